@@ -1,0 +1,298 @@
+//! Data that shows every way in which a message can arrive wrong: random, fresh in each iteration,
+//! in a place of its own at an odd address, over poison that differs from it in every bit.
+
+use std::ffi::c_int;
+use std::hash::{BuildHasher, Hasher};
+
+use super::buffer::Buffer;
+use super::exchange::{Pair, Spot};
+
+/// Bytes before and behind a message that must stay as they were.
+const GUARD: usize = 64;
+/// Messages start up to this many bytes past the start of their region.
+const SHIFT: usize = 256;
+/// All regions of one buffer together.
+const BUDGET: usize = 1 << 30;
+
+/// Bytes that a message of this size takes in a buffer, with room for its shift and its guards.
+pub fn region(bytes: usize) -> usize {
+    (bytes + SHIFT + 2 * GUARD).next_multiple_of(256)
+}
+
+/// The window that fits: `wanted`, or what the regions of a buffer leave room for.
+pub fn window(wanted: usize, bytes: usize) -> usize {
+    wanted.min(BUDGET / region(bytes)).max(1)
+}
+
+/// A seed that nobody has used.
+pub fn fresh_seed() -> u64 {
+    // The standard library seeds each of these from the system's random numbers.
+    std::collections::hash_map::RandomState::new()
+        .build_hasher()
+        .finish()
+}
+
+/// Fills a buffer with random data.
+///
+/// # Errors
+/// What the driver reports.
+pub fn fill_random(buffer: &Buffer, seed: u64) -> anyhow::Result<()> {
+    let mut piece = vec![0u8; 1 << 20];
+    let mut offset = 0;
+    while offset < buffer.len() {
+        let bytes = piece.len().min(buffer.len() - offset);
+        random_bytes(mix(seed, offset as u64), &mut piece[..bytes]);
+        buffer.write(offset, &piece[..bytes])?;
+        offset += bytes;
+    }
+    Ok(())
+}
+
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+fn splitmix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    splitmix(a ^ splitmix(b))
+}
+
+/// Random bytes, the same for the same seed.
+pub fn random_bytes(seed: u64, out: &mut [u8]) {
+    let mut state = seed;
+    for chunk in out.chunks_mut(8) {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let word = splitmix(state).to_le_bytes();
+        chunk.copy_from_slice(&word[..chunk.len()]);
+    }
+}
+
+/// Where the messages of one iteration lie on this rank, and the seeds of their data.
+pub struct Plan {
+    /// Messages to send.
+    pub out: Vec<Spot>,
+    /// Messages to receive.
+    pub into: Vec<Spot>,
+    out_seeds: Vec<u64>,
+    into_seeds: Vec<u64>,
+    iteration: u32,
+}
+
+/// Makes and compares data.
+pub struct Checker {
+    seed: u64,
+    reported: std::cell::Cell<u32>,
+}
+
+impl Checker {
+    /// Data from a seed that both ranks share.
+    pub fn new(seed: u64) -> Checker {
+        Checker {
+            seed,
+            reported: std::cell::Cell::new(0),
+        }
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The messages of one iteration. Both ranks compute the same data for the same message, but
+    /// place it at shifts of their own.
+    pub fn plan(&self, rank: c_int, bytes: usize, window: usize, iteration: u32) -> Plan {
+        let seeds = |sender: c_int| -> Vec<u64> {
+            let base = mix(
+                mix(self.seed, bytes as u64),
+                u64::from(iteration) << 1 | u64::from(sender == 0),
+            );
+            (0..window as u64)
+                .map(|message| mix(base, message))
+                .collect()
+        };
+        let spots = |seeds: &[u64], salt: u64| -> Vec<Spot> {
+            let place = |(message, seed): (usize, &u64)| {
+                let odd = usize::try_from(mix(*seed, salt) % SHIFT as u64).unwrap_or(0) | 1;
+                Spot {
+                    offset: message * region(bytes) + GUARD + odd,
+                    bytes,
+                }
+            };
+            seeds.iter().enumerate().map(place).collect()
+        };
+        let (out_seeds, into_seeds) = (seeds(rank), seeds(1 - rank));
+        Plan {
+            out: spots(&out_seeds, 1),
+            into: spots(&into_seeds, 2),
+            out_seeds,
+            into_seeds,
+            iteration,
+        }
+    }
+
+    /// Writes the data to send and the poison to receive over.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn prepare(&self, pair: &Pair<'_>, plan: &Plan) -> anyhow::Result<()> {
+        let mut scratch = Vec::new();
+        if pair.sends() {
+            for (spot, seed) in plan.out.iter().zip(&plan.out_seeds) {
+                scratch.resize(spot.bytes, 0);
+                random_bytes(*seed, &mut scratch);
+                pair.send.write(spot.offset, &scratch)?;
+            }
+        }
+        if pair.receives() {
+            for (spot, seed) in plan.into.iter().zip(&plan.into_seeds) {
+                expected(*seed, spot.bytes, &mut scratch);
+                for byte in &mut scratch[GUARD..GUARD + spot.bytes] {
+                    *byte = !*byte;
+                }
+                pair.receive.write(spot.offset - GUARD, &scratch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what arrived, guards included; returns the number of wrong messages.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn compare(&self, pair: &Pair<'_>, plan: &Plan) -> anyhow::Result<u64> {
+        if !pair.receives() {
+            return Ok(0);
+        }
+        let mut errors = 0;
+        let (mut wanted, mut found) = (Vec::new(), Vec::new());
+        for (message, (spot, seed)) in plan.into.iter().zip(&plan.into_seeds).enumerate() {
+            expected(*seed, spot.bytes, &mut wanted);
+            found.resize(wanted.len(), 0);
+            pair.receive.read(spot.offset - GUARD, &mut found)?;
+            if found != wanted {
+                errors += 1;
+                self.report(
+                    pair.rank,
+                    plan.iteration,
+                    message,
+                    *spot,
+                    &difference(&wanted, &found, spot.bytes),
+                );
+            }
+        }
+        Ok(errors)
+    }
+
+    fn report(&self, rank: c_int, iteration: u32, message: usize, spot: Spot, difference: &str) {
+        const MOST: u32 = 10;
+        self.reported.set(self.reported.get() + 1);
+        if self.reported.get() > MOST {
+            return; // Ten lines say which way it is wrong.
+        }
+        crate::complain(&format!(
+            "rank {rank}: wrong data: iteration {iteration}, message {message} of {} bytes at offset {}: {difference}",
+            spot.bytes, spot.offset
+        ));
+    }
+}
+
+/// What a region holds after its message has arrived: guard, data, guard.
+fn expected(seed: u64, bytes: usize, out: &mut Vec<u8>) {
+    out.resize(bytes + 2 * GUARD, 0);
+    random_bytes(seed, &mut out[GUARD..GUARD + bytes]);
+    random_bytes(!seed, &mut out[..GUARD]);
+    random_bytes(!seed.rotate_left(32), &mut out[GUARD + bytes..]);
+}
+
+/// The first wrong byte in words.
+fn difference(wanted: &[u8], found: &[u8], bytes: usize) -> String {
+    let wrong = wanted.iter().zip(found).filter(|(a, b)| a != b).count();
+    let Some(first) = wanted.iter().zip(found).position(|(a, b)| a != b) else {
+        return "none".into();
+    };
+    if first < GUARD {
+        return format!(
+            "{wrong} bytes differ, the first {} before its start",
+            GUARD - first
+        );
+    }
+    let at = first - GUARD;
+    if at >= bytes {
+        return format!(
+            "{wrong} bytes differ, the first {} past its end",
+            at - bytes
+        );
+    }
+    let (is, should) = (found[first], wanted[first]);
+    let never = if is == !should {
+        " (never written)"
+    } else {
+        ""
+    };
+    format!(
+        "{wrong} bytes differ, the first is byte {at}: {is:#04x} instead of {should:#04x}{never}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_generator_is_splitmix64() {
+        // First outputs for seed 0 of the reference implementation, splitmix64.c by Sebastiano Vigna.
+        assert_eq!(splitmix(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(splitmix(0x9e37_79b9_7f4a_7c15), 0x6e78_9e6a_a1b9_65f4);
+    }
+
+    #[test]
+    fn both_ranks_agree_on_the_data_and_place_it_oddly_apart() {
+        let checker = Checker::new(5);
+        let (zero, one) = (checker.plan(0, 1000, 8, 3), checker.plan(1, 1000, 8, 3));
+        assert_eq!(zero.out_seeds, one.into_seeds);
+        assert_eq!(one.out_seeds, zero.into_seeds);
+        assert_ne!(zero.out_seeds, zero.into_seeds);
+        assert_ne!(zero.out_seeds, checker.plan(0, 1000, 8, 4).out_seeds);
+        assert!(zero
+            .out
+            .iter()
+            .chain(&one.into)
+            .all(|spot| spot.offset % 2 == 1));
+        assert!(zero
+            .out
+            .iter()
+            .zip(&one.into)
+            .any(|(a, b)| a.offset != b.offset));
+        for spots in zero.into.windows(2) {
+            assert!(spots[0].offset + spots[0].bytes + GUARD <= spots[1].offset - GUARD);
+        }
+        let last = zero.into[7];
+        assert!(last.offset + last.bytes + GUARD <= 8 * region(1000));
+    }
+
+    #[test]
+    fn regions_stay_within_their_budget() {
+        assert_eq!(window(64, 1), 64);
+        assert_eq!(window(64, 512 << 20), 1);
+        assert_eq!(window(16, 2_147_483_647), 1);
+        assert!(window(64, 64 << 20) < 17);
+    }
+
+    #[test]
+    fn differences_are_told_apart() {
+        let mut wanted = Vec::new();
+        expected(9, 100, &mut wanted);
+        let damaged = |at: usize, bits: u8| {
+            let mut found = wanted.clone();
+            found[at] ^= bits;
+            difference(&wanted, &found, 100)
+        };
+        assert!(damaged(GUARD - 1, 1).contains("1 before its start"));
+        assert!(damaged(GUARD + 100, 1).contains("0 past its end"));
+        assert!(damaged(GUARD + 7, 1).contains("byte 7"));
+        assert!(damaged(GUARD + 7, 0xff).contains("never written"));
+    }
+}

@@ -1,0 +1,127 @@
+//! The message patterns of the OSU micro-benchmarks.
+
+use std::ffi::c_int;
+
+use super::buffer::Buffer;
+use super::mpi::{Mpi, Requests};
+use super::Kind;
+
+const DATA_TAG: c_int = 100;
+const ACK_TAG: c_int = 101;
+const ACK_BYTES: usize = 4;
+
+/// Where one message lies in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// From the start of the buffer, in bytes.
+    pub offset: usize,
+    /// Its length.
+    pub bytes: usize,
+}
+
+/// This rank, its peer, and its two buffers.
+pub struct Pair<'a> {
+    /// MPI.
+    pub mpi: &'a Mpi,
+    /// What is measured.
+    pub kind: Kind,
+    /// 0 or 1.
+    pub rank: c_int,
+    /// The other one.
+    pub peer: c_int,
+    /// Messages leave from here.
+    pub send: Buffer,
+    /// Messages arrive here.
+    pub receive: Buffer,
+}
+
+impl Pair<'_> {
+    /// Whether this rank sends messages that are measured.
+    pub fn sends(&self) -> bool {
+        self.rank == 0 || self.kind != Kind::Bw
+    }
+
+    /// Whether this rank receives messages that are measured.
+    pub fn receives(&self) -> bool {
+        self.rank == 1 || self.kind != Kind::Bw
+    }
+
+    /// One iteration: the messages of one window, or one round trip.
+    pub fn exchange(&self, out: &[Spot], into: &[Spot], requests: &mut Requests) {
+        match (self.kind, self.rank) {
+            (Kind::Bw, 0) => {
+                self.post_sends(out, requests);
+                self.mpi.wait_all(requests);
+                // SAFETY: every buffer has room for an acknowledgement.
+                unsafe {
+                    self.mpi
+                        .recv(self.receive.at(0), ACK_BYTES, self.peer, ACK_TAG)
+                };
+            }
+            (Kind::Bw, _) => {
+                self.post_receives(into, requests);
+                self.mpi.wait_all(requests);
+                // SAFETY: every buffer has room for an acknowledgement.
+                unsafe {
+                    self.mpi
+                        .send(self.send.at(0), ACK_BYTES, self.peer, ACK_TAG)
+                };
+            }
+            (Kind::Bibw, _) => {
+                self.post_receives(into, requests);
+                self.post_sends(out, requests);
+                self.mpi.wait_all(requests);
+            }
+            (Kind::Latency, 0) => {
+                self.send_one(out[0]);
+                self.receive_one(into[0]);
+            }
+            (Kind::Latency, _) => {
+                self.receive_one(into[0]);
+                self.send_one(out[0]);
+            }
+        }
+    }
+
+    fn post_sends(&self, spots: &[Spot], requests: &mut Requests) {
+        for spot in spots {
+            let address = self.send.at(spot.offset);
+            // SAFETY: the spot lies in the buffer, which outlives the wait that follows.
+            unsafe {
+                self.mpi
+                    .isend(address, spot.bytes, self.peer, DATA_TAG, requests)
+            };
+        }
+    }
+
+    fn post_receives(&self, spots: &[Spot], requests: &mut Requests) {
+        for spot in spots {
+            let address = self.receive.at(spot.offset);
+            // SAFETY: the spot lies in the buffer, which outlives the wait that follows.
+            unsafe {
+                self.mpi
+                    .irecv(address, spot.bytes, self.peer, DATA_TAG, requests)
+            };
+        }
+    }
+
+    fn send_one(&self, spot: Spot) {
+        // SAFETY: the spot lies in the buffer.
+        unsafe {
+            self.mpi
+                .send(self.send.at(spot.offset), spot.bytes, self.peer, DATA_TAG)
+        };
+    }
+
+    fn receive_one(&self, spot: Spot) {
+        // SAFETY: the spot lies in the buffer.
+        unsafe {
+            self.mpi.recv(
+                self.receive.at(spot.offset),
+                spot.bytes,
+                self.peer,
+                DATA_TAG,
+            )
+        };
+    }
+}

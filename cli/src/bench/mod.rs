@@ -1,0 +1,444 @@
+//! `anabranch bench`: bandwidth and latency between ranks 0 and 1, measured and printed as the OSU
+//! micro-benchmarks do, with data that is random and can be checked.
+
+mod buffer;
+mod check;
+pub mod cuda;
+mod exchange;
+mod mpi;
+mod raw;
+mod report;
+mod sizes;
+
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+
+use crate::{complain, Failure};
+use buffer::{Buffer, Place};
+use check::Checker;
+use cuda::Driver;
+use exchange::{Pair, Spot};
+use mpi::{Mpi, Requests};
+use raw::Raw;
+use report::{Report, Row};
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Rank 0 sends a window of messages, rank 1 acknowledges it with 4 bytes
+    Bw,
+    /// Both ranks send a window of messages at once
+    Bibw,
+    /// Half the time of a round trip
+    Latency,
+}
+
+/// Arguments of `anabranch bench`.
+#[derive(Args)]
+pub struct Arguments {
+    kind: Kind,
+    /// Buffers of rank 0: in device (D) or host (H) memory
+    #[arg(default_value = "D")]
+    first: Place,
+    /// Buffers of rank 1
+    #[arg(default_value = "D")]
+    second: Place,
+    /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024
+    #[arg(long, short = 'm', default_value = "1:4M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
+    sizes: sizes::Sizes,
+    /// Messages under way at once (bw, bibw)
+    #[arg(long, short = 'W', default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    window: u32,
+    /// Iterations measured for each size [default: as OSU, fewer above 8K]
+    #[arg(long, short = 'i', value_parser = clap::value_parser!(u32).range(1..))]
+    iterations: Option<u32>,
+    /// Iterations before those [default: as OSU]
+    #[arg(long, short = 'x')]
+    warmup: Option<u32>,
+    /// Verify the data: every message at a place of its own, at odd addresses and in odd sizes too
+    #[arg(long, short = 'c')]
+    check: bool,
+    /// Measure the driver's own copy between the two GPUs too, and print the ratio
+    #[arg(long)]
+    raw: bool,
+    /// The MPI library to load: openmpi, mpich, abi, or a file [default: by the launcher]
+    #[arg(long, value_name = "NAME|FILE")]
+    mpi: Option<String>,
+    /// Write the results to this file as JSON (rank 0)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Seed of the random data [default: another one each time]
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+impl Arguments {
+    /// Warm-up and measured iterations for a size; OSU's own numbers where none are given.
+    fn iterations(&self, bytes: usize) -> (u32, u32) {
+        const LARGE: usize = 8192;
+        let (warmup, iterations) = match (self.kind, bytes > LARGE, self.check) {
+            // Random data is made and compared on the host for every message.
+            (_, _, true) => (2, 4),
+            (Kind::Latency, false, _) => (100, 10000),
+            (Kind::Latency, true, _) => (10, 1000),
+            (_, false, _) => (10, 100),
+            (_, true, _) => (2, 20),
+        };
+        (
+            self.warmup.unwrap_or(warmup),
+            self.iterations.unwrap_or(iterations),
+        )
+    }
+
+    /// Messages under way at once.
+    fn window(&self, bytes: usize) -> usize {
+        match self.kind {
+            Kind::Latency => 1,
+            _ if self.check => check::window(self.window as usize, bytes),
+            _ => self.window as usize,
+        }
+    }
+
+    fn place(&self, rank: c_int) -> Place {
+        if rank == 0 {
+            self.first
+        } else {
+            self.second
+        }
+    }
+}
+
+/// Runs on every rank.
+///
+/// # Errors
+/// MPI, the driver or the memory is missing. After MPI_Init such an error ends all ranks.
+pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.raw && (arguments.first, arguments.second) != (Place::D, Place::D) {
+        return Err(Failure::new(2, "--raw needs both buffers in device memory: D D").into());
+    }
+    // A context before MPI_Init, where the rank is known: some CUDA-aware MPIs want it. If there
+    // is none, the other rank may be waiting in MPI_Init already, and is told from there.
+    let early = match rank_by_launcher() {
+        Some(rank) if rank < 2 => Device::open(arguments, rank),
+        _ => Ok(None),
+    };
+    let mpi = Mpi::start(arguments.mpi.as_deref())?;
+    let result = early.and_then(|device| measure_on(arguments, &mpi, device));
+    match result {
+        Ok(clean) => {
+            mpi.barrier();
+            mpi.finish();
+            Ok(if clean {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            })
+        }
+        Err(error) => {
+            complain(&format!("rank {}: {error:#}", mpi.rank));
+            mpi.abort(1);
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn measure_on(arguments: &Arguments, mpi: &Mpi, device: Option<Device>) -> anyhow::Result<bool> {
+    if mpi.size < 2 {
+        let text = format!(
+            "MPI_COMM_WORLD has {} rank: start 2 or more, and if you did, the launcher belongs to another MPI than {} (use --mpi)",
+            mpi.size,
+            mpi.version()
+        );
+        return Err(Failure::new(2, text).into());
+    }
+    if mpi.rank > 1 {
+        return Ok(true);
+    }
+    let device = match device {
+        None => Device::open(arguments, mpi.rank)?,
+        opened => opened,
+    };
+    Session::new(arguments, mpi, device.as_ref())?.run()
+}
+
+/// The rank that a launcher says this process will have.
+fn rank_by_launcher() -> Option<c_int> {
+    number_in(&[
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "PMIX_RANK",
+        "SLURM_PROCID",
+    ])
+}
+
+fn number_in<T: std::str::FromStr>(names: &[&str]) -> Option<T> {
+    names
+        .iter()
+        .find_map(|name| std::env::var(name).ok()?.parse().ok())
+}
+
+/// The GPU of this rank.
+pub struct Device {
+    driver: Rc<Driver>,
+    context: cuda::DeviceContext,
+    ordinal: u32,
+}
+
+impl Device {
+    /// Opens the GPU of a rank whose buffers lie in device memory: by its number on its node.
+    fn open(arguments: &Arguments, rank: c_int) -> anyhow::Result<Option<Device>> {
+        if arguments.place(rank) == Place::H {
+            return Ok(None);
+        }
+        let driver = Driver::load()?;
+        let count = driver.device_count()?;
+        if count == 0 {
+            return Err(Failure::new(
+                2,
+                "the CUDA driver reports no GPU: look at CUDA_VISIBLE_DEVICES, or use H H",
+            )
+            .into());
+        }
+        let local: Option<u32> = number_in(&[
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "MPI_LOCALRANKID",
+            "PMI_LOCAL_RANK",
+            "PALS_LOCAL_RANKID",
+            "SLURM_LOCALID",
+        ]);
+        let ordinal = local.unwrap_or(rank.unsigned_abs()) % count;
+        let context = driver.enter(ordinal)?;
+        Ok(Some(Device {
+            driver: Rc::new(driver),
+            context,
+            ordinal,
+        }))
+    }
+}
+
+/// Reads the time in seconds: of the machine, or of the simulated node.
+pub struct Clock {
+    simulated: Option<unsafe extern "C" fn() -> u64>,
+    start: Instant,
+}
+
+impl Clock {
+    fn seconds(&self) -> f64 {
+        match self.simulated {
+            #[allow(clippy::cast_precision_loss)]
+            // SAFETY: the simulated driver is loaded for as long as the process runs.
+            Some(clock) => unsafe { clock() as f64 * 1e-9 },
+            None => self.start.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+/// One of the two ranks that measure.
+struct Session<'a> {
+    arguments: &'a Arguments,
+    pair: Pair<'a>,
+    clock: Clock,
+    /// Whether times are those of a simulated node.
+    simulated: bool,
+    checker: Checker,
+    raw: Option<Raw>,
+    device: Option<&'a Device>,
+    requests: Requests,
+}
+
+impl<'a> Session<'a> {
+    fn new(
+        arguments: &'a Arguments,
+        mpi: &'a Mpi,
+        device: Option<&'a Device>,
+    ) -> anyhow::Result<Session<'a>> {
+        let driver = device.map(|device| &device.driver);
+        let peer = 1 - mpi.rank;
+        let largest = arguments.sizes.0.iter().copied().max().unwrap_or(0);
+        let bytes = if arguments.check {
+            arguments
+                .sizes
+                .0
+                .iter()
+                .map(|size| check::region(*size) * arguments.window(*size))
+                .max()
+                .unwrap_or(0)
+        } else {
+            largest
+        };
+        let buffer = || {
+            Buffer::new(driver, bytes.max(64))
+                .context("the buffers do not fit: use smaller --sizes")
+        };
+        let (send, receive) = (buffer()?, buffer()?);
+        let own = arguments.seed.unwrap_or_else(check::fresh_seed);
+        let theirs = mpi.swap(peer, own);
+        let checker = Checker::new(if mpi.rank == 0 { own } else { theirs });
+        let raw = if arguments.raw {
+            Raw::prepare(arguments, mpi, device, largest)?
+        } else {
+            None
+        };
+        let simulated = driver.and_then(|driver| driver.simulated_clock());
+        let own_clock = u64::from(simulated.is_some());
+        let is_simulated = (own_clock | mpi.swap(peer, own_clock)) != 0;
+        let clock = Clock {
+            simulated,
+            start: Instant::now(),
+        };
+        let pair = Pair {
+            mpi,
+            kind: arguments.kind,
+            rank: mpi.rank,
+            peer,
+            send,
+            receive,
+        };
+        let requests = Requests::new(2 * arguments.window as usize);
+        Ok(Session {
+            arguments,
+            pair,
+            clock,
+            simulated: is_simulated,
+            checker,
+            raw,
+            device,
+            requests,
+        })
+    }
+
+    /// Measures every size; false if data was wrong.
+    fn run(mut self) -> anyhow::Result<bool> {
+        if !self.arguments.check {
+            check::fill_random(&self.pair.send, self.checker.seed())?;
+            check::fill_random(&self.pair.receive, !self.checker.seed())?;
+        }
+        let mut report = Report::new(
+            self.arguments,
+            self.pair.mpi,
+            self.device,
+            self.simulated,
+            self.checker.seed(),
+        );
+        report.raw = self.raw.as_ref().map(Raw::describe);
+        if self.pair.rank == 0 {
+            report.head()?;
+        }
+        let mut clean = true;
+        for bytes in self.arguments.sizes.0.clone() {
+            let row = self.measure(bytes)?;
+            clean &= row.errors.unwrap_or(0) == 0;
+            if self.pair.rank == 0 {
+                report.row(row)?;
+            }
+        }
+        if let Some(raw) = &mut self.raw {
+            raw.unmap()?;
+            // Memory that a peer has mapped must not be freed.
+            self.pair.mpi.meet(self.pair.peer);
+            raw.free()?;
+        }
+        if self.pair.rank == 0 {
+            report.end()?;
+        }
+        Ok(clean)
+    }
+
+    fn measure(&mut self, bytes: usize) -> anyhow::Result<Row> {
+        let (warmup, iterations) = self.arguments.iterations(bytes);
+        let window = self.arguments.window(bytes);
+        let (seconds, errors) = if self.arguments.check {
+            let (seconds, errors) = self.checked(bytes, window, warmup, iterations)?;
+            (seconds, Some(errors))
+        } else {
+            (self.timed(bytes, window, warmup, iterations), None)
+        };
+        let seconds = self.agreed(seconds);
+        let value =
+            |seconds: f64| report::value(self.arguments.kind, bytes, window, iterations, seconds);
+        let raw = match &self.raw {
+            Some(raw) if bytes > 0 => {
+                self.pair.mpi.meet(self.pair.peer);
+                let seconds = raw.measure(bytes, window, warmup, iterations, &self.clock)?;
+                self.pair.mpi.meet(self.pair.peer);
+                seconds.and_then(|seconds| match self.arguments.kind {
+                    // A copy is one way already.
+                    Kind::Latency => value(2.0 * seconds),
+                    _ => value(seconds),
+                })
+            }
+            _ => None,
+        };
+        Ok(Row {
+            bytes,
+            window,
+            iterations,
+            value: value(seconds),
+            raw,
+            errors,
+        })
+    }
+
+    /// The time to report: this rank's, but the peer's where only that one sees the clock of the
+    /// simulated node, because only its buffers are in device memory.
+    fn agreed(&self, seconds: f64) -> f64 {
+        let theirs = f64::from_bits(self.pair.mpi.swap(self.pair.peer, seconds.to_bits()));
+        if self.simulated && self.clock.simulated.is_none() {
+            theirs
+        } else {
+            seconds
+        }
+    }
+
+    /// The loop of the OSU benchmarks: every message of a window in one place.
+    fn timed(&mut self, bytes: usize, window: usize, warmup: u32, iterations: u32) -> f64 {
+        let spots = vec![Spot { offset: 0, bytes }; window];
+        self.pair.mpi.meet(self.pair.peer);
+        let mut start = self.clock.seconds();
+        for iteration in 0..warmup + iterations {
+            if iteration == warmup {
+                start = self.clock.seconds();
+            }
+            self.pair.exchange(&spots, &spots, &mut self.requests);
+        }
+        self.clock.seconds() - start
+    }
+
+    /// The same with fresh data and a place for every message, compared after every iteration.
+    fn checked(
+        &mut self,
+        bytes: usize,
+        window: usize,
+        warmup: u32,
+        iterations: u32,
+    ) -> anyhow::Result<(f64, u64)> {
+        let (mut seconds, mut errors) = (0.0, 0);
+        for iteration in 0..warmup + iterations {
+            let timed = iteration >= warmup;
+            // Odd lengths too, in the iterations that are not timed.
+            let bytes = if timed || iteration % 2 == 0 || bytes == 0 {
+                bytes
+            } else {
+                (bytes - 1) | 1
+            };
+            let plan = self.checker.plan(self.pair.rank, bytes, window, iteration);
+            self.checker.prepare(&self.pair, &plan)?;
+            self.pair.mpi.meet(self.pair.peer);
+            let start = self.clock.seconds();
+            self.pair
+                .exchange(&plan.out, &plan.into, &mut self.requests);
+            if timed {
+                seconds += self.clock.seconds() - start;
+            }
+            errors += self.checker.compare(&self.pair, &plan)?;
+        }
+        let theirs = self.pair.mpi.swap(self.pair.peer, errors);
+        Ok((seconds, errors + theirs))
+    }
+}

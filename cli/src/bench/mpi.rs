@@ -1,0 +1,435 @@
+//! The few MPI calls that a measurement needs, in one binary for every MPI: the library is loaded
+//! at run time, and its functions are looked up as the dynamic linker would have bound them, so
+//! that whatever is preloaded comes first.
+
+use std::ffi::{c_int, c_void, CStr, CString};
+use std::path::{Path, PathBuf};
+
+use anabranch_engine::mpi::{abi, library_version, Abi, Handle};
+use anyhow::{anyhow, bail};
+
+use crate::Failure;
+
+const OPEN_MPI: &[&str] = &["libmpi.so.40"];
+const MPICH: &[&str] = &["libmpi.so.12", "libmpich.so.12"];
+const STANDARD: &[&str] = &["libmpi_abi.so.1"];
+
+macro_rules! functions {
+    ($( $field:ident = $symbol:literal ($( $argument:ty ),*); )*) => {
+        struct Functions { $( $field: unsafe extern "C" fn($( $argument ),*) -> c_int ),* }
+
+        impl Functions {
+            fn resolve() -> anyhow::Result<Functions> {
+                Ok(Functions { $(
+                    // SAFETY: the MPI standard gives the function of this name this signature; a
+                    // handle is passed as a machine word, of which an ABI with narrower handles
+                    // looks at the low half.
+                    $field: unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($( $argument ),*) -> c_int>(symbol($symbol)?) },
+                )* })
+            }
+        }
+    };
+}
+
+type Pointer = *mut c_void;
+
+functions! {
+    init = c"MPI_Init" (Pointer, Pointer);
+    finalize = c"MPI_Finalize" ();
+    abort = c"MPI_Abort" (Handle, c_int);
+    rank = c"MPI_Comm_rank" (Handle, *mut c_int);
+    size = c"MPI_Comm_size" (Handle, *mut c_int);
+    barrier = c"MPI_Barrier" (Handle);
+    send = c"MPI_Send" (Pointer, c_int, Handle, c_int, c_int, Handle);
+    recv = c"MPI_Recv" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
+    isend = c"MPI_Isend" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
+    irecv = c"MPI_Irecv" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
+    waitall = c"MPI_Waitall" (c_int, Pointer, Pointer);
+    sendrecv = c"MPI_Sendrecv"
+        (Pointer, c_int, Handle, c_int, c_int, Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
+}
+
+/// The function that a program linked with MPI would call.
+fn symbol(name: &CStr) -> anyhow::Result<*mut c_void> {
+    // SAFETY: dlsym reads the name only. Not on the library's own handle: that would go past a preload.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if address.is_null() {
+        bail!("the MPI library lacks {}", name.to_string_lossy());
+    }
+    Ok(address)
+}
+
+/// The MPI library of this process, initialized.
+pub struct Mpi {
+    functions: Functions,
+    abi: &'static Abi,
+    /// Rank in MPI_COMM_WORLD.
+    pub rank: c_int,
+    /// Size of MPI_COMM_WORLD.
+    pub size: c_int,
+}
+
+/// Requests under way.
+pub struct Requests {
+    storage: Vec<u64>,
+    capacity: usize,
+    count: usize,
+}
+
+impl Requests {
+    /// Room for `capacity` requests.
+    pub fn new(capacity: usize) -> Requests {
+        // A word for each is enough for the handles of any ABI.
+        Requests {
+            storage: vec![0; capacity.max(1)],
+            capacity,
+            count: 0,
+        }
+    }
+}
+
+impl Mpi {
+    /// Loads the library that the launcher or `wanted` calls for, and initializes it.
+    ///
+    /// # Errors
+    /// There is none, or it is none that is known.
+    pub fn start(wanted: Option<&str>) -> anyhow::Result<Mpi> {
+        let loaded = load(wanted)?;
+        let abi = abi().ok_or_else(|| {
+            anyhow!("{loaded} is none of the known MPI libraries: Open MPI 4 or 5, the MPICH family, the MPI 5 standard ABI")
+        })?;
+        let functions = Functions::resolve()?;
+        // SAFETY: MPI_Init takes null arguments, and this is the only call of it.
+        unsafe { (functions.init)(std::ptr::null_mut(), std::ptr::null_mut()) };
+        let mut mpi = Mpi {
+            functions,
+            abi,
+            rank: 0,
+            size: 0,
+        };
+        // SAFETY: MPI is initialized; each call writes one int.
+        unsafe {
+            (mpi.functions.rank)(abi.comm_world, &raw mut mpi.rank);
+            (mpi.functions.size)(abi.comm_world, &raw mut mpi.size);
+        }
+        Ok(mpi)
+    }
+
+    /// The first line of the library's own description.
+    pub fn version(&self) -> String {
+        library_version()
+            .unwrap_or("unknown MPI")
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    /// Ends MPI; every rank calls it.
+    pub fn finish(self) {
+        // SAFETY: no communication is pending: every request has been waited for.
+        unsafe { (self.functions.finalize)() };
+    }
+
+    /// Ends every rank.
+    pub fn abort(&self, status: c_int) {
+        // SAFETY: MPI is initialized.
+        unsafe { (self.functions.abort)(self.abi.comm_world, status) };
+    }
+
+    /// MPI_Barrier over all ranks.
+    pub fn barrier(&self) {
+        // SAFETY: MPI is initialized.
+        unsafe { (self.functions.barrier)(self.abi.comm_world) };
+    }
+
+    /// Returns when the peer has called it too; no other rank takes part.
+    pub fn meet(&self, peer: c_int) {
+        self.swap(peer, 0);
+    }
+
+    /// Exchanges a number with the peer, through host memory.
+    pub fn swap(&self, peer: c_int, mine: u64) -> u64 {
+        self.swap_bytes(peer, mine.to_le_bytes())
+            .map_or(0, u64::from_le_bytes)
+    }
+
+    /// Exchanges a few bytes with the peer, through host memory. `None` if MPI reports an error.
+    pub fn swap_bytes<const N: usize>(&self, peer: c_int, mine: [u8; N]) -> Option<[u8; N]> {
+        const TAG: c_int = 7;
+        let mut theirs = [0u8; N];
+        let count = c_int::try_from(N).ok()?;
+        let (byte, world) = (self.abi.byte, self.abi.comm_world);
+        // SAFETY: both buffers hold N bytes and outlive the call.
+        let code = unsafe {
+            (self.functions.sendrecv)(
+                mine.as_ptr().cast_mut().cast(),
+                count,
+                byte,
+                peer,
+                TAG,
+                theirs.as_mut_ptr().cast(),
+                count,
+                byte,
+                peer,
+                TAG,
+                world,
+                self.abi.no_status(),
+            )
+        };
+        (code == self.abi.success).then_some(theirs)
+    }
+
+    /// Blocking send of `bytes` at an address of any memory.
+    ///
+    /// # Safety
+    /// The memory is valid for reading by MPI.
+    pub unsafe fn send(&self, address: Pointer, bytes: usize, peer: c_int, tag: c_int) {
+        // SAFETY: as the caller says.
+        unsafe {
+            (self.functions.send)(
+                address,
+                count(bytes),
+                self.abi.byte,
+                peer,
+                tag,
+                self.abi.comm_world,
+            )
+        };
+    }
+
+    /// Blocking receive of `bytes` to an address of any memory.
+    ///
+    /// # Safety
+    /// The memory is valid for writing by MPI.
+    pub unsafe fn recv(&self, address: Pointer, bytes: usize, peer: c_int, tag: c_int) {
+        let (byte, world) = (self.abi.byte, self.abi.comm_world);
+        // SAFETY: as the caller says.
+        unsafe {
+            (self.functions.recv)(
+                address,
+                count(bytes),
+                byte,
+                peer,
+                tag,
+                world,
+                self.abi.no_status(),
+            )
+        };
+    }
+
+    /// Non-blocking send.
+    ///
+    /// # Safety
+    /// The memory stays valid for reading by MPI until `requests` has been waited for.
+    pub unsafe fn isend(
+        &self,
+        address: Pointer,
+        bytes: usize,
+        peer: c_int,
+        tag: c_int,
+        requests: &mut Requests,
+    ) {
+        let slot = self.next(requests);
+        // SAFETY: as the caller says; the slot has room for one request.
+        unsafe {
+            (self.functions.isend)(
+                address,
+                count(bytes),
+                self.abi.byte,
+                peer,
+                tag,
+                self.abi.comm_world,
+                slot,
+            )
+        };
+    }
+
+    /// Non-blocking receive.
+    ///
+    /// # Safety
+    /// The memory stays valid for writing by MPI until `requests` has been waited for.
+    pub unsafe fn irecv(
+        &self,
+        address: Pointer,
+        bytes: usize,
+        peer: c_int,
+        tag: c_int,
+        requests: &mut Requests,
+    ) {
+        let slot = self.next(requests);
+        // SAFETY: as the caller says; the slot has room for one request.
+        unsafe {
+            (self.functions.irecv)(
+                address,
+                count(bytes),
+                self.abi.byte,
+                peer,
+                tag,
+                self.abi.comm_world,
+                slot,
+            )
+        };
+    }
+
+    /// Waits for all requests and forgets them.
+    pub fn wait_all(&self, requests: &mut Requests) {
+        let array = requests.storage.as_mut_ptr().cast();
+        let count = count(requests.count);
+        // SAFETY: the array holds that many requests, each started and not yet waited for.
+        unsafe {
+            (self.functions.waitall)(
+                count,
+                array,
+                std::ptr::without_provenance_mut(self.abi.statuses_ignore),
+            )
+        };
+        requests.count = 0;
+    }
+
+    /// The next place in the array of requests, which is dense in the handles of this ABI.
+    fn next(&self, requests: &mut Requests) -> Pointer {
+        assert!(
+            requests.count < requests.capacity,
+            "more requests than there is room for"
+        );
+        let offset = requests.count * self.abi.handle_bytes;
+        requests.count += 1;
+        // SAFETY: a handle has at most 8 bytes, so the offset lies within the words of the storage.
+        unsafe { requests.storage.as_mut_ptr().byte_add(offset).cast() }
+    }
+}
+
+/// Sizes are checked to fit when the command line is read.
+fn count(number: usize) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
+}
+
+/// Loads an MPI library for everyone in the process to see, and says which.
+fn load(wanted: Option<&str>) -> anyhow::Result<String> {
+    let names = match wanted {
+        Some(name) => by_name(name),
+        None => by_launcher(|name| std::env::var_os(name).is_some())?
+            .iter()
+            .map(PathBuf::from)
+            .collect(),
+    };
+    let folders = launcher_folders();
+    let mut reason = String::new();
+    for name in &names {
+        // A launcher's own library first: another version of the same MPI may be installed in the system.
+        let beside = folders
+            .iter()
+            .map(|folder| folder.join(name))
+            .filter(|path| path.exists());
+        for candidate in beside.chain([name.clone()]) {
+            match open(&candidate) {
+                Ok(()) => return Ok(candidate.display().to_string()),
+                Err(why) => reason = why,
+            }
+        }
+    }
+    Err(Failure::new(
+        127,
+        format!("cannot load the MPI library ({reason}); name it with --mpi PATH"),
+    )
+    .into())
+}
+
+/// Libraries for the value of `--mpi`.
+fn by_name(name: &str) -> Vec<PathBuf> {
+    match name {
+        "openmpi" => OPEN_MPI.iter().map(PathBuf::from).collect(),
+        "mpich" => MPICH.iter().map(PathBuf::from).collect(),
+        "abi" => STANDARD.iter().map(PathBuf::from).collect(),
+        _ => vec![PathBuf::from(name)],
+    }
+}
+
+/// Libraries by the variables that launchers set for their ranks.
+fn by_launcher(is_set: impl Fn(&str) -> bool) -> anyhow::Result<Vec<&'static str>> {
+    if is_set("OMPI_COMM_WORLD_RANK") {
+        return Ok(OPEN_MPI.to_vec());
+    }
+    if is_set("PMIX_RANK") {
+        return Ok([OPEN_MPI, MPICH].concat());
+    }
+    if ["PMI_RANK", "PMI_ID", "PMI_FD"]
+        .iter()
+        .any(|name| is_set(name))
+    {
+        return Ok([MPICH, OPEN_MPI].concat());
+    }
+    let text = "not started by an MPI launcher: mpirun -np 2 anabranch bench ..., or anabranch run -np 2 -- anabranch bench ...";
+    Err(Failure::new(2, text).into())
+}
+
+/// Folders of libraries in the installations from which this process was launched.
+fn launcher_folders() -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    let mut pid = std::os::unix::process::parent_id();
+    for _ in 0..4 {
+        let Ok(launcher) = std::fs::read_link(format!("/proc/{pid}/exe")) else {
+            break;
+        };
+        if let Some(prefix) = launcher.ancestors().nth(2) {
+            folders.extend(["lib", "lib64"].map(|folder| prefix.join(folder)));
+        }
+        match parent_of(pid) {
+            Some(parent) if parent > 1 => pid = parent,
+            _ => break,
+        }
+    }
+    folders
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // After the name, which is in parentheses and may hold anything: state, then the parent.
+    stat.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
+}
+
+fn open(path: &Path) -> Result<(), String> {
+    let Ok(name) = CString::new(path.as_os_str().as_encoded_bytes()) else {
+        return Err("a name with a NUL".into());
+    };
+    // SAFETY: loading an MPI library runs its initializers, which is what they are for.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    if !handle.is_null() {
+        return Ok(());
+    }
+    // SAFETY: dlerror returns null or a string that lives until the next call.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return Err("no reason given".into());
+    }
+    // SAFETY: not null, see above.
+    Err(unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_launchers_variables_choose_the_library() {
+        let first = |set: &[&str]| {
+            by_launcher(|name| set.contains(&name))
+                .map(|names| names[0])
+                .ok()
+        };
+        assert_eq!(
+            first(&["OMPI_COMM_WORLD_RANK", "PMIX_RANK"]),
+            Some("libmpi.so.40")
+        );
+        assert_eq!(first(&["PMIX_RANK"]), Some("libmpi.so.40"));
+        assert_eq!(first(&["PMI_RANK", "PMI_FD"]), Some("libmpi.so.12"));
+        assert_eq!(first(&[]), None);
+    }
+}

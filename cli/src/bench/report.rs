@@ -1,0 +1,292 @@
+//! What a measurement prints: the lines that users of the OSU micro-benchmarks and their scripts
+//! know, and JSON.
+
+use std::fs::File;
+use std::io::{self, Write};
+
+use anyhow::Context;
+use serde_json::{json, Map, Value};
+
+use super::mpi::Mpi;
+use super::{Arguments, Device, Kind};
+
+/// The result for one size.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Size of a message.
+    pub bytes: usize,
+    /// Messages under way at once.
+    pub window: usize,
+    /// Iterations measured.
+    pub iterations: u32,
+    /// In the unit of the measurement; none if no time passed, as for host memory on a simulated
+    /// node.
+    pub value: Option<f64>,
+    /// The driver's own copy, in the same unit.
+    pub raw: Option<f64>,
+    /// Messages with wrong data, where they were checked.
+    pub errors: Option<u64>,
+}
+
+/// Bandwidth in MB/s (10^6 bytes), or latency in µs, from the time that all iterations took.
+/// `None` if it took none.
+#[allow(clippy::cast_precision_loss)]
+pub fn value(
+    kind: Kind,
+    bytes: usize,
+    window: usize,
+    iterations: u32,
+    seconds: f64,
+) -> Option<f64> {
+    let messages = window as f64 * f64::from(iterations);
+    let value = match kind {
+        Kind::Bw => bytes as f64 * messages / 1e6 / seconds,
+        Kind::Bibw => 2.0 * bytes as f64 * messages / 1e6 / seconds,
+        Kind::Latency => seconds * 1e6 / (2.0 * f64::from(iterations)),
+    };
+    (seconds > 0.0).then_some(value)
+}
+
+/// Collects and prints the rows of one measurement; used on rank 0.
+pub struct Report<'a> {
+    arguments: &'a Arguments,
+    meta: Map<String, Value>,
+    comments: Vec<String>,
+    rows: Vec<Row>,
+    file: Option<File>,
+    /// How the driver's own copy was driven, if it was measured.
+    pub raw: Option<&'static str>,
+}
+
+impl<'a> Report<'a> {
+    /// A report with the circumstances of the measurement.
+    pub fn new(
+        arguments: &'a Arguments,
+        mpi: &Mpi,
+        device: Option<&Device>,
+        simulated: bool,
+        seed: u64,
+    ) -> Report<'a> {
+        let gpu = device.and_then(|device| device.driver.device_name(device.ordinal).ok());
+        let clock = if simulated { "simulated" } else { "wall" };
+        let mut comments = vec![format!("# {}, {} ranks", mpi.version(), mpi.size)];
+        if arguments.kind != Kind::Latency {
+            comments.push(format!(
+                "# Window of {} messages, acknowledged by 4 bytes",
+                arguments.window
+            ));
+        }
+        if simulated {
+            comments.push("# Times are those of the simulated node, not of this machine; - where none passes there".into());
+        }
+        if arguments.check {
+            comments.push(format!("# Every message checked, at odd addresses (--seed {seed}); the window shrinks to what fits in 1 GiB"));
+        }
+        let value = json!({
+            "benchmark": name(arguments.kind),
+            "version": env!("CARGO_PKG_VERSION"),
+            "unit": unit(arguments.kind),
+            "buffers": [arguments.first, arguments.second],
+            "window": arguments.window,
+            "check": arguments.check,
+            "seed": seed,
+            "clock": clock,
+            "mpi": mpi.version(),
+            "ranks": mpi.size,
+            "gpu": gpu,
+        });
+        let meta = match value {
+            Value::Object(meta) => meta,
+            _ => Map::new(),
+        };
+        Report {
+            arguments,
+            meta,
+            comments,
+            rows: vec![],
+            file: None,
+            raw: None,
+        }
+    }
+
+    /// Prints the lines above the rows.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn head(&mut self) -> anyhow::Result<()> {
+        if let Some(path) = &self.arguments.json {
+            // Before the measurement, not after it, to find that this cannot be written.
+            let file =
+                File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+            self.file = Some(file);
+        }
+        let mut lines = vec![
+            format!(
+                "# Anabranch MPI-CUDA {} Test v{}",
+                title(self.arguments.kind),
+                env!("CARGO_PKG_VERSION")
+            ),
+            format!(
+                "# Send Buffer on {} and Receive Buffer on {}",
+                self.arguments.first.label(),
+                self.arguments.second.label()
+            ),
+        ];
+        lines.append(&mut self.comments);
+        if let Some(how) = self.raw {
+            lines.push(format!("# Raw: the driver's own copies, {how}"));
+            self.meta.insert("raw".into(), how.into());
+        }
+        lines.push(columns(
+            self.arguments.kind,
+            self.raw.is_some(),
+            self.arguments.check,
+        ));
+        print(&(lines.join("\n") + "\n"))
+    }
+
+    /// Prints and keeps one row.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn row(&mut self, row: Row) -> anyhow::Result<()> {
+        print(&line(&row, self.raw.is_some()))?;
+        self.rows.push(row);
+        Ok(())
+    }
+
+    /// Writes the JSON file, if one is wanted.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn end(mut self) -> anyhow::Result<()> {
+        let unit = unit(self.arguments.kind);
+        let rows: Vec<Value> = self.rows.iter().map(|row| json_row(row, unit)).collect();
+        self.meta.insert("rows".into(), rows.into());
+        match &mut self.file {
+            Some(file) => writeln!(file, "{:#}", Value::Object(self.meta))
+                .context("cannot write the JSON file"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn json_row(row: &Row, unit: &str) -> Value {
+    let mut value = json!({ "bytes": row.bytes, "value": row.value, "unit": unit, "window": row.window, "iterations": row.iterations });
+    if let Some(raw) = row.raw {
+        value["raw"] = raw.into();
+        value["ratio"] = row.value.map(|value| value / raw).into();
+    }
+    if let Some(errors) = row.errors {
+        value["errors"] = errors.into();
+    }
+    value
+}
+
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Bw => "bw",
+        Kind::Bibw => "bibw",
+        Kind::Latency => "latency",
+    }
+}
+
+fn title(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Bw => "Bandwidth",
+        Kind::Bibw => "Bi-Directional Bandwidth",
+        Kind::Latency => "Latency",
+    }
+}
+
+fn unit(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Latency => "us",
+        _ => "MB/s",
+    }
+}
+
+/// OSU's widths: 10 to the left for the size, 20 to the right for each number.
+fn columns(kind: Kind, raw: bool, check: bool) -> String {
+    let value = if kind == Kind::Latency {
+        "Latency (us)"
+    } else {
+        "Bandwidth (MB/s)"
+    };
+    let mut text = format!("{:<10}{value:>20}", "# Size");
+    if raw {
+        text += &format!("{:>20}{:>10}", format!("Raw ({})", unit(kind)), "Ratio");
+    }
+    if check {
+        text += &format!("{:>20}", "Validation");
+    }
+    text
+}
+
+fn line(row: &Row, raw: bool) -> String {
+    let number = |value: Option<f64>, width: usize, digits: usize| match value {
+        Some(value) => format!("{value:>width$.digits$}"),
+        None => format!("{:>width$}", "-"),
+    };
+    let mut text = format!("{:<10}{}", row.bytes, number(row.value, 20, 2));
+    if raw {
+        let ratio = row.value.zip(row.raw).map(|(value, raw)| value / raw);
+        text += &(number(row.raw, 20, 2) + &number(ratio, 10, 3));
+    }
+    if let Some(errors) = row.errors {
+        text += &format!("{:>20}", if errors == 0 { "Pass" } else { "Fail" });
+    }
+    text + "\n"
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .context("cannot write the results")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_have_the_columns_of_osu() {
+        let row = Row {
+            bytes: 1024,
+            window: 64,
+            iterations: 100,
+            value: Some(1234.567),
+            raw: None,
+            errors: None,
+        };
+        // printf("%-*d%*.*f\n", 10, size, 20, 2, bw), as in osu_bw.c
+        assert_eq!(line(&row, false), "1024                   1234.57\n");
+        let row = Row {
+            raw: Some(2469.134),
+            errors: Some(0),
+            ..row
+        };
+        assert_eq!(
+            line(&row, true),
+            "1024                   1234.57             2469.13     0.500                Pass\n"
+        );
+        assert_eq!(
+            columns(Kind::Bw, false, false),
+            "# Size        Bandwidth (MB/s)"
+        );
+    }
+
+    #[test]
+    fn values_are_in_osu_units() {
+        let is =
+            |found: Option<f64>, wanted: f64| (found.expect("time passed") - wanted).abs() < 1e-9;
+        // 100 windows of 64 messages of 1 MB (10^6 bytes) in one second.
+        assert!(is(value(Kind::Bw, 1_000_000, 64, 100, 1.0), 6400.0));
+        assert!(is(value(Kind::Bibw, 1_000_000, 64, 100, 1.0), 12800.0));
+        // 1000 round trips in 20 ms are 20 us each, 10 us one way.
+        assert!(is(value(Kind::Latency, 8, 1, 1000, 0.02), 10.0));
+        assert_eq!(value(Kind::Bw, 8, 1, 1000, 0.0), None);
+    }
+}

@@ -1,0 +1,130 @@
+//! The `anabranch` command: start programs with the library, print its options, measure.
+
+mod bench;
+mod config;
+mod exec;
+mod preload;
+mod run;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Carries the GPU messages of MPI programs over every path of the node.
+#[derive(Parser)]
+#[command(
+    name = "anabranch",
+    version,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Preload the library and become the command: mpirun -np 4 anabranch exec ./app
+    Exec(exec::Arguments),
+    /// Launch the command under its MPI's own launcher, on a simulated node if wanted
+    Run(run::Arguments),
+    /// Print every ANABRANCH_* option with its default, its value in effect, and what it does
+    Config(config::Arguments),
+    /// Measure bandwidth or latency between ranks 0 and 1
+    Bench(bench::Arguments),
+    /// Print how many GPUs the CUDA driver of this process reports
+    #[command(hide = true)]
+    CountGpus,
+}
+
+/// A failure with the exit status that a shell would give it.
+#[derive(Debug)]
+pub struct Failure {
+    status: u8,
+    text: String,
+}
+
+impl Failure {
+    /// A failure that ends the command with `status`; `text` says in one line what to do.
+    pub fn new(status: u8, text: impl Into<String>) -> Failure {
+        Failure {
+            status,
+            text: text.into(),
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Writes one line to stderr, at once: ranks share the launcher's stderr.
+fn complain(text: &str) {
+    // Where stderr is closed there is nobody to tell.
+    let _ = std::io::stderr()
+        .lock()
+        .write_all(format!("anabranch: {text}\n").as_bytes());
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse_from(with_long_np(std::env::args_os().collect()));
+    let result = match cli.command {
+        Command::Exec(arguments) => exec::main(&arguments).map(|never| match never {}),
+        Command::Run(arguments) => run::main(&arguments),
+        Command::Config(arguments) => config::main(&arguments),
+        Command::Bench(arguments) => bench::main(&arguments),
+        Command::CountGpus => run::gpus::print_count(),
+    };
+    result.unwrap_or_else(|error| {
+        complain(&format!("{error:#}"));
+        let status = error
+            .downcast_ref::<Failure>()
+            .map_or(1, |failure| failure.status);
+        ExitCode::from(status)
+    })
+}
+
+/// `run -np 4` as every launcher takes it: clap knows one-letter and `--` options only.
+fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    if arguments.get(1).is_some_and(|command| command == "run") {
+        let own = arguments
+            .iter()
+            .position(|word| word == "--")
+            .unwrap_or(arguments.len());
+        for word in arguments[..own].iter_mut().filter(|word| *word == "-np") {
+            *word = "--np".into();
+        }
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn np_is_ours_only_before_the_command() {
+        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(
+            with_long_np(words("anabranch run -np 4 -- app -np 5")),
+            words("anabranch run --np 4 -- app -np 5")
+        );
+        assert_eq!(
+            with_long_np(words("anabranch exec app -np 5")),
+            words("anabranch exec app -np 5")
+        );
+    }
+}

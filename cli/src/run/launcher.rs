@@ -1,0 +1,345 @@
+//! Which launcher starts the ranks of an MPI program, and how it wants to be told things.
+
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::program::{in_path, is_program};
+use super::Program;
+use crate::{preload, Failure};
+
+/// Families of launchers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Open MPI's mpirun.
+    OpenMpi,
+    /// Hydra, as in MPICH, Intel MPI and MVAPICH.
+    Mpich,
+    /// The binary interface of the MPI standard, which several libraries offer.
+    Standard,
+}
+
+impl Family {
+    /// The family by the name of the MPI library; `None` if it is no MPI library that we know.
+    pub fn of_library(path: &Path) -> Option<Family> {
+        let name = path.file_name()?.to_str()?;
+        let is = |known: &str| {
+            name.strip_prefix(known)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        if is("libmpi.so.40") {
+            Some(Family::OpenMpi)
+        } else if is("libmpi.so.12") || is("libmpich.so.12") {
+            Some(Family::Mpich)
+        } else if is("libmpi_abi.so.1") {
+            Some(Family::Standard)
+        } else {
+            None
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Family::OpenMpi => "Open MPI",
+            Family::Mpich => "MPICH",
+            Family::Standard => "the MPI standard's binary interface",
+        }
+    }
+
+    /// Names under which launchers of this family are installed, the most specific first.
+    fn launchers(self) -> &'static [&'static str] {
+        match self {
+            Family::OpenMpi => &["mpirun.openmpi", "mpirun", "mpiexec"],
+            Family::Mpich => &["mpirun.mpich", "mpiexec.hydra", "mpiexec", "mpirun"],
+            Family::Standard => &[
+                "mpiexec",
+                "mpirun",
+                "mpiexec.hydra",
+                "mpirun.mpich",
+                "mpirun.openmpi",
+            ],
+        }
+    }
+}
+
+/// A launcher on this machine.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The launcher itself.
+    pub path: PathBuf,
+    family: Family,
+    major: u32,
+}
+
+impl Launcher {
+    /// The launcher that `--mpi` names.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn named(wanted: &OsStr) -> Result<Launcher, Failure> {
+        let text = wanted.to_string_lossy();
+        let found = match text.as_ref() {
+            _ if text.contains('/') => at_path(Path::new(wanted)),
+            "openmpi" => of_family(Family::OpenMpi),
+            "mpich" => of_family(Family::Mpich),
+            // The build notes for each MPI library that it used where that library lies.
+            _ => noted_prefix(&text).and_then(|prefix| at_path(&prefix)),
+        };
+        found.ok_or_else(|| {
+            Failure::new(
+                127,
+                format!("--mpi {text}: no launcher found; give openmpi, mpich, the path of a mpirun or mpiexec, or the folder in which the MPI is installed"),
+            )
+        })
+    }
+
+    /// The launcher of the MPI that a program is linked with, else the one in `PATH`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn for_program(program: &Program) -> Result<Launcher, Failure> {
+        let Some((library, family)) = program.mpi.as_deref().zip(program.family()) else {
+            return [
+                "mpirun",
+                "mpiexec",
+                "mpirun.openmpi",
+                "mpirun.mpich",
+                "mpiexec.hydra",
+            ]
+            .iter()
+            .find_map(|name| in_path(name).and_then(Launcher::at))
+            .ok_or_else(|| {
+                Failure::new(
+                    127,
+                    "no mpirun or mpiexec in PATH; install one, or use --mpi PATH",
+                )
+            });
+        };
+        beside_library(library, family).or_else(|| of_family(family)).ok_or_else(|| {
+            Failure::new(
+                127,
+                format!(
+                    "{} uses {}, but no launcher of {} was found beside that library or in PATH; use --mpi PATH",
+                    program.path.display(),
+                    library.display(),
+                    family.name()
+                ),
+            )
+        })
+    }
+
+    /// Refuses a launcher under which every rank of the program would believe to be alone.
+    ///
+    /// # Errors
+    /// The program is linked with an MPI of another family.
+    pub fn checked_against(self, program: &Program) -> Result<Launcher, Failure> {
+        match (&program.mpi, program.family()) {
+            (Some(library), Some(family)) if family != Family::Standard && family != self.family => Err(Failure::new(
+                2,
+                format!(
+                    "{} is linked with {} ({}), but {} is a launcher of {}; leave --mpi out or build the program for it",
+                    program.path.display(),
+                    library.display(),
+                    family.name(),
+                    self.path.display(),
+                    self.family.name()
+                ),
+            )),
+            _ => Ok(self),
+        }
+    }
+
+    /// Whether this launcher lies beside the MPI library that the program is linked with, or is
+    /// the system's launcher of its family.
+    pub fn runs(&self, program: &Program) -> bool {
+        Launcher::for_program(program).is_ok_and(|suited| same_installation(&suited, self))
+    }
+
+    /// The launcher as a command without arguments.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        // Open MPI takes an absolute name for the wish to use the installation that it implies on
+        // every node (--prefix), so one that is found by its bare name goes by that.
+        if let Some(name) = self.path.file_name() {
+            if in_path(name).is_some_and(|found| same_path(&found, &self.path)) {
+                command.arg0(name);
+            }
+        }
+        command
+    }
+
+    /// Adds what the launcher needs to start `ranks` ranks on this machine with the named
+    /// variables of its own environment.
+    pub fn add_options(&self, command: &mut Command, ranks: u32, variables: &[String]) {
+        if self.family != Family::OpenMpi {
+            return; // Hydra hands its whole environment on and starts as many ranks as asked.
+        }
+        // Open MPI counts cores, which are half of what the kernel counts where each has two threads.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) / 2;
+        if ranks as usize > cores {
+            if self.major >= 5 {
+                command.args(["--map-by", ":OVERSUBSCRIBE"]);
+            } else {
+                command.arg("--oversubscribe");
+            }
+        }
+        // SAFETY: geteuid has no precondition.
+        if unsafe { libc::geteuid() } == 0 {
+            // Version 5 asks for both: mpirun reads the one, the prterun that it becomes the other.
+            for prefix in ["OMPI", "PRTE"] {
+                command.env(format!("{prefix}_ALLOW_RUN_AS_ROOT"), "1");
+                command.env(format!("{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"), "1");
+            }
+        }
+        for name in variables {
+            command.args(["-x", name]);
+        }
+    }
+
+    /// The launcher at a path, if that is what it says it is.
+    fn at(path: PathBuf) -> Option<Launcher> {
+        let output = Command::new(&path)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .ok()?;
+        let (family, major) = identify(&String::from_utf8_lossy(&output.stdout))?;
+        Some(Launcher {
+            path,
+            family,
+            major,
+        })
+    }
+}
+
+/// Family and major version from what a launcher prints for `--version`.
+fn identify(text: &str) -> Option<(Family, u32)> {
+    // Debian's Open MPI 4 calls itself by the name of its run-time layer.
+    let open_mpi = ["(Open MPI) ", "(OpenRTE) "]
+        .iter()
+        .find_map(|mark| text.split(mark).nth(1));
+    if let Some(version) = open_mpi {
+        return Some((
+            Family::OpenMpi,
+            version.split('.').next()?.trim().parse().ok()?,
+        ));
+    }
+    let hydra = ["HYDRA", "Intel(R) MPI", "mvapich", "MVAPICH"]
+        .iter()
+        .any(|mark| text.contains(mark));
+    hydra.then_some((Family::Mpich, 0))
+}
+
+fn of_family(family: Family) -> Option<Launcher> {
+    let mut found = family
+        .launchers()
+        .iter()
+        .filter_map(|name| in_path(name).and_then(Launcher::at));
+    found.find(|launcher| family == Family::Standard || launcher.family == family)
+}
+
+/// The launcher in the installation that the library belongs to: in a `bin` beside one of the
+/// folders above it.
+fn beside_library(library: &Path, family: Family) -> Option<Launcher> {
+    let resolved = library.canonicalize().ok();
+    let folders = [Some(library), resolved.as_deref()]
+        .into_iter()
+        .flatten()
+        .flat_map(|path| path.ancestors().skip(2));
+    let found = folders
+        .flat_map(|folder| {
+            family
+                .launchers()
+                .iter()
+                .map(move |name| folder.join("bin").join(name))
+        })
+        .filter(|path| is_program(path))
+        .filter_map(Launcher::at)
+        .find(|launcher| family == Family::Standard || launcher.family == family);
+    found
+}
+
+fn at_path(path: &Path) -> Option<Launcher> {
+    if is_program(path) {
+        return Launcher::at(std::path::absolute(path).ok()?);
+    }
+    let names = ["bin/mpirun", "bin/mpiexec", "mpirun", "mpiexec"];
+    names
+        .iter()
+        .map(|name| path.join(name))
+        .filter(|file| is_program(file))
+        .find_map(Launcher::at)
+}
+
+/// Where the build found the MPI library of this name.
+fn noted_prefix(name: &str) -> Option<PathBuf> {
+    let note = preload::command_folder()
+        .ok()?
+        .join(format!("jacobi-{name}.prefix"));
+    std::fs::read_to_string(note)
+        .ok()
+        .map(|text| PathBuf::from(text.trim()))
+}
+
+fn same_path(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+/// Launchers of one family in one folder are one installation's, by whatever names.
+fn same_installation(a: &Launcher, b: &Launcher) -> bool {
+    let folder = |launcher: &Launcher| {
+        launcher
+            .path
+            .parent()
+            .and_then(|path| path.canonicalize().ok())
+    };
+    a.family == b.family && folder(a).is_some() && folder(a) == folder(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launchers_are_known_by_what_they_print() {
+        for (text, expected) in [
+            (
+                "mpirun (Open MPI) 4.1.4\n\nReport bugs",
+                Some((Family::OpenMpi, 4)),
+            ),
+            (
+                "mpirun.openmpi (OpenRTE) 4.1.4\n",
+                Some((Family::OpenMpi, 4)),
+            ),
+            ("mpirun (Open MPI) 5.0.11\n", Some((Family::OpenMpi, 5))),
+            (
+                "HYDRA build details:\n    Version: 4.0.2\n",
+                Some((Family::Mpich, 0)),
+            ),
+            (
+                "Intel(R) MPI Library for Linux* OS\n",
+                Some((Family::Mpich, 0)),
+            ),
+            ("GNU bash\n", None),
+        ] {
+            assert_eq!(identify(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn libraries_are_known_by_their_soname() {
+        for (name, expected) in [
+            ("/usr/lib/libmpi.so.40", Some(Family::OpenMpi)),
+            ("libmpi.so.40.30.4", Some(Family::OpenMpi)),
+            ("libmpi.so.12", Some(Family::Mpich)),
+            ("libmpich.so.12.2.2", Some(Family::Mpich)),
+            ("libmpi_abi.so.1", Some(Family::Standard)),
+            ("libmpi.so.400", None),
+            ("libmpi_mpifh.so.40", None),
+            ("libc.so.6", None),
+        ] {
+            assert_eq!(Family::of_library(Path::new(name)), expected, "{name}");
+        }
+    }
+}

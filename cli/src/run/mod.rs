@@ -1,0 +1,148 @@
+//! `anabranch run`: the MPI's own launcher with the library in every rank, on a simulated node if
+//! wanted.
+
+pub mod gpus;
+mod launcher;
+mod program;
+mod simulator;
+mod supervise;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anabranch_engine::config::Config;
+use clap::Args;
+
+use crate::{preload, Failure};
+use launcher::{Family, Launcher};
+use simulator::Simulation;
+
+/// Arguments of `anabranch run`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Number of ranks (also -np)
+    #[arg(short = 'n', long = "np", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: u32,
+    /// Run on a simulated node: the name of a topology, or a topology file
+    #[arg(long, value_name = "NAME|FILE")]
+    sim: Option<OsString>,
+    /// The MPI whose launcher to use: a name, a launcher, or the folder in which the MPI is
+    /// installed [default: the MPI that the command is linked with, else the one in PATH]
+    #[arg(long, value_name = "openmpi|mpich|PATH")]
+    mpi: Option<OsString>,
+    /// How many GPUs the simulated node has; without --sim, let the ranks see the first G only
+    #[arg(long, value_name = "G", value_parser = clap::value_parser!(u32).range(1..))]
+    gpus: Option<u32>,
+    /// Allow more ranks than simulated GPUs
+    #[arg(long)]
+    oversubscribe_gpus: bool,
+    /// Run without the library
+    #[arg(long)]
+    vanilla: bool,
+    /// A further argument for the launcher (may be given several times)
+    #[arg(long = "mpirun-arg", value_name = "ARG", allow_hyphen_values = true)]
+    extra: Vec<OsString>,
+    /// Print the launcher's command line on stderr before it is run
+    #[arg(long, short)]
+    verbose: bool,
+    /// The command and its arguments
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Launches the ranks, waits, and returns the launcher's exit status.
+///
+/// # Errors
+/// Something needed is missing; nothing has been started then.
+pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let Some((name, rest)) = arguments.command.split_first() else {
+        return Err(Failure::new(127, "no command given").into());
+    };
+    if !arguments.vanilla {
+        // Found here once so that a missing library is one message, not one for each rank.
+        preload::find(Config::from_env().0.library.as_deref())?;
+    }
+    let wanted = arguments.mpi.as_deref().map(Launcher::named).transpose()?;
+    let program = program::find(name, wanted.as_ref())?;
+    let launcher = match wanted {
+        Some(launcher) => launcher.checked_against(&program)?,
+        None => Launcher::for_program(&program)?,
+    };
+    let prepare = |name| Simulation::prepare(name, arguments.gpus);
+    let simulation = arguments.sim.as_deref().map(prepare).transpose()?;
+    if let Some(simulation) = &simulation {
+        gpus::check(simulation, arguments.ranks, arguments.oversubscribe_gpus)?;
+    }
+    let mut command = command_line(arguments, &launcher, simulation.as_ref())?;
+    command.arg("--").arg(&program.path).args(rest);
+    if arguments.verbose {
+        crate::complain(&format!("{command:?}"));
+    }
+    let status = supervise::run(&mut command, &launcher.path)?;
+    drop(simulation);
+    Ok(ExitCode::from(status))
+}
+
+/// The launcher with its options, up to and including `anabranch exec` and its options.
+fn command_line(
+    arguments: &Arguments,
+    launcher: &Launcher,
+    simulation: Option<&Simulation>,
+) -> anyhow::Result<Command> {
+    let mut command = launcher.command();
+    command.arg("-np").arg(arguments.ranks.to_string());
+    let mut variables: Vec<(String, OsString)> = Vec::new();
+    if let Some(simulation) = simulation {
+        variables.extend(simulation.variables());
+    }
+    if let (Some(count), None) = (arguments.gpus, simulation) {
+        let list: Vec<String> = (0..count).map(|gpu| gpu.to_string()).collect();
+        variables.push(("CUDA_VISIBLE_DEVICES".into(), list.join(",").into()));
+    }
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    launcher.add_options(&mut command, arguments.ranks, &exported(&variables));
+    command.args(&arguments.extra);
+    // The ranks are preloaded, the launcher is not.
+    command.arg(std::env::current_exe()?).arg("exec");
+    if arguments.vanilla {
+        command.arg("--vanilla");
+    }
+    if let Some(simulation) = simulation {
+        command.arg("--library-path").arg(&simulation.folder);
+    }
+    Ok(command)
+}
+
+/// Names of the variables that every rank needs, on other nodes too.
+fn exported(set: &[(String, OsString)]) -> Vec<String> {
+    let ours = |name: &str| {
+        ["ANABRANCH", "SIMCUDA_", "CUDA_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+    };
+    let present = std::env::vars_os()
+        .filter_map(|(name, _)| name.into_string().ok())
+        .filter(|name| ours(name));
+    let mut names: Vec<String> = present
+        .chain(set.iter().map(|(name, _)| name.clone()))
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// A program to run, and the MPI library that it is linked with.
+pub struct Program {
+    /// Where it is.
+    path: PathBuf,
+    /// The MPI library that the dynamic loader picks for it; none for a script, or for a program
+    /// that loads MPI later.
+    mpi: Option<PathBuf>,
+}
+
+impl Program {
+    fn family(&self) -> Option<Family> {
+        self.mpi.as_deref().and_then(Family::of_library)
+    }
+}

@@ -1,0 +1,116 @@
+//! A simulated node for one run: its driver's folder, its variables, and what it leaves behind.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::{preload, Failure};
+
+/// Where the simulated driver may lie, from the folder of the command.
+const PLACES: &[&str] = &[
+    "simcuda",
+    "../lib/anabranch/simcuda",
+    "../lib64/anabranch/simcuda",
+];
+
+/// One simulated node. What it left in shared memory is removed when this is dropped.
+pub struct Simulation {
+    /// The topology as the user named it.
+    pub name: OsString,
+    /// The folder that holds the simulated `libcuda.so.1`.
+    pub folder: PathBuf,
+    topology: OsString,
+    job: String,
+    gpus: Option<u32>,
+}
+
+impl Simulation {
+    /// A node of its own with this topology, of which the first `gpus` GPUs are there.
+    ///
+    /// # Errors
+    /// The simulated driver is not installed.
+    pub fn prepare(name: &OsStr, gpus: Option<u32>) -> Result<Simulation, Failure> {
+        let own = preload::command_folder()?;
+        let driver = |folder: &PathBuf| folder.join("libcuda.so.1").exists();
+        let folder = PLACES
+            .iter()
+            .map(|place| own.join(place))
+            .find(driver)
+            .ok_or_else(|| {
+                let own = own.display();
+                Failure::new(
+                    127,
+                    format!(
+                        "--sim: no simcuda/libcuda.so.1 in {own}; run cargo xtask build --release"
+                    ),
+                )
+            })?;
+        let folder = folder.canonicalize().unwrap_or(folder);
+        let file = Path::new(name);
+        let topology = if file.is_file() {
+            std::path::absolute(file).map_or_else(|_| name.into(), Into::into)
+        } else {
+            name.into()
+        };
+        // Nobody else's node: processes of two runs must never share devices.
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let job = format!("run-{}-{:x}", std::process::id(), since.as_nanos());
+        Ok(Simulation {
+            name: name.into(),
+            folder,
+            topology,
+            job,
+            gpus,
+        })
+    }
+
+    /// The variables that every rank needs.
+    pub fn variables(&self) -> Vec<(String, OsString)> {
+        let mut variables = vec![
+            ("SIMCUDA_TOPOLOGY".to_owned(), self.topology.clone()),
+            ("SIMCUDA_JOB".to_owned(), self.job.clone().into()),
+        ];
+        if let Some(gpus) = self.gpus {
+            variables.push(("SIMCUDA_GPUS".to_owned(), gpus.to_string().into()));
+        }
+        variables
+    }
+}
+
+impl Drop for Simulation {
+    /// Removes the node's file if ranks were killed before the last could: nobody else uses its name.
+    fn drop(&mut self) {
+        let ending = format!("-{:016x}", fnv1a(format!("named {}", self.job).as_bytes()));
+        for folder in [PathBuf::from("/dev/shm"), std::env::temp_dir()] {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                let name = entry.file_name();
+                let name = name.to_string_lossy();
+                if name.starts_with("simcuda-") && name.ends_with(&ending) {
+                    // A rank that is still dying may have removed it first.
+                    let _ = std::fs::remove_file(entry.path());
+                }
+            }
+        }
+    }
+}
+
+/// FNV-1a, 64 bits, by which the simulated driver turns the name of a job that was named into that of a file.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_fnv1a() {
+        // From the test vectors of the FNV authors (draft-eastlake-fnv).
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+}

@@ -1,0 +1,226 @@
+//! `anabranch exec` as users meet it: what the command sees, what the shell gets back.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+const ANABRANCH: &str = env!("CARGO_BIN_EXE_anabranch");
+
+/// A folder with the command in `bin` and, as stand-ins for the library, real shared libraries.
+struct Installation {
+    folder: tempfile::TempDir,
+}
+
+impl Installation {
+    fn new() -> Installation {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+        fs::create_dir(folder.path().join("bin")).expect("bin");
+        // Not a copy: a program that was just written cannot be started while another test, forked
+        // meanwhile, still holds it open.
+        fs::hard_link(ANABRANCH, folder.path().join("bin/anabranch")).expect("linked");
+        Installation { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder
+            .path()
+            .canonicalize()
+            .expect("exists")
+            .join(name)
+    }
+
+    /// Puts a harmless shared library there.
+    fn library(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("created");
+        fs::copy(loaded_library(), &path).expect("copied");
+        path
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.path("bin/anabranch"));
+        command
+            .env_remove("LD_PRELOAD")
+            .env_remove("ANABRANCH_LIBRARY");
+        command
+    }
+}
+
+/// Some shared library that this process has loaded: harmless to load into another.
+fn loaded_library() -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").expect("readable");
+    let paths = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5));
+    paths
+        .map(PathBuf::from)
+        .find(|path| path.to_string_lossy().contains("libgcc_s"))
+        .expect("libgcc_s is loaded")
+}
+
+fn run(command: &mut Command) -> (i32, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().expect("started");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (
+        status.code().expect("an exit status"),
+        text(stdout),
+        text(stderr),
+    )
+}
+
+/// One line that names the command and ends.
+fn assert_one_line(stderr: &str, parts: &[&str]) {
+    assert!(
+        stderr.starts_with("anabranch: ") && stderr.ends_with('\n') && stderr.lines().count() == 1,
+        "{stderr:?}"
+    );
+    for part in parts {
+        assert!(stderr.contains(part), "{part:?} is not in {stderr:?}");
+    }
+}
+
+#[test]
+fn the_library_comes_in_front_of_what_is_preloaded() {
+    let installation = Installation::new();
+    let library = installation.library("lib/libanabranch.so");
+    let other = installation.library("other.so");
+    let print = ["exec", "sh", "-c", "printf %s \"$LD_PRELOAD\""];
+    assert_eq!(
+        run(installation.command().args(print)),
+        (0, library.display().to_string(), String::new())
+    );
+    let both = format!("{}:{}", library.display(), other.display());
+    let (status, stdout, _) = run(installation.command().args(print).env("LD_PRELOAD", &other));
+    assert_eq!((status, stdout), (0, both.clone()));
+    // Started again inside itself, it adds nothing.
+    let nested = [
+        "exec",
+        "--",
+        installation.path("bin/anabranch").to_str().expect("UTF-8"),
+        "exec",
+        "sh",
+        "-c",
+        "printf %s \"$LD_PRELOAD\"",
+    ]
+    .map(String::from);
+    let (status, stdout, _) = run(installation
+        .command()
+        .args(nested)
+        .env("LD_PRELOAD", &other));
+    assert_eq!((status, stdout), (0, both));
+}
+
+#[test]
+fn the_library_is_found_in_each_of_its_places() {
+    for place in [
+        "bin/libanabranch.so",
+        "lib/libanabranch.so",
+        "lib/anabranch/libanabranch.so",
+    ] {
+        let installation = Installation::new();
+        let library = installation.library(place);
+        let (status, stdout, stderr) =
+            run(installation
+                .command()
+                .args(["exec", "sh", "-c", "printf %s \"$LD_PRELOAD\""]));
+        assert_eq!(
+            (status, stdout, stderr),
+            (0, library.display().to_string(), String::new())
+        );
+    }
+    let installation = Installation::new();
+    let elsewhere = installation.library("elsewhere/any.so");
+    let mut command = installation.command();
+    command
+        .args(["exec", "sh", "-c", "printf %s \"$LD_PRELOAD\""])
+        .env("ANABRANCH_LIBRARY", &elsewhere);
+    assert_eq!(
+        run(&mut command),
+        (0, elsewhere.display().to_string(), String::new())
+    );
+}
+
+#[test]
+fn status_arguments_and_streams_are_those_of_the_command() {
+    let installation = Installation::new();
+    installation.library("lib/libanabranch.so");
+    let script = "echo out; echo err >&2; printf '%s|' \"$@\"; exit 42";
+    let (status, stdout, stderr) = run(installation
+        .command()
+        .args(["exec", "sh", "-c", script, "x", "-np", "--help", "a b", ""]));
+    assert_eq!(
+        (status, stdout.as_str(), stderr.as_str()),
+        (42, "out\n-np|--help|a b||", "err\n")
+    );
+    let mut killed = installation.command();
+    let status = killed
+        .args(["exec", "--", "sh", "-c", "kill -9 $$"])
+        .status()
+        .expect("started");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(9)
+    );
+}
+
+#[test]
+fn a_missing_library_is_one_line_that_says_what_to_do() {
+    let installation = Installation::new();
+    let (status, stdout, stderr) = run(installation.command().args(["exec", "echo", "started"]));
+    assert_eq!((status, stdout.as_str()), (127, ""));
+    assert_one_line(&stderr, &["libanabranch.so", "set ANABRANCH_LIBRARY"]);
+    let mut command = installation.command();
+    let (status, stdout, stderr) = run(command
+        .args(["exec", "echo", "started"])
+        .env("ANABRANCH_LIBRARY", "/no/such.so"));
+    assert_eq!((status, stdout.as_str()), (127, ""));
+    assert_one_line(&stderr, &["/no/such.so", "no such file"]);
+    let mut command = installation.command();
+    let (status, stdout, stderr) = run(command
+        .args(["exec", "echo", "started"])
+        .env("ANABRANCH_LIBRARY", "/etc/passwd"));
+    assert_eq!((status, stdout.as_str()), (126, ""));
+    assert_one_line(&stderr, &["/etc/passwd", "not a shared library"]);
+    let (status, stdout, _) =
+        run(installation
+            .command()
+            .args(["exec", "--vanilla", "echo", "started"]));
+    assert_eq!((status, stdout.as_str()), (0, "started\n"));
+}
+
+#[test]
+fn a_command_that_cannot_run_has_the_status_of_a_shell() {
+    let installation = Installation::new();
+    installation.library("lib/libanabranch.so");
+    for (name, expected) in [
+        ("no-such-command", 127),
+        ("/no/such/command", 127),
+        ("/etc/passwd", 126),
+        ("/etc", 126),
+    ] {
+        let (status, stdout, stderr) = run(installation.command().args(["exec", name]));
+        assert_eq!((status, stdout.as_str()), (expected, ""), "{name}");
+        assert_one_line(&stderr, &[name]);
+    }
+}
+
+#[test]
+fn a_library_folder_is_searched_first() {
+    let installation = Installation::new();
+    let mut command = installation.command();
+    command.args([
+        "exec",
+        "--vanilla",
+        "--library-path",
+        "/sim",
+        "sh",
+        "-c",
+        "printf %s \"$LD_LIBRARY_PATH\"",
+    ]);
+    assert_eq!(run(command.env("LD_LIBRARY_PATH", "/a:/b")).1, "/sim:/a:/b");
+    assert_eq!(run(command.env_remove("LD_LIBRARY_PATH")).1, "/sim");
+}

@@ -1,0 +1,143 @@
+//! `anabranch run` with stand-ins for the launcher: what it is told, and what comes back.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+/// A script that was just written cannot be started while another test, forked meanwhile, still
+/// holds it open: one test at a time.
+static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+/// Writes a launcher that says which MPI it is, and else prints its arguments and runs what
+/// follows the launcher's options, once.
+fn launcher(folder: &Path, version: &str) -> std::path::PathBuf {
+    let path = folder.join("mpirun");
+    let script = format!(
+        "#!/bin/sh\nif [ \"$1\" = --version ]; then echo '{version}'; exit 0; fi\n\
+         echo \"launcher $* preload=$LD_PRELOAD\" >&2\n\
+         while [ \"${{1##*/}}\" != anabranch ]; do shift; done\nexec \"$@\"\n"
+    );
+    fs::write(&path, script).expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("made executable");
+    path
+}
+
+fn run(launcher: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_anabranch"));
+    command
+        .arg("run")
+        .arg("--mpi")
+        .arg(launcher)
+        .args(arguments)
+        .env_remove("LD_PRELOAD");
+    let output = command
+        .env("ANABRANCH_EAGER", "1K")
+        .output()
+        .expect("started");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+#[test]
+fn the_launcher_gets_the_options_of_its_family() {
+    let _guard = ONE_AT_A_TIME
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = tempfile::tempdir().expect("a folder");
+    let command = [
+        "-np",
+        "999",
+        "--vanilla",
+        "--mpirun-arg",
+        "--quiet",
+        "--",
+        "echo",
+        "-np",
+        "hello",
+    ];
+    for (version, expected) in [
+        ("mpirun (Open MPI) 4.1.4", "-np 999 --oversubscribe"),
+        (
+            "mpirun (Open MPI) 5.0.11",
+            "-np 999 --map-by :OVERSUBSCRIBE",
+        ),
+        ("HYDRA build details:", "-np 999 --quiet"),
+    ] {
+        let (status, stdout, stderr) = run(&launcher(folder.path(), version), &command);
+        assert_eq!(
+            (status, stdout.as_str()),
+            (Some(0), "-np hello\n"),
+            "{stderr}"
+        );
+        assert!(stderr.contains(&format!("launcher {expected}")), "{stderr}");
+        assert_eq!(
+            stderr.contains("-x ANABRANCH_EAGER"),
+            version.contains("Open MPI"),
+            "{stderr}"
+        );
+        assert!(stderr.contains("--quiet"), "{stderr}");
+        assert!(
+            stderr.trim_end().ends_with("preload="),
+            "the launcher itself is not preloaded: {stderr}"
+        );
+    }
+}
+
+#[test]
+fn the_status_is_that_of_the_launcher() {
+    let _guard = ONE_AT_A_TIME
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = tempfile::tempdir().expect("a folder");
+    let launcher = launcher(folder.path(), "HYDRA build details:");
+    assert_eq!(
+        run(
+            &launcher,
+            &["-n", "1", "--vanilla", "--", "sh", "-c", "exit 7"]
+        )
+        .0,
+        Some(7)
+    );
+    assert_eq!(
+        run(
+            &launcher,
+            &["-n", "1", "--vanilla", "--", "sh", "-c", "kill -15 $$"]
+        )
+        .0,
+        Some(143)
+    );
+}
+
+#[test]
+fn bad_input_is_one_line_and_starts_nothing() {
+    let _guard = ONE_AT_A_TIME
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = tempfile::tempdir().expect("a folder");
+    let good = launcher(folder.path(), "HYDRA build details:");
+    let cases: [(&Path, &[&str], i32, &str); 3] = [
+        (
+            &good,
+            &["-np", "2", "--vanilla", "--", "no-such-program"],
+            127,
+            "no-such-program: not found",
+        ),
+        (
+            Path::new("/no/such/mpirun"),
+            &["-np", "2", "--vanilla", "--", "echo"],
+            127,
+            "no launcher found",
+        ),
+        (&good, &["-np", "0", "--", "echo"], 2, "-n"),
+    ];
+    for (launcher, arguments, expected, text) in cases {
+        let (status, stdout, stderr) = run(launcher, arguments);
+        assert_eq!((status, stdout.as_str()), (Some(expected), ""), "{stderr}");
+        assert!(stderr.contains(text), "{stderr}");
+    }
+}

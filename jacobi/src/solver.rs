@@ -1,0 +1,153 @@
+//! The iteration, timed by phase.
+
+use crate::args::{Args, ExchangeKind, NormKind};
+use crate::clock::Clock;
+use crate::domain::{Layout, Part};
+use crate::exchange::{Exchange, Sent};
+use crate::failure::Outcome;
+use crate::field::{self, Cell, Field};
+use crate::gpu::Gpu;
+use indicatif::ProgressBar;
+use mpi::traits::*;
+
+/// Nanoseconds of each phase on this rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Phases {
+    /// From the first iteration's start to the last one's end.
+    pub total_ns: u64,
+    /// Kernels of the iteration.
+    pub compute_ns: u64,
+    /// Halo exchange.
+    pub exchange_ns: u64,
+    /// Norms.
+    pub norm_ns: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    /// Iterations done.
+    pub iterations: u64,
+    /// Norm of the last one's change.
+    pub norm: Option<f64>,
+    /// The norm fell below the tolerance.
+    pub converged: bool,
+    /// Times.
+    pub phases: Phases,
+}
+
+/// One rank's part of the solution.
+pub struct Solver<'a, T, C> {
+    world: &'a C,
+    gpu: &'a Gpu,
+    clock: Clock,
+    /// The rank's part of the field.
+    pub field: Field<T>,
+    exchange: Exchange<T>,
+    norm: NormKind,
+    contributions: Vec<f64>,
+}
+
+/// Device memory that a solver allocates, in bytes.
+pub fn bytes_needed(part: &Part, cell_bytes: u64) -> u64 {
+    let layout = Layout::new(part.rows, part.cols, cell_bytes);
+    field::bytes_needed(part, &layout, cell_bytes) + crate::exchange::bytes_needed(part, cell_bytes)
+}
+
+impl<'a, T: Cell, C: Communicator> Solver<'a, T, C> {
+    /// Allocates what the part needs.
+    pub fn new(world: &'a C, gpu: &'a Gpu, args: &Args, part: Part) -> Outcome<Solver<'a, T, C>> {
+        let layout = Layout::new(part.rows, part.cols, T::BYTES);
+        let field = Field::new(gpu, part, args.size, layout)?;
+        let kind: ExchangeKind = args.exchange;
+        let exchange = Exchange::new(kind, world, gpu, part, layout)?;
+        let contributions = vec![0.0; world.size() as usize];
+        Ok(Solver {
+            world,
+            gpu,
+            clock: Clock::detect(),
+            field,
+            exchange,
+            norm: args.norm,
+            contributions,
+        })
+    }
+
+    /// The clock that phases are timed by.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// What this rank has sent so far.
+    pub fn sent(&self) -> Sent {
+        self.exchange.sent()
+    }
+
+    /// Starts from the initial field and iterates up to `iterations` times. Collective.
+    pub fn run(
+        &mut self,
+        args: &Args,
+        iterations: u64,
+        tolerance: f64,
+        progress: &ProgressBar,
+    ) -> Outcome<Ended> {
+        self.field.reset(self.gpu, args.seed)?;
+        self.world.barrier();
+        let mut ended = Ended {
+            iterations: 0,
+            norm: None,
+            converged: false,
+            phases: Phases::default(),
+        };
+        let start = self.clock.now_ns();
+        while ended.iterations < iterations && !ended.converged {
+            self.iterate(&mut ended.phases)?;
+            ended.iterations += 1;
+            let due = args.norm_every > 0 && ended.iterations % args.norm_every == 0;
+            if due || ended.iterations == iterations {
+                let norm = self.global_norm(&mut ended.phases)?;
+                ended.norm = Some(norm);
+                ended.converged = norm < tolerance;
+                progress.set_message(format!("norm {norm:.3e}"));
+            }
+            progress.inc(1);
+        }
+        ended.phases.total_ns = self.clock.now_ns() - start;
+        Ok(ended)
+    }
+
+    fn iterate(&mut self, phases: &mut Phases) -> Outcome<()> {
+        let start = self.clock.now_ns();
+        self.exchange.run(self.gpu, self.field.current())?;
+        let exchanged = self.clock.now_ns();
+        self.field.step(self.gpu)?;
+        // MPI reads the edges of the new field next, and knows nothing of streams.
+        self.gpu.synchronize()?;
+        phases.exchange_ns += exchanged - start;
+        phases.compute_ns += self.clock.now_ns() - exchanged;
+        Ok(())
+    }
+
+    /// The norm of the whole field's change, joined in the order of ranks: the same on every rank.
+    fn global_norm(&mut self, phases: &mut Phases) -> Outcome<f64> {
+        let start = self.clock.now_ns();
+        let mine = self.field.partial_norm(self.gpu, self.norm)?;
+        self.world
+            .all_gather_into(&mine, &mut self.contributions[..]);
+        let joined = self
+            .contributions
+            .iter()
+            .copied()
+            .fold(0.0, |a, b| field::join(self.norm, a, b));
+        phases.norm_ns += self.clock.now_ns() - start;
+        Ok(field::finish(self.norm, joined))
+    }
+
+    /// Hash of the whole field. Collective.
+    pub fn global_hash(&self) -> Outcome<u64> {
+        let mine = self.field.partial_hash(self.gpu)?;
+        let mut all = vec![0u64; self.world.size() as usize];
+        self.world.all_gather_into(&mine, &mut all[..]);
+        Ok(all.into_iter().fold(0, u64::wrapping_add))
+    }
+}

@@ -1,0 +1,359 @@
+//! Contexts.
+
+use super::{maybe, out};
+use crate::capture::illegal;
+use crate::driver::{driver, Driver};
+use crate::errors::*;
+use crate::ops::finish;
+use crate::state::{current, pop_current, push_current, set_current, Context, State};
+use crate::types::*;
+use core::ffi::{c_int, c_uint, c_void};
+use std::collections::{HashMap, HashSet};
+
+fn ordinal(d: &Driver, device: CUdevice) -> Res<usize> {
+    usize::try_from(device)
+        .ok()
+        .filter(|i| *i < d.visible.len())
+        .ok_or(INVALID_DEVICE)
+}
+
+fn make(d: &Driver, st: &mut State, ordinal: usize, primary: bool, flags: u32) -> CUcontext {
+    let handle = st.handle();
+    enter(d, st, handle, ordinal, primary, flags);
+    handle
+}
+
+fn enter(d: &Driver, st: &mut State, handle: CUcontext, ordinal: usize, primary: bool, flags: u32) {
+    let gpu = d.visible[ordinal];
+    let legacy = st.make_stream(d, handle, gpu, 0, 0, true);
+    let context = Context {
+        ordinal,
+        gpu,
+        primary,
+        flags,
+        id: d.new_stream_uid(),
+        legacy,
+        per_thread: HashMap::new(),
+        peers: HashSet::new(),
+        error: 0,
+    };
+    st.contexts.insert(handle, context);
+}
+
+fn create(context: *mut CUcontext, flags: c_uint, device: CUdevice) -> Res {
+    let d = driver()?;
+    let ordinal = ordinal(d, device)?;
+    let mut st = d.state.lock();
+    illegal(&mut st)?;
+    let handle = make(d, &mut st, ordinal, false, flags);
+    // SAFETY: the caller's pointer, checked for null.
+    unsafe { out(context, handle) }?;
+    push_current(handle);
+    d.charge(d.topology.calls.alloc_us);
+    Ok(())
+}
+
+/// Waits for everything in a context, then takes it apart.
+fn destroy(d: &'static Driver, handle: CUcontext) -> Res {
+    let tails = d.state.lock().context_tails(handle);
+    // What ran into an error is gone all the same.
+    let _ = finish(d, &tails);
+    let mut st = d.state.lock();
+    st.contexts.remove(&handle).ok_or(INVALID_CONTEXT)?;
+    st.streams.retain(|_, s| s.context != handle);
+    let owned: Vec<u64> = st
+        .memory
+        .device
+        .values()
+        .filter(|a| a.context == handle)
+        .map(|a| a.address)
+        .collect();
+    for address in owned {
+        super::memory::release(d, &mut st, address);
+    }
+    let hosts: Vec<u64> = st
+        .memory
+        .host
+        .values()
+        .filter(|r| r.context == handle)
+        .map(|r| r.address)
+        .collect();
+    for address in hosts {
+        super::memory::release_host(&mut st, address);
+    }
+    st.modules.retain(|_, m| m.context != handle);
+    Ok(())
+}
+
+driver! {
+    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, dev: CUdevice) {
+        let d = driver()?;
+        let ordinal = ordinal(d, dev)?;
+        let mut st = d.state.lock();
+        let mut primary = st.primaries[ordinal];
+        if primary.references == 0 {
+            if primary.context == 0 {
+                primary.context = st.handle();
+            }
+            if !st.contexts.contains_key(&primary.context) {
+                enter(d, &mut st, primary.context, ordinal, true, primary.flags);
+                d.charge(d.topology.calls.alloc_us);
+            }
+        }
+        primary.references += 1;
+        st.primaries[ordinal] = primary;
+        out(context, primary.context)
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) {
+        let d = driver()?;
+        let ordinal = ordinal(d, dev)?;
+        let last = {
+            let mut st = d.state.lock();
+            let primary = &mut st.primaries[ordinal];
+            primary.references = primary.references.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+            (primary.references == 0).then_some(primary.context)
+        };
+        last.map_or(Ok(()), |context| destroy(d, context))
+    }
+
+    fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) {
+        let d = driver()?;
+        let ordinal = ordinal(d, dev)?;
+        let primary = d.state.lock().primaries[ordinal];
+        if primary.references == 0 {
+            return Ok(());
+        }
+        destroy(d, primary.context)?;
+        enter(d, &mut d.state.lock(), primary.context, ordinal, true, primary.flags);
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
+        let d = driver()?;
+        let primary = d.state.lock().primaries[ordinal(d, dev)?];
+        out(flags, primary.flags)?;
+        out(active, c_int::from(primary.references > 0))
+    }
+
+    fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) {
+        let d = driver()?;
+        d.state.lock().primaries[ordinal(d, dev)?].flags = flags;
+        Ok(())
+    }
+
+    fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, dev: CUdevice) {
+        create(context, flags, dev)
+    }
+
+    fn cuCtxCreate_v3(context: *mut CUcontext, _params: *mut c_void, _count: c_int, flags: c_uint, dev: CUdevice) {
+        create(context, flags, dev)
+    }
+
+    fn cuCtxCreate_v4(context: *mut CUcontext, _params: *mut c_void, flags: c_uint, dev: CUdevice) {
+        create(context, flags, dev)
+    }
+
+    fn cuCtxDestroy_v2(context: CUcontext) {
+        let d = driver()?;
+        {
+            let mut st = d.state.lock();
+            illegal(&mut st)?;
+            if st.contexts.get(&context).ok_or(INVALID_CONTEXT)?.primary {
+                return Err(INVALID_CONTEXT);
+            }
+        }
+        destroy(d, context)?;
+        if current() == context {
+            pop_current();
+        }
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent_v2(context: CUcontext) {
+        let d = driver()?;
+        if !d.state.lock().contexts.contains_key(&context) {
+            return Err(INVALID_CONTEXT);
+        }
+        push_current(context);
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext) {
+        driver()?;
+        let popped = pop_current().ok_or(INVALID_CONTEXT)?;
+        maybe(context, popped);
+        Ok(())
+    }
+
+    fn cuCtxSetCurrent(context: CUcontext) {
+        let d = driver()?;
+        if context != 0 && !d.state.lock().contexts.contains_key(&context) {
+            return Err(INVALID_CONTEXT);
+        }
+        set_current(context);
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(context: *mut CUcontext) {
+        driver()?;
+        out(context, current())
+    }
+
+    fn cuCtxGetDevice(dev: *mut CUdevice) {
+        let d = driver()?;
+        let ordinal = d.state.lock().context()?.1.ordinal;
+        out(dev, ordinal as CUdevice)
+    }
+
+    fn cuCtxGetDevice_v2(dev: *mut CUdevice, context: CUcontext) {
+        let d = driver()?;
+        let ordinal = d.state.lock().context_or_current(context)?.1.ordinal;
+        out(dev, ordinal as CUdevice)
+    }
+
+    fn cuCtxGetId(context: CUcontext, id: *mut u64) {
+        let d = driver()?;
+        let value = d.state.lock().context_or_current(context)?.1.id;
+        out(id, value)
+    }
+
+    fn cuCtxGetFlags(flags: *mut c_uint) {
+        let d = driver()?;
+        let value = d.state.lock().context()?.1.flags;
+        out(flags, value)
+    }
+
+    fn cuCtxSetFlags(flags: c_uint) {
+        let d = driver()?;
+        let mut st = d.state.lock();
+        let handle = st.context()?.0;
+        if let Some(c) = st.contexts.get_mut(&handle) {
+            c.flags = flags;
+        }
+        Ok(())
+    }
+
+    fn cuCtxGetApiVersion(context: CUcontext, version: *mut c_uint) {
+        let d = driver()?;
+        d.state.lock().context_or_current(context)?;
+        out(version, 3020)
+    }
+
+    fn cuCtxSynchronize() {
+        synchronize(0)
+    }
+
+    fn cuCtxSynchronize_v2(context: CUcontext) {
+        synchronize(context)
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
+        driver()?.state.lock().context()?;
+        maybe(least, 0);
+        maybe(greatest, -5);
+        Ok(())
+    }
+
+    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) {
+        let d = driver()?;
+        let mut st = d.state.lock();
+        let handle = st.context()?.0;
+        let other = st.contexts.get(&peer).ok_or(INVALID_CONTEXT)?.gpu;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let own = st.contexts.get_mut(&handle).ok_or(INVALID_CONTEXT)?;
+        if own.gpu == other {
+            return Err(INVALID_DEVICE);
+        }
+        if !own.peers.insert(peer) {
+            return Err(PEER_ACCESS_ALREADY_ENABLED);
+        }
+        Ok(())
+    }
+
+    fn cuCtxDisablePeerAccess(peer: CUcontext) {
+        let d = driver()?;
+        let mut st = d.state.lock();
+        let handle = st.context()?.0;
+        let own = st.contexts.get_mut(&handle).ok_or(INVALID_CONTEXT)?;
+        if own.peers.remove(&peer) {
+            return Ok(());
+        }
+        Err(PEER_ACCESS_NOT_ENABLED)
+    }
+
+    fn cuCtxGetLimit(value: *mut usize, limit: c_uint) {
+        driver()?.state.lock().context()?;
+        let known = match limit {
+            0 => 1024,
+            1 => 1 << 20,
+            2 => 8 << 20,
+            3 => 2,
+            4 => 2048,
+            5 | 6 => 0,
+            _ => return Err(UNSUPPORTED_LIMIT),
+        };
+        out(value, known)
+    }
+
+    fn cuCtxSetLimit(limit: c_uint, _value: usize) {
+        driver()?.state.lock().context()?;
+        if limit > 6 {
+            return Err(UNSUPPORTED_LIMIT);
+        }
+        Ok(())
+    }
+
+    fn cuCtxGetCacheConfig(config: *mut c_uint) {
+        driver()?.state.lock().context()?;
+        out(config, 0)
+    }
+
+    fn cuCtxSetCacheConfig(_config: c_uint) {
+        driver()?.state.lock().context()?;
+        Ok(())
+    }
+
+    fn cuCtxGetSharedMemConfig(config: *mut c_uint) {
+        driver()?.state.lock().context()?;
+        out(config, 1)
+    }
+
+    fn cuCtxSetSharedMemConfig(_config: c_uint) {
+        driver()?.state.lock().context()?;
+        Ok(())
+    }
+
+    fn cuCtxResetPersistingL2Cache() {
+        driver()?.state.lock().context()?;
+        Ok(())
+    }
+}
+
+fn synchronize(context: CUcontext) -> Res {
+    let d = driver()?;
+    let tails = {
+        let mut st = d.state.lock();
+        let handle = st.context_or_current(context)?.0;
+        if st
+            .streams
+            .values()
+            .any(|s| s.context == handle && s.capture.is_some())
+        {
+            let captured: Vec<CUstream> = st
+                .streams
+                .iter()
+                .filter(|(_, s)| s.capture.is_some())
+                .map(|(h, _)| *h)
+                .collect();
+            for stream in captured {
+                crate::capture::no_query(&mut st, stream)?;
+            }
+        }
+        illegal(&mut st)?;
+        st.context_tails(handle)
+    };
+    finish(d, &tails)
+}

@@ -1,0 +1,354 @@
+//! Device and pinned host memory.
+
+use super::out;
+use crate::capture::illegal;
+use crate::driver::{driver, Driver};
+use crate::errors::*;
+use crate::memory::{host_space, Allocation, HostRegion, ALIGN};
+use crate::ops::finish;
+use crate::state::State;
+use crate::types::*;
+use crate::vm::punch;
+use core::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::Arc;
+
+/// Bytes allocated on a GPU by all living processes.
+fn used(d: &Driver, gpu: usize) -> u64 {
+    let alive = d
+        .job
+        .shared()
+        .procs
+        .iter()
+        .filter(|p| p.pid.load(Relaxed) != 0);
+    alive.map(|p| p.used[gpu].load(Relaxed)).sum()
+}
+
+fn allocate(d: &'static Driver, bytes: usize) -> Res<u64> {
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let mut st = d.state.lock();
+    illegal(&mut st)?;
+    let (context, c) = st.context()?;
+    let gpu = c.gpu;
+    reclaim_zombies(d, &mut st);
+    let size = (bytes as u64)
+        .checked_next_multiple_of(ALIGN)
+        .ok_or(OUT_OF_MEMORY)?;
+    {
+        // Under the node's lock, so that two processes do not both take the last bytes.
+        let mut body = d.job.lock();
+        if used(d, gpu).saturating_add(size) > d.topology.memory_bytes() {
+            d.job.reap(&mut body);
+        }
+        if used(d, gpu).saturating_add(size) > d.topology.memory_bytes() {
+            return Err(OUT_OF_MEMORY);
+        }
+        d.job.me().used[gpu].fetch_add(size, Relaxed);
+    }
+    let offset = match st.memory.take(gpu, size) {
+        Ok(offset) => offset,
+        Err(code) => {
+            d.job.me().used[gpu].fetch_sub(size, Relaxed);
+            return Err(code);
+        }
+    };
+    let address = d.vm.base + offset;
+    st.memory.forget_freed(address, size);
+    let allocation = Allocation {
+        address,
+        size: bytes as u64,
+        shadow: d.vm.shadow(offset),
+        gpu,
+        context,
+        buffer: d.new_buffer(),
+        offset,
+        import: None,
+        export_row: AtomicU32::new(u32::MAX),
+        freed: AtomicBool::new(false),
+        sync_memops: AtomicBool::new(false),
+    };
+    st.memory.device.insert(address, Arc::new(allocation));
+    d.charge(d.topology.calls.alloc_us);
+    d.active();
+    Ok(address)
+}
+
+/// Takes an allocation or mapping out of the process. The caller has seen to pending work.
+pub(crate) fn release(d: &Driver, st: &mut State, address: u64) {
+    let Some(a) = st.memory.device.remove(&address) else {
+        return;
+    };
+    a.freed.store(true, Relaxed);
+    st.memory.remember_freed(a.address, a.size);
+    let row = a.export_row.load(Relaxed);
+    if a.import.is_some() {
+        crate::ipc::forget_mapping(d, row, a.buffer);
+        return;
+    }
+    let size = a.size.next_multiple_of(ALIGN);
+    let mut body = d.job.lock();
+    if let Some(record) = body.running_on(a.buffer, d.job.slot as u16) {
+        let what = crate::checker::describe(&record);
+        d.report.freed_in_use(&format!(
+            "process {} frees {address:#x} while in use: {what}",
+            std::process::id()
+        ));
+    }
+    if row != u32::MAX {
+        let export = &mut body.exports[row as usize];
+        export.freed = true;
+        if export.mapped() {
+            drop(body);
+            st.memory
+                .zombies
+                .push((row, a.buffer, a.offset, size, a.gpu));
+            return;
+        }
+        export.buffer = 0;
+    }
+    drop(body);
+    give_back(d, st, a.offset, size, a.gpu);
+}
+
+fn give_back(d: &Driver, st: &mut State, offset: u64, size: u64, gpu: usize) {
+    punch(&d.job.memory, offset, size);
+    st.memory.free[gpu].give(offset, size);
+    d.job.me().used[gpu].fetch_sub(size, Relaxed);
+}
+
+/// Memory that was freed while others had it mapped goes back when the last of them has closed it.
+fn reclaim_zombies(d: &Driver, st: &mut State) {
+    if st.memory.zombies.is_empty() {
+        return;
+    }
+    let mut over = Vec::new();
+    {
+        let mut body = d.job.lock();
+        st.memory.zombies.retain(|z| {
+            let export = &mut body.exports[z.0 as usize];
+            let closed = !export.mapped();
+            if closed {
+                export.buffer = 0;
+                over.push(*z);
+            }
+            !closed
+        });
+    }
+    for (_, _, offset, size, gpu) in over {
+        give_back(d, st, offset, size, gpu);
+    }
+}
+
+pub(crate) fn release_host(st: &mut State, address: u64) {
+    let Some(region) = st.memory.host.remove(&address) else {
+        return;
+    };
+    if region.owned {
+        // SAFETY: allocated with this layout in `host_alloc`; pending work was drained before.
+        unsafe { std::alloc::dealloc(region.address as *mut u8, layout(region.size as usize)) };
+    }
+}
+
+fn layout(bytes: usize) -> std::alloc::Layout {
+    // A page is a power of two and the size was accepted by `host_alloc`.
+    std::alloc::Layout::from_size_align(bytes.next_multiple_of(4096), 4096)
+        .unwrap_or(std::alloc::Layout::new::<u64>())
+}
+
+fn host_alloc(to: *mut *mut c_void, bytes: usize, flags: c_uint) -> Res {
+    let d = driver()?;
+    if bytes == 0 || bytes > isize::MAX as usize / 2 || to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let mut st = d.state.lock();
+    illegal(&mut st)?;
+    let context = st.context()?.0;
+    // SAFETY: not zero-sized.
+    let p = unsafe { std::alloc::alloc_zeroed(layout(bytes)) };
+    if p.is_null() {
+        return Err(OUT_OF_MEMORY);
+    }
+    add_host(d, &mut st, p as u64, bytes as u64, flags, true, context);
+    d.charge(d.topology.calls.alloc_us);
+    // SAFETY: not null.
+    unsafe { out(to, p.cast()) }
+}
+
+fn add_host(
+    d: &Driver,
+    st: &mut State,
+    address: u64,
+    size: u64,
+    flags: u32,
+    owned: bool,
+    context: CUcontext,
+) {
+    let (space, space_start) = host_space(address, d.job.uid);
+    let buffer = d.new_buffer();
+    let region = HostRegion {
+        address,
+        size,
+        flags,
+        owned,
+        context,
+        buffer,
+        space,
+        space_start,
+    };
+    st.memory.host.insert(address, Arc::new(region));
+}
+
+/// Work of the process that a free must wait for: everything, as the driver's implicit synchronization does.
+fn drain(d: &'static Driver, context: Option<CUcontext>) -> Res {
+    let tails = {
+        let mut st = d.state.lock();
+        illegal(&mut st)?;
+        match context {
+            Some(context) => st.context_tails(context),
+            None => st.all_tails(),
+        }
+    };
+    // An error of pending work belongs to the calls that wait for that work.
+    let pending: Vec<_> = tails
+        .into_iter()
+        .filter(|t| !t.done.load(std::sync::atomic::Ordering::Acquire))
+        .collect();
+    if !pending.is_empty() {
+        let _ = finish(d, &pending);
+    }
+    Ok(())
+}
+
+driver! {
+    fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) {
+        if dptr.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        out(dptr, allocate(driver()?, bytes)?)
+    }
+
+    fn cuMemAllocPitch_v2(dptr: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint) {
+        if dptr.is_null() || pitch.is_null() || ![4, 8, 16].contains(&element) {
+            return Err(INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(512).ok_or(OUT_OF_MEMORY)?;
+        out(dptr, allocate(driver()?, row.checked_mul(height).ok_or(OUT_OF_MEMORY)?)?)?;
+        out(pitch, row)
+    }
+
+    fn cuMemFree_v2(dptr: CUdeviceptr) {
+        let d = driver()?;
+        if dptr == 0 {
+            return Ok(());
+        }
+        let context = {
+            let st = d.state.lock();
+            let a = st.memory.device.get(&dptr).ok_or(INVALID_VALUE)?;
+            if a.import.is_some() {
+                return Err(INVALID_VALUE);
+            }
+            a.context
+        };
+        drain(d, Some(context))?;
+        let mut st = d.state.lock();
+        reclaim_zombies(d, &mut st);
+        release(d, &mut st, dptr);
+        d.charge(d.topology.calls.alloc_us);
+        d.active();
+        Ok(())
+    }
+
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let d = driver()?;
+        let gpu = d.state.lock().context()?.1.gpu;
+        let all = d.topology.memory_bytes();
+        out(free, all.saturating_sub(used(d, gpu)) as usize)?;
+        out(total, all as usize)
+    }
+
+    fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, dptr: CUdeviceptr) {
+        let d = driver()?;
+        let st = d.state.lock();
+        let a = st.memory.device_at(dptr).ok_or(NOT_FOUND)?;
+        super::maybe(base, a.address);
+        super::maybe(size, a.size as usize);
+        Ok(())
+    }
+
+    fn cuMemHostAlloc(pp: *mut *mut c_void, bytes: usize, flags: c_uint) {
+        host_alloc(pp, bytes, flags)
+    }
+
+    fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytes: usize) {
+        host_alloc(pp, bytes, 0)
+    }
+
+    fn cuMemFreeHost(p: *mut c_void) {
+        let d = driver()?;
+        if p.is_null() {
+            return Ok(());
+        }
+        let address = p as u64;
+        if !d.state.lock().memory.host.get(&address).is_some_and(|r| r.owned) {
+            return Err(INVALID_VALUE);
+        }
+        drain(d, None)?;
+        release_host(&mut d.state.lock(), address);
+        Ok(())
+    }
+
+    fn cuMemHostRegister_v2(p: *mut c_void, bytes: usize, flags: c_uint) {
+        let d = driver()?;
+        if p.is_null() || bytes == 0 || flags & !0xf != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let mut st = d.state.lock();
+        illegal(&mut st)?;
+        let context = st.context()?.0;
+        let (start, end) = (p as u64, p as u64 + bytes as u64);
+        if st.memory.host.values().any(|r| r.address < end && start < r.address + r.size) {
+            return Err(HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        if d.vm.contains(start) {
+            return Err(INVALID_VALUE);
+        }
+        add_host(d, &mut st, start, bytes as u64, flags, false, context);
+        d.charge(d.topology.calls.register_us_per_mib * bytes as f64 / f64::from(1 << 20));
+        Ok(())
+    }
+
+    fn cuMemHostUnregister(p: *mut c_void) {
+        let d = driver()?;
+        let address = p as u64;
+        match d.state.lock().memory.host.get(&address) {
+            None => return Err(HOST_MEMORY_NOT_REGISTERED),
+            Some(r) if r.owned => return Err(INVALID_VALUE),
+            Some(_) => {}
+        }
+        drain(d, None)?;
+        release_host(&mut d.state.lock(), address);
+        Ok(())
+    }
+
+    fn cuMemHostGetDevicePointer_v2(dptr: *mut CUdeviceptr, p: *mut c_void, flags: c_uint) {
+        let d = driver()?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        d.state.lock().memory.host_at(p as u64).ok_or(INVALID_VALUE)?;
+        out(dptr, p as u64)
+    }
+
+    fn cuMemHostGetFlags(flags: *mut c_uint, p: *mut c_void) {
+        let d = driver()?;
+        let value = d.state.lock().memory.host_at(p as u64).ok_or(INVALID_VALUE)?.flags;
+        // Every pinned region is portable and mapped under unified addressing.
+        out(flags, value | 3)
+    }
+
+    fn cuMemGetLocationInfo(_info: *mut c_int) {
+        Err(NOT_SUPPORTED)
+    }
+}

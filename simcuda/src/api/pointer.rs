@@ -1,0 +1,155 @@
+//! What a pointer is.
+
+use super::{array, out};
+use crate::driver::{driver, Driver};
+use crate::errors::*;
+use crate::memory::{Allocation, HostRegion};
+use crate::ops::finish;
+use crate::state::State;
+use crate::types::*;
+use core::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+
+enum Known {
+    Device(Arc<Allocation>),
+    Host(Arc<HostRegion>),
+}
+
+fn find(st: &State, address: u64) -> Option<Known> {
+    let device = st
+        .memory
+        .device_at(address)
+        .map(|a| Known::Device(a.clone()));
+    device.or_else(|| st.memory.host_at(address).map(|r| Known::Host(r.clone())))
+}
+
+fn ordinal_of(d: &Driver, st: &State, context: CUcontext, gpu: Option<usize>) -> c_int {
+    let seen = gpu.and_then(|g| d.ordinal(g));
+    let opened = || st.contexts.get(&context).map_or(0, |c| c.ordinal);
+    seen.unwrap_or_else(opened) as c_int
+}
+
+/// Writes one attribute. `Err` for attributes that this kind of memory does not have.
+unsafe fn write(
+    d: &Driver,
+    st: &State,
+    known: &Known,
+    attribute: c_uint,
+    address: u64,
+    data: *mut c_void,
+) -> Res {
+    let (context, start, size, buffer) = match known {
+        Known::Device(a) => (a.context, a.address, a.size, a.buffer),
+        Known::Host(r) => (r.context, r.address, r.size, r.buffer),
+    };
+    let device = matches!(known, Known::Device(_));
+    // SAFETY: the caller gave room for this attribute's type.
+    unsafe {
+        match attribute {
+            1 => out(data.cast(), context),
+            2 => out(
+                data.cast(),
+                if device {
+                    MEMORYTYPE_DEVICE
+                } else {
+                    MEMORYTYPE_HOST
+                },
+            ),
+            3 => out(data.cast(), address),
+            4 if device => Err(INVALID_VALUE),
+            4 => out(data.cast(), address),
+            5 => Err(NOT_SUPPORTED),
+            6 => match known {
+                Known::Device(a) => out(data.cast(), c_int::from(a.sync_memops.load(Relaxed))),
+                Known::Host(_) => out(data.cast(), 0 as c_int),
+            },
+            7 => out(data.cast(), buffer),
+            8 => out(data.cast::<u8>(), 0),
+            9 => {
+                let gpu = match known {
+                    Known::Device(a) => Some(a.gpu),
+                    Known::Host(_) => None,
+                };
+                out(data.cast(), ordinal_of(d, st, context, gpu))
+            }
+            10 => match known {
+                Known::Device(a) => out(data.cast::<u8>(), u8::from(a.import.is_none())),
+                Known::Host(_) => out(data.cast::<u8>(), 0),
+            },
+            11 => out(data.cast(), start),
+            12 => out(data.cast(), size as usize),
+            13 => out(data.cast::<u8>(), 1),
+            14 => out(data.cast(), 0u64),
+            15 => out(data.cast::<u8>(), 0),
+            16 => out(data.cast(), 3u32),
+            17 => out(data.cast(), 0usize),
+            18 => out(data.cast(), size as usize),
+            19 => out(data.cast(), start),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+}
+
+/// Bytes of an attribute, for the zeros that an unknown pointer gets.
+fn width(attribute: c_uint) -> usize {
+    match attribute {
+        2 | 6 | 9 | 16 => 4,
+        8 | 10 | 13 | 15 => 1,
+        _ => 8,
+    }
+}
+
+driver! {
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, ptr: CUdeviceptr) {
+        let d = driver()?;
+        if data.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let st = d.state.lock();
+        let known = find(&st, ptr).ok_or(INVALID_VALUE)?;
+        write(d, &st, &known, attribute, ptr, data)
+    }
+
+    /// Succeeds for any pointer: what the driver does not know reads as zero.
+    fn cuPointerGetAttributes(count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, ptr: CUdeviceptr) {
+        let d = driver()?;
+        let attributes = array(attributes, count as usize)?;
+        let data = array(data, count as usize)?;
+        let st = d.state.lock();
+        let known = find(&st, ptr);
+        for (attribute, to) in attributes.into_iter().zip(data) {
+            if to.is_null() || attribute == 0 || attribute > 21 {
+                return Err(INVALID_VALUE);
+            }
+            let written = known.as_ref().map(|k| write(d, &st, k, attribute, ptr, to));
+            if !matches!(written, Some(Ok(()))) {
+                core::ptr::write_bytes(to.cast::<u8>(), 0, width(attribute));
+                if attribute == 9 {
+                    // No device: -2 is what the driver answers for a pointer it does not know.
+                    out(to.cast(), -2 as c_int)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cuPointerSetAttribute(value: *const c_void, attribute: c_uint, ptr: CUdeviceptr) {
+        let d = driver()?;
+        let value = super::load(value.cast::<c_uint>())?;
+        let st = d.state.lock();
+        let a = st.memory.device_at(ptr).ok_or(INVALID_VALUE)?;
+        if attribute != 6 {
+            return Err(INVALID_VALUE);
+        }
+        a.sync_memops.store(value != 0, Relaxed);
+        let legacy = st.contexts.get(&a.context).and_then(|c| st.streams.get(&c.legacy));
+        let pending: Vec<_> = legacy.and_then(|s| s.tail.clone()).into_iter().collect();
+        drop(st);
+        if value == 0 || pending.is_empty() {
+            return Ok(());
+        }
+        // "Synchronous" calls that returned early are drained.
+        finish(d, &pending)
+    }
+}

@@ -1,0 +1,277 @@
+//! Memory and events between processes.
+
+use crate::driver::Driver;
+use crate::errors::*;
+use crate::event::Event;
+use crate::memory::Allocation;
+use crate::sched::OpState;
+use crate::shared::MAX_HISTORY;
+use crate::state::State;
+use crate::types::{CUcontext, CUipcHandle};
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::Arc;
+
+const MEMORY_MAGIC: u64 = 0x5349_4d4d_454d_0001;
+const EVENT_MAGIC: u64 = 0x5349_4d45_5654_0001;
+
+fn pack(words: [u64; 6]) -> CUipcHandle {
+    let mut reserved = [0; 64];
+    for (i, w) in words.iter().enumerate() {
+        reserved[i * 8..i * 8 + 8].copy_from_slice(&w.to_le_bytes());
+    }
+    let sum = crate::topology::fnv1a(&reserved[..48]);
+    reserved[48..56].copy_from_slice(&sum.to_le_bytes());
+    CUipcHandle { reserved }
+}
+
+fn unpack(handle: &CUipcHandle, magic: u64) -> Res<[u64; 6]> {
+    let word = |i: usize| {
+        u64::from_le_bytes(
+            handle.reserved[i * 8..i * 8 + 8]
+                .try_into()
+                .unwrap_or_default(),
+        )
+    };
+    if word(0) != magic || word(6) != crate::topology::fnv1a(&handle.reserved[..48]) {
+        return Err(INVALID_HANDLE);
+    }
+    Ok([word(0), word(1), word(2), word(3), word(4), word(5)])
+}
+
+/// cuIpcGetMemHandle: the handle of the allocation that holds an address.
+pub fn export(d: &Driver, a: &Allocation) -> Res<CUipcHandle> {
+    if a.import.is_some() {
+        return Err(INVALID_VALUE);
+    }
+    let mut body = d.job.lock();
+    let mut row = a.export_row.load(Relaxed);
+    if row == u32::MAX {
+        let high = body.exports_high as usize;
+        let free = body.exports[..high]
+            .iter()
+            .position(|e| e.buffer == 0)
+            .unwrap_or(high);
+        let export = body.exports.get_mut(free).ok_or(OUT_OF_MEMORY)?;
+        *export = crate::shared::Export {
+            buffer: a.buffer,
+            owner: d.job.uid,
+            offset: a.offset,
+            size: a.size,
+            gpu: a.gpu as u32,
+            mappers: [0; crate::shared::MAX_PROCS],
+            freed: false,
+        };
+        body.exports_high = body.exports_high.max(free as u32 + 1);
+        row = free as u32;
+        a.export_row.store(row, Relaxed);
+    }
+    Ok(pack([
+        MEMORY_MAGIC,
+        d.job.uid,
+        u64::from(row),
+        a.buffer,
+        a.offset,
+        a.size,
+    ]))
+}
+
+/// cuIpcOpenMemHandle in `context`.
+pub fn open(d: &Driver, st: &mut State, handle: &CUipcHandle, context: CUcontext) -> Res<u64> {
+    let [_, owner, row, buffer, ..] = unpack(handle, MEMORY_MAGIC)?;
+    if owner == d.job.uid {
+        return Err(INVALID_CONTEXT);
+    }
+    let open_here = |a: &&Arc<Allocation>| a.buffer == buffer && a.context == context;
+    if st.memory.device.values().any(|a| open_here(&a)) {
+        return Err(ALREADY_MAPPED);
+    }
+    let export = {
+        let mut body = d.job.lock();
+        let export = body.exports.get_mut(row as usize).ok_or(INVALID_HANDLE)?;
+        if export.buffer != buffer || export.freed {
+            return Err(INVALID_HANDLE);
+        }
+        let mine = &mut export.mappers[d.job.slot];
+        *mine = mine.checked_add(1).ok_or(MAP_FAILED)?;
+        *export
+    };
+    let mapped = owner_memory(d, owner).ok_or(MAP_FAILED).and_then(|file| {
+        d.vm.import(&file, export.offset, export.size)
+            .map_err(|_| MAP_FAILED)
+    });
+    let import = match mapped {
+        Ok(import) => import,
+        Err(code) => {
+            forget_mapping(d, row as u32, buffer);
+            return Err(code);
+        }
+    };
+    let address = import.address;
+    let allocation = Allocation {
+        address,
+        size: export.size,
+        shadow: import.shadow(),
+        gpu: export.gpu as usize,
+        context,
+        buffer,
+        offset: export.offset,
+        import: Some(import),
+        export_row: AtomicU32::new(row as u32),
+        freed: AtomicBool::new(false),
+        sync_memops: AtomicBool::new(false),
+    };
+    st.memory.device.insert(address, Arc::new(allocation));
+    Ok(address)
+}
+
+fn owner_memory(d: &Driver, owner: u64) -> Option<OwnedFd> {
+    let procs = &d.job.shared().procs;
+    let p = procs
+        .iter()
+        .find(|p| p.uid.load(Relaxed) == owner && p.pid.load(Acquire) != 0)?;
+    let path = format!(
+        "/proc/{}/fd/{}",
+        p.pid.load(Relaxed),
+        p.memory_fd.load(Relaxed)
+    );
+    Some(
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .ok()?
+            .into(),
+    )
+}
+
+/// Takes one mapping off an export; the row goes with the last one if its owner has freed it or died.
+pub fn forget_mapping(d: &Driver, row: u32, buffer: u64) {
+    let mut body = d.job.lock();
+    let export = &mut body.exports[row as usize];
+    if export.buffer != buffer {
+        return;
+    }
+    export.mappers[d.job.slot] = export.mappers[d.job.slot].saturating_sub(1);
+    let owner = export.owner;
+    let alive = d
+        .job
+        .shared()
+        .procs
+        .iter()
+        .any(|p| p.uid.load(Relaxed) == owner && p.pid.load(Relaxed) != 0);
+    // A living owner gives the row back itself, together with the memory.
+    if !export.mapped() && export.freed && !alive {
+        export.buffer = 0;
+    }
+}
+
+/// cuIpcGetEventHandle.
+pub fn export_event(d: &Driver, event: &Event) -> Res<CUipcHandle> {
+    let (row, id) = (*event.shared.lock()).ok_or(INVALID_VALUE)?;
+    Ok(pack([EVENT_MAGIC, d.job.uid, row as u64, id, 0, 0]))
+}
+
+/// Gives an event a row in the node's table.
+pub fn share_event(d: &Driver) -> Res<(usize, u64)> {
+    let mut body = d.job.lock();
+    let row = body
+        .events
+        .iter()
+        .position(|e| e.id == 0)
+        .ok_or(OUT_OF_MEMORY)?;
+    body.next_uid += 1;
+    let id = body.next_uid;
+    let event = &mut body.events[row];
+    event.id = id;
+    event.recorded = 0;
+    event.completed = 0;
+    event.time = 0;
+    event.known = 0;
+    event.references = 1;
+    event.history_len = 0;
+    Ok((row, id))
+}
+
+/// cuIpcOpenEventHandle: row and identity.
+pub fn open_event(d: &Driver, handle: &CUipcHandle) -> Res<(usize, u64)> {
+    let [_, owner, row, id, ..] = unpack(handle, EVENT_MAGIC)?;
+    if owner == d.job.uid {
+        return Err(INVALID_CONTEXT);
+    }
+    let mut body = d.job.lock();
+    let event = body
+        .events
+        .get_mut(row as usize)
+        .filter(|e| e.id == id)
+        .ok_or(INVALID_HANDLE)?;
+    event.references += 1;
+    Ok((row as usize, id))
+}
+
+/// A handle to a shared event is gone.
+pub fn drop_event(d: &Driver, row: usize, id: u64) {
+    let mut body = d.job.lock();
+    let event = &mut body.events[row];
+    if event.id == id {
+        event.references = event.references.saturating_sub(1);
+        if event.references == 0 {
+            event.id = 0;
+        }
+    }
+}
+
+/// A record call: the number it gets, with the history that waiters inherit.
+pub fn event_recorded(d: &Driver, row: usize, id: u64, history: &[(u64, u64)]) {
+    let mut body = d.job.lock();
+    let event = &mut body.events[row];
+    if event.id != id {
+        return;
+    }
+    event.recorded += 1;
+    event.history_len = history.len() as u32;
+    for (to, from) in event.history.iter_mut().zip(history) {
+        *to = *from;
+    }
+}
+
+/// The record of `state` has completed.
+pub fn event_completed(d: &Driver, row: usize, id: u64, state: &OpState, end: u64) {
+    let mut body = d.job.lock();
+    let event = &mut body.events[row];
+    if event.id != id {
+        return;
+    }
+    event.completed += 1;
+    event.time = end;
+    event.known = event.known.max(state.known.load(Relaxed));
+    if event.history.len() < event.history_len as usize {
+        // Waiters cannot inherit a history this long. Count the completion as seen by a host instead:
+        // that orders at least as much, so nothing is reported wrongly.
+        drop(body);
+        let at = d.job.shared().observations.fetch_add(1, SeqCst) + 1;
+        let mut body = d.job.lock();
+        body.observe(&state.history, at);
+        let event = &mut body.events[row];
+        event.known = event.known.max(at);
+    }
+}
+
+/// Time and knowledge of a record, once it has completed.
+pub fn event_reached(d: &Driver, row: usize, id: u64, number: u64) -> Option<(u64, u64)> {
+    let body = d.job.lock();
+    let event = &body.events[row];
+    (event.id != id || event.completed >= number).then_some((event.time, event.known))
+}
+
+/// Number of the last record, and what waiting for it orders after.
+pub fn event_now(d: &Driver, row: usize, id: u64) -> Option<(u64, Vec<(u64, u64)>)> {
+    let body = d.job.lock();
+    let event = &body.events[row];
+    if event.id != id || event.recorded == 0 {
+        return None;
+    }
+    let len = (event.history_len as usize).min(MAX_HISTORY);
+    Some((event.recorded, event.history[..len].to_vec()))
+}

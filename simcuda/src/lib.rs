@@ -1,0 +1,49 @@
+//! A software CUDA driver: a `libcuda.so.1` with no GPU behind it.
+//!
+//! Processes of one job share a simulated node (`job`, `shared`): a virtual clock (`clock`) on which
+//! copies and kernels take the time that a topology file (`topology`) says, device memory that host
+//! code cannot touch (`vm`, `memory`), and a checker of happens-before (`checker`). Operations of a
+//! process form a graph of dependencies (`sched`, `work`), driven by whoever waits (`wait`).
+//! The exported functions are in `api`, one file an area; `build.rs` adds stubs for all others.
+//!
+//! | variable | meaning |
+//! | --- | --- |
+//! | `SIMCUDA_TOPOLOGY` | `beluga`, `narval`, `dgx1-v100`, `hgx-h200` (default), or a file |
+//! | `SIMCUDA_GPUS` | only the first so many GPUs of the topology |
+//! | `SIMCUDA_JOB` | name of the node; default: the launcher's job, else the process alone |
+//! | `SIMCUDA_HOST_ACCESS=1` | host code may touch device addresses |
+//! | `SIMCUDA_CHECK=0` | no happens-before checker |
+//! | `SIMCUDA_REPORT=FILE` | appends JSON lines: findings as they occur, one `exit` line a process |
+//! | `SIMCUDA_FAULT=F:N=CODE,..` | the N-th call of F returns CODE |
+//! | `SIMCUDA_QUIET_US` | real time without a call after which a process counts as waiting (200) |
+//! | `CUDA_VISIBLE_DEVICES` | as on hardware |
+//!
+//! A process in which a race or a use of freed memory was found ends with status 86.
+//!
+//! **Invariants.** An effect of an asynchronous operation is applied when its virtual time is over,
+//! never at its issue. Time moves only while every process waits. No pointer of the program is kept
+//! beyond what the driver API lets one keep. No panic crosses an exported function.
+
+pub mod api;
+mod capture;
+pub mod checker;
+pub mod clock;
+pub mod driver;
+pub mod errors;
+mod event;
+mod fault;
+mod graph;
+mod ipc;
+mod job;
+mod memory;
+mod module;
+mod ops;
+mod report;
+mod sched;
+pub mod shared;
+mod state;
+pub mod topology;
+pub mod types;
+mod vm;
+mod wait;
+mod work;

@@ -1,0 +1,424 @@
+//! Topology files: what a simulated node is made of and how fast each part is.
+//!
+//! Rates are GB/s (10^9 bytes), which is bytes a nanosecond; times are microseconds.
+
+use serde::Deserialize;
+use std::fmt;
+
+/// A node as its TOML file describes it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// Short name.
+    pub name: String,
+    /// One line for people.
+    #[serde(default)]
+    pub description: String,
+    /// The GPUs, all alike.
+    pub gpu: Gpu,
+    /// Copy engines.
+    pub copy: CopyEngines,
+    /// How GPUs reach each other.
+    pub fabric: Fabric,
+    /// Direct links between pairs (not for a switch).
+    #[serde(default)]
+    pub link: Vec<Link>,
+    /// Each GPU's PCIe link.
+    pub pcie: Pcie,
+    /// Host memory, shared by all GPUs.
+    pub host: Host,
+    /// Kernels.
+    pub kernel: Kernel,
+    /// What driver calls cost the calling thread.
+    pub calls: Calls,
+}
+
+/// One GPU's own figures.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Gpu {
+    pub count: usize,
+    pub name: String,
+    pub memory_mib: u64,
+    pub multiprocessors: i32,
+    pub clock_mhz: i32,
+    pub compute_capability: [i32; 2],
+    pub memory_gb_s: f64,
+    pub l2_mib: i32,
+    pub shared_kib: i32,
+}
+
+/// Copy engines of one GPU.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct CopyEngines {
+    pub setup_us: f64,
+    pub batch_setup_us: f64,
+    pub pull_extra_us: f64,
+    pub host_engines: usize,
+    pub peer_engines: usize,
+    pub engine_gb_s: f64,
+}
+
+/// Kind of interconnect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FabricKind {
+    /// Every pair through each GPU's one port.
+    Switch,
+    /// A link between every pair; a missing one is an error in the file.
+    FullMesh,
+    /// Links between some pairs; the others go over PCIe.
+    Links,
+}
+
+/// The interconnect.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fabric {
+    /// Kind.
+    pub kind: FabricKind,
+    /// Rate of a GPU's port, each direction (switch only).
+    pub port_gb_s: Option<f64>,
+}
+
+/// A link between two GPUs.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// The two ends.
+    pub gpus: [usize; 2],
+    /// Rate, each direction.
+    pub gb_s: f64,
+}
+
+/// A GPU's PCIe link.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Pcie {
+    pub to_host_gb_s: f64,
+    pub to_device_gb_s: f64,
+    pub peer_gb_s: f64,
+}
+
+/// Host memory.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Host {
+    pub write_gb_s: f64,
+    pub read_gb_s: f64,
+    pub numa_nodes: usize,
+    pub pageable_gb_s: f64,
+}
+
+/// Kernels.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Kernel {
+    pub setup_us: f64,
+}
+
+/// Costs of driver calls, charged to the calling thread's virtual time.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Calls {
+    pub async_us: f64,
+    pub sync_us: f64,
+    pub query_us: f64,
+    pub event_us: f64,
+    pub memop_us: f64,
+    pub launch_us: f64,
+    pub graph_launch_us: f64,
+    pub graph_node_us: f64,
+    pub graph_node_one_gpu_us: f64,
+    pub graph_instantiate_us: f64,
+    pub alloc_us: f64,
+    pub ipc_open_us: f64,
+    pub register_us_per_mib: f64,
+}
+
+/// Why a topology cannot be used; one line, says what to do.
+#[derive(Debug)]
+pub struct TopologyError(pub String);
+
+impl fmt::Display for TopologyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+const EMBEDDED: &[(&str, &str)] = &[
+    ("beluga", include_str!("../topologies/beluga.toml")),
+    ("narval", include_str!("../topologies/narval.toml")),
+    ("dgx1-v100", include_str!("../topologies/dgx1-v100.toml")),
+    ("hgx-h200", include_str!("../topologies/hgx-h200.toml")),
+];
+
+/// GPUs a topology may have; bounds the tables in shared memory.
+pub const MAX_GPUS: usize = 16;
+
+impl Topology {
+    /// Loads an embedded topology by name, or a file by path; `gpus` asks for the first that many.
+    pub fn load(which: &str, gpus: Option<usize>) -> Result<(Topology, u64), TopologyError> {
+        let text = match EMBEDDED.iter().find(|(name, _)| *name == which) {
+            Some((_, text)) => (*text).to_string(),
+            None => std::fs::read_to_string(which).map_err(|e| {
+                let names: Vec<&str> = EMBEDDED.iter().map(|(n, _)| *n).collect();
+                TopologyError(format!(
+                    "topology \"{which}\": {e}; give a file or one of {}",
+                    names.join(", ")
+                ))
+            })?,
+        };
+        let mut topology = Topology::parse(which, &text)?;
+        if let Some(gpus) = gpus {
+            topology.restrict(which, gpus)?;
+        }
+        Ok((topology.clone(), fnv1a(format!("{topology:?}").as_bytes())))
+    }
+
+    /// Parses and checks a file's text.
+    pub fn parse(which: &str, text: &str) -> Result<Topology, TopologyError> {
+        let topology: Topology = toml::from_str(text).map_err(|e| {
+            let line = e
+                .span()
+                .map_or(0, |s| text[..s.start].lines().count().max(1));
+            let message = e
+                .message()
+                .lines()
+                .next()
+                .unwrap_or("not valid TOML")
+                .to_string();
+            TopologyError(format!("topology \"{which}\", line {line}: {message}"))
+        })?;
+        topology
+            .check()
+            .map_err(|e| TopologyError(format!("topology \"{which}\": {e}")))?;
+        Ok(topology)
+    }
+
+    fn restrict(&mut self, which: &str, gpus: usize) -> Result<(), TopologyError> {
+        if gpus == 0 || gpus > self.gpu.count {
+            let count = self.gpu.count;
+            return Err(TopologyError(format!(
+                "topology \"{which}\" has {count} GPUs, {gpus} asked for (SIMCUDA_GPUS)"
+            )));
+        }
+        self.gpu.count = gpus;
+        self.link.retain(|l| l.gpus.iter().all(|g| *g < gpus));
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let n = self.gpu.count;
+        if n == 0 || n > MAX_GPUS {
+            return Err(format!("gpu.count is {n}, must be 1 to {MAX_GPUS}"));
+        }
+        if self.gpu.memory_mib == 0 {
+            return Err("gpu.memory_mib is 0".into());
+        }
+        if self.copy.host_engines == 0 || self.copy.peer_engines == 0 || self.host.numa_nodes == 0 {
+            return Err(
+                "copy.host_engines, copy.peer_engines and host.numa_nodes must be at least 1"
+                    .into(),
+            );
+        }
+        let rates = [
+            ("gpu.memory_gb_s", self.gpu.memory_gb_s),
+            ("copy.engine_gb_s", self.copy.engine_gb_s),
+            ("pcie.to_host_gb_s", self.pcie.to_host_gb_s),
+            ("pcie.to_device_gb_s", self.pcie.to_device_gb_s),
+            ("pcie.peer_gb_s", self.pcie.peer_gb_s),
+            ("host.write_gb_s", self.host.write_gb_s),
+            ("host.read_gb_s", self.host.read_gb_s),
+            ("host.pageable_gb_s", self.host.pageable_gb_s),
+            ("fabric.port_gb_s", self.fabric.port_gb_s.unwrap_or(1.0)),
+        ];
+        for (name, value) in rates {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(format!(
+                    "{name} is {value}, must be a positive rate in GB/s"
+                ));
+            }
+        }
+        let c = &self.calls;
+        let times = [
+            self.copy.setup_us,
+            self.copy.batch_setup_us,
+            self.copy.pull_extra_us,
+            self.kernel.setup_us,
+            c.async_us,
+            c.sync_us,
+            c.query_us,
+            c.event_us,
+            c.memop_us,
+            c.launch_us,
+            c.graph_launch_us,
+            c.graph_node_us,
+            c.graph_node_one_gpu_us,
+            c.graph_instantiate_us,
+            c.alloc_us,
+            c.ipc_open_us,
+            c.register_us_per_mib,
+        ];
+        if let Some(bad) = times.iter().find(|t| !(t.is_finite() && **t >= 0.0)) {
+            return Err(format!("a time is {bad} us, must not be negative"));
+        }
+        self.check_links()
+    }
+
+    fn check_links(&self) -> Result<(), String> {
+        let n = self.gpu.count;
+        for (i, link) in self.link.iter().enumerate() {
+            let [a, b] = link.gpus;
+            if a >= n || b >= n || a == b {
+                return Err(format!(
+                    "link between GPU {a} and {b}: no such pair among {n} GPUs"
+                ));
+            }
+            if !(link.gb_s.is_finite() && link.gb_s > 0.0) {
+                return Err(format!(
+                    "link between GPU {a} and {b}: gb_s is {}, must be positive",
+                    link.gb_s
+                ));
+            }
+            if self.link[..i]
+                .iter()
+                .any(|l| l.gpus == [a, b] || l.gpus == [b, a])
+            {
+                return Err(format!("link between GPU {a} and {b} is listed twice"));
+            }
+        }
+        match self.fabric.kind {
+            FabricKind::Switch if self.fabric.port_gb_s.is_none() => {
+                Err("fabric.port_gb_s is missing".into())
+            }
+            FabricKind::Switch if !self.link.is_empty() => {
+                Err("a switch fabric has no [[link]]".into())
+            }
+            FabricKind::FullMesh => {
+                for a in 0..n {
+                    for b in a + 1..n {
+                        if self.link_of(a, b).is_none() {
+                            return Err(format!("link between GPU {a} and {b} is missing (fabric.kind is full-mesh)"));
+                        }
+                    }
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Index into `link` and whether `a` to `b` is its first direction.
+    pub fn link_of(&self, a: usize, b: usize) -> Option<(usize, bool)> {
+        self.link
+            .iter()
+            .enumerate()
+            .find_map(|(i, l)| match l.gpus {
+                [x, y] if (x, y) == (a, b) => Some((i, true)),
+                [x, y] if (x, y) == (b, a) => Some((i, false)),
+                _ => None,
+            })
+    }
+
+    /// Device memory of one GPU in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.gpu.memory_mib << 20
+    }
+
+    /// UUID of a physical GPU: stable for a topology, different between GPUs.
+    pub fn uuid(&self, gpu: usize) -> [u8; 16] {
+        let a = fnv1a(format!("{}/{gpu}/a", self.name).as_bytes());
+        let b = fnv1a(format!("{}/{gpu}/b", self.name).as_bytes());
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&a.to_be_bytes());
+        uuid[8..].copy_from_slice(&b.to_be_bytes());
+        uuid
+    }
+
+    /// PCI bus number of a physical GPU.
+    pub fn pci_bus(&self, gpu: usize) -> i32 {
+        0x18 + 0x10 * gpu as i32
+    }
+
+    /// NUMA node of a physical GPU: the GPUs are dealt to the nodes in blocks.
+    pub fn numa_node(&self, gpu: usize) -> i32 {
+        (gpu * self.host.numa_nodes / self.gpu.count) as i32
+    }
+}
+
+/// FNV-1a, 64 bits: names and files to numbers that agree between processes.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| {
+        (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_topologies_load() {
+        for (name, _) in EMBEDDED {
+            let (t, _) = Topology::load(name, None).unwrap();
+            assert_eq!(&t.name, name);
+        }
+        assert_eq!(Topology::load("hgx-h200", Some(2)).unwrap().0.gpu.count, 2);
+        assert!(Topology::load("hgx-h200", Some(9)).is_err());
+    }
+
+    /// Six NVLink2 a GPU: NVIDIA's V100 datasheet.
+    #[test]
+    fn every_v100_of_the_cube_mesh_has_six_links() {
+        let (t, _) = Topology::load("dgx1-v100", None).unwrap();
+        for g in 0..8 {
+            let rate: f64 = t
+                .link
+                .iter()
+                .filter(|l| l.gpus.contains(&g))
+                .map(|l| l.gb_s)
+                .sum();
+            assert_eq!(rate, 6.0 * 24.0, "GPU {g}");
+        }
+    }
+
+    #[test]
+    fn every_value_cites_its_source() {
+        for (name, text) in EMBEDDED {
+            for line in text.lines().filter(|l| l.contains(" = ")) {
+                let key = line.split(" = ").next().unwrap_or("");
+                let exempt = line.starts_with('#')
+                    || (["name", "description", "gpus"].contains(&key) && !line.contains("NVIDIA"));
+                assert!(exempt || line.contains("# source:"), "{name}: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn bad_files_say_what_is_wrong() {
+        let good = EMBEDDED[0].1;
+        let missing = good.replacen("[[link]]\ngpus = [0, 2]\ngb_s = 48.0", "", 1);
+        let error = Topology::parse("x", &missing).unwrap_err().to_string();
+        assert!(
+            error.contains("link between GPU 0 and 2 is missing"),
+            "{error}"
+        );
+        let negative = good.replacen("gb_s = 48.0", "gb_s = -48.0", 1);
+        let error = Topology::parse("x", &negative).unwrap_err().to_string();
+        assert!(
+            error.contains("must be positive") && !error.contains('\n'),
+            "{error}"
+        );
+        let error = Topology::parse("x", "name = 3").unwrap_err().to_string();
+        assert!(error.contains("line 1") && !error.contains('\n'), "{error}");
+        assert!(Topology::load("/no/such/file", None).is_err());
+    }
+}

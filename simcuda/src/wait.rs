@@ -1,0 +1,312 @@
+//! Waiting: blocking calls, polls, the background thread, and when time may move.
+//!
+//! Time moves when every process of the node is parked in a blocking call, polls without change,
+//! or has made no call that issues or takes up work for a while, and nobody has an ended
+//! operation whose effects are not yet applied. Whoever waits looks whether that is so. A process
+//! that has merely lost its core to others (no CPU time used, still runnable) is waited for, within
+//! a bound.
+
+use crate::driver::Driver;
+use crate::job::{futex_wait, futex_wake, real_ns};
+use crate::sched::pump;
+use crate::shared::Stage;
+use crate::state::State;
+use std::sync::atomic::Ordering::*;
+
+/// Polls without change after which a process counts as waiting.
+const IDLE_POLLS: u32 = 3;
+/// Longest sleep of a waiter that has promised to watch the node.
+const WATCH_NS: u64 = 200_000;
+/// Sleep of a waiter while another watches.
+const SLEEP_NS: u64 = 500_000;
+/// CPU time without a call after which a process is no longer taken to be about to make one.
+const QUIET_CPU_NS: u64 = 50_000;
+/// A process that got no core for this long is not waited for any more.
+const STARVED_NS: u64 = 10_000_000;
+/// Rounds without movement after which dead processes are looked for.
+const REAP_ROUNDS: u32 = 20;
+
+thread_local! {
+    static THREAD: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+/// The kernel's number of the calling thread.
+fn thread_id() -> u32 {
+    THREAD.with(|t| {
+        if t.get() == 0 {
+            // SAFETY: no preconditions.
+            t.set(unsafe { libc::gettid() } as u32);
+        }
+        t.get()
+    })
+}
+
+enum Time {
+    /// Time moved, or there is work to take up.
+    Moved,
+    /// Some process is busy; look again after so many nanoseconds.
+    Busy(u64),
+    /// Nothing is under way.
+    Idle,
+}
+
+impl Driver {
+    /// A call that issued or took up work.
+    pub fn active(&self) {
+        let me = self.job.me();
+        me.active_at.store(real_ns(), Relaxed);
+        me.active_cpu
+            .store(crate::job::cpu_ns(0).unwrap_or(0), Relaxed);
+        me.active_thread.store(thread_id(), Relaxed);
+        me.idle_polls.store(0, Relaxed);
+    }
+
+    /// Lets the calling thread's virtual time pass by the cost of a call; returns the new time.
+    pub fn charge(&self, us: f64) -> u64 {
+        let me = self.job.me();
+        let now = me.host_time.load(Relaxed).max(self.job.now()) + (us * 1000.0) as u64;
+        me.host_time.store(now, Relaxed);
+        now
+    }
+
+    /// The host code now knows of something that happened at `time`.
+    pub fn learned(&self, time: u64) {
+        self.job.me().host_time.fetch_max(time, Relaxed);
+    }
+
+    /// Virtual time as this process's host code sees it.
+    pub fn host_now(&self) -> u64 {
+        self.job.me().host_time.load(Relaxed).max(self.job.now())
+    }
+
+    /// Wakes whoever takes up work for a process.
+    pub fn notify(&self, slot: usize) {
+        let proc = &self.job.shared().procs[slot];
+        if proc.parked.load(SeqCst) > 0 {
+            futex_wake(&proc.word);
+        } else {
+            futex_wake(&proc.worker_word);
+        }
+    }
+
+    fn quiet_in(&self, slot: usize, now: u64) -> u64 {
+        let p = &self.job.shared().procs[slot];
+        if p.parked.load(Relaxed) > 0 || p.idle_polls.load(Relaxed) >= IDLE_POLLS {
+            return 0;
+        }
+        let since = now.saturating_sub(p.active_at.load(Relaxed));
+        if since < self.quiet_ns {
+            return self.quiet_ns - since;
+        }
+        // It may only have lost its core: then it is not quiet, just late.
+        let pid = p.pid.load(Relaxed);
+        let used = crate::job::cpu_ns(pid).map_or(u64::MAX, |cpu| {
+            cpu.saturating_sub(p.active_cpu.load(Relaxed))
+        });
+        let over = used >= QUIET_CPU_NS || since >= self.quiet_ns + STARVED_NS;
+        if over || !crate::job::runnable(pid, p.active_thread.load(Relaxed)) {
+            return 0;
+        }
+        WATCH_NS
+    }
+
+    /// Moves time to the next end of an operation if nobody is busy.
+    fn advance(&self) -> Time {
+        let shared = self.job.shared();
+        let me = self.job.slot;
+        if self.closed.load(Acquire) {
+            return Time::Idle;
+        }
+        if shared.procs[me].unapplied.load(Acquire) > 0 {
+            return Time::Busy(20_000);
+        }
+        let real = real_ns();
+        let mut body = self.job.lock();
+        if body.active_len == 0 {
+            return Time::Idle;
+        }
+        let mut busy = 0;
+        for (slot, p) in shared.procs.iter().enumerate() {
+            if p.pid.load(Acquire) == 0 {
+                continue;
+            }
+            if p.unapplied.load(Acquire) > 0 {
+                busy = busy.max(50_000);
+            }
+            // The caller itself waits, or it would not be here.
+            if slot != me {
+                busy = busy.max(self.quiet_in(slot, real));
+            }
+        }
+        if busy > 0 {
+            return Time::Busy(busy);
+        }
+        let now = crate::clock::advance(&self.machine, &mut body, self.job.now(), u64::MAX);
+        shared.clock.store(now, Release);
+        let mut ended = [0u32; crate::shared::MAX_PROCS];
+        for row in &body.active[..body.active_len as usize] {
+            let flow = &body.flows[usize::from(*row)];
+            if flow.stage == Stage::Done {
+                ended[usize::from(flow.proc)] += 1;
+            }
+        }
+        let mut any = false;
+        for (slot, count) in ended.iter().enumerate().filter(|(_, c)| **c > 0) {
+            any = true;
+            shared.procs[slot].unapplied.store(*count, Release);
+            if slot != me {
+                self.notify(slot);
+            }
+        }
+        if any {
+            Time::Moved
+        } else {
+            Time::Idle
+        }
+    }
+
+    /// How long a waiter sleeps before it looks again; only one of the node looks often.
+    fn nap(&self, wanted: u64) -> u64 {
+        let real = real_ns();
+        let watch = &self.job.shared().watch_until;
+        let until = watch.load(Relaxed);
+        let nap = wanted.clamp(20_000, WATCH_NS);
+        if until > real && until < real + SLEEP_NS {
+            return SLEEP_NS;
+        }
+        match watch.compare_exchange(until, real + nap + WATCH_NS, Relaxed, Relaxed) {
+            Ok(_) => nap,
+            Err(_) => SLEEP_NS,
+        }
+    }
+
+    fn release_watch(&self) {
+        self.job.shared().watch_until.store(0, Relaxed);
+    }
+
+    /// Blocks until `done` says so. `done` sees the state after everything that ended was taken up.
+    pub fn wait_until(&'static self, mut done: impl FnMut(&mut State) -> bool) {
+        let me = self.job.me();
+        let mut parked = false;
+        let mut rounds = 0u32;
+        loop {
+            let seen = me.word.load(Acquire);
+            {
+                let mut st = self.state.lock();
+                pump(self, &mut st);
+                if done(&mut st) {
+                    break;
+                }
+            }
+            if !parked {
+                me.parked.fetch_add(1, SeqCst);
+                parked = true;
+                continue;
+            }
+            let polls = self.state.lock().sched.polls();
+            match self.advance() {
+                Time::Moved => rounds = 0,
+                Time::Busy(ns) => {
+                    rounds += 1;
+                    let nap = self.nap(ns);
+                    futex_wait(&me.word, seen, nap);
+                    if nap != SLEEP_NS {
+                        self.release_watch();
+                    }
+                }
+                Time::Idle => {
+                    rounds += 1;
+                    futex_wait(&me.word, seen, if polls { 50_000 } else { SLEEP_NS });
+                }
+            }
+            if rounds % REAP_ROUNDS == REAP_ROUNDS - 1 {
+                let mut body = self.job.lock();
+                self.job.reap(&mut body);
+            }
+        }
+        if parked {
+            me.parked.fetch_sub(1, SeqCst);
+        }
+        self.active();
+    }
+
+    /// One look whether `done` holds; a caller that looks in vain again and again lets time move.
+    pub fn poll(&'static self, mut done: impl FnMut(&mut State) -> bool) -> bool {
+        let me = self.job.me();
+        for round in 0..2 {
+            {
+                let mut st = self.state.lock();
+                pump(self, &mut st);
+                if done(&mut st) {
+                    return true;
+                }
+            }
+            if round == 1 || me.idle_polls.fetch_add(1, Relaxed) < IDLE_POLLS {
+                break;
+            }
+            if !matches!(self.advance(), Time::Moved) {
+                break;
+            }
+        }
+        std::thread::yield_now();
+        false
+    }
+
+    /// Wakes the background thread if it sleeps for good.
+    pub fn wake_worker(&self) {
+        if self.worker_asleep.swap(false, AcqRel) {
+            futex_wake(&self.job.me().worker_word);
+        }
+    }
+
+    /// The background thread: takes up work while the program is elsewhere.
+    pub fn work(&'static self) {
+        let me = self.job.me();
+        let mut rounds = 0u32;
+        while !self.closed.load(Acquire) {
+            let seen = me.worker_word.load(Acquire);
+            if me.parked.load(SeqCst) > 0 {
+                // Whoever is parked takes up the work; look in now and then, in case it leaves.
+                futex_wait(&me.worker_word, seen, 1_000_000);
+                continue;
+            }
+            let (idle, polls) = {
+                let mut st = self.state.lock();
+                pump(self, &mut st);
+                (st.sched.idle(), st.sched.polls())
+            };
+            if idle {
+                self.worker_asleep.store(true, Release);
+                if self.state.lock().sched.idle() {
+                    futex_wait(&me.worker_word, seen, 100_000_000);
+                }
+                self.worker_asleep.store(false, Release);
+                continue;
+            }
+            // Unlike a waiter, this thread does not speak for the program: that must be quiet itself.
+            let own = self.quiet_in(self.job.slot, real_ns());
+            if own > 0 {
+                futex_wait(&me.worker_word, seen, own.min(WATCH_NS));
+                continue;
+            }
+            rounds += 1;
+            if rounds % REAP_ROUNDS == 0 {
+                let mut body = self.job.lock();
+                self.job.reap(&mut body);
+            }
+            match self.advance() {
+                Time::Moved => rounds = 0,
+                Time::Busy(ns) => {
+                    let nap = self.nap(ns);
+                    futex_wait(&me.worker_word, seen, nap);
+                    if nap != SLEEP_NS {
+                        self.release_watch();
+                    }
+                }
+                Time::Idle => {
+                    futex_wait(&me.worker_word, seen, if polls { 50_000 } else { SLEEP_NS })
+                }
+            }
+        }
+    }
+}

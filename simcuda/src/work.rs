@@ -1,0 +1,472 @@
+//! What an operation does when its time has come, and what it costs.
+
+use crate::checker::Access;
+use crate::clock::{Engine, Machine, Route};
+use crate::errors::{ILLEGAL_ADDRESS, INVALID_VALUE, MISALIGNED_ADDRESS};
+use crate::event::Event;
+use crate::memory::Place;
+use crate::shared::NO_ENGINE;
+use crate::topology::Topology;
+use crate::types::{CUhostFn, CUresult, CUstream, CUstreamCallback};
+use anabranch_kernels::{AccessKind, Launch, Params, Twin};
+use core::ffi::c_void;
+use std::sync::Arc;
+
+/// A copy of `height` rows of `width` bytes.
+#[derive(Clone)]
+pub struct Copy {
+    /// Destination.
+    pub dst: Place,
+    /// Source.
+    pub src: Place,
+    /// Bytes a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// Distance of rows at the destination.
+    pub dst_pitch: usize,
+    /// Distance of rows at the source.
+    pub src_pitch: usize,
+    /// The source as it was when the call was made: pageable memory is staged before the call returns.
+    pub staged: Option<Arc<Vec<u8>>>,
+}
+
+/// A fill.
+#[derive(Clone)]
+pub struct Fill {
+    /// Destination.
+    pub dst: Place,
+    /// Bytes of one element: 1, 2 or 4.
+    pub element: usize,
+    /// The element.
+    pub value: u32,
+    /// Elements a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// Distance of rows in bytes.
+    pub pitch: usize,
+}
+
+/// A kernel launch.
+#[derive(Clone)]
+pub struct KernelLaunch {
+    /// The host twin.
+    pub twin: &'static Twin,
+    /// Arguments, copied.
+    pub params: Params,
+    /// Shape.
+    pub launch: Launch,
+    /// Device ranges the arguments name, resolved when the call was made: (access, place).
+    pub ranges: Vec<(anabranch_kernels::Access, Place)>,
+    /// Physical GPU.
+    pub gpu: usize,
+}
+
+/// One stream memory operation.
+#[derive(Clone)]
+pub struct MemOp {
+    /// Where.
+    pub place: Place,
+    /// 4 or 8 bytes.
+    pub bytes: usize,
+    /// Operand.
+    pub value: u64,
+    /// `None` writes, else waits with these flags.
+    pub wait: Option<u32>,
+}
+
+/// Pointer that the program handed over for its own callback.
+#[derive(Clone, Copy)]
+pub struct UserData(pub *mut c_void);
+// SAFETY: never dereferenced here, only handed back.
+unsafe impl Send for UserData {}
+// SAFETY: as above.
+unsafe impl Sync for UserData {}
+
+/// Host code in a stream.
+#[derive(Clone, Copy)]
+pub enum HostCode {
+    /// cuLaunchHostFunc.
+    Function(CUhostFn, UserData),
+    /// cuStreamAddCallback.
+    Callback(CUstreamCallback, CUstream, UserData),
+}
+
+/// An operation's content.
+#[derive(Clone)]
+pub enum Work {
+    /// Orders only.
+    Empty,
+    /// Copies over one route, back to back.
+    Copy(Vec<Copy>),
+    /// A fill.
+    Fill(Fill),
+    /// A kernel.
+    Kernel(KernelLaunch),
+    /// Host code.
+    Host(HostCode),
+    /// Stream memory operations, in order.
+    MemOps(Vec<MemOp>),
+    /// Records an event (its local state is set when it is issued).
+    Record(Arc<Event>),
+    /// Waits for a shared event's record of that number.
+    SharedWait {
+        /// Row in the node's table.
+        row: usize,
+        /// Identity in that row.
+        id: u64,
+        /// Record to wait for.
+        number: u64,
+    },
+}
+
+/// What an operation needs of the machine.
+#[derive(Clone, Copy)]
+pub struct Demand {
+    /// Engine or [`NO_ENGINE`].
+    pub engine: u16,
+    /// Segments.
+    pub route: Route,
+    /// Before bytes move.
+    pub setup_ns: u64,
+    /// Bytes.
+    pub bytes: f64,
+    /// Bytes a nanosecond at most.
+    pub cap: f64,
+}
+
+fn ns(us: f64) -> u64 {
+    (us * 1000.0).round() as u64
+}
+
+impl Copy {
+    /// Bytes moved.
+    pub fn bytes(&self) -> u64 {
+        (self.width * self.height) as u64
+    }
+
+    /// Bytes from the first to behind the last.
+    pub fn span(width: usize, height: usize, pitch: usize) -> u64 {
+        if width == 0 || height == 0 {
+            return 0;
+        }
+        ((height - 1) * pitch + width) as u64
+    }
+
+    /// Engine and route, for a stream on GPU `initiator`.
+    pub fn way(&self, t: &Topology, m: &Machine, initiator: usize) -> (u16, Route, f64, u64) {
+        let pageable =
+            matches!(self.src, Place::Pageable(_)) || matches!(self.dst, Place::Pageable(_));
+        let cap = if pageable {
+            t.host.pageable_gb_s
+        } else {
+            t.copy.engine_gb_s
+        };
+        match (self.src.gpu(), self.dst.gpu()) {
+            (Some(from), Some(to)) if from == to => (
+                Machine::engine(initiator, Engine::Peer),
+                m.between(t, from, to),
+                t.gpu.memory_gb_s,
+                0,
+            ),
+            (Some(from), Some(to)) => {
+                let pull = if initiator == from {
+                    0
+                } else {
+                    ns(t.copy.pull_extra_us)
+                };
+                (
+                    Machine::engine(initiator, Engine::Peer),
+                    m.between(t, from, to),
+                    cap,
+                    pull,
+                )
+            }
+            (Some(from), None) => (
+                Machine::engine(from, Engine::ToHost),
+                m.to_host(from),
+                cap,
+                0,
+            ),
+            (None, Some(to)) => (
+                Machine::engine(to, Engine::ToDevice),
+                m.to_device(to),
+                cap,
+                0,
+            ),
+            (None, None) => (NO_ENGINE, Route::default(), t.host.pageable_gb_s, 0),
+        }
+    }
+
+    fn run(&self) {
+        let dst = self.dst.pointer();
+        let src = self
+            .staged
+            .as_ref()
+            .map_or(self.src.pointer().cast_const(), |s| s.as_ptr());
+        let src_pitch = if self.staged.is_some() {
+            self.width
+        } else {
+            self.src_pitch
+        };
+        for row in 0..self.height {
+            // SAFETY: both ranges were checked against their allocations when the call was made, which the
+            // places keep alive; host ranges are the program's promise. They may overlap, hence `copy`.
+            unsafe {
+                core::ptr::copy(
+                    src.add(row * src_pitch),
+                    dst.add(row * self.dst_pitch),
+                    self.width,
+                )
+            };
+        }
+    }
+}
+
+impl Fill {
+    fn run(&self) {
+        let element = self.value.to_le_bytes();
+        for row in 0..self.height {
+            // SAFETY: the range was checked against its allocation when the call was made.
+            let dst = unsafe { self.dst.pointer().add(row * self.pitch) };
+            if self.element == 1 {
+                // SAFETY: as above.
+                unsafe { core::ptr::write_bytes(dst, element[0], self.width) };
+                continue;
+            }
+            for i in 0..self.width {
+                // SAFETY: as above; unaligned rows are allowed for.
+                unsafe {
+                    core::ptr::copy_nonoverlapping(
+                        element.as_ptr(),
+                        dst.add(i * self.element),
+                        self.element,
+                    )
+                };
+            }
+        }
+    }
+}
+
+impl KernelLaunch {
+    fn run(&self) -> Result<(), CUresult> {
+        let translate = |address: u64, bytes: u64| -> *mut u8 {
+            for (access, place) in &self.ranges {
+                let Place::Device(a, _) = place else {
+                    let inside = address >= access.address
+                        && address + bytes <= access.address + access.span_bytes();
+                    if inside {
+                        return address as usize as *mut u8;
+                    }
+                    continue;
+                };
+                if address >= a.address && address.saturating_add(bytes) <= a.address + a.size {
+                    // SAFETY: inside the allocation, by the line above.
+                    return unsafe { a.shadow.add((address - a.address) as usize) };
+                }
+            }
+            core::ptr::null_mut()
+        };
+        // SAFETY: the translation gives pointers into allocations that `ranges` keeps alive.
+        let outcome = unsafe { self.twin.run(&self.params, self.launch, &translate) };
+        outcome.map_err(|fault| match fault {
+            anabranch_kernels::Fault::IllegalAddress(_) => ILLEGAL_ADDRESS,
+            anabranch_kernels::Fault::Misaligned(_) => MISALIGNED_ADDRESS,
+            anabranch_kernels::Fault::InvalidLaunch => INVALID_VALUE,
+        })
+    }
+}
+
+impl MemOp {
+    /// True when the awaited condition holds.
+    pub fn satisfied(&self) -> bool {
+        let Some(flags) = self.wait else { return true };
+        let (current, mask) = self.load();
+        let value = self.value & mask;
+        match flags & 3 {
+            // The signed difference modulo the width decides "greater or equal", as the driver has it.
+            0 if self.bytes == 4 => (current.wrapping_sub(value) as u32 as i32) >= 0,
+            0 => (current.wrapping_sub(value) as i64) >= 0,
+            1 => current == value,
+            2 => current & value != 0,
+            _ => !(current | value) & mask != 0,
+        }
+    }
+
+    fn load(&self) -> (u64, u64) {
+        use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire};
+        let p = self.place.pointer();
+        // SAFETY: alignment and range were checked when the call was made; others write it atomically.
+        unsafe {
+            match self.bytes {
+                4 => (
+                    u64::from(AtomicU32::from_ptr(p.cast()).load(Acquire)),
+                    u64::from(u32::MAX),
+                ),
+                _ => (AtomicU64::from_ptr(p.cast()).load(Acquire), u64::MAX),
+            }
+        }
+    }
+
+    fn store(&self) {
+        use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Release};
+        let p = self.place.pointer();
+        // SAFETY: as in `load`.
+        unsafe {
+            match self.bytes {
+                4 => AtomicU32::from_ptr(p.cast()).store(self.value as u32, Release),
+                _ => AtomicU64::from_ptr(p.cast()).store(self.value, Release),
+            }
+        }
+    }
+}
+
+impl Work {
+    /// What it takes of the machine; `None` for what takes no time of its own.
+    pub fn demand(&self, t: &Topology, m: &Machine, initiator: usize) -> Option<Demand> {
+        match self {
+            Work::Copy(copies) => {
+                let first = copies.first()?;
+                let (engine, route, cap, extra) = first.way(t, m, initiator);
+                let more = ns(t.copy.batch_setup_us) * (copies.len() as u64 - 1);
+                let bytes = copies.iter().map(Copy::bytes).sum::<u64>() as f64;
+                Some(Demand {
+                    engine,
+                    route,
+                    setup_ns: ns(t.copy.setup_us) + extra + more,
+                    bytes,
+                    cap,
+                })
+            }
+            Work::Fill(fill) => {
+                let bytes = (fill.width * fill.height * fill.element) as f64;
+                let route = fill.dst.gpu().map_or_else(Route::default, |g| m.memory(g));
+                Some(Demand {
+                    engine: NO_ENGINE,
+                    route,
+                    setup_ns: ns(t.kernel.setup_us),
+                    bytes,
+                    cap: t.gpu.memory_gb_s,
+                })
+            }
+            Work::Kernel(k) => {
+                let bytes = k.twin.bytes_touched(&k.params, k.launch) as f64;
+                let route = m.memory(k.gpu);
+                Some(Demand {
+                    engine: NO_ENGINE,
+                    route,
+                    setup_ns: ns(t.kernel.setup_us),
+                    bytes,
+                    cap: t.gpu.memory_gb_s,
+                })
+            }
+            Work::MemOps(_) => Some(Demand {
+                engine: NO_ENGINE,
+                route: Route::default(),
+                setup_ns: ns(t.calls.memop_us),
+                bytes: 0.0,
+                cap: 1.0,
+            }),
+            _ => None,
+        }
+    }
+
+    /// What the checker sees.
+    pub fn accesses(&self) -> Vec<Access> {
+        match self {
+            Work::Copy(copies) => {
+                let of = |c: &Copy| {
+                    let one = |p: &Place, pitch: usize, write| {
+                        p.access(c.width as u64, pitch as u64, c.height as u64, write)
+                    };
+                    let src = if c.staged.is_some() {
+                        None
+                    } else {
+                        one(&c.src, c.src_pitch, false)
+                    };
+                    [src, one(&c.dst, c.dst_pitch, true)]
+                };
+                copies.iter().flat_map(of).flatten().collect()
+            }
+            Work::Fill(f) => {
+                let width = (f.width * f.element) as u64;
+                f.dst
+                    .access(width, f.pitch as u64, f.height as u64, true)
+                    .into_iter()
+                    .collect()
+            }
+            Work::Kernel(k) => {
+                let of = |(a, place): &(anabranch_kernels::Access, Place)| {
+                    let mut access =
+                        place.access(a.row_bytes, a.pitch_bytes, a.rows, a.writes())?;
+                    access.atomic = a.kind == AccessKind::Atomic;
+                    Some(access)
+                };
+                k.ranges.iter().filter_map(of).collect()
+            }
+            // Flags are polled while they are written: atomic by nature.
+            Work::MemOps(ops) => {
+                let of = |op: &MemOp| {
+                    let mut access =
+                        op.place
+                            .access(op.bytes as u64, op.bytes as u64, 1, op.wait.is_none())?;
+                    access.atomic = true;
+                    Some(access)
+                };
+                ops.iter().filter_map(of).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Index into the checker's kinds.
+    pub fn kind(&self) -> u8 {
+        match self {
+            Work::Copy(_) => 0,
+            Work::Fill(_) => 1,
+            Work::Kernel(_) => 2,
+            _ => 3,
+        }
+    }
+
+    /// Places in memory that another process owns: (export row, buffer).
+    pub fn imports(&self) -> Vec<(u32, u64)> {
+        let places: Vec<&Place> = match self {
+            Work::Copy(copies) => copies.iter().flat_map(|c| [&c.src, &c.dst]).collect(),
+            Work::Fill(f) => vec![&f.dst],
+            Work::Kernel(k) => k.ranges.iter().map(|(_, p)| p).collect(),
+            Work::MemOps(ops) => ops.iter().map(|o| &o.place).collect(),
+            _ => Vec::new(),
+        };
+        places.into_iter().filter_map(Place::import_row).collect()
+    }
+
+    /// True when its completion shows to hosts by itself: a flag written by the stream, or a copy
+    /// of at most eight bytes to host memory, which programs poll like one.
+    pub fn announces(&self) -> bool {
+        match self {
+            Work::MemOps(ops) => ops.iter().any(|o| o.wait.is_none()),
+            Work::Host(_) => true,
+            Work::Copy(copies) => copies
+                .iter()
+                .any(|c| c.dst.gpu().is_none() && c.bytes() <= 8),
+            _ => false,
+        }
+    }
+
+    /// Moves the bytes. Called without locks, once, when the operation's virtual time is over.
+    pub fn run(&self) -> Result<(), CUresult> {
+        match self {
+            Work::Copy(copies) => copies.iter().for_each(Copy::run),
+            Work::Fill(fill) => fill.run(),
+            Work::Kernel(kernel) => return kernel.run(),
+            Work::MemOps(ops) => ops
+                .iter()
+                .filter(|o| o.wait.is_none())
+                .for_each(MemOp::store),
+            _ => {}
+        }
+        Ok(())
+    }
+}

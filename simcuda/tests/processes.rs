@@ -1,0 +1,391 @@
+//! What several processes of a simulated node see of each other.
+#![allow(
+    missing_docs,
+    clippy::undocumented_unsafe_blocks,
+    clippy::ptr_as_ptr,
+    clippy::borrow_as_ptr
+)]
+
+mod common;
+use common::*;
+use simcuda::api::*;
+use simcuda::types::*;
+
+const N: usize = 3 << 20;
+
+#[test]
+fn scenario() {
+    match std::env::var("SCENARIO").as_deref() {
+        Ok("export") => export(),
+        Ok("import") => import(),
+        Ok("first") => first(true),
+        Ok("first_unsynchronized") => first(false),
+        Ok("second") => second(),
+        Ok("flags_out") => flags_out(),
+        Ok("flags_in") => flags_in(),
+        Ok("event_out") => event_out(),
+        Ok("event_in") => event_in(),
+        Ok("free_early") => free_early(),
+        Ok("use_late") => use_late(),
+        Ok("hang_around") => hang_around(),
+        Ok("take_all") => take_all(),
+        Ok("ring") => ring(),
+        Ok(other) => panic!("no scenario {other}"),
+        Err(_) => {}
+    }
+}
+
+/// Runs two scenarios of one job at once, each seeing one GPU.
+fn pair(a: &str, b: &str) -> (std::process::Output, std::process::Output) {
+    let folder = tempfile::tempdir().unwrap();
+    let job = format!("pair {} {a} {b}", std::process::id());
+    let env = |gpu| {
+        [
+            ("SIMCUDA_JOB", job.as_str()),
+            ("FOLDER", folder.path().to_str().unwrap()),
+            ("CUDA_VISIBLE_DEVICES", gpu),
+        ]
+    };
+    let first = command(a, &env("0")).spawn().unwrap();
+    let second = command(b, &env("1")).spawn().unwrap();
+    (finish(first), finish(second))
+}
+
+fn handle_of(p: u64) -> CUipcHandle {
+    let mut h = CUipcHandle { reserved: [0; 64] };
+    ok(unsafe { ipc::cuIpcGetMemHandle(&mut h, p) });
+    h
+}
+
+fn heard(name: &str) -> CUipcHandle {
+    CUipcHandle {
+        reserved: hear(name).try_into().unwrap(),
+    }
+}
+
+fn open(h: CUipcHandle) -> u64 {
+    let mut p = 0;
+    ok(unsafe { ipc::cuIpcOpenMemHandle_v2(&mut p, h, 1) });
+    p
+}
+
+fn export() {
+    start(0);
+    let p = alloc(N);
+    upload(p, &pattern(4, N));
+    let h = handle_of(p);
+    let mut own = 0;
+    assert_eq!(
+        unsafe { ipc::cuIpcOpenMemHandle_v2(&mut own, h, 1) },
+        201,
+        "one's own handle"
+    );
+    say("handle", &h.reserved);
+    hear("done");
+    assert_eq!(download(p + 5, N - 5), pattern(6, N - 5));
+}
+
+fn import() {
+    start(0);
+    let h = heard("handle");
+    let p = open(h);
+    let mut again = 0;
+    assert_eq!(
+        unsafe { ipc::cuIpcOpenMemHandle_v2(&mut again, h, 1) },
+        208,
+        "already mapped"
+    );
+    let own = alloc(N);
+    let s = new_stream();
+    ok(unsafe { copy::cuMemcpyDtoDAsync_v2(own, p, N, s) });
+    sync(s);
+    assert_eq!(download(own, N), pattern(4, N));
+    upload(own, &pattern(6, N));
+    ok(unsafe { copy::cuMemcpyDtoDAsync_v2(p + 5, own, N - 5, s) });
+    sync(s);
+    ok(unsafe { ipc::cuIpcCloseMemHandle(p) });
+    say("done", b"");
+}
+
+#[test]
+fn memory_goes_both_ways_between_processes_that_see_one_gpu_each() {
+    let (a, b) = pair("export", "import");
+    succeeds(&a);
+    succeeds(&b);
+}
+
+/// Writes, and says so after (or without) having seen the end.
+fn first(synchronize: bool) {
+    start(0);
+    let (p, q) = (alloc(N), alloc(N));
+    let s = new_stream();
+    ok(unsafe { copy::cuMemcpyDtoDAsync_v2(p, q, N, s) });
+    if synchronize {
+        sync(s);
+    }
+    say("handle", &handle_of(p).reserved);
+    hear("done");
+    sync(s);
+}
+
+fn second() {
+    start(0);
+    let p = open(heard("handle"));
+    let own = alloc(N);
+    let s = new_stream();
+    ok(unsafe { copy::cuMemcpyDtoDAsync_v2(own, p, N, s) });
+    sync(s);
+    say("done", b"");
+}
+
+#[test]
+fn an_observed_copy_is_ordered_for_every_process() {
+    let (a, b) = pair("first", "second");
+    succeeds(&a);
+    succeeds(&b);
+}
+
+#[test]
+fn an_unobserved_copy_races_with_another_process() {
+    let (a, b) = pair("first_unsynchronized", "second");
+    succeeds(&a);
+    assert_eq!(b.status.code(), Some(86), "{}", stderr(&b));
+    assert!(stderr(&b).contains("race"));
+}
+
+fn shared_flags() -> *mut u32 {
+    use std::os::fd::AsRawFd;
+    let path = std::path::Path::new(&std::env::var("FOLDER").unwrap()).join("flags");
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .unwrap();
+    file.set_len(4096).unwrap();
+    let p = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            3,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    assert_ne!(p, libc::MAP_FAILED);
+    ok(unsafe { memory::cuMemHostRegister_v2(p, 4096, 0) });
+    p.cast()
+}
+
+/// The stream writes a flag behind its copies; the other process polls it on the host, copies, and answers
+/// on a flag that a stream of the first waits for.
+fn flags_out() {
+    start(0);
+    let (p, q) = (alloc(N), alloc(N));
+    let s = new_stream();
+    let flags = shared_flags();
+    say("handle", &handle_of(p).reserved);
+    for round in 1..=20u32 {
+        ok(unsafe { fill::cuMemsetD8Async(q, round as u8, N, s) });
+        ok(unsafe { copy::cuMemcpyDtoDAsync_v2(p, q, N, s) });
+        ok(unsafe { memop::cuStreamWriteValue32_v2(s, flags as u64, round, 0) });
+        ok(unsafe { memop::cuStreamWaitValue32_v2(s, flags as u64 + 64, round, 0) });
+    }
+    sync(s);
+    hear("done");
+}
+
+fn flags_in() {
+    start(0);
+    let p = open(heard("handle"));
+    let own = alloc(N);
+    let s = new_stream();
+    let flags = shared_flags();
+    for round in 1..=20u32 {
+        while unsafe { flags.read_volatile() } < round {
+            std::thread::yield_now();
+        }
+        ok(unsafe { copy::cuMemcpyDtoDAsync_v2(own, p, N, s) });
+        ok(unsafe { memop::cuStreamWriteValue32_v2(s, flags as u64 + 64, round, 0) });
+        sync(s);
+        assert_eq!(download(own, 16), [round as u8; 16]);
+    }
+    say("done", b"");
+}
+
+#[test]
+fn flags_in_shared_memory_order_two_processes() {
+    let (a, b) = pair("flags_out", "flags_in");
+    succeeds(&a);
+    succeeds(&b);
+}
+
+fn event_out() {
+    start(0);
+    let (p, q) = (alloc(N), alloc(N));
+    upload(q, &pattern(8, N));
+    let s = new_stream();
+    let mut e = 0;
+    let mut h = CUipcHandle { reserved: [0; 64] };
+    unsafe {
+        ok(event::cuEventCreate(&mut e, 6));
+        ok(copy::cuMemcpyDtoDAsync_v2(p, q, N, s));
+        ok(event::cuEventRecord(e, s));
+        ok(ipc::cuIpcGetEventHandle(&mut h, e));
+    }
+    say("event", &h.reserved);
+    say("handle", &handle_of(p).reserved);
+    hear("done");
+    sync(s);
+}
+
+fn event_in() {
+    start(0);
+    let p = open(heard("handle"));
+    let own = alloc(N);
+    let s = new_stream();
+    let mut e = 0;
+    unsafe {
+        ok(ipc::cuIpcOpenEventHandle(&mut e, heard("event")));
+        ok(stream::cuStreamWaitEvent(s, e, 0));
+        ok(copy::cuMemcpyDtoDAsync_v2(own, p, N, s));
+        ok(event::cuEventSynchronize(e));
+    }
+    sync(s);
+    assert_eq!(download(own, N), pattern(8, N));
+    say("done", b"");
+}
+
+#[test]
+fn shared_events_order_two_processes() {
+    let (a, b) = pair("event_out", "event_in");
+    succeeds(&a);
+    succeeds(&b);
+}
+
+fn free_early() {
+    start(0);
+    let p = alloc(N);
+    say("handle", &handle_of(p).reserved);
+    hear("opened");
+    ok(unsafe { memory::cuMemFree_v2(p) });
+    say("freed", b"");
+    hear("done");
+}
+
+fn use_late() {
+    start(0);
+    let h = heard("handle");
+    let p = open(h);
+    say("opened", b"");
+    hear("freed");
+    let own = alloc(N);
+    let s = new_stream();
+    // Nothing faults: the mapping keeps the pages. It is wrong all the same.
+    ok(unsafe { copy::cuMemcpyDtoDAsync_v2(own, p, N, s) });
+    sync(s);
+    ok(unsafe { ipc::cuIpcCloseMemHandle(p) });
+    let mut again = 0;
+    assert_eq!(unsafe { ipc::cuIpcOpenMemHandle_v2(&mut again, h, 1) }, 400);
+    say("done", b"");
+}
+
+#[test]
+fn a_mapping_of_freed_memory_is_reported_when_used() {
+    let (a, b) = pair("free_early", "use_late");
+    succeeds(&a);
+    assert_eq!(b.status.code(), Some(86));
+    assert!(stderr(&b).contains("its owner has freed"), "{}", stderr(&b));
+}
+
+fn hang_around() {
+    start(0);
+    alloc(10 << 30);
+    let s = new_stream();
+    let (p, q) = (alloc(N), alloc(N));
+    ok(unsafe { copy::cuMemcpyDtoDAsync_v2(p, q, N, s) });
+    say("here", b"");
+    loop {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+}
+
+/// Beluga's V100 has 16160 MiB: this fits only if nobody else has 10 GiB of it.
+fn take_all() {
+    start(0);
+    alloc(15 << 30);
+    let s = new_stream();
+    sync(s);
+}
+
+#[test]
+fn what_a_killed_process_held_is_reclaimed() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = format!("killed {}", std::process::id());
+    let env = [
+        ("SIMCUDA_JOB", job.as_str()),
+        ("FOLDER", folder.path().to_str().unwrap()),
+    ];
+    let mut child = command("hang_around", &env).spawn().unwrap();
+    std::env::set_var("FOLDER", folder.path());
+    hear("here");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    succeeds(&finish(command("take_all", &env).spawn().unwrap()));
+    let left = std::fs::read_dir("/dev/shm")
+        .unwrap()
+        .flatten()
+        .filter(|e| {
+            let name = e.file_name().to_string_lossy().into_owned();
+            name.contains(&format!(
+                "{:016x}",
+                simcuda::topology::fnv1a(format!("named {job}").as_bytes())
+            ))
+        });
+    assert_eq!(left.count(), 0);
+}
+
+/// Each process sends to the next, many times: eight processes on however few cores.
+fn ring() {
+    let me: usize = std::env::var("RANK").unwrap().parse().unwrap();
+    let n = 8;
+    start(0);
+    let (p, q) = (alloc(N), alloc(N));
+    say(&format!("handle{me}"), &handle_of(p).reserved);
+    let next = open(heard(&format!("handle{}", (me + 1) % n)));
+    let s = new_stream();
+    for round in 0..10u8 {
+        ok(unsafe { fill::cuMemsetD8Async(q, round * 8 + me as u8, N, s) });
+        ok(unsafe { copy::cuMemcpyDtoDAsync_v2(next, q, N, s) });
+        sync(s);
+        say(&format!("sent{me}.{round}"), b"");
+        hear(&format!("sent{}.{round}", (me + n - 1) % n));
+        assert_eq!(download(p, 8), [round * 8 + ((me + n - 1) % n) as u8; 8]);
+        say(&format!("seen{me}.{round}"), b"");
+        hear(&format!("seen{}.{round}", (me + 1) % n));
+    }
+    say(&format!("end{me}"), b"");
+    (0..n).for_each(|r| drop(hear(&format!("end{r}"))));
+}
+
+#[test]
+fn eight_processes_get_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = format!("ring {}", std::process::id());
+    let children: Vec<_> = (0..8)
+        .map(|r| {
+            let (rank, gpu) = (r.to_string(), r.to_string());
+            let env = [
+                ("SIMCUDA_JOB", job.as_str()),
+                ("FOLDER", folder.path().to_str().unwrap()),
+                ("CUDA_VISIBLE_DEVICES", gpu.as_str()),
+                ("RANK", rank.as_str()),
+                ("SIMCUDA_TOPOLOGY", "dgx1-v100"),
+            ];
+            command("ring", &env).spawn().unwrap()
+        })
+        .collect();
+    children.into_iter().for_each(|c| succeeds(&finish(c)));
+}

@@ -1,0 +1,341 @@
+//! The `ANABRANCH_*` environment variables: one table from which come the typed [`Config`], its
+//! reading from the environment, the printed list of `anabranch config` and the detection of
+//! misspelt names.
+//!
+//! To add an option, add one row to the `options!` call below.
+
+mod kinds;
+
+pub use kinds::{
+    format_size, parse_size, Choice, Count, File, Kind, MpiCuda, Name, Size, Statistics,
+    StatsTarget, Switch, LOG_LEVELS, MPI_CUDA,
+};
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Every variable of this library starts with these letters.
+pub const PREFIX: &str = "ANABRANCH";
+
+/// Who an option is meant for; only [`Audience::User`] options are listed by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Listed by `anabranch config`.
+    User,
+    /// Known, but only listed on request: for the tests of this library.
+    Test,
+}
+
+/// One option as it is printed.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Row {
+    /// Name of the environment variable.
+    pub name: &'static str,
+    /// The default, in the notation in which a user would write it.
+    pub default: &'static str,
+    /// The value in effect, in the same notation.
+    pub effective: String,
+    /// What the variable accepts.
+    pub accepts: String,
+    /// What the option does.
+    pub doc: &'static str,
+    /// For the tests of this library only.
+    #[serde(skip)]
+    pub hidden: bool,
+}
+
+/// A variable that was not understood. Its text is one line that names the variable, what is
+/// accepted and what was used instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning(String);
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+macro_rules! options {
+    ($( $field:ident : $type:ty = $kind:expr, $name:literal, $default:literal, $audience:ident, $doc:literal; )*) => {
+        /// The effective options of this process.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {
+            $( #[doc = concat!("`", $name, "`, default `", $default, "`: ", $doc)] pub $field: $type, )*
+        }
+
+        /// The names of all options, in the order of the table.
+        pub const NAMES: &[&str] = &[$( $name ),*];
+
+        impl Default for Config {
+            fn default() -> Self {
+                Config::from_lookup(|_| None).0
+            }
+        }
+
+        impl Config {
+            /// Reads every option through `look_up`, which answers with the value of a variable.
+            /// A value that is not accepted gives a warning and the default.
+            pub fn from_lookup(look_up: impl Fn(&str) -> Option<OsString>) -> (Config, Vec<Warning>) {
+                let mut warnings = Vec::new();
+                let config = Config {
+                    $( $field: read(&$kind, $name, $default, look_up($name), &mut warnings), )*
+                };
+                (config, warnings)
+            }
+
+            /// The table with the effective values, hidden rows included.
+            pub fn rows(&self) -> Vec<Row> {
+                vec![$( Row {
+                    name: $name,
+                    default: $default,
+                    effective: Kind::show(&$kind, &self.$field),
+                    accepts: Kind::accepts(&$kind),
+                    doc: $doc,
+                    hidden: Audience::$audience != Audience::User,
+                } ),*]
+            }
+        }
+    };
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+options! {
+    enabled: bool = Switch, "ANABRANCH", "on", User,
+        "off: every call goes to the MPI library untouched, and nothing is printed";
+    stats: StatsTarget = Statistics, "ANABRANCH_STATS", "off", User,
+        "write one summary at MPI_Finalize: 1 as text to stderr, or a file name for JSON";
+    log: log::LevelFilter = Choice(LOG_LEVELS), "ANABRANCH_LOG", "error", User,
+        "how much the library reports on stderr; a healthy run reports nothing below warn";
+    mpi_cuda: MpiCuda = Choice(MPI_CUDA), "ANABRANCH_MPI_CUDA", "auto", User,
+        "whether the MPI library may be handed device pointers; auto asks it";
+    threshold: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_THRESHOLD", "16K", User,
+        "messages on device buffers of at least this size are completed by the engine, smaller ones go by value";
+    eager: u64 = Size { min: 0, max: 64 * MIB }, "ANABRANCH_EAGER", "16K", User,
+        "a standard send of up to this size completes once its payload is in host memory, without waiting for the receiver";
+    staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_STAGING", "8M", User,
+        "pinned staging memory of a rank, shared with the ranks of its node";
+    chunk: u64 = Size { min: 4 * KIB, max: GIB }, "ANABRANCH_CHUNK", "1M", User,
+        "size of the pieces in which a message moves through staging memory";
+    landing: u64 = Size { min: 0, max: 64 * GIB }, "ANABRANCH_LANDING", "64M", User,
+        "host memory kept for messages that arrive by value in device buffers";
+    mappings: u64 = Size { min: 0, max: 1 << 50 }, "ANABRANCH_MAPPINGS", "64G", User,
+        "how much device memory of other ranks stays mapped when unused";
+    mapping_count: u32 = Count { min: 1, max: 1 << 20 }, "ANABRANCH_MAPPING_COUNT", "1024", User,
+        "how many allocations of other ranks stay mapped when unused";
+    slots: u32 = Count { min: 0, max: 1 << 20 }, "ANABRANCH_SLOTS", "1048576", User,
+        "how many messages of a rank may be under way at once; beyond that they go by value";
+    helper: bool = Switch, "ANABRANCH_HELPER", "on", User,
+        "off: no helper thread, so no peer sends this rank anything but plain messages";
+    library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
+        "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
+    inject_panic: Option<String> = Name, "ANABRANCH_INJECT_PANIC", "", Test,
+        "name of an MPI function whose wrapper panics when it is called";
+}
+
+impl Config {
+    /// Reads the options of this process, and warns of values that are not accepted and of
+    /// `ANABRANCH_*` names that do not exist.
+    pub fn from_env() -> (Config, Vec<Warning>) {
+        let (config, mut warnings) = Config::from_lookup(|name| std::env::var_os(name));
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        warnings.extend(unknown_names(names));
+        (config, warnings)
+    }
+}
+
+/// One warning for each of `names` that looks like an option of this library and is none.
+pub fn unknown_names(names: impl Iterator<Item = String>) -> Vec<Warning> {
+    let mut unknown: Vec<String> = names
+        .filter(|name| is_ours(name) && !NAMES.contains(&name.as_str()))
+        .collect();
+    unknown.sort();
+    unknown
+        .into_iter()
+        .map(|name| Warning(describe_unknown(&name)))
+        .collect()
+}
+
+/// Whether a variable claims to be one of ours: the prefix alone or followed by an underscore,
+/// in any case.
+fn is_ours(name: &str) -> bool {
+    let upper = name.to_ascii_uppercase();
+    upper
+        .strip_prefix(PREFIX)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+}
+
+fn describe_unknown(name: &str) -> String {
+    match nearest(name) {
+        Some(known) => {
+            format!("{name} is not an option: did you mean {known}? (`anabranch config` lists all)")
+        }
+        None => format!("{name} is not an option and has no effect (`anabranch config` lists all)"),
+    }
+}
+
+/// The option whose name is closest to `name`, if one is close enough to be meant.
+fn nearest(name: &str) -> Option<&'static str> {
+    let key = |full: &str| {
+        full[PREFIX.len()..]
+            .trim_start_matches('_')
+            .to_ascii_uppercase()
+    };
+    let wanted = key(name);
+    let (distance, known) = NAMES
+        .iter()
+        .map(|known| (strsim::damerau_levenshtein(&wanted, &key(known)), *known))
+        .min_by_key(|(distance, _)| *distance)?;
+    // More than a third of the letters wrong is another word.
+    (distance * 3 <= wanted.len().max(3)).then_some(known)
+}
+
+fn read<K: Kind>(
+    kind: &K,
+    name: &str,
+    default: &str,
+    value: Option<OsString>,
+    warnings: &mut Vec<Warning>,
+) -> K::Value {
+    let fallback = || {
+        kind.parse(default)
+            .unwrap_or_else(|| unreachable!("the default of {name} is accepted (tested)"))
+    };
+    // Batch scripts clear a variable by setting it to nothing.
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        return fallback();
+    };
+    if let Some(parsed) = value.to_str().and_then(|text| kind.parse(text.trim())) {
+        return parsed;
+    }
+    let shown = value.to_string_lossy().escape_debug().to_string();
+    warnings.push(Warning(format!(
+        "{name}={shown} is not understood: it takes {}; using {}",
+        kind.accepts(),
+        if default.is_empty() {
+            "nothing"
+        } else {
+            default
+        },
+    )));
+    fallback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn with(pairs: &[(&str, &str)]) -> (Config, Vec<String>) {
+        let (config, warnings) = Config::from_lookup(|name| {
+            pairs
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| OsString::from(value))
+        });
+        (config, warnings.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn defaults_are_accepted_and_shown_as_written() {
+        for row in Config::default().rows() {
+            assert_eq!(row.effective, row.default, "{}", row.name);
+            assert!(!row.doc.is_empty() && !row.doc.contains('\n'));
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_prefixed() {
+        assert_eq!(NAMES.iter().collect::<HashSet<_>>().len(), NAMES.len());
+        assert!(NAMES.iter().all(|name| is_ours(name)));
+    }
+
+    #[test]
+    fn values_are_read() {
+        let (config, warnings) = with(&[
+            ("ANABRANCH", "off"),
+            ("ANABRANCH_EAGER", "1M"),
+            ("ANABRANCH_MPI_CUDA", "no"),
+            ("ANABRANCH_STATS", "/tmp/s.json"),
+            ("ANABRANCH_LOG", "debug"),
+            ("ANABRANCH_SLOTS", ""),
+        ]);
+        assert!(warnings.is_empty(), "{warnings:?}");
+        assert!(!config.enabled);
+        assert_eq!(config.eager, 1048576);
+        assert_eq!(config.mpi_cuda, MpiCuda::No);
+        assert_eq!(config.stats, StatsTarget::File("/tmp/s.json".into()));
+        assert_eq!(config.log, log::LevelFilter::Debug);
+        assert_eq!(config.slots, 1048576);
+    }
+
+    #[test]
+    fn a_bad_value_names_variable_value_choice_and_default() {
+        let (config, warnings) = with(&[("ANABRANCH_EAGER", "lots"), ("ANABRANCH_CHUNK", "0")]);
+        assert_eq!(config, Config::default());
+        assert_eq!(warnings.len(), 2);
+        for part in ["ANABRANCH_EAGER=lots", "64M", "using 16K"] {
+            assert!(warnings[0].contains(part), "{}", warnings[0]);
+        }
+        assert!(warnings[1].contains("from 4K to 1G"), "{}", warnings[1]);
+    }
+
+    #[test]
+    fn a_warning_stays_one_line() {
+        let (_, warnings) = with(&[("ANABRANCH_HELPER", "a\nb\u{1b}[2J")]);
+        assert!(
+            !warnings[0].contains('\n') && !warnings[0].contains('\u{1b}'),
+            "{}",
+            warnings[0]
+        );
+    }
+
+    #[test]
+    fn misspelt_names_get_a_suggestion() {
+        let names = [
+            "ANABRANCH_EAGRE",
+            "anabranch_stats",
+            "ANABRANCH_COLOUR",
+            "ANABRANCHES",
+            "PATH",
+            "ANABRANCH_LOG",
+        ];
+        let warnings = unknown_names(names.iter().map(ToString::to_string));
+        let texts: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(texts.len(), 3, "{texts:?}");
+        assert!(
+            texts[0].contains("ANABRANCH_COLOUR is not an option and has no effect"),
+            "{texts:?}"
+        );
+        assert!(
+            texts[1].contains("did you mean ANABRANCH_EAGER?"),
+            "{texts:?}"
+        );
+        assert!(
+            texts[2].contains("did you mean ANABRANCH_STATS?"),
+            "{texts:?}"
+        );
+    }
+
+    #[test]
+    fn every_effective_value_can_be_fed_back() {
+        let (config, _) = with(&[
+            ("ANABRANCH_STATS", "1"),
+            ("ANABRANCH_LOG", "trace"),
+            ("ANABRANCH_CHUNK", "65537"),
+            ("ANABRANCH_LIBRARY", "/a b/c.so"),
+            ("ANABRANCH_INJECT_PANIC", "MPI_Send"),
+        ]);
+        let rows = config.rows();
+        let (again, warnings) = Config::from_lookup(|name| {
+            rows.iter()
+                .find(|row| row.name == name)
+                .map(|row| OsString::from(&row.effective))
+        });
+        assert!(warnings.is_empty());
+        assert_eq!(again, config);
+    }
+}

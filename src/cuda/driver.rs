@@ -1,0 +1,368 @@
+//! The driver functions that the engine calls, found at run time.
+//!
+//! No CUDA library is linked. Each function is looked up by name in the `libcuda.so.1` of the process; one that is
+//! absent is an ordinary error ([`Error::Missing`]) of the call that needs it.
+
+use super::error::{owned_text, Error, Result};
+use super::types::{Code, Context, Device, Event, IpcHandle, Memcpy2d, Stream, Uuid};
+use std::ffi::{c_void, CStr};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::Once;
+
+/// Makes the table: a field, a look-up and a checked method per driver function. Where a function has several
+/// versions of the same signature, the names are listed newest first.
+macro_rules! driver_functions {
+    ($( $(#[$doc:meta])* $method:ident = $symbol:literal $(| $older:literal)* ( $($arg:ident : $ty:ty),* $(,)? ); )*) => {
+        /// The driver of this process.
+        #[derive(Default)]
+        pub struct Driver {
+            $( pub(super) $method: Option<unsafe extern "C" fn($($ty),*) -> Code>, )*
+        }
+
+        impl Driver {
+            fn resolve(look_up: impl Fn(&CStr) -> *mut c_void) -> Driver {
+                Driver { $( $method: {
+                    let found = [concat!($symbol, "\0") $(, concat!($older, "\0"))*]
+                        .iter()
+                        .filter_map(|name| CStr::from_bytes_with_nul(name.as_bytes()).ok())
+                        .map(&look_up)
+                        .find(|address| !address.is_null());
+                    // SAFETY: a function of this name has this signature in the driver's published interface, and
+                    // `Option` of a function pointer has the layout of a pointer that may be null.
+                    found.map(|address| unsafe {
+                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> Code>(address)
+                    })
+                }, )* }
+            }
+
+            /// Every function of the table (C name), and whether this driver has it.
+            #[must_use]
+            pub fn coverage(&self) -> Vec<(&'static str, bool)> {
+                vec![$( ($symbol, self.$method.is_some()), )*]
+            }
+
+            $(
+                $(#[$doc])*
+                ///
+                /// # Safety
+                /// Pointers are valid for what the driver reads and writes through them, and handles are live.
+                #[doc(alias = $symbol)]
+                pub unsafe fn $method(&self, $($arg: $ty),*) -> Result<()> {
+                    const NAME: &str = $symbol;
+                    match self.$method {
+                        // SAFETY: the caller keeps the driver's own conditions.
+                        Some(function) => Error::check(NAME, unsafe { function($($arg),*) }),
+                        None => Err(Error::Missing(NAME)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+driver_functions! {
+    /// Initializes the driver (the engine never does; tests and the command do).
+    init = "cuInit" (flags: u32);
+    /// Version that the driver supports.
+    driver_get_version = "cuDriverGetVersion" (version: *mut i32);
+    /// Name of an error.
+    get_error_name = "cuGetErrorName" (code: Code, text: *mut *const libc::c_char);
+    /// Description of an error.
+    get_error_string = "cuGetErrorString" (code: Code, text: *mut *const libc::c_char);
+
+    /// Number of devices that this process sees.
+    device_get_count = "cuDeviceGetCount" (count: *mut i32);
+    /// Device of an ordinal.
+    device_get = "cuDeviceGet" (device: *mut Device, ordinal: i32);
+    /// Identity of a device (of its MIG instance where there is one).
+    device_get_uuid = "cuDeviceGetUuid_v2" | "cuDeviceGetUuid" (uuid: *mut Uuid, device: Device);
+    /// Name of a device.
+    device_get_name = "cuDeviceGetName" (name: *mut libc::c_char, length: i32, device: Device);
+    /// An attribute of a device.
+    device_get_attribute = "cuDeviceGetAttribute" (value: *mut i32, attribute: i32, device: Device);
+    /// PCI address of a device.
+    device_get_pci_bus_id = "cuDeviceGetPCIBusId" (id: *mut libc::c_char, length: i32, device: Device);
+    /// Memory of a device in bytes.
+    device_total_mem = "cuDeviceTotalMem_v2" (bytes: *mut usize, device: Device);
+    /// Whether a device can access a peer's memory.
+    device_can_access_peer = "cuDeviceCanAccessPeer" (can: *mut i32, device: Device, peer: Device);
+
+    /// Takes a reference to a device's primary context, making it if there is none.
+    primary_ctx_retain = "cuDevicePrimaryCtxRetain" (context: *mut Context, device: Device);
+    /// Gives back a reference to a device's primary context.
+    primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" | "cuDevicePrimaryCtxRelease" (device: Device);
+    /// Whether a device's primary context exists.
+    primary_ctx_get_state = "cuDevicePrimaryCtxGetState" (device: Device, flags: *mut u32, active: *mut i32);
+    /// The thread's current context.
+    ctx_get_current = "cuCtxGetCurrent" (context: *mut Context);
+    /// Pushes a context on the thread's stack.
+    ctx_push_current = "cuCtxPushCurrent_v2" (context: Context);
+    /// Pops the thread's current context.
+    ctx_pop_current = "cuCtxPopCurrent_v2" (context: *mut Context);
+    /// Device of the current context.
+    ctx_get_device = "cuCtxGetDevice" (device: *mut Device);
+    /// An identity of a context that is never used again in this process.
+    ctx_get_id = "cuCtxGetId" (context: Context, id: *mut u64);
+    /// Makes a context (tests and contexts of the library's own).
+    ctx_create = "cuCtxCreate_v2" (context: *mut Context, flags: u32, device: Device);
+    /// Destroys a context made by [`Driver::ctx_create`].
+    ctx_destroy = "cuCtxDestroy_v2" (context: Context);
+    /// Waits for all work of the current context.
+    ctx_synchronize = "cuCtxSynchronize" ();
+    /// Lets the current context reach a peer context's memory.
+    ctx_enable_peer_access = "cuCtxEnablePeerAccess" (peer: Context, flags: u32);
+    /// Destroys a device's primary context, whoever uses it (tests).
+    primary_ctx_reset = "cuDevicePrimaryCtxReset_v2" | "cuDevicePrimaryCtxReset" (device: Device);
+    /// Swaps the thread's capture mode.
+    thread_exchange_stream_capture_mode = "cuThreadExchangeStreamCaptureMode" (mode: *mut i32);
+
+    /// Allocates device memory in the current context.
+    mem_alloc = "cuMemAlloc_v2" (address: *mut u64, bytes: usize);
+    /// Frees device memory.
+    mem_free = "cuMemFree_v2" (address: u64);
+    /// Free and total memory of the current device in bytes.
+    mem_get_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
+    /// Allocation that an address lies in.
+    mem_get_address_range = "cuMemGetAddressRange_v2" (base: *mut u64, bytes: *mut usize, address: u64);
+    /// Pins host memory.
+    mem_host_register = "cuMemHostRegister_v2" (address: *mut c_void, bytes: usize, flags: u32);
+    /// Unpins host memory.
+    mem_host_unregister = "cuMemHostUnregister" (address: *mut c_void);
+    /// Device address of pinned host memory.
+    mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" (device: *mut u64, host: *mut c_void, flags: u32);
+    /// Allocates pinned host memory (tests).
+    mem_host_alloc = "cuMemHostAlloc" (address: *mut *mut c_void, bytes: usize, flags: u32);
+    /// Frees pinned host memory (tests).
+    mem_free_host = "cuMemFreeHost" (address: *mut c_void);
+
+    /// Several attributes of a pointer at once; a pointer the driver does not know leaves zeros.
+    pointer_get_attributes = "cuPointerGetAttributes"
+        (count: u32, attributes: *const i32, data: *const *mut c_void, address: u64);
+    /// Sets an attribute of a pointer's allocation.
+    pointer_set_attribute = "cuPointerSetAttribute" (value: *const c_void, attribute: i32, address: u64);
+
+    /// Exports an allocation.
+    ipc_get_mem_handle = "cuIpcGetMemHandle" (handle: *mut IpcHandle, address: u64);
+    /// Maps another process's allocation into the current context.
+    ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" | "cuIpcOpenMemHandle"
+        (address: *mut u64, handle: IpcHandle, flags: u32);
+    /// Unmaps it.
+    ipc_close_mem_handle = "cuIpcCloseMemHandle" (address: u64);
+
+    /// Makes a stream in the current context.
+    stream_create = "cuStreamCreate" (stream: *mut Stream, flags: u32);
+    /// Destroys a stream once its work is done.
+    stream_destroy = "cuStreamDestroy_v2" (stream: Stream);
+    /// Whether a stream has run dry.
+    stream_query = "cuStreamQuery" (stream: Stream);
+    /// Waits until a stream has run dry.
+    stream_synchronize = "cuStreamSynchronize" (stream: Stream);
+    /// Makes a stream wait for an event (of the library's own contexts).
+    stream_wait_event = "cuStreamWaitEvent" (stream: Stream, event: Event, flags: u32);
+    /// Writes a word when a stream gets there.
+    stream_write_value_32 = "cuStreamWriteValue32_v2" | "cuStreamWriteValue32"
+        (stream: Stream, address: u64, value: u32, flags: u32);
+
+    /// Makes an event in the current context.
+    event_create = "cuEventCreate" (event: *mut Event, flags: u32);
+    /// Destroys an event.
+    event_destroy = "cuEventDestroy_v2" (event: Event);
+    /// Records an event on a stream.
+    event_record = "cuEventRecord" (event: Event, stream: Stream);
+    /// Whether an event has happened.
+    event_query = "cuEventQuery" (event: Event);
+
+    /// Copies between any two addresses of the unified address space.
+    memcpy_async = "cuMemcpyAsync" (dst: u64, src: u64, bytes: usize, stream: Stream);
+    /// Copies from host to device.
+    memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (dst: u64, src: *const c_void, bytes: usize, stream: Stream);
+    /// Copies from device to host.
+    memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (dst: *mut c_void, src: u64, bytes: usize, stream: Stream);
+    /// Copies from device to device.
+    memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (dst: u64, src: u64, bytes: usize, stream: Stream);
+    /// Copies between two contexts, with or without peer access.
+    memcpy_peer_async = "cuMemcpyPeerAsync"
+        (dst: u64, dst_context: Context, src: u64, src_context: Context, bytes: usize, stream: Stream);
+    /// Copies rows.
+    memcpy_2d_async = "cuMemcpy2DAsync_v2" (copy: *const Memcpy2d, stream: Stream);
+    /// Sets bytes of device memory.
+    memset_d8_async = "cuMemsetD8Async" (dst: u64, value: u8, bytes: usize, stream: Stream);
+}
+
+/// The table, or null: before [`arm`], without a driver, and in forked children.
+static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
+/// Set in a forked child: the driver does not survive a fork, so a child never gets the table again.
+static FORKED: AtomicBool = AtomicBool::new(false);
+const LIBRARY: &CStr = c"libcuda.so.1";
+
+/// The driver, if [`arm`] or [`look_again`] found one. A load and a test.
+#[inline]
+pub fn driver() -> Option<&'static Driver> {
+    // SAFETY: the pointer is null or from `Box::leak`, published by a release store.
+    unsafe { DRIVER.load(Ordering::Acquire).as_ref() }
+}
+
+/// The driver, or the error that says there is none.
+pub(super) fn required() -> Result<&'static Driver> {
+    driver().ok_or(Error::NoDriver)
+}
+
+/// Finds the driver: the one in the process already, else by the system's search path. Loading it neither initializes
+/// it nor touches a device. Returns whether there is one.
+pub fn arm() -> bool {
+    find(&[libc::RTLD_NOLOAD, 0])
+}
+
+/// Looks for a driver that the program has loaded since (from an unusual path, say). Loads nothing, and costs next to
+/// nothing when no library has been loaded since the last look.
+pub fn look_again() -> bool {
+    static SEEN: AtomicU64 = AtomicU64::new(0);
+    if driver().is_some() {
+        return true;
+    }
+    let mut loaded = 0u64;
+    // SAFETY: the call-back is called before the function returns, with the pointer given here.
+    unsafe { libc::dl_iterate_phdr(Some(count_loads), (&raw mut loaded).cast()) };
+    SEEN.swap(loaded, Ordering::Relaxed) != loaded && find(&[libc::RTLD_NOLOAD])
+}
+
+/// Stores how many libraries the process has ever loaded, and stops at the first object.
+unsafe extern "C" fn count_loads(
+    info: *mut libc::dl_phdr_info,
+    _size: usize,
+    loaded: *mut c_void,
+) -> i32 {
+    // SAFETY: the loader passes a valid record, and the caller a pointer to a live word.
+    unsafe { *loaded.cast::<u64>() = (*info).dlpi_adds };
+    1
+}
+
+fn find(extra_flags: &[i32]) -> bool {
+    if driver().is_some() {
+        return true;
+    }
+    if FORKED.load(Ordering::Relaxed) {
+        return false;
+    }
+    for extra in extra_flags {
+        // SAFETY: a NUL-terminated name; the library's constructors are those any CUDA program runs.
+        let library =
+            unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL | extra) };
+        if !library.is_null() {
+            publish(library);
+            return driver().is_some();
+        }
+    }
+    false
+}
+
+/// Makes the table out of a library, which stays loaded from now on.
+fn publish(library: *mut c_void) {
+    // SAFETY: `library` came from `dlopen` and is never closed.
+    let table = Driver::resolve(|name| unsafe { libc::dlsym(library, name.as_ptr()) });
+    if table.ctx_get_current.is_none() || table.pointer_get_attributes.is_none() {
+        log::warn!("libcuda.so.1 lacks basic functions: device memory is not recognized");
+        return;
+    }
+    static FORK_HANDLER: Once = Once::new();
+    FORK_HANDLER.call_once(|| {
+        // SAFETY: the handler only stores to atomics, which is allowed in a child of a threaded process.
+        unsafe { libc::pthread_atfork(None, None, Some(forget_in_child)) };
+    });
+    let table = Box::into_raw(Box::new(table));
+    if DRIVER
+        .compare_exchange(
+            std::ptr::null_mut(),
+            table,
+            Ordering::Release,
+            Ordering::Relaxed,
+        )
+        .is_err()
+    {
+        // SAFETY: another thread was first, so this table was never shared.
+        drop(unsafe { Box::from_raw(table) });
+    }
+}
+
+/// Whether this is a child forked after the driver was found.
+pub(super) fn is_forked_child() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+extern "C" fn forget_in_child() {
+    FORKED.store(true, Ordering::Relaxed);
+    DRIVER.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+/// Which text of an error.
+#[derive(Clone, Copy)]
+pub(super) enum Text {
+    Name,
+    Description,
+}
+
+/// The driver's text for a code.
+pub(super) fn error_text(code: Code, which: Text) -> Option<String> {
+    let driver = driver()?;
+    let mut text = std::ptr::null();
+    // SAFETY: `text` is written with a pointer to a string that the driver never frees.
+    unsafe {
+        match which {
+            Text::Name => driver.get_error_name(code, &raw mut text),
+            Text::Description => driver.get_error_string(code, &raw mut text),
+        }
+        .ok()?;
+        owned_text(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::types::code;
+
+    unsafe extern "C" fn refuses() -> Code {
+        code::NOT_SUPPORTED
+    }
+
+    #[test]
+    fn absent_functions_are_ordinary_errors() {
+        let empty = Driver::resolve(|_| std::ptr::null_mut());
+        // SAFETY: nothing is called.
+        let result = unsafe { empty.ctx_push_current(Context::NULL) };
+        assert_eq!(result, Err(Error::Missing("cuCtxPushCurrent_v2")));
+        assert!(empty.coverage().iter().all(|(_, found)| !found));
+    }
+
+    #[test]
+    fn an_older_name_serves_where_the_newer_is_absent() {
+        let table = Driver::resolve(|name| match name.to_bytes() {
+            b"cuDeviceGetUuid" => refuses as *mut c_void,
+            _ => std::ptr::null_mut(),
+        });
+        let mut uuid = [0; 16];
+        // SAFETY: the stand-in reads no argument.
+        let error = unsafe { table.device_get_uuid(&raw mut uuid, 0) }.unwrap_err();
+        assert_eq!(
+            error,
+            Error::Driver {
+                function: "cuDeviceGetUuid_v2",
+                code: code::NOT_SUPPORTED
+            }
+        );
+    }
+
+    #[test]
+    fn every_name_is_a_driver_function_once() {
+        let names: Vec<_> = Driver::default()
+            .coverage()
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len());
+        assert!(names
+            .iter()
+            .all(|name| name.starts_with("cu") && !name.contains('\0')));
+    }
+}

@@ -1,0 +1,161 @@
+//! Making an allocation of this process readable by its peers.
+
+use super::driver::required;
+use super::error::{Error, NotExportable, Result};
+use super::pointer::{Allocation, Buffer};
+use super::state::Entered;
+use super::types::{attribute, IpcHandle, Uuid};
+use hashbrown::HashMap;
+
+/// What a peer needs to map an allocation, and to know it again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Export {
+    /// The driver's handle of the whole allocation.
+    pub handle: IpcHandle,
+    /// Start of the allocation in the exporter.
+    pub base: u64,
+    /// Bytes of the allocation.
+    pub size: u64,
+    /// Where in it the message starts, in bytes.
+    pub offset: u64,
+    /// The exporter's number of the allocation.
+    pub buffer_id: u64,
+    /// The device it is on.
+    pub uuid: Uuid,
+}
+
+/// What is remembered of an allocation.
+struct Prepared {
+    /// Whether copies called as synchronous are so on it.
+    synchronous: bool,
+    handle: Option<IpcHandle>,
+    used: u64,
+}
+
+/// The allocations of this process that the engine has copied from or to. Bounded: the least recently used is
+/// forgotten, at the price of asking the driver once more.
+pub struct Exports {
+    known: HashMap<(u64, u64), Prepared>,
+    clock: u64,
+    rows_max: usize,
+}
+
+impl Exports {
+    /// A cache of at most so many allocations.
+    #[must_use]
+    pub fn new(rows_max: usize) -> Exports {
+        Exports {
+            known: HashMap::new(),
+            clock: 0,
+            rows_max: rows_max.max(1),
+        }
+    }
+
+    /// Makes a buffer fit for asynchronous copies by the engine, once per allocation: memsets and device-to-device
+    /// copies that the program believes finished are so from now on. To be called before the first copy from or to
+    /// it. Returns false where the driver cannot promise that (pool and virtual memory).
+    pub fn prepare(&mut self, buffer: &Buffer) -> Result<bool> {
+        Ok(self.prepared(buffer)?.synchronous)
+    }
+
+    /// Exports the allocation of a buffer.
+    pub fn export(&mut self, buffer: &Buffer) -> Result<Export> {
+        if !buffer.ipc {
+            return Err(Error::NotExportable(match buffer.allocation {
+                Allocation::Pool => NotExportable::Pool,
+                Allocation::Virtual => NotExportable::Virtual,
+                Allocation::Plain => NotExportable::Refused,
+            }));
+        }
+        let prepared = self.prepared(buffer)?;
+        let handle = match prepared.handle {
+            Some(handle) => handle,
+            None => *prepared.handle.insert(get_handle(buffer)?),
+        };
+        Ok(Export {
+            handle,
+            base: buffer.base,
+            size: buffer.size,
+            offset: buffer.offset,
+            buffer_id: buffer.buffer_id,
+            uuid: buffer.uuid,
+        })
+    }
+
+    /// Forgets all, as after a device reset.
+    pub fn clear(&mut self) {
+        self.known.clear();
+    }
+
+    fn prepared(&mut self, buffer: &Buffer) -> Result<&mut Prepared> {
+        self.clock += 1;
+        let key = (buffer.base, buffer.buffer_id);
+        if !self.known.contains_key(&key) {
+            let synchronous = set_sync_memops(buffer)?;
+            self.make_room();
+            self.known.insert(
+                key,
+                Prepared {
+                    synchronous,
+                    handle: None,
+                    used: 0,
+                },
+            );
+        }
+        let row = self
+            .known
+            .get_mut(&key)
+            .ok_or(Error::Exhausted("known allocations"))?;
+        row.used = self.clock;
+        Ok(row)
+    }
+
+    fn make_room(&mut self) {
+        if self.known.len() < self.rows_max {
+            return;
+        }
+        if let Some(oldest) = self
+            .known
+            .iter()
+            .min_by_key(|(_, row)| row.used)
+            .map(|(key, _)| *key)
+        {
+            self.known.remove(&oldest);
+        }
+    }
+}
+
+fn set_sync_memops(buffer: &Buffer) -> Result<bool> {
+    let entered = Entered::enter(buffer.context)?;
+    let on = 1u32;
+    // SAFETY: the driver reads one 32-bit word.
+    let set = unsafe {
+        entered.driver().pointer_set_attribute(
+            (&raw const on).cast(),
+            attribute::SYNC_MEMOPS,
+            buffer.base,
+        )
+    };
+    match set {
+        Ok(()) => Ok(true),
+        Err(error) if error.context_is_gone() => Err(error),
+        Err(error) => {
+            log::debug!("synchronous operations on {:#x}: {error}", buffer.base);
+            Ok(false)
+        }
+    }
+}
+
+fn get_handle(buffer: &Buffer) -> Result<IpcHandle> {
+    let _entered = Entered::enter(buffer.context)?;
+    let mut handle = IpcHandle([0; 64]);
+    // SAFETY: `handle` is written.
+    match unsafe { required()?.ipc_get_mem_handle(&raw mut handle, buffer.base) } {
+        Ok(()) => Ok(handle),
+        Err(error) if error.context_is_gone() => Err(error),
+        Err(error) => {
+            log::debug!("exporting {:#x}: {error}", buffer.base);
+            Err(Error::NotExportable(NotExportable::Refused))
+        }
+    }
+}

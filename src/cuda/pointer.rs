@@ -1,0 +1,502 @@
+//! What a buffer address points to.
+//!
+//! **Exact at any time**: an address is never taken for host memory on the strength of an earlier answer, since the
+//! program may have unmapped and allocated in between. What makes the common answers cheap:
+//! 1. no driver in the process: host;
+//! 2. the driver is not initialized (the current-context query says so): host, as no device address exists;
+//! 3. the address is host memory for certain ([`super::host_range`]): host;
+//! 4. else one query of one attribute; only what is not plain host memory is asked for more.
+//!
+//! No proof that is cheaper than the query exists once the program, or UCX on its behalf, has initialized the driver:
+//! the thread may have no context while others have, and contexts made by `cuCtxCreate` are listed nowhere.
+
+use super::driver::{driver, Driver};
+use super::error::{Error, Result};
+use super::state::{ContextKey, Entered};
+use super::types::{attribute, code, memory_type, Context, Uuid};
+use super::{host_range, reach};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+/// What an address points to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Ordinary host memory, or nothing.
+    Host,
+    /// Memory known to the driver that host code may touch, so that it is a host buffer to MPI.
+    HostAccessible(HostMemory),
+    /// Device memory.
+    Device(Buffer),
+}
+
+/// Host memory that the driver knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HostMemory {
+    /// Pinned: copies to and from a device need no bounce buffer.
+    Pinned,
+    /// Managed: pages move to whoever touches them.
+    Managed,
+}
+
+/// How device memory was allocated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Allocation {
+    /// `cuMemAlloc` and its kin.
+    Plain,
+    /// From a memory pool.
+    Pool,
+    /// Mapped by the virtual memory functions, or anything else that legacy IPC does not cover.
+    Virtual,
+}
+
+/// A device address and its allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    /// The address asked about.
+    pub address: u64,
+    /// Start of its allocation.
+    pub base: u64,
+    /// Bytes of its allocation.
+    pub size: u64,
+    /// `address - base`.
+    pub offset: u64,
+    /// The driver's number of the allocation, never used again in this process. An address is.
+    pub buffer_id: u64,
+    /// A context in which it can be copied: the allocation's own, for pool and virtual memory an existing one of the
+    /// device, null if there is none.
+    pub context: Context,
+    /// Ordinal of its device in this process.
+    pub ordinal: i32,
+    /// Identity of its device.
+    pub uuid: Uuid,
+    /// Whether legacy IPC covers it.
+    pub ipc: bool,
+    /// How it was allocated.
+    pub allocation: Allocation,
+}
+
+impl Buffer {
+    /// Bytes from the address to the end of the allocation.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.size - self.offset
+    }
+
+    /// The context, as lanes and mappings want it.
+    pub fn context_key(&self) -> Result<ContextKey> {
+        ContextKey::of(self.context)
+    }
+}
+
+/// Set at the first device buffer met.
+static GPU_SEEN: AtomicBool = AtomicBool::new(false);
+/// Set once the driver is seen initialized, which cannot be undone.
+static INITIALIZED: AtomicBool = AtomicBool::new(false);
+/// Which of [`DETAILS`] this driver understands.
+static DETAIL_LEVEL: AtomicU8 = AtomicU8::new(0);
+
+/// Whether this process has passed a device buffer to the engine. Sticky.
+#[inline]
+#[must_use]
+pub fn gpu_seen() -> bool {
+    GPU_SEEN.load(Ordering::Relaxed)
+}
+
+/// Whether the program has initialized the driver.
+#[inline]
+#[must_use]
+pub fn driver_in_use() -> bool {
+    driver().is_some_and(initialized)
+}
+
+#[inline]
+fn initialized(driver: &Driver) -> bool {
+    INITIALIZED.load(Ordering::Relaxed) || ask_initialized(driver)
+}
+
+fn ask_initialized(driver: &Driver) -> bool {
+    let mut current = Context::NULL;
+    // SAFETY: `current` is written.
+    let answer = unsafe { driver.ctx_get_current(&raw mut current) };
+    // DEINITIALIZED comes at exit, when no copy can be made any more.
+    let now = !answer
+        .is_err_and(|error| error.is(code::NOT_INITIALIZED) || error.is(code::DEINITIALIZED));
+    if now {
+        INITIALIZED.store(true, Ordering::Relaxed);
+    }
+    now
+}
+
+/// Whether an address is device memory (managed and pinned host memory is not).
+#[inline]
+#[must_use]
+pub fn is_device(address: *const c_void) -> bool {
+    match certain(address) {
+        Some(driver) => matches!(examine(driver, address), Kind::Device(_)),
+        None => false,
+    }
+}
+
+/// What an address points to.
+#[inline]
+#[must_use]
+pub fn classify(address: *const c_void) -> Kind {
+    match certain(address) {
+        Some(driver) => examine(driver, address),
+        None => Kind::Host,
+    }
+}
+
+/// The driver to ask, or none where the answer is host memory for certain.
+#[inline]
+fn certain(address: *const c_void) -> Option<&'static Driver> {
+    let driver = driver()?;
+    // What costs least first: the driver is asked for its state until it is initialized.
+    (!host_range::is_certainly_host(address) && !address.is_null() && initialized(driver))
+        .then_some(driver)
+}
+
+fn examine(driver: &Driver, address: *const c_void) -> Kind {
+    // One attribute, straight: this is what every call on mapped host memory pays.
+    let mut answer = 0u64;
+    let place: [*mut c_void; 1] = [(&raw mut answer).cast()];
+    // SAFETY: one attribute of 4 bytes, and a place of 8 for it.
+    let asked = unsafe {
+        driver.pointer_get_attributes(
+            1,
+            [attribute::MEMORY_TYPE].as_ptr(),
+            place.as_ptr(),
+            address.addr() as u64,
+        )
+    };
+    if asked.is_ok() && answer & u64::from(u32::MAX) == u64::from(memory_type::UNREGISTERED) {
+        return Kind::Host;
+    }
+    examine_further(driver, address)
+}
+
+#[cold]
+fn examine_further(driver: &Driver, address: *const c_void) -> Kind {
+    let mut found = Answers::default();
+    match query(
+        driver,
+        &[attribute::MEMORY_TYPE],
+        address.addr() as u64,
+        &mut found,
+    ) {
+        Ok(()) if found.get32(attribute::MEMORY_TYPE) == memory_type::UNREGISTERED => Kind::Host,
+        Ok(()) => detail(driver, address.addr() as u64).unwrap_or_else(|error| {
+            log::warn!("attributes of {address:p}: {error}");
+            without_detail(address.addr() as u64, found.get32(attribute::MEMORY_TYPE))
+        }),
+        Err(error) => {
+            log::trace!("memory type of {address:p}: {error}");
+            Kind::Host
+        }
+    }
+}
+
+/// Attributes asked about driver memory, from the most on; older drivers refuse a list with one they do not know.
+const DETAILS: [&[i32]; 3] = [
+    &[
+        attribute::MEMORY_TYPE,
+        attribute::IS_MANAGED,
+        attribute::CONTEXT,
+        attribute::BUFFER_ID,
+        attribute::DEVICE_ORDINAL,
+        attribute::RANGE_START_ADDR,
+        attribute::RANGE_SIZE,
+        attribute::IS_LEGACY_CUDA_IPC_CAPABLE,
+        attribute::MEMPOOL_HANDLE,
+    ],
+    &[
+        attribute::MEMORY_TYPE,
+        attribute::IS_MANAGED,
+        attribute::CONTEXT,
+        attribute::BUFFER_ID,
+        attribute::DEVICE_ORDINAL,
+        attribute::RANGE_START_ADDR,
+        attribute::RANGE_SIZE,
+        attribute::IS_LEGACY_CUDA_IPC_CAPABLE,
+    ],
+    &[
+        attribute::MEMORY_TYPE,
+        attribute::IS_MANAGED,
+        attribute::CONTEXT,
+        attribute::BUFFER_ID,
+        attribute::DEVICE_ORDINAL,
+    ],
+];
+const ATTRIBUTES_MAX: usize = 18;
+
+/// Values of attributes, indexed by attribute. Each slot starts as zero and is wide enough for any of them.
+#[derive(Default)]
+struct Answers([u64; ATTRIBUTES_MAX]);
+
+impl Answers {
+    fn slot(attribute: i32) -> usize {
+        usize::try_from(attribute).unwrap_or(0)
+    }
+
+    fn get(&self, attribute: i32) -> u64 {
+        self.0[Self::slot(attribute)]
+    }
+
+    /// A 32-bit value: the driver writes the low half of a zeroed slot.
+    fn get32(&self, attribute: i32) -> u32 {
+        (self.get(attribute) & u64::from(u32::MAX)) as u32
+    }
+
+    fn is_set(&self, attribute: i32) -> bool {
+        self.get(attribute) != 0
+    }
+}
+
+/// One plural query. Where the driver wants a current context and the thread has none, an existing one is entered.
+fn query(driver: &Driver, attributes: &[i32], address: u64, answers: &mut Answers) -> Result<()> {
+    match query_here(driver, attributes, address, answers) {
+        Err(error) if error.is(code::INVALID_CONTEXT) => {
+            let context = reach::devices()
+                .iter()
+                .find_map(|device| reach::existing_context(device.ordinal).ok())
+                .ok_or(error)?;
+            let _entered = Entered::enter(context)?;
+            query_here(driver, attributes, address, answers)
+        }
+        result => result,
+    }
+}
+
+fn query_here(
+    driver: &Driver,
+    attributes: &[i32],
+    address: u64,
+    answers: &mut Answers,
+) -> Result<()> {
+    let mut data = [std::ptr::null_mut::<c_void>(); ATTRIBUTES_MAX];
+    for (place, attribute) in data.iter_mut().zip(attributes) {
+        *place = (&raw mut answers.0[Answers::slot(*attribute)]).cast();
+    }
+    let count = u32::try_from(attributes.len()).unwrap_or(0);
+    // SAFETY: `data` holds `count` pointers to slots of 8 bytes, at least as wide as any attribute asked for.
+    unsafe { driver.pointer_get_attributes(count, attributes.as_ptr(), data.as_ptr(), address) }
+}
+
+#[cold]
+fn richest_detail(driver: &Driver, address: u64, answers: &mut Answers) -> Result<usize> {
+    let mut level = usize::from(DETAIL_LEVEL.load(Ordering::Relaxed));
+    loop {
+        let result = query(driver, DETAILS[level], address, answers);
+        match result {
+            Ok(()) => break,
+            Err(error) if level + 1 == DETAILS.len() => return Err(error),
+            Err(_) => level += 1,
+        }
+    }
+    DETAIL_LEVEL.store(u8::try_from(level).unwrap_or(0), Ordering::Relaxed);
+    Ok(level)
+}
+
+fn detail(driver: &Driver, address: u64) -> Result<Kind> {
+    let mut answers = Answers::default();
+    let mut level = usize::from(DETAIL_LEVEL.load(Ordering::Relaxed));
+    if query(driver, DETAILS[level], address, &mut answers).is_err() {
+        answers = Answers::default();
+        level = richest_detail(driver, address, &mut answers)?;
+    }
+    if answers.is_set(attribute::IS_MANAGED) {
+        return Ok(Kind::HostAccessible(HostMemory::Managed));
+    }
+    match answers.get32(attribute::MEMORY_TYPE) {
+        memory_type::UNREGISTERED => Ok(Kind::Host),
+        memory_type::DEVICE => device_buffer(driver, address, &answers, level).map(Kind::Device),
+        _ => Ok(Kind::HostAccessible(HostMemory::Pinned)),
+    }
+}
+
+/// Driver memory of which no more than its type can be learnt: never host memory, and never exported.
+fn without_detail(address: u64, memory_type: u32) -> Kind {
+    if memory_type == self::memory_type::HOST {
+        return Kind::HostAccessible(HostMemory::Pinned);
+    }
+    Kind::Device(Buffer {
+        address,
+        base: address,
+        size: 0,
+        offset: 0,
+        buffer_id: 0,
+        context: Context::NULL,
+        ordinal: -1,
+        uuid: Uuid::default(),
+        ipc: false,
+        allocation: Allocation::Virtual,
+    })
+}
+
+fn device_buffer(driver: &Driver, address: u64, answers: &Answers, level: usize) -> Result<Buffer> {
+    GPU_SEEN.store(true, Ordering::Relaxed);
+    let ordinal = i32::try_from(answers.get32(attribute::DEVICE_ORDINAL)).unwrap_or(-1);
+    let (base, size) = if level < 2 {
+        (
+            answers.get(attribute::RANGE_START_ADDR),
+            answers.get(attribute::RANGE_SIZE),
+        )
+    } else {
+        address_range(driver, address)?
+    };
+    let own = Context(usize::try_from(answers.get(attribute::CONTEXT)).unwrap_or(0));
+    let allocation = if answers.is_set(attribute::MEMPOOL_HANDLE) {
+        Allocation::Pool
+    } else if own.is_null() || (level < 2 && !answers.is_set(attribute::IS_LEGACY_CUDA_IPC_CAPABLE))
+    {
+        Allocation::Virtual
+    } else {
+        Allocation::Plain
+    };
+    let context = if own.is_null() {
+        reach::existing_context(ordinal).unwrap_or(Context::NULL)
+    } else {
+        own
+    };
+    let within = base <= address && address - base < size;
+    Ok(Buffer {
+        address,
+        base: if within { base } else { address },
+        size: if within { size } else { 0 },
+        offset: if within { address - base } else { 0 },
+        buffer_id: answers.get(attribute::BUFFER_ID),
+        context,
+        ordinal,
+        uuid: reach::device(ordinal).map_or(Uuid::default(), |device| device.uuid),
+        ipc: within && allocation == Allocation::Plain,
+        allocation,
+    })
+}
+
+fn address_range(driver: &Driver, address: u64) -> Result<(u64, u64)> {
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: both are written.
+    unsafe { driver.mem_get_address_range(&raw mut base, &raw mut bytes, address)? };
+    u64::try_from(bytes)
+        .map(|bytes| (base, bytes))
+        .map_err(|_| Error::NoContext)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::types::Code;
+
+    // Addresses that the stand-in for the driver knows, each an allocation of 0x1000 bytes.
+    const PLAIN: u64 = 0x10_0000;
+    const POOL: u64 = 0x20_0000;
+    const VIRTUAL: u64 = 0x30_0000;
+    const MANAGED: u64 = 0x40_0000;
+    const PINNED: u64 = 0x50_0000;
+
+    /// Answers as the driver's reference has it: unknown addresses leave zeros (and device -2) and succeed.
+    unsafe extern "C" fn attributes(
+        count: u32,
+        list: *const i32,
+        data: *const *mut c_void,
+        address: u64,
+    ) -> Code {
+        let base = address & !0xffff;
+        for place in 0..count as usize {
+            // SAFETY: the caller passes `count` attributes and places for them.
+            let (wanted, to) = unsafe { (*list.add(place), (*data.add(place)).cast::<u64>()) };
+            let value = match (wanted, base) {
+                (attribute::MEMORY_TYPE, PLAIN | POOL | VIRTUAL | MANAGED) => 2,
+                (attribute::MEMORY_TYPE, PINNED) | (attribute::IS_MANAGED, MANAGED) => 1,
+                (attribute::CONTEXT, PLAIN) => 0xc0,
+                (attribute::BUFFER_ID, _) => base >> 20,
+                (attribute::RANGE_START_ADDR, _) => base,
+                (attribute::RANGE_SIZE, _) => 0x1000,
+                (attribute::IS_LEGACY_CUDA_IPC_CAPABLE, PLAIN) => 1,
+                (attribute::MEMPOOL_HANDLE, POOL) => 0xbeef,
+                _ => 0,
+            };
+            // SAFETY: each place is 8 bytes wide.
+            unsafe { *to = value };
+        }
+        code::SUCCESS
+    }
+
+    /// A driver before memory pools: it refuses a list that names them.
+    unsafe extern "C" fn old(
+        count: u32,
+        list: *const i32,
+        data: *const *mut c_void,
+        address: u64,
+    ) -> Code {
+        // SAFETY: the caller passes `count` attributes.
+        let list_read = unsafe { std::slice::from_raw_parts(list, count as usize) };
+        if list_read.contains(&attribute::MEMPOOL_HANDLE) {
+            return code::INVALID_VALUE;
+        }
+        // SAFETY: passed on unchanged.
+        unsafe { attributes(count, list, data, address) }
+    }
+
+    fn kind(driver: &Driver, address: u64) -> Kind {
+        examine(
+            driver,
+            std::ptr::without_provenance(usize::try_from(address).unwrap()),
+        )
+    }
+
+    fn check_all(driver: &Driver, pool: Allocation) {
+        assert_eq!(kind(driver, 0x900_0000), Kind::Host);
+        assert_eq!(
+            kind(driver, MANAGED),
+            Kind::HostAccessible(HostMemory::Managed)
+        );
+        assert_eq!(
+            kind(driver, PINNED),
+            Kind::HostAccessible(HostMemory::Pinned)
+        );
+        let expected = [
+            (PLAIN, Allocation::Plain, true),
+            (POOL, pool, false),
+            (VIRTUAL, Allocation::Virtual, false),
+        ];
+        for (base, allocation, ipc) in expected {
+            let Kind::Device(buffer) = kind(driver, base + 0x123) else {
+                panic!("{base:#x}")
+            };
+            assert_eq!(
+                (buffer.base, buffer.offset, buffer.size),
+                (base, 0x123, 0x1000)
+            );
+            assert_eq!(
+                (buffer.allocation, buffer.ipc, buffer.buffer_id),
+                (allocation, ipc, base >> 20)
+            );
+            assert_eq!(buffer.context.is_null(), base != PLAIN);
+        }
+    }
+
+    #[test]
+    fn every_kind_by_its_attributes() {
+        let new = Driver {
+            pointer_get_attributes: Some(attributes),
+            ..Driver::default()
+        };
+        check_all(&new, Allocation::Pool);
+        // Without the pool attribute such memory has no context and is not capable, and is refused all the same.
+        let old = Driver {
+            pointer_get_attributes: Some(old),
+            ..Driver::default()
+        };
+        check_all(&old, Allocation::Virtual);
+        assert_eq!(DETAIL_LEVEL.swap(0, Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn device_memory_of_which_nothing_else_is_known_is_not_host_memory() {
+        let Kind::Device(buffer) = without_detail(PLAIN, memory_type::DEVICE) else {
+            panic!("host")
+        };
+        assert!(!buffer.ipc && buffer.context.is_null());
+    }
+}

@@ -1,0 +1,133 @@
+//! Entering the driver without leaving a trace.
+//!
+//! **Every driver call that depends on a context, or that a stream capture of the user's could forbid, is made while
+//! an [`Entered`] lives.** It pushes the context, relaxes the thread's capture mode, and takes both back.
+
+use super::driver::{required, Driver};
+use super::error::{Error, Result};
+use super::types::{Context, CAPTURE_MODE_RELAXED};
+use std::marker::PhantomData;
+
+/// A context and the identity it had when it was met: a handle may be used again for another context.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ContextKey {
+    /// The handle.
+    pub handle: Context,
+    /// The driver's identity of the context, 0 where the driver has none to give (before CUDA 12).
+    pub id: u64,
+}
+
+impl ContextKey {
+    /// The key of a live context.
+    pub fn of(handle: Context) -> Result<ContextKey> {
+        if handle.is_null() {
+            return Err(Error::NoContext);
+        }
+        Ok(ContextKey {
+            handle,
+            id: identity(required()?, handle)?,
+        })
+    }
+
+    /// Whether the handle still names the same context.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        required().and_then(|driver| identity(driver, self.handle)) == Ok(self.id)
+    }
+}
+
+fn identity(driver: &Driver, handle: Context) -> Result<u64> {
+    let mut id = 0;
+    // SAFETY: `id` is written; the driver checks the handle against those it knows.
+    match unsafe { driver.ctx_get_id(handle, &raw mut id) } {
+        Ok(()) => Ok(id),
+        Err(Error::Missing(_)) => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+/// Relaxed capture mode and, if asked for, a pushed context, until dropped. Stays on its thread.
+#[must_use = "the driver is left again when this is dropped"]
+pub struct Entered {
+    driver: &'static Driver,
+    capture_mode: Option<i32>,
+    pushed: bool,
+    stays_on_its_thread: PhantomData<*const ()>,
+}
+
+impl Entered {
+    /// Enters a context.
+    pub fn enter(context: Context) -> Result<Entered> {
+        if context.is_null() {
+            return Err(Error::NoContext);
+        }
+        let mut entered = Entered::relaxed()?;
+        // SAFETY: the driver checks the handle; a context that is gone is an error, upon which nothing is popped.
+        unsafe { entered.driver.ctx_push_current(context)? };
+        entered.pushed = true;
+        Ok(entered)
+    }
+
+    /// Enters a context, provided that it is still the one of the key.
+    pub fn enter_same(key: ContextKey) -> Result<Entered> {
+        let entered = Entered::enter(key.handle).map_err(lost)?;
+        match identity(entered.driver, key.handle) {
+            Ok(id) if id == key.id => Ok(entered),
+            Ok(_) => Err(Error::ContextLost),
+            Err(error) => Err(lost(error)),
+        }
+    }
+
+    /// Enters the driver for calls that need no context.
+    pub fn relaxed() -> Result<Entered> {
+        let driver = required()?;
+        let mut mode = CAPTURE_MODE_RELAXED;
+        // SAFETY: `mode` is read and written. A driver without captures has no such function, and nothing to relax.
+        let capture_mode =
+            match unsafe { driver.thread_exchange_stream_capture_mode(&raw mut mode) } {
+                Ok(()) => Some(mode),
+                Err(Error::Missing(_)) => None,
+                Err(error) => return Err(error),
+            };
+        Ok(Entered {
+            driver,
+            capture_mode,
+            pushed: false,
+            stays_on_its_thread: PhantomData,
+        })
+    }
+
+    /// The driver entered.
+    #[must_use]
+    pub fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+}
+
+fn lost(error: Error) -> Error {
+    if error.context_is_gone() {
+        Error::ContextLost
+    } else {
+        error
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = Context::NULL;
+            // SAFETY: pops what `enter` pushed on this thread; nothing in between leaves another on top.
+            let result = unsafe { self.driver.ctx_pop_current(&raw mut popped) };
+            if let Err(error) = result {
+                log::debug!("leaving a cuda context: {error}");
+            }
+        }
+        if let Some(mut mode) = self.capture_mode {
+            // SAFETY: `mode` is read and written, and holds what this thread had before.
+            let _ = unsafe {
+                self.driver
+                    .thread_exchange_stream_capture_mode(&raw mut mode)
+            };
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Tools of the scenarios.
+
+use crate::cuda::types::{Context, Stream};
+use crate::cuda::*;
+use std::ffi::{c_void, CStr};
+use std::time::{Duration, Instant};
+
+/// Initializes the driver as a program would, and makes the primary context of a device current.
+pub(super) fn use_device(ordinal: i32) -> Context {
+    assert!(arm(), "the simulated driver is on the library path");
+    let driver = driver().expect("armed");
+    // SAFETY: no argument refers to memory.
+    unsafe { driver.init(0).unwrap() };
+    let context = retain(ordinal);
+    // SAFETY: retained, and so live.
+    unsafe { driver.ctx_push_current(context).unwrap() };
+    context
+}
+
+/// The primary context of a device.
+pub(super) fn retain(ordinal: i32) -> Context {
+    let mut context = Context::NULL;
+    // SAFETY: `context` is written.
+    unsafe {
+        let driver = driver().unwrap();
+        driver
+            .primary_ctx_retain(&raw mut context, ordinal)
+            .unwrap();
+    }
+    context
+}
+
+/// The thread's current context.
+pub(super) fn current() -> Context {
+    let mut context = Context::NULL;
+    // SAFETY: `context` is written.
+    unsafe { driver().unwrap().ctx_get_current(&raw mut context).unwrap() };
+    context
+}
+
+/// Device memory of the current context.
+pub(super) fn device_memory(bytes: usize) -> u64 {
+    let mut address = 0;
+    // SAFETY: `address` is written.
+    unsafe {
+        driver()
+            .unwrap()
+            .mem_alloc(&raw mut address, bytes)
+            .unwrap()
+    };
+    address
+}
+
+/// Frees device memory of a test.
+pub(super) fn free(address: u64) {
+    // SAFETY: allocated by the test.
+    unsafe { driver().unwrap().mem_free(address).unwrap() };
+}
+
+/// A fresh mapping of host memory.
+pub(super) fn map_host(bytes: usize) -> *mut c_void {
+    let (access, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: at an address of the kernel's choice.
+    let address = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
+    assert_ne!(address, libc::MAP_FAILED);
+    address
+}
+
+/// An address as a pointer.
+pub(super) fn at(address: u64) -> *const c_void {
+    std::ptr::with_exposed_provenance(usize::try_from(address).unwrap())
+}
+
+/// The device buffer at an address.
+pub(super) fn buffer_at(address: u64) -> Buffer {
+    match classify(at(address)) {
+        Kind::Device(buffer) => buffer,
+        other => panic!("{address:#x} is {other:?}"),
+    }
+}
+
+/// A driver function that the engine does not use.
+pub(super) fn symbol(name: &CStr) -> *mut c_void {
+    // SAFETY: the library is loaded, and stays so.
+    let address = unsafe {
+        let library = libc::dlopen(
+            c"libcuda.so.1".as_ptr(),
+            libc::RTLD_NOLOAD | libc::RTLD_LAZY,
+        );
+        libc::dlsym(library, name.as_ptr())
+    };
+    assert!(!address.is_null(), "{name:?} is absent");
+    address
+}
+
+/// Polls until the copies are done.
+pub(super) fn finish(mut copies: InFlight) -> Result<()> {
+    let start = Instant::now();
+    while !copies.poll()? {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "the copy never ends"
+        );
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(super) fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes)
+        .map(|place| seed.wrapping_add((place % 251) as u8))
+        .collect()
+}
+
+/// Lanes and bounce buffers of a test.
+pub(super) struct Bench {
+    pub(super) key: ContextKey,
+    pub(super) lanes: Lanes,
+    pub(super) pool: PinnedPool,
+}
+
+impl Bench {
+    pub(super) fn new(context: Context) -> Bench {
+        Bench {
+            key: ContextKey::of(context).unwrap(),
+            lanes: Lanes::new(),
+            pool: PinnedPool::new(64 << 20),
+        }
+    }
+
+    /// Starts a copy of contiguous bytes.
+    pub(super) fn copy(
+        &mut self,
+        purpose: Purpose,
+        dst: u64,
+        src: u64,
+        bytes: usize,
+    ) -> Result<InFlight> {
+        self.lanes
+            .copy_async(self.key, purpose, 0, dst, src, bytes as u64)
+    }
+
+    /// Host bytes to device memory.
+    pub(super) fn upload(&mut self, address: u64, bytes: &[u8]) {
+        let buffer = self.pool.take(self.key, bytes.len()).unwrap();
+        // SAFETY: the buffer holds at least so many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.as_ptr(), bytes.len()) };
+        let copy = self.copy(
+            Purpose::HostToDevice,
+            address,
+            buffer.address(),
+            bytes.len(),
+        );
+        finish(copy.unwrap()).unwrap();
+    }
+
+    /// Device memory to host bytes.
+    pub(super) fn download(&mut self, address: u64, bytes: usize) -> Vec<u8> {
+        let buffer = self.pool.take(self.key, bytes).unwrap();
+        let copy = self.copy(Purpose::DeviceToHost, buffer.address(), address, bytes);
+        finish(copy.unwrap()).unwrap();
+        // SAFETY: the copy has filled so many bytes.
+        unsafe { std::slice::from_raw_parts(buffer.as_ptr(), bytes) }.to_vec()
+    }
+}
+
+/// A stream of the program's own.
+pub(super) fn user_stream() -> Stream {
+    let mut stream = Stream::NULL;
+    // SAFETY: `stream` is written.
+    unsafe { driver().unwrap().stream_create(&raw mut stream, 1).unwrap() };
+    stream
+}

@@ -1,0 +1,205 @@
+//! Scenarios of copies on lanes.
+
+use super::bench::*;
+use crate::cuda::types::{code, Context, Stream};
+use crate::cuda::*;
+use std::ffi::c_void;
+
+pub(super) fn lanes() {
+    let context = use_device(0);
+    let mut bench = Bench::new(context);
+    let bytes = 3_000_001;
+    let (a, b) = (device_memory(bytes), device_memory(bytes));
+    let data = pattern(7, bytes);
+    bench.upload(a, &data);
+    let copy = bench.copy(Purpose::Pull, b + 1, a + 1, bytes - 1).unwrap();
+    finish(copy).unwrap();
+    assert_eq!(bench.download(b + 1, bytes - 1), data[1..]);
+    let nothing = bench.copy(Purpose::Pull, b, a, 0).unwrap();
+    finish(nothing).unwrap();
+    strided(&mut bench, a, b, &data);
+    ordered(&mut bench, a, b);
+    between_devices(&mut bench, a, &data);
+    abandoned(&mut bench, a, b);
+    assert_eq!(bench.lanes.contexts(), 1);
+    assert_eq!(current(), context);
+    let last = bench.copy(Purpose::Pull, b, a, bytes).unwrap();
+    bench.lanes.close();
+    assert_eq!(bench.lanes.contexts(), 0);
+    finish(last).unwrap();
+}
+
+fn strided(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
+    let rows = Copy::Rows {
+        dst: b,
+        dst_pitch: 300,
+        src: a + 10,
+        src_pitch: 1000,
+        width: 200,
+        rows: 5,
+    };
+    let copy = bench
+        .lanes
+        .submit(bench.key, Purpose::Pull, 0, &[rows], None);
+    finish(copy.unwrap()).unwrap();
+    let packed = bench.download(b, 1500);
+    for row in 0..5 {
+        assert_eq!(
+            packed[row * 300..][..200],
+            data[10 + row * 1000..][..200],
+            "row {row}"
+        );
+    }
+}
+
+/// The last of several copies to one place wins, and the flag comes after all of them.
+fn ordered(bench: &mut Bench, a: u64, b: u64) {
+    let mut registrations = Registrations::new();
+    let page = map_host(4096);
+    // SAFETY: the page stays mapped to the end of the process.
+    unsafe { registrations.register(bench.key, page, 4096).unwrap() };
+    let address = pinned::device_address(bench.key, page.expose_provenance() + 64).unwrap();
+    let copies: Vec<_> = (0..8)
+        .map(|step| Copy::Linear {
+            dst: b,
+            src: a + step * 100_000,
+            bytes: 90_000,
+        })
+        .collect();
+    let flag = Flag { address, value: 41 };
+    let copy = bench
+        .lanes
+        .submit(bench.key, Purpose::Push, 3, &copies, Some(flag));
+    finish(copy.unwrap()).unwrap();
+    // SAFETY: the device has written the word, and nobody writes it now.
+    let word = unsafe { page.cast::<u32>().add(16).read_volatile() };
+    assert_eq!(word, 41);
+    assert_eq!(
+        bench.download(b, 90_000),
+        bench.download(a + 700_000, 90_000)
+    );
+    registrations.unregister(page);
+}
+
+fn between_devices(bench: &mut Bench, a: u64, data: &[u8]) {
+    let second = retain(1);
+    let entered = Entered::enter(second).unwrap();
+    let there = device_memory(data.len());
+    drop(entered);
+    let copy = Copy::Peer {
+        dst: there,
+        dst_context: second,
+        src: a,
+        src_context: bench.key.handle,
+        bytes: data.len() as u64,
+    };
+    let copy = bench
+        .lanes
+        .submit(bench.key, Purpose::Push, 0, &[copy], None);
+    finish(copy.unwrap()).unwrap();
+    assert_eq!(Bench::new(second).download(there, data.len()), data);
+}
+
+/// Copies that nobody polls give their events back all the same.
+fn abandoned(bench: &mut Bench, a: u64, b: u64) {
+    for _ in 0..5000 {
+        match bench.copy(Purpose::Pull, b, a, 64) {
+            Ok(copy) => drop(copy),
+            Err(Error::Exhausted(_)) => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    bench.lanes.reclaim();
+}
+
+pub(super) fn lost_context() {
+    use_device(0);
+    let driver = driver().unwrap();
+    let (mut context, mut popped) = (Context::NULL, Context::NULL);
+    // SAFETY: both are written.
+    unsafe {
+        driver.ctx_create(&raw mut context, 0, 0).unwrap();
+        driver.ctx_pop_current(&raw mut popped).unwrap();
+    }
+    let mut bench = Bench::new(context);
+    let address = allocate_in(context, 1 << 20);
+    bench.upload(address, &pattern(1, 1 << 20));
+    let mut copy = bench
+        .copy(Purpose::Pull, address, address + 4096, 64)
+        .unwrap();
+    let dropped = bench
+        .copy(Purpose::Pull, address, address + 4096, 64)
+        .unwrap();
+    // SAFETY: the context that was made above.
+    unsafe { driver.ctx_destroy(context).unwrap() };
+    assert!(!bench.key.is_alive());
+    assert_eq!(copy.poll(), Err(Error::ContextLost));
+    drop(dropped);
+    let refused = bench.copy(Purpose::Pull, address, address, 64);
+    assert_eq!(refused.err(), Some(Error::ContextLost));
+    assert!(!is_device(at(address)));
+    // Another context gets lanes of its own, and bounce buffers are pinned anew.
+    bench.key = ContextKey::of(reach::existing_context(0).unwrap()).unwrap();
+    let address = device_memory(1 << 20);
+    bench.upload(address, &pattern(2, 1 << 20));
+    assert_eq!(bench.download(address, 1 << 20), pattern(2, 1 << 20));
+    reset(bench);
+}
+
+/// A primary context that is reset under the lanes comes back with another identity, maybe with the same handle.
+fn reset(mut bench: Bench) {
+    // SAFETY: no argument refers to memory.
+    unsafe { driver().unwrap().primary_ctx_reset(0).unwrap() };
+    let again = retain(0);
+    assert!(!bench.key.is_alive());
+    assert_eq!(
+        bench.copy(Purpose::Pull, 4096, 8192, 64).err(),
+        Some(Error::ContextLost)
+    );
+    bench.key = ContextKey::of(again).unwrap();
+    let address = allocate_in(again, 4096);
+    bench.upload(address, &pattern(3, 4096));
+    assert_eq!(bench.download(address, 4096), pattern(3, 4096));
+    assert_eq!(
+        bench.lanes.contexts(),
+        1,
+        "lanes of lost contexts are dropped"
+    );
+}
+
+fn allocate_in(context: Context, bytes: usize) -> u64 {
+    let _entered = Entered::enter(context).unwrap();
+    device_memory(bytes)
+}
+
+pub(super) fn capture() {
+    type Begin = unsafe extern "C" fn(Stream, i32) -> i32;
+    type End = unsafe extern "C" fn(Stream, *mut *mut c_void) -> i32;
+    let context = use_device(0);
+    // SAFETY: these are the functions' signatures.
+    let (begin, end) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, Begin>(symbol(c"cuStreamBeginCapture_v2")),
+            std::mem::transmute::<*mut c_void, End>(symbol(c"cuStreamEndCapture")),
+        )
+    };
+    let address = device_memory(1 << 16);
+    let mut bench = Bench::new(context);
+    bench.upload(address, &pattern(9, 1 << 16));
+    let stream = user_stream();
+    // SAFETY: a live stream; 0 is the global mode, the strictest.
+    let begun = unsafe { begin(stream, 0) };
+    assert_eq!(begun, code::SUCCESS);
+    let buffer = buffer_at(address);
+    let mut exports = Exports::new(8);
+    assert!(exports.prepare(&buffer).unwrap());
+    exports.export(&buffer).unwrap();
+    assert_eq!(bench.download(address, 1 << 16), pattern(9, 1 << 16));
+    let mut fresh = Lanes::new();
+    fresh.open(bench.key).unwrap();
+    fresh.close();
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: the capture begun above.
+    let ended = unsafe { end(stream, &raw mut graph) };
+    assert_eq!(ended, code::SUCCESS, "the capture is whole");
+}

@@ -1,0 +1,226 @@
+//! Scenarios of two processes that see one device each.
+
+use super::bench::{device_memory, finish, free, pattern, use_device, Bench};
+use crate::cuda::*;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+const BYTES: usize = 1 << 20;
+const PEER: u64 = 17;
+
+fn path() -> String {
+    std::env::var("ANABRANCH_CUDA_TEST_SOCKET").unwrap()
+}
+
+fn connect() -> UnixStream {
+    let start = Instant::now();
+    loop {
+        match UnixStream::connect(path()) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(start.elapsed() < Duration::from_secs(60), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn send(stream: &mut UnixStream, export: &Export) {
+    let mut bytes = export.handle.0.to_vec();
+    for word in [export.base, export.size, export.offset, export.buffer_id] {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes.extend(export.uuid);
+    stream.write_all(&bytes).unwrap();
+}
+
+fn receive(stream: &mut UnixStream) -> Export {
+    let mut bytes = [0; 112];
+    stream.read_exact(&mut bytes).unwrap();
+    let word = |place: usize| u64::from_le_bytes(bytes[64 + 8 * place..][..8].try_into().unwrap());
+    Export {
+        handle: IpcHandle(bytes[..64].try_into().unwrap()),
+        base: word(0),
+        size: word(1),
+        offset: word(2),
+        buffer_id: word(3),
+        uuid: bytes[96..].try_into().unwrap(),
+    }
+}
+
+fn signal(stream: &mut UnixStream) {
+    stream.write_all(&[1]).unwrap();
+}
+
+fn await_signal(stream: &mut UnixStream) {
+    stream.read_exact(&mut [0]).unwrap();
+}
+
+fn export(exports: &mut Exports, address: u64) -> Export {
+    let Kind::Device(buffer) = classify(std::ptr::with_exposed_provenance(address as usize)) else {
+        panic!("{address:#x} is not device memory");
+    };
+    exports.export(&buffer).unwrap()
+}
+
+pub(super) fn exporter() {
+    std::env::set_var("CUDA_VISIBLE_DEVICES", "0");
+    let listener = UnixListener::bind(path()).unwrap();
+    let mut bench = Bench::new(use_device(0));
+    let mut exports = Exports::new(4);
+    let (first, second) = (device_memory(BYTES), device_memory(BYTES));
+    bench.upload(first, &pattern(1, BYTES));
+    bench.upload(second, &pattern(2, BYTES));
+    let (mut peer, _) = listener.accept().unwrap();
+    let inside = export(&mut exports, first + 4097);
+    assert_eq!(
+        (inside.base, inside.offset, inside.size),
+        (first, 4097, BYTES as u64)
+    );
+    send(&mut peer, &inside);
+    send(&mut peer, &export(&mut exports, second));
+    send(&mut peer, &export(&mut exports, device_memory(BYTES)));
+    await_signal(&mut peer);
+    // What the peer has pushed.
+    assert_eq!(bench.download(second, BYTES), pattern(3, BYTES));
+    let before = export(&mut exports, first).buffer_id;
+    free(first);
+    let again = device_memory(BYTES);
+    bench.upload(again, &pattern(4, BYTES));
+    let new = export(&mut exports, again);
+    assert_ne!(new.buffer_id, before);
+    send(&mut peer, &new);
+    await_signal(&mut peer);
+    let _ = std::fs::remove_file(path());
+}
+
+pub(super) fn importer() {
+    std::env::set_var("CUDA_VISIBLE_DEVICES", "1");
+    let mut bench = Bench::new(use_device(0));
+    let mut peer = connect();
+    let mut mappings = Mappings::new(Limits {
+        count_max: 2,
+        bytes_max: 3 * BYTES as u64,
+    });
+    let local = device_memory(BYTES);
+    let (first, second) = (receive(&mut peer), receive(&mut peer));
+    assert!(
+        reach::by_uuid(&first.uuid).is_none(),
+        "the exporter's device is hidden here"
+    );
+    let own = reach::device(0).unwrap().uuid;
+    let mapping = mappings.open(bench.key, PEER, &first).unwrap();
+    assert_eq!(reach::reach(&own, &first.uuid), reach::Reach::HiddenPeer);
+    let from = mapping.address_of(first.offset);
+    let rest = first.size - first.offset;
+    let copy = bench
+        .lanes
+        .copy_async(bench.key, Purpose::Pull, PEER, local, from, rest)
+        .unwrap();
+    finish(copy.holding(mapping)).unwrap();
+    assert_eq!(
+        bench.download(local, rest as usize),
+        pattern(1, BYTES)[4097..]
+    );
+    push(&mut bench, &mut mappings, local, &second);
+    bounds(
+        &bench,
+        &mut mappings,
+        [&first, &second, &receive(&mut peer)],
+    );
+    foreign_mapping(&bench, &mut mappings, &second);
+    let held = mappings.open(bench.key, PEER, &first).unwrap();
+    signal(&mut peer);
+    reallocated(&mut bench, &mut mappings, held, &receive(&mut peer), local);
+    signal(&mut peer);
+}
+
+fn push(bench: &mut Bench, mappings: &mut Mappings, local: u64, second: &Export) {
+    bench.upload(local, &pattern(3, BYTES));
+    let mapping = mappings.open(bench.key, PEER, second).unwrap();
+    let copy = bench
+        .lanes
+        .copy_async(
+            bench.key,
+            Purpose::Push,
+            PEER,
+            mapping.address_of(0),
+            local,
+            second.size,
+        )
+        .unwrap();
+    finish(copy.holding(mapping)).unwrap();
+    assert_eq!((mappings.len(), mappings.stats().opened), (2, 2));
+}
+
+/// Two mappings are allowed: a third takes the place of the one unused for longest, unless both are in use.
+fn bounds(bench: &Bench, mappings: &mut Mappings, [first, second, third]: [&Export; 3]) {
+    let used_last = mappings.open(bench.key, PEER, first).unwrap();
+    let in_use = mappings.open(bench.key, PEER, second).unwrap();
+    let refused = mappings.open(bench.key, PEER, third);
+    assert_eq!(refused.err(), Some(Error::Exhausted("open mappings")));
+    drop(used_last);
+    let opened = mappings.stats().opened;
+    drop(mappings.open(bench.key, PEER, third).unwrap());
+    assert_eq!((mappings.len(), mappings.stats().evicted), (2, 1));
+    assert_eq!(mappings.stats().opened, opened + 1);
+    drop(in_use);
+    mappings.forget_allocation(PEER, third.base, third.buffer_id);
+    assert_eq!((mappings.len(), mappings.open_bytes()), (1, second.size));
+}
+
+/// Another library in this process has the allocation open.
+fn foreign_mapping(bench: &Bench, mappings: &mut Mappings, export: &Export) {
+    mappings.forget_allocation(PEER, export.base, export.buffer_id);
+    let entered = Entered::enter(bench.key.handle).unwrap();
+    let mut address = 0;
+    // SAFETY: `address` is written.
+    unsafe {
+        entered
+            .driver()
+            .ipc_open_mem_handle(&raw mut address, export.handle, 1)
+            .unwrap()
+    };
+    assert_eq!(
+        mappings.open(bench.key, PEER, export).err(),
+        Some(Error::AlreadyMapped)
+    );
+    // SAFETY: opened above.
+    unsafe { entered.driver().ipc_close_mem_handle(address).unwrap() };
+    assert!(mappings.open(bench.key, PEER, export).is_ok());
+}
+
+fn reallocated(
+    bench: &mut Bench,
+    mappings: &mut Mappings,
+    held: std::sync::Arc<Mapping>,
+    new: &Export,
+    local: u64,
+) {
+    let hits = mappings.stats().hits;
+    let mapping = mappings.open(bench.key, PEER, new).unwrap();
+    assert_eq!(
+        mappings.stats().hits,
+        hits,
+        "an allocation with another number is another one"
+    );
+    let copy = bench
+        .lanes
+        .copy_async(
+            bench.key,
+            Purpose::Pull,
+            PEER,
+            local,
+            mapping.address_of(0),
+            new.size,
+        )
+        .unwrap();
+    finish(copy).unwrap();
+    assert_eq!(bench.download(local, BYTES), pattern(4, BYTES));
+    drop(held);
+    // Two are open: the new one, which is held, and the second. A third needs room that only one of them can give.
+    drop(mapping);
+    mappings.forget_peer(PEER + 1);
+    assert!(!mappings.is_empty());
+    mappings.forget_peer(PEER);
+    assert_eq!((mappings.len(), mappings.open_bytes()), (0, 0));
+}

@@ -1,0 +1,134 @@
+//! Handles, structures and constants of the driver's C interface, as far as the engine uses them.
+
+use std::ffi::c_void;
+
+/// What a driver function returns (`CUresult`).
+pub type Code = i32;
+
+/// Values of [`Code`] that the engine tells apart.
+#[allow(missing_docs)]
+pub mod code {
+    use super::Code;
+    pub const SUCCESS: Code = 0;
+    pub const INVALID_VALUE: Code = 1;
+    pub const OUT_OF_MEMORY: Code = 2;
+    pub const NOT_INITIALIZED: Code = 3;
+    pub const DEINITIALIZED: Code = 4;
+    pub const INVALID_DEVICE: Code = 101;
+    pub const INVALID_CONTEXT: Code = 201;
+    pub const MAP_FAILED: Code = 205;
+    pub const ALREADY_MAPPED: Code = 208;
+    pub const PEER_ACCESS_UNSUPPORTED: Code = 217;
+    pub const INVALID_HANDLE: Code = 400;
+    pub const NOT_READY: Code = 600;
+    pub const ILLEGAL_ADDRESS: Code = 700;
+    pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+    pub const CONTEXT_IS_DESTROYED: Code = 709;
+    pub const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
+    pub const HOST_MEMORY_NOT_REGISTERED: Code = 713;
+    pub const LAUNCH_FAILED: Code = 719;
+    pub const NOT_SUPPORTED: Code = 801;
+    pub const UNKNOWN: Code = 999;
+}
+
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident)*) => { $(
+        $(#[$doc])*
+        ///
+        /// Only an address: it may name an object that no longer exists, and is never dereferenced here.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+        #[repr(transparent)]
+        pub struct $name(pub usize);
+
+        impl $name {
+            /// The null handle.
+            pub const NULL: $name = $name(0);
+
+            /// Whether this is the null handle.
+            #[must_use]
+            pub fn is_null(self) -> bool {
+                self.0 == 0
+            }
+        }
+    )* };
+}
+
+handles! {
+    /// A context (`CUcontext`).
+    Context
+    /// A stream (`CUstream`).
+    Stream
+    /// An event (`CUevent`).
+    Event
+}
+
+/// A device handle (`CUdevice`), which a process gets for an ordinal.
+pub type Device = i32;
+
+/// A 16-byte device identity, the same in every process of a node (`CUuuid`).
+pub type Uuid = [u8; 16];
+
+/// An exported allocation (`CUipcMemHandle`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct IpcHandle(pub [u8; 64]);
+
+/// Memory types (`CUmemorytype`).
+#[allow(missing_docs)]
+pub mod memory_type {
+    pub const UNREGISTERED: u32 = 0;
+    pub const HOST: u32 = 1;
+    pub const DEVICE: u32 = 2;
+    pub const UNIFIED: u32 = 4;
+}
+
+/// Attributes of a pointer (`CUpointer_attribute`).
+#[allow(missing_docs)]
+pub mod attribute {
+    pub const CONTEXT: i32 = 1;
+    pub const MEMORY_TYPE: i32 = 2;
+    pub const SYNC_MEMOPS: i32 = 6;
+    pub const BUFFER_ID: i32 = 7;
+    pub const IS_MANAGED: i32 = 8;
+    pub const DEVICE_ORDINAL: i32 = 9;
+    pub const IS_LEGACY_CUDA_IPC_CAPABLE: i32 = 10;
+    pub const RANGE_START_ADDR: i32 = 11;
+    pub const RANGE_SIZE: i32 = 12;
+    pub const MEMPOOL_HANDLE: i32 = 17;
+}
+
+/// Capture modes of a thread (`CUstreamCaptureMode`).
+pub const CAPTURE_MODE_RELAXED: i32 = 2;
+/// A stream that does not synchronize with stream 0.
+pub const STREAM_NON_BLOCKING: u32 = 1;
+/// An event without a time stamp, the cheapest kind.
+pub const EVENT_DISABLE_TIMING: u32 = 2;
+/// Opening an IPC handle enables peer access if it must.
+pub const IPC_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+/// Registered host memory counts as pinned in every context of the process.
+pub const HOST_REGISTER_PORTABLE: u32 = 1;
+/// Registered host memory gets a device address (which memory operations write to).
+pub const HOST_REGISTER_DEVICEMAP: u32 = 2;
+
+/// A strided copy (`CUDA_MEMCPY2D`).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Memcpy2d {
+    pub src_x_in_bytes: usize,
+    pub src_y: usize,
+    pub src_memory_type: u32,
+    pub src_host: *const c_void,
+    pub src_device: u64,
+    pub src_array: *mut c_void,
+    pub src_pitch: usize,
+    pub dst_x_in_bytes: usize,
+    pub dst_y: usize,
+    pub dst_memory_type: u32,
+    pub dst_host: *mut c_void,
+    pub dst_device: u64,
+    pub dst_array: *mut c_void,
+    pub dst_pitch: usize,
+    pub width_in_bytes: usize,
+    pub height: usize,
+}

@@ -1,0 +1,197 @@
+//! All mutable state of the engine, and its progress.
+
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use slab::Slab;
+
+use crate::config::Config;
+use crate::engine::counts::Counts;
+use crate::engine::early::Pending;
+use crate::engine::gpu::Gpu;
+use crate::engine::matched::Matched;
+use crate::engine::persistent::PersistentSend;
+use crate::engine::receive::Receive;
+use crate::engine::send::Send;
+use crate::engine::{landing, Env};
+use crate::mpi::Handle;
+
+/// What a request handle in the program's hands stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A receive, under its native handle.
+    Receive(usize),
+    /// A non-blocking send of the engine's, under a generalized request.
+    Send(usize),
+    /// A persistent send of the engine's, under a persistent request that is never started.
+    Persistent(usize),
+}
+
+/// How often peers of unfinished transfers are checked for being alive.
+const LIVENESS_PERIOD: Duration = Duration::from_millis(250);
+
+/// The engine's mutable state.
+pub struct Core {
+    /// Requests in the program's hands. No key is a native send request: those are not unique.
+    pub(super) table: HashMap<Handle, Entry>,
+    pub(super) receives: Slab<Receive>,
+    /// Receives posted while this rank is not live, under their native handles, which are no keys of `table`.
+    pub(super) early: Pending,
+    pub(super) sends: Slab<Send>,
+    pub(super) persistents: Slab<PersistentSend>,
+    /// Receives whose payload is on its way.
+    pub(super) moving: Vec<usize>,
+    /// Receives and sends that the program has freed and that are not complete.
+    pub(super) orphans: Vec<(Handle, Entry)>,
+    /// Sends whose descriptor is out.
+    pub(super) open: Vec<usize>,
+    /// Values whose native send is not complete although the program's is.
+    pub(super) draining: Vec<usize>,
+    /// Bytes held by `draining`.
+    pub(super) draining_bytes: u64,
+    /// Messages taken by a matched probe that may be descriptors.
+    pub(super) matched: HashMap<Handle, Matched>,
+    pub(super) sent: Counts,
+    pub(super) received: Counts,
+    pub(super) gpu: Gpu,
+    pub(super) landings: landing::Pool,
+    /// Descriptors that this rank has taken, of those announced to it.
+    pub(super) taken: u64,
+    /// Receives posted before this rank was live in which no descriptor could be recognized.
+    pub(super) blind: usize,
+    /// Receives posted in which a descriptor may land.
+    pub(super) posted: usize,
+    /// Number given to the latest receive.
+    pub(super) serial: u64,
+    pub(super) helper_runs: bool,
+    pub(super) ready: bool,
+    serving: bool,
+    bell: u32,
+    checked: Instant,
+}
+
+impl Core {
+    /// Nothing under way.
+    pub fn new(config: &Config) -> Core {
+        Core {
+            table: HashMap::new(),
+            receives: Slab::new(),
+            early: Pending::default(),
+            sends: Slab::new(),
+            persistents: Slab::new(),
+            moving: Vec::new(),
+            orphans: Vec::new(),
+            open: Vec::new(),
+            draining: Vec::new(),
+            draining_bytes: 0,
+            matched: HashMap::new(),
+            sent: Counts::default(),
+            received: Counts::default(),
+            gpu: Gpu::new(config),
+            landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
+            taken: 0,
+            blind: 0,
+            posted: 0,
+            serial: 0,
+            helper_runs: false,
+            ready: false,
+            serving: false,
+            bell: 0,
+            checked: Instant::now(),
+        }
+    }
+
+    /// Streams could not be counted any more, so that a probe could not tell a descriptor from a value.
+    pub fn counts_lost(&self) -> bool {
+        self.sent.overflowed() || self.received.overflowed()
+    }
+
+    /// Something unfinished that the helper can move on.
+    pub fn has_work(&self) -> bool {
+        !self.moving.is_empty() || !self.open.is_empty() || self.posted != 0
+    }
+
+    /// Something that is worth looking at again soon: copies under way, a peer being served, or a descriptor that is
+    /// announced and may land in a posted receive.
+    pub fn is_owing(&self, env: &Env) -> bool {
+        !self.moving.is_empty()
+            || self.serving
+            || (self.posted != 0 && env.node.own().announced() != self.taken)
+    }
+
+    /// Moves on everything that can be moved without an MPI call. True if anything did.
+    pub fn progress(&mut self, env: &Env) -> bool {
+        let mut moved = false;
+        if self.posted != 0 && env.node.own().announced() != self.taken {
+            moved |= self.scan_landed(env);
+        }
+        let mut i = 0;
+        while i < self.moving.len() {
+            let id = self.moving[i];
+            let (did, done) = self.advance_receive(env, id);
+            moved |= did || done;
+            if done {
+                self.moving.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        let bell = env.node.own().doorbell();
+        if !self.open.is_empty() && (self.serving || bell != self.bell) {
+            self.bell = bell;
+            moved |= self.look_at_open_sends(env);
+        }
+        if !moved
+            && (!self.open.is_empty() || !self.moving.is_empty())
+            && self.checked.elapsed() > LIVENESS_PERIOD
+        {
+            self.checked = Instant::now();
+            self.give_up_on_the_dead(env);
+        }
+        moved
+    }
+
+    fn look_at_open_sends(&mut self, env: &Env) -> bool {
+        let mut moved = false;
+        self.serving = false;
+        let mut i = 0;
+        while i < self.open.len() {
+            let id = self.open[i];
+            let step = self.advance_send(env, id);
+            moved |= step.moved;
+            self.serving |= step.serving;
+            if step.closed {
+                self.open.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        moved
+    }
+
+    fn give_up_on_the_dead(&mut self, env: &Env) {
+        let mut dead: HashMap<u32, bool> = HashMap::new();
+        let mut is_dead = |peer: &crate::node::Peer| {
+            peer.world_rank() != env.world_rank
+                && *dead
+                    .entry(peer.world_rank())
+                    .or_insert_with(|| !peer.alive())
+        };
+        for id in self.open.clone() {
+            if self.peer_of_send(id).is_some_and(|peer| is_dead(&peer)) {
+                self.fail_send(env, id);
+                self.serving = true;
+            }
+        }
+        for id in self.moving.clone() {
+            if self.peer_of_receive(id).is_some_and(&mut is_dead) {
+                self.fail_receive(env, id);
+            }
+        }
+        for (rank, _) in dead.into_iter().filter(|(_, dead)| *dead) {
+            if let Some(peer) = env.node.peer(rank) {
+                self.gpu.forget_peer(u64::from(peer.pid()));
+            }
+        }
+    }
+}

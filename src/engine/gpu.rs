@@ -1,0 +1,132 @@
+//! The CUDA objects that transfers share.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::cuda::{
+    Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping, Mappings,
+    PinnedBuffer, PinnedPool, Purpose, Registrations, Result,
+};
+use crate::stats::{self, Counter};
+
+/// Bounce memory of a rank for copies that cannot use shared staging, bytes.
+const BOUNCE_BYTES_MAX: usize = 16 << 20;
+/// Allocations whose export is remembered.
+const EXPORTS_MAX: usize = 4096;
+
+/// Lanes, mappings, exports and pinned memory of this rank.
+pub struct Gpu {
+    lanes: Lanes,
+    mappings: Mappings,
+    exports: Exports,
+    pinned: PinnedPool,
+    registrations: Registrations,
+}
+
+impl Gpu {
+    /// Nothing is allocated before it is needed.
+    pub fn new(config: &Config) -> Gpu {
+        let limits = Limits {
+            count_max: config.mapping_count as usize,
+            bytes_max: config.mappings,
+        };
+        Gpu {
+            lanes: Lanes::new(),
+            mappings: Mappings::new(limits),
+            exports: Exports::new(EXPORTS_MAX),
+            pinned: PinnedPool::new(BOUNCE_BYTES_MAX),
+            registrations: Registrations::new(),
+        }
+    }
+
+    /// Makes a buffer of the program's ready for copies by the engine, and names its context.
+    pub fn prepare(&mut self, buffer: &Buffer) -> Result<ContextKey> {
+        let key = ContextKey::of(buffer.context)?;
+        self.lanes.open(key)?;
+        self.exports.prepare(buffer)?;
+        Ok(key)
+    }
+
+    /// What a peer needs to read the buffer.
+    pub fn export(&mut self, buffer: &Buffer) -> Result<Export> {
+        self.exports.export(buffer)
+    }
+
+    /// Maps a peer's allocation.
+    pub fn map(&mut self, context: ContextKey, peer: u64, export: &Export) -> Result<Arc<Mapping>> {
+        let before = self.mappings.stats();
+        let mapping = self.mappings.open(context, peer, export);
+        let after = self.mappings.stats();
+        stats::add(Counter::MappingsOpened, after.opened - before.opened);
+        stats::add(Counter::MappingsEvicted, after.evicted - before.evicted);
+        stats::add(
+            Counter::MappingsClosed,
+            (after.evicted - before.evicted) + (after.stale - before.stale),
+        );
+        mapping
+    }
+
+    /// Starts one contiguous copy.
+    pub fn copy(
+        &mut self,
+        context: ContextKey,
+        purpose: Purpose,
+        affinity: u64,
+        dst: u64,
+        src: u64,
+        bytes: u64,
+    ) -> Result<InFlight> {
+        self.lanes
+            .copy_async(context, purpose, affinity, dst, src, bytes)
+    }
+
+    /// Starts copies one after the other.
+    pub fn copies(
+        &mut self,
+        context: ContextKey,
+        purpose: Purpose,
+        copies: &[Copy],
+    ) -> Result<InFlight> {
+        self.lanes.submit(context, purpose, 0, copies, None)
+    }
+
+    /// A bounce buffer; `Exhausted` means that later, when copies have ended, there will be one.
+    pub fn bounce(&mut self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
+        self.pinned.take(context, bytes)
+    }
+
+    /// Pins a range of shared staging memory; where that fails the range works all the same, slower.
+    ///
+    /// # Safety
+    /// The range stays mapped until [`Gpu::close`].
+    pub unsafe fn pin(&mut self, context: ContextKey, start: *mut u8, bytes: usize) {
+        // SAFETY: passed on.
+        match unsafe {
+            self.registrations
+                .register(context, start.cast::<c_void>(), bytes)
+        } {
+            Ok(()) => {}
+            Err(error) => log::debug!("pinning {bytes} bytes of staging: {error}"),
+        }
+    }
+
+    /// Drops everything that belongs to a peer that has left.
+    pub fn forget_peer(&mut self, peer: u64) {
+        self.mappings.forget_peer(peer);
+    }
+
+    /// Gives everything back: at finalize.
+    pub fn close(&mut self) {
+        self.lanes.close();
+        self.mappings.clear();
+        self.exports.clear();
+        self.pinned.clear();
+        self.registrations.clear();
+    }
+}
+
+/// Whether an error only means that a bound is reached for now.
+pub fn is_for_now(error: &Error) -> bool {
+    matches!(error, Error::Exhausted(_))
+}

@@ -1,0 +1,155 @@
+//! The helper thread: keeps promises to peers while the program computes or is inside a native call.
+//!
+//! It makes no MPI call. It sleeps on this rank's doorbell, which peers ring, and works only while no thread of the
+//! program drives the engine.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::engine::{engine, Engine, Env};
+use crate::stats::{self, Counter};
+
+/// Longest sleep with nothing to do: also how late a missed wake-up is noticed.
+const IDLE_SLEEP: Duration = Duration::from_millis(100);
+/// Longest sleep while something is owed whose turn has not come.
+const OWED_SLEEP_MAX: Duration = Duration::from_millis(1);
+const OWED_SLEEP_MIN: Duration = Duration::from_micros(50);
+/// Rounds of yielding before the first sleep, while something is owed.
+const YIELDS: u32 = 200;
+
+/// The thread, from outside.
+pub struct Handle {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    stop: AtomicBool,
+    panics: AtomicU8,
+}
+
+impl Handle {
+    /// Not started.
+    pub const fn new() -> Handle {
+        Handle {
+            thread: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            panics: AtomicU8::new(0),
+        }
+    }
+
+    /// Starts the thread; false if the system has none to give.
+    pub fn start(&self) -> bool {
+        let mut thread = self.thread.lock();
+        if thread.is_some() {
+            return true;
+        }
+        // The program's signal handlers run on its own threads.
+        let restore = block_signals();
+        let started = std::thread::Builder::new()
+            .name("anabranch".into())
+            .stack_size(512 << 10)
+            .spawn(run);
+        restore_signals(&restore);
+        match started {
+            Ok(handle) => *thread = Some(handle),
+            Err(error) => {
+                log::warn!("no helper thread ({error}): peers send this rank plain messages only")
+            }
+        }
+        thread.is_some()
+    }
+
+    /// Wakes it, if it sleeps.
+    pub fn wake(&self, env: &Env) {
+        env.node.own().ring_doorbell();
+    }
+
+    /// Stops it and waits until it has ended.
+    pub fn stop(&self, env: &Env) {
+        self.stop.store(true, Ordering::SeqCst);
+        env.node.own().ring_doorbell();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: both sets are live locals, filled before they are read.
+    unsafe {
+        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        old
+    }
+}
+
+fn restore_signals(old: &libc::sigset_t) {
+    // SAFETY: a set that `block_signals` has filled.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, std::ptr::null_mut()) };
+}
+
+/// Panics after which the helper gives up, rather than fail for ever.
+const PANICS_MAX: u8 = 8;
+
+fn run() {
+    let Some(engine) = engine() else { return };
+    loop {
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| serve(engine))) {
+            Ok(()) => return,
+            Err(_) => {
+                stats::add(Counter::Panics, 1);
+                log::error!("the helper thread met an internal error");
+                if engine.helper.panics.fetch_add(1, Ordering::Relaxed) >= PANICS_MAX {
+                    engine.env.node.own().set_ready(false);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn serve(engine: &Engine) {
+    let own = engine.env.node.own();
+    let mut idle = 0u32;
+    while !engine.helper.stop.load(Ordering::SeqCst) {
+        let seen = own.doorbell();
+        let (moved, owed) = engine.help();
+        if moved {
+            stats::add(Counter::HelperServed, 1);
+            idle = 0;
+            std::thread::yield_now();
+            continue;
+        }
+        idle = idle.saturating_add(1);
+        if owed && idle < YIELDS {
+            std::thread::yield_now();
+            continue;
+        }
+        let sleep = if owed {
+            let doublings = (idle - YIELDS).min(8);
+            (OWED_SLEEP_MIN * (1 << doublings)).min(OWED_SLEEP_MAX)
+        } else {
+            IDLE_SLEEP
+        };
+        if own.wait_doorbell(seen, sleep) != seen {
+            stats::add(Counter::HelperWakeups, 1);
+            idle = 0;
+        }
+    }
+}
+
+impl Engine {
+    /// One round of the helper: whether anything moved, and whether anything is owed.
+    fn help(&self) -> (bool, bool) {
+        if self.driving.load(Ordering::Acquire) != 0 {
+            return (false, false);
+        }
+        let Some(mut core) = self.core.try_lock() else {
+            return (false, true);
+        };
+        let moved = core.progress(&self.env);
+        (moved, core.is_owing(&self.env))
+    }
+}

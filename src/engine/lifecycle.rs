@@ -1,0 +1,223 @@
+//! From `MPI_Init` to `MPI_Finalize`.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::config::{Config, MpiCuda, StatsTarget};
+use crate::engine::core::Entry;
+use crate::engine::{comms, early, engine, helper, send, Core, Engine, Env, ENGINE};
+use crate::mpi::{guard, native, Abi, Function};
+use crate::node::{Launch, Node, Options, Peer};
+use crate::stats::{self, Counter, Snapshot, Summary};
+use crate::{cuda, logging, mpi};
+
+/// Arms the library after a successful `MPI_Init`, unless there is nothing for it to do in this process. Makes no
+/// communicating call: a rank without the library must not be waited for.
+pub fn arm() {
+    if engine().is_some() {
+        return;
+    }
+    let (config, warnings) = Config::from_env();
+    logging::set_up(&config);
+    if !config.enabled {
+        return;
+    }
+    logging::report(&config, &warnings);
+    let Some(abi) = mpi::abi() else { return };
+    // SAFETY: MPI is initialized.
+    if let Err(why) = unsafe { start(abi, config) } {
+        log::info!("not taking part: {why}");
+    }
+}
+
+unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
+    if !cuda::arm() {
+        return Err("no cuda driver in this process".into());
+    }
+    let (mut rank, mut provided) = (0, 0);
+    let mut parent = abi.comm_null;
+    // SAFETY: MPI is initialized; live locals; these calls are local.
+    unsafe {
+        native::comm_rank(abi.comm_world, &raw mut rank);
+        native::query_thread(&raw mut provided);
+        if Function::CommGetParent.available() {
+            native::comm_get_parent(&raw mut parent);
+        }
+    }
+    logging::set_rank(rank);
+    if abi.normalize(parent) != abi.normalize(abi.comm_null) {
+        return Err("a spawned world stays native".into());
+    }
+    let world_rank = u32::try_from(rank).map_err(|_| "no rank in MPI_COMM_WORLD".to_string())?;
+    let launch = Launch::detect();
+    let options = Options {
+        slots: config.slots.max(1),
+        staging_bytes: config.staging,
+        chunk_bytes: u32::try_from(config.chunk).unwrap_or(1 << 20),
+        ..Options::default()
+    };
+    let node = Node::register(&launch, world_rank, &options).map_err(|error| {
+        log::warn!("{error}; every message of this rank stays native");
+        error.to_string()
+    })?;
+    // SAFETY: MPI is initialized.
+    if !unsafe { comms::start(abi, world_rank) } {
+        return Err("no communicator attribute".into());
+    }
+    let cuda_aware = is_cuda_aware(&config);
+    // SAFETY: MPI is initialized.
+    let reads_lengths = unsafe { early::reads_lengths(abi) };
+    let core = Mutex::new(Core::new(&config));
+    inject_panic(&config);
+    guard::trace_calls_if_logged();
+    let env = Env {
+        abi,
+        config,
+        node,
+        world_rank,
+        multiple: provided == abi.thread_multiple,
+        cuda_aware,
+        reads_lengths,
+    };
+    let armed = ENGINE.set(Engine {
+        env,
+        core,
+        live: AtomicBool::new(false),
+        driving: AtomicU32::new(0),
+        native_before_live: AtomicU32::new(0),
+        pump: OnceLock::new(),
+        helper: helper::Handle::new(),
+    });
+    if armed.is_err() {
+        return Err("armed already".into());
+    }
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::pthread_atfork(None, None, Some(disarm_child)) };
+    guard::set_armed(true);
+    Ok(())
+}
+
+/// A forked child has no helper and must not use its parent's driver state or shared memory.
+extern "C" fn disarm_child() {
+    guard::set_armed(false);
+}
+
+fn inject_panic(config: &Config) {
+    let Some(name) = &config.inject_panic else {
+        return;
+    };
+    match Function::by_name(name) {
+        Some(function) => guard::inject_panic(function),
+        None => log::warn!("ANABRANCH_INJECT_PANIC: there is no MPI function {name}"),
+    }
+}
+
+fn is_cuda_aware(config: &Config) -> bool {
+    match config.mpi_cuda {
+        MpiCuda::Yes => true,
+        MpiCuda::No => false,
+        MpiCuda::Auto => {
+            Function::MpixQueryCudaSupport.available()
+                // SAFETY: takes nothing and may be called at any time.
+                && unsafe { native::mpix_query_cuda_support() } == 1
+        }
+    }
+}
+
+/// `MPI_Finalize`: serves what is owed, then finalizes natively, then writes the summary.
+///
+/// # Safety
+/// Called by the program's `MPI_Finalize`.
+pub unsafe fn finalize() -> c_int {
+    let Some(engine) = engine() else {
+        // SAFETY: passed on.
+        return unsafe { native::finalize() };
+    };
+    engine.serve_out();
+    engine.helper.stop(&engine.env);
+    engine.end_orphans();
+    engine.core.lock().gpu.close();
+    engine.end_pump();
+    guard::set_armed(false);
+    let own = engine.env.node.own();
+    publish(engine);
+    own.set_published();
+    let collector = engine.collector();
+    // SAFETY: passed on.
+    let code = unsafe { native::finalize() };
+    if let Some(peers) = collector {
+        summarize(engine, &peers);
+    }
+    engine.env.node.unregister();
+    code
+}
+
+fn publish(engine: &Engine) {
+    stats::publish(engine.env.node.own().counters());
+}
+
+/// Longest wait in `MPI_Finalize` for the counters of a peer.
+const SUMMARY_WAIT: Duration = Duration::from_secs(2);
+
+fn summarize(engine: &Engine, peers: &[Arc<Peer>]) {
+    let deadline = Instant::now() + SUMMARY_WAIT;
+    let mut summary = Summary::default();
+    for peer in peers {
+        let mut backoff = crate::node::Backoff::sleeping(Duration::from_millis(5));
+        while !peer.published() && Instant::now() < deadline && peer.alive() {
+            backoff.snooze();
+        }
+        summary.add(
+            peer.world_rank(),
+            peer.pid(),
+            Snapshot::load(peer.counters()),
+        );
+    }
+    if let Err(error) = summary.write(&engine.env.config.stats) {
+        log::error!("ANABRANCH_STATS: {error}");
+    }
+}
+
+impl Engine {
+    /// Serves until every message of this rank is received, or its receiver is past receiving.
+    fn serve_out(&self) {
+        self.env.node.own().set_finalizing();
+        if !self.live.load(Ordering::Acquire) {
+            return;
+        }
+        self.until(|engine, core| {
+            engine.pump();
+            let open: Vec<usize> = core.open.clone();
+            let waiting = open.iter().any(|id| core.is_wanted(&engine.env, *id));
+            // What has begun to move is brought to its end; what never matched is not waited for.
+            (!waiting && core.moving.is_empty()).then_some(())
+        });
+        let core = self.core.lock();
+        stats::add(Counter::FinalizeUnmatched, core.open.len() as u64);
+    }
+
+    /// Ends the generalized requests of sends that the program has freed and nobody has received: MPI must not find
+    /// them in Finalize.
+    fn end_orphans(&self) {
+        let orphans = std::mem::take(&mut self.core.lock().orphans);
+        for (handle, entry) in orphans {
+            if let (Entry::Send(_), true) = (entry, handle != 0) {
+                // SAFETY: our own request, which nobody knows any more.
+                unsafe { send::finish_request(&self.env, handle, self.env.abi.no_status()) };
+            }
+        }
+    }
+
+    /// The ranks whose counters this rank sums up: it is the lowest of its node, and a summary is wanted.
+    fn collector(&self) -> Option<Vec<Arc<Peer>>> {
+        if self.env.config.stats == StatsTarget::Off {
+            return None;
+        }
+        let peers = self.env.node.peers();
+        (peers.first()?.world_rank() == self.env.world_rank).then_some(peers)
+    }
+}

@@ -1,0 +1,295 @@
+//! Copies between the program's device memory and pageable host memory, through pinned bounce buffers in pieces.
+//!
+//! Used for values: up into a device buffer from a landing range, down from a device buffer before a value is sent.
+//! A non-contiguous buffer is gathered and scattered by the runs of its datatype.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::cuda::{ContextKey, Copy, InFlight, PinnedBuffer, Purpose, Result};
+use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::layout::Layout;
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Host to device.
+    Up,
+    /// Device to host.
+    Down,
+}
+
+/// Where the bytes are in device memory.
+#[derive(Clone, Debug)]
+pub enum Shape {
+    /// One run from this address.
+    Dense(u64),
+    /// Runs relative to this address.
+    Runs(u64, Arc<Layout>),
+}
+
+/// Pieces under way at a time: one is copied by the device while the CPU fills or empties another.
+const PIECES: usize = 2;
+/// Size of a piece, bytes: large enough to amortize a launch, small enough to overlap.
+const PIECE_BYTES: u64 = 1 << 20;
+
+struct Piece {
+    copy: InFlight,
+    bounce: PinnedBuffer,
+    from: u64,
+    bytes: u64,
+}
+
+/// A copy under way.
+pub struct Lift {
+    way: Way,
+    context: ContextKey,
+    shape: Shape,
+    host: *mut u8,
+    total: u64,
+    issued: u64,
+    pieces: VecDeque<Piece>,
+}
+
+// SAFETY: the host range belongs to the operation that owns this value (a landing range, or memory that MPI has lent
+// the library until the operation completes), and is touched by whoever holds the engine's lock.
+unsafe impl Send for Lift {}
+
+impl Lift {
+    /// A copy of `total` bytes between `host` and device memory; nothing is started yet.
+    ///
+    /// # Safety
+    /// `host` is valid for `total` bytes until the copy is done or dropped.
+    pub unsafe fn new(
+        way: Way,
+        context: ContextKey,
+        shape: Shape,
+        host: *mut u8,
+        total: u64,
+    ) -> Lift {
+        Lift {
+            way,
+            context,
+            shape,
+            host,
+            total,
+            issued: 0,
+            pieces: VecDeque::new(),
+        }
+    }
+
+    /// Starts what can be started and finishes what is done; true when everything is.
+    pub fn poll(&mut self, gpu: &mut Gpu) -> Result<bool> {
+        while let Some(piece) = self.pieces.front_mut() {
+            if !piece.copy.poll()? {
+                break;
+            }
+            if self.way == Way::Down {
+                // SAFETY: the piece lies inside the host range, and its copy into the bounce buffer is done.
+                unsafe {
+                    let to = self.host.add(piece.from as usize);
+                    to.copy_from_nonoverlapping(piece.bounce.as_ptr(), piece.bytes as usize);
+                }
+            }
+            self.pieces.pop_front();
+        }
+        while self.pieces.len() < PIECES && self.issued < self.total {
+            match self.start_piece(gpu) {
+                Ok(()) => {}
+                // Bounce memory or events are all in use: they come back when other copies end.
+                Err(error) if is_for_now(&error) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.pieces.is_empty() && self.issued == self.total)
+    }
+
+    fn start_piece(&mut self, gpu: &mut Gpu) -> Result<()> {
+        let bytes = (self.total - self.issued).min(PIECE_BYTES);
+        let bounce = gpu.bounce(self.context, bytes as usize)?;
+        if self.way == Way::Up {
+            // SAFETY: the piece lies inside the host range; the bounce buffer is at least as long and unused.
+            unsafe {
+                let from = self.host.add(self.issued as usize);
+                bounce
+                    .as_ptr()
+                    .copy_from_nonoverlapping(from, bytes as usize);
+            }
+        }
+        let copies = self.copies(bounce.address(), self.issued, bytes);
+        let purpose = match self.way {
+            Way::Up => Purpose::HostToDevice,
+            Way::Down => Purpose::DeviceToHost,
+        };
+        let copy = gpu.copies(self.context, purpose, &copies)?;
+        self.pieces.push_back(Piece {
+            copy,
+            bounce,
+            from: self.issued,
+            bytes,
+        });
+        self.issued += bytes;
+        Ok(())
+    }
+
+    fn copies(&self, bounce: u64, from: u64, bytes: u64) -> Vec<Copy> {
+        match &self.shape {
+            Shape::Dense(device) => vec![oriented(self.way, device + from, bounce, bytes)],
+            Shape::Runs(device, layout) => {
+                let pieces = layout.pieces(from, from + bytes).map(|piece| Row {
+                    device: device.wrapping_add_signed(piece.offset),
+                    bounce: bounce + (piece.packed - from),
+                    bytes: piece.length,
+                });
+                rows(self.way, pieces)
+            }
+        }
+    }
+}
+
+fn oriented(way: Way, device: u64, bounce: u64, bytes: u64) -> Copy {
+    match way {
+        Way::Up => Copy::Linear {
+            dst: device,
+            src: bounce,
+            bytes,
+        },
+        Way::Down => Copy::Linear {
+            dst: bounce,
+            src: device,
+            bytes,
+        },
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    device: u64,
+    bounce: u64,
+    bytes: u64,
+}
+
+/// Makes one strided copy of each train of rows of equal length at equal rising distances.
+fn rows(way: Way, pieces: impl Iterator<Item = Row>) -> Vec<Copy> {
+    let mut copies = Vec::new();
+    let mut train: Vec<Row> = Vec::new();
+    for row in pieces {
+        let fits = match train.as_slice() {
+            [] => true,
+            [first] => row.bytes == first.bytes && row.device >= first.device + first.bytes,
+            [first, second, ..] => {
+                let pitch = second.device - first.device;
+                row.bytes == first.bytes && row.device == first.device + pitch * train.len() as u64
+            }
+        };
+        if !fits {
+            emit(way, &mut train, &mut copies);
+        }
+        train.push(row);
+    }
+    emit(way, &mut train, &mut copies);
+    copies
+}
+
+fn emit(way: Way, train: &mut Vec<Row>, copies: &mut Vec<Copy>) {
+    match train.as_slice() {
+        [] => {}
+        [row] => copies.push(oriented(way, row.device, row.bounce, row.bytes)),
+        [first, second, ..] => {
+            let pitch = second.device - first.device;
+            let (width, rows) = (first.bytes, train.len() as u64);
+            copies.push(match way {
+                Way::Up => Copy::Rows {
+                    dst: first.device,
+                    dst_pitch: pitch,
+                    src: first.bounce,
+                    src_pitch: width,
+                    width,
+                    rows,
+                },
+                Way::Down => Copy::Rows {
+                    dst: first.bounce,
+                    dst_pitch: width,
+                    src: first.device,
+                    src_pitch: pitch,
+                    width,
+                    rows,
+                },
+            });
+        }
+    }
+    train.clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// (device, bounce, bytes) of every byte that the copies move.
+    fn bytes_of(copies: &[Copy]) -> Vec<(u64, u64)> {
+        let mut all = Vec::new();
+        for copy in copies {
+            match *copy {
+                Copy::Linear { dst, src, bytes } => {
+                    all.extend((0..bytes).map(|i| (dst + i, src + i)))
+                }
+                Copy::Rows {
+                    dst,
+                    dst_pitch,
+                    src,
+                    src_pitch,
+                    width,
+                    rows,
+                } => {
+                    for row in 0..rows {
+                        all.extend(
+                            (0..width)
+                                .map(|i| (dst + row * dst_pitch + i, src + row * src_pitch + i)),
+                        );
+                    }
+                }
+                Copy::Peer { .. } => unreachable!("not used here"),
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn trains_move_the_same_bytes() {
+        for offsets in [
+            vec![0u64, 16, 32, 48],
+            vec![0, 16, 40, 64, 88],
+            vec![40, 0, 16],
+            vec![0, 4, 8],
+        ] {
+            let list: Vec<Row> = offsets
+                .iter()
+                .enumerate()
+                .map(|(i, o)| Row {
+                    device: 1000 + o,
+                    bounce: 5 + 4 * i as u64,
+                    bytes: 4,
+                })
+                .collect();
+            let want: Vec<(u64, u64)> = list
+                .iter()
+                .flat_map(|row| (0..row.bytes).map(|i| (row.device + i, row.bounce + i)))
+                .collect();
+            assert_eq!(
+                bytes_of(&rows(Way::Up, list.iter().copied())),
+                want,
+                "{offsets:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_column_is_one_copy() {
+        let list = (0..100).map(|i| Row {
+            device: i * 64,
+            bounce: i * 8,
+            bytes: 8,
+        });
+        assert_eq!(rows(Way::Down, list).len(), 1);
+    }
+}

@@ -1,0 +1,132 @@
+//! The engine: matching, transfers, and the helper thread.
+//!
+//! Everything mutable is in [`Core`], behind one lock. A thread of the program takes it for short steps that never
+//! block; the helper thread, which makes no MPI call, takes it while no thread of the program is in the engine.
+
+pub mod comms;
+pub mod completion;
+mod core;
+mod counts;
+mod early;
+mod fetch;
+mod gpu;
+mod helper;
+mod landing;
+mod layout;
+pub mod lifecycle;
+mod lift;
+pub mod matched;
+pub mod persistent;
+pub mod probe;
+mod receive;
+mod scope;
+mod send;
+pub mod sendrecv;
+mod serve;
+pub mod types;
+mod wait;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+
+pub use self::core::Core;
+pub use self::receive::{native_irecv, Plan, Prepared, RecvArgs, Watch};
+pub use self::scope::NativeScope;
+pub use self::send::{native_isend, native_send, Mode, SendArgs, Sorted};
+
+use crate::config::Config;
+use crate::mpi::{Abi, Handle};
+use crate::node::Node;
+
+/// What does not change between `MPI_Init` and `MPI_Finalize`.
+pub struct Env {
+    /// The MPI library's ABI.
+    pub abi: &'static Abi,
+    /// The options.
+    pub config: Config,
+    /// This rank among the ranks of the node.
+    pub node: Node,
+    /// Rank in MPI_COMM_WORLD.
+    pub world_rank: u32,
+    /// The program may call MPI from several threads at once (MPI_THREAD_MULTIPLE).
+    pub multiple: bool,
+    /// The MPI library may be handed device pointers.
+    pub cuda_aware: bool,
+    /// The length of a message can be read from its status, without asking the MPI library.
+    pub reads_lengths: bool,
+}
+
+/// The engine of this process.
+pub struct Engine {
+    /// What does not change.
+    pub env: Env,
+    core: Mutex<Core>,
+    /// A rank of this node uses device memory, so descriptors are about.
+    live: AtomicBool,
+    /// Threads of the program that are driving the engine now: the helper stays out of their way.
+    driving: AtomicU32,
+    /// Threads of the program inside a native call that was begun before this rank was live.
+    native_before_live: AtomicU32,
+    /// A request that never completes, to make the MPI library progress.
+    pump: OnceLock<Handle>,
+    helper: helper::Handle,
+}
+
+static ENGINE: OnceLock<Engine> = OnceLock::new();
+
+/// The engine, once `MPI_Init` has armed it.
+#[inline]
+pub fn engine() -> Option<&'static Engine> {
+    ENGINE.get()
+}
+
+impl Engine {
+    /// Whether descriptors may be about; from the first time on that this is true, this rank takes part.
+    #[inline]
+    pub fn live(&self) -> bool {
+        self.live.load(Ordering::Acquire) || (self.env.node.device_in_use() && self.go_live())
+    }
+
+    /// Whether this rank takes part already.
+    #[inline]
+    fn is_live(&self) -> bool {
+        self.live.load(Ordering::SeqCst)
+    }
+
+    /// Takes part: starts the helper and, once no receive is pending in which a descriptor could not be recognized,
+    /// lets the peers know that they may send descriptors.
+    #[cold]
+    #[inline(never)]
+    fn go_live(&self) -> bool {
+        let mut core = self.core.lock();
+        if self.live.load(Ordering::Acquire) {
+            return true;
+        }
+        core.helper_runs = self.env.config.helper && self.helper.start();
+        core.take_over_all(self.env.abi);
+        self.live.store(true, Ordering::SeqCst);
+        self.try_ready(&mut core);
+        true
+    }
+
+    /// A buffer in device memory was met.
+    fn use_device(&self) {
+        if !self.env.node.own().device_user() {
+            self.env.node.announce_device_use();
+        }
+        self.live();
+    }
+
+    /// Raises the ready flag as soon as nothing forbids it.
+    fn try_ready(&self, core: &mut Core) {
+        let threads = self.native_before_live.load(Ordering::SeqCst);
+        if !core.ready && core.helper_runs && core.blind == 0 && threads == 0 && !core.counts_lost()
+        {
+            core.ready = true;
+            self.env.node.own().set_ready(true);
+            log::debug!("ready for descriptors");
+        }
+    }
+}

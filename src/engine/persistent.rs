@@ -1,0 +1,217 @@
+//! Persistent requests (MPI 4.1 section 3.9).
+//!
+//! A persistent receive is native, and watched like any other. A persistent send of a device buffer is a send of the
+//! engine's at every start; its handle is a persistent request to MPI_PROC_NULL that is never started, since such
+//! handles are unique.
+
+use std::ffi::{c_int, c_void};
+
+use crate::cuda::{self, Kind};
+use crate::engine::core::Entry;
+use crate::engine::send::{SendArgs, Sorted};
+use crate::engine::{types, Engine, Mode};
+use crate::mpi::{native, Abi, Handle};
+use crate::node::DESCRIPTOR_BYTES;
+
+/// A persistent send of the engine's.
+pub struct PersistentSend {
+    args: SendArgs,
+    handle: Handle,
+    pub(super) active: Option<usize>,
+}
+
+impl PersistentSend {
+    /// The communicator that every start sends on.
+    pub(super) fn comm(&self) -> Handle {
+        self.args.comm
+    }
+
+    /// Frees what the request holds.
+    ///
+    /// # Safety
+    /// MPI may be called.
+    pub(super) unsafe fn release(mut self, abi: &Abi) -> c_int {
+        // SAFETY: both are ours.
+        unsafe {
+            native::type_free(&raw mut self.args.datatype);
+            let code = native::request_free(&raw mut self.handle);
+            debug_assert_eq!(code, abi.success);
+            code
+        }
+    }
+}
+
+impl Engine {
+    /// Makes a persistent send the engine's, if its buffer is in device memory or it is as long as a descriptor;
+    /// `None` if it stays native.
+    ///
+    /// # Safety
+    /// The arguments are those of the program's call.
+    pub unsafe fn send_init(&self, args: &SendArgs, request: *mut Handle) -> Option<c_int> {
+        let abi = self.env.abi;
+        if args.dest == abi.proc_null || args.count < 0 {
+            return None;
+        }
+        // SAFETY: the program's handle.
+        let info = unsafe { types::info(abi, args.datatype) }?;
+        let (first, _) = info.span(args.count);
+        let bytes = info.bytes(args.count);
+        let address = args.buffer.wrapping_byte_offset(first as isize);
+        let device = bytes > 0 && matches!(cuda::classify(address), Kind::Device(_));
+        if !device && bytes != DESCRIPTOR_BYTES as u64 {
+            return None;
+        }
+        let (mut handle, mut datatype) = (abi.request_null, abi.datatype_null);
+        // SAFETY: live locals; a send to MPI_PROC_NULL touches no buffer.
+        unsafe {
+            let code = native::type_dup(args.datatype, &raw mut datatype);
+            if code != abi.success {
+                return Some(code);
+            }
+            let nothing: *const c_void = std::ptr::null();
+            let code = native::send_init(
+                nothing,
+                0,
+                abi.byte,
+                abi.proc_null,
+                0,
+                args.comm,
+                &raw mut handle,
+            );
+            if code != abi.success {
+                native::type_free(&raw mut datatype);
+                return Some(code);
+            }
+            let handle = abi.normalize(handle);
+            let mut core = self.core.lock();
+            let send = PersistentSend {
+                args: SendArgs { datatype, ..*args },
+                handle,
+                active: None,
+            };
+            let id = core.persistents.insert(send);
+            core.table.insert(handle, Entry::Persistent(id));
+            abi.write(request, handle);
+        }
+        Some(abi.success)
+    }
+
+    /// `MPI_Start`.
+    ///
+    /// # Safety
+    /// The request is the program's.
+    pub unsafe fn start(&self, request: *mut Handle) -> c_int {
+        self.live();
+        let abi = self.env.abi;
+        // SAFETY: the program's request.
+        let handle = unsafe { abi.read(request) };
+        let entry = self.core.lock().table.get(&handle).copied();
+        match entry {
+            Some(Entry::Receive(id)) => {
+                let mut core = self.core.lock();
+                core.start_receive(abi, id);
+                let mut native = core.native_of(id);
+                drop(core);
+                // SAFETY: an inactive persistent request.
+                unsafe { native::start(&raw mut native) }
+            }
+            // SAFETY: passed on.
+            Some(Entry::Persistent(id)) => unsafe { self.start_persistent(id) },
+            // SAFETY: passed on.
+            _ => unsafe { native::start(request) },
+        }
+    }
+
+    unsafe fn start_persistent(&self, id: usize) -> c_int {
+        let args = self.core.lock().persistents[id].args;
+        // SAFETY: the arguments of MPI_Send_init, whose buffer is the engine's from now until completion.
+        let started = unsafe {
+            match self.sort_send(&args) {
+                Sorted::Device(buffer, info) => self.start_send(&args, &buffer, &info),
+                Sorted::Counted(stream) => self.start_native_send(&args, Some(stream)),
+                Sorted::Native => self.start_native_send(&args, None),
+            }
+        };
+        match started {
+            Ok(send) => {
+                self.core.lock().persistents[id].active = Some(send);
+                self.env.abi.success
+            }
+            Err(code) => code,
+        }
+    }
+
+    /// `MPI_Startall`.
+    ///
+    /// # Safety
+    /// The requests are the program's.
+    pub unsafe fn start_all(&self, count: c_int, requests: *mut c_void) -> c_int {
+        if self.all_native() {
+            // SAFETY: passed on.
+            return unsafe { native::startall(count, requests) };
+        }
+        let abi = self.env.abi;
+        for i in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: the program's array.
+            let code = unsafe {
+                let mut request = abi.load(requests, i);
+                let code = self.start(&raw mut request);
+                abi.store(requests, i, request);
+                code
+            };
+            if code != abi.success {
+                return code;
+            }
+        }
+        abi.success
+    }
+
+    /// A native persistent send, in the mode of the arguments.
+    ///
+    /// # Safety
+    /// The arguments are those of the program's call.
+    pub unsafe fn native_send_init(args: &SendArgs, request: *mut Handle) -> c_int {
+        let SendArgs {
+            buffer,
+            count,
+            datatype,
+            dest,
+            tag,
+            comm,
+            ..
+        } = *args;
+        // SAFETY: passed on.
+        unsafe {
+            match c_int::try_from(count) {
+                Ok(count) => match args.mode {
+                    Mode::Standard => {
+                        native::send_init(buffer, count, datatype, dest, tag, comm, request)
+                    }
+                    Mode::Buffered => {
+                        native::bsend_init(buffer, count, datatype, dest, tag, comm, request)
+                    }
+                    Mode::Synchronous => {
+                        native::ssend_init(buffer, count, datatype, dest, tag, comm, request)
+                    }
+                    Mode::Ready => {
+                        native::rsend_init(buffer, count, datatype, dest, tag, comm, request)
+                    }
+                },
+                Err(_) => match args.mode {
+                    Mode::Standard => {
+                        native::send_init_c(buffer, count, datatype, dest, tag, comm, request)
+                    }
+                    Mode::Buffered => {
+                        native::bsend_init_c(buffer, count, datatype, dest, tag, comm, request)
+                    }
+                    Mode::Synchronous => {
+                        native::ssend_init_c(buffer, count, datatype, dest, tag, comm, request)
+                    }
+                    Mode::Ready => {
+                        native::rsend_init_c(buffer, count, datatype, dest, tag, comm, request)
+                    }
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Operations in the program's hands: waited for on the spot, or under a request; single, or a send with a receive.
+
+use std::ffi::{c_int, c_void};
+
+use crate::engine::receive::{Plan, RecvArgs, Watch};
+use crate::engine::send::{raise, SendArgs, Sorted};
+use crate::engine::Engine;
+use crate::mpi::{native, Handle};
+use crate::stats::Reason;
+
+/// A send and a receive that complete together. No receive: it is from MPI_PROC_NULL.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    send: usize,
+    receive: Option<usize>,
+}
+
+impl Engine {
+    /// Waits for a send of the engine's.
+    ///
+    /// # Safety
+    /// The send was just started, here and below, and its request is in nobody's hands.
+    pub unsafe fn await_send(&self, id: usize) -> c_int {
+        self.until(|engine, core| {
+            if !engine.look_at_send(core, id) {
+                return None;
+            }
+            // SAFETY: complete.
+            let (comm, code) = unsafe { core.retire_send(&engine.env, id) };
+            Some(if code == engine.env.abi.success {
+                code
+            } else {
+                // SAFETY: the program's communicator.
+                unsafe { raise(comm, code) }
+            })
+        })
+    }
+
+    /// Gives the program a request for a send.
+    ///
+    /// # Safety
+    /// As [`Engine::await_send`]; `request` is the program's.
+    pub unsafe fn hand_out_send(&self, id: usize, request: *mut Handle) -> c_int {
+        // SAFETY: passed on.
+        unsafe { self.core.lock().give_request(&self.env, id, request) }
+    }
+
+    /// Waits for a receive.
+    ///
+    /// # Safety
+    /// As [`Engine::await_send`]; `status` is the program's.
+    pub unsafe fn await_receive(&self, id: usize, status: *mut c_void) -> c_int {
+        self.until(|engine, core| {
+            // SAFETY: complete.
+            engine
+                .look_at_receive(core, id)
+                .then(|| unsafe { core.finish_receive(&engine.env, id, status) })
+        })
+    }
+
+    /// Gives the program the request of a receive.
+    ///
+    /// # Safety
+    /// As [`Engine::hand_out_send`].
+    pub unsafe fn hand_out_receive(&self, id: usize, request: *mut Handle) -> c_int {
+        let mut core = self.core.lock();
+        let handle = core.native_of(id);
+        core.enter(self.env.abi, handle, id);
+        // SAFETY: the program's request.
+        unsafe { self.env.abi.write(request, handle) };
+        self.env.abi.success
+    }
+
+    /// Starts a send and a receive; `None` if both can be left to MPI. With `replace`, the send's buffer is the
+    /// receive's too, and is copied first.
+    ///
+    /// # Safety
+    /// The arguments are those of the program's call.
+    pub unsafe fn start_pair(
+        &self,
+        send: &SendArgs,
+        receive: &RecvArgs,
+        immediate: bool,
+        replace: bool,
+    ) -> Result<Option<Pair>, c_int> {
+        // SAFETY: passed on, here and below.
+        unsafe {
+            let sorted = self.sort_send(send);
+            let native_send = matches!(sorted, Sorted::Native);
+            let watch = if immediate || !native_send {
+                Watch::Always
+            } else {
+                Watch::IfLive
+            };
+            let plan = self.plan_receive(receive, watch)?;
+            if native_send && matches!(plan, Plan::Native) {
+                return Ok(None);
+            }
+            let copied = if replace {
+                Some(self.start_replaced(send, &sorted)?)
+            } else {
+                None
+            };
+            let received = match plan {
+                Plan::Native => None,
+                Plan::Watched(prepared) => Some(self.post_irecv(receive, prepared)?),
+            };
+            let sent = match (copied, sorted) {
+                (Some(sent), _) => Ok(sent),
+                (None, Sorted::Native) => self.start_native_send(send, None),
+                (None, Sorted::Counted(stream)) => self.start_native_send(send, Some(stream)),
+                (None, Sorted::Device(buffer, info)) => self.start_send(send, &buffer, &info),
+            };
+            if let (Err(_), Some(receive)) = (&sent, received) {
+                self.core.lock().abandon(receive);
+            }
+            sent.map(|sent| {
+                Some(Pair {
+                    send: sent,
+                    receive: received,
+                })
+            })
+        }
+    }
+
+    unsafe fn start_replaced(&self, send: &SendArgs, sorted: &Sorted) -> Result<usize, c_int> {
+        // SAFETY: passed on.
+        unsafe {
+            match sorted {
+                Sorted::Device(buffer, info) => {
+                    self.start_value_send(send, buffer, info, Reason::Replace)
+                }
+                _ if send.dest == self.env.abi.proc_null => self.start_native_send(send, None),
+                _ => self.start_copied_send(send),
+            }
+        }
+    }
+
+    /// Waits for both.
+    ///
+    /// # Safety
+    /// As [`Engine::await_receive`].
+    pub unsafe fn await_pair(&self, pair: Pair, status: *mut c_void) -> c_int {
+        let Some(receive) = pair.receive else {
+            // SAFETY: passed on.
+            return unsafe {
+                let sent = self.await_send(pair.send);
+                let received = self.receive_nothing(status);
+                if sent == self.env.abi.success {
+                    received
+                } else {
+                    sent
+                }
+            };
+        };
+        self.until(|engine, core| {
+            let received = engine.look_at_receive(core, receive);
+            let complete = engine.look_at_send(core, pair.send) && received;
+            complete.then(|| {
+                // SAFETY: both are complete.
+                unsafe {
+                    let (comm, code) = core.retire_send(&engine.env, pair.send);
+                    let sent = if code == engine.env.abi.success {
+                        code
+                    } else {
+                        raise(comm, code)
+                    };
+                    let received = core.finish_receive(&engine.env, receive, status);
+                    if sent == engine.env.abi.success {
+                        received
+                    } else {
+                        sent
+                    }
+                }
+            })
+        })
+    }
+
+    /// What a receive from MPI_PROC_NULL does.
+    unsafe fn receive_nothing(&self, status: *mut c_void) -> c_int {
+        let abi = self.env.abi;
+        // SAFETY: no buffer is touched.
+        unsafe {
+            native::recv(
+                std::ptr::null_mut(),
+                0,
+                abi.byte,
+                abi.proc_null,
+                abi.any_tag,
+                abi.comm_self,
+                status,
+            )
+        }
+    }
+
+    /// Gives the program one request for both.
+    ///
+    /// # Safety
+    /// As [`Engine::hand_out_send`].
+    pub unsafe fn hand_out_pair(&self, pair: Pair, request: *mut Handle) -> c_int {
+        match pair.receive {
+            Some(receive) => {
+                self.core.lock().set_companion(receive, pair.send);
+                // SAFETY: passed on.
+                unsafe { self.hand_out_receive(receive, request) }
+            }
+            None => {
+                self.core.lock().sends[pair.send].stands_for_null = true;
+                // SAFETY: passed on.
+                unsafe { self.hand_out_send(pair.send, request) }
+            }
+        }
+    }
+
+    /// A communicator is about to be freed. False if it must not be: a persistent send of the engine's, which natively
+    /// would hold a reference, starts messages on it. It is then kept for the life of the program.
+    ///
+    /// # Safety
+    /// `comm` is valid still.
+    pub unsafe fn part_with(&self, comm: Handle) -> bool {
+        let mut core = self.core.lock();
+        // SAFETY: passed on.
+        unsafe { core.keep_identity(self.env.abi, comm) };
+        let comm = self.env.abi.normalize(comm);
+        !core
+            .persistents
+            .iter()
+            .any(|(_, send)| self.env.abi.normalize(send.comm()) == comm)
+    }
+}

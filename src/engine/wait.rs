@@ -1,0 +1,94 @@
+//! Waiting inside the engine.
+
+use std::sync::atomic::Ordering;
+
+use crate::engine::{send, Core, Engine};
+use crate::mpi::native;
+use crate::node::Backoff;
+
+/// Marks a thread of the program as driving the engine.
+struct Driving<'a>(&'a Engine);
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        if self.0.driving.fetch_sub(1, Ordering::AcqRel) == 1
+            && self.0.core.lock().is_owing(&self.0.env)
+        {
+            self.0.helper.wake(&self.0.env);
+        }
+    }
+}
+
+impl Engine {
+    fn drive(&self) -> Driving<'_> {
+        self.driving.fetch_add(1, Ordering::AcqRel);
+        Driving(self)
+    }
+
+    /// One step under the lock, then progress of everything else.
+    pub(super) fn once<T>(&self, step: impl FnOnce(&Engine, &mut Core) -> T) -> T {
+        let _driving = self.drive();
+        let mut core = self.core.lock();
+        core.progress(&self.env);
+        self.tidy(&mut core);
+        let result = step(self, &mut core);
+        self.try_ready(&mut core);
+        result
+    }
+
+    /// Repeats `step` until it has a result, with progress of everything else in between. `step` must let the MPI
+    /// library progress (any test or probe does).
+    pub(super) fn until<T>(&self, mut step: impl FnMut(&Engine, &mut Core) -> Option<T>) -> T {
+        let _driving = self.drive();
+        let mut backoff = Backoff::new();
+        loop {
+            {
+                let mut core = self.core.lock();
+                if core.progress(&self.env) {
+                    backoff.reset();
+                }
+                self.tidy(&mut core);
+                if let Some(result) = step(self, &mut core) {
+                    self.try_ready(&mut core);
+                    return result;
+                }
+            }
+            backoff.snooze();
+        }
+    }
+
+    /// Ends what ends by itself but needs an MPI call: freed requests, and values on their way.
+    fn tidy(&self, core: &mut Core) {
+        if !core.orphans.is_empty() {
+            self.reap_orphans(core);
+        }
+        if !core.draining.is_empty() {
+            core.test_draining(&self.env);
+        }
+    }
+
+    /// Lets the MPI library progress where no request of its own is being tested: the status of a generalized request
+    /// that never completes is asked for. (A probe on MPI_COMM_SELF is not enough: MPICH 5 then looks at little else.)
+    pub(super) fn pump(&self) {
+        let abi = self.env.abi;
+        let mut flag = 0;
+        let handle = *self.pump.get_or_init(|| {
+            // SAFETY: the program's thread, inside an MPI call.
+            unsafe { send::start_generalized(abi) }.unwrap_or(abi.request_null)
+        });
+        // SAFETY: MPI is initialized while the engine is armed; the flag is a live local.
+        unsafe { native::request_get_status(handle, &raw mut flag, abi.no_status()) };
+    }
+
+    /// Ends the request of [`Engine::pump`]: before MPI is finalized.
+    pub(super) fn end_pump(&self) {
+        if let Some(handle) = self
+            .pump
+            .get()
+            .filter(|handle| **handle != self.env.abi.request_null)
+        {
+            // SAFETY: our own generalized request, used no more.
+            unsafe { send::finish_request(&self.env, *handle, self.env.abi.no_status()) };
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Start and end of MPI.
+
+use std::ffi::{c_int, c_void};
+
+use crate::engine::lifecycle;
+use crate::mpi::{native, Handle};
+
+/// `MPI_Init` (MPI 4.1 section 11.2).
+///
+/// # Safety
+/// The arguments are those of the program's call, here and in the whole module tree.
+pub unsafe fn init(argc: *mut c_int, argv: *mut c_void) -> c_int {
+    // SAFETY: passed on.
+    let code = unsafe { native::init(argc, argv) };
+    if code == 0 {
+        lifecycle::arm();
+    }
+    code
+}
+
+/// `MPI_Init_thread`.
+///
+/// # Safety
+/// As [`init`].
+pub unsafe fn init_thread(
+    argc: *mut c_int,
+    argv: *mut c_void,
+    required: c_int,
+    provided: *mut c_int,
+) -> c_int {
+    // SAFETY: passed on.
+    let code = unsafe { native::init_thread(argc, argv, required, provided) };
+    if code == 0 {
+        lifecycle::arm();
+    }
+    code
+}
+
+/// `MPI_Session_init`: a program without MPI_COMM_WORLD stays native.
+///
+/// # Safety
+/// As [`init`].
+pub unsafe fn session_init(info: Handle, errhandler: Handle, session: *mut Handle) -> c_int {
+    // SAFETY: passed on.
+    unsafe { native::session_init(info, errhandler, session) }
+}
+
+/// `MPI_Session_finalize`.
+///
+/// # Safety
+/// As [`init`].
+pub unsafe fn session_finalize(session: *mut Handle) -> c_int {
+    // SAFETY: passed on.
+    unsafe { native::session_finalize(session) }
+}
+
+/// `MPI_Finalize`.
+///
+/// # Safety
+/// As [`init`].
+pub unsafe fn finalize() -> c_int {
+    // SAFETY: passed on.
+    unsafe { lifecycle::finalize() }
+}
+
+/// `MPI_Abort`.
+///
+/// # Safety
+/// As [`init`].
+pub unsafe fn abort(comm: Handle, errorcode: c_int) -> c_int {
+    // SAFETY: passed on.
+    unsafe { native::abort(comm, errorcode) }
+}

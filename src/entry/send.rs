@@ -1,0 +1,95 @@
+//! Sends.
+
+use std::ffi::{c_int, c_void};
+
+use crate::engine::{engine, native_isend, native_send, Mode, NativeScope, SendArgs, Sorted};
+use crate::mpi::Handle;
+
+#[inline]
+unsafe fn blocking(args: SendArgs, natively: impl FnOnce() -> c_int) -> c_int {
+    let Some(engine) = engine() else {
+        return natively();
+    };
+    // SAFETY: the program's arguments.
+    unsafe {
+        if let Some(_scope) = engine.early() {
+            if engine.is_host_send(&args) {
+                return natively();
+            }
+        }
+        let started = match engine.sort_send(&args) {
+            Sorted::Native => {
+                let _scope = NativeScope::enter();
+                return natively();
+            }
+            Sorted::Counted(stream) => engine.start_native_send(&args, Some(stream)),
+            Sorted::Device(buffer, info) => engine.start_send(&args, &buffer, &info),
+        };
+        match started {
+            Ok(send) => engine.await_send(send),
+            Err(code) => code,
+        }
+    }
+}
+
+#[inline]
+unsafe fn immediate(
+    args: SendArgs,
+    request: *mut Handle,
+    natively: impl FnOnce() -> c_int,
+) -> c_int {
+    let Some(engine) = engine() else {
+        return natively();
+    };
+    // SAFETY: the program's arguments.
+    unsafe {
+        if !engine.live() && engine.is_host_send(&args) {
+            return natively();
+        }
+        match engine.sort_send(&args) {
+            Sorted::Native => {
+                engine.live();
+                natively()
+            }
+            Sorted::Counted(stream) => engine.send_counted(&args, stream, request),
+            Sorted::Device(buffer, info) => match engine.start_send(&args, &buffer, &info) {
+                Ok(send) => engine.hand_out_send(send, request),
+                Err(code) => code,
+            },
+        }
+    }
+}
+
+macro_rules! sends {
+    ($($mode:ident $blocking:ident $blocking_c:ident $immediate:ident $immediate_c:ident;)*) => {$(
+        sends!(@blocking $mode $blocking c_int);
+        sends!(@blocking $mode $blocking_c i64);
+        sends!(@immediate $mode $immediate c_int);
+        sends!(@immediate $mode $immediate_c i64);
+    )*};
+    (@blocking $mode:ident $name:ident $count:ty) => {
+        #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 section 3.4), name in snake case.\n\n# Safety\nThe arguments are those of the program's call.")]
+        pub unsafe fn $name(buf: *const c_void, count: $count, datatype: Handle, dest: c_int, tag: c_int, comm: Handle) -> c_int {
+            #[allow(clippy::useless_conversion)]
+            let args = SendArgs { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };
+            // SAFETY: passed on.
+            unsafe { blocking(args, || native_send(&args)) }
+        }
+    };
+    (@immediate $mode:ident $name:ident $count:ty) => {
+        #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 section 3.7.2), name in snake case.\n\n# Safety\nThe arguments are those of the program's call.")]
+        pub unsafe fn $name(buf: *const c_void, count: $count, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
+            #[allow(clippy::useless_conversion)]
+            let args = SendArgs { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };
+            // SAFETY: passed on.
+            unsafe { immediate(args, request, || native_isend(&args, request)) }
+        }
+    };
+}
+
+sends! {
+    Standard send send_c isend isend_c;
+    Buffered bsend bsend_c ibsend ibsend_c;
+    Synchronous ssend ssend_c issend issend_c;
+    Ready rsend rsend_c irsend irsend_c;
+}

@@ -1,0 +1,10 @@
+//! The engine of Anabranch.
+
+pub mod config;
+pub mod cuda;
+pub mod engine;
+pub mod entry;
+pub mod logging;
+pub mod mpi;
+pub mod node;
+pub mod stats;

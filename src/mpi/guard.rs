@@ -1,0 +1,195 @@
+//! The gate of every exported function: is the library armed, and is this thread already inside it?
+//!
+//! **Architecture invariant:** a call that the MPI library makes to itself while it serves one of ours is passed on
+//! untouched; only the outermost call of a thread is looked at.
+
+use super::Function;
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU16, AtomicU8, Ordering};
+use std::sync::Once;
+
+/// The library takes messages.
+const ARMED: u8 = 1;
+/// Every exported call is logged at level trace.
+const TRACE: u8 = 2;
+/// The call named by `PANIC_IN` panics.
+const INJECT: u8 = 4;
+
+/// All that an exported function looks at before it does anything, in one byte.
+static GATE: AtomicU8 = AtomicU8::new(0);
+
+/// The function that panics when `INJECT` is set.
+static PANIC_IN: AtomicU16 = AtomicU16::new(0);
+
+thread_local! {
+    /// Whether this thread is inside an exported function. No destructor, so it can be used at any time of a thread's life.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// Where the panic happened that is on its way to the boundary.
+    static PANICKED_AT: Cell<Option<String>> = const { Cell::new(None) };
+}
+
+fn set(bit: u8, on: bool) {
+    if on {
+        GATE.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        GATE.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// Whether exported functions do more than pass the call on.
+#[inline(always)]
+pub fn armed() -> bool {
+    GATE.load(Ordering::Relaxed) & ARMED != 0
+}
+
+/// Arms or disarms the library. Called inside MPI_Init, and in MPI_Finalize once everything owed is served.
+pub fn set_armed(on: bool) {
+    set(ARMED, on);
+}
+
+/// Logs every armed call if the level of the log is trace; to be called once the log is set up. Off, it costs nothing.
+pub fn trace_calls_if_logged() {
+    set(TRACE, log::log_enabled!(log::Level::Trace));
+}
+
+/// From now on the named function panics when it is called armed: a test that no panic leaves the library.
+pub fn inject_panic(function: Function) {
+    PANIC_IN.store(function as u16, Ordering::Relaxed);
+    set(INJECT, true);
+}
+
+/// Marks this thread as inside the library until dropped.
+#[derive(Debug)]
+pub struct Guard(());
+
+impl Drop for Guard {
+    #[inline(always)]
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}
+
+/// Enters the library; `None` when this thread is inside it already.
+#[inline(always)]
+pub fn enter() -> Option<Guard> {
+    if INSIDE.replace(true) {
+        None
+    } else {
+        Some(Guard(()))
+    }
+}
+
+/// As [`enter`], but `None` also while the library is not armed.
+#[inline(always)]
+pub fn enter_armed() -> Option<Guard> {
+    if armed() {
+        enter()
+    } else {
+        None
+    }
+}
+
+/// Whether this thread is inside an exported function.
+#[inline]
+pub fn inside() -> bool {
+    INSIDE.get()
+}
+
+/// What an exported function does first inside its panic boundary: nothing, unless tracing or a test asks for it.
+#[inline(always)]
+pub fn announce(function: Function) {
+    let gate = GATE.load(Ordering::Relaxed);
+    if gate & (TRACE | INJECT) != 0 {
+        announce_slowly(function, gate);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn announce_slowly(function: Function, gate: u8) {
+    if gate & TRACE != 0 {
+        log::trace!("call of {}", function.name());
+    }
+    if gate & INJECT != 0 && PANIC_IN.load(Ordering::Relaxed) == function as u16 {
+        panic!("injected by ANABRANCH_INJECT_PANIC");
+    }
+}
+
+/// Logs a panic caught at the boundary of an exported function and gives the error code to return.
+#[cold]
+#[inline(never)]
+pub fn panicked(function: Function, payload: &(dyn Any + Send)) -> c_int {
+    log::error!(
+        "internal error in {}: {}; the call returns an error",
+        function.name(),
+        reason(payload)
+    );
+    super::abi().map_or(UNKNOWN_ERROR, |abi| abi.err_intern)
+}
+
+/// Logs a panic caught before or after a call that is made all the same.
+#[cold]
+#[inline(never)]
+pub fn panicked_around(function: Function, payload: &(dyn Any + Send)) {
+    log::error!(
+        "internal error around {}: {}; the call itself is made",
+        function.name(),
+        reason(payload)
+    );
+}
+
+fn reason(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("unknown reason");
+    match PANICKED_AT.try_with(Cell::take).ok().flatten() {
+        Some(place) => format!("{text} ({place})"),
+        None => text.to_owned(),
+    }
+}
+
+/// From now on a panic of this library prints nothing by itself: the boundary that catches it logs it with its place,
+/// and one in a thread of its own is logged at once. Does not touch the hook of a Rust program that loads the library,
+/// which has a standard library of its own.
+pub fn keep_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        std::panic::set_hook(Box::new(|panic| {
+            if inside() {
+                let place = panic.location().map(ToString::to_string);
+                // Fails only at the end of a thread, when the place is not worth more than the message.
+                let _ = PANICKED_AT.try_with(|at| at.set(place));
+            } else {
+                log::error!("internal error: {panic}");
+            }
+        }));
+    });
+}
+
+/// An error code where no ABI is known: MPI_ERR_OTHER of Open MPI and the standard ABI, MPI_ERR_INTERN of MPICH.
+pub(super) const UNKNOWN_ERROR: c_int = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_outermost_call_enters() {
+        let first = enter();
+        assert!(first.is_some());
+        assert!(enter().is_none());
+        drop(first);
+        assert!(!inside());
+        assert!(enter().is_some());
+    }
+
+    #[test]
+    fn another_thread_enters_on_its_own() {
+        let _guard = enter();
+        let other = std::thread::spawn(|| enter().is_some()).join();
+        assert!(matches!(other, Ok(true)));
+    }
+}

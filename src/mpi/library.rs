@@ -1,0 +1,298 @@
+//! Finding the MPI library among the loaded objects, whenever and however it was loaded.
+//!
+//! Three cases: the program links it (it comes after this object in the global scope), a plugin brought it in with
+//! RTLD_GLOBAL, or with RTLD_LOCAL (as Python does with mpi4py), when no look-up by scope finds it.
+
+use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// A loaded object that defines the MPI functions.
+#[derive(Debug)]
+pub(super) struct Library {
+    handle: *mut c_void,
+    object: *const LinkMap,
+    /// Path that it was loaded from.
+    pub path: String,
+    /// DT_SONAME, or the file name where it has none.
+    pub soname: String,
+}
+
+/// The public head of glibc's `struct link_map`.
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const c_char,
+    dynamic: *const Dyn,
+}
+
+/// An entry of the dynamic section (`Elf64_Dyn`).
+#[repr(C)]
+struct Dyn {
+    tag: i64,
+    value: u64,
+}
+
+const DT_NULL: i64 = 0;
+const DT_STRTAB: i64 = 5;
+const DT_SONAME: i64 = 14;
+const RTLD_DL_LINKMAP: c_int = 2;
+
+extern "C" {
+    fn dladdr1(
+        address: *const c_void,
+        info: *mut libc::Dl_info,
+        extra: *mut *mut c_void,
+        flags: c_int,
+    ) -> c_int;
+}
+
+/// The library once found: it is kept for the life of the process.
+static FOUND: AtomicPtr<Library> = AtomicPtr::new(null_mut());
+/// How many objects had ever been loaded when nothing was found, so that one look-up is made after each new one only.
+static LOADED_WHEN_MISSED: AtomicU64 = AtomicU64::new(0);
+
+/// The MPI library in this process. Cheap once found, and cheap again until another object is loaded.
+pub(super) fn find() -> Option<&'static Library> {
+    let found = FOUND.load(Ordering::Acquire);
+    if !found.is_null() {
+        // SAFETY: a non-null value is a leaked box, never freed or changed.
+        return Some(unsafe { &*found });
+    }
+    let (objects, loaded) = loaded_objects(false);
+    debug_assert!(objects.is_empty());
+    if loaded != 0 && loaded == LOADED_WHEN_MISSED.load(Ordering::Relaxed) {
+        return None;
+    }
+    let Some(library) = search() else {
+        LOADED_WHEN_MISSED.store(loaded, Ordering::Relaxed);
+        return None;
+    };
+    let fresh = Box::into_raw(Box::new(library));
+    match FOUND.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: leaked just now, never freed.
+        Ok(_) => Some(unsafe { &*fresh }),
+        Err(first) => {
+            // SAFETY: `fresh` came from a box and was not published; `first` is a leaked box.
+            unsafe {
+                drop(Box::from_raw(fresh));
+                Some(&*first)
+            }
+        }
+    }
+}
+
+/// The first object with the name of a known MPI library, else the first that has MPI at all.
+fn search() -> Option<Library> {
+    const INIT: &CStr = c"PMPI_Init";
+    let mut first = None;
+    // SAFETY: a look-up of a name; nothing is called.
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, INIT.as_ptr()) };
+    let global = if next.is_null() {
+        None
+    } else {
+        Library::defining(next)
+    };
+    let (mut objects, _) = loaded_objects(true);
+    objects.sort_by_key(|name| !file_name(&name.to_string_lossy()).contains("mpi"));
+    let scanned = objects.iter().filter_map(|name| Library::among(name, INIT));
+    for library in global.into_iter().chain(scanned) {
+        if super::detect::known_soname(&library.soname).is_some() {
+            return Some(library);
+        }
+        first.get_or_insert(library);
+    }
+    first
+}
+
+impl Library {
+    /// The object in which `address` lies, unless it is this one or another copy of Anabranch.
+    fn defining(address: *mut c_void) -> Option<Library> {
+        let object = object_of(address)?;
+        if Some(object) == own_object() {
+            return None;
+        }
+        // SAFETY: glibc keeps the link map of a loaded object, and its name is a C string.
+        let name = unsafe { CStr::from_ptr((*object).name) };
+        if name.is_empty() {
+            return None; // The executable itself: MPI linked statically, which no preload library can interpose.
+        }
+        // SAFETY: the object is loaded already; this only takes a reference, so that it stays.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        if handle.is_null() {
+            return None;
+        }
+        let path = name.to_string_lossy().into_owned();
+        // SAFETY: as above, the link map of a loaded object.
+        let soname = unsafe { soname(object) }.unwrap_or_else(|| file_name(&path).to_owned());
+        let library = Library {
+            handle,
+            object,
+            path,
+            soname,
+        };
+        if library.own_symbol(c"anabranch_version").is_some() {
+            return None;
+        }
+        Some(library)
+    }
+
+    /// The object that gives `symbol` to the loaded object of this name.
+    fn among(name: &CStr, symbol: &CStr) -> Option<Library> {
+        // SAFETY: takes a reference on an object that is loaded already, or fails.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        if handle.is_null() {
+            return None;
+        }
+        // SAFETY: the handle is valid; a look-up calls nothing but a resolver of the object itself.
+        let address = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
+        let library = if address.is_null() {
+            None
+        } else {
+            Library::defining(address)
+        };
+        // SAFETY: gives back the reference taken above.
+        unsafe { libc::dlclose(handle) };
+        library
+    }
+
+    /// Address of a symbol of the library or of what it was linked with.
+    pub fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: the handle is held for the life of the process.
+        let address = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        (!address.is_null()).then_some(address)
+    }
+
+    /// As [`Library::symbol`], defined in this very object.
+    fn own_symbol(&self, name: &CStr) -> Option<*mut c_void> {
+        self.symbol(name)
+            .filter(|&address| object_of(address) == Some(self.object))
+    }
+
+    /// Address of a data symbol as the program sees it: an executable that is not position independent holds the
+    /// library's data in copies of its own, which only a look-up in the global scope finds.
+    pub fn data_symbol(&self, name: &CStr) -> Option<*mut c_void> {
+        global_symbol(name).or_else(|| self.symbol(name))
+    }
+}
+
+/// Address of a symbol in the global scope.
+pub(super) fn global_symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a look-up of a name; nothing is called.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!address.is_null()).then_some(address)
+}
+
+fn object_of(address: *mut c_void) -> Option<*const LinkMap> {
+    // SAFETY: Dl_info is plain data for which zero is a valid value.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let mut object = null_mut();
+    // SAFETY: both results are written to local storage; any address may be asked for.
+    let known = unsafe { dladdr1(address, &raw mut info, &raw mut object, RTLD_DL_LINKMAP) };
+    (known != 0 && !object.is_null()).then_some(object.cast::<LinkMap>().cast_const())
+}
+
+/// The object that this code is part of: the preload library, or an executable that uses the engine.
+fn own_object() -> Option<*const LinkMap> {
+    let here = own_object as fn() -> Option<*const LinkMap>;
+    object_of(here as *mut c_void)
+}
+
+/// # Safety
+/// `object` is the link map of a loaded object.
+unsafe fn soname(object: *const LinkMap) -> Option<String> {
+    let (mut strings, mut offset) = (None, None);
+    // SAFETY: as the caller says; the dynamic section of a loaded object ends with DT_NULL.
+    unsafe {
+        let mut entry = (*object).dynamic;
+        while !entry.is_null() && (*entry).tag != DT_NULL {
+            let value = usize::try_from((*entry).value).ok()?;
+            match (*entry).tag {
+                DT_STRTAB => strings = Some(value),
+                DT_SONAME => offset = Some(value),
+                _ => {}
+            }
+            entry = entry.add(1);
+        }
+        let (mut strings, offset) = (strings?, offset?);
+        // glibc relocates the entry in place, but not on every machine.
+        if strings < (*object).base {
+            strings += (*object).base;
+        }
+        let name = CStr::from_ptr(std::ptr::with_exposed_provenance(strings + offset));
+        Some(name.to_string_lossy().into_owned())
+    }
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Names of the loaded objects (if asked for), and how many were ever loaded.
+fn loaded_objects(with_names: bool) -> (Vec<CString>, u64) {
+    struct Visit {
+        names: Vec<CString>,
+        loaded: u64,
+        with_names: bool,
+    }
+
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: `data` is the `Visit` below, and glibc passes a filled-in `info` whose name is null or a C string.
+        unsafe {
+            let visit = &mut *data.cast::<Visit>();
+            visit.loaded = (*info).dlpi_adds;
+            if !visit.with_names {
+                return 1;
+            }
+            if !(*info).dlpi_name.is_null() {
+                let name = CStr::from_ptr((*info).dlpi_name);
+                if !name.is_empty() {
+                    visit.names.push(name.to_owned());
+                }
+            }
+        }
+        0
+    }
+
+    let mut result = Visit {
+        names: Vec::new(),
+        loaded: 0,
+        with_names,
+    };
+    // SAFETY: the callback gets a pointer to `result`, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut result).cast()) };
+    (result.names, result.loaded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_found_by_its_soname() {
+        // The C library stands for a library that this executable links.
+        let (names, loaded) = loaded_objects(true);
+        assert!(loaded > 0);
+        assert!(names
+            .iter()
+            .any(|name| name.to_string_lossy().contains("libc.so.6")));
+        let Some(address) = global_symbol(c"getpid") else {
+            panic!("getpid is in every process")
+        };
+        let Some(library) = Library::defining(address) else {
+            panic!("getpid is defined by an object")
+        };
+        assert_eq!(library.soname, "libc.so.6");
+        assert!(library.own_symbol(c"getpid").is_some());
+    }
+
+    #[test]
+    fn this_executable_has_no_mpi() {
+        assert!(find().is_none());
+        assert!(find().is_none());
+    }
+}

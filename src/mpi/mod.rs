@@ -1,0 +1,27 @@
+//! The MPI library in this process: which one it is, its ABI, and its functions behind their `PMPI_` names.
+//!
+//! **Architecture invariant:** no MPI symbol is linked. A function is looked up by name when it is first called, and an
+//! absent one is an error code, never a crash.
+//!
+//! **API boundary:** `functions.txt` is the one list of MPI functions; `generated.rs` follows from it.
+
+mod abi;
+#[cfg(test)]
+mod abi_test;
+mod constants;
+mod detect;
+pub mod guard;
+mod library;
+mod resolve;
+mod status;
+
+mod generated;
+
+pub use constants::{Abi, Family};
+pub use detect::{abi, library_version};
+pub use generated::{native, Function};
+pub use resolve::{prefer_exported, Class};
+pub use status::Status;
+
+/// An MPI handle: a machine word. On the MPICH ABI only the low 32 bits count; see [`Abi::normalize`].
+pub type Handle = usize;

@@ -1,0 +1,268 @@
+//! What travels as an MPI message in place of the payload: 61 bytes that name a slot of the sender's outbox.
+//!
+//! | bytes | field |
+//! | --- | --- |
+//! | 0..8 | magic |
+//! | 8..16 | job hash |
+//! | 16..20 | world rank of the sender |
+//! | 20..24 | slot |
+//! | 24..32 | nonce |
+//! | 32..40 | sequence number |
+//! | 40..48 | true length, bytes |
+//! | 48..50 | protocol version |
+//! | 50..57 | zero |
+//! | 57..61 | CRC-32 of the 57 bytes before |
+//!
+//! All numbers are little-endian. Sender and receiver are of one node, but may be of different builds.
+
+use super::{PROTOCOL_VERSION, SLOTS_MAX};
+use thiserror::Error;
+
+/// Length of a descriptor on the wire, bytes: a length that few programs send.
+pub const DESCRIPTOR_BYTES: usize = 61;
+/// The first 8 bytes: no text, no small numbers, no common float.
+const MAGIC: [u8; 8] = [0xa7, b'A', b'n', b'B', 0xd3, 0x1c, 0xe9, 0x9b];
+const CRC_AT: usize = DESCRIPTOR_BYTES - 4;
+
+/// The contents of a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Hash of the job.
+    pub job: u64,
+    /// World rank of the sender.
+    pub sender: u32,
+    /// Slot in the sender's outbox.
+    pub slot: u32,
+    /// Nonce of the slot's present use.
+    pub nonce: u64,
+    /// Sequence number of the message.
+    pub sequence: u64,
+    /// True length of the message, bytes.
+    pub length: u64,
+}
+
+/// Why bytes are not taken for a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Rejection {
+    /// Ordinary data: it does not start like a descriptor.
+    #[error("not a descriptor")]
+    NotADescriptor,
+    /// It starts like a descriptor, but is none that can be believed.
+    #[error("corrupt descriptor: {0}")]
+    Corrupt(Corruption),
+}
+
+/// What is wrong with a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Corruption {
+    /// The CRC-32 differs.
+    #[error("checksum differs")]
+    Checksum,
+    /// Sent by a library that speaks another protocol.
+    #[error("protocol version {0} is not {PROTOCOL_VERSION}")]
+    Version(u16),
+    /// Another job's.
+    #[error("it belongs to another job")]
+    Job,
+    /// Reserved bytes are set, or the nonce or slot is out of range.
+    #[error("a field is out of range")]
+    Range,
+    /// The slot holds another message by now, or never held this one.
+    #[error("its slot does not hold this message")]
+    Stale,
+}
+
+/// Whether what lies at `landed` begins like a descriptor: a cheap look before [`Descriptor::decode`].
+///
+/// # Safety
+/// At least [`DESCRIPTOR_BYTES`] bytes are readable there. They may be written meanwhile.
+#[inline]
+pub unsafe fn begins(landed: *const u8) -> bool {
+    // SAFETY: the caller says that the bytes are readable; a torn read is told by the checksum later.
+    unsafe { landed.cast::<[u8; 8]>().read_volatile() == MAGIC }
+}
+
+impl Descriptor {
+    /// The bytes on the wire.
+    pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
+        let mut bytes = [0_u8; DESCRIPTOR_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..16].copy_from_slice(&self.job.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.sender.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.slot.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.nonce.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.length.to_le_bytes());
+        bytes[48..50].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        let crc = crc32fast::hash(&bytes[..CRC_AT]);
+        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads what landed in a receive buffer. `job` is the receiver's own. What it says of a slot must then be
+    /// checked against the sender's segment (`Peer::validate`).
+    pub fn decode(bytes: &[u8], job: u64) -> Result<Self, Rejection> {
+        let bytes: &[u8; DESCRIPTOR_BYTES] =
+            bytes.try_into().map_err(|_| Rejection::NotADescriptor)?;
+        if bytes[..8] != MAGIC {
+            return Err(Rejection::NotADescriptor);
+        }
+        let found = Self::checked(bytes, job);
+        found.map_err(Rejection::Corrupt)
+    }
+
+    fn checked(bytes: &[u8; DESCRIPTOR_BYTES], job: u64) -> Result<Self, Corruption> {
+        if u32_at(bytes, CRC_AT) != crc32fast::hash(&bytes[..CRC_AT]) {
+            return Err(Corruption::Checksum);
+        }
+        let version = u16::from_le_bytes([bytes[48], bytes[49]]);
+        if version != PROTOCOL_VERSION {
+            return Err(Corruption::Version(version));
+        }
+        let found = Self {
+            job: u64_at(bytes, 8),
+            sender: u32_at(bytes, 16),
+            slot: u32_at(bytes, 20),
+            nonce: u64_at(bytes, 24),
+            sequence: u64_at(bytes, 32),
+            length: u64_at(bytes, 40),
+        };
+        if found.job != job {
+            return Err(Corruption::Job);
+        }
+        let is_nonce = super::slot::is_nonce(found.nonce);
+        if found.slot >= SLOTS_MAX || !is_nonce || bytes[50..CRC_AT].iter().any(|&byte| byte != 0) {
+            return Err(Corruption::Range);
+        }
+        Ok(found)
+    }
+}
+
+fn u32_at(bytes: &[u8; DESCRIPTOR_BYTES], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn u64_at(bytes: &[u8; DESCRIPTOR_BYTES], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | (u64::from(u32_at(bytes, at + 4)) << 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const JOB: u64 = 0x1234_5678_9abc_def0;
+
+    fn any_descriptor() -> impl Strategy<Value = Descriptor> {
+        let words = (
+            any::<u32>(),
+            0..SLOTS_MAX,
+            1..u64::MAX >> 8,
+            any::<u64>(),
+            any::<u64>(),
+        );
+        words.prop_map(|(sender, slot, nonce, sequence, length)| Descriptor {
+            job: JOB,
+            sender,
+            slot,
+            nonce: nonce << 8,
+            sequence,
+            length,
+        })
+    }
+
+    /// CRC-32 bit by bit (ISO 3309, reflected 0xEDB88320), not the crate that the code uses.
+    fn crc32(bytes: &[u8]) -> u32 {
+        !bytes.iter().fold(!0_u32, |crc, &byte| {
+            (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+                (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
+            })
+        })
+    }
+
+    fn resealed(mut bytes: [u8; DESCRIPTOR_BYTES]) -> [u8; DESCRIPTOR_BYTES] {
+        let crc = crc32(&bytes[..57]);
+        bytes[57..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn survives_the_wire(descriptor in any_descriptor()) {
+            prop_assert_eq!(Descriptor::decode(&descriptor.encode(), JOB), Ok(descriptor));
+            prop_assert_eq!(resealed(descriptor.encode()), descriptor.encode());
+        }
+
+        #[test]
+        fn every_flipped_bit_is_seen(descriptor in any_descriptor(), bit in 0..DESCRIPTOR_BYTES * 8) {
+            let mut bytes = descriptor.encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let expected = match bit / 8 {
+                0..8 => Rejection::NotADescriptor,
+                _ => Rejection::Corrupt(Corruption::Checksum),
+            };
+            prop_assert_eq!(Descriptor::decode(&bytes, JOB), Err(expected));
+        }
+
+        #[test]
+        fn other_data_is_not_a_descriptor(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert_eq!(Descriptor::decode(&bytes, JOB), Err(Rejection::NotADescriptor));
+        }
+
+        #[test]
+        fn other_jobs_are_refused(descriptor in any_descriptor(), job in any::<u64>()) {
+            prop_assume!(job != JOB);
+            let refused = Err(Rejection::Corrupt(Corruption::Job));
+            prop_assert_eq!(Descriptor::decode(&descriptor.encode(), job), refused);
+        }
+
+        #[test]
+        fn nothing_crashes_behind_a_good_checksum(rest in proptest::collection::vec(any::<u8>(), 49)) {
+            let mut bytes = [0_u8; DESCRIPTOR_BYTES];
+            bytes[..8].copy_from_slice(&MAGIC);
+            bytes[8..57].copy_from_slice(&rest);
+            let job = u64_at(&bytes, 8);
+            if let Ok(descriptor) = Descriptor::decode(&resealed(bytes), job) {
+                prop_assert!(descriptor.slot < SLOTS_MAX);
+            }
+        }
+    }
+
+    #[test]
+    fn fields_out_of_range_are_refused() {
+        let good = Descriptor {
+            job: JOB,
+            sender: 1,
+            slot: 2,
+            nonce: 3 << 8,
+            sequence: 4,
+            length: 5,
+        };
+        let refused =
+            |bytes: [u8; DESCRIPTOR_BYTES]| match Descriptor::decode(&resealed(bytes), JOB) {
+                Err(Rejection::Corrupt(corruption)) => corruption,
+                other => panic!("{other:?}"),
+            };
+        let slot = Descriptor {
+            slot: SLOTS_MAX,
+            ..good
+        };
+        assert_eq!(refused(slot.encode()), Corruption::Range);
+        for nonce in [0, 0x101] {
+            assert_eq!(
+                refused(Descriptor { nonce, ..good }.encode()),
+                Corruption::Range
+            );
+        }
+        let mut bytes = good.encode();
+        bytes[53] = 1;
+        assert_eq!(refused(bytes), Corruption::Range);
+        let mut bytes = good.encode();
+        bytes[48] = 0x77;
+        assert_eq!(refused(bytes), Corruption::Version(0x77));
+        assert_eq!(
+            Descriptor::decode(&good.encode()[..60], JOB),
+            Err(Rejection::NotADescriptor)
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! A shared mapping of a whole file.
+
+use super::sys;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+/// A read-write MAP_SHARED mapping, of the file's size at the time. Not part of core dumps.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is only handed out as raw pointers and as references to types made of atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps all of `fd`, which must not shrink below `bytes` while mapped.
+    pub fn new(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<Self> {
+        let bytes =
+            usize::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        if bytes == 0 || sys::file_stat(fd.as_raw_fd())?.size < bytes as u64 {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the range was just mapped; failing only means larger core dumps.
+        unsafe { libc::madvise(address, bytes, libc::MADV_DONTDUMP) };
+        let base = NonNull::new(address.cast())
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(Self { base, bytes })
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Address of `length` bytes from `offset` on, if they lie within the mapping.
+    pub fn range(&self, offset: usize, length: usize) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(length)?;
+        if end > self.bytes {
+            return None;
+        }
+        // SAFETY: offset <= end <= bytes, so the address lies within the mapping or one past it.
+        Some(unsafe { self.base.add(offset) })
+    }
+
+    /// A reference to a `T` at `offset`, if it lies within the mapping and is aligned.
+    ///
+    /// # Safety
+    /// `T` must be made of atomics only (any bits are valid, and other processes may write it at any time).
+    pub unsafe fn object<T>(&self, offset: usize) -> Option<&T> {
+        let address = self.range(offset, size_of::<T>())?.cast::<T>();
+        if !address.is_aligned() {
+            return None;
+        }
+        // SAFETY: in range and aligned; the mapping lives as long as self; T is made of atomics (caller).
+        Some(unsafe { address.as_ref() })
+    }
+
+    /// Has the pages of a range present. Where the kernel cannot provide one this is an error here, not a SIGBUS
+    /// later. Kernels before 5.14 cannot tell and always say yes.
+    pub fn populate(&self, offset: usize, length: usize) -> bool {
+        const PAGE: usize = 4096;
+        let start = offset & !(PAGE - 1);
+        let Some(address) = self.range(start, length + (offset - start)) else {
+            return false;
+        };
+        let bytes = length + (offset - start);
+        // SAFETY: the range lies within our mapping; populating changes no contents.
+        let result =
+            unsafe { libc::madvise(address.as_ptr().cast(), bytes, libc::MADV_POPULATE_READ) };
+        result == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours, and every reference into it borrows self.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,349 @@
+//! The ranks of one job on one node: who they are, and the shared memory through which they meet.
+//!
+//! A rank registers inside MPI_Init, with no communicating MPI call: it finds out its job from the launcher
+//! ([`Launch`]), creates its own segment (a memfd, no name anywhere), and enters itself in the job's directory, one page
+//! in `/dev/shm`. Peers open each other's segments through `/proc/<pid>/fd/<n>`, verify them, and from then on need no
+//! file any more.
+//!
+//! **Invariant:** nothing read from shared memory is believed. Words are atomics, indices are checked against a layout
+//! verified at mapping time, files are sealed or allocated in full. A peer that fails a check is not there: messages to
+//! it go natively.
+
+pub mod descriptor;
+pub mod directory;
+pub mod launch;
+mod map;
+pub mod peer;
+pub mod proc;
+pub mod ring;
+pub mod segment;
+pub mod slot;
+mod sys;
+pub mod view;
+pub mod wait;
+
+pub use descriptor::{Corruption, Descriptor, Rejection, DESCRIPTOR_BYTES};
+pub use launch::Launch;
+pub use peer::{Peer, PeerError};
+pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
+pub use segment::Segment;
+pub use slot::{Message, Refused, Slot, State};
+pub use view::{Layout, Owner, View, COUNTERS, FIRST_CELL, SLOTS_MAX};
+pub use wait::Backoff;
+
+use directory::{Directory, Row};
+use parking_lot::RwLock;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Version of everything that ranks share: directory, segments, descriptors.
+pub const PROTOCOL_VERSION: u16 = 1;
+
+/// Why a rank cannot register; it then stays native.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// The directory cannot be opened or created.
+    #[error("{path}: {error}; check that /dev/shm is writable and not full")]
+    Directory {
+        /// Its path.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The directory's name leads to a file of another user's, one that others can open, or no file at all.
+    #[error("{0} is not a private file of this user; remove it, or have its owner do so")]
+    Untrusted(PathBuf),
+    /// The directory is in use by something that speaks another protocol, or is corrupt.
+    #[error("{0} is in use by another version of the library, or corrupt; end the job that uses it, or remove it")]
+    Foreign(PathBuf),
+    /// The directory has no row left.
+    #[error("more than {} ranks of this job on this node", directory::ROWS)]
+    Full,
+    /// A living process has this rank.
+    #[error("rank {world_rank} is already registered by process {pid}")]
+    RankTaken {
+        /// The rank.
+        world_rank: u32,
+        /// Who has it.
+        pid: u32,
+    },
+    /// The launcher gave this process another rank: this is a spawned or nested world.
+    #[error(
+        "this process is rank {world_rank} of its world, but rank {launched} of the launcher's"
+    )]
+    RankDiffers {
+        /// Rank in MPI_COMM_WORLD.
+        world_rank: u32,
+        /// The launcher's.
+        launched: u32,
+    },
+    /// The segment cannot be created.
+    #[error("no shared memory for messages: {0}")]
+    Segment(#[source] io::Error),
+}
+
+impl NodeError {
+    fn directory(path: &Path, error: io::Error) -> Self {
+        Self::Directory {
+            path: path.to_owned(),
+            error,
+        }
+    }
+}
+
+/// Sizes of this rank's segment, and where the directory is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Folder of the directory.
+    pub folder: PathBuf,
+    /// Slots, 1 to [`SLOTS_MAX`]; memory is taken as they are used.
+    pub slots: u32,
+    /// Size of the staging chunks together, bytes.
+    pub staging_bytes: u64,
+    /// Size of a staging chunk, bytes; rounded up to pages.
+    pub chunk_bytes: u32,
+    /// Size of a cell for an eager payload, bytes; rounded up to a cache line.
+    pub cell_bytes: u32,
+    /// Cells.
+    pub cells: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            folder: PathBuf::from("/dev/shm"),
+            slots: SLOTS_MAX,
+            staging_bytes: 8 << 20,
+            chunk_bytes: 1 << 20,
+            cell_bytes: 16 << 10,
+            cells: 64,
+        }
+    }
+}
+
+impl Options {
+    fn layout(&self) -> Layout {
+        let chunk_bytes = self.chunk_bytes.clamp(4096, 1 << 30).next_multiple_of(4096);
+        let chunks = (self.staging_bytes / u64::from(chunk_bytes)).min(1 << 20) as u32;
+        Layout {
+            slots: self.slots.clamp(1, SLOTS_MAX),
+            chunk_bytes,
+            chunks,
+            cell_bytes: self.cell_bytes.clamp(64, 1 << 30).next_multiple_of(64),
+            cells: self.cells.min(1 << 16),
+        }
+    }
+}
+
+/// This rank among the ranks of its job on this node.
+#[derive(Debug)]
+pub struct Node {
+    launch: Launch,
+    directory: Directory,
+    own: Segment,
+    row: Row,
+    is_registered: AtomicBool,
+    scanned: AtomicU32,
+    known: RwLock<Known>,
+}
+
+/// What scans of the directory have found.
+#[derive(Debug, Default)]
+struct Known {
+    peers: HashMap<u32, Arc<Peer>>,
+    /// All ranks ever seen registered here, ourselves included, reachable or not.
+    ranks: HashSet<u32>,
+}
+
+impl Node {
+    /// Creates this rank's segment and enters it in the directory of its job. Makes no MPI call.
+    pub fn register(
+        launch: &Launch,
+        world_rank: u32,
+        options: &Options,
+    ) -> Result<Self, NodeError> {
+        if let Some(launched) = launch.world_rank.filter(|&launched| launched != world_rank) {
+            return Err(NodeError::RankDiffers {
+                world_rank,
+                launched,
+            });
+        }
+        let (pid, start) = proc::own_identity();
+        let owner = Owner {
+            job: launch.hash,
+            world_rank,
+            pid,
+            start,
+        };
+        let own = Segment::create(owner, options).map_err(NodeError::Segment)?;
+        let number = u16::try_from(own.file_number());
+        let memfd =
+            number.map_err(|_| NodeError::Segment(io::Error::from_raw_os_error(libc::EMFILE)))?;
+        let row = Row {
+            pid,
+            world_rank,
+            start_low: proc::low32(start),
+            memfd,
+            version: PROTOCOL_VERSION,
+        };
+        let directory = Directory::open(&options.folder, launch.hash)?;
+        if let Err(error) = directory.register(row) {
+            directory.leave();
+            return Err(error);
+        }
+        let node = Self {
+            launch: launch.clone(),
+            scanned: AtomicU32::new(directory.generation().wrapping_sub(1)),
+            directory,
+            own,
+            row,
+            is_registered: AtomicBool::new(true),
+            known: RwLock::default(),
+        };
+        if node.all_local_known() {
+            node.directory.remove_name();
+        }
+        Ok(node)
+    }
+
+    /// The job.
+    pub fn launch(&self) -> &Launch {
+        &self.launch
+    }
+
+    /// Rank of this process in MPI_COMM_WORLD.
+    pub fn world_rank(&self) -> u32 {
+        self.row.world_rank
+    }
+
+    /// This rank's own segment.
+    pub fn own(&self) -> &Segment {
+        &self.own
+    }
+
+    /// A rank of this node's job has used device memory. One relaxed load.
+    pub fn device_in_use(&self) -> bool {
+        self.directory.device_in_use()
+    }
+
+    /// Says that this rank uses device memory.
+    pub fn announce_device_use(&self) {
+        self.own.set_device_user();
+        self.directory.set_device_in_use();
+    }
+
+    /// Another rank of this node (or this one, as its peers see it), if it is registered and its segment is sound.
+    /// A known peer costs a look-up; an unknown one a look at the directory, if that has changed.
+    pub fn peer(&self, world_rank: u32) -> Option<Arc<Peer>> {
+        if let Some(peer) = self.known.read().peers.get(&world_rank) {
+            return Some(Arc::clone(peer));
+        }
+        if !self.scan_if_changed() {
+            return None;
+        }
+        self.known.read().peers.get(&world_rank).map(Arc::clone)
+    }
+
+    /// All reachable ranks of this node, in the order of their ranks, this one included.
+    pub fn peers(&self) -> Vec<Arc<Peer>> {
+        self.scan_if_changed();
+        let mut peers: Vec<_> = self.known.read().peers.values().cloned().collect();
+        peers.sort_by_key(|peer| peer.world_rank());
+        peers
+    }
+
+    /// Ranks of this node that were ever seen registered, this one included.
+    pub fn local_size(&self) -> usize {
+        self.scan_if_changed();
+        self.known.read().ranks.len()
+    }
+
+    /// True if the launcher's count proves that the rank is on another node: all ranks of this node have registered,
+    /// and it was not among them.
+    pub fn proves_off_node(&self, world_rank: u32) -> bool {
+        self.all_local_known() && !self.known.read().ranks.contains(&world_rank)
+    }
+
+    fn all_local_known(&self) -> bool {
+        self.scan_if_changed();
+        let known = self.known.read().ranks.len();
+        self.launch
+            .local_size
+            .is_some_and(|size| known >= size as usize)
+    }
+
+    /// Reads the directory if it has changed since. True if it was read.
+    fn scan_if_changed(&self) -> bool {
+        let generation = self.directory.generation();
+        if generation == self.scanned.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut known = self.known.write();
+        for row in self.directory.rows() {
+            self.take_in(&mut known, row);
+        }
+        self.scanned.store(generation, Ordering::Release);
+        true
+    }
+
+    fn take_in(&self, known: &mut Known, row: Row) {
+        known.ranks.insert(row.world_rank);
+        let is_known = |peer: &Arc<Peer>| {
+            let owner = peer.owner();
+            owner.pid == row.pid && proc::low32(owner.start) == row.start_low
+        };
+        if row.version != PROTOCOL_VERSION || known.peers.get(&row.world_rank).is_some_and(is_known)
+        {
+            return;
+        }
+        match Peer::open(
+            self.launch.hash,
+            row.world_rank,
+            row.pid,
+            row.start_low,
+            row.memfd,
+        ) {
+            Ok(peer) => {
+                known.peers.insert(row.world_rank, Arc::new(peer));
+            }
+            Err(error) => log::info!(
+                "rank {} is left to the MPI library: {error}",
+                row.world_rank
+            ),
+        }
+    }
+
+    /// Leaves the directory; the last rank removes it. Peers that have this rank's segment mapped keep seeing it.
+    /// Done again, or in a child that was forked, it does nothing.
+    pub fn unregister(&self) {
+        let is_ours = std::process::id() == self.row.pid;
+        if !is_ours || !self.is_registered.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        self.own.set_finalizing();
+        self.directory.unregister(self.row);
+        self.directory.leave();
+        self.own.ring_doorbell();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.unregister();
+    }
+}
+
+/// SplitMix64's finalizer (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators"): a bijection.
+const fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+#[cfg(test)]
+#[path = "node_tests.rs"]
+mod tests;

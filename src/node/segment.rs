@@ -1,0 +1,287 @@
+//! This rank's own segment: slots for its outbox, and staging memory.
+
+use super::map::Mapping;
+use super::slot::{Message, Slot, SLOT_BYTES};
+use super::sys::{self, GuardedFd};
+use super::view::{Layout, Owner, View, FIRST_CELL, HEADER_BYTES};
+use super::{mix, Options};
+use parking_lot::Mutex;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Slots that the outbox grows by at first (one step is 64 KiB); it doubles from then on, up to the largest step.
+const SLOT_STEP_MIN: u32 = 256;
+const SLOT_STEP_MAX: u32 = 16_384;
+
+/// The segment of this process.
+#[derive(Debug)]
+pub struct Segment {
+    view: View,
+    file: GuardedFd,
+    outbox: Mutex<Outbox>,
+    staging: Mutex<Staging>,
+    nonce_base: u64,
+    nonces: AtomicU64,
+}
+
+impl Deref for Segment {
+    type Target = View;
+    fn deref(&self) -> &View {
+        &self.view
+    }
+}
+
+/// Which slots are in use.
+#[derive(Debug, Default)]
+struct Outbox {
+    ready: u32,
+    free: Vec<u32>,
+    used: Vec<bool>,
+    /// Memory ran out once: not asked for again before so many allocations have failed.
+    refusals: u32,
+}
+
+/// Which pieces of staging are in use.
+#[derive(Debug, Default)]
+struct Staging {
+    is_tried: bool,
+    chunks: Pool,
+    cells: Pool,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    free: Vec<u32>,
+    used: Vec<bool>,
+}
+
+impl Pool {
+    fn fill(&mut self, count: u32) {
+        self.free = (0..count).rev().collect();
+        self.used = vec![false; count as usize];
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        let index = self.free.pop()?;
+        self.used[index as usize] = true;
+        Some(index)
+    }
+
+    /// False if the piece is not out.
+    fn give(&mut self, index: u32) -> bool {
+        match self.used.get_mut(index as usize) {
+            Some(used) if *used => {
+                *used = false;
+                self.free.push(index);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Segment {
+    pub(super) fn create(owner: Owner, options: &Options) -> io::Result<Self> {
+        let layout = options.layout();
+        if !layout.is_sane() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let fd = sys::memfd(c"anabranch")?;
+        std::fs::File::from(fd.try_clone()?).set_len(layout.bytes())?;
+        sys::allocate(fd.as_fd(), 0, HEADER_BYTES)?;
+        sys::seal_size(fd.as_fd())?;
+        let map = Mapping::new(fd.as_fd(), layout.bytes())?;
+        let view = View::create(map, layout, owner)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        Ok(Self {
+            view,
+            file: GuardedFd::new(fd, sys::FD_MINIMUM)?,
+            outbox: Mutex::default(),
+            staging: Mutex::default(),
+            nonce_base: sys::random_u64(),
+            nonces: AtomicU64::new(0),
+        })
+    }
+
+    /// Number of the memfd, for peers to open through `/proc`.
+    pub(super) fn file_number(&self) -> i32 {
+        self.file.number()
+    }
+
+    /// Says whether the helper runs, so that peers may send descriptors.
+    pub fn set_ready(&self, ready: bool) {
+        self.view.set_ready(ready);
+    }
+
+    /// Says that this rank is in Finalize and receives nothing more.
+    pub fn set_finalizing(&self) {
+        self.view.set_finalizing();
+    }
+
+    /// Says that the counters are final.
+    pub fn set_published(&self) {
+        self.view.set_published();
+    }
+
+    /// Sleeps until the doorbell has rung since it read `seen`, or for `timeout`. Returns what it reads now.
+    pub fn wait_doorbell(&self, seen: u32, timeout: Duration) -> u32 {
+        self.view.wait_doorbell(seen, timeout)
+    }
+
+    /// Takes a slot. `None` when all are in use, or memory for more cannot be had: the message then goes by value.
+    pub fn alloc(&self) -> Option<u32> {
+        let mut outbox = self.outbox.lock();
+        if outbox.free.is_empty() {
+            self.grow(&mut outbox)?;
+        }
+        let index = outbox.free.pop()?;
+        outbox.used[index as usize] = true;
+        Some(index)
+    }
+
+    /// Gives a slot back, whatever its state: descriptors that still name it are refused from now on. Freeing what
+    /// is not in use does nothing, and returns false.
+    pub fn free(&self, index: u32) -> bool {
+        let mut outbox = self.outbox.lock();
+        let Some(used) = outbox.used.get_mut(index as usize).filter(|used| **used) else {
+            return false;
+        };
+        *used = false;
+        if let Some(slot) = self.view.slot(index) {
+            slot.clear();
+        }
+        outbox.free.push(index);
+        true
+    }
+
+    /// Slots in use.
+    pub fn slots_in_use(&self) -> usize {
+        let outbox = self.outbox.lock();
+        outbox.used.len() - outbox.free.len()
+    }
+
+    /// Writes a message into a slot taken before and makes it visible. Returns the nonce for its descriptor; `None`
+    /// if the slot is not one of ours.
+    pub fn post(&self, index: u32, message: &Message) -> Option<u64> {
+        let slot: &Slot = self.view.slot(index)?;
+        let nonce = self.fresh_nonce();
+        slot.post(nonce, message);
+        Some(nonce)
+    }
+
+    /// Random in the process, never repeated in it before 2^56 messages, never 0, low 8 bits clear.
+    fn fresh_nonce(&self) -> u64 {
+        loop {
+            let count = self.nonces.fetch_add(1, Ordering::Relaxed);
+            let nonce = mix(self.nonce_base ^ count.wrapping_mul(0x9e37_79b9_7f4a_7c15)) & !0xff;
+            if nonce != 0 {
+                return nonce;
+            }
+        }
+    }
+
+    fn grow(&self, outbox: &mut Outbox) -> Option<()> {
+        const RETRY_AFTER: u32 = 1024;
+        let step = outbox
+            .ready
+            .clamp(SLOT_STEP_MIN, SLOT_STEP_MAX)
+            .min(self.view.layout().slots - outbox.ready);
+        if step == 0 {
+            return None;
+        }
+        if outbox.refusals > 0 {
+            outbox.refusals -= 1;
+            return None;
+        }
+        let offset =
+            self.view.layout().slots_offset() + u64::from(outbox.ready) * SLOT_BYTES as u64;
+        if let Err(error) = self.reserve(offset, u64::from(step) * SLOT_BYTES as u64) {
+            log::warn!("no memory for more message slots ({error}): messages go by value");
+            outbox.refusals = RETRY_AFTER;
+            return None;
+        }
+        let first = outbox.ready;
+        outbox.ready += step;
+        outbox.used.resize(outbox.ready as usize, false);
+        outbox.free.extend((first..outbox.ready).rev());
+        self.view.set_slots_ready(outbox.ready);
+        Some(())
+    }
+
+    fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        sys::allocate(self.file.get()?, offset, bytes)
+    }
+
+    /// Takes a staging chunk. `None` when all are in use, or there is no memory for any.
+    pub fn take_chunk(&self) -> Option<u32> {
+        let mut staging = self.staging.lock();
+        self.fill_once(&mut staging);
+        staging.chunks.take()
+    }
+
+    /// Takes a cell for an eager payload. `None` when all are in use, or there is no memory for any.
+    pub fn take_cell(&self) -> Option<u32> {
+        let mut staging = self.staging.lock();
+        self.fill_once(&mut staging);
+        staging.cells.take().map(|index| FIRST_CELL + index)
+    }
+
+    /// Gives a chunk or a cell back. Giving back what is not out does nothing, and returns false.
+    pub fn give(&self, piece: u32) -> bool {
+        let mut staging = self.staging.lock();
+        match piece.checked_sub(FIRST_CELL) {
+            Some(index) => staging.cells.give(index),
+            None => staging.chunks.give(piece),
+        }
+    }
+
+    /// Chunks and cells that are not in use (0 before the first use).
+    pub fn free_pieces(&self) -> (usize, usize) {
+        let staging = self.staging.lock();
+        (staging.chunks.free.len(), staging.cells.free.len())
+    }
+
+    /// Allocates the staging region, or has it allocated already. What the CUDA part registers is `View::staging`.
+    pub fn prepare_staging(&self) {
+        self.fill_once(&mut self.staging.lock());
+    }
+
+    /// On first use: memory for the cells and as many chunks as can be had, halving. Never tried twice.
+    fn fill_once(&self, staging: &mut Staging) {
+        if std::mem::replace(&mut staging.is_tried, true) {
+            return;
+        }
+        let layout = self.view.layout();
+        let start = layout.cells_offset();
+        if let Err(error) = self.reserve(start, (layout.chunks_offset() - start).max(1)) {
+            log::warn!("no memory for staging ({error}): messages that need it go by value");
+            return;
+        }
+        let chunks = self.reserve_chunks(&layout);
+        staging.cells.fill(layout.cells);
+        staging.chunks.fill(chunks);
+        self.view.set_staging_ready(layout.cells, chunks);
+    }
+
+    fn reserve_chunks(&self, layout: &Layout) -> u32 {
+        let mut chunks = layout.chunks;
+        while chunks > 0 {
+            let bytes = u64::from(chunks) * u64::from(layout.chunk_bytes);
+            match self.reserve(layout.chunks_offset(), bytes) {
+                Ok(()) => break,
+                Err(error) => {
+                    log::warn!("no memory for {chunks} staging chunks ({error}): trying half")
+                }
+            }
+            chunks /= 2;
+        }
+        chunks
+    }
+}
+
+#[cfg(test)]
+#[path = "segment_tests.rs"]
+mod tests;

@@ -1,0 +1,350 @@
+//! One message in its sender's outbox: what it is, how far it has got, and a small ring for its way through host memory.
+//!
+//! The state is one word with the nonce of the slot's present use, so that every transition is a compare-and-swap that
+//! fails for a stale descriptor, however late it comes.
+//!
+//! ```text
+//!            owner               receiver: reads the buffer itself
+//!   Free ───post──▶ Posted ───────claim──────────▶ Claimed ───acknowledge──▶ Done
+//!                     │ │                             │                       ▲
+//!                     │ └──want_host (receiver)──▶ WantHost ◀─want_host       │
+//!                     │                               └──────acknowledge──────┤
+//!                     ├───retire (owner: payload is in host memory)─▶ Hosted ─┘
+//!                     └───cancel (owner; from Hosted too)─▶ Cancelled
+//!   fail (either side): Posted, Claimed, WantHost, Hosted ─▶ Failed
+//!   free (owner only): any state ─▶ Free
+//! ```
+
+use super::ring::{Ring, RingCells};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// Size of a slot, bytes.
+pub const SLOT_BYTES: usize = 256;
+
+/// Where a message stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Not in use.
+    Free = 0,
+    /// The message may be read by its receiver. Set by the owner.
+    Posted = 1,
+    /// The receiver reads the sender's buffer itself. Set by the receiver.
+    Claimed = 2,
+    /// The receiver waits for the owner to bring the payload through the host ring. Set by the receiver.
+    WantHost = 3,
+    /// The payload lies in host memory (it is in the ring as a whole); the buffer is the user's again. Set by the owner.
+    Hosted = 4,
+    /// The receiver has all it wanted. Set by the receiver.
+    Done = 5,
+    /// The message cannot be had; the error code says why. Set by either side.
+    Failed = 6,
+    /// Cancelled before it was received. Set by the owner.
+    Cancelled = 7,
+}
+
+impl State {
+    fn from_bits(bits: u8) -> Option<Self> {
+        const ALL: [State; 8] = [
+            State::Free,
+            State::Posted,
+            State::Claimed,
+            State::WantHost,
+            State::Hosted,
+            State::Done,
+            State::Failed,
+            State::Cancelled,
+        ];
+        ALL.get(usize::from(bits)).copied()
+    }
+
+    /// True once the owner may free the slot and complete its send.
+    pub const fn is_final(self) -> bool {
+        matches!(self, State::Done | State::Failed | State::Cancelled)
+    }
+}
+
+/// Why a transition did not happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The slot is in another state, from which this transition does not lead.
+    State(State),
+    /// The slot is not (or no longer) about the message with this nonce.
+    Stale,
+}
+
+pub(super) const STATE_MASK: u64 = 0xff;
+
+/// Nonces leave the low 8 bits of the word to the state, and are never 0.
+pub const fn is_nonce(value: u64) -> bool {
+    value != 0 && value & STATE_MASK == 0
+}
+
+/// What a sender writes of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// Identity of the communicator.
+    pub communicator: u64,
+    /// World rank of the sender.
+    pub source: u32,
+    /// World rank of the receiver.
+    pub destination: u32,
+    /// Rank of the sender in the communicator: what a status shows.
+    pub source_in_communicator: i32,
+    /// Tag.
+    pub tag: i32,
+    /// Sequence number.
+    pub sequence: u64,
+    /// True length, bytes.
+    pub length: u64,
+    /// Flags of the engine's.
+    pub flags: u32,
+    /// UUID of the GPU that holds the buffer.
+    pub device: [u8; 16],
+    /// CU_POINTER_ATTRIBUTE_BUFFER_ID: tells an address that was freed and allocated anew.
+    pub buffer_id: u64,
+    /// Base address of the allocation.
+    pub base: u64,
+    /// Size of the allocation, bytes.
+    pub allocation_bytes: u64,
+    /// Where the message starts in the allocation, bytes.
+    pub offset: u64,
+    /// CUDA IPC handle of the allocation.
+    pub ipc_handle: [u8; 64],
+    /// For the engine's own use.
+    pub extra: [u64; 2],
+}
+
+impl Default for Message {
+    fn default() -> Self {
+        Self {
+            communicator: 0,
+            source: 0,
+            destination: 0,
+            source_in_communicator: 0,
+            tag: 0,
+            sequence: 0,
+            length: 0,
+            flags: 0,
+            device: [0; 16],
+            buffer_id: 0,
+            base: 0,
+            allocation_bytes: 0,
+            offset: 0,
+            ipc_handle: [0; 64],
+            extra: [0; 2],
+        }
+    }
+}
+
+/// A slot as it lies in shared memory.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Slot {
+    word: AtomicU64,
+    communicator: AtomicU64,
+    source: AtomicU32,
+    destination: AtomicU32,
+    source_in_communicator: AtomicI32,
+    tag: AtomicI32,
+    sequence: AtomicU64,
+    length: AtomicU64,
+    flags: AtomicU32,
+    error: AtomicI32,
+    buffer_id: AtomicU64,
+    device: [AtomicU64; 2],
+    base: AtomicU64,
+    allocation_bytes: AtomicU64,
+    offset: AtomicU64,
+    extra: [AtomicU64; 2],
+    ipc_handle: [AtomicU64; 8],
+    ring: RingCells,
+}
+
+const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
+
+impl Slot {
+    /// The state, if the slot is (still) about the message with this nonce.
+    pub fn state(&self, nonce: u64) -> Result<State, Refused> {
+        split(self.word.load(Ordering::Acquire), nonce)
+    }
+
+    /// Nonce of the present use; `None` while free.
+    pub fn nonce(&self) -> Option<u64> {
+        Some(self.word.load(Ordering::Acquire) & !STATE_MASK).filter(|&nonce| nonce != 0)
+    }
+
+    /// Owner: makes the message visible under a fresh nonce. Called through `Segment::post`.
+    pub(super) fn post(&self, nonce: u64, message: &Message) {
+        debug_assert!(is_nonce(nonce));
+        self.word.store(0, Ordering::Relaxed);
+        std::sync::atomic::fence(Ordering::Release);
+        self.store(message);
+        self.error.store(0, Ordering::Relaxed);
+        self.ring.reset(nonce);
+        self.word
+            .store(nonce | State::Posted as u64, Ordering::Release);
+    }
+
+    /// Owner: takes the slot out of use, whatever its state. Later transitions of others are refused as stale.
+    pub(super) fn clear(&self) {
+        self.word.store(0, Ordering::Release);
+    }
+
+    /// Receiver: Posted → Claimed. From now on until the acknowledgement the sender's buffer must stay as it is.
+    pub fn claim(&self, nonce: u64) -> Result<(), Refused> {
+        self.transition(nonce, &[State::Posted], State::Claimed)
+    }
+
+    /// Receiver: Posted or Claimed → WantHost. The owner fills the ring; the receiver then does not touch the buffer.
+    pub fn want_host(&self, nonce: u64) -> Result<(), Refused> {
+        self.transition(nonce, &[State::Posted, State::Claimed], State::WantHost)
+    }
+
+    /// Owner: Posted → Hosted, once the whole payload is in the ring. Where the receiver was faster this is refused.
+    pub fn retire(&self, nonce: u64) -> Result<(), Refused> {
+        self.transition(nonce, &[State::Posted], State::Hosted)
+    }
+
+    /// Receiver: has what it wants (also of a truncated or empty message): Posted, Claimed, WantHost, Hosted → Done.
+    pub fn acknowledge(&self, nonce: u64) -> Result<(), Refused> {
+        self.transition(nonce, &Self::LIVE, State::Done)
+    }
+
+    /// Either side: gives up: Posted, Claimed, WantHost, Hosted → Failed, with a code for the other side.
+    pub fn fail(&self, nonce: u64, code: i32) -> Result<(), Refused> {
+        let state = self.state(nonce)?;
+        if !Self::LIVE.contains(&state) {
+            return Err(Refused::State(state));
+        }
+        // Written first, so that who sees Failed sees a code. Losing a race here changes the code only.
+        self.error.store(code, Ordering::Relaxed);
+        self.transition(nonce, &Self::LIVE, State::Failed)
+    }
+
+    /// Owner: Posted or Hosted → Cancelled, after MPI has said that the message that carries the descriptor is cancelled.
+    pub fn cancel(&self, nonce: u64) -> Result<(), Refused> {
+        self.transition(nonce, &[State::Posted, State::Hosted], State::Cancelled)
+    }
+
+    /// The code given with Failed.
+    pub fn error_code(&self) -> i32 {
+        self.error.load(Ordering::Relaxed)
+    }
+
+    /// The host ring, for the message with this nonce: operations on it are refused once the slot is reused.
+    pub fn ring(&self, nonce: u64) -> Ring<'_> {
+        Ring::new(&self.ring, nonce)
+    }
+
+    /// True length of the message, bytes (for probes, which need no more).
+    pub fn length(&self) -> u64 {
+        self.length.load(Ordering::Relaxed)
+    }
+
+    const LIVE: [State; 4] = [
+        State::Posted,
+        State::Claimed,
+        State::WantHost,
+        State::Hosted,
+    ];
+
+    fn transition(&self, nonce: u64, from: &[State], to: State) -> Result<(), Refused> {
+        let mut word = self.word.load(Ordering::Acquire);
+        // Bounded: a slot has few transitions, and each failure has seen one (or a stale nonce, which ends it).
+        loop {
+            let state = split(word, nonce)?;
+            if !from.contains(&state) {
+                return Err(Refused::State(state));
+            }
+            let next = nonce | to as u64;
+            match self
+                .word
+                .compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => return Ok(()),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// The message, if the slot held it under this nonce from the first byte read to the last.
+    pub fn read(&self, nonce: u64) -> Result<Message, Refused> {
+        split(self.word.load(Ordering::Acquire), nonce)?;
+        let message = self.load();
+        std::sync::atomic::fence(Ordering::Acquire);
+        split(self.word.load(Ordering::Relaxed), nonce)?;
+        Ok(message)
+    }
+
+    fn store(&self, message: &Message) {
+        let relaxed = Ordering::Relaxed;
+        self.communicator.store(message.communicator, relaxed);
+        self.source.store(message.source, relaxed);
+        self.destination.store(message.destination, relaxed);
+        self.source_in_communicator
+            .store(message.source_in_communicator, relaxed);
+        self.tag.store(message.tag, relaxed);
+        self.sequence.store(message.sequence, relaxed);
+        self.length.store(message.length, relaxed);
+        self.flags.store(message.flags, relaxed);
+        self.buffer_id.store(message.buffer_id, relaxed);
+        self.base.store(message.base, relaxed);
+        self.allocation_bytes
+            .store(message.allocation_bytes, relaxed);
+        self.offset.store(message.offset, relaxed);
+        store_bytes(&self.device, &message.device);
+        store_bytes(&self.ipc_handle, &message.ipc_handle);
+        self.extra[0].store(message.extra[0], relaxed);
+        self.extra[1].store(message.extra[1], relaxed);
+    }
+
+    fn load(&self) -> Message {
+        let relaxed = Ordering::Relaxed;
+        let mut message = Message {
+            communicator: self.communicator.load(relaxed),
+            source: self.source.load(relaxed),
+            destination: self.destination.load(relaxed),
+            source_in_communicator: self.source_in_communicator.load(relaxed),
+            tag: self.tag.load(relaxed),
+            sequence: self.sequence.load(relaxed),
+            length: self.length.load(relaxed),
+            flags: self.flags.load(relaxed),
+            buffer_id: self.buffer_id.load(relaxed),
+            base: self.base.load(relaxed),
+            allocation_bytes: self.allocation_bytes.load(relaxed),
+            offset: self.offset.load(relaxed),
+            extra: [self.extra[0].load(relaxed), self.extra[1].load(relaxed)],
+            ..Message::default()
+        };
+        load_bytes(&self.device, &mut message.device);
+        load_bytes(&self.ipc_handle, &mut message.ipc_handle);
+        message
+    }
+}
+
+/// Nonce and state of a word, if the nonce is the one expected.
+fn split(word: u64, nonce: u64) -> Result<State, Refused> {
+    if !is_nonce(nonce) || word & !STATE_MASK != nonce {
+        return Err(Refused::Stale);
+    }
+    State::from_bits((word & STATE_MASK) as u8).ok_or(Refused::Stale)
+}
+
+fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
+    for (word, chunk) in words.iter().zip(bytes.chunks_exact(8)) {
+        let mut value = [0_u8; 8];
+        value.copy_from_slice(chunk);
+        word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+    }
+}
+
+fn load_bytes(words: &[AtomicU64], bytes: &mut [u8]) {
+    for (word, chunk) in words.iter().zip(bytes.chunks_exact_mut(8)) {
+        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+#[path = "slot_tests.rs"]
+mod tests;

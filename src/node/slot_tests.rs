@@ -1,0 +1,186 @@
+//! Tests of the slot's states and contents.
+
+use super::super::ring::Entry;
+use super::*;
+use proptest::prelude::*;
+use std::sync::atomic::AtomicUsize;
+
+const NONCE: u64 = 0x5a5a_0100;
+
+fn slot() -> Box<Slot> {
+    // SAFETY: all-zero is a valid Slot (atomics only); it is what a fresh segment holds.
+    Box::new(unsafe { std::mem::zeroed() })
+}
+
+fn in_state(state: State) -> Box<Slot> {
+    let slot = slot();
+    slot.post(NONCE, &Message::default());
+    slot.word.store(NONCE | state as u64, Ordering::Relaxed);
+    slot
+}
+
+const ALL: [State; 7] = [
+    State::Posted,
+    State::Claimed,
+    State::WantHost,
+    State::Hosted,
+    State::Done,
+    State::Failed,
+    State::Cancelled,
+];
+
+/// Who may go where, from the module's diagram.
+#[test]
+fn only_the_documented_transitions_happen() {
+    use State::*;
+    type Transition = fn(&Slot, u64) -> Result<(), Refused>;
+    let table: [(Transition, &[State], State); 6] = [
+        (Slot::claim, &[Posted], Claimed),
+        (Slot::want_host, &[Posted, Claimed], WantHost),
+        (Slot::retire, &[Posted], Hosted),
+        (
+            Slot::acknowledge,
+            &[Posted, Claimed, WantHost, Hosted],
+            Done,
+        ),
+        (Slot::cancel, &[Posted, Hosted], Cancelled),
+        (
+            |slot, nonce| slot.fail(nonce, 7),
+            &[Posted, Claimed, WantHost, Hosted],
+            Failed,
+        ),
+    ];
+    for (transition, from, to) in table {
+        for state in ALL {
+            let slot = in_state(state);
+            let expected = if from.contains(&state) {
+                Ok(())
+            } else {
+                Err(Refused::State(state))
+            };
+            assert_eq!(transition(&slot, NONCE), expected, "{state:?} to {to:?}");
+            assert_eq!(
+                slot.state(NONCE),
+                Ok(if expected.is_ok() { to } else { state })
+            );
+            assert_eq!(
+                slot.error_code(),
+                if expected.is_ok() && to == Failed {
+                    7
+                } else {
+                    0
+                }
+            );
+        }
+        let slot = in_state(Posted);
+        assert_eq!(transition(&slot, NONCE + 0x100), Err(Refused::Stale));
+        assert_eq!(transition(&slot, NONCE + 1), Err(Refused::Stale));
+        slot.clear();
+        assert_eq!(transition(&slot, NONCE), Err(Refused::Stale));
+        assert_eq!(transition(&slot, 0), Err(Refused::Stale));
+    }
+}
+
+#[test]
+fn final_states_are_those_that_end_a_send() {
+    let is_final: Vec<_> = ALL.into_iter().filter(|state| state.is_final()).collect();
+    assert_eq!(is_final, [State::Done, State::Failed, State::Cancelled]);
+}
+
+#[test]
+fn a_receiver_and_an_owner_never_both_win() {
+    for _ in 0..200 {
+        let slot = in_state(State::Posted);
+        let wins = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for transition in [Slot::claim, Slot::retire, Slot::cancel, Slot::claim] {
+                let (slot, wins) = (&slot, &wins);
+                scope.spawn(move || {
+                    if transition(slot, NONCE).is_ok() {
+                        wins.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        let state = slot.state(NONCE).expect("the nonce is the same");
+        // Hosted may still be cancelled by its owner, who then wins twice against himself.
+        let most = if state == State::Cancelled { 2 } else { 1 };
+        assert!((1..=most).contains(&wins.into_inner()), "{state:?}");
+    }
+}
+
+#[test]
+fn unknown_state_bits_are_refused() {
+    for bits in 8..=255_u64 {
+        let slot = in_state(State::Posted);
+        slot.word.store(NONCE | bits, Ordering::Relaxed);
+        assert_eq!(slot.state(NONCE), Err(Refused::Stale));
+        assert_eq!(slot.claim(NONCE), Err(Refused::Stale));
+    }
+}
+
+#[test]
+fn a_reader_never_gets_a_mix_of_two_messages() {
+    let slot = slot();
+    let uniform = |value: u64| Message {
+        communicator: value,
+        sequence: value,
+        length: value,
+        base: value,
+        ipc_handle: [value as u8; 64],
+        ..Message::default()
+    };
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for use_number in 1..20_000_u64 {
+                slot.post(use_number << 8, &uniform(use_number));
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        while !is_over.load(Ordering::Acquire) {
+            let Some(nonce) = slot.nonce() else { continue };
+            if let Ok(message) = slot.read(nonce) {
+                assert_eq!(message, uniform(nonce >> 8));
+            }
+            std::thread::yield_now();
+        }
+    });
+    assert_eq!(slot.read(19_999 << 8), Ok(uniform(19_999)));
+}
+
+proptest! {
+    #[test]
+    fn a_message_comes_out_as_it_went_in(words in any::<[u64; 9]>(), small in any::<[u32; 5]>(),
+                                          device in any::<[u8; 16]>(), half in any::<[u8; 32]>()) {
+        let mut ipc_handle = [0; 64];
+        ipc_handle[..32].copy_from_slice(&half);
+        ipc_handle[32..].copy_from_slice(&half.map(|byte| !byte));
+        let message = Message {
+            communicator: words[0], source: small[0], destination: small[1],
+            source_in_communicator: small[2] as i32, tag: small[3] as i32,
+            sequence: words[1], length: words[2], flags: small[4], device,
+            buffer_id: words[3], base: words[4], allocation_bytes: words[5], offset: words[6],
+            ipc_handle, extra: [words[7], words[8]],
+        };
+        let slot = slot();
+        slot.post(NONCE, &message);
+        prop_assert_eq!(slot.read(NONCE), Ok(message));
+        prop_assert_eq!(slot.length(), words[2]);
+        prop_assert_eq!(slot.nonce(), Some(NONCE));
+        prop_assert_eq!(slot.read(NONCE ^ 0x100), Err(Refused::Stale));
+    }
+
+    #[test]
+    fn arbitrary_bytes_in_a_slot_do_no_harm(words in any::<[u64; 32]>(), nonce in any::<u64>()) {
+        // SAFETY: a Slot is 256 bytes of atomics: any bits are valid.
+        let slot: Box<Slot> = Box::new(unsafe { std::mem::transmute::<[u64; 32], Slot>(words) });
+        for nonce in [nonce, words[0] & !0xff] {
+            let _ = slot.read(nonce);
+            let ring = slot.ring(nonce);
+            let _ = (ring.in_flight(), ring.front(), ring.peek(usize::MAX), ring.pop());
+            let _ = ring.push(Entry { piece: 1, bytes: 2 });
+            let _ = (slot.claim(nonce), slot.want_host(nonce), slot.retire(nonce), slot.fail(nonce, 1));
+        }
+    }
+}

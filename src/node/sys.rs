@@ -1,0 +1,254 @@
+//! The few system calls of this part, each with its error as `io::Error`.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// Descriptor numbers below this stay the program's.
+pub const FD_MINIMUM: RawFd = 500;
+
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// What identifies an open file, whatever happens to its descriptor number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    /// True if this is the file with these numbers.
+    pub fn is(&self, device: u64, inode: u64) -> bool {
+        self.device == device && self.inode == inode
+    }
+}
+
+/// `fstat` of a descriptor, reduced to what is used here.
+#[derive(Debug, Clone, Copy)]
+pub struct FileStat {
+    /// Device and inode.
+    pub identity: FileIdentity,
+    /// Size in bytes.
+    pub size: u64,
+    /// Owner.
+    pub uid: u32,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Names that the file has.
+    pub links: u64,
+}
+
+/// `fstat` by number: for descriptors that the program may have closed behind our back.
+pub fn file_stat(fd: RawFd) -> io::Result<FileStat> {
+    // SAFETY: all-zero is a valid libc::stat (plain integers).
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is writable and of the type that fstat fills; a bad number is an error, not UB.
+    checked(unsafe { libc::fstat(fd, &raw mut stat) })?;
+    Ok(FileStat {
+        identity: FileIdentity {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        },
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        uid: stat.st_uid,
+        mode: stat.st_mode,
+        links: stat.st_nlink as u64,
+    })
+}
+
+/// A descriptor that the program may close and reuse the number of ("close everything above 2" loops): checked by
+/// inode before each use, so that no call of ours ever hits a file of the program's.
+#[derive(Debug)]
+pub struct GuardedFd {
+    number: RawFd,
+    identity: FileIdentity,
+}
+
+impl GuardedFd {
+    /// Takes `fd` over, moved to a number of at least `minimum` if there is one free.
+    pub fn new(fd: OwnedFd, minimum: RawFd) -> io::Result<Self> {
+        let identity = file_stat(fd.as_raw_fd())?.identity;
+        // SAFETY: F_DUPFD_CLOEXEC on a descriptor that we own.
+        let high = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, minimum) };
+        let number = if high >= 0 {
+            high
+        } else {
+            std::os::fd::IntoRawFd::into_raw_fd(fd)
+        };
+        Ok(Self { number, identity })
+    }
+
+    /// Its number, as others see it in `/proc/<pid>/fd`.
+    pub fn number(&self) -> RawFd {
+        self.number
+    }
+
+    /// The descriptor, if the number still stands for our file.
+    pub fn get(&self) -> io::Result<BorrowedFd<'_>> {
+        if file_stat(self.number)?.identity != self.identity {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        }
+        // SAFETY: the number was just seen to stand for our open file, which only Drop closes.
+        Ok(unsafe { BorrowedFd::borrow_raw(self.number) })
+    }
+
+    /// Device and inode of the file.
+    pub fn identity(&self) -> FileIdentity {
+        self.identity
+    }
+}
+
+impl Drop for GuardedFd {
+    fn drop(&mut self) {
+        if self.get().is_ok() {
+            // SAFETY: the number stands for our own file, and nothing borrows it any more.
+            unsafe { libc::close(self.number) };
+        }
+    }
+}
+
+/// A sealable, close-on-exec memfd.
+pub fn memfd(name: &CStr) -> io::Result<OwnedFd> {
+    // From Linux 6.3 on: not executable; older kernels refuse the flag.
+    const MFD_NOEXEC_SEAL: libc::c_uint = 0x8;
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: `name` is a C string; the call has no other precondition.
+    let mut fd = unsafe { libc::memfd_create(name.as_ptr(), flags | MFD_NOEXEC_SEAL) };
+    if fd < 0 {
+        // SAFETY: as above.
+        fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+    }
+    let fd = checked(fd)?;
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Allocates `length` bytes from `offset` on, so that touching them cannot raise SIGBUS. Sizes in bytes.
+pub fn allocate(fd: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<()> {
+    let too_large = |_| io::Error::from_raw_os_error(libc::EFBIG);
+    let offset = libc::off_t::try_from(offset).map_err(too_large)?;
+    let length = libc::off_t::try_from(length).map_err(too_large)?;
+    for _ in 0..16 {
+        // SAFETY: plain system call on an open descriptor; it returns the error number.
+        match unsafe { libc::posix_fallocate(fd.as_raw_fd(), offset, length) } {
+            0 => return Ok(()),
+            libc::EINTR => {}
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EINTR))
+}
+
+/// Forbids the file to shrink, to grow, and to be sealed otherwise.
+pub fn seal_size(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: F_ADD_SEALS with integer flags on an open descriptor.
+    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(drop)
+}
+
+/// True if the file can never shrink below what a mapping of it covers.
+pub fn is_shrink_sealed(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: F_GET_SEALS on an open descriptor; files without seals give an error.
+    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
+/// `flock`, never blocking. True if the lock was had, false if others hold it.
+pub fn try_lock(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
+    let kind = if exclusive {
+        libc::LOCK_EX
+    } else {
+        libc::LOCK_SH
+    };
+    // SAFETY: flock on an open descriptor.
+    match checked(unsafe { libc::flock(fd.as_raw_fd(), kind | libc::LOCK_NB) }) {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives the `flock` back.
+pub fn unlock(fd: BorrowedFd<'_>) {
+    // SAFETY: flock on an open descriptor; giving back what is not held is no error.
+    unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_UN) };
+}
+
+/// Pid of the process at the other end of a Unix socket, as it was when the socket was made.
+pub fn socket_peer(fd: RawFd) -> Option<u32> {
+    // SAFETY: all-zero is a valid ucred (plain integers).
+    let mut peer: libc::ucred = unsafe { std::mem::zeroed() };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    // SAFETY: the buffer and its length belong together; a number that is no socket gives an error.
+    let result = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0)
+        .then(|| u32::try_from(peer.pid).ok())
+        .flatten()
+        .filter(|&pid| pid > 0)
+}
+
+/// Effective user id.
+pub fn user() -> u32 {
+    // SAFETY: geteuid has no preconditions.
+    unsafe { libc::geteuid() }
+}
+
+/// 64 random bits from the kernel; before its pool is ready, bits from the clock and the pid.
+pub fn random_u64() -> u64 {
+    let mut value = 0_u64;
+    // SAFETY: the buffer is 8 writable bytes.
+    let got = unsafe {
+        libc::getrandom(
+            (&raw mut value).cast(),
+            size_of::<u64>(),
+            libc::GRND_NONBLOCK,
+        )
+    };
+    if got == 8 {
+        return value;
+    }
+    let clock = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    clock.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40)
+}
+
+/// Sleeps while `*word == seen`, at most `timeout`. The word may lie in memory shared between processes.
+pub fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
+    let timeout = libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+    };
+    // SAFETY: the word outlives the call; a wake-up, a timeout and a changed value all just return.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            seen,
+            &raw const timeout,
+        )
+    };
+}
+
+/// Wakes everyone who sleeps on the word, in any process.
+pub fn futex_wake_all(word: &AtomicU32) {
+    // SAFETY: the word is mapped; waking changes no memory.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}

@@ -1,0 +1,468 @@
+//! A rank's segment in shared memory, as its owner and its peers see it.
+//!
+//! ```text
+//! header (one page) | cells for eager payloads | chunks for staging | slots
+//! ```
+//!
+//! Nothing in it is believed: indices are checked against the layout that was verified when the segment was mapped,
+//! and all words are atomics.
+
+use super::map::Mapping;
+use super::ring::Entry;
+use super::slot::{Slot, SLOT_BYTES};
+use super::{sys, PROTOCOL_VERSION};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Size of the header, bytes.
+pub const HEADER_BYTES: u64 = 4096;
+/// Slots that one rank can have.
+pub const SLOTS_MAX: u32 = 1 << 20;
+/// Counters in a header.
+pub const COUNTERS: usize = 128;
+/// First bytes of a segment.
+const MAGIC: u64 = u64::from_le_bytes(*b"anabsegm");
+const PAGE: u64 = 4096;
+/// No segment is larger: bounds what a corrupt header can make us compute with.
+const SEGMENT_BYTES_MAX: u64 = 1 << 40;
+
+/// The header as it lies in shared memory. Groups of words with different writers have cache lines of their own.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Header {
+    magic: AtomicU64,
+    version: AtomicU32,
+    world_rank: AtomicU32,
+    job: AtomicU64,
+    start: AtomicU64,
+    pid: AtomicU32,
+    slots: AtomicU32,
+    chunk_bytes: AtomicU32,
+    chunks: AtomicU32,
+    cell_bytes: AtomicU32,
+    cells: AtomicU32,
+    reserved: AtomicU64,
+    flags: Flags,
+    announced: Announced,
+    doorbell: Doorbell,
+    counters: Counters,
+}
+
+/// Words that the owner writes.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Flags {
+    device_user: AtomicU32,
+    ready: AtomicU32,
+    finalizing: AtomicU32,
+    published: AtomicU32,
+    slots_ready: AtomicU32,
+    cells_ready: AtomicU32,
+    chunks_ready: AtomicU32,
+}
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Announced(AtomicU64);
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Doorbell {
+    rings: AtomicU32,
+    asleep: AtomicU32,
+}
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Counters([AtomicU64; COUNTERS]);
+
+const _: () = assert!(size_of::<Header>() as u64 <= HEADER_BYTES);
+
+/// Whose segment it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// Hash of the job.
+    pub job: u64,
+    /// Rank in MPI_COMM_WORLD.
+    pub world_rank: u32,
+    /// Pid.
+    pub pid: u32,
+    /// Start time of the process, clock ticks since boot.
+    pub start: u64,
+}
+
+/// Sizes of a segment's regions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Slots, at most [`SLOTS_MAX`].
+    pub slots: u32,
+    /// Size of a staging chunk, bytes.
+    pub chunk_bytes: u32,
+    /// Staging chunks.
+    pub chunks: u32,
+    /// Size of a cell for an eager payload, bytes.
+    pub cell_bytes: u32,
+    /// Cells.
+    pub cells: u32,
+}
+
+impl Layout {
+    /// Where the cells start, bytes.
+    pub fn cells_offset(&self) -> u64 {
+        HEADER_BYTES
+    }
+
+    /// Where the chunks start, bytes.
+    pub fn chunks_offset(&self) -> u64 {
+        let cells = u64::from(self.cells) * u64::from(self.cell_bytes);
+        self.cells_offset() + cells.next_multiple_of(PAGE)
+    }
+
+    /// Where the slots start, bytes.
+    pub fn slots_offset(&self) -> u64 {
+        let chunks = u64::from(self.chunks).saturating_mul(u64::from(self.chunk_bytes));
+        self.chunks_offset()
+            .saturating_add(chunks.min(SEGMENT_BYTES_MAX).next_multiple_of(PAGE))
+    }
+
+    /// Size of the segment, bytes.
+    pub fn bytes(&self) -> u64 {
+        let slots = u64::from(self.slots) * SLOT_BYTES as u64;
+        self.slots_offset()
+            .saturating_add(slots.next_multiple_of(PAGE))
+    }
+
+    /// True if the sizes are ones that an owner may choose.
+    pub fn is_sane(&self) -> bool {
+        let cells = u64::from(self.cells) * u64::from(self.cell_bytes);
+        (1..=SLOTS_MAX).contains(&self.slots)
+            && self.chunks < FIRST_CELL
+            && self.cells < FIRST_CELL
+            && self.chunk_bytes % 64 == 0
+            && self.cell_bytes % 64 == 0
+            && cells <= SEGMENT_BYTES_MAX
+            && self.bytes() <= SEGMENT_BYTES_MAX
+    }
+}
+
+/// Pieces from this number on are cells; below, chunks.
+pub const FIRST_CELL: u32 = 1 << 31;
+
+/// Why a segment is not believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadSegment {
+    /// It does not start like one.
+    #[error("not a segment")]
+    Magic,
+    /// Of a library that speaks another protocol.
+    #[error("protocol version {0} is not {PROTOCOL_VERSION}")]
+    Version(u32),
+    /// Another job's, rank's or process's.
+    #[error("it belongs to another process")]
+    Owner,
+    /// The layout does not fit the size of the file.
+    #[error("its layout does not fit its size")]
+    Layout,
+}
+
+/// A mapped and verified segment.
+#[derive(Debug)]
+pub struct View {
+    map: Mapping,
+    layout: Layout,
+    owner: Owner,
+    /// How many slots and pieces were seen to be backed by memory: grows, process-local.
+    slots_seen: AtomicU32,
+    chunks_seen: AtomicU32,
+    cells_seen: AtomicU32,
+}
+
+impl View {
+    /// Owner: writes the header of a fresh (zero) segment.
+    pub(super) fn create(map: Mapping, layout: Layout, owner: Owner) -> Option<Self> {
+        debug_assert!(layout.is_sane());
+        // SAFETY: Header is made of atomics.
+        let header = unsafe { map.object::<Header>(0) }?;
+        let relaxed = Ordering::Relaxed;
+        header.version.store(u32::from(PROTOCOL_VERSION), relaxed);
+        header.world_rank.store(owner.world_rank, relaxed);
+        header.job.store(owner.job, relaxed);
+        header.start.store(owner.start, relaxed);
+        header.pid.store(owner.pid, relaxed);
+        header.slots.store(layout.slots, relaxed);
+        header.chunk_bytes.store(layout.chunk_bytes, relaxed);
+        header.chunks.store(layout.chunks, relaxed);
+        header.cell_bytes.store(layout.cell_bytes, relaxed);
+        header.cells.store(layout.cells, relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Self::open(map, owner).ok()
+    }
+
+    /// Checks a mapped segment: it must be `owner`'s, and its layout must fit the mapping exactly.
+    pub(super) fn open(map: Mapping, owner: Owner) -> Result<Self, BadSegment> {
+        // SAFETY: Header is made of atomics.
+        let header = unsafe { map.object::<Header>(0) }.ok_or(BadSegment::Layout)?;
+        if header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(BadSegment::Magic);
+        }
+        let relaxed = Ordering::Relaxed;
+        let version = header.version.load(relaxed);
+        if version != u32::from(PROTOCOL_VERSION) {
+            return Err(BadSegment::Version(version));
+        }
+        let found = Owner {
+            job: header.job.load(relaxed),
+            world_rank: header.world_rank.load(relaxed),
+            pid: header.pid.load(relaxed),
+            start: header.start.load(relaxed),
+        };
+        if found != owner {
+            return Err(BadSegment::Owner);
+        }
+        // Read once: what others write there later changes nothing here.
+        let layout = Layout {
+            slots: header.slots.load(relaxed),
+            chunk_bytes: header.chunk_bytes.load(relaxed),
+            chunks: header.chunks.load(relaxed),
+            cell_bytes: header.cell_bytes.load(relaxed),
+            cells: header.cells.load(relaxed),
+        };
+        if !layout.is_sane() || layout.bytes() != map.bytes() as u64 {
+            return Err(BadSegment::Layout);
+        }
+        Ok(Self {
+            map,
+            layout,
+            owner,
+            slots_seen: AtomicU32::new(0),
+            chunks_seen: AtomicU32::new(0),
+            cells_seen: AtomicU32::new(0),
+        })
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: Header is made of atomics; `open` saw it lie within the mapping, at its page-aligned start.
+        unsafe {
+            self.map
+                .range(0, size_of::<Header>())
+                .unwrap_unchecked()
+                .cast()
+                .as_ref()
+        }
+    }
+
+    /// Whose segment this is.
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// World rank of the owner.
+    pub fn world_rank(&self) -> u32 {
+        self.owner.world_rank
+    }
+
+    /// Pid of the owner.
+    pub fn pid(&self) -> u32 {
+        self.owner.pid
+    }
+
+    /// Sizes of its regions.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The owner has used device memory.
+    pub fn device_user(&self) -> bool {
+        self.header().flags.device_user.load(Ordering::Acquire) != 0
+    }
+
+    /// The owner's helper runs: descriptors may be sent to it.
+    pub fn ready(&self) -> bool {
+        self.header().flags.ready.load(Ordering::Acquire) != 0
+    }
+
+    /// The owner is in Finalize (or past it): it receives nothing more.
+    pub fn finalizing(&self) -> bool {
+        self.header().flags.finalizing.load(Ordering::Acquire) != 0
+    }
+
+    /// The owner's counters are final.
+    pub fn published(&self) -> bool {
+        self.header().flags.published.load(Ordering::Acquire) != 0
+    }
+
+    pub(super) fn set_device_user(&self) {
+        self.header().flags.device_user.store(1, Ordering::Release);
+    }
+
+    pub(super) fn set_ready(&self, ready: bool) {
+        self.header()
+            .flags
+            .ready
+            .store(u32::from(ready), Ordering::Release);
+    }
+
+    pub(super) fn set_finalizing(&self) {
+        self.header().flags.finalizing.store(1, Ordering::Release);
+    }
+
+    pub(super) fn set_published(&self) {
+        self.header().flags.published.store(1, Ordering::Release);
+    }
+
+    /// Descriptors that were sent to the owner, ever.
+    pub fn announced(&self) -> u64 {
+        self.header().announced.0.load(Ordering::Acquire)
+    }
+
+    /// Sender: counts a descriptor that is about to be sent to the owner.
+    pub fn announce(&self) {
+        self.header().announced.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The owner's counters.
+    pub fn counters(&self) -> &[AtomicU64; COUNTERS] {
+        &self.header().counters.0
+    }
+
+    /// Tells the owner's sleepers that there is something to look at. A system call only if someone sleeps.
+    pub fn ring_doorbell(&self) {
+        let doorbell = &self.header().doorbell;
+        // Both sequentially consistent: either the sleeper sees the new value, or we see the sleeper.
+        doorbell.rings.fetch_add(1, Ordering::SeqCst);
+        if doorbell.asleep.load(Ordering::SeqCst) != 0 {
+            sys::futex_wake_all(&doorbell.rings);
+        }
+    }
+
+    /// How often the doorbell rang; read it before looking for work, then pass it to `Segment::wait_doorbell`.
+    pub fn doorbell(&self) -> u32 {
+        self.header().doorbell.rings.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn wait_doorbell(&self, seen: u32, timeout: std::time::Duration) -> u32 {
+        let doorbell = &self.header().doorbell;
+        if self.doorbell() == seen {
+            doorbell.asleep.fetch_add(1, Ordering::SeqCst);
+            sys::futex_wait(&doorbell.rings, seen, timeout);
+            doorbell.asleep.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.doorbell()
+    }
+
+    /// Slot `index`, if the owner has it in use or had it.
+    pub fn slot(&self, index: u32) -> Option<&Slot> {
+        let flags = &self.header().flags;
+        let offset = self.layout.slots_offset();
+        let region = (offset, SLOT_BYTES as u32, self.layout.slots);
+        self.backed(index, region, &flags.slots_ready, &self.slots_seen)?;
+        let offset = usize::try_from(offset).ok()? + index as usize * SLOT_BYTES;
+        // SAFETY: Slot is made of atomics.
+        unsafe { self.map.object(offset) }
+    }
+
+    /// Address and size of a piece of the owner's staging: a chunk, or a cell from [`FIRST_CELL`] on.
+    pub fn piece(&self, piece: u32) -> Option<(NonNull<u8>, u32)> {
+        let flags = &self.header().flags;
+        let layout = &self.layout;
+        let (index, region, ready, seen) = if let Some(index) = piece.checked_sub(FIRST_CELL) {
+            let region = (layout.cells_offset(), layout.cell_bytes, layout.cells);
+            (index, region, &flags.cells_ready, &self.cells_seen)
+        } else {
+            let region = (layout.chunks_offset(), layout.chunk_bytes, layout.chunks);
+            (piece, region, &flags.chunks_ready, &self.chunks_seen)
+        };
+        self.backed(index, region, ready, seen)?;
+        let offset = region.0 + u64::from(index) * u64::from(region.1);
+        let address = self
+            .map
+            .range(usize::try_from(offset).ok()?, region.1 as usize)?;
+        Some((address, region.1))
+    }
+
+    /// The bytes that a ring entry stands for, if it makes sense.
+    pub fn piece_of(&self, entry: Entry) -> Option<(NonNull<u8>, usize)> {
+        let (address, bytes) = self.piece(entry.piece)?;
+        (entry.bytes <= bytes).then_some((address, entry.bytes as usize))
+    }
+
+    /// The part of the staging region (cells and chunks, one range) that is backed by memory; `None` before the
+    /// owner's first use of it. What a process registers with CUDA.
+    pub fn staging(&self) -> Option<(NonNull<u8>, usize)> {
+        let chunks = self
+            .header()
+            .flags
+            .chunks_ready
+            .load(Ordering::Acquire)
+            .min(self.layout.chunks);
+        let end = match chunks.checked_sub(1) {
+            Some(last) => {
+                self.piece(last)?;
+                self.layout.chunks_offset() + u64::from(chunks) * u64::from(self.layout.chunk_bytes)
+            }
+            None => {
+                let cells = self
+                    .header()
+                    .flags
+                    .cells_ready
+                    .load(Ordering::Acquire)
+                    .min(self.layout.cells);
+                self.piece(FIRST_CELL + cells.checked_sub(1)?)?;
+                self.layout.cells_offset() + u64::from(cells) * u64::from(self.layout.cell_bytes)
+            }
+        };
+        let start = usize::try_from(self.layout.cells_offset()).ok()?;
+        let bytes = usize::try_from(end).ok()? - start;
+        Some((self.map.range(start, bytes)?, bytes))
+    }
+
+    /// `Some` if element `index` of a region (offset, element size, elements) is backed by memory. What the owner
+    /// says (`ready`) is bounded by the layout, and the pages are had present before they are first touched.
+    fn backed(
+        &self,
+        index: u32,
+        region: (u64, u32, u32),
+        ready: &AtomicU32,
+        seen: &AtomicU32,
+    ) -> Option<()> {
+        let known = seen.load(Ordering::Acquire);
+        if index < known {
+            return Some(());
+        }
+        let ready = ready.load(Ordering::Acquire).min(region.2);
+        if index >= ready {
+            return None;
+        }
+        let start = usize::try_from(region.0 + u64::from(known) * u64::from(region.1)).ok()?;
+        let bytes = (ready - known) as usize * region.1 as usize;
+        if !self.map.populate(start, bytes) {
+            return None;
+        }
+        seen.fetch_max(ready, Ordering::AcqRel);
+        Some(())
+    }
+
+    /// Owner: memory is there for so many slots.
+    pub(super) fn set_slots_ready(&self, slots: u32) {
+        self.header()
+            .flags
+            .slots_ready
+            .store(slots, Ordering::Release);
+    }
+
+    /// Owner: memory is there for so many cells and chunks.
+    pub(super) fn set_staging_ready(&self, cells: u32, chunks: u32) {
+        self.header()
+            .flags
+            .cells_ready
+            .store(cells, Ordering::Release);
+        self.header()
+            .flags
+            .chunks_ready
+            .store(chunks, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

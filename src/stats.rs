@@ -1,0 +1,345 @@
+//! What happened to the messages of this rank: counters, the reasons why messages were not taken,
+//! and the summary at MPI_Finalize.
+//!
+//! To add a counter or a reason, add one row to its table below.
+
+mod summary;
+
+pub use summary::{RankSnapshot, Summary};
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a counter counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Messages, or other events.
+    Count,
+    /// Bytes.
+    Bytes,
+}
+
+macro_rules! counters {
+    ($( $variant:ident $name:literal $unit:ident $doc:literal; )*) => {
+        /// A counter of this rank.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Counter { $( #[doc = $doc] $variant ),* }
+
+        const COUNTER_NAMES: &[&CStr] = &[$( c_name(concat!($name, "\0")) ),*];
+
+        impl Counter {
+            /// All counters, in the order of the table.
+            pub const ALL: &'static [Counter] = &[$( Counter::$variant ),*];
+            /// Name in JSON and in the C interface.
+            pub fn name(self) -> &'static str {
+                match self { $( Counter::$variant => $name ),* }
+            }
+            /// What it counts.
+            pub fn unit(self) -> Unit {
+                match self { $( Counter::$variant => Unit::$unit ),* }
+            }
+            /// One line of explanation.
+            pub fn doc(self) -> &'static str {
+                match self { $( Counter::$variant => $doc ),* }
+            }
+        }
+    };
+}
+
+counters! {
+    SendsDevice          "sends_device"            Count "sends from device buffers seen, however they went";
+    SendsDeviceBytes     "sends_device_bytes"      Bytes "their payload";
+    SendsDescriptor      "sends_descriptor"        Count "sends that went as a descriptor";
+    SendsDescriptorBytes "sends_descriptor_bytes"  Bytes "their payload";
+    SendsValue           "sends_value"             Count "sends from device buffers that went by value, copied to host memory first";
+    SendsValueBytes      "sends_value_bytes"       Bytes "their payload";
+    SendsNative          "sends_native"            Count "sends from device buffers handed to the MPI library as they are";
+    SendsNativeBytes     "sends_native_bytes"      Bytes "their payload";
+    DirectReceives       "receives_direct"         Count "messages fetched straight from the sender's device memory";
+    DirectBytes          "receives_direct_bytes"   Bytes "their payload";
+    SelfReceives         "receives_self"           Count "messages of a rank to itself copied in place";
+    SelfBytes            "receives_self_bytes"     Bytes "their payload";
+    HostRingReceives     "receives_host_ring"      Count "messages that came through a ring in host memory";
+    HostRingBytes        "receives_host_ring_bytes" Bytes "their payload";
+    EagerReceives        "receives_eager"          Count "messages taken from the host memory into which the sender had copied them";
+    EagerBytes           "receives_eager_bytes"    Bytes "their payload";
+    ValueReceives        "receives_value"          Count "messages that came by value and were copied up to a device buffer";
+    ValueBytes           "receives_value_bytes"    Bytes "their payload";
+    NativeReceives       "receives_native"         Count "receives into device buffers handed to the MPI library as they are";
+    HostFetched          "receives_host_fetched"   Count "descriptors that met a receive into host memory (counted in their path as well)";
+    HostFetchedBytes     "receives_host_fetched_bytes" Bytes "their payload";
+    ProbesDescriptor     "probes_descriptor"       Count "descriptors seen by a probe, reported with the size of their message";
+    Truncated            "truncated"               Count "messages longer than their receive";
+    Cancelled            "cancelled"               Count "requests of the engine that were cancelled";
+    Errors               "errors"                  Count "messages that ended in an MPI error raised by the engine";
+    Retries              "retries"                 Count "transfers begun again over a simpler path";
+    DeadPeers            "dead_peers"              Count "transfers given up because the peer had died";
+    BadDescriptors       "bad_descriptors"         Count "messages that looked like a descriptor and were none";
+    Panics               "panics"                  Count "panics caught at an exported function";
+    MappingsOpened       "mappings_opened"         Count "allocations of other ranks mapped";
+    MappingsClosed       "mappings_closed"         Count "allocations of other ranks unmapped, evicted ones included";
+    MappingsEvicted      "mappings_evicted"        Count "allocations of other ranks unmapped to stay within ANABRANCH_MAPPINGS";
+    HelperWakeups        "helper_wakeups"          Count "times the helper thread was woken";
+    HelperServed         "helper_served"           Count "messages served by the helper thread";
+    FinalizeUnmatched    "finalize_unmatched"      Count "messages sent by descriptor that no receive had matched at MPI_Finalize";
+}
+
+macro_rules! reasons {
+    ($( $variant:ident $name:literal $text:literal; )*) => {
+        /// Why a message from a device buffer did not go by descriptor, or did not take the
+        /// engine's path at its receiver.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Reason { $( #[doc = $text] $variant ),* }
+
+        const REASON_NAMES: &[[&CStr; 2]] =
+            &[$( [c_name(concat!("fallback_", $name, "\0")), c_name(concat!("fallback_", $name, "_bytes\0"))] ),*];
+
+        impl Reason {
+            /// All reasons, in the order of the table.
+            pub const ALL: &'static [Reason] = &[$( Reason::$variant ),*];
+            /// Name in JSON and in the C interface.
+            pub fn name(self) -> &'static str {
+                match self { $( Reason::$variant => $name ),* }
+            }
+            /// The reason as a user reads it.
+            pub fn text(self) -> &'static str {
+                match self { $( Reason::$variant => $text ),* }
+            }
+        }
+    };
+}
+
+reasons! {
+    TooSmall        "too_small"        "smaller than ANABRANCH_THRESHOLD";
+    NotOnNode       "not_on_node"      "the peer is on another node";
+    NotRegistered   "not_registered"   "the peer runs without the library, or another version of it";
+    NotReady        "not_ready"        "the peer had not used a device yet, so its helper was not running";
+    HelperOff       "helper_off"       "the helper is switched off here or at the peer";
+    UnknownComm     "unknown_comm"     "a communicator that the library did not see being made";
+    NoSlot          "no_slot"          "no slot was free (ANABRANCH_SLOTS, or shared memory is full)";
+    NotExportable   "not_exportable"   "device memory that cannot be shared between processes";
+    MappingFailed   "mapping_failed"   "the peer could not map the memory";
+    NonContiguous   "non_contiguous"   "a non-contiguous datatype";
+    Buffered        "buffered"         "a buffered send";
+    Persistent      "persistent"       "a persistent or partitioned send";
+    Replace         "replace"          "a send and receive in one buffer";
+    Intercomm       "intercomm"        "an intercommunicator";
+    NoContext       "no_context"       "no CUDA context for the memory";
+    Capturing       "capturing"        "the device memory cannot be reached while a stream is captured";
+    DriverError     "driver_error"     "the CUDA driver reported an error";
+    OutOfMemory     "out_of_memory"    "no memory for landing or staging";
+    Shutdown        "shutdown"         "MPI_Finalize had begun";
+    Off             "off"              "switched off";
+}
+
+/// Number of 64-bit words in a snapshot: the counters, then messages and bytes of each reason.
+pub const WORDS: usize = Counter::ALL.len() + 2 * Reason::ALL.len();
+
+// The header of a shared segment has room for 128 words.
+const _: () = assert!(WORDS <= 128);
+
+static VALUES: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+
+const fn message_word(reason: Reason) -> usize {
+    Counter::ALL.len() + 2 * reason as usize
+}
+
+/// Adds to a counter of this process.
+#[inline]
+pub fn add(counter: Counter, n: u64) {
+    VALUES[counter as usize].fetch_add(n, Ordering::Relaxed);
+}
+
+/// Counts one message of `bytes` as not taken.
+#[inline]
+pub fn fallback(reason: Reason, bytes: u64) {
+    VALUES[message_word(reason)].fetch_add(1, Ordering::Relaxed);
+    VALUES[message_word(reason) + 1].fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// The present value of a counter of this process.
+pub fn get(counter: Counter) -> u64 {
+    VALUES[counter as usize].load(Ordering::Relaxed)
+}
+
+/// The present values of this process. Each is exact; they are not read at one instant.
+pub fn snapshot() -> Snapshot {
+    Snapshot(std::array::from_fn(|word| {
+        VALUES[word].load(Ordering::Relaxed)
+    }))
+}
+
+/// Copies the present values to shared memory, for the rank that writes the summary. Words
+/// beyond the end of `target` are left out.
+pub fn publish(target: &[AtomicU64]) {
+    for (value, word) in snapshot().0.iter().zip(target) {
+        word.store(*value, Ordering::Relaxed);
+    }
+}
+
+/// Forgets everything: for the child of a fork, and for tests.
+pub fn reset() {
+    for value in &VALUES {
+        value.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The value of a counter by its name: a name of the counter table, or `fallback_<reason>` and
+/// `fallback_<reason>_bytes`. `None` for any other name. This is `anabranch_counter` of the C
+/// interface.
+pub fn counter_by_name(name: &str) -> Option<u64> {
+    word_by_name(name).map(|word| VALUES[word].load(Ordering::Relaxed))
+}
+
+/// The name of counter `index`, counting as [`counter_by_name`] knows them; `None` past the end.
+/// This is `anabranch_counter_name` of the C interface.
+pub fn name_by_index(index: usize) -> Option<&'static CStr> {
+    if let Some(name) = COUNTER_NAMES.get(index) {
+        return Some(name);
+    }
+    let index = index - COUNTER_NAMES.len();
+    REASON_NAMES.get(index / 2).map(|names| names[index % 2])
+}
+
+/// The version of the library. This is `anabranch_version` of the C interface.
+pub fn version() -> &'static CStr {
+    c_name(concat!(env!("CARGO_PKG_VERSION"), "\0"))
+}
+
+const fn c_name(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a name holds no NUL but its last byte"),
+    }
+}
+
+fn word_by_name(name: &str) -> Option<usize> {
+    (0..WORDS)
+        .find(|word| name_by_index(*word).is_some_and(|known| known.to_bytes() == name.as_bytes()))
+}
+
+/// The values of one rank at one time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot([u64; WORDS]);
+
+impl Default for Snapshot {
+    fn default() -> Self {
+        Snapshot([0; WORDS])
+    }
+}
+
+impl Snapshot {
+    /// Reads what [`publish`] wrote; words missing from `source` are zero.
+    pub fn load(source: &[AtomicU64]) -> Snapshot {
+        let words: Vec<u64> = source
+            .iter()
+            .map(|word| word.load(Ordering::Relaxed))
+            .collect();
+        Snapshot::from_words(&words)
+    }
+
+    /// The values that [`Snapshot::words`] gave; missing ones are zero.
+    pub fn from_words(words: &[u64]) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        for (value, word) in snapshot.0.iter_mut().zip(words) {
+            *value = *word;
+        }
+        snapshot
+    }
+
+    /// The values in the order of the tables, for shared memory.
+    pub fn words(&self) -> [u64; WORDS] {
+        self.0
+    }
+
+    /// The value of a counter.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize]
+    }
+
+    /// Messages and bytes that were not taken for a reason.
+    pub fn fallback(&self, reason: Reason) -> (u64, u64) {
+        (
+            self.0[message_word(reason)],
+            self.0[message_word(reason) + 1],
+        )
+    }
+
+    /// Adds another rank's values to these.
+    pub fn merge(&mut self, other: &Snapshot) {
+        for (sum, value) in self.0.iter_mut().zip(&other.0) {
+            *sum = sum.wrapping_add(*value);
+        }
+    }
+}
+
+/// Serialises the tests that use the counters of the process.
+#[cfg(test)]
+pub(crate) static TEST_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        let names: Vec<&str> = (0..)
+            .map_while(name_by_index)
+            .map(|name| name.to_str().expect("ASCII"))
+            .collect();
+        assert_eq!(names.len(), WORDS);
+        assert_eq!(names.iter().collect::<HashSet<_>>().len(), WORDS);
+        for (word, name) in names.iter().enumerate() {
+            assert_eq!(word_by_name(name), Some(word));
+        }
+        assert_eq!(counter_by_name("no_such"), None);
+    }
+
+    #[test]
+    fn bytes_are_named_bytes() {
+        for counter in Counter::ALL {
+            assert_eq!(
+                counter.unit() == Unit::Bytes,
+                counter.name().ends_with("_bytes")
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_added_is_read_published_and_merged() {
+        let _guard = TEST_LOCK
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let before = snapshot();
+        add(Counter::DirectReceives, 2);
+        add(Counter::DirectBytes, 300);
+        fallback(Reason::TooSmall, 17);
+        fallback(Reason::TooSmall, 4);
+        let shared: Vec<AtomicU64> = (0..128).map(|_| AtomicU64::new(0)).collect();
+        publish(&shared);
+        let after = Snapshot::load(&shared);
+        assert_eq!(
+            after.get(Counter::DirectReceives) - before.get(Counter::DirectReceives),
+            2
+        );
+        assert_eq!(
+            after.get(Counter::DirectBytes) - before.get(Counter::DirectBytes),
+            300
+        );
+        let (messages, bytes) = after.fallback(Reason::TooSmall);
+        let (messages_before, bytes_before) = before.fallback(Reason::TooSmall);
+        assert_eq!((messages - messages_before, bytes - bytes_before), (2, 21));
+        assert_eq!(counter_by_name("fallback_too_small_bytes"), Some(bytes));
+        assert_eq!(Snapshot::from_words(&after.words()), after);
+        assert_eq!(Snapshot::from_words(&[]), Snapshot::default());
+        let mut twice = after.clone();
+        twice.merge(&after);
+        assert_eq!(
+            twice.get(Counter::DirectBytes),
+            2 * after.get(Counter::DirectBytes)
+        );
+    }
+}

@@ -1,0 +1,323 @@
+//! The summary of a job's messages: as a table for people, as JSON for programs.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use serde_json::{json, Map, Value};
+
+use super::{Counter, Reason, Snapshot};
+use crate::config::StatsTarget;
+
+/// The paths by which payload arrives, each with its counters of messages and bytes. Their bytes
+/// add up to what the engine delivered.
+const PATHS: &[(&str, Counter, Counter)] = &[
+    ("direct", Counter::DirectReceives, Counter::DirectBytes),
+    ("self", Counter::SelfReceives, Counter::SelfBytes),
+    (
+        "host ring",
+        Counter::HostRingReceives,
+        Counter::HostRingBytes,
+    ),
+    ("eager", Counter::EagerReceives, Counter::EagerBytes),
+    ("by value", Counter::ValueReceives, Counter::ValueBytes),
+];
+
+const SENDS: &[(&str, Counter, Counter)] = &[
+    (
+        "descriptor",
+        Counter::SendsDescriptor,
+        Counter::SendsDescriptorBytes,
+    ),
+    ("by value", Counter::SendsValue, Counter::SendsValueBytes),
+    ("native", Counter::SendsNative, Counter::SendsNativeBytes),
+];
+
+/// Printed as name and value where they are not zero.
+const EVENTS: &[Counter] = &[
+    Counter::NativeReceives,
+    Counter::HostFetched,
+    Counter::ProbesDescriptor,
+    Counter::Truncated,
+    Counter::Cancelled,
+    Counter::Errors,
+    Counter::Retries,
+    Counter::DeadPeers,
+    Counter::BadDescriptors,
+    Counter::Panics,
+    Counter::MappingsOpened,
+    Counter::MappingsEvicted,
+    Counter::HelperWakeups,
+    Counter::HelperServed,
+    Counter::FinalizeUnmatched,
+];
+
+/// The values of one rank.
+#[derive(Clone, Debug)]
+pub struct RankSnapshot {
+    /// Rank in MPI_COMM_WORLD.
+    pub rank: u32,
+    /// Its process.
+    pub pid: u32,
+    /// Its values.
+    pub values: Snapshot,
+}
+
+/// The values of all ranks of a node that were collected.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    ranks: Vec<RankSnapshot>,
+}
+
+impl Summary {
+    /// Adds a rank.
+    pub fn add(&mut self, rank: u32, pid: u32, values: Snapshot) {
+        self.ranks.push(RankSnapshot { rank, pid, values });
+        self.ranks.sort_by_key(|entry| entry.rank);
+    }
+
+    /// The sum over the ranks.
+    pub fn totals(&self) -> Snapshot {
+        let mut totals = Snapshot::default();
+        for entry in &self.ranks {
+            totals.merge(&entry.values);
+        }
+        totals
+    }
+
+    /// Writes the summary where the options want it: nowhere, as text to stderr, or as JSON to a
+    /// file, which is replaced at once so that nobody reads half of it.
+    ///
+    /// # Errors
+    /// What writing the file reports.
+    pub fn write(&self, target: &StatsTarget) -> io::Result<()> {
+        match target {
+            StatsTarget::Off => Ok(()),
+            StatsTarget::Stderr => io::stderr().lock().write_all(self.text().as_bytes()),
+            StatsTarget::File(path) => replace_file(path, &format!("{:#}\n", self.json())),
+        }
+    }
+
+    /// The summary as a table for people; ends in a newline. Only what is not zero is listed.
+    pub fn text(&self) -> String {
+        let totals = self.totals();
+        let mut out = format!(
+            "anabranch {}: {} {}, {} sends from device buffers\n",
+            env!("CARGO_PKG_VERSION"),
+            self.ranks.len(),
+            if self.ranks.len() == 1 {
+                "rank"
+            } else {
+                "ranks"
+            },
+            totals.get(Counter::SendsDevice),
+        );
+        let pair = |(name, messages, bytes): &(&'static str, Counter, Counter)| {
+            (*name, totals.get(*messages), totals.get(*bytes))
+        };
+        let fallback = |reason: &Reason| {
+            let (messages, bytes) = totals.fallback(*reason);
+            (reason.text(), messages, bytes)
+        };
+        let sections: [(&str, Vec<Line>); 3] = [
+            ("sent", SENDS.iter().map(pair).filter(happened).collect()),
+            (
+                "received",
+                PATHS.iter().map(pair).filter(happened).collect(),
+            ),
+            (
+                "not taken because",
+                Reason::ALL.iter().map(fallback).filter(happened).collect(),
+            ),
+        ];
+        let lines = sections.iter().flat_map(|(_, lines)| lines);
+        let width = lines
+            .map(|(name, ..)| name.len())
+            .max()
+            .unwrap_or(0)
+            .max(24);
+        let wide = width + 2;
+        for (title, lines) in sections.iter().filter(|(_, lines)| !lines.is_empty()) {
+            let _ = writeln!(out, "  {title:<wide$} {:>12} {:>18}", "messages", "bytes");
+            for (name, messages, bytes) in lines {
+                let _ = writeln!(out, "    {name:<width$} {messages:>12} {bytes:>18}");
+            }
+        }
+        for counter in EVENTS.iter().filter(|counter| totals.get(**counter) != 0) {
+            let _ = writeln!(
+                out,
+                "  {:<wide$} {:>12}",
+                counter.name(),
+                totals.get(*counter)
+            );
+        }
+        out
+    }
+
+    /// The summary as JSON: `{"version", "ranks": [{"rank", "pid", "counters", "fallbacks"}],
+    /// "totals": {"counters", "fallbacks"}}`, where `counters` maps each name to a number and
+    /// `fallbacks` each reason to `{"messages", "bytes"}`.
+    pub fn json(&self) -> Value {
+        let ranks: Vec<Value> = self
+            .ranks
+            .iter()
+            .map(|entry| {
+                json!({
+                    "rank": entry.rank,
+                    "pid": entry.pid,
+                    "counters": counters(&entry.values),
+                    "fallbacks": fallbacks(&entry.values),
+                })
+            })
+            .collect();
+        let totals = self.totals();
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "ranks": ranks,
+            "totals": { "counters": counters(&totals), "fallbacks": fallbacks(&totals) },
+        })
+    }
+}
+
+/// A name with messages and bytes.
+type Line = (&'static str, u64, u64);
+
+fn happened((_, messages, _): &Line) -> bool {
+    *messages != 0
+}
+
+fn counters(values: &Snapshot) -> Value {
+    Counter::ALL
+        .iter()
+        .map(|counter| (counter.name().to_owned(), Value::from(values.get(*counter))))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+fn fallbacks(values: &Snapshot) -> Value {
+    Reason::ALL
+        .iter()
+        .map(|reason| {
+            let (messages, bytes) = values.fallback(*reason);
+            (
+                reason.name().to_owned(),
+                json!({ "messages": messages, "bytes": bytes }),
+            )
+        })
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+fn replace_file(path: &Path, text: &str) -> io::Result<()> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(format!(".{}", std::process::id()));
+    let draft = Path::new(&draft);
+    std::fs::write(draft, text)
+        // A device such as /dev/stderr, or a folder in which only the file itself is ours.
+        .and_then(|()| {
+            if is_plain(path) {
+                std::fs::rename(draft, path)
+            } else {
+                Err(io::ErrorKind::InvalidInput.into())
+            }
+        })
+        .or_else(|_| {
+            let _ = std::fs::remove_file(draft);
+            std::fs::write(path, text)
+        })
+}
+
+fn is_plain(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).map_or(true, |meta| meta.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{add, fallback, snapshot, TEST_LOCK, WORDS};
+    use super::*;
+
+    fn two_ranks() -> Summary {
+        let _guard = TEST_LOCK
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let before = snapshot();
+        add(Counter::DirectReceives, 1);
+        add(Counter::DirectBytes, 1000);
+        fallback(Reason::NoSlot, 50);
+        let after = snapshot();
+        let words: Vec<u64> = (0..WORDS)
+            .map(|word| after.0[word] - before.0[word])
+            .collect();
+        let values = Snapshot::from_words(&words);
+        let mut summary = Summary::default();
+        summary.add(1, 11, values.clone());
+        summary.add(0, 10, values);
+        summary
+    }
+
+    #[test]
+    fn json_has_ranks_in_order_and_totals() {
+        let json = two_ranks().json();
+        assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(json["ranks"][0]["rank"], 0);
+        assert_eq!(json["ranks"][1]["pid"], 11);
+        assert_eq!(json["ranks"][1]["counters"]["receives_direct_bytes"], 1000);
+        assert_eq!(json["totals"]["counters"]["receives_direct"], 2);
+        assert_eq!(json["totals"]["fallbacks"]["no_slot"]["bytes"], 100);
+        assert_eq!(json["totals"]["fallbacks"]["too_small"]["messages"], 0);
+    }
+
+    #[test]
+    fn text_lists_only_what_happened() {
+        let text = two_ranks().text();
+        assert!(text.starts_with("anabranch "), "{text}");
+        assert!(text.contains("2 ranks"));
+        let line = text
+            .lines()
+            .find(|line| line.trim_start().starts_with("direct"))
+            .expect("a line for the path");
+        assert_eq!(
+            line.split_whitespace().collect::<Vec<_>>(),
+            ["direct", "2", "2000"]
+        );
+        assert!(text.contains("no slot was free"));
+        assert!(
+            !text.contains("host ring") && !text.contains("ANABRANCH_THRESHOLD"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn every_path_and_every_event_is_in_the_table_once() {
+        let mut listed: Vec<usize> = PATHS
+            .iter()
+            .chain(SENDS)
+            .flat_map(|(_, m, b)| [*m as usize, *b as usize])
+            .collect();
+        listed.extend(EVENTS.iter().map(|counter| *counter as usize));
+        let count = listed.len();
+        listed.sort_unstable();
+        listed.dedup();
+        assert_eq!(listed.len(), count);
+    }
+
+    #[test]
+    fn the_file_is_replaced_whole() {
+        let folder = std::env::temp_dir().join(format!("anabranch-stats-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("s.json");
+        std::fs::write(&path, "old").expect("a file");
+        two_ranks()
+            .write(&StatsTarget::File(path.clone()))
+            .expect("written");
+        let text = std::fs::read_to_string(&path).expect("readable");
+        let json: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(json["ranks"].as_array().map(Vec::len), Some(2));
+        assert_eq!(
+            std::fs::read_dir(&folder).expect("a folder").count(),
+            1,
+            "no draft left"
+        );
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
+}

@@ -1,0 +1,216 @@
+//! Wrong input of every kind: a line that says what to do, or a fallback; never a crash or a wrong result.
+
+use crate::support::{job, on, on_every_mpi};
+use anabranch_tests::{built, run_bounded, scratch_folder, Finished};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use xtask::mpi::Mpi;
+
+on_every_mpi!(forged_descriptors);
+
+/// What looks like a descriptor and is none is the user's data.
+fn forged_descriptors(mpi: &Mpi) {
+    for roles in ["D", "DH", "HD"] {
+        let outcome = job(mpi, 2, "forged").roles(roles).passes();
+        assert!(outcome.stats().total("bad_descriptors") > 0, "{outcome}");
+        assert_eq!(outcome.stats().total("panics"), 0, "{outcome}");
+    }
+}
+
+fn anabranch(arguments: &[&str], environment: &[(&str, &str)]) -> Finished {
+    let folder = scratch_folder("command");
+    let mut command = Command::new(&built().command);
+    command
+        .args(arguments)
+        .envs(environment.iter().copied())
+        .env_remove("LD_PRELOAD");
+    let finished = run_bounded(&mut command, &folder, Duration::from_secs(60));
+    let _ = fs::remove_dir_all(folder);
+    finished
+}
+
+/// It failed, and said why in one line that names the culprit.
+#[track_caller]
+fn refused(finished: &Finished, culprit: &str) {
+    assert!(finished.code.is_some_and(|code| code != 0), "{finished:?}");
+    let lines: Vec<&str> = finished
+        .stderr
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    assert_eq!(lines.len(), 1, "{finished:?}");
+    assert!(lines[0].contains(culprit), "{finished:?}");
+    assert_eq!(finished.stdout, "", "{finished:?}");
+}
+
+#[test]
+fn more_ranks_than_simulated_gpus() {
+    on("openmpi", |_| {
+        let finished = anabranch(
+            &[
+                "run",
+                "--sim",
+                "narval",
+                "--mpi",
+                "openmpi",
+                "-np",
+                "5",
+                "--",
+                "/bin/true",
+            ],
+            &[],
+        );
+        refused(&finished, "5");
+        assert!(finished.stderr.contains('4'), "{finished:?}");
+    });
+}
+
+#[test]
+fn topology_files_that_are_wrong() {
+    on("openmpi", |_| {
+        let folder = scratch_folder("topology");
+        let good = fs::read_to_string(
+            xtask::layout::repository_root().join("simcuda/topologies/narval.toml"),
+        )
+        .expect("narval");
+        let cases = [
+            ("negative.toml", negative_figure(&good)),
+            ("missing.toml", missing_figure(&good)),
+            ("cut.toml", good[..good.len() / 2].to_owned() + "\n[["),
+            ("empty.toml", String::new()),
+        ];
+        for (name, text) in cases {
+            let file = folder.join(name).display().to_string();
+            fs::write(&file, text).expect("topology");
+            let finished = anabranch(
+                &[
+                    "run",
+                    "--sim",
+                    &file,
+                    "--mpi",
+                    "openmpi",
+                    "-np",
+                    "2",
+                    "--",
+                    "/bin/true",
+                ],
+                &[],
+            );
+            refused(&finished, name);
+            assert!(!finished.stderr.contains("lacks"), "{finished:?}");
+        }
+        let finished = anabranch(
+            &[
+                "run",
+                "--sim",
+                "atlantis",
+                "--mpi",
+                "openmpi",
+                "-np",
+                "2",
+                "--",
+                "/bin/true",
+            ],
+            &[],
+        );
+        refused(&finished, "atlantis");
+        let _ = fs::remove_dir_all(folder);
+    });
+}
+
+/// The first link's bandwidth, made negative.
+fn negative_figure(text: &str) -> String {
+    let (before, links) = text.split_once("[[link]]").expect("a topology with links");
+    format!(
+        "{before}[[link]]{}",
+        links.replacen("gb_s = ", "gb_s = -", 1)
+    )
+}
+
+/// The first link without its bandwidth.
+fn missing_figure(text: &str) -> String {
+    let (before, links) = text.split_once("[[link]]").expect("a topology with links");
+    format!(
+        "{before}[[link]]{}",
+        links.replacen("gb_s = ", "# gb_s = ", 1)
+    )
+}
+
+#[test]
+fn a_library_that_does_not_exist() {
+    let finished = anabranch(
+        &["exec", "/bin/true"],
+        &[("ANABRANCH_LIBRARY", "/no/such/libanabranch.so")],
+    );
+    refused(&finished, "/no/such/libanabranch.so");
+}
+
+#[test]
+fn a_command_that_does_not_exist() {
+    let finished = anabranch(&["exec", "/no/such/program"], &[]);
+    assert_eq!(finished.code, Some(127), "{finished:?}");
+    refused(&finished, "/no/such/program");
+}
+
+/// Directories of jobs in /dev/shm that no process has mapped.
+fn abandoned() -> BTreeSet<PathBuf> {
+    let names = fs::read_dir("/dev/shm")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let ours = names.filter(|path| {
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("anabranch-"))
+    });
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let maps: Vec<String> = processes
+        .filter_map(|entry| fs::read_to_string(entry.path().join("maps")).ok())
+        .collect();
+    ours.filter(|path| {
+        !maps
+            .iter()
+            .any(|text| text.contains(&path.display().to_string()))
+    })
+    .collect()
+}
+
+/// Ranks that are killed leave at most a page in /dev/shm, and the next job takes it away.
+#[test]
+fn a_dead_job_leaves_nothing_to_the_next() {
+    on("mpich", |mpi| {
+        // Killed in the middle: the case computes for seconds, and the limit is short.
+        let dead = job(mpi, 2, "deadlock")
+            .args(&["reverse_tags", "busy"])
+            .limit_seconds(1)
+            .env("WATCHDOG", "60")
+            .run();
+        assert_eq!(dead.finished.code, None, "{dead}");
+        let left = abandoned();
+        job(mpi, 2, "p2p")
+            .args(&["medium", "pieces"])
+            .passes()
+            .stats()
+            .check_complete();
+        let still: Vec<_> = left
+            .iter()
+            .filter(|path| Path::new(path).exists())
+            .collect();
+        assert!(still.is_empty(), "{still:?}");
+    });
+}
+
+/// A full /dev/shm: smaller rings or native messages, never a SIGBUS.
+#[test]
+fn no_room_in_shared_memory() {
+    on("mpich", |mpi| {
+        let outcome = job(mpi, 2, "p2p")
+            .args(&["medium", "large"])
+            .env("ANABRANCH_STAGING", "16G")
+            .passes();
+        outcome.stats().check_complete();
+    });
+}

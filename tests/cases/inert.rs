@@ -1,0 +1,320 @@
+//! Where the library has nothing to do, it does nothing and says nothing.
+
+use crate::support::{job, on, on_every_mpi};
+use anabranch_tests::{built, run_bounded, scratch_folder, Finished, Stats};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use xtask::mpi::Mpi;
+
+on_every_mpi!(
+    switched_off,
+    without_a_driver,
+    without_a_device_buffer,
+    launcher_preloaded
+);
+
+fn run(command: &mut Command) -> Finished {
+    let folder = scratch_folder("inert");
+    let finished = run_bounded(command, &folder, Duration::from_secs(60));
+    let _ = std::fs::remove_dir_all(folder);
+    finished
+}
+
+fn preloaded(program: &str, arguments: &[&str]) -> Finished {
+    run(Command::new(program)
+        .args(arguments)
+        .env("LD_PRELOAD", &built().library)
+        .env_remove("LD_LIBRARY_PATH"))
+}
+
+#[track_caller]
+fn silent(finished: &Finished, stdout: &str) {
+    assert_eq!(
+        (finished.code, finished.stderr.as_str()),
+        (Some(0), ""),
+        "{finished:?}"
+    );
+    assert_eq!(finished.stdout, stdout);
+}
+
+#[test]
+fn programs_without_mpi() {
+    silent(&preloaded("/bin/true", &[]), "");
+    silent(
+        &preloaded(
+            "/bin/bash",
+            &["-c", "x=$(echo a | cat); echo $x; (exit 3); echo $?"],
+        ),
+        "a\n3\n",
+    );
+    assert_eq!(preloaded("/bin/false", &[]).code, Some(1));
+    let python = preloaded(
+        "/usr/bin/env",
+        &[
+            "python3",
+            "-c",
+            "import os; r = os.fork(); os.waitpid(r, 0) if r else None; print(1)",
+        ],
+    );
+    assert_eq!(python.code, Some(0), "{python:?}");
+    assert_eq!(python.stderr, "");
+}
+
+/// No folder of shared memory, no file: a program without MPI leaves nothing behind.
+#[test]
+fn programs_without_mpi_leave_nothing() {
+    let ours = || -> Vec<String> {
+        let entries = std::fs::read_dir("/dev/shm")
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| name.contains("anabranch"))
+            .collect()
+    };
+    let folder = scratch_folder("nothing");
+    let summary = folder.join("stats.json");
+    let before = ours();
+    let finished = run(Command::new("/bin/true")
+        .env("LD_PRELOAD", &built().library)
+        .env("ANABRANCH_STATS", &summary));
+    silent(&finished, "");
+    assert!(!summary.exists());
+    let new: Vec<_> = ours()
+        .into_iter()
+        .filter(|name| !before.contains(name))
+        .collect();
+    // Tests beside this one run jobs of their own, whose names end with them: what stays is what this one left.
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(
+        new.is_empty()
+            || new
+                .iter()
+                .all(|name| !Path::new("/dev/shm").join(name).exists())
+            || other_jobs_run(),
+        "{new:?}"
+    );
+}
+
+fn other_jobs_run() -> bool {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter(|entry| {
+            std::fs::read_to_string(entry.path().join("maps"))
+                .is_ok_and(|maps| maps.contains("libanabranch.so"))
+        })
+        .count()
+        > 0
+}
+
+/// The launcher itself runs under the preload, as with `LD_PRELOAD=... mpirun ...`.
+fn launcher_preloaded(mpi: &Mpi) {
+    let mut command = Command::new(&mpi.mpirun);
+    command.arg("--version").env("LD_PRELOAD", &built().library);
+    let finished = run(&mut command);
+    assert_eq!(finished.code, Some(0), "{finished:?}");
+    assert_eq!(finished.stderr, "", "{finished:?}");
+    let mut command = Command::new(&mpi.mpirun);
+    command.env("LD_PRELOAD", &built().library);
+    for name in ["OMPI", "PRTE"] {
+        command
+            .env(format!("{name}_ALLOW_RUN_AS_ROOT"), "1")
+            .env(format!("{name}_ALLOW_RUN_AS_ROOT_CONFIRM"), "1");
+    }
+    command.args(["-np", "1", "/bin/echo", "hello"]);
+    let finished = run(&mut command);
+    assert_eq!(
+        (finished.code, finished.stdout.as_str()),
+        (Some(0), "hello\n"),
+        "{finished:?}"
+    );
+}
+
+fn switched_off(mpi: &Mpi) {
+    let outcome = job(mpi, 2, "p2p")
+        .args(&["small", "large"])
+        .roles("H")
+        .env("ANABRANCH", "off")
+        .passes();
+    assert!(
+        outcome.stats.as_ref().is_none_or(Stats::is_idle),
+        "{outcome}"
+    );
+    let device = job(mpi, 2, "p2p")
+        .args(&["large", "pieces"])
+        .env("ANABRANCH", "off")
+        .env("SIMCUDA_HOST_ACCESS", "1")
+        .env("SIMCUDA_CHECK", "0")
+        .env("WITH_PRELOAD", "0")
+        .passes();
+    assert!(device.stats.as_ref().is_none_or(Stats::is_idle), "{device}");
+    assert!(!device.finished.stderr.contains("anabranch"), "{device}");
+}
+
+fn without_a_driver(mpi: &Mpi) {
+    let outcome = job(mpi, 2, "p2p")
+        .args(&["small", "large", "both_ways"])
+        .without_driver()
+        .passes();
+    assert!(!outcome.finished.stderr.contains("anabranch"), "{outcome}");
+    assert!(
+        outcome.stats.as_ref().is_none_or(Stats::is_idle),
+        "{outcome}"
+    );
+}
+
+/// A driver is there, but the program uses host memory only: nothing is taken, and nobody makes a context.
+fn without_a_device_buffer(mpi: &Mpi) {
+    for name in ["p2p", "requests", "probe"] {
+        let outcome = job(mpi, 2, name).roles("H").passes();
+        assert!(
+            outcome.stats.as_ref().is_none_or(Stats::is_idle),
+            "{outcome}"
+        );
+    }
+}
+
+/// Names and values that are none: one line each, and the program runs.
+#[test]
+fn unknown_options() {
+    on("openmpi", |mpi| {
+        let outcome = job(mpi, 2, "p2p")
+            .args(&["medium"])
+            .env("ANABRANCH_EAGRE", "1")
+            .env("ANABRANCH_CHUNK", "many")
+            .env("ANABRANCH_LOG", "warn")
+            .passes();
+        let lines: Vec<&str> = outcome
+            .finished
+            .stderr
+            .lines()
+            .filter(|line| line.contains("ANABRANCH_"))
+            .collect();
+        assert!(
+            lines
+                .iter()
+                .any(|line| line.contains("ANABRANCH_EAGRE") && line.contains("ANABRANCH_EAGER")),
+            "{outcome}"
+        );
+        assert!(
+            lines
+                .iter()
+                .any(|line| line.contains("ANABRANCH_CHUNK") && line.contains("many")),
+            "{outcome}"
+        );
+    });
+}
+
+/// A panic inside an exported call becomes an MPI error; it never unwinds into the program.
+#[test]
+fn a_panic_stays_inside() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            let outcome = job(mpi, 2, "p2p")
+                .args(&["medium"])
+                .env("ANABRANCH_INJECT_PANIC", "MPI_Send")
+                .run();
+            // The program sees that MPI_Send failed and says so, then ends by MPI_Abort.
+            assert!(outcome.finished.stderr.contains("MPI_Send("), "{outcome}");
+            assert!(
+                outcome.finished.stderr.contains("FAILED rank 0"),
+                "{outcome}"
+            );
+            // The library says so in one line of its own.
+            assert!(
+                outcome
+                    .finished
+                    .stderr
+                    .contains("internal error in MPI_Send"),
+                "{outcome}"
+            );
+            assert!(!outcome.finished.stderr.contains("SIGSEGV"), "{outcome}");
+        });
+    }
+}
+
+/// An MPI library that is none of the known ones: native, and no crash.
+#[test]
+fn an_unknown_mpi() {
+    let folder = scratch_folder("unknown-mpi");
+    let library = folder.join("libmpi_other.so");
+    let program = folder.join("program");
+    let fake = "int MPI_Init(int*a,char***b){return 0;} int PMPI_Init(int*a,char***b){return 0;}\n\
+                int MPI_Send(const void*b,int n,long t,int d,int g,long c){return 42;}\n\
+                int PMPI_Send(const void*b,int n,long t,int d,int g,long c){return 42;}\n\
+                int MPI_Finalize(void){return 0;} int PMPI_Finalize(void){return 0;}\n";
+    let main = "int MPI_Init(int*,char***); int MPI_Send(const void*,int,long,int,int,long); int MPI_Finalize(void);\n\
+                int main(void){int x=1; if(MPI_Init(0,0))return 1; if(MPI_Send(&x,1,0,0,0,0)!=42)return 2; return MPI_Finalize();}\n";
+    std::fs::write(folder.join("fake.c"), fake).unwrap();
+    std::fs::write(folder.join("main.c"), main).unwrap();
+    let cc = |arguments: &[&str]| {
+        let finished = run(Command::new("cc").current_dir(&folder).args(arguments));
+        assert_eq!(finished.code, Some(0), "{finished:?}");
+    };
+    cc(&["-shared", "-fPIC", "-o", "libmpi_other.so", "fake.c"]);
+    cc(&["-o", "program", "main.c", "./libmpi_other.so"]);
+    assert!(library.exists());
+    let finished = run(Command::new(&program)
+        .current_dir(&folder)
+        .env("LD_PRELOAD", &built().library));
+    assert_eq!(finished.code, Some(0), "{finished:?}");
+    let _ = std::fs::remove_dir_all(folder);
+}
+
+fn symbols(arguments: &[&str]) -> Vec<String> {
+    let library = built().library.display().to_string();
+    let finished = run(Command::new("nm").args(["-D"]).args(arguments).arg(library));
+    assert_eq!(finished.code, Some(0), "{finished:?}");
+    let name = |line: &str| {
+        line.split_whitespace()
+            .last()
+            .map(|word| word.split('@').next().unwrap_or(word).to_owned())
+    };
+    finished.stdout.lines().filter_map(name).collect()
+}
+
+/// The library defines MPI functions and its own small interface, nothing else.
+#[test]
+fn defined_symbols() {
+    let defined = symbols(&["--defined-only"]);
+    let ours = |name: &str| {
+        name.starts_with("MPI_") || name.starts_with("PMPI_") || name.starts_with("anabranch_")
+    };
+    let others: Vec<_> = defined.iter().filter(|name| !ours(name)).collect();
+    assert!(others.is_empty(), "{others:?}");
+    for name in [
+        "MPI_Send",
+        "PMPI_Send",
+        "MPI_Send_c",
+        "MPI_Mprobe",
+        "MPI_Waitsome",
+        "MPI_Finalize",
+        "anabranch_counter",
+    ] {
+        assert!(
+            defined.iter().any(|symbol| symbol == name),
+            "{name} is not exported"
+        );
+    }
+}
+
+/// It needs no MPI and no CUDA library: their functions are looked up at run time.
+#[test]
+fn undefined_symbols() {
+    let bad = |name: &&String| {
+        let driver = name
+            .strip_prefix("cu")
+            .and_then(|rest| rest.chars().next())
+            .is_some_and(char::is_uppercase);
+        name.starts_with("MPI_")
+            || name.starts_with("PMPI_")
+            || name.starts_with("ompi_")
+            || name.starts_with("cuda")
+            || driver
+    };
+    let undefined = symbols(&["--undefined-only"]);
+    let others: Vec<_> = undefined.iter().filter(bad).collect();
+    assert!(others.is_empty(), "{others:?}");
+}

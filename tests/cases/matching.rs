@@ -1,0 +1,251 @@
+//! Every message arrives whole, where and in the order in which MPI says.
+
+use crate::support::{job, on, on_every_mpi};
+use anabranch_tests::Job;
+use xtask::mpi::Mpi;
+
+/// Programs in which every message is received whole, with the number of ranks they want.
+const PROGRAMS: [(&str, usize); 6] = [
+    ("p2p", 2),
+    ("requests", 2),
+    ("probe", 2),
+    ("types", 2),
+    ("comms", 4),
+    ("threads", 2),
+];
+
+on_every_mpi!(
+    p2p,
+    requests,
+    probe,
+    order,
+    types,
+    comms,
+    threads,
+    stress,
+    small_by_descriptor,
+    host_only_sender,
+    host_only_receiver,
+    sessions,
+    spawned,
+);
+
+fn complete(job: Job) {
+    let outcome = job.passes();
+    let stats = outcome.stats();
+    stats.check_complete();
+    assert!(
+        stats.total("sends_descriptor") > 0,
+        "no message was taken:\n{outcome}"
+    );
+}
+
+fn p2p(mpi: &Mpi) {
+    complete(job(mpi, 2, "p2p"));
+}
+
+fn requests(mpi: &Mpi) {
+    complete(job(mpi, 2, "requests"));
+    for roles in ["D", "DH", "HD"] {
+        // Looks at a buffer until a receive whose request was freed has filled it: unordered by nature.
+        job(mpi, 2, "requests")
+            .args(&["freed"])
+            .roles(roles)
+            .env("SIMCUDA_CHECK", "0")
+            .passes()
+            .stats()
+            .check_complete();
+    }
+}
+
+fn probe(mpi: &Mpi) {
+    complete(job(mpi, 2, "probe"));
+}
+
+fn order(mpi: &Mpi) {
+    let outcome = job(mpi, 4, "order").passes();
+    assert!(
+        outcome.stats().total("truncated") > 0,
+        "no truncated message was served:\n{outcome}"
+    );
+    for counter in ["panics", "dead_peers", "bad_descriptors"] {
+        assert_eq!(outcome.stats().total(counter), 0, "{counter}:\n{outcome}");
+    }
+}
+
+fn types(mpi: &Mpi) {
+    complete(job(mpi, 2, "types"));
+}
+
+fn comms(mpi: &Mpi) {
+    complete(job(mpi, 4, "comms"));
+}
+
+fn threads(mpi: &Mpi) {
+    complete(job(mpi, 2, "threads"));
+}
+
+fn stress(mpi: &Mpi) {
+    complete(job(mpi, 4, "stress").args(&["1", "10"]));
+}
+
+/// Device memory that the host may read stands for an MPI library that knows CUDA.
+fn over_an_mpi_that_knows_cuda(job: Job) -> Job {
+    job.env("SIMCUDA_HOST_ACCESS", "1")
+        .env("SIMCUDA_CHECK", "0")
+}
+
+/// The sessions model without MPI_Init may stay native: it must work as it does without the library.
+fn sessions(mpi: &Mpi) {
+    over_an_mpi_that_knows_cuda(job(mpi, 2, "sessions")).passes();
+}
+
+/// Spawned worlds stay native.
+fn spawned(mpi: &Mpi) {
+    if mpi.name == "mpich" {
+        return; // Debian's MPICH 4.0.2 cannot spawn at all
+    }
+    over_an_mpi_that_knows_cuda(job(mpi, 2, "spawn").through_launcher()).passes();
+}
+
+/// Also messages for which a descriptor does not pay, down to its own length.
+fn small_by_descriptor(mpi: &Mpi) {
+    for (name, ranks) in [("p2p", 2), ("probe", 2), ("requests", 2)] {
+        complete(job(mpi, ranks, name).env("ANABRANCH_THRESHOLD", "0"));
+    }
+    complete(
+        job(mpi, 4, "stress")
+            .args(&["100", "6"])
+            .env("ANABRANCH_THRESHOLD", "0"),
+    );
+}
+
+/// A rank that never touches CUDA sends to one that does: nobody makes a context for it (the programs check).
+fn host_only_sender(mpi: &Mpi) {
+    for (name, ranks) in PROGRAMS {
+        job(mpi, ranks, name)
+            .roles("HD")
+            .passes()
+            .stats()
+            .check_complete();
+    }
+}
+
+/// A rank that never touches CUDA receives from one that does.
+fn host_only_receiver(mpi: &Mpi) {
+    for (name, ranks) in PROGRAMS {
+        complete(job(mpi, ranks, name).roles("DH"));
+    }
+}
+
+/// The programs are right by themselves: they pass on the plain library, with device memory that the host may read.
+mod natively {
+    use super::*;
+
+    fn passes(mpi: &str, programs: &[(&str, usize)]) {
+        on(mpi, |mpi| {
+            for (name, ranks) in programs {
+                let job = job(mpi, *ranks, name).without_preload();
+                let outcome = job
+                    .env("SIMCUDA_HOST_ACCESS", "1")
+                    .env("SIMCUDA_CHECK", "0")
+                    .passes();
+                assert!(outcome.stats.is_none(), "no library, no summary");
+            }
+        });
+    }
+
+    #[test]
+    fn openmpi() {
+        passes("openmpi", &PROGRAMS);
+        passes("openmpi", &[("order", 4), ("stress", 4)]);
+    }
+
+    #[test]
+    fn mpich() {
+        passes("mpich", &PROGRAMS);
+        passes("mpich", &[("order", 4), ("stress", 4)]);
+    }
+
+    #[test]
+    fn without_deadlock() {
+        passes("openmpi", &[("deadlock", 2)]);
+    }
+}
+
+/// The same device buffers crash the plain MPICH, which proves that device addresses fault under host code.
+#[test]
+fn device_buffers_crash_without_the_library() {
+    on("mpich", |mpi| {
+        let outcome = job(mpi, 2, "p2p").args(&["medium"]).without_preload().run();
+        assert_ne!(outcome.finished.code, Some(0), "{outcome}");
+    });
+}
+
+/// Two ranks, and then four, share a GPU.
+#[test]
+fn ranks_share_a_gpu() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            complete(job(mpi, 2, "p2p").env("GPUS", "1"));
+            complete(job(mpi, 4, "stress").args(&["300", "4"]).env("GPUS", "1"));
+            complete(job(mpi, 4, "stress").args(&["310", "4"]).env("GPUS", "2"));
+        });
+    }
+}
+
+/// A rank without the library beside ranks that have it gets messages that it understands.
+#[test]
+fn a_rank_without_the_library() {
+    for name in ["openmpi", "mpich", "openmpi5", "mpich5"] {
+        on(name, |mpi| {
+            for (without, roles) in [(1, "DH"), (0, "HD")] {
+                let outcome = job(mpi, 2, "p2p")
+                    .without_preload_on(without)
+                    .roles(roles)
+                    .passes();
+                // What goes by descriptor is what the one rank sends to itself.
+                let (sent, own) = (
+                    outcome.stats().total("sends_descriptor"),
+                    outcome.stats().total("receives_self")
+                        + outcome.stats().total("receives_host_ring"),
+                );
+                assert_eq!(sent, own, "{outcome}");
+                assert_eq!(outcome.stats().ranks(), 1, "{outcome}");
+            }
+        });
+    }
+}
+
+/// Bounded resources run out: messages go by value, and arrive.
+#[test]
+fn few_resources() {
+    on("mpich", |mpi| {
+        for settings in [
+            [("ANABRANCH_SLOTS", "0"), ("ANABRANCH_EAGER", "16K")],
+            [("ANABRANCH_SLOTS", "8"), ("ANABRANCH_STAGING", "2M")],
+            [("ANABRANCH_STAGING", "0"), ("ANABRANCH_THRESHOLD", "0")],
+            [("ANABRANCH_MAPPING_COUNT", "1"), ("ANABRANCH_CHUNK", "64K")],
+            [("ANABRANCH_EAGER", "0"), ("ANABRANCH_LANDING", "0")],
+        ] {
+            let mut stress = job(mpi, 4, "stress").args(&["500", "4"]);
+            for (name, value) in settings {
+                stress = stress.env(name, value);
+            }
+            stress.passes().stats().check_complete();
+        }
+    });
+}
+
+/// Without its helper thread a rank gets no descriptors, and everything still arrives.
+#[test]
+fn helper_off() {
+    on("openmpi", |mpi| {
+        let outcome = job(mpi, 4, "stress")
+            .args(&["600", "4"])
+            .env("ANABRANCH_HELPER", "off")
+            .passes();
+        outcome.stats().check_complete();
+        assert!(outcome.stats().fallback("helper_off") > 0, "{outcome}");
+    });
+}

@@ -1,0 +1,161 @@
+//! The programs that come with the project, on simulated nodes.
+
+use crate::support::on_every_mpi;
+use anabranch_tests::{built, solver, Job, Outcome};
+use serde_json::Value;
+use std::fs;
+use xtask::mpi::{Family, Mpi};
+
+on_every_mpi!(jacobi, bench);
+
+/// A job of the solver, and its own report.
+fn solve(
+    mpi: &Mpi,
+    ranks: usize,
+    arguments: &[&str],
+    adjust: impl FnOnce(Job) -> Job,
+) -> (Value, Outcome) {
+    let job = Job::new(mpi, ranks, &solver(mpi)).args(arguments);
+    let file = job.folder().with_extension("json");
+    let outcome = adjust(job.args(&["--json", &file.display().to_string()])).run();
+    assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+    assert!(
+        outcome.report.findings().is_empty(),
+        "{:?}\n{outcome}",
+        outcome.report.findings()
+    );
+    let text = fs::read_to_string(&file).expect("the solver's report");
+    let _ = fs::remove_file(&file);
+    (serde_json::from_str(&text).expect("JSON"), outcome)
+}
+
+fn number(report: &Value, name: &str) -> u64 {
+    report[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no {name} in {report:#}"))
+}
+
+/// Four ranks with the library, four without, and one alone compute the same field, bit for bit, and each message of
+/// the solver is accounted for in the library's counters.
+fn jacobi(mpi: &Mpi) {
+    if mpi.family == Family::StandardAbi {
+        return; // the MPI binding of the solver knows the interfaces of Open MPI and of MPICH
+    }
+    let variants: [&[&str]; 3] = [
+        &["--size", "512x8200"],
+        &[
+            "--size",
+            "300x9001",
+            "--type",
+            "double",
+            "--exchange",
+            "concurrent",
+        ],
+        &["--size", "1030x777", "--dims", "2x2", "--boundary", "torus"],
+    ];
+    for variant in variants {
+        let mut arguments = vec![
+            "--iterations",
+            "40",
+            "--norm-every",
+            "10",
+            "--warmup",
+            "3",
+            "--check",
+        ];
+        arguments.extend(variant);
+        let native = |job: Job| {
+            job.without_preload()
+                .env("SIMCUDA_HOST_ACCESS", "1")
+                .env("SIMCUDA_CHECK", "0")
+        };
+        let (alone, _) = solve(mpi, 1, &arguments, native);
+        let (plain, _) = solve(mpi, 4, &arguments, native);
+        let (carried, outcome) = solve(mpi, 4, &arguments, |job| {
+            job.env("ANABRANCH_THRESHOLD", "0")
+        });
+        for report in [&alone, &plain, &carried] {
+            assert_eq!(report["check"]["equal"], true, "{report:#}");
+            assert_eq!(report["hash"], alone["hash"]);
+        }
+        let stats = outcome.stats();
+        stats.check_complete();
+        assert_eq!(
+            stats.total("sends_device"),
+            number(&carried, "messages"),
+            "{outcome}"
+        );
+        assert_eq!(
+            stats.total("sends_device_bytes"),
+            number(&carried, "message_bytes"),
+            "{outcome}"
+        );
+        // A rank that has not met its peer's helper yet sends by value; all else is taken.
+        let taken = stats.total("sends_descriptor");
+        assert!(taken + 64 >= stats.total("sends_device"), "{outcome}");
+        let (off, outcome) = solve(mpi, 4, &arguments, |job| {
+            job.env("ANABRANCH", "off")
+                .env("SIMCUDA_HOST_ACCESS", "1")
+                .env("SIMCUDA_CHECK", "0")
+        });
+        assert_eq!(off["hash"], alone["hash"]);
+        assert!(
+            outcome.stats.is_none_or(|stats| stats.is_idle()),
+            "switched off"
+        );
+    }
+}
+
+/// Bandwidth and latency over all pairs of buffers, every byte verified.
+fn bench(mpi: &Mpi) {
+    let library = match mpi.family {
+        Family::OpenMpi4 | Family::OpenMpi5 => "openmpi",
+        Family::Mpich => "mpich",
+        Family::StandardAbi => "abi",
+    };
+    for kind in ["bw", "bibw", "latency"] {
+        for (first, second) in [("D", "D"), ("D", "H"), ("H", "D"), ("H", "H")] {
+            let job = Job::new(mpi, 2, &built().command);
+            let file = job.folder().with_extension("json");
+            let path = file.display().to_string();
+            let outcome = job
+                .args(&[
+                    "bench",
+                    kind,
+                    first,
+                    second,
+                    "--check",
+                    "--sizes",
+                    "0,1,61,4K,100001,4M",
+                    "--window",
+                    "8",
+                ])
+                .args(&["--mpi", library, "--json", &path])
+                .run();
+            assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+            assert!(
+                outcome.report.findings().is_empty(),
+                "{:?}\n{outcome}",
+                outcome.report.findings()
+            );
+            let report: Value =
+                serde_json::from_str(&fs::read_to_string(&file).expect("report")).expect("JSON");
+            let _ = fs::remove_file(&file);
+            let rows = report["rows"].as_array().expect("rows");
+            assert_eq!(rows.len(), 6, "{report:#}");
+            assert!(rows.iter().all(|row| row["unit"].is_string()), "{report:#}");
+            assert!(
+                rows.iter().all(|row| row["bytes"] == 0
+                    || row["value"].as_f64().is_some_and(|value| value > 0.0)),
+                "{report:#}"
+            );
+            let stats = outcome.stats();
+            stats.check_complete();
+            assert_eq!(
+                stats.total("sends_descriptor") > 0,
+                first == "D" || (second == "D" && kind != "bw"),
+                "{kind} {first} {second}\n{outcome}"
+            );
+        }
+    }
+}

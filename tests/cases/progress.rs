@@ -1,0 +1,112 @@
+//! Nothing that works natively deadlocks. Each program says by itself which case hangs; a run is bounded besides.
+
+use crate::support::{job, on, on_every_mpi};
+use anabranch_tests::Job;
+use xtask::mpi::Mpi;
+
+/// The cases of `deadlock` but those with many messages.
+const PENDING: [&str; 8] = [
+    "pending_barrier",
+    "pending_allreduce",
+    "pending_comm_dup",
+    "pending_win_fence",
+    "pending_write_all",
+    "head_to_head",
+    "busy",
+    "everyone",
+];
+
+on_every_mpi!(
+    pending,
+    pending_host_only_receiver,
+    pending_host_only_sender,
+    reverse_tags,
+    unreceived_host,
+    unreceived_device,
+    finalize_with_unmatched_traffic,
+);
+
+fn complete(job: Job) {
+    let outcome = job.passes();
+    outcome.stats().check_complete();
+}
+
+fn pending(mpi: &Mpi) {
+    complete(job(mpi, 2, "deadlock").args(&PENDING));
+}
+
+fn pending_host_only_receiver(mpi: &Mpi) {
+    complete(job(mpi, 2, "deadlock").args(&PENDING).roles("DH"));
+}
+
+fn pending_host_only_sender(mpi: &Mpi) {
+    complete(job(mpi, 2, "deadlock").args(&PENDING).roles("HD"));
+}
+
+fn reverse_tags(mpi: &Mpi) {
+    for roles in ["D", "DH", "HD"] {
+        complete(job(mpi, 2, "deadlock").args(&["reverse_tags"]).roles(roles));
+    }
+}
+
+fn unreceived_host(mpi: &Mpi) {
+    complete(job(mpi, 2, "deadlock").args(&["unreceived_host"]));
+}
+
+fn unreceived_device(mpi: &Mpi) {
+    complete(
+        job(mpi, 2, "deadlock")
+            .args(&["unreceived_device"])
+            .limit_seconds(300),
+    );
+}
+
+fn finalize_with_unmatched_traffic(mpi: &Mpi) {
+    for kind in ["device", "host"] {
+        for mode in ["eager", "isend", "both", "late"] {
+            let outcome = job(mpi, 2, "finalize").args(&[mode, kind]).passes();
+            for counter in ["panics", "errors", "bad_descriptors"] {
+                assert_eq!(
+                    outcome.stats().total(counter),
+                    0,
+                    "{mode} {kind} {counter}:\n{outcome}"
+                );
+            }
+        }
+    }
+}
+
+/// A third rank that is in none of the transfers, and more ranks than cores.
+#[test]
+fn pending_among_others() {
+    on("openmpi", |mpi| {
+        complete(job(mpi, 3, "deadlock").args(&["pending_barrier", "pending_comm_dup", "everyone"]))
+    });
+    on("openmpi", |mpi| {
+        complete(
+            job(mpi, 8, "deadlock")
+                .args(&["pending_barrier", "everyone"])
+                .limit_seconds(300),
+        )
+    });
+}
+
+/// Unmatched small descriptors, too: every message by descriptor, whatever its size.
+#[test]
+fn pending_small_by_descriptor() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            complete(
+                job(mpi, 2, "deadlock")
+                    .args(&PENDING)
+                    .env("ANABRANCH_THRESHOLD", "0"),
+            );
+            complete(
+                job(mpi, 2, "deadlock")
+                    .args(&["unreceived_device"])
+                    .env("ANABRANCH_THRESHOLD", "0")
+                    .limit_seconds(300),
+            );
+        });
+    }
+}

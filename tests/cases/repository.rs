@@ -1,0 +1,74 @@
+//! The repository is as its own documents say.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+use xtask::layout::repository_root;
+
+/// Every folder at the top, and every folder below `src/`, is on ARCHITECTURE.md's map, written as `name/`.
+#[test]
+fn every_folder_is_on_the_map() {
+    let root = repository_root();
+    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let listed = Command::new("git")
+        .arg("-C")
+        .arg(&root)
+        .args(["ls-files"])
+        .output()
+        .expect("git ls-files");
+    let files = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let mut folders = BTreeSet::new();
+    for file in files.lines() {
+        let parts: Vec<&str> = file.split('/').collect();
+        let hidden = file.starts_with('.');
+        if parts.len() > 1 && !hidden {
+            folders.insert(format!("{}/", parts[0]));
+            if parts[0] == "src" && parts.len() > 2 {
+                folders.insert(format!("src/{}/", parts[1]));
+            }
+        }
+    }
+    assert!(folders.contains("src/"), "git lists the repository's files");
+    let missing: Vec<_> = folders
+        .iter()
+        .filter(|folder| !map.contains(&format!("`{folder}`")))
+        .collect();
+    assert!(missing.is_empty(), "not on the map: {missing:?}");
+}
+
+/// Every command that the README shows exists.
+#[test]
+fn the_readme_names_what_is_there() {
+    let root = repository_root();
+    let readme = fs::read_to_string(root.join("README.md")).expect("README.md");
+    for word in readme.split(|c: char| c.is_whitespace() || c == '`' || c == '(' || c == ')') {
+        let word = word.trim_end_matches(['.', ',', ':', ';']);
+        if word.starts_with("ci/") || word.starts_with("docs/") {
+            assert!(
+                root.join(word).exists(),
+                "README.md names {word}, which is not there"
+            );
+        }
+    }
+}
+
+/// Scripts can be run, and the shell can read them.
+#[test]
+fn scripts_are_well_formed() {
+    for folder in ["ci", ".ci"] {
+        for entry in fs::read_dir(repository_root().join(folder))
+            .expect("a folder of scripts")
+            .flatten()
+        {
+            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+            if text.starts_with("#!/usr/bin/env bash") {
+                let status = Command::new("bash")
+                    .arg("-n")
+                    .arg(entry.path())
+                    .status()
+                    .expect("bash");
+                assert!(status.success(), "{}", entry.path().display());
+            }
+        }
+    }
+}

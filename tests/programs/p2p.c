@@ -1,0 +1,225 @@
+// All ways to send against all ways to receive, over the four pairs of device and host buffers.
+#include "transfer.h"
+
+static void *attached;
+static void attach(size_t bytes) { attached = scratch(bytes); OK(MPI_Buffer_attach(attached, bytes)); }
+static void detach(void) { void *p; int n; OK(MPI_Buffer_detach(&p, &n)); CHECK(p == attached, "detach"); free(attached); }
+
+// One message from the even rank to the odd one, checked to the last byte and beyond.
+static void message(enum kind from, enum kind to, enum send_way out, enum receive_way in, size_t n, uint64_t seed) {
+    if (!may_meet(out, in)) return;
+    static char name[120];
+    const char *outer = (const char *)running;
+    snprintf(name, sizeof name, "%s, %s to %s, %zu bytes, pair %d%d", outer, send_way_name[out], receive_way_name[in], n, from, to);
+    running = name;
+    int tag = 7 + (int)(seed % 5);
+    if (me % 2 == 0) {
+        buf b = buf_new(from, n, seed % 13);
+        buf_fill(b, seed);
+        transfer_send(out, b.p, n, peer, tag, MPI_COMM_WORLD);
+        BUF_CHECK(b, seed, n);
+        buf_free(b);
+    } else {
+        buf b = buf_new(to, n, (seed + 3) % 17);
+        MPI_Status s;
+        memset(&s, 0, sizeof s);
+        transfer_receive(in, out, b.p, n, n, peer, tag, MPI_COMM_WORLD, &s);
+        STATUS_CHECK(&s, peer, tag, n);
+        BUF_CHECK(b, seed, n);
+        buf_free(b);
+    }
+    running = outer;
+}
+
+static void every_way_of(const size_t *sizes, int count) {
+    if (peer == MPI_PROC_NULL) return;
+    attach(1 << 20);
+    uint64_t seed = 1;
+    FOR_PAIRS(from, to)
+        for (int out = 0; out < SEND_WAY_COUNT; out++)
+            for (int in = 0; in < RECEIVE_WAY_COUNT; in++)
+                for (int i = 0; i < count; i++) message(from, to, out, in, sizes[i], ++seed);
+    detach();
+}
+
+static void small(void) { every_way_of((size_t[]){0, 1, 60, 61, 62, 5000}, 6); }
+static void medium(void) { every_way_of((size_t[]){70001}, 1); }
+
+static void large(void) {
+    if (peer == MPI_PROC_NULL) return;
+    attach(8 << 20);
+    size_t sizes[] = {16383, 16384, 16385, (1 << 20) + 1, (5 << 20) + 7};
+    uint64_t seed = 1000;
+    FOR_PAIRS(from, to)
+        for (int way = 0; way < SEND_WAY_COUNT; way++)
+            for (int i = 0; i < 5; i++) {
+                enum receive_way in = (way * 5 + i) % RECEIVE_WAY_COUNT;
+                if (!may_meet(way, in)) in = IRECV_WAIT;
+                message(from, to, way, in, sizes[i], ++seed);
+            }
+    detach();
+}
+
+// A receive with room to spare leaves what lies beyond the message alone.
+static void room_to_spare(void) {
+    if (peer == MPI_PROC_NULL) return;
+    size_t sizes[] = {0, 3, 61, 4000, 100000, 3000000};
+    FOR_PAIRS(from, to)
+        for (int i = 0; i < 6; i++)
+            for (int way = 0; way < 3; way++) {
+                uint64_t seed = 77 + i * 3 + way;
+                if (me % 2 == 0) {
+                    buf b = buf_new(from, sizes[i], 1);
+                    buf_fill(b, seed);
+                    OK(MPI_Send(b.p, sizes[i], MPI_BYTE, peer, 3, MPI_COMM_WORLD));
+                    buf_free(b);
+                } else {
+                    buf b = buf_new(to, 4000000, 5);
+                    MPI_Status s;
+                    enum receive_way in = (enum receive_way[]){RECV, IRECV_WAIT, RECV_INIT}[way];
+                    transfer_receive(in, SEND, b.p, b.bytes, sizes[i], peer, 3, MPI_COMM_WORLD, &s);
+                    STATUS_CHECK(&s, peer, 3, sizes[i]);
+                    BUF_CHECK(b, seed, sizes[i]);
+                    buf_free(b);
+                }
+            }
+}
+
+static void both_ways(void) {
+    if (peer == MPI_PROC_NULL) return;
+    size_t sizes[] = {1, 61, 4096, 65536, 2000001};
+    FOR_PAIRS(out, in)
+        for (int i = 0; i < 5; i++) {
+            size_t n = sizes[i];
+            MPI_Status s;
+            buf a = buf_new(out, n, 3), b = buf_new(in, n, 9);
+            buf_fill(a, 100 + me);
+            OK(MPI_Sendrecv(a.p, n, MPI_BYTE, peer, 1, b.p, n, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &s));
+            STATUS_CHECK(&s, peer, 1, n);
+            BUF_CHECK(b, 100 + peer, n);
+            buf_fill(a, 200 + me);
+            OK(MPI_Sendrecv_replace(a.p, n, MPI_BYTE, peer, 2, peer, 2, MPI_COMM_WORLD, &s));
+            STATUS_CHECK(&s, peer, 2, n);
+            BUF_CHECK(a, 200 + peer, n);
+#if MPI_VERSION >= 4
+            MPI_Request r;
+            buf_poison(b);
+            buf_fill(a, 300 + me);
+            OK(MPI_Isendrecv(a.p, n, MPI_BYTE, peer, 3, b.p, n, MPI_BYTE, peer, 3, MPI_COMM_WORLD, &r));
+            OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+            BUF_CHECK(b, 300 + peer, n);
+            OK(MPI_Isendrecv_replace(a.p, n, MPI_BYTE, peer, 4, peer, 4, MPI_COMM_WORLD, &r));
+            OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+            BUF_CHECK(a, 300 + peer, n);
+#endif
+            buf_free(a);
+            buf_free(b);
+        }
+}
+
+// Halo exchange as solvers do it: a ring of Sendrecv over all ranks.
+static void ring(void) {
+    size_t n = 300000;
+    int right = (me + 1) % ranks, left = (me + ranks - 1) % ranks;
+    buf a = buf_new(DEVICE, n, 8), b = buf_new(DEVICE, n, 16);
+    for (int step = 0; step < 20; step++) {
+        buf_fill(a, step * 100 + me);
+        buf_poison(b);
+        OK(MPI_Sendrecv(a.p, n, MPI_BYTE, right, 0, b.p, n, MPI_BYTE, left, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        BUF_CHECK(b, step * 100 + left, n);
+    }
+    buf_free(a);
+    buf_free(b);
+}
+
+static void to_self(void) {
+    size_t sizes[] = {0, 1, 61, 5000, 70000, 1 << 20};
+    FOR_PAIRS(from, to)
+        for (int i = 0; i < 6; i++) {
+            size_t n = sizes[i];
+            buf a = buf_new(from, n, 1), b = buf_new(to, n, 2);
+            MPI_Request r[2];
+            MPI_Status s;
+            buf_fill(a, n + 1);
+            OK(MPI_Irecv(b.p, n, MPI_BYTE, me, 4, MPI_COMM_WORLD, &r[0])); // posted, then sent
+            OK(MPI_Send(a.p, n, MPI_BYTE, me, 4, MPI_COMM_WORLD));
+            OK(MPI_Wait(&r[0], &s));
+            STATUS_CHECK(&s, me, 4, n);
+            BUF_CHECK(b, n + 1, n);
+            buf_poison(b);
+            OK(MPI_Isend(a.p, n, MPI_BYTE, 0, 5, MPI_COMM_SELF, &r[0])); // sent, then received
+            OK(MPI_Probe(0, 5, MPI_COMM_SELF, &s));
+            STATUS_CHECK(&s, 0, 5, n);
+            OK(MPI_Recv(b.p, n, MPI_BYTE, 0, 5, MPI_COMM_SELF, &s));
+            OK(MPI_Wait(&r[0], MPI_STATUS_IGNORE));
+            BUF_CHECK(b, n + 1, n);
+            buf_poison(b);
+            OK(MPI_Sendrecv(a.p, n, MPI_BYTE, 0, 6, b.p, n, MPI_BYTE, 0, 6, MPI_COMM_SELF, &s));
+            BUF_CHECK(b, n + 1, n);
+            buf_free(a);
+            buf_free(b);
+        }
+}
+
+static void nobody(void) {
+    buf b = buf_new(DEVICE, 100000, 1);
+    MPI_Status s;
+    MPI_Request r[2];
+    MPI_Message m;
+    int flag;
+    OK(MPI_Send(b.p, b.bytes, MPI_BYTE, MPI_PROC_NULL, 1, MPI_COMM_WORLD));
+    OK(MPI_Recv(b.p, b.bytes, MPI_BYTE, MPI_PROC_NULL, 1, MPI_COMM_WORLD, &s));
+    STATUS_CHECK(&s, MPI_PROC_NULL, MPI_ANY_TAG, 0);
+    OK(MPI_Isend(b.p, b.bytes, MPI_BYTE, MPI_PROC_NULL, 1, MPI_COMM_WORLD, &r[0]));
+    OK(MPI_Irecv(b.p, b.bytes, MPI_BYTE, MPI_PROC_NULL, 1, MPI_COMM_WORLD, &r[1]));
+    OK(MPI_Waitall(2, r, MPI_STATUSES_IGNORE));
+    OK(MPI_Sendrecv(b.p, 10, MPI_BYTE, MPI_PROC_NULL, 1, b.p + 10, 10, MPI_BYTE, MPI_PROC_NULL, 1, MPI_COMM_WORLD, &s));
+    STATUS_CHECK(&s, MPI_PROC_NULL, MPI_ANY_TAG, 0);
+    OK(MPI_Probe(MPI_PROC_NULL, 1, MPI_COMM_WORLD, &s));
+    STATUS_CHECK(&s, MPI_PROC_NULL, MPI_ANY_TAG, 0);
+    OK(MPI_Improbe(MPI_PROC_NULL, 1, MPI_COMM_WORLD, &flag, &m, &s));
+    CHECK(flag && m == MPI_MESSAGE_NO_PROC, "matched probe of nobody");
+    OK(MPI_Mrecv(b.p, b.bytes, MPI_BYTE, &m, &s));
+    STATUS_CHECK(&s, MPI_PROC_NULL, MPI_ANY_TAG, 0);
+    BUF_CHECK(b, 0, 0);
+    buf_free(b);
+}
+
+// Allocations that come and go: a mapping kept for an address must not outlive its allocation.
+static void reallocated(void) {
+    if (peer == MPI_PROC_NULL) return;
+    for (int i = 0; i < 60; i++) {
+        size_t n = 100000 + (i % 4) * 1000;
+        buf b = buf_new(DEVICE, n, i % 3);
+        if (me % 2 == 0) {
+            buf_fill(b, i);
+            OK(MPI_Ssend(b.p, n, MPI_BYTE, peer, 1, MPI_COMM_WORLD));
+        } else {
+            OK(MPI_Recv(b.p, n, MPI_BYTE, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            BUF_CHECK(b, i, n);
+        }
+        buf_free(b);
+    }
+}
+
+// Many messages from pieces of one large allocation.
+static void pieces(void) {
+    if (peer == MPI_PROC_NULL) return;
+    enum { N = 64 };
+    size_t piece = 50001;
+    buf b = buf_new(DEVICE, piece * N, 3);
+    MPI_Request r[N];
+    if (me % 2 == 0) buf_fill(b, 9);
+    for (int i = 0; i < N; i++)
+        if (me % 2 == 0) OK(MPI_Isend(b.p + i * piece, piece, MPI_BYTE, peer, i, MPI_COMM_WORLD, &r[i]));
+        else OK(MPI_Irecv(b.p + i * piece, piece, MPI_BYTE, peer, i, MPI_COMM_WORLD, &r[i]));
+    OK(MPI_Waitall(N, r, MPI_STATUSES_IGNORE));
+    BUF_CHECK(b, 9, b.bytes);
+    buf_free(b);
+}
+
+static const struct test_case cases[] = {
+    {"small", small}, {"medium", medium}, {"large", large}, {"room_to_spare", room_to_spare}, {"both_ways", both_ways},
+    {"ring", ring}, {"to_self", to_self}, {"nobody", nobody}, {"reallocated", reallocated}, {"pieces", pieces}, {0},
+};
+int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

@@ -1,0 +1,334 @@
+//! One run of one program under one MPI library's launcher.
+
+use crate::machine::{built, scratch_folder};
+use crate::process::{run_bounded, Finished};
+use crate::stats::{Report, Stats};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use xtask::mpi::{Family, Mpi};
+
+/// What to run, and how.
+#[derive(Clone, Debug)]
+pub struct Job {
+    mpi: Mpi,
+    ranks: usize,
+    program: PathBuf,
+    arguments: Vec<String>,
+    environment: BTreeMap<String, String>,
+    /// Which ranks run with the library preloaded.
+    preloaded: Vec<bool>,
+    driver: bool,
+    /// Whether the launcher itself gets the variables that the ranks get.
+    through_launcher: bool,
+    folder: PathBuf,
+    limit: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// How the launcher ended, and all output.
+    pub finished: Finished,
+    /// The library's summary, if it wrote one.
+    pub stats: Option<Stats>,
+    /// The simulated driver's report.
+    pub report: Report,
+    description: String,
+}
+
+impl Job {
+    /// A job of `ranks` ranks with the library preloaded, over the simulated driver with faulting device addresses.
+    pub fn new(mpi: &Mpi, ranks: usize, program: &Path) -> Job {
+        let name = program
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let folder = scratch_folder(&format!("{name}-{}", mpi.name));
+        let mut job = Job {
+            mpi: mpi.clone(),
+            ranks,
+            program: program.to_path_buf(),
+            arguments: Vec::new(),
+            environment: BTreeMap::new(),
+            preloaded: vec![true; ranks],
+            driver: true,
+            through_launcher: false,
+            limit: Duration::ZERO,
+            folder,
+        };
+        job = job.limit_seconds(150);
+        let identity = job
+            .folder
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let report = job.folder.join("simcuda.jsonl").display().to_string();
+        let summary = job.summary_file().display().to_string();
+        let scratch = job.folder.display().to_string();
+        job.env("SIMCUDA_JOB", &identity)
+            .env("SIMCUDA_REPORT", &report)
+            .env("ANABRANCH_STATS", &summary)
+            .env("SCRATCH", &scratch)
+    }
+
+    /// Arguments of the program.
+    pub fn args(mut self, arguments: &[&str]) -> Job {
+        self.arguments
+            .extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        self
+    }
+
+    /// Sets a variable in every rank.
+    pub fn env(mut self, name: &str, value: &str) -> Job {
+        self.environment.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Takes a variable away again.
+    pub fn without_env(mut self, name: &str) -> Job {
+        self.environment.remove(name);
+        self
+    }
+
+    /// Which kinds of buffer each rank uses: `D` the device, `H` host memory only.
+    pub fn roles(self, roles: &str) -> Job {
+        self.env("ROLES", roles)
+    }
+
+    /// Kills the job after this time; the programs say a little earlier where they hang.
+    pub fn limit_seconds(mut self, seconds: u64) -> Job {
+        self.limit = Duration::from_secs(seconds);
+        self.env("WATCHDOG", &seconds.saturating_sub(15).to_string())
+    }
+
+    /// Nobody has the library.
+    pub fn without_preload(mut self) -> Job {
+        self.preloaded = vec![false; self.ranks];
+        self
+    }
+
+    /// One rank does not have the library.
+    pub fn without_preload_on(mut self, rank: usize) -> Job {
+        self.preloaded[rank] = false;
+        self
+    }
+
+    /// No CUDA driver is to be found.
+    pub fn without_driver(mut self) -> Job {
+        self.driver = false;
+        self.env("NO_DRIVER", "1").roles("H")
+    }
+
+    /// The launcher is given the variables too, the preload included: what spawned processes inherit.
+    pub fn through_launcher(mut self) -> Job {
+        self.through_launcher = true;
+        self
+    }
+
+    /// The folder of this run's files.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn summary_file(&self) -> PathBuf {
+        self.folder.join("stats.json")
+    }
+
+    /// Runs it.
+    ///
+    /// # Panics
+    /// If the launcher cannot be started.
+    pub fn run(self) -> Outcome {
+        let mut command = self.launcher();
+        let description = format!("{command:?}");
+        let finished = run_bounded(&mut command, &self.folder, self.limit);
+        let outcome = Outcome {
+            finished,
+            stats: Stats::read(&self.summary_file()),
+            report: Report::read(&self.folder.join("simcuda.jsonl")),
+            description,
+        };
+        if std::env::var_os("TEST_KEEP").is_none() {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+        outcome
+    }
+
+    /// Runs it and checks that the program passed, nothing was left behind and no unordered accesses were seen.
+    ///
+    /// # Panics
+    /// If not.
+    pub fn passes(self) -> Outcome {
+        let outcome = self.run();
+        outcome.check_passed();
+        outcome
+    }
+
+    fn launcher(&self) -> Command {
+        let mut command = Command::new(&self.mpi.mpirun);
+        match self.mpi.family {
+            Family::OpenMpi4 => {
+                command.args(["--oversubscribe", "--bind-to", "none"]);
+                command
+                    .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+                    .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+            }
+            Family::OpenMpi5 => {
+                command.args(["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]);
+                command
+                    .env("PRTE_ALLOW_RUN_AS_ROOT", "1")
+                    .env("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+                command
+                    .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+                    .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+            }
+            Family::Mpich | Family::StandardAbi => {}
+        }
+        for name in ["LD_PRELOAD", "LD_LIBRARY_PATH"] {
+            command.env_remove(name);
+        }
+        if self.through_launcher {
+            command.envs(self.variables(self.preloaded[0]));
+        }
+        let mut first = 0;
+        while first < self.ranks {
+            let preload = self.preloaded[first];
+            let same = self.preloaded[first..]
+                .iter()
+                .take_while(|other| **other == preload)
+                .count();
+            if first > 0 {
+                command.arg(":");
+            }
+            command.arg("-np").arg(same.to_string());
+            command.args(self.rank_command(preload));
+            first += same;
+        }
+        command
+    }
+
+    /// `env NAME=VALUE ... program arguments`: the launcher itself sees none of it.
+    fn rank_command(&self, preload: bool) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec!["env".into()];
+        for (name, value) in self.variables(preload) {
+            let mut word = OsString::from(name);
+            word.push("=");
+            word.push(value);
+            words.push(word);
+        }
+        words.push(self.program.clone().into());
+        words.extend(self.arguments.iter().map(OsString::from));
+        words
+    }
+
+    fn variables(&self, preload: bool) -> Vec<(String, OsString)> {
+        let mut folders = Vec::new();
+        folders.extend(self.driver.then(|| built().simcuda.clone()));
+        folders.extend(self.mpi.library_folder.clone());
+        let path = std::env::join_paths(folders).expect("folders without a colon");
+        let mut variables = vec![("LD_LIBRARY_PATH".to_owned(), path)];
+        if preload {
+            variables.push(("LD_PRELOAD".to_owned(), built().library.clone().into()));
+            variables.push(("WITH_PRELOAD".to_owned(), "1".into()));
+        }
+        variables.extend(
+            self.environment
+                .iter()
+                .map(|(name, value)| (name.clone(), value.into())),
+        );
+        variables
+    }
+}
+
+impl Outcome {
+    /// The program ended well and said so.
+    ///
+    /// # Panics
+    /// If not.
+    pub fn check_passed(&self) {
+        assert!(
+            self.finished.code.is_some(),
+            "killed at its time limit:\n{self}"
+        );
+        assert_eq!(self.finished.code, Some(0), "\n{self}");
+        assert!(
+            self.finished
+                .stdout
+                .lines()
+                .any(|line| line.starts_with("passed ")),
+            "it did not pass:\n{self}"
+        );
+        assert_eq!(
+            self.finished.left_behind, 0,
+            "processes were left behind:\n{self}"
+        );
+        let findings = self.report.findings();
+        assert!(
+            findings.is_empty(),
+            "the simulated driver found {findings:?}\n{self}"
+        );
+    }
+
+    /// The library's summary.
+    ///
+    /// # Panics
+    /// If it wrote none.
+    pub fn stats(&self) -> &Stats {
+        self.stats
+            .as_ref()
+            .unwrap_or_else(|| panic!("the library wrote no summary:\n{self}"))
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Finished {
+            code,
+            stdout,
+            stderr,
+            ..
+        } = &self.finished;
+        let why: Vec<&str> = stderr
+            .lines()
+            .filter(|line| line.contains("FAILED"))
+            .collect();
+        writeln!(
+            f,
+            "{}\nended with {code:?}; {}",
+            self.description,
+            why.join("\n")
+        )?;
+        writeln!(
+            f,
+            "-- stdout\n{}\n-- stderr\n{}",
+            excerpt(stdout),
+            excerpt(stderr)
+        )?;
+        match &self.stats {
+            Some(stats) => write!(f, "-- counters\n{stats}"),
+            None => writeln!(f, "-- no counters"),
+        }
+    }
+}
+
+/// The beginning and the end of a long text.
+fn excerpt(text: &str) -> String {
+    const LINES: usize = 40;
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.len() <= 2 * LINES {
+        return lines.join("\n");
+    }
+    let (head, tail) = (&lines[..LINES], &lines[lines.len() - LINES..]);
+    format!(
+        "{}\n... ({} lines) ...\n{}",
+        head.join("\n"),
+        lines.len() - 2 * LINES,
+        tail.join("\n")
+    )
+}

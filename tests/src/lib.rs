@@ -1,0 +1,21 @@
+//! The harness of the end-to-end tests: it builds what it loads, compiles the programs of `programs/` with each MPI
+//! library, launches them with that library's own launcher over the simulated driver, and reads what the preloaded
+//! library counted.
+//!
+//! Environment variables: `CI=true` turns a missing MPI library into a failure; `TEST_LAYOUT=FOLDER` tests what lies in
+//! that folder instead of building; `TEST_PROFILE=release|debug` picks the profile of what is built (default: debug);
+//! `TEST_KEEP=1` keeps the files of each run.
+
+mod compile;
+mod job;
+mod machine;
+mod process;
+mod stats;
+
+pub use compile::{program, CompileError};
+pub use job::{Job, Outcome};
+pub use machine::{
+    built, in_ci, mpi_or_skip, python_with_mpi4py, scratch_folder, skip, solver, Built, ALL_MPI,
+};
+pub use process::{run_bounded, Finished};
+pub use stats::{Report, Stats};

@@ -1,0 +1,173 @@
+//! What this machine has: the MPI libraries, and the freshly built layout.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+use xtask::build;
+use xtask::layout::{repository_root, Layout};
+use xtask::mpi::{self, Mpi};
+
+/// Names of the MPI libraries that the tests run on.
+pub const ALL_MPI: [&str; 5] = ["openmpi", "mpich", "openmpi5", "mpich5", "mpich5-abi"];
+
+/// What the tests load.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// The preload library.
+    pub library: PathBuf,
+    /// The `anabranch` command.
+    pub command: PathBuf,
+    /// The folder with the simulated driver.
+    pub simcuda: PathBuf,
+    /// The folder of all of it, with the solver for each MPI library.
+    pub folder: PathBuf,
+}
+
+/// Whether a missing MPI library is a failure rather than a skip.
+pub fn in_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|value| value == "true" || value == "1")
+}
+
+/// Says that a test was skipped and what to install; fails where nothing may be skipped.
+///
+/// # Panics
+/// In CI.
+pub fn skip(what: &str, remedy: &str) {
+    assert!(!in_ci(), "{what} is missing: {remedy}");
+    eprintln!("skipped: {what} is missing: {remedy}");
+}
+
+/// The named MPI library, or `None` after saying how to get it.
+///
+/// # Panics
+/// In CI, where every library of the matrix must be there.
+pub fn mpi_or_skip(name: &str) -> Option<&'static Mpi> {
+    static FOUND: OnceLock<Vec<Mpi>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| mpi::find(&Layout::new(false).wheels()));
+    let there = found.iter().find(|mpi| mpi.name == name);
+    if there.is_none() {
+        let remedy = mpi::KNOWN
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or("unknown", |(_, remedy)| remedy);
+        skip(&format!("MPI library {name}"), remedy);
+    }
+    there
+}
+
+/// What the tests load, built from the present sources. The first test to ask builds; all others find it fresh.
+///
+/// # Panics
+/// If it cannot be built, or if what was built does not match the sources: a stale library is never tested.
+pub fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| match std::env::var_os("TEST_LAYOUT") {
+        Some(folder) => in_folder(&fs::canonicalize(&folder).expect("TEST_LAYOUT names a folder")),
+        None => in_folder(&fresh_layout().folder()),
+    })
+}
+
+fn fresh_layout() -> Layout {
+    let release = std::env::var("TEST_PROFILE").is_ok_and(|profile| profile == "release");
+    let layout = Layout::new(release);
+    let _lock = Lock::take(&layout.target.join("test-build.lock"));
+    for _ in 0..2 {
+        if build::is_fresh(&layout) {
+            return layout;
+        }
+        // The solver is built for the tests that run it, by `cargo xtask build`; the others need not wait for it.
+        let options = build::Options {
+            release,
+            quiet: true,
+            solver_for: Some(Vec::new()),
+        };
+        build::build(&options)
+            .unwrap_or_else(|message| panic!("what the tests load cannot be built: {message}"));
+    }
+    assert!(
+        build::is_fresh(&layout),
+        "the sources change while the tests run: what was built is stale"
+    );
+    layout
+}
+
+/// The solver built for this MPI library.
+///
+/// # Panics
+/// If it cannot be built from the present sources.
+pub fn solver(mpi: &Mpi) -> PathBuf {
+    let folder = &built().folder;
+    if std::env::var_os("TEST_LAYOUT").is_none() {
+        let layout = Layout::new(folder.ends_with("release"));
+        let _lock = Lock::take(&layout.target.join("test-build.lock"));
+        if !build::solver_is_fresh(&layout, &mpi.name) {
+            let options = build::Options {
+                release: layout.release,
+                quiet: true,
+                solver_for: Some(vec![mpi.name.clone()]),
+            };
+            build::build(&options)
+                .unwrap_or_else(|message| panic!("the solver cannot be built: {message}"));
+        }
+    }
+    folder.join(format!("jacobi-{}", mpi.name))
+}
+
+fn in_folder(folder: &Path) -> Built {
+    Built {
+        library: folder.join("libanabranch.so"),
+        command: folder.join("anabranch"),
+        simcuda: folder.join("simcuda"),
+        folder: folder.to_path_buf(),
+    }
+}
+
+/// A lock between test processes, held until dropped.
+pub(crate) struct Lock(#[allow(dead_code)] File);
+
+impl Lock {
+    pub(crate) fn take(path: &Path) -> Lock {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).expect("the target folder can be made");
+        }
+        let file = File::create(path).expect("the lock file can be made");
+        // SAFETY: the descriptor belongs to `file`, which is open.
+        let taken = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) };
+        assert_eq!(taken, 0, "lock on {}", path.display());
+        Lock(file)
+    }
+}
+
+/// A new folder for the files of one run.
+pub fn scratch_folder(name: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let unique = format!(
+        "{name}-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
+    let folder = Layout::new(false).target.join("test-runs").join(unique);
+    fs::create_dir_all(&folder).expect("the folder of a run can be made");
+    folder
+}
+
+/// A Python interpreter that has mpi4py, or `None` after saying how to get it.
+pub fn python_with_mpi4py() -> Option<PathBuf> {
+    let python = repository_root().join("target/wheels/mpi4py/bin/python3");
+    let look = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('mpi4py'))";
+    let found = Command::new(&python)
+        .args(["-c", look])
+        .stderr(Stdio::null())
+        .status();
+    if found.is_ok_and(|status| status.success()) {
+        return Some(python);
+    }
+    skip(
+        "mpi4py",
+        "ci/setup (installs the wheel under target/wheels)",
+    );
+    None
+}

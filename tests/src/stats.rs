@@ -1,0 +1,169 @@
+//! What a run says of itself: the counters of the preloaded library and the report of the simulated driver.
+
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// The summary that the library writes at MPI_Finalize.
+#[derive(Clone, Debug)]
+pub struct Stats(Value);
+
+/// Counters of the paths by which a message that was sent by descriptor arrives.
+const PATHS: [&str; 4] = [
+    "receives_direct",
+    "receives_self",
+    "receives_host_ring",
+    "receives_eager",
+];
+
+impl Stats {
+    /// Reads a summary; `None` if there is no file.
+    ///
+    /// # Panics
+    /// If the file is not what the library documents.
+    pub fn read(file: &Path) -> Option<Stats> {
+        let text = fs::read_to_string(file).ok()?;
+        let value: Value = serde_json::from_str(&text)
+            .unwrap_or_else(|e| panic!("the summary is not JSON: {e}\n{text}"));
+        assert!(
+            value["totals"]["counters"].is_object(),
+            "the summary has no totals:\n{text}"
+        );
+        Some(Stats(value))
+    }
+
+    /// A counter, summed over the ranks.
+    ///
+    /// # Panics
+    /// If there is no such counter.
+    pub fn total(&self, counter: &str) -> u64 {
+        self.0["totals"]["counters"][counter]
+            .as_u64()
+            .unwrap_or_else(|| panic!("no counter {counter}"))
+    }
+
+    /// A counter of one rank.
+    ///
+    /// # Panics
+    /// If the rank is not in the summary or has no such counter.
+    pub fn of_rank(&self, rank: u64, counter: &str) -> u64 {
+        let ranks = self.0["ranks"].as_array().expect("ranks");
+        let entry = ranks
+            .iter()
+            .find(|entry| entry["rank"] == rank)
+            .unwrap_or_else(|| panic!("no rank {rank}"));
+        entry["counters"][counter]
+            .as_u64()
+            .unwrap_or_else(|| panic!("no counter {counter}"))
+    }
+
+    /// How many ranks the summary covers.
+    pub fn ranks(&self) -> usize {
+        self.0["ranks"].as_array().map_or(0, Vec::len)
+    }
+
+    /// Messages not taken for a reason.
+    ///
+    /// # Panics
+    /// If there is no such reason.
+    pub fn fallback(&self, reason: &str) -> u64 {
+        let entry = &self.0["totals"]["fallbacks"][reason]["messages"];
+        entry
+            .as_u64()
+            .unwrap_or_else(|| panic!("no reason {reason}"))
+    }
+
+    /// What must hold in any run in which every message was received whole: nothing went wrong inside, every send from
+    /// a device buffer is accounted for, and every descriptor was served by exactly one path, byte for byte.
+    ///
+    /// # Panics
+    /// If it does not hold.
+    pub fn check_complete(&self) {
+        self.check_sane();
+        for unit in ["", "_bytes"] {
+            let arrived: u64 = PATHS
+                .iter()
+                .map(|path| self.total(&format!("{path}{unit}")))
+                .sum();
+            let sent = self.total(&format!("sends_descriptor{unit}"));
+            assert_eq!(
+                arrived, sent,
+                "descriptors served and sent (unit {unit:?}):\n{self}"
+            );
+        }
+    }
+
+    /// What must hold in any run.
+    ///
+    /// # Panics
+    /// If it does not hold.
+    pub fn check_sane(&self) {
+        for counter in ["panics", "errors", "dead_peers", "bad_descriptors"] {
+            assert_eq!(self.total(counter), 0, "{counter}:\n{self}");
+        }
+        for unit in ["", "_bytes"] {
+            let ways = ["sends_descriptor", "sends_value", "sends_native"];
+            let went: u64 = ways
+                .iter()
+                .map(|way| self.total(&format!("{way}{unit}")))
+                .sum();
+            assert_eq!(
+                went,
+                self.total(&format!("sends_device{unit}")),
+                "sends from device buffers (unit {unit:?}):\n{self}"
+            );
+        }
+    }
+
+    /// Whether any message was taken or touched at all.
+    pub fn is_idle(&self) -> bool {
+        let counters = self.0["totals"]["counters"].as_object().expect("totals");
+        counters
+            .iter()
+            .all(|(name, value)| value == 0 || name == "helper_wakeups")
+    }
+}
+
+impl std::fmt::Display for Stats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let totals = &self.0["totals"];
+        for (name, value) in totals["counters"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(_, value)| **value != 0)
+        {
+            writeln!(f, "  {name} {value}")?;
+        }
+        for (name, value) in totals["fallbacks"].as_object().into_iter().flatten() {
+            if value["messages"] != 0 {
+                writeln!(f, "  not taken, {name}: {value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The report of the simulated driver: one JSON object a line, for each finding and for the end of each process.
+#[derive(Clone, Debug, Default)]
+pub struct Report(pub Vec<Value>);
+
+impl Report {
+    /// Reads a report; empty if there is none.
+    pub fn read(file: &Path) -> Report {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        Report(
+            text.lines()
+                .filter_map(|line| serde_json::from_str(line).ok())
+                .collect(),
+        )
+    }
+
+    /// What the simulated driver found wrong: unordered accesses to the same bytes, uses of freed memory.
+    pub fn findings(&self) -> Vec<&Value> {
+        self.0
+            .iter()
+            .filter(|line| line["event"] != "exit")
+            .collect()
+    }
+}

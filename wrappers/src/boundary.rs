@@ -1,0 +1,177 @@
+//! What every exported MPI function does before and after the engine: pass the call on while the library is not armed
+//! or this thread is inside it already, and let no panic out.
+//!
+//! `MPI_X` and `PMPI_X` share one body and never call each other by name: a tool in the executable may define either.
+
+use anabranch_engine::mpi::{guard, Function};
+use std::ffi::c_int;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// Where the calls go.
+#[cfg(not(native_entries))]
+pub(crate) use anabranch_engine::entry;
+
+/// With `--cfg native_entries` every call goes to the MPI library: to measure and test the boundary alone.
+#[cfg(native_entries)]
+pub(crate) use crate::native_entries as entry;
+
+/// Runs the engine's part of a taken call. A panic becomes an error code.
+#[inline(always)]
+pub(crate) fn guarded(function: Function, call: impl FnOnce() -> c_int) -> c_int {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        guard::announce(function);
+        call()
+    }));
+    match outcome {
+        Ok(code) => code,
+        Err(payload) => {
+            let code = guard::panicked(function, &*payload);
+            // The payload's own destructor might panic.
+            std::mem::forget(payload);
+            code
+        }
+    }
+}
+
+/// Runs the engine's part around a watched call. A panic is logged, and the call is made all the same: the other ranks
+/// of a collective are waiting for it.
+#[inline(always)]
+pub(crate) fn around<T>(function: Function, tell: impl FnOnce() -> T) -> Option<T> {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        guard::announce(function);
+        tell()
+    }));
+    match outcome {
+        Ok(scope) => Some(scope),
+        Err(payload) => {
+            guard::panicked_around(function, &*payload);
+            std::mem::forget(payload);
+            None
+        }
+    }
+}
+
+/// Ends what [`around`] began.
+#[inline(always)]
+pub(crate) fn after<T>(function: Function, scope: Option<T>) {
+    if std::mem::needs_drop::<T>() {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(scope))) {
+            guard::panicked_around(function, &*payload);
+            std::mem::forget(payload);
+        }
+    }
+}
+
+/// Exports functions under both names. `$open` says when the body is reached; otherwise the call goes on at once.
+macro_rules! export {
+    ($open:expr, $bodies:ident; $($mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {$(
+        #[no_mangle]
+        #[allow(non_snake_case, clippy::too_many_arguments)]
+        unsafe extern "C-unwind" fn $mpi($($argument: $type),*) -> c_int {
+            if $open {
+                // SAFETY: the arguments are the program's, passed on as they are.
+                unsafe { $bodies::$name($($argument),*) }
+            } else {
+                // SAFETY: as above.
+                unsafe { anabranch_engine::mpi::native::$name($($argument),*) }
+            }
+        }
+
+        #[no_mangle]
+        #[allow(non_snake_case, clippy::too_many_arguments)]
+        unsafe extern "C-unwind" fn $pmpi($($argument: $type),*) -> c_int {
+            if $open {
+                // SAFETY: the arguments are the program's, passed on as they are.
+                unsafe { $bodies::$name($($argument),*) }
+            } else {
+                // SAFETY: as above.
+                unsafe { anabranch_engine::mpi::native::$name($($argument),*) }
+            }
+        }
+    )*};
+}
+
+/// Functions about which the engine decides.
+macro_rules! taken {
+    ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
+        crate::boundary::decided! { taken_bodies; $($variant $name($($argument: $type),*);)* }
+        crate::boundary::export! {
+            anabranch_engine::mpi::guard::armed(), taken_bodies; $($mpi $pmpi $name($($argument: $type),*);)*
+        }
+    };
+}
+
+/// As [`taken`], reached also while the library is not armed.
+macro_rules! arming {
+    ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
+        crate::boundary::decided! { arming_bodies; $($variant $name($($argument: $type),*);)* }
+        crate::boundary::export! {
+            { anabranch_engine::mpi::guard::keep_panics(); true }, arming_bodies;
+            $($mpi $pmpi $name($($argument: $type),*);)*
+        }
+    };
+}
+
+/// Bodies that call the engine's entry point of the same name.
+macro_rules! decided {
+    ($bodies:ident; $($variant:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
+        mod $bodies {
+            use super::*;
+            use crate::boundary::{entry, guarded};
+            use anabranch_engine::mpi::{guard, native, Function};
+            $(
+                #[inline(never)]
+                #[allow(clippy::too_many_arguments)]
+                pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
+                    let Some(_inside) = guard::enter() else {
+                        // SAFETY: the arguments are the program's, passed on as they are.
+                        return unsafe { native::$name($($argument),*) };
+                    };
+                    // SAFETY: as above; the entry point has the contract of the C function.
+                    guarded(Function::$variant, || unsafe { entry::$name($($argument),*) })
+                }
+            )*
+        }
+    };
+}
+
+/// Functions that are called natively between two calls of the engine.
+macro_rules! watched {
+    ($tell:ident $bodies:ident; $($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
+        mod $bodies {
+            use super::*;
+            use crate::boundary::{after, around, entry};
+            use anabranch_engine::mpi::{guard, native, Function};
+            $(
+                #[inline(never)]
+                #[allow(clippy::too_many_arguments)]
+                pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
+                    let Some(_inside) = guard::enter() else {
+                        // SAFETY: the arguments are the program's, passed on as they are.
+                        return unsafe { native::$name($($argument),*) };
+                    };
+                    let scope = around(Function::$variant, || entry::$tell(Function::$variant));
+                    // SAFETY: as above.
+                    let code = unsafe { native::$name($($argument),*) };
+                    after(Function::$variant, scope);
+                    code
+                }
+            )*
+        }
+        crate::boundary::export! {
+            anabranch_engine::mpi::guard::armed(), $bodies; $($mpi $pmpi $name($($argument: $type),*);)*
+        }
+    };
+}
+
+/// Functions during which the helper serves.
+macro_rules! blocking {
+    ($($functions:tt)*) => { crate::boundary::watched! { blocking blocking_bodies; $($functions)* } };
+}
+
+/// Functions of which the engine is told.
+macro_rules! passing {
+    ($($functions:tt)*) => { crate::boundary::watched! { passing passing_bodies; $($functions)* } };
+}
+
+pub(crate) use {arming, blocking, decided, export, passing, taken, watched};

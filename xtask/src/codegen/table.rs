@@ -1,0 +1,288 @@
+//! The table of MPI functions, `src/mpi/functions.txt`: its grammar is explained at its head.
+
+use std::fmt;
+
+/// What the preload library does with a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The engine decides, also before the library is armed.
+    TakenArming,
+    /// The engine decides.
+    Taken,
+    /// Native, while the helper serves.
+    WatchedBlocking,
+    /// Native, after the engine has been told.
+    WatchedPassing,
+    /// Not exported.
+    Native,
+}
+
+impl Class {
+    fn parse(text: &str) -> Option<Class> {
+        Some(match text {
+            "taken arming" => Class::TakenArming,
+            "taken" => Class::Taken,
+            "watched blocking" => Class::WatchedBlocking,
+            "watched passing" => Class::WatchedPassing,
+            "native" => Class::Native,
+            _ => return None,
+        })
+    }
+
+    /// The class as the engine names it.
+    pub fn broad(self) -> &'static str {
+        match self {
+            Class::TakenArming | Class::Taken => "Taken",
+            Class::WatchedBlocking | Class::WatchedPassing => "Watched",
+            Class::Native => "Native",
+        }
+    }
+}
+
+/// A parameter or result type of the table's grammar.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Type(pub String);
+
+impl Type {
+    /// The Rust type that has the same C ABI on every MPI.
+    pub fn rust(&self) -> Result<&'static str, String> {
+        Ok(match self.0.as_str() {
+            "int" | "fint" => "c_int",
+            "count" | "offset" => "i64",
+            "aint" => "isize",
+            "double" => "f64",
+            "buf" | "strings" | "tool" => "*mut c_void",
+            "cbuf" | "fn" => "*const c_void",
+            "cstr" => "*const c_char",
+            "str" => "*mut c_char",
+            handle if is_handle(handle) => "Handle",
+            other => return pointer(other).ok_or_else(|| format!("unknown type {other:?}")),
+        })
+    }
+}
+
+fn is_handle(name: &str) -> bool {
+    const HANDLES: [&str; 11] = [
+        "comm",
+        "datatype",
+        "request",
+        "message",
+        "group",
+        "info",
+        "errhandler",
+        "op",
+        "win",
+        "file",
+        "session",
+    ];
+    HANDLES.contains(&name)
+}
+
+/// `*T`, `*const T`, `[T]`, `[const T]`. Arrays of handles and all statuses are untyped: their layout is the ABI's.
+fn pointer(text: &str) -> Option<&'static str> {
+    let (inner, array) = match text.strip_prefix('*') {
+        Some(inner) => (inner, false),
+        None => (text.strip_prefix('[')?.strip_suffix(']')?, true),
+    };
+    let (inner, constant) = match inner.strip_prefix("const ") {
+        Some(inner) => (inner, true),
+        None => (inner, false),
+    };
+    Some(match (inner, constant) {
+        ("int" | "fint", false) => "*mut c_int",
+        ("int" | "fint", true) => "*const c_int",
+        ("count" | "offset", false) => "*mut i64",
+        ("count" | "offset", true) => "*const i64",
+        ("aint", false) => "*mut isize",
+        ("aint", true) => "*const isize",
+        ("tool", false) => "*mut *mut c_void",
+        ("status" | "f08_status", false) => "*mut c_void",
+        ("status" | "f08_status", true) => "*const c_void",
+        (handle, false) if is_handle(handle) => {
+            if array {
+                "*mut c_void"
+            } else {
+                "*mut Handle"
+            }
+        }
+        (handle, true) if is_handle(handle) => {
+            if array {
+                "*const c_void"
+            } else {
+                "*const Handle"
+            }
+        }
+        _ => return None,
+    })
+}
+
+/// A C function of MPI.
+#[derive(Clone, Debug)]
+pub struct Function {
+    /// `MPI_Send`
+    pub name: String,
+    pub parameters: Vec<(String, Type)>,
+    pub result: Type,
+    pub variadic: bool,
+}
+
+impl Function {
+    /// `send`, `type_create_struct_c`, `mpix_query_cuda_support`.
+    pub fn snake(&self) -> String {
+        self.name
+            .strip_prefix("MPI_")
+            .unwrap_or(&self.name)
+            .to_lowercase()
+    }
+
+    /// `Send`, `TypeCreateStructC`, `MpixQueryCudaSupport`.
+    pub fn variant(&self) -> String {
+        self.snake().split('_').map(capitalized).collect()
+    }
+}
+
+fn capitalized(word: &str) -> String {
+    let mut letters = word.chars();
+    letters
+        .next()
+        .map(|first| first.to_ascii_uppercase().to_string() + letters.as_str())
+        .unwrap_or_default()
+}
+
+/// Functions that share a class and a reason.
+#[derive(Debug)]
+pub struct Section {
+    pub title: String,
+    pub class: Class,
+    pub why: String,
+    pub functions: Vec<Function>,
+}
+
+/// A line that does not follow the grammar.
+#[derive(Debug)]
+pub struct TableError {
+    line: usize,
+    what: String,
+}
+
+impl fmt::Display for TableError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "functions.txt:{}: {}", self.line, self.what)
+    }
+}
+
+/// Parses the whole table.
+pub fn parse(text: &str) -> Result<Vec<Section>, TableError> {
+    let mut sections: Vec<Section> = Vec::new();
+    let mut title = "";
+    for (number, line) in text.lines().enumerate() {
+        let fail = |what: &str| TableError {
+            line: number + 1,
+            what: format!("{what}: {line}"),
+        };
+        if let Some(comment) = line.strip_prefix('#') {
+            title = comment.trim();
+        } else if let Some(class) = line.strip_prefix("class: ") {
+            let class = Class::parse(class).ok_or_else(|| fail("unknown class"))?;
+            sections.push(Section {
+                title: title.to_owned(),
+                class,
+                why: String::new(),
+                functions: Vec::new(),
+            });
+        } else if !line.trim().is_empty() {
+            let section = sections
+                .last_mut()
+                .ok_or_else(|| fail("outside a section"))?;
+            if let Some(why) = line.strip_prefix("why: ") {
+                section.why = why.to_owned();
+            } else {
+                section
+                    .functions
+                    .extend(functions(line).ok_or_else(|| fail("not a function"))?);
+            }
+        }
+    }
+    Ok(sections)
+}
+
+/// The function of a line, and its large-count form where the line has alternatives `A|B`.
+fn functions(line: &str) -> Option<Vec<Function>> {
+    let (name, rest) = line.split_once('(')?;
+    let (parameters, result) = rest.rsplit_once(')')?;
+    let result = match result.trim().strip_prefix("->") {
+        Some(result) => result.trim(),
+        None if result.trim().is_empty() => "int",
+        None => return None,
+    };
+    let mut plain = Function {
+        name: name.to_owned(),
+        parameters: Vec::new(),
+        result: Type(result.to_owned()),
+        variadic: false,
+    };
+    let mut large = Function {
+        name: format!("{name}_c"),
+        ..plain.clone()
+    };
+    let mut has_large = false;
+    for parameter in parameters
+        .split(", ")
+        .filter(|parameter| !parameter.is_empty())
+    {
+        if parameter == "..." {
+            plain.variadic = true;
+            continue;
+        }
+        let (name, kind) = parameter.split_once(": ")?;
+        let (a, b) = kind.split_once('|').unwrap_or((kind, kind));
+        has_large |= kind.contains('|');
+        plain.parameters.push((name.to_owned(), Type(a.to_owned())));
+        large.parameters.push((name.to_owned(), Type(b.to_owned())));
+    }
+    Some(if has_large {
+        vec![plain, large]
+    } else {
+        vec![plain]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alternatives_make_the_large_count_form() {
+        let sections = parse("# Sends\nclass: taken\nwhy: because\nMPI_Send(buf: cbuf, count: int|count, comm: comm)\n");
+        let Ok(sections) = sections else {
+            panic!("the line is right")
+        };
+        let [plain, large] = sections[0].functions.as_slice() else {
+            panic!("two functions")
+        };
+        assert_eq!(
+            (plain.name.as_str(), plain.parameters[1].1.rust()),
+            ("MPI_Send", Ok("c_int"))
+        );
+        assert_eq!(
+            (large.name.as_str(), large.parameters[1].1.rust()),
+            ("MPI_Send_c", Ok("i64"))
+        );
+        assert_eq!(large.variant(), "SendC");
+    }
+
+    #[test]
+    fn mistakes_name_their_line() {
+        for (text, line) in [
+            ("class: other", ":1:"),
+            ("class: taken\nMPI_Send", ":2:"),
+            ("MPI_Send()", ":1:"),
+        ] {
+            let Err(error) = parse(text) else {
+                panic!("{text:?} is wrong")
+            };
+            assert!(error.to_string().contains(line), "{error}");
+        }
+        assert!(Type("[unheard of]".to_owned()).rust().is_err());
+    }
+}

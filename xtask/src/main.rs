@@ -1,0 +1,99 @@
+//! `cargo xtask COMMAND`: what the project's own build does beyond `cargo build`.
+
+mod codegen;
+mod report;
+
+use std::process::ExitCode;
+use xtask::build::{build, Options};
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  build [--release] [--solver-for MPI,...] [--quiet]
+            lay out target/<profile>: anabranch, libanabranch.so, simcuda/libcuda.so.1, and the solver,
+            once for each MPI library found (or for the named ones; `--solver-for none` for none)
+  codegen [--check]
+            write the files generated from the table of MPI functions (or check that they are current)
+  mpi       list the MPI libraries found
+  report --reference FILE --without FILE --with FILE --stats FILE
+            compare three runs of the solver, and say what the library did in the last
+  counters FILE
+            say what the library did in a run, from the file that ANABRANCH_STATS named
+  fresh [--release]
+            succeed if the layout was built from the present sources";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match arguments.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", &[][..]),
+    };
+    let outcome = match command {
+        "build" => build_options(rest)
+            .and_then(|options| build(&options))
+            .map(|_| ()),
+        "codegen" => codegen::run(rest),
+        "mpi" => list_mpi(),
+        "report" => report::run(rest),
+        "counters" => report::counters(rest),
+        "fresh" => fresh(rest),
+        "help" | "--help" | "-h" => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        other => Err(format!("unknown command {other:?}\n{USAGE}")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn build_options(arguments: &[String]) -> Result<Options, String> {
+    let mut options = Options::default();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--release" => options.release = true,
+            "--quiet" => options.quiet = true,
+            "--solver-for" => {
+                let names = rest
+                    .next()
+                    .ok_or("--solver-for needs the name of an MPI library")?;
+                options.solver_for = Some(names.split(',').map(str::to_owned).collect());
+            }
+            other => return Err(format!("build does not know {other:?}\n{USAGE}")),
+        }
+    }
+    Ok(options)
+}
+
+fn list_mpi() -> Result<(), String> {
+    let layout = xtask::layout::Layout::new(false);
+    for mpi in xtask::mpi::find(&layout.wheels()) {
+        println!(
+            "{:<12} {:<12} {} {}",
+            mpi.name,
+            format!("{:?}", mpi.family),
+            mpi.mpicc.display(),
+            mpi.mpirun.display()
+        );
+    }
+    Ok(())
+}
+
+fn fresh(arguments: &[String]) -> Result<(), String> {
+    let layout =
+        xtask::layout::Layout::new(arguments.iter().any(|argument| argument == "--release"));
+    if xtask::build::is_fresh(&layout) {
+        Ok(())
+    } else {
+        Err(format!(
+            "{} was not built from the present sources; run cargo xtask build",
+            layout.folder().display()
+        ))
+    }
+}
