@@ -63,7 +63,19 @@ impl Engine {
         self.core.lock().table.is_empty()
     }
 
+    /// Whether a request of the program's is complete. If a send is not, the MPI library is made to progress after this
+    /// step; a receive's own request has been tested.
     fn look(&self, core: &mut Core, entry: Entry) -> Look {
+        let look = self.look_quietly(core, entry);
+        let sends = match entry {
+            Entry::Receive(id) => core.companion_of(id).is_some(),
+            Entry::Send(_) | Entry::Persistent(_) => true,
+        };
+        core.pump_wanted |= look == Look::Pending && sends;
+        look
+    }
+
+    fn look_quietly(&self, core: &mut Core, entry: Entry) -> Look {
         let ready = match entry {
             Entry::Receive(id) if core.is_idle(id) => return Look::Inactive,
             Entry::Receive(id) => {
@@ -334,7 +346,7 @@ impl Engine {
                     codes.test_native_all(&mut split, requests);
                 }
                 if !ready || !split.native.is_empty() {
-                    engine.pump();
+                    core.pump_wanted = true;
                     flag.write(0);
                     return abi.success;
                 }
@@ -422,7 +434,7 @@ impl Engine {
                 let result = self.once(|engine, core| {
                     let result = step(engine, core);
                     if result.is_none() {
-                        engine.pump();
+                        core.pump_wanted = true;
                     }
                     result
                 });
@@ -533,7 +545,7 @@ impl Engine {
             self.once(|engine, core| {
                 let outcome = step(engine, core);
                 if outcome.is_none() {
-                    engine.pump();
+                    core.pump_wanted = true;
                 }
                 outcome
             })
@@ -969,7 +981,7 @@ impl Engine {
         let mut i = 0;
         while i < core.orphans.len() {
             let (handle, entry) = core.orphans[i];
-            if self.look(core, entry) == Look::Pending {
+            if self.look_quietly(core, entry) == Look::Pending {
                 i += 1;
                 continue;
             }

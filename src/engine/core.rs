@@ -63,6 +63,10 @@ pub struct Core {
     pub(super) posted: usize,
     /// Number given to the latest receive.
     pub(super) serial: u64,
+    /// Something is waited for that only the MPI library's progress brings: see [`Engine::pump`].
+    ///
+    /// [`Engine::pump`]: crate::engine::Engine::pump
+    pub(super) pump_wanted: bool,
     pub(super) helper_runs: bool,
     pub(super) ready: bool,
     serving: bool,
@@ -93,6 +97,7 @@ impl Core {
             blind: 0,
             posted: 0,
             serial: 0,
+            pump_wanted: false,
             helper_runs: false,
             ready: false,
             serving: false,

@@ -183,16 +183,23 @@ fn summarize(engine: &Engine, peers: &[Arc<Peer>]) {
 }
 
 impl Engine {
-    /// Serves until every message of this rank is received, or its receiver is past receiving.
+    /// Serves until every message of this rank is received, or its receiver is past receiving. The MPI library is made
+    /// to progress only as far as descriptors that it still has to send need it: MPICH 5 fails in `MPI_Finalize` where
+    /// it has taken in a message that nobody received, and a program that leaves such messages behind passes there
+    /// as long as it makes no further call that progresses.
     fn serve_out(&self) {
         self.env.node.own().set_finalizing();
         if !self.live.load(Ordering::Acquire) {
             return;
         }
         self.until(|engine, core| {
-            engine.pump();
-            let open: Vec<usize> = core.open.clone();
-            let waiting = open.iter().any(|id| core.is_wanted(&engine.env, *id));
+            let open = core.open.clone();
+            let mut waiting = false;
+            for id in open {
+                // SAFETY: the program's thread, before MPI is finalized.
+                unsafe { core.test_value(&engine.env, id) };
+                waiting |= core.is_wanted(&engine.env, id);
+            }
             // What has begun to move is brought to its end; what never matched is not waited for.
             (!waiting && core.moving.is_empty()).then_some(())
         });
@@ -207,7 +214,7 @@ impl Engine {
         for (handle, entry) in orphans {
             if let (Entry::Send(_), true) = (entry, handle != 0) {
                 // SAFETY: our own request, which nobody knows any more.
-                unsafe { send::finish_request(&self.env, handle, self.env.abi.no_status()) };
+                unsafe { send::drop_request(handle) };
             }
         }
     }

@@ -348,13 +348,11 @@ impl Engine {
         let key = self.core.lock().gpu.prepare(buffer)?;
         // SAFETY: the vector has room for `bytes`, and is not touched before the copy is done.
         let mut lift = unsafe { Lift::new(Way::Down, key, shape, data.as_mut_ptr(), bytes) };
-        self.until(|engine, core| {
-            engine.pump();
-            match lift.poll(&mut core.gpu) {
-                Ok(true) => Some(Ok(())),
-                Ok(false) => None,
-                Err(error) => Some(Err(error)),
-            }
+        // The copy ends by itself, so the MPI library is not made to progress meanwhile: see `Engine::serve_out`.
+        self.until(|_, core| match lift.poll(&mut core.gpu) {
+            Ok(true) => Some(Ok(())),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
         })?;
         // SAFETY: the copy has filled `bytes` bytes.
         unsafe { data.set_len(bytes as usize) };
@@ -370,15 +368,11 @@ impl Engine {
         });
     }
 
-    /// Whether a send of the engine's is complete; lets MPI progress.
+    /// Whether a send of the engine's is complete. Lets MPI progress as far as the send itself needs it.
     pub(super) fn look_at_send(&self, core: &mut Core, id: usize) -> bool {
         // SAFETY: the request is the send's own.
         unsafe { core.test_value(&self.env, id) };
-        let complete = core.sends[id].complete;
-        if !complete {
-            self.pump();
-        }
-        complete
+        core.sends[id].complete
     }
 }
 
@@ -981,6 +975,19 @@ pub unsafe fn start_generalized(abi: &Abi) -> Result<Handle, c_int> {
         Ok(abi.normalize(handle))
     } else {
         Err(code)
+    }
+}
+
+/// Ends a generalized request whose status nobody wants.
+///
+/// # Safety
+/// `handle` is a generalized request of ours whose operation is over.
+pub unsafe fn drop_request(handle: Handle) {
+    let mut handle = handle;
+    // SAFETY: passed on.
+    unsafe {
+        native::grequest_complete(handle);
+        native::request_free(&raw mut handle);
     }
 }
 

@@ -23,6 +23,7 @@ impl Engine {
     pub unsafe fn await_send(&self, id: usize) -> c_int {
         self.until(|engine, core| {
             if !engine.look_at_send(core, id) {
+                core.pump_wanted = true;
                 return None;
             }
             // SAFETY: complete.
@@ -156,6 +157,7 @@ impl Engine {
         self.until(|engine, core| {
             let received = engine.look_at_receive(core, receive);
             let complete = engine.look_at_send(core, pair.send) && received;
+            core.pump_wanted |= !complete;
             complete.then(|| {
                 // SAFETY: both are complete.
                 unsafe {

@@ -33,11 +33,14 @@ impl Engine {
         self.tidy(&mut core);
         let result = step(self, &mut core);
         self.try_ready(&mut core);
+        if std::mem::take(&mut core.pump_wanted) {
+            self.pump();
+        }
         result
     }
 
-    /// Repeats `step` until it has a result, with progress of everything else in between. `step` must let the MPI
-    /// library progress (any test or probe does).
+    /// Repeats `step` until it has a result, with progress of everything else in between. A step that waits for what
+    /// the MPI library must bring tests a native request, or sets `pump_wanted`.
     pub(super) fn until<T>(&self, mut step: impl FnMut(&Engine, &mut Core) -> Option<T>) -> T {
         let _driving = self.drive();
         let mut backoff = Backoff::new();
@@ -49,8 +52,12 @@ impl Engine {
                 }
                 self.tidy(&mut core);
                 if let Some(result) = step(self, &mut core) {
+                    core.pump_wanted = false;
                     self.try_ready(&mut core);
                     return result;
+                }
+                if std::mem::take(&mut core.pump_wanted) {
+                    self.pump();
                 }
             }
             backoff.snooze();
@@ -69,7 +76,7 @@ impl Engine {
 
     /// Lets the MPI library progress where no request of its own is being tested: the status of a generalized request
     /// that never completes is asked for. (A probe on MPI_COMM_SELF is not enough: MPICH 5 then looks at little else.)
-    pub(super) fn pump(&self) {
+    fn pump(&self) {
         let abi = self.env.abi;
         let mut flag = 0;
         let handle = *self.pump.get_or_init(|| {
@@ -88,7 +95,7 @@ impl Engine {
             .filter(|handle| **handle != self.env.abi.request_null)
         {
             // SAFETY: our own generalized request, used no more.
-            unsafe { send::finish_request(&self.env, *handle, self.env.abi.no_status()) };
+            unsafe { send::drop_request(*handle) };
         }
     }
 }

@@ -41,19 +41,26 @@ fn jacobi(mpi: &Mpi) {
     if mpi.family == Family::StandardAbi {
         return; // the MPI binding of the solver knows the interfaces of Open MPI and of MPICH
     }
-    let variants: [&[&str]; 3] = [
-        &["--size", "512x8200"],
-        &[
-            "--size",
-            "300x9001",
-            "--type",
-            "double",
-            "--exchange",
-            "concurrent",
-        ],
-        &["--size", "1030x777", "--dims", "2x2", "--boundary", "torus"],
+    // The split is for four ranks: one alone has the whole domain.
+    let variants: [(&[&str], &[&str]); 3] = [
+        (&["--size", "512x8200"], &[]),
+        (
+            &[
+                "--size",
+                "300x9001",
+                "--type",
+                "double",
+                "--exchange",
+                "concurrent",
+            ],
+            &[],
+        ),
+        (
+            &["--size", "1030x777", "--boundary", "torus"],
+            &["--dims", "2x2"],
+        ),
     ];
-    for variant in variants {
+    for (variant, split) in variants {
         let mut arguments = vec![
             "--iterations",
             "40",
@@ -70,6 +77,7 @@ fn jacobi(mpi: &Mpi) {
                 .env("SIMCUDA_CHECK", "0")
         };
         let (alone, _) = solve(mpi, 1, &arguments, native);
+        arguments.extend(split);
         let (plain, _) = solve(mpi, 4, &arguments, native);
         let (carried, outcome) = solve(mpi, 4, &arguments, |job| {
             job.env("ANABRANCH_THRESHOLD", "0")
