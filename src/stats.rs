@@ -52,6 +52,7 @@ counters! {
     SendsDeviceBytes     "sends_device_bytes"      Bytes "their payload";
     SendsDescriptor      "sends_descriptor"        Count "sends that went as a descriptor";
     SendsDescriptorBytes "sends_descriptor_bytes"  Bytes "their payload";
+    SendsHosted          "sends_hosted"            Count "sends of those that completed from host memory before their receiver came";
     SendsValue           "sends_value"             Count "sends from device buffers that went by value, copied to host memory first";
     SendsValueBytes      "sends_value_bytes"       Bytes "their payload";
     SendsNative          "sends_native"            Count "sends from device buffers handed to the MPI library as they are";
@@ -112,7 +113,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    TooSmall        "too_small"        "smaller than ANABRANCH_THRESHOLD";
+    TooSmall        "too_small"        "smaller than a descriptor, or than ANABRANCH_THRESHOLD";
     NotOnNode       "not_on_node"      "the peer is on another node";
     NotRegistered   "not_registered"   "the peer runs without the library, or another version of it";
     NotReady        "not_ready"        "the peer had not used a device yet, so its helper was not running";

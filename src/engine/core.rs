@@ -69,7 +69,8 @@ pub struct Core {
     pub(super) pump_wanted: bool,
     pub(super) helper_runs: bool,
     pub(super) ready: bool,
-    serving: bool,
+    /// A send is to be looked at again whether or not a peer rings.
+    pub(super) serving: bool,
     bell: u32,
     checked: Instant,
 }
@@ -111,16 +112,12 @@ impl Core {
         self.sent.overflowed() || self.received.overflowed()
     }
 
-    /// Something unfinished that the helper can move on.
-    pub fn has_work(&self) -> bool {
-        !self.moving.is_empty() || !self.open.is_empty() || self.posted != 0
-    }
-
-    /// Something that is worth looking at again soon: copies under way, a peer being served, or a descriptor that is
-    /// announced and may land in a posted receive.
+    /// Something that is worth looking at again soon: copies under way, a peer being served, one that has rung, or a
+    /// descriptor that is announced and may land in a posted receive.
     pub fn is_owing(&self, env: &Env) -> bool {
         !self.moving.is_empty()
             || self.serving
+            || (!self.open.is_empty() && env.node.own().doorbell() != self.bell)
             || (self.posted != 0 && env.node.own().announced() != self.taken)
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::cuda::{ContextKey, Error, Export, InFlight, IpcHandle, Purpose};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::Env;
-use crate::node::{Descriptor, Message, Peer, Slot};
+use crate::node::{Descriptor, Message, Peer, Refused, Slot, State};
 use crate::stats::{self, Counter, Reason};
 
 /// Flags of a slot's message.
@@ -39,7 +39,19 @@ enum Path {
     Ring {
         flying: VecDeque<(InFlight, u64)>,
         arrived: u64,
+        /// The sender has put the whole payload there by itself.
+        hosted: bool,
     },
+}
+
+impl Path {
+    fn ring(hosted: bool) -> Path {
+        Path::Ring {
+            flying: VecDeque::new(),
+            arrived: 0,
+            hosted,
+        }
+    }
 }
 
 /// A transfer under way.
@@ -98,11 +110,14 @@ impl Fetch {
         let Some(peer) = env.node.peer(descriptor.sender) else {
             return Err(NotTaken::Bad);
         };
-        let message = match peer.validate(&descriptor) {
-            Ok((slot, message)) if message.destination == env.world_rank => slot
-                .claim(descriptor.nonce)
-                .map(|()| message)
-                .map_err(|_| NotTaken::Bad)?,
+        let (message, hosted) = match peer.validate(&descriptor) {
+            Ok((slot, message)) if message.destination == env.world_rank => {
+                match slot.claim(descriptor.nonce) {
+                    Ok(()) => (message, false),
+                    Err(Refused::State(State::Hosted)) => (message, true),
+                    Err(_) => return Err(NotTaken::Bad),
+                }
+            }
             _ => return Err(NotTaken::Bad),
         };
         let own = descriptor.sender == env.world_rank;
@@ -121,7 +136,9 @@ impl Fetch {
             path: Path::Nothing,
             own,
         };
-        if wanted > 0 {
+        if wanted > 0 && hosted {
+            fetch.path = Path::ring(true);
+        } else if wanted > 0 {
             fetch.start(gpu);
         }
         Ok(fetch)
@@ -206,10 +223,7 @@ impl Fetch {
         if let Some(slot) = self.slot() {
             let _ = slot.want_host(self.nonce);
         }
-        self.path = Path::Ring {
-            flying: VecDeque::new(),
-            arrived: 0,
-        };
+        self.path = Path::ring(false);
         self.peer.ring_doorbell();
     }
 
@@ -248,7 +262,7 @@ impl Fetch {
             return Step::Failed;
         };
         match slot.state(self.nonce) {
-            Ok(crate::node::State::Claimed | crate::node::State::WantHost) => {}
+            Ok(State::Claimed | State::WantHost | State::Hosted) => {}
             other => {
                 log::debug!(
                     "message from rank {} cannot be had: {other:?}",
@@ -257,7 +271,12 @@ impl Fetch {
                 return Step::Failed;
             }
         }
-        let Path::Ring { flying, arrived } = &mut self.path else {
+        let Path::Ring {
+            flying,
+            arrived,
+            hosted,
+        } = &mut self.path
+        else {
             return Step::Failed;
         };
         let mut moved = false;
@@ -324,8 +343,13 @@ impl Fetch {
             }
         }
         if *arrived == self.wanted {
-            stats::add(Counter::HostRingReceives, 1);
-            stats::add(Counter::HostRingBytes, self.wanted);
+            let (messages, bytes) = if *hosted {
+                (Counter::EagerReceives, Counter::EagerBytes)
+            } else {
+                (Counter::HostRingReceives, Counter::HostRingBytes)
+            };
+            stats::add(messages, 1);
+            stats::add(bytes, self.wanted);
             return self.acknowledge();
         }
         Step::Pending(moved)

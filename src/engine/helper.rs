@@ -61,13 +61,13 @@ impl Handle {
 
     /// Wakes it, if it sleeps.
     pub fn wake(&self, env: &Env) {
-        env.node.own().ring_doorbell();
+        env.node.own().wake_sleepers();
     }
 
     /// Stops it and waits until it has ended.
     pub fn stop(&self, env: &Env) {
         self.stop.store(true, Ordering::SeqCst);
-        env.node.own().ring_doorbell();
+        self.wake(env);
         let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             let _ = thread.join();

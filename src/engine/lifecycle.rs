@@ -15,6 +15,9 @@ use crate::node::{Launch, Node, Options, Peer};
 use crate::stats::{self, Counter, Snapshot, Summary};
 use crate::{cuda, logging, mpi};
 
+/// Largest cell for the payload of an eager message, bytes.
+const CELL_BYTES_MAX: u64 = 64 << 10;
+
 /// Arms the library after a successful `MPI_Init`, unless there is nothing for it to do in this process. Makes no
 /// communicating call: a rank without the library must not be waited for.
 pub fn arm() {
@@ -58,6 +61,8 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
         slots: config.slots.max(1),
         staging_bytes: config.staging,
         chunk_bytes: u32::try_from(config.chunk).unwrap_or(1 << 20),
+        // Larger eager messages go by value.
+        cell_bytes: config.eager.min(CELL_BYTES_MAX) as u32,
         ..Options::default()
     };
     let node = Node::register(&launch, world_rank, &options).map_err(|error| {

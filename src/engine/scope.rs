@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use crate::engine::{engine, Engine};
 
 /// Held across a native call that may block, from before it is decided that the call is to be native: once entered, a
-/// rank that was not live does not become ready for descriptors until the scope ends. While it lives, the helper thread alone drives the engine; it needs no
-/// sign of that, since it works whenever no thread of the program is driving. What the scope does is to let the
-/// engine take part if a rank of the node has begun to use devices, and to wake the helper if there is work.
+/// rank that was not live does not become ready for descriptors until the scope ends. While it lives, the helper thread
+/// alone drives the engine; it needs no sign of that, since it works whenever no thread of the program is driving. What
+/// the scope does is to let the engine take part if a rank of the node has begun to use devices, and to wake the helper
+/// if there is work.
 #[derive(Debug)]
 pub struct NativeScope {
     counted: bool,
@@ -55,14 +56,11 @@ impl Engine {
     }
 
     fn enter_live(&self) -> NativeScope {
-        if self.env.node.own().announced() != 0 || self.has_work() {
+        // What peers ask for from now on, they wake the helper for by themselves.
+        if self.core.lock().is_owing(&self.env) {
             self.helper.wake(&self.env);
         }
         NativeScope { counted: false }
-    }
-
-    fn has_work(&self) -> bool {
-        self.core.lock().has_work()
     }
 }
 

@@ -10,7 +10,7 @@ use crate::engine::counts::Stream;
 use crate::engine::fetch::flag;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape, Way};
-use crate::engine::serve::Serve;
+use crate::engine::serve::{Hosting, Serve};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Abi, Handle, Status};
@@ -90,10 +90,14 @@ struct Out {
     native: Handle,
     /// What the native send reads; kept until that is complete.
     _wire: Box<[u8; DESCRIPTOR_BYTES]>,
-    context: Option<ContextKey>,
+    context: ContextKey,
     source: u64,
     bytes: u64,
     serve: Option<Serve>,
+    /// It completes without its receiver, as a standard send below the eager limit must.
+    hosting: Option<Hosting>,
+    /// The slot is in use: the receiver may still read it.
+    is_open: bool,
 }
 
 /// What a look at an open send found.
@@ -400,11 +404,23 @@ impl Core {
             log::debug!("device buffer {:#x}: {error}", buffer.address);
             Unsent::Reason(Reason::DriverError)
         })?;
-        let slot = env
-            .node
-            .own()
-            .alloc()
-            .ok_or(Unsent::Reason(Reason::NoSlot))?;
+        let own = env.node.own();
+        let is_eager = bytes <= env.config.eager && args.mode != Mode::Synchronous;
+        let cell = if is_eager {
+            let fits = bytes <= u64::from(own.layout().cell_bytes);
+            let cell = fits.then(|| own.take_cell()).flatten();
+            Some(cell.ok_or(Unsent::Reason(Reason::NoSlot))?)
+        } else {
+            None
+        };
+        let give_back = |slot: Option<u32>| {
+            cell.map(|cell| own.give(cell));
+            slot.map(|slot| own.free(slot));
+        };
+        let Some(slot) = own.alloc() else {
+            give_back(None);
+            return Err(Unsent::Reason(Reason::NoSlot));
+        };
         let stream = Stream {
             comm: identity.id,
             peer: peer.world_rank(),
@@ -412,8 +428,8 @@ impl Core {
         };
         let sequence = self.sent.peek(stream);
         let message = self.message(env, args, buffer, bytes, &identity, &peer, sequence);
-        let Some(nonce) = env.node.own().post(slot, &message) else {
-            env.node.own().free(slot);
+        let Some(nonce) = own.post(slot, &message) else {
+            give_back(Some(slot));
             return Err(Unsent::Reason(Reason::NoSlot));
         };
         let descriptor = Descriptor {
@@ -440,7 +456,7 @@ impl Core {
         // SAFETY: the wire bytes are kept until the native send is complete.
         let code = unsafe { native_isend(&carrier, &raw mut request) };
         if code != env.abi.success {
-            env.node.own().free(slot);
+            give_back(Some(slot));
             return Err(Unsent::Code(code));
         }
         self.sent.take(stream);
@@ -454,10 +470,12 @@ impl Core {
             nonce,
             native: request,
             _wire: wire,
-            context: Some(context),
+            context,
             source: buffer.address,
             bytes,
             serve: None,
+            hosting: cell.map(|cell| Hosting::new(context, buffer.address, bytes, cell)),
+            is_open: true,
         };
         let id = self.sends.insert(Send {
             handle: 0,
@@ -468,6 +486,8 @@ impl Core {
             kind: SendKind::Descriptor(Box::new(out)),
         });
         self.open.push(id);
+        // A small message is to be looked at before its receiver has done anything.
+        self.serving |= is_eager;
         Ok(id)
     }
 
@@ -503,9 +523,7 @@ impl Core {
         if args.mode == Mode::Buffered {
             return Err(Reason::Buffered);
         }
-        if bytes < env.config.threshold.max(DESCRIPTOR_BYTES as u64 + 1)
-            || (bytes <= env.config.eager && args.mode != Mode::Synchronous)
-        {
+        if bytes < env.config.threshold.max(DESCRIPTOR_BYTES as u64 + 1) {
             return Err(Reason::TooSmall);
         }
         if !info.dense(args.count) {
@@ -600,66 +618,88 @@ impl Core {
             };
         };
         let state = slot.state(out.nonce);
-        match state {
-            Ok(State::Posted | State::Claimed) => Advance::default(),
-            Ok(State::WantHost) => {
-                let Some(context) = out.context else {
+        let ring = slot.ring(out.nonce);
+        let step = match (state, &mut out.hosting) {
+            (Ok(State::Hosted), _) | (Ok(State::Posted | State::Claimed), None) => {
+                return Advance::default()
+            }
+            // The receiver reads the buffer itself: what was begun meanwhile is brought to its end, no more.
+            (Ok(State::Claimed), Some(_)) => return Advance::default(),
+            (Ok(State::Posted), Some(hosting)) => {
+                hosting.poll(&mut self.gpu, own, &ring, false).map(|moved| {
+                    // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
+                    if moved && slot.retire(out.nonce).is_ok() {
+                        stats::add(Counter::SendsHosted, 1);
+                        send.complete = true;
+                    }
+                    moved
+                })
+            }
+            (Ok(State::WantHost), Some(hosting)) => {
+                if hosting.is_in_ring() {
                     return Advance::default();
-                };
-                let serve = out
-                    .serve
-                    .get_or_insert_with(|| Serve::new(context, out.source, out.bytes));
-                let result = serve.poll(&mut self.gpu, own, &slot.ring(out.nonce));
-                match result {
-                    Ok(moved) => {
-                        if moved {
-                            out.peer.ring_doorbell();
-                        }
-                        Advance {
-                            moved,
-                            serving: true,
-                            closed: false,
-                        }
-                    }
-                    Err(error) => {
-                        log::error!(
-                            "message of {} bytes to rank {}: {error}",
-                            out.bytes,
-                            out.peer.world_rank()
-                        );
-                        let _ = slot.fail(out.nonce, env.abi.err_other);
-                        out.peer.ring_doorbell();
-                        Advance {
-                            moved: true,
-                            serving: true,
-                            closed: false,
-                        }
-                    }
                 }
+                hosting.poll(&mut self.gpu, own, &ring, true)
             }
-            _ => {
-                if let Some(serve) = &mut out.serve {
-                    serve.release_filled(own);
-                    if !serve.is_drained(own) {
-                        return Advance {
-                            moved: false,
-                            serving: true,
-                            closed: false,
-                        };
-                    }
-                }
-                if state == Ok(State::Failed) {
-                    send.code = env.abi.err_other;
-                    stats::add(Counter::Errors, 1);
-                }
-                own.free(out.slot);
-                send.complete = true;
-                Advance {
-                    moved: true,
-                    serving: false,
-                    closed: true,
-                }
+            (Ok(State::WantHost), None) => out
+                .serve
+                .get_or_insert_with(|| Serve::new(out.context, out.source, out.bytes))
+                .poll(&mut self.gpu, own, &ring),
+            _ => return self.close_send(env, id, state == Ok(State::Failed)),
+        };
+        if let Err(error) = &step {
+            log::error!(
+                "message of {} bytes to rank {}: {error}",
+                out.bytes,
+                out.peer.world_rank()
+            );
+            let _ = slot.fail(out.nonce, env.abi.err_other);
+        }
+        let moved = step.unwrap_or(true);
+        if moved {
+            out.peer.ring_doorbell();
+        }
+        Advance {
+            moved,
+            serving: true,
+            closed: false,
+        }
+    }
+
+    /// The receiver is through with a message, or will never be: ends what is under way and frees the slot.
+    fn close_send(&mut self, env: &Env, id: usize, has_failed: bool) -> Advance {
+        let own = env.node.own();
+        let send = &mut self.sends[id];
+        let SendKind::Descriptor(out) = &mut send.kind else {
+            return Advance::default();
+        };
+        let drained = match (&mut out.serve, &mut out.hosting) {
+            (Some(serve), _) => {
+                serve.release_filled(own);
+                serve.is_drained(own)
             }
+            (None, Some(hosting)) => hosting.release(own),
+            (None, None) => true,
+        };
+        if !drained {
+            return Advance {
+                moved: false,
+                serving: true,
+                closed: false,
+            };
+        }
+        // A send that is complete already is nobody's error any more.
+        if has_failed && !send.complete {
+            send.code = env.abi.err_other;
+            stats::add(Counter::Errors, 1);
+        }
+        own.free(out.slot);
+        out.is_open = false;
+        send.complete = true;
+        Advance {
+            moved: true,
+            serving: false,
+            closed: true,
         }
     }
 
@@ -680,7 +720,7 @@ impl Core {
             .own()
             .slot(out.slot)
             .and_then(|slot| slot.state(out.nonce).ok());
-        !(out.peer.finalizing() && state == Some(State::Posted))
+        !(out.peer.finalizing() && matches!(state, Some(State::Posted | State::Hosted)))
     }
 
     /// Ends a send whose receiver has died.
@@ -745,7 +785,8 @@ impl Core {
         match &self.sends[id].kind {
             SendKind::Over => true,
             SendKind::Descriptor(out) => {
-                env.abi.normalize(out.native) == env.abi.normalize(env.abi.request_null)
+                !out.is_open
+                    && env.abi.normalize(out.native) == env.abi.normalize(env.abi.request_null)
             }
             SendKind::Value { .. } => false,
         }

@@ -11,10 +11,11 @@ struct Driving<'a>(&'a Engine);
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
-        if self.0.driving.fetch_sub(1, Ordering::AcqRel) == 1
-            && self.0.core.lock().is_owing(&self.0.env)
-        {
-            self.0.helper.wake(&self.0.env);
+        let Engine { env, core, .. } = self.0;
+        // Before the last look: peers that ring from now on wake the helper.
+        env.node.own().leave_unattended();
+        if self.0.driving.fetch_sub(1, Ordering::AcqRel) == 1 && core.lock().is_owing(env) {
+            self.0.helper.wake(env);
         }
     }
 }
@@ -22,6 +23,7 @@ impl Drop for Driving<'_> {
 impl Engine {
     fn drive(&self) -> Driving<'_> {
         self.driving.fetch_add(1, Ordering::AcqRel);
+        self.env.node.own().attend();
         Driving(self)
     }
 

@@ -126,6 +126,22 @@ impl Segment {
         self.view.set_published();
     }
 
+    /// Wakes whoever sleeps in [`Segment::wait_doorbell`].
+    pub fn wake_sleepers(&self) {
+        self.view.wake_sleepers();
+    }
+
+    /// A thread of this process looks at the doorbell again and again from now on: peers spare the system call that would
+    /// wake its sleepers.
+    pub fn attend(&self) {
+        self.view.attend();
+    }
+
+    /// It does so no longer. It must look once more after this call.
+    pub fn leave_unattended(&self) {
+        self.view.leave_unattended();
+    }
+
     /// Sleeps until the doorbell has rung since it read `seen`, or for `timeout`. Returns what it reads now.
     pub fn wait_doorbell(&self, seen: u32, timeout: Duration) -> u32 {
         self.view.wait_doorbell(seen, timeout)

@@ -70,6 +70,8 @@ struct Announced(AtomicU64);
 struct Doorbell {
     rings: AtomicU32,
     asleep: AtomicU32,
+    /// Threads of the owner's that look by themselves, again and again: its sleepers need not be woken.
+    attended: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -325,14 +327,42 @@ impl View {
         &self.header().counters.0
     }
 
-    /// Tells the owner's sleepers that there is something to look at. A system call only if someone sleeps.
+    /// Tells the owner that there is something to look at. A system call only if it sleeps, and nobody attends.
     pub fn ring_doorbell(&self) {
         let doorbell = &self.header().doorbell;
-        // Both sequentially consistent: either the sleeper sees the new value, or we see the sleeper.
+        // All sequentially consistent: either the sleeper sees the new value, or we see the sleeper; and whoever stops
+        // attending sees the new value, or we see that nobody attends.
+        doorbell.rings.fetch_add(1, Ordering::SeqCst);
+        if doorbell.asleep.load(Ordering::SeqCst) != 0
+            && doorbell.attended.load(Ordering::SeqCst) == 0
+        {
+            sys::futex_wake_all(&doorbell.rings);
+        }
+    }
+
+    /// Owner: wakes its own sleepers, whoever attends.
+    pub(super) fn wake_sleepers(&self) {
+        let doorbell = &self.header().doorbell;
         doorbell.rings.fetch_add(1, Ordering::SeqCst);
         if doorbell.asleep.load(Ordering::SeqCst) != 0 {
             sys::futex_wake_all(&doorbell.rings);
         }
+    }
+
+    /// Owner: a thread looks at the doorbell by itself from now on.
+    pub(super) fn attend(&self) {
+        self.header()
+            .doorbell
+            .attended
+            .fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Owner: it does no longer, and looks once more after this.
+    pub(super) fn leave_unattended(&self) {
+        self.header()
+            .doorbell
+            .attended
+            .fetch_sub(1, Ordering::SeqCst);
     }
 
     /// How often the doorbell rang; read it before looking for work, then pass it to `Segment::wait_doorbell`.
