@@ -611,7 +611,14 @@ impl Core {
         }
         let taken = bytes == DESCRIPTOR_BYTES as u64
             && self.receives[id].may_hold_descriptor()
-            && self.take_descriptor(env, id);
+            && match self.take_descriptor(env, id) {
+                Ok(()) => true,
+                Err(NotTaken::Bad) => {
+                    stats::add(Counter::BadDescriptors, 1);
+                    false
+                }
+                Err(NotTaken::Value) => false,
+            };
         if !taken {
             self.take_value(id, bytes);
         }
@@ -631,8 +638,8 @@ impl Core {
         })
     }
 
-    /// If a descriptor has landed, claims its message; false if it is an ordinary message.
-    fn take_descriptor(&mut self, env: &Env, id: usize) -> bool {
+    /// If a descriptor has landed, claims its message.
+    fn take_descriptor(&mut self, env: &Env, id: usize) -> Result<(), NotTaken> {
         let receive = &mut self.receives[id];
         let to = match receive.destination() {
             Ok(to) => to,
@@ -655,29 +662,21 @@ impl Core {
                 .as_mut_ptr()
                 .copy_from_nonoverlapping(receive.landed, DESCRIPTOR_BYTES)
         };
-        match Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity) {
-            Ok(fetch) => {
-                let length = fetch.length();
-                receive.length = Some(length);
-                if length > receive.capacity {
-                    receive.code = env.abi.err_truncate;
-                    receive.length = Some(receive.capacity);
-                    stats::add(Counter::Truncated, 1);
-                }
-                if let Some(landing) = &mut receive.landing {
-                    landing.note_touched(DESCRIPTOR_BYTES as u64);
-                }
-                receive.stage = Stage::Fetching(Box::new(fetch));
-                self.taken += 1;
-                self.moving.push(id);
-                true
-            }
-            Err(NotTaken::Bad) => {
-                stats::add(Counter::BadDescriptors, 1);
-                false
-            }
-            Err(NotTaken::Value) => false,
+        let fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity)?;
+        let length = fetch.length();
+        receive.length = Some(length);
+        if length > receive.capacity {
+            receive.code = env.abi.err_truncate;
+            receive.length = Some(receive.capacity);
+            stats::add(Counter::Truncated, 1);
         }
+        if let Some(landing) = &mut receive.landing {
+            landing.note_touched(DESCRIPTOR_BYTES as u64);
+        }
+        receive.stage = Stage::Fetching(Box::new(fetch));
+        self.taken += 1;
+        self.moving.push(id);
+        Ok(())
     }
 
     /// A value has landed.
@@ -822,7 +821,8 @@ impl Core {
             .collect();
         let mut found = false;
         for id in candidates {
-            if self.take_descriptor(env, id) {
+            // What is not believed may be half written yet: it is judged when MPI says that it has arrived.
+            if self.take_descriptor(env, id).is_ok() {
                 self.note_landed(env.abi, id);
                 found = true;
             }

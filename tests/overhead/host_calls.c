@@ -1,14 +1,17 @@
 // What a program that never touches a device buffer pays for each call. Each mode does one kind of call many times
 // between two ranks (or one with itself) and prints the nanoseconds a call took; under callgrind the same modes are
 // compared by instructions between two numbers of repetitions, so that start and end cancel out.
-//   host_calls MODE BYTES REPEATS
+//   host_calls MODE BYTES REPEATS [cuda]      (cuda: a program that uses a GPU, but gives MPI host memory, mapped apart)
 // modes of two ranks: pingpong     Send and Recv in turn          window      Irecv or Isend of 64, Waitall
 // modes of one rank:  self         Sendrecv with itself           selfwindow  Irecv and Isend of 64 each, Waitall
 //                     iprobe       Iprobe that finds nothing      testsome    Testsome over 1000 requests, none complete
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { WINDOW = 64, LISTED = 1000 };
 static int me, peer, bytes;
@@ -64,8 +67,20 @@ static void testsome(void) {
     for (int k = 0; k < LISTED; k++) { MPI_Cancel(&r[k]); MPI_Wait(&r[k], MPI_STATUS_IGNORE); }
 }
 
+// A program that uses the GPU: the driver is initialized, and a context is current.
+static int use_cuda(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *context;
+    if (!driver) return 0;
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
+    int (*current)(void *) = (int (*)(void *))dlsym(driver, "cuCtxSetCurrent");
+    return init && retain && current && !init(0) && !retain(&context, 0) && !current(context);
+}
+
 int main(int argc, char **argv) {
-    if (argc != 4) return 2;
+    int with_cuda = argc == 5 && !strcmp(argv[4], "cuda");
+    if (argc != 4 && !with_cuda) return 2;
+    if (with_cuda && !use_cuda()) { fprintf(stderr, "host_calls: no CUDA driver\n"); return 3; }
     int size;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &me);
@@ -73,7 +88,7 @@ int main(int argc, char **argv) {
     peer = size == 1 ? 0 : 1 - me;
     bytes = atoi(argv[2]);
     repeats = atol(argv[3]);
-    data = calloc(2, bytes + 1);
+    data = with_cuda ? mmap(NULL, 2 * ((size_t)bytes + 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : calloc(2, bytes + 1);
     static const struct { const char *name; void (*run)(void); double calls; } modes[] = {
         {"pingpong", pingpong, 2}, {"window", window, WINDOW}, {"self", self, 2}, {"selfwindow", selfwindow, 2 * WINDOW},
         {"iprobe", iprobe, 1}, {"testsome", testsome, 1},
