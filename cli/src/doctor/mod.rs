@@ -45,11 +45,7 @@ pub struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
     /// The program that is to run (it is not started; its arguments are ignored)
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    #[arg(trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
