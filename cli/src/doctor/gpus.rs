@@ -136,7 +136,7 @@ impl Driver {
             }
         }
         if !is_complete && self.problem.is_none() {
-            self.problem = Some(format!("asking the driver: {}", ended.reason()));
+            self.problem = Some(format!("no complete answer from it: {}", ended.reason()));
         }
         for gpu in &visible {
             self.pairs
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(visible.len(), 1);
         assert_eq!(
             driver.problem.as_deref(),
-            Some("asking the driver: crashed: SIGSEGV")
+            Some("no complete answer from it: crashed: SIGSEGV")
         );
     }
 

@@ -67,8 +67,9 @@ pub fn judge(findings: &Findings, config: &Config) -> Verdict {
     let driver = &findings.driver;
     if let Some(problem) = &driver.problem {
         reasons.push(match driver.file {
-            None => format!("no CUDA driver: {problem}"),
-            Some(_) => format!("the CUDA driver cannot be used: {problem}"),
+            // What the loader says names the file that it did not find.
+            None if problem.contains("libcuda.so") => format!("no CUDA driver: {problem}"),
+            _ => format!("the CUDA driver cannot be used: {problem}"),
         });
     } else if driver.visible().is_empty() {
         reasons.push("no GPU is visible: see CUDA_VISIBLE_DEVICES".to_owned());
