@@ -754,6 +754,62 @@ fn an_mpi_that_cannot_be_taken_is_named() {
 }
 
 #[test]
+fn libraries_of_libraries_are_found_as_the_loader_finds_them() {
+    let installation = Installation::new();
+    fs::create_dir(installation.path("deep")).expect("created");
+    let shared = ["-shared", "-fPIC"];
+    installation.gcc(
+        "deep/libmpi_own.so.40",
+        "int PMPI_Send(void) { return 0; }",
+        &[&shared[..], &["-Wl,-soname,libmpi_own.so.40"]].concat(),
+    );
+    let outer = [
+        &shared[..],
+        &["-Wl,-soname,libouter.so", "deep/libmpi_own.so.40"],
+    ]
+    .concat();
+    installation.gcc(
+        "deep/libouter.so",
+        "int PMPI_Send(void); int outer(void) { return PMPI_Send(); }",
+        &outer,
+    );
+    // RPATH holds for what the libraries need, RUNPATH for what the program itself needs only.
+    for (name, tags) in [
+        ("old-tags", "-Wl,--disable-new-dtags"),
+        ("new-tags", "-Wl,--enable-new-dtags"),
+    ] {
+        let flags = [
+            tags,
+            "-Wl,-rpath,${ORIGIN}/deep",
+            "-Wl,-rpath-link,deep",
+            "deep/libouter.so",
+        ];
+        let program = installation.gcc(
+            name,
+            "int outer(void); int main(void) { return outer(); }",
+            &flags,
+        );
+        let listed = Command::new("ldd").arg(&program).output().expect("ldd");
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let expected = installation.path("deep/libmpi_own.so.40");
+        let is_found = listed.contains(&format!("libmpi_own.so.40 => {}", expected.display()));
+        let seen = look(&installation, &[&format!("./{name}")]);
+        assert_eq!(is_found, name == "old-tags", "{listed}");
+        assert_eq!(seen.status, i32::from(!is_found), "{listed}\n{}", seen.text);
+        if is_found {
+            assert_eq!(
+                seen.json["program"]["mpi"]["path"].as_str(),
+                expected.to_str(),
+                "{}",
+                seen.text
+            );
+        } else {
+            seen.assert_only_reason(&["libmpi_own.so.40 not found"]);
+        }
+    }
+}
+
+#[test]
 fn bad_usage_has_a_status_of_its_own() {
     let installation = Installation::new();
     let status = |arguments: &[&str]| {
