@@ -2,12 +2,14 @@
 //! crash, hang or lie, and with programs of every kind.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use serde_json::Value;
+use xtask::layout::Layout;
 
 const ANABRANCH: &str = env!("CARGO_BIN_EXE_anabranch");
 
@@ -16,34 +18,33 @@ fn skip(what: &str, reason: &str) {
     println!("skipped: {what}: {reason}");
 }
 
-/// The folder in which the library and the simulated driver lie, built from the present sources.
-fn built() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
+/// The same for what can be installed, which is there in CI.
+fn skip_missing(what: &str, reason: &str) {
+    let in_ci = std::env::var("CI").is_ok_and(|value| value == "true" || value == "1");
+    assert!(!in_ci, "{what} is missing: {reason}");
+    skip(what, reason);
+}
+
+/// The library and the simulated driver, built from the present sources: by the same steps and under the same lock as
+/// for the end-to-end tests, which may run at the same time.
+fn built() -> &'static [PathBuf; 2] {
+    static FILES: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    FILES.get_or_init(|| {
         let folder = Path::new(ANABRANCH).parent().expect("target/PROFILE");
-        let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
-        command
-            .args([
-                "build",
-                "--quiet",
-                "-p",
-                "simcuda",
-                "-p",
-                "anabranch-preload",
-                "--target-dir",
-            ])
-            .arg(folder.parent().expect("target"))
-            .current_dir(env!("CARGO_MANIFEST_DIR"));
-        if folder.ends_with("release") {
-            command.arg("--release");
+        let layout = Layout::new(folder.ends_with("release"));
+        let lock = fs::File::create(layout.target.join("test-build.lock")).expect("the lock file");
+        // SAFETY: the descriptor belongs to `lock`, which is open until the end of this function.
+        let taken = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
+        assert_eq!(taken, 0, "the lock of the build");
+        if !xtask::build::is_fresh(&layout) {
+            let options = xtask::build::Options {
+                release: layout.release,
+                quiet: true,
+                solver_for: Some(Vec::new()),
+            };
+            xtask::build::build(&options).expect("what the tests load can be built");
         }
-        let output = command.output().expect("cargo starts");
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        folder.to_path_buf()
+        [layout.library(), layout.simcuda().join("libcuda.so.1")]
     })
 }
 
@@ -54,15 +55,14 @@ struct Installation {
 
 impl Installation {
     fn new() -> Installation {
+        let files = built();
         let installation = Installation::without_library();
         let folder = installation.path("");
-        for (file, place) in [
-            ("libanabranch.so", "lib/libanabranch.so"),
-            ("libsimcuda.so", "sim/libcuda.so.1"),
-        ] {
+        let places = ["lib/libanabranch.so", "sim/libcuda.so.1"];
+        for (file, place) in files.iter().zip(places) {
             let place = folder.join(place);
             fs::create_dir(place.parent().expect("a folder")).expect("created");
-            fs::copy(built().join(file), place).expect("copied");
+            fs::copy(file, place).expect("copied");
         }
         installation
     }
@@ -596,7 +596,7 @@ fn a_static_program_cannot_be_preloaded() {
                 let seen = look(&installation, &[&format!("./{name}")]);
                 seen.assert_only_reason(&["static", "preloaded", "link it dynamically"]);
             }
-            Err(said) => skip(name, &said),
+            Err(said) => skip_missing(name, &said),
         }
     }
     installation.gcc("dynamic", source, &[]);
@@ -684,9 +684,9 @@ fn privileges_keep_the_library_out() {
 fn each_mpi_is_known_by_the_library_that_is_linked() {
     use xtask::mpi::Family;
     let installation = Installation::new();
-    let found = xtask::mpi::find(&xtask::layout::Layout::new(false).wheels());
+    let found = xtask::mpi::find(&Layout::new(false).wheels());
     if found.is_empty() {
-        return skip("linked MPI", "no MPI found; see ci/setup");
+        return skip_missing("linked MPI", "no MPI found; see ci/setup");
     }
     let source = "#include <mpi.h>\nint main(int c, char **v) { MPI_Init(&c, &v); MPI_Send(v, 0, MPI_BYTE, MPI_PROC_NULL, 0, MPI_COMM_WORLD); return MPI_Finalize(); }";
     for mpi in found {
