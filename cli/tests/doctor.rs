@@ -494,6 +494,22 @@ fn a_driver_that_crashes_hangs_or_lies_is_a_row() {
             seen.text
         );
     }
+    // Where all hang, it ends before all were tried: each GPU's turn takes a second, four are given in all.
+    let mut command = installation.with_gpus();
+    command
+        .env("MISBEHAVE", "hang")
+        .env("SIMCUDA_GPUS", "8")
+        .args(["--timeout", "1"]);
+    let seen = Seen::by(&mut command, &installation, &[]);
+    let pairs = seen.pairs();
+    assert_eq!(pairs.len(), 64);
+    assert!(pairs.contains(&"0>1 crash_or_hang".into()), "{}", seen.text);
+    assert!(pairs.contains(&"7>7 not_tried".into()), "{}", seen.text);
+    assert!(
+        seen.text.contains("those before took too long"),
+        "{}",
+        seen.text
+    );
     let mut command = installation.with_gpus();
     let seen = Seen::by(
         command.env("MISBEHAVE", "crash at once"),

@@ -3,7 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -12,6 +12,8 @@ use super::probe::{Gpu, Said};
 
 /// How many processes try to map one GPU's memory at the same time.
 const AT_ONCE: usize = 4;
+/// After so many limits no further pair is tried: where many hang, the answer is clear by then.
+const LIMITS_IN_ALL: u32 = 4;
 
 /// What was found out about the driver.
 #[derive(Serialize, Default)]
@@ -180,13 +182,14 @@ impl Driver {
             }
             command
         };
+        let deadline = Instant::now() + limit.saturating_mul(LIMITS_IN_ALL);
         for from in self.visible() {
             let pairs = self
                 .pairs
                 .iter_mut()
                 .filter(|pair| pair.from == from)
                 .collect();
-            try_from_gpu(from, pairs, &prepare, limit);
+            try_from_gpu(from, pairs, &prepare, limit, deadline);
         }
     }
 }
@@ -208,6 +211,10 @@ impl Pair {
             _ => Ipc::CrashOrHang,
         };
         self.reason = Some(format!("{who} {}", ended.reason()));
+    }
+
+    fn leave_out(&mut self) {
+        self.reason = Some("those before took too long".into());
     }
 
     fn judge(&mut self, ended: &Ended) {
@@ -233,7 +240,12 @@ fn try_from_gpu(
     mut pairs: Vec<&mut Pair>,
     prepare: &(dyn Fn(Command) -> Command + Sync),
     limit: Duration,
+    deadline: Instant,
 ) {
+    if Instant::now() >= deadline {
+        pairs.iter_mut().for_each(|pair| pair.leave_out());
+        return;
+    }
     let seed = random();
     let seed_text = seed.to_string();
     let command = child::probe(&["export", &from.to_string(), &seed_text]);
@@ -254,6 +266,10 @@ fn try_from_gpu(
         }
     };
     for some in pairs.chunks_mut(AT_ONCE) {
+        if Instant::now() >= deadline {
+            some.iter_mut().for_each(|pair| pair.leave_out());
+            continue;
+        }
         std::thread::scope(|scope| {
             for pair in some {
                 let (handle, seed) = (&handle, &seed_text);

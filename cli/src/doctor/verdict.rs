@@ -76,9 +76,10 @@ pub fn judge(findings: &Findings, config: &Config) -> Verdict {
     }
     let is_bad = |pair: &&Pair| matches!(pair.ipc, Ipc::CrashOrHang | Ipc::WrongData);
     let bad: Vec<&Pair> = driver.pairs.iter().filter(is_bad).collect();
-    if !bad.is_empty() && bad.len() == driver.pairs.len() {
+    let is_sound = |pair: &Pair| matches!(pair.ipc, Ipc::Works | Ipc::Refused);
+    if !bad.is_empty() && !driver.pairs.iter().any(is_sound) {
         reasons.push(format!(
-            "CUDA IPC is broken between all GPUs, and a program would be too ({})",
+            "CUDA IPC is broken between all GPUs that were tried, and a program would be too ({})",
             bad[0].reason.as_deref().unwrap_or("see above")
         ));
     } else if !bad.is_empty() {
