@@ -2,6 +2,8 @@
 
 mod bench;
 mod config;
+mod doctor;
+mod elf;
 mod exec;
 mod preload;
 mod run;
@@ -31,6 +33,8 @@ enum Command {
     Exec(exec::Arguments),
     /// Launch the command under its MPI's own launcher, on a simulated node if wanted
     Run(run::Arguments),
+    /// Say what the library would do on this machine and with a program, and why
+    Doctor(doctor::Arguments),
     /// Print every ANABRANCH_* option with its default, its value in effect, and what it does
     Config(config::Arguments),
     /// Measure bandwidth or latency between ranks 0 and 1
@@ -38,6 +42,12 @@ enum Command {
     /// Print how many GPUs the CUDA driver of this process reports
     #[command(hide = true)]
     CountGpus,
+    /// Do for `doctor` what may crash or hang
+    #[command(hide = true)]
+    Probe {
+        #[command(subcommand)]
+        probe: doctor::Probe,
+    },
 }
 
 /// A failure with the exit status that a shell would give it.
@@ -80,7 +90,9 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::main(&arguments),
         Command::Config(arguments) => config::main(&arguments),
         Command::Bench(arguments) => bench::main(&arguments),
+        Command::Doctor(arguments) => doctor::main(&arguments),
         Command::CountGpus => run::gpus::print_count(),
+        Command::Probe { probe } => doctor::probe(&probe),
     };
     result.unwrap_or_else(|error| {
         complain(&format!("{error:#}"));

@@ -2,10 +2,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::elf::Elf;
 use crate::Failure;
 
 const LIBRARY: &str = "libanabranch.so";
@@ -92,28 +92,14 @@ fn check_loadable(library: &Path) -> Result<(), Failure> {
     {
         return Err(bad("LD_PRELOAD cannot hold a path with a space or a colon; copy the library elsewhere and set ANABRANCH_LIBRARY"));
     }
-    let mut header = [0u8; 20];
-    File::open(library)
-        .and_then(|mut file| file.read_exact(&mut header))
-        .map_err(|error| bad(&format!("it cannot be read ({error})")))?;
-    let machine = u16::from_le_bytes([header[18], header[19]]);
-    let ours = goblin::elf::header::ELFMAG;
-    if &header[..4] != ours
-        || u64::from(header[4]) * 32 != u64::from(usize::BITS)
-        || machine != own_machine()
-    {
+    let elf = Elf::read(library);
+    if let Err(why) = File::open(library) {
+        return Err(bad(&format!("it cannot be read ({why})")));
+    }
+    if !elf.is_ok_and(|elf| elf.is_native() && elf.is_dynamic) {
         return Err(bad("it is not a shared library of this kind of machine; rebuild it with cargo xtask build --release"));
     }
     Ok(())
-}
-
-fn own_machine() -> u16 {
-    use goblin::elf::header::{EM_AARCH64, EM_PPC64, EM_X86_64};
-    match std::env::consts::ARCH {
-        "aarch64" => EM_AARCH64,
-        "powerpc64" => EM_PPC64,
-        _ => EM_X86_64,
-    }
 }
 
 /// `LD_PRELOAD` with the library in front of what is there already.

@@ -57,7 +57,7 @@ fn first_line(text: &str) -> &str {
 }
 
 /// The family that a soname promises.
-pub(super) fn known_soname(soname: &str) -> Option<Family> {
+pub fn known_soname(soname: &str) -> Option<Family> {
     let (stem, version) = soname.split_once(".so.")?;
     if !stem.contains("mpi") {
         return None;

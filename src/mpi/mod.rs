@@ -18,7 +18,7 @@ mod status;
 mod generated;
 
 pub use constants::{Abi, Family};
-pub use detect::{abi, library_version};
+pub use detect::{abi, known_soname, library_version};
 pub use generated::{native, Function};
 pub use resolve::{prefer_exported, Class};
 pub use status::Status;

@@ -34,6 +34,8 @@ macro_rules! functions {
 
 functions! {
     init = b"cuInit\0" (c_uint);
+    version = b"cuDriverGetVersion\0" (*mut c_int);
+    can_access = b"cuDeviceCanAccessPeer\0" (*mut c_int, c_int, c_int);
     device_count = b"cuDeviceGetCount\0" (*mut c_int);
     device_get = b"cuDeviceGet\0" (*mut c_int, c_int);
     device_name = b"cuDeviceGetName\0" (*mut c_char, c_int, c_int);
@@ -67,6 +69,11 @@ const STREAM_NON_BLOCKING: c_uint = 1;
 const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 
+fn open_library() -> Result<Library, libloading::Error> {
+    // SAFETY: loading the system's driver runs its initializers, which is what they are for.
+    unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }
+}
+
 /// The CUDA driver of this process.
 pub struct Driver {
     functions: Functions,
@@ -89,17 +96,67 @@ impl Driver {
     /// # Errors
     /// There is none, or it finds no usable device.
     pub fn load() -> anyhow::Result<Driver> {
-        // SAFETY: loading the system's driver runs its initializers, which is what they are for.
-        let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }.map_err(|_| {
+        let library = open_library().map_err(|_| {
             anyhow!("no CUDA driver (libcuda.so.1) on this machine: measure host buffers with `H H`, or use a simulated node with anabranch run --sim hgx-h200")
         })?;
-        let driver = Driver {
+        let driver = Driver::of(library)?;
+        driver.init()?;
+        Ok(driver)
+    }
+
+    /// Loads the driver, and does no more.
+    ///
+    /// # Errors
+    /// What the dynamic loader says of it.
+    pub fn open() -> anyhow::Result<Driver> {
+        Driver::of(open_library()?)
+    }
+
+    fn of(library: Library) -> anyhow::Result<Driver> {
+        Ok(Driver {
             functions: Functions::resolve(&library)?,
             library,
-        };
+        })
+    }
+
+    /// Initializes the driver, which needs a device.
+    pub fn init(&self) -> anyhow::Result<()> {
         // SAFETY: cuInit takes a zero.
-        driver.check(unsafe { (driver.functions.init)(0) }, "cuInit")?;
-        Ok(driver)
+        self.check(unsafe { (self.functions.init)(0) }, "cuInit")
+    }
+
+    /// The file that the driver was loaded from.
+    pub fn file(&self) -> Option<String> {
+        // SAFETY: Dl_info is plain data for which zero is a valid value.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        let address = self.functions.version as *const c_void;
+        // SAFETY: any address may be asked for; the result is a live local.
+        let known = unsafe { libc::dladdr(address, &raw mut info) };
+        if known == 0 || info.dli_fname.is_null() {
+            return None;
+        }
+        // SAFETY: the name of a loaded object, which stays loaded as long as `self`.
+        let name = unsafe { CStr::from_ptr(info.dli_fname) };
+        Some(name.to_string_lossy().into_owned())
+    }
+
+    /// The version of CUDA that the driver supports, as in 12080 for 12.8.
+    pub fn version(&self) -> anyhow::Result<c_int> {
+        let mut version = 0;
+        // SAFETY: the driver writes one int.
+        let code = unsafe { (self.functions.version)(&raw mut version) };
+        self.check(code, "cuDriverGetVersion")?;
+        Ok(version)
+    }
+
+    /// Whether `device` may reach the memory of `peer` itself.
+    pub fn can_access(&self, device: u32, peer: u32) -> anyhow::Result<bool> {
+        let (device, peer) = (self.device(device)?, self.device(peer)?);
+        let mut can = 0;
+        // SAFETY: the driver writes one int.
+        let code = unsafe { (self.functions.can_access)(&raw mut can, device, peer) };
+        self.check(code, "cuDeviceCanAccessPeer")?;
+        Ok(can != 0)
     }
 
     fn check(&self, code: c_int, call: &str) -> anyhow::Result<()> {
@@ -274,7 +331,7 @@ impl Driver {
     }
 
     /// Maps an allocation of another process.
-    pub fn open(&self, handle: IpcHandle) -> anyhow::Result<DevicePtr> {
+    pub fn open_handle(&self, handle: IpcHandle) -> anyhow::Result<DevicePtr> {
         let mut address = 0;
         let flags = IPC_LAZY_ENABLE_PEER_ACCESS;
         // SAFETY: the driver writes one address; a bad handle is an error code.

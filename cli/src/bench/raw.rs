@@ -143,7 +143,7 @@ impl Raw {
             let Some(handle) = mpi.swap_bytes(peer, [0u8; 64]) else {
                 anyhow::bail!("no memory handle came from rank 1")
             };
-            self.mapped.push(self.driver.open(handle)?);
+            self.mapped.push(self.driver.open_handle(handle)?);
         }
         Ok(self.mapped.clone())
     }

@@ -3,7 +3,7 @@
 
 pub mod gpus;
 mod launcher;
-mod program;
+pub mod program;
 mod simulator;
 mod supervise;
 

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use super::launcher::Family;
 use super::{Launcher, Program};
+use crate::elf::Elf;
 use crate::{preload, Failure};
 
 /// The solver that comes with this project, built once for each MPI.
@@ -109,9 +110,7 @@ fn with_mpi(path: &Path) -> Program {
 /// The MPI library that the dynamic loader would pick. The loader itself is asked, with the
 /// program as its argument: the program is not started.
 fn linked_mpi(path: &Path) -> Option<PathBuf> {
-    let bytes = std::fs::read(path).ok()?;
-    let elf = goblin::elf::Elf::parse(&bytes).ok()?;
-    let loader = elf.interpreter?;
+    let loader = Elf::read(path).ok()?.interpreter?;
     let listing = Command::new(loader)
         .arg("--list")
         .arg(path)
