@@ -33,11 +33,11 @@ impl Purpose {
         Purpose::HostToDevice,
     ];
 
-    /// Lanes of this purpose in each context. One copy fills a link; a second lane lets transfers with different peers
-    /// overlap their start-up.
+    /// Lanes of this purpose in each context. One copy fills a link; more lanes let transfers overlap their start-up.
     const fn lanes(self) -> usize {
         match self {
-            Purpose::Pull | Purpose::Push => 2,
+            Purpose::Pull => 4,
+            Purpose::Push => 2,
             Purpose::DeviceToHost | Purpose::HostToDevice => 1,
         }
     }

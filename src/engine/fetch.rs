@@ -139,7 +139,7 @@ impl Fetch {
         if wanted > 0 && hosted {
             fetch.path = Path::ring(true);
         } else if wanted > 0 {
-            fetch.start(gpu);
+            fetch.start(gpu, env.config.lanes);
         }
         Ok(fetch)
     }
@@ -158,8 +158,8 @@ impl Fetch {
         self.peer.slot(self.slot)
     }
 
-    fn start(&mut self, gpu: &mut Gpu) {
-        match self.start_direct(gpu) {
+    fn start(&mut self, gpu: &mut Gpu, lanes: u32) {
+        match self.start_direct(gpu, lanes) {
             Ok(copy) => self.path = Path::Direct(copy),
             Err(reason) => {
                 if let Some((reason, error)) = reason {
@@ -175,12 +175,12 @@ impl Fetch {
     }
 
     /// Starts the copy from the sender's memory; `Err(None)` where that is not the way for this pair of buffers.
-    fn start_direct(&self, gpu: &mut Gpu) -> Result<InFlight, Option<(Reason, Error)>> {
+    fn start_direct(&self, gpu: &mut Gpu, lanes: u32) -> Result<InFlight, Option<(Reason, Error)>> {
         let Destination::Device { context, address } = self.to else {
             return Err(None);
         };
         let source = self.message.base + self.message.offset;
-        let affinity = u64::from(self.message.source);
+        let affinity = u64::from(self.message.source) + u64::from(self.slot % lanes);
         if self.own {
             return gpu
                 .copy(
