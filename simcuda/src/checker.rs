@@ -99,7 +99,14 @@ impl Access {
 }
 
 /// Kinds of operations, for messages.
-pub const KINDS: &[&str] = &["copy", "memset", "kernel", "write-value", "free"];
+pub const KINDS: &[&str] = &[
+    "copy",
+    "memset",
+    "kernel",
+    "write-value",
+    "free",
+    "allocation",
+];
 
 /// Who accesses.
 #[derive(Clone, Copy)]

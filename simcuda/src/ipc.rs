@@ -3,14 +3,14 @@
 use crate::driver::Driver;
 use crate::errors::*;
 use crate::event::Event;
-use crate::memory::Allocation;
+use crate::memory::{Allocation, Kind};
 use crate::sched::OpState;
 use crate::shared::MAX_HISTORY;
 use crate::state::State;
 use crate::types::{CUcontext, CUipcHandle};
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::Arc;
 
 const MEMORY_MAGIC: u64 = 0x5349_4d4d_454d_0001;
@@ -42,7 +42,8 @@ fn unpack(handle: &CUipcHandle, magic: u64) -> Res<[u64; 6]> {
 
 /// cuIpcGetMemHandle: the handle of the allocation that holds an address.
 pub fn export(d: &Driver, a: &Allocation) -> Res<CUipcHandle> {
-    if a.import.is_some() {
+    // Managed, pool and mapped memory have no legacy handle.
+    if a.import.is_some() || !matches!(a.kind, Kind::Plain) {
         return Err(INVALID_VALUE);
     }
     let mut body = d.job.lock();
@@ -108,19 +109,20 @@ pub fn open(d: &Driver, st: &mut State, handle: &CUipcHandle, context: CUcontext
             return Err(code);
         }
     };
-    let address = import.address;
+    let (address, shadow) = (import.address, import.shadow());
     let allocation = Allocation {
-        address,
-        size: export.size,
-        shadow: import.shadow(),
-        gpu: export.gpu as usize,
         context,
         buffer,
-        offset: export.offset,
+        space: buffer,
         import: Some(import),
         export_row: AtomicU32::new(row as u32),
-        freed: AtomicBool::new(false),
-        sync_memops: AtomicBool::new(false),
+        ..Allocation::own(
+            address,
+            export.size,
+            shadow,
+            export.gpu as usize,
+            export.offset,
+        )
     };
     st.memory.device.insert(address, Arc::new(allocation));
     Ok(address)

@@ -2,7 +2,7 @@
 //!
 //! Processes of one job share a simulated node (`job`, `shared`): a virtual clock (`clock`) on which
 //! copies and kernels take the time that a topology file (`topology`) says, device memory that host
-//! code cannot touch (`vm`, `memory`), and a checker of happens-before (`checker`). Operations of a
+//! code cannot touch (`vm`, `memory`, `alloc`), memory pools (`pool`), mappings (`virt`), and a checker of happens-before (`checker`). Operations of a
 //! process form a graph of dependencies (`sched`, `work`), driven by whoever waits (`wait`).
 //! The exported functions are in `api`, one file an area; `build.rs` adds stubs for all others.
 //!
@@ -24,6 +24,7 @@
 //! never at its issue. Time moves only while every process waits. No pointer of the program is kept
 //! beyond what the driver API lets one keep. No panic crosses an exported function.
 
+mod alloc;
 pub mod api;
 mod capture;
 pub mod checker;
@@ -38,12 +39,14 @@ mod job;
 mod memory;
 mod module;
 mod ops;
+mod pool;
 mod report;
 mod sched;
 pub mod shared;
 mod state;
 pub mod topology;
 pub mod types;
+mod virt;
 mod vm;
 mod wait;
 mod work;

@@ -2,7 +2,9 @@
 
 use crate::checker::Access;
 use crate::errors::{Res, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::pool::Pools;
 use crate::types::Handle;
+use crate::virt::{Mapped, Virtual};
 use crate::vm::Import;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -15,6 +17,18 @@ const FREED_MAX: usize = 1024;
 /// Marks the checker's spaces that are host memory.
 pub const HOST_SPACE: u64 = 1 << 63;
 
+/// How device memory was made.
+pub enum Kind {
+    /// cuMemAlloc and its kin, or a mapping of another process's such memory.
+    Plain,
+    /// cuMemAllocManaged: host code may touch it.
+    Managed,
+    /// From a memory pool.
+    Pool(Handle),
+    /// Physical memory mapped into a reservation.
+    Mapped(Mapped),
+}
+
 /// Device memory as a pointer of this process reaches it.
 pub struct Allocation {
     /// Device pointer.
@@ -25,10 +39,16 @@ pub struct Allocation {
     pub shadow: *mut u8,
     /// Physical GPU.
     pub gpu: usize,
-    /// Context it was made or opened in.
+    /// Context it was made or opened in, 0 for pool memory and mappings.
     pub context: Handle,
     /// Identity, never reused, the same in all processes.
     pub buffer: u64,
+    /// What the checker calls these bytes: the same for all pointers to them, one after another or at once.
+    pub space: u64,
+    /// How it was made.
+    pub kind: Kind,
+    /// The neighbouring mappings that a range across their seams stands for; empty for all else.
+    pub parts: Vec<Arc<Allocation>>,
     /// Offset in this process's memory file (own allocations).
     pub offset: u64,
     /// The mapping, when another process owns the memory.
@@ -41,10 +61,76 @@ pub struct Allocation {
     pub sync_memops: AtomicBool,
 }
 
-// SAFETY: `shadow` points into a mapping that lives as long as the allocation or the process.
+// SAFETY: `shadow` points into a mapping that lives as long as the allocation, what it holds, or the process.
 unsafe impl Send for Allocation {}
 // SAFETY: as above; races on the bytes are the simulated program's own.
 unsafe impl Sync for Allocation {}
+
+impl Allocation {
+    /// Memory of this process, at `offset` in its file.
+    pub fn own(address: u64, size: u64, shadow: *mut u8, gpu: usize, offset: u64) -> Allocation {
+        Allocation {
+            address,
+            size,
+            shadow,
+            gpu,
+            context: 0,
+            buffer: 0,
+            space: 0,
+            kind: Kind::Plain,
+            parts: Vec::new(),
+            offset,
+            import: None,
+            export_row: AtomicU32::new(u32::MAX),
+            freed: AtomicBool::new(false),
+            sync_memops: AtomicBool::new(false),
+        }
+    }
+
+    /// One range over neighbouring mappings, at least two, whose shadows lie side by side like their addresses.
+    fn joined(parts: Vec<Arc<Allocation>>) -> Allocation {
+        let first = &parts[0];
+        let mut whole = Allocation::own(
+            first.address,
+            parts.iter().map(|p| p.size).sum(),
+            first.shadow,
+            first.gpu,
+            first.offset,
+        );
+        (whole.buffer, whole.space) = (first.buffer, first.space);
+        whole.parts = parts;
+        whole
+    }
+
+    /// What `rows` rows of `width` bytes from `offset` on are to the checker: (space, start, width, rows) for each
+    /// run of rows that lies in one part.
+    fn pieces(&self, offset: u64, width: u64, pitch: u64, rows: u64) -> Vec<(u64, u64, u64, u64)> {
+        if self.parts.is_empty() {
+            return vec![(self.space, offset, width, rows)];
+        }
+        let mut pieces: Vec<(u64, u64, u64, u64)> = Vec::new();
+        for part in &self.parts {
+            let base = part.address - self.address;
+            for row in 0..rows {
+                let start = (offset + row * pitch).max(base);
+                let end = (offset + row * pitch + width).min(base + part.size);
+                if start >= end {
+                    continue;
+                }
+                let (at, bytes) = (start - base, end - start);
+                match pieces.last_mut() {
+                    Some((space, first, w, n))
+                        if *space == part.space && *w == bytes && *first + *n * pitch == at =>
+                    {
+                        *n += 1;
+                    }
+                    _ => pieces.push((part.space, at, bytes, 1)),
+                }
+            }
+        }
+        pieces
+    }
+}
 
 /// Page-locked host memory.
 pub struct HostRegion {
@@ -104,13 +190,15 @@ impl Place {
     }
 
     /// What the checker sees of `rows` rows of `width` bytes, `pitch` apart; nothing for pageable memory.
-    pub fn access(&self, width: u64, pitch: u64, rows: u64, write: bool) -> Option<Access> {
-        let (space, start) = match self {
-            Place::Device(a, offset) => (a.buffer, *offset),
-            Place::Pinned(r, address) => (r.space, r.space_start + (address - r.address)),
-            Place::Pageable(_) => return None,
+    pub fn accesses(&self, width: u64, pitch: u64, rows: u64, write: bool) -> Vec<Access> {
+        let pieces = match self {
+            Place::Device(a, offset) => a.pieces(*offset, width, pitch, rows),
+            Place::Pinned(r, address) => {
+                vec![(r.space, r.space_start + (address - r.address), width, rows)]
+            }
+            Place::Pageable(_) => return Vec::new(),
         };
-        Some(Access {
+        let access = |(space, start, width, rows)| Access {
             space,
             start,
             width,
@@ -119,7 +207,8 @@ impl Place {
             write,
             atomic: false,
             address: self.address(),
-        })
+        };
+        pieces.into_iter().map(access).collect()
     }
 
     /// Row in the export table when another process owns the memory.
@@ -146,14 +235,21 @@ impl FreeList {
         }
     }
 
-    /// Takes `size` bytes at the lowest place where they fit.
-    pub fn take(&mut self, size: u64) -> Option<u64> {
-        let (&start, &length) = self.holes.iter().find(|(_, length)| **length >= size)?;
+    /// Takes `size` bytes at the lowest multiple of `align` where they fit.
+    pub fn take(&mut self, size: u64, align: u64) -> Option<u64> {
+        let fits = |(start, length): (&u64, &u64)| {
+            let at = start.next_multiple_of(align);
+            (at + size <= start + length).then_some((*start, *length, at))
+        };
+        let (start, length, at) = self.holes.iter().find_map(fits)?;
         self.holes.remove(&start);
-        if length > size {
-            self.holes.insert(start + size, length - size);
+        if at > start {
+            self.holes.insert(start, at - start);
         }
-        Some(start)
+        if start + length > at + size {
+            self.holes.insert(at + size, start + length - (at + size));
+        }
+        Some(at)
     }
 
     /// Gives a range back, joined with its neighbours.
@@ -184,6 +280,10 @@ pub struct Memory {
     pub free: Vec<FreeList>,
     /// Freed while another process still maps them: (export row, buffer, offset, size, gpu).
     pub zombies: Vec<(u32, u64, u64, u64, usize)>,
+    /// Memory pools.
+    pub pools: Pools,
+    /// Reservations of addresses and physical memory.
+    pub virt: Virtual,
     freed: VecDeque<(u64, u64)>,
 }
 
@@ -212,11 +312,16 @@ impl Memory {
     pub fn resolve(&self, address: u64, span: u64, window: impl Fn(u64) -> bool) -> Res<Found> {
         if let Some(a) = self.device_at(address) {
             let offset = address - a.address;
-            if span > a.size - offset {
+            if !accessible(a) {
                 return Err(INVALID_VALUE);
             }
-            return Ok(Found::Live(Place::Device(a.clone(), offset)));
+            if span <= a.size - offset {
+                return Ok(Found::Live(Place::Device(a.clone(), offset)));
+            }
+            let whole = self.across(a, address + span)?;
+            return Ok(Found::Live(Place::Device(Arc::new(whole), offset)));
         }
+        let window = |address| window(address) || self.virt.reserved(address);
         if self
             .freed
             .iter()
@@ -235,9 +340,28 @@ impl Memory {
         }))
     }
 
+    /// The mappings from `first` on that lie side by side up to `end`, as one range. Other memory ends with its
+    /// allocation, whatever lies behind it.
+    fn across(&self, first: &Arc<Allocation>, end: u64) -> Res<Allocation> {
+        let mut parts = Vec::new();
+        let mut next = first.address;
+        while next < end {
+            let part = self.device.get(&next).ok_or(INVALID_VALUE)?;
+            if !matches!(part.kind, Kind::Mapped(_)) || !accessible(part) {
+                return Err(INVALID_VALUE);
+            }
+            next += part.size;
+            parts.push(part.clone());
+        }
+        if parts.len() < 2 {
+            return Err(INVALID_VALUE);
+        }
+        Ok(Allocation::joined(parts))
+    }
+
     /// Takes space on a GPU.
-    pub fn take(&mut self, gpu: usize, size: u64) -> Res<u64> {
-        self.free[gpu].take(size).ok_or(OUT_OF_MEMORY)
+    pub fn take(&mut self, gpu: usize, size: u64, align: u64) -> Res<u64> {
+        self.free[gpu].take(size, align).ok_or(OUT_OF_MEMORY)
     }
 
     /// Remembers that a range was freed.
@@ -252,6 +376,17 @@ impl Memory {
     pub fn forget_freed(&mut self, start: u64, size: u64) {
         self.freed
             .retain(|(s, e)| *e <= start || *s >= start + size);
+    }
+}
+
+/// Mapped memory is out of reach until cuMemSetAccess has said otherwise.
+///
+/// Which error the vendor's driver gives a copy of such an address is not documented; this one refuses the call.
+/// It asks whether any device may access the memory, not which device the copy runs on.
+fn accessible(a: &Allocation) -> bool {
+    match &a.kind {
+        Kind::Mapped(m) => m.accessible(),
+        _ => true,
     }
 }
 
@@ -295,14 +430,46 @@ mod tests {
     #[test]
     fn free_ranges_join() {
         let mut list = FreeList::new(0, 4096);
-        let a = list.take(1024).unwrap();
-        let b = list.take(1024).unwrap();
-        let c = list.take(2048).unwrap();
+        let a = list.take(1024, 512).unwrap();
+        let b = list.take(1024, 512).unwrap();
+        let c = list.take(2048, 512).unwrap();
         assert_eq!((a, b, c), (0, 1024, 2048));
-        assert!(list.take(1).is_none());
+        assert!(list.take(1, 512).is_none());
         list.give(b, 1024);
         list.give(a, 1024);
         list.give(c, 2048);
-        assert_eq!(list.take(4096), Some(0));
+        assert_eq!(list.take(4096, 512), Some(0));
+    }
+
+    #[test]
+    fn aligned_ranges_leave_what_lies_around_them() {
+        let mut list = FreeList::new(0, 4 * 4096);
+        assert_eq!(list.take(512, 512), Some(0));
+        assert_eq!(list.take(4096, 4096), Some(4096));
+        assert_eq!(list.take(512, 512), Some(512), "the hole below");
+        assert_eq!(list.take(3 * 4096, 4096), None);
+        assert_eq!(list.take(2 * 4096, 4096), Some(2 * 4096));
+    }
+
+    /// Two mappings of 100 bytes side by side, and three rows of which the second crosses the seam.
+    #[test]
+    fn ranges_across_a_seam_come_apart_for_the_checker() {
+        let part = |address, space| {
+            let mut a = Allocation::own(address, 100, std::ptr::null_mut(), 0, 0);
+            a.space = space;
+            Arc::new(a)
+        };
+        let whole = Allocation::joined(vec![part(1000, 7), part(1100, 8)]);
+        assert_eq!((whole.address, whole.size), (1000, 200));
+        assert_eq!(
+            whole.pieces(60, 30, 30, 3),
+            [
+                (7, 60, 30, 1),
+                (7, 90, 10, 1),
+                (8, 0, 20, 1),
+                (8, 20, 30, 1)
+            ]
+        );
+        assert_eq!(whole.pieces(10, 10, 20, 3), [(7, 10, 10, 3)]);
     }
 }

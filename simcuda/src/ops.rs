@@ -92,6 +92,7 @@ pub fn finish(d: &'static Driver, ops: &[Arc<OpState>]) -> Res {
             error = op.error.load(Relaxed);
         }
     }
+    crate::pool::settle(d, &mut st);
     drop(st);
     d.charge(d.topology.calls.sync_us);
     d.active();

@@ -132,6 +132,16 @@ impl Sched {
         state
     }
 
+    /// An unfinished operation on the checker's `space`, by the name of its kind and its stream.
+    pub fn under_way_on(&self, space: u64) -> Option<(&'static str, u64)> {
+        let touches = |op: &&Op| op.work.accesses().iter().any(|a| a.space == space);
+        let op = self.ops.values().find(touches)?;
+        Some((
+            checker::KINDS[usize::from(op.work.kind())],
+            op.position.stream,
+        ))
+    }
+
     fn complete(&mut self, id: u64, end: u64) -> Option<Op> {
         let op = self.ops.remove(&id)?;
         op.state.end.store(end, Relaxed);
@@ -284,7 +294,7 @@ fn finish(d: &Driver, op: &Op, end: u64) {
     if d.checking
         && matches!(
             op.work,
-            Work::Copy(_) | Work::Fill(_) | Work::Kernel(_) | Work::MemOps(_)
+            Work::Copy(_) | Work::Fill(_) | Work::Kernel(_) | Work::MemOps(_) | Work::Claim { .. }
         )
     {
         d.job
@@ -367,6 +377,9 @@ fn start_one(d: &'static Driver, st: &mut MutexGuard<'_, State>, id: u64, again:
     let demand = op.work.demand(&d.topology, &d.machine, op.position.gpu);
     let Some(demand) = demand else {
         let end = op.ready_at;
+        if d.checking && matches!(op.work, Work::Claim { .. }) {
+            check_start(d, op, &mut d.job.lock());
+        }
         if let Some(op) = st.sched.complete(id, end) {
             finish(d, &op, end);
         }

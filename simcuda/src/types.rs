@@ -19,6 +19,8 @@ pub type CUfunction = Handle;
 pub type CUgraph = Handle;
 pub type CUgraphNode = Handle;
 pub type CUgraphExec = Handle;
+pub type CUmemoryPool = Handle;
+pub type CUmemGenericAllocationHandle = u64;
 pub type CUhostFn = Option<unsafe extern "C" fn(*mut c_void)>;
 pub type CUstreamCallback = Option<unsafe extern "C" fn(CUstream, CUresult, *mut c_void)>;
 pub type CUoccupancyB2DSize = Option<unsafe extern "C" fn(c_int) -> usize>;
@@ -99,6 +101,37 @@ pub struct CUDA_MEMCPY3D {
 pub struct CUmemLocation {
     pub kind: c_uint,
     pub id: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUmemAccessDesc {
+    pub location: CUmemLocation,
+    pub flags: c_uint,
+}
+
+pub const MEM_ALLOCATION_TYPE_PINNED: c_uint = 1;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUmemAllocationProp {
+    pub kind: c_uint,
+    pub requestedHandleTypes: c_uint,
+    pub location: CUmemLocation,
+    pub win32HandleMetaData: *mut c_void,
+    pub allocFlags: [u8; 8],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUmemPoolProps {
+    pub allocType: c_uint,
+    pub handleTypes: c_uint,
+    pub location: CUmemLocation,
+    pub win32SecurityAttributes: *mut c_void,
+    pub maxSize: usize,
+    pub usage: u16,
+    pub reserved: [u8; 54],
 }
 
 #[repr(C)]
@@ -229,5 +262,8 @@ mod tests {
         assert_eq!(size_of::<CUstreamBatchMemOpParams>(), 48);
         assert_eq!(size_of::<CUmemcpyAttributes>(), 24);
         assert_eq!(size_of::<CUlaunchConfig>(), 56);
+        assert_eq!(size_of::<CUmemAccessDesc>(), 12);
+        assert_eq!(size_of::<CUmemAllocationProp>(), 32);
+        assert_eq!(size_of::<CUmemPoolProps>(), 88);
     }
 }

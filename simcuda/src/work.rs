@@ -108,6 +108,16 @@ pub enum Work {
     Host(HostCode),
     /// Stream memory operations, in order.
     MemOps(Vec<MemOp>),
+    /// Pool memory comes into being or ceases to be: to the checker a write of all of it, so that a use that is not
+    /// ordered behind its allocation, or a free not ordered behind its uses, is found.
+    Claim {
+        /// The memory.
+        place: Place,
+        /// Bytes.
+        bytes: u64,
+        /// It ceases to be.
+        frees: bool,
+    },
     /// Records an event (its local state is set when it is issued).
     Record(Arc<Event>),
     /// Waits for a shared event's record of that number.
@@ -378,44 +388,44 @@ impl Work {
             Work::Copy(copies) => {
                 let of = |c: &Copy| {
                     let one = |p: &Place, pitch: usize, write| {
-                        p.access(c.width as u64, pitch as u64, c.height as u64, write)
+                        p.accesses(c.width as u64, pitch as u64, c.height as u64, write)
                     };
-                    let src = if c.staged.is_some() {
-                        None
-                    } else {
-                        one(&c.src, c.src_pitch, false)
-                    };
-                    [src, one(&c.dst, c.dst_pitch, true)]
+                    let mut both = one(&c.dst, c.dst_pitch, true);
+                    if c.staged.is_none() {
+                        both.extend(one(&c.src, c.src_pitch, false));
+                    }
+                    both
                 };
-                copies.iter().flat_map(of).flatten().collect()
+                copies.iter().flat_map(of).collect()
             }
             Work::Fill(f) => {
                 let width = (f.width * f.element) as u64;
-                f.dst
-                    .access(width, f.pitch as u64, f.height as u64, true)
-                    .into_iter()
-                    .collect()
+                f.dst.accesses(width, f.pitch as u64, f.height as u64, true)
             }
             Work::Kernel(k) => {
                 let of = |(a, place): &(anabranch_kernels::Access, Place)| {
-                    let mut access =
-                        place.access(a.row_bytes, a.pitch_bytes, a.rows, a.writes())?;
-                    access.atomic = a.kind == AccessKind::Atomic;
-                    Some(access)
+                    let mut accesses =
+                        place.accesses(a.row_bytes, a.pitch_bytes, a.rows, a.writes());
+                    for access in &mut accesses {
+                        access.atomic = a.kind == AccessKind::Atomic;
+                    }
+                    accesses
                 };
-                k.ranges.iter().filter_map(of).collect()
+                k.ranges.iter().flat_map(of).collect()
             }
             // Flags are polled while they are written: atomic by nature.
             Work::MemOps(ops) => {
                 let of = |op: &MemOp| {
-                    let mut access =
-                        op.place
-                            .access(op.bytes as u64, op.bytes as u64, 1, op.wait.is_none())?;
-                    access.atomic = true;
-                    Some(access)
+                    let bytes = op.bytes as u64;
+                    let mut accesses = op.place.accesses(bytes, bytes, 1, op.wait.is_none());
+                    for access in &mut accesses {
+                        access.atomic = true;
+                    }
+                    accesses
                 };
-                ops.iter().filter_map(of).collect()
+                ops.iter().flat_map(of).collect()
             }
+            Work::Claim { place, bytes, .. } => place.accesses(*bytes, *bytes, 1, true),
             _ => Vec::new(),
         }
     }
@@ -426,6 +436,8 @@ impl Work {
             Work::Copy(_) => 0,
             Work::Fill(_) => 1,
             Work::Kernel(_) => 2,
+            Work::Claim { frees: true, .. } => 4,
+            Work::Claim { .. } => 5,
             _ => 3,
         }
     }

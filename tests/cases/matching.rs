@@ -28,6 +28,7 @@ on_every_mpi!(
     host_only_receiver,
     sessions,
     spawned,
+    memory_kinds,
 );
 
 fn complete(job: Job) {
@@ -249,4 +250,62 @@ fn helper_off() {
         outcome.stats().check_complete();
         assert!(outcome.stats().fallback("helper_off") > 0, "{outcome}");
     });
+}
+
+/// The messages of one case of `memory_kinds`: four kinds of memory at the receiver (three of them the device's), six
+/// sizes (two of them large enough for a descriptor), three ways.
+const KINDS: u64 = 4;
+const DEVICE_KINDS: u64 = 3;
+const LARGE: [u64; 2] = [100_001, (4 << 20) + 3];
+const WAYS: u64 = 3;
+
+/// Memory of every kind is sent and received: by descriptor from all that is the device's, straight from where it is
+/// if legacy IPC covers it, else through host memory. Managed memory is the host's to MPI.
+fn memory_kinds(mpi: &Mpi) {
+    let run = |case: &str| job(mpi, 2, "memory_kinds").args(&[case]).passes();
+    let large = KINDS * LARGE.len() as u64 * WAYS;
+    let large_bytes = KINDS * LARGE.iter().sum::<u64>() * WAYS;
+    for (case, exportable) in [
+        ("from_plain", true),
+        ("from_pool", false),
+        ("from_mapped", false),
+    ] {
+        let outcome = run(case);
+        let stats = outcome.stats();
+        stats.check_complete();
+        let total = |counter| stats.total(counter);
+        assert_eq!(total("sends_descriptor"), large, "{case}:\n{outcome}");
+        assert_eq!(
+            total("sends_descriptor_bytes"),
+            large_bytes,
+            "{case}:\n{outcome}"
+        );
+        let direct = if exportable {
+            large / KINDS * DEVICE_KINDS
+        } else {
+            0
+        };
+        assert_eq!(total("receives_direct"), direct, "{case}:\n{outcome}");
+        assert_eq!(
+            total("receives_host_ring"),
+            large - direct,
+            "{case}:\n{outcome}"
+        );
+        let refused = if exportable { 0 } else { large };
+        assert_eq!(
+            stats.fallback("not_exportable"),
+            refused,
+            "{case}:\n{outcome}"
+        );
+        assert_eq!(stats.fallback("mapping_failed"), 0, "{case}:\n{outcome}");
+        assert_eq!(stats.fallback("driver_error"), 0, "{case}:\n{outcome}");
+    }
+    let outcome = run("from_managed");
+    outcome.stats().check_complete();
+    assert_eq!(outcome.stats().total("sends_device"), 0, "{outcome}");
+    for case in ["both_ways", "to_self", "grown"] {
+        complete(job(mpi, 2, "memory_kinds").args(&[case]));
+    }
+    complete(job(mpi, 2, "memory_kinds").env("ANABRANCH_THRESHOLD", "0"));
+    complete(job(mpi, 2, "memory_kinds").env("GPUS", "1"));
 }

@@ -69,7 +69,7 @@ fn destroy(d: &'static Driver, handle: CUcontext) -> Res {
         .map(|a| a.address)
         .collect();
     for address in owned {
-        super::memory::release(d, &mut st, address);
+        crate::alloc::release(d, &mut st, address);
     }
     let hosts: Vec<u64> = st
         .memory

@@ -42,7 +42,7 @@ driver! {
             st.context_tails(context)
         };
         let _ = finish(d, &tails);
-        super::memory::release(d, &mut d.state.lock(), dptr);
+        crate::alloc::release(d, &mut d.state.lock(), dptr);
         d.charge(d.topology.calls.ipc_open_us);
         Ok(())
     }

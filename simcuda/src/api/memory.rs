@@ -1,28 +1,16 @@
 //! Device and pinned host memory.
 
 use super::out;
+use crate::alloc::{self, used};
 use crate::capture::illegal;
 use crate::driver::{driver, Driver};
 use crate::errors::*;
-use crate::memory::{host_space, Allocation, HostRegion, ALIGN};
+use crate::memory::{host_space, HostRegion, Kind};
 use crate::ops::finish;
 use crate::state::State;
 use crate::types::*;
-use crate::vm::punch;
 use core::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::Arc;
-
-/// Bytes allocated on a GPU by all living processes.
-fn used(d: &Driver, gpu: usize) -> u64 {
-    let alive = d
-        .job
-        .shared()
-        .procs
-        .iter()
-        .filter(|p| p.pid.load(Relaxed) != 0);
-    alive.map(|p| p.used[gpu].load(Relaxed)).sum()
-}
 
 fn allocate(d: &'static Driver, bytes: usize) -> Res<u64> {
     if bytes == 0 {
@@ -32,113 +20,7 @@ fn allocate(d: &'static Driver, bytes: usize) -> Res<u64> {
     illegal(&mut st)?;
     let (context, c) = st.context()?;
     let gpu = c.gpu;
-    reclaim_zombies(d, &mut st);
-    let size = (bytes as u64)
-        .checked_next_multiple_of(ALIGN)
-        .ok_or(OUT_OF_MEMORY)?;
-    {
-        // Under the node's lock, so that two processes do not both take the last bytes.
-        let mut body = d.job.lock();
-        if used(d, gpu).saturating_add(size) > d.topology.memory_bytes() {
-            d.job.reap(&mut body);
-        }
-        if used(d, gpu).saturating_add(size) > d.topology.memory_bytes() {
-            return Err(OUT_OF_MEMORY);
-        }
-        d.job.me().used[gpu].fetch_add(size, Relaxed);
-    }
-    let offset = match st.memory.take(gpu, size) {
-        Ok(offset) => offset,
-        Err(code) => {
-            d.job.me().used[gpu].fetch_sub(size, Relaxed);
-            return Err(code);
-        }
-    };
-    let address = d.vm.base + offset;
-    st.memory.forget_freed(address, size);
-    let allocation = Allocation {
-        address,
-        size: bytes as u64,
-        shadow: d.vm.shadow(offset),
-        gpu,
-        context,
-        buffer: d.new_buffer(),
-        offset,
-        import: None,
-        export_row: AtomicU32::new(u32::MAX),
-        freed: AtomicBool::new(false),
-        sync_memops: AtomicBool::new(false),
-    };
-    st.memory.device.insert(address, Arc::new(allocation));
-    d.charge(d.topology.calls.alloc_us);
-    d.active();
-    Ok(address)
-}
-
-/// Takes an allocation or mapping out of the process. The caller has seen to pending work.
-pub(crate) fn release(d: &Driver, st: &mut State, address: u64) {
-    let Some(a) = st.memory.device.remove(&address) else {
-        return;
-    };
-    a.freed.store(true, Relaxed);
-    st.memory.remember_freed(a.address, a.size);
-    let row = a.export_row.load(Relaxed);
-    if a.import.is_some() {
-        crate::ipc::forget_mapping(d, row, a.buffer);
-        return;
-    }
-    let size = a.size.next_multiple_of(ALIGN);
-    let mut body = d.job.lock();
-    if let Some(record) = body.running_on(a.buffer, d.job.slot as u16) {
-        let what = crate::checker::describe(&record);
-        d.report.freed_in_use(&format!(
-            "process {} frees {address:#x} while in use: {what}",
-            std::process::id()
-        ));
-    }
-    if row != u32::MAX {
-        let export = &mut body.exports[row as usize];
-        export.freed = true;
-        if export.mapped() {
-            drop(body);
-            st.memory
-                .zombies
-                .push((row, a.buffer, a.offset, size, a.gpu));
-            return;
-        }
-        export.buffer = 0;
-    }
-    drop(body);
-    give_back(d, st, a.offset, size, a.gpu);
-}
-
-fn give_back(d: &Driver, st: &mut State, offset: u64, size: u64, gpu: usize) {
-    punch(&d.job.memory, offset, size);
-    st.memory.free[gpu].give(offset, size);
-    d.job.me().used[gpu].fetch_sub(size, Relaxed);
-}
-
-/// Memory that was freed while others had it mapped goes back when the last of them has closed it.
-fn reclaim_zombies(d: &Driver, st: &mut State) {
-    if st.memory.zombies.is_empty() {
-        return;
-    }
-    let mut over = Vec::new();
-    {
-        let mut body = d.job.lock();
-        st.memory.zombies.retain(|z| {
-            let export = &mut body.exports[z.0 as usize];
-            let closed = !export.mapped();
-            if closed {
-                export.buffer = 0;
-                over.push(*z);
-            }
-            !closed
-        });
-    }
-    for (_, _, offset, size, gpu) in over {
-        give_back(d, st, offset, size, gpu);
-    }
+    alloc::allocate(d, &mut st, context, gpu, bytes, Kind::Plain)
 }
 
 pub(crate) fn release_host(st: &mut State, address: u64) {
@@ -244,17 +126,19 @@ driver! {
             return Ok(());
         }
         let context = {
-            let st = d.state.lock();
+            let mut st = d.state.lock();
             let a = st.memory.device.get(&dptr).ok_or(INVALID_VALUE)?;
-            if a.import.is_some() {
-                return Err(INVALID_VALUE);
+            match a.kind {
+                // Without any wait, as the reference says.
+                Kind::Pool(_) => return crate::pool::free(d, &mut st, dptr, None),
+                Kind::Plain | Kind::Managed if a.import.is_none() => a.context,
+                _ => return Err(INVALID_VALUE),
             }
-            a.context
         };
         drain(d, Some(context))?;
         let mut st = d.state.lock();
-        reclaim_zombies(d, &mut st);
-        release(d, &mut st, dptr);
+        alloc::reclaim_zombies(d, &mut st);
+        alloc::release(d, &mut st, dptr);
         d.charge(d.topology.calls.alloc_us);
         d.active();
         Ok(())
@@ -311,7 +195,7 @@ driver! {
         if st.memory.host.values().any(|r| r.address < end && start < r.address + r.size) {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
         }
-        if d.vm.contains(start) {
+        if d.vm.contains(start) || st.memory.virt.reserved(start) {
             return Err(INVALID_VALUE);
         }
         add_host(d, &mut st, start, bytes as u64, flags, false, context);

@@ -43,7 +43,9 @@ pub mod memory;
 pub mod misc;
 pub mod module;
 pub mod pointer;
+pub mod pool;
 pub mod stream;
+pub mod virt;
 
 pub(crate) use crate::state::PerThreadDefault;
 

@@ -3,7 +3,7 @@
 use super::{array, out};
 use crate::driver::{driver, Driver};
 use crate::errors::*;
-use crate::memory::{Allocation, HostRegion};
+use crate::memory::{Allocation, HostRegion, Kind};
 use crate::ops::finish;
 use crate::state::State;
 use crate::types::*;
@@ -30,6 +30,16 @@ fn ordinal_of(d: &Driver, st: &State, context: CUcontext, gpu: Option<usize>) ->
     seen.unwrap_or_else(opened) as c_int
 }
 
+/// CUmemAccess_flags of the current context's device, of the memory's own where there is none.
+fn access(d: &Driver, st: &State, a: &Allocation) -> u32 {
+    let own = d.ordinal(a.gpu).unwrap_or(0);
+    let ordinal = st.context().map_or(own, |(_, c)| c.ordinal);
+    match &a.kind {
+        Kind::Mapped(m) => m.access_of(ordinal as c_int),
+        _ => 3,
+    }
+}
+
 /// Writes one attribute. `Err` for attributes that this kind of memory does not have.
 unsafe fn write(
     d: &Driver,
@@ -44,9 +54,11 @@ unsafe fn write(
         Known::Host(r) => (r.context, r.address, r.size, r.buffer),
     };
     let device = matches!(known, Known::Device(_));
+    let managed = matches!(known, Known::Device(a) if matches!(a.kind, Kind::Managed));
     // SAFETY: the caller gave room for this attribute's type.
     unsafe {
         match attribute {
+            // Null for pool memory and mappings.
             1 => out(data.cast(), context),
             2 => out(
                 data.cast(),
@@ -57,7 +69,7 @@ unsafe fn write(
                 },
             ),
             3 => out(data.cast(), address),
-            4 if device => Err(INVALID_VALUE),
+            4 if device && !managed => Err(INVALID_VALUE),
             4 => out(data.cast(), address),
             5 => Err(NOT_SUPPORTED),
             6 => match known {
@@ -65,7 +77,7 @@ unsafe fn write(
                 Known::Host(_) => out(data.cast(), 0 as c_int),
             },
             7 => out(data.cast(), buffer),
-            8 => out(data.cast::<u8>(), 0),
+            8 => out(data.cast::<u8>(), u8::from(managed)),
             9 => {
                 let gpu = match known {
                     Known::Device(a) => Some(a.gpu),
@@ -74,7 +86,10 @@ unsafe fn write(
                 out(data.cast(), ordinal_of(d, st, context, gpu))
             }
             10 => match known {
-                Known::Device(a) => out(data.cast::<u8>(), u8::from(a.import.is_none())),
+                Known::Device(a) => {
+                    let capable = a.import.is_none() && matches!(a.kind, Kind::Plain);
+                    out(data.cast::<u8>(), u8::from(capable))
+                }
                 Known::Host(_) => out(data.cast::<u8>(), 0),
             },
             11 => out(data.cast(), start),
@@ -82,10 +97,24 @@ unsafe fn write(
             13 => out(data.cast::<u8>(), 1),
             14 => out(data.cast(), 0u64),
             15 => out(data.cast::<u8>(), 0),
-            16 => out(data.cast(), 3u32),
-            17 => out(data.cast(), 0usize),
+            16 => match known {
+                Known::Device(a) => out(data.cast(), access(d, st, a)),
+                Known::Host(_) => out(data.cast(), 3u32),
+            },
+            17 => match known {
+                Known::Device(a) => match a.kind {
+                    Kind::Pool(handle) => out(data.cast(), handle),
+                    _ => out(data.cast(), 0usize),
+                },
+                Known::Host(_) => out(data.cast(), 0usize),
+            },
+            // The vendor's driver may name the larger mapping that a pool's memory is cut from.
             18 => out(data.cast(), size as usize),
             19 => out(data.cast(), start),
+            20 => match known {
+                Known::Device(a) => out(data.cast(), a.space),
+                Known::Host(_) => Err(INVALID_VALUE),
+            },
             _ => Err(INVALID_VALUE),
         }
     }
@@ -95,7 +124,7 @@ unsafe fn write(
 fn width(attribute: c_uint) -> usize {
     match attribute {
         2 | 6 | 9 | 16 => 4,
-        8 | 10 | 13 | 15 => 1,
+        8 | 10 | 13 | 15 | 21 => 1,
         _ => 8,
     }
 }
@@ -141,6 +170,10 @@ driver! {
         let a = st.memory.device_at(ptr).ok_or(INVALID_VALUE)?;
         if attribute != 6 {
             return Err(INVALID_VALUE);
+        }
+        // Seen on hardware for mappings; that pool memory is refused in the same way is an assumption.
+        if matches!(a.kind, Kind::Pool(_) | Kind::Mapped(_)) {
+            return Err(NOT_SUPPORTED);
         }
         a.sync_memops.store(value != 0, Relaxed);
         let legacy = st.contexts.get(&a.context).and_then(|c| st.streams.get(&c.legacy));

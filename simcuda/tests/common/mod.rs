@@ -7,7 +7,8 @@
     clippy::borrow_as_ptr
 )]
 
-use simcuda::api::{context, copy, device, memory, stream};
+use simcuda::api::{context, copy, device, ipc, memory, pointer, pool, stream};
+use simcuda::types::CUipcHandle;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -138,4 +139,42 @@ pub fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes)
         .map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed))
         .collect()
+}
+
+/// One attribute of a pointer, as wide as it may be; what the driver leaves alone reads as zero.
+pub fn attribute(which: u32, p: u64) -> Result<u64, i32> {
+    let mut value = 0u64;
+    match unsafe { pointer::cuPointerGetAttribute((&raw mut value).cast(), which, p) } {
+        0 => Ok(value),
+        code => Err(code),
+    }
+}
+
+/// Free bytes of the current device.
+pub fn free_bytes() -> u64 {
+    let (mut free, mut total) = (0, 0);
+    ok(unsafe { memory::cuMemGetInfo_v2(&mut free, &mut total) });
+    free as u64
+}
+
+/// What legacy IPC says to exporting an address.
+pub fn ipc_handle(p: u64) -> i32 {
+    let mut handle: CUipcHandle = unsafe { std::mem::zeroed() };
+    unsafe { ipc::cuIpcGetMemHandle(&mut handle, p) }
+}
+
+pub fn alloc_managed(bytes: usize) -> u64 {
+    let mut p = 0;
+    ok(unsafe { pool::cuMemAllocManaged(&mut p, bytes, 1) });
+    p
+}
+
+pub fn alloc_async(bytes: usize, s: usize) -> u64 {
+    let mut p = 0;
+    ok(unsafe { pool::cuMemAllocAsync(&mut p, bytes, s) });
+    p
+}
+
+pub fn free_async(p: u64, s: usize) {
+    ok(unsafe { pool::cuMemFreeAsync(p, s) });
 }

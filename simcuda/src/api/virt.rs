@@ -1,0 +1,117 @@
+//! Virtual memory management. Handles that other processes could open are not simulated: asking for one, or to
+//! export, is not supported, and so say the device's attributes.
+
+use super::{array, load, out};
+use crate::driver::{driver, Driver};
+use crate::errors::*;
+use crate::memory::Kind;
+use crate::types::*;
+use crate::virt::{self, GRANULARITY};
+use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+/// Pinned memory of a device, and the device's ordinal.
+fn ordinal(d: &Driver, p: &CUmemAllocationProp) -> Res<usize> {
+    match p.kind {
+        MEM_ALLOCATION_TYPE_PINNED => {}
+        // CU_MEM_ALLOCATION_TYPE_MANAGED, since CUDA 13.0.
+        2 => return Err(NOT_SUPPORTED),
+        _ => return Err(INVALID_VALUE),
+    }
+    if p.requestedHandleTypes != 0 {
+        return Err(NOT_SUPPORTED);
+    }
+    virt::device(d, p.location.kind, p.location.id)
+}
+
+driver! {
+    fn cuMemAddressReserve(ptr: *mut CUdeviceptr, size: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong) {
+        let d = driver()?;
+        if ptr.is_null() || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        out(ptr, virt::reserve(d, &mut d.state.lock(), size as u64, alignment as u64, addr)?)
+    }
+
+    fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) {
+        let d = driver()?;
+        virt::unreserve(&mut d.state.lock(), ptr, size as u64)
+    }
+
+    fn cuMemCreate(handle: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong) {
+        let d = driver()?;
+        let ordinal = ordinal(d, &load(prop)?)?;
+        if handle.is_null() || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        out(handle, virt::create(d, &mut d.state.lock(), ordinal, size as u64)?)
+    }
+
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
+        let d = driver()?;
+        virt::release(d, &mut d.state.lock(), handle)
+    }
+
+    fn cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: c_ulonglong) {
+        let d = driver()?;
+        // "Currently must be zero", both of them.
+        if offset != 0 || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        virt::map(d, &mut d.state.lock(), ptr, size as u64, handle)
+    }
+
+    fn cuMemUnmap(ptr: CUdeviceptr, size: usize) {
+        let d = driver()?;
+        virt::unmap(d, &mut d.state.lock(), ptr, size as u64)
+    }
+
+    fn cuMemSetAccess(ptr: CUdeviceptr, size: usize, desc: *const CUmemAccessDesc, count: usize) {
+        let d = driver()?;
+        let wanted = array(desc, count)?;
+        if wanted.is_empty() {
+            return Err(INVALID_VALUE);
+        }
+        virt::set_access(d, &d.state.lock(), ptr, size as u64, &wanted)
+    }
+
+    fn cuMemGetAccess(flags: *mut c_ulonglong, location: *const CUmemLocation, ptr: CUdeviceptr) {
+        let d = driver()?;
+        let location = load(location)?;
+        virt::device(d, location.kind, location.id)?;
+        let a = virt::at(&d.state.lock(), ptr)?;
+        match &a.kind {
+            Kind::Mapped(m) => out(flags, c_ulonglong::from(m.access_of(location.id))),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    fn cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const CUmemAllocationProp, option: c_uint) {
+        let d = driver()?;
+        ordinal(d, &load(prop)?)?;
+        if option > 1 {
+            return Err(INVALID_VALUE);
+        }
+        out(granularity, GRANULARITY as usize)
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(prop: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle) {
+        let d = driver()?;
+        let st = d.state.lock();
+        let physical = st.memory.virt.physical(handle)?;
+        out(prop, CUmemAllocationProp {
+            kind: MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: 0,
+            location: CUmemLocation { kind: 1, id: physical.ordinal as c_int },
+            win32HandleMetaData: core::ptr::null_mut(),
+            allocFlags: [0; 8],
+        })
+    }
+
+    fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, addr: *mut c_void) {
+        let d = driver()?;
+        if handle.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        out(handle, virt::retain(d, &mut d.state.lock(), addr as u64)?)
+    }
+}

@@ -1,0 +1,293 @@
+//! Virtual memory management: reservations of addresses, physical memory, and mappings of the one into the other.
+//!
+//! A reservation has a place of its own where copies find its bytes, of the same shape: neighbouring mappings are
+//! neighbours there too, so that a copy across their seam is one run of bytes.
+
+use crate::alloc::{check_unused, give_back, take};
+use crate::driver::Driver;
+use crate::errors::*;
+use crate::memory::{Allocation, Kind};
+use crate::state::State;
+use crate::types::{CUdevice, CUmemAccessDesc};
+use crate::vm::{Span, PAGE};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+
+/// Minimum and recommended granularity: the page of recent GPUs.
+pub const GRANULARITY: u64 = 2 << 20;
+/// CU_MEM_ACCESS_FLAGS_PROT_READWRITE.
+pub const READ_WRITE: u32 = 3;
+
+/// What cuMemCreate made.
+pub struct Physical {
+    /// Handle.
+    pub handle: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Ordinal of its device.
+    pub ordinal: usize,
+    offset: u64,
+    gpu: usize,
+    /// The checker's name for these bytes, wherever they are mapped.
+    space: u64,
+}
+
+/// Physical memory at an address.
+pub struct Mapped {
+    span: Arc<Span>,
+    physical: Arc<Physical>,
+    access: Mutex<BTreeMap<CUdevice, u32>>,
+}
+
+impl Mapped {
+    /// True when some device may access it.
+    pub fn accessible(&self) -> bool {
+        self.access.lock().values().any(|flags| *flags != 0)
+    }
+
+    /// CUmemAccess_flags of a device.
+    pub fn access_of(&self, device: CUdevice) -> u32 {
+        self.access.lock().get(&device).copied().unwrap_or(0)
+    }
+}
+
+struct Known {
+    physical: Arc<Physical>,
+    /// cuMemCreate and cuMemRetainAllocationHandle, less cuMemRelease.
+    references: u32,
+    mappings: u32,
+}
+
+/// Reservations and physical memory of this process.
+#[derive(Default)]
+pub struct Virtual {
+    spans: BTreeMap<u64, Arc<Span>>,
+    known: HashMap<u64, Known>,
+}
+
+impl Virtual {
+    fn span_at(&self, address: u64) -> Option<&Arc<Span>> {
+        let (_, span) = self.spans.range(..=address).next_back()?;
+        span.contains(address).then_some(span)
+    }
+
+    /// True for an address in a reservation.
+    pub fn reserved(&self, address: u64) -> bool {
+        self.span_at(address).is_some()
+    }
+
+    /// Physical memory by a handle that was not released.
+    pub fn physical(&self, handle: u64) -> Res<&Arc<Physical>> {
+        let known = self.known.get(&handle).filter(|k| k.references > 0);
+        known.map(|k| &k.physical).ok_or(INVALID_VALUE)
+    }
+}
+
+/// cuMemAddressReserve.
+///
+/// A size that is no multiple of the granularity is refused; the reference leaves open whether the vendor's driver
+/// is content with the host's page.
+pub fn reserve(d: &Driver, st: &mut State, size: u64, align: u64, hint: u64) -> Res<u64> {
+    if size == 0 || size % GRANULARITY != 0 || (align != 0 && !align.is_power_of_two()) {
+        return Err(INVALID_VALUE);
+    }
+    let align = align.max(GRANULARITY);
+    let span = d.vm.reserve(size, align, hint).map_err(|_| OUT_OF_MEMORY)?;
+    let address = span.address;
+    st.memory.forget_freed(address, size);
+    st.memory.virt.spans.insert(address, Arc::new(span));
+    Ok(address)
+}
+
+/// cuMemAddressFree: the whole reservation, nothing mapped in it.
+///
+/// What the vendor's driver says of a reservation with mappings is not documented; here it is an invalid value.
+pub fn unreserve(st: &mut State, address: u64, size: u64) -> Res {
+    let span = st.memory.virt.spans.get(&address).ok_or(INVALID_VALUE)?;
+    if span.size != size
+        || st
+            .memory
+            .device
+            .range(address..address + size)
+            .next()
+            .is_some()
+    {
+        return Err(INVALID_VALUE);
+    }
+    st.memory.virt.spans.remove(&address);
+    Ok(())
+}
+
+/// cuMemCreate.
+pub fn create(d: &Driver, st: &mut State, ordinal: usize, size: u64) -> Res<u64> {
+    if size == 0 || size % GRANULARITY != 0 {
+        return Err(INVALID_VALUE);
+    }
+    let gpu = d.visible[ordinal];
+    let offset = take(d, st, gpu, size, PAGE)?;
+    let handle = st.handle() as u64;
+    let physical = Physical {
+        handle,
+        size,
+        ordinal,
+        offset,
+        gpu,
+        space: d.new_buffer(),
+    };
+    let known = Known {
+        physical: Arc::new(physical),
+        references: 1,
+        mappings: 0,
+    };
+    st.memory.virt.known.insert(handle, known);
+    d.charge(d.topology.calls.alloc_us);
+    d.active();
+    Ok(handle)
+}
+
+/// cuMemRelease.
+pub fn release(d: &Driver, st: &mut State, handle: u64) -> Res {
+    st.memory.virt.physical(handle)?;
+    change(d, st, handle, |known| known.references -= 1);
+    Ok(())
+}
+
+/// Memory without references and mappings goes back to its GPU.
+fn change(d: &Driver, st: &mut State, handle: u64, by: impl FnOnce(&mut Known)) {
+    let Some(known) = st.memory.virt.known.get_mut(&handle) else {
+        return;
+    };
+    by(known);
+    if known.references == 0 && known.mappings == 0 {
+        let p = known.physical.clone();
+        st.memory.virt.known.remove(&handle);
+        give_back(d, st, p.offset, p.size, p.gpu);
+    }
+}
+
+/// cuMemMap. All of the range must lie in one reservation and be free.
+pub fn map(d: &Driver, st: &mut State, address: u64, size: u64, handle: u64) -> Res {
+    if size == 0 || address % GRANULARITY != 0 || size % GRANULARITY != 0 {
+        return Err(INVALID_VALUE);
+    }
+    let physical = st.memory.virt.physical(handle)?.clone();
+    let span = st
+        .memory
+        .virt
+        .span_at(address)
+        .ok_or(INVALID_VALUE)?
+        .clone();
+    if size > physical.size || size > span.address + span.size - address {
+        return Err(INVALID_VALUE);
+    }
+    let behind = st.memory.device.range(address..address + size).next();
+    if behind.is_some() || st.memory.device_at(address).is_some() {
+        return Err(INVALID_VALUE);
+    }
+    span.map(address, size, &d.job.memory, physical.offset)
+        .map_err(|_| OUT_OF_MEMORY)?;
+    let (shadow, gpu, offset) = (span.shadow(address), physical.gpu, physical.offset);
+    st.memory.forget_freed(address, size);
+    let allocation = Allocation {
+        buffer: d.new_buffer(),
+        space: physical.space,
+        kind: Kind::Mapped(Mapped {
+            span,
+            physical,
+            access: Mutex::default(),
+        }),
+        ..Allocation::own(address, size, shadow, gpu, offset)
+    };
+    st.memory.device.insert(address, Arc::new(allocation));
+    change(d, st, handle, |known| known.mappings += 1);
+    Ok(())
+}
+
+/// The mappings that make up a range exactly, in order.
+fn mappings(st: &State, address: u64, size: u64) -> Res<Vec<Arc<Allocation>>> {
+    let end = address.checked_add(size).ok_or(INVALID_VALUE)?;
+    let (mut next, mut found) = (address, Vec::new());
+    while next < end {
+        let a = st.memory.device.get(&next).ok_or(INVALID_VALUE)?;
+        if !matches!(a.kind, Kind::Mapped(_)) {
+            return Err(INVALID_VALUE);
+        }
+        next += a.size;
+        found.push(a.clone());
+    }
+    if next != end || found.is_empty() {
+        return Err(INVALID_VALUE);
+    }
+    Ok(found)
+}
+
+/// cuMemUnmap: whole mappings. It waits for nothing, so work that is under way on them is reported.
+pub fn unmap(d: &Driver, st: &mut State, address: u64, size: u64) -> Res {
+    for a in mappings(st, address, size)? {
+        let Kind::Mapped(m) = &a.kind else { continue };
+        check_unused(d, st, &a);
+        m.span.unmap(a.address, a.size).map_err(|_| UNMAP_FAILED)?;
+        st.memory.device.remove(&a.address);
+        a.freed.store(true, Relaxed);
+        st.memory.remember_freed(a.address, a.size);
+        change(d, st, m.physical.handle, |known| known.mappings -= 1);
+    }
+    Ok(())
+}
+
+/// cuMemSetAccess: on whole mappings.
+pub fn set_access(
+    d: &Driver,
+    st: &State,
+    address: u64,
+    size: u64,
+    wanted: &[CUmemAccessDesc],
+) -> Res {
+    let found = mappings(st, address, size)?;
+    for w in wanted {
+        device(d, w.location.kind, w.location.id)?;
+        if ![0, 1, READ_WRITE].contains(&w.flags) {
+            return Err(INVALID_VALUE);
+        }
+    }
+    for a in found {
+        if let Kind::Mapped(m) = &a.kind {
+            let mut access = m.access.lock();
+            access.extend(wanted.iter().map(|w| (w.location.id, w.flags)));
+        }
+    }
+    Ok(())
+}
+
+/// Ordinal of a CUmemLocation, which must be a device: physical memory of the host is not simulated.
+pub fn device(d: &Driver, kind: u32, id: CUdevice) -> Res<usize> {
+    match kind {
+        1 => {
+            let ordinal = usize::try_from(id).ok().filter(|i| *i < d.visible.len());
+            ordinal.ok_or(INVALID_DEVICE)
+        }
+        2..=4 => Err(NOT_SUPPORTED),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+/// The mapping that holds an address.
+pub fn at(st: &State, address: u64) -> Res<Arc<Allocation>> {
+    let a = st.memory.device_at(address).ok_or(INVALID_VALUE)?;
+    match a.kind {
+        Kind::Mapped(_) => Ok(a.clone()),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+/// cuMemRetainAllocationHandle: the handle that was mapped, with one reference more.
+pub fn retain(d: &Driver, st: &mut State, address: u64) -> Res<u64> {
+    let a = at(st, address)?;
+    let Kind::Mapped(m) = &a.kind else {
+        return Err(INVALID_VALUE);
+    };
+    change(d, st, m.physical.handle, |known| known.references += 1);
+    Ok(m.physical.handle)
+}

@@ -1,0 +1,213 @@
+// Every kind of memory against every other: cuMemAlloc, managed, from a pool, and mapped page by page with seams inside
+// the message. One case for each kind of the sender's, so that counters can be told apart.
+#include "transfer.h"
+
+enum memory { PLAIN, MANAGED, POOL, MAPPED, MEMORY_COUNT };
+static const char *const memory_name[] = {"plain", "managed", "pool", "mapped"};
+
+typedef struct { int type, id; } location;
+typedef struct { unsigned type, handle_types; location where; void *meta; unsigned char flags[8]; } allocation_prop;
+typedef struct { location where; unsigned flags; } access_desc;
+typedef unsigned long long generic_handle;
+enum { PINNED = 1, ON_DEVICE = 1, ATTACH_GLOBAL = 1, READ_WRITE = 3 };
+
+static struct {
+    CUresult (*managed)(CUdeviceptr *, size_t, unsigned);
+    CUresult (*pool)(CUdeviceptr *, size_t, void *);
+    CUresult (*pool_free)(CUdeviceptr, void *);
+    CUresult (*granularity)(size_t *, const allocation_prop *, unsigned);
+    CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*unreserve)(CUdeviceptr, size_t);
+    CUresult (*create)(generic_handle *, size_t, const allocation_prop *, unsigned long long);
+    CUresult (*discard)(generic_handle);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, generic_handle, unsigned long long);
+    CUresult (*unmap)(CUdeviceptr, size_t);
+    CUresult (*set_access)(CUdeviceptr, size_t, const access_desc *, size_t);
+    CUresult (*ipc)(void *, CUdeviceptr);
+} more;
+
+static allocation_prop here = {.type = PINNED, .where = {ON_DEVICE, 0}};
+static size_t page;
+
+static void *function(const char *name) {
+    void *f = dlsym(cu.library, name);
+    CHECK(f != NULL, "%s", name);
+    return f;
+}
+
+static void more_load(void) {
+    if (page) return;
+    *(void **)&more.managed = function("cuMemAllocManaged");
+    *(void **)&more.pool = function("cuMemAllocAsync");
+    *(void **)&more.pool_free = function("cuMemFreeAsync");
+    *(void **)&more.granularity = function("cuMemGetAllocationGranularity");
+    *(void **)&more.reserve = function("cuMemAddressReserve");
+    *(void **)&more.unreserve = function("cuMemAddressFree");
+    *(void **)&more.create = function("cuMemCreate");
+    *(void **)&more.discard = function("cuMemRelease");
+    *(void **)&more.map = function("cuMemMap");
+    *(void **)&more.unmap = function("cuMemUnmap");
+    *(void **)&more.set_access = function("cuMemSetAccess");
+    *(void **)&more.ipc = function("cuIpcGetMemHandle");
+    int count;
+    CU(cu.device_count(&count));
+    here.where.id = me % number_from("GPUS", count);
+    CU(more.granularity(&page, &here, 0));
+}
+
+// Memory behind some pages of a reservation, a piece for each, held by nothing but the mapping.
+static void back(CUdeviceptr at, size_t pages) {
+    for (size_t i = 0; i < pages; i++) {
+        generic_handle handle;
+        CU(more.create(&handle, page, &here, 0));
+        CU(more.map(at + i * page, page, 0, handle, 0));
+        CU(more.discard(handle));
+    }
+    access_desc mine = {here.where, READ_WRITE};
+    CU(more.set_access(at, pages * page, &mine, 1));
+}
+
+typedef struct { buf b; enum memory memory; CUdeviceptr start; size_t pages; } block;
+
+// A buffer as buf_new makes it, in any kind of memory. Mapped memory has a seam in the middle of the message.
+static block block_new(enum memory memory, size_t bytes, size_t offset) {
+    block k = {.memory = memory, .b = {.bytes = bytes, .kind = DEVICE, .lead = GUARD + offset}};
+    buf *b = &k.b;
+    b->total = b->lead + bytes + GUARD;
+    switch (memory) {
+    case PLAIN: CU(cu.alloc(&k.start, b->total)); break;
+    case MANAGED: CU(more.managed(&k.start, b->total, ATTACH_GLOBAL)); b->kind = HOST; break;
+    case POOL: CU(more.pool(&k.start, b->total, NULL)); CU(cu.synchronize()); break;
+    default: {
+        size_t before = (b->lead + bytes / 2 + page - 1) / page; // pages before the seam in the middle
+        k.pages = before + (b->total - b->lead - bytes / 2 + page - 1) / page;
+        CU(more.reserve(&k.start, k.pages * page, 0, 0, 0));
+        back(k.start, k.pages);
+        b->base = (unsigned char *)(uintptr_t)(k.start + before * page - bytes / 2 - b->lead);
+    }
+    }
+    if (memory != MAPPED) b->base = (unsigned char *)(uintptr_t)k.start;
+    b->p = b->base + b->lead;
+    char handle[64];
+    CHECK((more.ipc(handle, (CUdeviceptr)(uintptr_t)b->p) == 0) == (memory == PLAIN), "legacy IPC covers plain memory only");
+    buf_poison(*b);
+    return k;
+}
+
+static void block_free(block k) {
+    switch (k.memory) {
+    case POOL: CU(more.pool_free(k.start, NULL)); CU(cu.synchronize()); break;
+    case MAPPED: CU(cu.synchronize()); CU(more.unmap(k.start, k.pages * page)); CU(more.unreserve(k.start, k.pages * page)); break;
+    default: CU(cu.release(k.start));
+    }
+}
+
+static const size_t sizes[] = {0, 1, 61, 4096, 100001, (4 << 20) + 3};
+enum { SIZE_COUNT = sizeof sizes / sizeof *sizes };
+
+static void from(enum memory memory) {
+    static const enum send_way outs[] = {SEND, SSEND, ISEND};
+    static const enum receive_way ins[] = {RECV, IRECV_WAIT, MPROBE_MRECV};
+    static char name[120];
+    if (peer == MPI_PROC_NULL) return;
+    more_load();
+    for (int to = 0; to < MEMORY_COUNT; to++)
+        for (int i = 0; i < SIZE_COUNT; i++)
+            for (int way = 0; way < 3; way++) {
+                size_t n = sizes[i];
+                uint64_t seed = 1000 * memory + 100 * to + 10 * i + way;
+                snprintf(name, sizeof name, "%s to %s, %zu bytes, way %d", memory_name[memory], memory_name[to], n, way);
+                running = name;
+                if (me % 2 == 0) {
+                    block k = block_new(memory, n, 2 * (seed % 7) + 1);
+                    buf_fill(k.b, seed);
+                    transfer_send(outs[way], k.b.p, n, peer, i, MPI_COMM_WORLD);
+                    BUF_CHECK(k.b, seed, n);
+                    block_free(k);
+                } else {
+                    block k = block_new(to, n, 2 * (seed % 5) + 3);
+                    MPI_Status s;
+                    transfer_receive(ins[way], outs[way], k.b.p, n, n, peer, i, MPI_COMM_WORLD, &s);
+                    STATUS_CHECK(&s, peer, i, n);
+                    BUF_CHECK(k.b, seed, n);
+                    block_free(k);
+                }
+            }
+}
+
+static void from_plain(void) { from(PLAIN); running = "from_plain"; }
+static void from_managed(void) { from(MANAGED); running = "from_managed"; }
+static void from_pool(void) { from(POOL); running = "from_pool"; }
+static void from_mapped(void) { from(MAPPED); running = "from_mapped"; }
+
+// Both directions in one call, each rank with another kind at each end.
+static void both_ways(void) {
+    if (peer == MPI_PROC_NULL) return;
+    more_load();
+    for (int out = 0; out < MEMORY_COUNT; out++)
+        for (int in = 0; in < MEMORY_COUNT; in++)
+            for (int i = 0; i < SIZE_COUNT; i++) {
+                size_t n = sizes[i];
+                MPI_Status s;
+                block a = block_new((out + me) % MEMORY_COUNT, n, 3), b = block_new((in + me) % MEMORY_COUNT, n, 9);
+                buf_fill(a.b, 100 * i + me);
+                OK(MPI_Sendrecv(a.b.p, n, MPI_BYTE, peer, 1, b.b.p, n, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &s));
+                STATUS_CHECK(&s, peer, 1, n);
+                BUF_CHECK(b.b, 100 * i + peer, n);
+                block_free(a);
+                block_free(b);
+            }
+}
+
+static void to_self(void) {
+    more_load();
+    for (int out = 0; out < MEMORY_COUNT; out++)
+        for (int in = 0; in < MEMORY_COUNT; in++)
+            for (int i = 0; i < SIZE_COUNT; i++) {
+                size_t n = sizes[i];
+                MPI_Request r;
+                MPI_Status s;
+                block a = block_new(out, n, 5), b = block_new(in, n, 7);
+                buf_fill(a.b, n + out);
+                OK(MPI_Irecv(b.b.p, n, MPI_BYTE, me, 4, MPI_COMM_WORLD, &r));
+                OK(MPI_Send(a.b.p, n, MPI_BYTE, me, 4, MPI_COMM_WORLD));
+                OK(MPI_Wait(&r, &s));
+                STATUS_CHECK(&s, me, 4, n);
+                BUF_CHECK(b.b, n + out, n);
+                block_free(a);
+                block_free(b);
+            }
+}
+
+// A segment that grows behind what is sent, loses its first page, and gets another one at the same address.
+static void grown(void) {
+    enum { PAGES = 6 };
+    if (peer == MPI_PROC_NULL) return;
+    more_load();
+    CUdeviceptr p;
+    CU(more.reserve(&p, PAGES * page, 0, 0, 0));
+    unsigned char *at = (unsigned char *)(uintptr_t)p;
+    back(p, 1);
+    for (size_t pages = 1; pages <= PAGES; pages++) {
+        size_t n = pages * page - 11;
+        unsigned char *image = scratch(n);
+        pattern(image, n, me % 2 == 0 ? pages : 99);
+        memory_put(DEVICE, at + 5, image, n);
+        if (me % 2 == 0) OK(MPI_Send(at + 5, n, MPI_BYTE, peer, 0, MPI_COMM_WORLD));
+        else OK(MPI_Recv(at + 5, n, MPI_BYTE, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        BYTES_CHECK(DEVICE, at + 5, n, pages);
+        free(image);
+        CU(cu.synchronize());
+        if (pages < PAGES) back(p + pages * page, 1);
+        CU(more.unmap(p, page));
+        back(p, 1);
+    }
+    CU(more.unmap(p, PAGES * page));
+    CU(more.unreserve(p, PAGES * page));
+}
+
+static const struct test_case cases[] = {
+    {"from_plain", from_plain}, {"from_managed", from_managed}, {"from_pool", from_pool}, {"from_mapped", from_mapped},
+    {"both_ways", both_ways}, {"to_self", to_self}, {"grown", grown}, {0},
+};
+int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }
