@@ -63,15 +63,18 @@ impl Engine {
         self.core.lock().table.is_empty()
     }
 
-    /// Whether a request of the program's is complete. If a send is not, the MPI library is made to progress after this
-    /// step; a receive's own request has been tested.
+    /// Whether a request of the program's is complete. If a send is not because its receiver has not come, the MPI library
+    /// is made to progress after this step: that may be what the receiver waits for. A receive's own request has been
+    /// tested.
     fn look(&self, core: &mut Core, entry: Entry) -> Look {
         let look = self.look_quietly(core, entry);
-        let sends = match entry {
-            Entry::Receive(id) => core.companion_of(id).is_some(),
-            Entry::Send(_) | Entry::Persistent(_) => true,
+        let send = match entry {
+            Entry::Receive(id) => core.companion_of(id),
+            Entry::Send(id) => Some(id),
+            Entry::Persistent(id) => core.persistents[id].active,
         };
-        core.pump_wanted |= look == Look::Pending && sends;
+        core.pump_wanted |=
+            look == Look::Pending && send.is_some_and(|send| core.awaits_receiver(send));
         look
     }
 

@@ -703,6 +703,11 @@ impl Core {
         }
     }
 
+    /// Whether a send completes only when its receiver comes. One below the eager limit completes by itself.
+    pub(super) fn awaits_receiver(&self, id: usize) -> bool {
+        matches!(&self.sends[id].kind, SendKind::Descriptor(out) if out.hosting.is_none())
+    }
+
     pub(super) fn peer_of_send(&self, id: usize) -> Option<Arc<Peer>> {
         match &self.sends.get(id)?.kind {
             SendKind::Descriptor(out) => Some(Arc::clone(&out.peer)),

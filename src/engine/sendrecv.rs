@@ -23,7 +23,7 @@ impl Engine {
     pub unsafe fn await_send(&self, id: usize) -> c_int {
         self.until(|engine, core| {
             if !engine.look_at_send(core, id) {
-                core.pump_wanted = true;
+                core.pump_wanted = core.awaits_receiver(id);
                 return None;
             }
             // SAFETY: complete.
@@ -157,7 +157,7 @@ impl Engine {
         self.until(|engine, core| {
             let received = engine.look_at_receive(core, receive);
             let complete = engine.look_at_send(core, pair.send) && received;
-            core.pump_wanted |= !complete;
+            core.pump_wanted |= !complete && core.awaits_receiver(pair.send);
             complete.then(|| {
                 // SAFETY: both are complete.
                 unsafe {
