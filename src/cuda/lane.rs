@@ -5,7 +5,7 @@
 //! making one later could get stuck behind a wait that the program has pending on its device.
 
 use super::error::{Error, Result};
-use super::events::{EventPool, InFlight};
+use super::events::{EventPool, Finished, InFlight, Place};
 use super::state::{ContextKey, Entered};
 use super::types::{memory_type, Context, Memcpy2d, Stream, STREAM_NON_BLOCKING};
 use std::ffi::c_void;
@@ -106,9 +106,17 @@ pub struct Flag {
 }
 
 #[derive(Debug)]
+struct Lane {
+    stream: Stream,
+    /// Number of the latest submission.
+    submitted: u64,
+    finished: Finished,
+}
+
+#[derive(Debug)]
 struct ContextLanes {
     key: ContextKey,
-    streams: [Vec<Stream>; Purpose::COUNT],
+    lanes: [Vec<Lane>; Purpose::COUNT],
     events: Arc<EventPool>,
     used: u64,
 }
@@ -158,8 +166,10 @@ impl Lanes {
     ) -> Result<InFlight> {
         let lanes = self.find_or_open(key)?;
         let entered = Entered::enter_same(key)?;
-        let streams = &lanes.streams[purpose as usize];
-        let stream = streams[usize::try_from(affinity % streams.len() as u64).unwrap_or(0)];
+        let row = &mut lanes.lanes[purpose as usize];
+        let index = usize::try_from(affinity % row.len() as u64).unwrap_or(0);
+        let lane = &mut row[index];
+        let stream = lane.stream;
         let event = lanes.events.take(&entered)?;
         let started = start(&entered, stream, copies, flag).and_then(|()| {
             // SAFETY: both were made in the context that is entered, and are live.
@@ -171,7 +181,12 @@ impl Lanes {
             lanes.events.give(key, event);
             return Err(error);
         }
-        Ok(InFlight::new(key, event, Arc::clone(&lanes.events)))
+        lane.submitted += 1;
+        let place = Place {
+            number: lane.submitted,
+            finished: Arc::clone(&lane.finished),
+        };
+        Ok(InFlight::new(key, event, Arc::clone(&lanes.events), place))
     }
 
     /// One contiguous copy; see [`Lanes::submit`].
@@ -263,7 +278,7 @@ fn open(key: ContextKey) -> Result<ContextLanes> {
     let entered = Entered::enter_same(key)?;
     let mut lanes = ContextLanes {
         key,
-        streams: Default::default(),
+        lanes: Default::default(),
         events: Arc::new(EventPool::default()),
         used: 0,
     };
@@ -280,7 +295,11 @@ fn open(key: ContextKey) -> Result<ContextLanes> {
                 close(lanes);
                 return Err(error);
             }
-            lanes.streams[purpose as usize].push(stream);
+            lanes.lanes[purpose as usize].push(Lane {
+                stream,
+                submitted: 0,
+                finished: Finished::default(),
+            });
         }
     }
     Ok(lanes)
@@ -291,7 +310,7 @@ fn close(lanes: ContextLanes) {
     lanes.events.close(lanes.key, |entered| {
         let driver = entered.driver();
         let mut drained = true;
-        for stream in lanes.streams.iter().flatten() {
+        for Lane { stream, .. } in lanes.lanes.iter().flatten() {
             // SAFETY: made in this context by `open`, and not used again.
             let (finished, destroyed) = unsafe {
                 (
