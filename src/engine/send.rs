@@ -620,20 +620,18 @@ impl Core {
         let state = slot.state(out.nonce);
         let ring = slot.ring(out.nonce);
         let step = match (state, &mut out.hosting) {
-            (Ok(State::Hosted), _) | (Ok(State::Posted | State::Claimed), None) => {
+            // The receiver reads the buffer itself, or has all that it needs.
+            (Ok(State::Claimed | State::Hosted), _) | (Ok(State::Posted), None) => {
                 return Advance::default()
             }
-            // The receiver reads the buffer itself: what was begun meanwhile is brought to its end, no more.
-            (Ok(State::Claimed), Some(_)) => return Advance::default(),
             (Ok(State::Posted), Some(hosting)) => {
-                hosting.poll(&mut self.gpu, own, &ring, false).map(|moved| {
-                    // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
-                    if moved && slot.retire(out.nonce).is_ok() {
-                        stats::add(Counter::SendsHosted, 1);
-                        send.complete = true;
-                    }
-                    moved
-                })
+                let step = hosting.poll(&mut self.gpu, own, &ring, false);
+                // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
+                if matches!(step, Ok(true)) && slot.retire(out.nonce).is_ok() {
+                    stats::add(Counter::SendsHosted, 1);
+                    send.complete = true;
+                }
+                step
             }
             (Ok(State::WantHost), Some(hosting)) => {
                 if hosting.is_in_ring() {

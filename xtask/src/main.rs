@@ -73,15 +73,18 @@ fn build_options(arguments: &[String]) -> Result<Options, String> {
 
 fn list_mpi() -> Result<(), String> {
     let layout = xtask::layout::Layout::new(false);
+    let mut list = String::new();
     for mpi in xtask::mpi::find(&layout.wheels()) {
-        println!(
-            "{:<12} {:<12} {} {}",
+        list += &format!(
+            "{:<12} {:<12} {} {}\n",
             mpi.name,
             format!("{:?}", mpi.family),
             mpi.mpicc.display(),
             mpi.mpirun.display()
         );
     }
+    // In one piece: a script that reads only its first line closes the pipe.
+    print!("{list}");
     Ok(())
 }
 
