@@ -369,7 +369,8 @@ impl Fetch {
         if let Some(slot) = self.slot() {
             let _ = slot.acknowledge(self.nonce);
         }
-        self.peer.ring_doorbell();
+        // The sender needs to know no sooner than at its next MPI call: its helper is left asleep.
+        self.peer.ring_quietly();
         Step::Done
     }
 }

@@ -340,6 +340,11 @@ impl View {
         }
     }
 
+    /// As [`View::ring_doorbell`], for what can wait until the owner looks by itself: nobody is woken.
+    pub fn ring_quietly(&self) {
+        self.header().doorbell.rings.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Owner: wakes its own sleepers, whoever attends.
     pub(super) fn wake_sleepers(&self) {
         let doorbell = &self.header().doorbell;
