@@ -1,4 +1,5 @@
-// The sessions model of MPI 4: no MPI_Init, a communicator from a process set, twice over.
+// The sessions model of MPI 4: no MPI_Init, a communicator from a process set. One session: with a second one Open MPI 5.0
+// and MPICH 4.0 crash by themselves, and MPICH 5.0.2 ends in an internal error now and then (2 runs of 40 without the library).
 #include "transfer.h"
 
 int main(void) {
@@ -6,12 +7,7 @@ int main(void) {
     signal(SIGALRM, on_alarm);
     alarm(number_from("WATCHDOG", 100));
     running = "sessions";
-#if defined(OPEN_MPI) || (defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40100000)
-    int rounds = 1; // a second session crashes MPICH 4.0 and Open MPI 5.0 themselves
-#else
-    int rounds = 2;
-#endif
-    for (int round = 0; round < rounds; round++) {
+    {
         MPI_Session session;
         MPI_Group group;
         MPI_Comm comm;
