@@ -7,7 +7,8 @@ use std::ffi::{c_int, c_void};
 
 use crate::engine::core::{Core, Entry};
 use crate::engine::early::Before;
-use crate::engine::send::{finish_request, raise};
+use crate::engine::native::raise;
+use crate::engine::requests::finish_request;
 use crate::engine::{Engine, Env, NativeScope};
 use crate::mpi::{native, Handle, Status};
 

@@ -13,7 +13,7 @@ use crate::engine::landing::Landing;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::matched::Matched;
-use crate::engine::send::raise;
+use crate::engine::native::{native_irecv, raise};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Abi, Family, Handle, Status};
@@ -340,13 +340,7 @@ impl Engine {
         // SAFETY: the program's arguments, or a landing range in the place of its buffer.
         unsafe {
             self.post_receive(prepared, |to, request| {
-                let to = RecvArgs {
-                    buffer: to.buffer,
-                    count: to.count,
-                    datatype: to.datatype,
-                    ..*args
-                };
-                native_irecv(&to, request)
+                native_irecv(&to.args(args), request)
             })
         }
     }
@@ -371,6 +365,16 @@ impl Prepared {
             count: args.count,
             datatype: args.datatype,
             temporary: false,
+        }
+    }
+
+    /// The arguments for the native call: the source, tag and communicator are the program's.
+    pub fn args(&self, args: &RecvArgs) -> RecvArgs {
+        RecvArgs {
+            buffer: self.buffer,
+            count: self.count,
+            datatype: self.datatype,
+            ..*args
         }
     }
 
@@ -1124,28 +1128,6 @@ impl Drop for Quiet {
                 }
                 native::errhandler_free(handler);
             }
-        }
-    }
-}
-
-/// A native non-blocking receive; see [`crate::engine::native_send`] on large counts.
-///
-/// # Safety
-/// The arguments are valid for MPI, and the buffer until the request completes.
-pub unsafe fn native_irecv(args: &RecvArgs, request: *mut Handle) -> c_int {
-    let RecvArgs {
-        buffer,
-        count,
-        datatype,
-        source,
-        tag,
-        comm,
-    } = *args;
-    // SAFETY: passed on.
-    unsafe {
-        match c_int::try_from(count) {
-            Ok(count) => native::irecv(buffer, count, datatype, source, tag, comm, request),
-            Err(_) => native::irecv_c(buffer, count, datatype, source, tag, comm, request),
         }
     }
 }

@@ -10,10 +10,12 @@ use crate::engine::counts::Stream;
 use crate::engine::fetch::flag;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape, Way};
+use crate::engine::native::{native_isend, raise};
+use crate::engine::requests::start_generalized;
 use crate::engine::serve::{Hosting, Serve};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::{Engine, Env};
-use crate::mpi::{native, Abi, Handle, Status};
+use crate::mpi::{native, Handle};
 use crate::node::{Descriptor, Message, Peer, State, DESCRIPTOR_BYTES};
 use crate::stats::{self, Counter, Reason};
 
@@ -850,81 +852,6 @@ unsafe fn test_native(env: &Env, request: &mut Handle) -> bool {
     flag != 0 || code != env.abi.success
 }
 
-/// A native blocking send in the mode of the arguments. The function with a large count is called for large counts
-/// only: not every library has it.
-///
-/// # Safety
-/// The arguments are valid for MPI.
-pub unsafe fn native_send(args: &SendArgs) -> c_int {
-    let SendArgs {
-        buffer,
-        count,
-        datatype,
-        dest,
-        tag,
-        comm,
-        ..
-    } = *args;
-    // SAFETY: passed on.
-    unsafe {
-        match c_int::try_from(count) {
-            Ok(count) => match args.mode {
-                Mode::Standard => native::send(buffer, count, datatype, dest, tag, comm),
-                Mode::Buffered => native::bsend(buffer, count, datatype, dest, tag, comm),
-                Mode::Synchronous => native::ssend(buffer, count, datatype, dest, tag, comm),
-                Mode::Ready => native::rsend(buffer, count, datatype, dest, tag, comm),
-            },
-            Err(_) => match args.mode {
-                Mode::Standard => native::send_c(buffer, count, datatype, dest, tag, comm),
-                Mode::Buffered => native::bsend_c(buffer, count, datatype, dest, tag, comm),
-                Mode::Synchronous => native::ssend_c(buffer, count, datatype, dest, tag, comm),
-                Mode::Ready => native::rsend_c(buffer, count, datatype, dest, tag, comm),
-            },
-        }
-    }
-}
-
-/// A native non-blocking send in the mode of the arguments.
-///
-/// # Safety
-/// The arguments are valid for MPI, and the buffer until the request completes.
-pub unsafe fn native_isend(args: &SendArgs, request: *mut Handle) -> c_int {
-    let SendArgs {
-        buffer,
-        count,
-        datatype,
-        dest,
-        tag,
-        comm,
-        ..
-    } = *args;
-    // SAFETY: passed on.
-    unsafe {
-        match c_int::try_from(count) {
-            Ok(count) => match args.mode {
-                Mode::Standard => native::isend(buffer, count, datatype, dest, tag, comm, request),
-                Mode::Buffered => native::ibsend(buffer, count, datatype, dest, tag, comm, request),
-                Mode::Synchronous => {
-                    native::issend(buffer, count, datatype, dest, tag, comm, request)
-                }
-                Mode::Ready => native::irsend(buffer, count, datatype, dest, tag, comm, request),
-            },
-            Err(_) => match args.mode {
-                Mode::Standard => {
-                    native::isend_c(buffer, count, datatype, dest, tag, comm, request)
-                }
-                Mode::Buffered => {
-                    native::ibsend_c(buffer, count, datatype, dest, tag, comm, request)
-                }
-                Mode::Synchronous => {
-                    native::issend_c(buffer, count, datatype, dest, tag, comm, request)
-                }
-                Mode::Ready => native::irsend_c(buffer, count, datatype, dest, tag, comm, request),
-            },
-        }
-    }
-}
-
 /// Sends packed bytes natively in the mode of the arguments.
 unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle, c_int> {
     let mut request = env.abi.request_null;
@@ -964,92 +891,5 @@ unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle,
         Ok(request)
     } else {
         Err(code)
-    }
-}
-
-/// Calls the communicator's error handler, as MPI does for its own errors (MPI 4.1 section 9.3); returns the code.
-///
-/// # Safety
-/// `comm` is the program's.
-pub unsafe fn raise(comm: Handle, code: c_int) -> c_int {
-    // SAFETY: passed on.
-    unsafe { native::comm_call_errhandler(comm, code) };
-    code
-}
-
-extern "C" fn on_query(_extra: *mut c_void, status: *mut c_void) -> c_int {
-    let Some(abi) = crate::mpi::abi() else {
-        return 0;
-    };
-    // SAFETY: MPI passes a status to fill (MPI 4.1 section 13.2).
-    unsafe {
-        native::status_set_elements(status, abi.byte, 0);
-        native::status_set_cancelled(status, 0);
-        abi.set_status_source(status, abi.undefined);
-        abi.set_status_tag(status, abi.undefined);
-    }
-    abi.success
-}
-
-extern "C" fn on_free(_extra: *mut c_void) -> c_int {
-    0
-}
-
-extern "C" fn on_cancel(_extra: *mut c_void, _complete: c_int) -> c_int {
-    0
-}
-
-/// A generalized request (MPI 4.1 section 13.2).
-///
-/// # Safety
-/// MPI may be called.
-pub unsafe fn start_generalized(abi: &Abi) -> Result<Handle, c_int> {
-    let mut handle = abi.request_null;
-    // SAFETY: the callbacks have the C signatures of MPI 4.1 section 13.2.
-    let code = unsafe {
-        native::grequest_start(
-            on_query as *mut c_void,
-            on_free as *mut c_void,
-            on_cancel as *mut c_void,
-            std::ptr::null_mut(),
-            &raw mut handle,
-        )
-    };
-    if code == abi.success {
-        Ok(abi.normalize(handle))
-    } else {
-        Err(code)
-    }
-}
-
-/// Ends a generalized request whose status nobody wants.
-///
-/// # Safety
-/// `handle` is a generalized request of ours whose operation is over.
-pub unsafe fn drop_request(handle: Handle) {
-    let mut handle = handle;
-    // SAFETY: passed on.
-    unsafe {
-        native::grequest_complete(handle);
-        native::request_free(&raw mut handle);
-    }
-}
-
-/// Completes a generalized request and has MPI free it, filling the status.
-///
-/// # Safety
-/// `handle` is a generalized request of ours whose operation is over.
-pub unsafe fn finish_request(env: &Env, handle: Handle, status: *mut c_void) -> c_int {
-    let mut handle = handle;
-    let mut own = Status::new();
-    let status = if env.abi.ignores_status(status) {
-        own.as_mut_ptr()
-    } else {
-        status
-    };
-    // SAFETY: passed on; the status is the program's or a local.
-    unsafe {
-        native::grequest_complete(handle);
-        native::wait(&raw mut handle, status)
     }
 }
