@@ -187,39 +187,49 @@ impl Engine {
         buffer: &Buffer,
         info: &TypeInfo,
     ) -> Result<usize, c_int> {
-        self.use_device();
-        let bytes = info.bytes(args.count);
-        stats::add(Counter::SendsDevice, 1);
-        stats::add(Counter::SendsDeviceBytes, bytes);
-        let reason = {
-            let mut core = self.core.lock();
-            // SAFETY: passed on.
-            match unsafe { core.send_descriptor(&self.env, args, buffer, info) } {
-                Ok(id) => return Ok(id),
-                Err(Unsent::Code(code)) => return Err(code),
-                Err(Unsent::Reason(reason)) => reason,
-            }
-        };
-        stats::fallback(reason, bytes);
         // SAFETY: passed on.
-        unsafe { self.send_value(args, buffer, info) }
+        unsafe { self.start_device_send(args, buffer, info, None) }
     }
 
     /// Starts a send of a device buffer by value, whatever its length: the buffer is free again when this returns.
     ///
     /// # Safety
     /// As [`Engine::start_send`].
-    pub unsafe fn start_value_send(
+    pub(super) unsafe fn start_value_send(
         &self,
         args: &SendArgs,
         buffer: &Buffer,
         info: &TypeInfo,
         reason: Reason,
     ) -> Result<usize, c_int> {
+        // SAFETY: passed on.
+        unsafe { self.start_device_send(args, buffer, info, Some(reason)) }
+    }
+
+    /// By descriptor if that can be, or by value for a reason that the caller has.
+    unsafe fn start_device_send(
+        &self,
+        args: &SendArgs,
+        buffer: &Buffer,
+        info: &TypeInfo,
+        by_value: Option<Reason>,
+    ) -> Result<usize, c_int> {
         self.use_device();
         let bytes = info.bytes(args.count);
         stats::add(Counter::SendsDevice, 1);
         stats::add(Counter::SendsDeviceBytes, bytes);
+        let reason = match by_value {
+            Some(reason) => reason,
+            None => {
+                let mut core = self.core.lock();
+                // SAFETY: passed on.
+                match unsafe { core.send_descriptor(&self.env, args, buffer, info) } {
+                    Ok(id) => return Ok(id),
+                    Err(Unsent::Code(code)) => return Err(code),
+                    Err(Unsent::Reason(reason)) => reason,
+                }
+            }
+        };
         stats::fallback(reason, bytes);
         // SAFETY: passed on.
         unsafe { self.send_value(args, buffer, info) }
