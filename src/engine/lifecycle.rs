@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::config::{Config, MpiCuda, StatsTarget};
 use crate::engine::core::Entry;
-use crate::engine::{comms, early, engine, helper, send, Core, Engine, Env, ENGINE};
+use crate::engine::{comms, early, engine, helper, requests, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, Abi, Function};
 use crate::node::{Launch, Node, Options, Peer};
 use crate::stats::{self, Counter, Snapshot, Summary};
@@ -219,7 +219,7 @@ impl Engine {
         for (handle, entry) in orphans {
             if let (Entry::Send(_), true) = (entry, handle != 0) {
                 // SAFETY: our own request, which nobody knows any more.
-                unsafe { send::drop_request(handle) };
+                unsafe { requests::drop_request(handle) };
             }
         }
     }

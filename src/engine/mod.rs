@@ -16,9 +16,11 @@ mod layout;
 pub mod lifecycle;
 mod lift;
 pub mod matched;
+mod native;
 pub mod persistent;
 pub mod probe;
 mod receive;
+mod requests;
 mod scope;
 mod send;
 pub mod sendrecv;
@@ -32,9 +34,13 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 
 pub use self::core::Core;
-pub use self::receive::{native_irecv, Plan, Prepared, RecvArgs, Watch};
+pub use self::native::{
+    native_imrecv, native_irecv, native_isend, native_mrecv, native_recv, native_recv_init,
+    native_send, native_send_init,
+};
+pub use self::receive::{Plan, Prepared, RecvArgs, Watch};
 pub use self::scope::NativeScope;
-pub use self::send::{native_isend, native_send, Mode, SendArgs, Sorted};
+pub use self::send::{Mode, SendArgs, Sorted};
 
 use crate::config::Config;
 use crate::mpi::{Abi, Handle};

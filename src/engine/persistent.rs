@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use crate::cuda::{self, Kind};
 use crate::engine::core::Entry;
 use crate::engine::send::{SendArgs, Sorted};
-use crate::engine::{types, Engine, Mode};
+use crate::engine::{types, Engine};
 use crate::mpi::{native, Abi, Handle};
 use crate::node::DESCRIPTOR_BYTES;
 
@@ -164,54 +164,5 @@ impl Engine {
             }
         }
         abi.success
-    }
-
-    /// A native persistent send, in the mode of the arguments.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's call.
-    pub unsafe fn native_send_init(args: &SendArgs, request: *mut Handle) -> c_int {
-        let SendArgs {
-            buffer,
-            count,
-            datatype,
-            dest,
-            tag,
-            comm,
-            ..
-        } = *args;
-        // SAFETY: passed on.
-        unsafe {
-            match c_int::try_from(count) {
-                Ok(count) => match args.mode {
-                    Mode::Standard => {
-                        native::send_init(buffer, count, datatype, dest, tag, comm, request)
-                    }
-                    Mode::Buffered => {
-                        native::bsend_init(buffer, count, datatype, dest, tag, comm, request)
-                    }
-                    Mode::Synchronous => {
-                        native::ssend_init(buffer, count, datatype, dest, tag, comm, request)
-                    }
-                    Mode::Ready => {
-                        native::rsend_init(buffer, count, datatype, dest, tag, comm, request)
-                    }
-                },
-                Err(_) => match args.mode {
-                    Mode::Standard => {
-                        native::send_init_c(buffer, count, datatype, dest, tag, comm, request)
-                    }
-                    Mode::Buffered => {
-                        native::bsend_init_c(buffer, count, datatype, dest, tag, comm, request)
-                    }
-                    Mode::Synchronous => {
-                        native::ssend_init_c(buffer, count, datatype, dest, tag, comm, request)
-                    }
-                    Mode::Ready => {
-                        native::rsend_init_c(buffer, count, datatype, dest, tag, comm, request)
-                    }
-                },
-            }
-        }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
+use crate::engine::native::raise;
 use crate::engine::receive::{Plan, RecvArgs, Watch};
-use crate::engine::send::{raise, SendArgs, Sorted};
+use crate::engine::send::{SendArgs, Sorted};
 use crate::engine::Engine;
 use crate::mpi::{native, Handle};
 use crate::stats::Reason;

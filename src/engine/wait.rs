@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::engine::{send, Core, Engine};
+use crate::engine::{requests, Core, Engine};
 use crate::mpi::native;
 use crate::node::Backoff;
 
@@ -83,7 +83,7 @@ impl Engine {
         let mut flag = 0;
         let handle = *self.pump.get_or_init(|| {
             // SAFETY: the program's thread, inside an MPI call.
-            unsafe { send::start_generalized(abi) }.unwrap_or(abi.request_null)
+            unsafe { requests::start_generalized(abi) }.unwrap_or(abi.request_null)
         });
         // SAFETY: MPI is initialized while the engine is armed; the flag is a live local.
         unsafe { native::request_get_status(handle, &raw mut flag, abi.no_status()) };
@@ -97,7 +97,7 @@ impl Engine {
             .filter(|handle| **handle != self.env.abi.request_null)
         {
             // SAFETY: our own generalized request, used no more.
-            unsafe { send::drop_request(*handle) };
+            unsafe { requests::drop_request(*handle) };
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::engine::{engine, Engine, Mode, Plan, RecvArgs, SendArgs, Watch};
+use crate::engine::{
+    engine, native_recv_init, native_send_init, Mode, Plan, RecvArgs, SendArgs, Watch,
+};
 use crate::mpi::{native, Handle};
 
 unsafe fn send_request(args: SendArgs, request: *mut Handle) -> c_int {
@@ -10,7 +12,7 @@ unsafe fn send_request(args: SendArgs, request: *mut Handle) -> c_int {
     unsafe {
         match engine().and_then(|engine| engine.send_init(&args, request)) {
             Some(code) => code,
-            None => Engine::native_send_init(&args, request),
+            None => native_send_init(&args, request),
         }
     }
 }
@@ -53,16 +55,8 @@ unsafe fn receive_request(
             Ok(Plan::Watched(prepared)) => prepared.persistent(),
             Err(code) => return code,
         };
-        let RecvArgs {
-            source, tag, comm, ..
-        } = args;
-        let posted = engine.post_receive(prepared, |to, request| match c_int::try_from(to.count) {
-            Ok(count) => {
-                native::recv_init(to.buffer, count, to.datatype, source, tag, comm, request)
-            }
-            Err(_) => {
-                native::recv_init_c(to.buffer, to.count, to.datatype, source, tag, comm, request)
-            }
+        let posted = engine.post_receive(prepared, |to, request| {
+            native_recv_init(&to.args(&args), request)
         });
         match posted {
             Ok(receive) => engine.hand_out_receive(receive, request),

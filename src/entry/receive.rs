@@ -2,8 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::engine::{engine, native_irecv, Engine, NativeScope, Plan, Prepared, RecvArgs, Watch};
-use crate::mpi::{native, Handle, Status};
+use crate::engine::{
+    engine, native_imrecv, native_irecv, native_mrecv, native_recv, Engine, NativeScope, Plan,
+    Prepared, RecvArgs, Watch,
+};
+use crate::mpi::{Handle, Status};
 
 /// A native blocking receive that nobody watches: only its length is looked at.
 #[inline(always)]
@@ -76,26 +79,6 @@ unsafe fn immediate(args: RecvArgs, request: *mut Handle, natively: impl Fn() ->
     }
 }
 
-/// A native blocking receive. The function with a large count is called for large counts only: not every library has
-/// it.
-unsafe fn native_recv(args: &RecvArgs, status: *mut c_void) -> c_int {
-    let RecvArgs {
-        buffer,
-        count,
-        datatype,
-        source,
-        tag,
-        comm,
-    } = *args;
-    // SAFETY: passed on.
-    unsafe {
-        match c_int::try_from(count) {
-            Ok(count) => native::recv(buffer, count, datatype, source, tag, comm, status),
-            Err(_) => native::recv_c(buffer, count, datatype, source, tag, comm, status),
-        }
-    }
-}
-
 macro_rules! receives {
     ($($recv:ident $irecv:ident $mrecv:ident $imrecv:ident $count:ty;)*) => {$(
         /// `MPI_Recv` (MPI 4.1 section 3.2.4).
@@ -126,14 +109,11 @@ macro_rules! receives {
         /// The arguments are those of the program's call.
         pub unsafe fn $mrecv(buf: *mut c_void, count: $count, datatype: Handle, message: *mut Handle, status: *mut c_void) -> c_int {
             #[allow(clippy::useless_conversion)]
-            let count64: i64 = count.into();
+            let count = count.into();
             // SAFETY: passed on.
             unsafe {
-                match plan_matched(buf, count64, datatype, message) {
-                    Matched::Native => match c_int::try_from(count64) {
-                        Ok(count) => native::mrecv(buf, count, datatype, message, status),
-                        Err(_) => native::mrecv_c(buf, count64, datatype, message, status),
-                    },
+                match plan_matched(buf, count, datatype, message) {
+                    Matched::Native => native_mrecv(buf, count, datatype, message, status),
                     Matched::Watched(engine, prepared) => match post_matched(engine, message, prepared) {
                         Ok(receive) => engine.await_receive(receive, status),
                         Err(code) => code,
@@ -149,14 +129,11 @@ macro_rules! receives {
         /// The arguments are those of the program's call.
         pub unsafe fn $imrecv(buf: *mut c_void, count: $count, datatype: Handle, message: *mut Handle, request: *mut Handle) -> c_int {
             #[allow(clippy::useless_conversion)]
-            let count64: i64 = count.into();
+            let count = count.into();
             // SAFETY: passed on.
             unsafe {
-                match plan_matched(buf, count64, datatype, message) {
-                    Matched::Native => match c_int::try_from(count64) {
-                        Ok(count) => native::imrecv(buf, count, datatype, message, request),
-                        Err(_) => native::imrecv_c(buf, count64, datatype, message, request),
-                    },
+                match plan_matched(buf, count, datatype, message) {
+                    Matched::Native => native_imrecv(buf, count, datatype, message, request),
                     Matched::Watched(engine, prepared) => match post_matched(engine, message, prepared) {
                         Ok(receive) => engine.hand_out_receive(receive, request),
                         Err(code) => code,
@@ -220,9 +197,8 @@ unsafe fn post_matched(
 ) -> Result<usize, c_int> {
     // SAFETY: the program's message; a landing range or its buffer.
     unsafe {
-        engine.post_receive(prepared, |to, request| match c_int::try_from(to.count) {
-            Ok(count) => native::imrecv(to.buffer, count, to.datatype, message, request),
-            Err(_) => native::imrecv_c(to.buffer, to.count, to.datatype, message, request),
+        engine.post_receive(prepared, |to, request| {
+            native_imrecv(to.buffer, to.count, to.datatype, message, request)
         })
     }
 }

@@ -1,0 +1,275 @@
+//! Completion of several requests: all, any, some.
+
+use std::ffi::{c_int, c_void};
+
+use super::split::Codes;
+use super::{Look, Requests, Statuses};
+use crate::engine::core::Core;
+use crate::engine::Engine;
+use crate::mpi::native;
+
+/// What became of a multiple completion.
+enum Outcome {
+    /// No request was active.
+    Nothing,
+    /// These were completed.
+    Completed,
+}
+
+impl Engine {
+    /// `MPI_Waitall` and, with a flag, `MPI_Testall`.
+    ///
+    /// # Safety
+    /// As [`Engine::wait`].
+    pub unsafe fn all(
+        &self,
+        requests: Requests,
+        flag: Option<*mut c_int>,
+        statuses: Statuses,
+    ) -> c_int {
+        let count = requests.count as c_int;
+        let scope = self.completing(flag.is_none());
+        // SAFETY: passed on, here and below.
+        unsafe {
+            if self.is_native(requests) {
+                return self.natively(requests, statuses, flag, None, |to| match flag {
+                    None => native::waitall(count, requests.array, to),
+                    Some(flag) => native::testall(count, requests.array, flag, to),
+                });
+            }
+            drop(scope);
+            match flag {
+                None => self.wait_all(requests, statuses),
+                Some(flag) => self.test_all(requests, flag, statuses),
+            }
+        }
+    }
+
+    unsafe fn wait_all(&self, requests: Requests, statuses: Statuses) -> c_int {
+        let abi = self.env.abi;
+        // SAFETY: passed on.
+        let mut split = unsafe { self.split(&self.core.lock(), requests) };
+        let mut codes = Codes::new(self, requests, statuses);
+        // SAFETY: passed on.
+        unsafe { codes.clear_empty(requests, &split) };
+        self.until(|engine, core| {
+            split.taken.retain(|(i, handle, entry)| {
+                if engine.look(core, *entry) == Look::Pending {
+                    return true;
+                }
+                // SAFETY: the program's arrays.
+                unsafe {
+                    let (left, code) =
+                        engine.finish_or_empty(core, *handle, *entry, codes.status(*i));
+                    abi.store(requests.array, *i, left);
+                    codes.note(*i, code);
+                }
+                false
+            });
+            // SAFETY: the compacted array is ours, the others the program's.
+            unsafe { codes.test_native_all(&mut split, requests) };
+            (split.taken.is_empty() && split.native.is_empty()).then_some(())
+        });
+        // SAFETY: the program's statuses.
+        unsafe { codes.result(requests) }
+    }
+
+    unsafe fn test_all(&self, requests: Requests, flag: *mut c_int, statuses: Statuses) -> c_int {
+        let abi = self.env.abi;
+        self.once(|engine, core| {
+            // SAFETY: the program's arrays and flag, here and below.
+            let mut split = unsafe { engine.split(core, requests) };
+            let ready = split
+                .taken
+                .iter()
+                .filter(|(_, _, entry)| engine.look(core, *entry) == Look::Pending)
+                .count()
+                == 0;
+            let mut codes = Codes::new(engine, requests, statuses);
+            // SAFETY: the program's arrays, index, flag and status.
+            unsafe {
+                codes.clear_empty(requests, &split);
+                if ready {
+                    codes.test_native_all(&mut split, requests);
+                }
+                if !ready || !split.native.is_empty() {
+                    core.pump_wanted = true;
+                    flag.write(0);
+                    return abi.success;
+                }
+                for (i, handle, entry) in std::mem::take(&mut split.taken) {
+                    let (left, code) = engine.finish_or_empty(core, handle, entry, codes.status(i));
+                    abi.store(requests.array, i, left);
+                    codes.note(i, code);
+                }
+                flag.write(1);
+                codes.result(requests)
+            }
+        })
+    }
+
+    /// `MPI_Waitany` and, with a flag, `MPI_Testany`.
+    ///
+    /// # Safety
+    /// As [`Engine::wait`].
+    pub unsafe fn any(
+        &self,
+        requests: Requests,
+        index: *mut c_int,
+        flag: Option<*mut c_int>,
+        status: *mut c_void,
+    ) -> c_int {
+        let (abi, count) = (self.env.abi, requests.count as c_int);
+        let scope = self.completing(flag.is_none());
+        // SAFETY: passed on.
+        if unsafe { self.is_native(requests) } {
+            // SAFETY: passed on.
+            return unsafe {
+                self.natively(
+                    requests,
+                    Statuses(status),
+                    flag,
+                    Some(index),
+                    |to| match flag {
+                        None => native::waitany(count, requests.array, index, to),
+                        Some(flag) => native::testany(count, requests.array, index, flag, to),
+                    },
+                )
+            };
+        }
+        drop(scope);
+        // SAFETY: passed on.
+        let mut split = unsafe { self.split(&self.core.lock(), requests) };
+        let mut step = |engine: &Engine, core: &mut Core| -> Option<c_int> {
+            let mut active = false;
+            // SAFETY: the program's arrays, index and status, here and below.
+            if let Some((at, code)) =
+                // SAFETY: the program's arrays, index, flag and status.
+                unsafe { engine.any_native(&mut split, requests, status, &mut active) }
+            {
+                // SAFETY: the program's arrays, index, flag and status.
+                unsafe { index.write(at as c_int) };
+                return Some(code);
+            }
+            for (i, handle, entry) in &split.taken {
+                match engine.look(core, *entry) {
+                    Look::Inactive => {}
+                    Look::Pending => active = true,
+                    // SAFETY: the program's array and status; the operation is complete.
+                    Look::Ready => unsafe {
+                        let (left, code) = engine.finish(core, *handle, *entry, status);
+                        abi.store(requests.array, *i, left);
+                        index.write(*i as c_int);
+                        return Some(code);
+                    },
+                }
+            }
+            if active {
+                return None;
+            }
+            // SAFETY: the program's arrays, index, flag and status.
+            unsafe {
+                index.write(abi.undefined);
+                let mut null = abi.request_null;
+                native::wait(&raw mut null, status);
+            }
+            Some(abi.success)
+        };
+        match flag {
+            None => self.until(step),
+            Some(flag) => {
+                let result = self.once(|engine, core| {
+                    let result = step(engine, core);
+                    if result.is_none() {
+                        core.pump_wanted = true;
+                    }
+                    result
+                });
+                // SAFETY: the program's flag and index.
+                unsafe {
+                    flag.write(c_int::from(result.is_some()));
+                    if result.is_none() {
+                        index.write(abi.undefined);
+                    }
+                }
+                result.unwrap_or(abi.success)
+            }
+        }
+    }
+
+    /// `MPI_Waitsome` (`block`) and `MPI_Testsome`.
+    ///
+    /// # Safety
+    /// As [`Engine::wait`].
+    pub unsafe fn some(
+        &self,
+        requests: Requests,
+        outcount: *mut c_int,
+        indices: *mut c_int,
+        statuses: Statuses,
+        block: bool,
+    ) -> c_int {
+        let (abi, count) = (self.env.abi, requests.count as c_int);
+        let scope = self.completing(block);
+        // SAFETY: passed on.
+        if unsafe { self.is_native(requests) } {
+            // SAFETY: passed on.
+            return unsafe {
+                self.some_natively(requests, outcount, indices, statuses, block, count)
+            };
+        }
+        drop(scope);
+        // SAFETY: passed on.
+        let mut split = unsafe { self.split(&self.core.lock(), requests) };
+        let mut codes = Codes::new(self, requests, statuses);
+        let mut done: Vec<usize> = Vec::new();
+        let mut step = |engine: &Engine, core: &mut Core| -> Option<Outcome> {
+            // SAFETY: the program's arrays; statuses are filled in the order of `done`.
+            let mut active = unsafe { codes.test_native_some(&mut split, requests, &mut done) };
+            for (i, handle, entry) in &split.taken {
+                match engine.look(core, *entry) {
+                    Look::Inactive => {}
+                    Look::Pending => active = true,
+                    // SAFETY: as above.
+                    Look::Ready => unsafe {
+                        let (left, code) =
+                            engine.finish(core, *handle, *entry, codes.status(done.len()));
+                        abi.store(requests.array, *i, left);
+                        codes.note(done.len(), code);
+                        done.push(*i);
+                    },
+                }
+            }
+            match (done.is_empty(), active) {
+                (false, _) => Some(Outcome::Completed),
+                (true, false) => Some(Outcome::Nothing),
+                (true, true) => None,
+            }
+        };
+        let outcome = if block {
+            Some(self.until(step))
+        } else {
+            self.once(|engine, core| {
+                let outcome = step(engine, core);
+                if outcome.is_none() {
+                    core.pump_wanted = true;
+                }
+                outcome
+            })
+        };
+        // SAFETY: the program's arrays have room for as many entries as there are requests.
+        unsafe {
+            outcount.write(match outcome {
+                Some(Outcome::Nothing) => abi.undefined,
+                _ => done.len() as c_int,
+            });
+            for (k, i) in done.iter().enumerate() {
+                indices.add(k).write(*i as c_int);
+            }
+            codes.result(Requests {
+                count: done.len(),
+                ..requests
+            })
+        }
+    }
+}

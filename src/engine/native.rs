@@ -1,0 +1,205 @@
+//! Native calls whose count may be large, and errors raised natively.
+
+use std::ffi::{c_int, c_void};
+
+use crate::engine::receive::RecvArgs;
+use crate::engine::send::{Mode, SendArgs};
+use crate::mpi::{native, Handle};
+
+/// Calls a native function whose first arguments are a buffer and a count. The function with a large count is called
+/// for large counts only: not every library has it, and where it has none the way to the other is longer.
+macro_rules! by_count {
+    ($plain:ident or $large:ident: $buffer:expr, $count:expr, $($argument:expr),+) => {
+        match c_int::try_from($count) {
+            Ok(count) => native::$plain($buffer, count, $($argument),+),
+            Err(_) => native::$large($buffer, $count, $($argument),+),
+        }
+    };
+}
+
+/// A native blocking send in the mode of the arguments.
+///
+/// # Safety
+/// The arguments are valid for MPI.
+pub unsafe fn native_send(args: &SendArgs) -> c_int {
+    let SendArgs {
+        mode,
+        buffer,
+        count,
+        datatype,
+        dest,
+        tag,
+        comm,
+    } = *args;
+    // SAFETY: passed on.
+    unsafe {
+        match mode {
+            Mode::Standard => by_count!(send or send_c: buffer, count, datatype, dest, tag, comm),
+            Mode::Buffered => by_count!(bsend or bsend_c: buffer, count, datatype, dest, tag, comm),
+            Mode::Synchronous => {
+                by_count!(ssend or ssend_c: buffer, count, datatype, dest, tag, comm)
+            }
+            Mode::Ready => by_count!(rsend or rsend_c: buffer, count, datatype, dest, tag, comm),
+        }
+    }
+}
+
+/// A native non-blocking send in the mode of the arguments.
+///
+/// # Safety
+/// The arguments are valid for MPI, and the buffer until the request completes.
+pub unsafe fn native_isend(args: &SendArgs, request: *mut Handle) -> c_int {
+    let SendArgs {
+        mode,
+        buffer,
+        count,
+        datatype,
+        dest,
+        tag,
+        comm,
+    } = *args;
+    // SAFETY: passed on.
+    unsafe {
+        match mode {
+            Mode::Standard => {
+                by_count!(isend or isend_c: buffer, count, datatype, dest, tag, comm, request)
+            }
+            Mode::Buffered => {
+                by_count!(ibsend or ibsend_c: buffer, count, datatype, dest, tag, comm, request)
+            }
+            Mode::Synchronous => {
+                by_count!(issend or issend_c: buffer, count, datatype, dest, tag, comm, request)
+            }
+            Mode::Ready => {
+                by_count!(irsend or irsend_c: buffer, count, datatype, dest, tag, comm, request)
+            }
+        }
+    }
+}
+
+/// A native persistent send in the mode of the arguments.
+///
+/// # Safety
+/// The arguments are those of the program's call.
+pub unsafe fn native_send_init(args: &SendArgs, request: *mut Handle) -> c_int {
+    let SendArgs {
+        mode,
+        buffer,
+        count,
+        datatype,
+        dest,
+        tag,
+        comm,
+    } = *args;
+    // SAFETY: passed on.
+    unsafe {
+        match mode {
+            Mode::Standard => {
+                by_count!(send_init or send_init_c: buffer, count, datatype, dest, tag, comm, request)
+            }
+            Mode::Buffered => {
+                by_count!(bsend_init or bsend_init_c: buffer, count, datatype, dest, tag, comm, request)
+            }
+            Mode::Synchronous => {
+                by_count!(ssend_init or ssend_init_c: buffer, count, datatype, dest, tag, comm, request)
+            }
+            Mode::Ready => {
+                by_count!(rsend_init or rsend_init_c: buffer, count, datatype, dest, tag, comm, request)
+            }
+        }
+    }
+}
+
+/// A native blocking receive.
+///
+/// # Safety
+/// The arguments are valid for MPI.
+#[inline]
+pub unsafe fn native_recv(args: &RecvArgs, status: *mut c_void) -> c_int {
+    let RecvArgs {
+        buffer,
+        count,
+        datatype,
+        source,
+        tag,
+        comm,
+    } = *args;
+    // SAFETY: passed on.
+    unsafe { by_count!(recv or recv_c: buffer, count, datatype, source, tag, comm, status) }
+}
+
+/// A native non-blocking receive.
+///
+/// # Safety
+/// The arguments are valid for MPI, and the buffer until the request completes.
+pub unsafe fn native_irecv(args: &RecvArgs, request: *mut Handle) -> c_int {
+    let RecvArgs {
+        buffer,
+        count,
+        datatype,
+        source,
+        tag,
+        comm,
+    } = *args;
+    // SAFETY: passed on.
+    unsafe { by_count!(irecv or irecv_c: buffer, count, datatype, source, tag, comm, request) }
+}
+
+/// A native persistent receive.
+///
+/// # Safety
+/// The arguments are valid for MPI, and the buffer until the request is freed.
+pub unsafe fn native_recv_init(args: &RecvArgs, request: *mut Handle) -> c_int {
+    let RecvArgs {
+        buffer,
+        count,
+        datatype,
+        source,
+        tag,
+        comm,
+    } = *args;
+    // SAFETY: passed on.
+    unsafe {
+        by_count!(recv_init or recv_init_c: buffer, count, datatype, source, tag, comm, request)
+    }
+}
+
+/// A native blocking receive of the message of a matched probe.
+///
+/// # Safety
+/// The arguments are valid for MPI.
+pub unsafe fn native_mrecv(
+    buffer: *mut c_void,
+    count: i64,
+    datatype: Handle,
+    message: *mut Handle,
+    status: *mut c_void,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe { by_count!(mrecv or mrecv_c: buffer, count, datatype, message, status) }
+}
+
+/// A native non-blocking receive of the message of a matched probe.
+///
+/// # Safety
+/// The arguments are valid for MPI, and the buffer until the request completes.
+pub unsafe fn native_imrecv(
+    buffer: *mut c_void,
+    count: i64,
+    datatype: Handle,
+    message: *mut Handle,
+    request: *mut Handle,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe { by_count!(imrecv or imrecv_c: buffer, count, datatype, message, request) }
+}
+
+/// Calls the communicator's error handler, as MPI does for its own errors (MPI 4.1 section 9.3); returns the code.
+///
+/// # Safety
+/// `comm` is the program's.
+pub unsafe fn raise(comm: Handle, code: c_int) -> c_int {
+    // SAFETY: passed on.
+    unsafe { native::comm_call_errhandler(comm, code) };
+    code
+}

@@ -1,0 +1,346 @@
+//! What has landed in a receive: a descriptor, whose payload is fetched, or a value; brought to where it belongs.
+
+use std::ffi::c_int;
+
+use super::finish::Quiet;
+use super::{Arrival, Stage, Target};
+use crate::cuda;
+use crate::engine::core::Core;
+use crate::engine::fetch::{Destination, Fetch, NotTaken, Step};
+use crate::engine::lift::{Lift, Shape, Way};
+use crate::engine::Env;
+use crate::mpi::{native, Abi, Status};
+use crate::node::DESCRIPTOR_BYTES;
+use crate::stats::{self, Counter};
+
+impl Core {
+    /// Counts what has arrived in posted receives.
+    ///
+    /// # Safety
+    /// MPI may be called.
+    pub(in crate::engine) unsafe fn settle(&mut self, env: &Env) {
+        let ids: Vec<usize> = self.receives.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            // SAFETY: passed on.
+            unsafe { self.look_at_arrival(env, id) };
+        }
+    }
+
+    /// Asks MPI whether a receive has completed natively.
+    ///
+    /// # Safety
+    /// MPI may be called.
+    pub(super) unsafe fn look_at_arrival(&mut self, env: &Env, id: usize) {
+        let receive = &self.receives[id];
+        if receive.arrival.is_some() || matches!(receive.stage, Stage::Idle) {
+            return;
+        }
+        let (mut flag, mut status) = (0, Status::new());
+        // SAFETY: the receive's own request, which is active.
+        let code = unsafe {
+            let _quiet = Quiet::enter(env.abi);
+            native::request_get_status(receive.native, &raw mut flag, status.as_mut_ptr())
+        };
+        if flag != 0 || code != env.abi.success {
+            // SAFETY: the status was filled.
+            unsafe { self.arrive(env, id, &status, code) };
+        }
+    }
+
+    /// The native receive is complete.
+    ///
+    /// # Safety
+    /// `status` is its status.
+    unsafe fn arrive(&mut self, env: &Env, id: usize, status: &Status, code: c_int) {
+        let abi = env.abi;
+        // SAFETY: passed on.
+        let (source, tag, bytes, cancelled) = unsafe {
+            let s = status.as_ptr();
+            (
+                abi.status_source(s),
+                abi.status_tag(s),
+                received(abi, status),
+                is_cancelled(status),
+            )
+        };
+        self.receives[id].arrival = Some(Arrival {
+            source,
+            tag,
+            bytes,
+            status: *status,
+            code,
+        });
+        // A message that did not fit is counted when its error is known.
+        let fits = bytes <= self.receives[id].room;
+        if bytes == DESCRIPTOR_BYTES as u64
+            && fits
+            && !cancelled
+            && self.receives[id].matched.is_none()
+        {
+            if let Some(stream) = self.stream_of(env, id, source, tag) {
+                self.received.take(stream);
+            }
+        }
+        if !matches!(self.receives[id].stage, Stage::Posted) {
+            return;
+        }
+        self.note_landed(env.abi, id);
+        if cancelled {
+            stats::add(Counter::Cancelled, 1);
+            self.receives[id].stage = Stage::Done;
+            return;
+        }
+        let taken = bytes == DESCRIPTOR_BYTES as u64
+            && self.receives[id].may_hold_descriptor()
+            && match self.take_descriptor(env, id) {
+                Ok(()) => true,
+                Err(NotTaken::Bad) => {
+                    stats::add(Counter::BadDescriptors, 1);
+                    false
+                }
+                Err(NotTaken::Value) => false,
+            };
+        if !taken {
+            self.take_value(id, bytes);
+        }
+    }
+
+    /// Looks into the landing places of posted receives for descriptors. No MPI call.
+    pub(in crate::engine) fn scan_landed(&mut self, env: &Env) -> bool {
+        let candidates: Vec<usize> = self
+            .receives
+            .iter()
+            .filter(|(_, receive)| {
+                matches!(receive.stage, Stage::Posted)
+                    && receive.may_hold_descriptor()
+                    // SAFETY: the receive can hold a descriptor there; MPI may be writing it, which the checksum tells.
+                    && unsafe { crate::node::descriptor::begins(receive.landed) }
+            })
+            .map(|(id, _)| id)
+            .collect();
+        let mut found = false;
+        for id in candidates {
+            // What is not believed may be half written yet: it is judged when MPI says that it has arrived.
+            if self.take_descriptor(env, id).is_ok() {
+                self.note_landed(env.abi, id);
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// If a descriptor has landed, claims its message.
+    fn take_descriptor(&mut self, env: &Env, id: usize) -> Result<(), NotTaken> {
+        let receive = &mut self.receives[id];
+        let to = match receive.destination() {
+            Ok(to) => to,
+            Err(error) => {
+                log::error!("device buffer of a receive cannot be written: {error}");
+                receive.code = env.abi.err_other;
+                Destination::Host(receive.landed)
+            }
+        };
+        if let (Target::Device { buffer, .. }, Destination::Device { .. }) = (&receive.target, to) {
+            if let Err(error) = self.gpu.prepare(buffer) {
+                log::debug!("device buffer {:#x}: {error}", buffer.address);
+            }
+        }
+        // A copy: a payload that goes to host memory is written over it.
+        let mut bytes = [0u8; DESCRIPTOR_BYTES];
+        // SAFETY: at least that many bytes are there, and MPI writes no more of them.
+        unsafe {
+            bytes
+                .as_mut_ptr()
+                .copy_from_nonoverlapping(receive.landed, DESCRIPTOR_BYTES)
+        };
+        let fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity)?;
+        let length = fetch.length();
+        receive.length = Some(length);
+        if length > receive.capacity {
+            receive.code = env.abi.err_truncate;
+            receive.length = Some(receive.capacity);
+            stats::add(Counter::Truncated, 1);
+        }
+        if let Some(landing) = &mut receive.landing {
+            landing.note_touched(DESCRIPTOR_BYTES as u64);
+        }
+        receive.stage = Stage::Fetching(Box::new(fetch));
+        self.taken += 1;
+        self.moving.push(id);
+        Ok(())
+    }
+
+    /// A value has landed.
+    fn take_value(&mut self, id: usize, bytes: u64) {
+        let receive = &mut self.receives[id];
+        if let Some(landing) = &mut receive.landing {
+            landing.note_touched(bytes);
+        }
+        if bytes > receive.capacity && receive.capacity < receive.room {
+            // There was more room natively than the program has.
+            receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_truncate);
+            stats::add(Counter::Truncated, 1);
+        }
+        if let Target::Device { .. } = receive.target {
+            stats::add(Counter::ValueReceives, 1);
+            stats::add(Counter::ValueBytes, bytes);
+        }
+        self.deliver(id, bytes);
+    }
+
+    /// Brings packed bytes from where they landed to where they belong.
+    fn deliver(&mut self, id: usize, bytes: u64) {
+        let receive = &mut self.receives[id];
+        let bytes = bytes.min(receive.capacity);
+        receive.stage = Stage::Done;
+        match &receive.target {
+            Target::InPlace | Target::Unseen => {}
+            Target::HostRuns { base, layout } => {
+                for piece in layout.pieces(0, bytes) {
+                    // SAFETY: the runs are those of the program's buffer and datatype; the landing range holds the
+                    // packed bytes and overlaps nothing of the program's.
+                    unsafe {
+                        let to = base.wrapping_offset(piece.offset as isize);
+                        to.copy_from_nonoverlapping(
+                            receive.landed.add(piece.packed as usize),
+                            piece.length as usize,
+                        );
+                    }
+                }
+            }
+            Target::Device { .. } if bytes == 0 => {}
+            Target::Device { buffer, shape } => {
+                let (buffer, shape) = (*buffer, shape.clone());
+                match self.gpu.prepare(&buffer) {
+                    Ok(context) => {
+                        // SAFETY: the landing range holds the bytes, and is kept until the receive is complete.
+                        let lift =
+                            unsafe { Lift::new(Way::Up, context, shape, receive.landed, bytes) };
+                        receive.stage = Stage::Lifting(Box::new(lift));
+                        self.moving.push(id);
+                    }
+                    Err(error) => self.spoil(id, &error),
+                }
+            }
+        }
+    }
+
+    /// The payload cannot be brought to where it belongs.
+    fn spoil(&mut self, id: usize, error: &cuda::Error) {
+        log::error!("device buffer of a receive cannot be written: {error}");
+        stats::add(Counter::Errors, 1);
+        let receive = &mut self.receives[id];
+        receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_other);
+        receive.stage = Stage::Done;
+    }
+
+    /// Moves a receive on. Returns whether anything moved, and whether it is through. No MPI call.
+    pub(in crate::engine) fn advance_receive(&mut self, _env: &Env, id: usize) -> (bool, bool) {
+        let Some(receive) = self.receives.get_mut(id) else {
+            return (false, true);
+        };
+        match &mut receive.stage {
+            Stage::Fetching(fetch) => match fetch.poll(&mut self.gpu) {
+                Step::Pending(moved) => (moved, false),
+                Step::Done => {
+                    let bytes = fetch.length();
+                    self.fetched(id, bytes);
+                    (true, !matches!(self.receives[id].stage, Stage::Lifting(_)))
+                }
+                Step::Failed => {
+                    stats::add(Counter::Errors, 1);
+                    receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_other);
+                    receive.stage = Stage::Done;
+                    (true, true)
+                }
+            },
+            Stage::Lifting(lift) => match lift.poll(&mut self.gpu) {
+                Ok(false) => (false, false),
+                Ok(true) => {
+                    receive.stage = Stage::Done;
+                    (true, true)
+                }
+                Err(error) => {
+                    self.spoil(id, &error);
+                    (true, true)
+                }
+            },
+            _ => (false, true),
+        }
+    }
+
+    /// The payload of a descriptor is where it was fetched to.
+    fn fetched(&mut self, id: usize, bytes: u64) {
+        let receive = &mut self.receives[id];
+        let to_host = !matches!(
+            &receive.target,
+            Target::Device {
+                shape: Shape::Dense(_),
+                ..
+            }
+        );
+        let bytes = if receive.code == 0 { bytes } else { 0 };
+        if to_host {
+            stats::add(Counter::HostFetched, 1);
+            stats::add(Counter::HostFetchedBytes, bytes);
+        }
+        if !to_host || bytes == 0 {
+            receive.stage = Stage::Done;
+            return;
+        }
+        if let Some(landing) = &mut receive.landing {
+            landing.note_touched(bytes);
+        }
+        let moving = self.moving.len();
+        self.deliver(id, bytes);
+        // It is in the list already.
+        self.moving.truncate(moving);
+    }
+
+    /// Ends a receive whose sender has died.
+    pub(in crate::engine) fn fail_receive(&mut self, env: &Env, id: usize) {
+        let receive = &mut self.receives[id];
+        if let Stage::Fetching(fetch) = &receive.stage {
+            log::error!(
+                "rank {} has died with a message of {} bytes from it unfinished",
+                fetch.peer().world_rank(),
+                fetch.length()
+            );
+            stats::add(Counter::DeadPeers, 1);
+            receive.code = env.abi.err_other;
+            receive.stage = Stage::Done;
+        }
+    }
+}
+
+/// Bytes that a status reports.
+///
+/// # Safety
+/// The status was filled by the MPI library.
+pub(in crate::engine) unsafe fn received(abi: &Abi, status: &Status) -> u64 {
+    let mut bytes = 0i64;
+    // SAFETY: passed on; a live local.
+    let code = unsafe {
+        native::get_elements_x(
+            status.as_ptr().cast_mut(),
+            abi.byte,
+            (&raw mut bytes).cast(),
+        )
+    };
+    if code == abi.success {
+        u64::try_from(bytes).unwrap_or(0)
+    } else {
+        0
+    }
+}
+
+/// Whether a status is that of a cancelled operation.
+///
+/// # Safety
+/// The status was filled by the MPI library.
+pub(in crate::engine) unsafe fn is_cancelled(status: &Status) -> bool {
+    let mut flag = 0;
+    // SAFETY: a status that the MPI library has filled.
+    unsafe { native::test_cancelled(status.as_ptr().cast_mut(), &raw mut flag) };
+    flag != 0
+}

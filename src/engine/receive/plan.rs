@@ -1,0 +1,295 @@
+//! Who makes a receive, where it lands natively, and how it is posted.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::{Receive, RecvArgs, Stage, Target};
+use crate::cuda::{self, Buffer, Kind};
+use crate::engine::comms;
+use crate::engine::landing::Landing;
+use crate::engine::layout::Layout;
+use crate::engine::lift::Shape;
+use crate::engine::matched::Matched;
+use crate::engine::native::{native_irecv, raise};
+use crate::engine::types::{self, TypeInfo};
+use crate::engine::Engine;
+use crate::mpi::{native, Handle};
+use crate::node::DESCRIPTOR_BYTES;
+use crate::stats::{self, Counter};
+
+/// A receive ready to be posted natively with these arguments.
+pub struct Prepared {
+    receive: Receive,
+    /// Buffer for the native call.
+    pub buffer: *mut c_void,
+    /// Count for the native call.
+    pub count: i64,
+    /// Datatype for the native call.
+    pub datatype: Handle,
+    /// The datatype was made for this call.
+    temporary: bool,
+}
+
+/// Which receives into host memory the engine watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Only where descriptors may be about.
+    IfLive,
+    /// All.
+    Always,
+    /// All, so that a descriptor is recognized whenever it comes.
+    Lasting,
+}
+
+/// Who makes a receive.
+pub enum Plan {
+    /// The MPI library, untouched and unwatched.
+    Native,
+    /// The engine posts it.
+    Watched(Box<Prepared>),
+}
+
+impl Engine {
+    /// Decides who makes a receive, and prepares it.
+    ///
+    /// # Safety
+    /// The arguments are those of the program's MPI call.
+    pub unsafe fn plan_receive(&self, args: &RecvArgs, watch: Watch) -> Result<Plan, c_int> {
+        let env = &self.env;
+        let abi = env.abi;
+        if args.source == abi.proc_null || args.count < 0 {
+            return Ok(Plan::Native);
+        }
+        // SAFETY: the program's handle.
+        let Some(info) = (unsafe { types::info(abi, args.datatype) }) else {
+            return Ok(Plan::Native);
+        };
+        let capacity = info.bytes(args.count);
+        let (first, _) = info.span(args.count);
+        let address = args.buffer.wrapping_byte_offset(first as isize);
+        if capacity > 0 {
+            if let Kind::Device(buffer) = cuda::classify(address) {
+                self.use_device();
+                // SAFETY: passed on.
+                if env.cuda_aware && unsafe { self.is_off_node(args.comm, args.source) } {
+                    stats::add(Counter::NativeReceives, 1);
+                    return Ok(Plan::Native);
+                }
+                // SAFETY: passed on.
+                return unsafe { self.plan_device(args, &info, capacity, buffer) };
+            }
+        }
+        // A persistent receive outlives the present state of the node.
+        let live = self.live() || watch == Watch::Lasting;
+        if !live && watch == Watch::IfLive {
+            return Ok(Plan::Native);
+        }
+        let dense = info.dense(args.count) || capacity == 0;
+        let small = capacity < DESCRIPTOR_BYTES as u64;
+        if !live || (dense && !small) {
+            if !dense {
+                return Ok(Plan::Watched(Box::new(Prepared::new(
+                    args,
+                    capacity,
+                    address.cast(),
+                    Target::Unseen,
+                ))));
+            }
+            let prepared = Prepared::new(args, capacity, address.cast(), Target::InPlace);
+            // SAFETY: passed on.
+            return unsafe { self.by_bytes(args, &info, prepared) };
+        }
+        let (base, layout) = if dense {
+            (address.cast(), Arc::new(Layout::dense(capacity)))
+        } else {
+            // SAFETY: passed on.
+            (args.buffer.cast(), unsafe { self.layout(args, &info) }?)
+        };
+        // SAFETY: passed on.
+        unsafe { self.land(args, &info, capacity, Target::HostRuns { base, layout }) }
+    }
+
+    unsafe fn is_off_node(&self, comm: Handle, source: c_int) -> bool {
+        // SAFETY: passed on.
+        let identity = unsafe { comms::identity(self.env.abi, comm) };
+        identity
+            .and_then(|id| id.world_rank(source))
+            .is_some_and(|world| self.env.node.proves_off_node(world))
+    }
+
+    unsafe fn layout(&self, args: &RecvArgs, info: &TypeInfo) -> Result<Arc<Layout>, c_int> {
+        // SAFETY: passed on.
+        unsafe {
+            Layout::of(self.env.abi, args.datatype, info)
+                .map(Arc::new)
+                .ok_or_else(|| {
+                    log::error!("the layout of a datatype cannot be determined");
+                    raise(args.comm, self.env.abi.err_other)
+                })
+        }
+    }
+
+    unsafe fn plan_device(
+        &self,
+        args: &RecvArgs,
+        info: &TypeInfo,
+        capacity: u64,
+        buffer: Buffer,
+    ) -> Result<Plan, c_int> {
+        let dense = info.dense(args.count);
+        let shape = if dense {
+            Shape::Dense(buffer.address)
+        } else {
+            // SAFETY: passed on.
+            Shape::Runs(args.buffer.addr() as u64, unsafe {
+                self.layout(args, info)
+            }?)
+        };
+        // SAFETY: passed on.
+        unsafe { self.land(args, info, capacity, Target::Device { buffer, shape }) }
+    }
+
+    /// A receive into a landing range, in which there is room for a descriptor: natively truncated, it could not be
+    /// read, and not every library tells then how long the message was.
+    unsafe fn land(
+        &self,
+        args: &RecvArgs,
+        info: &TypeInfo,
+        capacity: u64,
+        target: Target,
+    ) -> Result<Plan, c_int> {
+        let room = capacity.max(DESCRIPTOR_BYTES as u64);
+        let landing = self.take_landing(args, room)?;
+        let mut prepared = Prepared::new(args, capacity, landing.start(), target);
+        prepared.receive.room = room;
+        prepared.receive.landing = Some(landing);
+        // SAFETY: passed on.
+        unsafe { self.by_bytes(args, info, prepared) }
+    }
+
+    /// Posts it as bytes from where it lands: a descriptor is no whole number of most other types, upon which MPICH 5
+    /// aborts.
+    unsafe fn by_bytes(
+        &self,
+        args: &RecvArgs,
+        info: &TypeInfo,
+        mut prepared: Prepared,
+    ) -> Result<Plan, c_int> {
+        let abi = self.env.abi;
+        prepared.buffer = prepared.receive.landed.cast();
+        let room = prepared.receive.room;
+        if c_int::try_from(room).is_ok() {
+            (prepared.datatype, prepared.count) = (abi.byte, room as i64);
+            return Ok(Plan::Watched(Box::new(prepared)));
+        }
+        // SAFETY: MPI may be called.
+        let blocks = unsafe {
+            let items = c_int::try_from(args.count)
+                .ok()
+                .and_then(|_| types::bytes_type(abi, info.size));
+            items
+                .map(|item| (item, args.count))
+                .or_else(|| types::blocks(abi, room))
+        };
+        // SAFETY: passed on.
+        let (datatype, count) = blocks.ok_or_else(|| unsafe { raise(args.comm, abi.err_other) })?;
+        (prepared.datatype, prepared.count, prepared.temporary) = (datatype, count, true);
+        Ok(Plan::Watched(Box::new(prepared)))
+    }
+
+    fn take_landing(&self, args: &RecvArgs, capacity: u64) -> Result<Landing, c_int> {
+        self.core.lock().landings.take(capacity).ok_or_else(|| {
+            log::error!("no address space for a receive of {capacity} bytes");
+            // SAFETY: the program's communicator.
+            unsafe { raise(args.comm, self.env.abi.err_other) }
+        })
+    }
+
+    /// Posts a prepared receive by `post`, which gets the buffer, count, datatype and place of the request.
+    ///
+    /// # Safety
+    /// MPI may be called; `post` passes the arguments on to a native non-blocking receive.
+    pub unsafe fn post_receive(
+        &self,
+        mut prepared: Box<Prepared>,
+        post: impl FnOnce(&Prepared, *mut Handle) -> c_int,
+    ) -> Result<usize, c_int> {
+        let abi = self.env.abi;
+        let mut request = abi.request_null;
+        // Under the lock, so that no probe counts while this receive takes its message unseen.
+        let mut core = self.core.lock();
+        let code = post(&prepared, &raw mut request);
+        if prepared.temporary {
+            // SAFETY: made for this receive, which holds its own reference now.
+            unsafe { native::type_free(&raw mut prepared.datatype) };
+        }
+        let mut receive = prepared.receive;
+        if code != abi.success {
+            if let Some(landing) = receive.landing.take() {
+                core.landings.give(landing);
+            }
+            return Err(code);
+        }
+        receive.native = abi.normalize(request);
+        core.serial += 1;
+        receive.serial = core.serial;
+        let is_posted = !matches!(receive.stage, Stage::Idle);
+        let id = core.receives.insert(receive);
+        if is_posted {
+            core.note_posted(abi, id);
+        }
+        Ok(id)
+    }
+
+    /// Posts a prepared receive with the source, tag and communicator of the arguments.
+    ///
+    /// # Safety
+    /// As [`Engine::post_receive`].
+    pub unsafe fn post_irecv(
+        &self,
+        args: &RecvArgs,
+        prepared: Box<Prepared>,
+    ) -> Result<usize, c_int> {
+        // SAFETY: the program's arguments, or a landing range in the place of its buffer.
+        unsafe {
+            self.post_receive(prepared, |to, request| {
+                native_irecv(&to.args(args), request)
+            })
+        }
+    }
+}
+
+impl Prepared {
+    fn new(args: &RecvArgs, capacity: u64, landed: *mut u8, target: Target) -> Prepared {
+        Prepared {
+            receive: Receive::new(args.comm, capacity, landed, target),
+            buffer: args.buffer,
+            count: args.count,
+            datatype: args.datatype,
+            temporary: false,
+        }
+    }
+
+    /// The arguments for the native call: the source, tag and communicator are the program's.
+    pub fn args(&self, args: &RecvArgs) -> RecvArgs {
+        RecvArgs {
+            buffer: self.buffer,
+            count: self.count,
+            datatype: self.datatype,
+            ..*args
+        }
+    }
+
+    /// It is persistent, and not started yet.
+    pub fn persistent(mut self: Box<Self>) -> Box<Self> {
+        self.receive.persistent = true;
+        self.receive.stage = Stage::Idle;
+        self
+    }
+
+    /// A matched probe has taken its message and counted it.
+    pub fn matched(mut self: Box<Self>, matched: Option<Matched>) -> Box<Self> {
+        self.receive.matched = matched;
+        self
+    }
+}

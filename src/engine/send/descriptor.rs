@@ -1,0 +1,379 @@
+//! Sends by descriptor: whether a message may go that way, and what is done for it until its receiver is through.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use super::{Advance, Mode, Send, SendArgs, SendKind};
+use crate::cuda::{Buffer, ContextKey};
+use crate::engine::comms::{self, Identity};
+use crate::engine::core::Core;
+use crate::engine::counts::Stream;
+use crate::engine::fetch::flag;
+use crate::engine::native::native_isend;
+use crate::engine::serve::{Hosting, Serve};
+use crate::engine::types::TypeInfo;
+use crate::engine::Env;
+use crate::mpi::Handle;
+use crate::node::{Descriptor, Message, Peer, State, DESCRIPTOR_BYTES};
+use crate::stats::{self, Counter, Reason};
+
+/// A descriptor that is out.
+pub(super) struct Out {
+    peer: Arc<Peer>,
+    slot: u32,
+    nonce: u64,
+    pub(super) native: Handle,
+    /// What the native send reads; kept until that is complete.
+    _wire: Box<[u8; DESCRIPTOR_BYTES]>,
+    context: ContextKey,
+    source: u64,
+    bytes: u64,
+    serve: Option<Serve>,
+    /// It completes without its receiver, as a standard send below the eager limit must.
+    hosting: Option<Hosting>,
+    /// The slot is in use: the receiver may still read it.
+    pub(super) is_open: bool,
+}
+
+/// Why a descriptor was not sent.
+pub(super) enum Unsent {
+    /// The message goes by value.
+    Reason(Reason),
+    /// The MPI library refused it.
+    Code(c_int),
+}
+
+impl Core {
+    pub(super) unsafe fn send_descriptor(
+        &mut self,
+        env: &Env,
+        args: &SendArgs,
+        buffer: &Buffer,
+        info: &TypeInfo,
+    ) -> Result<usize, Unsent> {
+        let bytes = info.bytes(args.count);
+        // SAFETY: passed on.
+        let (identity, peer) =
+            unsafe { self.route(env, args, info, bytes) }.map_err(Unsent::Reason)?;
+        let context = self.gpu.prepare(buffer).map_err(|error| {
+            log::debug!("device buffer {:#x}: {error}", buffer.address);
+            Unsent::Reason(Reason::DriverError)
+        })?;
+        let own = env.node.own();
+        let is_eager = bytes <= env.config.eager && args.mode != Mode::Synchronous;
+        let cell = if is_eager {
+            let fits = bytes <= u64::from(own.layout().cell_bytes);
+            let cell = fits.then(|| own.take_cell()).flatten();
+            Some(cell.ok_or(Unsent::Reason(Reason::NoSlot))?)
+        } else {
+            None
+        };
+        let give_back = |slot: Option<u32>| {
+            cell.map(|cell| own.give(cell));
+            slot.map(|slot| own.free(slot));
+        };
+        let Some(slot) = own.alloc() else {
+            give_back(None);
+            return Err(Unsent::Reason(Reason::NoSlot));
+        };
+        let stream = Stream {
+            comm: identity.id,
+            peer: peer.world_rank(),
+            tag: args.tag,
+        };
+        let sequence = self.sent.peek(stream);
+        let message = self.message(env, args, buffer, bytes, &identity, &peer, sequence);
+        let Some(nonce) = own.post(slot, &message) else {
+            give_back(Some(slot));
+            return Err(Unsent::Reason(Reason::NoSlot));
+        };
+        let descriptor = Descriptor {
+            job: env.node.launch().hash,
+            sender: env.world_rank,
+            slot,
+            nonce,
+            sequence,
+            length: bytes,
+        };
+        let wire = Box::new(descriptor.encode());
+        let mut request = env.abi.request_null;
+        let carrier = SendArgs {
+            mode: if args.mode == Mode::Ready {
+                Mode::Ready
+            } else {
+                Mode::Standard
+            },
+            buffer: wire.as_ptr().cast(),
+            count: DESCRIPTOR_BYTES as i64,
+            datatype: env.abi.byte,
+            ..*args
+        };
+        // SAFETY: the wire bytes are kept until the native send is complete.
+        let code = unsafe { native_isend(&carrier, &raw mut request) };
+        if code != env.abi.success {
+            give_back(Some(slot));
+            return Err(Unsent::Code(code));
+        }
+        self.sent.take(stream);
+        peer.announce();
+        peer.ring_doorbell();
+        stats::add(Counter::SendsDescriptor, 1);
+        stats::add(Counter::SendsDescriptorBytes, bytes);
+        let out = Out {
+            peer,
+            slot,
+            nonce,
+            native: request,
+            _wire: wire,
+            context,
+            source: buffer.address,
+            bytes,
+            serve: None,
+            hosting: cell.map(|cell| Hosting::new(context, buffer.address, bytes, cell)),
+            is_open: true,
+        };
+        let id = self.sends.insert(Send {
+            handle: 0,
+            comm: args.comm,
+            complete: false,
+            stands_for_null: false,
+            code: env.abi.success,
+            kind: SendKind::Descriptor(Box::new(out)),
+        });
+        self.open.push(id);
+        // A small message is to be looked at before its receiver has done anything.
+        self.serving |= is_eager;
+        Ok(id)
+    }
+
+    /// Whether a message may go by descriptor, and to whom.
+    unsafe fn route(
+        &self,
+        env: &Env,
+        args: &SendArgs,
+        info: &TypeInfo,
+        bytes: u64,
+    ) -> Result<(Arc<Identity>, Arc<Peer>), Reason> {
+        if args.mode == Mode::Buffered {
+            return Err(Reason::Buffered);
+        }
+        if bytes < env.config.threshold.max(DESCRIPTOR_BYTES as u64 + 1) {
+            return Err(Reason::TooSmall);
+        }
+        if !info.dense(args.count) {
+            return Err(Reason::NonContiguous);
+        }
+        // Without staging a receiver that cannot map the buffer could not be served.
+        env.node.own().prepare_staging();
+        if env.node.own().staging().is_none() || env.node.own().layout().chunks == 0 {
+            return Err(Reason::OutOfMemory);
+        }
+        if !self.helper_runs {
+            return Err(Reason::HelperOff);
+        }
+        if self.counts_lost() {
+            return Err(Reason::UnknownComm);
+        }
+        // SAFETY: the program's handle.
+        let identity = unsafe { comms::identity(env.abi, args.comm) }.ok_or(Reason::UnknownComm)?;
+        let world = identity.world_rank(args.dest).ok_or(Reason::UnknownComm)?;
+        let Some(peer) = env.node.peer(world) else {
+            let off_node = env.node.proves_off_node(world);
+            return Err(if off_node {
+                Reason::NotOnNode
+            } else {
+                Reason::NotRegistered
+            });
+        };
+        if !peer.ready() {
+            return Err(Reason::NotReady);
+        }
+        Ok((identity, peer))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn message(
+        &mut self,
+        env: &Env,
+        args: &SendArgs,
+        buffer: &Buffer,
+        bytes: u64,
+        identity: &Identity,
+        peer: &Peer,
+        sequence: u64,
+    ) -> Message {
+        let mut message = Message {
+            communicator: identity.id,
+            source: env.world_rank,
+            destination: peer.world_rank(),
+            tag: args.tag,
+            sequence,
+            length: bytes,
+            base: buffer.address - buffer.offset,
+            offset: buffer.offset,
+            allocation_bytes: buffer.size,
+            buffer_id: buffer.buffer_id,
+            device: buffer.uuid,
+            ..Message::default()
+        };
+        match self.gpu.export(buffer) {
+            Ok(export) => {
+                message.flags |= flag::EXPORTED;
+                message.base = export.base;
+                message.offset = export.offset;
+                message.allocation_bytes = export.size;
+                message.ipc_handle = export.handle.0;
+            }
+            Err(error) => {
+                stats::fallback(Reason::NotExportable, bytes);
+                log::debug!(
+                    "device buffer {:#x} goes through host memory: {error}",
+                    buffer.address
+                );
+            }
+        }
+        message
+    }
+
+    /// Looks whether the receiver has done its part, or wants something. No MPI call.
+    pub(in crate::engine) fn advance_send(&mut self, env: &Env, id: usize) -> Advance {
+        let own = env.node.own();
+        let send = &mut self.sends[id];
+        let SendKind::Descriptor(out) = &mut send.kind else {
+            return Advance {
+                closed: true,
+                ..Advance::default()
+            };
+        };
+        let Some(slot) = own.slot(out.slot) else {
+            return Advance {
+                closed: true,
+                ..Advance::default()
+            };
+        };
+        let state = slot.state(out.nonce);
+        let ring = slot.ring(out.nonce);
+        let step = match (state, &mut out.hosting) {
+            // The receiver reads the buffer itself, or has all that it needs.
+            (Ok(State::Claimed | State::Hosted), _) | (Ok(State::Posted), None) => {
+                return Advance::default()
+            }
+            (Ok(State::Posted), Some(hosting)) => {
+                let step = hosting.poll(&mut self.gpu, own, &ring, false);
+                // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
+                if matches!(step, Ok(true)) && slot.retire(out.nonce).is_ok() {
+                    stats::add(Counter::SendsHosted, 1);
+                    send.complete = true;
+                }
+                step
+            }
+            (Ok(State::WantHost), Some(hosting)) => {
+                if hosting.is_in_ring() {
+                    return Advance::default();
+                }
+                hosting.poll(&mut self.gpu, own, &ring, true)
+            }
+            (Ok(State::WantHost), None) => out
+                .serve
+                .get_or_insert_with(|| Serve::new(out.context, out.source, out.bytes))
+                .poll(&mut self.gpu, own, &ring),
+            _ => return self.close_send(env, id, state == Ok(State::Failed)),
+        };
+        if let Err(error) = &step {
+            log::error!(
+                "message of {} bytes to rank {}: {error}",
+                out.bytes,
+                out.peer.world_rank()
+            );
+            let _ = slot.fail(out.nonce, env.abi.err_other);
+        }
+        let moved = step.unwrap_or(true);
+        if moved {
+            out.peer.ring_doorbell();
+        }
+        Advance {
+            moved,
+            serving: true,
+            closed: false,
+        }
+    }
+
+    /// The receiver is through with a message, or will never be: ends what is under way and frees the slot.
+    fn close_send(&mut self, env: &Env, id: usize, has_failed: bool) -> Advance {
+        let own = env.node.own();
+        let send = &mut self.sends[id];
+        let SendKind::Descriptor(out) = &mut send.kind else {
+            return Advance::default();
+        };
+        let drained = match (&mut out.serve, &mut out.hosting) {
+            (Some(serve), _) => {
+                serve.release_filled(own);
+                serve.is_drained(own)
+            }
+            (None, Some(hosting)) => hosting.release(own),
+            (None, None) => true,
+        };
+        if !drained {
+            return Advance {
+                moved: false,
+                serving: true,
+                closed: false,
+            };
+        }
+        // A send that is complete already is nobody's error any more.
+        if has_failed && !send.complete {
+            send.code = env.abi.err_other;
+            stats::add(Counter::Errors, 1);
+        }
+        own.free(out.slot);
+        out.is_open = false;
+        send.complete = true;
+        Advance {
+            moved: true,
+            serving: false,
+            closed: true,
+        }
+    }
+
+    /// Whether a send completes only when its receiver comes. One below the eager limit completes by itself.
+    pub(in crate::engine) fn awaits_receiver(&self, id: usize) -> bool {
+        matches!(&self.sends[id].kind, SendKind::Descriptor(out) if out.hosting.is_none())
+    }
+
+    pub(in crate::engine) fn peer_of_send(&self, id: usize) -> Option<Arc<Peer>> {
+        match &self.sends.get(id)?.kind {
+            SendKind::Descriptor(out) => Some(Arc::clone(&out.peer)),
+            _ => None,
+        }
+    }
+
+    /// Whether a message must still be served in Finalize: its receiver may yet receive it, or is receiving it.
+    pub(in crate::engine) fn is_wanted(&self, env: &Env, id: usize) -> bool {
+        let SendKind::Descriptor(out) = &self.sends[id].kind else {
+            return false;
+        };
+        let state = env
+            .node
+            .own()
+            .slot(out.slot)
+            .and_then(|slot| slot.state(out.nonce).ok());
+        !(out.peer.finalizing() && matches!(state, Some(State::Posted | State::Hosted)))
+    }
+
+    /// Ends a send whose receiver has died.
+    pub(in crate::engine) fn fail_send(&mut self, env: &Env, id: usize) {
+        let send = &mut self.sends[id];
+        let SendKind::Descriptor(out) = &mut send.kind else {
+            return;
+        };
+        log::error!(
+            "rank {} has died with a message of {} bytes to it unfinished",
+            out.peer.world_rank(),
+            out.bytes
+        );
+        stats::add(Counter::DeadPeers, 1);
+        if let Some(slot) = env.node.own().slot(out.slot) {
+            let _ = slot.fail(out.nonce, env.abi.err_other);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Sends by value: the payload is packed in host memory and goes natively.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use super::{Mode, Send, SendArgs, SendKind};
+use crate::cuda::{self, Buffer};
+use crate::engine::core::Core;
+use crate::engine::layout::Layout;
+use crate::engine::lift::{Lift, Shape, Way};
+use crate::engine::native::{native_isend, raise};
+use crate::engine::types::{self, TypeInfo};
+use crate::engine::{Engine, Env};
+use crate::mpi::{native, Handle};
+use crate::node::DESCRIPTOR_BYTES;
+use crate::stats::{self, Counter};
+
+/// Values that may be on their way although their send has completed, bytes: a standard send of a small device buffer
+/// completes once its payload is in host memory.
+const DRAINING_BYTES_MAX: u64 = 64 << 20;
+
+impl Engine {
+    /// Starts a send of packed copies of a host buffer, which is free again at once.
+    ///
+    /// # Safety
+    /// As [`Engine::sort_send`].
+    pub(in crate::engine) unsafe fn start_copied_send(
+        &self,
+        args: &SendArgs,
+    ) -> Result<usize, c_int> {
+        let env = &self.env;
+        // SAFETY: passed on.
+        let data = unsafe { self.pack_host(args) }?;
+        let mut core = self.core.lock();
+        // SAFETY: the data are kept until the send is complete.
+        let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
+        Ok(core.insert_value(env, args.comm, request, data, false))
+    }
+
+    /// Copies the payload to host memory, then sends it natively.
+    pub(super) unsafe fn send_value(
+        &self,
+        args: &SendArgs,
+        buffer: &Buffer,
+        info: &TypeInfo,
+    ) -> Result<usize, c_int> {
+        let env = &self.env;
+        let bytes = info.bytes(args.count);
+        // SAFETY: passed on.
+        let data = unsafe { self.bring_down(args, buffer, info) }.map_err(|error| {
+            log::error!("device buffer of {bytes} bytes cannot be read: {error}");
+            stats::add(Counter::Errors, 1);
+            // SAFETY: the program's communicator.
+            unsafe { raise(args.comm, env.abi.err_other) }
+        })?;
+        self.make_room_for_draining(bytes);
+        let mut core = self.core.lock();
+        // SAFETY: the data are kept until the native send is complete.
+        let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
+        stats::add(Counter::SendsValue, 1);
+        stats::add(Counter::SendsValueBytes, bytes);
+        // The buffer is the program's again; only a synchronous send says more than that, and a standard send beyond
+        // the eager limit may wait for its receiver like any other.
+        let local = match args.mode {
+            Mode::Standard | Mode::Ready => bytes <= env.config.eager,
+            Mode::Buffered => true,
+            Mode::Synchronous => false,
+        };
+        let id = core.insert_value(env, args.comm, request, data, local);
+        Ok(id)
+    }
+
+    /// Sends packed bytes, and counts them if they are as long as a descriptor.
+    unsafe fn send_packed_counted(
+        &self,
+        core: &mut Core,
+        args: &SendArgs,
+        data: &[u8],
+    ) -> Result<Handle, c_int> {
+        // SAFETY: passed on.
+        unsafe {
+            let request = send_packed(&self.env, args, data)?;
+            if data.len() == DESCRIPTOR_BYTES {
+                if let Some(stream) = self.stream(args.comm, args.dest, args.tag) {
+                    core.sent.take(stream);
+                }
+            }
+            Ok(request)
+        }
+    }
+
+    unsafe fn pack_host(&self, args: &SendArgs) -> Result<Vec<u8>, c_int> {
+        let env = &self.env;
+        // SAFETY: the program's buffer, datatype and communicator.
+        unsafe {
+            let refused = || raise(args.comm, env.abi.err_other);
+            let info = types::info(env.abi, args.datatype).ok_or_else(refused)?;
+            let layout = Layout::of(env.abi, args.datatype, &info).ok_or_else(refused)?;
+            let bytes = info.bytes(args.count);
+            let mut data = Vec::with_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
+            for piece in layout.pieces(0, bytes) {
+                let from = args
+                    .buffer
+                    .cast::<u8>()
+                    .wrapping_offset(piece.offset as isize);
+                data.extend_from_slice(std::slice::from_raw_parts(from, piece.length as usize));
+            }
+            Ok(data)
+        }
+    }
+
+    /// Packs a device buffer into host memory.
+    unsafe fn bring_down(
+        &self,
+        args: &SendArgs,
+        buffer: &Buffer,
+        info: &TypeInfo,
+    ) -> cuda::Result<Vec<u8>> {
+        let bytes = info.bytes(args.count);
+        let mut data: Vec<u8> = Vec::with_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let shape = if info.dense(args.count) {
+            Shape::Dense(buffer.address)
+        } else {
+            // SAFETY: the program's handle.
+            let layout = unsafe { Layout::of(self.env.abi, args.datatype, info) };
+            let layout = layout.ok_or(cuda::Error::Exhausted("memory for a datatype's layout"))?;
+            Shape::Runs(args.buffer.addr() as u64, Arc::new(layout))
+        };
+        let key = self.core.lock().gpu.prepare(buffer)?;
+        // SAFETY: the vector has room for `bytes`, and is not touched before the copy is done.
+        let mut lift = unsafe { Lift::new(Way::Down, key, shape, data.as_mut_ptr(), bytes) };
+        // The copy ends by itself, so the MPI library is not made to progress meanwhile: see `Engine::serve_out`.
+        self.until(|_, core| match lift.poll(&mut core.gpu) {
+            Ok(true) => Some(Ok(())),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
+        })?;
+        // SAFETY: the copy has filled `bytes` bytes.
+        unsafe { data.set_len(bytes as usize) };
+        Ok(data)
+    }
+
+    /// Waits until the values that are still on their way leave room for another.
+    fn make_room_for_draining(&self, bytes: u64) {
+        self.until(|engine, core| {
+            core.test_draining(&engine.env);
+            (core.draining.is_empty() || core.draining_bytes + bytes <= DRAINING_BYTES_MAX)
+                .then_some(())
+        });
+    }
+}
+
+impl Core {
+    pub(super) fn insert_value(
+        &mut self,
+        env: &Env,
+        comm: Handle,
+        native: Handle,
+        data: Vec<u8>,
+        complete: bool,
+    ) -> usize {
+        let id = self.sends.insert(Send {
+            handle: 0,
+            comm,
+            complete,
+            stands_for_null: false,
+            code: env.abi.success,
+            kind: SendKind::Value { native, data },
+        });
+        // SAFETY: the native request was just made by the program's thread.
+        unsafe { self.test_value(env, id) };
+        id
+    }
+
+    /// Tests values whose send has completed before they were on their way.
+    pub(in crate::engine) fn test_draining(&mut self, env: &Env) {
+        let mut i = 0;
+        while i < self.draining.len() {
+            let id = self.draining[i];
+            // SAFETY: called from the program's thread only.
+            unsafe { self.test_value(env, id) };
+            if self.is_gone(env, id) {
+                self.draining.swap_remove(i);
+                self.sends.remove(id);
+            } else {
+                i += 1;
+            }
+        }
+        let bytes = |id: &usize| match &self.sends[*id].kind {
+            SendKind::Value { data, .. } => data.len() as u64,
+            _ => 0,
+        };
+        self.draining_bytes = self.draining.iter().map(bytes).sum();
+    }
+}
+
+/// Sends packed bytes natively in the mode of the arguments.
+unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle, c_int> {
+    let mut request = env.abi.request_null;
+    let mut bytes = SendArgs {
+        buffer: data.as_ptr().cast(),
+        count: data.len() as i64,
+        datatype: env.abi.byte,
+        ..*args
+    };
+    // SAFETY: the type is made here and freed once the send has been started.
+    let code = unsafe {
+        if args.mode == Mode::Buffered {
+            // A buffered send copies before it returns, so its data need not be kept.
+            let count =
+                c_int::try_from(bytes.count).map_err(|_| raise(args.comm, env.abi.err_other))?;
+            native::bsend(
+                bytes.buffer,
+                count,
+                bytes.datatype,
+                bytes.dest,
+                bytes.tag,
+                bytes.comm,
+            )
+        } else if c_int::try_from(bytes.count).is_ok() {
+            native_isend(&bytes, &raw mut request)
+        } else {
+            let (mut block, count) =
+                types::blocks(env.abi, bytes.count as u64).ok_or(env.abi.err_other)?;
+            bytes.datatype = block;
+            bytes.count = count;
+            let code = native_isend(&bytes, &raw mut request);
+            native::type_free(&raw mut block);
+            code
+        }
+    };
+    if code == env.abi.success {
+        Ok(request)
+    } else {
+        Err(code)
+    }
+}
