@@ -366,11 +366,7 @@ impl Fetch {
     }
 
     fn acknowledge(&self) -> Step {
-        if let Some(slot) = self.slot() {
-            let _ = slot.acknowledge(self.nonce);
-        }
-        // The sender needs to know no sooner than at its next MPI call: its helper is left asleep.
-        self.peer.ring_quietly();
+        self.peer.acknowledge(self.slot, self.nonce);
         Step::Done
     }
 }

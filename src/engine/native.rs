@@ -17,31 +17,34 @@ macro_rules! by_count {
     };
 }
 
+/// Calls the native function of a send's mode, named in the order standard, buffered, synchronous, ready.
+macro_rules! send_by_mode {
+    ($args:expr, [$s:ident $s_c:ident, $b:ident $b_c:ident, $y:ident $y_c:ident, $r:ident $r_c:ident] $(, $request:expr)?) => {{
+        let SendArgs { mode, buffer, count, datatype, dest, tag, comm } = *$args;
+        match mode {
+            Mode::Standard => by_count!($s or $s_c: buffer, count, datatype, dest, tag, comm $(, $request)?),
+            Mode::Buffered => by_count!($b or $b_c: buffer, count, datatype, dest, tag, comm $(, $request)?),
+            Mode::Synchronous => by_count!($y or $y_c: buffer, count, datatype, dest, tag, comm $(, $request)?),
+            Mode::Ready => by_count!($r or $r_c: buffer, count, datatype, dest, tag, comm $(, $request)?),
+        }
+    }};
+}
+
+/// Calls a native receive.
+macro_rules! receive {
+    ($plain:ident or $large:ident, $args:expr, $last:expr) => {{
+        let RecvArgs { buffer, count, datatype, source, tag, comm } = *$args;
+        by_count!($plain or $large: buffer, count, datatype, source, tag, comm, $last)
+    }};
+}
+
 /// A native blocking send in the mode of the arguments.
 ///
 /// # Safety
 /// The arguments are valid for MPI.
 pub unsafe fn native_send(args: &SendArgs) -> c_int {
-    let SendArgs {
-        mode,
-        buffer,
-        count,
-        datatype,
-        dest,
-        tag,
-        comm,
-    } = *args;
     // SAFETY: passed on.
-    unsafe {
-        match mode {
-            Mode::Standard => by_count!(send or send_c: buffer, count, datatype, dest, tag, comm),
-            Mode::Buffered => by_count!(bsend or bsend_c: buffer, count, datatype, dest, tag, comm),
-            Mode::Synchronous => {
-                by_count!(ssend or ssend_c: buffer, count, datatype, dest, tag, comm)
-            }
-            Mode::Ready => by_count!(rsend or rsend_c: buffer, count, datatype, dest, tag, comm),
-        }
-    }
+    unsafe { send_by_mode!(args, [send send_c, bsend bsend_c, ssend ssend_c, rsend rsend_c]) }
 }
 
 /// A native non-blocking send in the mode of the arguments.
@@ -49,31 +52,9 @@ pub unsafe fn native_send(args: &SendArgs) -> c_int {
 /// # Safety
 /// The arguments are valid for MPI, and the buffer until the request completes.
 pub unsafe fn native_isend(args: &SendArgs, request: *mut Handle) -> c_int {
-    let SendArgs {
-        mode,
-        buffer,
-        count,
-        datatype,
-        dest,
-        tag,
-        comm,
-    } = *args;
     // SAFETY: passed on.
     unsafe {
-        match mode {
-            Mode::Standard => {
-                by_count!(isend or isend_c: buffer, count, datatype, dest, tag, comm, request)
-            }
-            Mode::Buffered => {
-                by_count!(ibsend or ibsend_c: buffer, count, datatype, dest, tag, comm, request)
-            }
-            Mode::Synchronous => {
-                by_count!(issend or issend_c: buffer, count, datatype, dest, tag, comm, request)
-            }
-            Mode::Ready => {
-                by_count!(irsend or irsend_c: buffer, count, datatype, dest, tag, comm, request)
-            }
-        }
+        send_by_mode!(args, [isend isend_c, ibsend ibsend_c, issend issend_c, irsend irsend_c], request)
     }
 }
 
@@ -82,31 +63,13 @@ pub unsafe fn native_isend(args: &SendArgs, request: *mut Handle) -> c_int {
 /// # Safety
 /// The arguments are those of the program's call.
 pub unsafe fn native_send_init(args: &SendArgs, request: *mut Handle) -> c_int {
-    let SendArgs {
-        mode,
-        buffer,
-        count,
-        datatype,
-        dest,
-        tag,
-        comm,
-    } = *args;
     // SAFETY: passed on.
     unsafe {
-        match mode {
-            Mode::Standard => {
-                by_count!(send_init or send_init_c: buffer, count, datatype, dest, tag, comm, request)
-            }
-            Mode::Buffered => {
-                by_count!(bsend_init or bsend_init_c: buffer, count, datatype, dest, tag, comm, request)
-            }
-            Mode::Synchronous => {
-                by_count!(ssend_init or ssend_init_c: buffer, count, datatype, dest, tag, comm, request)
-            }
-            Mode::Ready => {
-                by_count!(rsend_init or rsend_init_c: buffer, count, datatype, dest, tag, comm, request)
-            }
-        }
+        send_by_mode!(
+            args,
+            [send_init send_init_c, bsend_init bsend_init_c, ssend_init ssend_init_c, rsend_init rsend_init_c],
+            request
+        )
     }
 }
 
@@ -116,16 +79,8 @@ pub unsafe fn native_send_init(args: &SendArgs, request: *mut Handle) -> c_int {
 /// The arguments are valid for MPI.
 #[inline]
 pub unsafe fn native_recv(args: &RecvArgs, status: *mut c_void) -> c_int {
-    let RecvArgs {
-        buffer,
-        count,
-        datatype,
-        source,
-        tag,
-        comm,
-    } = *args;
     // SAFETY: passed on.
-    unsafe { by_count!(recv or recv_c: buffer, count, datatype, source, tag, comm, status) }
+    unsafe { receive!(recv or recv_c, args, status) }
 }
 
 /// A native non-blocking receive.
@@ -133,16 +88,8 @@ pub unsafe fn native_recv(args: &RecvArgs, status: *mut c_void) -> c_int {
 /// # Safety
 /// The arguments are valid for MPI, and the buffer until the request completes.
 pub unsafe fn native_irecv(args: &RecvArgs, request: *mut Handle) -> c_int {
-    let RecvArgs {
-        buffer,
-        count,
-        datatype,
-        source,
-        tag,
-        comm,
-    } = *args;
     // SAFETY: passed on.
-    unsafe { by_count!(irecv or irecv_c: buffer, count, datatype, source, tag, comm, request) }
+    unsafe { receive!(irecv or irecv_c, args, request) }
 }
 
 /// A native persistent receive.
@@ -150,18 +97,8 @@ pub unsafe fn native_irecv(args: &RecvArgs, request: *mut Handle) -> c_int {
 /// # Safety
 /// The arguments are valid for MPI, and the buffer until the request is freed.
 pub unsafe fn native_recv_init(args: &RecvArgs, request: *mut Handle) -> c_int {
-    let RecvArgs {
-        buffer,
-        count,
-        datatype,
-        source,
-        tag,
-        comm,
-    } = *args;
     // SAFETY: passed on.
-    unsafe {
-        by_count!(recv_init or recv_init_c: buffer, count, datatype, source, tag, comm, request)
-    }
+    unsafe { receive!(recv_init or recv_init_c, args, request) }
 }
 
 /// A native blocking receive of the message of a matched probe.

@@ -41,6 +41,18 @@ pub struct SendArgs {
     pub comm: Handle,
 }
 
+impl SendArgs {
+    /// Whether a send of so many bytes completes without its receiver (MPI 4.1 section 3.4): a buffered one always, a
+    /// synchronous one never, the others up to the eager limit.
+    fn completes_alone(&self, env: &Env, bytes: u64) -> bool {
+        match self.mode {
+            Mode::Standard | Mode::Ready => bytes <= env.config.eager,
+            Mode::Buffered => true,
+            Mode::Synchronous => false,
+        }
+    }
+}
+
 // SAFETY: plain arguments; the buffer is only used by operations that MPI has lent it to.
 unsafe impl std::marker::Send for SendArgs {}
 

@@ -89,6 +89,15 @@ impl Peer {
         proc::is_alive(owner.pid, owner.start)
     }
 
+    /// Tells the peer that its message with this nonce is dealt with; false if the slot is about it no longer. The peer
+    /// needs to know no sooner than at its next MPI call, so its helper is left asleep.
+    pub fn acknowledge(&self, slot: u32, nonce: u64) -> bool {
+        let slot = self.view.slot(slot);
+        let told = slot.is_some_and(|slot| slot.acknowledge(nonce).is_ok());
+        self.view.ring_quietly();
+        told
+    }
+
     /// The slot and message that a descriptor of this peer's names, if they bear it out in everything.
     pub fn validate(&self, descriptor: &Descriptor) -> Result<(&Slot, Message), Corruption> {
         let owner = self.view.owner();

@@ -329,14 +329,10 @@ impl View {
 
     /// Tells the owner that there is something to look at. A system call only if it sleeps, and nobody attends.
     pub fn ring_doorbell(&self) {
-        let doorbell = &self.header().doorbell;
-        // All sequentially consistent: either the sleeper sees the new value, or we see the sleeper; and whoever stops
-        // attending sees the new value, or we see that nobody attends.
-        doorbell.rings.fetch_add(1, Ordering::SeqCst);
-        if doorbell.asleep.load(Ordering::SeqCst) != 0
-            && doorbell.attended.load(Ordering::SeqCst) == 0
-        {
-            sys::futex_wake_all(&doorbell.rings);
+        self.ring_quietly();
+        // All sequentially consistent: whoever stops attending sees the new value, or we see that nobody attends.
+        if self.header().doorbell.attended.load(Ordering::SeqCst) == 0 {
+            self.wake_if_asleep();
         }
     }
 
@@ -347,8 +343,13 @@ impl View {
 
     /// Owner: wakes its own sleepers, whoever attends.
     pub(super) fn wake_sleepers(&self) {
+        self.ring_quietly();
+        self.wake_if_asleep();
+    }
+
+    /// After a ring. Sequentially consistent, too: either the sleeper sees the new value, or we see the sleeper.
+    fn wake_if_asleep(&self) {
         let doorbell = &self.header().doorbell;
-        doorbell.rings.fetch_add(1, Ordering::SeqCst);
         if doorbell.asleep.load(Ordering::SeqCst) != 0 {
             sys::futex_wake_all(&doorbell.rings);
         }

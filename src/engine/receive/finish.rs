@@ -276,11 +276,7 @@ impl Drop for Quiet {
 /// Acknowledges the message with this number of a stream, if a slot holds it. True if one did.
 pub(in crate::engine) fn release(env: &Env, stream: Stream, sequence: u64) -> bool {
     find_slot(env, stream, sequence, |peer, slot, nonce| {
-        let released = peer
-            .slot(slot)
-            .is_some_and(|slot| slot.acknowledge(nonce).is_ok());
-        peer.ring_doorbell();
-        released
+        peer.acknowledge(slot, nonce)
     })
     .unwrap_or(false)
 }

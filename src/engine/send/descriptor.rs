@@ -60,7 +60,7 @@ impl Core {
             Unsent::Reason(Reason::DriverError)
         })?;
         let own = env.node.own();
-        let is_eager = bytes <= env.config.eager && args.mode != Mode::Synchronous;
+        let is_eager = args.completes_alone(env, bytes);
         let cell = if is_eager {
             let fits = bytes <= u64::from(own.layout().cell_bytes);
             let cell = fits.then(|| own.take_cell()).flatten();
@@ -68,13 +68,18 @@ impl Core {
         } else {
             None
         };
-        let give_back = |slot: Option<u32>| {
-            cell.map(|cell| own.give(cell));
-            slot.map(|slot| own.free(slot));
+        let give_cell_back = || {
+            if let Some(cell) = cell {
+                own.give(cell);
+            }
         };
         let Some(slot) = own.alloc() else {
-            give_back(None);
+            give_cell_back();
             return Err(Unsent::Reason(Reason::NoSlot));
+        };
+        let give_back = || {
+            give_cell_back();
+            own.free(slot);
         };
         let stream = Stream {
             comm: identity.id,
@@ -84,7 +89,7 @@ impl Core {
         let sequence = self.sent.peek(stream);
         let message = self.message(env, args, buffer, bytes, &identity, &peer, sequence);
         let Some(nonce) = own.post(slot, &message) else {
-            give_back(Some(slot));
+            give_back();
             return Err(Unsent::Reason(Reason::NoSlot));
         };
         let descriptor = Descriptor {
@@ -111,7 +116,7 @@ impl Core {
         // SAFETY: the wire bytes are kept until the native send is complete.
         let code = unsafe { native_isend(&carrier, &raw mut request) };
         if code != env.abi.success {
-            give_back(Some(slot));
+            give_back();
             return Err(Unsent::Code(code));
         }
         self.sent.take(stream);

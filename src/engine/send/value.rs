@@ -59,14 +59,9 @@ impl Engine {
         let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
         stats::add(Counter::SendsValue, 1);
         stats::add(Counter::SendsValueBytes, bytes);
-        // The buffer is the program's again; only a synchronous send says more than that, and a standard send beyond
-        // the eager limit may wait for its receiver like any other.
-        let local = match args.mode {
-            Mode::Standard | Mode::Ready => bytes <= env.config.eager,
-            Mode::Buffered => true,
-            Mode::Synchronous => false,
-        };
-        let id = core.insert_value(env, args.comm, request, data, local);
+        // The buffer is the program's again.
+        let complete = args.completes_alone(env, bytes);
+        let id = core.insert_value(env, args.comm, request, data, complete);
         Ok(id)
     }
 
