@@ -2,7 +2,6 @@
 //! crash, hang or lie, and with programs of every kind.
 
 use std::fs;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,7 +10,8 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use xtask::layout::Layout;
 
-const ANABRANCH: &str = env!("CARGO_BIN_EXE_anabranch");
+mod common;
+use common::{Installation, ANABRANCH};
 
 /// Says why a test shows nothing here.
 fn skip(what: &str, reason: &str) {
@@ -25,38 +25,22 @@ fn skip_missing(what: &str, reason: &str) {
     skip(what, reason);
 }
 
-/// The library and the simulated driver, built from the present sources: by the same steps and under the same lock as
-/// for the end-to-end tests, which may run at the same time.
+/// The library and the simulated driver, built from the present sources.
 fn built() -> &'static [PathBuf; 2] {
     static FILES: OnceLock<[PathBuf; 2]> = OnceLock::new();
     FILES.get_or_init(|| {
         let folder = Path::new(ANABRANCH).parent().expect("target/PROFILE");
-        let layout = Layout::new(folder.ends_with("release"));
-        let lock = fs::File::create(layout.target.join("test-build.lock")).expect("the lock file");
-        // SAFETY: the descriptor belongs to `lock`, which is open until the end of this function.
-        let taken = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
-        assert_eq!(taken, 0, "the lock of the build");
-        if !xtask::build::is_fresh(&layout) {
-            let options = xtask::build::Options {
-                release: layout.release,
-                quiet: true,
-                solver_for: Some(Vec::new()),
-            };
-            xtask::build::build(&options).expect("what the tests load can be built");
-        }
+        let layout = xtask::build::fresh_layout(folder.ends_with("release"))
+            .expect("what the tests load can be built");
         [layout.library(), layout.simcuda().join("libcuda.so.1")]
     })
 }
 
-/// The command, the library and the simulated driver in a folder of their own, with room for programs.
-struct Installation {
-    folder: tempfile::TempDir,
-}
-
 impl Installation {
+    /// The command, the library and the simulated driver.
     fn new() -> Installation {
         let files = built();
-        let installation = Installation::without_library();
+        let installation = Installation::bare();
         let folder = installation.path("");
         let places = ["lib/libanabranch.so", "sim/libcuda.so.1"];
         for (file, place) in files.iter().zip(places) {
@@ -65,23 +49,6 @@ impl Installation {
             fs::copy(file, place).expect("copied");
         }
         installation
-    }
-
-    fn without_library() -> Installation {
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
-        fs::create_dir(folder.path().join("bin")).expect("bin");
-        // Not a copy: a program that was just written cannot be started while another test, forked
-        // meanwhile, still holds it open.
-        fs::hard_link(ANABRANCH, folder.path().join("bin/anabranch")).expect("linked");
-        Installation { folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder
-            .path()
-            .canonicalize()
-            .expect("exists")
-            .join(name)
     }
 
     /// `anabranch doctor`, without a driver but for what the machine itself has.

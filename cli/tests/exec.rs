@@ -4,31 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-const ANABRANCH: &str = env!("CARGO_BIN_EXE_anabranch");
+mod common;
+use common::Installation;
 
-/// A folder with the command in `bin` and, as stand-ins for the library, real shared libraries.
-struct Installation {
-    folder: tempfile::TempDir,
-}
-
+/// Real shared libraries are stand-ins for the library.
 impl Installation {
-    fn new() -> Installation {
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
-        fs::create_dir(folder.path().join("bin")).expect("bin");
-        // Not a copy: a program that was just written cannot be started while another test, forked
-        // meanwhile, still holds it open.
-        fs::hard_link(ANABRANCH, folder.path().join("bin/anabranch")).expect("linked");
-        Installation { folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder
-            .path()
-            .canonicalize()
-            .expect("exists")
-            .join(name)
-    }
-
     /// Puts a harmless shared library there.
     fn library(&self, name: &str) -> PathBuf {
         let path = self.path(name);
@@ -85,7 +65,7 @@ fn assert_one_line(stderr: &str, parts: &[&str]) {
 
 #[test]
 fn the_library_comes_in_front_of_what_is_preloaded() {
-    let installation = Installation::new();
+    let installation = Installation::bare();
     let library = installation.library("lib/libanabranch.so");
     let other = installation.library("other.so");
     let print = ["exec", "sh", "-c", "printf %s \"$LD_PRELOAD\""];
@@ -121,7 +101,7 @@ fn the_library_is_found_in_each_of_its_places() {
         "lib/libanabranch.so",
         "lib/anabranch/libanabranch.so",
     ] {
-        let installation = Installation::new();
+        let installation = Installation::bare();
         let library = installation.library(place);
         let (status, stdout, stderr) =
             run(installation
@@ -132,7 +112,7 @@ fn the_library_is_found_in_each_of_its_places() {
             (0, library.display().to_string(), String::new())
         );
     }
-    let installation = Installation::new();
+    let installation = Installation::bare();
     let elsewhere = installation.library("elsewhere/any.so");
     let mut command = installation.command();
     command
@@ -146,7 +126,7 @@ fn the_library_is_found_in_each_of_its_places() {
 
 #[test]
 fn status_arguments_and_streams_are_those_of_the_command() {
-    let installation = Installation::new();
+    let installation = Installation::bare();
     installation.library("lib/libanabranch.so");
     let script = "echo out; echo err >&2; printf '%s|' \"$@\"; exit 42";
     let (status, stdout, stderr) = run(installation
@@ -169,7 +149,7 @@ fn status_arguments_and_streams_are_those_of_the_command() {
 
 #[test]
 fn a_missing_library_is_one_line_that_says_what_to_do() {
-    let installation = Installation::new();
+    let installation = Installation::bare();
     let (status, stdout, stderr) = run(installation.command().args(["exec", "echo", "started"]));
     assert_eq!((status, stdout.as_str()), (127, ""));
     assert_one_line(&stderr, &["libanabranch.so", "set ANABRANCH_LIBRARY"]);
@@ -194,7 +174,7 @@ fn a_missing_library_is_one_line_that_says_what_to_do() {
 
 #[test]
 fn a_command_that_cannot_run_has_the_status_of_a_shell() {
-    let installation = Installation::new();
+    let installation = Installation::bare();
     installation.library("lib/libanabranch.so");
     for (name, expected) in [
         ("no-such-command", 127),
@@ -210,7 +190,7 @@ fn a_command_that_cannot_run_has_the_status_of_a_shell() {
 
 #[test]
 fn a_library_folder_is_searched_first() {
-    let installation = Installation::new();
+    let installation = Installation::bare();
     let mut command = installation.command();
     command.args([
         "exec",

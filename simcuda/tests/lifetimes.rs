@@ -11,9 +11,6 @@ use common::*;
 use simcuda::api::*;
 use simcuda::types::MEMORYTYPE_DEVICE;
 
-const LONG: (&str, &str) = ("SIMCUDA_QUIET_US", "20000000");
-const MIB: usize = 1 << 20;
-
 /// Runs the scenario that the parent asked for; does nothing in a plain test run.
 #[test]
 fn scenario() {

@@ -10,8 +10,6 @@ mod common;
 use common::*;
 use simcuda::api::*;
 
-const LONG: (&str, &str) = ("SIMCUDA_QUIET_US", "20000000");
-
 /// Runs the scenario that the parent asked for; does nothing in a plain test run.
 #[test]
 fn scenario() {

@@ -11,8 +11,6 @@ use common::*;
 use simcuda::api::*;
 use simcuda::types::*;
 
-const LONG: (&str, &str) = ("SIMCUDA_QUIET_US", "20000000");
-
 /// Runs the scenario that the parent asked for; does nothing in a plain test run.
 #[test]
 fn scenario() {

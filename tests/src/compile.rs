@@ -1,11 +1,11 @@
 //! Compiles the programs of `programs/` with the compiler wrapper of each MPI library.
 
-use crate::machine::Lock;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 use xtask::layout::{repository_root, Layout};
+use xtask::lock::Lock;
 use xtask::mpi::Mpi;
 
 /// A compiler's complaint.
@@ -40,7 +40,7 @@ pub fn program(mpi: &Mpi, name: &str) -> Result<PathBuf, CompileError> {
         .join("test-programs")
         .join(&mpi.name);
     let program = folder.join(name);
-    let _lock = Lock::take(&folder.join("lock"));
+    let _lock = Lock::take(&folder.join("lock")).expect("the lock file can be made and locked");
     if modified(&program) > newest(&sources) {
         return Ok(program);
     }

@@ -1,7 +1,6 @@
 //! What this machine has: the MPI libraries, and the freshly built layout.
 
-use std::fs::{self, File};
-use std::os::fd::AsRawFd;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -72,26 +71,8 @@ pub fn built() -> &'static Built {
 
 fn fresh_layout() -> Layout {
     let release = std::env::var("TEST_PROFILE").is_ok_and(|profile| profile == "release");
-    let layout = Layout::new(release);
-    let _lock = Lock::take(&layout.target.join("test-build.lock"));
-    for _ in 0..2 {
-        if build::is_fresh(&layout) {
-            return layout;
-        }
-        // The solver is built for the tests that run it, by `cargo xtask build`; the others need not wait for it.
-        let options = build::Options {
-            release,
-            quiet: true,
-            solver_for: Some(Vec::new()),
-        };
-        build::build(&options)
-            .unwrap_or_else(|message| panic!("what the tests load cannot be built: {message}"));
-    }
-    assert!(
-        build::is_fresh(&layout),
-        "the sources change while the tests run: what was built is stale"
-    );
-    layout
+    build::fresh_layout(release)
+        .unwrap_or_else(|message| panic!("what the tests load cannot be built: {message}"))
 }
 
 /// The solver built for this MPI library.
@@ -102,7 +83,7 @@ pub fn solver(mpi: &Mpi) -> PathBuf {
     let folder = &built().folder;
     if std::env::var_os("TEST_LAYOUT").is_none() {
         let layout = Layout::new(folder.ends_with("release"));
-        let _lock = Lock::take(&layout.target.join("test-build.lock"));
+        let _lock = build::lock(&layout).unwrap_or_else(|message| panic!("{message}"));
         if !build::solver_is_fresh(&layout, &mpi.name) {
             let options = build::Options {
                 release: layout.release,
@@ -122,22 +103,6 @@ fn in_folder(folder: &Path) -> Built {
         command: folder.join("anabranch"),
         simcuda: folder.join("simcuda"),
         folder: folder.to_path_buf(),
-    }
-}
-
-/// A lock between test processes, held until dropped.
-pub(crate) struct Lock(#[allow(dead_code)] File);
-
-impl Lock {
-    pub(crate) fn take(path: &Path) -> Lock {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).expect("the target folder can be made");
-        }
-        let file = File::create(path).expect("the lock file can be made");
-        // SAFETY: the descriptor belongs to `file`, which is open.
-        let taken = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) };
-        assert_eq!(taken, 0, "lock on {}", path.display());
-        Lock(file)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::fingerprint;
 use crate::layout::Layout;
+use crate::lock::Lock;
 use crate::mpi::{self, Mpi};
 use std::fs;
 use std::io;
@@ -212,6 +213,39 @@ fn stamped(layout: &Layout) -> [PathBuf; 3] {
 
 fn solver_stamp(layout: &Layout, mpi: &str) -> PathBuf {
     layout.folder().join(format!("jacobi-{mpi}.stamp"))
+}
+
+/// The lock under which tests build what they load: several test processes run at once.
+///
+/// # Errors
+/// A sentence that names the lock file.
+pub fn lock(layout: &Layout) -> Result<Lock, String> {
+    let path = layout.target.join("test-build.lock");
+    Lock::take(&path).map_err(|e| format!("cannot lock {}: {e}", path.display()))
+}
+
+/// The layout, built from the present sources: what tests load. The first process to ask builds, all others find it
+/// fresh. The solver is left to [`build`]: few tests need it.
+///
+/// # Errors
+/// A sentence that says which step failed, or that the sources change meanwhile: a stale library is never tested.
+pub fn fresh_layout(release: bool) -> Result<Layout, String> {
+    let layout = Layout::new(release);
+    let _lock = lock(&layout)?;
+    for _ in 0..2 {
+        if is_fresh(&layout) {
+            return Ok(layout);
+        }
+        build(&Options {
+            release,
+            quiet: true,
+            solver_for: Some(Vec::new()),
+        })?;
+    }
+    if is_fresh(&layout) {
+        return Ok(layout);
+    }
+    Err("the sources change while the tests run: what was built is stale".into())
 }
 
 /// Whether the library, the command and the driver in the layout were built by [`build`] from the present sources.

@@ -6,4 +6,5 @@
 pub mod build;
 pub mod fingerprint;
 pub mod layout;
+pub mod lock;
 pub mod mpi;

@@ -16,6 +16,10 @@ use std::time::{Duration, Instant};
 /// Nothing here takes longer unless it hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// So long is no process taken to be quiet that time moves only where all wait.
+pub const LONG: (&str, &str) = ("SIMCUDA_QUIET_US", "20000000");
+pub const MIB: usize = 1 << 20;
+
 pub fn ok(code: i32) {
     assert_eq!(code, 0, "driver call failed");
 }
