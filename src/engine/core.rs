@@ -126,6 +126,7 @@ impl Core {
         let mut moved = false;
         if self.posted != 0 && env.node.own().announced() != self.taken {
             moved |= self.scan_landed(env);
+            self.gpu.launch();
         }
         let mut i = 0;
         while i < self.moving.len() {

@@ -131,7 +131,7 @@ fn bring_down(
     };
     let bytes = left.min(u64::from(size));
     let to = address.as_ptr().expose_provenance() as u64;
-    let copy = gpu.copy(context, Purpose::DeviceToHost, 0, to, from, bytes)?;
+    let copy = gpu.copy(context, Purpose::DeviceToHost, to, from, bytes)?;
     Ok((copy, bytes as u32))
 }
 

@@ -34,6 +34,7 @@ impl Engine {
         core.progress(&self.env);
         self.tidy(&mut core);
         let result = step(self, &mut core);
+        core.gpu.launch();
         self.try_ready(&mut core);
         if std::mem::take(&mut core.pump_wanted) {
             self.pump();
@@ -53,7 +54,9 @@ impl Engine {
                     backoff.reset();
                 }
                 self.tidy(&mut core);
-                if let Some(result) = step(self, &mut core) {
+                let result = step(self, &mut core);
+                core.gpu.launch();
+                if let Some(result) = result {
                     core.pump_wanted = false;
                     self.try_ready(&mut core);
                     return result;
