@@ -23,6 +23,7 @@ impl Drop for Driving<'_> {
 impl Engine {
     fn drive(&self) -> Driving<'_> {
         self.driving.fetch_add(1, Ordering::AcqRel);
+        self.note_activity();
         self.env.node.own().attend();
         Driving(self)
     }
