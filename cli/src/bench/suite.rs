@@ -28,6 +28,8 @@ const LONG: Duration = Duration::from_millis(300);
 const VERIFIED: usize = 32 << 20;
 /// Host memory in which the messages of a window arrive.
 const ARRIVAL: usize = 1 << 30;
+/// The same in the memory of a simulated device, whose checker reports what two messages write to one place.
+const SIMULATED_ARRIVAL: usize = 256 << 20;
 /// Most blocks of a row.
 const BLOCKS: usize = 16;
 
@@ -241,10 +243,10 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         let buffer = |bytes| {
             Buffer::new(driver, bytes).context("the buffers do not fit: use smaller --sizes")
         };
-        let arrival = if place == Place::H {
-            once.max(window)
-        } else {
-            once
+        let arrival = match (place, simulated) {
+            (Place::H, _) => once.max(window),
+            (Place::D, true) => once.max(window.min(SIMULATED_ARRIVAL)),
+            (Place::D, false) => once,
         };
         let pair = Pair {
             mpi,
@@ -395,17 +397,19 @@ struct Row<'a, 'p> {
 
 impl Row<'_, '_> {
     fn measure(mut self) -> anyhow::Result<Done> {
-        let stride = match self.place {
-            Place::H => self.ask.stride(),
-            Place::D => 0,
+        let places = match (self.place, self.simulated) {
+            (Place::H, _) => ARRIVAL / self.ask.stride().max(1),
+            (Place::D, true) => SIMULATED_ARRIVAL / self.ask.stride().max(1),
+            (Place::D, false) => 1,
         };
+        let place = |message: usize| message % places.max(1) * self.ask.stride();
         let spot = |offset| Spot {
             offset,
             bytes: self.ask.bytes,
         };
         let out = vec![spot(0); self.ask.window];
         let into: Vec<Spot> = (0..self.ask.window)
-            .map(|message| spot(message * stride))
+            .map(|message| spot(place(message)))
             .collect();
         let spots = [&out[..], &into[..]];
         let (mut rounds, mut done) = (0, Done::default());

@@ -219,10 +219,7 @@ impl<'a> Launches<'a> {
                 .lines()
                 .filter(|line| !line.trim().is_empty())
                 .collect();
-            bail!(
-                "{how}\n{}",
-                lines[lines.len().saturating_sub(12)..].join("\n")
-            );
+            bail!("{how}\n{}", ends(&lines).join("\n"));
         }
         for line in stderr.lines().filter(|line| !line.trim().is_empty()) {
             if self.said.len() < 20 && !self.said.iter().any(|said| said == line) {
@@ -258,6 +255,15 @@ fn wait(mut child: Child, limit: Duration) -> anyhow::Result<Option<bool>> {
             child.kill()?;
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The first and the last of many lines: launchers say much after the reason.
+fn ends<'l>(lines: &[&'l str]) -> Vec<&'l str> {
+    const EACH: usize = 12;
+    match lines.len() {
+        few if few <= 2 * EACH => lines.to_vec(),
+        many => [&lines[..EACH], &["..."], &lines[many - EACH..]].concat(),
     }
 }
 

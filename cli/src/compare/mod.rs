@@ -60,6 +60,7 @@ impl Bench {
 pub struct Arguments {
     /// What is measured
     #[arg(
+        overrides_with = "benches",
         long,
         short = 'b',
         value_enum,
@@ -68,24 +69,25 @@ pub struct Arguments {
     )]
     benches: Vec<Bench>,
     /// Buffers of the first and the second of a pair: device (D) or host (H) memory
-    #[arg(long, value_delimiter = ',', default_value = "DD", value_name = "DD,DH,HD,HH", value_parser = pair)]
+    #[arg(overrides_with = "pairs", long, value_delimiter = ',', default_value = "DD", value_name = "DD,DH,HD,HH", value_parser = pair)]
     pairs: Vec<[Place; 2]>,
     /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024
-    #[arg(long, short = 'm', default_value = "1:64M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
+    #[arg(overrides_with = "sizes", long, short = 'm', default_value = "1:64M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
     sizes: Sizes,
     /// Messages under way at once (all but latency); left out where those that arrive in host memory take more than 1G
-    #[arg(long, short = 'W', value_delimiter = ',', default_value = "1,16", value_name = "N,N,...",
+    #[arg(overrides_with = "windows", long, short = 'W', value_delimiter = ',', default_value = "1,16", value_name = "N,N,...",
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     windows: Vec<u32>,
     /// Configurations that take turns: vanilla (without the library), best (without it, the best of a sweep of UCX's
-    /// settings), anabranch, those given by --with and --without; NAME2 is NAME once more
+    /// settings), anabranch, those given by --with and --without; NAME2 is NAME once more [default:
+    /// vanilla,vanilla2,anabranch; with --sim anabranch,anabranch2, since there nothing but the library takes time]
     #[arg(
+        overrides_with = "configs",
         long,
         value_delimiter = ',',
-        default_value = "vanilla,vanilla2,anabranch",
         value_name = "NAME,NAME,..."
     )]
-    configs: Vec<String>,
+    configs: Option<Vec<String>>,
     /// A further configuration with the library (may be given several times)
     #[arg(long, value_name = "NAME=VAR=VALUE,VAR=VALUE", value_parser = settings::parse)]
     with: Vec<(String, Variables)>,
@@ -96,34 +98,45 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME=VAR=VALUE,VAR=VALUE", value_parser = settings::parse)]
     sweep: Vec<(String, Variables)>,
     /// The configuration that ratios refer to [default: the first of --configs]; NAME2 of it is the measure of noise
-    #[arg(long, value_name = "NAME")]
+    #[arg(overrides_with = "baseline", long, value_name = "NAME")]
     baseline: Option<String>,
     /// Rounds: in each every configuration is launched once, in turns
-    #[arg(long, short = 'r', default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(overrides_with = "rounds", long, short = 'r', default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Begin no round that would not end within this time; the first is always made
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(overrides_with = "budget", long, value_name = "SECONDS")]
     budget: Option<u64>,
     /// Ranks of mbw-mr and jacobi
-    #[arg(long, short = 'n', default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(overrides_with = "np", long, short = 'n', default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     np: u32,
     /// About how long each row is measured in each launch
-    #[arg(long, default_value_t = 10.0, value_name = "MS")]
+    #[arg(
+        overrides_with = "row_ms",
+        long,
+        default_value_t = 10.0,
+        value_name = "MS"
+    )]
     row_ms: f64,
     /// Parts into which this time is divided; the launch's value is their median
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(overrides_with = "blocks", long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     blocks: u8,
     /// Iterations of each part, instead of as many as fit (on a simulated node: 1)
-    #[arg(long, short = 'i', value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(overrides_with = "iterations", long, short = 'i', value_parser = clap::value_parser!(u32).range(1..))]
     iterations: Option<u32>,
     /// Do not verify the data (else every row is verified in each configuration's first launch)
     #[arg(long)]
     no_check: bool,
     /// Program of the bench jacobi
-    #[arg(long, default_value = "jacobi", value_name = "PROGRAM")]
+    #[arg(
+        overrides_with = "jacobi",
+        long,
+        default_value = "jacobi",
+        value_name = "PROGRAM"
+    )]
     jacobi: OsString,
     /// Its arguments
     #[arg(
+        overrides_with = "jacobi_args",
         long,
         default_value = "--size 8192x8192 --iterations 200",
         value_name = "ARGUMENTS",
@@ -131,19 +144,24 @@ pub struct Arguments {
     )]
     jacobi_args: String,
     /// Run on a simulated node: the name of a topology, or a topology file
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(overrides_with = "sim", long, value_name = "NAME|FILE")]
     sim: Option<OsString>,
     /// Allow more ranks than simulated GPUs
     #[arg(long)]
     oversubscribe_gpus: bool,
     /// The MPI whose launcher to use [default: the one in PATH]
-    #[arg(long, value_name = "openmpi|mpich|PATH")]
+    #[arg(overrides_with = "mpi", long, value_name = "openmpi|mpich|PATH")]
     mpi: Option<OsString>,
     /// A further argument for the launcher (may be given several times)
     #[arg(long = "mpirun-arg", value_name = "ARG", allow_hyphen_values = true)]
     extra: Vec<OsString>,
     /// End a launch that takes longer
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    #[arg(
+        overrides_with = "launch_limit",
+        long,
+        default_value_t = 300,
+        value_name = "SECONDS"
+    )]
     launch_limit: u64,
     /// Write everything to this file as JSON, again after every round
     #[arg(long, value_name = "FILE")]
@@ -182,7 +200,13 @@ struct BenchRows {
 /// # Errors
 /// The options contradict each other, or no launch succeeded.
 pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let settings = settings::choose(&arguments.configs, &arguments.with, &arguments.without)
+    let usual: &[&str] = match arguments.sim {
+        None => &["vanilla", "vanilla2", "anabranch"],
+        Some(_) => &["anabranch", "anabranch2"],
+    };
+    let usual = || usual.iter().map(|&name| name.to_owned()).collect();
+    let names: Vec<String> = arguments.configs.clone().unwrap_or_else(usual);
+    let settings = settings::choose(&names, &arguments.with, &arguments.without)
         .map_err(|text| Failure::new(2, text))?;
     let wanted = arguments.baseline.as_deref();
     let baseline = match wanted {
