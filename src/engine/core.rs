@@ -76,6 +76,10 @@ pub struct Core {
     ///
     /// [`Engine::pump`]: crate::engine::Engine::pump
     pub(super) pump_wanted: bool,
+    /// MPI has been asked in this round about a receive that is not complete.
+    pub(super) asked: bool,
+    /// Calls that test for any of several requests: each begins with another of them.
+    pub(super) turn: usize,
     pub(super) helper_runs: bool,
     pub(super) ready: Readiness,
     /// A send is to be looked at again whether or not a peer rings.
@@ -111,6 +115,8 @@ impl Core {
             posted: 0,
             serial: 0,
             pump_wanted: false,
+            asked: false,
+            turn: 0,
             helper_runs: false,
             ready: Readiness::No,
             serving: false,

@@ -117,11 +117,17 @@ unsafe impl Send for Receive {}
 impl Engine {
     /// Whether a receive is complete; lets MPI progress.
     pub(super) fn look_at_receive(&self, core: &mut Core, id: usize) -> bool {
-        // While the payload is on its way MPI has nothing to say that matters: asking it for each of a window of
-        // receives would make it progress as many times.
-        if !matches!(core.receives[id].stage, Stage::Fetching(_)) {
+        // Each time it is asked about a receive that is not complete MPI progresses, for all of them, and may give the
+        // core away: so it is asked about one in a round. While a payload is on its way it has nothing to say that matters.
+        let is_posted = match core.receives[id].stage {
+            Stage::Fetching(_) => return false,
+            Stage::Posted => true,
+            _ => false,
+        };
+        if !(is_posted && core.asked) {
             // SAFETY: called from the program's threads only.
             unsafe { core.look_at_arrival(&self.env, id) };
+            core.asked |= is_posted && core.receives[id].arrival.is_none();
         }
         core.is_received(id)
     }

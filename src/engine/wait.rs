@@ -34,6 +34,7 @@ impl Engine {
         let mut core = self.core.lock();
         core.progress(&self.env);
         self.tidy(&mut core);
+        core.asked = false;
         let result = step(self, &mut core);
         core.gpu.launch();
         self.try_ready(&mut core);
@@ -55,6 +56,7 @@ impl Engine {
                     backoff.reset();
                 }
                 self.tidy(&mut core);
+                core.asked = false;
                 let result = step(self, &mut core);
                 core.gpu.launch();
                 if let Some(result) = result {

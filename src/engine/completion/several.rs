@@ -139,8 +139,9 @@ impl Engine {
         }
         drop(scope);
         // SAFETY: passed on.
-        let mut split = unsafe { self.split(&self.core.lock(), requests) };
+        let mut split = unsafe { self.split_turned(requests) };
         let mut step = |engine: &Engine, core: &mut Core| -> Option<c_int> {
+            split.next();
             let mut active = false;
             // SAFETY: the program's arrays, index and status, here and below.
             if let Some((at, code)) =
@@ -220,10 +221,11 @@ impl Engine {
         }
         drop(scope);
         // SAFETY: passed on.
-        let mut split = unsafe { self.split(&self.core.lock(), requests) };
+        let mut split = unsafe { self.split_turned(requests) };
         let mut codes = Codes::new(self, requests, statuses);
         let mut done: Vec<usize> = Vec::new();
         let mut step = |engine: &Engine, core: &mut Core| -> Option<Outcome> {
+            split.next();
             // SAFETY: the program's arrays; statuses are filled in the order of `done`.
             let mut active = unsafe { codes.test_native_some(&mut split, requests, &mut done) };
             for (i, handle, entry) in &split.taken {

@@ -17,7 +17,29 @@ pub(super) struct Split {
     pub(super) handles: Vec<Handle>,
 }
 
+impl Split {
+    /// Another round, that begins with the next request of the engine's: MPI may be asked about the first pending one only.
+    pub(super) fn next(&mut self) {
+        if !self.taken.is_empty() {
+            self.taken.rotate_left(1);
+        }
+    }
+}
+
 impl Engine {
+    /// As [`Engine::split`], each time beginning with another of the engine's requests.
+    pub(super) unsafe fn split_turned(&self, requests: Requests) -> Split {
+        let mut core = self.core.lock();
+        // SAFETY: passed on.
+        let mut split = unsafe { self.split(&core, requests) };
+        core.turn = core.turn.wrapping_add(1);
+        if !split.taken.is_empty() {
+            let by = core.turn % split.taken.len();
+            split.taken.rotate_left(by);
+        }
+        split
+    }
+
     pub(super) unsafe fn split(&self, core: &Core, requests: Requests) -> Split {
         let abi = self.env.abi;
         let null = abi.normalize(abi.request_null);
