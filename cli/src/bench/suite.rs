@@ -76,7 +76,21 @@ pub struct Ask {
     pub window: usize,
 }
 
+impl Plan {
+    /// Whether a rank has buffers of this kind in any row.
+    fn needs(&self, place: Place, rank: c_int, size: c_int) -> bool {
+        let mut places = self.rows.iter().map(|ask| ask.place(rank, size));
+        places.any(|needed| needed == Some(place))
+    }
+}
+
 impl Ask {
+    /// Where the buffers of a rank lie, if it takes part.
+    fn place(&self, rank: c_int, size: c_int) -> Option<Place> {
+        let (role, _) = self.kind.role(rank, size)?;
+        self.buffers.get(usize::try_from(role).ok()?).copied()
+    }
+
     /// Whether the messages of a window fit where they arrive.
     pub fn fits(&self) -> bool {
         let one_way = matches!(self.kind, Kind::Bw | Kind::MbwMr);
@@ -152,15 +166,12 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             return Err(Failure::new(2, text).into());
         }
     }
-    // A context before MPI_Init, as some CUDA-aware MPIs want it; who needs none is seen after it.
-    let everyone = plan
-        .rows
-        .iter()
-        .all(|ask| ask.buffers == [Place::D, Place::D]);
-    let early = if everyone {
-        Device::open(Place::D, None)
-    } else {
-        Ok(None)
+    // A context before MPI_Init, as some CUDA-aware MPIs want it.
+    let early = match (super::rank_by_launcher(), super::size_by_launcher()) {
+        (Some(rank), Some(size)) if plan.needs(Place::D, rank, size) => {
+            Device::open(Place::D, None)
+        }
+        _ => Ok(None),
     };
     let mpi = Mpi::start(None)?;
     match early.and_then(|device| measure(&plan, &mpi, device)) {
@@ -190,11 +201,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         );
         return Err(Failure::new(2, text).into());
     }
-    let mine = |ask: &Ask| {
-        let (role, _) = ask.kind.role(mpi.rank, mpi.size)?;
-        ask.buffers.get(usize::try_from(role).ok()?).copied()
-    };
-    let needs = |place: Place| plan.rows.iter().any(|ask| mine(ask) == Some(place));
+    let needs = |place| plan.needs(place, mpi.rank, mpi.size);
     let device = match early {
         None if needs(Place::D) => Device::open(Place::D, Some(mpi.rank))?,
         opened => opened,
@@ -272,7 +279,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         on_host,
     };
     for ask in &plan.rows {
-        let place = mine(ask);
+        let place = ask.place(mpi.rank, mpi.size);
         let measured = suite.row(mpi, ask, place)?;
         write_line(out.as_mut(), &measured)?;
     }
