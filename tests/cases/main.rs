@@ -4,8 +4,10 @@ mod support;
 
 mod bad_input;
 mod bindings;
+mod compare;
 mod inert;
 mod matching;
+mod pack;
 mod programs;
 mod progress;
 mod repository;

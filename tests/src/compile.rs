@@ -32,8 +32,17 @@ const FLAGS: [&str; 11] = [
 /// What the compiler said.
 ///
 /// # Panics
-/// If there is no source of that name.
+/// If there is no source of that name, or none of TEST_PROGRAMS.
 pub fn program(mpi: &Mpi, name: &str) -> Result<PathBuf, CompileError> {
+    if let Some(packed) = std::env::var_os("TEST_PROGRAMS") {
+        let program = Path::new(&packed).join(&mpi.name).join(name);
+        assert!(
+            program.exists(),
+            "skipped: {name} for {} is not packed",
+            mpi.name
+        );
+        return Ok(program);
+    }
     let sources = repository_root().join("tests/programs");
     let folder = Layout::new(false)
         .target
@@ -85,6 +94,28 @@ pub fn program(mpi: &Mpi, name: &str) -> Result<PathBuf, CompileError> {
         run(&mut command, mpi)?;
     }
     Ok(program)
+}
+
+/// The names of all programs in C: those that every MPI library can have.
+///
+/// # Panics
+/// If the folder of sources cannot be read.
+pub fn all_programs() -> Vec<String> {
+    let sources = fs::read_dir(repository_root().join("tests/programs")).expect("tests/programs");
+    let mut names: Vec<String> = sources
+        .flatten()
+        .filter_map(|entry| {
+            entry
+                .file_name()
+                .into_string()
+                .ok()?
+                .strip_suffix(".c")
+                .map(str::to_owned)
+        })
+        .filter(|name| name != "fortran_support")
+        .collect();
+    names.sort();
+    names
 }
 
 fn run(command: &mut Command, mpi: &Mpi) -> Result<(), CompileError> {

@@ -1,6 +1,6 @@
 //! One run of one program under one MPI library's launcher.
 
-use crate::machine::{built, scratch_folder};
+use crate::machine::{built, needs_simulator, on_real_gpus, scratch_folder};
 use crate::process::{run_bounded, Finished};
 use crate::stats::{Report, Stats};
 use std::collections::BTreeMap;
@@ -85,7 +85,17 @@ impl Job {
     }
 
     /// Sets a variable in every rank.
+    ///
+    /// # Panics
+    /// On real GPUs, if it asks for what only the simulated driver can do.
     pub fn env(mut self, name: &str, value: &str) -> Job {
+        let means_nothing = ["SIMCUDA_JOB", "SIMCUDA_REPORT"].contains(&name)
+            || (name, value) == ("SIMCUDA_CHECK", "0")
+            // It stands for an MPI library that knows CUDA, which on real GPUs Open MPI is.
+            || (name == "SIMCUDA_HOST_ACCESS" && self.mpi.family == Family::OpenMpi5);
+        if name.starts_with("SIMCUDA_") && !means_nothing {
+            needs_simulator(&format!("{name}={value}"));
+        }
         self.environment.insert(name.to_owned(), value.to_owned());
         self
     }
@@ -120,7 +130,11 @@ impl Job {
     }
 
     /// No CUDA driver is to be found.
+    ///
+    /// # Panics
+    /// On real GPUs.
     pub fn without_driver(mut self) -> Job {
+        needs_simulator("no driver");
         self.driver = false;
         self.env("NO_DRIVER", "1").roles("H")
     }
@@ -190,8 +204,9 @@ impl Job {
             }
             Family::Mpich | Family::StandardAbi => {}
         }
-        for name in ["LD_PRELOAD", "LD_LIBRARY_PATH"] {
-            command.env_remove(name);
+        command.env_remove("LD_PRELOAD");
+        if !on_real_gpus() {
+            command.env_remove("LD_LIBRARY_PATH");
         }
         if self.through_launcher {
             command.envs(self.variables(self.preloaded[0]));
@@ -229,8 +244,12 @@ impl Job {
 
     fn variables(&self, preload: bool) -> Vec<(String, OsString)> {
         let mut folders = Vec::new();
-        folders.extend(self.driver.then(|| built().simcuda.clone()));
+        folders.extend((self.driver && !on_real_gpus()).then(|| built().simcuda.clone()));
         folders.extend(self.mpi.library_folder.clone());
+        if let Some(present) = std::env::var_os("LD_LIBRARY_PATH").filter(|_| on_real_gpus()) {
+            // The machine's own, in which the real driver and UCX may lie.
+            folders.extend(std::env::split_paths(&present));
+        }
         let path = std::env::join_paths(folders).expect("folders without a colon");
         let mut variables = vec![("LD_LIBRARY_PATH".to_owned(), path)];
         if preload {

@@ -4,7 +4,8 @@
 //!
 //! Environment variables: `CI=true` turns a missing MPI library into a failure; `TEST_LAYOUT=FOLDER` tests what lies in
 //! that folder instead of building; `TEST_PROFILE=release|debug` picks the profile of what is built (default: debug);
-//! `TEST_KEEP=1` keeps the files of each run.
+//! `TEST_KEEP=1` keeps the files of each run. On a machine with GPUs `ci/gpu-test` sets `TEST_DRIVER=real`, `TEST_MPI` and
+//! `TEST_PROGRAMS` to folders of MPI libraries and of compiled programs, and `TEST_SCRATCH` to one for the files of runs.
 
 mod compile;
 mod job;
@@ -12,10 +13,11 @@ mod machine;
 mod process;
 mod stats;
 
-pub use compile::{program, CompileError};
+pub use compile::{all_programs, program, CompileError};
 pub use job::{Job, Outcome};
 pub use machine::{
-    built, in_ci, mpi_or_skip, python_with_mpi4py, scratch_folder, skip, solver, Built, ALL_MPI,
+    built, in_ci, mpi_or_skip, needs_simulator, on_real_gpus, python_with_mpi4py, scratch_folder,
+    skip, solver, Built, ALL_MPI,
 };
 pub use process::{run_bounded, Finished};
 pub use stats::{Report, Stats};

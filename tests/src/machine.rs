@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::OnceLock;
 use xtask::build;
 use xtask::layout::{repository_root, Layout};
-use xtask::mpi::{self, Mpi};
+use xtask::mpi::{self, Family, Mpi};
 
 /// Names of the MPI libraries that the tests run on.
 pub const ALL_MPI: [&str; 5] = ["openmpi", "mpich", "openmpi5", "mpich5", "mpich5-abi"];
@@ -45,7 +45,16 @@ pub fn skip(what: &str, remedy: &str) {
 /// In CI, where every library of the matrix must be there.
 pub fn mpi_or_skip(name: &str) -> Option<&'static Mpi> {
     static FOUND: OnceLock<Vec<Mpi>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| mpi::find(&Layout::new(false).wheels()));
+    let packed = std::env::var_os("TEST_MPI");
+    let found = FOUND.get_or_init(|| match &packed {
+        Some(folder) => packed_mpi(Path::new(folder)),
+        None => mpi::find(&Layout::new(false).wheels()),
+    });
+    // Of the two libraries that are packed, each stands for its family.
+    let name = match name {
+        "openmpi" | "mpich" if packed.is_some() => &format!("{name}5"),
+        _ => name,
+    };
     let there = found.iter().find(|mpi| mpi.name == name);
     if there.is_none() {
         let remedy = mpi::KNOWN
@@ -55,6 +64,41 @@ pub fn mpi_or_skip(name: &str) -> Option<&'static Mpi> {
         skip(&format!("MPI library {name}"), remedy);
     }
     there
+}
+
+/// The libraries that `ci/gpu-test` carries; they need no compiler.
+fn packed_mpi(folder: &Path) -> Vec<Mpi> {
+    let packed = |name: &str, family, prefix: &str| {
+        let prefix = folder.join(prefix);
+        let mpirun = prefix.join("bin/mpirun");
+        mpirun.exists().then(|| Mpi {
+            name: name.to_owned(),
+            family,
+            mpicc: prefix.join("bin/mpicc"),
+            mpifort: None,
+            mpirun,
+            library_folder: Some(prefix.join("lib")),
+        })
+    };
+    let found = [
+        packed("openmpi5", Family::OpenMpi5, "openmpi"),
+        packed("mpich5", Family::Mpich, "mpich"),
+        packed("mpich5-abi", Family::StandardAbi, "mpich"),
+    ];
+    found.into_iter().flatten().collect()
+}
+
+/// Whether the tests run on real GPUs.
+pub fn on_real_gpus() -> bool {
+    std::env::var("TEST_DRIVER").is_ok_and(|value| value == "real")
+}
+
+/// Ends a test that asks for what only the simulated driver can do; `ci/gpu-test` lists it as skipped.
+///
+/// # Panics
+/// On real GPUs.
+pub fn needs_simulator(what: &str) {
+    assert!(!on_real_gpus(), "skipped: only on simulated GPUs: {what}");
 }
 
 /// What the tests load, built from the present sources. The first test to ask builds; all others find it fresh.
@@ -114,7 +158,11 @@ pub fn scratch_folder(name: &str) -> PathBuf {
         std::process::id(),
         NEXT.fetch_add(1, Ordering::Relaxed)
     );
-    let folder = Layout::new(false).target.join("test-runs").join(unique);
+    let parent = match std::env::var_os("TEST_SCRATCH") {
+        Some(folder) => PathBuf::from(folder),
+        None => Layout::new(false).target.join("test-runs"),
+    };
+    let folder = parent.join(unique);
     fs::create_dir_all(&folder).expect("the folder of a run can be made");
     folder
 }

@@ -207,7 +207,7 @@ fn measure_on(arguments: &Arguments, mpi: &Mpi, device: Option<Device>) -> anyho
 fn role_by_launcher(kind: Kind) -> Option<c_int> {
     let rank = rank_by_launcher()?;
     let size = match kind {
-        Kind::MbwMr => number_in(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"])?,
+        Kind::MbwMr => size_by_launcher()?,
         _ => 2,
     };
     kind.role(rank, size).map(|(role, _)| role)
@@ -221,6 +221,11 @@ fn rank_by_launcher() -> Option<c_int> {
         "PMIX_RANK",
         "SLURM_PROCID",
     ])
+}
+
+/// The number of ranks by what a launcher says.
+fn size_by_launcher() -> Option<c_int> {
+    number_in(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"])
 }
 
 fn number_in<T: std::str::FromStr>(names: &[&str]) -> Option<T> {

@@ -76,7 +76,21 @@ pub struct Ask {
     pub window: usize,
 }
 
+impl Plan {
+    /// Whether a rank has buffers of this kind in any row.
+    fn needs(&self, place: Place, rank: c_int, size: c_int) -> bool {
+        let mut places = self.rows.iter().map(|ask| ask.place(rank, size));
+        places.any(|needed| needed == Some(place))
+    }
+}
+
 impl Ask {
+    /// Where the buffers of a rank lie, if it takes part.
+    fn place(&self, rank: c_int, size: c_int) -> Option<Place> {
+        let (role, _) = self.kind.role(rank, size)?;
+        self.buffers.get(usize::try_from(role).ok()?).copied()
+    }
+
     /// Whether the messages of a window fit where they arrive.
     pub fn fits(&self) -> bool {
         let one_way = matches!(self.kind, Kind::Bw | Kind::MbwMr);
@@ -128,8 +142,10 @@ pub struct Measured {
 pub struct Expected {
     /// Sends from device buffers, acknowledgements included.
     pub device_sends: u64,
-    /// Sends that the engine carries, where that is known.
+    /// Sends that must go by descriptor, where that is known.
     pub taken: Option<u64>,
+    /// Sends so short that they may go either way: it depends on what the peer has pending.
+    pub short: u64,
     /// Messages from host memory into device buffers.
     pub raised: u64,
 }
@@ -152,15 +168,12 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             return Err(Failure::new(2, text).into());
         }
     }
-    // A context before MPI_Init, as some CUDA-aware MPIs want it; who needs none is seen after it.
-    let everyone = plan
-        .rows
-        .iter()
-        .all(|ask| ask.buffers == [Place::D, Place::D]);
-    let early = if everyone {
-        Device::open(Place::D, None)
-    } else {
-        Ok(None)
+    // A context before MPI_Init, as some CUDA-aware MPIs want it.
+    let early = match (super::rank_by_launcher(), super::size_by_launcher()) {
+        (Some(rank), Some(size)) if plan.needs(Place::D, rank, size) => {
+            Device::open(Place::D, None)
+        }
+        _ => Ok(None),
     };
     let mpi = Mpi::start(None)?;
     match early.and_then(|device| measure(&plan, &mpi, device)) {
@@ -190,11 +203,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         );
         return Err(Failure::new(2, text).into());
     }
-    let mine = |ask: &Ask| {
-        let (role, _) = ask.kind.role(mpi.rank, mpi.size)?;
-        ask.buffers.get(usize::try_from(role).ok()?).copied()
-    };
-    let needs = |place: Place| plan.rows.iter().any(|ask| mine(ask) == Some(place));
+    let needs = |place| plan.needs(place, mpi.rank, mpi.size);
     let device = match early {
         None if needs(Place::D) => Device::open(Place::D, Some(mpi.rank))?,
         opened => opened,
@@ -272,7 +281,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         on_host,
     };
     for ask in &plan.rows {
-        let place = mine(ask);
+        let place = ask.place(mpi.rank, mpi.size);
         let measured = suite.row(mpi, ask, place)?;
         write_line(out.as_mut(), &measured)?;
     }
@@ -547,10 +556,21 @@ fn expected(ask: &Ask, done: &Done, config: &Config, pairs: c_int) -> Expected {
             0
         },
     );
-    let carried = |bytes: usize| bytes > DESCRIPTOR && bytes as u64 >= config.threshold;
+    let allowed = |bytes: usize| bytes as u64 >= config.threshold;
+    let (long, short) = match ask.bytes {
+        bytes if !allowed(bytes) => (0, 0),
+        bytes if bytes > DESCRIPTOR => (data, 0),
+        _ => (0, data),
+    };
+    let answers = if allowed(ACK_BYTES) {
+        acknowledgements
+    } else {
+        0
+    };
     Expected {
         device_sends: pairs * (data + acknowledgements),
-        taken: Some(if carried(ask.bytes) { pairs * data } else { 0 }),
+        taken: Some(pairs * long),
+        short: pairs * (short + answers),
         raised: pairs * ((1 - first) * second * done.messages + (1 - second) * first * back)
             + pairs
                 * if one_way && ACK_BYTES > 0 {
@@ -561,7 +581,7 @@ fn expected(ask: &Ask, done: &Done, config: &Config, pairs: c_int) -> Expected {
     }
 }
 
-/// Messages up to this length go by value: README, "Limits".
+/// Length of a descriptor: messages up to it are short.
 const DESCRIPTOR: usize = 61;
 
 #[cfg(test)]
@@ -587,21 +607,22 @@ mod tests {
     #[test]
     fn the_pattern_says_what_is_to_be_counted() {
         use Place::{D, H};
-        let is = |device_sends, taken, raised| Expected {
+        let is = |device_sends, taken, short, raised| Expected {
             device_sends,
             taken: Some(taken),
+            short,
             raised,
         };
         // 3 windows of 16 messages, each acknowledged from the second's device buffer by 4 bytes.
-        assert_eq!(of(Kind::Bw, [D, D], 4096), is(51, 48, 0));
-        assert_eq!(of(Kind::Bw, [D, D], 61), is(51, 0, 0));
-        assert_eq!(of(Kind::Bw, [D, H], 4096), is(48, 48, 3));
-        assert_eq!(of(Kind::Bw, [H, D], 4096), is(3, 0, 48));
-        assert_eq!(of(Kind::Bibw, [D, D], 4096), is(96, 96, 0));
-        assert_eq!(of(Kind::Latency, [D, H], 4096), is(48, 48, 48));
+        assert_eq!(of(Kind::Bw, [D, D], 4096), is(51, 48, 3, 0));
+        assert_eq!(of(Kind::Bw, [D, D], 61), is(51, 0, 51, 0));
+        assert_eq!(of(Kind::Bw, [D, H], 4096), is(48, 48, 0, 3));
+        assert_eq!(of(Kind::Bw, [H, D], 4096), is(3, 0, 3, 48));
+        assert_eq!(of(Kind::Bibw, [D, D], 4096), is(96, 96, 0, 0));
+        assert_eq!(of(Kind::Latency, [D, H], 4096), is(48, 48, 0, 48));
         // Two pairs of four ranks.
-        assert_eq!(of(Kind::MbwMr, [D, D], 4096), is(102, 96, 0));
-        assert_eq!(of(Kind::Bibw, [H, H], 4096), is(0, 0, 0));
+        assert_eq!(of(Kind::MbwMr, [D, D], 4096), is(102, 96, 6, 0));
+        assert_eq!(of(Kind::Bibw, [H, H], 4096), is(0, 0, 0, 0));
     }
 
     #[test]

@@ -143,6 +143,7 @@ impl<'a> Launches<'a> {
             expected: Expected {
                 device_sends: number("messages"),
                 taken: None,
+                short: 0,
                 raised: 0,
             },
         };

@@ -163,6 +163,9 @@ pub struct Arguments {
         value_name = "SECONDS"
     )]
     launch_limit: u64,
+    /// Write the tables to this file too, again after every round
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
     /// Write everything to this file as JSON, again after every round
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -221,7 +224,10 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Err(Failure::new(2, "mbw-mr needs an even number of ranks: --np").into());
     }
     // Before the measurement, not after it, to find that these cannot be written.
-    for file in [&arguments.json, &arguments.csv].into_iter().flatten() {
+    for file in [&arguments.text, &arguments.json, &arguments.csv]
+        .into_iter()
+        .flatten()
+    {
         write(file, "")?;
     }
     let (rows, groups) = grid(arguments);
@@ -504,6 +510,9 @@ impl Comparison<'_> {
     }
 
     fn write_files(&self) -> anyhow::Result<()> {
+        if let Some(file) = &self.arguments.text {
+            write(file, &self.text())?;
+        }
         if let Some(file) = &self.arguments.csv {
             write(file, &self.results.csv())?;
         }

@@ -11,7 +11,8 @@ const LEGEND: &str = "\
 Each figure is the median of the launches, behind it the smallest and the largest in percent of it. A ratio above 1 is
 faster than the baseline. ! marks what is slower than noise explains: a ratio below the floor, which comes from launches
 of the baseline against itself (the lower quartile of their ratios, or the ratio of the medians). Of the library's
-counters in a row: messages by descriptor of those expected, then by which way they arrived and why the others did not.
+counters in a row: sends from device memory that went by descriptor, of all of them; then by which way messages arrived and
+why others went by value.
 VOID: these are not what the pattern asks for, or something failed, and the row does not count.";
 
 /// The text that explains the tables.

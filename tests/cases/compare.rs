@@ -1,0 +1,169 @@
+//! `anabranch compare` over real launchers: rows that count, and rows that must not.
+
+use crate::support::on;
+use anabranch_tests::{built, run_bounded, scratch_folder, Finished};
+use serde_json::Value;
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+use xtask::mpi::Mpi;
+
+/// Runs a comparison on a simulated node; its end, its JSON and its CSV.
+fn compare(mpi: &Mpi, arguments: &[&str]) -> (Finished, Value, String) {
+    let folder = scratch_folder("compare");
+    let (json, csv) = (folder.join("out.json"), folder.join("out.csv"));
+    let mut command = Command::new(&built().command);
+    command
+        .args(["compare", "--sim", "hgx-h200", "--mpi"])
+        .arg(&mpi.mpirun)
+        .args(arguments)
+        .arg("--json")
+        .arg(&json)
+        .arg("--csv")
+        .arg(&csv)
+        .env_remove("LD_PRELOAD")
+        .env("TMPDIR", &folder);
+    let finished = run_bounded(&mut command, &folder, Duration::from_secs(200));
+    let text = fs::read_to_string(&json).unwrap_or_default();
+    let json = serde_json::from_str(&text).unwrap_or_else(|_| panic!("no JSON: {finished:?}"));
+    let csv = fs::read_to_string(&csv).expect("CSV");
+    let left: Vec<_> = fs::read_dir(&folder)
+        .expect("the folder of the run")
+        .flatten()
+        .filter(|entry| entry.path().is_dir())
+        .collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+    let _ = fs::remove_dir_all(folder);
+    (finished, json, csv)
+}
+
+fn rows(json: &Value) -> &[Value] {
+    json["rows"].as_array().expect("rows")
+}
+
+/// Two rounds of two configurations and the noise of the first: each row verified, timed and counted in each.
+fn counts(mpi: &Mpi) {
+    let (finished, json, csv) = compare(
+        mpi,
+        &[
+            "--benches",
+            "latency,bw,bibw,mbw-mr",
+            "--pairs",
+            "DD,DH,HD",
+            "--sizes",
+            "4K,64K",
+            "--windows",
+            "1,4",
+            "--rounds",
+            "2",
+            "--with",
+            "small=ANABRANCH_THRESHOLD=16K",
+        ],
+    );
+    assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
+    assert_eq!(json["clean"], true, "{json:#}");
+    assert_eq!(json["rounds"], 2);
+    // Three pairs of two sizes, latency once and the others with two windows.
+    assert_eq!(rows(&json).len(), 3 * 2 * (1 + 3 * 2));
+    for row in rows(&json) {
+        for name in ["anabranch", "anabranch2", "small"] {
+            let cell = &row["configurations"][name];
+            assert_eq!(
+                cell["launches"].as_array().map(Vec::len),
+                Some(2),
+                "{row:#}"
+            );
+            assert_eq!(cell["wrong_messages"], 0, "{row:#}");
+            let by_descriptor = cell["counters"]["sends_descriptor_bytes"]
+                .as_u64()
+                .unwrap_or(0);
+            let small = name == "small" && row["bytes"] == 4096;
+            // Only the first of a pair sends from the device if the second's buffers are the host's.
+            let none = small
+                || (row["buffers"][0] == "H"
+                    && row["bench"] != "latency"
+                    && row["bench"] != "bibw");
+            assert_eq!(by_descriptor < 4096, none, "{name}: {row:#}");
+        }
+        assert_eq!(row["configurations"]["anabranch"]["ratio"], Value::Null);
+        assert!(row["configurations"]["small"]["ratio"]
+            .as_f64()
+            .is_some_and(|ratio| ratio > 0.0));
+        assert!(row["floor"]
+            .as_f64()
+            .is_some_and(|floor| floor > 0.0 && floor <= 1.0));
+    }
+    assert_eq!(csv.lines().count(), 1 + 3 * rows(&json).len(), "{csv}");
+    assert!(
+        finished.stdout.contains("== mbw-mr D D, window 4, MB/s"),
+        "{finished:?}"
+    );
+}
+
+#[test]
+fn counts_on_openmpi() {
+    on("openmpi", counts);
+}
+
+#[test]
+fn counts_on_mpich5() {
+    on("mpich5", counts);
+}
+
+/// Where messages did not go as the pattern asks for, the row is void and the command fails.
+#[test]
+fn a_row_that_does_not_count() {
+    on("openmpi", |mpi| {
+        let (finished, json, _) = compare(
+            mpi,
+            &[
+                "--benches",
+                "bw",
+                "--sizes",
+                "64K",
+                "--windows",
+                "4",
+                "--rounds",
+                "1",
+                "--with",
+                "none=ANABRANCH_SLOTS=0",
+            ],
+        );
+        assert_eq!(finished.code, Some(1), "{finished:?}");
+        let cells = &rows(&json)[0]["configurations"];
+        assert_eq!(
+            cells["anabranch"]["void"].as_array().map(Vec::len),
+            Some(0),
+            "{json:#}"
+        );
+        let void = cells["none"]["void"].to_string();
+        assert!(
+            void.contains("sends_descriptor") && void.contains("fallback_no_slot"),
+            "{json:#}"
+        );
+        assert!(finished.stdout.contains("VOID [none]"), "{finished:?}");
+    });
+}
+
+/// A budget ends the comparison between two rounds; the first is always made.
+#[test]
+fn a_budget_ends_it_between_rounds() {
+    on("openmpi", |mpi| {
+        let (finished, json, _) = compare(
+            mpi,
+            &[
+                "--benches",
+                "latency",
+                "--sizes",
+                "64K",
+                "--rounds",
+                "50",
+                "--budget",
+                "1",
+            ],
+        );
+        assert_eq!(finished.code, Some(0), "{finished:?}");
+        let rounds = json["rounds"].as_u64().expect("rounds");
+        assert!((1..50).contains(&rounds), "{json:#}");
+    });
+}
