@@ -1,6 +1,7 @@
 //! The driver of this process: made by cuInit, gone with the process.
 
 use crate::clock::Machine;
+use crate::corrupt::Corruptions;
 use crate::errors::*;
 use crate::fault::Faults;
 use crate::job::Job;
@@ -45,6 +46,8 @@ pub struct Driver {
     /// The process has left its node.
     pub closed: AtomicBool,
     faults: Faults,
+    /// Copies that write a wrong byte.
+    pub corruptions: Corruptions,
     host_queue: Mutex<VecDeque<(u64, HostCode, CUresult)>>,
     host_ready: Condvar,
     host_thread: AtomicBool,
@@ -175,6 +178,9 @@ impl Driver {
             Topology::load(&which, gpus).map_err(|e| (e.to_string(), INVALID_VALUE))?;
         let faults = Faults::parse(&env("SIMCUDA_FAULT").unwrap_or_default())
             .map_err(|e| (e, INVALID_VALUE))?;
+        let planned = env("SIMCUDA_CORRUPT").unwrap_or_default();
+        let corruptions =
+            Corruptions::parse(&planned, crate::corrupt::rank()).map_err(|e| (e, INVALID_VALUE))?;
         let visible = visible(
             &topology,
             std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
@@ -216,6 +222,7 @@ impl Driver {
             worker_asleep: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             faults,
+            corruptions,
             host_queue: Mutex::default(),
             host_ready: Condvar::new(),
             host_thread: AtomicBool::new(false),

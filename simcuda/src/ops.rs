@@ -149,6 +149,7 @@ pub fn linear(d: &Driver, st: &State, dst: u64, src: u64, bytes: usize) -> Res<C
         dst_pitch: bytes,
         src_pitch: bytes,
         staged: None,
+        flip: None,
     })
 }
 
@@ -185,6 +186,9 @@ pub fn copy(d: &'static Driver, mut copies: Vec<Copy>, stream: CUstream, mode: M
         };
         if !captured && matches!(c.src, Place::Pageable(_)) && mode == Mode::Async {
             c.staged = Some(Arc::new(stage(c)));
+        }
+        if mode == Mode::Async {
+            d.corruptions.mark(c);
         }
     }
     let mut last = None;

@@ -9,3 +9,4 @@ mod matching;
 mod programs;
 mod progress;
 mod repository;
+mod verify;
