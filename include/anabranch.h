@@ -87,7 +87,8 @@ int anabranch_request(const void *request, anabranch_message *message, size_t si
 
 /* Likewise for the latest operation that this library has completed on the calling thread: a blocking send or receive, or
  * the last request of a wait or test; of a send and a receive in one call, the receive. Each is told once: returns 0 if
- * there was none since the last call, such as after operations on host memory left to the MPI library. */
+ * there was none since the last call. Operations on host memory that the MPI library completes by itself are not told of;
+ * a receive that was watched for a message of this library's, and met another, is told of as ANABRANCH_NATIVE. */
 int anabranch_last(anabranch_message *message, size_t size);
 
 #ifdef __cplusplus

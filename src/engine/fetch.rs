@@ -192,7 +192,10 @@ impl Fetch {
 
     /// Why the payload does not come by the direct path, where that was tried.
     pub fn reason(&self) -> Option<Reason> {
+        let is_exported = self.message.flags & flag::EXPORTED != 0;
+        let to_device = matches!(self.to, Destination::Device { .. });
         self.reason
+            .or((to_device && !self.own && !is_exported).then_some(Reason::NotExportable))
     }
 
     /// The sender.

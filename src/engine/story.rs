@@ -83,7 +83,7 @@ pub struct Story {
 impl Story {
     /// The reason, as far as it has come to bear: memory that cannot be exported matters to other ranks only.
     pub fn told_reason(&self) -> Option<Reason> {
-        let is_quickest = matches!(self.path, Path::Direct | Path::Own | Path::Unknown);
+        let is_quickest = !matches!(self.path, Path::Value | Path::HostRing);
         self.reason.filter(|_| !is_quickest)
     }
 }

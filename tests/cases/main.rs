@@ -5,6 +5,7 @@ mod support;
 mod bad_input;
 mod bindings;
 mod inert;
+mod interface;
 mod matching;
 mod programs;
 mod progress;

@@ -44,6 +44,26 @@ const FAULTS: [Fault; 8] = [
         verified: 1,
     },
     Fault {
+        case: "value",
+        copies: ["0:DtoH:+2:50000", "0:DtoH:+1:50000"],
+        byte: 50_000,
+        block: 49_152,
+        by: "sender",
+        path: "value",
+        ranks: (0, 1),
+        verified: 2,
+    },
+    Fault {
+        case: "value",
+        copies: ["1:HtoD:+1:0"; 2],
+        byte: 0,
+        block: 0,
+        by: "receiver",
+        path: "value",
+        ranks: (0, 1),
+        verified: 2,
+    },
+    Fault {
         case: "self",
         copies: ["1:DtoD:1:4194306"; 2],
         byte: 4_194_306,
@@ -73,26 +93,6 @@ const FAULTS: [Fault; 8] = [
         path: "eager",
         ranks: (0, 1),
         verified: 1,
-    },
-    Fault {
-        case: "value",
-        copies: ["1:HtoD:+1:0"; 2],
-        byte: 0,
-        block: 0,
-        by: "receiver",
-        path: "value",
-        ranks: (0, 1),
-        verified: 2,
-    },
-    Fault {
-        case: "value",
-        copies: ["0:DtoH:+2:50000", "0:DtoH:+1:50000"],
-        byte: 50_000,
-        block: 49_152,
-        by: "sender",
-        path: "value",
-        ranks: (0, 1),
-        verified: 2,
     },
     // Rows of 1000 bytes: the byte lies in the last one.
     Fault {
@@ -138,7 +138,13 @@ fn reports(outcome: &Outcome) -> Vec<&str> {
 }
 
 fn wrong_bytes(mpi: &Mpi) {
-    for fault in &FAULTS {
+    // All of them with one library: what differs between libraries is how a call ends.
+    let faults = if mpi.name == "openmpi" {
+        &FAULTS[..]
+    } else {
+        &FAULTS[..3]
+    };
+    for fault in faults {
         let run = |plan: &str, is_on: bool| {
             job(mpi, 2, "verify")
                 .args(&[fault.case])
@@ -177,8 +183,11 @@ fn wrong_bytes(mpi: &Mpi) {
 
 /// Every message that arrives is compared and found right, and completes as it does without checksums.
 fn every_message(mpi: &Mpi) {
-    for (name, ranks) in [("p2p", 2), ("types", 2)] {
-        let outcome = job(mpi, ranks, name).env("ANABRANCH_VERIFY", "1").passes();
+    for (name, cases) in [("p2p", &["medium", "pieces"][..]), ("types", &[])] {
+        let outcome = job(mpi, 2, name)
+            .args(cases)
+            .env("ANABRANCH_VERIFY", "1")
+            .passes();
         let stats = outcome.stats();
         stats.check_complete();
         // A value is compared on each side.
@@ -200,29 +209,26 @@ fn right(job: Job) -> Outcome {
 /// Truncated messages, probes, threads, and calls that block while others are owed something.
 #[test]
 fn other_habits() {
-    for (mpi, name, ranks) in [
-        ("openmpi", "order", 4),
-        ("mpich", "order", 4),
-        ("openmpi", "threads", 2),
-        ("mpich", "requests", 2),
-        ("mpich5", "probe", 2),
-        ("openmpi", "memory_kinds", 2),
-    ] {
+    let programs: [(&str, &str, usize, &[&str]); 5] = [
+        ("mpich", "order", 4, &[]),
+        ("openmpi", "threads", 2, &["by_tag"]),
+        ("mpich", "probe", 2, &[]),
+        ("openmpi", "memory_kinds", 2, &["from_pool"]),
+        (
+            "mpich",
+            "deadlock",
+            2,
+            &["pending_barrier", "head_to_head", "everyone"],
+        ),
+    ];
+    for (mpi, name, ranks, cases) in programs {
         on(mpi, |mpi| {
-            let outcome = right(job(mpi, ranks, name).env("ANABRANCH_VERIFY", "1"));
+            let job = job(mpi, ranks, name).args(cases);
+            let outcome = right(job.env("ANABRANCH_VERIFY", "1"));
             assert!(outcome.stats().total("verified") > 0, "{outcome}");
-        });
-    }
-    for mpi in ["openmpi", "mpich"] {
-        on(mpi, |mpi| {
-            let cases = ["pending_barrier", "head_to_head", "everyone"];
-            let outcome = right(
-                job(mpi, 2, "deadlock")
-                    .args(&cases)
-                    .env("ANABRANCH_VERIFY", "1"),
-            );
             // Head-to-head sends of small buffers still complete by themselves.
-            assert!(outcome.stats().total("sends_hosted") > 0, "{outcome}");
+            let hosted = outcome.stats().total("sends_hosted");
+            assert!(hosted > 0 || name != "deadlock", "{outcome}");
         });
     }
 }
