@@ -35,6 +35,10 @@ pub struct Driver {
     pub visible: Vec<usize>,
     /// The checker runs.
     pub checking: bool,
+    /// CUDA_DEVICE_MAX_CONNECTIONS=1: what is entered on a GPU waits for what was entered there before, in whatever stream.
+    pub one_queue: bool,
+    /// CUDA_LAUNCH_BLOCKING=1: kernels and fills are over when their call returns.
+    pub launch_blocking: bool,
     /// See [`QUIET_US`].
     pub quiet_ns: u64,
     /// Objects and operations.
@@ -216,6 +220,8 @@ impl Driver {
             vm,
             visible,
             checking: flag("SIMCUDA_CHECK", true),
+            one_queue: env("CUDA_DEVICE_MAX_CONNECTIONS").is_some_and(|v| v.trim() == "1"),
+            launch_blocking: flag("CUDA_LAUNCH_BLOCKING", false),
             quiet_ns: quiet_us * 1000,
             state: Mutex::new(state),
             report: Report::from_env(),

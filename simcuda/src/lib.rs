@@ -18,6 +18,8 @@
 //! | `SIMCUDA_CORRUPT=R:K:N:O,..` | the N-th asynchronous copy of kind K (`DtoD`, `DtoH`, `HtoD`) of rank R flips a bit at offset O |
 //! | `SIMCUDA_QUIET_US` | real time without a call after which a process counts as waiting (200) |
 //! | `CUDA_VISIBLE_DEVICES` | as on hardware |
+//! | `CUDA_DEVICE_MAX_CONNECTIONS=1` | all streams of a GPU share one hardware queue (other numbers change nothing) |
+//! | `CUDA_LAUNCH_BLOCKING=1` | kernels and fills are over when their call returns |
 //!
 //! A process in which a race or a use of freed memory was found ends with status 86.
 //!

@@ -4,6 +4,7 @@ mod support;
 
 mod bad_input;
 mod bindings;
+mod habits;
 mod inert;
 mod interface;
 mod matching;
