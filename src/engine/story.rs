@@ -5,7 +5,7 @@ use std::ffi::CStr;
 
 use crate::engine::core::Entry;
 use crate::engine::{engine, Engine};
-use crate::mpi::Handle;
+use crate::mpi::{guard, Handle};
 use crate::stats::Reason;
 
 /// By which path a message went.
@@ -130,7 +130,8 @@ impl Engine {
 /// # Safety
 /// `request` is null or points to a request handle of the program's MPI library.
 pub unsafe fn of_request(request: *const Handle) -> Option<Story> {
-    let engine = engine()?;
+    // Not in a forked child, where a thread that is not there may hold the lock, nor once MPI is being finalized.
+    let engine = engine().filter(|_| guard::armed())?;
     if request.is_null() {
         return None;
     }

@@ -6,12 +6,14 @@ use anabranch_tests::{built, Job, Outcome};
 use xtask::mpi::Mpi;
 
 /// All cases in which one thread calls MPI. `capture` is the first: the library has made no stream and no event yet.
-const CASES: [&str; 11] = [
+const CASES: [&str; 13] = [
     "capture",
     "acquaint",
     "default_streams",
     "pending_work",
+    "held",
     "own_errors",
+    "calls",
     "several_gpus",
     "own_contexts",
     "reset",

@@ -33,6 +33,7 @@ static struct {
     CUresult (*push)(CUcontext);
     CUresult (*pop)(CUcontext *);
     CUresult (*reset)(CUdevice);
+    CUresult (*host_function)(CUstream, void (*)(void *), void *);
     CUresult (*pool_alloc)(CUdeviceptr *, size_t, CUstream);
     CUresult (*pool_free)(CUdeviceptr, CUstream);
 } more;
@@ -49,6 +50,7 @@ static void more_load(void) {
         {&more.exec_destroy, "cuGraphExecDestroy"}, {&more.graph_destroy, "cuGraphDestroy"},
         {&more.context_create, "cuCtxCreate_v2"}, {&more.context_destroy, "cuCtxDestroy_v2"},
         {&more.push, "cuCtxPushCurrent_v2"}, {&more.pop, "cuCtxPopCurrent_v2"}, {&more.reset, "cuDevicePrimaryCtxReset_v2"},
+        {&more.host_function, "cuLaunchHostFunc"},
         {&more.pool_alloc, "cuMemAllocAsync"}, {&more.pool_free, "cuMemFreeAsync"},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
@@ -212,6 +214,37 @@ static void pending_work(void) {
     for (int i = 0; i < STREAMS; i++) { CU(more.stream_destroy(streams[i])); CU(cu.release(other[i])); }
 }
 
+static volatile int released;
+static void hold(void *nothing) { (void)nothing; while (!released) usleep(200); }
+
+// The legacy default stream stands still until the messages are through: a copy that waited for it would wait for ever.
+// (The first message of an allocation may wait for that stream: the driver drains it when SYNC_MEMOPS is set.)
+static void held(void) {
+    buf out[3], in[3];
+    for (int i = 0; i < 3; i++) {
+        out[i] = buf_new(DEVICE, sizes[i], 1);
+        in[i] = buf_new(DEVICE, sizes[i], 2);
+    }
+    for (int round = 0; round < 3; round++) {
+        MPI_Request r[3];
+        for (int i = 0; i < 3; i++) {
+            buf_poison(in[i]);
+            buf_fill(out[i], 10 * round + i + me);
+        }
+        released = 0;
+        if (round > 0) CU(more.host_function(NULL, hold, NULL));
+        for (int i = 0; i < 3; i++) KEEPS(MPI_Irecv(in[i].p, sizes[i], MPI_BYTE, peer, i, MPI_COMM_WORLD, &r[i]));
+        for (int i = 0; i < 3; i++) {
+            KEEPS(MPI_Send(out[i].p, sizes[i], MPI_BYTE, peer, i, MPI_COMM_WORLD));
+            WENT(sizes[i], paths[i]);
+        }
+        KEEPS(MPI_Waitall(3, r, MPI_STATUSES_IGNORE));
+        released = 1;
+        for (int i = 0; i < 3; i++) BUF_CHECK(in[i], 10 * round + i + peer, sizes[i]);
+    }
+    for (int i = 0; i < 3; i++) { buf_free(out[i]); buf_free(in[i]); }
+}
+
 static unsigned capture_status(CUstream stream) {
     unsigned status = 99;
     CU(more.is_capturing(stream, &status));
@@ -310,6 +343,68 @@ static void own_errors(void) {
     CU(more.stream_destroy(stream));
     buf_free(out);
     buf_free(in);
+}
+
+// The other calls that complete or look at messages: none of them leaves anything behind.
+static void calls(void) {
+    buf a = buf_new(DEVICE, LARGE, 1), b = buf_new(DEVICE, LARGE, 2);
+    for (int way = 0; way < 6; way++) {
+        MPI_Request r[2];
+        MPI_Message m;
+        MPI_Status s;
+        int flag = 0, index;
+        buf_fill(a, 10 * way + me);
+        buf_poison(b);
+        if (way < 4) KEEPS(MPI_Isend(a.p, LARGE, MPI_BYTE, peer, way, MPI_COMM_WORLD, &r[0]));
+        switch (way) {
+        case 0:
+            KEEPS(MPI_Irecv(b.p, LARGE, MPI_BYTE, peer, way, MPI_COMM_WORLD, &r[1]));
+            while (!flag) KEEPS(MPI_Testall(2, r, &flag, MPI_STATUSES_IGNORE));
+            break;
+        case 1:
+            while (!flag) KEEPS(MPI_Iprobe(peer, way, MPI_COMM_WORLD, &flag, &s));
+            STATUS_CHECK(&s, peer, way, LARGE);
+            KEEPS(MPI_Recv(b.p, LARGE, MPI_BYTE, peer, way, MPI_COMM_WORLD, &s));
+            KEEPS(MPI_Wait(&r[0], MPI_STATUS_IGNORE));
+            break;
+        case 2:
+            KEEPS(MPI_Mprobe(peer, way, MPI_COMM_WORLD, &m, &s));
+            KEEPS(MPI_Imrecv(b.p, LARGE, MPI_BYTE, &m, &r[1]));
+            KEEPS(MPI_Waitany(2, r, &index, MPI_STATUS_IGNORE));
+            KEEPS(MPI_Wait(&r[1 - index], MPI_STATUS_IGNORE));
+            break;
+        case 3:
+            KEEPS(MPI_Recv_init(b.p, LARGE, MPI_BYTE, peer, way, MPI_COMM_WORLD, &r[1]));
+            KEEPS(MPI_Startall(1, &r[1]));
+            for (flag = 0; !flag;) KEEPS(MPI_Request_get_status(r[1], &flag, MPI_STATUS_IGNORE));
+            KEEPS(MPI_Waitall(2, r, MPI_STATUSES_IGNORE));
+            KEEPS(MPI_Request_free(&r[1]));
+            break;
+        case 4:
+            KEEPS(MPI_Sendrecv(a.p, LARGE, MPI_BYTE, peer, way, b.p, LARGE, MPI_BYTE, peer, way, MPI_COMM_WORLD, &s));
+            WENT(LARGE, ANABRANCH_DIRECT);
+            break;
+        default: {
+            MPI_Datatype halves; // every other kilobyte, by value
+            KEEPS(MPI_Type_vector(LARGE / 2048, 1024, 2048, MPI_BYTE, &halves));
+            KEEPS(MPI_Type_commit(&halves));
+            buf_fill(b, 10 * way + me);
+            KEEPS(MPI_Sendrecv_replace(b.p, 1, halves, peer, way, peer, way, MPI_COMM_WORLD, &s));
+            WENT((size_t)(LARGE / 2048) * 1024, ANABRANCH_VALUE);
+            KEEPS(MPI_Type_free(&halves));
+            unsigned char *want = scratch(LARGE), *image = scratch(LARGE);
+            pattern(want, LARGE, 10 * way + peer);
+            memory_get(DEVICE, image, b.p, LARGE);
+            for (int i = 0; i < LARGE / 2048; i++) CHECK(!memcmp(want + 2048 * i, image + 2048 * i, 1024), "run %d", i);
+            free(want);
+            free(image);
+        }
+        }
+        if (way < 5) BUF_CHECK(b, 10 * way + peer, LARGE);
+        KEEPS(MPI_Barrier(MPI_COMM_WORLD));
+    }
+    buf_free(a);
+    buf_free(b);
 }
 
 // Two GPUs a rank: a buffer of either, whichever is current, or none at all.
@@ -412,6 +507,8 @@ static void children(void) {
         BOTH_WAYS(round);
         KEEPS(MPI_Irecv(b.p, LARGE, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &r[0]));
         KEEPS(MPI_Issend(a.p, LARGE, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &r[1]));
+        anabranch_message known;
+        EQUAL(ANABRANCH_CALL(0, anabranch_request, &r[0], &known, sizeof known), with_preload);
         int gate[2];
         CHECK(!pipe(gate), "pipe");
         fflush(NULL);
@@ -423,7 +520,8 @@ static void children(void) {
             alarm(60);
             close(gate[1]);
             if (round == 2 && read(gate[0], &byte, 1) != 0) _exit(5); // until the parent is through
-            (void)ANABRANCH_CALL(0, anabranch_request, &r[0], &m, sizeof m);
+            // The library is out of work here.
+            if (ANABRANCH_CALL(0, anabranch_request, &r[0], &m, sizeof m)) _exit(8);
             if (round == 1) { execl("/bin/sh", "sh", "-c", "exit 7", (char *)NULL); _exit(6); }
             if (round == 0) exit(7);
             _exit(7);
@@ -541,7 +639,8 @@ static void captured_elsewhere(void) {
 
 static const struct test_case cases[] = {
     {"capture", capture}, // first: the library has made nothing yet
-    {"acquaint", acquaint}, {"default_streams", default_streams}, {"pending_work", pending_work}, {"own_errors", own_errors},
+    {"acquaint", acquaint}, {"default_streams", default_streams}, {"pending_work", pending_work}, {"held", held},
+    {"own_errors", own_errors}, {"calls", calls},
     {"several_gpus", several_gpus}, {"own_contexts", own_contexts}, {"reset", reset}, {"children", children},
     {"funneled", funneled}, {"other_threads", other_threads}, {"captured_elsewhere", captured_elsewhere}, {0},
 };
