@@ -28,7 +28,8 @@ fn a_block_is_a_page_until_there_are_more_pages_than_checksums() {
         (62 * 4096, 4096),
         (62 * 4096 + 1, 8192),
         (62 * 8192, 8192),
-        (1 << 34, 277_094_400),
+        // 277,094,464.5 bytes are more than 67,650 pages.
+        (1 << 34, 67_651 * 4096),
     ] {
         assert_eq!(block_bytes(length), bytes, "{length}");
         assert!(length.div_ceil(bytes) <= 62);
