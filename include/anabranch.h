@@ -1,30 +1,95 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What a program may ask of libanabranch.so. The library is preloaded, not linked: declare these
- * as weak, or look them up with dlsym(RTLD_DEFAULT, ...), so that the program also runs without it.
- * All functions may be called by any thread at any time, before MPI_Init and after MPI_Finalize too.
+ * What a program may ask of libanabranch.so. The library is preloaded, not linked: call through ANABRANCH_CALL, which
+ * looks a function up (-ldl where the C library still wants it), so that the program also runs without the library:
+ *
+ *     anabranch_message m;
+ *     if (ANABRANCH_CALL(0, anabranch_last, &m, sizeof m))
+ *         printf("%s: %s\n", ANABRANCH_CALL("", anabranch_path_name, m.path), m.reason ? m.reason : "taken");
+ *
+ * All functions may be called by any thread at any time, before MPI_Init and after MPI_Finalize too. Strings are never
+ * freed.
  */
 #ifndef ANABRANCH_H
 #define ANABRANCH_H
 
+#include <dlfcn.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Version of the library, as in "0.1.0". The string is never freed. */
+/* A function of this file, or NULL where the library is not there. */
+#ifdef __cplusplus
+#define ANABRANCH_FUNCTION(name) (reinterpret_cast<decltype(&name)>(dlsym((void *)0, #name)))
+#else
+#define ANABRANCH_FUNCTION(name) ((__typeof__(&name))dlsym((void *)0, #name))
+#endif
+
+/* The result of a function of this file, or `otherwise` where the library is not there. */
+#define ANABRANCH_CALL(otherwise, name, ...) \
+    (ANABRANCH_FUNCTION(name) ? ANABRANCH_FUNCTION(name)(__VA_ARGS__) : (otherwise))
+
+/* Version of the library, as in "0.1.0". */
 const char *anabranch_version(void);
+
+/* ---- counters --------------------------------------------------------------------------------------------------- */
 
 /* Present value of a counter of this process, or UINT64_MAX if no counter has this name.
  * Counters only grow. Useful ones: "sends_device", "sends_descriptor", "receives_direct" and
- * "receives_direct_bytes", "fallback_too_small". */
+ * "receives_direct_bytes", "fallback_too_small", "verify_mismatches". */
 uint64_t anabranch_counter(const char *name);
 
-/* Name of counter number index, for index = 0, 1, ...; NULL past the last one. The string is never
- * freed. The names and their meaning are those of the JSON that ANABRANCH_STATS=FILE writes, and
- * "fallback_REASON", "fallback_REASON_bytes" for its fallbacks. */
+/* Name of counter number index, for index = 0, 1, ...; NULL past the last one. The names and their meaning are those of
+ * the JSON that ANABRANCH_STATS=FILE writes, and "fallback_REASON", "fallback_REASON_bytes" for its fallbacks. */
 const char *anabranch_counter_name(unsigned index);
+
+/* What a counter counts, in words; NULL if no counter has this name. For a fallback: its reason. */
+const char *anabranch_counter_text(const char *name);
+
+/* Name of reason number index why a message is not taken, as in "too_small"; NULL past the last one. */
+const char *anabranch_reason_name(unsigned index);
+
+/* ---- what happened to a message ------------------------------------------------------------------------------------ */
+
+/* By which path a message went. More may be added. */
+enum {
+    ANABRANCH_UNKNOWN = 0,   /* it is not known yet, or the message failed */
+    ANABRANCH_NATIVE = 1,    /* by the MPI library, from or to memory of the host */
+    ANABRANCH_VALUE = 2,     /* by the MPI library, copied from or to the device by this one */
+    ANABRANCH_DIRECT = 3,    /* taken: straight from the sender's device memory */
+    ANABRANCH_SELF = 4,      /* taken: from a rank to itself, copied in place */
+    ANABRANCH_HOST_RING = 5, /* taken: through a ring in host memory */
+    ANABRANCH_EAGER = 6,     /* taken: from host memory, into which the sender had copied it */
+    ANABRANCH_PATHS = 16     /* room for more */
+};
+
+/* Name of a path, as in "host_ring"; NULL for other numbers. */
+const char *anabranch_path_name(int path);
+
+typedef struct anabranch_message {
+    int is_send;        /* 1: sent by this rank; 0: received */
+    int is_complete;    /* 1: towards the program, or so anabranch_last says; 0: not yet */
+    int is_taken;       /* 1: this library has moved the payload from buffer to buffer */
+    int path;           /* ANABRANCH_DIRECT, ... */
+    uint64_t bytes;     /* payload; 0 while a receive does not know its message */
+    uint64_t bytes_by_path[ANABRANCH_PATHS]; /* which part of it went by which path, once that is known */
+    const char *reason; /* why it was not taken, or not by the direct path: a name of anabranch_reason_name; or NULL */
+} anabranch_message;
+
+/* Fills *message with what is known of a request that the program has not completed, inactive persistent ones included.
+ * `request` points to an MPI_Request of any MPI library, `size` is sizeof *message. Returns 1, or 0 where this library has
+ * nothing to do with the request (a null one, or an operation on host memory left to the MPI library); *message is then
+ * left as it is. A sender learns the path only when its receiver is through with the message. */
+int anabranch_request(const void *request, anabranch_message *message, size_t size);
+
+/* Likewise for the latest operation that this library has completed on the calling thread: a blocking send or receive, or
+ * the last request of a wait or test; of a send and a receive in one call, the receive. Each is told once: returns 0 if
+ * there was none since the last call. Operations on host memory that the MPI library completes by itself are not told of;
+ * a receive that was watched for a message of this library's, and met another, is told of as ANABRANCH_NATIVE. */
+int anabranch_last(anabranch_message *message, size_t size);
 
 #ifdef __cplusplus
 }

@@ -130,6 +130,8 @@ options! {
         "how many messages of a rank may be under way at once; beyond that they go by value";
     helper: bool = Switch, "ANABRANCH_HELPER", "on", User,
         "off: no helper thread, so no peer sends this rank anything but plain messages";
+    verify: bool = Switch, "ANABRANCH_VERIFY", "off", User,
+        "on: checksums of every message that this rank sends from device memory, compared where it has arrived; slow";
     library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
         "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
     inject_panic: Option<String> = Name, "ANABRANCH_INJECT_PANIC", "", Test,

@@ -27,6 +27,7 @@ macro_rules! counters {
         pub enum Counter { $( #[doc = $doc] $variant ),* }
 
         const COUNTER_NAMES: &[&CStr] = &[$( c_name(concat!($name, "\0")) ),*];
+        const COUNTER_TEXTS: &[&CStr] = &[$( c_name(concat!($doc, "\0")) ),*];
 
         impl Counter {
             /// All counters, in the order of the table.
@@ -74,6 +75,8 @@ counters! {
     ProbesDescriptor     "probes_descriptor"       Count "descriptors seen by a probe, reported with the size of their message";
     Truncated            "truncated"               Count "messages longer than their receive";
     Cancelled            "cancelled"               Count "requests of the engine that were cancelled";
+    Verified             "verified"                Count "messages whose checksums were compared (ANABRANCH_VERIFY)";
+    VerifyMismatches     "verify_mismatches"       Count "messages of those that were not what was sent";
     Errors               "errors"                  Count "messages that ended in an MPI error raised by the engine";
     Retries              "retries"                 Count "transfers begun again over a simpler path";
     DeadPeers            "dead_peers"              Count "transfers given up because the peer had died";
@@ -97,6 +100,7 @@ macro_rules! reasons {
 
         const REASON_NAMES: &[[&CStr; 2]] =
             &[$( [c_name(concat!("fallback_", $name, "\0")), c_name(concat!("fallback_", $name, "_bytes\0"))] ),*];
+        const REASON_TEXTS: &[[&CStr; 2]] = &[$( [c_name(concat!($name, "\0")), c_name(concat!($text, "\0"))] ),*];
 
         impl Reason {
             /// All reasons, in the order of the table.
@@ -203,6 +207,20 @@ pub fn name_by_index(index: usize) -> Option<&'static CStr> {
     }
     let index = index - COUNTER_NAMES.len();
     REASON_NAMES.get(index / 2).map(|names| names[index % 2])
+}
+
+/// What a counter counts, by its name; for a fallback its reason. This is `anabranch_counter_text` of the C interface.
+pub fn text_by_name(name: &str) -> Option<&'static CStr> {
+    let word = word_by_name(name)?;
+    match word.checked_sub(COUNTER_TEXTS.len()) {
+        None => COUNTER_TEXTS.get(word).copied(),
+        Some(reason) => REASON_TEXTS.get(reason / 2).map(|texts| texts[1]),
+    }
+}
+
+/// The name of reason `index`, as in `too_small`. This is `anabranch_reason_name` of the C interface.
+pub fn reason_by_index(index: usize) -> Option<&'static CStr> {
+    REASON_TEXTS.get(index).map(|texts| texts[0])
 }
 
 /// The version of the library. This is `anabranch_version` of the C interface.

@@ -1,6 +1,7 @@
 //! The driver of this process: made by cuInit, gone with the process.
 
 use crate::clock::Machine;
+use crate::corrupt::Corruptions;
 use crate::errors::*;
 use crate::fault::Faults;
 use crate::job::Job;
@@ -34,6 +35,10 @@ pub struct Driver {
     pub visible: Vec<usize>,
     /// The checker runs.
     pub checking: bool,
+    /// CUDA_DEVICE_MAX_CONNECTIONS=1: what is entered on a GPU waits for what was entered there before, in whatever stream.
+    pub one_queue: bool,
+    /// CUDA_LAUNCH_BLOCKING=1: kernels and fills are over when their call returns.
+    pub launch_blocking: bool,
     /// See [`QUIET_US`].
     pub quiet_ns: u64,
     /// Objects and operations.
@@ -45,6 +50,8 @@ pub struct Driver {
     /// The process has left its node.
     pub closed: AtomicBool,
     faults: Faults,
+    /// Copies that write a wrong byte.
+    pub corruptions: Corruptions,
     host_queue: Mutex<VecDeque<(u64, HostCode, CUresult)>>,
     host_ready: Condvar,
     host_thread: AtomicBool,
@@ -175,6 +182,9 @@ impl Driver {
             Topology::load(&which, gpus).map_err(|e| (e.to_string(), INVALID_VALUE))?;
         let faults = Faults::parse(&env("SIMCUDA_FAULT").unwrap_or_default())
             .map_err(|e| (e, INVALID_VALUE))?;
+        let planned = env("SIMCUDA_CORRUPT").unwrap_or_default();
+        let corruptions =
+            Corruptions::parse(&planned, crate::corrupt::rank()).map_err(|e| (e, INVALID_VALUE))?;
         let visible = visible(
             &topology,
             std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
@@ -210,12 +220,15 @@ impl Driver {
             vm,
             visible,
             checking: flag("SIMCUDA_CHECK", true),
+            one_queue: env("CUDA_DEVICE_MAX_CONNECTIONS").is_some_and(|v| v.trim() == "1"),
+            launch_blocking: flag("CUDA_LAUNCH_BLOCKING", false),
             quiet_ns: quiet_us * 1000,
             state: Mutex::new(state),
             report: Report::from_env(),
             worker_asleep: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             faults,
+            corruptions,
             host_queue: Mutex::default(),
             host_ready: Condvar::new(),
             host_thread: AtomicBool::new(false),

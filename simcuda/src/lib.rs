@@ -15,8 +15,11 @@
 //! | `SIMCUDA_CHECK=0` | no happens-before checker |
 //! | `SIMCUDA_REPORT=FILE` | appends JSON lines: findings as they occur, one `exit` line a process |
 //! | `SIMCUDA_FAULT=F:N=CODE,..` | the N-th call of F returns CODE |
+//! | `SIMCUDA_CORRUPT=R:K:N:O,..` | the N-th asynchronous copy of kind K (`DtoD`, `DtoH`, `HtoD`) of rank R flips a bit at offset O |
 //! | `SIMCUDA_QUIET_US` | real time without a call after which a process counts as waiting (200) |
 //! | `CUDA_VISIBLE_DEVICES` | as on hardware |
+//! | `CUDA_DEVICE_MAX_CONNECTIONS=1` | all streams of a GPU share one hardware queue (other numbers change nothing) |
+//! | `CUDA_LAUNCH_BLOCKING=1` | kernels and fills are over when their call returns |
 //!
 //! A process in which a race or a use of freed memory was found ends with status 86.
 //!
@@ -29,6 +32,7 @@ pub mod api;
 mod capture;
 pub mod checker;
 pub mod clock;
+mod corrupt;
 pub mod driver;
 pub mod errors;
 mod event;

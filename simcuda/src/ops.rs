@@ -25,7 +25,12 @@ pub fn issue(
         return Ok(None);
     }
     let deps = st.stream_deps(stream);
-    enter(d, st, stream, work, cost_us, &deps, &[]).map(Some)
+    let waits = d.launch_blocking && matches!(work, Work::Kernel(_) | Work::Fill(_));
+    let op = enter(d, st, stream, work, cost_us, &deps, &[])?;
+    if waits {
+        MutexGuard::unlocked(st, || finish(d, std::slice::from_ref(&op)))?;
+    }
+    Ok(Some(op))
 }
 
 /// Enters `work` at the end of a stream after `deps` and what `history` names.
@@ -68,9 +73,16 @@ pub fn enter_only(
         index: s.position,
         gpu: s.gpu,
     };
+    let mut deps = deps.to_vec();
+    if d.one_queue {
+        deps.extend(st.queues.get(&position.gpu).cloned());
+    }
     let state = st
         .sched
-        .add(issued, d.observations(), work, position, deps, history);
+        .add(issued, d.observations(), work, position, &deps, history);
+    if d.one_queue {
+        st.queues.insert(position.gpu, state.clone());
+    }
     if let Some(s) = st.streams.get_mut(&stream) {
         s.tail = Some(state.clone());
     }
@@ -149,6 +161,7 @@ pub fn linear(d: &Driver, st: &State, dst: u64, src: u64, bytes: usize) -> Res<C
         dst_pitch: bytes,
         src_pitch: bytes,
         staged: None,
+        flip: None,
     })
 }
 
@@ -185,6 +198,9 @@ pub fn copy(d: &'static Driver, mut copies: Vec<Copy>, stream: CUstream, mode: M
         };
         if !captured && matches!(c.src, Place::Pageable(_)) && mode == Mode::Async {
             c.staged = Some(Arc::new(stage(c)));
+        }
+        if mode == Mode::Async {
+            d.corruptions.mark(c);
         }
     }
     let mut last = None;

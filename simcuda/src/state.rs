@@ -100,6 +100,8 @@ pub struct State {
     pub sched: Sched,
     /// Last operations of streams that are destroyed, while they are pending.
     pub orphans: Vec<(CUcontext, Arc<OpState>)>,
+    /// The latest operation of each GPU, where all its streams share one hardware queue.
+    pub queues: HashMap<usize, Arc<OpState>>,
 }
 
 thread_local! {

@@ -29,6 +29,8 @@ pub struct Copy {
     pub src_pitch: usize,
     /// The source as it was when the call was made: pageable memory is staged before the call returns.
     pub staged: Option<Arc<Vec<u8>>>,
+    /// Offset of a byte that is to be written wrong.
+    pub flip: Option<usize>,
 }
 
 /// A fill.
@@ -230,6 +232,11 @@ impl Copy {
                     self.width,
                 )
             };
+        }
+        if let Some(at) = self.flip.filter(|at| *at < self.width * self.height) {
+            let place = (at / self.width) * self.dst_pitch + at % self.width;
+            // SAFETY: inside the range written above.
+            unsafe { *dst.add(place) ^= 0x10 };
         }
     }
 }

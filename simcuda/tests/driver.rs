@@ -16,6 +16,9 @@ fn scenario() {
     match std::env::var("SCENARIO").as_deref() {
         Ok("init_fails") => assert_ne!(unsafe { device::cuInit(0) }, 0),
         Ok("planned_error") => planned_error(),
+        Ok("wrong_byte") => wrong_byte(),
+        Ok("blocking_launches") => blocking_launches(),
+        Ok("one_queue") => one_queue(),
         Ok("symbols") => symbols(),
         Ok("visible") => visible(),
         Ok(other) => panic!("no scenario {other}"),
@@ -62,6 +65,72 @@ fn errors_come_on_demand() {
         "planned_error",
         &[("SIMCUDA_FAULT", "cuMemcpyDtoD:2=CUDA_ERROR_LAUNCH_FAILED")],
     ));
+}
+
+/// Three copies of a pattern: the second has one bit of byte 5 flipped. Calls that are not asynchronous do not count.
+fn wrong_byte() {
+    start(0);
+    let data = pattern(9, 100);
+    let (a, b, c, s) = (alloc(100), alloc(300), alloc(1), new_stream());
+    upload(a, &data);
+    for place in 0..3 {
+        assert_eq!(unsafe { copy::cuMemcpyDtoD_v2(c, a, 1) }, 0);
+        ok(unsafe { copy::cuMemcpyDtoDAsync_v2(b + 100 * place, a, 100, s) });
+    }
+    sync(s);
+    let mut expected = [data.clone(), data.clone(), data].concat();
+    expected[105] ^= 0x10;
+    assert_eq!(download(b, 300), expected);
+}
+
+#[test]
+fn a_byte_is_wrong_on_demand() {
+    succeeds(&run("wrong_byte", &[("SIMCUDA_CORRUPT", "*:DtoD:2:5")]));
+    assert!(!run("wrong_byte", &[("SIMCUDA_CORRUPT", "1:DtoD:2:5")])
+        .status
+        .success());
+}
+
+const NOT_READY: i32 = 600;
+
+fn blocking_launches() {
+    start(0);
+    let (p, s) = (alloc(1 << 24), new_stream());
+    let is_blocking = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some();
+    ok(unsafe { fill::cuMemsetD8Async(p, 1, 1 << 24, s) });
+    let state = unsafe { stream::cuStreamQuery(s) };
+    assert_eq!(state, if is_blocking { 0 } else { NOT_READY });
+}
+
+#[test]
+fn launches_block_where_the_environment_says_so() {
+    succeeds(&run("blocking_launches", &[("CUDA_LAUNCH_BLOCKING", "1")]));
+    succeeds(&run(
+        "blocking_launches",
+        &[("SIMCUDA_QUIET_US", "1000000")],
+    ));
+}
+
+/// A short operation of one stream and a long one of another, which was entered first.
+fn one_queue() {
+    start(0);
+    let (p, q, s, t) = (alloc(1 << 26), alloc(64), new_stream(), new_stream());
+    let shares = std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_some();
+    ok(unsafe { fill::cuMemsetD8Async(p, 1, 1 << 26, s) });
+    ok(unsafe { fill::cuMemsetD8Async(q, 1, 64, t) });
+    sync(t);
+    let state = unsafe { stream::cuStreamQuery(s) };
+    assert_eq!(state, if shares { 0 } else { NOT_READY });
+}
+
+#[test]
+fn streams_share_the_one_queue_that_there_is() {
+    let patient = ("SIMCUDA_QUIET_US", "1000000");
+    succeeds(&run(
+        "one_queue",
+        &[("CUDA_DEVICE_MAX_CONNECTIONS", "1"), patient],
+    ));
+    succeeds(&run("one_queue", &[patient]));
 }
 
 fn visible() {

@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Purpose};
 use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::story;
 use crate::engine::Env;
-use crate::node::{Descriptor, Message, Peer, Refused, Slot, State};
+use crate::node::{Descriptor, Message, Peer, Refused, Slot, State, Sums};
 use crate::stats::{self, Counter, Reason};
 
 /// Flags of a slot's message.
 pub mod flag {
     /// The IPC handle is valid; otherwise the payload comes through the host ring only.
     pub const EXPORTED: u32 = 1;
+    /// The checksums of the message lie beside its slot.
+    pub const SUMS: u32 = 2;
 }
 
 /// Where the payload goes.
@@ -64,6 +67,8 @@ pub struct Fetch {
     to: Destination,
     path: Path,
     own: bool,
+    /// Why the direct path was not taken.
+    reason: Option<Reason>,
 }
 
 // SAFETY: the destination belongs to a pending receive, which MPI has lent to the library until it completes.
@@ -135,6 +140,7 @@ impl Fetch {
             to,
             path: Path::Nothing,
             own,
+            reason: None,
         };
         if wanted > 0 && hosted {
             fetch.path = Path::ring(true);
@@ -147,6 +153,49 @@ impl Fetch {
     /// True length of the message, bytes.
     pub fn length(&self) -> u64 {
         self.message.length
+    }
+
+    /// The message as its sender describes it.
+    pub fn message(&self) -> &Message {
+        &self.message
+    }
+
+    /// The checksums of the message, if its sender has taken any and its payload is wanted. To be asked for as long as
+    /// the message is claimed.
+    pub fn sums(&self) -> Option<Sums> {
+        if self.message.flags & flag::SUMS == 0 || self.wanted == 0 {
+            return None;
+        }
+        let sums = self
+            .peer
+            .sheet(self.slot)
+            .and_then(|sheet| sheet.read(self.nonce));
+        if sums.is_none() {
+            log::warn!(
+                "verify: the checksums of a message from rank {} cannot be read",
+                self.message.source
+            );
+        }
+        sums
+    }
+
+    /// By which path the payload comes, or came.
+    pub fn way(&self) -> story::Path {
+        match &self.path {
+            Path::Ring { hosted: true, .. } => story::Path::Eager,
+            Path::Ring { hosted: false, .. } => story::Path::HostRing,
+            Path::Nothing if self.wanted == 0 => story::Path::Unknown,
+            Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
+            Path::Nothing | Path::Direct(_) => story::Path::Direct,
+        }
+    }
+
+    /// Why the payload does not come by the direct path, where that was tried.
+    pub fn reason(&self) -> Option<Reason> {
+        let is_exported = self.message.flags & flag::EXPORTED != 0;
+        let to_device = matches!(self.to, Destination::Device { .. });
+        self.reason
+            .or((to_device && !self.own && !is_exported).then_some(Reason::NotExportable))
     }
 
     /// The sender.
@@ -164,6 +213,7 @@ impl Fetch {
             Err(reason) => {
                 if let Some((reason, error)) = reason {
                     stats::fallback(reason, self.wanted);
+                    self.reason = Some(reason);
                     log::debug!(
                         "rank {}: direct copy not possible, through host memory: {error}",
                         self.message.source

@@ -63,6 +63,7 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
         chunk_bytes: u32::try_from(config.chunk).unwrap_or(1 << 20),
         // Larger eager messages go by value.
         cell_bytes: config.eager.min(CELL_BYTES_MAX) as u32,
+        sheets: config.verify,
         ..Options::default()
     };
     let node = Node::register(&launch, world_rank, &options).map_err(|error| {

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use crate::cuda::{ContextKey, Copy, InFlight, PinnedBuffer, Purpose, Result};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::layout::Layout;
+use crate::engine::verify::Summing;
+use crate::node::{Sums, BLOCKS};
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,8 @@ pub struct Lift {
     total: u64,
     issued: u64,
     pieces: VecDeque<Piece>,
+    /// What comes down is not kept: only its checksums are wanted.
+    summing: Option<Box<Summing>>,
 }
 
 // SAFETY: the host range belongs to the operation that owns this value (a landing range, or memory that MPI has lent
@@ -75,7 +79,29 @@ impl Lift {
             total,
             issued: 0,
             pieces: VecDeque::new(),
+            summing: None,
         }
+    }
+
+    /// A copy of `total` bytes of device memory for their checksums alone.
+    pub fn summing(context: ContextKey, shape: Shape, total: u64) -> Lift {
+        Lift {
+            way: Way::Down,
+            context,
+            shape,
+            host: std::ptr::null_mut(),
+            total,
+            issued: 0,
+            pieces: VecDeque::new(),
+            summing: Some(Box::new(Summing::new(total))),
+        }
+    }
+
+    /// The checksums, once all is done.
+    pub fn take_sums(&mut self) -> Sums {
+        self.summing
+            .take()
+            .map_or([0; BLOCKS], |summing| summing.sums())
     }
 
     /// Starts what can be started and finishes what is done; true when everything is.
@@ -84,11 +110,15 @@ impl Lift {
             if !piece.copy.poll()? {
                 break;
             }
-            if self.way == Way::Down {
+            let bytes = piece.bytes as usize;
+            if let Some(summing) = &mut self.summing {
+                // SAFETY: the copy into the bounce buffer is done, and nobody else has the buffer.
+                summing.feed(unsafe { std::slice::from_raw_parts(piece.bounce.as_ptr(), bytes) });
+            } else if self.way == Way::Down {
                 // SAFETY: the piece lies inside the host range, and its copy into the bounce buffer is done.
                 unsafe {
                     let to = self.host.add(piece.from as usize);
-                    to.copy_from_nonoverlapping(piece.bounce.as_ptr(), piece.bytes as usize);
+                    to.copy_from_nonoverlapping(piece.bounce.as_ptr(), bytes);
                 }
             }
             self.pieces.pop_front();

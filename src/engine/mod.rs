@@ -25,7 +25,9 @@ mod scope;
 mod send;
 pub mod sendrecv;
 mod serve;
+pub mod story;
 pub mod types;
+mod verify;
 mod wait;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

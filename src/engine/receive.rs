@@ -1,6 +1,7 @@
 //! Receives: posted natively at once, completed by the engine where a descriptor or a value for a device lands.
 
 mod arrival;
+mod check;
 mod finish;
 mod places;
 mod plan;
@@ -9,6 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 pub(super) use self::arrival::{is_cancelled, received};
+use self::check::ToCheck;
 pub(super) use self::finish::{find_slot, release};
 pub(super) use self::places::Places;
 pub use self::plan::{Plan, Prepared, Watch};
@@ -23,9 +25,12 @@ use crate::engine::landing::Landing;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape};
 use crate::engine::matched::Matched;
+use crate::engine::story::{Path, Story};
+use crate::engine::verify::Checking;
 use crate::engine::{Engine, Env};
 use crate::mpi::{Abi, Family, Handle, Status};
 use crate::node::{Peer, DESCRIPTOR_BYTES};
+use crate::stats::Reason;
 
 /// The arguments of a receive.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +65,8 @@ enum Stage {
     Fetching(Box<Fetch>),
     /// The payload is in the landing range, on its way to the device.
     Lifting(Box<Lift>),
+    /// The payload is where it belongs, and compared with what was sent.
+    Checking(Box<Checking>),
     /// The payload is where it belongs, or never will be.
     Done,
 }
@@ -96,6 +103,12 @@ pub struct Receive {
     length: Option<u64>,
     /// Error found by the engine, to be raised at completion.
     code: c_int,
+    /// What the payload should be, and how it came: it is to be checked once it is where it belongs.
+    to_check: Option<Box<ToCheck>>,
+    /// By which path it came, once that is known.
+    path: Path,
+    /// Why not by the direct path.
+    reason: Option<Reason>,
     persistent: bool,
     /// It is persistent, and the program has freed it.
     freed: bool,
@@ -162,12 +175,30 @@ impl Receive {
             arrival: None,
             length: None,
             code: 0,
+            to_check: None,
+            path: Path::Unknown,
+            reason: None,
             persistent: false,
             freed: false,
             matched: None,
             companion: None,
             covered: None,
             serial: 0,
+        }
+    }
+
+    /// What is known of it.
+    pub(super) fn story(&self) -> Story {
+        let (path, reason) = match &self.stage {
+            Stage::Fetching(fetch) => (fetch.way(), fetch.reason()),
+            _ => (self.path, self.reason),
+        };
+        let arrived = self.arrival.map_or(0, |arrival| arrival.bytes);
+        Story {
+            path,
+            bytes: self.length.unwrap_or(arrived),
+            reason,
+            ..Story::default()
         }
     }
 

@@ -12,6 +12,7 @@ use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
 use crate::engine::native::native_isend;
 use crate::engine::requests::start_generalized;
+use crate::engine::story::{self, Path, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Handle};
@@ -78,6 +79,8 @@ pub struct Send {
     pub stands_for_null: bool,
     /// An error to be raised at completion.
     pub code: c_int,
+    /// What becomes of it, for a program that asks.
+    pub story: Story,
     kind: SendKind,
 }
 
@@ -183,10 +186,19 @@ impl Engine {
         if code != self.env.abi.success {
             return Err(code);
         }
+        // SAFETY: the program's handle.
+        let bytes = unsafe { types::info(self.env.abi, args.datatype) }
+            .map_or(0, |info| info.bytes(args.count.max(0)));
+        let story = Story {
+            is_send: true,
+            path: Path::Native,
+            bytes,
+            ..Story::default()
+        };
         Ok(self
             .core
             .lock()
-            .insert_value(&self.env, args.comm, request, Vec::new(), false))
+            .insert_value(&self.env, args.comm, request, Vec::new(), false, story))
     }
 
     /// Starts a send of a device buffer.
@@ -231,12 +243,15 @@ impl Engine {
         let bytes = info.bytes(args.count);
         stats::add(Counter::SendsDevice, 1);
         stats::add(Counter::SendsDeviceBytes, bytes);
+        // SAFETY: passed on.
+        let sums = unsafe { self.sums_of(args, buffer, info) };
         let reason = match by_value {
             Some(reason) => reason,
             None => {
                 let mut core = self.core.lock();
+                let sums = sums.as_ref();
                 // SAFETY: passed on.
-                match unsafe { core.send_descriptor(&self.env, args, buffer, info) } {
+                match unsafe { core.send_descriptor(&self.env, args, buffer, info, sums) } {
                     Ok(id) => return Ok(id),
                     Err(Unsent::Code(code)) => return Err(code),
                     Err(Unsent::Reason(reason)) => reason,
@@ -245,7 +260,7 @@ impl Engine {
         };
         stats::fallback(reason, bytes);
         // SAFETY: passed on.
-        unsafe { self.send_value(args, buffer, info) }
+        unsafe { self.send_value(args, buffer, info, reason, sums) }
     }
 
     /// Whether a send of the engine's is complete. Lets MPI progress as far as the send itself needs it.
@@ -296,6 +311,7 @@ impl Core {
         // SAFETY: passed on.
         unsafe { self.test_value(env, id) };
         let (comm, code) = (self.sends[id].comm, self.sends[id].code);
+        story::tell(self.sends[id].story);
         if self.is_gone(env, id) {
             self.sends.remove(id);
         } else {

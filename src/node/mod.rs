@@ -17,6 +17,7 @@ pub mod peer;
 pub mod proc;
 pub mod ring;
 pub mod segment;
+pub mod sheet;
 pub mod slot;
 mod sys;
 pub mod view;
@@ -27,6 +28,7 @@ pub use launch::Launch;
 pub use peer::{Peer, PeerError};
 pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
 pub use segment::Segment;
+pub use sheet::{Sums, BLOCKS};
 pub use slot::{Message, Refused, Slot, State};
 pub use view::{Layout, Owner, Readiness, View, COUNTERS, FIRST_CELL, SLOTS_MAX};
 pub use wait::Backoff;
@@ -110,6 +112,8 @@ pub struct Options {
     pub cell_bytes: u32,
     /// Cells.
     pub cells: u32,
+    /// Every slot has a sheet for the checksums of its message.
+    pub sheets: bool,
 }
 
 impl Default for Options {
@@ -121,6 +125,7 @@ impl Default for Options {
             chunk_bytes: 1 << 20,
             cell_bytes: 16 << 10,
             cells: 64,
+            sheets: false,
         }
     }
 }
@@ -129,12 +134,14 @@ impl Options {
     fn layout(&self) -> Layout {
         let chunk_bytes = self.chunk_bytes.clamp(4096, 1 << 30).next_multiple_of(4096);
         let chunks = (self.staging_bytes / u64::from(chunk_bytes)).min(1 << 20) as u32;
+        let slots = self.slots.clamp(1, SLOTS_MAX);
         Layout {
-            slots: self.slots.clamp(1, SLOTS_MAX),
+            slots,
             chunk_bytes,
             chunks,
             cell_bytes: self.cell_bytes.clamp(64, 1 << 30).next_multiple_of(64),
             cells: self.cells.min(1 << 16),
+            sheets: if self.sheets { slots } else { 0 },
         }
     }
 }

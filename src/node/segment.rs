@@ -1,6 +1,7 @@
 //! This rank's own segment: slots for its outbox, and staging memory.
 
 use super::map::Mapping;
+use super::sheet::{Sums, SHEET_BYTES};
 use super::slot::{Message, Slot, SLOT_BYTES};
 use super::sys::{self, GuardedFd};
 use super::view::{Layout, Owner, Readiness, View, FIRST_CELL, HEADER_BYTES};
@@ -182,8 +183,16 @@ impl Segment {
     /// Writes a message into a slot taken before and makes it visible. Returns the nonce for its descriptor; `None`
     /// if the slot is not one of ours.
     pub fn post(&self, index: u32, message: &Message) -> Option<u64> {
+        self.post_with(index, message, None)
+    }
+
+    /// As [`Segment::post`], with the checksums of the message for a segment that has sheets.
+    pub fn post_with(&self, index: u32, message: &Message, sums: Option<&Sums>) -> Option<u64> {
         let slot: &Slot = self.view.slot(index)?;
         let nonce = self.fresh_nonce();
+        if let Some(sums) = sums {
+            self.view.sheet(index)?.write(nonce, sums);
+        }
         slot.post(nonce, message);
         Some(nonce)
     }
@@ -212,9 +221,18 @@ impl Segment {
             outbox.refusals -= 1;
             return None;
         }
-        let offset =
-            self.view.layout().slots_offset() + u64::from(outbox.ready) * SLOT_BYTES as u64;
-        if let Err(error) = self.reserve(offset, u64::from(step) * SLOT_BYTES as u64) {
+        let layout = self.view.layout();
+        let (first, count) = (u64::from(outbox.ready), u64::from(step));
+        let region = |start: u64, item: usize| {
+            self.reserve(start + first * item as u64, count * item as u64)
+        };
+        let reserved = region(layout.slots_offset(), SLOT_BYTES).and_then(|()| {
+            if layout.sheets == 0 {
+                return Ok(());
+            }
+            region(layout.sheets_offset(), SHEET_BYTES)
+        });
+        if let Err(error) = reserved {
             log::warn!("no memory for more message slots ({error}): messages go by value");
             outbox.refusals = RETRY_AFTER;
             return None;

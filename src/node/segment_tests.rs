@@ -168,3 +168,40 @@ fn tempfile_with(bytes: &[u8]) -> std::fs::File {
     file.write_all(bytes).expect("written");
     file
 }
+
+#[test]
+fn checksums_lie_beside_their_message_and_go_with_it() {
+    let segment = segment(&Options {
+        sheets: true,
+        ..small()
+    });
+    let sums = |seed: u32| -> crate::node::Sums { std::array::from_fn(|i| seed + i as u32) };
+    let slots: Vec<u32> = std::iter::from_fn(|| segment.alloc()).collect();
+    let post = |slot: &u32| {
+        segment
+            .post_with(*slot, &Message::default(), Some(&sums(1000 * slot)))
+            .expect("a nonce")
+    };
+    let nonces: Vec<u64> = slots.iter().map(post).collect();
+    for (slot, nonce) in slots.iter().zip(&nonces) {
+        let sheet = segment.sheet(*slot).expect("a sheet");
+        assert_eq!(sheet.read(*nonce), Some(sums(1000 * slot)));
+        assert_eq!(sheet.read(nonce ^ 0x100), None);
+    }
+    let again = segment.post_with(3, &Message::default(), Some(&sums(7)));
+    let sheet = segment.sheet(3).expect("a sheet");
+    assert_eq!(sheet.read(again.expect("a nonce")), Some(sums(7)));
+    assert!(nonces.iter().all(|nonce| sheet.read(*nonce).is_none()));
+}
+
+#[test]
+fn without_sheets_there_is_no_place_for_checksums() {
+    let segment = segment(&small());
+    let slot = segment.alloc().expect("a slot");
+    let sums = [0; crate::node::BLOCKS];
+    assert!(segment.sheet(slot).is_none());
+    assert_eq!(
+        segment.post_with(slot, &Message::default(), Some(&sums)),
+        None
+    );
+}

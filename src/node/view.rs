@@ -1,7 +1,7 @@
 //! A rank's segment in shared memory, as its owner and its peers see it.
 //!
 //! ```text
-//! header (one page) | cells for eager payloads | chunks for staging | slots
+//! header (one page) | cells for eager payloads | chunks for staging | slots | sheets
 //! ```
 //!
 //! Nothing in it is believed: indices are checked against the layout that was verified when the segment was mapped,
@@ -9,6 +9,7 @@
 
 use super::map::Mapping;
 use super::ring::Entry;
+use super::sheet::{Sheet, SHEET_BYTES};
 use super::slot::{Slot, SLOT_BYTES};
 use super::{sys, PROTOCOL_VERSION};
 use std::ptr::NonNull;
@@ -41,7 +42,8 @@ pub struct Header {
     chunks: AtomicU32,
     cell_bytes: AtomicU32,
     cells: AtomicU32,
-    reserved: AtomicU64,
+    sheets: AtomicU32,
+    reserved: AtomicU32,
     flags: Flags,
     announced: Announced,
     doorbell: Doorbell,
@@ -106,6 +108,8 @@ pub struct Layout {
     pub cell_bytes: u32,
     /// Cells.
     pub cells: u32,
+    /// Sheets of checksums: one for each slot, or none.
+    pub sheets: u32,
 }
 
 impl Layout {
@@ -127,11 +131,18 @@ impl Layout {
             .saturating_add(chunks.min(SEGMENT_BYTES_MAX).next_multiple_of(PAGE))
     }
 
-    /// Size of the segment, bytes.
-    pub fn bytes(&self) -> u64 {
+    /// Where the sheets start, bytes.
+    pub fn sheets_offset(&self) -> u64 {
         let slots = u64::from(self.slots) * SLOT_BYTES as u64;
         self.slots_offset()
             .saturating_add(slots.next_multiple_of(PAGE))
+    }
+
+    /// Size of the segment, bytes.
+    pub fn bytes(&self) -> u64 {
+        let sheets = u64::from(self.sheets) * SHEET_BYTES as u64;
+        self.sheets_offset()
+            .saturating_add(sheets.next_multiple_of(PAGE))
     }
 
     /// True if the sizes are ones that an owner may choose.
@@ -140,6 +151,7 @@ impl Layout {
         (1..=SLOTS_MAX).contains(&self.slots)
             && self.chunks < FIRST_CELL
             && self.cells < FIRST_CELL
+            && (self.sheets == 0 || self.sheets == self.slots)
             && self.chunk_bytes % 64 == 0
             && self.cell_bytes % 64 == 0
             && cells <= SEGMENT_BYTES_MAX
@@ -189,6 +201,7 @@ pub struct View {
     slots_seen: AtomicU32,
     chunks_seen: AtomicU32,
     cells_seen: AtomicU32,
+    sheets_seen: AtomicU32,
 }
 
 impl View {
@@ -208,6 +221,7 @@ impl View {
         header.chunks.store(layout.chunks, relaxed);
         header.cell_bytes.store(layout.cell_bytes, relaxed);
         header.cells.store(layout.cells, relaxed);
+        header.sheets.store(layout.sheets, relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Self::open(map, owner).ok()
     }
@@ -240,6 +254,7 @@ impl View {
             chunks: header.chunks.load(relaxed),
             cell_bytes: header.cell_bytes.load(relaxed),
             cells: header.cells.load(relaxed),
+            sheets: header.sheets.load(relaxed),
         };
         if !layout.is_sane() || layout.bytes() != map.bytes() as u64 {
             return Err(BadSegment::Layout);
@@ -251,6 +266,7 @@ impl View {
             slots_seen: AtomicU32::new(0),
             chunks_seen: AtomicU32::new(0),
             cells_seen: AtomicU32::new(0),
+            sheets_seen: AtomicU32::new(0),
         })
     }
 
@@ -414,6 +430,17 @@ impl View {
         unsafe { self.map.object(offset) }
     }
 
+    /// The checksums of the message in slot `index`, if the owner has sheets.
+    pub fn sheet(&self, index: u32) -> Option<&Sheet> {
+        let flags = &self.header().flags;
+        let offset = self.layout.sheets_offset();
+        let region = (offset, SHEET_BYTES as u32, self.layout.sheets);
+        self.backed(index, region, &flags.slots_ready, &self.sheets_seen)?;
+        let offset = usize::try_from(offset).ok()? + index as usize * SHEET_BYTES;
+        // SAFETY: Sheet is made of atomics.
+        unsafe { self.map.object(offset) }
+    }
+
     /// Address and size of a piece of the owner's staging: a chunk, or a cell from [`FIRST_CELL`] on.
     pub fn piece(&self, piece: u32) -> Option<(NonNull<u8>, u32)> {
         let flags = &self.header().flags;
@@ -495,7 +522,7 @@ impl View {
         Some(())
     }
 
-    /// Owner: memory is there for so many slots.
+    /// Owner: memory is there for so many slots, and for their sheets where there are any.
     pub(super) fn set_slots_ready(&self, slots: u32) {
         self.header()
             .flags

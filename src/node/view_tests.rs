@@ -16,6 +16,7 @@ const LAYOUT: Layout = Layout {
     chunks: 3,
     cell_bytes: 192,
     cells: 5,
+    sheets: 0,
 };
 
 fn memory(bytes: u64) -> OwnedFd {
@@ -43,6 +44,19 @@ fn regions_follow_each_other_on_pages() {
     assert_eq!(LAYOUT.chunks_offset(), 8192);
     assert_eq!(LAYOUT.slots_offset(), 8192 + 24_576);
     assert_eq!(LAYOUT.bytes(), 8192 + 24_576 + 12_288);
+    // As many sheets of 256 bytes as slots: three pages more.
+    let with_sheets = Layout {
+        sheets: 40,
+        ..LAYOUT
+    };
+    assert_eq!(with_sheets.sheets_offset(), 8192 + 24_576 + 12_288);
+    assert_eq!(with_sheets.bytes(), 8192 + 24_576 + 2 * 12_288);
+    assert!(with_sheets.is_sane());
+    let other = Layout {
+        sheets: 39,
+        ..LAYOUT
+    };
+    assert!(!other.is_sane());
 }
 
 #[test]
@@ -218,9 +232,10 @@ proptest! {
 
     #[test]
     fn sane_layouts_compute_without_overflow(slots in any::<u32>(), chunk_bytes in any::<u32>(), chunks in any::<u32>(),
-                                             cell_bytes in any::<u32>(), cells in any::<u32>()) {
-        let layout = Layout { slots, chunk_bytes, chunks, cell_bytes, cells };
-        let exact = u128::from(slots) * 256 + u128::from(chunks) * u128::from(chunk_bytes)
+                                             cell_bytes in any::<u32>(), cells in any::<u32>(), sheets in any::<bool>()) {
+        let sheets = if sheets { slots } else { 0 };
+        let layout = Layout { slots, chunk_bytes, chunks, cell_bytes, cells, sheets };
+        let exact = (u128::from(slots) + u128::from(sheets)) * 256 + u128::from(chunks) * u128::from(chunk_bytes)
             + u128::from(cells) * u128::from(cell_bytes);
         if layout.is_sane() {
             prop_assert!(u128::from(layout.bytes()) >= exact + 4096);

@@ -40,6 +40,8 @@ const EVENTS: &[Counter] = &[
     Counter::ProbesDescriptor,
     Counter::Truncated,
     Counter::Cancelled,
+    Counter::Verified,
+    Counter::VerifyMismatches,
     Counter::Errors,
     Counter::Retries,
     Counter::DeadPeers,

@@ -50,7 +50,8 @@ pub fn program(mpi: &Mpi, name: &str) -> Result<PathBuf, CompileError> {
         .join(&mpi.name);
     let program = folder.join(name);
     let _lock = Lock::take(&folder.join("lock")).expect("the lock file can be made and locked");
-    if modified(&program) > newest(&sources) {
+    let include = repository_root().join("include");
+    if modified(&program) > newest(&sources).max(newest(&include)) {
         return Ok(program);
     }
     let c = sources.join(format!("{name}.c"));

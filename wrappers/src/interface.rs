@@ -1,7 +1,8 @@
 //! The functions of `include/anabranch.h`.
 
+use anabranch_engine::engine::story::{self, Path, Story};
 use anabranch_engine::stats;
-use std::ffi::{c_char, c_uint, CStr};
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::panic::catch_unwind;
 use std::ptr::null;
 
@@ -34,4 +35,117 @@ pub unsafe extern "C" fn anabranch_counter(name: *const c_char) -> u64 {
 pub extern "C" fn anabranch_counter_name(index: c_uint) -> *const c_char {
     let name = catch_unwind(|| usize::try_from(index).ok().and_then(stats::name_by_index));
     name.ok().flatten().map_or(null(), CStr::as_ptr)
+}
+
+/// What a counter counts, in words; null for a name that no counter has.
+///
+/// # Safety
+/// `name` is null or a C string.
+#[no_mangle]
+pub unsafe extern "C" fn anabranch_counter_text(name: *const c_char) -> *const c_char {
+    if name.is_null() {
+        return null();
+    }
+    // SAFETY: not null, so a C string, as the caller says.
+    let name = unsafe { CStr::from_ptr(name) };
+    let text = catch_unwind(|| name.to_str().ok().and_then(stats::text_by_name));
+    text.ok().flatten().map_or(null(), CStr::as_ptr)
+}
+
+/// Name of reason number `index`; null past the last one.
+#[no_mangle]
+pub extern "C" fn anabranch_reason_name(index: c_uint) -> *const c_char {
+    let name = catch_unwind(|| usize::try_from(index).ok().and_then(stats::reason_by_index));
+    name.ok().flatten().map_or(null(), CStr::as_ptr)
+}
+
+/// Name of a path; null for a number that no path has.
+#[no_mangle]
+pub extern "C" fn anabranch_path_name(path: c_int) -> *const c_char {
+    let path = usize::try_from(path)
+        .ok()
+        .and_then(|path| Path::ALL.get(path));
+    path.map_or(null(), |path| path.c_name().as_ptr())
+}
+
+/// Paths for which the C structure has room.
+const PATHS: usize = 16;
+
+/// `anabranch_message`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Message {
+    is_send: c_int,
+    is_complete: c_int,
+    is_taken: c_int,
+    path: c_int,
+    bytes: u64,
+    bytes_by_path: [u64; PATHS],
+    reason: *const c_char,
+}
+
+impl From<Story> for Message {
+    fn from(story: Story) -> Message {
+        let mut bytes_by_path = [0; PATHS];
+        if story.path != Path::Unknown {
+            bytes_by_path[story.path as usize] = story.bytes;
+        }
+        Message {
+            is_send: story.is_send.into(),
+            is_complete: story.is_complete.into(),
+            is_taken: story.path.is_taken().into(),
+            path: story.path as c_int,
+            bytes: story.bytes,
+            bytes_by_path,
+            reason: story.told_reason().map_or(null(), |reason| {
+                stats::reason_by_index(reason as usize).map_or(null(), CStr::as_ptr)
+            }),
+        }
+    }
+}
+
+/// Writes as much of an answer as the caller has room for.
+///
+/// # Safety
+/// `message` is null or has room for `size` bytes.
+unsafe fn answer(story: Option<Story>, message: *mut Message, size: usize) -> c_int {
+    let (Some(story), false) = (story, message.is_null()) else {
+        return 0;
+    };
+    let whole = Message::from(story);
+    let bytes = size.min(size_of::<Message>());
+    // SAFETY: room for `size` bytes, as the caller says.
+    unsafe {
+        message
+            .cast::<u8>()
+            .copy_from_nonoverlapping((&raw const whole).cast(), bytes);
+    }
+    1
+}
+
+/// What is known of a request that the program has not completed.
+///
+/// # Safety
+/// `request` is null or points to an `MPI_Request`; `message` is null or has room for `size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn anabranch_request(
+    request: *const c_void,
+    message: *mut Message,
+    size: usize,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let story = catch_unwind(|| unsafe { story::of_request(request.cast()) });
+    // SAFETY: as the caller says.
+    unsafe { answer(story.ok().flatten(), message, size) }
+}
+
+/// What is known of the latest operation that the engine has completed on this thread, once.
+///
+/// # Safety
+/// `message` is null or has room for `size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn anabranch_last(message: *mut Message, size: usize) -> c_int {
+    let story = catch_unwind(story::take_last);
+    // SAFETY: as the caller says.
+    unsafe { answer(story.ok().flatten(), message, size) }
 }

@@ -84,6 +84,7 @@ pub(crate) fn volume(d: &Driver, st: &State, c: &CUDA_MEMCPY3D) -> Res<Vec<Copy>
             dst_pitch: dp,
             src_pitch: sp,
             staged: None,
+            flip: None,
         });
     }
     Ok(copies)

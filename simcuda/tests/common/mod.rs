@@ -32,6 +32,9 @@ pub fn command(name: &str, env: &[(&str, &str)]) -> Command {
         "CUDA_VISIBLE_DEVICES",
         "SIMCUDA_REPORT",
         "SIMCUDA_FAULT",
+        "SIMCUDA_CORRUPT",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
         "SIMCUDA_GPUS",
         "SIMCUDA_HOST_ACCESS",
     ] {

@@ -2,12 +2,14 @@
 
 use std::ffi::c_int;
 
+use super::check::ToCheck;
 use super::finish::Quiet;
 use super::{Arrival, Stage, Target};
 use crate::cuda;
 use crate::engine::core::Core;
 use crate::engine::fetch::{Destination, Fetch, NotTaken, Step};
 use crate::engine::lift::{Lift, Shape, Way};
+use crate::engine::story::Path;
 use crate::engine::Env;
 use crate::mpi::{native, Abi, Status};
 use crate::node::DESCRIPTOR_BYTES;
@@ -102,6 +104,7 @@ impl Core {
             };
         if !taken {
             self.take_value(env, id, bytes);
+            self.check_value(env, id, bytes, source, tag);
         }
     }
 
@@ -165,6 +168,7 @@ impl Core {
         if let Some(landing) = &mut receive.landing {
             landing.note_touched(DESCRIPTOR_BYTES as u64);
         }
+        receive.to_check = ToCheck::of_fetch(env, &fetch);
         receive.stage = Stage::Fetching(Box::new(fetch));
         self.taken += 1;
         self.moving.push(id);
@@ -183,7 +187,9 @@ impl Core {
             receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_truncate);
             stats::add(Counter::Truncated, 1);
         }
+        receive.path = Path::Native;
         if let Target::Device { .. } = receive.target {
+            receive.path = Path::Value;
             stats::add(Counter::ValueReceives, 1);
             stats::add(Counter::ValueBytes, bytes);
         }
@@ -262,8 +268,10 @@ impl Core {
                 Step::Pending(moved) => (moved, false),
                 Step::Done => {
                     let bytes = fetch.length();
+                    (receive.path, receive.reason) = (fetch.way(), fetch.reason());
                     self.fetched(env, id, bytes);
-                    (true, !matches!(self.receives[id].stage, Stage::Lifting(_)))
+                    let is_placed = matches!(self.receives[id].stage, Stage::Done);
+                    (true, is_placed && !self.begin_check(id))
                 }
                 Step::Failed => {
                     stats::add(Counter::Errors, 1);
@@ -276,13 +284,14 @@ impl Core {
                 Ok(false) => (false, false),
                 Ok(true) => {
                     receive.stage = Stage::Done;
-                    (true, true)
+                    (true, !self.begin_check(id))
                 }
                 Err(error) => {
                     self.spoil(id, &error);
                     (true, true)
                 }
             },
+            Stage::Checking(_) => self.advance_check(id),
             _ => (false, true),
         }
     }

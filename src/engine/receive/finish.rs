@@ -7,6 +7,7 @@ use super::Stage;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
 use crate::engine::native::raise;
+use crate::engine::story::{self, Path};
 use crate::engine::Env;
 use crate::mpi::{native, Abi, Family, Handle, Status};
 use crate::node::{Peer, State, DESCRIPTOR_BYTES};
@@ -60,6 +61,7 @@ impl Core {
         // SAFETY: the request is complete.
         let mut code = unsafe { self.complete_natively(env, id, status) };
         let receive = &mut self.receives[id];
+        story::tell(receive.story());
         let (comm, length, own_code) = (receive.comm, receive.length, receive.code);
         if code != abi.success {
             // SAFETY: passed on.
@@ -119,6 +121,9 @@ impl Core {
             receive.arrival = None;
             receive.length = None;
             receive.code = 0;
+            receive.path = Path::Unknown;
+            receive.reason = None;
+            receive.to_check = None;
         } else {
             self.forget_receive(id);
         }

@@ -11,10 +11,11 @@ use crate::engine::counts::Stream;
 use crate::engine::fetch::flag;
 use crate::engine::native::native_isend;
 use crate::engine::serve::{Hosting, Serve};
+use crate::engine::story::{Path, Story};
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
 use crate::mpi::Handle;
-use crate::node::{Descriptor, Message, Peer, State, DESCRIPTOR_BYTES};
+use crate::node::{Descriptor, Message, Peer, State, Sums, DESCRIPTOR_BYTES};
 use crate::stats::{self, Counter, Reason};
 
 /// A descriptor that is out.
@@ -50,6 +51,7 @@ impl Core {
         args: &SendArgs,
         buffer: &Buffer,
         info: &TypeInfo,
+        sums: Option<&Sums>,
     ) -> Result<usize, Unsent> {
         let bytes = info.bytes(args.count);
         // SAFETY: passed on.
@@ -87,8 +89,11 @@ impl Core {
             tag: args.tag,
         };
         let sequence = self.sent.peek(stream);
-        let message = self.message(env, args, buffer, bytes, &identity, &peer, sequence);
-        let Some(nonce) = own.post(slot, &message) else {
+        let mut message = self.message(env, args, buffer, bytes, &identity, &peer, sequence);
+        if sums.is_some() {
+            message.flags |= flag::SUMS;
+        }
+        let Some(nonce) = own.post_with(slot, &message, sums) else {
             give_back();
             return Err(Unsent::Reason(Reason::NoSlot));
         };
@@ -137,12 +142,20 @@ impl Core {
             hosting: cell.map(|cell| Hosting::new(context, buffer.address, bytes, cell)),
             is_open: true,
         };
+        let is_exported = message.flags & flag::EXPORTED != 0;
+        let story = Story {
+            is_send: true,
+            bytes,
+            reason: (!is_exported).then_some(Reason::NotExportable),
+            ..Story::default()
+        };
         let id = self.sends.insert(Send {
             handle: 0,
             comm: args.comm,
             complete: false,
             stands_for_null: false,
             code: env.abi.success,
+            story,
             kind: SendKind::Descriptor(Box::new(out)),
         });
         self.open.push(id);
@@ -273,6 +286,7 @@ impl Core {
                 // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
                 if matches!(step, Ok(true)) && slot.retire(out.nonce).is_ok() {
                     stats::add(Counter::SendsHosted, 1);
+                    send.story.path = Path::Eager;
                     send.complete = true;
                 }
                 step
@@ -334,6 +348,20 @@ impl Core {
         if has_failed && !send.complete {
             send.code = env.abi.err_other;
             stats::add(Counter::Errors, 1);
+        }
+        if send.story.path == Path::Unknown && !has_failed {
+            // Where the receiver was quicker it may have read the buffer although the ring has the payload too.
+            let is_emptied = own
+                .slot(out.slot)
+                .is_some_and(|slot| slot.ring(out.nonce).in_flight() == Ok(0));
+            let is_hosted = is_emptied && out.hosting.as_ref().is_some_and(Hosting::is_in_ring);
+            send.story.path = if out.serve.is_some() || is_hosted {
+                Path::HostRing
+            } else if out.peer.world_rank() == env.world_rank {
+                Path::Own
+            } else {
+                Path::Direct
+            };
         }
         own.free(out.slot);
         out.is_open = false;

@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use super::{Mode, Send, SendArgs, SendKind};
 use crate::cuda::{self, Buffer};
+use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::native::{native_isend, raise};
+use crate::engine::story::{Path, Story};
 use crate::engine::types::{self, TypeInfo};
+use crate::engine::verify::{About, Reading, Summing};
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Handle};
-use crate::node::DESCRIPTOR_BYTES;
-use crate::stats::{self, Counter};
+use crate::node::{Sums, DESCRIPTOR_BYTES};
+use crate::stats::{self, Counter, Reason};
 
 /// Values that may be on their way although their send has completed, bytes: a standard send of a small device buffer
 /// completes once its payload is in host memory.
@@ -34,7 +37,13 @@ impl Engine {
         let mut core = self.core.lock();
         // SAFETY: the data are kept until the send is complete.
         let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
-        Ok(core.insert_value(env, args.comm, request, data, false))
+        let story = Story {
+            is_send: true,
+            path: Path::Native,
+            bytes: data.len() as u64,
+            ..Story::default()
+        };
+        Ok(core.insert_value(env, args.comm, request, data, false, story))
     }
 
     /// Copies the payload to host memory, then sends it natively.
@@ -43,6 +52,8 @@ impl Engine {
         args: &SendArgs,
         buffer: &Buffer,
         info: &TypeInfo,
+        reason: Reason,
+        sums: Option<Sums>,
     ) -> Result<usize, c_int> {
         let env = &self.env;
         let bytes = info.bytes(args.count);
@@ -53,6 +64,8 @@ impl Engine {
             // SAFETY: the program's communicator.
             unsafe { raise(args.comm, env.abi.err_other) }
         })?;
+        // SAFETY: the program's communicator.
+        let is_right = sums.is_none_or(|sums| unsafe { self.judge_copy(args, &sums, &data) });
         self.make_room_for_draining(bytes);
         let mut core = self.core.lock();
         // SAFETY: the data are kept until the native send is complete.
@@ -61,8 +74,73 @@ impl Engine {
         stats::add(Counter::SendsValueBytes, bytes);
         // The buffer is the program's again.
         let complete = args.completes_alone(env, bytes);
-        let id = core.insert_value(env, args.comm, request, data, complete);
+        let story = Story {
+            is_send: true,
+            path: Path::Value,
+            bytes,
+            reason: Some(reason),
+            ..Story::default()
+        };
+        let id = core.insert_value(env, args.comm, request, data, complete, story);
+        if !is_right {
+            core.sends[id].code = env.abi.err_other;
+        }
         Ok(id)
+    }
+
+    /// Whether what was copied down is what the buffer holds; reported if not.
+    unsafe fn judge_copy(&self, args: &SendArgs, sums: &Sums, data: &[u8]) -> bool {
+        // SAFETY: the program's communicator.
+        let identity = unsafe { comms::identity(self.env.abi, args.comm) };
+        let about = About {
+            source: Some(self.env.world_rank),
+            destination: identity.and_then(|identity| identity.world_rank(args.dest)),
+            other: args.dest,
+            tag: args.tag,
+            length: data.len() as u64,
+            path: Path::Value,
+        };
+        about.judge(sums, &Summing::of(data))
+    }
+
+    /// The checksums of a device buffer, where they are wanted. What cannot be read is sent unchecked.
+    pub(super) unsafe fn sums_of(
+        &self,
+        args: &SendArgs,
+        buffer: &Buffer,
+        info: &TypeInfo,
+    ) -> Option<Sums> {
+        if !self.env.config.verify {
+            return None;
+        }
+        // SAFETY: passed on.
+        let read = unsafe { self.shape_of(args, buffer, info) }.and_then(|shape| {
+            let key = self.core.lock().gpu.prepare(buffer)?;
+            let lift = Lift::summing(key, shape, info.bytes(args.count));
+            let mut reading = Reading::Device(lift);
+            // As in `bring_down`: the copy ends by itself.
+            self.until(|_, core| reading.poll(&mut core.gpu).transpose())
+        });
+        if let Err(error) = &read {
+            log::warn!("verify: a device buffer cannot be read: {error}");
+        }
+        read.ok()
+    }
+
+    /// Where the bytes of a message are in device memory.
+    unsafe fn shape_of(
+        &self,
+        args: &SendArgs,
+        buffer: &Buffer,
+        info: &TypeInfo,
+    ) -> cuda::Result<Shape> {
+        if info.dense(args.count) {
+            return Ok(Shape::Dense(buffer.address));
+        }
+        // SAFETY: the program's handle.
+        let layout = unsafe { Layout::of(self.env.abi, args.datatype, info) };
+        let layout = layout.ok_or(cuda::Error::Exhausted("memory for a datatype's layout"))?;
+        Ok(Shape::Runs(args.buffer.addr() as u64, Arc::new(layout)))
     }
 
     /// Sends packed bytes, and counts them if they are as long as a descriptor.
@@ -113,14 +191,8 @@ impl Engine {
     ) -> cuda::Result<Vec<u8>> {
         let bytes = info.bytes(args.count);
         let mut data: Vec<u8> = Vec::with_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
-        let shape = if info.dense(args.count) {
-            Shape::Dense(buffer.address)
-        } else {
-            // SAFETY: the program's handle.
-            let layout = unsafe { Layout::of(self.env.abi, args.datatype, info) };
-            let layout = layout.ok_or(cuda::Error::Exhausted("memory for a datatype's layout"))?;
-            Shape::Runs(args.buffer.addr() as u64, Arc::new(layout))
-        };
+        // SAFETY: passed on.
+        let shape = unsafe { self.shape_of(args, buffer, info) }?;
         let key = self.core.lock().gpu.prepare(buffer)?;
         // SAFETY: the vector has room for `bytes`, and is not touched before the copy is done.
         let mut lift = unsafe { Lift::new(Way::Down, key, shape, data.as_mut_ptr(), bytes) };
@@ -153,6 +225,7 @@ impl Core {
         native: Handle,
         data: Vec<u8>,
         complete: bool,
+        story: Story,
     ) -> usize {
         let id = self.sends.insert(Send {
             handle: 0,
@@ -160,6 +233,7 @@ impl Core {
             complete,
             stands_for_null: false,
             code: env.abi.success,
+            story,
             kind: SendKind::Value { native, data },
         });
         // SAFETY: the native request was just made by the program's thread.

@@ -1,0 +1,172 @@
+//! What became of a message, for a program that asks (`include/anabranch.h`).
+
+use std::cell::Cell;
+use std::ffi::CStr;
+
+use crate::engine::core::Entry;
+use crate::engine::{engine, Engine};
+use crate::mpi::{guard, Handle};
+use crate::stats::Reason;
+
+/// By which path a message went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Path {
+    /// Not known yet.
+    #[default]
+    Unknown = 0,
+    /// The MPI library's own.
+    Native = 1,
+    /// By value: copied to or from host memory by the engine, carried by the MPI library.
+    Value = 2,
+    /// Straight from the sender's device memory.
+    Direct = 3,
+    /// From a rank to itself, copied in place.
+    Own = 4,
+    /// Through a ring in host memory.
+    HostRing = 5,
+    /// From a cell in host memory into which the sender had copied it.
+    Eager = 6,
+}
+
+impl Path {
+    /// All paths, in the order of the C interface.
+    pub const ALL: [Path; 7] = [
+        Path::Unknown,
+        Path::Native,
+        Path::Value,
+        Path::Direct,
+        Path::Own,
+        Path::HostRing,
+        Path::Eager,
+    ];
+
+    /// Name, as in the counters where there is one.
+    pub fn name(self) -> &'static str {
+        self.c_name().to_str().unwrap_or_default()
+    }
+
+    /// As [`Path::name`], for C.
+    pub const fn c_name(self) -> &'static CStr {
+        match self {
+            Path::Unknown => c"unknown",
+            Path::Native => c"native",
+            Path::Value => c"value",
+            Path::Direct => c"direct",
+            Path::Own => c"self",
+            Path::HostRing => c"host_ring",
+            Path::Eager => c"eager",
+        }
+    }
+
+    /// Whether the engine has moved the payload all the way.
+    pub const fn is_taken(self) -> bool {
+        !matches!(self, Path::Unknown | Path::Native | Path::Value)
+    }
+}
+
+/// What is known of a message on one side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Story {
+    /// It was sent by this rank; else received.
+    pub is_send: bool,
+    /// By which path it went.
+    pub path: Path,
+    /// Payload, bytes.
+    pub bytes: u64,
+    /// Why it was not taken, or not by the direct path.
+    pub reason: Option<Reason>,
+    /// The operation is complete.
+    pub is_complete: bool,
+}
+
+impl Story {
+    /// The reason, as far as it has come to bear: memory that cannot be exported matters to other ranks only.
+    pub fn told_reason(&self) -> Option<Reason> {
+        let is_quickest = !matches!(self.path, Path::Value | Path::HostRing);
+        self.reason.filter(|_| !is_quickest)
+    }
+}
+
+thread_local! {
+    static LAST: Cell<Option<Story>> = const { Cell::new(None) };
+}
+
+/// An operation of the engine's is complete towards the program.
+pub(super) fn tell(story: Story) {
+    let told = Story {
+        is_complete: true,
+        ..story
+    };
+    // A thread that is ending has nobody to ask.
+    let _ = LAST.try_with(|last| last.set(Some(told)));
+}
+
+/// The latest operation that the engine has completed on this thread, once.
+pub fn take_last() -> Option<Story> {
+    LAST.try_with(Cell::take).ok().flatten()
+}
+
+impl Engine {
+    /// What is known of a request of the engine's that is not complete towards the program.
+    fn story(&self, handle: Handle) -> Option<Story> {
+        let core = self.core.lock();
+        match *core.table.get(&handle)? {
+            Entry::Receive(id) => Some(core.receives[id].story()),
+            Entry::Send(id) => Some(core.sends[id].story),
+            Entry::Persistent(id) => Some(match core.persistents[id].active {
+                Some(send) => core.sends[send].story,
+                None => Story {
+                    is_send: true,
+                    ..Story::default()
+                },
+            }),
+        }
+    }
+}
+
+/// What is known of the request at this address. `None` where the engine has nothing to do with it.
+///
+/// # Safety
+/// `request` is null or points to a request handle of the program's MPI library.
+pub unsafe fn of_request(request: *const Handle) -> Option<Story> {
+    // Not in a forked child, where a thread that is not there may hold the lock, nor once MPI is being finalized.
+    let engine = engine().filter(|_| guard::armed())?;
+    if request.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so a handle, as the caller says.
+    let handle = unsafe { engine.env.abi.read(request) };
+    engine.story(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_numbered_and_named_as_in_the_interface() {
+        for (number, path) in Path::ALL.into_iter().enumerate() {
+            assert_eq!(path as usize, number);
+        }
+        let taken: Vec<_> = Path::ALL.iter().filter(|path| path.is_taken()).collect();
+        assert_eq!(taken.len(), 4);
+    }
+
+    #[test]
+    fn the_last_operation_is_told_once() {
+        assert_eq!(take_last(), None);
+        let story = Story {
+            path: Path::Direct,
+            bytes: 5,
+            ..Story::default()
+        };
+        tell(story);
+        let told = take_last().expect("told");
+        assert_eq!(
+            (told.path, told.bytes, told.is_complete),
+            (Path::Direct, 5, true)
+        );
+        assert_eq!(take_last(), None);
+    }
+}

@@ -1,0 +1,246 @@
+//! `ANABRANCH_VERIFY`: checksums of a message, taken from its buffers by sender and receiver.
+//!
+//! A message has a checksum (CRC-32) for each of at most [`BLOCKS`] blocks, so that a mismatch has a place. Those of a
+//! message that goes by descriptor are computed before the descriptor goes out and lie in the sender's segment; the
+//! receiver compares them with what its own buffer holds in the end. A value is checked on each side by itself: what was
+//! copied down against the buffer, and the buffer against what had landed.
+//!
+//! Device memory is read through the bounce buffers of [`Lift`], by copies that end by themselves, so checking waits for
+//! nobody; host memory is read in steps that are short enough for the engine's lock.
+
+use std::sync::Arc;
+
+use crate::cuda::Result;
+use crate::engine::gpu::Gpu;
+use crate::engine::layout::Layout;
+use crate::engine::lift::Lift;
+use crate::engine::story::Path;
+use crate::node::{Sums, BLOCKS};
+use crate::stats::{self, Counter};
+
+/// Blocks are whole numbers of pages, so that an offset says something of where to look.
+const BLOCK_STEP: u64 = 4096;
+/// Host memory read in one step, bytes.
+const STEP_BYTES: u64 = 4 << 20;
+
+/// Size of the blocks of a message, the last one excepted.
+pub fn block_bytes(length: u64) -> u64 {
+    length
+        .div_ceil(BLOCKS as u64)
+        .next_multiple_of(BLOCK_STEP)
+        .max(BLOCK_STEP)
+}
+
+/// Offset of the first block in which two messages of this length differ.
+pub fn first_difference(one: &Sums, other: &Sums, length: u64) -> Option<u64> {
+    let block = one.iter().zip(other).position(|(a, b)| a != b)?;
+    Some(block as u64 * block_bytes(length))
+}
+
+/// Checksums of a message whose bytes come in their order.
+pub struct Summing {
+    block_bytes: u64,
+    at: u64,
+    sums: Sums,
+    block: crc32fast::Hasher,
+}
+
+impl Summing {
+    /// Of a message of so many bytes.
+    pub fn new(length: u64) -> Summing {
+        Summing {
+            block_bytes: block_bytes(length),
+            at: 0,
+            sums: [0; BLOCKS],
+            block: crc32fast::Hasher::new(),
+        }
+    }
+
+    /// Takes the next bytes.
+    pub fn feed(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let left = self.block_bytes - self.at % self.block_bytes;
+            let now = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let (first, rest) = bytes.split_at(now);
+            self.block.update(first);
+            self.at += now as u64;
+            bytes = rest;
+            if self.at % self.block_bytes == 0 {
+                self.end_block(self.at / self.block_bytes - 1);
+            }
+        }
+    }
+
+    fn end_block(&mut self, block: u64) {
+        let block = usize::try_from(block).unwrap_or(usize::MAX);
+        let sum = std::mem::take(&mut self.block).finalize();
+        if let Some(word) = self.sums.get_mut(block) {
+            *word = sum;
+        }
+    }
+
+    /// The checksums of what was taken.
+    pub fn sums(mut self) -> Sums {
+        if self.at % self.block_bytes != 0 {
+            self.end_block(self.at / self.block_bytes);
+        }
+        self.sums
+    }
+
+    /// Of bytes that are all there.
+    pub fn of(bytes: &[u8]) -> Sums {
+        let mut summing = Summing::new(bytes.len() as u64);
+        summing.feed(bytes);
+        summing.sums()
+    }
+}
+
+/// A buffer that is being read for its checksums.
+pub enum Reading {
+    /// Device memory.
+    Device(Lift),
+    /// Host memory.
+    Host(HostReading),
+    /// Over.
+    Known(Sums),
+}
+
+/// Packed bytes of a message in host memory.
+pub struct HostReading {
+    base: *const u8,
+    layout: Arc<Layout>,
+    length: u64,
+    summing: Summing,
+}
+
+// SAFETY: the memory belongs to a receive that is not complete, whose owner holds this value.
+unsafe impl Send for HostReading {}
+
+impl HostReading {
+    /// Of `length` bytes that lie as the layout has it from `base` on.
+    ///
+    /// # Safety
+    /// They stay readable, and as they are, until the reading is over or dropped.
+    pub unsafe fn new(base: *const u8, layout: Arc<Layout>, length: u64) -> HostReading {
+        HostReading {
+            base,
+            layout,
+            length,
+            summing: Summing::new(length),
+        }
+    }
+
+    /// One step; true once all is read.
+    fn step(&mut self) -> bool {
+        let from = self.summing.at;
+        let to = (from + STEP_BYTES).min(self.length);
+        for piece in self.layout.pieces(from, to) {
+            // SAFETY: the runs are those of the buffer, which is readable.
+            self.summing.feed(unsafe {
+                std::slice::from_raw_parts(
+                    self.base.wrapping_offset(piece.offset as isize),
+                    piece.length as usize,
+                )
+            });
+        }
+        to == self.length
+    }
+}
+
+impl Reading {
+    /// Reads on, without waiting. The checksums once they are known.
+    pub fn poll(&mut self, gpu: &mut Gpu) -> Result<Option<Sums>> {
+        let over = match self {
+            Reading::Known(sums) => return Ok(Some(*sums)),
+            Reading::Device(lift) => lift.poll(gpu)?,
+            Reading::Host(reading) => reading.step(),
+        };
+        if !over {
+            return Ok(None);
+        }
+        let sums = match self {
+            Reading::Known(sums) => *sums,
+            Reading::Device(lift) => lift.take_sums(),
+            Reading::Host(reading) => {
+                std::mem::replace(&mut reading.summing, Summing::new(0)).sums()
+            }
+        };
+        *self = Reading::Known(sums);
+        Ok(Some(sums))
+    }
+}
+
+/// What is known of a message that is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct About {
+    /// World rank of the sender; none where only its rank in the communicator is known.
+    pub source: Option<u32>,
+    /// World rank of the receiver, likewise.
+    pub destination: Option<u32>,
+    /// Rank of the other side in the communicator.
+    pub other: i32,
+    /// Tag.
+    pub tag: i32,
+    /// Bytes.
+    pub length: u64,
+    /// By which path it went.
+    pub path: Path,
+}
+
+impl About {
+    /// Counts a message that was checked, and reports it if it is not as it was sent. True if all is well.
+    pub fn judge(&self, expected: &Sums, found: &Sums) -> bool {
+        stats::add(Counter::Verified, 1);
+        let Some(offset) = first_difference(expected, found, self.length) else {
+            return true;
+        };
+        stats::add(Counter::VerifyMismatches, 1);
+        stats::add(Counter::Errors, 1);
+        log::error!("{}", self.report(offset));
+        false
+    }
+
+    fn report(&self, offset: u64) -> String {
+        let name = |world: Option<u32>| match world {
+            Some(rank) => format!("rank {rank}"),
+            None => format!("rank {} of its communicator", self.other),
+        };
+        let block = block_bytes(self.length).min(self.length - offset);
+        format!(
+            "verify: a message of {} bytes from {} to {} with tag {}, path {}, is not what was sent: \
+             the first difference lies in the {block} bytes from offset {offset} on",
+            self.length,
+            name(self.source),
+            name(self.destination),
+            self.tag,
+            self.path.name(),
+        )
+    }
+}
+
+/// A message that has arrived and is being checked.
+pub struct Checking {
+    /// What it should be.
+    pub expected: Reading,
+    /// What it is.
+    pub found: Reading,
+    /// What to call it.
+    pub about: About,
+}
+
+impl Checking {
+    /// Moves on, without waiting: the verdict once there is one.
+    pub fn poll(&mut self, gpu: &mut Gpu) -> Result<Option<bool>> {
+        // Both, so that a step of one does not wait for the other.
+        let expected = self.expected.poll(gpu)?;
+        let found = self.found.poll(gpu)?;
+        Ok(match (expected, found) {
+            (Some(expected), Some(found)) => Some(self.about.judge(&expected, &found)),
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "verify_tests.rs"]
+mod tests;

@@ -1,0 +1,42 @@
+//! `include/anabranch.h`: what a program is told of the library, of its counters and of each message.
+
+use crate::support::{job, on, on_every_mpi};
+use xtask::mpi::Mpi;
+
+on_every_mpi!(interface);
+
+/// The program itself compares what it is told with what it has done; here the counters are seen to agree with that.
+fn interface(mpi: &Mpi) {
+    let outcome = job(mpi, 2, "interface").passes();
+    let stats = outcome.stats();
+    stats.check_complete();
+    for (counter, messages) in [
+        // One alone, two persistent ones, two of Sendrecv.
+        ("receives_direct", 5),
+        ("receives_self", 2),
+        // From pool memory, and into host memory.
+        ("receives_host_ring", 2),
+        ("receives_eager", 1),
+        // Four of the warm-up, one that is too small and one that is buffered.
+        ("receives_value", 6),
+        ("sends_value", 6),
+    ] {
+        assert_eq!(stats.total(counter), messages, "{counter}:\n{outcome}");
+    }
+    assert_eq!(stats.fallback("too_small"), 1, "{outcome}");
+    assert_eq!(stats.fallback("buffered"), 1, "{outcome}");
+    assert_eq!(stats.fallback("not_exportable"), 1, "{outcome}");
+}
+
+/// The same program runs where the library is not there.
+#[test]
+fn without_the_library() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            let job = job(mpi, 2, "interface").without_preload();
+            job.env("SIMCUDA_HOST_ACCESS", "1")
+                .env("SIMCUDA_CHECK", "0")
+                .passes();
+        });
+    }
+}

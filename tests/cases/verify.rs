@@ -1,0 +1,259 @@
+//! `ANABRANCH_VERIFY`: a wrong byte on any path is noticed, named and counted; without it nobody notices.
+
+use crate::support::{job, on, on_every_mpi};
+use anabranch_tests::{Job, Outcome};
+use xtask::mpi::Mpi;
+
+on_every_mpi!(wrong_bytes, every_message);
+
+/// One message of `verify.c` and one copy of it that goes wrong.
+struct Fault {
+    case: &'static str,
+    /// Which copy, and where: counted with checksums on and off.
+    copies: [&'static str; 2],
+    /// The byte of the message that is wrong then.
+    byte: u64,
+    /// Offset of its block: messages have up to 62 blocks of whole pages of 4096 bytes.
+    block: u64,
+    by: &'static str,
+    path: &'static str,
+    /// Ranks of the message.
+    ranks: (u32, u32),
+    /// Messages that are compared, here and at the other end.
+    verified: u64,
+}
+
+/// The first messages of a rank, those that make it ready: four values of one byte, each compared where it is copied down
+/// and where it is copied up.
+const WARM_UP: u64 = 8;
+/// Copies of each kind that they make: one down for the checksums and one for the value, one up and one down again.
+const WARM_DOWN_ON: u64 = 6;
+const WARM_DOWN_OFF: u64 = 2;
+const WARM_UP_COPIES: u64 = 2;
+
+// 4 MiB + 3 in 62 blocks: 67,651 bytes and more, 17 pages, 69,632.
+const FAULTS: [Fault; 8] = [
+    Fault {
+        case: "direct",
+        copies: ["1:DtoD:1:3000000"; 2],
+        byte: 3_000_000,
+        block: 43 * 69_632,
+        by: "receiver",
+        path: "direct",
+        ranks: (0, 1),
+        verified: 1,
+    },
+    Fault {
+        case: "value",
+        copies: ["0:DtoH:+2:50000", "0:DtoH:+1:50000"],
+        byte: 50_000,
+        block: 49_152,
+        by: "sender",
+        path: "value",
+        ranks: (0, 1),
+        verified: 2,
+    },
+    Fault {
+        case: "value",
+        copies: ["1:HtoD:+1:0"; 2],
+        byte: 0,
+        block: 0,
+        by: "receiver",
+        path: "value",
+        ranks: (0, 1),
+        verified: 2,
+    },
+    Fault {
+        case: "self",
+        copies: ["1:DtoD:1:4194306"; 2],
+        byte: 4_194_306,
+        block: 60 * 69_632,
+        by: "receiver",
+        path: "self",
+        ranks: (1, 1),
+        verified: 2,
+    },
+    // The sender's second megabyte of the ring, after five pieces for the checksums.
+    Fault {
+        case: "to_host",
+        copies: ["0:DtoH:+7:100", "0:DtoH:+2:100"],
+        byte: (1 << 20) + 100,
+        block: 15 * 69_632,
+        by: "receiver",
+        path: "host_ring",
+        ranks: (0, 1),
+        verified: 1,
+    },
+    Fault {
+        case: "eager",
+        copies: ["1:HtoD:+1:4999"; 2],
+        byte: 4999,
+        block: 4096,
+        by: "receiver",
+        path: "eager",
+        ranks: (0, 1),
+        verified: 1,
+    },
+    // Rows of 1000 bytes: the byte lies in the last one.
+    Fault {
+        case: "scattered",
+        copies: ["1:HtoD:+1:99999"; 2],
+        byte: 99_999,
+        block: 24 * 4096,
+        by: "receiver",
+        path: "host_ring",
+        ranks: (0, 1),
+        verified: 1,
+    },
+    Fault {
+        case: "to_host",
+        copies: ["0:DtoH:+6:0", "0:DtoH:+1:0"],
+        byte: 0,
+        block: 0,
+        by: "receiver",
+        path: "host_ring",
+        ranks: (0, 1),
+        verified: 1,
+    },
+];
+
+/// `+N` counts from behind the copies of the warm-up.
+fn corruption(plan: &str, is_on: bool) -> String {
+    let Some((before, after)) = plan.split_once('+') else {
+        return plan.to_owned();
+    };
+    let (number, offset) = after.split_once(':').expect("an offset");
+    let number: u64 = number.parse().expect("a number");
+    let warm = match (plan.contains("DtoH"), is_on) {
+        (true, true) => WARM_DOWN_ON,
+        (true, false) => WARM_DOWN_OFF,
+        (false, _) => WARM_UP_COPIES,
+    };
+    format!("{before}{}:{offset}", warm + number)
+}
+
+fn reports(outcome: &Outcome) -> Vec<&str> {
+    let lines = outcome.finished.stderr.lines();
+    lines.filter(|line| line.contains("verify: ")).collect()
+}
+
+fn wrong_bytes(mpi: &Mpi) {
+    // All of them with one library: what differs between libraries is how a call ends.
+    let faults = if mpi.name == "openmpi" {
+        &FAULTS[..]
+    } else {
+        &FAULTS[..3]
+    };
+    for fault in faults {
+        let run = |plan: &str, is_on: bool| {
+            job(mpi, 2, "verify")
+                .args(&[fault.case])
+                .env("SIMCUDA_CORRUPT", &corruption(plan, is_on))
+                .env("WRONG", &fault.byte.to_string())
+        };
+        let seen = run(fault.copies[0], true)
+            .env("ANABRANCH_VERIFY", "1")
+            .env("SEEN", fault.by)
+            .passes();
+        let lines = reports(&seen);
+        assert_eq!(lines.len(), 1, "{seen}");
+        let (from, to) = fault.ranks;
+        let reporter = if fault.by == "sender" { from } else { to };
+        for part in [
+            format!("anabranch[{reporter}]: error: "),
+            format!("from rank {from} to rank {to} with tag 77"),
+            format!("path {},", fault.path),
+            format!("from offset {} on", fault.block),
+        ] {
+            assert!(lines[0].contains(&part), "{part}:\n{seen}");
+        }
+        let stats = seen.stats();
+        assert_eq!(stats.total("verify_mismatches"), 1, "{seen}");
+        assert_eq!(stats.total("errors"), 1, "{seen}");
+        assert_eq!(stats.total("verified"), WARM_UP + fault.verified, "{seen}");
+
+        // The same byte goes wrong, and nobody notices.
+        let unseen = run(fault.copies[1], false).passes();
+        assert!(reports(&unseen).is_empty(), "{unseen}");
+        for counter in ["verified", "verify_mismatches", "errors"] {
+            assert_eq!(unseen.stats().total(counter), 0, "{unseen}");
+        }
+    }
+}
+
+/// Every message that arrives is compared and found right, and completes as it does without checksums.
+fn every_message(mpi: &Mpi) {
+    for (name, cases) in [("p2p", &["medium", "pieces"][..]), ("types", &[])] {
+        let outcome = job(mpi, 2, name)
+            .args(cases)
+            .env("ANABRANCH_VERIFY", "1")
+            .passes();
+        let stats = outcome.stats();
+        stats.check_complete();
+        // A value is compared on each side.
+        let total = |counter| stats.total(counter);
+        let least = total("sends_descriptor") + total("sends_value") + total("receives_value");
+        assert!(total("sends_descriptor") > 0, "{outcome}");
+        assert!(total("verified") >= least, "{outcome}");
+        assert_eq!(total("verify_mismatches"), 0, "{outcome}");
+    }
+}
+
+fn right(job: Job) -> Outcome {
+    let outcome = job.passes();
+    assert_eq!(outcome.stats().total("verify_mismatches"), 0, "{outcome}");
+    assert!(reports(&outcome).is_empty(), "{outcome}");
+    outcome
+}
+
+/// Truncated messages, probes, threads, and calls that block while others are owed something.
+#[test]
+fn other_habits() {
+    let programs: [(&str, &str, usize, &[&str]); 5] = [
+        ("mpich", "order", 4, &[]),
+        ("openmpi", "threads", 2, &["by_tag"]),
+        ("mpich", "probe", 2, &[]),
+        ("openmpi", "memory_kinds", 2, &["from_pool"]),
+        (
+            "mpich",
+            "deadlock",
+            2,
+            &["pending_barrier", "head_to_head", "everyone"],
+        ),
+    ];
+    for (mpi, name, ranks, cases) in programs {
+        on(mpi, |mpi| {
+            let job = job(mpi, ranks, name).args(cases);
+            let outcome = right(job.env("ANABRANCH_VERIFY", "1"));
+            assert!(outcome.stats().total("verified") > 0, "{outcome}");
+            // Head-to-head sends of small buffers still complete by themselves.
+            let hosted = outcome.stats().total("sends_hosted");
+            assert!(hosted > 0 || name != "deadlock", "{outcome}");
+        });
+    }
+}
+
+/// One rank has it on and the other has not: its messages carry checksums, and are compared by whoever receives them.
+#[test]
+fn on_at_one_end() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            let fault = |rank: &str| {
+                job(mpi, 2, "verify")
+                    .args(&["direct"])
+                    .env("SIMCUDA_CORRUPT", FAULTS[0].copies[0])
+                    .env("WRONG", "3000000")
+                    .env("VERIFY_ON", rank)
+            };
+            let outcome = fault("0").env("SEEN", "receiver").passes();
+            assert_eq!(
+                outcome.stats().of_rank(1, "verify_mismatches"),
+                1,
+                "{outcome}"
+            );
+            let outcome = right(fault("1"));
+            let values = outcome.stats().total("verified");
+            assert_eq!(values, WARM_UP / 2, "{outcome}");
+        });
+    }
+}

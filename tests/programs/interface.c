@@ -1,0 +1,252 @@
+// What a program may ask through include/anabranch.h: names, counters, and what became of each message, on both sides.
+// Without the library (WITH_PRELOAD=0) every question has the answer for a library that is not there.
+#include "sim.h"
+#include "../../include/anabranch.h"
+
+enum { LARGE = 1 << 20, SMALL = 3000, TINY = 10, TAG = 9 };
+
+static CUresult (*pool_alloc)(CUdeviceptr *, size_t, void *);
+static CUresult (*pool_free)(CUdeviceptr, void *);
+
+static uint64_t counter(const char *name) { return ANABRANCH_CALL(UINT64_MAX, anabranch_counter, name); }
+
+static int last(anabranch_message *m) {
+    memset(m, 0xee, sizeof *m);
+    return ANABRANCH_CALL(0, anabranch_last, m, sizeof *m);
+}
+static int ask(MPI_Request *r, anabranch_message *m) {
+    memset(m, 0xee, sizeof *m);
+    return ANABRANCH_CALL(0, anabranch_request, r, m, sizeof *m);
+}
+
+// The message that this thread has completed last: once told, it is told no more.
+static void told_at(const char *file, int line, int is_send, int path, size_t bytes, const char *reason) {
+    anabranch_message m;
+    int known = last(&m);
+    if (!with_preload) { if (known) fail(file, line, "known without the library"); return; }
+    if (!known) fail(file, line, "nothing is known of the last message");
+    const char *name = ANABRANCH_CALL("", anabranch_path_name, m.path);
+    if (m.is_send != is_send || m.path != path || m.bytes != bytes || !m.is_complete || m.is_taken != (path >= ANABRANCH_DIRECT))
+        fail(file, line, "send %d (not %d), path %d %s (not %d), %llu bytes (not %zu), complete %d, taken %d", m.is_send, is_send,
+             m.path, name, path, (unsigned long long)m.bytes, bytes, m.is_complete, m.is_taken);
+    for (int i = 0; i < ANABRANCH_PATHS; i++)
+        if (m.bytes_by_path[i] != (i == path ? bytes : 0)) fail(file, line, "%llu bytes by path %d", (unsigned long long)m.bytes_by_path[i], i);
+    if (!m.reason != !reason || (reason && strcmp(m.reason, reason)))
+        fail(file, line, "reason %s, not %s", m.reason ? m.reason : "none", reason ? reason : "none");
+    if (last(&m)) fail(file, line, "told twice");
+}
+#define TOLD(is_send, path, bytes, reason) told_at(__FILE__, __LINE__, is_send, path, bytes, reason)
+
+// A request that is not complete.
+static void pending_at(const char *file, int line, MPI_Request *r, int is_send, size_t bytes) {
+    anabranch_message m;
+    int known = ask(r, &m);
+    if (known != with_preload) fail(file, line, "known: %d", known);
+    if (known && (m.is_send != is_send || m.path != ANABRANCH_UNKNOWN || m.is_complete || m.is_taken || m.bytes != bytes))
+        fail(file, line, "send %d, path %d, complete %d, taken %d, %llu bytes", m.is_send, m.path, m.is_complete, m.is_taken,
+             (unsigned long long)m.bytes);
+}
+#define PENDING(r, is_send, bytes) pending_at(__FILE__, __LINE__, r, is_send, bytes)
+
+static void names(void) {
+    if (!with_preload) {
+        CHECK(!ANABRANCH_FUNCTION(anabranch_version), "a library that is not there has a version");
+        EQUAL(counter("sends_device"), UINT64_MAX);
+        return;
+    }
+    const char *(*the_counter_name)(unsigned) = ANABRANCH_FUNCTION(anabranch_counter_name);
+    const char *(*the_counter_text)(const char *) = ANABRANCH_FUNCTION(anabranch_counter_text);
+    const char *(*the_reason_name)(unsigned) = ANABRANCH_FUNCTION(anabranch_reason_name);
+    const char *(*the_path_name)(int) = ANABRANCH_FUNCTION(anabranch_path_name);
+    CHECK(!strcmp(ANABRANCH_CALL("", anabranch_version), "0.1.0"), "version");
+    int counters = 0, fallbacks = 0, reasons = 0;
+    const char *name;
+    for (; (name = the_counter_name(counters)); counters++) {
+        CHECK(counter(name) != UINT64_MAX, "%s", name);
+        CHECK(the_counter_text(name) && *the_counter_text(name), "%s has no text", name);
+        fallbacks += !strncmp(name, "fallback_", 9);
+    }
+    for (; (name = the_reason_name(reasons)); reasons++) {
+        char both[100];
+        snprintf(both, sizeof both, "fallback_%s", name);
+        CHECK(counter(both) != UINT64_MAX, "%s", both);
+    }
+    CHECK(reasons > 10 && fallbacks == 2 * reasons && counters > fallbacks + 20, "%d counters, %d reasons", counters, reasons);
+    CHECK(!strcmp(the_counter_text("fallback_buffered"), "a buffered send"), "text");
+    CHECK(counter("no_such") == UINT64_MAX && !the_counter_text("no_such") && counter(NULL) == UINT64_MAX, "no such counter");
+    static const char *const paths[] = {"unknown", "native", "value", "direct", "self", "host_ring", "eager"};
+    for (int i = 0; i < 7; i++) CHECK(!strcmp(the_path_name(i), paths[i]), "path %d", i);
+    CHECK(!the_path_name(7) && !the_path_name(-1), "no such path");
+}
+
+static void warm_up(void) {
+    for (int i = 0; i < 2; i++) {
+        buf b = buf_new(DEVICE, 1, 0);
+        OK(MPI_Sendrecv_replace(b.p, 1, MPI_BYTE, peer, 0, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        buf_free(b);
+        barrier();
+    }
+    anabranch_message m;
+    last(&m);
+}
+
+// Non-blocking: the request is asked before its other side has come, and after.
+static void direct(void) {
+    buf b = buf_new(DEVICE, LARGE, 3);
+    MPI_Request r, null = MPI_REQUEST_NULL;
+    anabranch_message m;
+    uint64_t before = counter("receives_direct");
+    if (me == 0) {
+        buf_fill(b, 1);
+        OK(MPI_Issend(b.p, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r));
+        PENDING(&r, 1, LARGE);
+        barrier();
+        OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+        TOLD(1, ANABRANCH_DIRECT, LARGE, NULL);
+    } else {
+        barrier();
+        OK(MPI_Irecv(b.p, LARGE, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &r));
+        PENDING(&r, 0, 0);
+        OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+        TOLD(0, ANABRANCH_DIRECT, LARGE, NULL);
+        BUF_CHECK(b, 1, LARGE);
+        if (with_preload) EQUAL(counter("receives_direct"), before + 1);
+    }
+    EQUAL(ask(&r, &m), 0);
+    EQUAL(ask(&null, &m), 0);
+    EQUAL(ANABRANCH_CALL(0, anabranch_request, NULL, &m, sizeof m), 0);
+    buf_free(b);
+}
+
+static void eager(void) {
+    buf b = buf_new(DEVICE, SMALL, 3);
+    if (me == 0) {
+        OK(MPI_Send(b.p, SMALL, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        TOLD(1, ANABRANCH_EAGER, SMALL, NULL);
+        barrier();
+    } else {
+        barrier();
+        OK(MPI_Recv(b.p, SMALL, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        TOLD(0, ANABRANCH_EAGER, SMALL, NULL);
+    }
+    buf_free(b);
+}
+
+static void by_value(void) {
+    buf b = buf_new(DEVICE, SMALL, 3);
+    static char attached[SMALL + 4096];
+    void *detached;
+    int size;
+    if (me == 0) {
+        OK(MPI_Send(b.p, TINY, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        TOLD(1, ANABRANCH_VALUE, TINY, "too_small");
+        OK(MPI_Buffer_attach(attached, sizeof attached));
+        OK(MPI_Bsend(b.p, SMALL, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        TOLD(1, ANABRANCH_VALUE, SMALL, "buffered");
+        OK(MPI_Buffer_detach(&detached, &size));
+    } else {
+        OK(MPI_Recv(b.p, SMALL, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        TOLD(0, ANABRANCH_VALUE, TINY, NULL);
+        OK(MPI_Recv(b.p, SMALL, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        TOLD(0, ANABRANCH_VALUE, SMALL, NULL);
+    }
+    buf_free(b);
+}
+
+static void to_self(void) {
+    buf a = buf_new(DEVICE, LARGE, 3), b = buf_new(DEVICE, LARGE, 5);
+    MPI_Request r;
+    anabranch_message m;
+    OK(MPI_Irecv(b.p, LARGE, MPI_BYTE, me, TAG, MPI_COMM_WORLD, &r));
+    OK(MPI_Ssend(a.p, LARGE, MPI_BYTE, me, TAG, MPI_COMM_WORLD));
+    TOLD(1, ANABRANCH_SELF, LARGE, NULL);
+    // The receive is not complete towards the program, though its path is known.
+    EQUAL(ask(&r, &m), with_preload);
+    if (with_preload) CHECK(m.path == ANABRANCH_SELF && m.is_taken && !m.is_complete && m.bytes == LARGE, "path %d", m.path);
+    OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+    TOLD(0, ANABRANCH_SELF, LARGE, NULL);
+    buf_free(a);
+    buf_free(b);
+}
+
+// Pool memory cannot be exported; a receive into host memory has no direct path either, for no reason but that.
+static void host_ring(void) {
+    *(void **)&pool_alloc = dlsym(cu.library, "cuMemAllocAsync");
+    *(void **)&pool_free = dlsym(cu.library, "cuMemFreeAsync");
+    CUdeviceptr pool;
+    buf b = buf_new(DEVICE, LARGE, 0), h = buf_new(HOST, LARGE, 0);
+    if (me == 0) {
+        CU(pool_alloc(&pool, LARGE, NULL));
+        CU(cu.synchronize());
+        OK(MPI_Send((void *)(uintptr_t)pool, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        TOLD(1, ANABRANCH_HOST_RING, LARGE, "not_exportable");
+        CU(pool_free(pool, NULL));
+        OK(MPI_Send(b.p, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        TOLD(1, ANABRANCH_HOST_RING, LARGE, NULL);
+    } else {
+        OK(MPI_Recv(b.p, LARGE, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        TOLD(0, ANABRANCH_HOST_RING, LARGE, "not_exportable");
+        OK(MPI_Recv(h.p, LARGE, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        TOLD(0, ANABRANCH_HOST_RING, LARGE, NULL);
+    }
+    buf_free(b);
+    buf_free(h);
+}
+
+// What the MPI library does by itself.
+static void host(void) {
+    buf h = buf_new(HOST, LARGE, 0);
+    MPI_Request r;
+    anabranch_message m;
+    if (me == 0) {
+        OK(MPI_Send(h.p, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        EQUAL(last(&m), 0);
+        OK(MPI_Isend(h.p, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r));
+        EQUAL(ask(&r, &m), 0);
+        OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+        EQUAL(last(&m), 0);
+    } else {
+        for (int i = 0; i < 2; i++) {
+            OK(MPI_Recv(h.p, LARGE, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            // The library has looked whether it is one of its own.
+            if (last(&m)) CHECK(m.path == ANABRANCH_NATIVE && !m.is_taken && m.bytes == LARGE && !m.is_send, "path %d", m.path);
+        }
+    }
+    buf_free(h);
+}
+
+// A persistent request is known while it is inactive; a call that sends and receives tells of the receive. A program that
+// was built with a shorter structure gets no more than that.
+static void persistent(void) {
+    buf a = buf_new(DEVICE, LARGE, 1), b = buf_new(DEVICE, LARGE, 3);
+    MPI_Request r;
+    anabranch_message m;
+    OK(MPI_Ssend_init(a.p, LARGE, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, &r));
+    EQUAL(ask(&r, &m), with_preload);
+    if (with_preload) CHECK(m.is_send && m.path == ANABRANCH_UNKNOWN && !m.is_complete, "path %d", m.path);
+    OK(MPI_Start(&r));
+    PENDING(&r, 1, LARGE);
+    OK(MPI_Recv(b.p, LARGE, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    TOLD(0, ANABRANCH_DIRECT, LARGE, NULL);
+    OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+    TOLD(1, ANABRANCH_DIRECT, LARGE, NULL);
+    OK(MPI_Request_free(&r));
+    OK(MPI_Sendrecv(a.p, LARGE, MPI_BYTE, peer, TAG, b.p, LARGE, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    memset(&m, 0xee, sizeof m);
+    EQUAL(ANABRANCH_CALL(0, anabranch_last, &m, offsetof(anabranch_message, is_complete)), with_preload);
+    EQUAL(m.is_send, with_preload ? 0 : (int)0xeeeeeeee);
+    EQUAL(m.is_complete, (int)0xeeeeeeee);
+    buf_free(a);
+    buf_free(b);
+}
+
+static const struct test_case cases[] = {
+    {"names", names}, {"warm_up", warm_up}, {"direct", direct}, {"eager", eager}, {"by_value", by_value}, {"to_self", to_self},
+    {"host_ring", host_ring}, {"host", host}, {"persistent", persistent}, {0},
+};
+
+int main(int argc, char **argv) {
+    anabranch_message m;
+    if (last(&m)) return 9; // before MPI_Init
+    return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);
+}
