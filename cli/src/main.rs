@@ -5,8 +5,10 @@ mod config;
 mod doctor;
 mod elf;
 mod exec;
+mod plan;
 mod preload;
 mod run;
+mod topo;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -37,6 +39,10 @@ enum Command {
     Doctor(doctor::Arguments),
     /// Print every ANABRANCH_* option with its default, its value in effect, and what it does
     Config(config::Arguments),
+    /// Print how the GPUs are connected, and how fast: of this machine or of a topology file
+    Topo(topo::Arguments),
+    /// Print how a message would be split over the paths between two GPUs, and what that brings
+    Plan(plan::Arguments),
     /// Measure bandwidth or latency between ranks 0 and 1
     Bench(bench::Arguments),
     /// Print how many GPUs the CUDA driver of this process reports
@@ -90,6 +96,8 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::main(&arguments),
         Command::Config(arguments) => config::main(&arguments),
         Command::Bench(arguments) => bench::main(&arguments),
+        Command::Topo(arguments) => topo::main(&arguments),
+        Command::Plan(arguments) => plan::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::CountGpus => run::gpus::print_count(),
         Command::Probe { probe } => doctor::probe(&probe),

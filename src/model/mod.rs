@@ -18,7 +18,7 @@
 pub mod cache;
 pub mod fit;
 
-use crate::topology::{Place, SegmentKind, Topology};
+use crate::topology::{Fabric, Place, SegmentKind, Topology};
 use serde::{Deserialize, Serialize};
 
 /// A copy over one hop by one engine.
@@ -99,6 +99,9 @@ pub struct Model {
     pub relay: Staging,
     /// Staging in host memory.
     pub host: Staging,
+    /// How the GPUs are connected, if copies to two GPUs at once told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
     /// Directed hops.
     pub hops: Vec<HopModel>,
     /// Capacities of segments; one that is missing carries what the fastest hop through it does.
@@ -116,7 +119,7 @@ const HOST_HAND_OVER_US: f64 = 13.5;
 
 /// How far the rate of a PCIe link is to be trusted: on H200 a host share two points too large (of a tenth of the message)
 /// costs more than the path gains.
-const PCIE_SPREAD: f64 = 0.05;
+pub const PCIE_SPREAD: f64 = 0.05;
 
 impl Model {
     /// What the figures of a topology amount to.
@@ -155,6 +158,7 @@ impl Model {
                 epsilon_us: HOST_HAND_OVER_US,
                 chunk_us: HOST_HAND_OVER_US,
             },
+            fabric: None,
             hops: topology.hops().map(hop).collect(),
             segments: topology
                 .segments

@@ -77,7 +77,7 @@ pub(crate) fn rates(paths: &[&Candidate], capacities: &[f64], occupancy: &Occupa
     let mut shared = SegmentSet::default();
     for (of_hops, path) in rates.iter_mut().zip(paths) {
         for (rate, leg) in of_hops.iter_mut().zip(path.legs()) {
-            *rate = leg.rate;
+            *rate = leg.rate();
         }
         shared = shared.with(&used.common(&path.segments));
         used = used.with(&path.segments);

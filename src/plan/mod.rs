@@ -375,43 +375,16 @@ impl Planner {
         plan
     }
 
-    /// Which GPU makes which copy: the source pushes into staging, the destination pulls out of it. A GPU whose engines
-    /// are all taken leaves the copy to the other end.
     fn assign_engines(&self, plan: &mut Plan, message: &Message) {
-        let (mut pushes, mut pulls) = (0, 0);
-        let engines = self.peer_engines();
+        let mut engines = paths::Engines::new(self, message);
         let len = usize::from(plan.len);
         for path in &mut plan.paths[..len] {
-            let places = path.path.places();
-            for (hop, ends) in places.windows(2).enumerate() {
+            let pushed = engines.next(&path.path);
+            for (hop, ends) in path.path.places().windows(2).enumerate() {
                 path.engines[hop] = match (ends[0], ends[1]) {
-                    (Place::Host, Place::Gpu(gpu)) | (Place::Gpu(gpu), Place::Host) => gpu,
-                    (Place::Gpu(a), Place::Gpu(b)) if path.path.kind() == PathKind::Direct => {
-                        if self.pushes(a, b, message) {
-                            pushes += 1;
-                            a
-                        } else {
-                            pulls += 1;
-                            b
-                        }
-                    }
-                    (Place::Gpu(a), Place::Gpu(b)) if a == message.from => {
-                        pushes += 1;
-                        if pushes <= engines {
-                            a
-                        } else {
-                            b
-                        }
-                    }
-                    (Place::Gpu(a), Place::Gpu(b)) if b == message.to => {
-                        pulls += 1;
-                        if pulls <= engines {
-                            b
-                        } else {
-                            a
-                        }
-                    }
-                    (Place::Gpu(a), _) => a,
+                    (Place::Gpu(from), Place::Gpu(_)) if pushed[hop] => from,
+                    (_, Place::Gpu(to)) => to,
+                    (Place::Gpu(from), Place::Host) => from,
                     (Place::Host, Place::Host) => message.from,
                 };
             }

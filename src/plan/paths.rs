@@ -142,13 +142,22 @@ impl SegmentSet {
     }
 }
 
-/// A hop of a candidate, with its numbers.
+/// What one engine makes of a hop.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Leg {
+pub(crate) struct Pace {
     /// Each copy, before its bytes move: alpha, and what its chunk adds.
     pub alpha_us: f64,
     /// Bytes a microsecond that can be counted on.
     pub rate: f64,
+}
+
+/// A hop of a candidate, with its numbers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Leg {
+    /// By the engine of the source; the same as `pulled` where it cannot.
+    pub pushed: Pace,
+    /// By the engine of the destination; the same as `pushed` where it cannot.
+    pub pulled: Pace,
     segments: [u16; HOP_SEGMENTS],
     segment_count: u8,
 }
@@ -156,6 +165,11 @@ pub(crate) struct Leg {
 impl Leg {
     pub fn segments(&self) -> &[u16] {
         &self.segments[..usize::from(self.segment_count)]
+    }
+
+    /// The faster engine's rate.
+    pub fn rate(&self) -> f64 {
+        self.pushed.rate.max(self.pulled.rate)
     }
 }
 
@@ -167,8 +181,6 @@ pub(crate) struct Candidate {
     /// All hand-overs of one chunk.
     pub epsilon_us: f64,
     pub segments: SegmentSet,
-    /// The direct path by the engine of the destination instead; the same elsewhere.
-    pub pulled: Leg,
 }
 
 impl Candidate {
@@ -180,8 +192,48 @@ impl Candidate {
     pub fn rate(&self) -> f64 {
         self.legs()
             .iter()
-            .map(|leg| leg.rate)
+            .map(Leg::rate)
             .fold(f64::INFINITY, f64::min)
+    }
+}
+
+/// Which end's engine makes the copies between GPUs: the source pushes into staging, the destination pulls out of it, a
+/// relay pushes to the next. A GPU whose engines are all taken by other paths leaves the copy to the other end.
+pub(crate) struct Engines {
+    direct_is_pushed: bool,
+    limit: u32,
+    pushes: u32,
+    pulls: u32,
+}
+
+impl Engines {
+    /// The paths of a plan are asked about one after the other.
+    pub fn new(planner: &Planner, message: &Message) -> Engines {
+        Engines {
+            direct_is_pushed: planner.pushes(message.from, message.to, message),
+            limit: planner.topology.costs.peer_engines,
+            pushes: 0,
+            pulls: 0,
+        }
+    }
+
+    /// For each hop of the next path, whether its source pushes.
+    pub fn next(&mut self, path: &Path) -> [bool; MAX_HOPS] {
+        let mut pushed = [true; MAX_HOPS];
+        let last = path.hops() - 1;
+        match path.kind() {
+            PathKind::Direct => pushed[0] = self.direct_is_pushed,
+            PathKind::Host => pushed[last] = false,
+            PathKind::Relay => {
+                pushed[0] = self.pushes < self.limit;
+                pushed[last] = self.pulls >= self.limit;
+            }
+        }
+        if path.kind() != PathKind::Host {
+            self.pushes += u32::from(pushed[0]);
+            self.pulls += u32::from(!pushed[last]);
+        }
+        pushed
     }
 }
 
@@ -229,10 +281,6 @@ impl Planner {
         &self.model
     }
 
-    pub(crate) fn peer_engines(&self) -> u32 {
-        self.topology.costs.peer_engines
-    }
-
     /// Whether the source had better push a direct copy.
     pub(crate) fn pushes(&self, from: u8, to: u8, message: &Message) -> bool {
         let time =
@@ -259,6 +307,20 @@ impl Planner {
     pub(crate) fn between(&self, from: u8, to: u8) -> &[Candidate] {
         let at = usize::from(from) * self.gpus() + usize::from(to);
         self.pairs[at].get_or_init(|| self.list(from, to))
+    }
+
+    /// Whether a path must go through a segment that the direct copy fills by itself, as a relay behind a switch leaves
+    /// by the same port. It could only take from the direct path what it carries: measured on H200, it loses at every
+    /// size.
+    pub(crate) fn is_in_the_way(&self, candidates: &[Candidate], other: &Candidate) -> bool {
+        let Some(direct) = candidates
+            .first()
+            .filter(|path| path.path.kind() == PathKind::Direct)
+        else {
+            return false;
+        };
+        let mut common = direct.segments.common(&other.segments).iter();
+        common.any(|segment| direct.rate() >= 0.95 * self.capacities[usize::from(segment)])
     }
 
     fn list(&self, from: u8, to: u8) -> Vec<Candidate> {
@@ -298,39 +360,31 @@ impl Planner {
             .staging(places[0], path.via(), places[places.len() - 1]);
         let mut segments = SegmentSet::default();
         let mut legs = [Leg::default(); MAX_HOPS];
-        let mut pulled = Leg::default();
         for (at, ends) in places.windows(2).enumerate() {
             let hop = self.topology.hop(ends[0], ends[1])?;
             if relay && !hop.is_nvlink() {
                 return None;
             }
             let numbers = self.model.hop(ends[0], ends[1])?;
-            let is_last = at + 2 == places.len();
-            // Into staging the source pushes, out of it the destination pulls.
-            let line = match (is_last, path.kind()) {
-                (_, PathKind::Direct) | (false, _) => numbers.push.or(numbers.pull)?,
-                (true, _) => numbers.pull.or(numbers.push)?,
-            };
             let capacity = hop
                 .segments()
                 .iter()
                 .map(|segment| self.capacities[usize::from(*segment)]);
             let capacity = capacity.fold(f64::INFINITY, f64::min);
-            let leg = |line: &Line| {
-                let mut leg = Leg {
-                    alpha_us: line.alpha_us.max(self.model.launch_us),
-                    rate: (line.sure_gb_s() * BYTES_PER_US).min(capacity),
-                    segment_count: hop.segments().len() as u8,
-                    ..Leg::default()
-                };
-                leg.segments[..hop.segments().len()].copy_from_slice(hop.segments());
-                leg
+            let is_last = at + 2 == places.len();
+            let pace = |line: Line| Pace {
+                alpha_us: line.alpha_us.max(self.model.launch_us)
+                    + if is_last { 0.0 } else { staging.chunk_us },
+                rate: (line.sure_gb_s() * BYTES_PER_US).min(capacity),
             };
-            legs[at] = leg(&line);
-            if !is_last {
-                legs[at].alpha_us += staging.chunk_us;
-            }
-            pulled = leg(&numbers.pull.unwrap_or(line));
+            let mut leg = Leg {
+                pushed: pace(numbers.push.or(numbers.pull)?),
+                pulled: pace(numbers.pull.or(numbers.push)?),
+                segment_count: hop.segments().len() as u8,
+                ..Leg::default()
+            };
+            leg.segments[..hop.segments().len()].copy_from_slice(hop.segments());
+            legs[at] = leg;
             hop.segments()
                 .iter()
                 .for_each(|segment| segments.insert(*segment));
@@ -340,7 +394,6 @@ impl Planner {
             path,
             legs,
             segments,
-            pulled,
         })
     }
 

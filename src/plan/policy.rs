@@ -26,8 +26,8 @@ impl Policy for FastestEnd {
             .filter(|set| set & problem.allowed() != 0);
         let mut set = direct.unwrap_or_else(|| problem.fallback());
         let mut us = problem.split(set).us;
-        let mut relays = 0;
         let is_relay = |number: u32| problem.path(number).kind() == PathKind::Relay;
+        let mut relays: u32 = numbers(set).map(|number| u32::from(is_relay(number))).sum();
         for number in numbers(problem.allowed() & !set) {
             let room = set.count_ones() < MAX_PATHS as u32;
             if !room || (is_relay(number) && relays >= options.relays_max) {

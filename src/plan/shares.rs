@@ -14,7 +14,7 @@
 //! the slowest and `k` the messages of the window. Shares and chunks are solved in turn until neither changes.
 
 use super::contention::{self, Occupancy, Rates};
-use super::paths::{Candidate, Path, PathKind, Planner};
+use super::paths::{Candidate, Engines, Path, PathKind, Planner};
 use super::{Message, Options, MAX_PATHS, SLOTS_MIN};
 
 /// One message between two GPUs, and what may be done with it.
@@ -25,7 +25,6 @@ pub struct Problem<'a> {
     message: &'a Message,
     options: &'a Options,
     allowed: u32,
-    pushes: bool,
 }
 
 /// A share of a message.
@@ -63,7 +62,7 @@ impl Split {
 }
 
 /// The pipeline of one path: what its time depends on but for its share.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Pipeline {
     startup_us: f64,
     epsilon_us: f64,
@@ -196,7 +195,10 @@ impl<'a> Problem<'a> {
             PathKind::Host => options.host,
             PathKind::Relay => {
                 let depth = candidate.path.via().len() as u32;
-                options.relay && options.relays_max > 0 && depth <= options.relay_depth_max
+                options.relay
+                    && options.relays_max > 0
+                    && depth <= options.relay_depth_max
+                    && !(options.direct && planner.is_in_the_way(candidates, candidate))
             }
         };
         let bits = candidates
@@ -210,7 +212,6 @@ impl<'a> Problem<'a> {
             message,
             options,
             allowed: bits.fold(0, |set, (at, _)| set | 1 << at),
-            pushes: planner.pushes(message.from, message.to, message),
         }
     }
 
@@ -278,9 +279,11 @@ impl<'a> Problem<'a> {
         }
         assert!(len > 0, "a split over no path");
         let rates = contention::rates(&chosen[..len], &self.planner.capacities, self.occupancy);
-        let mut pipelines = [self.pipeline(chosen[0], 0, &rates); MAX_PATHS];
-        for at in 1..len {
-            pipelines[at] = self.pipeline(chosen[at], at, &rates);
+        let mut engines = Engines::new(self.planner, self.message);
+        let mut pipelines = [Pipeline::default(); MAX_PATHS];
+        for at in 0..len {
+            let pushed = engines.next(&chosen[at].path);
+            pipelines[at] = self.pipeline(chosen[at], at, &rates, pushed);
         }
         let pipelines = &pipelines[..len];
         if len > 1 {
@@ -304,29 +307,26 @@ impl<'a> Problem<'a> {
         self.round(pipelines, &which, &solution)
     }
 
-    fn pipeline(&self, candidate: &Candidate, position: usize, rates: &Rates) -> Pipeline {
+    fn pipeline(
+        &self,
+        candidate: &Candidate,
+        position: usize,
+        rates: &Rates,
+        pushed: [bool; super::MAX_HOPS],
+    ) -> Pipeline {
         let model = self.planner.model();
         let mut pipeline = Pipeline {
             // Those before it are launched first.
             startup_us: model.launch_us * (position + 1) as f64 + model.finish_us,
             epsilon_us: candidate.epsilon_us,
-            alpha_us: [0.0; super::MAX_HOPS],
-            us_per_byte: [0.0; super::MAX_HOPS],
             hops: candidate.legs().len(),
+            ..Pipeline::default()
         };
         for (hop, leg) in candidate.legs().iter().enumerate() {
-            let is_pulled = candidate.path.kind() == PathKind::Direct && !self.pushes;
-            let (alpha_us, rate) = if is_pulled {
-                (
-                    candidate.pulled.alpha_us,
-                    rates[position][hop].min(candidate.pulled.rate),
-                )
-            } else {
-                (leg.alpha_us, rates[position][hop])
-            };
-            pipeline.alpha_us[hop] = alpha_us;
+            let pace = if pushed[hop] { leg.pushed } else { leg.pulled };
+            pipeline.alpha_us[hop] = pace.alpha_us;
             // A segment that is taken altogether still lets a byte through now and then.
-            pipeline.us_per_byte[hop] = 1.0 / rate.max(1e-3);
+            pipeline.us_per_byte[hop] = 1.0 / rates[position][hop].min(pace.rate).max(1e-3);
         }
         pipeline
     }
@@ -469,6 +469,10 @@ impl<'a> Problem<'a> {
             part.slots = pipelines[at].slots(&part, window, options);
             part.us = pipelines[at].us(bytes as f64, part.chunks, window, part.slots);
             split.us = split.us.max(part.us);
+            // More chunks than are wanted, only because nobody else takes the rest: not if the direct path could.
+            if part.chunks > options.chunks_max && options.direct {
+                split.us = f64::INFINITY;
+            }
             split.parts[at] = part;
         }
         split

@@ -34,6 +34,8 @@ pub struct Facts {
     pub pairs: Vec<PairFacts>,
     /// For each GPU, if anybody could tell.
     pub nvlinks: Option<Vec<NvLinks>>,
+    /// Whether links lead to a switch, if a measurement told: copies from one GPU to two share its port there.
+    pub fabric: Option<Fabric>,
     /// Rate of a GPU's PCIe link as negotiated, GB/s and direction, if known.
     pub pcie_gb_s: Option<f64>,
 }
@@ -120,13 +122,14 @@ impl Facts {
             });
             return (Fabric::Links, None, linked.collect());
         }
-        // Without NVML nobody says whether links lead to a switch. If every pair has them, that is assumed: behind a
-        // switch a relay gains nothing, so nothing is lost before the node has been measured.
         let close = |(a, b): (usize, usize)| {
             let (there, back) = (self.pair(a, b), self.pair(b, a));
             there.access && there.atomics && back.access && back.atomics
         };
-        if n > 1 && pairs().all(close) {
+        // Without NVML nobody says whether links lead to a switch. If every pair has them, that is assumed: behind a
+        // switch a relay gains nothing, so nothing is lost before the node has been measured.
+        let all = n > 1 && pairs().all(close);
+        if all && self.fabric.is_none_or(|seen| seen == Fabric::Switch) {
             return (Fabric::Switch, Some((LINK_GB_S, None)), Vec::new());
         }
         let linked = pairs().filter(|pair| close(*pair)).map(|(a, b)| Linked {

@@ -390,6 +390,20 @@ impl Topology {
         }
     }
 
+    /// Puts measured rates in the place of nominal ones: of segments by their index, of hops by their ends.
+    pub fn set_rates(&mut self, segments: &[f64], hop: impl Fn(Place, Place) -> Option<f64>) {
+        for (segment, gb_s) in self.segments.iter_mut().zip(segments) {
+            segment.gb_s = *gb_s;
+        }
+        let ends: Vec<(Place, Place)> = self.hops().map(|(from, to, _)| (from, to)).collect();
+        for (from, to) in ends {
+            let at = self.index(from) * (self.gpus.len() + 1) + self.index(to);
+            if let (Some(known), Some(gb_s)) = (self.hops[at].as_mut(), hop(from, to)) {
+                known.gb_s = gb_s;
+            }
+        }
+    }
+
     fn index(&self, place: Place) -> usize {
         match place {
             Place::Gpu(gpu) => usize::from(gpu),

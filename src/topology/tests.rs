@@ -169,6 +169,14 @@ fn without_nvml_links_between_all_are_taken_for_a_switch() {
     assert_eq!(kind(0, 1), Some(HopKind::NvLink(None)));
     assert_eq!(kind(0, 3), Some(HopKind::PciePeer));
     assert!(Facts::default().topology().is_err());
+    // What a measurement told has the last word.
+    let mut mesh = facts(4, |_, _| true);
+    mesh.fabric = Some(Fabric::Links);
+    let mesh = mesh.topology().expect("a topology");
+    assert_eq!(
+        mesh.hop(Place::Gpu(0), Place::Gpu(3)).map(|hop| hop.kind),
+        Some(HopKind::NvLink(None))
+    );
 }
 
 #[test]

@@ -146,6 +146,10 @@ proptest! {
     fn the_graph_is_the_plan((number, message) in any_message(), options in any_options()) {
         let node = node(number);
         let Ok(plan) = node.planner.plan(&Occupancy::free(), &message, &options) else { return Ok(()) };
+        // Tiny rings and no direct path make very many chunks, which show no more than many do.
+        if plan.paths().iter().map(|path| path.chunks).sum::<u32>() > 1500 {
+            return Ok(());
+        }
         let graph = plan.graph();
         let expected: usize = plan.paths().iter().map(|path| path.chunks as usize * path.path.hops()).sum();
         prop_assert_eq!(graph.copies.len(), expected);
@@ -156,8 +160,10 @@ proptest! {
         // Run in launch order, with rings in memory: each slot holds what its reader expects, and all of it arrives.
         let mut rings: HashMap<(u8, Place, u32), (u32, bool)> = HashMap::new();
         let mut arrived = 0;
+        let mut edges: Vec<Vec<&graph::Edge>> = vec![Vec::new(); graph.copies.len()];
+        graph.edges.iter().for_each(|edge| edges[edge.after as usize].push(edge));
         let waits = |after: usize, why: Why, before: &dyn Fn(&Copy) -> bool| {
-            graph.edges.iter().any(|edge| edge.after as usize == after && edge.why == why && before(&graph.copies[edge.before as usize]))
+            edges[after].iter().any(|edge| edge.why == why && before(&graph.copies[edge.before as usize]))
         };
         for (number, copy) in graph.copies.iter().enumerate() {
             if let End::Slot { at, slot } = copy.from {
@@ -207,7 +213,7 @@ proptest! {
         let options = Options { gain_min: 0.0, ..Options::default() };
         let longer = Message { bytes: message.bytes + message.bytes / 8 + 1, ..message };
         let (short, long) = (node.plan(&message, &options), node.plan(&longer, &options));
-        prop_assert!(long.predicted_us > short.predicted_us * 0.995);
+        prop_assert!(long.predicted_us > short.predicted_us * 0.995, "{short:?} {long:?}");
     }
 }
 

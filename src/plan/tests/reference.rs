@@ -129,7 +129,14 @@ fn fill(tasks: &[Task], moving: &[usize], capacities: &[f64]) -> Vec<f64> {
         for (i, at) in moving.iter().enumerate().filter(|(i, _)| rising[*i]) {
             step = step.min(tasks[*at].cap - rates[i]);
         }
-        for (segment, capacity) in capacities.iter().enumerate() {
+        let mut used: Vec<usize> = moving
+            .iter()
+            .flat_map(|at| tasks[*at].segments.iter().copied())
+            .collect();
+        used.sort_unstable();
+        used.dedup();
+        for segment in used {
+            let capacity = capacities[segment];
             let users = || {
                 moving
                     .iter()
