@@ -28,15 +28,18 @@ impl Policy for FastestEnd {
         let mut us = problem.split(set).us;
         let is_relay = |number: u32| problem.path(number).kind() == PathKind::Relay;
         let mut relays: u32 = numbers(set).map(|number| u32::from(is_relay(number))).sum();
-        for number in numbers(problem.allowed() & !set) {
-            let room = set.count_ones() < MAX_PATHS as u32;
-            if !room || (is_relay(number) && relays >= options.relays_max) {
-                continue;
-            }
-            let with = problem.split(set | 1 << number).us;
-            if with < us * worth {
-                (set, us) = (set | 1 << number, with);
-                relays += u32::from(is_relay(number));
+        // Twice: next to those that came later, one may be worth it that was not before.
+        for _ in 0..2 {
+            for number in numbers(problem.allowed() & !set) {
+                let room = set.count_ones() < MAX_PATHS as u32;
+                if !room || (is_relay(number) && relays >= options.relays_max) {
+                    continue;
+                }
+                let with = problem.split(set | 1 << number).us;
+                if with < us * worth {
+                    (set, us) = (set | 1 << number, with);
+                    relays += u32::from(is_relay(number));
+                }
             }
         }
         // One that was worth it when it came may not be any more, next to those that came later.

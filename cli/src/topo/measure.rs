@@ -201,9 +201,9 @@ impl Measurement<'_> {
                 around.push(fitted.alpha_us - alpha_us);
                 launches.push(calls / ROW as f64);
                 Ok(Line {
-                    alpha_us,
+                    alpha_us: rounded(alpha_us),
+                    gb_s: rounded(fitted.gb_s),
                     spread: if by_nvlink { 0.0 } else { PCIE_SPREAD },
-                    ..fitted
                 })
             };
             hops.push(HopModel {
@@ -216,8 +216,8 @@ impl Measurement<'_> {
         bar.finish_and_clear();
         model.hops = hops;
         model.fabric = fabric;
-        model.launch_us = median(&mut launches);
-        model.finish_us = (median(&mut around) - model.launch_us).max(0.0);
+        model.launch_us = rounded(median(&mut launches));
+        model.finish_us = rounded((median(&mut around) - model.launch_us).max(0.0));
         // Those through which a single hop is measured carry what it does; the host's memory serves all.
         model.segments = vec![
             self.host_capacity(&model, SegmentKind::HostWrite, |gpu| (gpu, Place::Host))?,
@@ -245,8 +245,16 @@ impl Measurement<'_> {
             Some(hop.push.or(hop.pull)?.gb_s)
         });
         let gb_s = (bytes / (us * BYTES_PER_US)).max(fastest.fold(0.0, f64::max));
-        Ok(SegmentModel { kind, gb_s })
+        Ok(SegmentModel {
+            kind,
+            gb_s: rounded(gb_s),
+        })
     }
+}
+
+/// A thousandth of a GB/s or of a microsecond is finer than any measurement.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
 }
 
 fn median(values: &mut [f64]) -> f64 {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use anabranch_engine::model::Line;
-use anabranch_engine::topology::{HopKind, Place, Topology};
+use anabranch_engine::topology::{Fabric, HopKind, Place, Topology};
 
 use super::source::Source;
 
@@ -25,7 +25,14 @@ pub fn render(source: &Source) -> String {
         matrix.push(row);
     }
     out += &table(&matrix);
-    out += "\nNV# NVLinks of the pair (NV where their number is not known), NVS# the same by way of a switch,\nNODE PCIe within a NUMA node, SYS between NUMA nodes\n\n";
+    let fabric = match topology.fabric {
+        Fabric::Switch => "all by way of a switch, which a GPU's links share",
+        Fabric::FullMesh | Fabric::Links => "the pair's own",
+    };
+    let _ = writeln!(
+        out,
+        "\nNV# NVLinks ({fabric}; NV where their number is not known),\nNODE PCIe within a NUMA node, SYS between NUMA nodes\n"
+    );
     let numbers = if source.measured {
         "measured"
     } else {
@@ -82,7 +89,7 @@ fn kind(topology: &Topology, from: Place, to: Place) -> String {
     let count = |links: Option<u32>| links.map_or(String::new(), |links| links.to_string());
     match topology.hop(from, to).map(|hop| hop.kind) {
         Some(HopKind::NvLink(links)) => format!("NV{}", count(links)),
-        Some(HopKind::NvSwitch(links)) => format!("NVS{}", count(links)),
+        Some(HopKind::NvSwitch(links)) => format!("NV{}", count(links)),
         Some(HopKind::PcieHost) => "PCIe".into(),
         Some(HopKind::PciePeer) => {
             let numa = |place: Place| match place {
