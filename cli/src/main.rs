@@ -6,8 +6,10 @@ mod config;
 mod doctor;
 mod elf;
 mod exec;
+mod plan;
 mod preload;
 mod run;
+mod topo;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -38,6 +40,10 @@ enum Command {
     Doctor(doctor::Arguments),
     /// Print every ANABRANCH_* option with its default, its value in effect, and what it does
     Config(config::Arguments),
+    /// Print how the GPUs are connected, and how fast: of this machine or of a topology file
+    Topo(topo::Arguments),
+    /// Print how a message would be split over the paths between two GPUs, and what that brings
+    Plan(plan::Arguments),
     /// Measure bandwidth or latency between ranks 0 and 1
     Bench(bench::Arguments),
     /// Measure what a plan of `compare` lists, in one launch
@@ -96,6 +102,8 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::main(&arguments),
         Command::Config(arguments) => config::main(&arguments),
         Command::Bench(arguments) => bench::main(&arguments),
+        Command::Topo(arguments) => topo::main(&arguments),
+        Command::Plan(arguments) => plan::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Suite(arguments) => bench::suite::main(&arguments),
         Command::Compare(arguments) => compare::main(&arguments),

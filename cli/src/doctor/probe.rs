@@ -165,7 +165,8 @@ fn driver() -> anyhow::Result<()> {
     say(&Said::Complete)
 }
 
-fn uuid_text(uuid: [u8; 16]) -> String {
+/// A GPU's identity, as nvidia-smi prints it.
+pub fn uuid_text(uuid: [u8; 16]) -> String {
     let part = |range: std::ops::Range<usize>| -> String {
         uuid[range]
             .iter()

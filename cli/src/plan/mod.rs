@@ -1,0 +1,269 @@
+//! `anabranch plan`: how a message would be split, and what that brings.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anabranch_engine::config::{format_size, parse_size};
+use anabranch_engine::plan::{Graph, Message, Occupancy, Options, Order, PathKind, Plan, Planner};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::topo::source::{self, Source};
+use crate::topo::text::table;
+use crate::Failure;
+
+/// A kind of path.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// One copy from GPU to GPU
+    Direct,
+    /// Over other GPUs
+    Relay,
+    /// Through host memory
+    Host,
+}
+
+/// In what order copies are launched.
+#[derive(Clone, Copy, ValueEnum)]
+enum OrderName {
+    /// The direct copy first, then a chunk of each other path in turn
+    DirectFirst,
+    /// A chunk of each path in turn
+    RoundRobin,
+    /// One path after the other
+    PathByPath,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).ok_or_else(|| format!("{text:?} is no size: write 16K, 4M or 1G"))
+}
+
+/// Arguments of `anabranch plan`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Number of the GPU that has the message
+    #[arg(long, value_name = "GPU")]
+    from: u8,
+    /// Number of the GPU that is to have it
+    #[arg(long, value_name = "GPU")]
+    to: u8,
+    /// Its length
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    size: u64,
+    /// A node that comes with the command (beluga, narval, dgx1-v100, hgx-h200) or a file, instead of this machine
+    #[arg(long, value_name = "NAME|FILE")]
+    topology: Option<String>,
+    /// Where the measurement of this machine is kept [default: in the user's cache folder]
+    #[arg(long, value_name = "FILE", conflicts_with = "topology")]
+    model: Option<PathBuf>,
+    /// Messages that follow each other without a pause
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    window: u32,
+    /// Paths that may be taken
+    #[arg(
+        long,
+        value_name = "KINDS",
+        value_delimiter = ',',
+        default_value = "direct,relay,host"
+    )]
+    paths: Vec<Kind>,
+    /// How many paths over other GPUs at most
+    #[arg(long, value_name = "COUNT")]
+    relays: Option<u32>,
+    /// How many GPUs one such path may lead over
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    depth: u32,
+    /// How many chunks a path may have
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
+    /// In what order copies are launched
+    #[arg(long, value_name = "ORDER", default_value = "direct-first")]
+    order: OrderName,
+    /// Write the copies of the plan, and what they wait for, for Graphviz; - for stdout instead of the text
+    #[arg(long, value_name = "FILE")]
+    dot: Option<PathBuf>,
+    /// Print JSON, copies included
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    topology: String,
+    measured: bool,
+    message: Message,
+    predicted_us: f64,
+    predicted_gb_s: f64,
+    direct_us: Option<f64>,
+    gain: Option<f64>,
+    order: Order,
+    paths: Vec<PathReport>,
+    graph: Graph,
+}
+
+#[derive(Serialize)]
+struct PathReport {
+    path: String,
+    kind: PathKind,
+    share: f64,
+    offset: u64,
+    bytes: u64,
+    chunks: u32,
+    chunk_bytes: u64,
+    slots: u32,
+    staging_bytes: u64,
+    engines: Vec<u8>,
+    predicted_us: f64,
+}
+
+/// Plans, and prints the plan.
+///
+/// # Errors
+/// There is no such node, or no such plan.
+pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let source = source::find(
+        arguments.topology.as_deref(),
+        arguments.model.as_deref(),
+        false,
+    )?;
+    let message = Message {
+        window: arguments.window,
+        ..Message::new(arguments.from, arguments.to, arguments.size)
+    };
+    let planner = Planner::new(&source.topology, &source.model);
+    let plan = planner
+        .plan(&Occupancy::free(), &message, &arguments.options())
+        .map_err(|error| Failure::new(2, error.to_string()))?;
+    let text = if arguments.json {
+        format!(
+            "{}\n",
+            serde_json::to_string_pretty(&report(&source, &plan))?
+        )
+    } else {
+        render(&source, &plan)
+    };
+    if let Some(file) = &arguments.dot {
+        let dot = plan.graph().dot(&plan);
+        if file.as_os_str() == "-" {
+            return crate::topo::print(&dot);
+        }
+        std::fs::write(file, dot)
+            .map_err(|error| Failure::new(2, format!("--dot {}: {error}", file.display())))?;
+    }
+    crate::topo::print(&text)
+}
+
+impl Arguments {
+    fn options(&self) -> Options {
+        let defaults = Options::default();
+        Options {
+            direct: self.paths.contains(&Kind::Direct),
+            relay: self.paths.contains(&Kind::Relay),
+            host: self.paths.contains(&Kind::Host),
+            relays_max: self.relays.unwrap_or(defaults.relays_max),
+            relay_depth_max: self.depth,
+            chunks_max: self.chunks.unwrap_or(defaults.chunks_max),
+            order: match self.order {
+                OrderName::DirectFirst => Order::DirectFirst,
+                OrderName::RoundRobin => Order::RoundRobin,
+                OrderName::PathByPath => Order::PathByPath,
+            },
+            ..defaults
+        }
+    }
+}
+
+fn share(plan: &Plan, bytes: u64) -> f64 {
+    bytes as f64 / (plan.message.bytes as f64).max(1.0)
+}
+
+fn report(source: &Source, plan: &Plan) -> Report {
+    let path = |path: &anabranch_engine::plan::PathPlan| PathReport {
+        path: path.path.to_string(),
+        kind: path.path.kind(),
+        share: share(plan, path.bytes),
+        offset: path.offset,
+        bytes: path.bytes,
+        chunks: path.chunks,
+        chunk_bytes: path.chunk_bytes,
+        slots: path.slots,
+        staging_bytes: path.staging_bytes(),
+        engines: path.engines[..path.path.hops()].to_vec(),
+        predicted_us: path.predicted_us,
+    };
+    let has_direct = plan.direct_us.is_finite();
+    Report {
+        topology: source.topology.name.clone(),
+        measured: source.measured,
+        message: plan.message,
+        predicted_us: plan.predicted_us,
+        predicted_gb_s: plan.predicted_gb_s(),
+        direct_us: has_direct.then_some(plan.direct_us),
+        gain: has_direct.then(|| plan.gain()),
+        order: plan.order,
+        paths: plan.paths().iter().map(path).collect(),
+        graph: plan.graph(),
+    }
+}
+
+fn render(source: &Source, plan: &Plan) -> String {
+    let message = &plan.message;
+    let mut out = format!(
+        "{}: {} from GPU{} to GPU{}, window {}, {} numbers\n\n",
+        source.topology.name,
+        format_size(message.bytes),
+        message.from,
+        message.to,
+        message.window,
+        if source.measured {
+            "measured"
+        } else {
+            "nominal"
+        }
+    );
+    let mut rows = vec![[
+        "path",
+        "share",
+        "bytes",
+        "chunks",
+        "of",
+        "slots",
+        "engines",
+        "ends after",
+    ]
+    .map(str::to_owned)
+    .to_vec()];
+    for path in plan.paths() {
+        let engines: Vec<String> = path.engines[..path.path.hops()]
+            .iter()
+            .map(|gpu| format!("GPU{gpu}"))
+            .collect();
+        rows.push(vec![
+            path.path.to_string(),
+            format!("{:.1} %", 100.0 * share(plan, path.bytes)),
+            path.bytes.to_string(),
+            path.chunks.to_string(),
+            path.chunk_bytes.to_string(),
+            path.slots.to_string(),
+            engines.join(" "),
+            format!("{:.1} us", path.predicted_us),
+        ]);
+    }
+    out += &table(&rows);
+    let _ = writeln!(
+        out,
+        "\npredicted: {:.1} us, {:.1} GB/s",
+        plan.predicted_us,
+        plan.predicted_gb_s()
+    );
+    if plan.direct_us.is_finite() {
+        let _ = writeln!(
+            out,
+            "direct alone: {:.1} us; {:.3} times as fast",
+            plan.direct_us,
+            plan.gain()
+        );
+    }
+    out
+}

@@ -1,0 +1,318 @@
+//! What the driver of this machine says of it, and copies to measure it by.
+
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+
+use anabranch_engine::model::cache::Machine;
+use anabranch_engine::topology::found::{Facts, PairFacts};
+use anabranch_engine::topology::Gpu;
+use anyhow::{bail, Context};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use super::nvml::{self, Nvml};
+use crate::bench::cuda::{DeviceContext, DevicePtr, Driver};
+use crate::Failure;
+
+type Handle = *mut c_void;
+
+macro_rules! functions {
+    ($( $field:ident = $symbol:literal ($( $argument:ty ),*); )*) => {
+        /// Driver functions that no other part of the command needs.
+        struct Functions { $( $field: unsafe extern "C" fn($( $argument ),*) -> c_int ),* }
+
+        impl Functions {
+            fn resolve(library: &Library) -> anyhow::Result<Functions> {
+                Ok(Functions { $(
+                    // SAFETY: the driver's documentation gives the function of this name this signature.
+                    $field: *unsafe { library.get($symbol) }
+                        .with_context(|| format!("the CUDA driver lacks {}", String::from_utf8_lossy($symbol)))?,
+                )* })
+            }
+        }
+    };
+}
+
+functions! {
+    device_get = b"cuDeviceGet\0" (*mut c_int, c_int);
+    pci_bus_id = b"cuDeviceGetPCIBusId\0" (*mut c_char, c_int, c_int);
+    p2p_attribute = b"cuDeviceGetP2PAttribute\0" (*mut c_int, c_int, c_int, c_int);
+    host_alloc = b"cuMemHostAlloc\0" (*mut *mut c_void, usize, c_uint);
+    host_free = b"cuMemFreeHost\0" (*mut c_void);
+    copy_async = b"cuMemcpyAsync\0" (u64, u64, usize, Handle);
+    stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
+    stream_synchronize = b"cuStreamSynchronize\0" (Handle);
+    stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
+}
+
+const P2P_ACCESS_SUPPORTED: c_int = 2;
+const P2P_NATIVE_ATOMIC_SUPPORTED: c_int = 3;
+const HOST_ALLOC_PORTABLE: c_uint = 1;
+const STREAM_NON_BLOCKING: c_uint = 1;
+
+/// The driver, initialized.
+pub struct Node {
+    driver: Driver,
+    more: Functions,
+    /// How many GPUs there are.
+    pub gpus: u32,
+    _library: Library,
+}
+
+/// A stream, in the context of its GPU.
+#[derive(Clone, Copy)]
+pub struct Stream {
+    context: DeviceContext,
+    handle: Handle,
+}
+
+impl Node {
+    /// Finds the driver and initializes it.
+    ///
+    /// # Errors
+    /// There is none, or none that works.
+    pub fn open() -> anyhow::Result<Node> {
+        // SAFETY: loading the system's driver runs its initializers, which is what they are for.
+        let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }.map_err(|_| {
+            Failure::new(1, "no CUDA driver (libcuda.so.1) on this machine: name a topology with --topology NAME or FILE")
+        })?;
+        let more = Functions::resolve(&library)?;
+        let driver = Driver::open()?;
+        driver.init()?;
+        let gpus = driver.device_count()?;
+        if gpus == 0 {
+            bail!("the CUDA driver reports no GPU");
+        }
+        Ok(Node {
+            driver,
+            more,
+            gpus,
+            _library: library,
+        })
+    }
+
+    /// What a measurement here is valid for.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn machine(&self) -> anyhow::Result<Machine> {
+        let kernel = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+        let kernel = kernel.and_then(|text| Some(text.lines().next()?.to_owned()));
+        let simulated = if self.is_simulated() {
+            ", simulated"
+        } else {
+            ""
+        };
+        Ok(Machine {
+            gpus: self.uuids()?,
+            driver: match kernel.filter(|_| simulated.is_empty()) {
+                Some(kernel) => format!("{} ({})", self.driver.version()?, kernel.trim()),
+                None => format!("{}{simulated}", self.driver.version()?),
+            },
+        })
+    }
+
+    /// Whether the driver is the simulated one.
+    pub fn is_simulated(&self) -> bool {
+        self.driver.simulated_clock().is_some()
+    }
+
+    fn uuids(&self) -> anyhow::Result<Vec<String>> {
+        (0..self.gpus)
+            .map(|gpu| Ok(crate::doctor::uuid_text(self.driver.device_uuid(gpu)?)))
+            .collect()
+    }
+
+    fn check(&self, code: c_int, call: &str) -> anyhow::Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        bail!("{call}: CUDA error {code}")
+    }
+
+    fn device(&self, ordinal: u32) -> anyhow::Result<c_int> {
+        let mut device = 0;
+        // SAFETY: the driver writes one int.
+        let code = unsafe { (self.more.device_get)(&raw mut device, ordinal as c_int) };
+        self.check(code, "cuDeviceGet")?;
+        Ok(device)
+    }
+
+    fn pci(&self, gpu: u32) -> anyhow::Result<String> {
+        let mut text: [c_char; 32] = [0; 32];
+        // SAFETY: the driver writes at most 31 characters and a NUL.
+        let code = unsafe { (self.more.pci_bus_id)(text.as_mut_ptr(), 31, self.device(gpu)?) };
+        self.check(code, "cuDeviceGetPCIBusId")?;
+        // SAFETY: it ends within the array, which was zeros before.
+        Ok(unsafe { CStr::from_ptr(text.as_ptr()) }
+            .to_string_lossy()
+            .into_owned())
+    }
+
+    fn p2p(&self, attribute: c_int, from: u32, to: u32) -> anyhow::Result<bool> {
+        let (mut value, from, to) = (0, self.device(from)?, self.device(to)?);
+        // SAFETY: the driver writes one int.
+        let code = unsafe { (self.more.p2p_attribute)(&raw mut value, attribute, from, to) };
+        self.check(code, "cuDeviceGetP2PAttribute")?;
+        Ok(value != 0)
+    }
+
+    /// All that can be found out without a copy.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn facts(&self) -> anyhow::Result<Facts> {
+        let uuids = self.uuids()?;
+        let pci: Vec<String> = (0..self.gpus)
+            .map(|gpu| self.pci(gpu))
+            .collect::<anyhow::Result<_>>()?;
+        let mut facts = Facts::default();
+        for gpu in 0..self.gpus {
+            let at = gpu as usize;
+            facts.gpus.push(Gpu {
+                uuid: Some(uuids[at].clone()),
+                name: self.driver.device_name(gpu)?,
+                numa: numa_node(&pci[at]),
+                pci: Some(pci[at].clone()),
+            });
+        }
+        for from in 0..self.gpus {
+            for to in 0..self.gpus {
+                facts.pairs.push(if from == to {
+                    PairFacts::default()
+                } else {
+                    PairFacts {
+                        access: self.p2p(P2P_ACCESS_SUPPORTED, from, to)?,
+                        atomics: self.p2p(P2P_NATIVE_ATOMIC_SUPPORTED, from, to)?,
+                    }
+                });
+            }
+        }
+        // Of a simulated node the system's NVML knows nothing.
+        let nvml = Nvml::open().filter(|_| !self.is_simulated());
+        if let Some((links, pcie)) = nvml.and_then(|nvml| nvml::all(&nvml, &uuids, &pci)) {
+            facts.nvlinks = Some(links);
+            facts.pcie_gb_s = pcie;
+        }
+        Ok(facts)
+    }
+
+    /// Contexts of all GPUs, each of which reaches the memory of the others where it may.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn enter_all(&self) -> anyhow::Result<Vec<DeviceContext>> {
+        let contexts: Vec<DeviceContext> = (0..self.gpus)
+            .map(|gpu| self.driver.enter(gpu))
+            .collect::<anyhow::Result<_>>()?;
+        for (gpu, context) in contexts.iter().enumerate() {
+            for (peer, other) in contexts.iter().enumerate() {
+                if gpu != peer && self.driver.can_access(gpu as u32, peer as u32)? {
+                    self.driver.select(*context)?;
+                    self.driver.enable_peer(*other)?;
+                }
+            }
+        }
+        Ok(contexts)
+    }
+
+    /// Memory of the GPU of a context.
+    ///
+    /// # Errors
+    /// What the driver reports, as for all below.
+    pub fn alloc(&self, context: DeviceContext, bytes: usize) -> anyhow::Result<DevicePtr> {
+        self.driver.select(context)?;
+        self.driver.alloc(bytes)
+    }
+
+    /// Gives it back.
+    pub fn free(&self, context: DeviceContext, address: DevicePtr) -> anyhow::Result<()> {
+        self.driver.select(context)?;
+        self.driver.free(address)
+    }
+
+    /// Pinned memory of the host.
+    pub fn alloc_host(&self, bytes: usize) -> anyhow::Result<DevicePtr> {
+        let mut address = std::ptr::null_mut();
+        // SAFETY: the driver writes one pointer.
+        let code = unsafe { (self.more.host_alloc)(&raw mut address, bytes, HOST_ALLOC_PORTABLE) };
+        self.check(code, &format!("cuMemHostAlloc of {bytes} bytes"))?;
+        Ok(address.expose_provenance() as u64)
+    }
+
+    /// Gives it back.
+    pub fn free_host(&self, address: DevicePtr) -> anyhow::Result<()> {
+        let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: an unknown address is an error code.
+        let code = unsafe { (self.more.host_free)(pointer) };
+        self.check(code, "cuMemFreeHost")
+    }
+
+    /// A stream in a context: its copies are made by that GPU's engines.
+    pub fn stream(&self, context: DeviceContext) -> anyhow::Result<Stream> {
+        self.driver.select(context)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the driver writes one handle.
+        let code = unsafe { (self.more.stream_create)(&raw mut handle, STREAM_NON_BLOCKING) };
+        self.check(code, "cuStreamCreate")?;
+        Ok(Stream { context, handle })
+    }
+
+    /// Launches a copy between any two addresses.
+    pub fn copy(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: usize,
+        stream: Stream,
+    ) -> anyhow::Result<()> {
+        self.driver.select(stream.context)?;
+        // SAFETY: bad addresses are an error code; the stream came from the driver.
+        let code = unsafe { (self.more.copy_async)(to, from, bytes, stream.handle) };
+        self.check(code, "cuMemcpyAsync")
+    }
+
+    /// Waits for a stream.
+    pub fn wait(&self, stream: Stream) -> anyhow::Result<()> {
+        self.driver.select(stream.context)?;
+        // SAFETY: the stream came from the driver.
+        let code = unsafe { (self.more.stream_synchronize)(stream.handle) };
+        self.check(code, "cuStreamSynchronize")
+    }
+
+    /// Destroys a stream.
+    pub fn destroy(&self, stream: Stream) -> anyhow::Result<()> {
+        self.driver.select(stream.context)?;
+        // SAFETY: the stream came from the driver and is not used again.
+        let code = unsafe { (self.more.stream_destroy)(stream.handle) };
+        self.check(code, "cuStreamDestroy")
+    }
+
+    /// Microseconds since some moment, by the clock of the node: a simulated one has its own.
+    pub fn now_us(&self) -> f64 {
+        static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+        match self.driver.simulated_clock() {
+            // SAFETY: it may be called at any time once the driver is initialized.
+            Some(clock) => (unsafe { clock() }) as f64 / 1e3,
+            None => {
+                START
+                    .get_or_init(std::time::Instant::now)
+                    .elapsed()
+                    .as_secs_f64()
+                    * 1e6
+            }
+        }
+    }
+}
+
+/// The NUMA node that a PCI device hangs on, if the system says.
+fn numa_node(pci: &str) -> Option<u32> {
+    // The driver writes the domain with four digits, as the system does, or with eight.
+    let pci = pci.to_ascii_lowercase();
+    let (domain, rest) = pci.split_once(':')?;
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    let text = std::fs::read_to_string(format!(
+        "/sys/bus/pci/devices/{domain:04x}:{rest}/numa_node"
+    ))
+    .ok()?;
+    // -1 where the machine has but one.
+    text.trim().parse().ok()
+}

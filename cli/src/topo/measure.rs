@@ -1,0 +1,263 @@
+//! Measures the node by copies of one process: each hop by the engines of both its ends, whether two hops out of one GPU
+//! share a port, and what the host's memory carries for all GPUs at once.
+
+use anabranch_engine::model::{
+    fit, HopModel, Line, Model, SegmentModel, BYTES_PER_US, PCIE_SPREAD,
+};
+use anabranch_engine::topology::found::Facts;
+use anabranch_engine::topology::{Fabric, Place, SegmentKind, Topology};
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::driver::{Node, Stream};
+use crate::bench::cuda::{DeviceContext, DevicePtr};
+
+const MIB: usize = 1 << 20;
+/// Sizes of single copies.
+const SIZES: [usize; 4] = [MIB / 4, MIB, 4 * MIB, 16 * MIB];
+/// Room for the largest copy.
+const ROOM: usize = SIZES[SIZES.len() - 1];
+/// Copies in a row, to tell what each costs apart from what their launch and end cost.
+const ROW: usize = 8;
+/// Each is timed so often; the shortest time counts, since whatever else runs can only add to it.
+const TIMES: usize = 3;
+
+/// A GPU's memory and streams for the measurement.
+struct Bench {
+    context: DeviceContext,
+    memory: DevicePtr,
+    other: DevicePtr,
+    streams: [Stream; 2],
+    host: DevicePtr,
+}
+
+/// One copy.
+#[derive(Clone, Copy)]
+struct Transfer {
+    to: DevicePtr,
+    from: DevicePtr,
+    stream: Stream,
+}
+
+struct Measurement<'a> {
+    node: &'a Node,
+    gpus: Vec<Bench>,
+}
+
+/// Measures. `facts` learns how the GPUs are connected, if that can be told.
+///
+/// # Errors
+/// What the driver reports, or times from which no rate follows.
+pub fn run(node: &Node, facts: &mut Facts) -> anyhow::Result<(Topology, Model)> {
+    let contexts = node.enter_all()?;
+    let bench = |context: &DeviceContext| -> anyhow::Result<Bench> {
+        Ok(Bench {
+            context: *context,
+            memory: node.alloc(*context, ROOM)?,
+            other: node.alloc(*context, ROOM)?,
+            streams: [node.stream(*context)?, node.stream(*context)?],
+            host: node.alloc_host(ROOM)?,
+        })
+    };
+    let gpus = contexts.iter().map(bench).collect::<anyhow::Result<_>>()?;
+    let measurement = Measurement { node, gpus };
+    facts.fabric = measurement.fabric(facts)?;
+    let topology = facts.topology()?;
+    let model = measurement.model(&topology, facts.fabric);
+    measurement.close()?;
+    Ok((topology, model?))
+}
+
+impl Measurement<'_> {
+    fn close(self) -> anyhow::Result<()> {
+        for gpu in &self.gpus {
+            for stream in gpu.streams {
+                self.node.destroy(stream)?;
+            }
+            self.node.free(gpu.context, gpu.memory)?;
+            self.node.free(gpu.context, gpu.other)?;
+            self.node.free_host(gpu.host)?;
+        }
+        Ok(())
+    }
+
+    /// Time of `row` rounds of copies of `bytes`, from the first launch until all have ended, and of the launches alone.
+    fn once(&self, transfers: &[Transfer], bytes: usize, row: usize) -> anyhow::Result<(f64, f64)> {
+        let start = self.node.now_us();
+        for _ in 0..row {
+            for transfer in transfers {
+                self.node
+                    .copy(transfer.to, transfer.from, bytes, transfer.stream)?;
+            }
+        }
+        let launched = self.node.now_us();
+        for transfer in transfers {
+            self.node.wait(transfer.stream)?;
+        }
+        Ok((self.node.now_us() - start, launched - start))
+    }
+
+    fn time(&self, transfers: &[Transfer], bytes: usize, row: usize) -> anyhow::Result<(f64, f64)> {
+        self.once(transfers, bytes, 1)?;
+        let mut best = (f64::INFINITY, f64::INFINITY);
+        for _ in 0..TIMES {
+            let (all, launches) = self.once(transfers, bytes, row)?;
+            best = (best.0.min(all), best.1.min(launches));
+        }
+        Ok(best)
+    }
+
+    fn between(&self, from: Place, to: Place, pushed: bool) -> Transfer {
+        let gpu = |place: Place| match place {
+            Place::Gpu(gpu) => Some(&self.gpus[usize::from(gpu)]),
+            Place::Host => None,
+        };
+        match (gpu(from), gpu(to)) {
+            (Some(source), Some(target)) => Transfer {
+                to: target.other,
+                from: source.memory,
+                stream: if pushed {
+                    source.streams[0]
+                } else {
+                    target.streams[0]
+                },
+            },
+            (Some(source), None) => Transfer {
+                to: source.host,
+                from: source.memory,
+                stream: source.streams[0],
+            },
+            (None, Some(target)) => Transfer {
+                to: target.other,
+                from: target.host,
+                stream: target.streams[0],
+            },
+            (None, None) => unreachable!("no hop has the host at both ends"),
+        }
+    }
+
+    /// Copies from one GPU to two others: behind a switch they share its port, over links of their own they do not.
+    fn fabric(&self, facts: &Facts) -> anyhow::Result<Option<Fabric>> {
+        let n = self.gpus.len();
+        let linked = |from: usize, to: usize| {
+            from != to
+                && facts
+                    .pairs
+                    .get(from * n + to)
+                    .is_some_and(|pair| pair.access && pair.atomics)
+        };
+        for from in 0..n {
+            let mut peers = (0..n).filter(|to| linked(from, *to));
+            let (Some(first), Some(second)) = (peers.next(), peers.next()) else {
+                continue;
+            };
+            let mut ways = [first, second]
+                .map(|to| self.between(Place::Gpu(from as u8), Place::Gpu(to as u8), true));
+            ways[1].stream = self.gpus[from].streams[1];
+            let longer = self
+                .time(&ways[..1], ROOM, 1)?
+                .0
+                .max(self.time(&ways[1..], ROOM, 1)?.0);
+            let both = self.time(&ways, ROOM, 1)?.0;
+            let shared = both > 1.4 * longer;
+            return Ok(Some(if shared {
+                Fabric::Switch
+            } else {
+                Fabric::Links
+            }));
+        }
+        Ok(None)
+    }
+
+    fn model(&self, topology: &Topology, fabric: Option<Fabric>) -> anyhow::Result<Model> {
+        let mut model = Model::nominal(topology);
+        let style = ProgressStyle::with_template("measuring {bar:30} {pos}/{len} {msg}")?;
+        let bar = ProgressBar::new(model.hops.len() as u64).with_style(style);
+        let mut around = Vec::new();
+        let mut launches = Vec::new();
+        let mut hops = Vec::new();
+        for hop in &model.hops {
+            bar.set_message(format!("{} to {}", hop.from, hop.to));
+            let by_nvlink = topology
+                .hop(hop.from, hop.to)
+                .is_some_and(|hop| hop.is_nvlink());
+            let mut line = |pushed: bool| -> anyhow::Result<Line> {
+                let transfer = [self.between(hop.from, hop.to, pushed)];
+                let mut samples = Vec::new();
+                for bytes in SIZES {
+                    samples.push((bytes as u64, self.time(&transfer, bytes, 1)?.0));
+                }
+                let fitted = fit::line(&samples).with_context(|| {
+                    format!(
+                        "{} to {}: no rate follows from {samples:?}",
+                        hop.from, hop.to
+                    )
+                })?;
+                // What follows directly has no launch and no end of its own to wait for.
+                let (row, calls) = self.time(&transfer, MIB, ROW)?;
+                let each = (row - samples[1].1) / (ROW - 1) as f64;
+                let alpha_us =
+                    (each - MIB as f64 / (fitted.gb_s * BYTES_PER_US)).clamp(0.0, fitted.alpha_us);
+                around.push(fitted.alpha_us - alpha_us);
+                launches.push(calls / ROW as f64);
+                Ok(Line {
+                    alpha_us: rounded(alpha_us),
+                    gb_s: rounded(fitted.gb_s),
+                    spread: if by_nvlink { 0.0 } else { PCIE_SPREAD },
+                })
+            };
+            hops.push(HopModel {
+                push: hop.push.map(|_| line(true)).transpose()?,
+                pull: hop.pull.map(|_| line(false)).transpose()?,
+                ..*hop
+            });
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        model.hops = hops;
+        model.fabric = fabric;
+        model.launch_us = rounded(median(&mut launches));
+        model.finish_us = rounded((median(&mut around) - model.launch_us).max(0.0));
+        // Those through which a single hop is measured carry what it does; the host's memory serves all.
+        model.segments = vec![
+            self.host_capacity(&model, SegmentKind::HostWrite, |gpu| (gpu, Place::Host))?,
+            self.host_capacity(&model, SegmentKind::HostRead, |gpu| (Place::Host, gpu))?,
+        ];
+        Ok(model)
+    }
+
+    fn host_capacity(
+        &self,
+        model: &Model,
+        kind: SegmentKind,
+        ends: fn(Place) -> (Place, Place),
+    ) -> anyhow::Result<SegmentModel> {
+        let places = (0..self.gpus.len() as u8).map(|gpu| ends(Place::Gpu(gpu)));
+        let all: Vec<Transfer> = places
+            .clone()
+            .map(|(from, to)| self.between(from, to, true))
+            .collect();
+        // In a row, so that the launches of one round hide behind the copies of another.
+        let (us, _) = self.time(&all, ROOM, 2)?;
+        let bytes = (all.len() * ROOM * 2) as f64;
+        let fastest = places.filter_map(|(from, to)| {
+            let hop = model.hop(from, to)?;
+            Some(hop.push.or(hop.pull)?.gb_s)
+        });
+        let gb_s = (bytes / (us * BYTES_PER_US)).max(fastest.fold(0.0, f64::max));
+        Ok(SegmentModel {
+            kind,
+            gb_s: rounded(gb_s),
+        })
+    }
+}
+
+/// A thousandth of a GB/s or of a microsecond is finer than any measurement.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,117 @@
+//! `anabranch topo`: how the GPUs of a node are connected, and how fast.
+
+mod driver;
+mod measure;
+mod nvml;
+mod shipped;
+pub mod source;
+pub mod text;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anabranch_engine::model::Model;
+use anabranch_engine::topology::file::File;
+use anabranch_engine::topology::{Gpu, HopKind, Place, Segment, Topology};
+use clap::Args;
+use serde::Serialize;
+
+use crate::Failure;
+
+/// Arguments of `anabranch topo`.
+#[derive(Args)]
+pub struct Arguments {
+    /// A node that comes with the command (beluga, narval, dgx1-v100, hgx-h200) or a file, instead of this machine
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "measure")]
+    topology: Option<String>,
+    /// Measure each pair by copies, and keep the result for this machine
+    #[arg(long)]
+    measure: bool,
+    /// Where the measurement of this machine is kept [default: in the user's cache folder]
+    #[arg(long, value_name = "FILE", conflicts_with = "topology")]
+    model: Option<PathBuf>,
+    /// Write the topology to a file that --topology reads
+    #[arg(long, value_name = "FILE")]
+    dump: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    name: &'a str,
+    description: &'a str,
+    measured: bool,
+    gpus: &'a [Gpu],
+    numa_nodes: u32,
+    segments: &'a [Segment],
+    hops: Vec<HopReport<'a>>,
+    model: &'a Model,
+}
+
+#[derive(Serialize)]
+struct HopReport<'a> {
+    from: Place,
+    to: Place,
+    kind: HopKind,
+    gb_s: f64,
+    segments: &'a [u16],
+}
+
+/// Prints the matrix and the tables, or JSON with the same.
+///
+/// # Errors
+/// There is no such node, or a file cannot be written.
+pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let source = source::find(
+        arguments.topology.as_deref(),
+        arguments.model.as_deref(),
+        arguments.measure,
+    )?;
+    if let Some(file) = &arguments.dump {
+        let text = toml::to_string(&File::of(&source.topology))?;
+        std::fs::write(file, text)
+            .map_err(|error| Failure::new(2, format!("--dump {}: {error}", file.display())))?;
+    }
+    let out = if arguments.json {
+        let report = report(&source.topology, &source.model, source.measured);
+        format!("{}\n", serde_json::to_string_pretty(&report)?)
+    } else {
+        text::render(&source)
+    };
+    print(&out)
+}
+
+/// Writes to stdout.
+///
+/// # Errors
+/// It cannot be written.
+pub fn print(text: &str) -> anyhow::Result<ExitCode> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        // The reader has seen enough, as in `anabranch topo | head`.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        result => Ok(result.map(|()| ExitCode::SUCCESS)?),
+    }
+}
+
+fn report<'a>(topology: &'a Topology, model: &'a Model, measured: bool) -> Report<'a> {
+    let hop = |(from, to, hop): (Place, Place, &'a anabranch_engine::topology::Hop)| HopReport {
+        from,
+        to,
+        kind: hop.kind,
+        gb_s: hop.gb_s,
+        segments: hop.segments(),
+    };
+    Report {
+        name: &topology.name,
+        description: &topology.description,
+        measured,
+        gpus: &topology.gpus,
+        numa_nodes: topology.numa_nodes,
+        segments: &topology.segments,
+        hops: topology.hops().map(hop).collect(),
+        model,
+    }
+}

@@ -1,0 +1,69 @@
+//! Topology files: those that come with the command, by name, and others by path.
+
+use anabranch_engine::topology::file::File;
+use anabranch_engine::topology::Topology;
+
+use crate::Failure;
+
+/// The nodes that the simulated driver ships.
+const SHIPPED: [(&str, &str); 4] = [
+    (
+        "beluga",
+        include_str!("../../../simcuda/topologies/beluga.toml"),
+    ),
+    (
+        "narval",
+        include_str!("../../../simcuda/topologies/narval.toml"),
+    ),
+    (
+        "dgx1-v100",
+        include_str!("../../../simcuda/topologies/dgx1-v100.toml"),
+    ),
+    (
+        "hgx-h200",
+        include_str!("../../../simcuda/topologies/hgx-h200.toml"),
+    ),
+];
+
+/// Reads a topology that was named on the command line.
+///
+/// # Errors
+/// There is no such file, or something is wrong with it; one line.
+pub fn read(which: &str) -> Result<Topology, Failure> {
+    let failed = |why: String| Failure::new(2, format!("--topology {which}: {why}"));
+    let text = match SHIPPED.iter().find(|(name, _)| *name == which) {
+        Some((_, text)) => (*text).to_owned(),
+        None => std::fs::read_to_string(which).map_err(|error| {
+            let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
+            failed(format!(
+                "{error}; give a file or one of {}",
+                names.join(", ")
+            ))
+        })?,
+    };
+    let file: File = toml::from_str(&text).map_err(|error| {
+        let line = error
+            .span()
+            .map_or(0, |span| text[..span.start].lines().count().max(1));
+        let message = error.message().lines().next().unwrap_or("not valid TOML");
+        failed(format!("line {line}: {message}"))
+    })?;
+    file.topology().map_err(|error| failed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shipped_ones_go_by_name() {
+        for (name, _) in SHIPPED {
+            assert_eq!(read(name).expect(name).name, name);
+        }
+        let error = read("no-such").expect_err("no file").to_string();
+        assert!(
+            error.contains("--topology no-such") && error.contains("one of beluga"),
+            "{error}"
+        );
+    }
+}

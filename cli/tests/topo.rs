@@ -1,0 +1,223 @@
+//! `anabranch topo` as users meet it: on files, and on the simulated driver, which it knows only by what it asks and
+//! measures.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+mod common;
+use common::{Installation, ANABRANCH};
+
+/// The folder of the simulated driver, built from the present sources.
+fn simulated() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(ANABRANCH).parent().expect("target/PROFILE");
+        let layout = xtask::build::fresh_layout(folder.ends_with("release"))
+            .expect("what the tests load can be built");
+        layout.simcuda()
+    })
+}
+
+fn topo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(ANABRANCH);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["SIMCUDA", "CUDA", "LD_", "XDG_"]
+            .iter()
+            .any(|prefix| text.starts_with(prefix))
+        {
+            command.env_remove(&name);
+        }
+    }
+    command.arg("topo").args(arguments);
+    command
+}
+
+/// The same on a simulated node, with a home of its own.
+fn on(node: &str, installation: &Installation, arguments: &[&str]) -> Command {
+    let mut command = topo(arguments);
+    command
+        .env("LD_LIBRARY_PATH", simulated())
+        .env("SIMCUDA_TOPOLOGY", node)
+        .env("HOME", installation.path(""));
+    command
+}
+
+fn finished(mut command: Command) -> (String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().expect("started");
+    let stderr = String::from_utf8(stderr).expect("UTF-8");
+    assert!(status.success(), "{stderr}");
+    (String::from_utf8(stdout).expect("UTF-8"), stderr)
+}
+
+#[test]
+fn a_file_gives_the_matrix() {
+    let (text, _) = finished(topo(&["--topology", "dgx1-v100"]));
+    let row = text
+        .lines()
+        .find(|line| line.starts_with("GPU0 "))
+        .expect("a row");
+    // NVIDIA's DGX-1: GPU 0 has links to 1, 2, 3 and 4.
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(
+        cells,
+        ["GPU0", "X", "NV", "NV", "NV", "NV", "SYS", "SYS", "SYS", "PCIe", "0"],
+        "{text}"
+    );
+    assert!(text.contains("nominal, not measured"), "{text}");
+}
+
+#[test]
+fn what_is_dumped_can_be_read_again() {
+    let installation = Installation::bare();
+    let file = installation.path("node.toml");
+    let file = file.to_str().expect("UTF-8");
+    for name in ["beluga", "hgx-h200"] {
+        let (json, _) = finished(topo(&["--topology", name, "--json", "--dump", file]));
+        let (again, _) = finished(topo(&["--topology", file, "--json"]));
+        assert_eq!(json, again, "{name}");
+    }
+    let output = topo(&["--topology", "beluga", "--dump", "/no/such/folder/x"])
+        .output()
+        .expect("started");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+fn number(report: &Value, from: &str, to: &str, engine: &str, what: &str) -> f64 {
+    let hops = report["model"]["hops"].as_array().expect("hops");
+    let hop = hops
+        .iter()
+        .find(|hop| hop["from"] == from && hop["to"] == to)
+        .expect("a hop");
+    hop[engine][what]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{from} to {to}, {engine}, {what}: {hop}"))
+}
+
+/// The figures are those of the simulator's files, which the command cannot see here.
+#[test]
+fn a_node_is_measured_once_and_remembered() {
+    let installation = Installation::bare();
+    let (text, stderr) = finished(on("beluga", &installation, &[]));
+    assert!(
+        stderr.contains("rates are assumed, not measured"),
+        "{stderr}"
+    );
+    assert!(text.contains("Tesla V100-SXM2-16GB GPU-"), "{text}");
+    let (json, stderr) = finished(on("beluga", &installation, &["--measure", "--json"]));
+    assert!(stderr.contains(".cache/anabranch/model-"), "{stderr}");
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(report["measured"], true);
+    let near = |value: f64, expected: f64| {
+        assert!(
+            (value / expected - 1.0).abs() < 0.05,
+            "{value}, not {expected}"
+        )
+    };
+    near(number(&report, "GPU0", "GPU1", "push", "gb_s"), 48.0);
+    near(number(&report, "GPU3", "GPU2", "pull", "gb_s"), 48.0);
+    near(number(&report, "GPU2", "host", "push", "gb_s"), 12.3);
+    near(number(&report, "host", "GPU1", "pull", "gb_s"), 12.3);
+    let alpha = |engine| number(&report, "GPU0", "GPU1", engine, "alpha_us");
+    assert!(
+        (alpha("pull") - alpha("push") - 2.8).abs() < 0.3,
+        "{} and {}",
+        alpha("pull"),
+        alpha("push")
+    );
+    // Links of the pair's own, which no call of the driver tells.
+    assert_eq!(report["model"]["fabric"], "links");
+    let kinds: Vec<&Value> = report["segments"]
+        .as_array()
+        .expect("segments")
+        .iter()
+        .map(|segment| &segment["kind"])
+        .collect();
+    assert!(
+        kinds.contains(&&serde_json::json!({"link": [0, 1]})),
+        "{kinds:?}"
+    );
+
+    let (again, stderr) = finished(on("beluga", &installation, &["--json"]));
+    assert_eq!((again, stderr.as_str()), (json, ""));
+    let mut plan = on("beluga", &installation, &[]);
+    plan = {
+        let mut command = Command::new(ANABRANCH);
+        command.args(["plan", "--from", "0", "--to", "1", "--size", "256M"]);
+        command.envs(
+            plan.get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        command
+    };
+    let (text, stderr) = finished(plan);
+    assert!(
+        text.contains("measured numbers") && text.contains("GPU0-GPU2-GPU1") && stderr.is_empty(),
+        "{text}{stderr}"
+    );
+}
+
+#[test]
+fn a_switch_is_told_from_links() {
+    let installation = Installation::bare();
+    let mut command = on("hgx-h200", &installation, &["--measure", "--json"]);
+    command.env("SIMCUDA_GPUS", "4");
+    let (json, _) = finished(command);
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(report["model"]["fabric"], "switch");
+    let rate = number(&report, "GPU0", "GPU3", "push", "gb_s");
+    assert!((rate / 396.0 - 1.0).abs() < 0.05, "{rate}");
+    // Four GPUs at once: as measured on H200, 131 and 164 GB/s.
+    let segments = report["model"]["segments"].as_array().expect("segments");
+    for (kind, expected) in [("host-write", 131.0), ("host-read", 164.0)] {
+        let segment = segments
+            .iter()
+            .find(|segment| segment["kind"] == kind)
+            .expect(kind);
+        let gb_s = segment["gb_s"].as_f64().expect("a rate");
+        assert!((gb_s / expected - 1.0).abs() < 0.1, "{kind}: {gb_s}");
+    }
+}
+
+#[test]
+fn a_measurement_of_another_machine_is_not_used() {
+    let installation = Installation::bare();
+    let file = installation.path("model.json");
+    let file = file.to_str().expect("UTF-8");
+    finished(on("narval", &installation, &["--measure", "--model", file]));
+    let (text, stderr) = finished(on("beluga", &installation, &["--model", file]));
+    assert!(stderr.contains("measured on another machine"), "{stderr}");
+    assert!(text.contains("nominal, not measured"), "{text}");
+    let kept = std::fs::read_to_string(file).expect("read");
+    std::fs::write(file, kept.replacen("simulated", "of last year", 1)).expect("written");
+    let (_, stderr) = finished(on("narval", &installation, &["--model", file]));
+    assert!(stderr.contains("of last year, this is"), "{stderr}");
+    std::fs::write(file, "{").expect("written");
+    let (_, stderr) = finished(on("narval", &installation, &["--model", file]));
+    assert!(
+        stderr.contains("measure again") && stderr.lines().count() == 2,
+        "{stderr}"
+    );
+}
+
+#[test]
+fn without_a_driver_a_topology_must_be_named() {
+    if Path::new("/proc/driver/nvidia").exists() {
+        println!("skipped: this machine has a driver");
+        return;
+    }
+    let output = topo(&[]).output().expect("started");
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        stderr.lines().count() == 1 && stderr.contains("--topology"),
+        "{stderr}"
+    );
+}

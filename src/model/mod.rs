@@ -1,0 +1,352 @@
+//! What a copy takes, as numbers: the extended Hockney model.
+//!
+//! A copy of `m` bytes takes `alpha + m / beta`, where `alpha` is what each copy costs before its bytes move and `beta` the
+//! rate of its hop. A staged path is a pipeline of such copies, hop behind hop, in `c` chunks. With the time of one chunk
+//! on hop `j`, `t_j = alpha_j + m / (c beta_j)`, the whole takes
+//!
+//! ```text
+//! T = startup + sum(epsilon) + sum(t_j) + (c - 1) max(t_j)
+//! ```
+//!
+//! where `epsilon` is the hand-over at each staging place: from the end of the copy into it to the start of the copy out
+//! of it. The first chunk passes all hops one after the other, each later one follows at the pace of the slowest hop.
+//! Messages of a window follow one another in the same pipeline, so that only the first pays for filling it.
+//!
+//! The numbers are data. [`Model::nominal`] takes them from a topology until the node has been measured; measured ones
+//! are kept in a file ([`cache`]) that is valid for one machine and driver.
+
+pub mod cache;
+pub mod fit;
+
+use crate::topology::{Fabric, Place, SegmentKind, Topology};
+use serde::{Deserialize, Serialize};
+
+/// A copy over one hop by one engine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// What each copy costs before its bytes move.
+    pub alpha_us: f64,
+    /// Rate, GB/s (10^9 bytes a second).
+    pub gb_s: f64,
+    /// By how much of itself the rate falls short now and then. Shares are computed with the rate less this: a path that
+    /// is given too much holds the whole message up, one that is given too little only helps less.
+    #[serde(default)]
+    pub spread: f64,
+}
+
+impl Line {
+    /// The rate to count on.
+    #[must_use]
+    pub fn sure_gb_s(&self) -> f64 {
+        self.gb_s * (1.0 - self.spread)
+    }
+}
+
+/// One directed hop.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HopModel {
+    /// From.
+    pub from: Place,
+    /// To.
+    pub to: Place,
+    /// By the engine of the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub push: Option<Line>,
+    /// By the engine of the destination.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<Line>,
+}
+
+/// What staging costs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Staging {
+    /// From the end of the copy of a chunk into staging memory to the start of the copy out of it.
+    pub epsilon_us: f64,
+    /// What each chunk adds to the copy into staging memory: its flag, and a launch that nothing hides.
+    pub chunk_us: f64,
+}
+
+/// Staging costs of one path, where they differ from those of its kind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathModel {
+    /// From.
+    pub from: Place,
+    /// Staging places, in order.
+    pub via: Vec<Place>,
+    /// To.
+    pub to: Place,
+    /// The costs, at each staging place.
+    pub staging: Staging,
+}
+
+/// What a segment carries for all who use it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SegmentModel {
+    /// Which.
+    pub kind: SegmentKind,
+    /// GB/s.
+    pub gb_s: f64,
+}
+
+/// All numbers of a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Model {
+    /// A launch, to the calling thread.
+    pub launch_us: f64,
+    /// From the end of the last copy until the waiter knows.
+    pub finish_us: f64,
+    /// Staging on a GPU.
+    pub relay: Staging,
+    /// Staging in host memory.
+    pub host: Staging,
+    /// How the GPUs are connected, if copies to two GPUs at once told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
+    /// Directed hops.
+    pub hops: Vec<HopModel>,
+    /// Capacities of segments; one that is missing carries what the fastest hop through it does.
+    #[serde(default)]
+    pub segments: Vec<SegmentModel>,
+    /// Paths with staging costs of their own.
+    #[serde(default)]
+    pub paths: Vec<PathModel>,
+}
+
+/// The hand-over of a chunk in host memory between two processes, each of which drives its own GPU and polls for the
+/// other's flags. From a measurement on H200: in chunks of 1 MiB, which take 19 us on the wire, a path passes 30 GB/s,
+/// which is 35 us a chunk, of which 2.5 are the copy's own.
+const HOST_HAND_OVER_US: f64 = 13.5;
+
+/// How far the rate of a PCIe link is to be trusted: on H200 a host share two points too large (of a tenth of the message)
+/// costs more than the path gains.
+pub const PCIE_SPREAD: f64 = 0.05;
+
+impl Model {
+    /// What the figures of a topology amount to.
+    #[must_use]
+    pub fn nominal(topology: &Topology) -> Model {
+        let costs = &topology.costs;
+        let hop = |(from, to, hop): (Place, Place, &crate::topology::Hop)| {
+            let line = |extra: f64| Line {
+                alpha_us: costs.setup_us + extra,
+                gb_s: hop.gb_s,
+                spread: if hop.is_nvlink() { 0.0 } else { PCIE_SPREAD },
+            };
+            let (mut push, mut pull) = (Some(line(0.0)), Some(line(costs.pull_extra_us)));
+            if from == Place::Host {
+                (push, pull) = (None, Some(line(0.0)));
+            }
+            if to == Place::Host {
+                pull = None;
+            }
+            HopModel {
+                from,
+                to,
+                push,
+                pull,
+            }
+        };
+        Model {
+            launch_us: costs.launch_us,
+            finish_us: costs.finish_us,
+            relay: Staging {
+                // The flag is written, seen at the next look but one, and answered by a launch.
+                epsilon_us: costs.flag_us + 2.0 * costs.query_us + costs.launch_us,
+                chunk_us: costs.flag_us,
+            },
+            host: Staging {
+                epsilon_us: HOST_HAND_OVER_US,
+                chunk_us: HOST_HAND_OVER_US,
+            },
+            fabric: None,
+            hops: topology.hops().map(hop).collect(),
+            segments: topology
+                .segments
+                .iter()
+                .map(|segment| SegmentModel {
+                    kind: segment.kind,
+                    gb_s: segment.gb_s,
+                })
+                .collect(),
+            paths: Vec::new(),
+        }
+    }
+
+    /// The numbers of a hop.
+    #[must_use]
+    pub fn hop(&self, from: Place, to: Place) -> Option<&HopModel> {
+        self.hops
+            .iter()
+            .find(|hop| hop.from == from && hop.to == to)
+    }
+
+    /// The staging costs of a path.
+    #[must_use]
+    pub fn staging(&self, from: Place, via: &[Place], to: Place) -> Staging {
+        let own = self
+            .paths
+            .iter()
+            .find(|path| path.from == from && path.to == to && path.via == via);
+        match (own, via) {
+            (Some(path), _) => path.staging,
+            (None, [Place::Host]) => self.host,
+            (None, _) => self.relay,
+        }
+    }
+
+    /// What segments carry, by their index in the topology.
+    #[must_use]
+    pub fn capacities(&self, topology: &Topology) -> Vec<f64> {
+        let told = |kind: SegmentKind| {
+            let segment = self.segments.iter().find(|segment| segment.kind == kind);
+            segment.map(|segment| segment.gb_s)
+        };
+        let mut capacities: Vec<f64> = topology
+            .segments
+            .iter()
+            .map(|segment| told(segment.kind).unwrap_or(0.0))
+            .collect();
+        let untold: Vec<bool> = capacities.iter().map(|gb_s| *gb_s <= 0.0).collect();
+        for hop in &self.hops {
+            let Some(way) = topology.hop(hop.from, hop.to) else {
+                continue;
+            };
+            let fastest = [hop.push, hop.pull]
+                .iter()
+                .flatten()
+                .map(|line| line.gb_s)
+                .fold(0.0, f64::max);
+            for segment in way.segments().iter().map(|segment| usize::from(*segment)) {
+                if untold[segment] {
+                    capacities[segment] = capacities[segment].max(fastest);
+                }
+            }
+        }
+        capacities
+    }
+
+    /// Whether the numbers can be used.
+    ///
+    /// # Errors
+    /// The first that cannot, in one line.
+    pub fn check(&self) -> Result<(), String> {
+        let time = |what: &str, us: f64| {
+            if us.is_finite() && us >= 0.0 {
+                return Ok(());
+            }
+            Err(format!("{what} is {us} us, must not be negative"))
+        };
+        time("launch_us", self.launch_us)?;
+        time("finish_us", self.finish_us)?;
+        let of_paths = self.paths.iter().map(|path| &path.staging);
+        for staging in [&self.relay, &self.host].into_iter().chain(of_paths) {
+            time("epsilon_us", staging.epsilon_us)?;
+            time("chunk_us", staging.chunk_us)?;
+        }
+        for hop in &self.hops {
+            for line in [hop.push, hop.pull].iter().flatten() {
+                let what = format!("{} to {}: ", hop.from, hop.to);
+                time(&format!("{what}alpha_us"), line.alpha_us)?;
+                if !(line.gb_s.is_finite() && line.gb_s > 0.0) {
+                    return Err(format!("{what}gb_s is {}, must be positive", line.gb_s));
+                }
+                if !(0.0..1.0).contains(&line.spread) {
+                    return Err(format!(
+                        "{what}spread is {}, must be from 0 to 1",
+                        line.spread
+                    ));
+                }
+            }
+        }
+        let usable = |segment: &&SegmentModel| segment.gb_s.is_finite() && segment.gb_s > 0.0;
+        match self.segments.iter().find(|segment| !usable(segment)) {
+            Some(bad) => Err(format!(
+                "{}: gb_s is {}, must be positive",
+                bad.kind, bad.gb_s
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes that a rate of one GB/s moves in a microsecond.
+pub const BYTES_PER_US: f64 = 1e3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::tests::shipped;
+
+    #[test]
+    fn a_nominal_model_has_the_figures_of_its_topology() {
+        let topology = shipped("beluga");
+        let model = Model::nominal(&topology);
+        model.check().expect("usable");
+        let hop = model.hop(Place::Gpu(0), Place::Gpu(1)).expect("a hop");
+        assert_eq!(
+            hop.push.map(|line| (line.alpha_us, line.gb_s)),
+            Some((2.5, 48.0))
+        );
+        assert_eq!(hop.pull.map(|line| line.alpha_us), Some(5.3));
+        // A copy between host and device is driven by the device.
+        let down = model.hop(Place::Host, Place::Gpu(1)).expect("a hop");
+        assert!(down.push.is_none() && down.pull.is_some());
+    }
+
+    #[test]
+    fn a_segment_that_was_not_measured_carries_its_fastest_hop() {
+        let topology = shipped("hgx-h200");
+        let mut model = Model::nominal(&topology);
+        model.segments.clear();
+        let fast = Line {
+            alpha_us: 1.0,
+            gb_s: 400.0,
+            spread: 0.0,
+        };
+        let hop = model
+            .hops
+            .iter_mut()
+            .find(|hop| hop.from == Place::Gpu(2) && hop.to == Place::Gpu(3));
+        hop.expect("a hop").push = Some(fast);
+        let capacities = model.capacities(&topology);
+        let of = |kind| {
+            let at = topology
+                .segments
+                .iter()
+                .position(|segment| segment.kind == kind);
+            capacities[at.expect("a segment")]
+        };
+        assert_eq!(of(SegmentKind::PortOut(2)), 400.0);
+        assert_eq!(of(SegmentKind::PortOut(1)), 396.0);
+        assert_eq!(of(SegmentKind::HostWrite), 55.0);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_are_refused() {
+        let good = Model::nominal(&shipped("narval"));
+        let broken: [fn(&mut Model); 5] = [
+            |model| model.launch_us = f64::NAN,
+            |model| model.host.chunk_us = -1.0,
+            |model| {
+                model.hops[3].push = Some(Line {
+                    alpha_us: 1.0,
+                    gb_s: 0.0,
+                    spread: 0.0,
+                })
+            },
+            |model| {
+                model.hops[0].push = Some(Line {
+                    alpha_us: 1.0,
+                    gb_s: 1.0,
+                    spread: 1.0,
+                })
+            },
+            |model| model.segments[0].gb_s = -3.0,
+        ];
+        for change in broken {
+            let mut model = good.clone();
+            change(&mut model);
+            assert!(model.check().is_err());
+        }
+    }
+}

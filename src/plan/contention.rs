@@ -1,0 +1,151 @@
+//! At what rate paths move bytes where segments are shared, by each other and with what else is under way.
+//!
+//! Hardware divides a segment among those who use it. That is taken to be max-min fair: nobody gets more by taking from
+//! someone who has less. What other messages use is told by an [`Occupancy`].
+
+use super::paths::{Candidate, SegmentSet, MAX_HOPS};
+use super::MAX_PATHS;
+use crate::model::BYTES_PER_US;
+use crate::topology::Topology;
+
+/// What other transfers use of one segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// How many transfers.
+    pub flows: u32,
+    /// What they would take of it together if nobody else were there, GB/s.
+    pub gb_s: f64,
+}
+
+/// What other transfers use of each segment.
+#[derive(Clone, Debug, Default)]
+pub struct Occupancy {
+    loads: Vec<Load>,
+    busy: SegmentSet,
+}
+
+impl Occupancy {
+    /// Nothing is under way.
+    #[must_use]
+    pub fn free() -> Occupancy {
+        Occupancy::default()
+    }
+
+    /// Adds a transfer that runs through `segments` (indices into [`Topology::segments`]) and would take `gb_s`.
+    pub fn add(&mut self, segments: &[u16], gb_s: f64) {
+        for &segment in segments {
+            let at = usize::from(segment);
+            if self.loads.len() <= at {
+                self.loads.resize(at + 1, Load::default());
+            }
+            self.loads[at].flows += 1;
+            self.loads[at].gb_s += gb_s;
+            self.busy.insert(segment);
+        }
+    }
+
+    /// Adds what a plan uses while it runs.
+    pub fn add_plan(&mut self, topology: &Topology, plan: &super::Plan) {
+        for path in plan.paths() {
+            let bytes = path.bytes as f64 * f64::from(plan.message.window);
+            let gb_s = bytes / (plan.predicted_us * BYTES_PER_US);
+            for ends in path.path.places().windows(2) {
+                if let Some(hop) = topology.hop(ends[0], ends[1]) {
+                    self.add(hop.segments(), gb_s);
+                }
+            }
+        }
+    }
+
+    /// What others use of a segment.
+    #[must_use]
+    pub fn of(&self, segment: u16) -> Load {
+        self.loads
+            .get(usize::from(segment))
+            .copied()
+            .unwrap_or_default()
+    }
+}
+
+/// Rates of each hop of each path, bytes a microsecond.
+pub(crate) type Rates = [[f64; MAX_HOPS]; MAX_PATHS];
+
+/// Rates of the hops of `paths` while all of them move bytes.
+pub(crate) fn rates(paths: &[&Candidate], capacities: &[f64], occupancy: &Occupancy) -> Rates {
+    let mut rates = [[0.0; MAX_HOPS]; MAX_PATHS];
+    let mut used = SegmentSet::default();
+    let mut shared = SegmentSet::default();
+    for (of_hops, path) in rates.iter_mut().zip(paths) {
+        for (rate, leg) in of_hops.iter_mut().zip(path.legs()) {
+            *rate = leg.rate();
+        }
+        shared = shared.with(&used.common(&path.segments));
+        used = used.with(&path.segments);
+    }
+    let contended = shared.with(&used.common(&occupancy.busy));
+    if contended.is_empty() {
+        return rates;
+    }
+    let own = fair_shares(paths, &shared, capacities);
+    for segment in contended.iter() {
+        let at = usize::from(segment);
+        let mut load = 0.0;
+        let mut count = 0.0;
+        for (path, own) in paths.iter().zip(&own) {
+            if path.segments.contains(segment) {
+                load += own;
+                count += 1.0;
+            }
+        }
+        // What others leave: all that they do not want, or as much for each of ours as for each of theirs.
+        let others = occupancy.of(segment);
+        let capacity = capacities[at];
+        let by_want = capacity - others.gb_s * BYTES_PER_US;
+        let by_count = capacity * count / (count + f64::from(others.flows));
+        let left = by_want.max(by_count).min(capacity);
+        let (scale, spare) = if left < load {
+            (left / load, 0.0)
+        } else {
+            (1.0, left - load)
+        };
+        for ((of_hops, path), own) in rates.iter_mut().zip(paths).zip(&own) {
+            for (rate, leg) in of_hops.iter_mut().zip(path.legs()) {
+                if leg.segments().contains(&segment) {
+                    *rate = rate.min(own * scale + spare);
+                }
+            }
+        }
+    }
+    rates
+}
+
+/// Max-min fair rates of the paths among themselves, each at most that of its slowest hop.
+fn fair_shares(paths: &[&Candidate], shared: &SegmentSet, capacities: &[f64]) -> [f64; MAX_PATHS] {
+    let mut rates = [0.0; MAX_PATHS];
+    let mut open = [false; MAX_PATHS];
+    open[..paths.len()].fill(true);
+    while open.iter().any(|open| *open) {
+        // Who has least is held by its own hops or by its tightest segment, whatever the others get.
+        let mut least = (f64::INFINITY, 0);
+        for (at, path) in paths.iter().enumerate().filter(|(at, _)| open[*at]) {
+            let mut rate = path.rate();
+            for segment in path.segments.common(shared).iter() {
+                let mut left = capacities[usize::from(segment)];
+                let mut sharers = 0.0;
+                for (other, path) in paths.iter().enumerate() {
+                    if path.segments.contains(segment) {
+                        left -= rates[other];
+                        sharers += f64::from(u8::from(open[other]));
+                    }
+                }
+                rate = rate.min(left.max(0.0) / sharers);
+            }
+            if rate < least.0 {
+                least = (rate, at);
+            }
+        }
+        rates[least.1] = least.0;
+        open[least.1] = false;
+    }
+    rates
+}

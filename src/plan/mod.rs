@@ -1,0 +1,396 @@
+//! From a message to a plan: which paths, how much over each, in how many chunks.
+//!
+//! [`plan`] is pure. It touches no driver, keeps nothing, and gives the same plan for the same input. It works in steps:
+//!
+//! 1. [`paths`] lists the paths that may be taken between two GPUs: direct, over another GPU, over two, through host
+//!    memory. The list does not depend on the message and is kept in a [`Planner`].
+//! 2. [`contention`] says at what rate each path of a set moves bytes while all of them do, and while other messages use
+//!    the same segments.
+//! 3. [`shares`] splits a message over a set of paths so that all end at the same time, and chooses the chunks.
+//! 4. [`policy`] chooses the set. The default takes what is predicted to end first.
+//! 5. [`graph`] writes a plan down as copies and what each of them waits for.
+//!
+//! Time grows with the rate that a segment cannot give, never falls, so a plan is never predicted to be slower than the
+//! direct path alone: that is one of the sets.
+
+pub mod contention;
+pub mod graph;
+pub mod paths;
+pub mod policy;
+pub mod shares;
+
+pub use contention::Occupancy;
+pub use graph::{Copy, Engine, Graph};
+pub use paths::{Path, PathKind, Planner, MAX_HOPS};
+pub use policy::{FastestEnd, Policy};
+
+use crate::model::Model;
+use crate::topology::{Place, Topology};
+use serde::Serialize;
+
+/// Paths that one plan uses at most.
+pub const MAX_PATHS: usize = 8;
+
+/// What is to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Message {
+    /// Number of the GPU that has it.
+    pub from: u8,
+    /// Number of the GPU that is to have it.
+    pub to: u8,
+    /// Length.
+    pub bytes: u64,
+    /// Messages like this one that follow each other without a pause; 1 for a single one.
+    pub window: u32,
+    /// The engine of the source may move it: its process waits and can launch. Otherwise the destination pulls.
+    pub may_push: bool,
+}
+
+impl Message {
+    /// A single message, pulled or pushed.
+    #[must_use]
+    pub fn new(from: u8, to: u8, bytes: u64) -> Message {
+        Message {
+            from,
+            to,
+            bytes,
+            window: 1,
+            may_push: true,
+        }
+    }
+}
+
+/// In what order the copies of a plan are launched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// The direct copy, then a chunk of each other path in turn. On H200, chunks that were launched before the direct
+    /// copy cost more than they brought.
+    #[default]
+    DirectFirst,
+    /// A chunk of each path in turn, the direct one among them.
+    RoundRobin,
+    /// One path after the other.
+    PathByPath,
+}
+
+/// What a plan may do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// The direct path may be taken.
+    pub direct: bool,
+    /// Paths over other GPUs may be taken.
+    pub relay: bool,
+    /// The path through host memory may be taken.
+    pub host: bool,
+    /// How many paths over other GPUs at most.
+    pub relays_max: u32,
+    /// How many GPUs one such path may lead over: 1 or 2.
+    pub relay_depth_max: u32,
+    /// Chunks of a path at most.
+    pub chunks_max: u32,
+    /// A chunk's length at least, but for the last of a path.
+    pub chunk_bytes_min: u64,
+    /// Where one path ends in the message and another begins is a multiple of this, and so are chunks. A power of two.
+    pub align: u64,
+    /// Staging memory that one path may use at each of its staging places.
+    pub staging_bytes: u64,
+    /// What each further path must gain, as a share of the predicted time, to be worth its launches.
+    pub gain_min: f64,
+    /// Order of launches.
+    pub order: Order,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            direct: true,
+            relay: true,
+            host: true,
+            relays_max: MAX_PATHS as u32,
+            relay_depth_max: 1,
+            chunks_max: 1024,
+            chunk_bytes_min: 64 << 10,
+            align: 256,
+            staging_bytes: 16 << 20,
+            gain_min: 0.02,
+            order: Order::default(),
+        }
+    }
+}
+
+/// Slots of a staging ring that a path needs at least, to fill one, empty another, and hand over a third.
+pub const SLOTS_MIN: u32 = 3;
+
+impl Options {
+    /// A chunk's length at most, such that the staging memory holds [`SLOTS_MIN`] of them.
+    #[must_use]
+    pub fn chunk_bytes_max(&self) -> u64 {
+        (self.staging_bytes / u64::from(SLOTS_MIN) / self.align * self.align).max(self.align)
+    }
+
+    /// # Errors
+    /// What cannot be, in one line.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let wrong = |text: String| Err(PlanError(text));
+        if !self.direct && !self.relay && !self.host {
+            return wrong("no path is allowed: direct, relay or host".into());
+        }
+        if !self.align.is_power_of_two() {
+            return wrong(format!("alignment {} is no power of two", self.align));
+        }
+        if self.chunks_max == 0 {
+            return wrong("0 chunks a path: must be at least 1".into());
+        }
+        if self.staging_bytes < self.align * u64::from(SLOTS_MIN) {
+            return wrong(format!(
+                "staging of {} bytes holds no {SLOTS_MIN} chunks of {}",
+                self.staging_bytes, self.align
+            ));
+        }
+        if !(0.0..1.0).contains(&self.gain_min) {
+            return wrong(format!("least gain {}: must be from 0 to 1", self.gain_min));
+        }
+        Ok(())
+    }
+}
+
+/// Why there is no plan; one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PlanError(pub String);
+
+/// One path of a plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PathPlan {
+    /// The places that it leads over.
+    pub path: Path,
+    /// Where its part of the message begins.
+    pub offset: u64,
+    /// Length of its part.
+    pub bytes: u64,
+    /// Length of each chunk but the last.
+    pub chunk_bytes: u64,
+    /// Number of chunks.
+    pub chunks: u32,
+    /// Slots of `chunk_bytes` at each of its staging places; 0 without any.
+    pub slots: u32,
+    /// The GPU whose engine makes the copy of each hop.
+    pub engines: [u8; MAX_HOPS],
+    /// When it ends by the model, for the whole window.
+    pub predicted_us: f64,
+}
+
+impl PathPlan {
+    /// Where a chunk begins in the message, and its length.
+    #[must_use]
+    pub fn chunk(&self, index: u32) -> (u64, u64) {
+        let begin = u64::from(index) * self.chunk_bytes;
+        (
+            self.offset + begin,
+            self.chunk_bytes.min(self.bytes - begin),
+        )
+    }
+
+    /// Bytes of staging that it needs at each of its staging places.
+    #[must_use]
+    pub fn staging_bytes(&self) -> u64 {
+        u64::from(self.slots) * self.chunk_bytes
+    }
+}
+
+/// How a message is moved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// The message.
+    pub message: Message,
+    /// Order of launches.
+    pub order: Order,
+    /// When the last message of the window has ended, by the model.
+    pub predicted_us: f64,
+    /// The same over the direct path alone; infinite if there is none.
+    pub direct_us: f64,
+    paths: [PathPlan; MAX_PATHS],
+    len: u8,
+}
+
+impl Plan {
+    /// The paths, in the order of their launches.
+    #[must_use]
+    pub fn paths(&self) -> &[PathPlan] {
+        &self.paths[..usize::from(self.len)]
+    }
+
+    /// Bandwidth by the model, GB/s.
+    #[must_use]
+    pub fn predicted_gb_s(&self) -> f64 {
+        let bytes = self.message.bytes as f64 * f64::from(self.message.window);
+        bytes / (self.predicted_us * crate::model::BYTES_PER_US)
+    }
+
+    /// How much faster than the direct path alone, by the model.
+    #[must_use]
+    pub fn gain(&self) -> f64 {
+        self.direct_us / self.predicted_us
+    }
+
+    /// The part of the message that goes by paths of a kind.
+    #[must_use]
+    pub fn share(&self, kind: PathKind) -> f64 {
+        let of_kind = self.paths().iter().filter(|path| path.path.kind() == kind);
+        of_kind.map(|path| path.bytes).sum::<u64>() as f64 / (self.message.bytes as f64).max(1.0)
+    }
+}
+
+/// Plans one message. Where many are planned, a [`Planner`] keeps what does not depend on the message.
+///
+/// # Errors
+/// The GPUs are not there or are the same, or no path that is allowed leads from one to the other.
+pub fn plan(
+    topology: &Topology,
+    model: &Model,
+    occupancy: &Occupancy,
+    message: &Message,
+    options: &Options,
+) -> Result<Plan, PlanError> {
+    Planner::new(topology, model).plan(occupancy, message, options)
+}
+
+impl Planner {
+    /// Plans one message with the default policy.
+    ///
+    /// # Errors
+    /// As [`plan`].
+    pub fn plan(
+        &self,
+        occupancy: &Occupancy,
+        message: &Message,
+        options: &Options,
+    ) -> Result<Plan, PlanError> {
+        self.plan_by(&FastestEnd, occupancy, message, options)
+    }
+
+    /// Plans one message with a policy.
+    ///
+    /// # Errors
+    /// As [`plan`].
+    pub fn plan_by(
+        &self,
+        policy: &dyn Policy,
+        occupancy: &Occupancy,
+        message: &Message,
+        options: &Options,
+    ) -> Result<Plan, PlanError> {
+        options.check()?;
+        let gpus = self.gpus();
+        if let Some(gpu) = [message.from, message.to]
+            .into_iter()
+            .find(|gpu| usize::from(*gpu) >= gpus)
+        {
+            return Err(PlanError(format!("GPU {gpu} is not there: {gpus} GPUs")));
+        }
+        if message.from == message.to {
+            return Err(PlanError(format!(
+                "from GPU {} to itself: nothing to plan",
+                message.from
+            )));
+        }
+        if message.window == 0 {
+            return Err(PlanError("a window of 0 messages".into()));
+        }
+        let candidates = self.between(message.from, message.to);
+        let problem = shares::Problem::new(self, candidates, occupancy, message, options);
+        if problem.allowed() == 0 {
+            return Err(PlanError(format!(
+                "no path that is allowed leads from GPU {} to GPU {}",
+                message.from, message.to
+            )));
+        }
+        let alone = problem.direct().map(|direct| problem.split(1 << direct));
+        let chosen = policy.choose(&problem) & problem.allowed();
+        let mut split = problem.split(if chosen == 0 {
+            problem.fallback()
+        } else {
+            chosen
+        });
+        if let Some(alone) = alone.filter(|alone| options.direct && alone.us <= split.us) {
+            split = alone;
+        }
+        Ok(self.write_down(
+            candidates,
+            &split,
+            alone.map(|alone| alone.us),
+            message,
+            options,
+        ))
+    }
+
+    fn write_down(
+        &self,
+        candidates: &[paths::Candidate],
+        split: &shares::Split,
+        direct_us: Option<f64>,
+        message: &Message,
+        options: &Options,
+    ) -> Plan {
+        let mut plan = Plan {
+            message: *message,
+            order: options.order,
+            predicted_us: split.us,
+            direct_us: direct_us.unwrap_or(f64::INFINITY),
+            paths: [PathPlan {
+                path: candidates[0].path,
+                offset: 0,
+                bytes: 0,
+                chunk_bytes: 0,
+                chunks: 0,
+                slots: 0,
+                engines: [0; MAX_HOPS],
+                predicted_us: 0.0,
+            }; MAX_PATHS],
+            len: 0,
+        };
+        for part in split.parts() {
+            let path = candidates[usize::from(part.candidate)].path;
+            plan.paths[usize::from(plan.len)] = PathPlan {
+                path,
+                offset: 0,
+                bytes: part.bytes,
+                chunk_bytes: part.chunk_bytes,
+                chunks: part.chunks,
+                slots: part.slots,
+                engines: [0; MAX_HOPS],
+                predicted_us: part.us,
+            };
+            plan.len += 1;
+        }
+        // Staged parts come first in the message, each a multiple of the alignment; the odd end is the direct path's.
+        let len = usize::from(plan.len);
+        let mut offset = 0;
+        for path in plan.paths[..len].iter_mut().rev() {
+            path.offset = offset;
+            offset += path.bytes;
+        }
+        self.assign_engines(&mut plan, message);
+        plan
+    }
+
+    fn assign_engines(&self, plan: &mut Plan, message: &Message) {
+        let mut engines = paths::Engines::new(self, message);
+        let len = usize::from(plan.len);
+        for path in &mut plan.paths[..len] {
+            let pushed = engines.next(&path.path);
+            for (hop, ends) in path.path.places().windows(2).enumerate() {
+                path.engines[hop] = match (ends[0], ends[1]) {
+                    (Place::Gpu(from), Place::Gpu(_)) if pushed[hop] => from,
+                    (_, Place::Gpu(to)) => to,
+                    (Place::Gpu(from), Place::Host) => from,
+                    (Place::Host, Place::Host) => message.from,
+                };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

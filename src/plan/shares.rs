@@ -1,0 +1,492 @@
+//! How much of a message goes over each path of a set, and in how many chunks.
+//!
+//! For a given number of chunks a path's time is a line in its share, `T_i = a_i + b_i m_i` (see [`crate::model`]; `a` has
+//! everything that does not depend on the share). Whatever ends before the others could have carried more, so in the
+//! best split all end together. With the sum of the shares being the message, that gives
+//!
+//! ```text
+//! T = (n + sum(a_i / b_i)) / sum(1 / b_i)        m_i = (T - a_i) / b_i
+//! ```
+//!
+//! A path whose share comes out negative could not even start in that time: it is dropped, and the rest is solved again.
+//! The number of chunks is the one that ends first: more of them fill the pipeline sooner, and each costs an alpha on the
+//! slowest hop. The derivative of T is zero at `c = sqrt(m F / (k alpha))`, with `F` the time of a byte on all hops but
+//! the slowest and `k` the messages of the window. Shares and chunks are solved in turn until neither changes.
+
+use super::contention::{self, Occupancy, Rates};
+use super::paths::{Candidate, Engines, Path, PathKind, Planner};
+use super::{Message, Options, MAX_PATHS, SLOTS_MIN};
+
+/// One message between two GPUs, and what may be done with it.
+pub struct Problem<'a> {
+    planner: &'a Planner,
+    candidates: &'a [Candidate],
+    occupancy: &'a Occupancy,
+    message: &'a Message,
+    options: &'a Options,
+    allowed: u32,
+}
+
+/// A share of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Part {
+    /// The path, by its number in the [`Problem`].
+    pub candidate: u8,
+    /// Length of the share.
+    pub bytes: u64,
+    /// Length of a chunk.
+    pub chunk_bytes: u64,
+    /// Number of chunks.
+    pub chunks: u32,
+    /// Slots at each staging place.
+    pub slots: u32,
+    /// When it ends, for the whole window.
+    pub us: f64,
+}
+
+/// A message split over paths.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Split {
+    /// When the last path ends, for the whole window.
+    pub us: f64,
+    parts: [Part; MAX_PATHS],
+    len: u8,
+}
+
+impl Split {
+    /// The shares, in the order of their launches. None is empty, unless the message is.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        &self.parts[..usize::from(self.len)]
+    }
+}
+
+/// The pipeline of one path: what its time depends on but for its share.
+#[derive(Clone, Copy, Default)]
+struct Pipeline {
+    startup_us: f64,
+    epsilon_us: f64,
+    alpha_us: [f64; super::MAX_HOPS],
+    us_per_byte: [f64; super::MAX_HOPS],
+    hops: usize,
+}
+
+/// A path's time as a line in its share.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Affine {
+    at_zero_us: f64,
+    us_per_byte: f64,
+}
+
+impl Pipeline {
+    /// Time of one chunk on a hop.
+    fn chunk_us(&self, hop: usize, bytes: f64) -> f64 {
+        self.alpha_us[hop] + bytes * self.us_per_byte[hop]
+    }
+
+    fn slowest(&self, bytes: f64) -> usize {
+        let mut slowest = 0;
+        for hop in 1..self.hops {
+            if self.chunk_us(hop, bytes) > self.chunk_us(slowest, bytes) {
+                slowest = hop;
+            }
+        }
+        slowest
+    }
+
+    /// The whole time of `share` bytes of each of `window` messages, in `chunks` chunks each, through rings of `slots`.
+    fn us(&self, share: f64, chunks: u32, window: u32, slots: u32) -> f64 {
+        let bytes = share / f64::from(chunks);
+        let mut sum = 0.0;
+        let mut period: f64 = 0.0;
+        for hop in 0..self.hops {
+            let own = self.chunk_us(hop, bytes);
+            sum += own;
+            period = period.max(own);
+        }
+        let all = f64::from(chunks) * f64::from(window);
+        if self.hops > 1 && all > f64::from(slots) {
+            period = period.max(self.round_trip_us(bytes) / f64::from(slots));
+        }
+        self.startup_us + self.epsilon_us + sum + (all - 1.0) * period
+    }
+
+    /// From one use of a slot to the next: the copy into it, the copy out of it, a hand-over each way.
+    fn round_trip_us(&self, bytes: f64) -> f64 {
+        let stages = (self.hops - 1) as f64;
+        let both =
+            (1..self.hops).map(|hop| self.chunk_us(hop - 1, bytes) + self.chunk_us(hop, bytes));
+        both.fold(0.0, f64::max) + 2.0 * self.epsilon_us / stages
+    }
+
+    fn affine(&self, share: f64, chunks: u32, window: u32) -> Affine {
+        let bytes = share / f64::from(chunks);
+        let slowest = self.slowest(bytes);
+        let again = f64::from(chunks) * f64::from(window) - 1.0;
+        let sum =
+            |of_hops: &[f64]| of_hops[..self.hops].iter().sum::<f64>() + again * of_hops[slowest];
+        Affine {
+            at_zero_us: self.startup_us + self.epsilon_us + sum(&self.alpha_us),
+            us_per_byte: sum(&self.us_per_byte) / f64::from(chunks),
+        }
+    }
+
+    /// The number of chunks, of those allowed, that ends first.
+    fn chunks(&self, share: f64, window: u32, options: &Options) -> u32 {
+        if self.hops == 1 {
+            return 1;
+        }
+        let fewest = ((share / options.chunk_bytes_max() as f64).ceil() as u32).max(1);
+        let most = ((share / options.chunk_bytes_min as f64) as u32)
+            .min(options.chunks_max)
+            .max(fewest);
+        // Which hop is slowest may itself depend on the chunks; a second look settles it.
+        let mut best = fewest;
+        for _ in 0..2 {
+            let slowest = self.slowest(share / f64::from(best));
+            let others: f64 = (0..self.hops)
+                .filter(|hop| *hop != slowest)
+                .map(|hop| self.us_per_byte[hop])
+                .sum();
+            let optimum =
+                (share * others / (f64::from(window) * self.alpha_us[slowest].max(1e-6))).sqrt();
+            let below = (optimum.floor().min(f64::from(most)) as u32).clamp(fewest, most);
+            let above = (below + 1).min(most);
+            let us = |chunks| self.us(share, chunks, window, u32::MAX);
+            best = if us(above) < us(below) { above } else { below };
+        }
+        best
+    }
+
+    /// Slots that keep the slowest hop busy, as far as there is room for them.
+    fn slots(&self, part: &Part, window: u32, options: &Options) -> u32 {
+        if self.hops == 1 {
+            return 0;
+        }
+        let bytes = part.bytes as f64 / f64::from(part.chunks);
+        let period = self.chunk_us(self.slowest(bytes), bytes);
+        let wanted = (self.round_trip_us(bytes) / period).ceil().min(1e6) as u32 + 1;
+        let room =
+            (options.staging_bytes / part.chunk_bytes.max(1)).min(u64::from(u32::MAX)) as u32;
+        wanted
+            .max(SLOTS_MIN)
+            .min(room)
+            .min(part.chunks.saturating_mul(window))
+    }
+}
+
+/// What is being solved: the shares of one set of paths.
+struct Solution {
+    shares: [f64; MAX_PATHS],
+    chunks: [u32; MAX_PATHS],
+    us: f64,
+}
+
+impl<'a> Problem<'a> {
+    pub(crate) fn new(
+        planner: &'a Planner,
+        candidates: &'a [Candidate],
+        occupancy: &'a Occupancy,
+        message: &'a Message,
+        options: &'a Options,
+    ) -> Problem<'a> {
+        let may = |candidate: &Candidate| match candidate.path.kind() {
+            PathKind::Direct => options.direct,
+            PathKind::Host => options.host,
+            PathKind::Relay => {
+                let depth = candidate.path.via().len() as u32;
+                options.relay
+                    && options.relays_max > 0
+                    && depth <= options.relay_depth_max
+                    && !(options.direct && planner.is_in_the_way(candidates, candidate))
+            }
+        };
+        let bits = candidates
+            .iter()
+            .enumerate()
+            .filter(|(_, candidate)| may(candidate));
+        Problem {
+            planner,
+            candidates,
+            occupancy,
+            message,
+            options,
+            allowed: bits.fold(0, |set, (at, _)| set | 1 << at),
+        }
+    }
+
+    /// The paths that may be taken, as a set of their numbers.
+    #[must_use]
+    pub fn allowed(&self) -> u32 {
+        self.allowed
+    }
+
+    /// The direct path's number, if there is one, allowed or not.
+    #[must_use]
+    pub fn direct(&self) -> Option<u32> {
+        let is_direct = |candidate: &Candidate| candidate.path.kind() == PathKind::Direct;
+        self.candidates
+            .iter()
+            .position(is_direct)
+            .map(|at| at as u32)
+    }
+
+    /// A path.
+    #[must_use]
+    pub fn path(&self, number: u32) -> &Path {
+        &self.candidates[number as usize].path
+    }
+
+    /// A path's rate while nothing else is under way, bytes a microsecond.
+    #[must_use]
+    pub fn rate(&self, number: u32) -> f64 {
+        self.candidates[number as usize].rate()
+    }
+
+    /// What is allowed.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        self.options
+    }
+
+    /// The message.
+    #[must_use]
+    pub fn message(&self) -> &Message {
+        self.message
+    }
+
+    /// The set of the one path that ends first, of those allowed.
+    #[must_use]
+    pub fn fallback(&self) -> u32 {
+        let us = |number: &u32| self.split(1 << number).us;
+        let first = numbers(self.allowed).min_by(|x, y| us(x).total_cmp(&us(y)));
+        first.map_or(0, |number| 1 << number)
+    }
+
+    /// The best split over a set of paths, which must not be empty. A path that helps nothing is left out of it.
+    ///
+    /// # Panics
+    /// If the set is empty or names a path that is not there.
+    #[must_use]
+    pub fn split(&self, set: u32) -> Split {
+        let mut chosen = [&self.candidates[0]; MAX_PATHS];
+        let mut which = [0u8; MAX_PATHS];
+        let mut len = 0;
+        for number in numbers(set).take(MAX_PATHS) {
+            chosen[len] = &self.candidates[number as usize];
+            which[len] = number as u8;
+            len += 1;
+        }
+        assert!(len > 0, "a split over no path");
+        let rates = contention::rates(&chosen[..len], &self.planner.capacities, self.occupancy);
+        let mut engines = Engines::new(self.planner, self.message);
+        let mut pipelines = [Pipeline::default(); MAX_PATHS];
+        for at in 0..len {
+            let pushed = engines.next(&chosen[at].path);
+            pipelines[at] = self.pipeline(chosen[at], at, &rates, pushed);
+        }
+        let pipelines = &pipelines[..len];
+        if len > 1 {
+            let solution = self.solve(pipelines);
+            let dropped = (0..len).filter(|at| solution.shares[*at] < self.options.align as f64);
+            let rest = dropped.fold(set, |set, at| set & !(1 << which[at]));
+            // Those that are left may get in each other's way less.
+            if rest != set {
+                return self.split(if rest == 0 { 1 << which[0] } else { rest });
+            }
+            return self.round(pipelines, &which, &solution);
+        }
+        let share = self.message.bytes as f64;
+        let mut solution = Solution {
+            shares: [0.0; MAX_PATHS],
+            chunks: [1; MAX_PATHS],
+            us: 0.0,
+        };
+        solution.shares[0] = share;
+        solution.chunks[0] = pipelines[0].chunks(share, self.message.window, self.options);
+        self.round(pipelines, &which, &solution)
+    }
+
+    fn pipeline(
+        &self,
+        candidate: &Candidate,
+        position: usize,
+        rates: &Rates,
+        pushed: [bool; super::MAX_HOPS],
+    ) -> Pipeline {
+        let model = self.planner.model();
+        let mut pipeline = Pipeline {
+            // Those before it are launched first.
+            startup_us: model.launch_us * (position + 1) as f64 + model.finish_us,
+            epsilon_us: candidate.epsilon_us,
+            hops: candidate.legs().len(),
+            ..Pipeline::default()
+        };
+        for (hop, leg) in candidate.legs().iter().enumerate() {
+            let pace = if pushed[hop] { leg.pushed } else { leg.pulled };
+            pipeline.alpha_us[hop] = pace.alpha_us;
+            // A segment that is taken altogether still lets a byte through now and then.
+            pipeline.us_per_byte[hop] = 1.0 / rates[position][hop].min(pace.rate).max(1e-3);
+        }
+        pipeline
+    }
+
+    /// Longest share that a path may have: the direct copy needs no chunks.
+    fn share_max(&self, pipeline: &Pipeline) -> f64 {
+        if pipeline.hops == 1 {
+            return f64::INFINITY;
+        }
+        self.options.chunk_bytes_max() as f64 * f64::from(self.options.chunks_max)
+    }
+
+    /// Shares and chunks in turn.
+    fn solve(&self, pipelines: &[Pipeline]) -> Solution {
+        const ROUNDS: usize = 8;
+        let len = pipelines.len();
+        let window = self.message.window;
+        let total = self.message.bytes as f64;
+        let mut shares = [0.0; MAX_PATHS];
+        let mut chunks = [1; MAX_PATHS];
+        let speed = |pipeline: &Pipeline| {
+            1.0 / pipeline.us_per_byte[..pipeline.hops]
+                .iter()
+                .copied()
+                .fold(0.0, f64::max)
+        };
+        let all: f64 = pipelines.iter().map(speed).sum();
+        for at in 0..len {
+            shares[at] = total * speed(&pipelines[at]) / all;
+            chunks[at] = pipelines[at].chunks(shares[at], window, self.options);
+        }
+        let mut best: Option<Solution> = None;
+        for _ in 0..ROUNDS {
+            let mut lines = [Affine::default(); MAX_PATHS];
+            for at in 0..len {
+                lines[at] = pipelines[at].affine(shares[at], chunks[at], window);
+            }
+            shares = self.equal_ends(pipelines, &lines[..len]);
+            let end = |at: usize| pipelines[at].us(shares[at], chunks[at], window, u32::MAX);
+            let us = (0..len)
+                .filter(|at| shares[*at] > 0.0)
+                .map(end)
+                .fold(0.0, f64::max);
+            if best.as_ref().is_none_or(|best| us < best.us) {
+                best = Some(Solution { shares, chunks, us });
+            }
+            let mut changed = false;
+            for at in 0..len {
+                // A path without a share may have one in a single chunk.
+                let now = pipelines[at].chunks(shares[at], window, self.options);
+                changed |=
+                    now != chunks[at] || pipelines[at].affine(shares[at], now, window) != lines[at];
+                chunks[at] = now;
+            }
+            if !changed {
+                break;
+            }
+        }
+        best.unwrap_or(Solution {
+            shares,
+            chunks,
+            us: 0.0,
+        })
+    }
+
+    /// The closed form: shares with which all paths end together. Negative ones are dropped, those beyond what a path may
+    /// carry are held there, and the rest is solved again.
+    fn equal_ends(&self, pipelines: &[Pipeline], lines: &[Affine]) -> [f64; MAX_PATHS] {
+        let mut shares = [0.0; MAX_PATHS];
+        let mut open = [false; MAX_PATHS];
+        open[..lines.len()].fill(true);
+        let mut left = self.message.bytes as f64;
+        loop {
+            let (mut sum, mut speed) = (left, 0.0);
+            for (line, _) in lines.iter().zip(&open).filter(|(_, open)| **open) {
+                sum += line.at_zero_us / line.us_per_byte;
+                speed += 1.0 / line.us_per_byte;
+            }
+            if speed == 0.0 {
+                return shares;
+            }
+            let end = sum / speed;
+            let mut again = false;
+            for (at, line) in lines.iter().enumerate() {
+                if open[at] {
+                    shares[at] = (end - line.at_zero_us) / line.us_per_byte;
+                    if shares[at] <= 0.0 {
+                        (shares[at], open[at], again) = (0.0, false, true);
+                    }
+                }
+            }
+            if !again {
+                // Only once nobody is negative: what is held back from one is for the others to carry.
+                for (at, pipeline) in pipelines.iter().enumerate() {
+                    let most = self.share_max(pipeline);
+                    if open[at] && shares[at] > most {
+                        (shares[at], open[at], again) = (most, false, true);
+                        left -= most;
+                    }
+                }
+            }
+            if !again {
+                return shares;
+            }
+        }
+    }
+
+    /// Whole bytes: each path but the first gets a multiple of the alignment, the first the rest.
+    fn round(&self, pipelines: &[Pipeline], which: &[u8; MAX_PATHS], solution: &Solution) -> Split {
+        let len = pipelines.len();
+        let (window, options) = (self.message.window, self.options);
+        let mut split = Split {
+            us: 0.0,
+            parts: [Part::default(); MAX_PATHS],
+            len: len as u8,
+        };
+        let mut left = self.message.bytes;
+        for at in (0..len).rev() {
+            let share = solution.shares[at] as u64 / options.align * options.align;
+            let bytes = if at == 0 { left } else { share.min(left) };
+            left -= bytes;
+            let mut part = Part {
+                candidate: which[at],
+                bytes,
+                chunk_bytes: bytes,
+                chunks: 1,
+                slots: 0,
+                us: 0.0,
+            };
+            if pipelines[at].hops > 1 {
+                // The first may have been given a little more than was solved for.
+                let fewest = bytes.div_ceil(options.chunk_bytes_max());
+                let most = u64::from(options.chunks_max).max(fewest);
+                let chunks = u64::from(solution.chunks[at])
+                    .max(fewest)
+                    .clamp(1, most.max(1));
+                part.chunk_bytes = bytes.div_ceil(chunks).next_multiple_of(options.align);
+                part.chunks = bytes.div_ceil(part.chunk_bytes.max(1)).max(1) as u32;
+            }
+            part.slots = pipelines[at].slots(&part, window, options);
+            part.us = pipelines[at].us(bytes as f64, part.chunks, window, part.slots);
+            split.us = split.us.max(part.us);
+            // More chunks than are wanted, only because nobody else takes the rest: not if the direct path could.
+            if part.chunks > options.chunks_max && options.direct {
+                split.us = f64::INFINITY;
+            }
+            split.parts[at] = part;
+        }
+        split
+    }
+}
+
+/// The numbers in a set.
+pub fn numbers(mut set: u32) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        if set == 0 {
+            return None;
+        }
+        let number = set.trailing_zeros();
+        set &= set - 1;
+        Some(number)
+    })
+}
