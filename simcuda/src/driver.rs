@@ -34,6 +34,8 @@ pub struct Driver {
     pub visible: Vec<usize>,
     /// The checker runs.
     pub checking: bool,
+    /// Large copies and fills take their time without moving bytes.
+    pub timing_only: bool,
     /// See [`QUIET_US`].
     pub quiet_ns: u64,
     /// Objects and operations.
@@ -109,7 +111,9 @@ extern "C" fn at_exit() {
         if PID.load(Relaxed) != std::process::id() {
             return;
         }
-        d.report.summary(&d.topology.name, &d.visible, d.host_now());
+        let late = d.job.shared().late.load(Relaxed);
+        d.report
+            .summary(&d.topology.name, &d.visible, d.host_now(), late);
         // The row may soon be another process's: nothing of this one may touch it any more.
         INIT_ERROR.store(DEINITIALIZED, Relaxed);
         DRIVER.store(core::ptr::null_mut(), Release);
@@ -210,6 +214,7 @@ impl Driver {
             vm,
             visible,
             checking: flag("SIMCUDA_CHECK", true),
+            timing_only: !flag("SIMCUDA_DATA", true),
             quiet_ns: quiet_us * 1000,
             state: Mutex::new(state),
             report: Report::from_env(),

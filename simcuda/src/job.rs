@@ -163,6 +163,7 @@ fn release(shared: &Shared, body: &mut Body, slot: usize) {
         used.store(0, Relaxed);
     }
     proc.unapplied.store(0, Relaxed);
+    proc.awake.store(0, Relaxed);
     proc.parked.store(0, Relaxed);
     proc.oldest_known.store(u64::MAX, Relaxed);
     proc.pid.store(0, Release);

@@ -80,21 +80,32 @@ pub fn enter_only(
 /// Blocks until `ops` are complete and known to the host; the first error wins.
 pub fn finish(d: &'static Driver, ops: &[Arc<OpState>]) -> Res {
     let done = |op: &Arc<OpState>| op.done.load(std::sync::atomic::Ordering::Acquire);
-    if !ops.iter().all(done) {
+    let pending = !ops.iter().all(done);
+    if pending {
         d.wait_until(|_| ops.iter().all(done));
     }
     let mut st = d.state.lock();
-    let mut error = 0;
+    let (mut error, mut last) = (0, 0);
     for op in ops {
         crate::sched::observe_in(d, &mut st, op);
-        d.learned(op.end.load(Relaxed));
+        last = last.max(op.end.load(Relaxed));
         if error == 0 {
             error = op.error.load(Relaxed);
         }
     }
     crate::pool::settle(d, &mut st);
     drop(st);
-    d.charge(d.topology.calls.sync_us);
+    // What was over when it was asked for costs a look.
+    let cost = if d.job.me().host_time.load(Relaxed) < last {
+        d.topology.calls.sync_us
+    } else {
+        d.topology.calls.query_us
+    };
+    if pending {
+        d.woken(last);
+    }
+    d.learned(last);
+    d.charge(cost);
     d.active();
     if error == 0 {
         Ok(())
@@ -105,11 +116,15 @@ pub fn finish(d: &'static Driver, ops: &[Arc<OpState>]) -> Res {
 
 /// One look whether an operation is complete.
 pub fn query(d: &'static Driver, op: &Arc<OpState>) -> Res {
+    let polled = d.job.me().idle_polls.load(Relaxed) > 0;
     let complete = d.poll(|st| {
         let done = op.done.load(std::sync::atomic::Ordering::Acquire);
         if done {
             let news = !op.observed.load(Relaxed);
             crate::sched::observe_in(d, st, op);
+            if news && polled {
+                d.woken(op.end.load(Relaxed));
+            }
             d.learned(op.end.load(Relaxed));
             if news {
                 d.active();

@@ -55,6 +55,9 @@ pub struct Gpu {
 #[allow(missing_docs)]
 pub struct CopyEngines {
     pub setup_us: f64,
+    pub host_setup_us: f64,
+    pub ramp_kib: f64,
+    pub ramp_gb_s: f64,
     pub batch_setup_us: f64,
     pub pull_extra_us: f64,
     pub host_engines: usize,
@@ -232,6 +235,7 @@ impl Topology {
         let rates = [
             ("gpu.memory_gb_s", self.gpu.memory_gb_s),
             ("copy.engine_gb_s", self.copy.engine_gb_s),
+            ("copy.ramp_gb_s", self.copy.ramp_gb_s),
             ("pcie.to_host_gb_s", self.pcie.to_host_gb_s),
             ("pcie.to_device_gb_s", self.pcie.to_device_gb_s),
             ("pcie.peer_gb_s", self.pcie.peer_gb_s),
@@ -250,6 +254,8 @@ impl Topology {
         let c = &self.calls;
         let times = [
             self.copy.setup_us,
+            self.copy.host_setup_us,
+            self.copy.ramp_kib,
             self.copy.batch_setup_us,
             self.copy.pull_extra_us,
             self.kernel.setup_us,

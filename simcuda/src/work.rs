@@ -164,8 +164,9 @@ impl Copy {
         ((height - 1) * pitch + width) as u64
     }
 
-    /// Engine and route, for a stream on GPU `initiator`.
+    /// Engine, route, cap and setup, for a stream on GPU `initiator`.
     pub fn way(&self, t: &Topology, m: &Machine, initiator: usize) -> (u16, Route, f64, u64) {
+        let host_setup = ns(t.copy.host_setup_us);
         let pageable =
             matches!(self.src, Place::Pageable(_)) || matches!(self.dst, Place::Pageable(_));
         let cap = if pageable {
@@ -178,34 +179,37 @@ impl Copy {
                 Machine::engine(initiator, Engine::Peer),
                 m.between(t, from, to),
                 t.gpu.memory_gb_s,
-                0,
+                ns(t.copy.setup_us),
             ),
             (Some(from), Some(to)) => {
                 let pull = if initiator == from {
-                    0
+                    0.0
                 } else {
-                    ns(t.copy.pull_extra_us)
+                    t.copy.pull_extra_us
                 };
+                // A copy's first bytes move at a lower rate: that much longer than at the full one.
+                let first = (self.bytes() as f64).min(t.copy.ramp_kib * 1024.0);
+                let ramp = (first / t.copy.ramp_gb_s - first / cap).max(0.0);
                 (
                     Machine::engine(initiator, Engine::Peer),
                     m.between(t, from, to),
                     cap,
-                    pull,
+                    ns(t.copy.setup_us + pull) + ramp as u64,
                 )
             }
             (Some(from), None) => (
                 Machine::engine(from, Engine::ToHost),
                 m.to_host(from),
                 cap,
-                0,
+                host_setup,
             ),
             (None, Some(to)) => (
                 Machine::engine(to, Engine::ToDevice),
                 m.to_device(to),
                 cap,
-                0,
+                host_setup,
             ),
-            (None, None) => (NO_ENGINE, Route::default(), t.host.pageable_gb_s, 0),
+            (None, None) => (NO_ENGINE, Route::default(), t.host.pageable_gb_s, ns(t.copy.setup_us)),
         }
     }
 
@@ -338,13 +342,13 @@ impl Work {
         match self {
             Work::Copy(copies) => {
                 let first = copies.first()?;
-                let (engine, route, cap, extra) = first.way(t, m, initiator);
+                let (engine, route, cap, setup_ns) = first.way(t, m, initiator);
                 let more = ns(t.copy.batch_setup_us) * (copies.len() as u64 - 1);
                 let bytes = copies.iter().map(Copy::bytes).sum::<u64>() as f64;
                 Some(Demand {
                     engine,
                     route,
-                    setup_ns: ns(t.copy.setup_us) + extra + more,
+                    setup_ns: setup_ns + more,
                     bytes,
                     cap,
                 })
@@ -463,6 +467,16 @@ impl Work {
             Work::Copy(copies) => copies
                 .iter()
                 .any(|c| c.dst.gpu().is_none() && c.bytes() <= 8),
+            _ => false,
+        }
+    }
+
+    /// A copy or fill of more than a flag or a few values.
+    pub fn bulky(&self) -> bool {
+        const FEW: u64 = 4096;
+        match self {
+            Work::Copy(copies) => copies.iter().all(|c| c.bytes() > FEW),
+            Work::Fill(f) => (f.width * f.height * f.element) as u64 > FEW,
             _ => false,
         }
     }
