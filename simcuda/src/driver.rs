@@ -20,6 +20,9 @@ pub const EXIT_RACE: i32 = 86;
 /// Real time without a call after which a process counts as waiting.
 const QUIET_US: u64 = 200;
 
+/// Hardware queues of a context where nothing else is said.
+const CONNECTIONS: u64 = 8;
+
 /// Everything the driver knows.
 pub struct Driver {
     /// Place in the node.
@@ -38,6 +41,8 @@ pub struct Driver {
     pub timing_only: bool,
     /// See [`QUIET_US`].
     pub quiet_ns: u64,
+    /// Hardware queues of a context, CUDA_DEVICE_MAX_CONNECTIONS.
+    pub connections: u64,
     /// Objects and operations.
     pub state: Mutex<State>,
     /// What the run says of itself.
@@ -216,6 +221,10 @@ impl Driver {
             checking: flag("SIMCUDA_CHECK", true),
             timing_only: !flag("SIMCUDA_DATA", true),
             quiet_ns: quiet_us * 1000,
+            connections: env("CUDA_DEVICE_MAX_CONNECTIONS")
+                .and_then(|v| v.parse().ok())
+                .unwrap_or(CONNECTIONS)
+                .clamp(1, 32),
             state: Mutex::new(state),
             report: Report::from_env(),
             worker_asleep: AtomicBool::new(false),

@@ -347,6 +347,7 @@ fn enter_nodes(
             stream: node.chain,
             index,
             gpu: node.gpu,
+            queue: 0,
         };
         let (work, more) = node_work(d, &node.kind, &mut deps);
         // The device begins with the first nodes while the call still hands over the last.
@@ -364,6 +365,7 @@ fn enter_nodes(
         stream: s.uid,
         index: s.position,
         gpu: s.gpu,
+        queue: 0,
     };
     before.extend(states);
     let state = st

@@ -43,6 +43,26 @@ pub fn enter(
     Ok(state)
 }
 
+/// The hardware queue that an operation of a stream takes: streams of a context share them in turn, one set for what
+/// the multiprocessors and the front end do, one for the copies of each direction.
+pub fn queue(d: &Driver, st: &State, stream: CUstream, work: &Work) -> u64 {
+    let Some(s) = st.streams.get(&stream) else {
+        return 0;
+    };
+    let copies = (d.connections / 2).max(1);
+    let (class, count) = match work {
+        Work::Kernel(_) | Work::Fill(_) | Work::MemOps(_) => (0, d.connections),
+        Work::Copy(c) => match c.first().map(|c| (c.src.gpu(), c.dst.gpu())) {
+            Some((Some(_), None)) => (1, copies),
+            Some((None, Some(_))) => (2, copies),
+            Some((Some(_), Some(_))) => (3, copies),
+            _ => return 0,
+        },
+        _ => return 0,
+    };
+    ((s.context as u64) << 12) | (class << 8) | (s.ordinal % count)
+}
+
 /// Sees to what has been entered: starts what may start.
 pub fn kick(d: &'static Driver, st: &mut MutexGuard<'_, State>) {
     d.active();
@@ -61,12 +81,14 @@ pub fn enter_only(
     history: &[(u64, u64)],
 ) -> Res<Arc<OpState>> {
     let issued = d.charge(cost_us);
+    let queue = queue(d, st, stream, &work);
     let s = st.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
     s.position += 1;
     let position = Position {
         stream: s.uid,
         index: s.position,
         gpu: s.gpu,
+        queue,
     };
     let state = st
         .sched
@@ -204,18 +226,24 @@ pub fn copy(d: &'static Driver, mut copies: Vec<Copy>, stream: CUstream, mode: M
     }
     let mut last = None;
     for group in by_route(d, &st, stream, copies) {
-        last = issue(
-            d,
-            &mut st,
-            stream,
-            Work::Copy(group),
-            d.topology.calls.async_us,
-        )?;
+        let cost = d.topology.calls.async_us + idle_cost(d, &st, stream);
+        last = issue(d, &mut st, stream, Work::Copy(group), cost)?;
     }
     drop(st);
     match last {
         Some(op) if wait => finish(d, &[op]),
         _ => Ok(()),
+    }
+}
+
+/// What a copy call costs more when nothing is under way in its stream.
+fn idle_cost(d: &Driver, st: &State, stream: CUstream) -> f64 {
+    let tail = st.streams.get(&stream).and_then(|s| s.tail.as_ref());
+    let over = |op: &Arc<OpState>| op.done.load(std::sync::atomic::Ordering::Acquire);
+    if tail.is_none_or(over) {
+        d.topology.calls.first_us
+    } else {
+        0.0
     }
 }
 

@@ -132,6 +132,7 @@ pub struct Kernel {
 #[allow(missing_docs)]
 pub struct Calls {
     pub async_us: f64,
+    pub first_us: f64,
     pub sync_us: f64,
     pub query_us: f64,
     pub event_us: f64,
@@ -260,6 +261,7 @@ impl Topology {
             self.copy.pull_extra_us,
             self.kernel.setup_us,
             c.async_us,
+            c.first_us,
             c.sync_us,
             c.query_us,
             c.event_us,
