@@ -7,7 +7,9 @@
 use super::error::{Error, Result};
 use super::events::{EventPool, Finished, InFlight, Place};
 use super::state::{ContextKey, Entered};
-use super::types::{memory_type, Context, Memcpy2d, Stream, STREAM_NON_BLOCKING};
+use super::types::{
+    memory_type, Context, Memcpy2d, Stream, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
+};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -206,6 +208,35 @@ impl Lanes {
             &[Copy::Linear { dst, src, bytes }],
             None,
         )
+    }
+
+    /// Lets all further copies of a context wait for what its default streams have pending now. For memory on which
+    /// memsets and device-to-device copies called as synchronous cannot be made so: they may still be under way there.
+    ///
+    /// Nothing is enqueued where those streams are idle, which is the rule, or where the legacy stream cannot be used
+    /// because a stream is being captured. What is waited for is work of the program that it believes to be over.
+    pub fn after_default_streams(&mut self, key: ContextKey) -> Result<()> {
+        let lanes = self.find_or_open(key)?;
+        let entered = Entered::enter_same(key)?;
+        let driver = entered.driver();
+        let mut capturing = 0;
+        // SAFETY: one word is written; the handle names a stream of the entered context.
+        let usable = unsafe { driver.stream_is_capturing(STREAM_LEGACY, &raw mut capturing) };
+        // SAFETY: as above.
+        let idle = |stream| unsafe { driver.stream_query(stream) }.is_ok();
+        if usable.is_err() || (idle(STREAM_LEGACY) && idle(STREAM_PER_THREAD)) {
+            return Ok(());
+        }
+        let event = lanes.events.take(&entered)?;
+        // An event of the legacy stream also follows the program's blocking streams, the one of its thread among them.
+        // SAFETY: event and lanes were made in the context that is entered, and are live.
+        let ordered = unsafe { driver.event_record(event, STREAM_LEGACY) }.and_then(|()| {
+            let mut streams = lanes.lanes.iter().flatten();
+            // SAFETY: as above. The event may be recorded anew afterwards: a wait is for what was recorded before it.
+            streams.try_for_each(|lane| unsafe { driver.stream_wait_event(lane.stream, event, 0) })
+        });
+        lanes.events.give(key, event);
+        ordered
     }
 
     /// Releases events and mappings of copies that were dropped and have finished since. Cheap where there are none.
