@@ -36,6 +36,8 @@ pub struct Shared {
     pub next_stream: AtomicU64,
     /// Order of host observations in real time (see `checker`).
     pub observations: AtomicU64,
+    /// Latest virtual time of which the host code of some process knows.
+    pub known: AtomicU64,
     /// Virtual nanoseconds by which host code has reacted later than it could have, of all processes.
     pub late: AtomicU64,
     /// CLOCK_MONOTONIC nanoseconds until which some process has promised to look whether time may move.

@@ -65,6 +65,9 @@ impl Driver {
     /// Finished operations were taken up: whoever waits for one is about to act, also before it says so itself.
     pub fn wake(&self) {
         let me = self.job.me();
+        if me.parked.load(Relaxed) == 0 && me.idle_polls.load(Relaxed) < IDLE_POLLS {
+            return;
+        }
         me.active_at.store(real_ns(), Relaxed);
         me.active_cpu
             .store(crate::job::cpu_ns(0).unwrap_or(0), Relaxed);
@@ -78,12 +81,11 @@ impl Driver {
     pub fn charge(&self, us: f64) -> u64 {
         let me = self.job.me();
         let now = self.job.now();
-        let procs = &self.job.shared().procs;
-        let alive = procs.iter().filter(|p| p.pid.load(Relaxed) != 0);
-        let known = alive.map(|p| p.host_time.load(Relaxed)).max();
-        self.late(now.saturating_sub(known.unwrap_or(now)));
+        let known = &self.job.shared().known;
+        self.late(now.saturating_sub(known.load(Relaxed)));
         let now = me.host_time.load(Relaxed).max(now) + (us * 1000.0) as u64;
         me.host_time.store(now, Relaxed);
+        known.fetch_max(now, Relaxed);
         now
     }
 
@@ -102,6 +104,7 @@ impl Driver {
     /// The host code now knows of something that happened at `time`.
     pub fn learned(&self, time: u64) {
         self.job.me().host_time.fetch_max(time, Relaxed);
+        self.job.shared().known.fetch_max(time, Relaxed);
     }
 
     /// Virtual time as this process's host code sees it.
