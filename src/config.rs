@@ -126,8 +126,6 @@ options! {
         "how much device memory of other ranks stays mapped when unused";
     mapping_count: u32 = Count { min: 1, max: 1 << 20 }, "ANABRANCH_MAPPING_COUNT", "1024", User,
         "how many allocations of other ranks stay mapped when unused";
-    lanes: u32 = Count { min: 1, max: 4 }, "ANABRANCH_LANES", "1", User,
-        "streams that the messages from one rank take in turn, so that the start of one overlaps the end of another";
     slots: u32 = Count { min: 0, max: 1 << 20 }, "ANABRANCH_SLOTS", "1048576", User,
         "how many messages of a rank may be under way at once; beyond that they go by value";
     helper: bool = Switch, "ANABRANCH_HELPER", "on", User,

@@ -61,6 +61,7 @@ counters! {
     DirectBytes          "receives_direct_bytes"   Bytes "their payload";
     SelfReceives         "receives_self"           Count "messages of a rank to itself copied in place";
     SelfBytes            "receives_self_bytes"     Bytes "their payload";
+    CopiesBatched        "copies_batched"          Count "copies of these two that were started in one batch with others";
     HostRingReceives     "receives_host_ring"      Count "messages that came through a ring in host memory";
     HostRingBytes        "receives_host_ring_bytes" Bytes "their payload";
     EagerReceives        "receives_eager"          Count "messages taken from the host memory into which the sender had copied them";

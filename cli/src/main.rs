@@ -1,6 +1,7 @@
 //! The `anabranch` command: start programs with the library, print its options, measure.
 
 mod bench;
+mod compare;
 mod config;
 mod doctor;
 mod elf;
@@ -39,6 +40,11 @@ enum Command {
     Config(config::Arguments),
     /// Measure bandwidth or latency between ranks 0 and 1
     Bench(bench::Arguments),
+    /// Measure what a plan of `compare` lists, in one launch
+    #[command(hide = true)]
+    Suite(bench::suite::Arguments),
+    /// Measure without and with the library in turns, and print the ratios
+    Compare(Box<compare::Arguments>),
     /// Print how many GPUs the CUDA driver of this process reports
     #[command(hide = true)]
     CountGpus,
@@ -91,6 +97,8 @@ fn main() -> ExitCode {
         Command::Config(arguments) => config::main(&arguments),
         Command::Bench(arguments) => bench::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
+        Command::Suite(arguments) => bench::suite::main(&arguments),
+        Command::Compare(arguments) => compare::main(&arguments),
         Command::CountGpus => run::gpus::print_count(),
         Command::Probe { probe } => doctor::probe(&probe),
     };

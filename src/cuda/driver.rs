@@ -4,7 +4,9 @@
 //! absent is an ordinary error ([`Error::Missing`]) of the call that needs it.
 
 use super::error::{owned_text, Error, Result};
-use super::types::{Code, Context, Device, Event, IpcHandle, Memcpy2d, Stream, Uuid};
+use super::types::{
+    BatchAttributes, Code, Context, Device, Event, IpcHandle, Memcpy2d, Stream, Uuid,
+};
 use std::ffi::{c_void, CStr};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::Once;
@@ -128,8 +130,6 @@ driver_functions! {
     mem_host_register = "cuMemHostRegister_v2" (address: *mut c_void, bytes: usize, flags: u32);
     /// Unpins host memory.
     mem_host_unregister = "cuMemHostUnregister" (address: *mut c_void);
-    /// Device address of pinned host memory.
-    mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" (device: *mut u64, host: *mut c_void, flags: u32);
     /// Allocates pinned host memory (tests).
     mem_host_alloc = "cuMemHostAlloc" (address: *mut *mut c_void, bytes: usize, flags: u32);
     /// Frees pinned host memory (tests).
@@ -162,9 +162,6 @@ driver_functions! {
     stream_synchronize = "cuStreamSynchronize" (stream: Stream);
     /// Makes a stream wait for an event (of the library's own contexts).
     stream_wait_event = "cuStreamWaitEvent" (stream: Stream, event: Event, flags: u32);
-    /// Writes a word when a stream gets there.
-    stream_write_value_32 = "cuStreamWriteValue32_v2" | "cuStreamWriteValue32"
-        (stream: Stream, address: u64, value: u32, flags: u32);
 
     /// Makes an event in the current context.
     event_create = "cuEventCreate" (event: *mut Event, flags: u32);
@@ -186,6 +183,14 @@ driver_functions! {
     /// Copies between two contexts, with or without peer access.
     memcpy_peer_async = "cuMemcpyPeerAsync"
         (dst: u64, dst_context: Context, src: u64, src_context: Context, bytes: usize, stream: Stream);
+    /// Copies without an order among them.
+    memcpy_batch_async = "cuMemcpyBatchAsync_v2"
+        (dsts: *mut u64, srcs: *mut u64, sizes: *mut usize, count: usize, attributes: *mut BatchAttributes,
+         firsts: *mut usize, attribute_count: usize, stream: Stream);
+    /// The same as CUDA 12.8 has it, which names the copy that failed.
+    memcpy_batch_async_12 = "cuMemcpyBatchAsync"
+        (dsts: *mut u64, srcs: *mut u64, sizes: *mut usize, count: usize, attributes: *mut BatchAttributes,
+         firsts: *mut usize, attribute_count: usize, failed: *mut usize, stream: Stream);
     /// Copies rows.
     memcpy_2d_async = "cuMemcpy2DAsync_v2" (copy: *const Memcpy2d, stream: Stream);
     /// Sets bytes of device memory.

@@ -4,7 +4,7 @@
 //! functions may be absent, and until the program itself has initialized it, nothing but "is it initialized?" is asked.
 //!
 //! **The user's state stays as it was**: every call enters the context it needs and leaves it again ([`state`]), copies
-//! run on streams of the engine's own ([`lane`]), no context is made unasked.
+//! run on streams of the engine's own ([`lanes`]), no context is made unasked.
 //!
 //! **Every object here may outlive its context.** A context is known by its handle and identity ([`ContextKey`]);
 //! what belonged to one that is gone answers with an error. In a forked child the driver is gone as well.
@@ -12,15 +12,16 @@
 //! All state is in owned objects that any thread may hold, behind the engine's lock; [`driver`] and [`reach`] have
 //! process-wide state of their own, which any thread may use at any time.
 
+pub mod copy;
 mod driver;
 mod error;
-mod events;
 pub mod export;
 mod host_range;
-pub mod lane;
+pub mod lanes;
 pub mod mapping;
 pub mod pinned;
 pub mod pointer;
+mod queue;
 pub mod reach;
 pub mod state;
 pub mod types;
@@ -28,15 +29,16 @@ pub mod types;
 #[cfg(test)]
 mod tests;
 
+pub use copy::Copy;
 pub use driver::{arm, driver, look_again, Driver};
 pub use error::{Error, NotExportable, Result};
-pub use events::InFlight;
 pub use export::{Export, Exports};
-pub use lane::{Copy, Flag, Lanes, Purpose};
+pub use lanes::{Lanes, Purpose};
 pub use mapping::{Limits, Mapping, Mappings};
 pub use pinned::{PinnedBuffer, PinnedPool, Registrations};
 pub use pointer::{
     classify, driver_in_use, gpu_seen, is_device, Allocation, Buffer, HostMemory, Kind,
 };
+pub use queue::InFlight;
 pub use state::{ContextKey, Entered};
 pub use types::{Context, IpcHandle, Uuid};

@@ -150,20 +150,6 @@ fn unpin(range: &Range) {
     }
 }
 
-/// Device address of a host address in pinned memory, for flags that a stream writes (see [`super::lane::Flag`]).
-pub fn device_address(context: ContextKey, host: usize) -> Result<u64> {
-    let entered = Entered::enter_same(context)?;
-    let mut address = 0;
-    let host = std::ptr::with_exposed_provenance_mut(host);
-    // SAFETY: `address` is written; the driver checks that it knows the host address.
-    unsafe {
-        entered
-            .driver()
-            .mem_host_get_device_pointer(&raw mut address, host, 0)?
-    };
-    Ok(address)
-}
-
 /// Bounce buffers of the engine's own, in classes of powers of two, kept for the next use.
 #[derive(Clone)]
 pub struct PinnedPool {

@@ -114,6 +114,20 @@ pub const HOST_REGISTER_PORTABLE: u32 = 1;
 /// Registered host memory gets a device address (which memory operations write to).
 pub const HOST_REGISTER_DEVICEMAP: u32 = 2;
 
+/// The sources of a batch are read in the order of the stream (`CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`).
+pub const SOURCE_ORDER_STREAM: u32 = 1;
+
+/// How copies of a batch are made (`CUmemcpyAttributes`).
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct BatchAttributes {
+    pub source_order: u32,
+    /// Types and numbers of the places of source and destination: hints for managed memory.
+    pub locations: [i32; 4],
+    pub flags: u32,
+}
+
 /// A strided copy (`CUDA_MEMCPY2D`).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Error, Export, InFlight, IpcHandle, Purpose};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Purpose};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::Env;
 use crate::node::{Descriptor, Message, Peer, Refused, Slot, State};
@@ -139,7 +139,7 @@ impl Fetch {
         if wanted > 0 && hosted {
             fetch.path = Path::ring(true);
         } else if wanted > 0 {
-            fetch.start(gpu, env.config.lanes);
+            fetch.start(gpu);
         }
         Ok(fetch)
     }
@@ -158,8 +158,8 @@ impl Fetch {
         self.peer.slot(self.slot)
     }
 
-    fn start(&mut self, gpu: &mut Gpu, lanes: u32) {
-        match self.start_direct(gpu, lanes) {
+    fn start(&mut self, gpu: &mut Gpu) {
+        match self.start_direct(gpu) {
             Ok(copy) => self.path = Path::Direct(copy),
             Err(reason) => {
                 if let Some((reason, error)) = reason {
@@ -174,23 +174,21 @@ impl Fetch {
         }
     }
 
-    /// Starts the copy from the sender's memory; `Err(None)` where that is not the way for this pair of buffers.
-    fn start_direct(&self, gpu: &mut Gpu, lanes: u32) -> Result<InFlight, Option<(Reason, Error)>> {
+    /// Queues the copy from the sender's memory; `Err(None)` where that is not the way for this pair of buffers.
+    fn start_direct(&self, gpu: &mut Gpu) -> Result<InFlight, Option<(Reason, Error)>> {
         let Destination::Device { context, address } = self.to else {
             return Err(None);
         };
         let source = self.message.base + self.message.offset;
-        let affinity = u64::from(self.message.source) + u64::from(self.slot % lanes);
+        let copy_from = |src| Copy::Linear {
+            dst: address,
+            src,
+            bytes: self.wanted,
+        };
+        let sender = self.message.source;
         if self.own {
             return gpu
-                .copy(
-                    context,
-                    Purpose::Pull,
-                    affinity,
-                    address,
-                    source,
-                    self.wanted,
-                )
+                .pull(context, sender, copy_from(source), None)
                 .map_err(|error| Some((Reason::DriverError, error)));
         }
         if self.message.flags & flag::EXPORTED == 0 {
@@ -211,11 +209,9 @@ impl Fetch {
         let mapping = gpu
             .map(context, u64::from(self.peer.pid()), &export)
             .map_err(|error| Some((Reason::MappingFailed, error)))?;
-        let from = mapping.address_of(export.offset);
-        let copy = gpu
-            .copy(context, Purpose::Pull, affinity, address, from, self.wanted)
-            .map_err(|error| Some((Reason::DriverError, error)))?;
-        Ok(copy.holding(mapping))
+        let copy = copy_from(mapping.address_of(export.offset));
+        gpu.pull(context, sender, copy, Some(mapping))
+            .map_err(|error| Some((Reason::DriverError, error)))
     }
 
     /// Asks the sender to bring the payload through its ring in host memory.
@@ -316,7 +312,6 @@ impl Fetch {
                     match gpu.copy(
                         context,
                         Purpose::HostToDevice,
-                        0,
                         address + started,
                         from,
                         bytes,

@@ -69,28 +69,44 @@ impl Gpu {
         mapping
     }
 
-    /// Starts one contiguous copy.
+    /// Queues a copy into this rank's memory, to be started by [`Gpu::launch`] together with others. The mapping is kept
+    /// open until it is done. `peer` spreads the copies of different peers over the lanes.
+    pub fn pull(
+        &mut self,
+        context: ContextKey,
+        peer: u32,
+        copy: Copy,
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<InFlight> {
+        self.lanes
+            .add(context, Purpose::Pull, u64::from(peer), copy, mapping)
+    }
+
+    /// Starts what [`Gpu::pull`] has queued. Whoever queues, calls it before the engine's lock is given back.
+    pub fn launch(&mut self) {
+        self.lanes.launch();
+    }
+
+    /// Starts one contiguous copy at once.
     pub fn copy(
         &mut self,
         context: ContextKey,
         purpose: Purpose,
-        affinity: u64,
         dst: u64,
         src: u64,
         bytes: u64,
     ) -> Result<InFlight> {
-        self.lanes
-            .copy_async(context, purpose, affinity, dst, src, bytes)
+        self.copies(context, purpose, &[Copy::Linear { dst, src, bytes }])
     }
 
-    /// Starts copies one after the other.
+    /// Starts copies at once, one after the other.
     pub fn copies(
         &mut self,
         context: ContextKey,
         purpose: Purpose,
         copies: &[Copy],
     ) -> Result<InFlight> {
-        self.lanes.submit(context, purpose, 0, copies, None)
+        self.lanes.submit(context, purpose, copies)
     }
 
     /// A bounce buffer; `Exhausted` means that later, when copies have ended, there will be one.

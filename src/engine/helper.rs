@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::engine::{engine, Engine, Env};
+use crate::node::Readiness;
 use crate::stats::{self, Counter};
 
 /// Longest sleep with nothing to do: also how late a missed wake-up is noticed.
@@ -17,6 +18,11 @@ const IDLE_SLEEP: Duration = Duration::from_millis(100);
 /// Longest sleep while something is owed whose turn has not come.
 const OWED_SLEEP_MAX: Duration = Duration::from_millis(1);
 const OWED_SLEEP_MIN: Duration = Duration::from_micros(50);
+/// How long a program must have made no call before the helper, woken, does something in its place: longer than a
+/// program takes from one call to the next while it posts its messages.
+const PAUSE: Duration = Duration::from_micros(20);
+/// Pauses after which it looks all the same.
+const PAUSES_MAX: u32 = 8;
 /// Rounds of yielding before the first sleep, while something is owed.
 const YIELDS: u32 = 200;
 
@@ -95,6 +101,9 @@ const PANICS_MAX: u8 = 8;
 
 fn run() {
     let Some(engine) = engine() else { return };
+    // Sleeps of this thread end within a microsecond of their time, not 50.
+    // SAFETY: concerns this thread alone; refused, the sleeps are longer.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
     loop {
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| serve(engine))) {
             Ok(()) => return,
@@ -102,7 +111,7 @@ fn run() {
                 stats::add(Counter::Panics, 1);
                 log::error!("the helper thread met an internal error");
                 if engine.helper.panics.fetch_add(1, Ordering::Relaxed) >= PANICS_MAX {
-                    engine.env.node.own().set_ready(false);
+                    engine.env.node.own().set_ready(Readiness::No);
                     return;
                 }
             }
@@ -136,11 +145,34 @@ fn serve(engine: &Engine) {
         if own.wait_doorbell(seen, sleep) != seen {
             stats::add(Counter::HelperWakeups, 1);
             idle = 0;
+            engine.leave_it_to_the_program();
         }
     }
 }
 
 impl Engine {
+    /// A thread of the program has done something of the engine's.
+    #[inline]
+    pub(super) fn note_activity(&self) {
+        // It is only compared, so a count that is lost between threads does no harm.
+        let count = self.activity.load(Ordering::Relaxed);
+        self.activity
+            .store(count.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Waits, for a bounded time, while the program makes one call after the other: it will look by itself, and would
+    /// only be kept waiting for the lock. Peers need not wake this thread meanwhile.
+    fn leave_it_to_the_program(&self) {
+        for _ in 0..PAUSES_MAX {
+            let before = self.activity.load(Ordering::Relaxed);
+            std::thread::sleep(PAUSE);
+            let is_quiet = before == self.activity.load(Ordering::Relaxed);
+            if is_quiet && self.driving.load(Ordering::Acquire) == 0 {
+                return;
+            }
+        }
+    }
+
     /// One round of the helper: whether anything moved, and whether anything is owed.
     fn help(&self) -> (bool, bool) {
         if self.driving.load(Ordering::Acquire) != 0 {

@@ -45,6 +45,7 @@ pub use self::send::{Mode, SendArgs, Sorted};
 use crate::config::Config;
 use crate::mpi::{Abi, Handle};
 use crate::node::Node;
+use crate::node::Readiness;
 
 /// What does not change between `MPI_Init` and `MPI_Finalize`.
 pub struct Env {
@@ -73,6 +74,8 @@ pub struct Engine {
     live: AtomicBool,
     /// Threads of the program that are driving the engine now: the helper stays out of their way.
     driving: AtomicU32,
+    /// Calls of the program's that the engine had a part in: a helper that was woken waits until they pause.
+    activity: AtomicU32,
     /// Threads of the program inside a native call that was begun before this rank was live.
     native_before_live: AtomicU32,
     /// A request that never completes, to make the MPI library progress.
@@ -127,12 +130,19 @@ impl Engine {
 
     /// Raises the ready flag as soon as nothing forbids it.
     fn try_ready(&self, core: &mut Core) {
+        if core.ready == Readiness::All || !core.helper_runs || core.blind != 0 {
+            return;
+        }
         let threads = self.native_before_live.load(Ordering::SeqCst);
-        if !core.ready && core.helper_runs && core.blind == 0 && threads == 0 && !core.counts_lost()
-        {
-            core.ready = true;
-            self.env.node.own().set_ready(true);
-            log::debug!("ready for descriptors");
+        let ready = if core.blind_to_small == 0 {
+            Readiness::All
+        } else {
+            Readiness::Long
+        };
+        if ready != core.ready && threads == 0 && !core.counts_lost() {
+            core.ready = ready;
+            self.env.node.own().set_ready(ready);
+            log::debug!("ready for descriptors: {ready:?}");
         }
     }
 }

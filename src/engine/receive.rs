@@ -2,6 +2,7 @@
 
 mod arrival;
 mod finish;
+mod places;
 mod plan;
 
 use std::ffi::{c_int, c_void};
@@ -9,6 +10,7 @@ use std::sync::Arc;
 
 pub(super) use self::arrival::{is_cancelled, received};
 pub(super) use self::finish::{find_slot, release};
+pub(super) use self::places::Places;
 pub use self::plan::{Plan, Prepared, Watch};
 
 use crate::cuda::{self, Buffer, ContextKey};
@@ -101,6 +103,9 @@ pub struct Receive {
     matched: Option<Matched>,
     /// A send that belongs to the same request (`MPI_Isendrecv`).
     companion: Option<usize>,
+    /// What is in the program's memory where a descriptor may land: one of a message that is shorter than itself leaves
+    /// the rest as it was. Unknown where the receive was posted before this rank was live.
+    covered: Option<[u8; DESCRIPTOR_BYTES]>,
     /// For the removal of entries by threads that complete natively.
     serial: u64,
 }
@@ -155,6 +160,7 @@ impl Receive {
             freed: false,
             matched: None,
             companion: None,
+            covered: None,
             serial: 0,
         }
     }
@@ -169,6 +175,47 @@ impl Receive {
         let tells_length = abi.family == Family::OpenMpi;
         matches!(self.target, Target::Unseen)
             || (self.room < DESCRIPTOR_BYTES as u64 && !tells_length)
+    }
+
+    /// A descriptor does not fit in here, though a message that is shorter than one may.
+    fn is_blind_to_small(&self) -> bool {
+        !self.may_hold_descriptor() || (self.place().is_some() && self.covered.is_none())
+    }
+
+    /// Keeps what a descriptor would cover.
+    fn cover(&mut self) {
+        if let Target::InPlace = self.target {
+            self.covered = self.may_hold_descriptor().then(|| {
+                let mut covered = [0; DESCRIPTOR_BYTES];
+                // SAFETY: the program's buffer has room for as many bytes, and is MPI's from now on.
+                unsafe {
+                    covered
+                        .as_mut_ptr()
+                        .copy_from(self.landed, DESCRIPTOR_BYTES)
+                };
+                covered
+            });
+        }
+    }
+
+    /// Puts back what a descriptor covers beyond its message of `length` bytes.
+    fn uncover(&mut self, length: u64) {
+        let (Target::InPlace, Some(covered)) = (&self.target, &self.covered) else {
+            return;
+        };
+        if let Some(rest) = covered.get(length as usize..) {
+            // SAFETY: the program's buffer has room for a descriptor, which has been read.
+            unsafe {
+                let to = self.landed.add(length as usize);
+                to.copy_from_nonoverlapping(rest.as_ptr(), rest.len());
+            }
+        }
+    }
+
+    /// Where in the program's memory a descriptor may land.
+    fn place(&self) -> Option<(usize, u64)> {
+        let lands = matches!(self.target, Target::InPlace) && self.may_hold_descriptor();
+        lands.then(|| (self.landed.addr(), self.room))
     }
 
     fn destination(&self) -> Result<Destination, cuda::Error> {
@@ -190,14 +237,22 @@ impl Core {
     pub(super) fn note_posted(&mut self, abi: &Abi, id: usize) {
         let receive = &self.receives[id];
         self.blind += usize::from(receive.is_blind(abi));
+        self.blind_to_small += usize::from(receive.is_blind_to_small());
         self.posted += usize::from(receive.may_hold_descriptor());
+        if let Some((start, bytes)) = receive.place() {
+            self.places.insert(id, start, bytes);
+        }
     }
 
     /// Nothing can land any more in what was posted.
     fn note_landed(&mut self, abi: &Abi, id: usize) {
         let receive = &self.receives[id];
         self.blind -= usize::from(receive.is_blind(abi));
+        self.blind_to_small -= usize::from(receive.is_blind_to_small());
         self.posted -= usize::from(receive.may_hold_descriptor());
+        if let Some((start, _)) = receive.place() {
+            self.places.remove(id, start);
+        }
     }
 
     /// A persistent receive is about to be started natively.
@@ -208,6 +263,7 @@ impl Core {
             // SAFETY: a landing range is at least a page long.
             unsafe { receive.landed.write_bytes(0, DESCRIPTOR_BYTES) };
         }
+        receive.cover();
         self.note_posted(abi, id);
     }
 

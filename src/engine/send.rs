@@ -227,6 +227,7 @@ impl Engine {
         by_value: Option<Reason>,
     ) -> Result<usize, c_int> {
         self.use_device();
+        self.note_activity();
         let bytes = info.bytes(args.count);
         stats::add(Counter::SendsDevice, 1);
         stats::add(Counter::SendsDeviceBytes, bytes);

@@ -22,6 +22,7 @@ impl Engine {
     /// # Safety
     /// The send was just started, here and below, and its request is in nobody's hands.
     pub unsafe fn await_send(&self, id: usize) -> c_int {
+        self.core.lock().hurry(id);
         self.until(|engine, core| {
             if !engine.look_at_send(core, id) {
                 core.pump_wanted = core.awaits_receiver(id);

@@ -131,13 +131,16 @@ fn bring_down(
     };
     let bytes = left.min(u64::from(size));
     let to = address.as_ptr().expose_provenance() as u64;
-    let copy = gpu.copy(context, Purpose::DeviceToHost, 0, to, from, bytes)?;
+    let copy = gpu.copy(context, Purpose::DeviceToHost, to, from, bytes)?;
     Ok((copy, bytes as u32))
 }
 
-/// How long a small message waits for its receiver to read the buffer itself. A receiver that waits for it claims it
-/// about a microsecond after it was sent, and the copy to host memory, some 3 us of the sender's time, is saved.
-const HOSTING_DELAY: Duration = Duration::from_micros(2);
+/// How long a small message of a blocking send waits for its receiver to read the buffer itself. A receiver that waits
+/// for it claims it about a microsecond after it was sent, and the copy to host memory, some 3 us of the sender's time, is
+/// saved.
+const BLOCKING_DELAY: Duration = Duration::from_micros(2);
+/// The same for other sends: their receiver may be about to post, as this rank is, and then claims a whole window.
+const DELAY: Duration = Duration::from_micros(30);
 
 /// A payload of a standard send below the eager limit: copied into a cell of this rank's segment unless its receiver is
 /// quick to read the buffer itself, so that the send completes without its receiver.
@@ -147,6 +150,7 @@ pub struct Hosting {
     length: u64,
     cell: u32,
     sent: Instant,
+    delay: Duration,
     copy: Option<InFlight>,
     in_ring: bool,
 }
@@ -160,6 +164,7 @@ impl Hosting {
             length,
             cell,
             sent: Instant::now(),
+            delay: DELAY,
             copy: None,
             in_ring: false,
         }
@@ -173,9 +178,7 @@ impl Hosting {
         ring: &Ring<'_>,
         is_wanted: bool,
     ) -> Result<bool> {
-        if self.in_ring
-            || (!is_wanted && self.copy.is_none() && self.sent.elapsed() < HOSTING_DELAY)
-        {
+        if self.in_ring || (!is_wanted && self.copy.is_none() && self.sent.elapsed() < self.delay) {
             return Ok(false);
         }
         let copy = match &mut self.copy {
@@ -196,6 +199,11 @@ impl Hosting {
         };
         self.in_ring = ring.push(entry).unwrap_or(false);
         Ok(self.in_ring)
+    }
+
+    /// The program waits for this message alone.
+    pub fn hurry(&mut self) {
+        self.delay = BLOCKING_DELAY;
     }
 
     /// Whether the payload is in the ring, and the program's buffer not read any more.

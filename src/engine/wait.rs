@@ -23,6 +23,7 @@ impl Drop for Driving<'_> {
 impl Engine {
     fn drive(&self) -> Driving<'_> {
         self.driving.fetch_add(1, Ordering::AcqRel);
+        self.note_activity();
         self.env.node.own().attend();
         Driving(self)
     }
@@ -34,6 +35,7 @@ impl Engine {
         core.progress(&self.env);
         self.tidy(&mut core);
         let result = step(self, &mut core);
+        core.gpu.launch();
         self.try_ready(&mut core);
         if std::mem::take(&mut core.pump_wanted) {
             self.pump();
@@ -53,7 +55,9 @@ impl Engine {
                     backoff.reset();
                 }
                 self.tidy(&mut core);
-                if let Some(result) = step(self, &mut core) {
+                let result = step(self, &mut core);
+                core.gpu.launch();
+                if let Some(result) = result {
                     core.pump_wanted = false;
                     self.try_ready(&mut core);
                     return result;

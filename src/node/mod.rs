@@ -28,7 +28,7 @@ pub use peer::{Peer, PeerError};
 pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
 pub use segment::Segment;
 pub use slot::{Message, Refused, Slot, State};
-pub use view::{Layout, Owner, View, COUNTERS, FIRST_CELL, SLOTS_MAX};
+pub use view::{Layout, Owner, Readiness, View, COUNTERS, FIRST_CELL, SLOTS_MAX};
 pub use wait::Backoff;
 
 use directory::{Directory, Row};
@@ -41,7 +41,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Why a rank cannot register; it then stays native.
 #[derive(Debug, Error)]

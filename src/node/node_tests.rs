@@ -155,7 +155,7 @@ const PAYLOAD: &[u8] = b"payload of a message between processes";
 /// Posts a message, shows its descriptor, brings the payload through the host ring when asked, waits for the end.
 fn send_one(node: &Node) {
     let own = node.own();
-    own.set_ready(true);
+    own.set_ready(Readiness::All);
     let slot_index = own.alloc().expect("a slot");
     let message = Message {
         source: node.world_rank(),

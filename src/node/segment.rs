@@ -3,7 +3,7 @@
 use super::map::Mapping;
 use super::slot::{Message, Slot, SLOT_BYTES};
 use super::sys::{self, GuardedFd};
-use super::view::{Layout, Owner, View, FIRST_CELL, HEADER_BYTES};
+use super::view::{Layout, Owner, Readiness, View, FIRST_CELL, HEADER_BYTES};
 use super::{mix, Options};
 use parking_lot::Mutex;
 use std::io;
@@ -112,7 +112,7 @@ impl Segment {
     }
 
     /// Says whether the helper runs, so that peers may send descriptors.
-    pub fn set_ready(&self, ready: bool) {
+    pub fn set_ready(&self, ready: Readiness) {
         self.view.set_ready(ready);
     }
 

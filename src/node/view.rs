@@ -167,6 +167,18 @@ pub enum BadSegment {
     Layout,
 }
 
+/// Which messages may be sent to a rank by descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Readiness {
+    /// None.
+    No,
+    /// Those that are as long as a descriptor: a receive is pending in which there is no room for one.
+    Long,
+    /// All.
+    All,
+}
+
 /// A mapped and verified segment.
 #[derive(Debug)]
 pub struct View {
@@ -278,9 +290,14 @@ impl View {
         self.header().flags.device_user.load(Ordering::Acquire) != 0
     }
 
-    /// The owner's helper runs: descriptors may be sent to it.
+    /// The owner's helper runs: descriptors may be sent to it, of messages that are as long as one.
     pub fn ready(&self) -> bool {
-        self.header().flags.ready.load(Ordering::Acquire) != 0
+        self.header().flags.ready.load(Ordering::Acquire) != Readiness::No as u32
+    }
+
+    /// The same, of messages of any length.
+    pub fn ready_for_all(&self) -> bool {
+        self.header().flags.ready.load(Ordering::Acquire) == Readiness::All as u32
     }
 
     /// The owner is in Finalize (or past it): it receives nothing more.
@@ -297,11 +314,11 @@ impl View {
         self.header().flags.device_user.store(1, Ordering::Release);
     }
 
-    pub(super) fn set_ready(&self, ready: bool) {
+    pub(super) fn set_ready(&self, ready: Readiness) {
         self.header()
             .flags
             .ready
-            .store(u32::from(ready), Ordering::Release);
+            .store(ready as u32, Ordering::Release);
     }
 
     pub(super) fn set_finalizing(&self) {

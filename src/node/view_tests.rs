@@ -51,10 +51,12 @@ fn what_the_owner_wrote_is_what_a_peer_reads() {
     let peer = View::open(map(&fd, LAYOUT.bytes()), OWNER).expect("a sound segment");
     assert_eq!((peer.layout(), peer.owner()), (LAYOUT, OWNER));
     assert!(!peer.ready() && !peer.finalizing() && !peer.device_user() && !peer.published());
-    view.set_ready(true);
+    view.set_ready(Readiness::Long);
     view.set_device_user();
-    assert!(peer.ready() && peer.device_user());
-    view.set_ready(false);
+    assert!(peer.ready() && !peer.ready_for_all() && peer.device_user());
+    view.set_ready(Readiness::All);
+    assert!(peer.ready() && peer.ready_for_all());
+    view.set_ready(Readiness::No);
     view.set_finalizing();
     view.set_published();
     assert!(!peer.ready() && peer.finalizing() && peer.published());

@@ -45,6 +45,7 @@ const EVENTS: &[Counter] = &[
     Counter::DeadPeers,
     Counter::BadDescriptors,
     Counter::Panics,
+    Counter::CopiesBatched,
     Counter::MappingsOpened,
     Counter::MappingsEvicted,
     Counter::HelperWakeups,

@@ -9,7 +9,9 @@ use anyhow::anyhow;
 use super::cuda::{DevicePtr, Driver};
 
 /// Where a rank's buffers lie, as on OSU's command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize,
+)]
 pub enum Place {
     /// Device memory
     #[value(name = "D", alias = "d")]

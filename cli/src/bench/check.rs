@@ -63,11 +63,18 @@ fn mix(a: u64, b: u64) -> u64 {
 /// Random bytes, the same for the same seed.
 pub fn random_bytes(seed: u64, out: &mut [u8]) {
     let mut state = seed;
-    for chunk in out.chunks_mut(8) {
+    let mut next = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let word = splitmix(state).to_le_bytes();
-        chunk.copy_from_slice(&word[..chunk.len()]);
+        splitmix(state).to_le_bytes()
+    };
+    // Whole words apart from the rest: gigabytes of this are made for one comparison.
+    let mut words = out.chunks_exact_mut(8);
+    for word in &mut words {
+        word.copy_from_slice(&next());
     }
+    let rest = words.into_remainder();
+    let bytes = rest.len();
+    rest.copy_from_slice(&next()[..bytes]);
 }
 
 /// Where the messages of one iteration lie on this rank, and the seeds of their data.
@@ -103,7 +110,7 @@ impl Checker {
 
     /// The messages of one iteration. Both ranks compute the same data for the same message, but
     /// place it at shifts of their own.
-    pub fn plan(&self, rank: c_int, bytes: usize, window: usize, iteration: u32) -> Plan {
+    pub fn plan(&self, role: c_int, bytes: usize, window: usize, iteration: u32) -> Plan {
         let seeds = |sender: c_int| -> Vec<u64> {
             let base = mix(
                 mix(self.seed, bytes as u64),
@@ -123,7 +130,7 @@ impl Checker {
             };
             seeds.iter().enumerate().map(place).collect()
         };
-        let (out_seeds, into_seeds) = (seeds(rank), seeds(1 - rank));
+        let (out_seeds, into_seeds) = (seeds(role), seeds(1 - role));
         Plan {
             out: spots(&out_seeds, 1),
             into: spots(&into_seeds, 2),
@@ -175,7 +182,7 @@ impl Checker {
             if found != wanted {
                 errors += 1;
                 self.report(
-                    pair.rank,
+                    pair.mpi.rank,
                     plan.iteration,
                     message,
                     *spot,

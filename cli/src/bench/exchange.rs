@@ -8,7 +8,8 @@ use super::Kind;
 
 const DATA_TAG: c_int = 100;
 const ACK_TAG: c_int = 101;
-const ACK_BYTES: usize = 4;
+/// Length of an acknowledgement.
+pub const ACK_BYTES: usize = 4;
 
 /// Where one message lies in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +26,9 @@ pub struct Pair<'a> {
     pub mpi: &'a Mpi,
     /// What is measured.
     pub kind: Kind,
-    /// 0 or 1.
-    pub rank: c_int,
-    /// The other one.
+    /// Whether this rank is the first (0) or the second (1) of the pair.
+    pub role: c_int,
+    /// The rank of the other one.
     pub peer: c_int,
     /// Messages leave from here.
     pub send: Buffer,
@@ -38,18 +39,31 @@ pub struct Pair<'a> {
 impl Pair<'_> {
     /// Whether this rank sends messages that are measured.
     pub fn sends(&self) -> bool {
-        self.rank == 0 || self.kind != Kind::Bw
+        self.role == 0 || !self.is_one_way()
     }
 
     /// Whether this rank receives messages that are measured.
     pub fn receives(&self) -> bool {
-        self.rank == 1 || self.kind != Kind::Bw
+        self.role == 1 || !self.is_one_way()
+    }
+
+    /// Whether messages go from the first to the second only.
+    fn is_one_way(&self) -> bool {
+        matches!(self.kind, Kind::Bw | Kind::MbwMr)
+    }
+
+    /// Returns when all that measure at once have called it.
+    pub fn meet(&self) {
+        match self.kind {
+            Kind::MbwMr => self.mpi.barrier(),
+            _ => self.mpi.meet(self.peer),
+        }
     }
 
     /// One iteration: the messages of one window, or one round trip.
     pub fn exchange(&self, out: &[Spot], into: &[Spot], requests: &mut Requests) {
-        match (self.kind, self.rank) {
-            (Kind::Bw, 0) => {
+        match (self.kind, self.role) {
+            (Kind::Bw | Kind::MbwMr, 0) => {
                 self.post_sends(out, requests);
                 self.mpi.wait_all(requests);
                 // SAFETY: every buffer has room for an acknowledgement.
@@ -58,7 +72,7 @@ impl Pair<'_> {
                         .recv(self.receive.at(0), ACK_BYTES, self.peer, ACK_TAG)
                 };
             }
-            (Kind::Bw, _) => {
+            (Kind::Bw | Kind::MbwMr, _) => {
                 self.post_receives(into, requests);
                 self.mpi.wait_all(requests);
                 // SAFETY: every buffer has room for an acknowledgement.

@@ -1,14 +1,16 @@
-//! `anabranch bench`: bandwidth and latency between ranks 0 and 1, measured and printed as the OSU
-//! micro-benchmarks do, with data that is random and can be checked.
+//! `anabranch bench`: bandwidth and latency between ranks 0 and 1, or of all pairs of ranks at once, measured and printed
+//! as the OSU micro-benchmarks do, with data that is random and can be checked.
 
-mod buffer;
+pub mod buffer;
 mod check;
+mod counters;
 pub mod cuda;
 mod exchange;
 mod mpi;
 mod raw;
-mod report;
-mod sizes;
+pub mod report;
+pub mod sizes;
+pub mod suite;
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -29,7 +31,10 @@ use raw::Raw;
 use report::{Report, Row};
 
 /// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// Rank 0 sends a window of messages, rank 1 acknowledges it with 4 bytes
     Bw,
@@ -37,6 +42,29 @@ pub enum Kind {
     Bibw,
     /// Half the time of a round trip
     Latency,
+    /// As bw, by all pairs of ranks at once: rank i of the first half sends to rank i of the second
+    MbwMr,
+}
+
+impl Kind {
+    /// What a rank does among `size` of them: whether it is the first (0) or the second (1) of a
+    /// pair, and the rank of the other; `None` if it takes no part.
+    fn role(self, rank: c_int, size: c_int) -> Option<(c_int, c_int)> {
+        let half = if self == Kind::MbwMr { size / 2 } else { 1 };
+        match rank {
+            _ if rank < half => Some((0, rank + half)),
+            _ if rank < 2 * half => Some((1, rank - half)),
+            _ => None,
+        }
+    }
+
+    /// How many pairs of `size` ranks measure at once.
+    fn pairs(self, size: c_int) -> c_int {
+        match self {
+            Kind::MbwMr => size / 2,
+            _ => 1,
+        }
+    }
 }
 
 /// Arguments of `anabranch bench`.
@@ -105,8 +133,9 @@ impl Arguments {
         }
     }
 
-    fn place(&self, rank: c_int) -> Place {
-        if rank == 0 {
+    /// Where the buffers of a rank lie that is the first (0) or the second (1) of its pair.
+    fn place(&self, role: c_int) -> Place {
+        if role == 0 {
             self.first
         } else {
             self.second
@@ -122,11 +151,14 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.raw && (arguments.first, arguments.second) != (Place::D, Place::D) {
         return Err(Failure::new(2, "--raw needs both buffers in device memory: D D").into());
     }
+    if arguments.raw && arguments.kind == Kind::MbwMr {
+        return Err(Failure::new(2, "--raw measures one pair: not with mbw-mr").into());
+    }
     // A context before MPI_Init, where the rank is known: some CUDA-aware MPIs want it. If there
     // is none, the other rank may be waiting in MPI_Init already, and is told from there.
-    let early = match rank_by_launcher() {
-        Some(rank) if rank < 2 => Device::open(arguments, rank),
-        _ => Ok(None),
+    let early = match role_by_launcher(arguments.kind) {
+        Some(role) => Device::open(arguments.place(role), None),
+        None => Ok(None),
     };
     let mpi = Mpi::start(arguments.mpi.as_deref())?;
     let result = early.and_then(|device| measure_on(arguments, &mpi, device));
@@ -157,14 +189,28 @@ fn measure_on(arguments: &Arguments, mpi: &Mpi, device: Option<Device>) -> anyho
         );
         return Err(Failure::new(2, text).into());
     }
-    if mpi.rank > 1 {
-        return Ok(true);
+    if arguments.kind == Kind::MbwMr && mpi.size % 2 != 0 {
+        let text = format!("mbw-mr needs an even number of ranks, not {}", mpi.size);
+        return Err(Failure::new(2, text).into());
     }
+    let Some((role, _)) = arguments.kind.role(mpi.rank, mpi.size) else {
+        return Ok(true);
+    };
     let device = match device {
-        None => Device::open(arguments, mpi.rank)?,
+        None => Device::open(arguments.place(role), Some(mpi.rank))?,
         opened => opened,
     };
     Session::new(arguments, mpi, device.as_ref())?.run()
+}
+
+/// Whether this process will be the first or the second of a pair, by what a launcher says.
+fn role_by_launcher(kind: Kind) -> Option<c_int> {
+    let rank = rank_by_launcher()?;
+    let size = match kind {
+        Kind::MbwMr => number_in(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"])?,
+        _ => 2,
+    };
+    kind.role(rank, size).map(|(role, _)| role)
 }
 
 /// The rank that a launcher says this process will have.
@@ -191,9 +237,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the GPU of a rank whose buffers lie in device memory: by its number on its node.
-    fn open(arguments: &Arguments, rank: c_int) -> anyhow::Result<Option<Device>> {
-        if arguments.place(rank) == Place::H {
+    /// Opens the GPU of a rank whose buffers lie in device memory: by its number on its node, or by
+    /// its rank, which only MPI knows where no launcher says it.
+    fn open(place: Place, rank: Option<c_int>) -> anyhow::Result<Option<Device>> {
+        if place == Place::H {
             return Ok(None);
         }
         let driver = Driver::load()?;
@@ -212,6 +259,7 @@ impl Device {
             "PALS_LOCAL_RANKID",
             "SLURM_LOCALID",
         ]);
+        let rank = rank.or_else(rank_by_launcher).unwrap_or(0);
         let ordinal = local.unwrap_or(rank.unsigned_abs()) % count;
         let context = driver.enter(ordinal)?;
         Ok(Some(Device {
@@ -239,7 +287,7 @@ impl Clock {
     }
 }
 
-/// One of the two ranks that measure.
+/// One of the ranks that measure.
 struct Session<'a> {
     arguments: &'a Arguments,
     pair: Pair<'a>,
@@ -259,7 +307,8 @@ impl<'a> Session<'a> {
         device: Option<&'a Device>,
     ) -> anyhow::Result<Session<'a>> {
         let driver = device.map(|device| &device.driver);
-        let peer = 1 - mpi.rank;
+        let (role, peer) = (arguments.kind.role(mpi.rank, mpi.size))
+            .context("this rank is the last of an odd number")?;
         let largest = arguments.sizes.0.iter().copied().max().unwrap_or(0);
         let bytes = if arguments.check {
             arguments
@@ -279,7 +328,7 @@ impl<'a> Session<'a> {
         let (send, receive) = (buffer()?, buffer()?);
         let own = arguments.seed.unwrap_or_else(check::fresh_seed);
         let theirs = mpi.swap(peer, own);
-        let checker = Checker::new(if mpi.rank == 0 { own } else { theirs });
+        let checker = Checker::new(if role == 0 { own } else { theirs });
         let raw = if arguments.raw {
             Raw::prepare(arguments, mpi, device, largest)?
         } else {
@@ -295,7 +344,7 @@ impl<'a> Session<'a> {
         let pair = Pair {
             mpi,
             kind: arguments.kind,
-            rank: mpi.rank,
+            role,
             peer,
             send,
             receive,
@@ -327,14 +376,15 @@ impl<'a> Session<'a> {
             self.checker.seed(),
         );
         report.raw = self.raw.as_ref().map(Raw::describe);
-        if self.pair.rank == 0 {
+        let first = self.pair.mpi.rank == 0;
+        if first {
             report.head()?;
         }
         let mut clean = true;
         for bytes in self.arguments.sizes.0.clone() {
             let row = self.measure(bytes)?;
             clean &= row.errors.unwrap_or(0) == 0;
-            if self.pair.rank == 0 {
+            if first {
                 report.row(row)?;
             }
         }
@@ -344,7 +394,7 @@ impl<'a> Session<'a> {
             self.pair.mpi.meet(self.pair.peer);
             raw.free()?;
         }
-        if self.pair.rank == 0 {
+        if first {
             report.end()?;
         }
         Ok(clean)
@@ -359,9 +409,24 @@ impl<'a> Session<'a> {
         } else {
             (self.timed(bytes, window, warmup, iterations), None)
         };
+        let mpi = self.pair.mpi;
         let seconds = self.agreed(seconds);
-        let value =
-            |seconds: f64| report::value(self.arguments.kind, bytes, window, iterations, seconds);
+        let (seconds, errors) = match self.arguments.kind {
+            Kind::MbwMr => (
+                // As OSU does: the time of the slowest pair.
+                (mpi.gather(seconds.to_bits())
+                    .into_iter()
+                    .map(f64::from_bits))
+                .fold(0.0, f64::max),
+                errors.map(|errors| mpi.gather(errors).iter().sum()),
+            ),
+            _ => (seconds, errors),
+        };
+        let pairs = f64::from(self.arguments.kind.pairs(mpi.size));
+        let value = |seconds: f64| {
+            report::value(self.arguments.kind, bytes, window, iterations, seconds)
+                .map(|value| value * pairs)
+        };
         let raw = match &self.raw {
             Some(raw) if bytes > 0 => {
                 self.pair.mpi.meet(self.pair.peer);
@@ -399,7 +464,7 @@ impl<'a> Session<'a> {
     /// The loop of the OSU benchmarks: every message of a window in one place.
     fn timed(&mut self, bytes: usize, window: usize, warmup: u32, iterations: u32) -> f64 {
         let spots = vec![Spot { offset: 0, bytes }; window];
-        self.pair.mpi.meet(self.pair.peer);
+        self.pair.meet();
         let mut start = self.clock.seconds();
         for iteration in 0..warmup + iterations {
             if iteration == warmup {
@@ -427,9 +492,9 @@ impl<'a> Session<'a> {
             } else {
                 (bytes - 1) | 1
             };
-            let plan = self.checker.plan(self.pair.rank, bytes, window, iteration);
+            let plan = self.checker.plan(self.pair.role, bytes, window, iteration);
             self.checker.prepare(&self.pair, &plan)?;
-            self.pair.mpi.meet(self.pair.peer);
+            self.pair.meet();
             let start = self.clock.seconds();
             self.pair
                 .exchange(&plan.out, &plan.into, &mut self.requests);

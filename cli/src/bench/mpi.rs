@@ -153,6 +153,49 @@ impl Mpi {
             .map_or(0, u64::from_le_bytes)
     }
 
+    /// The numbers of all ranks, in order, on rank 0; on the others only theirs. Every rank calls it.
+    pub fn gather(&self, mine: u64) -> Vec<u64> {
+        if self.rank != 0 {
+            self.swap(0, mine);
+            return vec![mine];
+        }
+        let others = (1..self.size).map(|rank| self.swap(rank, mine));
+        std::iter::once(mine).chain(others).collect()
+    }
+
+    /// The number of rank 0, on every rank. Every rank calls it.
+    pub fn tell(&self, mine: u64) -> u64 {
+        if self.rank != 0 {
+            return self.swap(0, mine);
+        }
+        for rank in 1..self.size {
+            self.swap(rank, mine);
+        }
+        mine
+    }
+
+    /// The sums over all ranks of what each gives at the same place, on rank 0; on the others only
+    /// theirs. Every rank calls it, with at most 256 numbers.
+    pub fn sum(&self, mine: &[u64]) -> Vec<u64> {
+        const MOST: usize = 256;
+        let mut packed = [0u8; 8 * MOST];
+        for (word, value) in packed.chunks_exact_mut(8).zip(mine) {
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+        if self.rank != 0 {
+            self.swap_bytes(0, packed);
+            return mine.to_vec();
+        }
+        let mut sums = mine.to_vec();
+        for rank in 1..self.size {
+            let theirs = self.swap_bytes(rank, packed).unwrap_or([0; 8 * MOST]);
+            for (sum, word) in sums.iter_mut().zip(theirs.chunks_exact(8)) {
+                *sum += word.try_into().map_or(0, u64::from_le_bytes);
+            }
+        }
+        sums
+    }
+
     /// Exchanges a few bytes with the peer, through host memory. `None` if MPI reports an error.
     pub fn swap_bytes<const N: usize>(&self, peer: c_int, mine: [u8; N]) -> Option<[u8; N]> {
         const TAG: c_int = 7;

@@ -28,6 +28,17 @@ pub struct Row {
     pub errors: Option<u64>,
 }
 
+impl Row {
+    /// Messages a second, where the value is a bandwidth.
+    #[allow(clippy::cast_precision_loss)]
+    fn rate(&self) -> Option<f64> {
+        (self.bytes > 0)
+            .then_some(self.value)
+            .flatten()
+            .map(|value| value * 1e6 / self.bytes as f64)
+    }
+}
+
 /// Bandwidth in MB/s (10^6 bytes), or latency in µs, from the time that all iterations took.
 /// `None` if it took none.
 #[allow(clippy::cast_precision_loss)]
@@ -40,7 +51,7 @@ pub fn value(
 ) -> Option<f64> {
     let messages = window as f64 * f64::from(iterations);
     let value = match kind {
-        Kind::Bw => bytes as f64 * messages / 1e6 / seconds,
+        Kind::Bw | Kind::MbwMr => bytes as f64 * messages / 1e6 / seconds,
         Kind::Bibw => 2.0 * bytes as f64 * messages / 1e6 / seconds,
         Kind::Latency => seconds * 1e6 / (2.0 * f64::from(iterations)),
     };
@@ -75,6 +86,9 @@ impl<'a> Report<'a> {
                 "# Window of {} messages, acknowledged by 4 bytes",
                 arguments.window
             ));
+        }
+        if arguments.kind == Kind::MbwMr {
+            comments.push(format!("# [ pairs: {} ]", mpi.size / 2));
         }
         if simulated {
             comments.push("# Times are those of the simulated node, not of this machine; - where none passes there".into());
@@ -150,7 +164,7 @@ impl<'a> Report<'a> {
     /// # Errors
     /// The output cannot be written.
     pub fn row(&mut self, row: Row) -> anyhow::Result<()> {
-        print(&line(&row, self.raw.is_some()))?;
+        print(&line(self.arguments.kind, &row, self.raw.is_some()))?;
         self.rows.push(row);
         Ok(())
     }
@@ -183,11 +197,13 @@ fn json_row(row: &Row, unit: &str) -> Value {
     value
 }
 
-fn name(kind: Kind) -> &'static str {
+/// The name of a measurement on the command line.
+pub fn name(kind: Kind) -> &'static str {
     match kind {
         Kind::Bw => "bw",
         Kind::Bibw => "bibw",
         Kind::Latency => "latency",
+        Kind::MbwMr => "mbw-mr",
     }
 }
 
@@ -196,10 +212,12 @@ fn title(kind: Kind) -> &'static str {
         Kind::Bw => "Bandwidth",
         Kind::Bibw => "Bi-Directional Bandwidth",
         Kind::Latency => "Latency",
+        Kind::MbwMr => "Multiple Bandwidth / Message Rate",
     }
 }
 
-fn unit(kind: Kind) -> &'static str {
+/// The unit of its values.
+pub fn unit(kind: Kind) -> &'static str {
     match kind {
         Kind::Latency => "us",
         _ => "MB/s",
@@ -214,6 +232,9 @@ fn columns(kind: Kind, raw: bool, check: bool) -> String {
         "Bandwidth (MB/s)"
     };
     let mut text = format!("{:<10}{value:>20}", "# Size");
+    if kind == Kind::MbwMr {
+        text += &format!("{:>20}", "Messages/s");
+    }
     if raw {
         text += &format!("{:>20}{:>10}", format!("Raw ({})", unit(kind)), "Ratio");
     }
@@ -223,12 +244,15 @@ fn columns(kind: Kind, raw: bool, check: bool) -> String {
     text
 }
 
-fn line(row: &Row, raw: bool) -> String {
+fn line(kind: Kind, row: &Row, raw: bool) -> String {
     let number = |value: Option<f64>, width: usize, digits: usize| match value {
         Some(value) => format!("{value:>width$.digits$}"),
         None => format!("{:>width$}", "-"),
     };
     let mut text = format!("{:<10}{}", row.bytes, number(row.value, 20, 2));
+    if kind == Kind::MbwMr {
+        text += &number(row.rate(), 20, 2);
+    }
     if raw {
         let ratio = row.value.zip(row.raw).map(|(value, raw)| value / raw);
         text += &(number(row.raw, 20, 2) + &number(ratio, 10, 3));
@@ -262,19 +286,35 @@ mod tests {
             errors: None,
         };
         // printf("%-*d%*.*f\n", 10, size, 20, 2, bw), as in osu_bw.c
-        assert_eq!(line(&row, false), "1024                   1234.57\n");
+        assert_eq!(
+            line(Kind::Bw, &row, false),
+            "1024                   1234.57\n"
+        );
         let row = Row {
             raw: Some(2469.134),
             errors: Some(0),
             ..row
         };
         assert_eq!(
-            line(&row, true),
+            line(Kind::Bw, &row, true),
             "1024                   1234.57             2469.13     0.500                Pass\n"
         );
         assert_eq!(
             columns(Kind::Bw, false, false),
             "# Size        Bandwidth (MB/s)"
+        );
+        // fprintf("%-*d%*.*f%*.*f\n", 10, size, 20, 2, bw, 20, 2, rate), as in osu_mbw_mr.c
+        assert_eq!(
+            line(
+                Kind::MbwMr,
+                &Row {
+                    raw: None,
+                    errors: None,
+                    ..row
+                },
+                false
+            ),
+            "1024                   1234.57          1205631.84\n"
         );
     }
 

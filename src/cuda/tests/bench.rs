@@ -140,8 +140,9 @@ impl Bench {
         src: u64,
         bytes: usize,
     ) -> Result<InFlight> {
+        let bytes = bytes as u64;
         self.lanes
-            .copy_async(self.key, purpose, 0, dst, src, bytes as u64)
+            .submit(self.key, purpose, &[Copy::Linear { dst, src, bytes }])
     }
 
     /// Host bytes to device memory.

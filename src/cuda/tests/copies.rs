@@ -19,6 +19,7 @@ pub(super) fn lanes() {
     finish(nothing).unwrap();
     strided(&mut bench, a, b, &data);
     ordered(&mut bench, a, b);
+    queued(&mut bench, a, b, &data);
     between_devices(&mut bench, a, &data);
     abandoned(&mut bench, a, b);
     assert_eq!(bench.lanes.contexts(), 1);
@@ -38,9 +39,7 @@ fn strided(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
         width: 200,
         rows: 5,
     };
-    let copy = bench
-        .lanes
-        .submit(bench.key, Purpose::Pull, 0, &[rows], None);
+    let copy = bench.lanes.submit(bench.key, Purpose::Pull, &[rows]);
     finish(copy.unwrap()).unwrap();
     let packed = bench.download(b, 1500);
     for row in 0..5 {
@@ -52,13 +51,8 @@ fn strided(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
     }
 }
 
-/// The last of several copies to one place wins, and the flag comes after all of them.
+/// The last of several copies to one place wins.
 fn ordered(bench: &mut Bench, a: u64, b: u64) {
-    let mut registrations = Registrations::new();
-    let page = map_host(4096);
-    // SAFETY: the page stays mapped to the end of the process.
-    unsafe { registrations.register(bench.key, page, 4096).unwrap() };
-    let address = pinned::device_address(bench.key, page.expose_provenance() + 64).unwrap();
     let copies: Vec<_> = (0..8)
         .map(|step| Copy::Linear {
             dst: b,
@@ -66,19 +60,62 @@ fn ordered(bench: &mut Bench, a: u64, b: u64) {
             bytes: 90_000,
         })
         .collect();
-    let flag = Flag { address, value: 41 };
-    let copy = bench
-        .lanes
-        .submit(bench.key, Purpose::Push, 3, &copies, Some(flag));
+    let copy = bench.lanes.submit(bench.key, Purpose::Push, &copies);
     finish(copy.unwrap()).unwrap();
-    // SAFETY: the device has written the word, and nobody writes it now.
-    let word = unsafe { page.cast::<u32>().add(16).read_volatile() };
-    assert_eq!(word, 41);
     assert_eq!(
         bench.download(b, 90_000),
         bench.download(a + 700_000, 90_000)
     );
-    registrations.unregister(page);
+}
+
+/// Copies that are queued: launched together, whoever polls first; one that is dropped before is not made; one that the
+/// driver refuses fails alone.
+fn queued(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
+    bench.upload(b, &vec![0; 1 << 20]);
+    // Nothing is allocated there.
+    let nowhere = a + (1 << 36);
+    let row = |place: u64| Copy::Linear {
+        dst: b + place * 10_000,
+        src: a + place * 10_000 + 3,
+        bytes: 9_001,
+    };
+    let mut copies: Vec<_> = (0..100)
+        .map(|place| {
+            let copy = match place {
+                57 => Copy::Linear {
+                    dst: nowhere,
+                    src: a,
+                    bytes: 1,
+                },
+                _ => row(place),
+            };
+            let queued = bench.lanes.add(bench.key, Purpose::Pull, 1, copy, None);
+            Some(queued.unwrap())
+        })
+        .collect();
+    copies[31] = None;
+    bench.lanes.launch();
+    for (place, copy) in copies.into_iter().enumerate().rev() {
+        let Some(copy) = copy else { continue };
+        match finish(copy) {
+            Ok(()) => assert_ne!(place, 57),
+            Err(error) => assert!(place == 57 && error.code().is_some(), "{place}: {error}"),
+        }
+    }
+    let found = bench.download(b, 1 << 20);
+    for place in 0..100 {
+        let got = &found[place * 10_000..][..10_000];
+        if place == 31 || place == 57 {
+            assert_eq!(got, vec![0; 10_000], "copy {place}");
+        } else {
+            assert_eq!(
+                got[..9_001],
+                data[place * 10_000 + 3..][..9_001],
+                "copy {place}"
+            );
+            assert_eq!(got[9_001..], vec![0; 999], "copy {place}");
+        }
+    }
 }
 
 fn between_devices(bench: &mut Bench, a: u64, data: &[u8]) {
@@ -93,9 +130,7 @@ fn between_devices(bench: &mut Bench, a: u64, data: &[u8]) {
         src_context: bench.key.handle,
         bytes: data.len() as u64,
     };
-    let copy = bench
-        .lanes
-        .submit(bench.key, Purpose::Push, 0, &[copy], None);
+    let copy = bench.lanes.submit(bench.key, Purpose::Push, &[copy]);
     finish(copy.unwrap()).unwrap();
     assert_eq!(Bench::new(second).download(there, data.len()), data);
 }
@@ -109,7 +144,13 @@ fn abandoned(bench: &mut Bench, a: u64, b: u64) {
             Err(error) => panic!("{error}"),
         }
     }
-    bench.lanes.reclaim();
+    loop {
+        match bench.copy(Purpose::Pull, b, a, 64) {
+            Ok(copy) => return finish(copy).unwrap(),
+            Err(Error::Exhausted(_)) => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 pub(super) fn lost_context() {

@@ -112,11 +112,17 @@ pub(super) fn importer() {
     assert_eq!(reach::reach(&own, &first.uuid), reach::Reach::HiddenPeer);
     let from = mapping.address_of(first.offset);
     let rest = first.size - first.offset;
+    let copy = Copy::Linear {
+        dst: local,
+        src: from,
+        bytes: rest,
+    };
     let copy = bench
         .lanes
-        .copy_async(bench.key, Purpose::Pull, PEER, local, from, rest)
+        .add(bench.key, Purpose::Pull, PEER, copy, Some(mapping))
         .unwrap();
-    finish(copy.holding(mapping)).unwrap();
+    bench.lanes.launch();
+    finish(copy).unwrap();
     assert_eq!(
         bench.download(local, rest as usize),
         pattern(1, BYTES)[4097..]
@@ -137,18 +143,17 @@ pub(super) fn importer() {
 fn push(bench: &mut Bench, mappings: &mut Mappings, local: u64, second: &Export) {
     bench.upload(local, &pattern(3, BYTES));
     let mapping = mappings.open(bench.key, PEER, second).unwrap();
+    let copy = Copy::Linear {
+        dst: mapping.address_of(0),
+        src: local,
+        bytes: second.size,
+    };
     let copy = bench
         .lanes
-        .copy_async(
-            bench.key,
-            Purpose::Push,
-            PEER,
-            mapping.address_of(0),
-            local,
-            second.size,
-        )
+        .add(bench.key, Purpose::Push, PEER, copy, Some(mapping))
         .unwrap();
-    finish(copy.holding(mapping)).unwrap();
+    bench.lanes.launch();
+    finish(copy).unwrap();
     assert_eq!((mappings.len(), mappings.stats().opened), (2, 2));
 }
 
@@ -204,14 +209,11 @@ fn reallocated(
         "an allocation with another number is another one"
     );
     let copy = bench
-        .lanes
-        .copy_async(
-            bench.key,
+        .copy(
             Purpose::Pull,
-            PEER,
             local,
             mapping.address_of(0),
-            new.size,
+            new.size as usize,
         )
         .unwrap();
     finish(copy).unwrap();

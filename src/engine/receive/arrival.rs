@@ -101,7 +101,7 @@ impl Core {
                 Err(NotTaken::Value) => false,
             };
         if !taken {
-            self.take_value(id, bytes);
+            self.take_value(env, id, bytes);
         }
     }
 
@@ -156,6 +156,7 @@ impl Core {
         let fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity)?;
         let length = fetch.length();
         receive.length = Some(length);
+        receive.uncover(length);
         if length > receive.capacity {
             receive.code = env.abi.err_truncate;
             receive.length = Some(receive.capacity);
@@ -171,7 +172,8 @@ impl Core {
     }
 
     /// A value has landed.
-    fn take_value(&mut self, id: usize, bytes: u64) {
+    fn take_value(&mut self, env: &Env, id: usize, bytes: u64) {
+        self.spare_descriptors(env, id, bytes);
         let receive = &mut self.receives[id];
         if let Some(landing) = &mut receive.landing {
             landing.note_touched(bytes);
@@ -186,6 +188,22 @@ impl Core {
             stats::add(Counter::ValueBytes, bytes);
         }
         self.deliver(id, bytes);
+    }
+
+    /// Before bytes are brought to the program's memory: a descriptor that has landed in their place is read.
+    fn spare_descriptors(&mut self, env: &Env, id: usize, bytes: u64) {
+        let receive = &self.receives[id];
+        let Target::HostRuns { base, layout } = &receive.target else {
+            return;
+        };
+        let mut pieces = layout.pieces(0, bytes.min(receive.capacity));
+        let is_shared = pieces.any(|piece| {
+            let start = base.wrapping_offset(piece.offset as isize).addr();
+            self.places.overlap(start, piece.length)
+        });
+        if is_shared {
+            self.scan_landed(env);
+        }
     }
 
     /// Brings packed bytes from where they landed to where they belong.
@@ -235,7 +253,7 @@ impl Core {
     }
 
     /// Moves a receive on. Returns whether anything moved, and whether it is through. No MPI call.
-    pub(in crate::engine) fn advance_receive(&mut self, _env: &Env, id: usize) -> (bool, bool) {
+    pub(in crate::engine) fn advance_receive(&mut self, env: &Env, id: usize) -> (bool, bool) {
         let Some(receive) = self.receives.get_mut(id) else {
             return (false, true);
         };
@@ -244,7 +262,7 @@ impl Core {
                 Step::Pending(moved) => (moved, false),
                 Step::Done => {
                     let bytes = fetch.length();
-                    self.fetched(id, bytes);
+                    self.fetched(env, id, bytes);
                     (true, !matches!(self.receives[id].stage, Stage::Lifting(_)))
                 }
                 Step::Failed => {
@@ -270,7 +288,8 @@ impl Core {
     }
 
     /// The payload of a descriptor is where it was fetched to.
-    fn fetched(&mut self, id: usize, bytes: u64) {
+    fn fetched(&mut self, env: &Env, id: usize, bytes: u64) {
+        self.spare_descriptors(env, id, bytes);
         let receive = &mut self.receives[id];
         let to_host = !matches!(
             &receive.target,

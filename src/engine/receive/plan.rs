@@ -86,7 +86,11 @@ impl Engine {
         }
         let dense = info.dense(args.count) || capacity == 0;
         let small = capacity < DESCRIPTOR_BYTES as u64;
-        if !live || (dense && !small) {
+        let is_free = || {
+            let core = self.core.lock();
+            !core.places.overlap(address.addr(), capacity)
+        };
+        if !live || (dense && !small && is_free()) {
             if !dense {
                 return Ok(Plan::Watched(Box::new(Prepared::new(
                     args,
@@ -216,6 +220,8 @@ impl Engine {
     ) -> Result<usize, c_int> {
         let abi = self.env.abi;
         let mut request = abi.request_null;
+        self.note_activity();
+        prepared.receive.cover();
         // Under the lock, so that no probe counts while this receive takes its message unseen.
         let mut core = self.core.lock();
         let code = post(&prepared, &raw mut request);

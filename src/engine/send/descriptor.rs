@@ -162,7 +162,7 @@ impl Core {
         if args.mode == Mode::Buffered {
             return Err(Reason::Buffered);
         }
-        if bytes < env.config.threshold.max(DESCRIPTOR_BYTES as u64 + 1) {
+        if bytes < env.config.threshold.max(1) {
             return Err(Reason::TooSmall);
         }
         if !info.dense(args.count) {
@@ -190,7 +190,12 @@ impl Core {
                 Reason::NotRegistered
             });
         };
-        if !peer.ready() {
+        let is_ready = if bytes < DESCRIPTOR_BYTES as u64 {
+            peer.ready_for_all()
+        } else {
+            peer.ready()
+        };
+        if !is_ready {
             return Err(Reason::NotReady);
         }
         Ok((identity, peer))
@@ -343,6 +348,15 @@ impl Core {
     /// Whether a send completes only when its receiver comes. One below the eager limit completes by itself.
     pub(in crate::engine) fn awaits_receiver(&self, id: usize) -> bool {
         matches!(&self.sends[id].kind, SendKind::Descriptor(out) if out.hosting.is_none())
+    }
+
+    /// The program waits for this send alone.
+    pub(in crate::engine) fn hurry(&mut self, id: usize) {
+        if let SendKind::Descriptor(out) = &mut self.sends[id].kind {
+            if let Some(hosting) = &mut out.hosting {
+                hosting.hurry();
+            }
+        }
     }
 
     pub(in crate::engine) fn peer_of_send(&self, id: usize) -> Option<Arc<Peer>> {

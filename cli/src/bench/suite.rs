@@ -1,0 +1,615 @@
+//! Many measurements in one launch, for `anabranch compare`: starting ranks and CUDA takes seconds, a row milliseconds.
+//! The list of rows comes from a file; rank 0 writes one line of JSON for each, with what the library counted meanwhile.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anabranch_engine::config::Config;
+use anyhow::Context;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::buffer::{Buffer, Place};
+use super::check::{self, Checker};
+use super::counters::{Counters, Values};
+use super::exchange::{Pair, Spot, ACK_BYTES};
+use super::mpi::{Mpi, Requests};
+use super::{report, Clock, Device, Kind};
+use crate::{complain, Failure};
+
+/// A row whose first iteration takes longer than this is measured by one more, not by several blocks.
+const LONG: Duration = Duration::from_millis(300);
+/// Payload of one iteration that is verified, unless one message is larger.
+const VERIFIED: usize = 32 << 20;
+/// Host memory in which the messages of a window arrive.
+const ARRIVAL: usize = 1 << 30;
+/// The same in the memory of a simulated device, whose checker reports what two messages write to one place.
+const SIMULATED_ARRIVAL: usize = 256 << 20;
+/// Most blocks of a row.
+const BLOCKS: usize = 16;
+
+/// Arguments of `anabranch suite`.
+#[derive(Args)]
+pub struct Arguments {
+    /// A plan, as `anabranch compare` writes it
+    plan: PathBuf,
+}
+
+/// What one launch measures.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// The rows, in their order.
+    pub rows: Vec<Ask>,
+    /// Seed of the data.
+    pub seed: u64,
+    /// About how long a row's blocks shall take together, by the clock of the node.
+    pub row_ms: f64,
+    /// Blocks of a row; its value is the median of theirs.
+    pub blocks: usize,
+    /// Iterations of a block, instead of as many as fit in its time.
+    pub iterations: Option<u32>,
+    /// Verify every row too.
+    pub verify: bool,
+    /// Variables that must have reached the ranks.
+    pub variables: BTreeMap<String, String>,
+    /// Where rank 0 writes.
+    pub out: PathBuf,
+}
+
+/// One row to measure.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Ask {
+    /// The number by which the row is known.
+    pub row: usize,
+    /// The pattern.
+    pub kind: Kind,
+    /// Buffers of the first and the second of a pair.
+    pub buffers: [Place; 2],
+    /// Size of a message.
+    pub bytes: usize,
+    /// Messages under way at once.
+    pub window: usize,
+}
+
+impl Ask {
+    /// Whether the messages of a window fit where they arrive.
+    pub fn fits(&self) -> bool {
+        let one_way = matches!(self.kind, Kind::Bw | Kind::MbwMr);
+        let on_host = self.buffers[1] == Place::H || (!one_way && self.buffers[0] == Place::H);
+        !on_host || self.window == 1 || self.window * self.stride() <= ARRIVAL
+    }
+
+    /// From one message that arrives in host memory to the next. Each has a place of its own: that OSU receives a whole
+    /// window in one is against the rules of MPI, and descriptors that land there would overwrite each other.
+    fn stride(&self) -> usize {
+        self.bytes.next_multiple_of(64)
+    }
+}
+
+/// The circumstances of a launch: the first line that it writes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Circumstances {
+    /// The MPI library.
+    pub mpi: String,
+    /// Number of ranks.
+    pub ranks: c_int,
+    /// The GPU of rank 0.
+    pub gpu: Option<String>,
+    /// Whether times are those of a simulated node.
+    pub simulated: bool,
+    /// Version of the library, if it is preloaded.
+    pub library: Option<String>,
+}
+
+/// One row measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    /// The row's number.
+    pub row: usize,
+    /// The value of each block; empty where no time passes, as for host memory on a simulated node.
+    pub values: Vec<f64>,
+    /// Iterations of a block.
+    pub iterations: u32,
+    /// Messages with wrong data, if the row was verified.
+    pub errors: Option<u64>,
+    /// What all ranks counted, warm-up and verification included; none without the library.
+    pub counters: Option<BTreeMap<String, u64>>,
+    /// What they should have counted.
+    pub expected: Expected,
+}
+
+/// What the library should have seen of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Expected {
+    /// Sends from device buffers, acknowledgements included.
+    pub device_sends: u64,
+    /// Sends that the engine carries, where that is known.
+    pub taken: Option<u64>,
+    /// Messages from host memory into device buffers.
+    pub raised: u64,
+}
+
+/// Runs on every rank.
+///
+/// # Errors
+/// The plan, MPI, the driver or the memory is missing. After MPI_Init such an error ends all ranks.
+pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let name = arguments.plan.display();
+    let text =
+        std::fs::read_to_string(&arguments.plan).with_context(|| format!("cannot read {name}"))?;
+    let plan: Plan = serde_json::from_str(&text).with_context(|| format!("{name} is no plan"))?;
+    for (name, value) in &plan.variables {
+        let found = std::env::var(name).unwrap_or_default();
+        if found != *value {
+            let text = format!(
+                "{name} is {found:?} in this rank, not {value:?}: the launcher did not hand it on"
+            );
+            return Err(Failure::new(2, text).into());
+        }
+    }
+    // A context before MPI_Init, as some CUDA-aware MPIs want it; who needs none is seen after it.
+    let everyone = plan
+        .rows
+        .iter()
+        .all(|ask| ask.buffers == [Place::D, Place::D]);
+    let early = if everyone {
+        Device::open(Place::D, None)
+    } else {
+        Ok(None)
+    };
+    let mpi = Mpi::start(None)?;
+    match early.and_then(|device| measure(&plan, &mpi, device)) {
+        Ok(()) => {
+            mpi.barrier();
+            mpi.finish();
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => {
+            complain(&format!("rank {}: {error:#}", mpi.rank));
+            mpi.abort(1);
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> {
+    if plan
+        .rows
+        .iter()
+        .any(|ask| ask.kind.role(1, mpi.size).is_none())
+    {
+        let text = format!(
+            "MPI_COMM_WORLD has {} rank: the launcher belongs to another MPI than {}",
+            mpi.size,
+            mpi.version()
+        );
+        return Err(Failure::new(2, text).into());
+    }
+    let mine = |ask: &Ask| {
+        let (role, _) = ask.kind.role(mpi.rank, mpi.size)?;
+        ask.buffers.get(usize::try_from(role).ok()?).copied()
+    };
+    let needs = |place: Place| plan.rows.iter().any(|ask| mine(ask) == Some(place));
+    let device = match early {
+        None if needs(Place::D) => Device::open(Place::D, Some(mpi.rank))?,
+        opened => opened,
+    };
+    let clock = Clock {
+        simulated: device
+            .as_ref()
+            .and_then(|device| device.driver.simulated_clock()),
+        start: Instant::now(),
+    };
+    let own_clock = u64::from(clock.simulated.is_some());
+    let simulated = mpi
+        .gather(own_clock)
+        .into_iter()
+        .fold(own_clock, |a, b| a | b)
+        != 0;
+    let simulated = mpi.tell(u64::from(simulated)) != 0;
+    let counters = Counters::find();
+    let mut out = if mpi.rank == 0 {
+        let name = plan.out.display();
+        Some(File::create(&plan.out).with_context(|| format!("cannot write {name}"))?)
+    } else {
+        None
+    };
+    let circumstances = Circumstances {
+        mpi: mpi.version(),
+        ranks: mpi.size,
+        gpu: device
+            .as_ref()
+            .and_then(|device| device.driver.device_name(device.ordinal).ok()),
+        simulated,
+        library: counters.as_ref().map(|counters| counters.version.clone()),
+    };
+    write_line(out.as_mut(), &circumstances)?;
+    let largest = |of: &dyn Fn(&Ask) -> usize| plan.rows.iter().map(of).max().unwrap_or(0).max(64);
+    let once = largest(&|ask| ask.bytes.max(check::region(ask.bytes) * verified(ask)));
+    let window = largest(&|ask| ask.window * ask.stride()).min(ARRIVAL);
+    let pair = |place: Place| -> anyhow::Result<Option<Pair<'_>>> {
+        if !needs(place) {
+            return Ok(None);
+        }
+        let driver = device
+            .as_ref()
+            .map(|device| &device.driver)
+            .filter(|_| place == Place::D);
+        let buffer = |bytes| {
+            Buffer::new(driver, bytes).context("the buffers do not fit: use smaller --sizes")
+        };
+        let arrival = match (place, simulated) {
+            (Place::H, _) => once.max(window),
+            (Place::D, true) => once.max(window.min(SIMULATED_ARRIVAL)),
+            (Place::D, false) => once,
+        };
+        let pair = Pair {
+            mpi,
+            kind: Kind::Bw,
+            role: 0,
+            peer: 0,
+            send: buffer(once)?,
+            receive: buffer(arrival)?,
+        };
+        check::fill_random(&pair.send, plan.seed)?;
+        check::fill_random(&pair.receive, !plan.seed)?;
+        Ok(Some(pair))
+    };
+    let (on_device, on_host) = (pair(Place::D)?, pair(Place::H)?);
+    let most = plan.rows.iter().map(|ask| ask.window).max().unwrap_or(1);
+    let mut suite = Suite {
+        plan,
+        clock,
+        simulated,
+        counters,
+        requests: Requests::new(2 * most),
+        on_device,
+        on_host,
+    };
+    for ask in &plan.rows {
+        let place = mine(ask);
+        let measured = suite.row(mpi, ask, place)?;
+        write_line(out.as_mut(), &measured)?;
+    }
+    Ok(())
+}
+
+fn write_line(out: Option<&mut File>, value: &impl Serialize) -> anyhow::Result<()> {
+    let Some(out) = out else { return Ok(()) };
+    let line = serde_json::to_string(value)? + "\n";
+    out.write_all(line.as_bytes())
+        .context("cannot write the results")
+}
+
+/// Messages under way at once in the iteration that is verified.
+fn verified(ask: &Ask) -> usize {
+    ask.window.min(VERIFIED / check::region(ask.bytes)).max(1)
+}
+
+/// One of the ranks.
+struct Suite<'a> {
+    plan: &'a Plan,
+    clock: Clock,
+    simulated: bool,
+    counters: Option<Counters>,
+    requests: Requests,
+    on_device: Option<Pair<'a>>,
+    on_host: Option<Pair<'a>>,
+}
+
+/// What one rank did for a row.
+#[derive(Default)]
+struct Done {
+    /// Seconds of each block.
+    blocks: Vec<f64>,
+    /// Iterations of a block.
+    iterations: u32,
+    /// Messages sent by the first of a pair in all, and acknowledgements.
+    messages: u64,
+    acknowledgements: u64,
+    errors: Option<u64>,
+}
+
+impl Suite<'_> {
+    /// Measures one row; every rank calls it, and what rank 0 returns holds for all.
+    fn row(&mut self, mpi: &Mpi, ask: &Ask, place: Option<Place>) -> anyhow::Result<Measured> {
+        let before = self.read();
+        let pair = match place {
+            Some(Place::D) => self.on_device.as_mut(),
+            Some(Place::H) => self.on_host.as_mut(),
+            None => None,
+        };
+        let done = match (pair.zip(place), ask.kind.role(mpi.rank, mpi.size)) {
+            (Some((pair, place)), Some((role, peer))) => {
+                (pair.kind, pair.role, pair.peer) = (ask.kind, role, peer);
+                Row {
+                    plan: self.plan,
+                    clock: &self.clock,
+                    simulated: self.simulated,
+                    requests: &mut self.requests,
+                    pair,
+                    place,
+                    ask,
+                }
+                .measure()?
+            }
+            _ => Done::default(),
+        };
+        let counted: Values = self
+            .read()
+            .iter()
+            .zip(&before)
+            .map(|(after, before)| after - before)
+            .collect();
+        let counted = mpi.sum(&counted);
+        let errors = mpi.gather(done.errors.unwrap_or(0)).into_iter().sum();
+        let mut blocks: Vec<f64> = Vec::new();
+        for block in 0..mpi.tell(done.blocks.len() as u64) {
+            let mine = usize::try_from(block)
+                .ok()
+                .and_then(|block| done.blocks.get(block));
+            let all = mpi.gather(mine.copied().unwrap_or(0.0).to_bits());
+            // As OSU does, the time of the slowest pair; seconds of a second are zero but on a node
+            // whose clock the first does not see.
+            blocks.push(all.into_iter().map(f64::from_bits).fold(0.0, f64::max));
+        }
+        let pairs = f64::from(ask.kind.pairs(mpi.size));
+        let values = blocks.iter().filter_map(|seconds| {
+            report::value(ask.kind, ask.bytes, ask.window, done.iterations, *seconds)
+                .map(|value| value * pairs)
+        });
+        Ok(Measured {
+            row: ask.row,
+            values: values.collect(),
+            iterations: done.iterations,
+            errors: done.errors.map(|_| errors),
+            counters: self
+                .counters
+                .as_ref()
+                .map(|counters| counters.named(&counted)),
+            expected: expected(ask, &done, &Config::from_env().0, ask.kind.pairs(mpi.size)),
+        })
+    }
+
+    fn read(&self) -> Values {
+        self.counters
+            .as_ref()
+            .map(Counters::read)
+            .unwrap_or_default()
+    }
+}
+
+/// One row on one rank that takes part in it.
+struct Row<'a, 'p> {
+    plan: &'a Plan,
+    clock: &'a Clock,
+    simulated: bool,
+    requests: &'a mut Requests,
+    pair: &'a mut Pair<'p>,
+    place: Place,
+    ask: &'a Ask,
+}
+
+impl Row<'_, '_> {
+    fn measure(mut self) -> anyhow::Result<Done> {
+        let places = match (self.place, self.simulated) {
+            (Place::H, _) => ARRIVAL / self.ask.stride().max(1),
+            (Place::D, true) => SIMULATED_ARRIVAL / self.ask.stride().max(1),
+            (Place::D, false) => 1,
+        };
+        let place = |message: usize| message % places.max(1) * self.ask.stride();
+        let spot = |offset| Spot {
+            offset,
+            bytes: self.ask.bytes,
+        };
+        let out = vec![spot(0); self.ask.window];
+        let into: Vec<Spot> = (0..self.ask.window)
+            .map(|message| spot(place(message)))
+            .collect();
+        let spots = [&out[..], &into[..]];
+        let (mut rounds, mut done) = (0, Done::default());
+        let first = Instant::now();
+        self.block(spots, 1);
+        rounds += 1;
+        let long = self.decide(u64::from(first.elapsed() > LONG)) != 0;
+        let warmup = match (long, self.simulated) {
+            (true, _) => 0,
+            (false, true) => 1,
+            (false, false) => 4,
+        };
+        let start = Instant::now();
+        self.block(spots, warmup);
+        rounds += u64::from(warmup);
+        let each = start.elapsed().as_secs_f64() / f64::from(warmup.max(1));
+        let (blocks, iterations) = self.extent(long, each);
+        done.iterations = iterations;
+        for _ in 0..blocks {
+            let seconds = self.block(spots, iterations);
+            done.blocks.push(self.reported(seconds));
+            rounds += u64::from(iterations);
+        }
+        done.messages = rounds * self.ask.window as u64;
+        done.acknowledgements = rounds;
+        if self.plan.verify {
+            done.errors = Some(self.verify()?);
+            done.messages += verified(self.ask) as u64;
+            done.acknowledgements += 1;
+        }
+        Ok(done)
+    }
+
+    /// How many blocks there will be, and of how many iterations each; all ranks agree.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn extent(&self, long: bool, each: f64) -> (usize, u32) {
+        let blocks = if long {
+            1
+        } else {
+            self.plan.blocks.clamp(1, BLOCKS)
+        };
+        let fitting = match (long, self.simulated) {
+            // On a simulated node every iteration takes the same time.
+            (true, _) | (_, true) => 1,
+            _ => (self.plan.row_ms * 1e-3 / each / blocks as f64).clamp(1.0, 10000.0) as u32,
+        };
+        let wanted = if long {
+            1
+        } else {
+            self.plan.iterations.unwrap_or(fitting)
+        };
+        let agreed = self.decide(u64::from(wanted));
+        (blocks, u32::try_from(agreed).unwrap_or(1))
+    }
+
+    /// What rank 0 says, on all ranks that take part.
+    fn decide(&self, mine: u64) -> u64 {
+        match self.ask.kind {
+            Kind::MbwMr => self.pair.mpi.tell(mine),
+            _ => {
+                let theirs = self.pair.mpi.swap(self.pair.peer, mine);
+                if self.pair.role == 0 {
+                    mine
+                } else {
+                    theirs
+                }
+            }
+        }
+    }
+
+    /// The time that counts of this rank's: the first of a pair measures, unless only the second sees the clock of the
+    /// simulated node, because only its buffers are in device memory.
+    fn reported(&self, seconds: f64) -> f64 {
+        let here = u64::from(self.clock.simulated.is_some());
+        let there = self.pair.mpi.swap(self.pair.peer, here);
+        let counts = match (self.simulated, self.pair.role) {
+            (true, 0) => here != 0,
+            (true, _) => here != 0 && there == 0,
+            (false, role) => role == 0,
+        };
+        if counts {
+            seconds
+        } else {
+            0.0
+        }
+    }
+
+    /// Iterations of the OSU benchmarks: in device memory every message of a window in one place.
+    fn block(&mut self, [out, into]: [&[Spot]; 2], iterations: u32) -> f64 {
+        self.pair.meet();
+        let start = self.clock.seconds();
+        for _ in 0..iterations {
+            self.pair.exchange(out, into, self.requests);
+        }
+        self.clock.seconds() - start
+    }
+
+    /// One iteration with fresh random data over poison, each message at an odd place of its own.
+    fn verify(&mut self) -> anyhow::Result<u64> {
+        let ask = self.ask;
+        let checker = Checker::new(
+            self.plan.seed
+                ^ (u64::from(self.pair.mpi.rank.min(self.pair.peer).unsigned_abs()) << 48),
+        );
+        let iteration = u32::try_from(ask.row).unwrap_or(0);
+        let plan = checker.plan(self.pair.role, ask.bytes, verified(ask), iteration);
+        checker.prepare(self.pair, &plan)?;
+        self.pair.meet();
+        self.pair.exchange(&plan.out, &plan.into, self.requests);
+        let errors = checker.compare(self.pair, &plan)?;
+        self.pair.meet();
+        Ok(errors)
+    }
+}
+
+/// What the library should count for a row on all ranks together, from the pattern alone.
+fn expected(ask: &Ask, done: &Done, config: &Config, pairs: c_int) -> Expected {
+    if !config.enabled {
+        return Expected {
+            taken: Some(0),
+            ..Expected::default()
+        };
+    }
+    let pairs = u64::from(pairs.unsigned_abs());
+    let one_way = matches!(ask.kind, Kind::Bw | Kind::MbwMr);
+    let on = |place: Place| u64::from(place == Place::D);
+    let [first, second] = ask.buffers.map(on);
+    // Messages that leave a device, acknowledgements aside: from the first, and from the second.
+    let back = if one_way { 0 } else { done.messages };
+    let (data, acknowledgements) = (
+        first * done.messages + second * back,
+        if one_way {
+            second * done.acknowledgements
+        } else {
+            0
+        },
+    );
+    let carried = |bytes: usize| bytes > DESCRIPTOR && bytes as u64 >= config.threshold;
+    Expected {
+        device_sends: pairs * (data + acknowledgements),
+        taken: Some(if carried(ask.bytes) { pairs * data } else { 0 }),
+        raised: pairs * ((1 - first) * second * done.messages + (1 - second) * first * back)
+            + pairs
+                * if one_way && ACK_BYTES > 0 {
+                    first * (1 - second) * done.acknowledgements
+                } else {
+                    0
+                },
+    }
+}
+
+/// Messages up to this length go by value: README, "Limits".
+const DESCRIPTOR: usize = 61;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(kind: Kind, buffers: [Place; 2], bytes: usize) -> Expected {
+        let ask = Ask {
+            row: 0,
+            kind,
+            buffers,
+            bytes,
+            window: 16,
+        };
+        let done = Done {
+            messages: 48,
+            acknowledgements: 3,
+            ..Done::default()
+        };
+        expected(&ask, &done, &Config::default(), kind.pairs(4))
+    }
+
+    #[test]
+    fn the_pattern_says_what_is_to_be_counted() {
+        use Place::{D, H};
+        let is = |device_sends, taken, raised| Expected {
+            device_sends,
+            taken: Some(taken),
+            raised,
+        };
+        // 3 windows of 16 messages, each acknowledged from the second's device buffer by 4 bytes.
+        assert_eq!(of(Kind::Bw, [D, D], 4096), is(51, 48, 0));
+        assert_eq!(of(Kind::Bw, [D, D], 61), is(51, 0, 0));
+        assert_eq!(of(Kind::Bw, [D, H], 4096), is(48, 48, 3));
+        assert_eq!(of(Kind::Bw, [H, D], 4096), is(3, 0, 48));
+        assert_eq!(of(Kind::Bibw, [D, D], 4096), is(96, 96, 0));
+        assert_eq!(of(Kind::Latency, [D, H], 4096), is(48, 48, 48));
+        // Two pairs of four ranks.
+        assert_eq!(of(Kind::MbwMr, [D, D], 4096), is(102, 96, 0));
+        assert_eq!(of(Kind::Bibw, [H, H], 4096), is(0, 0, 0));
+    }
+
+    #[test]
+    fn ranks_pair_up_as_in_the_osu_benchmarks() {
+        assert_eq!(Kind::Bw.role(1, 4), Some((1, 0)));
+        assert_eq!(Kind::Bw.role(2, 4), None);
+        assert_eq!(Kind::MbwMr.role(1, 4), Some((0, 3)));
+        assert_eq!(Kind::MbwMr.role(2, 4), Some((1, 0)));
+        assert_eq!(Kind::MbwMr.role(4, 5), None);
+    }
+}

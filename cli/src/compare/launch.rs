@@ -1,0 +1,285 @@
+//! One launch of one configuration: `anabranch run` as a child, with a limit to its time.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context};
+use serde_json::Value;
+
+use super::settings::{Setting, Variables};
+use super::Arguments;
+use crate::bench::suite::{Ask, Circumstances, Expected, Measured, Plan};
+
+/// How ranks are started, and where their files lie.
+pub struct Launches<'a> {
+    arguments: &'a Arguments,
+    folder: PathBuf,
+    count: u32,
+    /// What the ranks of any launch wrote to stderr, each line once.
+    pub said: Vec<String>,
+}
+
+impl<'a> Launches<'a> {
+    /// Launches with the given options.
+    ///
+    /// # Errors
+    /// There is no place for temporary files.
+    pub fn new(arguments: &'a Arguments) -> anyhow::Result<Launches<'a>> {
+        let name = format!("anabranch-compare-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Launches {
+            arguments,
+            folder,
+            count: 0,
+            said: Vec::new(),
+        })
+    }
+
+    /// Measures some rows.
+    ///
+    /// # Errors
+    /// The launch failed; the text says how.
+    pub fn suite(
+        &mut self,
+        setting: &Setting,
+        ranks: u32,
+        rows: Vec<Ask>,
+        verify: bool,
+    ) -> anyhow::Result<(Circumstances, Vec<Measured>)> {
+        self.count += 1;
+        let out = self.file("rows");
+        let plan = Plan {
+            rows,
+            seed: self
+                .arguments
+                .seed
+                .unwrap_or(0x616e_6162)
+                .wrapping_add(u64::from(self.count)),
+            row_ms: self.arguments.row_ms,
+            blocks: usize::from(self.arguments.blocks),
+            iterations: self.arguments.iterations,
+            verify,
+            variables: setting.variables.clone(),
+            out: out.clone(),
+        };
+        let file = self.file("plan");
+        fs::write(&file, serde_json::to_string(&plan)?)?;
+        let program = [
+            OsString::from("anabranch"),
+            "suite".into(),
+            file.clone().into(),
+        ];
+        self.run(setting, &setting.variables, ranks, &program)?;
+        let text = fs::read_to_string(&out).context("the ranks wrote no results")?;
+        let mut lines = text.lines();
+        let circumstances: Circumstances =
+            serde_json::from_str(lines.next().unwrap_or_default()).context("no first line")?;
+        let measured = lines
+            .map(serde_json::from_str)
+            .collect::<Result<Vec<Measured>, _>>()?;
+        if measured.len() != plan.rows.len() {
+            bail!("{} rows of {} came", measured.len(), plan.rows.len());
+        }
+        match (&circumstances.library, setting.preload) {
+            (None, true) => bail!("the library is not in the ranks"),
+            (Some(version), false) => bail!("the library {version} is in ranks without it"),
+            _ => {}
+        }
+        let _ = (fs::remove_file(out), fs::remove_file(file));
+        Ok((circumstances, measured))
+    }
+
+    /// One run of the solver as row number `row`: microseconds an iteration, and the hash of its field.
+    ///
+    /// # Errors
+    /// The launch failed; the text says how.
+    pub fn jacobi(
+        &mut self,
+        setting: &Setting,
+        ranks: u32,
+        row: usize,
+    ) -> anyhow::Result<(Measured, String)> {
+        self.count += 1;
+        let (out, stats) = (self.file("solver"), self.file("counters"));
+        let mut variables = setting.variables.clone();
+        if setting.preload {
+            variables.insert("ANABRANCH_STATS".into(), stats.display().to_string());
+        }
+        let mut program: Vec<OsString> = vec![self.arguments.jacobi.clone()];
+        program.extend(
+            self.arguments
+                .jacobi_args
+                .split_whitespace()
+                .map(OsString::from),
+        );
+        program.extend(["--json".into(), out.clone().into()]);
+        self.run(setting, &variables, ranks, &program)?;
+        let read = |file: &Path| -> anyhow::Result<Value> {
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("{} was not written", file.display()))?;
+            Ok(serde_json::from_str(&text)?)
+        };
+        let report = read(&out)?;
+        let number = |name: &str| report[name].as_u64().unwrap_or(0);
+        let seconds = report["seconds"]["total"].as_f64().unwrap_or(0.0);
+        #[allow(clippy::cast_precision_loss)]
+        let value = seconds * 1e6 / number("iterations").max(1) as f64;
+        let counters = match setting.preload {
+            true => Some(totals(&read(&stats)?)),
+            false => None,
+        };
+        let measured = Measured {
+            row,
+            values: (value > 0.0).then_some(value).into_iter().collect(),
+            iterations: u32::try_from(number("iterations")).unwrap_or(0),
+            errors: None,
+            counters,
+            expected: Expected {
+                device_sends: number("messages"),
+                taken: None,
+                raised: 0,
+            },
+        };
+        let _ = (fs::remove_file(out), fs::remove_file(stats));
+        Ok((measured, report["hash"].as_str().unwrap_or("").to_owned()))
+    }
+
+    fn file(&self, kind: &str) -> PathBuf {
+        self.folder.join(format!("{kind}-{}.json", self.count))
+    }
+
+    fn run(
+        &mut self,
+        setting: &Setting,
+        variables: &Variables,
+        ranks: u32,
+        program: &[OsString],
+    ) -> anyhow::Result<()> {
+        let arguments = self.arguments;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["run", "--np", &ranks.to_string()]);
+        if !setting.preload {
+            command.arg("--vanilla");
+        }
+        if let Some(name) = &arguments.sim {
+            command.arg("--sim").arg(name);
+            if arguments.oversubscribe_gpus {
+                command.arg("--oversubscribe-gpus");
+            }
+            if !setting.preload {
+                // An MPI that knows no CUDA takes device memory for host memory, which here it may be.
+                command
+                    .env("SIMCUDA_HOST_ACCESS", "1")
+                    .env("SIMCUDA_CHECK", "0");
+            }
+        }
+        if let Some(mpi) = &arguments.mpi {
+            command.arg("--mpi").arg(mpi);
+        }
+        for extra in &arguments.extra {
+            command.arg("--mpirun-arg").arg(extra);
+        }
+        command.envs(variables).arg("--").args(program);
+        let (out, err) = (self.folder.join("stdout"), self.folder.join("stderr"));
+        command
+            .stdin(Stdio::null())
+            .stdout(File::create(&out)?)
+            .stderr(File::create(&err)?);
+        if arguments.verbose {
+            crate::complain(&format!("{}: {command:?}", setting.name));
+        }
+        // SAFETY: prctl is async-signal-safe and takes no pointers here.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                Ok(())
+            });
+        }
+        let limit = Duration::from_secs(arguments.launch_limit);
+        let ended = wait(
+            command.spawn().context("cannot start anabranch run")?,
+            limit,
+        )?;
+        let read =
+            |file: &Path| String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).into_owned();
+        let stderr = read(&err);
+        if ended != Some(true) {
+            let how = match ended {
+                None => format!("it was ended after {} s", limit.as_secs()),
+                _ => "it failed".into(),
+            };
+            let text = stderr + &read(&out);
+            let lines: Vec<&str> = text
+                .lines()
+                .filter(|line| !line.trim().is_empty())
+                .collect();
+            bail!("{how}\n{}", ends(&lines).join("\n"));
+        }
+        for line in stderr.lines().filter(|line| !line.trim().is_empty()) {
+            if self.said.len() < 20 && !self.said.iter().any(|said| said == line) {
+                self.said.push(line.to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Launches<'_> {
+    fn drop(&mut self) {
+        // What is left in the folder of temporary files is the system's to remove.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Whether the child ended well; `None` if it had to be ended.
+fn wait(mut child: Child, limit: Duration) -> anyhow::Result<Option<bool>> {
+    const GRACE: Duration = Duration::from_secs(5);
+    let start = Instant::now();
+    let mut ending = false;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok((!ending).then_some(status.success()));
+        }
+        if !ending && start.elapsed() > limit {
+            ending = true;
+            // SAFETY: kill takes no pointers; the child has not been waited for, so the number is its own.
+            unsafe { libc::kill(i32::try_from(child.id())?, libc::SIGTERM) };
+        }
+        if start.elapsed() > limit + GRACE {
+            child.kill()?;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The first and the last of many lines: launchers say much after the reason.
+fn ends<'l>(lines: &[&'l str]) -> Vec<&'l str> {
+    const EACH: usize = 12;
+    match lines.len() {
+        few if few <= 2 * EACH => lines.to_vec(),
+        many => [&lines[..EACH], &["..."], &lines[many - EACH..]].concat(),
+    }
+}
+
+/// The counters of all ranks in a summary that the library wrote, those of fallbacks by their names in the C interface.
+fn totals(summary: &Value) -> BTreeMap<String, u64> {
+    let totals = &summary["totals"];
+    let counters = totals["counters"].as_object().into_iter().flatten();
+    let fallbacks = totals["fallbacks"].as_object().into_iter().flatten();
+    counters
+        .map(|(name, value)| (name.clone(), value.as_u64().unwrap_or(0)))
+        .chain(fallbacks.map(|(name, value)| {
+            (
+                format!("fallback_{name}"),
+                value["messages"].as_u64().unwrap_or(0),
+            )
+        }))
+        .filter(|(_, value)| *value != 0)
+        .collect()
+}

@@ -1,0 +1,538 @@
+//! `anabranch compare`: the MPI library alone and with this library in turns, in many launches, and the ratios of their
+//! medians beside what the same configuration differs from itself.
+
+mod launch;
+mod results;
+mod settings;
+mod statistics;
+mod sweep;
+mod table;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use serde_json::{json, Value};
+
+use crate::bench::buffer::Place;
+use crate::bench::sizes::{self, Sizes};
+use crate::bench::suite::{Ask, Circumstances, Measured};
+use crate::bench::Kind;
+use crate::{complain, Failure};
+use launch::Launches;
+use results::{Results, What};
+use settings::{Setting, Variables};
+use sweep::Sweep;
+
+/// What can be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Bench {
+    /// Rank 0 sends a window of messages to rank 1
+    Bw,
+    /// Both ranks send a window of messages at once
+    Bibw,
+    /// Half the time of a round trip
+    Latency,
+    /// As bw, by all pairs of ranks at once
+    MbwMr,
+    /// An iteration of the bundled solver
+    Jacobi,
+}
+
+impl Bench {
+    fn kind(self) -> Option<Kind> {
+        match self {
+            Bench::Bw => Some(Kind::Bw),
+            Bench::Bibw => Some(Kind::Bibw),
+            Bench::Latency => Some(Kind::Latency),
+            Bench::MbwMr => Some(Kind::MbwMr),
+            Bench::Jacobi => None,
+        }
+    }
+}
+
+/// Arguments of `anabranch compare`.
+#[derive(Args)]
+pub struct Arguments {
+    /// What is measured
+    #[arg(
+        overrides_with = "benches",
+        long,
+        short = 'b',
+        value_enum,
+        value_delimiter = ',',
+        default_value = "latency,bw,bibw"
+    )]
+    benches: Vec<Bench>,
+    /// Buffers of the first and the second of a pair: device (D) or host (H) memory
+    #[arg(overrides_with = "pairs", long, value_delimiter = ',', default_value = "DD", value_name = "DD,DH,HD,HH", value_parser = pair)]
+    pairs: Vec<[Place; 2]>,
+    /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024
+    #[arg(overrides_with = "sizes", long, short = 'm', default_value = "1:64M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
+    sizes: Sizes,
+    /// Messages under way at once (all but latency); left out where those that arrive in host memory take more than 1G
+    #[arg(overrides_with = "windows", long, short = 'W', value_delimiter = ',', default_value = "1,16", value_name = "N,N,...",
+          value_parser = clap::value_parser!(u32).range(1..=65536))]
+    windows: Vec<u32>,
+    /// Configurations that take turns: vanilla (without the library), best (without it, the best of a sweep of UCX's
+    /// settings), anabranch, those given by --with and --without; NAME2 is NAME once more [default:
+    /// vanilla,vanilla2,anabranch; with --sim anabranch,anabranch2, since there nothing but the library takes time]
+    #[arg(
+        overrides_with = "configs",
+        long,
+        value_delimiter = ',',
+        value_name = "NAME,NAME,..."
+    )]
+    configs: Option<Vec<String>>,
+    /// A further configuration with the library (may be given several times)
+    #[arg(long, value_name = "NAME=VAR=VALUE,VAR=VALUE", value_parser = settings::parse)]
+    with: Vec<(String, Variables)>,
+    /// A further configuration without the library (may be given several times)
+    #[arg(long, value_name = "NAME=VAR=VALUE,VAR=VALUE", value_parser = settings::parse)]
+    without: Vec<(String, Variables)>,
+    /// What `best` chooses from, instead of a list of UCX's settings; the first is the one to be beaten
+    #[arg(long, value_name = "NAME=VAR=VALUE,VAR=VALUE", value_parser = settings::parse)]
+    sweep: Vec<(String, Variables)>,
+    /// The configuration that ratios refer to [default: the first of --configs]; NAME2 of it is the measure of noise
+    #[arg(overrides_with = "baseline", long, value_name = "NAME")]
+    baseline: Option<String>,
+    /// Rounds: in each every configuration is launched once, in turns
+    #[arg(overrides_with = "rounds", long, short = 'r', default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Begin no round that would not end within this time; the first is always made
+    #[arg(overrides_with = "budget", long, value_name = "SECONDS")]
+    budget: Option<u64>,
+    /// Ranks of mbw-mr and jacobi
+    #[arg(overrides_with = "np", long, short = 'n', default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    np: u32,
+    /// About how long each row is measured in each launch
+    #[arg(
+        overrides_with = "row_ms",
+        long,
+        default_value_t = 10.0,
+        value_name = "MS"
+    )]
+    row_ms: f64,
+    /// Parts into which this time is divided; the launch's value is their median
+    #[arg(overrides_with = "blocks", long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    blocks: u8,
+    /// Iterations of each part, instead of as many as fit (on a simulated node: 1)
+    #[arg(overrides_with = "iterations", long, short = 'i', value_parser = clap::value_parser!(u32).range(1..))]
+    iterations: Option<u32>,
+    /// Do not verify the data (else every row is verified in each configuration's first launch)
+    #[arg(long)]
+    no_check: bool,
+    /// Program of the bench jacobi
+    #[arg(
+        overrides_with = "jacobi",
+        long,
+        default_value = "jacobi",
+        value_name = "PROGRAM"
+    )]
+    jacobi: OsString,
+    /// Its arguments
+    #[arg(
+        overrides_with = "jacobi_args",
+        long,
+        default_value = "--size 8192x8192 --iterations 200",
+        value_name = "ARGUMENTS",
+        allow_hyphen_values = true
+    )]
+    jacobi_args: String,
+    /// Run on a simulated node: the name of a topology, or a topology file
+    #[arg(overrides_with = "sim", long, value_name = "NAME|FILE")]
+    sim: Option<OsString>,
+    /// Allow more ranks than simulated GPUs
+    #[arg(long)]
+    oversubscribe_gpus: bool,
+    /// The MPI whose launcher to use [default: the one in PATH]
+    #[arg(overrides_with = "mpi", long, value_name = "openmpi|mpich|PATH")]
+    mpi: Option<OsString>,
+    /// A further argument for the launcher (may be given several times)
+    #[arg(long = "mpirun-arg", value_name = "ARG", allow_hyphen_values = true)]
+    extra: Vec<OsString>,
+    /// End a launch that takes longer
+    #[arg(
+        overrides_with = "launch_limit",
+        long,
+        default_value_t = 300,
+        value_name = "SECONDS"
+    )]
+    launch_limit: u64,
+    /// Write everything to this file as JSON, again after every round
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write one line for each row and configuration to this file, again after every round
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Seed of the data
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print every command line on stderr
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+fn pair(text: &str) -> Result<[Place; 2], String> {
+    let place = |letter| match letter {
+        'D' | 'd' => Some(Place::D),
+        'H' | 'h' => Some(Place::H),
+        _ => None,
+    };
+    let places: Option<Vec<Place>> = text.chars().map(place).collect();
+    places
+        .and_then(|places| places.try_into().ok())
+        .ok_or_else(|| format!("{text:?}: write DD, DH, HD or HH"))
+}
+
+/// Rows that one launch measures.
+struct BenchRows {
+    ranks: u32,
+    rows: Vec<Ask>,
+}
+
+/// Compares, prints, and returns failure if data was wrong, a row does not count, or a launch failed.
+///
+/// # Errors
+/// The options contradict each other, or no launch succeeded.
+pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let usual: &[&str] = match arguments.sim {
+        None => &["vanilla", "vanilla2", "anabranch"],
+        Some(_) => &["anabranch", "anabranch2"],
+    };
+    let usual = || usual.iter().map(|&name| name.to_owned()).collect();
+    let names: Vec<String> = arguments.configs.clone().unwrap_or_else(usual);
+    let settings = settings::choose(&names, &arguments.with, &arguments.without)
+        .map_err(|text| Failure::new(2, text))?;
+    let wanted = arguments.baseline.as_deref();
+    let baseline = match wanted {
+        None => Some(0),
+        Some(name) => settings.iter().position(|setting| setting.name == name),
+    };
+    let Some(baseline) = baseline.filter(|index| *index < settings.len()) else {
+        let text = "--baseline names none of the configurations that take turns: look at --configs";
+        return Err(Failure::new(2, text).into());
+    };
+    if arguments.benches.contains(&Bench::MbwMr) && arguments.np % 2 != 0 {
+        return Err(Failure::new(2, "mbw-mr needs an even number of ranks: --np").into());
+    }
+    // Before the measurement, not after it, to find that these cannot be written.
+    for file in [&arguments.json, &arguments.csv].into_iter().flatten() {
+        write(file, "")?;
+    }
+    let (rows, groups) = grid(arguments);
+    let launches = Launches::new(arguments)?;
+    let mut comparison = Comparison {
+        arguments,
+        launches,
+        groups,
+        results: Results::new(settings, baseline, rows),
+        circumstances: None,
+        sweep: None,
+        failures: Vec::new(),
+        hashes: Vec::new(),
+        start: Instant::now(),
+    };
+    comparison.run()
+}
+
+/// The rows, in tables, and which of them share a launch.
+fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
+    let mut rows = Vec::new();
+    let mut groups: Vec<BenchRows> = Vec::new();
+    for bench in &arguments.benches {
+        let Some(kind) = bench.kind() else {
+            rows.push(What::Jacobi(arguments.jacobi_args.clone()));
+            continue;
+        };
+        let windows = match kind {
+            Kind::Latency => &[1][..],
+            _ => &arguments.windows,
+        };
+        let ranks = if kind == Kind::MbwMr { arguments.np } else { 2 };
+        for (buffers, window) in arguments
+            .pairs
+            .iter()
+            .flat_map(|pair| windows.iter().map(move |window| (*pair, *window)))
+        {
+            for bytes in &arguments.sizes.0 {
+                let ask = Ask {
+                    row: rows.len(),
+                    kind,
+                    buffers,
+                    bytes: *bytes,
+                    window: window as usize,
+                };
+                if !ask.fits() {
+                    continue; // said in the help of --windows
+                }
+                rows.push(What::Bench(ask.clone()));
+                match groups.iter_mut().find(|group| group.ranks == ranks) {
+                    Some(group) => group.rows.push(ask),
+                    None => groups.push(BenchRows {
+                        ranks,
+                        rows: vec![ask],
+                    }),
+                }
+            }
+        }
+    }
+    (rows, groups)
+}
+
+struct Comparison<'a> {
+    arguments: &'a Arguments,
+    launches: Launches<'a>,
+    groups: Vec<BenchRows>,
+    results: Results,
+    circumstances: Option<Circumstances>,
+    sweep: Option<Sweep>,
+    failures: Vec<String>,
+    /// The solver's fields, by configuration.
+    hashes: Vec<(usize, String)>,
+    start: Instant,
+}
+
+impl Comparison<'_> {
+    fn run(&mut self) -> anyhow::Result<ExitCode> {
+        if self
+            .results
+            .settings
+            .iter()
+            .any(|setting| setting.is_best())
+        {
+            let candidates = match self.arguments.sweep.as_slice() {
+                [] => settings::ucx(),
+                given => given.to_vec(),
+            };
+            let start = self.start;
+            let progress =
+                |text: &str| complain(&format!("{:5.0} s  {text}", start.elapsed().as_secs_f64()));
+            self.sweep = Some(Sweep::run(
+                &mut self.launches,
+                candidates,
+                &self.groups,
+                progress,
+            ));
+        }
+        let mut longest = 0.0;
+        for round in 0..self.arguments.rounds {
+            let begun = self.start.elapsed().as_secs_f64();
+            #[allow(clippy::cast_precision_loss)]
+            let over = self
+                .arguments
+                .budget
+                .is_some_and(|budget| begun + longest > budget as f64);
+            if round > 0 && over {
+                break;
+            }
+            self.round(round);
+            self.results.rounds += 1;
+            // The first also verifies, so those after it are rather shorter.
+            longest = self.start.elapsed().as_secs_f64() - begun;
+            self.write_files()?;
+            if self.circumstances.is_none() && self.hashes.is_empty() {
+                let text = self.failures.join("\n");
+                return Err(Failure::new(1, format!("no launch succeeded\n{text}")).into());
+            }
+        }
+        print!("{}", self.text());
+        let clean = self.results.is_clean() && self.failures.is_empty();
+        Ok(if clean {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+
+    /// Every configuration once, in turns.
+    fn round(&mut self, round: u32) {
+        let verify = round == 0 && !self.arguments.no_check;
+        for group in 0..self.groups.len() {
+            for index in 0..self.results.settings.len() {
+                self.progress(round, index);
+                self.launch(group, index, verify);
+            }
+        }
+        let jacobi = self
+            .results
+            .rows
+            .iter()
+            .position(|row| matches!(row, What::Jacobi(_)));
+        for index in 0..self.results.settings.len() {
+            if let Some(row) = jacobi {
+                self.progress(round, index);
+                self.solve(row, index);
+            }
+        }
+    }
+
+    fn progress(&self, round: u32, index: usize) {
+        let name = &self.results.settings[index].name;
+        let time = self.start.elapsed().as_secs_f64();
+        complain(&format!(
+            "{time:5.0} s  round {} of {}: {name}",
+            round + 1,
+            self.arguments.rounds
+        ));
+    }
+
+    fn launch(&mut self, group: usize, index: usize, verify: bool) {
+        let setting = self.results.settings[index].clone();
+        let ranks = self.groups[group].ranks;
+        for (chosen, variables, rows) in self.parts(&setting, group) {
+            let setting = Setting {
+                variables,
+                ..setting.clone()
+            };
+            match self.launches.suite(&setting, ranks, rows, verify) {
+                Ok((circumstances, measured)) => {
+                    self.circumstances.get_or_insert(circumstances);
+                    for row in &measured {
+                        self.add(row, index, chosen.as_deref());
+                    }
+                }
+                Err(error) => self.fail(index, &error),
+            }
+        }
+    }
+
+    /// The rows of a group, apart by the variables that they need.
+    fn parts(&self, setting: &Setting, group: usize) -> Vec<(Option<String>, Variables, Vec<Ask>)> {
+        let rows = &self.groups[group].rows;
+        let Some(sweep) = self.sweep.as_ref().filter(|_| setting.is_best()) else {
+            return vec![(None, setting.variables.clone(), rows.clone())];
+        };
+        let mut parts: Vec<(Option<String>, Variables, Vec<Ask>)> = Vec::new();
+        for ask in rows {
+            let (name, variables) = sweep.choose(ask);
+            match parts
+                .iter_mut()
+                .find(|part| part.0.as_deref() == Some(name))
+            {
+                Some(part) => part.2.push(ask.clone()),
+                None => parts.push((Some(name.into()), variables.clone(), vec![ask.clone()])),
+            }
+        }
+        parts
+    }
+
+    fn solve(&mut self, row: usize, index: usize) {
+        let setting = self.results.settings[index].clone();
+        match self.launches.jacobi(&setting, self.arguments.np, row) {
+            Ok((measured, hash)) => {
+                self.add(&measured, index, None);
+                self.hashes.push((index, hash));
+                let wrong = u64::from(self.hashes[0].1 != self.hashes[self.hashes.len() - 1].1);
+                let errors = &mut self.results.cells[row][index].errors;
+                *errors = Some(errors.unwrap_or(0) + wrong);
+            }
+            Err(error) => self.fail(index, &error),
+        }
+    }
+
+    fn add(&mut self, measured: &Measured, index: usize, chosen: Option<&str>) {
+        let preload = self.results.settings[index].preload;
+        if let Some(cell) = self
+            .results
+            .cells
+            .get_mut(measured.row)
+            .map(|cells| &mut cells[index])
+        {
+            cell.add(measured, preload);
+            cell.chosen = chosen.map(str::to_owned);
+        }
+    }
+
+    fn fail(&mut self, index: usize, error: &anyhow::Error) {
+        let text = format!("{}: {error:#}", self.results.settings[index].name);
+        complain(&text);
+        self.failures.push(text);
+    }
+
+    fn text(&self) -> String {
+        let mut text = self.head().join("\n") + "\n";
+        if let Some(sweep) = &self.sweep {
+            text += &sweep.text();
+        }
+        text += &table::text(&self.results);
+        for failure in &self.failures {
+            text += &format!("\nFAILED {failure}\n");
+        }
+        if !self.launches.said.is_empty() {
+            text += &format!(
+                "\n== said by the ranks, each line once\n{}\n",
+                self.launches.said.join("\n")
+            );
+        }
+        text + if self.results.is_clean() && self.failures.is_empty() {
+            ""
+        } else {
+            "\nnot all of it counts: look for VOID, WRONG DATA and FAILED\n"
+        }
+    }
+
+    fn head(&self) -> Vec<String> {
+        let mut lines = vec![format!("# anabranch compare {}", env!("CARGO_PKG_VERSION"))];
+        if let Some(about) = &self.circumstances {
+            lines.push(format!(
+                "# {}; {}",
+                about.mpi,
+                about.gpu.as_deref().unwrap_or("no GPU used")
+            ));
+            if about.simulated {
+                lines.push("# Times are those of the simulated node, not of this machine; - where none passes there".into());
+            }
+        }
+        let seconds = self.start.elapsed().as_secs_f64();
+        lines.push(format!(
+            "# {} of {} rounds in {seconds:.0} s, each configuration once in each; {}; ratios to {}",
+            self.results.rounds,
+            self.arguments.rounds,
+            if self.arguments.no_check { "not verified" } else { "every row verified in the first" },
+            self.results.settings[self.results.baseline].name
+        ));
+        let names = self.results.settings.iter();
+        lines.extend(names.map(|setting| format!("# {:<10} {}", setting.name, setting.describe())));
+        lines.push(String::new());
+        lines.push(table::legend().into());
+        lines
+    }
+
+    fn write_files(&self) -> anyhow::Result<()> {
+        if let Some(file) = &self.arguments.csv {
+            write(file, &self.results.csv())?;
+        }
+        if let Some(file) = &self.arguments.json {
+            write(file, &format!("{:#}\n", self.json()))?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let rows = (0..self.results.rows.len()).map(|row| self.results.json_row(row));
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "circumstances": self.circumstances,
+            "rounds": self.results.rounds,
+            "rounds_wanted": self.arguments.rounds,
+            "seconds": self.start.elapsed().as_secs_f64(),
+            "verified": !self.arguments.no_check,
+            "baseline": self.results.settings[self.results.baseline].name,
+            "configurations": self.results.settings,
+            "sweep": self.sweep.as_ref().map(Sweep::json),
+            "failures": self.failures,
+            "said": self.launches.said,
+            "clean": self.results.is_clean() && self.failures.is_empty(),
+            "rows": rows.collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}

@@ -1,0 +1,255 @@
+//! The engine's streams in every context.
+//!
+//! A context has a few lanes for each [`Purpose`], so that copies that use different engines do not queue behind each
+//! other. On one lane copies run in the order in which they are launched. All streams of a context are made when it is
+//! first used: making one later could get stuck behind a wait that the program has pending on its device.
+
+use super::copy::Copy;
+use super::error::Result;
+use super::queue::{InFlight, Queue};
+use super::state::{ContextKey, Entered};
+use super::types::{Event, EVENT_DISABLE_TIMING, STREAM_LEGACY, STREAM_PER_THREAD};
+use super::Mapping;
+use std::sync::Arc;
+
+/// What a lane is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// Pulling from a peer's memory, and copies inside a device.
+    Pull,
+    /// Pushing into a peer's memory.
+    Push,
+    /// From the device to the host.
+    DeviceToHost,
+    /// From the host to the device.
+    HostToDevice,
+}
+
+impl Purpose {
+    const COUNT: usize = 4;
+    const ALL: [Purpose; Self::COUNT] = [
+        Purpose::Pull,
+        Purpose::Push,
+        Purpose::DeviceToHost,
+        Purpose::HostToDevice,
+    ];
+
+    /// Lanes of this purpose in each context. One copy fills a link; more lanes let transfers overlap their start-up.
+    const fn lanes(self) -> usize {
+        match self {
+            Purpose::Pull => 4,
+            Purpose::Push => 2,
+            Purpose::DeviceToHost | Purpose::HostToDevice => 1,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ContextLanes {
+    key: ContextKey,
+    lanes: [Vec<Arc<Queue>>; Purpose::COUNT],
+    used: u64,
+}
+
+/// The engine's streams in every context it has used.
+pub struct Lanes {
+    contexts: Vec<ContextLanes>,
+    clock: u64,
+    /// Lanes with copies queued since the last [`Lanes::launch`].
+    fresh: Vec<Arc<Queue>>,
+}
+
+/// Contexts that have lanes at one time: programs have one per device, some a few.
+const CONTEXTS_MAX: usize = 64;
+
+impl Default for Lanes {
+    fn default() -> Lanes {
+        Lanes::new()
+    }
+}
+
+impl Lanes {
+    /// No lanes yet.
+    #[must_use]
+    pub fn new() -> Lanes {
+        Lanes {
+            contexts: Vec::new(),
+            clock: 0,
+            fresh: Vec::new(),
+        }
+    }
+
+    /// Makes the lanes of a context, unless it has them. To be called when a context is met first.
+    pub fn open(&mut self, key: ContextKey) -> Result<()> {
+        self.find_or_open(key).map(|_| ())
+    }
+
+    /// Queues a copy on a lane of a context, to be launched by [`Lanes::launch`] together with others whose order does
+    /// not matter. `affinity` spreads transfers over the lanes of one purpose (a peer's number, say). The mapping is kept
+    /// open until the copy is done.
+    pub fn add(
+        &mut self,
+        key: ContextKey,
+        purpose: Purpose,
+        affinity: u64,
+        copy: Copy,
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<InFlight> {
+        let lane = Arc::clone(self.lane(key, purpose, affinity)?);
+        let queued = lane.add(copy, mapping);
+        if !self.fresh.iter().any(|known| Arc::ptr_eq(known, &lane)) {
+            self.fresh.push(lane);
+        }
+        Ok(queued)
+    }
+
+    /// Launches what was queued, on lanes that have little to do; the others do it when they are polled.
+    pub fn launch(&mut self) {
+        self.fresh.drain(..).for_each(|lane| lane.launch());
+    }
+
+    /// Starts copies at once, one after the other, on a lane of a context.
+    ///
+    /// Host memory must be pinned, or the driver may copy before it returns. Nothing here waits for the device. On an
+    /// error no copy of this call runs any more.
+    pub fn submit(
+        &mut self,
+        key: ContextKey,
+        purpose: Purpose,
+        copies: &[Copy],
+    ) -> Result<InFlight> {
+        let lane = Arc::clone(self.lane(key, purpose, 0)?);
+        let entered = Entered::enter_same(key)?;
+        lane.submit(&entered, copies)
+    }
+
+    /// Lets all further copies of a context wait for what its default streams have pending now. For memory on which
+    /// memsets and device-to-device copies called as synchronous cannot be made so: they may still be under way there.
+    ///
+    /// Nothing is enqueued where those streams are idle, which is the rule, or where the legacy stream cannot be used
+    /// because a stream is being captured. What is waited for is work of the program that it believes to be over.
+    pub fn after_default_streams(&mut self, key: ContextKey) -> Result<()> {
+        let lanes = self.find_or_open(key)?;
+        let entered = Entered::enter_same(key)?;
+        let driver = entered.driver();
+        let mut capturing = 0;
+        // SAFETY: one word is written; the handle names a stream of the entered context.
+        let usable = unsafe { driver.stream_is_capturing(STREAM_LEGACY, &raw mut capturing) };
+        // SAFETY: as above.
+        let idle = |stream| unsafe { driver.stream_query(stream) }.is_ok();
+        if usable.is_err() || (idle(STREAM_LEGACY) && idle(STREAM_PER_THREAD)) {
+            return Ok(());
+        }
+        let mut event = Event::NULL;
+        // SAFETY: `event` is written; a context is entered.
+        unsafe { driver.event_create(&raw mut event, EVENT_DISABLE_TIMING)? };
+        // An event of the legacy stream also follows the program's blocking streams, the one of its thread among them.
+        // SAFETY: the event was made in the context that is entered, and is live.
+        let ordered = unsafe { driver.event_record(event, STREAM_LEGACY) }.and_then(|()| {
+            let mut lanes = lanes.lanes.iter().flatten();
+            lanes.try_for_each(|lane| lane.follow(&entered, event))
+        });
+        // SAFETY: as above; the driver keeps it for those that wait.
+        let destroyed = unsafe { driver.event_destroy(event) };
+        ordered.and(destroyed)
+    }
+
+    /// Waits for every lane and destroys it: at finalize.
+    pub fn close(&mut self) {
+        self.fresh.clear();
+        self.contexts.drain(..).for_each(close);
+    }
+
+    /// Contexts that have lanes.
+    #[must_use]
+    pub fn contexts(&self) -> usize {
+        self.contexts.len()
+    }
+
+    fn lane(&mut self, key: ContextKey, purpose: Purpose, affinity: u64) -> Result<&Arc<Queue>> {
+        let row = &self.find_or_open(key)?.lanes[purpose as usize];
+        Ok(&row[(affinity % row.len() as u64) as usize])
+    }
+
+    fn find_or_open(&mut self, key: ContextKey) -> Result<&mut ContextLanes> {
+        self.clock += 1;
+        let clock = self.clock;
+        let place = match self.contexts.iter().position(|lanes| lanes.key == key) {
+            Some(place) => place,
+            None => {
+                self.drop_lost(key);
+                let lanes = open(key)?;
+                self.contexts.push(lanes);
+                self.contexts.len() - 1
+            }
+        };
+        let lanes = &mut self.contexts[place];
+        lanes.used = clock;
+        Ok(lanes)
+    }
+
+    /// Drops lanes of contexts that are gone and, where there are too many, those unused for longest.
+    fn drop_lost(&mut self, new: ContextKey) {
+        let (kept, lost): (Vec<_>, Vec<_>) = self
+            .contexts
+            .drain(..)
+            .partition(|lanes| lanes.key.handle != new.handle && lanes.key.is_alive());
+        self.contexts = kept;
+        lost.into_iter().for_each(close);
+        if self.contexts.len() >= CONTEXTS_MAX {
+            if let Some(oldest) =
+                (0..self.contexts.len()).min_by_key(|place| self.contexts[*place].used)
+            {
+                close(self.contexts.swap_remove(oldest));
+            }
+        }
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn open(key: ContextKey) -> Result<ContextLanes> {
+    let entered = Entered::enter_same(key)?;
+    let mut lanes = ContextLanes {
+        key,
+        lanes: Default::default(),
+        used: 0,
+    };
+    for purpose in Purpose::ALL {
+        for _ in 0..purpose.lanes() {
+            match Queue::open(&entered, key) {
+                Ok(lane) => lanes.lanes[purpose as usize].push(lane),
+                Err(error) => {
+                    close(lanes);
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(lanes)
+}
+
+/// Drains and destroys the streams of a context. Nothing is left to do where it is gone.
+fn close(lanes: ContextLanes) {
+    let entered = Entered::enter_same(lanes.key).ok();
+    for lane in lanes.lanes.iter().flatten() {
+        lane.close(entered.as_ref());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn purposes_index_their_streams() {
+        for (place, purpose) in Purpose::ALL.into_iter().enumerate() {
+            assert_eq!(purpose as usize, place);
+            assert!(purpose.lanes() > 0);
+        }
+    }
+}
