@@ -21,6 +21,9 @@ pub const EXIT_RACE: i32 = 86;
 /// Real time without a call after which a process counts as waiting.
 const QUIET_US: u64 = 200;
 
+/// Hardware queues of a context where nothing else is said.
+const CONNECTIONS: u64 = 8;
+
 /// Everything the driver knows.
 pub struct Driver {
     /// Place in the node.
@@ -35,12 +38,14 @@ pub struct Driver {
     pub visible: Vec<usize>,
     /// The checker runs.
     pub checking: bool,
-    /// CUDA_DEVICE_MAX_CONNECTIONS=1: what is entered on a GPU waits for what was entered there before, in whatever stream.
-    pub one_queue: bool,
     /// CUDA_LAUNCH_BLOCKING=1: kernels and fills are over when their call returns.
     pub launch_blocking: bool,
+    /// Large copies and fills take their time without moving bytes.
+    pub timing_only: bool,
     /// See [`QUIET_US`].
     pub quiet_ns: u64,
+    /// Hardware queues of a context, CUDA_DEVICE_MAX_CONNECTIONS.
+    pub connections: u64,
     /// Objects and operations.
     pub state: Mutex<State>,
     /// What the run says of itself.
@@ -116,7 +121,9 @@ extern "C" fn at_exit() {
         if PID.load(Relaxed) != std::process::id() {
             return;
         }
-        d.report.summary(&d.topology.name, &d.visible, d.host_now());
+        let late = d.job.shared().late.load(Relaxed);
+        d.report
+            .summary(&d.topology.name, &d.visible, d.host_now(), late);
         // The row may soon be another process's: nothing of this one may touch it any more.
         INIT_ERROR.store(DEINITIALIZED, Relaxed);
         DRIVER.store(core::ptr::null_mut(), Release);
@@ -220,9 +227,13 @@ impl Driver {
             vm,
             visible,
             checking: flag("SIMCUDA_CHECK", true),
-            one_queue: env("CUDA_DEVICE_MAX_CONNECTIONS").is_some_and(|v| v.trim() == "1"),
             launch_blocking: flag("CUDA_LAUNCH_BLOCKING", false),
+            timing_only: !flag("SIMCUDA_DATA", true),
             quiet_ns: quiet_us * 1000,
+            connections: env("CUDA_DEVICE_MAX_CONNECTIONS")
+                .and_then(|v| v.parse().ok())
+                .unwrap_or(CONNECTIONS)
+                .clamp(1, 32),
             state: Mutex::new(state),
             report: Report::from_env(),
             worker_asleep: AtomicBool::new(false),

@@ -330,7 +330,8 @@ fn enter_nodes(
     } else {
         calls.graph_node_us
     };
-    let issued = d.charge(calls.graph_launch_us + each * graph.nodes.len() as f64);
+    let first = d.charge(calls.graph_launch_us);
+    let issued = d.charge(each * graph.nodes.len() as f64);
     let known = d.observations();
     let mut before = st.stream_deps(stream);
     // One executable graph never overlaps itself.
@@ -346,9 +347,12 @@ fn enter_nodes(
             stream: node.chain,
             index,
             gpu: node.gpu,
+            queue: 0,
         };
         let (work, more) = node_work(d, &node.kind, &mut deps);
-        let state = st.sched.add(issued, known, work, position, &deps, &more);
+        // The device begins with the first nodes while the call still hands over the last.
+        let at = first + (each * i as f64 * 1000.0) as u64;
+        let state = st.sched.add(at, known, work, position, &deps, &more);
         if let NodeKind::Record(event) = &node.kind {
             recorded(d, event, &state);
         }
@@ -361,6 +365,7 @@ fn enter_nodes(
         stream: s.uid,
         index: s.position,
         gpu: s.gpu,
+        queue: 0,
     };
     before.extend(states);
     let state = st

@@ -163,6 +163,7 @@ fn release(shared: &Shared, body: &mut Body, slot: usize) {
         used.store(0, Relaxed);
     }
     proc.unapplied.store(0, Relaxed);
+    proc.awake.store(0, Relaxed);
     proc.parked.store(0, Relaxed);
     proc.oldest_known.store(u64::MAX, Relaxed);
     proc.pid.store(0, Release);
@@ -274,6 +275,7 @@ impl Job {
         proc.started
             .store(start_time(std::process::id()).unwrap_or(0), Relaxed);
         proc.host_time.store(self.now(), Relaxed);
+        self.shared().known.fetch_max(self.now(), Relaxed);
         proc.memory_fd
             .store(self.memory.as_raw_fd() as u32, Relaxed);
         proc.oldest_known.store(u64::MAX, Relaxed);

@@ -13,6 +13,7 @@
 //! | `SIMCUDA_JOB` | name of the node; default: the launcher's job, else the process alone |
 //! | `SIMCUDA_HOST_ACCESS=1` | host code may touch device addresses |
 //! | `SIMCUDA_CHECK=0` | no happens-before checker |
+//! | `SIMCUDA_DATA=0` | copies and fills above 4 KiB take their time but move nothing: for measurements only |
 //! | `SIMCUDA_REPORT=FILE` | appends JSON lines: findings as they occur, one `exit` line a process |
 //! | `SIMCUDA_FAULT=F:N=CODE,..` | the N-th call of F returns CODE |
 //! | `SIMCUDA_CORRUPT=R:K:N:O,..` | the N-th asynchronous copy of kind K (`DtoD`, `DtoH`, `HtoD`) of rank R flips a bit at offset O |

@@ -48,6 +48,26 @@ pub fn enter(
     Ok(state)
 }
 
+/// The hardware queue that an operation of a stream takes: streams of a context share them in turn, one set for what
+/// the multiprocessors and the front end do, one for the copies of each direction.
+pub fn queue(d: &Driver, st: &State, stream: CUstream, work: &Work) -> u64 {
+    let Some(s) = st.streams.get(&stream) else {
+        return 0;
+    };
+    let copies = (d.connections / 2).max(1);
+    let (class, count) = match work {
+        Work::Kernel(_) | Work::Fill(_) | Work::MemOps(_) => (0, d.connections),
+        Work::Copy(c) => match c.first().map(|c| (c.src.gpu(), c.dst.gpu())) {
+            Some((Some(_), None)) => (1, copies),
+            Some((None, Some(_))) => (2, copies),
+            Some((Some(_), Some(_))) => (3, copies),
+            _ => return 0,
+        },
+        _ => return 0,
+    };
+    ((s.context as u64) << 12) | (class << 8) | (s.ordinal % count)
+}
+
 /// Sees to what has been entered: starts what may start.
 pub fn kick(d: &'static Driver, st: &mut MutexGuard<'_, State>) {
     d.active();
@@ -66,23 +86,18 @@ pub fn enter_only(
     history: &[(u64, u64)],
 ) -> Res<Arc<OpState>> {
     let issued = d.charge(cost_us);
+    let queue = queue(d, st, stream, &work);
     let s = st.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
     s.position += 1;
     let position = Position {
         stream: s.uid,
         index: s.position,
         gpu: s.gpu,
+        queue,
     };
-    let mut deps = deps.to_vec();
-    if d.one_queue {
-        deps.extend(st.queues.get(&position.gpu).cloned());
-    }
     let state = st
         .sched
-        .add(issued, d.observations(), work, position, &deps, history);
-    if d.one_queue {
-        st.queues.insert(position.gpu, state.clone());
-    }
+        .add(issued, d.observations(), work, position, deps, history);
     if let Some(s) = st.streams.get_mut(&stream) {
         s.tail = Some(state.clone());
     }
@@ -92,21 +107,32 @@ pub fn enter_only(
 /// Blocks until `ops` are complete and known to the host; the first error wins.
 pub fn finish(d: &'static Driver, ops: &[Arc<OpState>]) -> Res {
     let done = |op: &Arc<OpState>| op.done.load(std::sync::atomic::Ordering::Acquire);
-    if !ops.iter().all(done) {
+    let pending = !ops.iter().all(done);
+    if pending {
         d.wait_until(|_| ops.iter().all(done));
     }
     let mut st = d.state.lock();
-    let mut error = 0;
+    let (mut error, mut last) = (0, 0);
     for op in ops {
         crate::sched::observe_in(d, &mut st, op);
-        d.learned(op.end.load(Relaxed));
+        last = last.max(op.end.load(Relaxed));
         if error == 0 {
             error = op.error.load(Relaxed);
         }
     }
     crate::pool::settle(d, &mut st);
     drop(st);
-    d.charge(d.topology.calls.sync_us);
+    // What was over when it was asked for costs a look.
+    let cost = if d.job.me().host_time.load(Relaxed) < last {
+        d.topology.calls.sync_us
+    } else {
+        d.topology.calls.query_us
+    };
+    if pending {
+        d.woken(last);
+    }
+    d.learned(last);
+    d.charge(cost);
     d.active();
     if error == 0 {
         Ok(())
@@ -117,11 +143,15 @@ pub fn finish(d: &'static Driver, ops: &[Arc<OpState>]) -> Res {
 
 /// One look whether an operation is complete.
 pub fn query(d: &'static Driver, op: &Arc<OpState>) -> Res {
+    let polled = d.job.me().idle_polls.load(Relaxed) > 0;
     let complete = d.poll(|st| {
         let done = op.done.load(std::sync::atomic::Ordering::Acquire);
         if done {
             let news = !op.observed.load(Relaxed);
             crate::sched::observe_in(d, st, op);
+            if news && polled {
+                d.woken(op.end.load(Relaxed));
+            }
             d.learned(op.end.load(Relaxed));
             if news {
                 d.active();
@@ -205,18 +235,24 @@ pub fn copy(d: &'static Driver, mut copies: Vec<Copy>, stream: CUstream, mode: M
     }
     let mut last = None;
     for group in by_route(d, &st, stream, copies) {
-        last = issue(
-            d,
-            &mut st,
-            stream,
-            Work::Copy(group),
-            d.topology.calls.async_us,
-        )?;
+        let cost = d.topology.calls.async_us + idle_cost(d, &st, stream);
+        last = issue(d, &mut st, stream, Work::Copy(group), cost)?;
     }
     drop(st);
     match last {
         Some(op) if wait => finish(d, &[op]),
         _ => Ok(()),
+    }
+}
+
+/// What a copy call costs more when nothing is under way in its stream.
+fn idle_cost(d: &Driver, st: &State, stream: CUstream) -> f64 {
+    let tail = st.streams.get(&stream).and_then(|s| s.tail.as_ref());
+    let over = |op: &Arc<OpState>| op.done.load(std::sync::atomic::Ordering::Acquire);
+    if tail.is_none_or(over) {
+        d.topology.calls.first_us
+    } else {
+        0.0
     }
 }
 

@@ -100,7 +100,7 @@ impl Report {
     }
 
     /// The line at the end.
-    pub fn summary(&self, topology: &str, gpus: &[usize], virtual_ns: u64) {
+    pub fn summary(&self, topology: &str, gpus: &[usize], virtual_ns: u64, late_ns: u64) {
         let mut copies = serde_json::Map::new();
         for (name, (count, bytes)) in COPY_KINDS.iter().zip(&self.copies) {
             copies.insert(
@@ -114,6 +114,7 @@ impl Report {
             "topology": topology,
             "gpus": gpus,
             "virtual_ns": virtual_ns,
+            "late_ns": late_ns,
             "findings": self.findings.load(Relaxed),
             "copies": copies,
             "kernels": self.kernels.load(Relaxed),

@@ -9,9 +9,9 @@ use crate::driver::Driver;
 use crate::shared::{Flow, Stage};
 use crate::state::State;
 use crate::types::CUresult;
-use crate::work::Work;
+use crate::work::{Piece, Work};
 use parking_lot::MutexGuard;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 use std::sync::Arc;
 
@@ -42,6 +42,8 @@ pub struct Position {
     pub index: u64,
     /// Physical GPU whose engines it uses.
     pub gpu: usize,
+    /// Hardware queue in which it stands, 0 for none.
+    pub queue: u64,
 }
 
 struct Op {
@@ -51,6 +53,8 @@ struct Op {
     unmet: usize,
     successors: Vec<u64>,
     ready_at: u64,
+    /// Pieces of a copy that were moved before its time was over.
+    landed: Vec<Piece>,
 }
 
 /// All unfinished operations.
@@ -60,6 +64,8 @@ pub struct Sched {
     ready: Vec<u64>,
     polling: Vec<u64>,
     backlog: Vec<u64>,
+    queues: HashMap<u64, VecDeque<u64>>,
+    held: HashSet<u64>,
     next: u64,
     observed: HashMap<u64, u64>,
 }
@@ -115,6 +121,7 @@ impl Sched {
             unmet: 0,
             successors: Vec::new(),
             ready_at: issued,
+            landed: Vec::new(),
         };
         for dep in deps {
             match self.ops.get_mut(&dep.id) {
@@ -127,6 +134,9 @@ impl Sched {
         }
         if op.unmet == 0 {
             self.ready.push(id);
+        }
+        if position.queue != 0 {
+            self.queues.entry(position.queue).or_default().push_back(id);
         }
         self.ops.insert(id, op);
         state
@@ -142,8 +152,42 @@ impl Sched {
         ))
     }
 
+    /// True when an operation is at the head of its hardware queue; else it starts when it gets there.
+    fn at_head(&mut self, id: u64, queue: u64) -> bool {
+        let first = queue == 0 || self.queues.get(&queue).and_then(|q| q.front()) == Some(&id);
+        if !first {
+            self.held.insert(id);
+        }
+        first
+    }
+
+    /// The head of a hardware queue gives way to the next at `time`.
+    fn leave_queue(&mut self, id: u64, queue: u64, time: u64) {
+        let Some(waiting) = self.queues.get_mut(&queue) else {
+            return;
+        };
+        if waiting.front() != Some(&id) {
+            return;
+        }
+        waiting.pop_front();
+        match waiting.front().copied() {
+            None => {
+                self.queues.remove(&queue);
+            }
+            Some(next) => {
+                if let Some(op) = self.ops.get_mut(&next) {
+                    op.ready_at = op.ready_at.max(time);
+                }
+                if self.held.remove(&next) {
+                    self.ready.push(next);
+                }
+            }
+        }
+    }
+
     fn complete(&mut self, id: u64, end: u64) -> Option<Op> {
         let op = self.ops.remove(&id)?;
+        self.leave_queue(id, op.position.queue, end);
         op.state.end.store(end, Relaxed);
         op.state.done.store(true, Release);
         let view = op.state.state_view();
@@ -192,6 +236,14 @@ impl OpState {
 }
 
 impl Op {
+    /// A copy reads and writes at any time between its start and its end: some pieces, chosen by its number, go at
+    /// the start.
+    fn land_early(&mut self) {
+        if self.state.error.load(Relaxed) == 0 {
+            self.landed = self.work.land_early(self.state.id);
+        }
+    }
+
     fn follow(&mut self, before: &View) {
         self.ready_at = self.ready_at.max(before.end);
         self.state.known.fetch_max(before.known, Relaxed);
@@ -215,6 +267,7 @@ pub fn pump(d: &'static Driver, st: &mut MutexGuard<'_, State>) -> bool {
         }
         let started = start_ready(d, st);
         if applied > 0 {
+            d.wake();
             d.job.me().unapplied.fetch_sub(applied, AcqRel);
             d.notify(d.job.slot);
         }
@@ -260,13 +313,14 @@ fn apply(d: &'static Driver, st: &mut MutexGuard<'_, State>, id: u64, end: u64) 
             return;
         }
     }
-    let (work, state) = (op.work.clone(), op.state.clone());
+    let (work, state, landed) = (op.work.clone(), op.state.clone(), op.landed.clone());
     if state.error.load(Relaxed) == 0 {
         if work.announces() {
             // Before the bytes show: whoever sees them may rely on everything before.
             observe_in(d, st, &state);
         }
-        let outcome = MutexGuard::unlocked(st, || work.run());
+        let skipped = d.timing_only && work.bulky();
+        let outcome = MutexGuard::unlocked(st, || if skipped { Ok(()) } else { work.run(&landed) });
         if let Err(code) = outcome {
             state.error.store(code, Relaxed);
             let gpu = state_gpu(st, id);
@@ -374,6 +428,13 @@ fn start_one(d: &'static Driver, st: &mut MutexGuard<'_, State>, id: u64, again:
         d.host_code(id, code, state.error.load(Relaxed));
         return;
     }
+    let queue = op.position.queue;
+    if !st.sched.at_head(id, queue) {
+        return;
+    }
+    let Some(op) = st.sched.ops.get(&id) else {
+        return;
+    };
     let demand = op.work.demand(&d.topology, &d.machine, op.position.gpu);
     let Some(demand) = demand else {
         let end = op.ready_at;
@@ -385,6 +446,9 @@ fn start_one(d: &'static Driver, st: &mut MutexGuard<'_, State>, id: u64, again:
         }
         return;
     };
+    // A wait stands in the way until it is over, everything else until its engine has it.
+    let waits = matches!(op.work, Work::MemOps(_));
+    let ready_at = op.ready_at;
     let flow = Flow {
         stage: Stage::Queued,
         segment_count: demand.route.count,
@@ -404,9 +468,19 @@ fn start_one(d: &'static Driver, st: &mut MutexGuard<'_, State>, id: u64, again:
     if !again && d.checking {
         check_start(d, op, &mut body);
     }
-    if !crate::clock::submit(&mut body, flow) {
-        drop(body);
+    drop(body);
+    if !again && !d.timing_only {
+        if let Some(op) = st.sched.ops.get_mut(&id) {
+            op.land_early();
+        }
+    }
+    let mut body = d.job.lock();
+    let submitted = crate::clock::submit(&mut body, flow);
+    drop(body);
+    if !submitted {
         st.sched.backlog.push(id);
+    } else if !waits {
+        st.sched.leave_queue(id, queue, ready_at);
     }
 }
 

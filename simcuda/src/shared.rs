@@ -7,7 +7,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Marks an initialised file; changes with every change of the layout.
-pub const MAGIC: u64 = 0x5349_4d43_5544_4134;
+pub const MAGIC: u64 = 0x5349_4d43_5544_4135;
 /// Processes a node may have at once.
 pub const MAX_PROCS: usize = 64;
 /// Operations in flight on a node at once.
@@ -36,6 +36,10 @@ pub struct Shared {
     pub next_stream: AtomicU64,
     /// Order of host observations in real time (see `checker`).
     pub observations: AtomicU64,
+    /// Latest virtual time of which the host code of some process knows.
+    pub known: AtomicU64,
+    /// Virtual nanoseconds by which host code has reacted later than it could have, of all processes.
+    pub late: AtomicU64,
     /// CLOCK_MONOTONIC nanoseconds until which some process has promised to look whether time may move.
     pub watch_until: AtomicU64,
     /// Robust process-shared mutex.
@@ -59,6 +63,8 @@ pub struct Proc {
     pub idle_polls: AtomicU32,
     /// Finished operations whose effects the process has still to apply.
     pub unapplied: AtomicU32,
+    /// It has taken up finished operations, and its host code has not looked since.
+    pub awake: AtomicU32,
     /// Futex word of the background thread, which runs when no thread is parked.
     pub worker_word: AtomicU32,
     /// Start time of the process in clock ticks, to tell a recycled pid.

@@ -29,6 +29,8 @@ pub struct Context {
     pub id: u64,
     /// Its legacy default stream.
     pub legacy: CUstream,
+    /// Streams made in it so far.
+    pub streams_made: u64,
     /// Per-thread default streams.
     pub per_thread: HashMap<ThreadId, CUstream>,
     /// Contexts it may reach.
@@ -51,6 +53,8 @@ pub struct Stream {
     pub legacy: bool,
     /// Identity for the checker.
     pub uid: u64,
+    /// Its number among the streams of its context, which decides what it shares a hardware queue with.
+    pub ordinal: u64,
     /// Operations so far.
     pub position: u64,
     /// Last operation.
@@ -100,8 +104,6 @@ pub struct State {
     pub sched: Sched,
     /// Last operations of streams that are destroyed, while they are pending.
     pub orphans: Vec<(CUcontext, Arc<OpState>)>,
-    /// The latest operation of each GPU, where all its streams share one hardware queue.
-    pub queues: HashMap<usize, Arc<OpState>>,
 }
 
 thread_local! {
@@ -193,6 +195,10 @@ impl State {
     ) -> CUstream {
         let handle = self.handle();
         let uid = d.new_stream_uid();
+        let ordinal = self.contexts.get_mut(&context).map_or(0, |c| {
+            c.streams_made += 1;
+            c.streams_made - 1
+        });
         let stream = Stream {
             context,
             gpu,
@@ -200,6 +206,7 @@ impl State {
             priority,
             legacy,
             uid,
+            ordinal,
             position: 0,
             tail: None,
             capture: None,

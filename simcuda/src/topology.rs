@@ -55,6 +55,9 @@ pub struct Gpu {
 #[allow(missing_docs)]
 pub struct CopyEngines {
     pub setup_us: f64,
+    pub host_setup_us: f64,
+    pub ramp_kib: f64,
+    pub ramp_gb_s: f64,
     pub batch_setup_us: f64,
     pub pull_extra_us: f64,
     pub host_engines: usize,
@@ -129,6 +132,7 @@ pub struct Kernel {
 #[allow(missing_docs)]
 pub struct Calls {
     pub async_us: f64,
+    pub first_us: f64,
     pub sync_us: f64,
     pub query_us: f64,
     pub event_us: f64,
@@ -232,6 +236,7 @@ impl Topology {
         let rates = [
             ("gpu.memory_gb_s", self.gpu.memory_gb_s),
             ("copy.engine_gb_s", self.copy.engine_gb_s),
+            ("copy.ramp_gb_s", self.copy.ramp_gb_s),
             ("pcie.to_host_gb_s", self.pcie.to_host_gb_s),
             ("pcie.to_device_gb_s", self.pcie.to_device_gb_s),
             ("pcie.peer_gb_s", self.pcie.peer_gb_s),
@@ -250,10 +255,13 @@ impl Topology {
         let c = &self.calls;
         let times = [
             self.copy.setup_us,
+            self.copy.host_setup_us,
+            self.copy.ramp_kib,
             self.copy.batch_setup_us,
             self.copy.pull_extra_us,
             self.kernel.setup_us,
             c.async_us,
+            c.first_us,
             c.sync_us,
             c.query_us,
             c.event_us,

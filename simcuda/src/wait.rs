@@ -22,7 +22,7 @@ const SLEEP_NS: u64 = 500_000;
 /// CPU time without a call after which a process is no longer taken to be about to make one.
 const QUIET_CPU_NS: u64 = 50_000;
 /// A process that got no core for this long is not waited for any more.
-const STARVED_NS: u64 = 10_000_000;
+const STARVED_NS: u64 = 100_000_000;
 /// Rounds without movement after which dead processes are looked for.
 const REAP_ROUNDS: u32 = 20;
 
@@ -59,19 +59,52 @@ impl Driver {
             .store(crate::job::cpu_ns(0).unwrap_or(0), Relaxed);
         me.active_thread.store(thread_id(), Relaxed);
         me.idle_polls.store(0, Relaxed);
+        me.awake.store(0, Relaxed);
+    }
+
+    /// Finished operations were taken up: whoever waits for one is about to act, also before it says so itself.
+    pub fn wake(&self) {
+        let me = self.job.me();
+        if me.parked.load(Relaxed) == 0 && me.idle_polls.load(Relaxed) < IDLE_POLLS {
+            return;
+        }
+        me.active_at.store(real_ns(), Relaxed);
+        me.active_cpu
+            .store(crate::job::cpu_ns(0).unwrap_or(0), Relaxed);
+        me.awake.store(1, Relaxed);
     }
 
     /// Lets the calling thread's virtual time pass by the cost of a call; returns the new time.
+    ///
+    /// Host code acts on what some host of the node knows. If time has gone beyond all of that, then it was taken to
+    /// be waiting when it was not, and acts too late: that is counted.
     pub fn charge(&self, us: f64) -> u64 {
         let me = self.job.me();
-        let now = me.host_time.load(Relaxed).max(self.job.now()) + (us * 1000.0) as u64;
+        let now = self.job.now();
+        let known = &self.job.shared().known;
+        self.late(now.saturating_sub(known.load(Relaxed)));
+        let now = me.host_time.load(Relaxed).max(now) + (us * 1000.0) as u64;
         me.host_time.store(now, Relaxed);
+        known.fetch_max(now, Relaxed);
         now
+    }
+
+    fn late(&self, ns: u64) {
+        if ns > 0 {
+            self.job.shared().late.fetch_add(ns, Relaxed);
+        }
+    }
+
+    /// The host code, which was waiting for it, now knows of something that happened at `time`.
+    pub fn woken(&self, time: u64) {
+        self.late(self.job.now().saturating_sub(time));
+        self.learned(self.job.now());
     }
 
     /// The host code now knows of something that happened at `time`.
     pub fn learned(&self, time: u64) {
         self.job.me().host_time.fetch_max(time, Relaxed);
+        self.job.shared().known.fetch_max(time, Relaxed);
     }
 
     /// Virtual time as this process's host code sees it.
@@ -91,7 +124,8 @@ impl Driver {
 
     fn quiet_in(&self, slot: usize, now: u64) -> u64 {
         let p = &self.job.shared().procs[slot];
-        if p.parked.load(Relaxed) > 0 || p.idle_polls.load(Relaxed) >= IDLE_POLLS {
+        let waits = p.parked.load(Relaxed) > 0 || p.idle_polls.load(Relaxed) >= IDLE_POLLS;
+        if waits && p.awake.load(Relaxed) == 0 {
             return 0;
         }
         let since = now.saturating_sub(p.active_at.load(Relaxed));
@@ -197,6 +231,9 @@ impl Driver {
                 if done(&mut st) {
                     break;
                 }
+                if me.parked.load(Relaxed) <= u32::from(parked) {
+                    me.awake.store(0, Relaxed);
+                }
             }
             if !parked {
                 me.parked.fetch_add(1, SeqCst);
@@ -240,6 +277,7 @@ impl Driver {
                 if done(&mut st) {
                     return true;
                 }
+                me.awake.store(0, Relaxed);
             }
             if round == 1 || me.idle_polls.fetch_add(1, Relaxed) < IDLE_POLLS {
                 break;
@@ -248,6 +286,8 @@ impl Driver {
                 break;
             }
         }
+        // Host code that looks sees time pass.
+        self.learned(self.job.now());
         std::thread::yield_now();
         false
     }

@@ -166,8 +166,9 @@ impl Copy {
         ((height - 1) * pitch + width) as u64
     }
 
-    /// Engine and route, for a stream on GPU `initiator`.
+    /// Engine, route, cap and setup, for a stream on GPU `initiator`.
     pub fn way(&self, t: &Topology, m: &Machine, initiator: usize) -> (u16, Route, f64, u64) {
+        let host_setup = ns(t.copy.host_setup_us);
         let pageable =
             matches!(self.src, Place::Pageable(_)) || matches!(self.dst, Place::Pageable(_));
         let cap = if pageable {
@@ -180,65 +181,111 @@ impl Copy {
                 Machine::engine(initiator, Engine::Peer),
                 m.between(t, from, to),
                 t.gpu.memory_gb_s,
-                0,
+                ns(t.copy.setup_us),
             ),
             (Some(from), Some(to)) => {
                 let pull = if initiator == from {
-                    0
+                    0.0
                 } else {
-                    ns(t.copy.pull_extra_us)
+                    t.copy.pull_extra_us
                 };
+                // A copy's first bytes move at a lower rate: that much longer than at the full one.
+                let first = (self.bytes() as f64).min(t.copy.ramp_kib * 1024.0);
+                let ramp = (first / t.copy.ramp_gb_s - first / cap).max(0.0);
                 (
                     Machine::engine(initiator, Engine::Peer),
                     m.between(t, from, to),
                     cap,
-                    pull,
+                    ns(t.copy.setup_us + pull) + ramp as u64,
                 )
             }
             (Some(from), None) => (
                 Machine::engine(from, Engine::ToHost),
                 m.to_host(from),
                 cap,
-                0,
+                host_setup,
             ),
             (None, Some(to)) => (
                 Machine::engine(to, Engine::ToDevice),
                 m.to_device(to),
                 cap,
-                0,
+                host_setup,
             ),
-            (None, None) => (NO_ENGINE, Route::default(), t.host.pageable_gb_s, 0),
+            (None, None) => (NO_ENGINE, Route::default(), t.host.pageable_gb_s, ns(t.copy.setup_us)),
         }
     }
 
-    fn run(&self) {
+    /// Moves `bytes` of a row from `from` on.
+    fn run_part(&self, row: usize, from: usize, bytes: usize) {
         let dst = self.dst.pointer();
-        let src = self
-            .staged
-            .as_ref()
-            .map_or(self.src.pointer().cast_const(), |s| s.as_ptr());
-        let src_pitch = if self.staged.is_some() {
-            self.width
-        } else {
-            self.src_pitch
+        let (src, src_pitch) = match &self.staged {
+            Some(staged) => (staged.as_ptr(), self.width),
+            None => (self.src.pointer().cast_const(), self.src_pitch),
         };
+        // SAFETY: both ranges were checked against their allocations when the call was made, which the
+        // places keep alive; host ranges are the program's promise. They may overlap, hence `copy`.
+        unsafe {
+            core::ptr::copy(
+                src.add(row * src_pitch + from),
+                dst.add(row * self.dst_pitch + from),
+                bytes,
+            )
+        };
+    }
+
+    /// Moves everything but the pieces that have landed, which are in order and apart.
+    fn run(&self, landed: &[Piece]) {
+        let mut landed = landed.iter().peekable();
         for row in 0..self.height {
-            // SAFETY: both ranges were checked against their allocations when the call was made, which the
-            // places keep alive; host ranges are the program's promise. They may overlap, hence `copy`.
-            unsafe {
-                core::ptr::copy(
-                    src.add(row * src_pitch),
-                    dst.add(row * self.dst_pitch),
-                    self.width,
-                )
-            };
+            let mut at = 0;
+            while let Some(piece) = landed.next_if(|p| p.row == row) {
+                self.run_part(row, at, piece.from - at);
+                at = piece.from + piece.bytes;
+            }
+            self.run_part(row, at, self.width - at);
         }
         if let Some(at) = self.flip.filter(|at| *at < self.width * self.height) {
             let place = (at / self.width) * self.dst_pitch + at % self.width;
             // SAFETY: inside the range written above.
-            unsafe { *dst.add(place) ^= 0x10 };
+            unsafe { *self.dst.pointer().add(place) ^= 0x10 };
         }
     }
+
+    /// Pieces that may go before the others; none of what is short, which lands as a whole, or overlaps itself.
+    fn pieces(&self, seed: u64) -> Vec<Piece> {
+        const WHOLE: usize = 64;
+        const MOST: usize = 4096;
+        let (a, b) = (self.src.pointer() as usize, self.dst.pointer() as usize);
+        let span = |pitch| Copy::span(self.width, self.height, pitch) as usize;
+        let apart = a + span(self.src_pitch) <= b || b + span(self.dst_pitch) <= a;
+        if !apart || self.width <= WHOLE {
+            return Vec::new();
+        }
+        let mut pieces: Vec<Piece> = (0..4)
+            .map(|k| {
+                let random = crate::topology::fnv1a(&(seed * 4 + k).to_le_bytes()) as usize;
+                let bytes = (random >> 20) % (self.width / 2).min(MOST) + 1;
+                Piece {
+                    row: (random >> 4) % self.height,
+                    from: (random >> 8) % (self.width - bytes),
+                    bytes,
+                }
+            })
+            .collect();
+        pieces.sort_by_key(|p| (p.row, p.from));
+        pieces.dedup_by(|later, first| {
+            later.row == first.row && later.from < first.from + first.bytes
+        });
+        pieces
+    }
+}
+
+/// Part of a row of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    row: usize,
+    from: usize,
+    bytes: usize,
 }
 
 impl Fill {
@@ -345,13 +392,13 @@ impl Work {
         match self {
             Work::Copy(copies) => {
                 let first = copies.first()?;
-                let (engine, route, cap, extra) = first.way(t, m, initiator);
+                let (engine, route, cap, setup_ns) = first.way(t, m, initiator);
                 let more = ns(t.copy.batch_setup_us) * (copies.len() as u64 - 1);
                 let bytes = copies.iter().map(Copy::bytes).sum::<u64>() as f64;
                 Some(Demand {
                     engine,
                     route,
-                    setup_ns: ns(t.copy.setup_us) + extra + more,
+                    setup_ns: setup_ns + more,
                     bytes,
                     cap,
                 })
@@ -474,10 +521,35 @@ impl Work {
         }
     }
 
-    /// Moves the bytes. Called without locks, once, when the operation's virtual time is over.
-    pub fn run(&self) -> Result<(), CUresult> {
+    /// A copy or fill of more than a flag or a few values.
+    pub fn bulky(&self) -> bool {
+        const FEW: u64 = 4096;
         match self {
-            Work::Copy(copies) => copies.iter().for_each(Copy::run),
+            Work::Copy(copies) => copies.iter().all(|c| c.bytes() > FEW),
+            Work::Fill(f) => (f.width * f.height * f.element) as u64 > FEW,
+            _ => false,
+        }
+    }
+
+    /// Moves a few pieces of a copy when it starts; they are left out when it ends.
+    pub fn land_early(&self, seed: u64) -> Vec<Piece> {
+        let Work::Copy(copies) = self else {
+            return Vec::new();
+        };
+        let [copy] = copies.as_slice() else {
+            return Vec::new();
+        };
+        let pieces = copy.pieces(seed);
+        for p in &pieces {
+            copy.run_part(p.row, p.from, p.bytes);
+        }
+        pieces
+    }
+
+    /// Moves the bytes but those that have landed. Called without locks, once, when the operation's virtual time is over.
+    pub fn run(&self, landed: &[Piece]) -> Result<(), CUresult> {
+        match self {
+            Work::Copy(copies) => copies.iter().for_each(|c| c.run(landed)),
             Work::Fill(fill) => fill.run(),
             Work::Kernel(kernel) => return kernel.run(),
             Work::MemOps(ops) => ops

@@ -155,6 +155,9 @@ driver_functions! {
     stream_destroy = "cuStreamDestroy_v2" (stream: Stream);
     /// Whether a stream has run dry.
     stream_query = "cuStreamQuery" (stream: Stream);
+    /// Whether a stream is being captured. Asked of the legacy stream while another one keeps it from being used, it
+    /// says so by an error and breaks nothing.
+    stream_is_capturing = "cuStreamIsCapturing" (stream: Stream, status: *mut u32);
     /// Waits until a stream has run dry.
     stream_synchronize = "cuStreamSynchronize" (stream: Stream);
     /// Makes a stream wait for an event (of the library's own contexts).

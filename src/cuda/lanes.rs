@@ -8,6 +8,7 @@ use super::copy::Copy;
 use super::error::Result;
 use super::queue::{InFlight, Queue};
 use super::state::{ContextKey, Entered};
+use super::types::{Event, EVENT_DISABLE_TIMING, STREAM_LEGACY, STREAM_PER_THREAD};
 use super::Mapping;
 use std::sync::Arc;
 
@@ -120,6 +121,37 @@ impl Lanes {
         let lane = Arc::clone(self.lane(key, purpose, 0)?);
         let entered = Entered::enter_same(key)?;
         lane.submit(&entered, copies)
+    }
+
+    /// Lets all further copies of a context wait for what its default streams have pending now. For memory on which
+    /// memsets and device-to-device copies called as synchronous cannot be made so: they may still be under way there.
+    ///
+    /// Nothing is enqueued where those streams are idle, which is the rule, or where the legacy stream cannot be used
+    /// because a stream is being captured. What is waited for is work of the program that it believes to be over.
+    pub fn after_default_streams(&mut self, key: ContextKey) -> Result<()> {
+        let lanes = self.find_or_open(key)?;
+        let entered = Entered::enter_same(key)?;
+        let driver = entered.driver();
+        let mut capturing = 0;
+        // SAFETY: one word is written; the handle names a stream of the entered context.
+        let usable = unsafe { driver.stream_is_capturing(STREAM_LEGACY, &raw mut capturing) };
+        // SAFETY: as above.
+        let idle = |stream| unsafe { driver.stream_query(stream) }.is_ok();
+        if usable.is_err() || (idle(STREAM_LEGACY) && idle(STREAM_PER_THREAD)) {
+            return Ok(());
+        }
+        let mut event = Event::NULL;
+        // SAFETY: `event` is written; a context is entered.
+        unsafe { driver.event_create(&raw mut event, EVENT_DISABLE_TIMING)? };
+        // An event of the legacy stream also follows the program's blocking streams, the one of its thread among them.
+        // SAFETY: the event was made in the context that is entered, and is live.
+        let ordered = unsafe { driver.event_record(event, STREAM_LEGACY) }.and_then(|()| {
+            let mut lanes = lanes.lanes.iter().flatten();
+            lanes.try_for_each(|lane| lane.follow(&entered, event))
+        });
+        // SAFETY: as above; the driver keeps it for those that wait.
+        let destroyed = unsafe { driver.event_destroy(event) };
+        ordered.and(destroyed)
     }
 
     /// Waits for every lane and destroys it: at finalize.

@@ -187,6 +187,15 @@ impl Queue {
         Ok(owned)
     }
 
+    /// Lets everything that is launched from now on wait for an event of the context that is entered.
+    pub(super) fn follow(&self, entered: &Entered, event: Event) -> Result<()> {
+        if let Some(end) = self.state.lock().end {
+            return Err(end.error());
+        }
+        // SAFETY: stream and event were made in the context that is entered, and are live.
+        unsafe { entered.driver().stream_wait_event(self.stream, event, 0) }
+    }
+
     fn member(self: &Arc<Queue>, state: &mut State) -> (Member, InFlight) {
         state.queued += 1;
         let owner = Arc::new(());

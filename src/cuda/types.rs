@@ -101,6 +101,10 @@ pub mod attribute {
 pub const CAPTURE_MODE_RELAXED: i32 = 2;
 /// A stream that does not synchronize with stream 0.
 pub const STREAM_NON_BLOCKING: u32 = 1;
+/// The legacy default stream, whatever stream 0 means to the program.
+pub const STREAM_LEGACY: Stream = Stream(1);
+/// The default stream of the calling thread.
+pub const STREAM_PER_THREAD: Stream = Stream(2);
 /// An event without a time stamp, the cheapest kind.
 pub const EVENT_DISABLE_TIMING: u32 = 2;
 /// Opening an IPC handle enables peer access if it must.

@@ -44,7 +44,9 @@ impl Gpu {
     pub fn prepare(&mut self, buffer: &Buffer) -> Result<ContextKey> {
         let key = ContextKey::of(buffer.context)?;
         self.lanes.open(key)?;
-        self.exports.prepare(buffer)?;
+        if !self.exports.prepare(buffer)? {
+            self.lanes.after_default_streams(key)?;
+        }
         Ok(key)
     }
 

@@ -307,7 +307,7 @@ fn memory_kinds(mpi: &Mpi) {
     let outcome = run("from_managed");
     outcome.stats().check_complete();
     assert_eq!(outcome.stats().total("sends_device"), 0, "{outcome}");
-    for case in ["both_ways", "to_self", "grown"] {
+    for case in ["both_ways", "to_self", "grown", "unfinished"] {
         complete(job(mpi, 2, "memory_kinds").args(&[case]));
     }
     complete(job(mpi, 2, "memory_kinds"));

@@ -206,8 +206,47 @@ static void grown(void) {
     CU(more.unreserve(p, PAGES * page));
 }
 
+// Memsets and device-to-device copies return before they have happened. What the program then sends is what they write,
+// and what it receives is not written over by them.
+static void unfinished(void) {
+    enum { N = 1 << 20, AREA = 64 << 20, ROUNDS = 8 };
+    static const enum memory kinds[] = {PLAIN, POOL, MAPPED};
+    static char name[120];
+    if (peer == MPI_PROC_NULL) return;
+    more_load();
+    CUresult (*set)(CUdeviceptr, unsigned char, size_t), (*within)(CUdeviceptr, CUdeviceptr, size_t);
+    *(void **)&set = function("cuMemsetD8_v2");
+    *(void **)&within = function("cuMemcpyDtoD_v2");
+    unsigned char *image = scratch(N);
+    for (int k = 0; k < 3; k++)
+        for (int copy = 0; copy < 2; copy++) {
+            snprintf(name, sizeof name, "unfinished %s in %s memory", copy ? "copy" : "memset", memory_name[kinds[k]]);
+            running = name;
+            block b = block_new(kinds[k], AREA, 0), other = block_new(PLAIN, AREA, 0);
+            CUdeviceptr p = (CUdeviceptr)(uintptr_t)b.b.p, q = (CUdeviceptr)(uintptr_t)other.b.p;
+            CU(set(q, me % 2 ? 9 : 0x3c, AREA));
+            CU(set(p, 1, AREA));
+            CU(cu.synchronize());
+            for (int i = 1; i <= ROUNDS; i++) {
+                if (copy) CU(within(p, q, AREA));
+                else CU(set(p, me % 2 ? 9 : i == ROUNDS ? 0x3c : i, AREA));
+            }
+            unsigned char *tail = b.b.p + AREA - N;
+            if (me % 2 == 0) OK(MPI_Send(tail, N, MPI_BYTE, peer, k, MPI_COMM_WORLD));
+            else OK(MPI_Recv(tail, N, MPI_BYTE, peer, k, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            CU(cu.synchronize());
+            memory_get(DEVICE, image, tail, N);
+            for (int i = 0; i < N; i++) CHECK(image[i] == 0x3c, "byte %d is %d", i, image[i]);
+            block_free(b);
+            block_free(other);
+        }
+    free(image);
+    running = "unfinished";
+}
+
 static const struct test_case cases[] = {
     {"from_plain", from_plain}, {"from_managed", from_managed}, {"from_pool", from_pool}, {"from_mapped", from_mapped},
-    {"both_ways", both_ways}, {"to_self", to_self}, {"grown", grown}, {0},
+    {"both_ways", both_ways}, {"to_self", to_self}, {"grown", grown},
+    {"unfinished", unfinished}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

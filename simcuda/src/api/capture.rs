@@ -35,6 +35,10 @@ unsafe fn report(
     let d = driver()?;
     let mut st = d.state.lock();
     let stream = st.stream_handle(d, stream)?;
+    // While a blocking stream of its context is captured, the legacy stream cannot be used; asking breaks nothing.
+    if st.streams.get(&stream).is_some_and(|s| s.legacy) {
+        capture::capturing(&st, stream)?;
+    }
     let (value, identity, handle, nodes) = info(&st, stream);
     // SAFETY: the caller's pointers or null.
     unsafe {

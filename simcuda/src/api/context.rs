@@ -33,6 +33,7 @@ fn enter(d: &Driver, st: &mut State, handle: CUcontext, ordinal: usize, primary:
         flags,
         id: d.new_stream_uid(),
         legacy,
+        streams_made: 1,
         per_thread: HashMap::new(),
         peers: HashSet::new(),
         error: 0,

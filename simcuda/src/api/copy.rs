@@ -215,6 +215,7 @@ fn branch(
         stream: d.new_stream_uid(),
         index: 1,
         gpu,
+        queue: crate::ops::queue(d, st, stream, &work),
     };
     Ok(st
         .sched

@@ -190,6 +190,21 @@ pub extern "C" fn simcuda_clock_ns() -> u64 {
     std::panic::catch_unwind(|| driver().map_or(0, |d| d.host_now())).unwrap_or(0)
 }
 
+/// Virtual nanoseconds by which host code of the node has reacted too late, because time had moved on meanwhile;
+/// a measurement in which they are more than 2 % of the time is void. 0 before cuInit.
+///
+/// An extension of this driver, found by `dlsym`.
+#[no_mangle]
+pub extern "C" fn simcuda_late_ns() -> u64 {
+    let late = || {
+        driver().map_or(0, |d| {
+            let late = &d.job.shared().late;
+            late.load(std::sync::atomic::Ordering::Relaxed)
+        })
+    };
+    std::panic::catch_unwind(late).unwrap_or(0)
+}
+
 /// Races and uses of freed memory found in this process so far.
 ///
 /// An extension of this driver, found by `dlsym`.
