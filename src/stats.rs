@@ -76,6 +76,7 @@ counters! {
     Errors               "errors"                  Count "messages that ended in an MPI error raised by the engine";
     Retries              "retries"                 Count "transfers begun again over a simpler path";
     DeadPeers            "dead_peers"              Count "transfers given up because the peer had died";
+    Corrupt              "corrupt"                 Count "messages whose slot or ring in shared memory somebody had written over";
     BadDescriptors       "bad_descriptors"         Count "messages that looked like a descriptor and were none";
     Panics               "panics"                  Count "panics caught at an exported function";
     MappingsOpened       "mappings_opened"         Count "allocations of other ranks mapped";

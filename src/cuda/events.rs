@@ -19,6 +19,9 @@ pub struct InFlight {
     place: Place,
     /// Polls since the driver was last asked.
     skipped: u32,
+    /// Questions about it that the driver has answered with an error.
+    failures: u32,
+    lost: Option<Error>,
 }
 
 /// How far a lane has got: the number of the latest submission known to be done. Submissions on a lane end in order.
@@ -59,6 +62,8 @@ enum State {
     Lost,
 }
 
+/// Errors in a row that the driver answers questions about a copy with, before it is waited for.
+const FAILURES_MAX: u32 = 3;
 /// Copies that may be in flight in one context.
 const EVENTS_MAX: usize = 4096;
 
@@ -77,6 +82,8 @@ impl InFlight {
             mapping: None,
             place,
             skipped: 0,
+            failures: 0,
+            lost: None,
         }
     }
 
@@ -86,22 +93,44 @@ impl InFlight {
         self
     }
 
-    /// Whether the copies are done. Does not wait. An error is final: the context is gone or has faulted, the copies
-    /// never finish, and what they wrote is unknown.
+    /// Whether the copies are done. Does not wait. After an error it may be asked again, unless [`InFlight::is_lost`].
     pub fn poll(&mut self) -> Result<bool> {
         let Some(event) = self.event else {
-            return Ok(true);
+            return self.lost.map_or(Ok(true), Err);
         };
-        let answer = self.ask(event);
-        match answer {
-            Ok(false) => return answer,
+        match self.ask(event) {
+            Ok(false) => return Ok(false),
             Ok(true) => self.pool.give(self.key, event),
-            // The event is not used again: it may be gone, or stuck behind a fault.
-            Err(_) => {}
+            Err(error) => {
+                self.failures += 1;
+                if !error.context_is_gone() {
+                    if self.failures < FAILURES_MAX {
+                        return Err(error);
+                    }
+                    // The last question is one that waits: the copies end by themselves, if anything does.
+                    if self.pool.wait(self.key, event).is_ok() {
+                        self.pool.give(self.key, event);
+                        (self.event, self.mapping) = (None, None);
+                        return Ok(true);
+                    }
+                }
+                // The event is not used again: it may be gone, or stuck behind a fault.
+                self.lost = Some(error);
+            }
         }
-        self.event = None;
-        self.mapping = None;
-        answer
+        (self.event, self.mapping) = (None, None);
+        self.lost.map_or(Ok(true), Err)
+    }
+
+    /// After an error: the context is gone or has faulted, the copies never finish, and what they wrote is unknown.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lost.is_some()
+    }
+
+    /// Whether nothing of it runs any more, well or not.
+    pub fn is_over(&mut self) -> bool {
+        !matches!(self.poll(), Ok(false) | Err(_)) || self.is_lost()
     }
 }
 
@@ -198,6 +227,16 @@ impl EventPool {
             Err(error) if error.is(code::NOT_READY) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Waits for an event.
+    fn wait(&self, key: ContextKey, event: Event) -> Result<()> {
+        let entered = Entered::enter_same(key)?;
+        if self.0.lock().state != State::Open {
+            return Err(Error::ContextLost);
+        }
+        // SAFETY: the event belongs to the context that is entered, which still is the one it was made in.
+        unsafe { entered.driver().event_synchronize(event) }
     }
 
     /// Whether copies were dropped before they were done.

@@ -112,22 +112,32 @@ fn lost(error: Error) -> Error {
     }
 }
 
+/// Tries again what must not fail: the program would find another context than its own.
+fn twice(what: &str, mut call: impl FnMut() -> Result<()>) {
+    if let Err(first) = call() {
+        match call() {
+            Ok(()) => log::warn!("{what}: {first}; done at the second attempt"),
+            Err(error) if error.context_is_gone() => log::debug!("{what}: {error}"),
+            Err(error) => log::warn!("{what}: {error}"),
+        }
+    }
+}
+
 impl Drop for Entered {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = Context::NULL;
             // SAFETY: pops what `enter` pushed on this thread; nothing in between leaves another on top.
-            let result = unsafe { self.driver.ctx_pop_current(&raw mut popped) };
-            if let Err(error) = result {
-                log::debug!("leaving a cuda context: {error}");
-            }
+            twice("leaving a cuda context", || unsafe {
+                self.driver.ctx_pop_current(&raw mut popped)
+            });
         }
         if let Some(mut mode) = self.capture_mode {
             // SAFETY: `mode` is read and written, and holds what this thread had before.
-            let _ = unsafe {
+            twice("restoring the capture mode", || unsafe {
                 self.driver
                     .thread_exchange_stream_capture_mode(&raw mut mode)
-            };
+            });
         }
     }
 }

@@ -187,7 +187,7 @@ impl Core {
         }
         for id in self.moving.clone() {
             if self.peer_of_receive(id).is_some_and(&mut is_dead) {
-                self.fail_receive(env, id);
+                self.fail_receive(id);
             }
         }
         for (rank, _) in dead.into_iter().filter(|(_, dead)| *dead) {

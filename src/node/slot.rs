@@ -115,6 +115,33 @@ pub struct Message {
     pub extra: [u64; 2],
 }
 
+impl Message {
+    /// A digest of all of it, 56 bits: it travels in the descriptor, out of reach of whoever writes to the segment.
+    pub fn digest(&self) -> u64 {
+        let mut digest = 0_u64;
+        let mut take = |word: u64| digest = super::mix(digest.rotate_left(9) ^ word);
+        take(self.communicator);
+        take(u64::from(self.source) << 32 | u64::from(self.destination));
+        take((self.source_in_communicator as u64) << 32 | u64::from(self.tag as u32));
+        take(self.sequence);
+        take(self.length);
+        take(u64::from(self.flags));
+        take(self.buffer_id);
+        take(self.base);
+        take(self.allocation_bytes);
+        take(self.offset);
+        for bytes in [&self.device[..], &self.ipc_handle[..]] {
+            for chunk in bytes.chunks_exact(8) {
+                let mut word = [0; 8];
+                word.copy_from_slice(chunk);
+                take(u64::from_ne_bytes(word));
+            }
+        }
+        self.extra.into_iter().for_each(take);
+        digest >> 8
+    }
+}
+
 impl Default for Message {
     fn default() -> Self {
         Self {

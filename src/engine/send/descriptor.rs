@@ -8,9 +8,10 @@ use crate::cuda::{Buffer, ContextKey};
 use crate::engine::comms::{self, Identity};
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
+use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::flag;
 use crate::engine::native::native_isend;
-use crate::engine::serve::{Hosting, Serve};
+use crate::engine::serve::{Hosting, Serve, Trouble};
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
 use crate::mpi::Handle;
@@ -31,8 +32,50 @@ pub(super) struct Out {
     serve: Option<Serve>,
     /// It completes without its receiver, as a standard send below the eager limit must.
     hosting: Option<Hosting>,
+    /// Steps of the sender's part that have failed.
+    failures: u32,
     /// The slot is in use: the receiver may still read it.
     pub(super) is_open: bool,
+}
+
+impl Out {
+    /// The message cannot be had, or nobody is there to have it: the slot is closed when next looked at. False if that
+    /// was so already.
+    pub(super) fn give_up(&self, env: &Env) -> bool {
+        let slot = env.node.own().slot(self.slot);
+        slot.is_some_and(|slot| slot.fail(self.nonce, env.abi.err_other).is_ok())
+    }
+
+    fn of(&self) -> Of {
+        Of::To(self.peer.world_rank())
+    }
+
+    fn path(&self) -> Path {
+        match (&self.hosting, &self.serve) {
+            (Some(_), _) => Path::Eager,
+            (None, Some(_)) => Path::HostRing,
+            (None, None) => Path::Direct,
+        }
+    }
+
+    /// A step of the sender's part has failed. It is tried again, some times: no simpler path is left.
+    fn step_failed(&mut self, env: &Env, trouble: Trouble) {
+        let Trouble::Driver(error) = trouble else {
+            fault::lost(self.of(), self.path(), &"its ring was written over");
+            stats::add(Counter::Corrupt, 1);
+            self.give_up(env);
+            return;
+        };
+        let error = &error;
+        self.failures += 1;
+        if self.failures < fault::ATTEMPTS && !error.context_is_gone() {
+            fault::survived(self.of(), self.path(), error, "tried again");
+            stats::add(Counter::Retries, 1);
+        } else {
+            fault::lost(self.of(), self.path(), error);
+            self.give_up(env);
+        }
+    }
 }
 
 /// Why a descriptor was not sent.
@@ -56,7 +99,8 @@ impl Core {
         let (identity, peer) =
             unsafe { self.route(env, args, info, bytes) }.map_err(Unsent::Reason)?;
         let context = self.gpu.prepare(buffer).map_err(|error| {
-            log::debug!("device buffer {:#x}: {error}", buffer.address);
+            let of = Of::To(peer.world_rank());
+            fault::survived(of, Path::Descriptor, &error, "goes by value");
             Unsent::Reason(Reason::DriverError)
         })?;
         let own = env.node.own();
@@ -99,6 +143,7 @@ impl Core {
             nonce,
             sequence,
             length: bytes,
+            digest: message.digest(),
         };
         let wire = Box::new(descriptor.encode());
         let mut request = env.abi.request_null;
@@ -135,6 +180,7 @@ impl Core {
             bytes,
             serve: None,
             hosting: cell.map(|cell| Hosting::new(context, buffer.address, bytes, cell)),
+            failures: 0,
             is_open: true,
         };
         let id = self.sends.insert(Send {
@@ -143,6 +189,7 @@ impl Core {
             complete: false,
             stands_for_null: false,
             code: env.abi.success,
+            is_raised: false,
             kind: SendKind::Descriptor(Box::new(out)),
         });
         self.open.push(id);
@@ -282,15 +329,20 @@ impl Core {
                 .serve
                 .get_or_insert_with(|| Serve::new(out.context, out.source, out.bytes))
                 .poll(&mut self.gpu, own, &ring),
-            _ => return self.close_send(env, id, state == Ok(State::Failed)),
+            (Ok(State::Done | State::Cancelled), _) => return self.close_send(env, id, false),
+            (Ok(State::Failed), _) => return self.close_send(env, id, true),
+            (Ok(State::Free) | Err(_), _) => {
+                // Only the owner frees a slot, and it has not.
+                if out.failures != u32::MAX {
+                    out.failures = u32::MAX;
+                    fault::lost(out.of(), out.path(), &"its slot was written over");
+                    stats::add(Counter::Corrupt, 1);
+                }
+                return self.close_send(env, id, true);
+            }
         };
-        if let Err(error) = &step {
-            log::error!(
-                "message of {} bytes to rank {}: {error}",
-                out.bytes,
-                out.peer.world_rank()
-            );
-            let _ = slot.fail(out.nonce, env.abi.err_other);
+        if let Err(trouble) = step {
+            out.step_failed(env, trouble);
         }
         let moved = step.unwrap_or(true);
         if moved {
@@ -326,7 +378,7 @@ impl Core {
             };
         }
         // A send that is complete already is nobody's error any more.
-        if has_failed && !send.complete {
+        if has_failed && !send.complete && send.code == env.abi.success {
             send.code = env.abi.err_other;
             stats::add(Counter::Errors, 1);
         }
@@ -367,18 +419,18 @@ impl Core {
 
     /// Ends a send whose receiver has died.
     pub(in crate::engine) fn fail_send(&mut self, env: &Env, id: usize) {
-        let send = &mut self.sends[id];
-        let SendKind::Descriptor(out) = &mut send.kind else {
+        let send = &self.sends[id];
+        let SendKind::Descriptor(out) = &send.kind else {
             return;
         };
-        log::error!(
-            "rank {} has died with a message of {} bytes to it unfinished",
-            out.peer.world_rank(),
-            out.bytes
-        );
-        stats::add(Counter::DeadPeers, 1);
-        if let Some(slot) = env.node.own().slot(out.slot) {
-            let _ = slot.fail(out.nonce, env.abi.err_other);
+        if !out.give_up(env) {
+            return;
         }
+        if send.complete || out.peer.finalizing() {
+            log::debug!("rank {} ended without it", out.peer.world_rank());
+            return;
+        }
+        fault::lost(out.of(), out.path(), &"the receiver has died");
+        stats::add(Counter::DeadPeers, 1);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{Mode, Send, SendArgs, SendKind};
 use crate::cuda::{self, Buffer};
 use crate::engine::core::Core;
+use crate::engine::fault::{self, Of, Path};
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::native::{native_isend, raise};
@@ -48,7 +49,7 @@ impl Engine {
         let bytes = info.bytes(args.count);
         // SAFETY: passed on.
         let data = unsafe { self.bring_down(args, buffer, info) }.map_err(|error| {
-            log::error!("device buffer of {bytes} bytes cannot be read: {error}");
+            fault::lost(Of::Sent, Path::Value, &error);
             stats::add(Counter::Errors, 1);
             // SAFETY: the program's communicator.
             unsafe { raise(args.comm, env.abi.err_other) }
@@ -160,6 +161,7 @@ impl Core {
             complete,
             stands_for_null: false,
             code: env.abi.success,
+            is_raised: false,
             kind: SendKind::Value { native, data },
         });
         // SAFETY: the native request was just made by the program's thread.
