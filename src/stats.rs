@@ -75,6 +75,7 @@ counters! {
     Cancelled            "cancelled"               Count "requests of the engine that were cancelled";
     Errors               "errors"                  Count "messages that ended in an MPI error raised by the engine";
     Retries              "retries"                 Count "transfers begun again over a simpler path";
+    DriverRetries        "driver_retries"          Count "driver calls that failed and were made again at once";
     DeadPeers            "dead_peers"              Count "transfers given up because the peer had died";
     Corrupt              "corrupt"                 Count "messages whose slot or ring in shared memory somebody had written over";
     BadDescriptors       "bad_descriptors"         Count "messages that looked like a descriptor and were none";

@@ -6,6 +6,7 @@
 use super::driver::{required, Driver};
 use super::error::{Error, Result};
 use super::types::{Context, CAPTURE_MODE_RELAXED};
+use crate::stats::{self, Counter};
 use std::marker::PhantomData;
 
 /// A context and the identity it had when it was met: a handle may be used again for another context.
@@ -116,7 +117,10 @@ fn lost(error: Error) -> Error {
 fn twice(what: &str, mut call: impl FnMut() -> Result<()>) {
     if let Err(first) = call() {
         match call() {
-            Ok(()) => log::warn!("{what}: {first}; done at the second attempt"),
+            Ok(()) => {
+                stats::add(Counter::DriverRetries, 1);
+                log::debug!("{what}: {first}; done at the second attempt");
+            }
             Err(error) if error.context_is_gone() => log::debug!("{what}: {error}"),
             Err(error) => log::warn!("{what}: {error}"),
         }

@@ -184,8 +184,8 @@ impl Fetch {
             Err(reason) => {
                 if let Some((reason, error)) = reason {
                     stats::fallback(reason, self.wanted);
-                    // What the driver does not allow between these two processes, or somebody else has done, is no fault.
-                    if error.code().is_some() {
+                    // What cannot be between these two processes, or somebody else has done, is no fault.
+                    if error.code().is_some() && !error.is_refusal() {
                         self.survived(&error, "through host memory instead");
                     } else {
                         log::debug!("from rank {}: not direct: {error}", self.message.source);

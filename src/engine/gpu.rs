@@ -48,7 +48,7 @@ impl Gpu {
             match self.prepare_once(buffer) {
                 Err(error) if error.code().is_some() && !error.context_is_gone() => {
                     log::debug!("device buffer {:#x}: {error}", buffer.address);
-                    stats::add(Counter::Retries, 1);
+                    stats::add(Counter::DriverRetries, 1);
                 }
                 result => return result,
             }

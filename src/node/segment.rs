@@ -42,6 +42,7 @@ struct Outbox {
     used: Vec<bool>,
     /// Memory ran out once: not asked for again before so many allocations have failed.
     refusals: u32,
+    is_refusal_told: bool,
 }
 
 /// Which pieces of staging are in use.
@@ -215,7 +216,9 @@ impl Segment {
         let offset =
             self.view.layout().slots_offset() + u64::from(outbox.ready) * SLOT_BYTES as u64;
         if let Err(error) = self.reserve(offset, u64::from(step) * SLOT_BYTES as u64) {
-            log::warn!("no memory for more message slots ({error}): messages go by value");
+            if !std::mem::replace(&mut outbox.is_refusal_told, true) {
+                log::warn!("no memory for more message slots ({error}): messages go by value");
+            }
             outbox.refusals = RETRY_AFTER;
             return None;
         }
@@ -284,15 +287,20 @@ impl Segment {
 
     fn reserve_chunks(&self, layout: &Layout) -> u32 {
         let mut chunks = layout.chunks;
+        let mut refused = None;
         while chunks > 0 {
             let bytes = u64::from(chunks) * u64::from(layout.chunk_bytes);
             match self.reserve(layout.chunks_offset(), bytes) {
                 Ok(()) => break,
-                Err(error) => {
-                    log::warn!("no memory for {chunks} staging chunks ({error}): trying half")
-                }
+                Err(error) => refused = Some(error),
             }
             chunks /= 2;
+        }
+        if let Some(error) = refused {
+            log::warn!(
+                "no memory for staging of {} chunks ({error}): {chunks} of them are used",
+                layout.chunks
+            );
         }
         chunks
     }
