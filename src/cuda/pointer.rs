@@ -12,10 +12,9 @@
 
 use super::driver::{driver, Driver};
 use super::error::{Error, Result};
-use super::state::{ContextKey, Entered};
+use super::state::{insist, ContextKey, Entered};
 use super::types::{attribute, code, memory_type, Context, Uuid};
 use super::{host_range, reach};
-use crate::stats::{self, Counter};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -201,28 +200,6 @@ fn examine_further(driver: &Driver, address: u64, memory_type: u32) -> Kind {
     })
 }
 
-/// Times that a question about memory is asked that the driver answers with an error.
-const QUESTIONS: u32 = 3;
-
-/// Asks again after an error that is no answer: device memory that is taken for host memory is a crash.
-fn insist<T>(mut ask: impl FnMut() -> Result<T>) -> Result<T> {
-    let mut asked = 1;
-    loop {
-        match ask() {
-            Err(error)
-                if asked < QUESTIONS
-                    && error.code().is_some()
-                    && !error.is(code::INVALID_VALUE)
-                    && !error.context_is_gone() =>
-            {
-                stats::add(Counter::DriverRetries, 1);
-                asked += 1;
-            }
-            answer => return answer,
-        }
-    }
-}
-
 /// Attributes asked about driver memory, from the most on; older drivers refuse a list with one they do not know.
 const DETAILS: [&[i32]; 3] = [
     &[
@@ -381,7 +358,7 @@ fn device_buffer(driver: &Driver, address: u64, answers: &Answers, level: usize)
         Allocation::Plain
     };
     let context = if own.is_null() {
-        reach::existing_context(ordinal).unwrap_or(Context::NULL)
+        insist(|| reach::existing_context(ordinal)).unwrap_or(Context::NULL)
     } else {
         own
     };

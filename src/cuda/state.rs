@@ -26,14 +26,14 @@ impl ContextKey {
         }
         Ok(ContextKey {
             handle,
-            id: identity(required()?, handle)?,
+            id: insist(|| identity(required()?, handle))?,
         })
     }
 
     /// Whether the handle still names the same context.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        required().and_then(|driver| identity(driver, self.handle)) == Ok(self.id)
+        insist(|| identity(required()?, self.handle)) == Ok(self.id)
     }
 }
 
@@ -102,6 +102,28 @@ impl Entered {
     #[must_use]
     pub fn driver(&self) -> &'static Driver {
         self.driver
+    }
+}
+
+/// Times that a question is asked that the driver answers with an error.
+const QUESTIONS: u32 = 3;
+
+/// Asks again after an error that is no answer: device memory that is taken for host memory is a crash, and a context
+/// that is taken for lost a lost message.
+pub(super) fn insist<T>(mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut asked = 1;
+    loop {
+        match ask() {
+            Err(error)
+                if asked < QUESTIONS
+                    && error.code().is_some()
+                    && !error.context_is_gone() =>
+            {
+                stats::add(Counter::DriverRetries, 1);
+                asked += 1;
+            }
+            answer => return answer,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::cuda::{ContextKey, Error, Export, InFlight, IpcHandle, Purpose};
 use crate::engine::fault::{self, Of};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::Env;
-use crate::node::{Descriptor, Message, Peer, Refused, Slot, State, FIRST_CELL};
+use crate::node::{Corruption, Descriptor, Message, Peer, Refused, Slot, State, FIRST_CELL};
 use crate::stats::{self, Counter, Reason};
 
 /// Flags of a slot's message.
@@ -129,7 +129,11 @@ impl Fetch {
         let Some(peer) = env.node.peer(descriptor.sender) else {
             return Err(NotTaken::Lost);
         };
-        let (message, hosted) = match peer.validate(&descriptor) {
+        let validated = peer.validate(&descriptor);
+        if matches!(validated, Err(Corruption::Digest)) {
+            stats::add(Counter::Corrupt, 1);
+        }
+        let (message, hosted) = match validated {
             Ok((slot, message)) if message.destination == env.world_rank => {
                 match slot.claim(descriptor.nonce) {
                     Ok(()) => (message, false),
@@ -313,6 +317,7 @@ impl Fetch {
     fn why_gone(&self) -> Lost {
         match self.slot().map(|slot| slot.state(self.nonce)) {
             Some(Ok(State::Failed)) => Lost::GivenUp,
+            Some(Err(_)) => Lost::Gone,
             _ => Lost::Corrupt,
         }
     }
@@ -478,6 +483,7 @@ impl Fetch {
 enum Lost {
     Driver(Error),
     GivenUp,
+    Gone,
     Corrupt,
     Dead,
 }
@@ -486,6 +492,7 @@ impl std::fmt::Display for Lost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Lost::Driver(error) => error.fmt(f),
+            Lost::Gone => f.write_str("its sender gave it up, or its slot was written over"),
             Lost::GivenUp => f.write_str("the sender could not bring it"),
             Lost::Corrupt => f.write_str("its slot or ring in shared memory was written over"),
             Lost::Dead => f.write_str("the sender has died"),

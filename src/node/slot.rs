@@ -249,6 +249,17 @@ impl Slot {
         self.transition(nonce, &Self::LIVE, State::Failed)
     }
 
+    /// Owner: gives up its part: Posted, WantHost, Hosted → Failed. A receiver that reads the buffer itself is left alone.
+    pub fn refuse(&self, nonce: u64, code: i32) -> Result<(), Refused> {
+        match self.state(nonce)? {
+            State::Posted | State::WantHost | State::Hosted => {}
+            other => return Err(Refused::State(other)),
+        }
+        self.error.store(code, Ordering::Relaxed);
+        let from = [State::Posted, State::WantHost, State::Hosted];
+        self.transition(nonce, &from, State::Failed)
+    }
+
     /// Owner: Posted or Hosted → Cancelled, after MPI has said that the message that carries the descriptor is cancelled.
     pub fn cancel(&self, nonce: u64) -> Result<(), Refused> {
         self.transition(nonce, &[State::Posted, State::Hosted], State::Cancelled)

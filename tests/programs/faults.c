@@ -154,7 +154,7 @@ static void once(enum path path, int side, int code, int step, int first) {
 
 static void lasting(enum path path, int side, int code) {
     static const char *const functions[] = {
-        "cuPointerGetAttributes", "cuPointerSetAttribute", "cuCtxPushCurrent", "cuCtxGetId", "cuThreadExchangeStreamCaptureMode",
+        "cuPointerSetAttribute", "cuCtxPushCurrent", "cuCtxGetId", "cuThreadExchangeStreamCaptureMode",
         "cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize",
         "cuMemcpyAsync", "cuMemcpy2DAsync", "cuMemHostRegister", "cuIpcGetMemHandle", "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"};
     static char name[200], plan[120];

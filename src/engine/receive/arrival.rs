@@ -115,10 +115,9 @@ impl Core {
         let sender = self
             .stream_of(env, id, source, 0)
             .map_or(Of::Received, |stream| Of::From(stream.peer));
-        let why = "its slot does not hold it any more, or was written over";
+        let why = "its sender gave it up, or its slot was written over";
         fault::lost(sender, fault::Path::Descriptor, &why);
         stats::add(Counter::Errors, 1);
-        stats::add(Counter::Corrupt, 1);
         self.taken += 1;
         let receive = &mut self.receives[id];
         receive.code = env.abi.err_other;

@@ -71,9 +71,13 @@ impl Out {
         if self.failures < fault::ATTEMPTS && !error.context_is_gone() {
             fault::survived(self.of(), self.path(), error, "tried again");
             stats::add(Counter::Retries, 1);
-        } else {
+            return;
+        }
+        let slot = env.node.own().slot(self.slot);
+        if slot.is_some_and(|slot| slot.refuse(self.nonce, env.abi.err_other).is_ok()) {
             fault::lost(self.of(), self.path(), error);
-            self.give_up(env);
+        } else {
+            fault::survived(self.of(), self.path(), error, "left to its receiver");
         }
     }
 }
