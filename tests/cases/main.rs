@@ -4,6 +4,7 @@ mod support;
 
 mod bad_input;
 mod bindings;
+mod faults;
 mod inert;
 mod matching;
 mod programs;

@@ -10,6 +10,7 @@ mod compile;
 mod job;
 mod machine;
 mod process;
+pub mod ranks;
 mod stats;
 
 pub use compile::{program, CompileError};

@@ -156,6 +156,7 @@ impl Core {
             Ok(to) => to,
             Err(error) => {
                 fault::lost(Of::Received, fault::Path::Direct, &error);
+                stats::add(Counter::Errors, 1);
                 receive.code = env.abi.err_other;
                 Destination::Host(receive.landed)
             }
