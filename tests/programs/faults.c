@@ -21,7 +21,7 @@ static struct {
 
 enum path { DIRECT, HOST_RING, DEVICE_TO_HOST, HOST_TO_DEVICE, VALUE, EAGER, EAGER_LATE, PATH_COUNT };
 static const char *const path_name[] = {"direct", "host_ring", "device_to_host", "host_to_device", "value", "eager", "eager_late"};
-static const size_t path_bytes[] = {300001, 2500001, 300001, 300001, 40000, 9001, 9001};
+static const size_t path_bytes[] = {300001, 150001, 150001, 300001, 40000, 9001, 9001};
 
 static MPI_Comm comm;
 static int handled, handled_code, device_number, arrived, lost, positions;
