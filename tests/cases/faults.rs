@@ -116,6 +116,21 @@ fn one_function_fails_for_good() {
     });
 }
 
+/// An error handler that waits for a rank that waits for this one: it is called when the helper may serve.
+#[test]
+fn an_error_handler_that_waits() {
+    for name in ["mpich", "openmpi"] {
+        on(name, |mpi| {
+            let outcome = job(mpi, 2, "faults")
+                .args(&["handler", "2"])
+                .limit_seconds(40)
+                .passes();
+            assert_eq!(outcome.stats().total("errors"), 1, "{outcome}");
+            assert!(outcome.stats().total("helper_served") > 0, "{outcome}");
+        });
+    }
+}
+
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name)
         .ok()

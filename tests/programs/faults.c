@@ -3,6 +3,7 @@
 //   faults once CODE PATH...       the Nth driver call of any kind fails once, for every N that a transfer reaches, on
 //                                  the sender's side and on the receiver's
 //   faults lasting CODE PATH...    all calls of one function fail, for every function that a transfer calls
+//   faults handler CODE            an error handler waits for a rank that waits for a message of this one
 //
 // Every message has contexts, streams, events, mappings and pinned memory of its own: the program makes a new context
 // for it, so that the calls that are made once for a context are among those that fail.
@@ -169,17 +170,60 @@ static void lasting(enum path path, int side, int code) {
     }
 }
 
+static void on_error_wait(MPI_Comm *c, int *code, ...) {
+    (void)c;
+    (void)code;
+    handled++;
+    CHECK(more.plan(NULL) == 0, "no more errors");
+    OK(MPI_Barrier(MPI_COMM_WORLD)); // rank 0 comes here once it has the message that is under way to it
+}
+
+// The handler is called when the engine is free: its helper serves the other rank meanwhile.
+static void handler_that_waits(int code) {
+    MPI_Errhandler handler;
+    OK(MPI_Comm_create_errhandler(on_error_wait, &handler));
+    OK(MPI_Comm_set_errhandler(comm, handler));
+    size_t bytes = 1000003;
+    buf a = buf_new(DEVICE, bytes, 1);
+    CUdeviceptr block;
+    CU(more.pool(&block, bytes, NULL)); // it takes rank 1 to bring what lies there
+    CU(cu.synchronize());
+    buf b = {.p = (unsigned char *)(uintptr_t)block, .bytes = bytes, .kind = DEVICE};
+    if (me == 0) {
+        buf_fill(a, 1);
+        OK(MPI_Send(a.p, bytes, MPI_BYTE, 1, 1, comm));
+        OK(MPI_Recv(b.p, bytes, MPI_BYTE, 1, 2, comm, MPI_STATUS_IGNORE));
+        BYTES_CHECK(DEVICE, b.p, bytes, 2);
+        OK(MPI_Barrier(MPI_COMM_WORLD));
+    } else {
+        char plan[80];
+        MPI_Request r;
+        buf_fill(b, 2);
+        OK(MPI_Isend(b.p, bytes, MPI_BYTE, 0, 2, comm, &r));
+        snprintf(plan, sizeof plan, "cuMemcpyAsync:1+=%d", code);
+        CHECK(more.plan(plan) == 0, "a plan of errors");
+        int rc = MPI_Recv(a.p, bytes, MPI_BYTE, 0, 1, comm, MPI_STATUS_IGNORE);
+        CHECK(rc != MPI_SUCCESS && handled == 1, "code %d, %d calls of the handler", rc, handled);
+        OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+    }
+    CU(more.pool_free(block, NULL));
+    buf_free(a);
+    OK(MPI_Errhandler_free(&handler));
+}
+
 int main(int argc, char **argv) {
     start(&argc, &argv, MPI_THREAD_SINGLE);
     more_load();
-    CHECK(argc > 3 && ranks == 2, "arguments");
+    CHECK(argc > 2 && ranks == 2, "arguments");
     int is_once = !strcmp(argv[1], "once"), code = atoi(argv[2]);
     MPI_Errhandler handler;
     OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
     OK(MPI_Comm_create_errhandler(on_error, &handler));
     OK(MPI_Comm_set_errhandler(comm, handler));
     int cases = 0;
-    for (int path = 0; path < PATH_COUNT; path++) {
+    for (int i = 0; i < 3; i++) message(DIRECT, -1, "", i);
+    if (!strcmp(argv[1], "handler")) { handler_that_waits(code); cases = 1; }
+    else for (int path = 0; path < PATH_COUNT; path++) {
         if (!selected(path_name[path], argc - 2, argv + 2)) continue;
         cases++;
         for (int i = 0; i < 3; i++) message(path, -1, "", i); // both know of each other's devices
