@@ -149,6 +149,8 @@ impl Core {
         {
             self.checked = Instant::now();
             self.give_up_on_the_dead(env);
+            // Also without a ring: who writes over a slot does not ring.
+            moved |= self.look_at_open_sends(env);
         }
         moved
     }

@@ -42,28 +42,29 @@ enum Path {
         arrived: u64,
         /// Entries given back to the sender.
         popped: u64,
-        /// The sender has put the whole payload there by itself.
-        hosted: bool,
+        /// The state in which the slot stays meanwhile: WantHost where the sender fills the ring for this receiver, Hosted
+        /// (or Claimed) where it has put the whole payload there by itself.
+        state: State,
     },
     /// The message is lost. Copies into the program's buffer that still run are waited for.
     Draining(Vec<InFlight>),
 }
 
 impl Path {
-    fn ring(hosted: bool) -> Path {
+    fn ring(state: State) -> Path {
         Path::Ring {
             flying: VecDeque::new(),
             arrived: 0,
             popped: 0,
-            hosted,
+            state,
         }
     }
 
     /// As the user reads it.
     fn told(&self) -> fault::Path {
         match self {
-            Path::Ring { hosted: true, .. } => fault::Path::Eager,
-            Path::Ring { hosted: false, .. } => fault::Path::HostRing,
+            Path::Ring { state, .. } if *state != State::WantHost => fault::Path::Eager,
+            Path::Ring { .. } => fault::Path::HostRing,
             _ => fault::Path::Direct,
         }
     }
@@ -133,15 +134,23 @@ impl Fetch {
         if matches!(validated, Err(Corruption::Digest)) {
             stats::add(Counter::Corrupt, 1);
         }
-        let (message, hosted) = match validated {
+        let claimed = match validated {
             Ok((slot, message)) if message.destination == env.world_rank => {
                 match slot.claim(descriptor.nonce) {
-                    Ok(()) => (message, false),
-                    Err(Refused::State(State::Hosted)) => (message, true),
-                    Err(_) => return Err(NotTaken::Lost),
+                    Ok(()) => Some((message, false)),
+                    Err(Refused::State(State::Hosted)) => Some((message, true)),
+                    Err(_) => None,
                 }
             }
-            _ => return Err(NotTaken::Lost),
+            _ => None,
+        };
+        let Some((message, hosted)) = claimed else {
+            // Its sender must not wait for a receiver that will never come.
+            if let Some(slot) = peer.slot(descriptor.slot) {
+                slot.turn_down(descriptor.nonce, env.abi.err_other);
+            }
+            peer.ring_doorbell();
+            return Err(NotTaken::Lost);
         };
         let own = descriptor.sender == env.world_rank;
         let wanted = if message.length > capacity {
@@ -161,7 +170,7 @@ impl Fetch {
             failures: 0,
         };
         if wanted > 0 && hosted {
-            fetch.path = Path::ring(true);
+            fetch.path = Path::ring(State::Hosted);
         } else if wanted > 0 {
             fetch.start(gpu, env.config.lanes);
         }
@@ -249,7 +258,7 @@ impl Fetch {
         if let Some(slot) = self.slot() {
             let _ = slot.want_host(self.nonce);
         }
-        self.path = Path::ring(false);
+        self.path = Path::ring(State::WantHost);
         self.peer.ring_doorbell();
     }
 
@@ -263,6 +272,10 @@ impl Fetch {
             Path::Direct(copy) => match copy.poll() {
                 Ok(false) => Step::Pending(false),
                 Ok(true) => {
+                    if self.is_hosted_all_the_same() {
+                        self.path = Path::ring(State::Claimed);
+                        return Step::Pending(true);
+                    }
                     let counters = if self.own {
                         (Counter::SelfReceives, Counter::SelfBytes)
                     } else {
@@ -299,6 +312,14 @@ impl Fetch {
                 }
             }
         }
+    }
+
+    /// Whether the sender has put the payload of a claimed message into the ring: it was about to, when the message was
+    /// claimed, and if the claim was made in a state that somebody had written, it did so in time and has given the
+    /// buffer back. What is in the ring is right in both cases.
+    fn is_hosted_all_the_same(&self) -> bool {
+        self.slot()
+            .is_some_and(|slot| matches!(slot.ring(self.nonce).front(), Ok(Some(_))))
     }
 
     /// The payload is there. It is the sender's message only if the slot was about it to the last: who gives a slot up,
@@ -342,21 +363,20 @@ impl Fetch {
         let peer = Arc::clone(&self.peer);
         let slot = peer.slot(self.slot).ok_or(Lost::Corrupt)?;
         let ring = slot.ring(self.nonce);
-        if !matches!(
-            slot.state(self.nonce),
-            Ok(State::Claimed | State::WantHost | State::Hosted)
-        ) {
-            return Err(self.why_gone());
-        }
+        let now = slot.state(self.nonce);
+        let why_gone = self.why_gone();
         let Path::Ring {
             flying,
             arrived,
             popped,
-            hosted,
+            state,
         } = &mut self.path
         else {
             return Ok(Step::Pending(false));
         };
+        if now != Ok(*state) {
+            return Err(why_gone);
+        }
         // A piece is the sender's again once its entry is popped: what was read of it counts only if this was ours to do.
         let pop = |popped: &mut u64| {
             *popped += 1;
@@ -439,7 +459,7 @@ impl Fetch {
             }
         }
         if *arrived == self.wanted {
-            let counters = if *hosted {
+            let counters = if *state != State::WantHost {
                 (Counter::EagerReceives, Counter::EagerBytes)
             } else {
                 (Counter::HostRingReceives, Counter::HostRingBytes)

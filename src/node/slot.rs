@@ -235,7 +235,19 @@ impl Slot {
 
     /// Receiver: has what it wants (also of a truncated or empty message): Posted, Claimed, WantHost, Hosted → Done.
     pub fn acknowledge(&self, nonce: u64) -> Result<(), Refused> {
-        self.transition(nonce, &Self::LIVE, State::Done)
+        self.transition(nonce, &Self::LIVE, State::Done)?;
+        self.error.store(witness(nonce), Ordering::Release);
+        Ok(())
+    }
+
+    /// Owner: as [`Slot::state`]. A message that its receiver has dealt with is final also if somebody has written another
+    /// state over that: nobody would ever change it again.
+    pub fn settled(&self, nonce: u64) -> Result<State, Refused> {
+        let state = self.state(nonce)?;
+        if !state.is_final() && self.error.load(Ordering::Acquire) == witness(nonce) {
+            return Ok(State::Done);
+        }
+        Ok(state)
     }
 
     /// Either side: gives up: Posted, Claimed, WantHost, Hosted → Failed, with a code for the other side.
@@ -247,6 +259,14 @@ impl Slot {
         // Written first, so that who sees Failed sees a code. Losing a race here changes the code only.
         self.error.store(code, Ordering::Relaxed);
         self.transition(nonce, &Self::LIVE, State::Failed)
+    }
+
+    /// Receiver: fails a message that it cannot read, whatever state somebody has written there.
+    pub fn turn_down(&self, nonce: u64, code: i32) {
+        let _ = self.fail(nonce, code);
+        if self.state(nonce).is_ok() {
+            self.error.store(witness(nonce), Ordering::Release);
+        }
     }
 
     /// Owner: gives up its part: Posted, WantHost, Hosted → Failed. A receiver that reads the buffer itself is left alone.
@@ -359,6 +379,11 @@ impl Slot {
         load_bytes(&self.ipc_handle, &mut message.ipc_handle);
         message
     }
+}
+
+/// What the error code reads once the receiver has dealt with a message: no code of MPI's.
+fn witness(nonce: u64) -> i32 {
+    (super::mix(nonce) as u32 | 1 << 31) as i32
 }
 
 /// Nonce and state of a word, if the nonce is the one expected.

@@ -34,6 +34,8 @@ pub(super) struct Out {
     hosting: Option<Hosting>,
     /// Steps of the sender's part that have failed.
     failures: u32,
+    /// This rank has said that the message cannot be had.
+    is_given_up: bool,
     /// The slot is in use: the receiver may still read it.
     pub(super) is_open: bool,
 }
@@ -41,9 +43,11 @@ pub(super) struct Out {
 impl Out {
     /// The message cannot be had, or nobody is there to have it: the slot is closed when next looked at. False if that
     /// was so already.
-    pub(super) fn give_up(&self, env: &Env) -> bool {
+    pub(super) fn give_up(&mut self, env: &Env) -> bool {
         let slot = env.node.own().slot(self.slot);
-        slot.is_some_and(|slot| slot.fail(self.nonce, env.abi.err_other).is_ok())
+        let given_up = slot.is_some_and(|slot| slot.fail(self.nonce, env.abi.err_other).is_ok());
+        self.is_given_up |= given_up;
+        given_up
     }
 
     fn of(&self) -> Of {
@@ -75,6 +79,7 @@ impl Out {
         }
         let slot = env.node.own().slot(self.slot);
         if slot.is_some_and(|slot| slot.refuse(self.nonce, env.abi.err_other).is_ok()) {
+            self.is_given_up = true;
             fault::lost(self.of(), self.path(), error);
         } else {
             fault::survived(self.of(), self.path(), error, "left to its receiver");
@@ -185,6 +190,7 @@ impl Core {
             serve: None,
             hosting: cell.map(|cell| Hosting::new(context, buffer.address, bytes, cell)),
             failures: 0,
+            is_given_up: false,
             is_open: true,
         };
         let id = self.sends.insert(Send {
@@ -307,13 +313,18 @@ impl Core {
                 ..Advance::default()
             };
         };
-        let state = slot.state(out.nonce);
+        let mut state = slot.settled(out.nonce);
+        if out.is_given_up && state.is_ok_and(|state| !state.is_final()) {
+            state = Ok(State::Failed);
+        }
         let ring = slot.ring(out.nonce);
         let step = match (state, &mut out.hosting) {
-            // The receiver reads the buffer itself, or has all that it needs.
-            (Ok(State::Claimed | State::Hosted), _) | (Ok(State::Posted), None) => {
+            // The receiver has all that it needs.
+            (Ok(State::Hosted), Some(hosting)) if hosting.is_in_ring() => {
                 return Advance::default()
             }
+            // The receiver reads the buffer itself.
+            (Ok(State::Claimed), _) | (Ok(State::Posted), None) => return Advance::default(),
             (Ok(State::Posted), Some(hosting)) => {
                 let step = hosting.poll(&mut self.gpu, own, &ring, false);
                 // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
@@ -335,8 +346,8 @@ impl Core {
                 .poll(&mut self.gpu, own, &ring),
             (Ok(State::Done | State::Cancelled), _) => return self.close_send(env, id, false),
             (Ok(State::Failed), _) => return self.close_send(env, id, true),
-            (Ok(State::Free) | Err(_), _) => {
-                // Only the owner frees a slot, and it has not.
+            (Ok(State::Free | State::Hosted) | Err(_), _) => {
+                // Only the owner sets these states, and it has not.
                 if out.failures != u32::MAX {
                     out.failures = u32::MAX;
                     fault::lost(out.of(), out.path(), &"its slot was written over");
@@ -423,8 +434,8 @@ impl Core {
 
     /// Ends a send whose receiver has died.
     pub(in crate::engine) fn fail_send(&mut self, env: &Env, id: usize) {
-        let send = &self.sends[id];
-        let SendKind::Descriptor(out) = &send.kind else {
+        let send = &mut self.sends[id];
+        let SendKind::Descriptor(out) = &mut send.kind else {
             return;
         };
         if !out.give_up(env) {
