@@ -92,9 +92,8 @@ impl Faults {
 /// The errors of a plan that are for this rank.
 fn plan(text: &str, rank: Option<u64>) -> Result<Vec<Fault>, String> {
     let one = |part: &str| {
-        let bad = || {
-            format!("SIMCUDA_FAULT: \"{part}\" is not FUNCTION[@RANK]:N[+]=CUDA_ERROR_NAME")
-        };
+        let bad =
+            || format!("SIMCUDA_FAULT: \"{part}\" is not FUNCTION[@RANK]:N[+]=CUDA_ERROR_NAME");
         let (call, code) = part.split_once('=').ok_or_else(bad)?;
         let (function, at) = call.split_once(':').unwrap_or((call, "1"));
         let (function, for_rank) = match function.split_once('@') {
@@ -132,13 +131,20 @@ fn plan(text: &str, rank: Option<u64>) -> Result<Vec<Fault>, String> {
 
 /// The rank that the launcher gave this process.
 fn launched_rank() -> Option<u64> {
-    ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
-        .iter()
-        .find_map(|name| std::env::var(name).ok()?.parse().ok())
+    [
+        "OMPI_COMM_WORLD_RANK",
+        "PMIX_RANK",
+        "PMI_RANK",
+        "SLURM_PROCID",
+    ]
+    .iter()
+    .find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
 
 fn faults() -> Option<&'static Faults> {
-    crate::driver::driver().ok().map(crate::driver::Driver::faults)
+    crate::driver::driver()
+        .ok()
+        .map(crate::driver::Driver::faults)
 }
 
 /// For test programs: plans the errors of a text as `SIMCUDA_FAULT` has it from now on, in the place of those planned

@@ -115,9 +115,7 @@ pub(super) fn insist<T>(mut ask: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match ask() {
             Err(error)
-                if asked < QUESTIONS
-                    && error.code().is_some()
-                    && !error.context_is_gone() =>
+                if asked < QUESTIONS && error.code().is_some() && !error.context_is_gone() =>
             {
                 stats::add(Counter::DriverRetries, 1);
                 asked += 1;

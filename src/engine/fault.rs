@@ -96,7 +96,12 @@ mod tests {
     #[test]
     fn a_line_names_peer_path_reason_and_what_follows() {
         assert_eq!(
-            line(Of::From(3), Path::HostRing, "its ring is corrupt", "the message is lost"),
+            line(
+                Of::From(3),
+                Path::HostRing,
+                "its ring is corrupt",
+                "the message is lost"
+            ),
             "message from rank 3, host ring path: its ring is corrupt; the message is lost"
         );
     }

@@ -377,6 +377,10 @@ impl Fetch {
         if now != Ok(*state) {
             return Err(why_gone);
         }
+        // Also where nothing is to be had yet: a side that believes a counter that was written over waits for ever.
+        if !ring.is_emptied_to(*popped) {
+            return Err(Lost::Corrupt);
+        }
         // A piece is the sender's again once its entry is popped: what was read of it counts only if this was ours to do.
         let pop = |popped: &mut u64| {
             *popped += 1;
@@ -392,7 +396,13 @@ impl Fetch {
         let mut trouble = None;
         loop {
             let entry = ring.peek(flying.len()).map_err(|_| Lost::Corrupt)?;
-            let Some(entry) = entry else { break };
+            let Some(entry) = entry else {
+                // The whole payload was there before the message was in this state.
+                if *state != State::WantHost && flying.is_empty() && *arrived < self.wanted {
+                    return Err(Lost::Corrupt);
+                }
+                break;
+            };
             let started: u64 = *arrived + flying.iter().map(|(_, bytes)| bytes).sum::<u64>();
             let (piece, bytes) = peer.piece_of(entry).ok_or(Lost::Corrupt)?;
             let bytes = bytes as u64;
@@ -401,7 +411,7 @@ impl Fetch {
                 Some(_) => u64::from(peer.layout().cell_bytes),
                 None => u64::from(peer.layout().chunk_bytes),
             };
-            if bytes != room.min(self.wanted - started) || !ring.is_emptied_to(*popped) {
+            if bytes != room.min(self.wanted - started) {
                 return Err(Lost::Corrupt);
             }
             match self.to {

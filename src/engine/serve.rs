@@ -62,12 +62,10 @@ impl Serve {
     }
 
     /// Fills what can be filled. True if anything moved.
-    pub fn poll(
-        &mut self,
-        gpu: &mut Gpu,
-        own: &Segment,
-        ring: &Ring<'_>,
-    ) -> Result<bool, Trouble> {
+    pub fn poll(&mut self, gpu: &mut Gpu, own: &Segment, ring: &Ring<'_>) -> Result<bool, Trouble> {
+        if !ring.is_filled_to(self.pushed) {
+            return Err(Trouble::Corrupt);
+        }
         let mut moved = self.take_back(own, ring);
         while let Some(filling) = self.filling.front_mut() {
             if !filling.poll(gpu, own, self.context)? {
@@ -238,6 +236,9 @@ impl Hosting {
         ring: &Ring<'_>,
         is_wanted: bool,
     ) -> Result<bool, Trouble> {
+        if self.in_ring && !ring.is_filled_to(1) {
+            return Err(Trouble::Corrupt);
+        }
         if self.in_ring
             || (!is_wanted && self.copy.is_none() && self.sent.elapsed() < HOSTING_DELAY)
         {

@@ -169,15 +169,17 @@ mod tests {
             any::<u64>(),
             0..u64::MAX >> 8,
         );
-        words.prop_map(|(sender, slot, nonce, sequence, length, digest)| Descriptor {
-            job: JOB,
-            sender,
-            slot,
-            nonce: nonce << 8,
-            sequence,
-            length,
-            digest,
-        })
+        words.prop_map(
+            |(sender, slot, nonce, sequence, length, digest)| Descriptor {
+                job: JOB,
+                sender,
+                slot,
+                nonce: nonce << 8,
+                sequence,
+                length,
+                digest,
+            },
+        )
     }
 
     /// CRC-32 bit by bit (ISO 3309, reflected 0xEDB88320), not the crate that the code uses.

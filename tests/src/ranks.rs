@@ -22,7 +22,11 @@ pub fn find(folder: &Path, program: &str, rank: u32, patience: Duration) -> Opti
     let deadline = Instant::now() + patience;
     loop {
         for entry in fs::read_dir("/proc").ok()?.flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            let Some(pid) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
                 continue;
             };
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
@@ -68,7 +72,10 @@ impl Rank {
 
     /// The segment that it shares with the other ranks of its node.
     pub fn segment(&self) -> Option<Segment> {
-        for entry in fs::read_dir(format!("/proc/{}/fd", self.pid)).ok()?.flatten() {
+        for entry in fs::read_dir(format!("/proc/{}/fd", self.pid))
+            .ok()?
+            .flatten()
+        {
             let target = fs::read_link(entry.path()).unwrap_or_default();
             if target.as_os_str() == "/memfd:anabranch (deleted)" {
                 let file = OpenOptions::new().read(true).write(true).open(entry.path());

@@ -335,7 +335,7 @@ impl Core {
                 step
             }
             (Ok(State::WantHost), Some(hosting)) => {
-                if hosting.is_in_ring() {
+                if hosting.is_in_ring() && ring.is_filled_to(1) {
                     return Advance::default();
                 }
                 hosting.poll(&mut self.gpu, own, &ring, true)
