@@ -108,8 +108,8 @@ options! {
         "off: every call goes to the MPI library untouched, and nothing is printed";
     stats: StatsTarget = Statistics, "ANABRANCH_STATS", "off", User,
         "write one summary at MPI_Finalize: 1 as text to stderr, or a file name for JSON";
-    log: log::LevelFilter = Choice(LOG_LEVELS), "ANABRANCH_LOG", "error", User,
-        "how much the library reports on stderr; a healthy run reports nothing below warn";
+    log: log::LevelFilter = Choice(LOG_LEVELS), "ANABRANCH_LOG", "warn", User,
+        "how much the library reports on stderr: error is a message that was lost, warn what went wrong and was made good, or keeps this rank from taking part; a healthy run reports neither";
     mpi_cuda: MpiCuda = Choice(MPI_CUDA), "ANABRANCH_MPI_CUDA", "auto", User,
         "whether the MPI library may be handed device pointers; auto asks it";
     threshold: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_THRESHOLD", "0", User,

@@ -79,7 +79,9 @@ counters! {
     VerifyMismatches     "verify_mismatches"       Count "messages of those that were not what was sent";
     Errors               "errors"                  Count "messages that ended in an MPI error raised by the engine";
     Retries              "retries"                 Count "transfers begun again over a simpler path";
+    DriverRetries        "driver_retries"          Count "driver calls that failed and were made again at once";
     DeadPeers            "dead_peers"              Count "transfers given up because the peer had died";
+    Corrupt              "corrupt"                 Count "messages whose slot or ring in shared memory somebody had written over";
     BadDescriptors       "bad_descriptors"         Count "messages that looked like a descriptor and were none";
     Panics               "panics"                  Count "panics caught at an exported function";
     MappingsOpened       "mappings_opened"         Count "allocations of other ranks mapped";

@@ -247,8 +247,13 @@ impl Driver {
     }
 
     /// The error planned for this call, if any.
-    pub fn fault(&self, function: &str) -> Option<CUresult> {
+    pub fn fault(&self, function: &'static str) -> Option<CUresult> {
         self.faults.hit(function)
+    }
+
+    /// The planned errors.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
     }
 
     /// Observations of completion on the node so far.

@@ -1,61 +1,193 @@
 //! Errors on demand: `SIMCUDA_FAULT="cuMemcpyDtoDAsync:3=CUDA_ERROR_ILLEGAL_ADDRESS,..."` makes the
 //! third call of that function return that error. The version suffix of a name may be left out.
+//!
+//! `*` in the place of a name counts the calls of all functions together, `N+` makes that call and all later ones
+//! fail, and `@RANK` behind the name leaves the other ranks of a job alone (`*@1:40+=CUDA_ERROR_UNKNOWN`). A call that
+//! fails does nothing else. A test program plans errors itself, for a part of its run, by [`simcudaFaults`].
 
 use crate::types::CUresult;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::ffi::{c_char, c_int, c_ulonglong, CStr};
+use parking_lot::RwLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 /// One planned error.
 struct Fault {
+    /// `*` for any.
     function: String,
     at: u64,
+    lasting: bool,
     code: CUresult,
     calls: AtomicU64,
 }
 
+impl Fault {
+    /// The error, if this call is one that is to fail.
+    fn hit(&self, function: &str, base: &str) -> Option<CUresult> {
+        if self.function != "*" && self.function != function && self.function != base {
+            return None;
+        }
+        let call = self.calls.fetch_add(1, Relaxed) + 1;
+        (call == self.at || (self.lasting && call > self.at)).then_some(self.code)
+    }
+}
+
 /// All planned errors.
 #[derive(Default)]
-pub struct Faults(Vec<Fault>);
+pub struct Faults {
+    /// Whether calls are looked at.
+    armed: AtomicBool,
+    planned: RwLock<Vec<Fault>>,
+    calls: AtomicU64,
+    /// Name of the function that an error hit first, NUL-terminated and never freed.
+    first: AtomicPtr<c_char>,
+}
+
+/// Calls that only translate a code: no operation of the device's depends on them, and they are not counted.
+const TRANSLATORS: [&str; 2] = ["cuGetErrorName", "cuGetErrorString"];
 
 impl Faults {
     /// Parses the variable; the error is one line that names the part that is wrong.
     pub fn parse(text: &str) -> Result<Faults, String> {
-        let one = |part: &str| {
-            let bad = || format!("SIMCUDA_FAULT: \"{part}\" is not FUNCTION:N=CUDA_ERROR_NAME");
-            let (call, code) = part.split_once('=').ok_or_else(bad)?;
-            let (function, at) = call.split_once(':').unwrap_or((call, "1"));
-            let at = at.trim().parse().ok().filter(|n| *n > 0).ok_or_else(bad)?;
-            let code = code.trim();
-            let code = crate::errors::by_name(code)
-                .or_else(|| code.parse().ok())
-                .ok_or_else(bad)?;
-            Ok(Fault {
-                function: function.trim().to_string(),
-                at,
-                code,
-                calls: AtomicU64::new(0),
-            })
-        };
-        text.split(',')
-            .filter(|p| !p.trim().is_empty())
-            .map(one)
-            .collect::<Result<_, String>>()
-            .map(Faults)
+        let planned = plan(text, launched_rank())?;
+        Ok(Faults {
+            armed: AtomicBool::new(!planned.is_empty()),
+            planned: RwLock::new(planned),
+            ..Faults::default()
+        })
     }
 
     /// The error planned for this call of `function`, if any.
-    pub fn hit(&self, function: &str) -> Option<CUresult> {
-        if self.0.is_empty() {
+    pub fn hit(&self, function: &'static str) -> Option<CUresult> {
+        if !self.armed.load(Relaxed) || TRANSLATORS.contains(&function) {
             return None;
         }
+        self.calls.fetch_add(1, Relaxed);
         let base = function
             .rsplit_once("_v")
             .map_or(function, |(base, _)| base);
-        let fault = self
-            .0
-            .iter()
-            .find(|f| f.function == function || f.function == base)?;
-        (fault.calls.fetch_add(1, Relaxed) + 1 == fault.at).then_some(fault.code)
+        let planned = self.planned.read();
+        // Every plan counts, whichever gives the error.
+        let mut code = None;
+        for fault in planned.iter() {
+            code = code.or(fault.hit(function, base));
+        }
+        if code.is_some() && self.first.load(Relaxed).is_null() {
+            if let Ok(name) = std::ffi::CString::new(function) {
+                self.first.store(name.into_raw(), Relaxed);
+            }
+        }
+        code
     }
+
+    fn replace(&self, text: Option<&str>) -> Result<(), String> {
+        let planned = plan(text.unwrap_or(""), launched_rank())?;
+        *self.planned.write() = planned;
+        self.calls.store(0, Relaxed);
+        self.first.store(core::ptr::null_mut(), Relaxed);
+        self.armed.store(text.is_some(), Relaxed);
+        Ok(())
+    }
+}
+
+/// The errors of a plan that are for this rank.
+fn plan(text: &str, rank: Option<u64>) -> Result<Vec<Fault>, String> {
+    let one = |part: &str| {
+        let bad =
+            || format!("SIMCUDA_FAULT: \"{part}\" is not FUNCTION[@RANK]:N[+]=CUDA_ERROR_NAME");
+        let (call, code) = part.split_once('=').ok_or_else(bad)?;
+        let (function, at) = call.split_once(':').unwrap_or((call, "1"));
+        let (function, for_rank) = match function.split_once('@') {
+            Some((function, rank)) => (function, Some(rank.trim().parse().map_err(|_| bad())?)),
+            None => (function, None),
+        };
+        let at = at.trim();
+        let lasting = at.ends_with('+');
+        let at = at.trim_end_matches('+').parse().ok();
+        let at = at.filter(|n| *n > 0).ok_or_else(bad)?;
+        let code = code.trim();
+        let code = crate::errors::by_name(code)
+            .or_else(|| code.parse().ok())
+            .ok_or_else(bad)?;
+        let fault = Fault {
+            function: function.trim().to_string(),
+            at,
+            lasting,
+            code,
+            calls: AtomicU64::new(0),
+        };
+        Ok((for_rank, fault))
+    };
+    let all = text
+        .split(',')
+        .filter(|p| !p.trim().is_empty())
+        .map(one)
+        .collect::<Result<Vec<(Option<u64>, Fault)>, String>>()?;
+    Ok(all
+        .into_iter()
+        .filter(|(for_rank, _)| for_rank.is_none() || *for_rank == rank)
+        .map(|(_, fault)| fault)
+        .collect())
+}
+
+/// The rank that the launcher gave this process.
+fn launched_rank() -> Option<u64> {
+    [
+        "OMPI_COMM_WORLD_RANK",
+        "PMIX_RANK",
+        "PMI_RANK",
+        "SLURM_PROCID",
+    ]
+    .iter()
+    .find_map(|name| std::env::var(name).ok()?.parse().ok())
+}
+
+fn faults() -> Option<&'static Faults> {
+    crate::driver::driver()
+        .ok()
+        .map(crate::driver::Driver::faults)
+}
+
+/// For test programs: plans the errors of a text as `SIMCUDA_FAULT` has it from now on, in the place of those planned
+/// before, and counts calls from 0; null ends that. 0 unless the text is wrong.
+///
+/// # Safety
+/// `text` is null or NUL-terminated.
+#[no_mangle]
+#[allow(non_snake_case)]
+pub unsafe extern "C" fn simcudaFaults(text: *const c_char) -> c_int {
+    let Some(faults) = faults() else { return -1 };
+    let text = if text.is_null() {
+        None
+    } else {
+        // SAFETY: not null, and terminated by the caller's word.
+        match unsafe { CStr::from_ptr(text) }.to_str() {
+            Ok(text) => Some(text),
+            Err(_) => return -1,
+        }
+    };
+    match faults.replace(text) {
+        Ok(()) => 0,
+        Err(why) => {
+            eprintln!("simcuda: {why}");
+            -1
+        }
+    }
+}
+
+/// For test programs: driver calls since [`simcudaFaults`].
+#[no_mangle]
+#[allow(non_snake_case)]
+pub extern "C" fn simcudaFaultCalls() -> c_ulonglong {
+    faults().map_or(0, |faults| faults.calls.load(Relaxed))
+}
+
+/// For test programs: the function that a planned error hit first since [`simcudaFaults`]; null if none.
+#[no_mangle]
+#[allow(non_snake_case)]
+pub extern "C" fn simcudaFaultHit() -> *const c_char {
+    faults().map_or(core::ptr::null(), |faults| {
+        faults.first.load(Relaxed).cast_const()
+    })
 }
 
 #[cfg(test)]
@@ -70,5 +202,27 @@ mod tests {
         assert_eq!(f.hit("cuMemcpyAsync"), None);
         assert!(Faults::parse("cuMemAlloc:0=CUDA_ERROR_UNKNOWN").is_err());
         assert!(Faults::parse("cuMemAlloc:1=NO_SUCH").is_err());
+    }
+
+    #[test]
+    fn any_function_and_all_later_calls() {
+        let f = Faults::parse("*:2=1, cuEventQuery:2+=2").unwrap();
+        assert_eq!(f.hit("cuMemAlloc_v2"), None);
+        assert_eq!(f.hit("cuGetErrorName"), None, "does not count");
+        assert_eq!(f.hit("cuMemFree_v2"), Some(1));
+        let calls: Vec<_> = (0..3).map(|_| f.hit("cuEventQuery")).collect();
+        assert_eq!(calls, [None, Some(2), Some(2)]);
+        f.replace(Some("cuEventQuery:1=3")).unwrap();
+        assert_eq!(f.hit("cuEventQuery"), Some(3));
+        assert_eq!(f.calls.load(Relaxed), 1);
+        f.replace(None).unwrap();
+        assert_eq!(f.hit("cuEventQuery"), None);
+    }
+
+    #[test]
+    fn a_rank_of_its_own() {
+        let of = |rank| plan("cuMemAlloc@1:1=2", rank).unwrap().len();
+        assert_eq!([of(Some(0)), of(Some(1)), of(None)], [0, 1, 0]);
+        assert!(plan("cuMemAlloc@x:1=2", None).is_err());
     }
 }

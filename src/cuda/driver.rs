@@ -171,6 +171,7 @@ driver_functions! {
     event_record = "cuEventRecord" (event: Event, stream: Stream);
     /// Whether an event has happened.
     event_query = "cuEventQuery" (event: Event);
+    event_synchronize = "cuEventSynchronize" (event: Event);
 
     /// Copies between any two addresses of the unified address space.
     memcpy_async = "cuMemcpyAsync" (dst: u64, src: u64, bytes: usize, stream: Stream);

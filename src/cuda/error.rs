@@ -97,6 +97,14 @@ impl Error {
         })
     }
 
+    /// Whether it says that the machine, or its administrator, does not allow what was asked: no fault.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        // No device, invalid device (hidden from this process), no peer access, not permitted, not supported.
+        self.code()
+            .is_some_and(|code| matches!(code, 100 | 101 | 217 | 800 | 801))
+    }
+
     /// Name of the driver's code, as `cuGetErrorName` has it.
     #[must_use]
     pub fn name(&self) -> Option<String> {

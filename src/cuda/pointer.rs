@@ -12,7 +12,7 @@
 
 use super::driver::{driver, Driver};
 use super::error::{Error, Result};
-use super::state::{ContextKey, Entered};
+use super::state::{insist, ContextKey, Entered};
 use super::types::{attribute, code, memory_type, Context, Uuid};
 use super::{host_range, reach};
 use std::ffi::c_void;
@@ -169,31 +169,35 @@ fn examine(driver: &Driver, address: *const c_void) -> Kind {
             address.addr() as u64,
         )
     };
-    if asked.is_ok() && answer & u64::from(u32::MAX) == u64::from(memory_type::UNREGISTERED) {
-        return Kind::Host;
+    let memory_type = (answer & u64::from(u32::MAX)) as u32;
+    match asked {
+        Ok(()) if memory_type == memory_type::UNREGISTERED => Kind::Host,
+        Ok(()) => examine_further(driver, address.addr() as u64, memory_type),
+        Err(_) => ask_again(driver, address.addr() as u64),
     }
-    examine_further(driver, address)
 }
 
 #[cold]
-fn examine_further(driver: &Driver, address: *const c_void) -> Kind {
+fn ask_again(driver: &Driver, address: u64) -> Kind {
     let mut found = Answers::default();
-    match query(
-        driver,
-        &[attribute::MEMORY_TYPE],
-        address.addr() as u64,
-        &mut found,
-    ) {
-        Ok(()) if found.get32(attribute::MEMORY_TYPE) == memory_type::UNREGISTERED => Kind::Host,
-        Ok(()) => detail(driver, address.addr() as u64).unwrap_or_else(|error| {
-            log::warn!("attributes of {address:p}: {error}");
-            without_detail(address.addr() as u64, found.get32(attribute::MEMORY_TYPE))
-        }),
+    match insist(|| query(driver, &[attribute::MEMORY_TYPE], address, &mut found)) {
+        Ok(()) => match found.get32(attribute::MEMORY_TYPE) {
+            memory_type::UNREGISTERED => Kind::Host,
+            memory_type => examine_further(driver, address, memory_type),
+        },
         Err(error) => {
-            log::trace!("memory type of {address:p}: {error}");
+            log::trace!("memory type of {address:#x}: {error}");
             Kind::Host
         }
     }
+}
+
+#[cold]
+fn examine_further(driver: &Driver, address: u64, memory_type: u32) -> Kind {
+    insist(|| detail(driver, address)).unwrap_or_else(|error| {
+        log::debug!("attributes of {address:#x}: {error}");
+        without_detail(address, memory_type)
+    })
 }
 
 /// Attributes asked about driver memory, from the most on; older drivers refuse a list with one they do not know.
@@ -354,7 +358,7 @@ fn device_buffer(driver: &Driver, address: u64, answers: &Answers, level: usize)
         Allocation::Plain
     };
     let context = if own.is_null() {
-        reach::existing_context(ordinal).unwrap_or(Context::NULL)
+        insist(|| reach::existing_context(ordinal)).unwrap_or(Context::NULL)
     } else {
         own
     };

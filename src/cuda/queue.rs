@@ -24,6 +24,8 @@ const BATCH_COUNT_MAX: usize = 32;
 const BATCH_BYTES_MAX: u64 = 64 << 20;
 /// Copies that one stream may have in flight, launched one by one.
 const IN_FLIGHT_MAX: usize = 1024;
+/// Errors in a row that the driver answers questions about a copy with, before it is waited for.
+const FAILURES_MAX: u32 = 3;
 /// Polls of a copy that is not the oldest of its stream for each that asks the driver: whoever polls the oldest one finds
 /// out for all, unless nobody does.
 const SKIPS_MAX: u32 = 8;
@@ -103,15 +105,21 @@ pub struct InFlight {
     _owner: Arc<()>,
     /// Polls since the driver was last asked.
     skipped: u32,
+    /// Questions about it that the driver has answered with an error.
+    failures: u32,
+    lost: Option<Error>,
 }
 
 impl InFlight {
-    /// Whether the copies are done. Does not wait. An error is final: they could not be launched, or the context is gone
-    /// or has faulted, and what they wrote is unknown.
+    /// Whether the copies are done. Does not wait. After an error it may be asked again, unless [`InFlight::is_lost`].
     pub fn poll(&mut self) -> Result<bool> {
+        if let Some(error) = self.lost {
+            return Err(error);
+        }
         let queue = &self.queue;
         if queue.failures.load(Ordering::Acquire) != 0 {
             if let Some(error) = queue.take_failure(self.number) {
+                self.lost = Some(error);
                 return Err(error);
             }
         }
@@ -125,7 +133,31 @@ impl InFlight {
             return Ok(false);
         }
         self.skipped = 0;
-        queue.advance(self.number)
+        queue.advance(self.number).or_else(|error| {
+            self.failures += 1;
+            if self.failures >= FAILURES_MAX && !queue.is_lost() {
+                // The last question is one that waits: the copies end by themselves, if anything does.
+                queue.wait();
+            }
+            match queue.take_failure(self.number) {
+                Some(error) => self.lost = Some(error),
+                None if queue.is_lost() => self.lost = Some(error),
+                None => {}
+            }
+            Err(error)
+        })
+    }
+
+    /// After an error: the copies could not be launched, or the context is gone or has faulted; they never finish, and
+    /// what they wrote is unknown.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lost.is_some()
+    }
+
+    /// Whether nothing of it runs any more, well or not.
+    pub fn is_over(&mut self) -> bool {
+        matches!(self.poll(), Ok(true)) || self.is_lost()
     }
 }
 
@@ -208,6 +240,8 @@ impl Queue {
             number: state.queued,
             _owner: owner,
             skipped: 0,
+            failures: 0,
+            lost: None,
         };
         (member, owned)
     }
@@ -223,7 +257,8 @@ impl Queue {
         let mut state = self.state.lock();
         match entered {
             Ok(entered) => self.launch_waiting(&mut state, &entered),
-            Err(error) => self.lose(&mut state, error),
+            // Whoever polls one of the copies tries again, or finds out.
+            Err(error) => log::debug!("launching copies: {error}"),
         }
     }
 
@@ -343,7 +378,9 @@ impl Queue {
             Ok(())
         });
         if let Err(error) = asked {
-            self.lose(&mut state, error);
+            if error.context_is_gone() || error.is_sticky() {
+                self.lose(&mut state, error);
+            }
             return Err(error);
         }
         drop(state);
@@ -362,25 +399,45 @@ impl Queue {
     ) -> Result<()> {
         while let Some(oldest) = state.flying.front() {
             // SAFETY: the event belongs to the context that is entered, which still is the one it was made in.
-            let answer = match unsafe { entered.driver().event_query(oldest.event) } {
+            match unsafe { entered.driver().event_query(oldest.event) } {
+                Ok(()) => self.pop(state, done),
                 Err(error) if error.is(code::NOT_READY) => break,
-                Err(error) if error.context_is_gone() || error.is_sticky() => return Err(error),
-                answer => answer,
-            };
-            let Some(mut oldest) = state.flying.pop_front() else {
-                break;
-            };
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The oldest launch is done.
+    fn pop(&self, state: &mut State, done: &mut Vec<Arc<Mapping>>) {
+        if let Some(mut oldest) = state.flying.pop_front() {
             done.append(&mut oldest.mappings);
             state.idle.push(oldest.event);
             let last = oldest.members.last().map_or(0, |member| member.number);
-            if let Err(error) = answer {
-                // SAFETY: the stream is live in the entered context. What has failed must not run on.
-                let _ = unsafe { entered.driver().stream_synchronize(self.stream) };
-                self.fail(state, oldest.members, error);
-            }
             self.finished.fetch_max(last, Ordering::AcqRel);
         }
-        Ok(())
+    }
+
+    /// Waits for all that is launched. Where even that fails, nothing more can be had of the stream.
+    fn wait(&self) {
+        let mut done = Vec::new();
+        let mut state = self.state.lock();
+        let entered = Entered::enter_same(self.key);
+        // SAFETY: the stream is live in the entered context.
+        let waited =
+            entered.and_then(|entered| unsafe { entered.driver().stream_synchronize(self.stream) });
+        match waited {
+            Ok(()) => {
+                while !state.flying.is_empty() {
+                    self.pop(&mut state, &mut done);
+                }
+            }
+            Err(error) => self.lose(&mut state, error),
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        matches!(self.state.lock().end, Some(End::Lost(_)))
     }
 
     /// Nothing more can be had of the stream.

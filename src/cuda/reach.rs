@@ -4,7 +4,7 @@
 
 use super::driver::required;
 use super::error::{Error, Result};
-use super::state::{ContextKey, Entered};
+use super::state::{insist, ContextKey, Entered};
 use super::types::{Context, Device, Uuid};
 use parking_lot::Mutex;
 use std::sync::OnceLock;
@@ -57,7 +57,7 @@ pub fn devices() -> &'static [DeviceInfo] {
     if let Some(list) = DEVICES.get() {
         return list;
     }
-    match list_devices() {
+    match insist(list_devices) {
         Ok(list) => DEVICES.get_or_init(|| list),
         Err(error) => {
             log::debug!("listing cuda devices: {error}");
@@ -196,7 +196,8 @@ fn active_primary(device: Device) -> Result<Option<Context>> {
             return Ok(None);
         }
         driver.primary_ctx_retain(&raw mut context, device)?;
-        driver.primary_ctx_release(device)?;
+        // A reference that is not given back keeps the context alive after the program has released it.
+        insist(|| driver.primary_ctx_release(device))?;
     }
     Ok(Some(context))
 }

@@ -6,6 +6,7 @@
 use super::driver::{required, Driver};
 use super::error::{Error, Result};
 use super::types::{Context, CAPTURE_MODE_RELAXED};
+use crate::stats::{self, Counter};
 use std::marker::PhantomData;
 
 /// A context and the identity it had when it was met: a handle may be used again for another context.
@@ -25,14 +26,14 @@ impl ContextKey {
         }
         Ok(ContextKey {
             handle,
-            id: identity(required()?, handle)?,
+            id: insist(|| identity(required()?, handle))?,
         })
     }
 
     /// Whether the handle still names the same context.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        required().and_then(|driver| identity(driver, self.handle)) == Ok(self.id)
+        insist(|| identity(required()?, self.handle)) == Ok(self.id)
     }
 }
 
@@ -104,6 +105,26 @@ impl Entered {
     }
 }
 
+/// Times that a question is asked that the driver answers with an error.
+const QUESTIONS: u32 = 3;
+
+/// Asks again after an error that is no answer: device memory that is taken for host memory is a crash, and a context
+/// that is taken for lost a lost message.
+pub(super) fn insist<T>(mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut asked = 1;
+    loop {
+        match ask() {
+            Err(error)
+                if asked < QUESTIONS && error.code().is_some() && !error.context_is_gone() =>
+            {
+                stats::add(Counter::DriverRetries, 1);
+                asked += 1;
+            }
+            answer => return answer,
+        }
+    }
+}
+
 fn lost(error: Error) -> Error {
     if error.context_is_gone() {
         Error::ContextLost
@@ -112,22 +133,35 @@ fn lost(error: Error) -> Error {
     }
 }
 
+/// Tries again what must not fail: the program would find another context than its own.
+fn twice(what: &str, mut call: impl FnMut() -> Result<()>) {
+    if let Err(first) = call() {
+        match call() {
+            Ok(()) => {
+                stats::add(Counter::DriverRetries, 1);
+                log::debug!("{what}: {first}; done at the second attempt");
+            }
+            Err(error) if error.context_is_gone() => log::debug!("{what}: {error}"),
+            Err(error) => log::warn!("{what}: {error}"),
+        }
+    }
+}
+
 impl Drop for Entered {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = Context::NULL;
             // SAFETY: pops what `enter` pushed on this thread; nothing in between leaves another on top.
-            let result = unsafe { self.driver.ctx_pop_current(&raw mut popped) };
-            if let Err(error) = result {
-                log::debug!("leaving a cuda context: {error}");
-            }
+            twice("leaving a cuda context", || unsafe {
+                self.driver.ctx_pop_current(&raw mut popped)
+            });
         }
         if let Some(mut mode) = self.capture_mode {
             // SAFETY: `mode` is read and written, and holds what this thread had before.
-            let _ = unsafe {
+            twice("restoring the capture mode", || unsafe {
                 self.driver
                     .thread_exchange_stream_capture_mode(&raw mut mode)
-            };
+            });
         }
     }
 }

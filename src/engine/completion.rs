@@ -11,7 +11,6 @@ mod status;
 use std::ffi::{c_int, c_void};
 
 use crate::engine::core::{Core, Entry};
-use crate::engine::native::raise;
 use crate::engine::requests::finish_request;
 use crate::engine::{Engine, Env, NativeScope};
 use crate::mpi::{native, Handle};
@@ -104,32 +103,35 @@ impl Engine {
         unsafe {
             match entry {
                 Entry::Receive(id) => {
-                    if let Some(send) = core.take_companion(id) {
-                        core.retire_send(env, send);
-                    }
+                    let sent = match core.take_companion(id) {
+                        Some(send) => core.retire_send(env, send),
+                        None => env.abi.success,
+                    };
                     let persistent = core.is_persistent(id);
                     if !persistent {
                         core.table.remove(&handle);
                     }
-                    let code = core.finish_receive(env, id, status);
-                    (if persistent { handle } else { null }, code)
+                    let received = core.finish_receive(env, id, status);
+                    (
+                        if persistent { handle } else { null },
+                        first_error(env, sent, received),
+                    )
                 }
                 Entry::Send(id) => {
                     core.table.remove(&handle);
                     let stands_for_null = core.sends[id].stands_for_null;
-                    let (comm, code) = core.retire_send(env, id);
+                    let code = core.retire_send(env, id);
                     let native = finish_request(env, handle, status);
                     if stands_for_null {
                         empty_null_status(env, status);
                     }
-                    (null, raised(env, comm, code, native))
+                    (null, first_error(env, code, native))
                 }
                 Entry::Persistent(id) => {
-                    let mut code = env.abi.success;
-                    if let Some(send) = core.persistents[id].active.take() {
-                        let (comm, own) = core.retire_send(env, send);
-                        code = raised(env, comm, own, code);
-                    }
+                    let code = match core.persistents[id].active.take() {
+                        Some(send) => core.retire_send(env, send),
+                        None => env.abi.success,
+                    };
                     let mut request = handle;
                     native::wait(&raw mut request, status);
                     (handle, code)
@@ -239,11 +241,11 @@ unsafe fn empty_null_status(env: &Env, status: *mut c_void) {
     }
 }
 
-/// Raises an error of the engine's; otherwise passes the native code on.
-unsafe fn raised(env: &Env, comm: Handle, own: c_int, native: c_int) -> c_int {
-    if own == env.abi.success {
-        return native;
+/// The code of an operation that has two.
+fn first_error(env: &Env, first: c_int, second: c_int) -> c_int {
+    if first == env.abi.success {
+        second
+    } else {
+        first
     }
-    // SAFETY: the program's communicator.
-    unsafe { raise(comm, own) }
 }

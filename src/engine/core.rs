@@ -172,6 +172,8 @@ impl Core {
         {
             self.checked = Instant::now();
             self.give_up_on_the_dead(env);
+            // Also without a ring: who writes over a slot does not ring.
+            moved |= self.look_at_open_sends(env);
         }
         moved
     }
@@ -210,7 +212,7 @@ impl Core {
         }
         for id in self.moving.clone() {
             if self.peer_of_receive(id).is_some_and(&mut is_dead) {
-                self.fail_receive(env, id);
+                self.fail_receive(id);
             }
         }
         for (rank, _) in dead.into_iter().filter(|(_, dead)| *dead) {

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Purpose};
+use crate::engine::fault::{self, Of};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::story;
 use crate::engine::Env;
-use crate::node::{Descriptor, Message, Peer, Refused, Slot, State, Sums};
+use crate::node::{Corruption, Descriptor, Message, Peer, Refused, Slot, State, Sums, FIRST_CELL};
 use crate::stats::{self, Counter, Reason};
 
 /// Flags of a slot's message.
@@ -42,17 +43,32 @@ enum Path {
     Ring {
         flying: VecDeque<(InFlight, u64)>,
         arrived: u64,
-        /// The sender has put the whole payload there by itself.
-        hosted: bool,
+        /// Entries given back to the sender.
+        popped: u64,
+        /// The state in which the slot stays meanwhile: WantHost where the sender fills the ring for this receiver, Hosted
+        /// (or Claimed) where it has put the whole payload there by itself.
+        state: State,
     },
+    /// The message is lost. Copies into the program's buffer that still run are waited for.
+    Draining(Vec<InFlight>),
 }
 
 impl Path {
-    fn ring(hosted: bool) -> Path {
+    fn ring(state: State) -> Path {
         Path::Ring {
             flying: VecDeque::new(),
             arrived: 0,
-            hosted,
+            popped: 0,
+            state,
+        }
+    }
+
+    /// As the user reads it.
+    fn told(&self) -> fault::Path {
+        match self {
+            Path::Ring { state, .. } if *state != State::WantHost => fault::Path::Eager,
+            Path::Ring { .. } => fault::Path::HostRing,
+            _ => fault::Path::Direct,
         }
     }
 }
@@ -69,6 +85,8 @@ pub struct Fetch {
     own: bool,
     /// Why the direct path was not taken.
     reason: Option<Reason>,
+    /// Driver calls that have failed.
+    failures: u32,
 }
 
 // SAFETY: the destination belongs to a pending receive, which MPI has lent to the library until it completes.
@@ -92,6 +110,8 @@ pub enum NotTaken {
     Value,
     /// It claims to be one, and is not believed.
     Bad,
+    /// It is one, and its message cannot be had.
+    Lost,
 }
 
 impl Fetch {
@@ -113,17 +133,29 @@ impl Fetch {
             }
         };
         let Some(peer) = env.node.peer(descriptor.sender) else {
-            return Err(NotTaken::Bad);
+            return Err(NotTaken::Lost);
         };
-        let (message, hosted) = match peer.validate(&descriptor) {
+        let validated = peer.validate(&descriptor);
+        if matches!(validated, Err(Corruption::Digest)) {
+            stats::add(Counter::Corrupt, 1);
+        }
+        let claimed = match validated {
             Ok((slot, message)) if message.destination == env.world_rank => {
                 match slot.claim(descriptor.nonce) {
-                    Ok(()) => (message, false),
-                    Err(Refused::State(State::Hosted)) => (message, true),
-                    Err(_) => return Err(NotTaken::Bad),
+                    Ok(()) => Some((message, false)),
+                    Err(Refused::State(State::Hosted)) => Some((message, true)),
+                    Err(_) => None,
                 }
             }
-            _ => return Err(NotTaken::Bad),
+            _ => None,
+        };
+        let Some((message, hosted)) = claimed else {
+            // Its sender must not wait for a receiver that will never come.
+            if let Some(slot) = peer.slot(descriptor.slot) {
+                slot.turn_down(descriptor.nonce, env.abi.err_other);
+            }
+            peer.ring_doorbell();
+            return Err(NotTaken::Lost);
         };
         let own = descriptor.sender == env.world_rank;
         let wanted = if message.length > capacity {
@@ -141,9 +173,10 @@ impl Fetch {
             path: Path::Nothing,
             own,
             reason: None,
+            failures: 0,
         };
         if wanted > 0 && hosted {
-            fetch.path = Path::ring(true);
+            fetch.path = Path::ring(State::Hosted);
         } else if wanted > 0 {
             fetch.start(gpu);
         }
@@ -182,8 +215,9 @@ impl Fetch {
     /// By which path the payload comes, or came.
     pub fn way(&self) -> story::Path {
         match &self.path {
-            Path::Ring { hosted: true, .. } => story::Path::Eager,
-            Path::Ring { hosted: false, .. } => story::Path::HostRing,
+            Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
+            Path::Ring { .. } => story::Path::HostRing,
+            Path::Draining(_) => story::Path::Unknown,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
             Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
             Path::Nothing | Path::Direct(_) => story::Path::Direct,
@@ -214,10 +248,12 @@ impl Fetch {
                 if let Some((reason, error)) = reason {
                     stats::fallback(reason, self.wanted);
                     self.reason = Some(reason);
-                    log::debug!(
-                        "rank {}: direct copy not possible, through host memory: {error}",
-                        self.message.source
-                    );
+                    // What cannot be between these two processes, or somebody else has done, is no fault.
+                    if error.code().is_some() && !error.is_refusal() {
+                        self.survived(&error, "through host memory instead");
+                    } else {
+                        log::debug!("from rank {}: not direct: {error}", self.message.source);
+                    }
                 }
                 self.want_host();
             }
@@ -269,75 +305,161 @@ impl Fetch {
         if let Some(slot) = self.slot() {
             let _ = slot.want_host(self.nonce);
         }
-        self.path = Path::ring(false);
+        self.path = Path::ring(State::WantHost);
         self.peer.ring_doorbell();
     }
 
     /// Moves the transfer on, without waiting.
     pub fn poll(&mut self, gpu: &mut Gpu) -> Step {
         match &mut self.path {
-            Path::Nothing => self.acknowledge(),
+            Path::Nothing => {
+                self.acknowledge();
+                Step::Done
+            }
             Path::Direct(copy) => match copy.poll() {
                 Ok(false) => Step::Pending(false),
                 Ok(true) => {
-                    let (messages, bytes) = if self.own {
+                    if self.is_hosted_all_the_same() {
+                        self.path = Path::ring(State::Claimed);
+                        return Step::Pending(true);
+                    }
+                    let counters = if self.own {
                         (Counter::SelfReceives, Counter::SelfBytes)
                     } else {
                         (Counter::DirectReceives, Counter::DirectBytes)
                     };
-                    stats::add(messages, 1);
-                    stats::add(bytes, self.wanted);
-                    self.acknowledge()
+                    self.complete(counters)
                 }
                 Err(error) => {
-                    log::warn!(
-                        "copy from rank {} failed, again through host memory: {error}",
-                        self.message.source
-                    );
+                    let again = if copy.is_lost() {
+                        "again through host memory"
+                    } else {
+                        "tried again"
+                    };
+                    let is_lost = copy.is_lost();
+                    self.survived(&error, again);
                     stats::add(Counter::Retries, 1);
-                    self.want_host();
+                    if is_lost {
+                        self.want_host();
+                    }
                     Step::Pending(true)
                 }
             },
-            Path::Ring { .. } => self.poll_ring(gpu),
+            Path::Ring { .. } => match self.poll_ring(gpu) {
+                Ok(step) => step,
+                Err(why) => self.fail(&why),
+            },
+            Path::Draining(copies) => {
+                copies.retain_mut(|copy| !copy.is_over());
+                if copies.is_empty() {
+                    self.acknowledge();
+                    Step::Failed
+                } else {
+                    Step::Pending(false)
+                }
+            }
         }
     }
 
-    fn poll_ring(&mut self, gpu: &mut Gpu) -> Step {
-        let Some(slot) = self.peer.slot(self.slot) else {
-            return Step::Failed;
-        };
-        match slot.state(self.nonce) {
-            Ok(State::Claimed | State::WantHost | State::Hosted) => {}
-            other => {
-                log::debug!(
-                    "message from rank {} cannot be had: {other:?}",
-                    self.message.source
-                );
-                return Step::Failed;
-            }
+    /// Whether the sender has put the payload of a claimed message into the ring: it was about to, when the message was
+    /// claimed, and if the claim was made in a state that somebody had written, it did so in time and has given the
+    /// buffer back. What is in the ring is right in both cases.
+    fn is_hosted_all_the_same(&self) -> bool {
+        self.slot()
+            .is_some_and(|slot| matches!(slot.ring(self.nonce).front(), Ok(Some(_))))
+    }
+
+    /// The payload is there. It is the sender's message only if the slot was about it to the last: who gives a slot up,
+    /// or writes over it, may have changed the buffer meanwhile.
+    fn complete(&mut self, (messages, bytes): (Counter, Counter)) -> Step {
+        if !self.acknowledge() {
+            let why = self.why_gone();
+            return self.fail(&why);
         }
+        stats::add(messages, 1);
+        stats::add(bytes, self.wanted);
+        Step::Done
+    }
+
+    /// Why the slot is not about the message any more.
+    fn why_gone(&self) -> Lost {
+        match self.slot().map(|slot| slot.state(self.nonce)) {
+            Some(Ok(State::Failed)) => Lost::GivenUp,
+            Some(Err(_)) => Lost::Gone,
+            _ => Lost::Corrupt,
+        }
+    }
+
+    fn survived(&self, error: &Error, remedy: &str) {
+        let of = Of::From(self.message.source);
+        fault::survived(of, self.path.told(), error, remedy);
+    }
+
+    /// The sender has died. What is being read from its memory is still there, as long as it is mapped: such a copy comes
+    /// to its end. False if so.
+    pub fn give_up_on_the_dead(&mut self) -> bool {
+        if matches!(self.path, Path::Direct(_) | Path::Draining(_)) {
+            return false;
+        }
+        self.fail(&Lost::Dead);
+        true
+    }
+
+    /// Empties the ring into its place, piece by piece.
+    fn poll_ring(&mut self, gpu: &mut Gpu) -> Result<Step, Lost> {
+        let peer = Arc::clone(&self.peer);
+        let slot = peer.slot(self.slot).ok_or(Lost::Corrupt)?;
+        let ring = slot.ring(self.nonce);
+        let now = slot.state(self.nonce);
+        let why_gone = self.why_gone();
         let Path::Ring {
             flying,
             arrived,
-            hosted,
+            popped,
+            state,
         } = &mut self.path
         else {
-            return Step::Failed;
+            return Ok(Step::Pending(false));
+        };
+        if now != Ok(*state) {
+            return Err(why_gone);
+        }
+        // Also where nothing is to be had yet: a side that believes a counter that was written over waits for ever.
+        if !ring.is_emptied_to(*popped) {
+            return Err(Lost::Corrupt);
+        }
+        // A piece is the sender's again once its entry is popped: what was read of it counts only if this was ours to do.
+        let pop = |popped: &mut u64| {
+            *popped += 1;
+            let is_ours = ring.pop() == Ok(true) && ring.is_emptied_to(*popped);
+            peer.ring_doorbell();
+            if is_ours {
+                Ok(())
+            } else {
+                Err(Lost::Corrupt)
+            }
         };
         let mut moved = false;
+        let mut trouble = None;
         loop {
-            let Ok(entry) = slot.ring(self.nonce).peek(flying.len()) else {
-                return self.fail("its ring is corrupt");
-            };
-            let Some(entry) = entry else { break };
-            let Some((piece, bytes)) = self.peer.piece_of(entry) else {
-                return self.fail("its ring is corrupt");
+            let entry = ring.peek(flying.len()).map_err(|_| Lost::Corrupt)?;
+            let Some(entry) = entry else {
+                // The whole payload was there before the message was in this state.
+                if *state != State::WantHost && flying.is_empty() && *arrived < self.wanted {
+                    return Err(Lost::Corrupt);
+                }
+                break;
             };
             let started: u64 = *arrived + flying.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            let (piece, bytes) = peer.piece_of(entry).ok_or(Lost::Corrupt)?;
             let bytes = bytes as u64;
-            if started + bytes > self.wanted {
-                return self.fail("it brings more than the message");
+            // Every piece but the last is filled to its end.
+            let room = match entry.piece.checked_sub(FIRST_CELL) {
+                Some(_) => u64::from(peer.layout().cell_bytes),
+                None => u64::from(peer.layout().chunk_bytes),
+            };
+            if bytes != room.min(self.wanted - started) {
+                return Err(Lost::Corrupt);
             }
             match self.to {
                 Destination::Host(address) => {
@@ -347,13 +469,12 @@ impl Fetch {
                         let to = address.add(started as usize);
                         to.copy_from_nonoverlapping(piece.as_ptr(), bytes as usize);
                     }
-                    let _ = slot.ring(self.nonce).pop();
+                    pop(popped)?;
                     *arrived += bytes;
                     moved = true;
-                    self.peer.ring_doorbell();
                 }
                 Destination::Device { context, address } => {
-                    if let Some((start, length)) = self.peer.staging() {
+                    if let Some((start, length)) = peer.staging() {
                         // SAFETY: the peer's segment stays mapped while the node is registered; pins are dropped
                         // before that, at finalize.
                         unsafe { gpu.pin(context, start.as_ptr(), length) };
@@ -368,7 +489,10 @@ impl Fetch {
                     ) {
                         Ok(copy) => flying.push_back((copy, bytes)),
                         Err(error) if is_for_now(&error) => break,
-                        Err(error) => return self.fail(&error.to_string()),
+                        Err(error) => {
+                            trouble = Some(error);
+                            break;
+                        }
                     }
                     moved = true;
                 }
@@ -380,38 +504,74 @@ impl Fetch {
                 Ok(true) => {
                     *arrived += *bytes;
                     flying.pop_front();
-                    let _ = slot.ring(self.nonce).pop();
-                    self.peer.ring_doorbell();
+                    pop(popped)?;
                     moved = true;
                 }
-                Err(error) => return self.fail(&error.to_string()),
+                Err(error) if copy.is_lost() => return Err(Lost::Driver(error)),
+                Err(error) => {
+                    trouble = Some(error);
+                    break;
+                }
             }
         }
         if *arrived == self.wanted {
-            let (messages, bytes) = if *hosted {
+            let counters = if *state != State::WantHost {
                 (Counter::EagerReceives, Counter::EagerBytes)
             } else {
                 (Counter::HostRingReceives, Counter::HostRingBytes)
             };
-            stats::add(messages, 1);
-            stats::add(bytes, self.wanted);
-            return self.acknowledge();
+            return Ok(self.complete(counters));
         }
-        Step::Pending(moved)
+        if let Some(error) = trouble {
+            self.failures += 1;
+            if self.failures >= fault::ATTEMPTS || error.context_is_gone() {
+                return Err(Lost::Driver(error));
+            }
+            self.survived(&error, "tried again");
+            stats::add(Counter::Retries, 1);
+        }
+        Ok(Step::Pending(moved))
     }
 
-    fn fail(&self, why: &str) -> Step {
-        log::error!(
-            "message of {} bytes from rank {} is lost: {why}",
-            self.message.length,
-            self.message.source
-        );
-        self.acknowledge();
-        Step::Failed
+    /// The message is lost. Its sender is told, and the receive ends, once nothing is written to its buffer any more.
+    fn fail(&mut self, why: &Lost) -> Step {
+        fault::lost(Of::From(self.message.source), self.path.told(), why);
+        if *why == Lost::Corrupt {
+            stats::add(Counter::Corrupt, 1);
+        }
+        let copies = match std::mem::replace(&mut self.path, Path::Nothing) {
+            Path::Direct(copy) => vec![copy],
+            Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
+            Path::Draining(copies) => copies,
+            Path::Nothing => Vec::new(),
+        };
+        self.path = Path::Draining(copies);
+        Step::Pending(true)
     }
 
-    fn acknowledge(&self) -> Step {
-        self.peer.acknowledge(self.slot, self.nonce);
-        Step::Done
+    fn acknowledge(&self) -> bool {
+        self.peer.acknowledge(self.slot, self.nonce)
+    }
+}
+
+/// Why a message cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lost {
+    Driver(Error),
+    GivenUp,
+    Gone,
+    Corrupt,
+    Dead,
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Lost::Driver(error) => error.fmt(f),
+            Lost::Gone => f.write_str("its sender gave it up, or its slot was written over"),
+            Lost::GivenUp => f.write_str("the sender could not bring it"),
+            Lost::Corrupt => f.write_str("its slot or ring in shared memory was written over"),
+            Lost::Dead => f.write_str("the sender has died"),
+        }
     }
 }

@@ -8,6 +8,7 @@ use crate::cuda::{
     Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping, Mappings,
     PinnedBuffer, PinnedPool, Purpose, Registrations, Result,
 };
+use crate::engine::fault;
 use crate::stats::{self, Counter};
 
 /// Bounce memory of a rank for copies that cannot use shared staging, bytes.
@@ -40,8 +41,22 @@ impl Gpu {
         }
     }
 
-    /// Makes a buffer of the program's ready for copies by the engine, and names its context.
+    /// Makes a buffer of the program's ready for copies by the engine, and names its context. What fails is tried again:
+    /// without this no path is left to a receiver.
     pub fn prepare(&mut self, buffer: &Buffer) -> Result<ContextKey> {
+        for _ in 1..fault::ATTEMPTS {
+            match self.prepare_once(buffer) {
+                Err(error) if error.code().is_some() && !error.context_is_gone() => {
+                    log::debug!("device buffer {:#x}: {error}", buffer.address);
+                    stats::add(Counter::DriverRetries, 1);
+                }
+                result => return result,
+            }
+        }
+        self.prepare_once(buffer)
+    }
+
+    fn prepare_once(&mut self, buffer: &Buffer) -> Result<ContextKey> {
         let key = ContextKey::of(buffer.context)?;
         self.lanes.open(key)?;
         if !self.exports.prepare(buffer)? {

@@ -11,7 +11,7 @@ use crate::config::{Config, MpiCuda, StatsTarget};
 use crate::engine::core::Entry;
 use crate::engine::{comms, early, engine, helper, requests, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, Abi, Function};
-use crate::node::{Launch, Node, Options, Peer};
+use crate::node::{Launch, Node, NodeError, Options, Peer};
 use crate::stats::{self, Counter, Snapshot, Summary};
 use crate::{cuda, logging, mpi};
 
@@ -67,7 +67,12 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
         ..Options::default()
     };
     let node = Node::register(&launch, world_rank, &options).map_err(|error| {
-        log::warn!("{error}; every message of this rank stays native");
+        // A world inside another's is no fault.
+        let level = match error {
+            NodeError::RankDiffers { .. } => log::Level::Info,
+            _ => log::Level::Warn,
+        };
+        log::log!(level, "{error}; every message of this rank stays native");
         error.to_string()
     })?;
     // SAFETY: MPI is initialized.

@@ -6,11 +6,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, InFlight, PinnedBuffer, Purpose, Result};
+use crate::cuda::{ContextKey, Copy, Error, InFlight, PinnedBuffer, Purpose, Result};
+use crate::engine::fault::{self, Of, Path};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::layout::Layout;
 use crate::engine::verify::Summing;
 use crate::node::{Sums, BLOCKS};
+use crate::stats::{self, Counter};
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +55,10 @@ pub struct Lift {
     pieces: VecDeque<Piece>,
     /// What comes down is not kept: only its checksums are wanted.
     summing: Option<Box<Summing>>,
+    /// Driver calls that have failed.
+    failures: u32,
+    /// It cannot be done; what is in flight is waited for.
+    given_up: Option<Error>,
 }
 
 // SAFETY: the host range belongs to the operation that owns this value (a landing range, or memory that MPI has lent
@@ -80,6 +86,8 @@ impl Lift {
             issued: 0,
             pieces: VecDeque::new(),
             summing: None,
+            failures: 0,
+            given_up: None,
         }
     }
 
@@ -94,6 +102,8 @@ impl Lift {
             issued: 0,
             pieces: VecDeque::new(),
             summing: Some(Box::new(Summing::new(total))),
+            failures: 0,
+            given_up: None,
         }
     }
 
@@ -104,8 +114,40 @@ impl Lift {
             .map_or([0; BLOCKS], |summing| summing.sums())
     }
 
-    /// Starts what can be started and finishes what is done; true when everything is.
+    /// Starts what can be started and finishes what is done; true when everything is. An error comes when nothing is in
+    /// flight any more: the bounce buffers and the program's memory are free again.
     pub fn poll(&mut self, gpu: &mut Gpu) -> Result<bool> {
+        if self.given_up.is_none() {
+            match self.step(gpu) {
+                Ok(done) => return Ok(done),
+                Err(error) if self.may_go_on(&error) => return Ok(false),
+                Err(error) => self.given_up = Some(error),
+            }
+        }
+        self.pieces.retain_mut(|piece| !piece.copy.is_over());
+        match self.given_up {
+            Some(error) if self.pieces.is_empty() => Err(error),
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether an error leaves something to try. A copy that is lost is not made again: its context is gone.
+    fn may_go_on(&mut self, error: &Error) -> bool {
+        self.failures += 1;
+        let lost = self.pieces.iter().any(|piece| piece.copy.is_lost());
+        let goes_on = !lost && !error.context_is_gone() && self.failures < fault::ATTEMPTS;
+        if goes_on {
+            let of = match self.way {
+                Way::Up => Of::Received,
+                Way::Down => Of::Sent,
+            };
+            fault::survived(of, Path::Value, error, "tried again");
+            stats::add(Counter::Retries, 1);
+        }
+        goes_on
+    }
+
+    fn step(&mut self, gpu: &mut Gpu) -> Result<bool> {
         while let Some(piece) = self.pieces.front_mut() {
             if !piece.copy.poll()? {
                 break;

@@ -8,6 +8,7 @@ pub mod completion;
 mod core;
 mod counts;
 mod early;
+mod fault;
 mod fetch;
 mod gpu;
 mod helper;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::engine::receive::RecvArgs;
 use crate::engine::send::{Mode, SendArgs};
-use crate::mpi::{native, Handle};
+use crate::mpi::{guard, native, Handle};
 
 /// Calls a native function whose first arguments are a buffer and a count. The function with a large count is called
 /// for large counts only: not every library has it, and where it has none the way to the other is longer.
@@ -131,12 +131,13 @@ pub unsafe fn native_imrecv(
     unsafe { by_count!(imrecv or imrecv_c: buffer, count, datatype, message, request) }
 }
 
-/// Calls the communicator's error handler, as MPI does for its own errors (MPI 4.1 section 9.3); returns the code.
+/// Has the communicator's error handler called at the end of the program's call, as MPI does for its own errors (MPI
+/// 4.1 section 9.3); returns the code.
 ///
 /// # Safety
 /// `comm` is the program's.
 pub unsafe fn raise(comm: Handle, code: c_int) -> c_int {
     // SAFETY: passed on.
-    unsafe { native::comm_call_errhandler(comm, code) };
+    unsafe { guard::raise_on_leaving(comm, code) };
     code
 }

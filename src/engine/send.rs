@@ -10,7 +10,7 @@ use crate::cuda::{self, Buffer, Kind};
 use crate::engine::comms;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
-use crate::engine::native::native_isend;
+use crate::engine::native::{native_isend, raise};
 use crate::engine::requests::start_generalized;
 use crate::engine::story::{self, Path, Story};
 use crate::engine::types::{self, TypeInfo};
@@ -77,8 +77,10 @@ pub struct Send {
     pub complete: bool,
     /// It is all that an `MPI_Isendrecv` with a receive from MPI_PROC_NULL does.
     pub stands_for_null: bool,
-    /// An error to be raised at completion.
-    pub code: c_int,
+    /// An error of the operation's, to be raised at completion.
+    code: c_int,
+    /// The MPI library has raised it.
+    is_raised: bool,
     /// What becomes of it, for a program that asks.
     pub story: Story,
     kind: SendKind,
@@ -284,11 +286,24 @@ impl Core {
             SendKind::Over => return,
         };
         // SAFETY: our own request, or null.
-        if unsafe { test_native(env, native) } {
-            if let SendKind::Value { .. } = send.kind {
+        let Some(code) = (unsafe { test_native(env, native) }) else {
+            return;
+        };
+        if code != env.abi.success && !send.complete {
+            (send.code, send.is_raised) = (code, true);
+            stats::add(Counter::Errors, 1);
+        }
+        match &mut send.kind {
+            SendKind::Value { .. } => {
                 send.complete = true;
                 send.kind = SendKind::Over;
             }
+            SendKind::Descriptor(out) if code != env.abi.success => {
+                // Nobody will ever read the slot.
+                out.give_up(env);
+                self.serving = true;
+            }
+            SendKind::Descriptor(_) | SendKind::Over => {}
         }
     }
 
@@ -303,15 +318,20 @@ impl Core {
         }
     }
 
-    /// Forgets a complete send, or lets what is left of it end by itself.
+    /// Forgets a complete send, or lets what is left of it end by itself. An error of it is raised, and returned.
     ///
     /// # Safety
     /// MPI may be called; the send is complete.
-    pub(super) unsafe fn retire_send(&mut self, env: &Env, id: usize) -> (Handle, c_int) {
+    pub(super) unsafe fn retire_send(&mut self, env: &Env, id: usize) -> c_int {
         // SAFETY: passed on.
         unsafe { self.test_value(env, id) };
-        let (comm, code) = (self.sends[id].comm, self.sends[id].code);
-        story::tell(self.sends[id].story);
+        let send = &self.sends[id];
+        let code = send.code;
+        story::tell(send.story);
+        if code != env.abi.success && !send.is_raised {
+            // SAFETY: the program's communicator.
+            unsafe { raise(send.comm, code) };
+        }
         if self.is_gone(env, id) {
             self.sends.remove(id);
         } else {
@@ -320,7 +340,7 @@ impl Core {
             }
             self.draining.push(id);
         }
-        (comm, code)
+        code
     }
 
     /// Gives the program a request for a send.
@@ -347,14 +367,18 @@ impl Core {
     }
 }
 
-/// Tests one of our native requests; true once it is null.
-unsafe fn test_native(env: &Env, request: &mut Handle) -> bool {
+/// Tests one of our native requests: the code of the operation once it is over, upon which the request is null.
+unsafe fn test_native(env: &Env, request: &mut Handle) -> Option<c_int> {
     let null = env.abi.normalize(env.abi.request_null);
     if env.abi.normalize(*request) == null {
-        return true;
+        return Some(env.abi.success);
     }
     let mut flag = 0;
     // SAFETY: our own request.
     let code = unsafe { native::test(request, &raw mut flag, env.abi.no_status()) };
-    flag != 0 || code != env.abi.success
+    if code != env.abi.success {
+        *request = env.abi.request_null;
+        return Some(code);
+    }
+    (flag != 0).then_some(code)
 }

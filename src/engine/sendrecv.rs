@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::engine::native::raise;
 use crate::engine::receive::{Plan, RecvArgs, Watch};
 use crate::engine::send::{SendArgs, Sorted};
 use crate::engine::Engine;
@@ -29,13 +28,7 @@ impl Engine {
                 return None;
             }
             // SAFETY: complete.
-            let (comm, code) = unsafe { core.retire_send(&engine.env, id) };
-            Some(if code == engine.env.abi.success {
-                code
-            } else {
-                // SAFETY: the program's communicator.
-                unsafe { raise(comm, code) }
-            })
+            Some(unsafe { core.retire_send(&engine.env, id) })
         })
     }
 
@@ -163,12 +156,7 @@ impl Engine {
             complete.then(|| {
                 // SAFETY: both are complete.
                 unsafe {
-                    let (comm, code) = core.retire_send(&engine.env, pair.send);
-                    let sent = if code == engine.env.abi.success {
-                        code
-                    } else {
-                        raise(comm, code)
-                    };
+                    let sent = core.retire_send(&engine.env, pair.send);
                     let received = core.finish_receive(&engine.env, receive, status);
                     if sent == engine.env.abi.success {
                         received

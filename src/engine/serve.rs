@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::cuda::{ContextKey, InFlight, Purpose, Result};
+use crate::cuda::{ContextKey, Error, InFlight, Purpose};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::node::{Entry, Ring, Segment, RING_ENTRIES};
 
@@ -16,9 +16,35 @@ pub struct Serve {
     length: u64,
     issued: u64,
     /// Pieces being filled, oldest first.
-    filling: VecDeque<(InFlight, u32, u32)>,
+    filling: VecDeque<Filling>,
     /// Filled pieces that the receiver has not emptied, oldest first.
     filled: VecDeque<u32>,
+    /// Entries that were appended to the ring.
+    pushed: u64,
+}
+
+/// A piece of staging that a copy is filling.
+struct Filling {
+    /// None where the copy has failed and is to be made again.
+    copy: Option<InFlight>,
+    piece: u32,
+    from: u64,
+    bytes: u32,
+}
+
+/// What stopped a step of the sender's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// A driver call failed; the step may be tried again.
+    Driver(Error),
+    /// Somebody has written over the ring.
+    Corrupt,
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Trouble {
+        Trouble::Driver(error)
+    }
 }
 
 impl Serve {
@@ -31,24 +57,28 @@ impl Serve {
             issued: 0,
             filling: VecDeque::new(),
             filled: VecDeque::new(),
+            pushed: 0,
         }
     }
 
     /// Fills what can be filled. True if anything moved.
-    pub fn poll(&mut self, gpu: &mut Gpu, own: &Segment, ring: &Ring<'_>) -> Result<bool> {
+    pub fn poll(&mut self, gpu: &mut Gpu, own: &Segment, ring: &Ring<'_>) -> Result<bool, Trouble> {
+        if !ring.is_filled_to(self.pushed) {
+            return Err(Trouble::Corrupt);
+        }
         let mut moved = self.take_back(own, ring);
-        while let Some((copy, piece, bytes)) = self.filling.front_mut() {
-            if !copy.poll()? {
+        while let Some(filling) = self.filling.front_mut() {
+            if !filling.poll(gpu, own, self.context)? {
                 break;
             }
             let entry = Entry {
-                piece: *piece,
-                bytes: *bytes,
+                piece: filling.piece,
+                bytes: filling.bytes,
             };
-            if !ring.push(entry).unwrap_or(false) {
+            if !append(ring, &mut self.pushed, entry)? {
                 break;
             }
-            self.filled.push_back(*piece);
+            self.filled.push_back(entry.piece);
             self.filling.pop_front();
             moved = true;
         }
@@ -61,18 +91,23 @@ impl Serve {
                     if is_for_now(&error) {
                         break;
                     }
-                    return Err(error);
+                    return Err(error.into());
                 }
             }
         }
         Ok(moved)
     }
 
-    fn start(&mut self, gpu: &mut Gpu, own: &Segment, piece: u32) -> Result<()> {
+    fn start(&mut self, gpu: &mut Gpu, own: &Segment, piece: u32) -> Result<(), Error> {
         let left = self.length - self.issued;
         let from = self.source + self.issued;
         let (copy, bytes) = bring_down(gpu, own, self.context, piece, from, left)?;
-        self.filling.push_back((copy, piece, bytes));
+        self.filling.push_back(Filling {
+            copy: Some(copy),
+            piece,
+            from,
+            bytes,
+        });
         self.issued += u64::from(bytes);
         Ok(())
     }
@@ -102,15 +137,43 @@ impl Serve {
 
     /// Drops what has landed of an aborted message; true once nothing is in flight.
     pub fn is_drained(&mut self, own: &Segment) -> bool {
-        while let Some((copy, piece, _)) = self.filling.front_mut() {
-            if matches!(copy.poll(), Ok(false)) {
+        while let Some(filling) = self.filling.front_mut() {
+            if filling.copy.as_mut().is_some_and(|copy| !copy.is_over()) {
                 return false;
             }
-            own.give(*piece);
+            own.give(filling.piece);
             self.filling.pop_front();
         }
         true
     }
+}
+
+impl Filling {
+    /// Whether the piece is filled. A copy that is lost is made again at the next call.
+    fn poll(&mut self, gpu: &mut Gpu, own: &Segment, context: ContextKey) -> Result<bool, Error> {
+        let copy = match &mut self.copy {
+            Some(copy) => copy,
+            none => {
+                let left = u64::from(self.bytes);
+                none.insert(bring_down(gpu, own, context, self.piece, self.from, left)?.0)
+            }
+        };
+        let answer = copy.poll();
+        if copy.is_lost() {
+            self.copy = None;
+        }
+        answer
+    }
+}
+
+/// Appends an entry to a ring of this rank's; false when it is full.
+fn append(ring: &Ring<'_>, pushed: &mut u64, entry: Entry) -> Result<bool, Trouble> {
+    if !ring.is_filled_to(*pushed) {
+        return Err(Trouble::Corrupt);
+    }
+    let fits = ring.push(entry).map_err(|_| Trouble::Corrupt)?;
+    *pushed += u64::from(fits);
+    Ok(fits)
 }
 
 /// Starts the copy of the first of `left` bytes from `from` into a piece of this rank's staging, as many as it holds.
@@ -121,7 +184,7 @@ fn bring_down(
     piece: u32,
     from: u64,
     left: u64,
-) -> Result<(InFlight, u32)> {
+) -> Result<(InFlight, u32), Error> {
     if let Some((start, length)) = own.staging() {
         // SAFETY: this rank's segment stays mapped for the life of the process; pins are dropped at finalize.
         unsafe { gpu.pin(context, start.as_ptr(), length) };
@@ -177,7 +240,10 @@ impl Hosting {
         own: &Segment,
         ring: &Ring<'_>,
         is_wanted: bool,
-    ) -> Result<bool> {
+    ) -> Result<bool, Trouble> {
+        if self.in_ring && !ring.is_filled_to(1) {
+            return Err(Trouble::Corrupt);
+        }
         if self.in_ring || (!is_wanted && self.copy.is_none() && self.sent.elapsed() < self.delay) {
             return Ok(false);
         }
@@ -186,10 +252,14 @@ impl Hosting {
             None => match bring_down(gpu, own, self.context, self.cell, self.source, self.length) {
                 Ok((copy, _)) => self.copy.insert(copy),
                 Err(error) if is_for_now(&error) => return Ok(false),
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             },
         };
-        if !copy.poll()? {
+        let answer = copy.poll();
+        if copy.is_lost() {
+            self.copy = None;
+        }
+        if !answer? {
             return Ok(false);
         }
         self.copy = None;
@@ -197,7 +267,7 @@ impl Hosting {
             piece: self.cell,
             bytes: self.length as u32,
         };
-        self.in_ring = ring.push(entry).unwrap_or(false);
+        self.in_ring = append(ring, &mut 0, entry)?;
         Ok(self.in_ring)
     }
 
@@ -213,11 +283,7 @@ impl Hosting {
 
     /// Gives the cell back once the message is over; false while a copy into it is under way.
     pub fn release(&mut self, own: &Segment) -> bool {
-        if self
-            .copy
-            .as_mut()
-            .is_some_and(|copy| matches!(copy.poll(), Ok(false)))
-        {
+        if self.copy.as_mut().is_some_and(|copy| !copy.is_over()) {
             return false;
         }
         self.copy = None;

@@ -3,7 +3,7 @@
 //! **Architecture invariant:** a call that the MPI library makes to itself while it serves one of ours is passed on
 //! untouched; only the outermost call of a thread is looked at.
 
-use super::Function;
+use super::{native, Function, Handle};
 use std::any::Any;
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -23,9 +23,18 @@ static GATE: AtomicU8 = AtomicU8::new(0);
 /// The function that panics when `INJECT` is set.
 static PANIC_IN: AtomicU16 = AtomicU16::new(0);
 
+/// This thread is in none of our functions.
+const OUTSIDE: u8 = 0;
+/// This thread is inside an exported function.
+const WITHIN: u8 = 1;
+/// It is, and calls error handlers at the end of it.
+const OWING: u8 = 2;
+
 thread_local! {
     /// Whether this thread is inside an exported function. No destructor, so it can be used at any time of a thread's life.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static INSIDE: Cell<u8> = const { Cell::new(OUTSIDE) };
+    /// Errors to be raised when this thread leaves: communicators and codes.
+    static RAISED: Cell<Vec<(Handle, c_int)>> = const { Cell::new(Vec::new()) };
     /// Where the panic happened that is on its way to the boundary.
     static PANICKED_AT: Cell<Option<String>> = const { Cell::new(None) };
 }
@@ -67,18 +76,51 @@ pub struct Guard(());
 impl Drop for Guard {
     #[inline(always)]
     fn drop(&mut self) {
-        INSIDE.set(false);
+        if INSIDE.replace(OUTSIDE) == OWING {
+            call_handlers();
+        }
+    }
+}
+
+/// Has the communicator's error handler called as soon as this thread leaves the library: a handler may call MPI, wait
+/// for other threads and ranks, or never return, so none is called while the engine is locked or driven.
+///
+/// # Safety
+/// `comm` is the program's and outlives the call of the program's that is under way.
+pub unsafe fn raise_on_leaving(comm: Handle, code: c_int) {
+    if INSIDE.get() == OUTSIDE {
+        // SAFETY: passed on.
+        unsafe { native::comm_call_errhandler(comm, code) };
+        return;
+    }
+    let noted = RAISED.try_with(|raised| {
+        let mut list = raised.take();
+        list.push((comm, code));
+        raised.set(list);
+    });
+    if noted.is_ok() {
+        INSIDE.set(OWING);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn call_handlers() {
+    // What handlers raise in calls of their own is theirs: the list is taken before the first is called.
+    for (comm, code) in RAISED.try_with(Cell::take).unwrap_or_default() {
+        // SAFETY: by the word of whoever noted it, the communicator still exists.
+        unsafe { native::comm_call_errhandler(comm, code) };
     }
 }
 
 /// Enters the library; `None` when this thread is inside it already.
 #[inline(always)]
 pub fn enter() -> Option<Guard> {
-    if INSIDE.replace(true) {
-        None
-    } else {
-        Some(Guard(()))
+    if INSIDE.get() != OUTSIDE {
+        return None;
     }
+    INSIDE.set(WITHIN);
+    Some(Guard(()))
 }
 
 /// As [`enter`], but `None` also while the library is not armed.
@@ -94,7 +136,7 @@ pub fn enter_armed() -> Option<Guard> {
 /// Whether this thread is inside an exported function.
 #[inline]
 pub fn inside() -> bool {
-    INSIDE.get()
+    INSIDE.get() != OUTSIDE
 }
 
 /// What an exported function does first inside its panic boundary: nothing, unless tracing or a test asks for it.

@@ -10,7 +10,7 @@
 //! | 32..40 | sequence number |
 //! | 40..48 | true length, bytes |
 //! | 48..50 | protocol version |
-//! | 50..57 | zero |
+//! | 50..57 | digest of what the slot says of the message |
 //! | 57..61 | CRC-32 of the 57 bytes before |
 //!
 //! All numbers are little-endian. Sender and receiver are of one node, but may be of different builds.
@@ -39,6 +39,8 @@ pub struct Descriptor {
     pub sequence: u64,
     /// True length of the message, bytes.
     pub length: u64,
+    /// [`Message::digest`](super::Message::digest) of the slot's contents, 56 bits.
+    pub digest: u64,
 }
 
 /// Why bytes are not taken for a descriptor.
@@ -64,12 +66,15 @@ pub enum Corruption {
     /// Another job's.
     #[error("it belongs to another job")]
     Job,
-    /// Reserved bytes are set, or the nonce or slot is out of range.
+    /// The nonce or slot is out of range.
     #[error("a field is out of range")]
     Range,
     /// The slot holds another message by now, or never held this one.
     #[error("its slot does not hold this message")]
     Stale,
+    /// The slot holds the message, but does not say of it what its sender wrote.
+    #[error("its slot was written over")]
+    Digest,
 }
 
 /// Whether what lies at `landed` begins like a descriptor: a cheap look before [`Descriptor::decode`].
@@ -94,6 +99,7 @@ impl Descriptor {
         bytes[32..40].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.length.to_le_bytes());
         bytes[48..50].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        bytes[50..CRC_AT].copy_from_slice(&self.digest.to_le_bytes()[..7]);
         let crc = crc32fast::hash(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -126,12 +132,13 @@ impl Descriptor {
             nonce: u64_at(bytes, 24),
             sequence: u64_at(bytes, 32),
             length: u64_at(bytes, 40),
+            digest: u64_at(bytes, 49) >> 8,
         };
         if found.job != job {
             return Err(Corruption::Job);
         }
         let is_nonce = super::slot::is_nonce(found.nonce);
-        if found.slot >= SLOTS_MAX || !is_nonce || bytes[50..CRC_AT].iter().any(|&byte| byte != 0) {
+        if found.slot >= SLOTS_MAX || !is_nonce {
             return Err(Corruption::Range);
         }
         Ok(found)
@@ -160,15 +167,19 @@ mod tests {
             1..u64::MAX >> 8,
             any::<u64>(),
             any::<u64>(),
+            0..u64::MAX >> 8,
         );
-        words.prop_map(|(sender, slot, nonce, sequence, length)| Descriptor {
-            job: JOB,
-            sender,
-            slot,
-            nonce: nonce << 8,
-            sequence,
-            length,
-        })
+        words.prop_map(
+            |(sender, slot, nonce, sequence, length, digest)| Descriptor {
+                job: JOB,
+                sender,
+                slot,
+                nonce: nonce << 8,
+                sequence,
+                length,
+                digest,
+            },
+        )
     }
 
     /// CRC-32 bit by bit (ISO 3309, reflected 0xEDB88320), not the crate that the code uses.
@@ -237,6 +248,7 @@ mod tests {
             nonce: 3 << 8,
             sequence: 4,
             length: 5,
+            digest: 6,
         };
         let refused =
             |bytes: [u8; DESCRIPTOR_BYTES]| match Descriptor::decode(&resealed(bytes), JOB) {
@@ -254,9 +266,6 @@ mod tests {
                 Corruption::Range
             );
         }
-        let mut bytes = good.encode();
-        bytes[53] = 1;
-        assert_eq!(refused(bytes), Corruption::Range);
         let mut bytes = good.encode();
         bytes[48] = 0x77;
         assert_eq!(refused(bytes), Corruption::Version(0x77));

@@ -351,6 +351,13 @@ const fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
+/// What [`mix`] made a value of.
+const fn unmix(value: u64) -> u64 {
+    let value = (value ^ (value >> 31) ^ (value >> 62)).wrapping_mul(0x3196_42b2_d24d_8ec3);
+    let value = (value ^ (value >> 27) ^ (value >> 54)).wrapping_mul(0x96de_1b17_3f11_9089);
+    value ^ (value >> 30) ^ (value >> 60)
+}
+
 #[cfg(test)]
 #[path = "node_tests.rs"]
 mod tests;

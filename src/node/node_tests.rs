@@ -171,6 +171,7 @@ fn send_one(node: &Node) {
         nonce,
         sequence: 3,
         length: message.length,
+        digest: message.digest(),
     };
     say(&format!("descriptor {:?}", descriptor.encode()));
     let slot = own.slot(slot_index).expect("the slot");
@@ -259,6 +260,10 @@ fn a_message_goes_from_process_to_process() {
         },
         Descriptor {
             job: 1,
+            ..descriptor
+        },
+        Descriptor {
+            digest: descriptor.digest ^ 1,
             ..descriptor
         },
     ] {

@@ -115,10 +115,10 @@ impl Peer {
         let agrees = message.sequence == descriptor.sequence
             && message.length == descriptor.length
             && message.source == descriptor.sender;
-        if agrees {
-            Ok((slot, message))
-        } else {
-            Err(Corruption::Stale)
+        match (agrees, message.digest() == descriptor.digest) {
+            (true, true) => Ok((slot, message)),
+            (true, false) => Err(Corruption::Digest),
+            (false, _) => Err(Corruption::Stale),
         }
     }
 }

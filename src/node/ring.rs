@@ -2,9 +2,11 @@
 //!
 //! One producer (the owner), one consumer (the receiver), [`RING_ENTRIES`] entries. Head and tail carry the nonce of the
 //! message beside an 8-bit count, so that a side that is late (its message was given up, the slot serves another)
-//! is refused and never moves the other message's counters.
+//! is refused and never moves the other message's counters. An entry is scrambled with the nonce and its position: what
+//! somebody writes over it, or finds at another position, is noise, and its length not the one that is expected.
 
 use super::slot::{is_nonce, STATE_MASK};
+use super::{mix, unmix};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 use thiserror::Error;
 
@@ -68,7 +70,8 @@ impl<'a> Ring<'a> {
             return Ok(false);
         }
         let packed = (u64::from(entry.bytes) << 32) | u64::from(entry.piece);
-        self.cells.entries[tail as usize % RING_ENTRIES].store(packed, Ordering::Relaxed);
+        let word = mix(packed ^ self.key(tail));
+        self.cells.entries[tail as usize % RING_ENTRIES].store(word, Ordering::Relaxed);
         self.advance(&self.cells.tail, tail)?;
         Ok(true)
     }
@@ -91,8 +94,9 @@ impl<'a> Ring<'a> {
         if ahead >= used(head, tail)? {
             return Ok(None);
         }
-        let at = (head as usize + ahead) % RING_ENTRIES;
-        let packed = self.cells.entries[at].load(Ordering::Relaxed);
+        let at = head + ahead as u64;
+        let word = self.cells.entries[at as usize % RING_ENTRIES].load(Ordering::Relaxed);
+        let packed = unmix(word) ^ self.key(at);
         fence(Ordering::Acquire);
         self.count(self.cells.head.load(Ordering::Relaxed))?;
         Ok(Some(Entry {
@@ -110,6 +114,24 @@ impl<'a> Ring<'a> {
         }
         self.advance(&self.cells.head, head)?;
         Ok(true)
+    }
+
+    /// Whether so many entries have been given back, ever: the consumer alone moves that counter, so anything else means
+    /// that it was written over.
+    pub fn is_emptied_to(&self, popped: u64) -> bool {
+        self.counters()
+            .is_ok_and(|(head, _)| head == popped & COUNT_MASK)
+    }
+
+    /// Whether so many entries have been appended, ever: as [`Ring::is_emptied_to`], for the producer.
+    pub fn is_filled_to(&self, pushed: u64) -> bool {
+        self.counters()
+            .is_ok_and(|(_, tail)| tail == pushed & COUNT_MASK)
+    }
+
+    /// With what the entry at a position is scrambled.
+    fn key(&self, position: u64) -> u64 {
+        self.nonce | (position & COUNT_MASK)
     }
 
     /// Counts of head and tail. Head first: the tail read later is never behind it.
@@ -220,6 +242,36 @@ mod tests {
                 assert_eq!(ring.pop(), Ok(true));
             }
         });
+    }
+
+    #[test]
+    fn what_is_written_over_is_not_what_was_appended() {
+        for bit in 0..64 {
+            let cells = cells();
+            let ring = Ring::new(&cells, NONCE);
+            assert_eq!(ring.push(entry(7)), Ok(true));
+            cells.entries[0].fetch_xor(1 << bit, Ordering::Relaxed);
+            let found = ring.front().unwrap().unwrap();
+            assert_ne!(found.bytes, entry(7).bytes, "bit {bit}");
+        }
+        for value in [0, 1, 61, u64::MAX, 0x0123_4567_89ab_cdef] {
+            assert_eq!(unmix(mix(value)), value);
+        }
+    }
+
+    #[test]
+    fn each_side_knows_where_it_is() {
+        let cells = cells();
+        let ring = Ring::new(&cells, NONCE);
+        for n in 0..600 {
+            assert!(ring.is_filled_to(n) && ring.is_emptied_to(n));
+            assert_eq!(ring.push(entry(1)), Ok(true));
+            assert!(ring.is_filled_to(n + 1) && !ring.is_filled_to(n) && ring.is_emptied_to(n));
+            assert_eq!(ring.pop(), Ok(true));
+        }
+        cells.head.store(NONCE, Ordering::Relaxed);
+        assert!(!ring.is_emptied_to(600));
+        assert!(!Ring::new(&cells, 0x7700).is_filled_to(600));
     }
 
     #[test]

@@ -43,6 +43,7 @@ struct Outbox {
     used: Vec<bool>,
     /// Memory ran out once: not asked for again before so many allocations have failed.
     refusals: u32,
+    is_refusal_told: bool,
 }
 
 /// Which pieces of staging are in use.
@@ -233,7 +234,9 @@ impl Segment {
             region(layout.sheets_offset(), SHEET_BYTES)
         });
         if let Err(error) = reserved {
-            log::warn!("no memory for more message slots ({error}): messages go by value");
+            if !std::mem::replace(&mut outbox.is_refusal_told, true) {
+                log::warn!("no memory for more message slots ({error}): messages go by value");
+            }
             outbox.refusals = RETRY_AFTER;
             return None;
         }
@@ -302,15 +305,20 @@ impl Segment {
 
     fn reserve_chunks(&self, layout: &Layout) -> u32 {
         let mut chunks = layout.chunks;
+        let mut refused = None;
         while chunks > 0 {
             let bytes = u64::from(chunks) * u64::from(layout.chunk_bytes);
             match self.reserve(layout.chunks_offset(), bytes) {
                 Ok(()) => break,
-                Err(error) => {
-                    log::warn!("no memory for {chunks} staging chunks ({error}): trying half")
-                }
+                Err(error) => refused = Some(error),
             }
             chunks /= 2;
+        }
+        if let Some(error) = refused {
+            log::warn!(
+                "no memory for staging of {} chunks ({error}): {chunks} of them are used",
+                layout.chunks
+            );
         }
         chunks
     }

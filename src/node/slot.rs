@@ -115,6 +115,33 @@ pub struct Message {
     pub extra: [u64; 2],
 }
 
+impl Message {
+    /// A digest of all of it, 56 bits: it travels in the descriptor, out of reach of whoever writes to the segment.
+    pub fn digest(&self) -> u64 {
+        let mut digest = 0_u64;
+        let mut take = |word: u64| digest = super::mix(digest.rotate_left(9) ^ word);
+        take(self.communicator);
+        take(u64::from(self.source) << 32 | u64::from(self.destination));
+        take((self.source_in_communicator as u64) << 32 | u64::from(self.tag as u32));
+        take(self.sequence);
+        take(self.length);
+        take(u64::from(self.flags));
+        take(self.buffer_id);
+        take(self.base);
+        take(self.allocation_bytes);
+        take(self.offset);
+        for bytes in [&self.device[..], &self.ipc_handle[..]] {
+            for chunk in bytes.chunks_exact(8) {
+                let mut word = [0; 8];
+                word.copy_from_slice(chunk);
+                take(u64::from_ne_bytes(word));
+            }
+        }
+        self.extra.into_iter().for_each(take);
+        digest >> 8
+    }
+}
+
 impl Default for Message {
     fn default() -> Self {
         Self {
@@ -208,7 +235,19 @@ impl Slot {
 
     /// Receiver: has what it wants (also of a truncated or empty message): Posted, Claimed, WantHost, Hosted → Done.
     pub fn acknowledge(&self, nonce: u64) -> Result<(), Refused> {
-        self.transition(nonce, &Self::LIVE, State::Done)
+        self.transition(nonce, &Self::LIVE, State::Done)?;
+        self.error.store(witness(nonce), Ordering::Release);
+        Ok(())
+    }
+
+    /// Owner: as [`Slot::state`]. A message that its receiver has dealt with is final also if somebody has written another
+    /// state over that: nobody would ever change it again.
+    pub fn settled(&self, nonce: u64) -> Result<State, Refused> {
+        let state = self.state(nonce)?;
+        if !state.is_final() && self.error.load(Ordering::Acquire) == witness(nonce) {
+            return Ok(State::Done);
+        }
+        Ok(state)
     }
 
     /// Either side: gives up: Posted, Claimed, WantHost, Hosted → Failed, with a code for the other side.
@@ -220,6 +259,25 @@ impl Slot {
         // Written first, so that who sees Failed sees a code. Losing a race here changes the code only.
         self.error.store(code, Ordering::Relaxed);
         self.transition(nonce, &Self::LIVE, State::Failed)
+    }
+
+    /// Receiver: fails a message that it cannot read, whatever state somebody has written there.
+    pub fn turn_down(&self, nonce: u64, code: i32) {
+        let _ = self.fail(nonce, code);
+        if self.state(nonce).is_ok() {
+            self.error.store(witness(nonce), Ordering::Release);
+        }
+    }
+
+    /// Owner: gives up its part: Posted, WantHost, Hosted → Failed. A receiver that reads the buffer itself is left alone.
+    pub fn refuse(&self, nonce: u64, code: i32) -> Result<(), Refused> {
+        match self.state(nonce)? {
+            State::Posted | State::WantHost | State::Hosted => {}
+            other => return Err(Refused::State(other)),
+        }
+        self.error.store(code, Ordering::Relaxed);
+        let from = [State::Posted, State::WantHost, State::Hosted];
+        self.transition(nonce, &from, State::Failed)
     }
 
     /// Owner: Posted or Hosted → Cancelled, after MPI has said that the message that carries the descriptor is cancelled.
@@ -321,6 +379,11 @@ impl Slot {
         load_bytes(&self.ipc_handle, &mut message.ipc_handle);
         message
     }
+}
+
+/// What the error code reads once the receiver has dealt with a message: no code of MPI's.
+fn witness(nonce: u64) -> i32 {
+    (super::mix(nonce) as u32 | 1 << 31) as i32
 }
 
 /// Nonce and state of a word, if the nonce is the one expected.

@@ -156,7 +156,7 @@ fn a_command_that_does_not_exist() {
 }
 
 /// Directories of jobs in /dev/shm that no process has mapped.
-fn abandoned() -> BTreeSet<PathBuf> {
+pub(crate) fn abandoned() -> BTreeSet<PathBuf> {
     let names = fs::read_dir("/dev/shm")
         .into_iter()
         .flatten()

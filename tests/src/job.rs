@@ -26,6 +26,7 @@ pub struct Job {
     through_launcher: bool,
     folder: PathBuf,
     limit: Duration,
+    launcher_arguments: Vec<String>,
 }
 
 /// What came of it.
@@ -59,6 +60,7 @@ impl Job {
             driver: true,
             through_launcher: false,
             limit: Duration::ZERO,
+            launcher_arguments: Vec::new(),
             folder,
         };
         job = job.limit_seconds(150);
@@ -145,6 +147,13 @@ impl Job {
         self
     }
 
+    /// Arguments of the launcher, before those that say what it is to launch.
+    pub fn launcher_args(mut self, arguments: &[&str]) -> Job {
+        self.launcher_arguments
+            .extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        self
+    }
+
     /// The folder of this run's files.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -204,6 +213,7 @@ impl Job {
             }
             Family::Mpich | Family::StandardAbi => {}
         }
+        command.args(&self.launcher_arguments);
         command.env_remove("LD_PRELOAD");
         if !on_real_gpus() {
             command.env_remove("LD_LIBRARY_PATH");

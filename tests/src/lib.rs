@@ -11,6 +11,7 @@ mod compile;
 mod job;
 mod machine;
 mod process;
+pub mod ranks;
 mod stats;
 
 pub use compile::{all_programs, program, CompileError};

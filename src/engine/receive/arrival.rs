@@ -7,6 +7,7 @@ use super::finish::Quiet;
 use super::{Arrival, Stage, Target};
 use crate::cuda;
 use crate::engine::core::Core;
+use crate::engine::fault::{self, Of};
 use crate::engine::fetch::{Destination, Fetch, NotTaken, Step};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::story::Path;
@@ -96,6 +97,10 @@ impl Core {
             && self.receives[id].may_hold_descriptor()
             && match self.take_descriptor(env, id) {
                 Ok(()) => true,
+                Err(NotTaken::Lost) => {
+                    self.lose_descriptor(env, id, source);
+                    true
+                }
                 Err(NotTaken::Bad) => {
                     stats::add(Counter::BadDescriptors, 1);
                     false
@@ -106,6 +111,21 @@ impl Core {
             self.take_value(env, id, bytes);
             self.check_value(env, id, bytes, source, tag);
         }
+    }
+
+    /// A descriptor has arrived whose slot does not bear it out. Its bytes are none of the program's.
+    fn lose_descriptor(&mut self, env: &Env, id: usize, source: c_int) {
+        let sender = self
+            .stream_of(env, id, source, 0)
+            .map_or(Of::Received, |stream| Of::From(stream.peer));
+        let why = "its sender gave it up, or its slot was written over";
+        fault::lost(sender, fault::Path::Descriptor, &why);
+        stats::add(Counter::Errors, 1);
+        self.taken += 1;
+        let receive = &mut self.receives[id];
+        receive.code = env.abi.err_other;
+        receive.length = Some(0);
+        receive.stage = Stage::Done;
     }
 
     /// Looks into the landing places of posted receives for descriptors. No MPI call.
@@ -138,7 +158,8 @@ impl Core {
         let to = match receive.destination() {
             Ok(to) => to,
             Err(error) => {
-                log::error!("device buffer of a receive cannot be written: {error}");
+                fault::lost(Of::Received, fault::Path::Direct, &error);
+                stats::add(Counter::Errors, 1);
                 receive.code = env.abi.err_other;
                 Destination::Host(receive.landed)
             }
@@ -251,7 +272,7 @@ impl Core {
 
     /// The payload cannot be brought to where it belongs.
     fn spoil(&mut self, id: usize, error: &cuda::Error) {
-        log::error!("device buffer of a receive cannot be written: {error}");
+        fault::lost(Of::Received, fault::Path::Value, error);
         stats::add(Counter::Errors, 1);
         let receive = &mut self.receives[id];
         receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_other);
@@ -326,17 +347,11 @@ impl Core {
     }
 
     /// Ends a receive whose sender has died.
-    pub(in crate::engine) fn fail_receive(&mut self, env: &Env, id: usize) {
-        let receive = &mut self.receives[id];
-        if let Stage::Fetching(fetch) = &receive.stage {
-            log::error!(
-                "rank {} has died with a message of {} bytes from it unfinished",
-                fetch.peer().world_rank(),
-                fetch.length()
-            );
-            stats::add(Counter::DeadPeers, 1);
-            receive.code = env.abi.err_other;
-            receive.stage = Stage::Done;
+    pub(in crate::engine) fn fail_receive(&mut self, id: usize) {
+        if let Stage::Fetching(fetch) = &mut self.receives[id].stage {
+            if fetch.give_up_on_the_dead() {
+                stats::add(Counter::DeadPeers, 1);
+            }
         }
     }
 }

@@ -8,10 +8,11 @@ use crate::cuda::{Buffer, ContextKey};
 use crate::engine::comms::{self, Identity};
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
+use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::flag;
 use crate::engine::native::native_isend;
-use crate::engine::serve::{Hosting, Serve};
-use crate::engine::story::{Path, Story};
+use crate::engine::serve::{Hosting, Serve, Trouble};
+use crate::engine::story::{self, Story};
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
 use crate::mpi::Handle;
@@ -32,8 +33,59 @@ pub(super) struct Out {
     serve: Option<Serve>,
     /// It completes without its receiver, as a standard send below the eager limit must.
     hosting: Option<Hosting>,
+    /// Steps of the sender's part that have failed.
+    failures: u32,
+    /// This rank has said that the message cannot be had.
+    is_given_up: bool,
     /// The slot is in use: the receiver may still read it.
     pub(super) is_open: bool,
+}
+
+impl Out {
+    /// The message cannot be had, or nobody is there to have it: the slot is closed when next looked at. False if that
+    /// was so already.
+    pub(super) fn give_up(&mut self, env: &Env) -> bool {
+        let slot = env.node.own().slot(self.slot);
+        let given_up = slot.is_some_and(|slot| slot.fail(self.nonce, env.abi.err_other).is_ok());
+        self.is_given_up |= given_up;
+        given_up
+    }
+
+    fn of(&self) -> Of {
+        Of::To(self.peer.world_rank())
+    }
+
+    fn path(&self) -> Path {
+        match (&self.hosting, &self.serve) {
+            (Some(_), _) => Path::Eager,
+            (None, Some(_)) => Path::HostRing,
+            (None, None) => Path::Direct,
+        }
+    }
+
+    /// A step of the sender's part has failed. It is tried again, some times: no simpler path is left.
+    fn step_failed(&mut self, env: &Env, trouble: Trouble) {
+        let Trouble::Driver(error) = trouble else {
+            fault::lost(self.of(), self.path(), &"its ring was written over");
+            stats::add(Counter::Corrupt, 1);
+            self.give_up(env);
+            return;
+        };
+        let error = &error;
+        self.failures += 1;
+        if self.failures < fault::ATTEMPTS && !error.context_is_gone() {
+            fault::survived(self.of(), self.path(), error, "tried again");
+            stats::add(Counter::Retries, 1);
+            return;
+        }
+        let slot = env.node.own().slot(self.slot);
+        if slot.is_some_and(|slot| slot.refuse(self.nonce, env.abi.err_other).is_ok()) {
+            self.is_given_up = true;
+            fault::lost(self.of(), self.path(), error);
+        } else {
+            fault::survived(self.of(), self.path(), error, "left to its receiver");
+        }
+    }
 }
 
 /// Why a descriptor was not sent.
@@ -58,7 +110,8 @@ impl Core {
         let (identity, peer) =
             unsafe { self.route(env, args, info, bytes) }.map_err(Unsent::Reason)?;
         let context = self.gpu.prepare(buffer).map_err(|error| {
-            log::debug!("device buffer {:#x}: {error}", buffer.address);
+            let of = Of::To(peer.world_rank());
+            fault::survived(of, Path::Descriptor, &error, "goes by value");
             Unsent::Reason(Reason::DriverError)
         })?;
         let own = env.node.own();
@@ -104,6 +157,7 @@ impl Core {
             nonce,
             sequence,
             length: bytes,
+            digest: message.digest(),
         };
         let wire = Box::new(descriptor.encode());
         let mut request = env.abi.request_null;
@@ -140,6 +194,8 @@ impl Core {
             bytes,
             serve: None,
             hosting: cell.map(|cell| Hosting::new(context, buffer.address, bytes, cell)),
+            failures: 0,
+            is_given_up: false,
             is_open: true,
         };
         let is_exported = message.flags & flag::EXPORTED != 0;
@@ -156,6 +212,7 @@ impl Core {
             stands_for_null: false,
             code: env.abi.success,
             story,
+            is_raised: false,
             kind: SendKind::Descriptor(Box::new(out)),
         });
         self.open.push(id);
@@ -274,25 +331,30 @@ impl Core {
                 ..Advance::default()
             };
         };
-        let state = slot.state(out.nonce);
+        let mut state = slot.settled(out.nonce);
+        if out.is_given_up && state.is_ok_and(|state| !state.is_final()) {
+            state = Ok(State::Failed);
+        }
         let ring = slot.ring(out.nonce);
         let step = match (state, &mut out.hosting) {
-            // The receiver reads the buffer itself, or has all that it needs.
-            (Ok(State::Claimed | State::Hosted), _) | (Ok(State::Posted), None) => {
+            // The receiver has all that it needs.
+            (Ok(State::Hosted), Some(hosting)) if hosting.is_in_ring() => {
                 return Advance::default()
             }
+            // The receiver reads the buffer itself.
+            (Ok(State::Claimed), _) | (Ok(State::Posted), None) => return Advance::default(),
             (Ok(State::Posted), Some(hosting)) => {
                 let step = hosting.poll(&mut self.gpu, own, &ring, false);
                 // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
                 if matches!(step, Ok(true)) && slot.retire(out.nonce).is_ok() {
                     stats::add(Counter::SendsHosted, 1);
-                    send.story.path = Path::Eager;
+                    send.story.path = story::Path::Eager;
                     send.complete = true;
                 }
                 step
             }
             (Ok(State::WantHost), Some(hosting)) => {
-                if hosting.is_in_ring() {
+                if hosting.is_in_ring() && ring.is_filled_to(1) {
                     return Advance::default();
                 }
                 hosting.poll(&mut self.gpu, own, &ring, true)
@@ -301,15 +363,20 @@ impl Core {
                 .serve
                 .get_or_insert_with(|| Serve::new(out.context, out.source, out.bytes))
                 .poll(&mut self.gpu, own, &ring),
-            _ => return self.close_send(env, id, state == Ok(State::Failed)),
+            (Ok(State::Done | State::Cancelled), _) => return self.close_send(env, id, false),
+            (Ok(State::Failed), _) => return self.close_send(env, id, true),
+            (Ok(State::Free | State::Hosted) | Err(_), _) => {
+                // Only the owner sets these states, and it has not.
+                if out.failures != u32::MAX {
+                    out.failures = u32::MAX;
+                    fault::lost(out.of(), out.path(), &"its slot was written over");
+                    stats::add(Counter::Corrupt, 1);
+                }
+                return self.close_send(env, id, true);
+            }
         };
-        if let Err(error) = &step {
-            log::error!(
-                "message of {} bytes to rank {}: {error}",
-                out.bytes,
-                out.peer.world_rank()
-            );
-            let _ = slot.fail(out.nonce, env.abi.err_other);
+        if let Err(trouble) = step {
+            out.step_failed(env, trouble);
         }
         let moved = step.unwrap_or(true);
         if moved {
@@ -345,22 +412,22 @@ impl Core {
             };
         }
         // A send that is complete already is nobody's error any more.
-        if has_failed && !send.complete {
+        if has_failed && !send.complete && send.code == env.abi.success {
             send.code = env.abi.err_other;
             stats::add(Counter::Errors, 1);
         }
-        if send.story.path == Path::Unknown && !has_failed {
+        if send.story.path == story::Path::Unknown && !has_failed {
             // Where the receiver was quicker it may have read the buffer although the ring has the payload too.
             let is_emptied = own
                 .slot(out.slot)
                 .is_some_and(|slot| slot.ring(out.nonce).in_flight() == Ok(0));
             let is_hosted = is_emptied && out.hosting.as_ref().is_some_and(Hosting::is_in_ring);
             send.story.path = if out.serve.is_some() || is_hosted {
-                Path::HostRing
+                story::Path::HostRing
             } else if out.peer.world_rank() == env.world_rank {
-                Path::Own
+                story::Path::Own
             } else {
-                Path::Direct
+                story::Path::Direct
             };
         }
         own.free(out.slot);
@@ -413,14 +480,14 @@ impl Core {
         let SendKind::Descriptor(out) = &mut send.kind else {
             return;
         };
-        log::error!(
-            "rank {} has died with a message of {} bytes to it unfinished",
-            out.peer.world_rank(),
-            out.bytes
-        );
-        stats::add(Counter::DeadPeers, 1);
-        if let Some(slot) = env.node.own().slot(out.slot) {
-            let _ = slot.fail(out.nonce, env.abi.err_other);
+        if !out.give_up(env) {
+            return;
         }
+        if send.complete || out.peer.finalizing() {
+            log::debug!("rank {} ended without it", out.peer.world_rank());
+            return;
+        }
+        fault::lost(out.of(), out.path(), &"the receiver has died");
+        stats::add(Counter::DeadPeers, 1);
     }
 }

@@ -7,10 +7,11 @@ use super::{Mode, Send, SendArgs, SendKind};
 use crate::cuda::{self, Buffer};
 use crate::engine::comms;
 use crate::engine::core::Core;
+use crate::engine::fault::{self, Of, Path};
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::native::{native_isend, raise};
-use crate::engine::story::{Path, Story};
+use crate::engine::story::{self, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::{About, Reading, Summing};
 use crate::engine::{Engine, Env};
@@ -39,7 +40,7 @@ impl Engine {
         let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
         let story = Story {
             is_send: true,
-            path: Path::Native,
+            path: story::Path::Native,
             bytes: data.len() as u64,
             ..Story::default()
         };
@@ -59,7 +60,7 @@ impl Engine {
         let bytes = info.bytes(args.count);
         // SAFETY: passed on.
         let data = unsafe { self.bring_down(args, buffer, info) }.map_err(|error| {
-            log::error!("device buffer of {bytes} bytes cannot be read: {error}");
+            fault::lost(Of::Sent, Path::Value, &error);
             stats::add(Counter::Errors, 1);
             // SAFETY: the program's communicator.
             unsafe { raise(args.comm, env.abi.err_other) }
@@ -76,7 +77,7 @@ impl Engine {
         let complete = args.completes_alone(env, bytes);
         let story = Story {
             is_send: true,
-            path: Path::Value,
+            path: story::Path::Value,
             bytes,
             reason: Some(reason),
             ..Story::default()
@@ -98,7 +99,7 @@ impl Engine {
             other: args.dest,
             tag: args.tag,
             length: data.len() as u64,
-            path: Path::Value,
+            path: story::Path::Value,
         };
         about.judge(sums, &Summing::of(data))
     }
@@ -234,6 +235,7 @@ impl Core {
             stands_for_null: false,
             code: env.abi.success,
             story,
+            is_raised: false,
             kind: SendKind::Value { native, data },
         });
         // SAFETY: the native request was just made by the program's thread.

@@ -1,0 +1,385 @@
+//! What breaks: driver calls that fail, ranks that are stopped and killed, shared memory that somebody writes over.
+//!
+//! `FAULT_SEED=N` picks other random moments (each failure names its seed), `FAULT_RUNS=N` their number.
+
+use crate::support::{job, on};
+use anabranch_tests::ranks::{self, Random, Rank, Segment};
+use anabranch_tests::{Job, Outcome};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+use xtask::mpi::Mpi;
+
+/// Lines of the library's own on stderr.
+fn lines(outcome: &Outcome) -> Vec<&str> {
+    outcome
+        .finished
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with("anabranch["))
+        .collect()
+}
+
+/// Each fault is told once: in a line that names the rank, the message's other end, its path and the reason.
+#[track_caller]
+fn each_told_once(outcome: &Outcome) {
+    let lines = lines(outcome);
+    assert!(!lines.is_empty(), "nothing was said:\n{outcome}");
+    let distinct: BTreeSet<_> = lines.iter().collect();
+    assert_eq!(distinct.len(), lines.len(), "said twice:\n{outcome}");
+    for line in lines {
+        let level = line.contains("]: warn: ") || line.contains("]: error: ");
+        assert!(level && line.contains(" path: "), "{line}\n{outcome}");
+        assert!(line.contains("message "), "{line}\n{outcome}");
+    }
+}
+
+/// What `faults` says of itself: positions, messages that arrived, messages lost.
+fn tally(outcome: &Outcome, rank: u32) -> (u64, u64, u64) {
+    let start = format!("rank {rank}: ");
+    let line = outcome
+        .finished
+        .stderr
+        .lines()
+        .find(|line| line.starts_with(&start) && line.contains("positions"));
+    let numbers: Vec<u64> = line.unwrap_or_else(|| panic!("no tally:\n{outcome}"))[start.len()..]
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    (numbers[0], numbers[1], numbers[2])
+}
+
+const PATHS: [&str; 7] = [
+    "direct",
+    "host_ring",
+    "device_to_host",
+    "host_to_device",
+    "value",
+    "eager",
+    "eager_late",
+];
+
+fn faults(mpi: &Mpi, arguments: &[&str]) -> Job {
+    job(mpi, 2, "faults")
+        .args(arguments)
+        .args(&PATHS)
+        // Several pieces a message.
+        .env("ANABRANCH_CHUNK", "64K")
+        .limit_seconds(600)
+}
+
+/// Any one driver call fails, once: no message is lost.
+fn each_call_fails_once(mpi: &Mpi, code: &str) {
+    let outcome = faults(mpi, &["once", code]).passes();
+    let stats = outcome.stats();
+    for rank in 0..2 {
+        let (positions, _, lost) = tally(&outcome, rank);
+        assert!(positions > 300, "{positions} positions:\n{outcome}");
+        assert_eq!(lost, 0, "{outcome}");
+    }
+    stats.check_complete();
+    for counter in ["retries", "driver_retries"] {
+        for rank in 0..2 {
+            assert!(stats.of_rank(rank, counter) > 0, "{counter}:\n{outcome}");
+        }
+    }
+    assert!(stats.fallback("driver_error") > 0, "{outcome}");
+    assert!(stats.fallback("mapping_failed") > 0, "{outcome}");
+    each_told_once(&outcome);
+}
+
+#[test]
+fn each_call_fails_once_with_mpich() {
+    on("mpich", |mpi| each_call_fails_once(mpi, "999"));
+}
+
+#[test]
+fn each_call_fails_once_with_openmpi() {
+    on("openmpi", |mpi| each_call_fails_once(mpi, "2"));
+}
+
+/// One function fails for good: what has another path takes it, all else ends in an error on the rank that cannot go on.
+#[test]
+fn one_function_fails_for_good() {
+    on("mpich", |mpi| {
+        let outcome = faults(mpi, &["lasting", "2"]).passes();
+        let (positions, _, lost_by_sender) = tally(&outcome, 0);
+        let (_, arrived, lost_by_receiver) = tally(&outcome, 1);
+        assert!(positions > 30, "{outcome}");
+        assert!(arrived > 90, "{outcome}");
+        assert!(lost_by_sender > 0 && lost_by_receiver > 0, "{outcome}");
+        // Every error that the handlers were told of was counted.
+        let errors = outcome.stats().total("errors");
+        assert_eq!(errors, lost_by_sender + lost_by_receiver, "{outcome}");
+        each_told_once(&outcome);
+    });
+}
+
+/// An error handler that waits for a rank that waits for this one: it is called when the helper may serve.
+#[test]
+fn an_error_handler_that_waits() {
+    for name in ["mpich", "openmpi"] {
+        on(name, |mpi| {
+            let outcome = job(mpi, 2, "faults")
+                .args(&["handler", "2"])
+                .limit_seconds(150)
+                .passes();
+            assert_eq!(outcome.stats().total("errors"), 1, "{outcome}");
+            assert!(outcome.stats().total("helper_served") > 0, "{outcome}");
+        });
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .ok()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or(default)
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Runs `traffic` while `disturb` does something to its ranks.
+fn disturbed<T: Send>(
+    job: Job,
+    disturb: impl FnOnce(&[Rank; 2]) -> T + Send,
+) -> (Outcome, Option<T>) {
+    let folder = job.folder().to_path_buf();
+    thread::scope(|scope| {
+        let disturber = scope.spawn(move || {
+            let ranks = both(&folder)?;
+            Some(disturb(&ranks))
+        });
+        let outcome = job.run();
+        (outcome, disturber.join().expect("no panic"))
+    })
+}
+
+/// Both ranks of the job, once messages of the library's have been between them.
+fn both(folder: &Path) -> Option<[Rank; 2]> {
+    let find = |rank| ranks::find(folder, "traffic", rank, PATIENCE);
+    let found = [find(0)?, find(1)?];
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        let has_slots = |rank: &Rank| rank.segment().is_some_and(|segment| segment.slots() > 0);
+        if found.iter().all(has_slots) {
+            return Some(found);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    None
+}
+
+/// Stops a rank at a random moment at which a message between the two is unfinished. None if the job ended before.
+fn stop_in_transfer(ranks: &[Rank; 2], victim: usize, random: &mut Random) -> Option<[usize; 4]> {
+    let segments: Vec<Segment> = ranks.iter().filter_map(Rank::segment).collect();
+    for _ in 0..1000 {
+        thread::sleep(Duration::from_micros(random.below(20_000)));
+        ranks[victim].signal(libc::SIGSTOP);
+        if !ranks[victim].waits_stopped() {
+            return None;
+        }
+        let mut unfinished = [0; 4];
+        for segment in &segments {
+            for (sum, count) in unfinished.iter_mut().zip(segment.unfinished()) {
+                *sum += count;
+            }
+        }
+        if unfinished.iter().sum::<usize>() > 0 {
+            return Some(unfinished);
+        }
+        ranks[victim].signal(libc::SIGCONT);
+    }
+    None
+}
+
+/// A rank is killed while messages are unfinished: the job ends, and no process is left.
+fn killed(mpi: &Mpi, moments: u64) {
+    let seed = setting("FAULT_SEED", 1);
+    let mut seen = [0; 4];
+    for run in seed..seed + setting("FAULT_RUNS", moments) {
+        let mut random = Random::new(run);
+        let victim = random.below(2) as usize;
+        let job = job(mpi, 2, "traffic").args(&["endless"]).limit_seconds(300);
+        let (outcome, moment) = disturbed(job, move |ranks| {
+            let moment = stop_in_transfer(ranks, victim, &mut random);
+            ranks[victim].signal(libc::SIGKILL);
+            moment
+        });
+        let moment = moment
+            .flatten()
+            .unwrap_or_else(|| panic!("seed {run}: never in a transfer\n{outcome}"));
+        for (sum, count) in seen.iter_mut().zip(moment) {
+            *sum += count;
+        }
+        // The launcher ends with an error, within its own time, and takes all with it.
+        let finished = &outcome.finished;
+        assert!(
+            finished.code.is_some_and(|code| code != 0),
+            "seed {run}: {moment:?}\n{outcome}"
+        );
+        assert_eq!(finished.left_behind, 0, "seed {run}\n{outcome}");
+    }
+    // Messages were met in each of the states that last.
+    assert!(seen[0] > 0 && seen[1] + seen[2] > 0, "{seen:?}");
+    leftovers_are_reclaimed(mpi);
+}
+
+#[test]
+fn killed_with_mpich() {
+    on("mpich", |mpi| killed(mpi, 25));
+}
+
+#[test]
+fn killed_with_openmpi() {
+    on("openmpi", |mpi| killed(mpi, 25));
+}
+
+/// Directories of jobs in /dev/shm that no process has open.
+fn abandoned() -> BTreeSet<std::path::PathBuf> {
+    crate::bad_input::abandoned()
+}
+
+/// What killed jobs leave is a page each, and the next job takes it away.
+fn leftovers_are_reclaimed(mpi: &Mpi) {
+    let left = abandoned();
+    for path in &left {
+        let bytes = std::fs::metadata(path).map_or(0, |about| about.len());
+        assert!(bytes <= 4096, "{} has {bytes} bytes", path.display());
+    }
+    job(mpi, 2, "traffic").args(&["rounds", "3"]).passes();
+    let still: Vec<_> = left.iter().filter(|path| path.exists()).collect();
+    assert!(still.is_empty(), "{still:?}");
+}
+
+/// A rank whose peer is killed, and which the launcher lets live, is told so by its error handler. (Hydra, MPICH's
+/// launcher, ends all of them at once.)
+#[test]
+fn the_survivor_is_told() {
+    on("openmpi", |mpi| {
+        let seed = setting("FAULT_SEED", 1);
+        for run in seed..seed + 6 {
+            let mut random = Random::new(run);
+            let job = job(mpi, 2, "traffic")
+                .args(&["survivor"])
+                .launcher_args(&["--enable-recovery"])
+                .limit_seconds(300);
+            let victim = (run % 2) as usize;
+            let (outcome, _) = disturbed(job, move |ranks| {
+                let moment = stop_in_transfer(ranks, victim, &mut random);
+                ranks[victim].signal(libc::SIGKILL);
+                moment
+            });
+            let finished = &outcome.finished;
+            assert!(finished.code.is_some(), "seed {run}\n{outcome}");
+            assert!(
+                finished.stdout.contains("survived: the handler was called"),
+                "seed {run}\n{outcome}"
+            );
+            assert_eq!(finished.left_behind, 0, "seed {run}\n{outcome}");
+            let told = lines(&outcome)
+                .iter()
+                .filter(|line| line.contains("has died"))
+                .count();
+            assert!(
+                (1..=6).contains(&told),
+                "seed {run}: {told} lines\n{outcome}"
+            );
+        }
+    });
+}
+
+/// Ranks that are stopped for seconds go on as if nothing had been.
+#[test]
+fn stopped_for_seconds() {
+    on("mpich", |mpi| {
+        let seed = setting("FAULT_SEED", 1);
+        let mut random = Random::new(seed);
+        let job = job(mpi, 2, "traffic").args(&["rounds", "60"]);
+        let (outcome, stops) = disturbed(job, move |ranks| {
+            let mut stops = 0;
+            for victim in [0, 1, 0] {
+                if stop_in_transfer(ranks, victim, &mut random).is_none() {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1500));
+                ranks[victim].signal(libc::SIGCONT);
+                stops += 1;
+            }
+            stops
+        });
+        outcome.check_passed();
+        outcome.stats().check_complete();
+        assert!(stops > Some(0), "{outcome}");
+        assert!(lines(&outcome).is_empty(), "{outcome}");
+    });
+}
+
+/// What somebody writes over in a segment. Staging is left alone: no check can tell its payload from another.
+fn scribble(segment: &Segment, random: &mut Random) {
+    let slots = segment.slots().clamp(1, 64);
+    let slot = segment.slots_at + random.below(slots) * ranks::SLOT_BYTES;
+    let noise = |random: &mut Random| random.below(u64::MAX).to_le_bytes();
+    match random.below(6) {
+        // The state of a message, its nonce kept.
+        0 => segment.write(slot, &[random.below(10) as u8]),
+        // Any word of a slot.
+        1 | 2 => {
+            let word = noise(random);
+            segment.write(slot + random.below(32) * 8, &word);
+        }
+        // Head, tail or an entry of its ring: a count is moved, or all of it is noise.
+        3 => {
+            let at = slot + 184 + random.below(6) * 8;
+            if random.below(2) == 0 {
+                let low = segment.read::<1>(at)[0].wrapping_add(1 + random.below(4) as u8);
+                segment.write(at, &[low]);
+            } else {
+                segment.write(at, &noise(random));
+            }
+        }
+        // A word of the header.
+        4 => {
+            let word = noise(random);
+            segment.write(random.below(40) * 8, &word);
+        }
+        // A whole slot.
+        _ => {
+            for word in 0..32 {
+                let value = noise(random);
+                segment.write(slot + word * 8, &value);
+            }
+        }
+    }
+}
+
+/// Somebody writes into the segments of the ranks: each message arrives as it was sent, or ends in an error.
+#[test]
+fn segments_written_over() {
+    on("mpich", |mpi| {
+        let seed = setting("FAULT_SEED", 1);
+        let mut corrupt = 0;
+        for run in seed..seed + setting("FAULT_RUNS", 8) {
+            let mut random = Random::new(run);
+            let job = job(mpi, 2, "traffic")
+                .args(&["tolerant", "40"])
+                .limit_seconds(300);
+            let (outcome, _) = disturbed(job, move |ranks| {
+                let segments: Vec<Segment> = ranks.iter().filter_map(Rank::segment).collect();
+                for _ in 0..40 {
+                    thread::sleep(Duration::from_micros(random.below(10_000)));
+                    for segment in &segments {
+                        scribble(segment, &mut random);
+                    }
+                }
+            });
+            let finished = &outcome.finished;
+            assert_eq!(finished.code, Some(0), "seed {run}\n{outcome}");
+            assert_eq!(finished.left_behind, 0, "seed {run}\n{outcome}");
+            assert_eq!(outcome.stats().total("panics"), 0, "seed {run}\n{outcome}");
+            corrupt += outcome.stats().total("corrupt");
+        }
+        assert!(corrupt > 0, "nothing was ever noticed");
+    });
+}

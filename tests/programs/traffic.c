@@ -1,0 +1,114 @@
+// Messages of every path in both directions at once, for tests that disturb the ranks from outside.
+//
+//   traffic endless        until somebody ends it
+//   traffic rounds N       N rounds; every message arrives as it was sent
+//   traffic tolerant N     N rounds; what does not arrive as it was sent ends in an error, of which the handler is told
+//   traffic survivor       until an operation ends in an error: the other rank has died
+#include "transfer.h"
+#include <errno.h>
+
+enum { WINDOW = 6, LARGEST = 3000001 };
+static const size_t sizes[] = {9001, 70001, 300001, LARGEST, 4096, 1000003};
+
+static CUresult (*from_pool)(CUdeviceptr *, size_t, void *);
+static MPI_Comm comm;
+static int handled, errors, good;
+
+static void on_error(MPI_Comm *c, int *code, ...) {
+    (void)c;
+    char text[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    if (MPI_Error_string(*code, text, &length) != MPI_SUCCESS || length < 5) FAIL("an error without a text");
+    handled++;
+}
+
+// Plain device memory, memory from a pool, which cannot be exported, or the host's.
+static buf block(int sort, size_t bytes) {
+    buf b = {.bytes = bytes, .kind = sort == 2 ? HOST : DEVICE, .lead = GUARD};
+    b.total = bytes + 2 * GUARD;
+    if (sort == 2) b.base = scratch(b.total);
+    else {
+        CUdeviceptr p;
+        if (sort == 1) { CU(from_pool(&p, b.total, NULL)); CU(cu.synchronize()); }
+        else CU(cu.alloc(&p, b.total));
+        b.base = (unsigned char *)(uintptr_t)p;
+    }
+    b.p = b.base + b.lead;
+    return b;
+}
+
+static int note(int code, const char *what) {
+    if (code == MPI_SUCCESS) return 0;
+    errors++;
+    CHECK(handled > 0, "%s failed with %d, and no handler was called", what, code);
+    return 1;
+}
+
+// Both ranks send and receive a window of messages. Returns how many operations ended in an error.
+static int one_round(uint64_t number, int check) {
+    static buf out[WINDOW], in[WINDOW];
+    MPI_Request r[2 * WINDOW];
+    size_t bytes[WINDOW];
+    int failed = 0;
+    for (int i = 0; i < WINDOW; i++) {
+        bytes[i] = sizes[(number + i) % (sizeof sizes / sizeof *sizes)];
+        if (!out[i].base) {
+            out[i] = block(i % 3, LARGEST);
+            in[i] = block((i / 2) % 3, LARGEST);
+        }
+        if (check) {
+            buf b = {.p = out[i].p, .bytes = bytes[i], .kind = out[i].kind};
+            buf_fill(b, number * 100 + me * 10 + i);
+            b.p = in[i].p;
+            b.kind = in[i].kind;
+            buf_fill(b, 1);
+        }
+    }
+    for (int i = 0; i < WINDOW; i++) {
+        r[i] = r[WINDOW + i] = MPI_REQUEST_NULL;
+        failed += note(MPI_Irecv(in[i].p, bytes[i], MPI_BYTE, peer, i, comm, &r[i]), "MPI_Irecv");
+    }
+    for (int i = 0; i < WINDOW; i++)
+        failed += note(MPI_Isend(out[i].p, bytes[i], MPI_BYTE, peer, i, comm, &r[WINDOW + i]), "MPI_Isend");
+    for (int i = 0; i < 2 * WINDOW; i++) {
+        int code = MPI_Wait(&r[i], MPI_STATUS_IGNORE);
+        failed += note(code, "MPI_Wait");
+        if (code == MPI_SUCCESS && i < WINDOW && check) {
+            BYTES_CHECK(in[i].kind, in[i].p, bytes[i], number * 100 + peer * 10 + i);
+            good++;
+        }
+        if (code != MPI_SUCCESS && check == 0) return failed;
+    }
+    return failed;
+}
+
+int main(int argc, char **argv) {
+    start(&argc, &argv, MPI_THREAD_SINGLE);
+    device_start(me);
+    CHECK(ranks == 2 && argc > 1, "arguments");
+    const char *mode = argv[1];
+    running = mode;
+    *(void **)&from_pool = dlsym(cu.library, "cuMemAllocAsync");
+    MPI_Errhandler handler;
+    OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+    int tolerant = !strcmp(mode, "tolerant"), survives = !strcmp(mode, "survivor");
+    if (tolerant || survives) {
+        OK(MPI_Comm_create_errhandler(on_error, &handler));
+        OK(MPI_Comm_set_errhandler(comm, handler));
+        OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    }
+    if (!strcmp(mode, "endless")) for (uint64_t i = 0;; i++) one_round(i, 0);
+    if (survives) {
+        while (!one_round(0, 0)) {}
+        printf("survived: the handler was called %d times\n", handled);
+        fflush(stdout);
+        _exit(0);
+    }
+    int rounds = argc > 2 ? atoi(argv[2]) : 10;
+    for (int i = 0; i < rounds; i++) {
+        int failed = one_round(i, 1);
+        CHECK(tolerant || !failed, "%d operations failed", failed);
+    }
+    fprintf(stderr, "rank %d: %d arrived, %d errors\n", me, good, errors);
+    return finish(rounds);
+}
