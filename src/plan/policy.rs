@@ -46,6 +46,9 @@ impl Policy for FastestEnd {
         let options = problem.options();
         // What is worth as much as the least gain; a hair, if that is nothing, for rounding.
         let worth = 1.0 - options.gain_min.max(1e-9);
+        if problem.allowed().count_ones() <= FEW {
+            return FastestEnd::every_set(problem, worth);
+        }
         let direct = problem
             .direct()
             .map(|direct| 1 << direct)

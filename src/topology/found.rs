@@ -3,7 +3,9 @@
 //! Whoever asks the driver fills in [`Facts`]; what follows from them is decided here, so that it can be tested without a
 //! GPU. Rates that nobody can tell are assumed, low rather than high, until they are measured.
 
-use super::{numa_in_blocks, Costs, Fabric, Gpu, HostSide, Linked, Parts, Topology, TopologyError};
+use super::{
+    numa_in_blocks, Costs, Fabric, Gpu, HostSide, Linked, Parts, Port, Topology, TopologyError,
+};
 
 /// What is known of the NVLinks of one GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -97,7 +99,7 @@ impl Facts {
             .unwrap_or_default()
     }
 
-    fn fabric(&self) -> (Fabric, Option<(f64, Option<u32>)>, Vec<Linked>) {
+    fn fabric(&self) -> (Fabric, Option<Port>, Vec<Linked>) {
         let n = self.gpus.len();
         let pairs = || (0..n).flat_map(move |a| (a + 1..n).map(move |b| (a, b)));
         if let Some(nvlinks) = &self.nvlinks {

@@ -266,13 +266,16 @@ pub(crate) struct HostSide {
     pub read_gb_s: f64,
 }
 
+/// Rate of each GPU's port to a switch, GB/s, and the number of its links, if known.
+pub(crate) type Port = (f64, Option<u32>);
+
 /// Parts that a topology is put together from, whoever knows them.
 pub(crate) struct Parts {
     pub name: String,
     pub description: String,
     pub gpus: Vec<Gpu>,
     pub fabric: Fabric,
-    pub port: Option<(f64, Option<u32>)>,
+    pub port: Option<Port>,
     pub links: Vec<Linked>,
     pub host: Option<HostSide>,
     pub numa_nodes: u32,
@@ -447,9 +450,9 @@ impl Topology {
         reached[0] = true;
         let mut open = vec![0];
         while let Some(from) = open.pop() {
-            for to in 0..places {
-                if !reached[to] && self.hops[from * places + to].is_some() {
-                    reached[to] = true;
+            for (to, reached) in reached.iter_mut().enumerate() {
+                if !*reached && self.hops[from * places + to].is_some() {
+                    *reached = true;
                     open.push(to);
                 }
             }

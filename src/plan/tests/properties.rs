@@ -319,3 +319,25 @@ fn no_gpu_makes_more_copies_at_once_than_it_has_engines() {
     assert_eq!(by(0, |_| 0), 4);
     assert_eq!(by(5, |path| path.path.hops() - 1), 4);
 }
+
+/// Run with `--release -- --ignored --nocapture` to see what planning costs.
+#[test]
+#[ignore = "prints times, which say nothing on a busy machine"]
+fn what_planning_costs() {
+    for (name, to) in [("beluga", 1), ("hgx-h200", 1), ("dgx1-v100", 5)] {
+        let node = Node::shipped(name);
+        for depth in [1, 2] {
+            let options = Options {
+                relay_depth_max: depth,
+                ..Options::default()
+            };
+            let mut least = f64::INFINITY;
+            for _ in 0..2000 {
+                let start = std::time::Instant::now();
+                std::hint::black_box(node.plan(&Message::new(0, to, 64 * MIB), &options));
+                least = least.min(start.elapsed().as_secs_f64() * 1e6);
+            }
+            println!("{name}, depth {depth}: {least:.1} us at least");
+        }
+    }
+}
