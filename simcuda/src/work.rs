@@ -209,7 +209,12 @@ impl Copy {
                 cap,
                 host_setup,
             ),
-            (None, None) => (NO_ENGINE, Route::default(), t.host.pageable_gb_s, ns(t.copy.setup_us)),
+            (None, None) => (
+                NO_ENGINE,
+                Route::default(),
+                t.host.pageable_gb_s,
+                ns(t.copy.setup_us),
+            ),
         }
     }
 

@@ -38,7 +38,12 @@ fn stalled(waits: usize) -> (usize, usize) {
         flag.write_volatile(0);
         for s in &waiting {
             ok(memop::cuStreamWaitValue32_v2(*s, flag as u64, 1, 1));
-            ok(copy::cuMemcpyDtoHAsync_v2(host.add(900_000).cast(), a, 64, *s));
+            ok(copy::cuMemcpyDtoHAsync_v2(
+                host.add(900_000).cast(),
+                a,
+                64,
+                *s,
+            ));
         }
         others.iter().enumerate().for_each(|(i, s)| issue(i, *s));
         // Many looks, so that everything that can has run.
@@ -175,7 +180,10 @@ fn timing_only() {
         ok(copy::cuMemcpyDtoHAsync_v2(host.cast(), a, n, s));
         ok(memop::cuStreamWriteValue32_v2(s, host as u64, 5, 0));
         sync(s);
-        assert_eq!(std::slice::from_raw_parts(host, 8), [5, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            std::slice::from_raw_parts(host, 8),
+            [5, 0, 0, 0, 0, 0, 0, 0]
+        );
     }
     assert!(misc::simcuda_clock_ns() - before > 85_000);
 }
