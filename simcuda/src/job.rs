@@ -280,6 +280,9 @@ impl Job {
             .store(self.memory.as_raw_fd() as u32, Relaxed);
         proc.oldest_known.store(u64::MAX, Relaxed);
         proc.idle_polls.store(0, Relaxed);
+        proc.worker_cpu.store(0, Relaxed);
+        proc.active_cpu.store(0, Relaxed);
+        proc.awake.store(0, Relaxed);
         proc.active_at.store(real_ns(), Relaxed);
         proc.pid.store(std::process::id(), Release);
         drop(body);
@@ -400,6 +403,17 @@ pub fn cpu_ns(pid: u32) -> Option<u64> {
     // SAFETY: writes the struct it is given.
     let rc = unsafe { libc::clock_gettime(clock, &raw mut t) };
     (rc == 0).then(|| t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+}
+
+/// CPU time that the calling thread has used, nanoseconds.
+pub fn thread_cpu_ns() -> u64 {
+    let mut t = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes the struct it is given.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 /// True when a thread wants a core (running or waiting for one).

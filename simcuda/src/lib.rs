@@ -18,14 +18,20 @@
 //! | `SIMCUDA_FAULT=F:N=CODE,..` | the N-th call of F returns CODE |
 //! | `SIMCUDA_CORRUPT=R:K:N:O,..` | the N-th asynchronous copy of kind K (`DtoD`, `DtoH`, `HtoD`) of rank R flips a bit at offset O |
 //! | `SIMCUDA_QUIET_US` | real time without a call after which a process counts as waiting (200) |
-//! | `CUDA_VISIBLE_DEVICES` | as on hardware |
-//! | `CUDA_DEVICE_MAX_CONNECTIONS=1` | all streams of a GPU share one hardware queue (other numbers change nothing) |
+//! | `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_MAX_CONNECTIONS` | as on hardware |
 //! | `CUDA_LAUNCH_BLOCKING=1` | kernels and fills are over when their call returns |
 //!
 //! A process in which a race or a use of freed memory was found ends with status 86.
 //!
-//! **Invariants.** An effect of an asynchronous operation is applied when its virtual time is over,
-//! never at its issue. Time moves only while every process waits. No pointer of the program is kept
+//! Three functions are found by `dlsym` only: `simcuda_clock_ns`, the virtual time that a measurement reads in place of a
+//! wall clock; `simcuda_late_ns`, by how much host code has reacted after time had moved on, which makes a measurement
+//! void above 2 % of its time; `simcuda_findings`. Nothing else has virtual time: CLOCK_MONOTONIC stays the machine's.
+//! `conformance/` has the programs that lay this driver's answers and speed beside the vendor's.
+//!
+//! **Invariants.** An effect of an asynchronous operation is applied when its virtual time is over, but for some pieces
+//! of copies, which are read and land when the copy may start: a real one reads and lands anywhere in between.
+//! Streams of a context share hardware queues, in which an operation waits for those before it to start; that orders
+//! nothing that a program may rely on, and the checker does not count it. Time moves only while every process waits. No pointer of the program is kept
 //! beyond what the driver API lets one keep. No panic crosses an exported function.
 
 mod alloc;

@@ -73,8 +73,10 @@ pub struct Proc {
     pub uid: AtomicU64,
     /// CLOCK_MONOTONIC nanoseconds of the last call that issued or took up work.
     pub active_at: AtomicU64,
-    /// CPU time that the process had used by then, in nanoseconds.
+    /// CPU time that the process had used by then, its background thread apart, in nanoseconds.
     pub active_cpu: AtomicU64,
+    /// CPU time of its background thread, in nanoseconds, which says nothing about the program.
+    pub worker_cpu: AtomicU64,
     /// Thread that made that call.
     pub active_thread: AtomicU32,
     /// Virtual time of the process's host code.

@@ -9,7 +9,7 @@
 use crate::driver::Driver;
 use crate::job::{futex_wait, futex_wake, real_ns};
 use crate::sched::pump;
-use crate::shared::Stage;
+use crate::shared::{Proc, Stage};
 use crate::state::State;
 use std::sync::atomic::Ordering::*;
 
@@ -41,6 +41,12 @@ fn thread_id() -> u32 {
     })
 }
 
+/// CPU time of a process (0: this one) without that of its background thread.
+fn program_cpu(p: &Proc, pid: u32) -> Option<u64> {
+    let worker = p.worker_cpu.load(Relaxed);
+    crate::job::cpu_ns(pid).map(|cpu| cpu.saturating_sub(worker))
+}
+
 enum Time {
     /// Time moved, or there is work to take up.
     Moved,
@@ -56,7 +62,7 @@ impl Driver {
         let me = self.job.me();
         me.active_at.store(real_ns(), Relaxed);
         me.active_cpu
-            .store(crate::job::cpu_ns(0).unwrap_or(0), Relaxed);
+            .store(program_cpu(me, 0).unwrap_or(0), Relaxed);
         me.active_thread.store(thread_id(), Relaxed);
         me.idle_polls.store(0, Relaxed);
         me.awake.store(0, Relaxed);
@@ -70,7 +76,7 @@ impl Driver {
         }
         me.active_at.store(real_ns(), Relaxed);
         me.active_cpu
-            .store(crate::job::cpu_ns(0).unwrap_or(0), Relaxed);
+            .store(program_cpu(me, 0).unwrap_or(0), Relaxed);
         me.awake.store(1, Relaxed);
     }
 
@@ -134,7 +140,7 @@ impl Driver {
         }
         // It may only have lost its core: then it is not quiet, just late.
         let pid = p.pid.load(Relaxed);
-        let used = crate::job::cpu_ns(pid).map_or(u64::MAX, |cpu| {
+        let used = program_cpu(p, pid).map_or(u64::MAX, |cpu| {
             cpu.saturating_sub(p.active_cpu.load(Relaxed))
         });
         let over = used >= QUIET_CPU_NS || since >= self.quiet_ns + STARVED_NS;
@@ -323,6 +329,7 @@ impl Driver {
                 self.worker_asleep.store(false, Release);
                 continue;
             }
+            me.worker_cpu.store(crate::job::thread_cpu_ns(), Relaxed);
             // Unlike a waiter, this thread does not speak for the program: that must be quiet itself.
             let own = self.quiet_in(self.job.slot, real_ns());
             if own > 0 {

@@ -18,6 +18,7 @@ fn scenario() {
         Ok("pieces") => pieces(),
         Ok("late") => late(),
         Ok("timing_only") => timing_only(),
+        Ok("legacy_unusable") => legacy_unusable(),
         Ok(other) => panic!("no scenario {other}"),
         Err(_) => {}
     }
@@ -191,4 +192,24 @@ fn timing_only() {
 #[test]
 fn a_measurement_needs_no_bytes() {
     succeeds(&run("timing_only", &[("SIMCUDA_DATA", "0"), LONG]));
+}
+
+/// "If this is called on the legacy stream while a blocking stream in the same context is capturing, it will return
+/// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT [...]. The blocking stream capture is not invalidated" (driver API).
+fn legacy_unusable() {
+    start(0);
+    let (mut s, mut status, mut graph) = (0, 7, 0);
+    unsafe {
+        ok(stream::cuStreamCreate(&mut s, 0));
+        ok(capture::cuStreamBeginCapture_v2(s, 0));
+        assert_eq!(capture::cuStreamIsCapturing(1, &mut status), 906);
+        ok(capture::cuStreamEndCapture(s, &mut graph));
+        ok(capture::cuStreamIsCapturing(1, &mut status));
+        assert_eq!(status, 0);
+    }
+}
+
+#[test]
+fn the_legacy_stream_says_that_it_cannot_be_used() {
+    succeeds(&run("legacy_unusable", &[]));
 }

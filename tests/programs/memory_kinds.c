@@ -209,7 +209,7 @@ static void grown(void) {
 // Memsets and device-to-device copies return before they have happened. What the program then sends is what they write,
 // and what it receives is not written over by them.
 static void unfinished(void) {
-    enum { N = 1 << 20, AREA = 64 << 20, ROUNDS = 8 };
+    enum { N = 1 << 20, AREA = 16 << 20, ROUNDS = 8 };
     static const enum memory kinds[] = {PLAIN, POOL, MAPPED};
     static char name[120];
     if (peer == MPI_PROC_NULL) return;
