@@ -34,7 +34,7 @@ const ALL: [State; 7] = [
 fn only_the_documented_transitions_happen() {
     use State::*;
     type Transition = fn(&Slot, u64) -> Result<(), Refused>;
-    let table: [(Transition, &[State], State); 6] = [
+    let table: [(Transition, &[State], State); 7] = [
         (Slot::claim, &[Posted], Claimed),
         (Slot::want_host, &[Posted, Claimed], WantHost),
         (Slot::retire, &[Posted], Hosted),
@@ -47,6 +47,11 @@ fn only_the_documented_transitions_happen() {
         (
             |slot, nonce| slot.fail(nonce, 7),
             &[Posted, Claimed, WantHost, Hosted],
+            Failed,
+        ),
+        (
+            |slot, nonce| slot.refuse(nonce, 7),
+            &[Posted, WantHost, Hosted],
             Failed,
         ),
     ];
@@ -65,10 +70,10 @@ fn only_the_documented_transitions_happen() {
             );
             assert_eq!(
                 slot.error_code(),
-                if expected.is_ok() && to == Failed {
-                    7
-                } else {
-                    0
+                match (expected, to) {
+                    (Ok(()), Failed) => 7,
+                    (Ok(()), Done) => witness(NONCE),
+                    _ => 0,
                 }
             );
         }
@@ -79,6 +84,60 @@ fn only_the_documented_transitions_happen() {
         assert_eq!(transition(&slot, NONCE), Err(Refused::Stale));
         assert_eq!(transition(&slot, 0), Err(Refused::Stale));
     }
+}
+
+/// What a receiver has dealt with stays so for the owner, whatever somebody writes over the state.
+#[test]
+fn a_settled_message_stays_settled() {
+    for state in [
+        State::Posted,
+        State::Claimed,
+        State::WantHost,
+        State::Hosted,
+    ] {
+        let slot = in_state(State::Claimed);
+        assert_eq!(slot.settled(NONCE), Ok(State::Claimed));
+        slot.acknowledge(NONCE).unwrap();
+        slot.word.store(NONCE | state as u64, Ordering::Relaxed);
+        assert_eq!(slot.settled(NONCE), Ok(State::Done), "{state:?}");
+        let slot = in_state(State::Claimed);
+        slot.turn_down(NONCE, 7);
+        assert_eq!(slot.settled(NONCE), Ok(State::Failed));
+        slot.word.store(NONCE | state as u64, Ordering::Relaxed);
+        assert_eq!(slot.settled(NONCE), Ok(State::Done), "{state:?}");
+    }
+    assert_eq!(
+        in_state(State::Posted).settled(NONCE + 0x100),
+        Err(Refused::Stale)
+    );
+}
+
+/// Every field of a message counts in its digest.
+#[test]
+fn a_digest_tells_messages_apart() {
+    let message = Message::default();
+    let mut others = vec![message; 15];
+    others[0].communicator = 1;
+    others[1].source = 1;
+    others[2].destination = 1;
+    others[3].source_in_communicator = 1;
+    others[4].tag = 1;
+    others[5].sequence = 1;
+    others[6].length = 1;
+    others[7].flags = 1;
+    others[8].device[15] = 1;
+    others[9].buffer_id = 1;
+    others[10].base = 1;
+    others[11].allocation_bytes = 1;
+    others[12].offset = 1;
+    others[13].ipc_handle[63] = 1;
+    others[14].extra[1] = 1;
+    let mut digests: Vec<u64> = others.iter().map(Message::digest).collect();
+    digests.push(message.digest());
+    assert!(digests.iter().all(|digest| digest >> 56 == 0));
+    digests.sort_unstable();
+    digests.dedup();
+    assert_eq!(digests.len(), 16);
 }
 
 #[test]

@@ -383,3 +383,44 @@ fn segments_written_over() {
         assert!(corrupt > 0, "nothing was ever noticed");
     });
 }
+
+/// Two jobs of one user on a node do not meet.
+#[test]
+fn two_jobs_at_once() {
+    on("mpich", |mpi| {
+        thread::scope(|scope| {
+            let run = || job(mpi, 2, "traffic").args(&["rounds", "15"]).passes();
+            let other = scope.spawn(run);
+            for outcome in [run(), other.join().expect("no panic")] {
+                outcome.stats().check_complete();
+                assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
+                assert!(outcome.stats().total("sends_descriptor") > 0, "{outcome}");
+                assert!(lines(&outcome).is_empty(), "{outcome}");
+            }
+        });
+    });
+}
+
+/// A `/dev/shm` of a container's usual size, of which the rings take nothing: they have no name there.
+#[test]
+fn little_shared_memory() {
+    let permitted = std::process::Command::new("unshare")
+        .args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !permitted {
+        eprintln!("skipped: no mount namespace of one's own is permitted here");
+        return;
+    }
+    on("mpich", |mpi| {
+        let mount = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\"";
+        let outcome = job(mpi, 2, "traffic")
+            .args(&["rounds", "10"])
+            .env("ANABRANCH_STAGING", "128M")
+            .under(&["unshare", "-m", "sh", "-c", mount, "sh"])
+            .passes();
+        outcome.stats().check_complete();
+        assert!(outcome.stats().total("receives_host_ring") > 0, "{outcome}");
+        assert!(lines(&outcome).is_empty(), "{outcome}");
+    });
+}

@@ -27,6 +27,8 @@ pub struct Job {
     folder: PathBuf,
     limit: Duration,
     launcher_arguments: Vec<String>,
+    /// Command that runs the launcher.
+    wrapper: Vec<String>,
 }
 
 /// What came of it.
@@ -61,6 +63,7 @@ impl Job {
             through_launcher: false,
             limit: Duration::ZERO,
             launcher_arguments: Vec::new(),
+            wrapper: Vec::new(),
             folder,
         };
         job = job.limit_seconds(150);
@@ -154,6 +157,12 @@ impl Job {
         self
     }
 
+    /// The launcher is run by this command, which gets it and its arguments as arguments.
+    pub fn under(mut self, wrapper: &[&str]) -> Job {
+        self.wrapper = wrapper.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
     /// The folder of this run's files.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -194,7 +203,14 @@ impl Job {
     }
 
     fn launcher(&self) -> Command {
-        let mut command = Command::new(&self.mpi.mpirun);
+        let mut command = match self.wrapper.split_first() {
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(&self.mpi.mpirun);
+                command
+            }
+            None => Command::new(&self.mpi.mpirun),
+        };
         match self.mpi.family {
             Family::OpenMpi4 => {
                 command.args(["--oversubscribe", "--bind-to", "none"]);
