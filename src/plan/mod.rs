@@ -376,7 +376,8 @@ impl Planner {
     }
 
     fn assign_engines(&self, plan: &mut Plan, message: &Message) {
-        let mut engines = paths::Engines::new(self, message);
+        let direct_is_pushed = self.pushes(message.from, message.to, message);
+        let mut engines = paths::Engines::new(self, direct_is_pushed);
         let len = usize::from(plan.len);
         for path in &mut plan.paths[..len] {
             let pushed = engines.next(&path.path);
