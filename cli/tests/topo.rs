@@ -111,6 +111,17 @@ fn a_node_is_measured_once_and_remembered() {
         "{stderr}"
     );
     assert!(text.contains("Tesla V100-SXM2-16GB GPU-"), "{text}");
+    // Two GPUs at each of two sockets.
+    let numa = |gpu: &str| {
+        text.lines()
+            .find(|line| line.starts_with(gpu))
+            .and_then(|line| line.split_whitespace().last())
+    };
+    assert_eq!(
+        ["GPU0", "GPU1", "GPU2", "GPU3"].map(numa),
+        ["0", "0", "1", "1"].map(Some),
+        "{text}"
+    );
     let (json, stderr) = finished(on("beluga", &installation, &["--measure", "--json"]));
     assert!(stderr.contains(".cache/anabranch/model-"), "{stderr}");
     let report: Value = serde_json::from_str(&json).expect("JSON");

@@ -10,8 +10,7 @@
 //! 4. [`policy`] chooses the set. The default takes what is predicted to end first.
 //! 5. [`graph`] writes a plan down as copies and what each of them waits for.
 //!
-//! Time grows with the rate that a segment cannot give, never falls, so a plan is never predicted to be slower than the
-//! direct path alone: that is one of the sets.
+//! The direct path alone is one of the sets that are compared, so no plan is predicted to be slower than that.
 
 pub mod contention;
 pub mod graph;
@@ -376,7 +375,8 @@ impl Planner {
     }
 
     fn assign_engines(&self, plan: &mut Plan, message: &Message) {
-        let mut engines = paths::Engines::new(self, message);
+        let direct_is_pushed = self.pushes(message.from, message.to, message);
+        let mut engines = paths::Engines::new(self, direct_is_pushed);
         let len = usize::from(plan.len);
         for path in &mut plan.paths[..len] {
             let pushed = engines.next(&path.path);

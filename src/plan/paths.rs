@@ -208,9 +208,9 @@ pub(crate) struct Engines {
 
 impl Engines {
     /// The paths of a plan are asked about one after the other.
-    pub fn new(planner: &Planner, message: &Message) -> Engines {
+    pub fn new(planner: &Planner, direct_is_pushed: bool) -> Engines {
         Engines {
-            direct_is_pushed: planner.pushes(message.from, message.to, message),
+            direct_is_pushed,
             limit: planner.topology.costs.peer_engines,
             pushes: 0,
             pulls: 0,

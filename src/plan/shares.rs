@@ -25,6 +25,7 @@ pub struct Problem<'a> {
     message: &'a Message,
     options: &'a Options,
     allowed: u32,
+    pushes: bool,
 }
 
 /// A share of a message.
@@ -212,6 +213,7 @@ impl<'a> Problem<'a> {
             message,
             options,
             allowed: bits.fold(0, |set, (at, _)| set | 1 << at),
+            pushes: planner.pushes(message.from, message.to, message),
         }
     }
 
@@ -279,7 +281,7 @@ impl<'a> Problem<'a> {
         }
         assert!(len > 0, "a split over no path");
         let rates = contention::rates(&chosen[..len], &self.planner.capacities, self.occupancy);
-        let mut engines = Engines::new(self.planner, self.message);
+        let mut engines = Engines::new(self.planner, self.pushes);
         let mut pipelines = [Pipeline::default(); MAX_PATHS];
         for at in 0..len {
             let pushed = engines.next(&chosen[at].path);

@@ -33,6 +33,7 @@ macro_rules! functions {
 
 functions! {
     device_get = b"cuDeviceGet\0" (*mut c_int, c_int);
+    device_attribute = b"cuDeviceGetAttribute\0" (*mut c_int, c_int, c_int);
     pci_bus_id = b"cuDeviceGetPCIBusId\0" (*mut c_char, c_int, c_int);
     p2p_attribute = b"cuDeviceGetP2PAttribute\0" (*mut c_int, c_int, c_int, c_int);
     host_alloc = b"cuMemHostAlloc\0" (*mut *mut c_void, usize, c_uint);
@@ -43,6 +44,7 @@ functions! {
     stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
 }
 
+const HOST_NUMA_ID: c_int = 134;
 const P2P_ACCESS_SUPPORTED: c_int = 2;
 const P2P_NATIVE_ATOMIC_SUPPORTED: c_int = 3;
 const HOST_ALLOC_PORTABLE: c_uint = 1;
@@ -147,6 +149,21 @@ impl Node {
             .into_owned())
     }
 
+    /// The NUMA node next to a GPU, by the driver, or an older one's by the system. Of a simulated GPU the system would
+    /// tell that of whatever device has its address here.
+    fn numa_node(&self, gpu: u32, pci: &str) -> anyhow::Result<Option<u32>> {
+        let mut value = -1;
+        // SAFETY: the driver writes one int.
+        let code = unsafe {
+            (self.more.device_attribute)(&raw mut value, HOST_NUMA_ID, self.device(gpu)?)
+        };
+        match u32::try_from(value) {
+            Ok(node) if code == 0 => Ok(Some(node)),
+            _ if self.is_simulated() => Ok(None),
+            _ => Ok(numa_node(pci)),
+        }
+    }
+
     fn p2p(&self, attribute: c_int, from: u32, to: u32) -> anyhow::Result<bool> {
         let (mut value, from, to) = (0, self.device(from)?, self.device(to)?);
         // SAFETY: the driver writes one int.
@@ -170,7 +187,7 @@ impl Node {
             facts.gpus.push(Gpu {
                 uuid: Some(uuids[at].clone()),
                 name: self.driver.device_name(gpu)?,
-                numa: numa_node(&pci[at]),
+                numa: self.numa_node(gpu, &pci[at])?,
                 pci: Some(pci[at].clone()),
             });
         }
@@ -303,7 +320,7 @@ impl Node {
     }
 }
 
-/// The NUMA node that a PCI device hangs on, if the system says.
+/// The NUMA node that a PCI device hangs on, if the system tells.
 fn numa_node(pci: &str) -> Option<u32> {
     // The driver writes the domain with four digits, as the system does, or with eight.
     let pci = pci.to_ascii_lowercase();
