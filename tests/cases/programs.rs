@@ -157,9 +157,10 @@ fn bench(mpi: &Mpi) {
             );
             let stats = outcome.stats();
             stats.check_complete();
-            assert_eq!(
-                stats.total("sends_descriptor") > 0,
-                first == "D" || (second == "D" && kind != "bw"),
+            // Where the second alone has a device, bw sends from there but acknowledgements, which may go either way.
+            let may = (kind, first, second) == ("bw", "H", "D");
+            assert!(
+                may || (stats.total("sends_descriptor") > 0) == (first == "D" || second == "D"),
                 "{kind} {first} {second}\n{outcome}"
             );
         }
