@@ -321,7 +321,7 @@ fn scribble(segment: &Segment, random: &mut Random) {
     let slots = segment.slots().clamp(1, 64);
     let slot = segment.slots_at + random.below(slots) * ranks::SLOT_BYTES;
     let noise = |random: &mut Random| random.below(u64::MAX).to_le_bytes();
-    match random.below(6) {
+    match random.below(8) {
         // The state of a message, its nonce kept.
         0 => segment.write(slot, &[random.below(10) as u8]),
         // Any word of a slot.
@@ -337,6 +337,16 @@ fn scribble(segment: &Segment, random: &mut Random) {
                 segment.write(at, &[low]);
             } else {
                 segment.write(at, &noise(random));
+            }
+        }
+        // Where in its allocation a message starts, for all that nobody has claimed: data, but not the message's.
+        5 | 6 => {
+            for slot in 0..slots {
+                let at = segment.slots_at + slot * ranks::SLOT_BYTES;
+                if segment.read::<1>(at) == [1] {
+                    let offset = u64::from_le_bytes(segment.read(at + 96));
+                    segment.write(at + 96, &(offset ^ 8).to_le_bytes());
+                }
             }
         }
         // A word of the header.
