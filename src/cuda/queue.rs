@@ -133,7 +133,7 @@ impl InFlight {
             return Ok(false);
         }
         self.skipped = 0;
-        queue.advance(self.number).or_else(|error| {
+        queue.advance(self.number).inspect_err(|error| {
             self.failures += 1;
             if self.failures >= FAILURES_MAX && !queue.is_lost() {
                 // The last question is one that waits: the copies end by themselves, if anything does.
@@ -141,10 +141,9 @@ impl InFlight {
             }
             match queue.take_failure(self.number) {
                 Some(error) => self.lost = Some(error),
-                None if queue.is_lost() => self.lost = Some(error),
+                None if queue.is_lost() => self.lost = Some(*error),
                 None => {}
             }
-            Err(error)
         })
     }
 
