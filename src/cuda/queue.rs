@@ -377,7 +377,8 @@ impl Queue {
             Ok(())
         });
         if let Err(error) = asked {
-            if error.context_is_gone() || error.is_sticky() {
+            // Any other is for the owners of the copies, who ask again, and at last wait.
+            if error.context_is_gone() {
                 self.lose(&mut state, error);
             }
             return Err(error);

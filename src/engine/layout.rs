@@ -71,6 +71,14 @@ impl Layout {
         }
     }
 
+    /// Where its bytes start, if they are one run without end: from the buffer address.
+    pub fn one_run(&self) -> Option<i64> {
+        match self.runs.as_slice() {
+            [run] if self.extent == self.size as i64 => Some(run.offset),
+            _ => None,
+        }
+    }
+
     /// The pieces of wire bytes `from..to`.
     pub fn pieces(&self, from: u64, to: u64) -> Pieces<'_> {
         let item = from.checked_div(self.size).unwrap_or(0);

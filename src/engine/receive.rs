@@ -255,6 +255,17 @@ impl Receive {
         lands.then(|| (self.landed.addr(), self.room))
     }
 
+    /// The program's memory, if packed bytes lie there as they are although they land elsewhere.
+    fn dense_host(&self) -> Option<*mut u8> {
+        match &self.target {
+            Target::HostRuns { base, layout } => {
+                let offset = layout.one_run()?;
+                Some(base.wrapping_offset(offset as isize))
+            }
+            _ => None,
+        }
+    }
+
     fn destination(&self) -> Result<Destination, cuda::Error> {
         match &self.target {
             Target::Device {
@@ -265,7 +276,7 @@ impl Receive {
                 address: *address,
             }),
             // Where the bytes landed, the packed payload has room.
-            _ => Ok(Destination::Host(self.landed)),
+            _ => Ok(Destination::Host(self.dense_host().unwrap_or(self.landed))),
         }
     }
 }

@@ -49,6 +49,24 @@ pub struct CopySection {
     /// What one copy reaches at most, by whatever way; none if that is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_gb_s: Option<f64>,
+    /// The first bytes of a copy between GPUs, which move at a lower rate: none in a file that a topology is written to, as
+    /// their cost is in its `setup_us`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ramp_kib: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ramp_gb_s: Option<f64>,
+}
+
+impl CopySection {
+    /// What a copy costs before its bytes move at the full rate, us.
+    fn setup_us(&self) -> f64 {
+        let (Some(kib), Some(ramp)) = (self.ramp_kib, self.ramp_gb_s) else {
+            return self.setup_us;
+        };
+        let full = self.engine_gb_s.unwrap_or(f64::MAX);
+        let per_gb_s_us = kib * 1024.0 / 1000.0;
+        self.setup_us + (per_gb_s_us / ramp - per_gb_s_us / full).max(0.0)
+    }
 }
 
 impl Default for CopySection {
@@ -59,6 +77,8 @@ impl Default for CopySection {
             pull_extra_us: costs.pull_extra_us,
             peer_engines: costs.peer_engines,
             engine_gb_s: None,
+            ramp_kib: None,
+            ramp_gb_s: None,
         }
     }
 }
@@ -176,7 +196,7 @@ impl File {
                 finish_us: self.calls.sync_us,
                 query_us: self.calls.query_us,
                 flag_us: self.calls.memop_us,
-                setup_us: self.copy.setup_us,
+                setup_us: self.copy.setup_us(),
                 pull_extra_us: self.copy.pull_extra_us,
                 peer_engines: self.copy.peer_engines,
             },
@@ -237,6 +257,8 @@ impl File {
                 pull_extra_us: costs.pull_extra_us,
                 peer_engines: costs.peer_engines,
                 engine_gb_s: Some(highest.fold(0.0, f64::max)),
+                ramp_kib: None,
+                ramp_gb_s: None,
             },
             fabric: FabricSection {
                 kind: topology.fabric,

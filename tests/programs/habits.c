@@ -101,7 +101,7 @@ static void went_at(const char *file, int line, size_t bytes, int path) {
 #define WENT(bytes, path) went_at(__FILE__, __LINE__, bytes, path)
 
 static const size_t sizes[] = {TINY, SMALL, LARGE};
-static const int paths[] = {ANABRANCH_VALUE, ANABRANCH_EAGER, ANABRANCH_DIRECT};
+static const int paths[] = {ANABRANCH_EAGER, ANABRANCH_EAGER, ANABRANCH_DIRECT};
 
 // Buffers as the current context allocates them; `at` is what tells one use of them from another.
 static void both_ways_at(const char *file, int line, int at) {

@@ -70,14 +70,20 @@ static int one_round(uint64_t number, int check) {
     }
     for (int i = 0; i < WINDOW; i++)
         failed += note(MPI_Isend(out[i].p, bytes[i], MPI_BYTE, peer, i, comm, &r[WINDOW + i]), "MPI_Isend");
-    for (int i = 0; i < 2 * WINDOW; i++) {
+    // In any order, so that what a dead rank has not sent, which natively never ends either, keeps nobody from hearing of the rest.
+    for (int i = 0; i < 2 * WINDOW && !check; i++) {
+        int at;
+        int code = MPI_Waitany(2 * WINDOW, r, &at, MPI_STATUS_IGNORE);
+        failed += note(code, "MPI_Waitany");
+        if (code != MPI_SUCCESS) return failed;
+    }
+    for (int i = 0; i < 2 * WINDOW && check; i++) {
         int code = MPI_Wait(&r[i], MPI_STATUS_IGNORE);
         failed += note(code, "MPI_Wait");
-        if (code == MPI_SUCCESS && i < WINDOW && check) {
+        if (code == MPI_SUCCESS && i < WINDOW) {
             BYTES_CHECK(in[i].kind, in[i].p, bytes[i], number * 100 + peer * 10 + i);
             good++;
         }
-        if (code != MPI_SUCCESS && check == 0) return failed;
     }
     return failed;
 }

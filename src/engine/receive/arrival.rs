@@ -333,7 +333,7 @@ impl Core {
             stats::add(Counter::HostFetched, 1);
             stats::add(Counter::HostFetchedBytes, bytes);
         }
-        if !to_host || bytes == 0 {
+        if !to_host || bytes == 0 || receive.dense_host().is_some() {
             receive.stage = Stage::Done;
             return;
         }
