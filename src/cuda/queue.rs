@@ -295,6 +295,7 @@ impl Queue {
             }
             return;
         }
+        stats::add(Counter::DriverRetries, 1);
         // One by one, so that only those fail that must. Copying twice what was started before does no harm: the sources
         // stay as they are until their copies are done.
         for (copy, member) in copies.iter().zip(members) {

@@ -340,6 +340,8 @@ impl Fetch {
                     self.survived(&error, again);
                     stats::add(Counter::Retries, 1);
                     if is_lost {
+                        stats::fallback(Reason::DriverError, self.wanted);
+                        self.reason = Some(Reason::DriverError);
                         self.want_host();
                     }
                     Step::Pending(true)

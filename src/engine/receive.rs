@@ -29,7 +29,7 @@ use crate::engine::story::{Path, Story};
 use crate::engine::verify::Checking;
 use crate::engine::{Engine, Env};
 use crate::mpi::{Abi, Family, Handle, Status};
-use crate::node::{Peer, DESCRIPTOR_BYTES};
+use crate::node::{descriptor, sys, Peer, DESCRIPTOR_BYTES};
 use crate::stats::Reason;
 
 /// The arguments of a receive.
@@ -112,6 +112,9 @@ pub struct Receive {
     persistent: bool,
     /// It is persistent, and the program has freed it.
     freed: bool,
+    /// The program has freed its request. It may learn from another message that the receive is complete, and unmap the
+    /// buffer, before the library knows.
+    is_orphan: bool,
     /// Its message was taken, and counted, by a matched probe.
     matched: Option<Matched>,
     /// A send that belongs to the same request (`MPI_Isendrecv`).
@@ -180,6 +183,7 @@ impl Receive {
             reason: None,
             persistent: false,
             freed: false,
+            is_orphan: false,
             matched: None,
             companion: None,
             covered: None,
@@ -217,6 +221,32 @@ impl Receive {
     /// A descriptor does not fit in here, though a message that is shorter than one may.
     fn is_blind_to_small(&self) -> bool {
         !self.may_hold_descriptor() || (self.place().is_some() && self.covered.is_none())
+    }
+
+    /// Whether something that begins like a descriptor has landed. No more than a look, if the memory can be relied on.
+    fn has_likely_descriptor(&self) -> bool {
+        if self.is_orphan && self.place().is_some() {
+            return self
+                .read_landed()
+                .is_some_and(|bytes| descriptor::is_likely(&bytes));
+        }
+        // SAFETY: the receive can hold a descriptor there; MPI may be writing it, which the checksum tells.
+        unsafe { descriptor::begins(self.landed) }
+    }
+
+    /// A copy of what has landed, as long as a descriptor. None where the program has unmapped it.
+    fn read_landed(&self) -> Option<[u8; DESCRIPTOR_BYTES]> {
+        if self.is_orphan && self.place().is_some() {
+            return sys::read_own(self.landed.addr());
+        }
+        let mut bytes = [0; DESCRIPTOR_BYTES];
+        // SAFETY: at least that many bytes are there; MPI may be writing them, which the checksum tells.
+        unsafe {
+            bytes
+                .as_mut_ptr()
+                .copy_from_nonoverlapping(self.landed, DESCRIPTOR_BYTES)
+        };
+        Some(bytes)
     }
 
     /// Keeps what a descriptor would cover.
@@ -336,6 +366,7 @@ impl Core {
     /// A persistent receive that the program has freed while it is active: it ends once it is complete.
     pub(super) fn set_transient(&mut self, id: usize) {
         self.receives[id].freed = self.receives[id].persistent;
+        self.receives[id].is_orphan = true;
     }
 
     pub(super) fn companion_of(&self, id: usize) -> Option<usize> {

@@ -214,6 +214,8 @@ pub struct Hosting {
     cell: u32,
     sent: Instant,
     delay: Duration,
+    /// The receiver cannot read the buffer itself.
+    pub is_asked_for: bool,
     copy: Option<InFlight>,
     in_ring: bool,
 }
@@ -228,6 +230,7 @@ impl Hosting {
             cell,
             sent: Instant::now(),
             delay: DELAY,
+            is_asked_for: false,
             copy: None,
             in_ring: false,
         }

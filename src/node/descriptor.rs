@@ -87,6 +87,11 @@ pub unsafe fn begins(landed: *const u8) -> bool {
     unsafe { landed.cast::<[u8; 8]>().read_volatile() == MAGIC }
 }
 
+/// Whether these bytes begin like a descriptor.
+pub fn is_likely(bytes: &[u8; DESCRIPTOR_BYTES]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
 impl Descriptor {
     /// The bytes on the wire.
     pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {

@@ -19,7 +19,7 @@ pub mod ring;
 pub mod segment;
 pub mod sheet;
 pub mod slot;
-mod sys;
+pub mod sys;
 pub mod view;
 pub mod wait;
 

@@ -252,3 +252,20 @@ pub fn futex_wake_all(word: &AtomicU32) {
     // SAFETY: the word is mapped; waking changes no memory.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
+
+/// Bytes of this process's own memory, or `None` where nothing is mapped that can be read.
+pub fn read_own<const N: usize>(address: usize) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    let to = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: N,
+    };
+    let from = libc::iovec {
+        iov_base: std::ptr::without_provenance_mut(address),
+        iov_len: N,
+    };
+    // SAFETY: one range of `N` writable bytes; the system reads the other, and says so if it cannot.
+    let read =
+        unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+    (usize::try_from(read) == Ok(N)).then_some(bytes)
+}

@@ -17,13 +17,12 @@ fn interface(mpi: &Mpi) {
         // From pool memory, and into host memory.
         ("receives_host_ring", 2),
         ("receives_eager", 1),
-        // Four of the warm-up, one that is too small and one that is buffered.
-        ("receives_value", 6),
-        ("sends_value", 6),
+        // Four of the warm-up and one that is buffered.
+        ("receives_value", 5),
+        ("sends_value", 5),
     ] {
         assert_eq!(stats.total(counter), messages, "{counter}:\n{outcome}");
     }
-    assert_eq!(stats.fallback("too_small"), 1, "{outcome}");
     assert_eq!(stats.fallback("buffered"), 1, "{outcome}");
     assert_eq!(stats.fallback("not_exportable"), 1, "{outcome}");
 }

@@ -136,8 +136,7 @@ impl Core {
             .filter(|(_, receive)| {
                 matches!(receive.stage, Stage::Posted)
                     && receive.may_hold_descriptor()
-                    // SAFETY: the receive can hold a descriptor there; MPI may be writing it, which the checksum tells.
-                    && unsafe { crate::node::descriptor::begins(receive.landed) }
+                    && receive.has_likely_descriptor()
             })
             .map(|(id, _)| id)
             .collect();
@@ -170,13 +169,7 @@ impl Core {
             }
         }
         // A copy: a payload that goes to host memory is written over it.
-        let mut bytes = [0u8; DESCRIPTOR_BYTES];
-        // SAFETY: at least that many bytes are there, and MPI writes no more of them.
-        unsafe {
-            bytes
-                .as_mut_ptr()
-                .copy_from_nonoverlapping(receive.landed, DESCRIPTOR_BYTES)
-        };
+        let bytes = receive.read_landed().ok_or(NotTaken::Value)?;
         let fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity)?;
         let length = fetch.length();
         receive.length = Some(length);

@@ -354,6 +354,7 @@ impl Core {
                 step
             }
             (Ok(State::WantHost), Some(hosting)) => {
+                hosting.is_asked_for = true;
                 if hosting.is_in_ring() && ring.is_filled_to(1) {
                     return Advance::default();
                 }
@@ -421,9 +422,13 @@ impl Core {
             let is_emptied = own
                 .slot(out.slot)
                 .is_some_and(|slot| slot.ring(out.nonce).in_flight() == Ok(0));
-            let is_hosted = is_emptied && out.hosting.as_ref().is_some_and(Hosting::is_in_ring);
-            send.story.path = if out.serve.is_some() || is_hosted {
+            let hosted = out.hosting.as_ref();
+            let hosted = hosted.filter(|hosting| is_emptied && hosting.is_in_ring());
+            let is_asked_for = hosted.is_some_and(|hosting| hosting.is_asked_for);
+            send.story.path = if out.serve.is_some() || is_asked_for {
                 story::Path::HostRing
+            } else if hosted.is_some() {
+                story::Path::Eager
             } else if out.peer.world_rank() == env.world_rank {
                 story::Path::Own
             } else {
