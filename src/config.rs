@@ -113,7 +113,7 @@ options! {
     mpi_cuda: MpiCuda = Choice(MPI_CUDA), "ANABRANCH_MPI_CUDA", "auto", User,
         "whether the MPI library may be handed device pointers; auto asks it";
     threshold: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_THRESHOLD", "0", User,
-        "messages on device buffers of less than this size go by value, copied to host memory first; those of up to 61 bytes always do";
+        "messages on device buffers of less than this size go by value, copied to host memory first";
     eager: u64 = Size { min: 0, max: 64 * MIB }, "ANABRANCH_EAGER", "16K", User,
         "a standard send of up to this size completes once its payload is in host memory, without waiting for the receiver";
     staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_STAGING", "8M", User,

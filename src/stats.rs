@@ -120,7 +120,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    TooSmall        "too_small"        "smaller than a descriptor, or than ANABRANCH_THRESHOLD";
+    TooSmall        "too_small"        "smaller than ANABRANCH_THRESHOLD";
     NotOnNode       "not_on_node"      "the peer is on another node";
     NotRegistered   "not_registered"   "the peer runs without the library, or another version of it";
     NotReady        "not_ready"        "the peer had not used a device yet, so its helper was not running";
