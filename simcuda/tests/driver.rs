@@ -18,7 +18,6 @@ fn scenario() {
         Ok("planned_error") => planned_error(),
         Ok("wrong_byte") => wrong_byte(),
         Ok("blocking_launches") => blocking_launches(),
-        Ok("one_queue") => one_queue(),
         Ok("symbols") => symbols(),
         Ok("visible") => visible(),
         Ok(other) => panic!("no scenario {other}"),
@@ -109,28 +108,6 @@ fn launches_block_where_the_environment_says_so() {
         "blocking_launches",
         &[("SIMCUDA_QUIET_US", "1000000")],
     ));
-}
-
-/// A short operation of one stream and a long one of another, which was entered first.
-fn one_queue() {
-    start(0);
-    let (p, q, s, t) = (alloc(1 << 26), alloc(64), new_stream(), new_stream());
-    let shares = std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_some();
-    ok(unsafe { fill::cuMemsetD8Async(p, 1, 1 << 26, s) });
-    ok(unsafe { fill::cuMemsetD8Async(q, 1, 64, t) });
-    sync(t);
-    let state = unsafe { stream::cuStreamQuery(s) };
-    assert_eq!(state, if shares { 0 } else { NOT_READY });
-}
-
-#[test]
-fn streams_share_the_one_queue_that_there_is() {
-    let patient = ("SIMCUDA_QUIET_US", "1000000");
-    succeeds(&run(
-        "one_queue",
-        &[("CUDA_DEVICE_MAX_CONNECTIONS", "1"), patient],
-    ));
-    succeeds(&run("one_queue", &[patient]));
 }
 
 fn visible() {
