@@ -113,17 +113,8 @@ pub struct InFlight {
 impl InFlight {
     /// Whether the copies are done. Does not wait. After an error it may be asked again, unless [`InFlight::is_lost`].
     pub fn poll(&mut self) -> Result<bool> {
-        if let Some(error) = self.lost {
-            return Err(error);
-        }
-        let queue = &self.queue;
-        if queue.failures.load(Ordering::Acquire) != 0 {
-            if let Some(error) = queue.take_failure(self.number) {
-                self.lost = Some(error);
-                return Err(error);
-            }
-        }
-        let finished = queue.finished.load(Ordering::Acquire);
+        self.refused()?;
+        let finished = self.queue.finished.load(Ordering::Acquire);
         if self.number <= finished {
             return Ok(true);
         }
@@ -133,18 +124,27 @@ impl InFlight {
             return Ok(false);
         }
         self.skipped = 0;
-        queue.advance(self.number).inspect_err(|error| {
+        if let Err(error) = self.queue.advance() {
             self.failures += 1;
-            if self.failures >= FAILURES_MAX && !queue.is_lost() {
+            if self.failures >= FAILURES_MAX && !self.queue.is_lost() {
                 // The last question is one that waits: the copies end by themselves, if anything does.
-                queue.wait();
+                self.queue.wait();
             }
-            match queue.take_failure(self.number) {
-                Some(error) => self.lost = Some(error),
-                None if queue.is_lost() => self.lost = Some(*error),
-                None => {}
+            if self.queue.is_lost() {
+                self.lost = Some(error);
             }
-        })
+            return Err(error);
+        }
+        self.refused()?;
+        Ok(self.number <= self.queue.finished.load(Ordering::Acquire))
+    }
+
+    /// The error for which the copies were not made, if they were not. It is told by the queue once, and kept here.
+    fn refused(&mut self) -> Result<()> {
+        if self.lost.is_none() && self.queue.failures.load(Ordering::Acquire) != 0 {
+            self.lost = self.queue.take_failure(self.number);
+        }
+        self.lost.map_or(Ok(()), Err)
     }
 
     /// After an error: the copies could not be launched, or the context is gone or has faulted; they never finish, and
@@ -247,14 +247,11 @@ impl Queue {
 
     /// Launches what waits, unless the stream has enough to do.
     pub(super) fn launch(&self) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         if state.waiting.is_empty() || state.flying.len() >= LAUNCHES_MAX {
             return;
         }
-        drop(state);
-        let entered = Entered::enter_same(self.key);
-        let mut state = self.state.lock();
-        match entered {
+        match Entered::enter_same(self.key) {
             Ok(entered) => self.launch_waiting(&mut state, &entered),
             // Whoever polls one of the copies tries again, or finds out.
             Err(error) => log::debug!("launching copies: {error}"),
@@ -362,12 +359,12 @@ impl Queue {
         Ok(event)
     }
 
-    /// Asks the driver how far the stream has got, and gives it more. Whether this copy is done.
-    fn advance(&self, number: u64) -> Result<bool> {
+    /// Asks the driver how far the stream has got, and gives it more.
+    fn advance(&self) -> Result<()> {
         let mut done = Vec::new();
         let mut state = self.state.lock();
         match state.end {
-            Some(End::Drained) => return Ok(true),
+            Some(End::Drained) => return Ok(()),
             Some(End::Lost(error)) => return Err(error),
             None => {}
         }
@@ -382,13 +379,9 @@ impl Queue {
             if error.context_is_gone() {
                 self.lose(&mut state, error);
             }
-            return Err(error);
         }
         drop(state);
-        match self.take_failure(number) {
-            Some(error) => Err(error),
-            None => Ok(number <= self.finished.load(Ordering::Acquire)),
-        }
+        asked
     }
 
     /// Takes note of launches that are done, oldest first.

@@ -82,7 +82,7 @@ fn queued(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
     let mut copies: Vec<_> = (0..100)
         .map(|place| {
             let copy = match place {
-                57 => Copy::Linear {
+                57 | 99 => Copy::Linear {
                     dst: nowhere,
                     src: a,
                     bytes: 1,
@@ -96,16 +96,25 @@ fn queued(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
     copies[31] = None;
     bench.lanes.launch();
     for (place, copy) in copies.into_iter().enumerate().rev() {
-        let Some(copy) = copy else { continue };
-        match finish(copy) {
-            Ok(()) => assert_ne!(place, 57),
-            Err(error) => assert!(place == 57 && error.code().is_some(), "{place}: {error}"),
+        let Some(mut copy) = copy else { continue };
+        let answer = loop {
+            match copy.poll() {
+                Ok(false) => std::thread::yield_now(),
+                answer => break answer,
+            }
+        };
+        let is_refused = place == 57 || place == 99;
+        match answer {
+            Ok(_) => assert!(!is_refused, "{place}"),
+            Err(error) => assert!(is_refused && error.code().is_some(), "{place}: {error}"),
         }
+        assert_eq!(copy.is_lost(), is_refused, "copy {place}");
+        assert_eq!(copy.poll(), answer, "copy {place}: an answer is final");
     }
     let found = bench.download(b, 1 << 20);
     for place in 0..100 {
         let got = &found[place * 10_000..][..10_000];
-        if place == 31 || place == 57 {
+        if [31, 57, 99].contains(&place) {
             assert_eq!(got, vec![0; 10_000], "copy {place}");
         } else {
             assert_eq!(
