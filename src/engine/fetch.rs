@@ -331,12 +331,12 @@ impl Fetch {
                     self.complete(counters)
                 }
                 Err(error) => {
-                    let again = if copy.is_lost() {
+                    let is_lost = copy.is_lost();
+                    let again = if is_lost {
                         "again through host memory"
                     } else {
                         "tried again"
                     };
-                    let is_lost = copy.is_lost();
                     self.survived(&error, again);
                     stats::add(Counter::Retries, 1);
                     if is_lost {
