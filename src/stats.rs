@@ -53,6 +53,8 @@ counters! {
     SendsDeviceBytes     "sends_device_bytes"      Bytes "their payload";
     SendsDescriptor      "sends_descriptor"        Count "sends that went as a descriptor";
     SendsDescriptorBytes "sends_descriptor_bytes"  Bytes "their payload";
+    SendsHostDescriptor  "sends_host_descriptor" Count "long sends from host memory whose receiver was expected to bring them to a device, by descriptor";
+    SendsHostDescriptorBytes "sends_host_descriptor_bytes" Bytes "bytes of those";
     SendsHosted          "sends_hosted"            Count "sends of those that completed from host memory before their receiver came";
     SendsValue           "sends_value"             Count "sends from device buffers that went by value, copied to host memory first";
     SendsValueBytes      "sends_value_bytes"       Bytes "their payload";

@@ -5,7 +5,9 @@
 //! 1. no driver in the process: host;
 //! 2. the driver is not initialized (the current-context query says so): host, as no device address exists;
 //! 3. the address is host memory for certain ([`super::host_range`]): host;
-//! 4. else one query of one attribute; only what is not plain host memory is asked for more.
+//! 4. else one query of one attribute; only what is not plain host memory is asked for more;
+//! 5. once there are device buffers the query also asks for the number of the allocation, which is never used again: what
+//!    was learnt of an allocation holds for as long as an address in it has that number.
 //!
 //! No proof that is cheaper than the query exists once the program, or UCX on its behalf, has initialized the driver:
 //! the thread may have no context while others have, and contexts made by `cuCtxCreate` are listed nowhere.
@@ -15,6 +17,7 @@ use super::error::{Error, Result};
 use super::state::{insist, ContextKey, Entered};
 use super::types::{attribute, code, memory_type, Context, Uuid};
 use super::{host_range, reach};
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -157,6 +160,9 @@ fn certain(address: *const c_void) -> Option<&'static Driver> {
 }
 
 fn examine(driver: &Driver, address: *const c_void) -> Kind {
+    if gpu_seen() {
+        return examine_with_number(driver, address.addr() as u64);
+    }
     // One attribute, straight: this is what every call on mapped host memory pays.
     let mut answer = 0u64;
     let place: [*mut c_void; 1] = [(&raw mut answer).cast()];
@@ -175,6 +181,73 @@ fn examine(driver: &Driver, address: *const c_void) -> Kind {
         Ok(()) => examine_further(driver, address.addr() as u64, memory_type),
         Err(_) => ask_again(driver, address.addr() as u64),
     }
+}
+
+/// Plain allocations that a thread has met of late.
+const RECENT_MAX: usize = 4;
+
+thread_local! {
+    static RECENT: RefCell<Recent> = const {
+        RefCell::new(Recent { buffers: [None; RECENT_MAX], next: 0 })
+    };
+}
+
+struct Recent {
+    buffers: [Option<Buffer>; RECENT_MAX],
+    next: usize,
+}
+
+impl Recent {
+    fn find(&self, address: u64, number: u64) -> Option<Buffer> {
+        let mut known = self.buffers.iter().flatten();
+        let buffer = known.find(|buffer| {
+            buffer.buffer_id == number
+                && buffer.base <= address
+                && address - buffer.base < buffer.size
+        })?;
+        Some(Buffer {
+            address,
+            offset: address - buffer.base,
+            ..*buffer
+        })
+    }
+
+    fn keep(&mut self, buffer: Buffer) {
+        self.buffers[self.next] = Some(buffer);
+        self.next = (self.next + 1) % RECENT_MAX;
+    }
+}
+
+fn examine_with_number(driver: &Driver, address: u64) -> Kind {
+    let mut answers = [0u64; 2];
+    let [memory_type, number] = &mut answers;
+    let places: [*mut c_void; 2] = [(&raw mut *memory_type).cast(), (&raw mut *number).cast()];
+    let wanted = [attribute::MEMORY_TYPE, attribute::BUFFER_ID];
+    // SAFETY: two attributes of at most 8 bytes, and a place of 8 for each.
+    let asked =
+        unsafe { driver.pointer_get_attributes(2, wanted.as_ptr(), places.as_ptr(), address) };
+    let (memory_type, number) = ((answers[0] & u64::from(u32::MAX)) as u32, answers[1]);
+    match (asked, memory_type) {
+        (Ok(()), memory_type::UNREGISTERED) => Kind::Host,
+        (Ok(()), memory_type::DEVICE) if number != 0 => {
+            let known = RECENT.with_borrow(|recent| recent.find(address, number));
+            known.map_or_else(|| learn(driver, address, number), Kind::Device)
+        }
+        (Ok(()), memory_type) => examine_further(driver, address, memory_type),
+        (Err(_), _) => ask_again(driver, address),
+    }
+}
+
+#[cold]
+fn learn(driver: &Driver, address: u64, number: u64) -> Kind {
+    let kind = examine_further(driver, address, memory_type::DEVICE);
+    if let Kind::Device(buffer) = kind {
+        // Memory of other kinds may grow and shrink under one number.
+        if buffer.allocation == Allocation::Plain && buffer.ipc && buffer.buffer_id == number {
+            RECENT.with_borrow_mut(|recent| recent.keep(buffer));
+        }
+    }
+    kind
 }
 
 #[cold]

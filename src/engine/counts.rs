@@ -17,6 +17,26 @@ pub struct Stream {
     pub tag: i32,
 }
 
+/// How a receiver would rather have the next message of a stream. Nobody knows of a message that is not matched, so what
+/// became of the one before is taken for a sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// By descriptor, although it is in its sender's host memory: it will be brought to a device.
+    Descriptor,
+    /// In a cell, without waiting whether the receiver reads the device memory: it will be brought to host memory.
+    Cell,
+}
+
+impl Wish {
+    /// A number that sender and receiver of a message both find, for [`View::wishes`](crate::node::View::wishes).
+    pub fn key(self, comm: u64, source: u32, tag: i32) -> u64 {
+        let words = (u64::from(source) << 32) | u64::from(tag as u32);
+        let mixed = (comm ^ words.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self as u64)
+            .wrapping_mul(0xd6e8_feb8_6659_fd93);
+        mixed >> 32
+    }
+}
+
 /// Streams whose numbers are kept; beyond it the counts are no longer trusted and descriptors are no longer used.
 const STREAMS_MAX: usize = 1 << 20;
 

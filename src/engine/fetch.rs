@@ -4,8 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Purpose};
+use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::memory;
+use crate::engine::serve::piece_bytes;
 use crate::engine::story;
 use crate::engine::Env;
 use crate::node::{Corruption, Descriptor, Message, Peer, Refused, Slot, State, Sums, FIRST_CELL};
@@ -17,7 +20,13 @@ pub mod flag {
     pub const EXPORTED: u32 = 1;
     /// The checksums of the message lie beside its slot.
     pub const SUMS: u32 = 2;
+    /// The message is in host memory.
+    pub const HOST: u32 = 4;
 }
+
+/// Messages of so many bytes are written to host memory past the caches: pieces that a device wrote are copied at 16 GB/s
+/// then, and at 8 to 9 otherwise. The program reads shorter ones from its caches.
+const STREAMED_BYTES_MIN: u64 = 1 << 20;
 
 /// Where the payload goes.
 #[derive(Clone, Copy, Debug)]
@@ -135,20 +144,22 @@ impl Fetch {
         let Some(peer) = env.node.peer(descriptor.sender) else {
             return Err(NotTaken::Lost);
         };
-        let validated = peer.validate(&descriptor);
-        if matches!(validated, Err(Corruption::Digest)) {
-            stats::add(Counter::Corrupt, 1);
-        }
-        let claimed = match validated {
-            Ok((slot, message)) if message.destination == env.world_rank => {
-                match slot.claim(descriptor.nonce) {
-                    Ok(()) => Some((message, false)),
-                    Err(Refused::State(State::Hosted)) => Some((message, true)),
-                    Err(_) => None,
-                }
-            }
+        // Claimed first: the line is then this core's to write, and is not fetched twice.
+        let slot = peer.slot(descriptor.slot);
+        let hosted = match slot.map(|slot| slot.claim(descriptor.nonce)) {
+            Some(Ok(())) => Some(false),
+            Some(Err(Refused::State(State::Hosted))) => Some(true),
             _ => None,
         };
+        let claimed = hosted.and_then(|hosted| match peer.validate(&descriptor) {
+            Ok((_, message)) => {
+                (message.destination == env.world_rank).then_some((message, hosted))
+            }
+            Err(why) => {
+                stats::add(Counter::Corrupt, u64::from(why == Corruption::Digest));
+                None
+            }
+        });
         let Some((message, hosted)) = claimed else {
             // Its sender must not wait for a receiver that will never come.
             if let Some(slot) = peer.slot(descriptor.slot) {
@@ -175,12 +186,32 @@ impl Fetch {
             reason: None,
             failures: 0,
         };
+        fetch.note_wish(env);
         if wanted > 0 && hosted {
             fetch.path = Path::ring(State::Hosted);
         } else if wanted > 0 {
             fetch.start(gpu);
         }
         Ok(fetch)
+    }
+
+    /// Lets the sender know how this rank would rather have the next message of the stream. From host memory to host memory
+    /// the MPI library brings it best.
+    fn note_wish(&self, env: &Env) {
+        let message = &self.message;
+        let to_host = matches!(self.to, Destination::Host(_));
+        let (wish, wanted) = if message.flags & flag::HOST != 0 {
+            (Wish::Descriptor, !to_host)
+        } else if message.length <= env.config.eager {
+            (Wish::Cell, to_host)
+        } else {
+            return;
+        };
+        let key = wish.key(message.communicator, message.source, message.tag);
+        let own = env.node.own();
+        if own.wishes(key) != wanted {
+            own.set_wish(key, wanted);
+        }
     }
 
     /// True length of the message, bytes.
@@ -226,7 +257,7 @@ impl Fetch {
 
     /// Why the payload does not come by the direct path, where that was tried.
     pub fn reason(&self) -> Option<Reason> {
-        let is_exported = self.message.flags & flag::EXPORTED != 0;
+        let is_exported = self.message.flags & (flag::EXPORTED | flag::HOST) != 0;
         let to_device = matches!(self.to, Destination::Device { .. });
         self.reason
             .or((to_device && !self.own && !is_exported).then_some(Reason::NotExportable))
@@ -367,8 +398,12 @@ impl Fetch {
     /// claimed, and if the claim was made in a state that somebody had written, it did so in time and has given the
     /// buffer back. What is in the ring is right in both cases.
     fn is_hosted_all_the_same(&self) -> bool {
-        self.slot()
-            .is_some_and(|slot| matches!(slot.ring(self.nonce).front(), Ok(Some(_))))
+        // Only what fits into a cell is hosted; of all others the sender's slot is not looked at again.
+        let may_be = self.message.length <= u64::from(self.peer.layout().cell_bytes);
+        may_be
+            && self
+                .slot()
+                .is_some_and(|slot| matches!(slot.ring(self.nonce).front(), Ok(Some(_))))
     }
 
     /// The payload is there. It is the sender's message only if the slot was about it to the last: who gives a slot up,
@@ -455,12 +490,12 @@ impl Fetch {
             let started: u64 = *arrived + flying.iter().map(|(_, bytes)| bytes).sum::<u64>();
             let (piece, bytes) = peer.piece_of(entry).ok_or(Lost::Corrupt)?;
             let bytes = bytes as u64;
-            // Every piece but the last is filled to its end.
-            let room = match entry.piece.checked_sub(FIRST_CELL) {
+            // Every piece but the last is as long.
+            let step = match entry.piece.checked_sub(FIRST_CELL) {
                 Some(_) => u64::from(peer.layout().cell_bytes),
-                None => u64::from(peer.layout().chunk_bytes),
+                None => piece_bytes(u64::from(peer.layout().chunk_bytes), self.wanted),
             };
-            if bytes != room.min(self.wanted - started) {
+            if bytes != step.min(self.wanted - started) {
                 return Err(Lost::Corrupt);
             }
             match self.to {
@@ -469,7 +504,11 @@ impl Fetch {
                     // piece is mapped, `bytes` long, and the sender's until it is popped.
                     unsafe {
                         let to = address.add(started as usize);
-                        to.copy_from_nonoverlapping(piece.as_ptr(), bytes as usize);
+                        if self.wanted < STREAMED_BYTES_MIN {
+                            to.copy_from_nonoverlapping(piece.as_ptr(), bytes as usize);
+                        } else {
+                            memory::copy_past_caches(to, piece.as_ptr(), bytes as usize);
+                        }
                     }
                     pop(popped)?;
                     *arrived += bytes;

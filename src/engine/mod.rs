@@ -17,6 +17,7 @@ mod layout;
 pub mod lifecycle;
 mod lift;
 pub mod matched;
+mod memory;
 mod native;
 pub mod persistent;
 pub mod probe;

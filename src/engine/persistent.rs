@@ -130,6 +130,7 @@ impl Engine {
                 Sorted::Device(buffer, info) => self.start_send(&args, &buffer, &info),
                 Sorted::Counted(stream) => self.start_native_send(&args, Some(stream)),
                 Sorted::Native => self.start_native_send(&args, None),
+                Sorted::Host(address, info) => self.start_host_send(&args, address, &info),
             }
         };
         match started {

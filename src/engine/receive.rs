@@ -234,6 +234,13 @@ impl Receive {
         unsafe { descriptor::begins(self.landed) }
     }
 
+    /// It is posted, and something that begins like a descriptor has landed in it.
+    fn seems_to_have_descriptor(&self) -> bool {
+        matches!(self.stage, Stage::Posted)
+            && self.may_hold_descriptor()
+            && self.has_likely_descriptor()
+    }
+
     /// A copy of what has landed, as long as a descriptor. None where the program has unmapped it.
     fn read_landed(&self) -> Option<[u8; DESCRIPTOR_BYTES]> {
         if self.is_orphan && self.place().is_some() {

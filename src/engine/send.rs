@@ -5,19 +5,23 @@ mod value;
 
 use std::ffi::{c_int, c_void};
 
-use self::descriptor::{Out, Unsent};
+use self::descriptor::{Origin, Out, Unsent};
 use crate::cuda::{self, Buffer, Kind};
 use crate::engine::comms;
 use crate::engine::core::{Core, Entry};
-use crate::engine::counts::Stream;
+use crate::engine::counts::{Stream, Wish};
 use crate::engine::native::{native_isend, raise};
 use crate::engine::requests::start_generalized;
 use crate::engine::story::{self, Path, Story};
 use crate::engine::types::{self, TypeInfo};
+use crate::engine::verify::Summing;
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Handle};
 use crate::node::DESCRIPTOR_BYTES;
 use crate::stats::{self, Counter, Reason};
+
+/// Messages from host memory below that are left to the MPI library, bytes.
+pub(super) const HOST_BYTES_MIN: u64 = 64 << 10;
 
 /// Mode of a send (MPI 4.1 section 3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +69,8 @@ pub enum Sorted {
     Counted(Stream),
     /// By the engine.
     Device(Box<Buffer>, TypeInfo),
+    /// By the engine, from host memory: its receiver wishes it so.
+    Host(*const u8, TypeInfo),
 }
 
 /// A send of the engine's.
@@ -128,6 +134,10 @@ impl Engine {
                 return Sorted::Device(Box::new(buffer), info);
             }
         }
+        // SAFETY: the program's handle.
+        if bytes >= HOST_BYTES_MIN && unsafe { self.is_wished_for(args, &info, bytes) } {
+            return Sorted::Host(address.cast(), info);
+        }
         if bytes == DESCRIPTOR_BYTES as u64 {
             // SAFETY: the program's handle.
             if let Some(stream) = unsafe { self.stream(args.comm, args.dest, args.tag) } {
@@ -135,6 +145,29 @@ impl Engine {
             }
         }
         Sorted::Native
+    }
+
+    /// Whether the receiver of a message from host memory would rather fetch it: it brings such messages to a device, and
+    /// then its device works while this rank brings the next piece.
+    unsafe fn is_wished_for(&self, args: &SendArgs, info: &TypeInfo, bytes: u64) -> bool {
+        let is_for_engine = self.is_live()
+            && args.mode != Mode::Buffered
+            && info.dense(args.count)
+            && !args.completes_alone(&self.env, bytes);
+        if !is_for_engine {
+            return false;
+        }
+        // SAFETY: passed on.
+        let Some(stream) = (unsafe { self.stream(args.comm, args.dest, args.tag) }) else {
+            return false;
+        };
+        let key = Wish::Descriptor.key(stream.comm, self.env.world_rank, stream.tag);
+        stream.peer != self.env.world_rank
+            && self
+                .env
+                .node
+                .peer(stream.peer)
+                .is_some_and(|peer| peer.wishes(key))
     }
 
     /// The stream of messages with a rank of a communicator that has an identity.
@@ -217,6 +250,37 @@ impl Engine {
         unsafe { self.start_device_send(args, buffer, info, None) }
     }
 
+    /// Starts a send from host memory by descriptor, or natively where that cannot be.
+    ///
+    /// # Safety
+    /// As [`Engine::sort_send`], whose result this is.
+    pub unsafe fn start_host_send(
+        &self,
+        args: &SendArgs,
+        address: *const u8,
+        info: &TypeInfo,
+    ) -> Result<usize, c_int> {
+        self.note_activity();
+        let bytes = info.bytes(args.count);
+        let sums = self.env.config.verify.then(|| {
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            // SAFETY: the program has lent the message, which lies there in one run.
+            Summing::of(unsafe { std::slice::from_raw_parts(address, bytes) })
+        });
+        {
+            let mut core = self.core.lock();
+            let origin = Origin::Host(address);
+            // SAFETY: passed on.
+            match unsafe { core.send_descriptor(&self.env, args, &origin, info, sums.as_ref()) } {
+                Ok(id) => return Ok(id),
+                Err(Unsent::Code(code)) => return Err(code),
+                Err(Unsent::Reason(_)) => {}
+            }
+        }
+        // SAFETY: passed on. Such a message is longer than a descriptor, so it is not counted.
+        unsafe { self.start_native_send(args, None) }
+    }
+
     /// Starts a send of a device buffer by value, whatever its length: the buffer is free again when this returns.
     ///
     /// # Safety
@@ -253,7 +317,9 @@ impl Engine {
                 let mut core = self.core.lock();
                 let sums = sums.as_ref();
                 // SAFETY: passed on.
-                match unsafe { core.send_descriptor(&self.env, args, buffer, info, sums) } {
+                let origin = Origin::Device(buffer);
+                // SAFETY: passed on.
+                match unsafe { core.send_descriptor(&self.env, args, &origin, info, sums) } {
                     Ok(id) => return Ok(id),
                     Err(Unsent::Code(code)) => return Err(code),
                     Err(Unsent::Reason(reason)) => reason,

@@ -106,6 +106,7 @@ impl Engine {
                 (None, Sorted::Native) => self.start_native_send(send, None),
                 (None, Sorted::Counted(stream)) => self.start_native_send(send, Some(stream)),
                 (None, Sorted::Device(buffer, info)) => self.start_send(send, &buffer, &info),
+                (None, Sorted::Host(address, info)) => self.start_host_send(send, address, &info),
             };
             if let (Err(_), Some(receive)) = (&sent, received) {
                 self.core.lock().abandon(receive);

@@ -11,8 +11,7 @@ use crate::node::{Entry, Ring, Segment, RING_ENTRIES};
 /// A message that its receiver wants through the host ring. Pieces of staging are taken only now that it is matched,
 /// so that no unmatched message can hold one.
 pub struct Serve {
-    context: ContextKey,
-    source: u64,
+    source: Source,
     length: u64,
     issued: u64,
     /// Pieces being filled, oldest first.
@@ -21,6 +20,35 @@ pub struct Serve {
     filled: VecDeque<u32>,
     /// Entries that were appended to the ring.
     pushed: u64,
+}
+
+/// Where a message is at its sender.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    /// In device memory.
+    Device {
+        /// Context of the memory.
+        context: ContextKey,
+        /// Address.
+        address: u64,
+    },
+    /// In host memory.
+    Host(*const u8),
+}
+
+// SAFETY: the memory is lent to a send until it completes, by whatever thread.
+unsafe impl Send for Source {}
+
+/// Pieces in which a message moves, if it is longer than one of them: few enough to cost little each, and so many that
+/// one side works while the other does.
+const PIECES: u64 = 8;
+/// A piece is no shorter than that, bytes: the copy of one to a device takes 9 us, and filling it 7.
+const PIECE_BYTES_MIN: u64 = 64 << 10;
+
+/// Length of every piece but the last of a message of `total` bytes, in staging with so much room.
+pub fn piece_bytes(room: u64, total: u64) -> u64 {
+    let even = total.div_ceil(PIECES).next_multiple_of(PIECE_BYTES_MIN);
+    room.min(even)
 }
 
 /// A piece of staging that a copy is filling.
@@ -49,9 +77,8 @@ impl From<Error> for Trouble {
 
 impl Serve {
     /// Nothing is started yet.
-    pub fn new(context: ContextKey, source: u64, length: u64) -> Serve {
+    pub fn new(source: Source, length: u64) -> Serve {
         Serve {
-            context,
             source,
             length,
             issued: 0,
@@ -67,8 +94,12 @@ impl Serve {
             return Err(Trouble::Corrupt);
         }
         let mut moved = self.take_back(own, ring);
+        let (context, address) = match self.source {
+            Source::Device { context, address } => (context, address),
+            Source::Host(address) => return Ok(self.fill(own, ring, address)? || moved),
+        };
         while let Some(filling) = self.filling.front_mut() {
-            if !filling.poll(gpu, own, self.context)? {
+            if !filling.poll(gpu, own, context)? {
                 break;
             }
             let entry = Entry {
@@ -84,7 +115,7 @@ impl Serve {
         }
         while self.issued < self.length && self.filling.len() + self.filled.len() < RING_ENTRIES {
             let Some(piece) = own.take_chunk() else { break };
-            match self.start(gpu, own, piece) {
+            match self.start(gpu, own, context, address, piece) {
                 Ok(()) => moved = true,
                 Err(error) => {
                     own.give(piece);
@@ -98,10 +129,54 @@ impl Serve {
         Ok(moved)
     }
 
-    fn start(&mut self, gpu: &mut Gpu, own: &Segment, piece: u32) -> Result<(), Error> {
+    /// Fills one piece from host memory, if there is one and something to fill it with: no more at a time, since it is
+    /// done under the engine's lock.
+    fn fill(&mut self, own: &Segment, ring: &Ring<'_>, source: *const u8) -> Result<bool, Trouble> {
+        if self.issued == self.length || self.filled.len() == RING_ENTRIES {
+            return Ok(false);
+        }
+        let Some(piece) = own.take_chunk() else {
+            return Ok(false);
+        };
+        let entry = own.piece(piece).map(|(to, room)| {
+            let step = piece_bytes(u64::from(room), self.length);
+            let bytes = step.min(self.length - self.issued) as u32;
+            // SAFETY: the program has lent the message to this send, and so much of it is left; the piece is this rank's,
+            // nobody else's until it is in the ring, and as long.
+            unsafe {
+                let from = source.add(self.issued as usize);
+                to.as_ptr().copy_from_nonoverlapping(from, bytes as usize);
+            }
+            Entry { piece, bytes }
+        });
+        let appended = match entry {
+            Some(entry) => append(ring, &mut self.pushed, entry).map(|fits| fits.then_some(entry)),
+            None => Ok(None),
+        };
+        match appended {
+            Ok(Some(entry)) => {
+                self.issued += u64::from(entry.bytes);
+                self.filled.push_back(piece);
+                Ok(true)
+            }
+            other => {
+                own.give(piece);
+                other.map(|_| false)
+            }
+        }
+    }
+
+    fn start(
+        &mut self,
+        gpu: &mut Gpu,
+        own: &Segment,
+        context: ContextKey,
+        address: u64,
+        piece: u32,
+    ) -> Result<(), Error> {
         let left = self.length - self.issued;
-        let from = self.source + self.issued;
-        let (copy, bytes) = bring_down(gpu, own, self.context, piece, from, left)?;
+        let from = address + self.issued;
+        let (copy, bytes) = bring_down(gpu, own, context, piece, from, left, self.length)?;
         self.filling.push_back(Filling {
             copy: Some(copy),
             piece,
@@ -155,7 +230,8 @@ impl Filling {
             Some(copy) => copy,
             none => {
                 let left = u64::from(self.bytes);
-                none.insert(bring_down(gpu, own, context, self.piece, self.from, left)?.0)
+                // As much as before.
+                none.insert(bring_down(gpu, own, context, self.piece, self.from, left, u64::MAX)?.0)
             }
         };
         let answer = copy.poll();
@@ -176,7 +252,8 @@ fn append(ring: &Ring<'_>, pushed: &mut u64, entry: Entry) -> Result<bool, Troub
     Ok(fits)
 }
 
-/// Starts the copy of the first of `left` bytes from `from` into a piece of this rank's staging, as many as it holds.
+/// Starts the copy of the first of `left` bytes of a message of `total` from `from` into a piece of this rank's staging,
+/// as many as are to be in one.
 fn bring_down(
     gpu: &mut Gpu,
     own: &Segment,
@@ -184,6 +261,7 @@ fn bring_down(
     piece: u32,
     from: u64,
     left: u64,
+    total: u64,
 ) -> Result<(InFlight, u32), Error> {
     if let Some((start, length)) = own.staging() {
         // SAFETY: this rank's segment stays mapped for the life of the process; pins are dropped at finalize.
@@ -192,7 +270,7 @@ fn bring_down(
     let Some((address, size)) = own.piece(piece) else {
         return Err(crate::cuda::Error::Exhausted("staging"));
     };
-    let bytes = left.min(u64::from(size));
+    let bytes = left.min(piece_bytes(u64::from(size), total));
     let to = address.as_ptr().expose_provenance() as u64;
     let copy = gpu.copy(context, Purpose::DeviceToHost, to, from, bytes)?;
     Ok((copy, bytes as u32))
@@ -221,15 +299,22 @@ pub struct Hosting {
 }
 
 impl Hosting {
-    /// Nothing is started yet. The cell is this rank's, and holds `length` bytes.
-    pub fn new(context: ContextKey, source: u64, length: u64, cell: u32) -> Hosting {
+    /// Nothing is started yet. The cell is this rank's, and holds `length` bytes. It is filled at once where the receiver
+    /// is not expected to read the buffer.
+    pub fn new(
+        context: ContextKey,
+        source: u64,
+        length: u64,
+        cell: u32,
+        is_expected: bool,
+    ) -> Hosting {
         Hosting {
             context,
             source,
             length,
             cell,
             sent: Instant::now(),
-            delay: DELAY,
+            delay: if is_expected { DELAY } else { Duration::ZERO },
             is_asked_for: false,
             copy: None,
             in_ring: false,
@@ -252,7 +337,15 @@ impl Hosting {
         }
         let copy = match &mut self.copy {
             Some(copy) => copy,
-            None => match bring_down(gpu, own, self.context, self.cell, self.source, self.length) {
+            None => match bring_down(
+                gpu,
+                own,
+                self.context,
+                self.cell,
+                self.source,
+                self.length,
+                u64::MAX,
+            ) {
                 Ok((copy, _)) => self.copy.insert(copy),
                 Err(error) if is_for_now(&error) => return Ok(false),
                 Err(error) => return Err(error.into()),
@@ -276,7 +369,7 @@ impl Hosting {
 
     /// The program waits for this message alone.
     pub fn hurry(&mut self) {
-        self.delay = BLOCKING_DELAY;
+        self.delay = self.delay.min(BLOCKING_DELAY);
     }
 
     /// Whether the payload is in the ring, and the program's buffer not read any more.

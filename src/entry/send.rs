@@ -24,6 +24,7 @@ unsafe fn blocking(args: SendArgs, natively: impl FnOnce() -> c_int) -> c_int {
             }
             Sorted::Counted(stream) => engine.start_native_send(&args, Some(stream)),
             Sorted::Device(buffer, info) => engine.start_send(&args, &buffer, &info),
+            Sorted::Host(address, info) => engine.start_host_send(&args, address, &info),
         };
         match started {
             Ok(send) => engine.await_send(send),
@@ -53,6 +54,10 @@ unsafe fn immediate(
             }
             Sorted::Counted(stream) => engine.send_counted(&args, stream, request),
             Sorted::Device(buffer, info) => match engine.start_send(&args, &buffer, &info) {
+                Ok(send) => engine.hand_out_send(send, request),
+                Err(code) => code,
+            },
+            Sorted::Host(address, info) => match engine.start_host_send(&args, address, &info) {
                 Ok(send) => engine.hand_out_send(send, request),
                 Err(code) => code,
             },

@@ -118,6 +118,11 @@ impl Segment {
         self.view.set_ready(ready);
     }
 
+    /// Says whether this rank has a wish: see [`View::wishes`].
+    pub fn set_wish(&self, key: u64, wanted: bool) {
+        self.view.set_wish(key, wanted);
+    }
+
     /// Says that this rank is in Finalize and receives nothing more.
     pub fn set_finalizing(&self) {
         self.view.set_finalizing();

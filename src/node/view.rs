@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub const HEADER_BYTES: u64 = 4096;
 /// Slots that one rank can have.
 pub const SLOTS_MAX: u32 = 1 << 20;
+/// Words of wishes in a header.
+const WISHES: usize = 16;
 /// Counters in a header.
 pub const COUNTERS: usize = 128;
 /// First bytes of a segment.
@@ -47,6 +49,7 @@ pub struct Header {
     flags: Flags,
     announced: Announced,
     doorbell: Doorbell,
+    wishes: Wishes,
     counters: Counters,
 }
 
@@ -75,6 +78,11 @@ struct Doorbell {
     /// Threads of the owner's that look by themselves, again and again: its sleepers need not be woken.
     attended: AtomicU32,
 }
+
+/// A bit for all streams of messages that share a hash. Written by the owner.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Wishes([AtomicU64; WISHES]);
 
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -157,6 +165,12 @@ impl Layout {
             && cells <= SEGMENT_BYTES_MAX
             && self.bytes() <= SEGMENT_BYTES_MAX
     }
+}
+
+/// Word and bit of a key among the wishes.
+fn wish(key: u64) -> (usize, u64) {
+    let at = key % (64 * WISHES as u64);
+    (at as usize / 64, 1 << (at % 64))
 }
 
 /// Pieces from this number on are cells; below, chunks.
@@ -314,6 +328,22 @@ impl View {
     /// The same, of messages of any length.
     pub fn ready_for_all(&self) -> bool {
         self.header().flags.ready.load(Ordering::Acquire) == Readiness::All as u32
+    }
+
+    /// Whether the owner has the wish with this key. A guess of what suits it: either way its messages are received.
+    pub fn wishes(&self, key: u64) -> bool {
+        let (word, bit) = wish(key);
+        self.header().wishes.0[word].load(Ordering::Relaxed) & bit != 0
+    }
+
+    pub(super) fn set_wish(&self, key: u64, wanted: bool) {
+        let (word, bit) = wish(key);
+        let word = &self.header().wishes.0[word];
+        if wanted {
+            word.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
     }
 
     /// The owner is in Finalize (or past it): it receives nothing more.

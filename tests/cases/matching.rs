@@ -16,6 +16,7 @@ const PROGRAMS: [(&str, usize); 6] = [
 
 on_every_mpi!(
     p2p,
+    from_host,
     requests,
     probe,
     order,
@@ -43,6 +44,28 @@ fn complete(job: Job) {
 
 fn p2p(mpi: &Mpi) {
     complete(job(mpi, 2, "p2p"));
+}
+
+/// Long messages from host memory go by descriptor once their receiver was seen to bring them to a device.
+fn from_host(mpi: &Mpi) {
+    for verify in ["off", "on"] {
+        let outcome = job(mpi, 2, "p2p")
+            .args(&["from_host"])
+            .env("ANABRANCH_VERIFY", verify)
+            .passes();
+        let stats = outcome.stats();
+        stats.check_complete();
+        let total = |name: &str| stats.total(name);
+        // Of each of five streams the program says which.
+        assert_eq!(total("sends_host_descriptor"), 25, "{outcome}");
+        let lengths = [65536, 70001, (1 << 20) + 1, (5 << 20) + 7, 300_000];
+        let bytes = 5 * lengths.iter().sum::<u64>();
+        assert_eq!(total("sends_host_descriptor_bytes"), bytes, "{outcome}");
+        assert_eq!(total("receives_host_ring"), 25, "{outcome}");
+        assert_eq!(total("receives_host_ring_bytes"), bytes, "{outcome}");
+        assert_eq!(total("receives_value"), 15, "{outcome}");
+        assert_eq!(total("verified") > 0, verify == "on", "{outcome}");
+    }
 }
 
 fn requests(mpi: &Mpi) {

@@ -117,6 +117,38 @@ static void both_ways(void) {
         }
 }
 
+// Streams of long messages from host memory whose receiver is now a device buffer and now host memory. Each is answered, so
+// that its sender knows what the receiver made of the one before: after one for a device the next goes by descriptor.
+static void from_host(void) {
+    if (peer == MPI_PROC_NULL) return;
+    const char *into = "DDDHHDDHD"; // by descriptor: the second, third, fourth, seventh and eighth
+    const enum send_way ways[] = {SEND, ISEND, SSEND, SENDRECV_OUT};
+    const size_t sizes[] = {65536, 70001, (1 << 20) + 1, (5 << 20) + 7, 300000};
+    for (int stream = 0; stream < 5; stream++)
+        for (int i = 0; into[i]; i++) {
+            size_t n = sizes[stream];
+            uint64_t seed = 4000 + stream * 100 + i;
+            enum send_way way = ways[(stream + i) % 4];
+            char answer = 1;
+            if (me % 2 == 0) {
+                buf b = buf_new(HOST, n, seed % 13);
+                buf_fill(b, seed);
+                transfer_send(way, b.p, n, peer, 40 + stream, MPI_COMM_WORLD);
+                BUF_CHECK(b, seed, n);
+                buf_free(b);
+                OK(MPI_Recv(&answer, 1, MPI_BYTE, peer, 39, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            } else {
+                buf b = buf_new(into[i] == 'D' ? DEVICE : HOST, n + 100, (seed + 3) % 17);
+                MPI_Status s;
+                transfer_receive(i % 2 ? IRECV_WAIT : RECV, way, b.p, n + 50, n, peer, 40 + stream, MPI_COMM_WORLD, &s);
+                STATUS_CHECK(&s, peer, 40 + stream, n);
+                BUF_CHECK(b, seed, n);
+                buf_free(b);
+                OK(MPI_Send(&answer, 1, MPI_BYTE, peer, 39, MPI_COMM_WORLD));
+            }
+        }
+}
+
 // Halo exchange as solvers do it: a ring of Sendrecv over all ranks.
 static void ring(void) {
     size_t n = 300000;
@@ -219,7 +251,7 @@ static void pieces(void) {
 }
 
 static const struct test_case cases[] = {
-    {"small", small}, {"medium", medium}, {"large", large}, {"room_to_spare", room_to_spare}, {"both_ways", both_ways},
+    {"small", small}, {"medium", medium}, {"large", large}, {"room_to_spare", room_to_spare}, {"both_ways", both_ways}, {"from_host", from_host},
     {"ring", ring}, {"to_self", to_self}, {"nobody", nobody}, {"reallocated", reallocated}, {"pieces", pieces}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

@@ -85,7 +85,8 @@ impl Stats {
                 .iter()
                 .map(|path| self.total(&format!("{path}{unit}")))
                 .sum();
-            let sent = self.total(&format!("sends_descriptor{unit}"));
+            let sent = self.total(&format!("sends_descriptor{unit}"))
+                + self.total(&format!("sends_host_descriptor{unit}"));
             assert_eq!(
                 arrived, sent,
                 "descriptors served and sent (unit {unit:?}):\n{self}"

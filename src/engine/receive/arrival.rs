@@ -7,9 +7,11 @@ use super::finish::Quiet;
 use super::{Arrival, Stage, Target};
 use crate::cuda;
 use crate::engine::core::Core;
+use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::{Destination, Fetch, NotTaken, Step};
 use crate::engine::lift::{Lift, Shape, Way};
+use crate::engine::send::HOST_BYTES_MIN;
 use crate::engine::story::Path;
 use crate::engine::Env;
 use crate::mpi::{native, Abi, Status};
@@ -45,6 +47,10 @@ impl Core {
             native::request_get_status(receive.native, &raw mut flag, status.as_mut_ptr())
         };
         if flag != 0 || code != env.abi.success {
+            // First what somebody waits for: the device works while the rest is noted down.
+            if code == env.abi.success && self.take_landed(env, id) {
+                self.gpu.launch();
+            }
             // SAFETY: the status was filled.
             unsafe { self.arrive(env, id, &status, code) };
         }
@@ -133,22 +139,25 @@ impl Core {
         let candidates: Vec<usize> = self
             .receives
             .iter()
-            .filter(|(_, receive)| {
-                matches!(receive.stage, Stage::Posted)
-                    && receive.may_hold_descriptor()
-                    && receive.has_likely_descriptor()
-            })
+            .filter(|(_, receive)| receive.seems_to_have_descriptor())
             .map(|(id, _)| id)
             .collect();
         let mut found = false;
         for id in candidates {
-            // What is not believed may be half written yet: it is judged when MPI says that it has arrived.
-            if self.take_descriptor(env, id).is_ok() {
-                self.note_landed(env.abi, id);
-                found = true;
-            }
+            found |= self.take_landed(env, id);
         }
         found
+    }
+
+    /// If a descriptor has landed in a posted receive, claims its message. What is not believed may be half written yet:
+    /// it is judged when MPI says that it has arrived.
+    fn take_landed(&mut self, env: &Env, id: usize) -> bool {
+        let seems = self.receives[id].seems_to_have_descriptor();
+        let is_taken = seems && self.take_descriptor(env, id).is_ok();
+        if is_taken {
+            self.note_landed(env.abi, id);
+        }
+        is_taken
     }
 
     /// If a descriptor has landed, claims its message.
@@ -206,8 +215,24 @@ impl Core {
             receive.path = Path::Value;
             stats::add(Counter::ValueReceives, 1);
             stats::add(Counter::ValueBytes, bytes);
+            self.wish_for_descriptors(env, id, bytes);
         }
         self.deliver(id, bytes);
+    }
+
+    /// A long value for device memory has landed: the next one of its stream had better be fetched in pieces, so that the
+    /// device takes one while the next comes.
+    fn wish_for_descriptors(&self, env: &Env, id: usize, bytes: u64) {
+        let Some(arrival) = self.receives[id]
+            .arrival
+            .filter(|_| bytes >= HOST_BYTES_MIN)
+        else {
+            return;
+        };
+        if let Some(stream) = self.stream_of(env, id, arrival.source, arrival.tag) {
+            let key = Wish::Descriptor.key(stream.comm, stream.peer, stream.tag);
+            env.node.own().set_wish(key, true);
+        }
     }
 
     /// Before bytes are brought to the program's memory: a descriptor that has landed in their place is read.

@@ -4,14 +4,14 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::{Advance, Mode, Send, SendArgs, SendKind};
-use crate::cuda::{Buffer, ContextKey};
+use crate::cuda::Buffer;
 use crate::engine::comms::{self, Identity};
 use crate::engine::core::Core;
-use crate::engine::counts::Stream;
+use crate::engine::counts::{Stream, Wish};
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::flag;
 use crate::engine::native::native_isend;
-use crate::engine::serve::{Hosting, Serve, Trouble};
+use crate::engine::serve::{Hosting, Serve, Source, Trouble};
 use crate::engine::story::{self, Story};
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
@@ -27,8 +27,7 @@ pub(super) struct Out {
     pub(super) native: Handle,
     /// What the native send reads; kept until that is complete.
     _wire: Box<[u8; DESCRIPTOR_BYTES]>,
-    context: ContextKey,
-    source: u64,
+    source: Source,
     bytes: u64,
     serve: Option<Serve>,
     /// It completes without its receiver, as a standard send below the eager limit must.
@@ -88,6 +87,14 @@ impl Out {
     }
 }
 
+/// Where the message of a send is.
+pub(super) enum Origin<'a> {
+    /// In device memory.
+    Device(&'a Buffer),
+    /// In host memory. It never goes to this rank itself, nor below the eager limit.
+    Host(*const u8),
+}
+
 /// Why a descriptor was not sent.
 pub(super) enum Unsent {
     /// The message goes by value.
@@ -101,7 +108,7 @@ impl Core {
         &mut self,
         env: &Env,
         args: &SendArgs,
-        buffer: &Buffer,
+        origin: &Origin,
         info: &TypeInfo,
         sums: Option<&Sums>,
     ) -> Result<usize, Unsent> {
@@ -109,11 +116,18 @@ impl Core {
         // SAFETY: passed on.
         let (identity, peer) =
             unsafe { self.route(env, args, info, bytes) }.map_err(Unsent::Reason)?;
-        let context = self.gpu.prepare(buffer).map_err(|error| {
-            let of = Of::To(peer.world_rank());
-            fault::survived(of, Path::Descriptor, &error, "goes by value");
-            Unsent::Reason(Reason::DriverError)
-        })?;
+        let source = match origin {
+            Origin::Host(address) => Source::Host(*address),
+            Origin::Device(buffer) => {
+                let context = self.gpu.prepare(buffer).map_err(|error| {
+                    let of = Of::To(peer.world_rank());
+                    fault::survived(of, Path::Descriptor, &error, "goes by value");
+                    Unsent::Reason(Reason::DriverError)
+                })?;
+                let address = buffer.address;
+                Source::Device { context, address }
+            }
+        };
         let own = env.node.own();
         let is_eager = args.completes_alone(env, bytes);
         let cell = if is_eager {
@@ -142,7 +156,7 @@ impl Core {
             tag: args.tag,
         };
         let sequence = self.sent.peek(stream);
-        let mut message = self.message(env, args, buffer, bytes, &identity, &peer, sequence);
+        let mut message = self.message(env, args, origin, bytes, &identity, &peer, sequence);
         if sums.is_some() {
             message.flags |= flag::SUMS;
         }
@@ -181,24 +195,38 @@ impl Core {
         self.sent.take(stream);
         peer.announce();
         peer.ring_doorbell();
-        stats::add(Counter::SendsDescriptor, 1);
-        stats::add(Counter::SendsDescriptorBytes, bytes);
+        let (messages, of_bytes) = match origin {
+            Origin::Device(_) => (Counter::SendsDescriptor, Counter::SendsDescriptorBytes),
+            Origin::Host(_) => (
+                Counter::SendsHostDescriptor,
+                Counter::SendsHostDescriptorBytes,
+            ),
+        };
+        stats::add(messages, 1);
+        stats::add(of_bytes, bytes);
+        let hosting = match (cell, source) {
+            (Some(cell), Source::Device { context, address }) => {
+                let key = Wish::Cell.key(message.communicator, env.world_rank, args.tag);
+                let is_expected = !peer.wishes(key);
+                Some(Hosting::new(context, address, bytes, cell, is_expected))
+            }
+            _ => None,
+        };
         let out = Out {
             peer,
             slot,
             nonce,
             native: request,
             _wire: wire,
-            context,
-            source: buffer.address,
+            source,
             bytes,
             serve: None,
-            hosting: cell.map(|cell| Hosting::new(context, buffer.address, bytes, cell)),
+            hosting,
             failures: 0,
             is_given_up: false,
             is_open: true,
         };
-        let is_exported = message.flags & flag::EXPORTED != 0;
+        let is_exported = message.flags & (flag::EXPORTED | flag::HOST) != 0;
         let story = Story {
             is_send: true,
             bytes,
@@ -276,7 +304,7 @@ impl Core {
         &mut self,
         env: &Env,
         args: &SendArgs,
-        buffer: &Buffer,
+        origin: &Origin,
         bytes: u64,
         identity: &Identity,
         peer: &Peer,
@@ -289,13 +317,20 @@ impl Core {
             tag: args.tag,
             sequence,
             length: bytes,
-            base: buffer.address - buffer.offset,
-            offset: buffer.offset,
-            allocation_bytes: buffer.size,
-            buffer_id: buffer.buffer_id,
-            device: buffer.uuid,
             ..Message::default()
         };
+        let buffer = match origin {
+            Origin::Device(buffer) => buffer,
+            Origin::Host(_) => {
+                message.flags |= flag::HOST;
+                return message;
+            }
+        };
+        message.base = buffer.address - buffer.offset;
+        message.offset = buffer.offset;
+        message.allocation_bytes = buffer.size;
+        message.buffer_id = buffer.buffer_id;
+        message.device = buffer.uuid;
         match self.gpu.export(buffer) {
             Ok(export) => {
                 message.flags |= flag::EXPORTED;
@@ -362,7 +397,7 @@ impl Core {
             }
             (Ok(State::WantHost), None) => out
                 .serve
-                .get_or_insert_with(|| Serve::new(out.context, out.source, out.bytes))
+                .get_or_insert_with(|| Serve::new(out.source, out.bytes))
                 .poll(&mut self.gpu, own, &ring),
             (Ok(State::Done | State::Cancelled), _) => return self.close_send(env, id, false),
             (Ok(State::Failed), _) => return self.close_send(env, id, true),
