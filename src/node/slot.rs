@@ -335,6 +335,8 @@ impl Slot {
         Ok(message)
     }
 
+    /// Beyond the first line, what stays the same from one message to the next is not written again: those lines then stay
+    /// in the caches of both sides, and need not be fetched by either.
     fn store(&self, message: &Message) {
         let relaxed = Ordering::Relaxed;
         self.communicator.store(message.communicator, relaxed);
@@ -347,14 +349,13 @@ impl Slot {
         self.length.store(message.length, relaxed);
         self.flags.store(message.flags, relaxed);
         self.buffer_id.store(message.buffer_id, relaxed);
-        self.base.store(message.base, relaxed);
-        self.allocation_bytes
-            .store(message.allocation_bytes, relaxed);
-        self.offset.store(message.offset, relaxed);
+        put(&self.base, message.base);
+        put(&self.allocation_bytes, message.allocation_bytes);
+        put(&self.offset, message.offset);
         store_bytes(&self.device, &message.device);
         store_bytes(&self.ipc_handle, &message.ipc_handle);
-        self.extra[0].store(message.extra[0], relaxed);
-        self.extra[1].store(message.extra[1], relaxed);
+        put(&self.extra[0], message.extra[0]);
+        put(&self.extra[1], message.extra[1]);
     }
 
     fn load(&self) -> Message {
@@ -386,6 +387,13 @@ fn witness(nonce: u64) -> i32 {
     (super::mix(nonce) as u32 | 1 << 31) as i32
 }
 
+/// Writes a word, unless it is there already.
+fn put(word: &AtomicU64, value: u64) {
+    if word.load(Ordering::Relaxed) != value {
+        word.store(value, Ordering::Relaxed);
+    }
+}
+
 /// Nonce and state of a word, if the nonce is the one expected.
 fn split(word: u64, nonce: u64) -> Result<State, Refused> {
     if !is_nonce(nonce) || word & !STATE_MASK != nonce {
@@ -398,7 +406,7 @@ fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
     for (word, chunk) in words.iter().zip(bytes.chunks_exact(8)) {
         let mut value = [0_u8; 8];
         value.copy_from_slice(chunk);
-        word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+        put(word, u64::from_ne_bytes(value));
     }
 }
 
