@@ -31,7 +31,7 @@ pub use board::Wide;
 pub use descriptor::{Corruption, Descriptor, Rejection, DESCRIPTOR_BYTES};
 pub use launch::Launch;
 pub use peer::{Peer, PeerError};
-pub use relay::{Exported, GpuRow};
+pub use relay::{Exported, GpuRow, RELAY_BYTES_MAX};
 pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
 pub use segment::Segment;
 pub use sheet::{Sums, BLOCKS};
