@@ -31,7 +31,7 @@ pub mod types;
 mod tests;
 
 pub use copy::Copy;
-pub use driver::{arm, driver, look_again, Driver};
+pub use driver::{arm, driver, is_simulated, look_again, version, Driver};
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};

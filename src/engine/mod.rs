@@ -23,6 +23,7 @@ pub mod probe;
 mod receive;
 mod relays;
 mod requests;
+pub mod route;
 mod scope;
 mod send;
 pub mod sendrecv;
