@@ -85,6 +85,8 @@ pub struct Proc {
     pub polled_turn: AtomicU64,
     /// See there.
     pub turn_polls: AtomicU32,
+    /// CPU time that it had used after its latest poll.
+    pub polled_cpu: AtomicU64,
     /// The turn in which its CPU time was looked at, what that was, and when.
     pub base_turn: AtomicU64,
     /// See there.

@@ -21,8 +21,6 @@ use crate::stats::{self, Counter};
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Looks for each that reads the clock.
 const LOOKS: u32 = 256;
-/// Pulls of its own that the receiver has queued at one time, of chunks that it claims back.
-const PULLS_MAX: usize = 2;
 /// What it claims back at one time at least, bytes, if there is as much.
 const CLAIM_BYTES_MIN: u64 = 1 << 20;
 
@@ -189,7 +187,10 @@ impl Several {
         let (context, rank) = (self.direct.context, self.peer.world_rank());
         let mapping = Some(Arc::clone(&self.direct.mapping));
         match gpu.pull(context, rank, copy, mapping) {
-            Ok(copy) => self.pulls.push(Pull { copy, bytes }),
+            Ok(copy) => {
+                crate::engine::relays::trace("direct-queued", offset, bytes);
+                self.pulls.push(Pull { copy, bytes })
+            }
             Err(error) => self.lost = Some(error),
         }
     }
@@ -212,7 +213,7 @@ impl Several {
             self.close(env);
             return Step::Pending(true);
         }
-        let is_idle = self.pulls.len() < PULLS_MAX && !self.tracks.iter().all(Track::is_done);
+        let is_idle = self.pulls.is_empty() && !self.tracks.iter().all(Track::is_done);
         if is_idle && self.direct.is_path && self.is_lane_free(gpu) {
             moved |= self.claim_back(env, gpu);
         }
@@ -231,6 +232,7 @@ impl Several {
         self.pulls.retain_mut(|pull| match pull.copy.poll() {
             Ok(true) => {
                 arrived += pull.bytes;
+                crate::engine::relays::trace("direct-done", pull.bytes, 0);
                 false
             }
             Ok(false) => true,
@@ -309,7 +311,7 @@ impl Several {
             Purpose::Pull,
             u64::from(self.peer.world_rank()),
         );
-        load.is_ok_and(|load| load < PULLS_MAX)
+        load.is_ok_and(|load| load == 0)
     }
 
     /// Takes over chunks that the sender has not begun with, from the track that has most of them left.
@@ -480,6 +482,7 @@ impl Track {
                     return Err(Trouble::Reclaimed);
                 }
                 shared.pop(&mut self.emptied)?;
+                crate::engine::relays::trace("pull-done", self.number as u64, u64::from(self.emptied - 1));
                 self.arrived += flying.bytes;
                 peer.ring_doorbell();
             }
@@ -546,6 +549,7 @@ impl Track {
             .copy_on(context, purpose, affinity, copy, mapping)
             .map_err(Trouble::Driver)?;
         self.launched += 1;
+        crate::engine::relays::trace("pull-launch", self.number as u64, u64::from(self.launched - 1));
         self.flying.push_back(Flying { copy, bytes, taker });
         Ok(())
     }

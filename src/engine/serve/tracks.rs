@@ -251,6 +251,7 @@ impl Track {
             if let Some(filling) = self.filling.pop_front() {
                 self.held.push_back(filling.piece);
             }
+            crate::engine::relays::trace("push-done", self.number as u64, u64::from(self.filled - 1));
             moved = true;
         }
         let (purpose, affinity) = self.staging.lane(self.number);
@@ -291,6 +292,7 @@ impl Track {
             return Ok(false);
         }
         self.claimed += 1;
+        crate::engine::relays::trace("push-launch", self.number as u64, u64::from(self.claimed - 1));
         let (purpose, affinity) = self.staging.lane(self.number);
         let copy = Copy::Linear {
             dst: to,
