@@ -27,7 +27,7 @@ const QUIET_CPU_NS: u64 = 50_000;
 /// CPU time within which a process that looks for messages again and again has looked at what another has just written.
 const LOOK_CPU_NS: u64 = 150_000;
 /// A process that got too little CPU time to look is waited for so long at most.
-const LOOK_NS: u64 = 20_000_000;
+const LOOK_NS: u64 = STARVED_NS;
 /// A process that got no core for this long is not waited for any more.
 const STARVED_NS: u64 = 100_000_000;
 /// Rounds without movement after which dead processes are looked for.

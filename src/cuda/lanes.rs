@@ -41,7 +41,8 @@ impl Purpose {
     const fn lanes(self) -> usize {
         match self {
             Purpose::Pull => 4,
-            // One for each relay: a GPU makes so many copies to or from others at a time beside the direct one.
+            // One for each relay: a GPU makes few more copies to and from others at a time. Two for each, chunks in turn, were
+            // slower: chunks that share a link arrive in pairs, and the next hop waits for both.
             Purpose::Push | Purpose::PullStaged => 3,
             Purpose::DeviceToHost | Purpose::HostToDevice => 1,
         }

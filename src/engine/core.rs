@@ -8,6 +8,7 @@ use slab::Slab;
 use crate::config::Config;
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
+use crate::engine::fetch::Depths;
 use crate::engine::gpu::Gpu;
 use crate::engine::matched::Matched;
 use crate::engine::persistent::PersistentSend;
@@ -62,6 +63,7 @@ pub struct Core {
     /// Which paths messages take.
     #[allow(dead_code)] // until transfers ask it
     pub(super) router: Router,
+    pub(super) depths: Depths,
     pub(super) landings: landing::Pool,
     /// Descriptors that this rank has taken, of those announced to it.
     pub(super) taken: u64,
@@ -112,6 +114,7 @@ impl Core {
             received: Counts::default(),
             gpu: Gpu::new(config),
             router: Router::new(config),
+            depths: Depths::default(),
             landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
             taken: 0,
             blind: 0,

@@ -1,6 +1,7 @@
 //! The receiver's side of a transfer: brings the payload of a descriptor.
 
 mod several;
+mod trail;
 mod way;
 
 use std::collections::VecDeque;
@@ -8,9 +9,10 @@ use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Purpose};
 use crate::engine::fault::{self, Of};
+use crate::engine::fetch::several::{Before, Several};
+use crate::engine::fetch::trail::{Trail, TrailEnd};
+pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
 use crate::engine::gpu::{is_for_now, Gpu};
-use crate::engine::fetch::several::Several;
-pub use crate::engine::fetch::way::Ways;
 use crate::engine::route::Routed;
 use crate::engine::story;
 use crate::engine::Env;
@@ -47,6 +49,8 @@ enum Path {
     Direct(InFlight),
     /// Over several paths at once.
     Several(Box<Several>),
+    /// Not begun before these messages over several paths, which are received in the same place, are over.
+    Held(Vec<Arc<Trail>>),
     /// Through the sender's host ring; the pieces in flight to a device, oldest first.
     Ring {
         flying: VecDeque<(InFlight, u64)>,
@@ -98,6 +102,10 @@ pub struct Fetch {
     failures: u32,
     /// The plan of a long message: what it uses of the links is known to the node until it is over.
     routed: Option<Routed>,
+    /// Over several paths: ends when nothing of the message is written any more.
+    trail: Option<TrailEnd>,
+    /// Which message of this rank it is.
+    began: u64,
 }
 
 // SAFETY: the destination belongs to a pending receive, which MPI has lent to the library until it completes.
@@ -187,6 +195,8 @@ impl Fetch {
             reason: None,
             failures: 0,
             routed: None,
+            trail: None,
+            began: 0,
         };
         if wanted > 0 && hosted {
             fetch.path = Path::ring(State::Hosted);
@@ -230,7 +240,7 @@ impl Fetch {
         match &self.path {
             Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
             Path::Ring { .. } => story::Path::HostRing,
-            Path::Draining(_) => story::Path::Unknown,
+            Path::Draining(_) | Path::Held(_) => story::Path::Unknown,
             Path::Several(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
             Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
@@ -246,6 +256,33 @@ impl Fetch {
             .or((to_device && !self.own && !is_exported).then_some(Reason::NotExportable))
     }
 
+    /// Which message of this rank it is, in the order in which they were taken.
+    pub fn began(&self) -> u64 {
+        self.began
+    }
+
+    /// Whether it comes over several paths.
+    pub fn is_several(&self) -> bool {
+        self.trail.is_some()
+    }
+
+    /// As [`Fetch::began`].
+    pub fn set_began(&mut self, began: u64) {
+        self.began = began;
+    }
+
+    /// What another message is to know of it that is received meanwhile. None where it goes to host memory.
+    pub fn under_way(&self) -> Option<UnderWay> {
+        let Destination::Device { address, .. } = self.to else {
+            return None;
+        };
+        Some(UnderWay {
+            source: self.message.source,
+            to: (address, self.wanted),
+            trail: self.trail.as_ref().map(|end| Arc::clone(&end.0)),
+        })
+    }
+
     /// The sender.
     pub fn peer(&self) -> &Peer {
         &self.peer
@@ -256,11 +293,59 @@ impl Fetch {
     }
 
     /// Sets a message in motion over several paths, if that is the way for it.
-    fn start_several(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) -> bool {
+    fn start_several(&mut self, env: &Env, gpu: &mut Gpu, ways: Ways<'_>) -> bool {
+        let Destination::Device { address, .. } = self.to else {
+            return false;
+        };
+        let place = (address, self.wanted);
+        let overlapping = || ways.under_way.iter().filter(|other| other.overlaps(place));
+        let is_alike = |other: &UnderWay| {
+            other.source == self.message.source && other.to == place && other.trail.is_some()
+        };
+        if !overlapping().all(is_alike) {
+            // Copies of one lane stay in order; those of messages over several paths have several.
+            let trails: Vec<_> = overlapping()
+                .filter_map(|other| other.trail.clone())
+                .collect();
+            if !trails.is_empty() {
+                self.path = Path::Held(trails);
+                return true;
+            }
+            return false;
+        }
+        let is_below = overlapping().next().is_some();
+        let mut of_sender = ways.under_way.iter().rev();
+        let before = of_sender.find(|other| {
+            other.source == self.message.source && (!is_below || other.overlaps(place))
+        });
+        let before = before.and_then(|other| other.trail.clone());
+        let before = before.map(|trail| Before { trail, is_below });
+        let held = before.as_ref().filter(|before| before.is_below);
+        let held = held.map(|before| vec![Arc::clone(&before.trail)]);
+        if self.begin_several(env, gpu, ways, before) {
+            return true;
+        }
+        if let Some(trails) = held {
+            self.path = Path::Held(trails);
+            return true;
+        }
+        false
+    }
+
+    fn begin_several(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        mut ways: Ways<'_>,
+        before: Option<Before>,
+    ) -> bool {
         let Destination::Device { context, address } = self.to else {
             return false;
         };
-        if self.own || self.message.flags & flag::EXPORTED == 0 || self.wanted != self.message.length {
+        if self.own
+            || self.message.flags & flag::EXPORTED == 0
+            || self.wanted != self.message.length
+        {
             return false;
         }
         let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message) else {
@@ -274,9 +359,6 @@ impl Fetch {
             // Tried again, and told, where there is one path.
             return false;
         };
-        let Some(slot) = self.peer.slot(self.slot) else {
-            return false;
-        };
         let direct = several::Direct {
             context,
             to: address,
@@ -284,17 +366,23 @@ impl Fetch {
             mapping,
             is_path: chosen.has_direct,
         };
-        let slot = (slot, self.nonce);
-        let several = Several::begin(env, gpu, &self.peer, slot, direct, self.wanted, &chosen.parts);
+        let slot = (self.slot, self.nonce);
+        let (peer, parts) = (&self.peer, &chosen.parts);
+        let several = Several::begin(env, gpu, peer, slot, direct, self.wanted, parts, before);
         let is_begun = several.is_some();
         if let Some(several) = several {
+            self.trail = Some(TrailEnd(Arc::clone(several.trail())));
             self.path = Path::Several(Box::new(several));
         }
         is_begun
     }
 
     /// The sender's allocation, mapped.
-    fn map(&self, gpu: &mut Gpu, context: ContextKey) -> Result<Arc<Mapping>, Option<(Reason, Error)>> {
+    fn map(
+        &self,
+        gpu: &mut Gpu,
+        context: ContextKey,
+    ) -> Result<Arc<Mapping>, Option<(Reason, Error)>> {
         let export = Export {
             handle: IpcHandle(self.message.ipc_handle),
             base: self.message.base,
@@ -403,6 +491,15 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
+            Path::Held(trails) => {
+                trails.retain(|trail| !trail.is_over());
+                if !trails.is_empty() {
+                    return Step::Pending(false);
+                }
+                self.start(gpu);
+                gpu.launch();
+                Step::Pending(true)
+            }
             Path::Several(several) => match several.poll(env, gpu) {
                 several::Step::Pending(moved) => Step::Pending(moved),
                 several::Step::Arrived => {
@@ -425,7 +522,7 @@ impl Fetch {
             Path::Draining(copies) => {
                 copies.retain_mut(|copy| !copy.is_over());
                 if copies.is_empty() {
-                    self.routed = None;
+                    (self.routed, self.trail) = (None, None);
                     self.acknowledge();
                     Step::Failed
                 } else {
@@ -450,7 +547,7 @@ impl Fetch {
             let why = self.why_gone();
             return self.fail(&why);
         }
-        self.routed = None;
+        (self.routed, self.trail) = (None, None);
         stats::add(messages, 1);
         stats::add(bytes, self.wanted);
         Step::Done
@@ -477,7 +574,10 @@ impl Fetch {
             several.give_up_on_the_dead(env);
             return false;
         }
-        if matches!(self.path, Path::Direct(_) | Path::Draining(_)) {
+        if matches!(
+            self.path,
+            Path::Direct(_) | Path::Draining(_) | Path::Held(_)
+        ) {
             return false;
         }
         self.fail(&Lost::Dead);
@@ -623,7 +723,7 @@ impl Fetch {
             Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
             Path::Draining(copies) => copies,
             // Whole, or drained.
-            Path::Nothing | Path::Several(_) => Vec::new(),
+            Path::Nothing | Path::Several(_) | Path::Held(_) => Vec::new(),
         };
         self.path = Path::Draining(copies);
         Step::Pending(true)

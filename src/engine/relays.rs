@@ -211,9 +211,11 @@ impl Relays {
                 is_closed = false;
                 let mut takers: Vec<u32> = units.takers().collect();
                 takers.dedup();
-                let is_dead =
-                    |rank: &u32| env.node.peer(*rank).is_none_or(|taker| !taker.alive());
-                takers.into_iter().filter(is_dead).for_each(|rank| units.reclaim(rank));
+                let is_dead = |rank: &u32| env.node.peer(*rank).is_none_or(|taker| !taker.alive());
+                takers
+                    .into_iter()
+                    .filter(is_dead)
+                    .for_each(|rank| units.reclaim(rank));
             }
         }
         is_closed
@@ -241,7 +243,9 @@ impl Gpu {
         owner: &Peer,
         row: u8,
     ) -> Result<Option<Reached>> {
-        let gpu = owner.board().and_then(|board| board.gpus().get(usize::from(row)));
+        let gpu = owner
+            .board()
+            .and_then(|board| board.gpus().get(usize::from(row)));
         let Some((uuid, exported)) = gpu.and_then(|gpu| Some((gpu.uuid(), gpu.exported()?))) else {
             return Ok(None);
         };
@@ -276,23 +280,5 @@ impl Gpu {
             base: mapping.address_of(0),
             mapping: Some(mapping),
         }))
-    }
-}
-
-/// TRACE
-pub fn trace(what: &str, a: u64, b: u64) {
-    use std::sync::OnceLock;
-    static CLOCK: OnceLock<Option<extern "C" fn() -> u64>> = OnceLock::new();
-    let clock = CLOCK.get_or_init(|| {
-        std::env::var_os("OWN_TRACE")?;
-        // SAFETY: trace
-        unsafe {
-            let lib = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-            let f = libc::dlsym(lib, c"simcuda_clock_ns".as_ptr());
-            (!f.is_null()).then(|| std::mem::transmute(f))
-        }
-    });
-    if let Some(clock) = clock {
-        eprintln!("TRACE {:10.1} {} {what} {a} {b}", clock() as f64 / 1e3, std::process::id());
     }
 }

@@ -280,6 +280,11 @@ impl TrackOf<'_> {
         }
     }
 
+    /// Whether the sender has claimed all that it may.
+    pub fn is_claimed(&self) -> bool {
+        self.claimed().is_ok_and(|(next, end)| next == end)
+    }
+
     /// Receiver: claims the last `most` of the chunks that the sender has not claimed, or as many as there are, and
     /// returns them as first and number.
     pub fn take_back(&self, most: u32) -> Result<(u32, u32), TrackError> {

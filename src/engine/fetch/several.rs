@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use crate::cuda::{ContextKey, Copy, Error, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path};
+use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::relays::Reached;
 use crate::engine::Env;
 use crate::node::track::{TrackOf, TRACKS};
-use crate::node::{Asked, Part, Peer, Slot, Taker, TrackError, Way, UNIT_BYTES};
+use crate::node::{Asked, Part, Peer, Taker, TrackError, Way, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
 /// How long a sender may do nothing about the chunks that it has claimed, once all else is there.
@@ -43,6 +44,12 @@ pub struct Several {
     peer: Arc<Peer>,
     direct: Direct,
     asked: Asked,
+    slot: (u32, u64),
+    /// It has been offered to the sender.
+    is_asked: bool,
+    trail: Arc<Trail>,
+    /// The message before it.
+    before: Option<Before>,
     /// Of the sender's memory, by this rank.
     pulls: Vec<Pull>,
     tracks: Vec<Track>,
@@ -52,6 +59,14 @@ pub struct Several {
     looks: u32,
     moved: Instant,
     by_direct: u64,
+}
+
+/// A message from the same sender that has been begun before.
+pub struct Before {
+    /// How far it is.
+    pub trail: Arc<Trail>,
+    /// It is received in the same place, and split alike.
+    pub is_below: bool,
 }
 
 struct Pull {
@@ -71,6 +86,8 @@ struct Track {
     flying: VecDeque<Flying>,
     /// It is not used any more, but for what is in flight.
     is_retired: bool,
+    /// Some of its chunks were claimed back.
+    is_cut: bool,
     arrived: u64,
 }
 
@@ -128,18 +145,24 @@ impl std::fmt::Display for Trouble {
 }
 
 impl Several {
-    /// Queues the direct part, then asks the sender for the others. What has no staging is direct as well. None where
-    /// nothing is left for the sender to do.
+    /// Queues the direct part, then asks the sender for the others. None where there is nothing to ask for.
+    ///
+    /// Behind a message that is received in the same place it takes that one's parts; otherwise what has no staging is
+    /// direct as well.
+    #[allow(clippy::too_many_arguments)]
     pub fn begin(
         env: &Env,
         gpu: &mut Gpu,
         peer: &Arc<Peer>,
-        slot: (&Slot, u64),
+        slot: (u32, u64),
         direct: Direct,
         length: u64,
         parts: &[Part],
+        before: Option<Before>,
     ) -> Option<Several> {
         let mut tracks: Vec<Track> = Vec::new();
+        let below = before.as_ref().filter(|before| before.is_below);
+        let parts = below.map_or(parts, |before| &before.trail.parts[..]);
         for part in parts {
             match Staging::reach(env, gpu, &direct, peer, part) {
                 Some(staging) if tracks.len() < TRACKS => {
@@ -149,14 +172,21 @@ impl Several {
             }
         }
         let offered: Vec<Part> = tracks.iter().map(|track| track.part).collect();
-        if offered.is_empty() {
+        if offered.is_empty() || (below.is_some() && offered.len() != parts.len()) {
             return None;
+        }
+        if let Some(before) = below {
+            before.trail.follow();
         }
         let asked = env.node.own().open_offer(&offered)?;
         let mut several = Several {
             peer: Arc::clone(peer),
             direct,
             asked,
+            slot,
+            is_asked: false,
+            trail: Arc::new(Trail::new(offered.clone())),
+            before,
             pulls: Vec::new(),
             tracks,
             lost: None,
@@ -168,10 +198,47 @@ impl Several {
         for (offset, bytes) in gaps(&offered, length) {
             several.pull(gpu, offset, bytes);
         }
-        let (slot, nonce) = slot;
-        slot.ask(nonce, asked);
-        peer.ring_doorbell();
+        several.ask();
         Some(several)
+    }
+
+    /// How far it is, for the message behind it.
+    pub fn trail(&self) -> &Arc<Trail> {
+        &self.trail
+    }
+
+    /// Offers the message to its sender, if the one before it is claimed. True if that was done now.
+    fn ask(&mut self) -> bool {
+        let before = self.before.as_ref();
+        if self.is_asked || before.is_some_and(|before| !before.trail.is_claimed()) {
+            return false;
+        }
+        self.is_asked = true;
+        let (slot, nonce) = self.slot;
+        if let Some(slot) = self.peer.slot(slot) {
+            slot.ask(nonce, self.asked);
+            self.peer.ring_doorbell();
+        }
+        true
+    }
+
+    /// Says how far it is.
+    fn leave_trail(&self, env: &Env) {
+        let open = |track: &&Track| !track.is_retired && !track.is_done();
+        let is_claimed = |track: &Track| {
+            shared(env, self.asked, track.number).is_none_or(|shared| shared.is_claimed())
+        };
+        if self.is_asked
+            && !self.trail.is_claimed()
+            && self.tracks.iter().filter(open).all(is_claimed)
+        {
+            self.trail.set_claimed();
+        }
+        for track in &self.tracks {
+            if !track.is_retired && !track.is_cut && track.launched == track.end {
+                self.trail.set_launched(track.number);
+            }
+        }
     }
 
     /// Queues a copy from the sender's memory.
@@ -187,10 +254,7 @@ impl Several {
         let (context, rank) = (self.direct.context, self.peer.world_rank());
         let mapping = Some(Arc::clone(&self.direct.mapping));
         match gpu.pull(context, rank, copy, mapping) {
-            Ok(copy) => {
-                crate::engine::relays::trace("direct-queued", offset, bytes);
-                self.pulls.push(Pull { copy, bytes })
-            }
+            Ok(copy) => self.pulls.push(Pull { copy, bytes }),
             Err(error) => self.lost = Some(error),
         }
     }
@@ -205,7 +269,7 @@ impl Several {
                 Step::Pending(false)
             };
         }
-        let mut moved = self.poll_pulls();
+        let mut moved = self.ask() | self.poll_pulls();
         for number in 0..self.tracks.len() {
             moved |= self.poll_track(env, gpu, number);
         }
@@ -213,8 +277,17 @@ impl Several {
             self.close(env);
             return Step::Pending(true);
         }
+        self.leave_trail(env);
+        if self
+            .before
+            .as_ref()
+            .is_some_and(|before| before.trail.is_over())
+        {
+            self.before = None;
+        }
         let is_idle = self.pulls.is_empty() && !self.tracks.iter().all(Track::is_done);
-        if is_idle && self.direct.is_path && self.is_lane_free(gpu) {
+        let is_alone = !self.trail.has_follower() && !self.is_behind();
+        if is_idle && is_alone && self.direct.is_path && self.is_lane_free(gpu) {
             moved |= self.claim_back(env, gpu);
         }
         if self.pulls.is_empty() && self.tracks.iter().all(Track::is_done) {
@@ -225,6 +298,11 @@ impl Several {
         Step::Pending(moved)
     }
 
+    /// Whether a message that is received in the same place is not over.
+    fn is_behind(&self) -> bool {
+        self.before.as_ref().is_some_and(|before| before.is_below)
+    }
+
     fn poll_pulls(&mut self) -> bool {
         let before = self.pulls.len();
         let (mut arrived, mut lost) = (0, None);
@@ -232,7 +310,6 @@ impl Several {
         self.pulls.retain_mut(|pull| match pull.copy.poll() {
             Ok(true) => {
                 arrived += pull.bytes;
-                crate::engine::relays::trace("direct-done", pull.bytes, 0);
                 false
             }
             Ok(false) => true,
@@ -260,8 +337,10 @@ impl Several {
             let offer = board.offer(self.asked.index)?;
             offer.track(self.asked.tag, track.number)
         });
+        let below = self.before.as_ref().filter(|before| before.is_below);
+        let may_launch = below.is_none_or(|before| before.trail.is_launched(track.number));
         let step = match &shared {
-            Some(shared) => track.poll(gpu, shared, &self.peer, &self.direct),
+            Some(shared) => track.poll(gpu, shared, &self.peer, &self.direct, may_launch),
             None => Err(TrackError::Stale.into()),
         };
         let moved = match step {
@@ -275,8 +354,9 @@ impl Several {
             }
         };
         // What a track that is not used any more has not brought is pulled, once nothing writes there.
+        let is_behind = self.is_behind();
         let track = &mut self.tracks[number];
-        if track.is_retired && track.flying.is_empty() {
+        if track.is_retired && track.flying.is_empty() && !is_behind {
             let (first, count) = (track.emptied, track.end - track.emptied);
             track.end = track.emptied;
             let (offset, bytes) = track.part.span(first, count);
@@ -340,6 +420,7 @@ impl Several {
             return false;
         }
         track.end = first;
+        track.is_cut = true;
         let (offset, bytes) = track.part.span(first, count);
         stats::add(Counter::ChunksClaimedBack, u64::from(count));
         self.pull(gpu, offset, bytes);
@@ -353,7 +434,7 @@ impl Several {
         if moved {
             self.looks = 0;
         }
-        if moved || !self.pulls.is_empty() {
+        if moved || !self.pulls.is_empty() || self.before.is_some() {
             if self.looks % LOOKS == 0 {
                 self.moved = Instant::now();
             }
@@ -436,6 +517,7 @@ impl Track {
             emptied: 0,
             flying: VecDeque::new(),
             is_retired: false,
+            is_cut: false,
             arrived: 0,
         }
     }
@@ -457,6 +539,7 @@ impl Track {
         shared: &TrackOf<'_>,
         peer: &Peer,
         direct: &Direct,
+        may_launch: bool,
     ) -> Result<bool, Trouble> {
         let mut moved = false;
         while let Some(flying) = self.flying.front_mut() {
@@ -482,7 +565,6 @@ impl Track {
                     return Err(Trouble::Reclaimed);
                 }
                 shared.pop(&mut self.emptied)?;
-                crate::engine::relays::trace("pull-done", self.number as u64, u64::from(self.emptied - 1));
                 self.arrived += flying.bytes;
                 peer.ring_doorbell();
             }
@@ -494,7 +576,7 @@ impl Track {
         if filled > self.end || filled < self.launched {
             return Err(TrackError::Corrupt.into());
         }
-        while self.launched < filled {
+        while may_launch && self.launched < filled {
             match self.launch(gpu, shared, peer, direct) {
                 Ok(()) => moved = true,
                 Err(Trouble::Driver(error)) if is_for_now(&error) => return Ok(moved),
@@ -530,7 +612,9 @@ impl Track {
             }
             Staging::Relay { reached, .. } => {
                 let offset = u64::from(entry.unit) * UNIT_BYTES;
-                let taker = self.staging.taker(Some((entry.unit, Taker { rank: 0, tag: 0 })));
+                let taker = self
+                    .staging
+                    .taker(Some((entry.unit, Taker { rank: 0, tag: 0 })));
                 let is_senders = taker.is_some_and(|(_, taker)| taker.rank == peer.world_rank());
                 if offset + bytes > reached.exported.bytes || !is_senders {
                     return Err(corrupt());
@@ -549,7 +633,6 @@ impl Track {
             .copy_on(context, purpose, affinity, copy, mapping)
             .map_err(Trouble::Driver)?;
         self.launched += 1;
-        crate::engine::relays::trace("pull-launch", self.number as u64, u64::from(self.launched - 1));
         self.flying.push_back(Flying { copy, bytes, taker });
         Ok(())
     }
@@ -603,7 +686,15 @@ impl Staging {
 
     /// Who has the unit now.
     fn taker(&self, of: Option<(u32, Taker)>) -> Option<(u32, Taker)> {
-        let (Staging::Relay { owner, row, reached }, Some((unit, _))) = (self, of) else {
+        let (
+            Staging::Relay {
+                owner,
+                row,
+                reached,
+            },
+            Some((unit, _)),
+        ) = (self, of)
+        else {
             return None;
         };
         let row = owner.board()?.gpus().get(usize::from(*row))?;

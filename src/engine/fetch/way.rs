@@ -1,11 +1,16 @@
 //! Which paths a message takes that is received.
 
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::config::Assign;
 use crate::cuda::Uuid;
+use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Relay;
 use crate::engine::route::{RouteUse, Routed, Router};
 use crate::engine::Env;
-use crate::config::Assign;
 use crate::node::track::{TRACKS, TRACK_CHUNKS_MAX};
 use crate::node::{Message, Part, Peer, Way, UNIT_BYTES};
 use crate::plan::PathKind;
@@ -17,8 +22,59 @@ pub struct Ways<'a> {
     pub router: &'a mut Router,
     /// The GPU of the receiver's buffer; None where that is no device memory.
     pub to: Option<Uuid>,
-    /// World ranks of the senders of messages under way.
-    pub under_way: &'a [u32],
+    /// The messages under way, oldest first.
+    pub under_way: &'a [UnderWay],
+    /// How deep the windows of messages were that came before.
+    pub depths: &'a mut Depths,
+}
+
+/// A message that is being fetched into device memory.
+pub struct UnderWay {
+    /// World rank of its sender.
+    pub source: u32,
+    /// Address and length of the receiver's buffer.
+    pub to: (u64, u64),
+    /// How far it is, if it comes over several paths.
+    pub trail: Option<Arc<Trail>>,
+}
+
+impl UnderWay {
+    /// Whether it is written to some of these bytes.
+    pub fn overlaps(&self, (start, length): (u64, u64)) -> bool {
+        self.to.0 < start.saturating_add(length) && start < self.to.0.saturating_add(self.to.1)
+    }
+}
+
+/// How many messages were under way at once from each sender: programs send windows of the same depth again and again, and
+/// the first message of one is to be planned like the rest.
+#[derive(Default)]
+pub struct Depths(HashMap<u32, Depth>);
+
+/// Of one sender.
+#[derive(Default)]
+struct Depth {
+    bytes: u64,
+    /// Of the window before.
+    last: u32,
+    /// Of this window, so far.
+    now: u32,
+}
+
+/// No window is taken for deeper.
+const DEPTH_MAX: u32 = 16;
+
+impl Depths {
+    /// How deep the window is taken to be of a message that is one of `in_flight`.
+    fn of(&mut self, source: u32, bytes: u64, in_flight: u32) -> u32 {
+        let in_flight = in_flight.min(DEPTH_MAX);
+        let depth = self.0.entry(source).or_default();
+        if in_flight == 1 || depth.bytes != bytes {
+            depth.last = if depth.bytes == bytes { depth.now } else { 0 };
+            (depth.bytes, depth.now) = (bytes, 0);
+        }
+        depth.now = depth.now.max(in_flight);
+        depth.now.max(depth.last)
+    }
 }
 
 /// The way of one message.
@@ -45,8 +101,10 @@ impl Ways<'_> {
         if bytes < env.config.multipath || env.config.paths.is_direct_only() {
             return None;
         }
-        let same = self.under_way.iter().filter(|rank| **rank == message.source);
+        let same = self.under_way.iter();
+        let same = same.filter(|other| other.source == message.source);
         let in_flight = 1 + same.count() as u32;
+        let in_flight = self.depths.of(message.source, bytes, in_flight);
         let relays = if env.config.paths.relay {
             gpu.relays.candidates(env, message.source)
         } else {
@@ -129,5 +187,24 @@ impl Ways<'_> {
         };
         let parts = routed.plan.paths().iter().filter(|path| path.bytes > 0);
         parts.filter_map(part).take(TRACKS).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_as_deep_as_the_one_before() {
+        let mut depths = Depths::default();
+        let mut window = |bytes, count: u32| -> Vec<u32> {
+            (1..=count).map(|at| depths.of(3, bytes, at)).collect()
+        };
+        assert_eq!(window(100, 4), [1, 2, 3, 4]);
+        assert_eq!(window(100, 4), [4, 4, 4, 4]);
+        assert_eq!(window(100, 1), [4]);
+        assert_eq!(window(100, 1), [1], "the depth has changed");
+        assert_eq!(window(7, 2), [1, 2], "so has the length");
+        assert_eq!(depths.of(4, 7, 1), 1, "another sender");
     }
 }

@@ -8,7 +8,7 @@ use super::{Arrival, Stage, Target};
 use crate::cuda;
 use crate::engine::core::Core;
 use crate::engine::fault::{self, Of};
-use crate::engine::fetch::{Destination, Fetch, NotTaken, Step, Ways};
+use crate::engine::fetch::{Destination, Fetch, NotTaken, Step, UnderWay, Ways};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::story::Path;
 use crate::engine::Env;
@@ -180,8 +180,10 @@ impl Core {
             router: &mut self.router,
             to: uuid,
             under_way: &under_way,
+            depths: &mut self.depths,
         };
-        let fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity, ways)?;
+        let mut fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity, ways)?;
+        fetch.set_began(self.taken);
         let length = fetch.length();
         receive.length = Some(length);
         receive.uncover(length);
@@ -200,16 +202,22 @@ impl Core {
         Ok(())
     }
 
-    /// The senders of messages under way, for a receive that may hold a long one.
-    fn under_way(&self, env: &Env, capacity: u64) -> Vec<u32> {
-        if capacity < env.config.multipath {
+    /// The messages under way to device memory, oldest first, where one may come over several paths.
+    fn under_way(&self, env: &Env, capacity: u64) -> Vec<UnderWay> {
+        let is_several = |id: &usize| matches!(&self.receives[*id].stage, Stage::Fetching(fetch) if fetch.is_several());
+        let is_short = capacity < env.config.multipath;
+        if env.config.paths.is_direct_only() || (is_short && !self.moving.iter().any(is_several)) {
             return Vec::new();
         }
-        let fetches = self.moving.iter().filter_map(|id| match &self.receives[*id].stage {
-            Stage::Fetching(fetch) => Some(fetch.message().source),
-            _ => None,
-        });
-        fetches.collect()
+        let mut fetches: Vec<(u64, UnderWay)> = Vec::new();
+        for id in &self.moving {
+            let receive = &self.receives[*id];
+            if let Stage::Fetching(fetch) = &receive.stage {
+                fetches.extend(fetch.under_way().map(|row| (fetch.began(), row)));
+            }
+        }
+        fetches.sort_by_key(|(began, _)| *began);
+        fetches.into_iter().map(|(_, row)| row).collect()
     }
 
     /// A value has landed.

@@ -192,7 +192,12 @@ fn track_of(peer: &Peer, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
 fn tell(peer: &Peer, trouble: &Trouble) {
     stats::add(Counter::TracksRetired, 1);
     let of = Of::To(peer.world_rank());
-    fault::survived(of, Path::Several, trouble, "its part is left to the receiver");
+    fault::survived(
+        of,
+        Path::Several,
+        trouble,
+        "its part is left to the receiver",
+    );
 }
 
 impl Track {
@@ -214,7 +219,11 @@ impl Track {
                     return Err(Trouble::No("the rank that has the staging is not there"));
                 };
                 match gpu.reach_relay(context, &owner, row) {
-                    Ok(Some(reached)) => Staging::Relay { owner, row, reached },
+                    Ok(Some(reached)) => Staging::Relay {
+                        owner,
+                        row,
+                        reached,
+                    },
                     Ok(None) => return Err(Trouble::No("there is no staging on that GPU")),
                     Err(error) => {
                         gpu.relays.blame(rank, row);
@@ -251,14 +260,13 @@ impl Track {
             if let Some(filling) = self.filling.pop_front() {
                 self.held.push_back(filling.piece);
             }
-            crate::engine::relays::trace("push-done", self.number as u64, u64::from(self.filled - 1));
             moved = true;
         }
-        let (purpose, affinity) = self.staging.lane(self.number);
-        while !self.is_over
-            && self.filling.len() + self.held.len() < TRACK_ENTRIES
-            && gpu.load(context, purpose, affinity)? < LAUNCHED_MAX
-        {
+        while !self.is_over && self.filling.len() + self.held.len() < TRACK_ENTRIES {
+            let (purpose, affinity) = self.staging.lane(self.number);
+            if gpu.load(context, purpose, affinity)? >= LAUNCHED_MAX {
+                break;
+            }
             if !self.start(env, gpu, shared, context, source)? {
                 break;
             }
@@ -291,9 +299,8 @@ impl Track {
             self.is_over |= !claimed?;
             return Ok(false);
         }
-        self.claimed += 1;
-        crate::engine::relays::trace("push-launch", self.number as u64, u64::from(self.claimed - 1));
         let (purpose, affinity) = self.staging.lane(self.number);
+        self.claimed += 1;
         let copy = Copy::Linear {
             dst: to,
             src: source + offset,
@@ -320,7 +327,10 @@ impl Track {
     /// Takes back the pieces that the receiver has emptied.
     fn take_back(&mut self, env: &Env, shared: &TrackOf<'_>) -> Result<bool, TrackError> {
         let emptied = shared.emptied()?;
-        let in_ring = self.filled.checked_sub(emptied).ok_or(TrackError::Corrupt)?;
+        let in_ring = self
+            .filled
+            .checked_sub(emptied)
+            .ok_or(TrackError::Corrupt)?;
         let mut moved = false;
         while self.held.len() > in_ring as usize {
             if let Some(piece) = self.held.pop_front() {
@@ -364,7 +374,9 @@ impl Staging {
                     return if is_possible {
                         Ok(None)
                     } else {
-                        Err(Trouble::No("no staging in host memory is as large as a chunk"))
+                        Err(Trouble::No(
+                            "no staging in host memory is as large as a chunk",
+                        ))
                     };
                 };
                 let unit = wide.unit;
