@@ -45,8 +45,8 @@ pub struct Header {
     cell_bytes: AtomicU32,
     cells: AtomicU32,
     sheets: AtomicU32,
-    wide_block_bytes: AtomicU32,
-    wide_blocks: AtomicU32,
+    /// Number of blocks of wide staging, and above it the units of each.
+    wide: AtomicU32,
     flags: Flags,
     announced: Announced,
     doorbell: Doorbell,
@@ -177,6 +177,8 @@ impl Layout {
             && self.cell_bytes % 64 == 0
             && u64::from(self.wide_block_bytes) % UNIT_BYTES == 0
             && (self.wide_blocks == 0 || self.wide_block_bytes > 0)
+            && self.wide_blocks <= 0xffff
+            && u64::from(self.wide_block_bytes) <= UNIT_BYTES * 0x3fff
             && cells <= SEGMENT_BYTES_MAX
             && self.bytes() <= SEGMENT_BYTES_MAX
     }
@@ -247,10 +249,9 @@ impl View {
         header.cell_bytes.store(layout.cell_bytes, relaxed);
         header.cells.store(layout.cells, relaxed);
         header.sheets.store(layout.sheets, relaxed);
-        header
-            .wide_block_bytes
-            .store(layout.wide_block_bytes, relaxed);
-        header.wide_blocks.store(layout.wide_blocks, relaxed);
+        let units = u64::from(layout.wide_block_bytes) / UNIT_BYTES;
+        let wide = (units as u32) << 16 | layout.wide_blocks;
+        header.wide.store(wide, relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Self::open(map, owner).ok()
     }
@@ -277,6 +278,7 @@ impl View {
             return Err(BadSegment::Owner);
         }
         // Read once: what others write there later changes nothing here.
+        let wide = header.wide.load(relaxed);
         let layout = Layout {
             slots: header.slots.load(relaxed),
             chunk_bytes: header.chunk_bytes.load(relaxed),
@@ -284,8 +286,8 @@ impl View {
             cell_bytes: header.cell_bytes.load(relaxed),
             cells: header.cells.load(relaxed),
             sheets: header.sheets.load(relaxed),
-            wide_block_bytes: header.wide_block_bytes.load(relaxed),
-            wide_blocks: header.wide_blocks.load(relaxed),
+            wide_block_bytes: (wide >> 16).saturating_mul(UNIT_BYTES as u32),
+            wide_blocks: wide & 0xffff,
         };
         if !layout.is_sane() || layout.bytes() != map.bytes() as u64 {
             return Err(BadSegment::Layout);
