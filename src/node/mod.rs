@@ -20,6 +20,7 @@ pub mod segment;
 pub mod sheet;
 pub mod slot;
 pub mod sys;
+pub mod traffic;
 pub mod view;
 pub mod wait;
 
@@ -43,7 +44,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Why a rank cannot register; it then stays native.
 #[derive(Debug, Error)]
@@ -151,7 +152,7 @@ impl Options {
 pub struct Node {
     launch: Launch,
     directory: Directory,
-    own: Segment,
+    own: Arc<Segment>,
     row: Row,
     is_registered: AtomicBool,
     scanned: AtomicU32,
@@ -206,7 +207,7 @@ impl Node {
             launch: launch.clone(),
             scanned: AtomicU32::new(directory.generation().wrapping_sub(1)),
             directory,
-            own,
+            own: Arc::new(own),
             row,
             is_registered: AtomicBool::new(true),
             known: RwLock::default(),
@@ -230,6 +231,11 @@ impl Node {
     /// This rank's own segment.
     pub fn own(&self) -> &Segment {
         &self.own
+    }
+
+    /// The same, for what outlives a call.
+    pub fn own_shared(&self) -> Arc<Segment> {
+        Arc::clone(&self.own)
     }
 
     /// A rank of this node's job has used device memory. One relaxed load.
