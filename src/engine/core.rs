@@ -60,7 +60,6 @@ pub struct Core {
     pub(super) received: Counts,
     pub(super) gpu: Gpu,
     /// Which paths messages take.
-    #[allow(dead_code)] // until transfers ask it
     pub(super) router: Router,
     pub(super) landings: landing::Pool,
     /// Descriptors that this rank has taken, of those announced to it.
@@ -164,6 +163,7 @@ impl Core {
             }
         }
         moved |= self.gpu.relays.serve(env);
+        self.gpu.advance_survey(env);
         let bell = env.node.own().doorbell();
         if !self.open.is_empty() && (self.serving || bell != self.bell) {
             self.bell = bell;

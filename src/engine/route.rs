@@ -6,16 +6,18 @@
 
 mod ledger;
 mod source;
+mod survey;
 
 pub use ledger::Reservation;
+pub use survey::Survey;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::{Assign, Config};
-use crate::cuda::Uuid;
-use crate::engine::Env;
+use crate::cuda::{Buffer, ContextKey, Uuid};
+use crate::engine::{Core, Env};
 use crate::model::Model;
 use crate::node::Peer;
 use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
@@ -63,16 +65,29 @@ struct Node {
     topology: Topology,
     /// Identities of its GPUs.
     uuids: Vec<Uuid>,
+    /// It was measured as a whole, not by what ranks find out in passing: it is known which links its paths share.
+    is_whole: bool,
 }
 
 /// What is known of the node.
 enum Known {
     /// Nobody has looked.
     Unread,
-    /// It was measured.
+    /// It was measured before.
     Measured(Box<Node>),
-    /// It was not, or not as it is now.
-    Unknown,
+    /// It was not, or not as it is now: the ranks measure what they can themselves. The node as far as they have told, and
+    /// the sum of what each had said until then.
+    Told(Option<Box<Node>>, u64),
+}
+
+impl Known {
+    fn node(&self) -> Option<&Node> {
+        match self {
+            Known::Unread => None,
+            Known::Measured(node) => Some(node),
+            Known::Told(node, _) => node.as_deref(),
+        }
+    }
 }
 
 /// What a plan depends on.
@@ -136,6 +151,18 @@ impl Router {
         let own = || Ledger::new(Some(env.node.own_shared()), Peer::alive);
         let ledger = self.ledger.get_or_insert_with(|| Arc::new(own()));
         let mut peers = env.node.peers();
+        if let Known::Told(node, sum) = &mut self.known {
+            let now = peers
+                .iter()
+                .fold(0, |sum: u64, peer| sum.wrapping_add(peer.traffic().told()));
+            if *sum != now {
+                let told = source::told(peers.iter().map(|peer| peer.traffic()));
+                *node = told
+                    .and_then(|(topology, model)| Node::new(topology, &model, false).map(Box::new));
+                *sum = now;
+                self.plans.clear();
+            }
+        }
         peers.retain(|peer| peer.world_rank() != env.world_rank);
         ledger.set_peers(peers);
         self.route(from, to, bytes, in_flight, usable)
@@ -149,9 +176,7 @@ impl Router {
         in_flight: u32,
         usable: RouteUse<'_>,
     ) -> Option<Routed> {
-        let Known::Measured(node) = &self.known else {
-            return None;
-        };
+        let node = self.known.node()?;
         let (from, to) = (node.number(&from)?, node.number(&to)?);
         let question = |others| Question {
             message: Message {
@@ -162,7 +187,7 @@ impl Router {
                 may_push: usable.may_push,
             },
             relays_over: node.relays(from, to, usable.relay),
-            host: usable.host,
+            host: usable.host && node.may_stage(from, to),
             assign: usable.assign,
             others,
         };
@@ -183,19 +208,25 @@ impl Router {
     /// The identity of a GPU of the topology by its number.
     #[must_use]
     pub fn uuid(&self, place: Place) -> Option<Uuid> {
-        match (&self.known, place) {
-            (Known::Measured(node), Place::Gpu(gpu)) => node.uuids.get(usize::from(gpu)).copied(),
-            _ => None,
+        match place {
+            Place::Gpu(gpu) => self.known.node()?.uuids.get(usize::from(gpu)).copied(),
+            Place::Host => None,
         }
     }
 
     /// The number that a GPU has in the topology.
     #[must_use]
     pub fn gpu(&self, uuid: Uuid) -> Option<u8> {
-        match &self.known {
-            Known::Measured(node) => node.number(&uuid),
-            _ => None,
+        self.known.node()?.number(&uuid)
+    }
+
+    /// Whether a rank that has a message of so many bytes on this GPU is to measure its links.
+    pub fn is_to_measure(&mut self, env: &Env, uuid: &Uuid, bytes: u64) -> bool {
+        if !self.is_on || bytes < self.threshold.max(1) {
+            return false;
         }
+        self.look(env, &[*uuid]);
+        matches!(self.known, Known::Told(..))
     }
 
     /// Finds out about the node, once.
@@ -206,12 +237,12 @@ impl Router {
         self.known = match source::kept(self.file.as_deref(), ends) {
             Ok(measured) => {
                 log::info!("paths are chosen by {}", measured.file.display());
-                Node::new(measured.topology, &measured.model)
-                    .map_or(Known::Unknown, |node| Known::Measured(Box::new(node)))
+                Node::new(measured.topology, &measured.model, true)
+                    .map_or(Known::Told(None, 0), |node| Known::Measured(Box::new(node)))
             }
             Err(why) => {
                 source::tell(env, self.file.is_some(), &why);
-                Known::Unknown
+                Known::Told(None, 0)
             }
         };
     }
@@ -219,10 +250,11 @@ impl Router {
 
 impl Node {
     /// `None` if a GPU has no identity, or one that cannot be read.
-    fn new(topology: Topology, model: &Model) -> Option<Node> {
+    fn new(topology: Topology, model: &Model, is_whole: bool) -> Option<Node> {
         let uuids = topology.gpus.iter();
         let uuids = uuids.map(|gpu| source::uuid(gpu.uuid.as_deref()?));
         Some(Node {
+            is_whole,
             uuids: uuids.collect::<Option<_>>()?,
             planner: Planner::new(&topology, model),
             planner_of_one: Planner::new(
@@ -236,6 +268,13 @@ impl Node {
         })
     }
 
+    /// Whether a path through the host may be planned: by what ranks find out in passing only beside links that are known
+    /// to be others than those to the host.
+    fn may_stage(&self, from: u8, to: u8) -> bool {
+        let direct = self.topology.hop(Place::Gpu(from), Place::Gpu(to));
+        self.is_whole || direct.is_some_and(|hop| hop.is_nvlink())
+    }
+
     fn number(&self, uuid: &Uuid) -> Option<u8> {
         let at = self.uuids.iter().position(|known| known == uuid)?;
         u8::try_from(at).ok()
@@ -247,7 +286,7 @@ impl Node {
             .uuids
             .iter()
             .enumerate()
-            .filter(|(at, uuid)| !is_end(*at) && may(uuid));
+            .filter(|(at, uuid)| self.is_whole && !is_end(*at) && may(uuid));
         usable.fold(0, |set, (at, _)| set | 1 << at)
     }
 
@@ -278,6 +317,16 @@ impl Node {
         }
         known.push_back((question, plan));
         plan
+    }
+}
+
+impl Core {
+    /// A buffer of the program's is to be sent or received: where nobody has measured the node, its GPU's links are.
+    pub(super) fn survey(&mut self, env: &Env, buffer: &Buffer, context: ContextKey, bytes: u64) {
+        if self.router.is_to_measure(env, &buffer.uuid, bytes) {
+            self.gpu.survey.meet(env, &buffer.uuid, context);
+        }
+        self.gpu.advance_survey(env);
     }
 }
 

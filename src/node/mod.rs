@@ -252,6 +252,21 @@ impl Node {
         Arc::clone(&self.own)
     }
 
+    /// Takes the turn to measure, which one rank of the node has at a time, from `holder` (0: nobody). `Err`: who has it.
+    pub fn take_turn(&self, holder: u32) -> Result<(), u32> {
+        let own = self.row.world_rank.wrapping_add(1);
+        match self.directory.pass_turn(holder, own) {
+            now if now == own => Ok(()),
+            other => Err(other),
+        }
+    }
+
+    /// Gives the turn back.
+    pub fn give_turn(&self) {
+        self.directory
+            .pass_turn(self.row.world_rank.wrapping_add(1), 0);
+    }
+
     /// A rank of this node's job has used device memory. One relaxed load.
     pub fn device_in_use(&self) -> bool {
         self.directory.device_in_use()

@@ -116,6 +116,8 @@ struct LineCells {
 pub struct Page {
     cards: AtomicU32,
     lines: AtomicU32,
+    /// Changes whenever a GPU is listed or a hop told.
+    told: AtomicU64,
     card: [CardCells; CARDS],
     rows: [RowCells; ROWS],
     line: [LineCells; LINES],
@@ -178,6 +180,11 @@ impl Page {
         })
     }
 
+    /// Changes whenever [`Page::cards`] or [`Page::measured`] do.
+    pub fn told(&self) -> u64 {
+        self.told.load(Ordering::Acquire)
+    }
+
     /// Owner: lists a GPU, unless it is listed or there are too many.
     pub(super) fn list(&self, card: &Card) {
         let count = self.cards.load(Ordering::Relaxed) as usize;
@@ -192,6 +199,7 @@ impl Page {
         let numa = card.numa.map_or(0, |numa| u64::from(numa) + 1);
         cells.numa.store(numa, Ordering::Relaxed);
         self.cards.store(count as u32 + 1, Ordering::Release);
+        self.told.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Owner: writes row `index`. What is published before others are read is seen by those who do the same: of two
@@ -228,6 +236,7 @@ impl Page {
         if at.is_none() {
             self.lines.store(count as u32 + 1, Ordering::Release);
         }
+        self.told.fetch_add(1, Ordering::AcqRel);
         true
     }
 }

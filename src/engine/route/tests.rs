@@ -21,7 +21,9 @@ pub(super) fn router(node: &str, change: impl FnOnce(&mut Config)) -> Router {
         gpu.uuid = Some(format!("GPU-{digits}"));
     }
     let model = Model::nominal(&topology);
-    router.known = Known::Measured(Box::new(Node::new(topology, &model).expect("identities")));
+    router.known = Known::Measured(Box::new(
+        Node::new(topology, &model, true).expect("identities"),
+    ));
     router
 }
 
