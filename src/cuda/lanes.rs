@@ -6,6 +6,7 @@
 
 use super::copy::Copy;
 use super::error::Result;
+use super::measure::Timed;
 use super::queue::{InFlight, Queue};
 use super::state::{ContextKey, Entered};
 use super::types::{Event, EVENT_DISABLE_TIMING, STREAM_LEGACY, STREAM_PER_THREAD};
@@ -138,6 +139,22 @@ impl Lanes {
         let lane = Arc::clone(self.lane(key, purpose, affinity)?);
         let entered = Entered::enter_same(key)?;
         lane.submit(&entered, copies, mapping)
+    }
+
+    /// As [`Lanes::submit_on`], with the time that each copy takes on the device.
+    pub fn submit_timed(
+        &mut self,
+        key: ContextKey,
+        purpose: Purpose,
+        affinity: u64,
+        copies: &[Copy],
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<(InFlight, Timed)> {
+        let lane = Arc::clone(self.lane(key, purpose, affinity)?);
+        let entered = Entered::enter_same(key)?;
+        let timed = Timed::new(&entered, key, copies)?;
+        let copies = lane.submit_marked(&entered, copies, mapping, timed.marks())?;
+        Ok((copies, timed))
     }
 
     /// Launches on a lane that are not known to be done, and copies that wait for one.

@@ -198,6 +198,18 @@ impl Queue {
         copies: &[Copy],
         mapping: Option<Arc<Mapping>>,
     ) -> Result<InFlight> {
+        self.submit_marked(entered, copies, mapping, &[])
+    }
+
+    /// The same, with events recorded before the first copy and after each, as far as there are any. They were made in the
+    /// context that is entered, and are live.
+    pub(super) fn submit_marked(
+        self: &Arc<Queue>,
+        entered: &Entered,
+        copies: &[Copy],
+        mapping: Option<Arc<Mapping>>,
+        marks: &[Event],
+    ) -> Result<InFlight> {
         // Mappings close after the lock is given back.
         let mut done = Vec::new();
         let mut state = self.state.lock();
@@ -212,10 +224,17 @@ impl Queue {
         }
         let (member, owned) = self.member(&mut state);
         let mappings = mapping.into_iter().collect();
+        let record = |at: usize| match marks.get(at) {
+            // SAFETY: stream and event were made in the context that is entered, and are live.
+            Some(event) => unsafe { entered.driver().event_record(*event, self.stream) },
+            None => Ok(()),
+        };
         self.mark(&mut state, entered, vec![member], mappings, || {
-            copies
-                .iter()
-                .try_for_each(|copy| copy::start(entered, self.stream, copy))
+            record(0)?;
+            copies.iter().enumerate().try_for_each(|(at, copy)| {
+                copy::start(entered, self.stream, copy)?;
+                record(at + 1)
+            })
         })?;
         Ok(owned)
     }

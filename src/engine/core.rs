@@ -61,7 +61,6 @@ pub struct Core {
     pub(super) received: Counts,
     pub(super) gpu: Gpu,
     /// Which paths messages take.
-    #[allow(dead_code)] // until transfers ask it
     pub(super) router: Router,
     pub(super) depths: Depths,
     pub(super) landings: landing::Pool,
@@ -167,6 +166,7 @@ impl Core {
             }
         }
         moved |= self.gpu.relays.serve(env);
+        self.gpu.advance_survey(env);
         let bell = env.node.own().doorbell();
         if !self.open.is_empty() && (self.serving || bell != self.bell) {
             self.bell = bell;

@@ -7,7 +7,7 @@ mod way;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Purpose};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Purpose, Uuid};
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::several::{Before, Several};
 use crate::engine::fetch::trail::{Trail, TrailEnd};
@@ -96,6 +96,8 @@ pub struct Fetch {
     to: Destination,
     path: Path,
     own: bool,
+    /// The GPU of the destination; zeros for host memory.
+    device: Uuid,
     /// Why the direct path was not taken.
     reason: Option<Reason>,
     /// Driver calls that have failed.
@@ -192,6 +194,7 @@ impl Fetch {
             to,
             path: Path::Nothing,
             own,
+            device: ways.to.unwrap_or_default(),
             reason: None,
             failures: 0,
             routed: None,
@@ -440,7 +443,8 @@ impl Fetch {
         }
         let mapping = self.map(gpu, context)?;
         let copy = copy_from(mapping.address_of(self.message.offset));
-        gpu.pull(context, sender, copy, Some(mapping))
+        let (from, to) = (self.message.device, self.device);
+        gpu.pull_of(context, [&from, &to], sender, copy, mapping)
             .map_err(|error| Some((Reason::DriverError, error)))
     }
 

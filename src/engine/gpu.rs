@@ -6,10 +6,11 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::cuda::{
     Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping, Mappings,
-    PinnedBuffer, PinnedPool, Purpose, Registrations, Result,
+    PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed,
 };
 use crate::engine::fault;
 use crate::engine::relays::Relays;
+use crate::engine::route::Survey;
 use crate::node::View;
 use crate::stats::{self, Counter};
 
@@ -27,6 +28,8 @@ pub struct Gpu {
     registrations: Registrations,
     /// Staging on GPUs.
     pub relays: Relays,
+    /// What is measured while the program runs.
+    pub survey: Survey,
 }
 
 impl Gpu {
@@ -43,6 +46,7 @@ impl Gpu {
             pinned: PinnedPool::new(BOUNCE_BYTES_MAX),
             registrations: Registrations::new(),
             relays: Relays::default(),
+            survey: Survey::default(),
         }
     }
 
@@ -142,6 +146,19 @@ impl Gpu {
             .submit_on(context, purpose, affinity, &[copy], mapping)
     }
 
+    /// Starts copies at once, one after the other, with the time that each takes on the device.
+    pub fn timed(
+        &mut self,
+        context: ContextKey,
+        purpose: Purpose,
+        affinity: u64,
+        copies: &[Copy],
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<(InFlight, Timed)> {
+        self.lanes
+            .submit_timed(context, purpose, affinity, copies, mapping)
+    }
+
     /// How many launches a lane has to do.
     pub fn load(&mut self, context: ContextKey, purpose: Purpose, affinity: u64) -> Result<usize> {
         self.lanes.load(context, purpose, affinity)
@@ -183,6 +200,7 @@ impl Gpu {
     /// Gives everything back: at finalize.
     pub fn close(&mut self) {
         self.lanes.close();
+        self.survey.close();
         self.mappings.clear();
         self.exports.clear();
         self.pinned.clear();

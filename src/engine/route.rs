@@ -6,16 +6,20 @@
 
 mod ledger;
 mod source;
+mod survey;
 
 pub use ledger::Reservation;
+pub use survey::Survey;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::{Assign, Config};
-use crate::cuda::Uuid;
-use crate::engine::Env;
+use crate::cuda::{Buffer, ContextKey, Uuid};
+use crate::engine::{Core, Env};
+use crate::model::Model;
+use crate::node::Peer;
 use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
 use crate::topology::{Place, Topology};
 use ledger::Ledger;
@@ -56,27 +60,44 @@ impl Routed {
 /// The node as it was measured.
 struct Node {
     planner: Planner,
+    /// For a rank that makes all copies itself: nothing is handed over between processes, whatever the place.
+    planner_of_one: Planner,
     topology: Topology,
     /// Identities of its GPUs.
     uuids: Vec<Uuid>,
+    /// It was measured as a whole, not by what ranks find out in passing: it is known which links its paths share.
+    is_whole: bool,
 }
 
 /// What is known of the node.
 enum Known {
     /// Nobody has looked.
     Unread,
-    /// It was measured.
+    /// It was measured before.
     Measured(Box<Node>),
-    /// It was not, or not as it is now.
-    Unknown,
+    /// It was not, or not as it is now: the ranks measure what they can themselves. The node as far as they have told, and
+    /// the sum of what each had said until then.
+    Told(Option<Box<Node>>, u64),
 }
 
-/// What a plan depends on, apart from what others do.
-#[derive(Clone, Copy, PartialEq, Eq)]
+impl Known {
+    fn node(&self) -> Option<&Node> {
+        match self {
+            Known::Unread => None,
+            Known::Measured(node) => Some(node),
+            Known::Told(node, _) => node.as_deref(),
+        }
+    }
+}
+
+/// What a plan depends on.
+#[derive(Clone, PartialEq)]
 struct Question {
     message: Message,
     relays_over: u32,
     host: bool,
+    assign: Assign,
+    others: Occupancy,
 }
 
 /// Chooses the paths of messages.
@@ -86,8 +107,8 @@ pub struct Router {
     threshold: u64,
     file: Option<PathBuf>,
     known: Known,
-    ledger: Arc<Ledger>,
-    /// What the latest questions were answered with while nobody else used the links.
+    ledger: Option<Arc<Ledger>>,
+    /// The answers to the latest questions.
     plans: VecDeque<(Question, Option<Plan>)>,
 }
 
@@ -103,7 +124,7 @@ impl Router {
             // The program may change its folder.
             file: config.model.as_ref().map(absolute),
             known: Known::Unread,
-            ledger: Arc::default(),
+            ledger: None,
             plans: VecDeque::new(),
         }
     }
@@ -127,6 +148,23 @@ impl Router {
             return None;
         }
         self.look(env, &[from, to]);
+        let own = || Ledger::new(Some(env.node.own_shared()), Peer::alive);
+        let ledger = self.ledger.get_or_insert_with(|| Arc::new(own()));
+        let mut peers = env.node.peers();
+        if let Known::Told(node, sum) = &mut self.known {
+            let now = peers
+                .iter()
+                .fold(0, |sum: u64, peer| sum.wrapping_add(peer.traffic().told()));
+            if *sum != now {
+                let told = source::told(peers.iter().map(|peer| peer.traffic()));
+                *node = told
+                    .and_then(|(topology, model)| Node::new(topology, &model, false).map(Box::new));
+                *sum = now;
+                self.plans.clear();
+            }
+        }
+        peers.retain(|peer| peer.world_rank() != env.world_rank);
+        ledger.set_peers(peers);
         self.route(from, to, bytes, in_flight, usable)
     }
 
@@ -138,11 +176,9 @@ impl Router {
         in_flight: u32,
         usable: RouteUse<'_>,
     ) -> Option<Routed> {
-        let Known::Measured(node) = &self.known else {
-            return None;
-        };
+        let node = self.known.node()?;
         let (from, to) = (node.number(&from)?, node.number(&to)?);
-        let question = Question {
+        let question = |others| Question {
             message: Message {
                 from,
                 to,
@@ -151,50 +187,46 @@ impl Router {
                 may_push: usable.may_push,
             },
             relays_over: node.relays(from, to, usable.relay),
-            host: usable.host,
+            host: usable.host && node.may_stage(from, to),
+            assign: usable.assign,
+            others,
         };
-        let alone = match self.plans.iter().find(|(known, _)| *known == question) {
-            Some((_, plan)) => *plan,
-            None => {
-                let plan = node.plan(&self.options, &Occupancy::free(), &question);
-                if self.plans.len() >= PLANS_MAX {
-                    self.plans.pop_front();
-                }
-                self.plans.push_back((question, plan));
-                plan
-            }
-        }?;
+        let ledger = self.ledger.as_ref()?;
+        let (plans, options) = (&mut self.plans, &self.options);
         // Said before the others are looked at: of two that plan at the same moment at least one sees the other.
-        let mut reservation = self.ledger.reserve(&node.topology, &node.uuids, &alone);
-        let occupancy = self
-            .ledger
-            .others(&reservation, &node.topology, &node.uuids);
-        let plan = if occupancy.is_free() {
+        let alone = node.answer(plans, options, question(Occupancy::free()))?;
+        let (mut reservation, others) = ledger.reserve(&node.topology, &node.uuids, &alone);
+        let plan = if others.is_free() {
             alone
         } else {
-            let plan = node.plan(&self.options, &occupancy, &question)?;
-            reservation.change(&node.topology, &node.uuids, &plan);
-            plan
+            node.answer(plans, options, question(others))?
         };
+        reservation.settle(&node.topology, &node.uuids, &plan);
         Some(Routed { plan, reservation })
     }
 
     /// The identity of a GPU of the topology by its number.
     #[must_use]
     pub fn uuid(&self, place: Place) -> Option<Uuid> {
-        match (&self.known, place) {
-            (Known::Measured(node), Place::Gpu(gpu)) => node.uuids.get(usize::from(gpu)).copied(),
-            _ => None,
+        match place {
+            Place::Gpu(gpu) => self.known.node()?.uuids.get(usize::from(gpu)).copied(),
+            Place::Host => None,
         }
     }
 
     /// The number that a GPU has in the topology.
     #[must_use]
     pub fn gpu(&self, uuid: Uuid) -> Option<u8> {
-        match &self.known {
-            Known::Measured(node) => node.number(&uuid),
-            _ => None,
+        self.known.node()?.number(&uuid)
+    }
+
+    /// Whether a rank that has a message of so many bytes on this GPU is to measure its links.
+    pub fn is_to_measure(&mut self, env: &Env, uuid: &Uuid, bytes: u64) -> bool {
+        if !self.is_on || bytes < self.threshold.max(1) {
+            return false;
         }
+        self.look(env, &[*uuid]);
+        matches!(self.known, Known::Told(..))
     }
 
     /// Finds out about the node, once.
@@ -205,12 +237,12 @@ impl Router {
         self.known = match source::kept(self.file.as_deref(), ends) {
             Ok(measured) => {
                 log::info!("paths are chosen by {}", measured.file.display());
-                Node::new(measured.topology, &measured.model)
-                    .map_or(Known::Unknown, |node| Known::Measured(Box::new(node)))
+                Node::new(measured.topology, &measured.model, true)
+                    .map_or(Known::Told(None, 0), |node| Known::Measured(Box::new(node)))
             }
             Err(why) => {
                 source::tell(env, self.file.is_some(), &why);
-                Known::Unknown
+                Known::Told(None, 0)
             }
         };
     }
@@ -218,14 +250,29 @@ impl Router {
 
 impl Node {
     /// `None` if a GPU has no identity, or one that cannot be read.
-    fn new(topology: Topology, model: &crate::model::Model) -> Option<Node> {
+    fn new(topology: Topology, model: &Model, is_whole: bool) -> Option<Node> {
         let uuids = topology.gpus.iter();
         let uuids = uuids.map(|gpu| source::uuid(gpu.uuid.as_deref()?));
         Some(Node {
+            is_whole,
             uuids: uuids.collect::<Option<_>>()?,
             planner: Planner::new(&topology, model),
+            planner_of_one: Planner::new(
+                &topology,
+                &Model {
+                    host: model.relay,
+                    ..model.clone()
+                },
+            ),
             topology,
         })
+    }
+
+    /// Whether a path through the host may be planned: by what ranks find out in passing only beside links that are known
+    /// to be others than those to the host.
+    fn may_stage(&self, from: u8, to: u8) -> bool {
+        let direct = self.topology.hop(Place::Gpu(from), Place::Gpu(to));
+        self.is_whole || direct.is_some_and(|hop| hop.is_nvlink())
     }
 
     fn number(&self, uuid: &Uuid) -> Option<u8> {
@@ -239,18 +286,47 @@ impl Node {
             .uuids
             .iter()
             .enumerate()
-            .filter(|(at, uuid)| !is_end(*at) && may(uuid));
+            .filter(|(at, uuid)| self.is_whole && !is_end(*at) && may(uuid));
         usable.fold(0, |set, (at, _)| set | 1 << at)
     }
 
-    fn plan(&self, options: &Options, others: &Occupancy, question: &Question) -> Option<Plan> {
+    /// The plan for a question, if there is a way at all: as remembered, or made now.
+    fn answer(
+        &self,
+        known: &mut VecDeque<(Question, Option<Plan>)>,
+        options: &Options,
+        question: Question,
+    ) -> Option<Plan> {
+        if let Some((_, plan)) = known.iter().find(|(known, _)| *known == question) {
+            return *plan;
+        }
         let options = Options {
             host: options.host && question.host,
             relays_over: question.relays_over,
             ..*options
         };
+        let planner = match question.assign {
+            Assign::Own => &self.planner,
+            Assign::One => &self.planner_of_one,
+        };
         // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
-        self.planner.plan(others, &question.message, &options).ok()
+        let plan = planner.plan(&question.others, &question.message, &options);
+        let plan = plan.ok();
+        if known.len() >= PLANS_MAX {
+            known.pop_front();
+        }
+        known.push_back((question, plan));
+        plan
+    }
+}
+
+impl Core {
+    /// A buffer of the program's is to be sent or received: where nobody has measured the node, its GPU's links are.
+    pub(super) fn survey(&mut self, env: &Env, buffer: &Buffer, context: ContextKey, bytes: u64) {
+        if self.router.is_to_measure(env, &buffer.uuid, bytes) {
+            self.gpu.survey.meet(env, &buffer.uuid, context);
+        }
+        self.gpu.advance_survey(env);
     }
 }
 

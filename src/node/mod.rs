@@ -23,6 +23,7 @@ pub mod sheet;
 pub mod slot;
 pub mod sys;
 pub mod track;
+pub mod traffic;
 pub mod units;
 pub mod view;
 pub mod wait;
@@ -165,7 +166,7 @@ impl Options {
 pub struct Node {
     launch: Launch,
     directory: Directory,
-    own: Segment,
+    own: Arc<Segment>,
     row: Row,
     is_registered: AtomicBool,
     scanned: AtomicU32,
@@ -220,7 +221,7 @@ impl Node {
             launch: launch.clone(),
             scanned: AtomicU32::new(directory.generation().wrapping_sub(1)),
             directory,
-            own,
+            own: Arc::new(own),
             row,
             is_registered: AtomicBool::new(true),
             known: RwLock::default(),
@@ -244,6 +245,26 @@ impl Node {
     /// This rank's own segment.
     pub fn own(&self) -> &Segment {
         &self.own
+    }
+
+    /// The same, for what outlives a call.
+    pub fn own_shared(&self) -> Arc<Segment> {
+        Arc::clone(&self.own)
+    }
+
+    /// Takes the turn to measure, which one rank of the node has at a time, from `holder` (0: nobody). `Err`: who has it.
+    pub fn take_turn(&self, holder: u32) -> Result<(), u32> {
+        let own = self.row.world_rank.wrapping_add(1);
+        match self.directory.pass_turn(holder, own) {
+            now if now == own => Ok(()),
+            other => Err(other),
+        }
+    }
+
+    /// Gives the turn back.
+    pub fn give_turn(&self) {
+        self.directory
+            .pass_turn(self.row.world_rank.wrapping_add(1), 0);
     }
 
     /// A rank of this node's job has used device memory. One relaxed load.

@@ -44,7 +44,8 @@ fn on_node(mpi: &Mpi, topology: &str, ranks: usize, cases: &[&str]) -> Job {
 fn check_bytes(outcome: &Outcome) {
     let stats = outcome.stats();
     stats.check_complete();
-    let parts = ["direct", "relay", "host"].map(|path| stats.total(&format!("several_{path}_bytes")));
+    let parts =
+        ["direct", "relay", "host"].map(|path| stats.total(&format!("several_{path}_bytes")));
     assert_eq!(
         parts.iter().sum::<u64>(),
         stats.total("receives_several_bytes"),
@@ -71,7 +72,10 @@ fn odd_sizes_on_every_node() {
             let relayed = stats.total("several_relay_bytes") > 0;
             assert_eq!(relayed, over_relays, "{topology}: {outcome}");
             assert_eq!(stats.total("tracks_retired"), 0, "{topology}: {outcome}");
-            assert!(over_relays || stats.total("several_host_bytes") > 0, "{outcome}");
+            assert!(
+                over_relays || stats.total("several_host_bytes") > 0,
+                "{outcome}"
+            );
         }
     });
 }
@@ -181,16 +185,26 @@ fn bandwidth(topology: &str, paths: &str, size: &str, window: &str) -> f64 {
 
 fn bandwidth_once(topology: &str, paths: &str, size: &str, window: &str) -> f64 {
     let output = Command::new(&built().command)
-        .args(["run", "--sim", topology, "--mpi", "openmpi", "-np", "2", "--"])
+        .args([
+            "run", "--sim", topology, "--mpi", "openmpi", "-np", "2", "--",
+        ])
         .arg(&built().command)
-        .args(["bench", "bw", "D", "D", "-m", size, "-W", window, "-i", "4", "-x", "3"])
+        .args([
+            "bench", "bw", "D", "D", "-m", size, "-W", window, "-i", "4", "-x", "3",
+        ])
         .env("ANABRANCH_PATHS", paths)
         .env("ANABRANCH_MODEL", model(topology))
         .output()
         .expect("the command runs");
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    let row = text.lines().rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+    assert!(
+        output.status.success(),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let row = text
+        .lines()
+        .rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()));
     let figure = row.and_then(|row| row.split_whitespace().nth(1)?.parse().ok());
     figure.unwrap_or_else(|| panic!("{text}"))
 }
@@ -205,7 +219,8 @@ fn several_paths_are_faster_than_one() {
             ("narval", "direct,relay,host", "256M", 2.5),
             ("hgx-h200", "direct,host", "512M", 1.03),
         ] {
-            let ratio = bandwidth(topology, paths, size, "1") / bandwidth(topology, "direct", size, "1");
+            let ratio =
+                bandwidth(topology, paths, size, "1") / bandwidth(topology, "direct", size, "1");
             assert!(ratio >= least, "{topology}, {paths}, {size}: {ratio:.3}");
         }
     });

@@ -153,6 +153,12 @@ impl Core {
 
     /// If a descriptor has landed, claims its message.
     fn take_descriptor(&mut self, env: &Env, id: usize) -> Result<(), NotTaken> {
+        if let (Target::Device { buffer, .. }, Ok(Destination::Device { context, .. })) =
+            (&self.receives[id].target, self.receives[id].destination())
+        {
+            let (buffer, bytes) = (*buffer, self.receives[id].capacity);
+            self.survey(env, &buffer, context, bytes);
+        }
         let under_way = self.under_way(env, self.receives[id].capacity);
         let receive = &mut self.receives[id];
         let to = match receive.destination() {

@@ -141,6 +141,7 @@ impl Core {
             Unsent::Reason(Reason::DriverError)
         })?;
         self.gpu.relays.note(env, buffer, context);
+        self.survey(env, buffer, context, bytes);
         let own = env.node.own();
         let is_eager = args.completes_alone(env, bytes);
         let cell = if is_eager {
