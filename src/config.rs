@@ -141,6 +141,8 @@ options! {
         "messages of less than this size take one path";
     relays: u32 = Count { min: 0, max: 8 }, "ANABRANCH_RELAYS", "8", User,
         "over how many other GPUs a message is split at most";
+    path_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_PATH_STAGING", "48M", User,
+        "pinned memory of a rank for messages that are split over several paths, at most, beside ANABRANCH_STAGING";
     relay_staging: u64 = Size { min: MIB, max: 16 * GIB }, "ANABRANCH_RELAY_STAGING", "64M", User,
         "memory that is taken on a GPU for messages of others that lead over it, at most";
     chunks: u32 = Count { min: 1, max: 1024 }, "ANABRANCH_CHUNKS", "1024", User,

@@ -181,6 +181,7 @@ impl Core {
         {
             self.checked = Instant::now();
             self.give_up_on_the_dead(env);
+            self.gpu.relays.reclaim(env);
             // Also without a ring: who writes over a slot does not ring.
             moved |= self.look_at_open_sends(env);
         }

@@ -64,6 +64,7 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
         // Larger eager messages go by value.
         cell_bytes: config.eager.min(CELL_BYTES_MAX) as u32,
         sheets: config.verify,
+        wide_bytes: config.path_staging,
         ..Options::default()
     };
     let node = Node::register(&launch, world_rank, &options).map_err(|error| {

@@ -31,6 +31,8 @@ pub struct Relays {
     troubles: HashMap<(u32, u8), u32>,
     /// How often this rank has asked for it.
     wished: HashMap<(u32, u8), u32>,
+    /// Ranks that have pieces and were dead when last looked at.
+    dead: Vec<u32>,
 }
 
 /// A GPU over which messages may lead.
@@ -194,6 +196,33 @@ impl Relays {
     pub fn is_bad(&self, owner: u32, row: u8) -> bool {
         let troubles = self.troubles.get(&(owner, row));
         troubles.is_some_and(|troubles| *troubles >= ATTEMPTS)
+    }
+
+    /// Takes back the pieces of ranks that were dead the last time, too: their receivers have noticed by now, and find that
+    /// the pieces are another's where they have not.
+    pub fn reclaim(&mut self, env: &Env) {
+        let Some(board) = env.node.own().board() else {
+            return;
+        };
+        let before = std::mem::take(&mut self.dead);
+        for (gpu, held) in board.gpus().iter().zip(&self.held) {
+            let Some(exported) = gpu.exported().filter(|_| held.memory.is_some()) else {
+                continue;
+            };
+            let units = gpu.units(&exported);
+            let mut takers: Vec<u32> = units.takers().collect();
+            takers.sort_unstable();
+            takers.dedup();
+            for rank in takers {
+                if env.node.peer(rank).is_none_or(|taker| !taker.alive()) {
+                    if before.contains(&rank) {
+                        units.reclaim(rank);
+                    } else {
+                        self.dead.push(rank);
+                    }
+                }
+            }
+        }
     }
 
     /// Lets no peer take pieces any more, and takes back what dead ones have. True once nobody has one.

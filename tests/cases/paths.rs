@@ -130,6 +130,7 @@ fn everyone_through_minimal_staging() {
         on(name, |mpi| {
             let outcome = on_node(mpi, "beluga", 4, &["everyone"])
                 .env("ANABRANCH_RELAY_STAGING", "1M")
+                .env("ANABRANCH_PATH_STAGING", "512K")
                 .env("BYTES", "8388608")
                 .passes();
             outcome.stats().check_complete();

@@ -77,6 +77,15 @@ impl Depths {
     }
 }
 
+/// What is planned.
+struct Route {
+    from: Uuid,
+    to: Uuid,
+    bytes: u64,
+    in_flight: u32,
+    host: bool,
+}
+
 /// The way of one message.
 pub struct Chosen {
     /// What the plan uses of the links counts as used until this is dropped.
@@ -110,36 +119,23 @@ impl Ways<'_> {
         } else {
             Vec::new()
         };
-        let host = peer.layout().wide_blocks > 0;
-        let mut plan = |relay: &dyn Fn(&Uuid) -> bool| {
-            let usable = RouteUse {
-                relay,
-                host,
-                may_push: false,
-                assign: Assign::Own,
-            };
-            self.router
-                .plan(env, message.device, to, bytes, in_flight, usable)
+        let route = Route {
+            from: message.device,
+            to,
+            bytes,
+            in_flight,
+            host: peer.layout().wide_blocks > 0,
         };
         let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
-        let mut routed = plan(&|uuid| find(uuid).is_some())?;
-        let over: Vec<Relay> = self.relays_of(&routed, &relays);
+        let mut routed = self.plan(env, &route, &|uuid| find(uuid).is_some())?;
+        let over = self.relays_of(&routed, &relays);
         if over.iter().any(|relay| relay.bytes == 0) {
-            for relay in over.iter().filter(|relay| relay.bytes == 0) {
-                gpu.relays.wish(env, relay);
-            }
-            let mut plan = |relay: &dyn Fn(&Uuid) -> bool| {
-                let usable = RouteUse {
-                    relay,
-                    host,
-                    may_push: false,
-                    assign: Assign::Own,
-                };
-                self.router
-                    .plan(env, message.device, to, bytes, in_flight, usable)
-            };
+            // Staging is taken once a plan gains from it; until it is there, messages go without.
+            let missing = over.iter().filter(|relay| relay.bytes == 0);
+            missing.for_each(|relay| gpu.relays.wish(env, relay));
             drop(routed);
-            routed = plan(&|uuid| find(uuid).is_some_and(|relay| relay.bytes > 0))?;
+            let is_there = |uuid: &Uuid| find(uuid).is_some_and(|relay| relay.bytes > 0);
+            routed = self.plan(env, &route, &is_there)?;
         }
         let parts = self.parts(&routed, &relays, peer);
         let kinds = routed.plan.paths().iter().map(|path| path.path.kind());
@@ -149,6 +145,18 @@ impl Ways<'_> {
             has_direct,
             routed,
         })
+    }
+
+    fn plan(&mut self, env: &Env, route: &Route, relay: &dyn Fn(&Uuid) -> bool) -> Option<Routed> {
+        let usable = RouteUse {
+            relay,
+            host: route.host,
+            may_push: false,
+            assign: Assign::Own,
+        };
+        let (from, to) = (route.from, route.to);
+        self.router
+            .plan(env, from, to, route.bytes, route.in_flight, usable)
     }
 
     fn relays_of(&self, routed: &Routed, relays: &[Relay]) -> Vec<Relay> {
