@@ -36,6 +36,8 @@ pub struct Shared {
     pub next_stream: AtomicU64,
     /// Order of host observations in real time (see `checker`).
     pub observations: AtomicU64,
+    /// Counts calls that issued or took up work, of all processes: what one has learned it may tell the others.
+    pub turn: AtomicU64,
     /// Latest virtual time of which the host code of some process knows.
     pub known: AtomicU64,
     /// Virtual nanoseconds by which host code has reacted later than it could have, of all processes.
@@ -79,6 +81,18 @@ pub struct Proc {
     pub worker_cpu: AtomicU64,
     /// Thread that made that call.
     pub active_thread: AtomicU32,
+    /// The node's turn (see `Shared::turn`) in which it has polled last, and how often in vain in that turn.
+    pub polled_turn: AtomicU64,
+    /// See there.
+    pub turn_polls: AtomicU32,
+    /// CPU time that it had used after its latest poll.
+    pub polled_cpu: AtomicU64,
+    /// The turn in which its CPU time was looked at, what that was, and when.
+    pub base_turn: AtomicU64,
+    /// See there.
+    pub base_cpu: AtomicU64,
+    /// See there.
+    pub base_at: AtomicU64,
     /// Virtual time of the process's host code.
     pub host_time: AtomicU64,
     /// Descriptor number of the process's device memory, for others to open.

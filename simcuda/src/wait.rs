@@ -15,12 +15,19 @@ use std::sync::atomic::Ordering::*;
 
 /// Polls without change after which a process counts as waiting.
 const IDLE_POLLS: u32 = 3;
+/// The same since some process has last done something, of which it may have told the others in memory that they share: a
+/// process that polls several streams in turn looks there in between.
+const TURN_POLLS: u32 = 16;
 /// Longest sleep of a waiter that has promised to watch the node.
 const WATCH_NS: u64 = 200_000;
 /// Sleep of a waiter while another watches.
 const SLEEP_NS: u64 = 500_000;
 /// CPU time without a call after which a process is no longer taken to be about to make one.
 const QUIET_CPU_NS: u64 = 50_000;
+/// CPU time within which a process that looks for messages again and again has looked at what another has just written.
+const LOOK_CPU_NS: u64 = 150_000;
+/// A process that got too little CPU time to look is waited for so long at most.
+const LOOK_NS: u64 = STARVED_NS;
 /// A process that got no core for this long is not waited for any more.
 const STARVED_NS: u64 = 100_000_000;
 /// Rounds without movement after which dead processes are looked for.
@@ -66,11 +73,17 @@ impl Driver {
         me.active_thread.store(thread_id(), Relaxed);
         me.idle_polls.store(0, Relaxed);
         me.awake.store(0, Relaxed);
+        // Whatever it has done, it may have told others of by now.
+        let turn = self.job.shared().turn.fetch_add(1, Relaxed) + 1;
+        me.base_turn.store(turn, Relaxed);
+        me.base_cpu.store(0, Relaxed);
     }
 
     /// Finished operations were taken up: whoever waits for one is about to act, also before it says so itself.
     pub fn wake(&self) {
         let me = self.job.me();
+        // Whoever polls several operations in turn is to have polled this one, too, before time moves on.
+        self.job.shared().turn.fetch_add(1, Relaxed);
         if me.parked.load(Relaxed) == 0 && me.idle_polls.load(Relaxed) < IDLE_POLLS {
             return;
         }
@@ -130,7 +143,9 @@ impl Driver {
 
     fn quiet_in(&self, slot: usize, now: u64) -> u64 {
         let p = &self.job.shared().procs[slot];
-        let waits = p.parked.load(Relaxed) > 0 || p.idle_polls.load(Relaxed) >= IDLE_POLLS;
+        let turn = self.job.shared().turn.load(Relaxed);
+        let polls = p.turn_polls.load(Relaxed) >= TURN_POLLS;
+        let waits = p.parked.load(Relaxed) > 0 || (polls && p.polled_turn.load(Relaxed) == turn);
         if waits && p.awake.load(Relaxed) == 0 {
             return 0;
         }
@@ -144,10 +159,30 @@ impl Driver {
             cpu.saturating_sub(p.active_cpu.load(Relaxed))
         });
         let over = used >= QUIET_CPU_NS || since >= self.quiet_ns + STARVED_NS;
-        if over || !crate::job::runnable(pid, p.active_thread.load(Relaxed)) {
-            return 0;
+        let is_runnable = || crate::job::runnable(pid, p.active_thread.load(Relaxed));
+        if over || !is_runnable() {
+            return if self.has_looked(p, pid, turn, now) || !is_runnable() {
+                0
+            } else {
+                20_000
+            };
         }
         WATCH_NS
+    }
+
+    /// Whether a process that makes no calls has had the time to see what another has last told it, by ways that are not
+    /// the driver's: ranks of a job meet in shared memory.
+    fn has_looked(&self, p: &Proc, pid: u32, turn: u64, now: u64) -> bool {
+        let cpu = program_cpu(p, pid).unwrap_or(u64::MAX);
+        if p.base_turn.swap(turn, Relaxed) != turn {
+            p.base_cpu.store(cpu, Relaxed);
+            p.base_at.store(now, Relaxed);
+            return false;
+        }
+        // As long as it polls, its polls say how far it has got.
+        let since = p.base_cpu.load(Relaxed).max(p.polled_cpu.load(Relaxed));
+        cpu.saturating_sub(since) >= LOOK_CPU_NS
+            || now.saturating_sub(p.base_at.load(Relaxed)) >= LOOK_NS
     }
 
     /// Moves time to the next end of an operation if nobody is busy.
@@ -276,6 +311,10 @@ impl Driver {
     /// One look whether `done` holds; a caller that looks in vain again and again lets time move.
     pub fn poll(&'static self, mut done: impl FnMut(&mut State) -> bool) -> bool {
         let me = self.job.me();
+        let turn = self.job.shared().turn.load(Relaxed);
+        if me.polled_turn.swap(turn, Relaxed) != turn {
+            me.turn_polls.store(0, Relaxed);
+        }
         for round in 0..2 {
             {
                 let mut st = self.state.lock();
@@ -285,13 +324,16 @@ impl Driver {
                 }
                 me.awake.store(0, Relaxed);
             }
-            if round == 1 || me.idle_polls.fetch_add(1, Relaxed) < IDLE_POLLS {
+            me.idle_polls.fetch_add(1, Relaxed);
+            if round == 1 || me.turn_polls.fetch_add(1, Relaxed) < TURN_POLLS {
                 break;
             }
             if !matches!(self.advance(), Time::Moved) {
                 break;
             }
         }
+        me.polled_cpu
+            .store(program_cpu(me, 0).unwrap_or(0), Relaxed);
         // Host code that looks sees time pass.
         self.learned(self.job.now());
         std::thread::yield_now();

@@ -173,6 +173,8 @@ driver_functions! {
     /// Whether an event has happened.
     event_query = "cuEventQuery" (event: Event);
     event_synchronize = "cuEventSynchronize" (event: Event);
+    /// Milliseconds between two events that have happened.
+    event_elapsed_time = "cuEventElapsedTime_v2" | "cuEventElapsedTime" (ms: *mut f32, start: Event, end: Event);
 
     /// Copies between any two addresses of the unified address space.
     memcpy_async = "cuMemcpyAsync" (dst: u64, src: u64, bytes: usize, stream: Stream);
@@ -292,6 +294,37 @@ fn publish(library: *mut c_void) {
         // SAFETY: another thread was first, so this table was never shared.
         drop(unsafe { Box::from_raw(table) });
     }
+}
+
+/// Whether the driver is the simulated one: only that has a clock to read.
+#[must_use]
+pub fn is_simulated() -> bool {
+    // SAFETY: a NUL-terminated name; nothing is loaded that is not loaded already, and it stays loaded.
+    unsafe {
+        let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        !library.is_null() && !libc::dlsym(library, c"simcuda_clock_ns".as_ptr()).is_null()
+    }
+}
+
+/// PCI address of a device, as the driver writes it.
+#[must_use]
+pub fn pci_address(device: Device) -> Option<String> {
+    let mut text = [0u8; 32];
+    let driver = required().ok()?;
+    // SAFETY: the driver writes at most 31 characters and a NUL.
+    unsafe { driver.device_get_pci_bus_id(text.as_mut_ptr().cast(), 31, device) }.ok()?;
+    let text = CStr::from_bytes_until_nul(&text).ok()?;
+    Some(text.to_str().ok()?.to_owned())
+}
+
+/// Version of the driver's interface, 0 if it does not tell.
+#[must_use]
+pub fn version() -> i32 {
+    let mut version = 0;
+    // SAFETY: `version` is written.
+    let asked =
+        required().and_then(|driver| unsafe { driver.driver_get_version(&raw mut version) });
+    asked.map_or(0, |()| version)
 }
 
 /// Whether this is a child forked after the driver was found.

@@ -19,10 +19,12 @@ pub mod export;
 mod host_range;
 pub mod lanes;
 pub mod mapping;
+mod measure;
 pub mod pinned;
 pub mod pointer;
 mod queue;
 pub mod reach;
+mod staged;
 pub mod state;
 pub mod types;
 
@@ -30,15 +32,17 @@ pub mod types;
 mod tests;
 
 pub use copy::Copy;
-pub use driver::{arm, driver, look_again, Driver};
+pub use driver::{arm, driver, is_simulated, look_again, pci_address, version, Driver};
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};
 pub use mapping::{Limits, Mapping, Mappings};
+pub use measure::Timed;
 pub use pinned::{PinnedBuffer, PinnedPool, Registrations};
 pub use pointer::{
     classify, driver_in_use, gpu_seen, is_device, Allocation, Buffer, HostMemory, Kind,
 };
 pub use queue::InFlight;
+pub use staged::StagedMemory;
 pub use state::{ContextKey, Entered};
 pub use types::{Context, IpcHandle, Uuid};

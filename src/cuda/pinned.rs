@@ -338,6 +338,11 @@ impl PinnedBuffer {
         self.capacity
     }
 
+    /// The memory is never given back: a copy may still use it.
+    pub fn leak(&mut self) {
+        std::mem::forget(self.block.take());
+    }
+
     /// Whether copies with it are asynchronous and fast.
     #[must_use]
     pub fn is_pinned(&self) -> bool {

@@ -196,6 +196,19 @@ impl Queue {
         self: &Arc<Queue>,
         entered: &Entered,
         copies: &[Copy],
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<InFlight> {
+        self.submit_marked(entered, copies, mapping, &[])
+    }
+
+    /// The same, with events recorded before the first copy and after each, as far as there are any. They were made in the
+    /// context that is entered, and are live.
+    pub(super) fn submit_marked(
+        self: &Arc<Queue>,
+        entered: &Entered,
+        copies: &[Copy],
+        mapping: Option<Arc<Mapping>>,
+        marks: &[Event],
     ) -> Result<InFlight> {
         // Mappings close after the lock is given back.
         let mut done = Vec::new();
@@ -210,12 +223,26 @@ impl Queue {
             self.launch_some(&mut state, entered);
         }
         let (member, owned) = self.member(&mut state);
-        self.mark(&mut state, entered, vec![member], Vec::new(), || {
-            copies
-                .iter()
-                .try_for_each(|copy| copy::start(entered, self.stream, copy))
+        let mappings = mapping.into_iter().collect();
+        let record = |at: usize| match marks.get(at) {
+            // SAFETY: stream and event were made in the context that is entered, and are live.
+            Some(event) => unsafe { entered.driver().event_record(*event, self.stream) },
+            None => Ok(()),
+        };
+        self.mark(&mut state, entered, vec![member], mappings, || {
+            record(0)?;
+            copies.iter().enumerate().try_for_each(|(at, copy)| {
+                copy::start(entered, self.stream, copy)?;
+                record(at + 1)
+            })
         })?;
         Ok(owned)
+    }
+
+    /// Launches that are not known to be done, and copies that wait for one.
+    pub(super) fn load(&self) -> usize {
+        let state = self.state.lock();
+        state.flying.len() + state.waiting.len()
     }
 
     /// Lets everything that is launched from now on wait for an event of the context that is entered.

@@ -105,6 +105,8 @@ pub const STREAM_NON_BLOCKING: u32 = 1;
 pub const STREAM_LEGACY: Stream = Stream(1);
 /// The default stream of the calling thread.
 pub const STREAM_PER_THREAD: Stream = Stream(2);
+/// An event with a time stamp.
+pub const EVENT_DEFAULT: u32 = 0;
 /// An event without a time stamp, the cheapest kind.
 pub const EVENT_DISABLE_TIMING: u32 = 2;
 /// Opening an IPC handle enables peer access if it must.

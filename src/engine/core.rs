@@ -8,10 +8,12 @@ use slab::Slab;
 use crate::config::Config;
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
+use crate::engine::fetch::Depths;
 use crate::engine::gpu::Gpu;
 use crate::engine::matched::Matched;
 use crate::engine::persistent::PersistentSend;
 use crate::engine::receive::{Places, Receive};
+use crate::engine::route::Router;
 use crate::engine::send::Send;
 use crate::engine::{landing, Env};
 use crate::mpi::Handle;
@@ -58,6 +60,9 @@ pub struct Core {
     pub(super) sent: Counts,
     pub(super) received: Counts,
     pub(super) gpu: Gpu,
+    /// Which paths messages take.
+    pub(super) router: Router,
+    pub(super) depths: Depths,
     pub(super) landings: landing::Pool,
     /// Descriptors that this rank has taken, of those announced to it.
     pub(super) taken: u64,
@@ -107,6 +112,8 @@ impl Core {
             sent: Counts::default(),
             received: Counts::default(),
             gpu: Gpu::new(config),
+            router: Router::new(config),
+            depths: Depths::default(),
             landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
             taken: 0,
             blind: 0,
@@ -158,6 +165,8 @@ impl Core {
                 i += 1;
             }
         }
+        moved |= self.gpu.relays.serve(env);
+        self.gpu.advance_survey(env);
         let bell = env.node.own().doorbell();
         if !self.open.is_empty() && (self.serving || bell != self.bell) {
             self.bell = bell;
@@ -172,6 +181,7 @@ impl Core {
         {
             self.checked = Instant::now();
             self.give_up_on_the_dead(env);
+            self.gpu.relays.reclaim(env);
             // Also without a ring: who writes over a slot does not ring.
             moved |= self.look_at_open_sends(env);
         }
@@ -212,7 +222,7 @@ impl Core {
         }
         for id in self.moving.clone() {
             if self.peer_of_receive(id).is_some_and(&mut is_dead) {
-                self.fail_receive(id);
+                self.fail_receive(env, id);
             }
         }
         for (rank, _) in dead.into_iter().filter(|(_, dead)| *dead) {

@@ -1,13 +1,21 @@
 //! The receiver's side of a transfer: brings the payload of a descriptor.
 
+mod several;
+mod trail;
+mod way;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Purpose};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Purpose, Uuid};
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
+use crate::engine::fetch::several::{Before, Several};
+use crate::engine::fetch::trail::{Trail, TrailEnd};
+pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::memory;
+use crate::engine::route::Routed;
 use crate::engine::serve::piece_bytes;
 use crate::engine::story;
 use crate::engine::Env;
@@ -48,6 +56,10 @@ enum Path {
     Nothing,
     /// Straight from the sender's device memory.
     Direct(InFlight),
+    /// Over several paths at once.
+    Several(Box<Several>),
+    /// Not begun before these messages over several paths, which are received in the same place, are over.
+    Held(Vec<Arc<Trail>>),
     /// Through the sender's host ring; the pieces in flight to a device, oldest first.
     Ring {
         flying: VecDeque<(InFlight, u64)>,
@@ -77,6 +89,7 @@ impl Path {
         match self {
             Path::Ring { state, .. } if *state != State::WantHost => fault::Path::Eager,
             Path::Ring { .. } => fault::Path::HostRing,
+            Path::Several(_) => fault::Path::Several,
             _ => fault::Path::Direct,
         }
     }
@@ -92,10 +105,18 @@ pub struct Fetch {
     to: Destination,
     path: Path,
     own: bool,
+    /// The GPU of the destination; zeros for host memory.
+    device: Uuid,
     /// Why the direct path was not taken.
     reason: Option<Reason>,
     /// Driver calls that have failed.
     failures: u32,
+    /// The plan of a long message: what it uses of the links is known to the node until it is over.
+    routed: Option<Routed>,
+    /// Over several paths: ends when nothing of the message is written any more.
+    trail: Option<TrailEnd>,
+    /// Which message of this rank it is.
+    began: u64,
 }
 
 // SAFETY: the destination belongs to a pending receive, which MPI has lent to the library until it completes.
@@ -132,6 +153,7 @@ impl Fetch {
         bytes: &[u8],
         to: Destination,
         capacity: u64,
+        ways: Ways<'_>,
     ) -> Result<Fetch, NotTaken> {
         let descriptor = match Descriptor::decode(bytes, env.node.launch().hash) {
             Ok(descriptor) => descriptor,
@@ -183,13 +205,17 @@ impl Fetch {
             to,
             path: Path::Nothing,
             own,
+            device: ways.to.unwrap_or_default(),
             reason: None,
             failures: 0,
+            routed: None,
+            trail: None,
+            began: 0,
         };
         fetch.note_wish(env);
         if wanted > 0 && hosted {
             fetch.path = Path::ring(State::Hosted);
-        } else if wanted > 0 {
+        } else if wanted > 0 && !fetch.start_several(env, gpu, ways) {
             fetch.start(gpu);
         }
         Ok(fetch)
@@ -248,7 +274,8 @@ impl Fetch {
         match &self.path {
             Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
             Path::Ring { .. } => story::Path::HostRing,
-            Path::Draining(_) => story::Path::Unknown,
+            Path::Draining(_) | Path::Held(_) => story::Path::Unknown,
+            Path::Several(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
             Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
             Path::Nothing | Path::Direct(_) => story::Path::Direct,
@@ -263,6 +290,33 @@ impl Fetch {
             .or((to_device && !self.own && !is_exported).then_some(Reason::NotExportable))
     }
 
+    /// Which message of this rank it is, in the order in which they were taken.
+    pub fn began(&self) -> u64 {
+        self.began
+    }
+
+    /// Whether it comes over several paths.
+    pub fn is_several(&self) -> bool {
+        self.trail.is_some()
+    }
+
+    /// As [`Fetch::began`].
+    pub fn set_began(&mut self, began: u64) {
+        self.began = began;
+    }
+
+    /// What another message is to know of it that is received meanwhile. None where it goes to host memory.
+    pub fn under_way(&self) -> Option<UnderWay> {
+        let Destination::Device { address, .. } = self.to else {
+            return None;
+        };
+        Some(UnderWay {
+            source: self.message.source,
+            to: (address, self.wanted),
+            trail: self.trail.as_ref().map(|end| Arc::clone(&end.0)),
+        })
+    }
+
     /// The sender.
     pub fn peer(&self) -> &Peer {
         &self.peer
@@ -270,6 +324,113 @@ impl Fetch {
 
     fn slot(&self) -> Option<&Slot> {
         self.peer.slot(self.slot)
+    }
+
+    /// Sets a message in motion over several paths, if that is the way for it.
+    fn start_several(&mut self, env: &Env, gpu: &mut Gpu, ways: Ways<'_>) -> bool {
+        let Destination::Device { address, .. } = self.to else {
+            return false;
+        };
+        let place = (address, self.wanted);
+        let overlapping = || ways.under_way.iter().filter(|other| other.overlaps(place));
+        let is_alike = |other: &UnderWay| {
+            other.source == self.message.source && other.to == place && other.trail.is_some()
+        };
+        if !overlapping().all(is_alike) {
+            // Copies of one lane stay in order; those of messages over several paths have several.
+            let trails: Vec<_> = overlapping()
+                .filter_map(|other| other.trail.clone())
+                .collect();
+            if !trails.is_empty() {
+                self.path = Path::Held(trails);
+                return true;
+            }
+            return false;
+        }
+        let is_below = overlapping().next().is_some();
+        let mut of_sender = ways.under_way.iter().rev();
+        let before = of_sender.find(|other| {
+            other.source == self.message.source && (!is_below || other.overlaps(place))
+        });
+        let before = before.and_then(|other| other.trail.clone());
+        let before = before.map(|trail| Before { trail, is_below });
+        let held = before.as_ref().filter(|before| before.is_below);
+        let held = held.map(|before| vec![Arc::clone(&before.trail)]);
+        if self.begin_several(env, gpu, ways, before) {
+            return true;
+        }
+        if let Some(trails) = held {
+            self.path = Path::Held(trails);
+            return true;
+        }
+        false
+    }
+
+    fn begin_several(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        mut ways: Ways<'_>,
+        before: Option<Before>,
+    ) -> bool {
+        let Destination::Device { context, address } = self.to else {
+            return false;
+        };
+        if self.own
+            || self.message.flags & flag::EXPORTED == 0
+            || self.wanted != self.message.length
+        {
+            return false;
+        }
+        let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message) else {
+            return false;
+        };
+        self.routed = Some(chosen.routed);
+        if chosen.parts.is_empty() {
+            return false;
+        }
+        let Ok(mapping) = self.map(gpu, context) else {
+            // Tried again, and told, where there is one path.
+            return false;
+        };
+        let direct = several::Direct {
+            context,
+            to: address,
+            from: mapping.address_of(self.message.offset),
+            mapping,
+            is_path: chosen.has_direct,
+        };
+        let slot = (self.slot, self.nonce);
+        let (peer, parts) = (&self.peer, &chosen.parts);
+        let several = Several::begin(env, gpu, peer, slot, direct, self.wanted, parts, before);
+        let is_begun = several.is_some();
+        if let Some(several) = several {
+            self.trail = Some(TrailEnd(Arc::clone(several.trail())));
+            self.path = Path::Several(Box::new(several));
+        }
+        is_begun
+    }
+
+    /// The sender's allocation, mapped.
+    fn map(
+        &self,
+        gpu: &mut Gpu,
+        context: ContextKey,
+    ) -> Result<Arc<Mapping>, Option<(Reason, Error)>> {
+        let export = Export {
+            handle: IpcHandle(self.message.ipc_handle),
+            base: self.message.base,
+            size: self.message.allocation_bytes,
+            offset: self.message.offset,
+            buffer_id: self.message.buffer_id,
+            uuid: self.message.device,
+        };
+        let end = self.message.offset.checked_add(self.wanted);
+        if end.is_none_or(|end| end > export.size) {
+            return Err(None);
+        }
+        gpu.map(context, u64::from(self.peer.pid()), &export)
+            .map_err(|error| Some((Reason::MappingFailed, error)))
     }
 
     fn start(&mut self, gpu: &mut Gpu) {
@@ -311,23 +472,10 @@ impl Fetch {
         if self.message.flags & flag::EXPORTED == 0 {
             return Err(None);
         }
-        let export = Export {
-            handle: IpcHandle(self.message.ipc_handle),
-            base: self.message.base,
-            size: self.message.allocation_bytes,
-            offset: self.message.offset,
-            buffer_id: self.message.buffer_id,
-            uuid: self.message.device,
-        };
-        let end = self.message.offset.checked_add(self.wanted);
-        if end.is_none_or(|end| end > export.size) {
-            return Err(None);
-        }
-        let mapping = gpu
-            .map(context, u64::from(self.peer.pid()), &export)
-            .map_err(|error| Some((Reason::MappingFailed, error)))?;
-        let copy = copy_from(mapping.address_of(export.offset));
-        gpu.pull(context, sender, copy, Some(mapping))
+        let mapping = self.map(gpu, context)?;
+        let copy = copy_from(mapping.address_of(self.message.offset));
+        let (from, to) = (self.message.device, self.device);
+        gpu.pull_of(context, [&from, &to], sender, copy, mapping)
             .map_err(|error| Some((Reason::DriverError, error)))
     }
 
@@ -341,7 +489,7 @@ impl Fetch {
     }
 
     /// Moves the transfer on, without waiting.
-    pub fn poll(&mut self, gpu: &mut Gpu) -> Step {
+    pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
         match &mut self.path {
             Path::Nothing => {
                 self.acknowledge();
@@ -378,6 +526,30 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
+            Path::Held(trails) => {
+                trails.retain(|trail| !trail.is_over());
+                if !trails.is_empty() {
+                    return Step::Pending(false);
+                }
+                self.start(gpu);
+                gpu.launch();
+                Step::Pending(true)
+            }
+            Path::Several(several) => match several.poll(env, gpu) {
+                several::Step::Pending(moved) => Step::Pending(moved),
+                several::Step::Arrived => {
+                    several.count();
+                    self.complete((Counter::SeveralReceives, Counter::SeveralBytes))
+                }
+                several::Step::Lost(error) => {
+                    self.survived(&error, "again through host memory");
+                    stats::add(Counter::Retries, 1);
+                    stats::fallback(Reason::DriverError, self.wanted);
+                    self.reason = Some(Reason::DriverError);
+                    self.want_host();
+                    Step::Pending(true)
+                }
+            },
             Path::Ring { .. } => match self.poll_ring(gpu) {
                 Ok(step) => step,
                 Err(why) => self.fail(&why),
@@ -385,6 +557,7 @@ impl Fetch {
             Path::Draining(copies) => {
                 copies.retain_mut(|copy| !copy.is_over());
                 if copies.is_empty() {
+                    (self.routed, self.trail) = (None, None);
                     self.acknowledge();
                     Step::Failed
                 } else {
@@ -413,6 +586,7 @@ impl Fetch {
             let why = self.why_gone();
             return self.fail(&why);
         }
+        (self.routed, self.trail) = (None, None);
         stats::add(messages, 1);
         stats::add(bytes, self.wanted);
         Step::Done
@@ -434,8 +608,15 @@ impl Fetch {
 
     /// The sender has died. What is being read from its memory is still there, as long as it is mapped: such a copy comes
     /// to its end. False if so.
-    pub fn give_up_on_the_dead(&mut self) -> bool {
-        if matches!(self.path, Path::Direct(_) | Path::Draining(_)) {
+    pub fn give_up_on_the_dead(&mut self, env: &Env) -> bool {
+        if let Path::Several(several) = &mut self.path {
+            several.give_up_on_the_dead(env);
+            return false;
+        }
+        if matches!(
+            self.path,
+            Path::Direct(_) | Path::Draining(_) | Path::Held(_)
+        ) {
             return false;
         }
         self.fail(&Lost::Dead);
@@ -584,7 +765,8 @@ impl Fetch {
             Path::Direct(copy) => vec![copy],
             Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
             Path::Draining(copies) => copies,
-            Path::Nothing => Vec::new(),
+            // Whole, or drained.
+            Path::Nothing | Path::Several(_) | Path::Held(_) => Vec::new(),
         };
         self.path = Path::Draining(copies);
         Step::Pending(true)

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::cuda::{
     Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping, Mappings,
-    PinnedBuffer, PinnedPool, Purpose, Registrations, Result,
+    PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed,
 };
 use crate::engine::fault;
+use crate::engine::relays::Relays;
+use crate::engine::route::Survey;
+use crate::node::View;
 use crate::stats::{self, Counter};
 
 /// Bounce memory of a rank for copies that cannot use shared staging, bytes.
@@ -23,6 +26,10 @@ pub struct Gpu {
     exports: Exports,
     pinned: PinnedPool,
     registrations: Registrations,
+    /// Staging on GPUs.
+    pub relays: Relays,
+    /// What is measured while the program runs.
+    pub survey: Survey,
 }
 
 impl Gpu {
@@ -38,6 +45,8 @@ impl Gpu {
             exports: Exports::new(EXPORTS_MAX),
             pinned: PinnedPool::new(BOUNCE_BYTES_MAX),
             registrations: Registrations::new(),
+            relays: Relays::default(),
+            survey: Survey::default(),
         }
     }
 
@@ -124,6 +133,45 @@ impl Gpu {
         self.lanes.submit(context, purpose, copies)
     }
 
+    /// As [`Gpu::copy`], on one of the lanes of the purpose, with a mapping that is kept open until it is done.
+    pub fn copy_on(
+        &mut self,
+        context: ContextKey,
+        purpose: Purpose,
+        affinity: u64,
+        copy: Copy,
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<InFlight> {
+        self.lanes
+            .submit_on(context, purpose, affinity, &[copy], mapping)
+    }
+
+    /// Starts copies at once, one after the other, with the time that each takes on the device.
+    pub fn timed(
+        &mut self,
+        context: ContextKey,
+        purpose: Purpose,
+        affinity: u64,
+        copies: &[Copy],
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<(InFlight, Timed)> {
+        self.lanes
+            .submit_timed(context, purpose, affinity, copies, mapping)
+    }
+
+    /// How many launches a lane has to do.
+    pub fn load(&mut self, context: ContextKey, purpose: Purpose, affinity: u64) -> Result<usize> {
+        self.lanes.load(context, purpose, affinity)
+    }
+
+    /// Pins the block of a rank's wide staging in which a unit lies; as [`Gpu::pin`].
+    pub fn pin_wide(&mut self, context: ContextKey, of: &View, unit: u32) {
+        if let Some((start, bytes)) = of.wide_block(unit) {
+            // SAFETY: segments stay mapped while the node is registered; pins are dropped before that, at finalize.
+            unsafe { self.pin(context, start.as_ptr(), bytes) };
+        }
+    }
+
     /// A bounce buffer; `Exhausted` means that later, when copies have ended, there will be one.
     pub fn bounce(&mut self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
         self.pinned.take(context, bytes)
@@ -152,6 +200,7 @@ impl Gpu {
     /// Gives everything back: at finalize.
     pub fn close(&mut self) {
         self.lanes.close();
+        self.survey.close();
         self.mappings.clear();
         self.exports.clear();
         self.pinned.clear();

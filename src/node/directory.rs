@@ -36,7 +36,9 @@ struct Page {
     generation: AtomicU32,
     job: AtomicU64,
     device_in_use: AtomicU32,
-    reserved: [AtomicU32; 9],
+    /// One more than the rank that measures now; 0 if none does.
+    measuring: AtomicU32,
+    reserved: [AtomicU32; 8],
     rows: [RowCells; ROWS],
 }
 
@@ -276,6 +278,15 @@ impl Directory {
     /// A rank of the job has used device memory on this node.
     pub fn device_in_use(&self) -> bool {
         self.page().device_in_use.load(Ordering::Relaxed) != 0
+    }
+
+    /// Passes the turn to measure from who has it (one more than a rank, 0 for nobody) to another. Who has it after that.
+    pub fn pass_turn(&self, from: u32, to: u32) -> u32 {
+        let turn = &self.page().measuring;
+        match turn.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => to,
+            Err(other) => other,
+        }
     }
 
     /// Says so. True if this is the first time.

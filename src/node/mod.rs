@@ -9,27 +9,36 @@
 //! verified at mapping time, files are sealed or allocated in full. A peer that fails a check is not there: messages to
 //! it go natively.
 
+pub mod board;
 pub mod descriptor;
 pub mod directory;
 pub mod launch;
 mod map;
 pub mod peer;
 pub mod proc;
+pub mod relay;
 pub mod ring;
 pub mod segment;
 pub mod sheet;
 pub mod slot;
 pub mod sys;
+pub mod track;
+pub mod traffic;
+pub mod units;
 pub mod view;
 pub mod wait;
 
+pub use board::Wide;
 pub use descriptor::{Corruption, Descriptor, Rejection, DESCRIPTOR_BYTES};
 pub use launch::Launch;
 pub use peer::{Peer, PeerError};
+pub use relay::{Exported, GpuRow, RELAY_BYTES_MAX};
 pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
 pub use segment::Segment;
 pub use sheet::{Sums, BLOCKS};
 pub use slot::{Message, Refused, Slot, State};
+pub use track::{Asked, Part, TrackError, Way};
+pub use units::{units_of, Taker, UNIT_BYTES};
 pub use view::{Layout, Owner, Readiness, View, COUNTERS, FIRST_CELL, SLOTS_MAX};
 pub use wait::Backoff;
 
@@ -43,7 +52,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Why a rank cannot register; it then stays native.
 #[derive(Debug, Error)]
@@ -114,6 +123,8 @@ pub struct Options {
     pub cells: u32,
     /// Every slot has a sheet for the checksums of its message.
     pub sheets: bool,
+    /// Staging for messages over several paths, bytes; memory is taken as it is used.
+    pub wide_bytes: u64,
 }
 
 impl Default for Options {
@@ -126,6 +137,7 @@ impl Default for Options {
             cell_bytes: 16 << 10,
             cells: 64,
             sheets: false,
+            wide_bytes: 48 << 20,
         }
     }
 }
@@ -135,6 +147,7 @@ impl Options {
         let chunk_bytes = self.chunk_bytes.clamp(4096, 1 << 30).next_multiple_of(4096);
         let chunks = (self.staging_bytes / u64::from(chunk_bytes)).min(1 << 20) as u32;
         let slots = self.slots.clamp(1, SLOTS_MAX);
+        let (wide_block_bytes, wide_blocks) = board::blocks_of(self.wide_bytes);
         Layout {
             slots,
             chunk_bytes,
@@ -142,6 +155,8 @@ impl Options {
             cell_bytes: self.cell_bytes.clamp(64, 1 << 30).next_multiple_of(64),
             cells: self.cells.min(1 << 16),
             sheets: if self.sheets { slots } else { 0 },
+            wide_block_bytes,
+            wide_blocks,
         }
     }
 }
@@ -151,7 +166,7 @@ impl Options {
 pub struct Node {
     launch: Launch,
     directory: Directory,
-    own: Segment,
+    own: Arc<Segment>,
     row: Row,
     is_registered: AtomicBool,
     scanned: AtomicU32,
@@ -206,7 +221,7 @@ impl Node {
             launch: launch.clone(),
             scanned: AtomicU32::new(directory.generation().wrapping_sub(1)),
             directory,
-            own,
+            own: Arc::new(own),
             row,
             is_registered: AtomicBool::new(true),
             known: RwLock::default(),
@@ -230,6 +245,26 @@ impl Node {
     /// This rank's own segment.
     pub fn own(&self) -> &Segment {
         &self.own
+    }
+
+    /// The same, for what outlives a call.
+    pub fn own_shared(&self) -> Arc<Segment> {
+        Arc::clone(&self.own)
+    }
+
+    /// Takes the turn to measure, which one rank of the node has at a time, from `holder` (0: nobody). `Err`: who has it.
+    pub fn take_turn(&self, holder: u32) -> Result<(), u32> {
+        let own = self.row.world_rank.wrapping_add(1);
+        match self.directory.pass_turn(holder, own) {
+            now if now == own => Ok(()),
+            other => Err(other),
+        }
+    }
+
+    /// Gives the turn back.
+    pub fn give_turn(&self) {
+        self.directory
+            .pass_turn(self.row.world_rank.wrapping_add(1), 0);
     }
 
     /// A rank of this node's job has used device memory. One relaxed load.

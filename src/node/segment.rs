@@ -1,9 +1,11 @@
 //! This rank's own segment: slots for its outbox, and staging memory.
 
+use super::board::{OwnBoard, BOARD_BYTES};
 use super::map::Mapping;
 use super::sheet::{Sums, SHEET_BYTES};
 use super::slot::{Message, Slot, SLOT_BYTES};
 use super::sys::{self, GuardedFd};
+use super::traffic::{Card, Measured, Traffic};
 use super::view::{Layout, Owner, Readiness, View, FIRST_CELL, HEADER_BYTES};
 use super::{mix, Options};
 use parking_lot::Mutex;
@@ -24,6 +26,7 @@ pub struct Segment {
     file: GuardedFd,
     outbox: Mutex<Outbox>,
     staging: Mutex<Staging>,
+    board: OwnBoard,
     nonce_base: u64,
     nonces: AtomicU64,
 }
@@ -103,6 +106,7 @@ impl Segment {
             file: GuardedFd::new(fd, sys::FD_MINIMUM)?,
             outbox: Mutex::default(),
             staging: Mutex::default(),
+            board: OwnBoard::default(),
             nonce_base: sys::random_u64(),
             nonces: AtomicU64::new(0),
         })
@@ -131,6 +135,21 @@ impl Segment {
     /// Says that the counters are final.
     pub fn set_published(&self) {
         self.view.set_published();
+    }
+
+    /// Lists a GPU that this rank uses.
+    pub fn list_card(&self, card: &Card) {
+        self.view.traffic().list(card);
+    }
+
+    /// Says what this rank uses of a hop, in one of the rows for that.
+    pub fn write_traffic(&self, row: usize, traffic: &Traffic) {
+        self.view.traffic().write(row, traffic);
+    }
+
+    /// Says what this rank has measured of a hop. False if there is no room.
+    pub fn tell_measured(&self, measured: &Measured) -> bool {
+        self.view.traffic().tell(measured)
     }
 
     /// Wakes whoever sleeps in [`Segment::wait_doorbell`].
@@ -255,6 +274,25 @@ impl Segment {
 
     fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
         sys::allocate(self.file.get()?, offset, bytes)
+    }
+
+    pub(super) fn own_board(&self) -> &OwnBoard {
+        &self.board
+    }
+
+    pub(super) fn reserve_board(&self) -> io::Result<()> {
+        self.reserve(self.view.layout().board_offset(), BOARD_BYTES as u64)?;
+        self.view.set_board_ready();
+        Ok(())
+    }
+
+    /// Memory for one more block of wide staging than there are.
+    pub(super) fn reserve_wide(&self, blocks: u32) -> io::Result<()> {
+        let layout = self.view.layout();
+        let bytes = u64::from(layout.wide_block_bytes);
+        self.reserve(layout.wide_offset() + u64::from(blocks) * bytes, bytes)?;
+        self.view.set_wide_ready(blocks + 1);
+        Ok(())
     }
 
     /// Takes a staging chunk. `None` when all are in use, or there is no memory for any.

@@ -11,6 +11,7 @@ mod inert;
 mod interface;
 mod matching;
 mod pack;
+mod paths;
 mod programs;
 mod progress;
 mod repository;

@@ -74,9 +74,9 @@ static void names(void) {
     CHECK(reasons > 10 && fallbacks == 2 * reasons && counters > fallbacks + 20, "%d counters, %d reasons", counters, reasons);
     CHECK(!strcmp(the_counter_text("fallback_buffered"), "a buffered send"), "text");
     CHECK(counter("no_such") == UINT64_MAX && !the_counter_text("no_such") && counter(NULL) == UINT64_MAX, "no such counter");
-    static const char *const paths[] = {"unknown", "native", "value", "direct", "self", "host_ring", "eager"};
-    for (int i = 0; i < 7; i++) CHECK(!strcmp(the_path_name(i), paths[i]), "path %d", i);
-    CHECK(!the_path_name(7) && !the_path_name(-1), "no such path");
+    static const char *const paths[] = {"unknown", "native", "value", "direct", "self", "host_ring", "eager", "several"};
+    for (int i = 0; i < 8; i++) CHECK(!strcmp(the_path_name(i), paths[i]), "path %d", i);
+    CHECK(!the_path_name(8) && !the_path_name(-1), "no such path");
 }
 
 static void warm_up(void) {

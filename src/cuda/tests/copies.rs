@@ -30,6 +30,37 @@ pub(super) fn lanes() {
     finish(last).unwrap();
 }
 
+/// The node's figures (hgx-h200): 55 GB/s to the host and back.
+pub(super) fn timed() {
+    let context = use_device(0);
+    let mut bench = Bench::new(context);
+    let (small, large) = (256 << 10, 4 << 20);
+    let device = device_memory(large);
+    let host = bench.pool.take(bench.key, large).unwrap();
+    for (purpose, dst, src) in [
+        (Purpose::DeviceToHost, host.address(), device),
+        (Purpose::HostToDevice, device, host.address()),
+    ] {
+        let copies = [small, small, large].map(|bytes| Copy::Linear {
+            dst,
+            src,
+            bytes: bytes as u64,
+        });
+        let (copies, timed) = bench
+            .lanes
+            .submit_timed(bench.key, purpose, 0, &copies, None)
+            .unwrap();
+        finish(copies).unwrap();
+        let times = timed.times().unwrap().expect("all are done");
+        let lengths: Vec<u64> = times.iter().map(|(bytes, _)| *bytes).collect();
+        assert_eq!(lengths, [small as u64, small as u64, large as u64]);
+        let line = crate::model::fit::line(&times[1..]).expect("a line");
+        assert!((line.gb_s / 55.0 - 1.0).abs() < 0.05, "{line:?}");
+        assert!((2.0..8.0).contains(&line.alpha_us), "{line:?}");
+    }
+    bench.lanes.close();
+}
+
 fn strided(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
     let rows = Copy::Rows {
         dst: b,

@@ -137,6 +137,7 @@ fn role() {
         "pointers" => pointers::pointers(),
         "guard" => state::guard(),
         "lanes" => copies::lanes(),
+        "timed" => copies::timed(),
         "lost_context" => copies::lost_context(),
         "capture" => copies::capture(),
         "pinned" => state::pinned(),
@@ -171,6 +172,11 @@ fn entering_a_context_leaves_no_trace() {
 #[test]
 fn copies_of_every_shape_move_the_bytes() {
     run(&["lanes"], true, &[]);
+}
+
+#[test]
+fn copies_are_timed_by_the_clock_of_the_device() {
+    run(&["timed"], true, &[]);
 }
 
 #[test]

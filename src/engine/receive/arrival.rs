@@ -9,7 +9,7 @@ use crate::cuda;
 use crate::engine::core::Core;
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
-use crate::engine::fetch::{Destination, Fetch, NotTaken, Step};
+use crate::engine::fetch::{Destination, Fetch, NotTaken, Step, UnderWay, Ways};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::send::HOST_BYTES_MIN;
 use crate::engine::story::Path;
@@ -162,6 +162,13 @@ impl Core {
 
     /// If a descriptor has landed, claims its message.
     fn take_descriptor(&mut self, env: &Env, id: usize) -> Result<(), NotTaken> {
+        if let (Target::Device { buffer, .. }, Ok(Destination::Device { context, .. })) =
+            (&self.receives[id].target, self.receives[id].destination())
+        {
+            let (buffer, bytes) = (*buffer, self.receives[id].capacity);
+            self.survey(env, &buffer, context, bytes);
+        }
+        let under_way = self.under_way(env, self.receives[id].capacity);
         let receive = &mut self.receives[id];
         let to = match receive.destination() {
             Ok(to) => to,
@@ -172,14 +179,26 @@ impl Core {
                 Destination::Host(receive.landed)
             }
         };
-        if let (Target::Device { buffer, .. }, Destination::Device { .. }) = (&receive.target, to) {
+        let mut uuid = None;
+        if let (Target::Device { buffer, .. }, Destination::Device { context, .. }) =
+            (&receive.target, to)
+        {
             if let Err(error) = self.gpu.prepare(buffer) {
                 log::debug!("device buffer {:#x}: {error}", buffer.address);
             }
+            self.gpu.relays.note(env, buffer, context);
+            uuid = Some(buffer.uuid);
         }
         // A copy: a payload that goes to host memory is written over it.
         let bytes = receive.read_landed().ok_or(NotTaken::Value)?;
-        let fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity)?;
+        let ways = Ways {
+            router: &mut self.router,
+            to: uuid,
+            under_way: &under_way,
+            depths: &mut self.depths,
+        };
+        let mut fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity, ways)?;
+        fetch.set_began(self.taken);
         let length = fetch.length();
         receive.length = Some(length);
         receive.uncover(length);
@@ -196,6 +215,24 @@ impl Core {
         self.taken += 1;
         self.moving.push(id);
         Ok(())
+    }
+
+    /// The messages under way to device memory, oldest first, where one may come over several paths.
+    fn under_way(&self, env: &Env, capacity: u64) -> Vec<UnderWay> {
+        let is_several = |id: &usize| matches!(&self.receives[*id].stage, Stage::Fetching(fetch) if fetch.is_several());
+        let is_short = capacity < env.config.multipath;
+        if env.config.paths.is_direct_only() || (is_short && !self.moving.iter().any(is_several)) {
+            return Vec::new();
+        }
+        let mut fetches: Vec<(u64, UnderWay)> = Vec::new();
+        for id in &self.moving {
+            let receive = &self.receives[*id];
+            if let Stage::Fetching(fetch) = &receive.stage {
+                fetches.extend(fetch.under_way().map(|row| (fetch.began(), row)));
+            }
+        }
+        fetches.sort_by_key(|(began, _)| *began);
+        fetches.into_iter().map(|(_, row)| row).collect()
     }
 
     /// A value has landed.
@@ -303,7 +340,7 @@ impl Core {
             return (false, true);
         };
         match &mut receive.stage {
-            Stage::Fetching(fetch) => match fetch.poll(&mut self.gpu) {
+            Stage::Fetching(fetch) => match fetch.poll(env, &mut self.gpu) {
                 Step::Pending(moved) => (moved, false),
                 Step::Done => {
                     let bytes = fetch.length();
@@ -365,9 +402,9 @@ impl Core {
     }
 
     /// Ends a receive whose sender has died.
-    pub(in crate::engine) fn fail_receive(&mut self, id: usize) {
+    pub(in crate::engine) fn fail_receive(&mut self, env: &Env, id: usize) {
         if let Stage::Fetching(fetch) = &mut self.receives[id].stage {
-            if fetch.give_up_on_the_dead() {
+            if fetch.give_up_on_the_dead(env) {
                 stats::add(Counter::DeadPeers, 1);
             }
         }

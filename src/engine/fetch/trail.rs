@@ -1,0 +1,82 @@
+//! The order of messages over several paths that follow each other from one sender.
+//!
+//! A message is offered to its sender only once the one before it is claimed, so that pieces of staging go to the older
+//! one first. Where both are received in the same place (bandwidth tests do so), they are split alike: what one track
+//! writes it writes on one lane, in the order of the messages.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+
+use crate::node::Part;
+
+/// How far a message has got, for the one behind it.
+#[derive(Debug)]
+pub struct Trail {
+    /// How it is split.
+    pub parts: Vec<Part>,
+    /// The sender has claimed every chunk that it may.
+    is_claimed: AtomicBool,
+    /// Tracks, as bits, of which every copy has been launched on the track's own lanes.
+    launched: AtomicU32,
+    /// Another message is received in the same place.
+    has_follower: AtomicBool,
+    is_over: AtomicBool,
+}
+
+impl Trail {
+    /// At its beginning.
+    pub fn new(parts: Vec<Part>) -> Trail {
+        Trail {
+            parts,
+            is_claimed: AtomicBool::new(false),
+            launched: AtomicU32::new(0),
+            has_follower: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+        }
+    }
+
+    /// Nothing is left to claim.
+    pub fn set_claimed(&self) {
+        self.is_claimed.store(true, Ordering::Release);
+    }
+
+    /// Whether the next message may be offered.
+    pub fn is_claimed(&self) -> bool {
+        self.is_claimed.load(Ordering::Acquire) || self.is_over()
+    }
+
+    /// Every copy of a track is launched.
+    pub fn set_launched(&self, track: usize) {
+        self.launched.fetch_or(1 << track, Ordering::AcqRel);
+    }
+
+    /// Whether the next message may launch copies of this track.
+    pub fn is_launched(&self, track: usize) -> bool {
+        self.launched.load(Ordering::Acquire) & 1 << track != 0 || self.is_over()
+    }
+
+    /// Another message is to be written over this one: it stays on its lanes.
+    pub fn follow(&self) {
+        self.has_follower.store(true, Ordering::Release);
+    }
+
+    /// Whether one is.
+    pub fn has_follower(&self) -> bool {
+        self.has_follower.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing of it is written any more.
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+}
+
+/// Ends a trail when dropped.
+#[derive(Debug)]
+pub struct TrailEnd(pub Arc<Trail>);
+
+impl Drop for TrailEnd {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,218 @@
+//! Which paths a message takes that is received.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::config::Assign;
+use crate::cuda::Uuid;
+use crate::engine::fetch::trail::Trail;
+use crate::engine::gpu::Gpu;
+use crate::engine::relays::Relay;
+use crate::engine::route::{RouteUse, Routed, Router};
+use crate::engine::Env;
+use crate::node::track::{TRACKS, TRACK_CHUNKS_MAX};
+use crate::node::{Message, Part, Peer, Way, UNIT_BYTES};
+use crate::plan::PathKind;
+use crate::topology::Place;
+
+/// What is asked before a message is fetched.
+pub struct Ways<'a> {
+    /// Who knows the node.
+    pub router: &'a mut Router,
+    /// The GPU of the receiver's buffer; None where that is no device memory.
+    pub to: Option<Uuid>,
+    /// The messages under way, oldest first.
+    pub under_way: &'a [UnderWay],
+    /// How deep the windows of messages were that came before.
+    pub depths: &'a mut Depths,
+}
+
+/// A message that is being fetched into device memory.
+pub struct UnderWay {
+    /// World rank of its sender.
+    pub source: u32,
+    /// Address and length of the receiver's buffer.
+    pub to: (u64, u64),
+    /// How far it is, if it comes over several paths.
+    pub trail: Option<Arc<Trail>>,
+}
+
+impl UnderWay {
+    /// Whether it is written to some of these bytes.
+    pub fn overlaps(&self, (start, length): (u64, u64)) -> bool {
+        self.to.0 < start.saturating_add(length) && start < self.to.0.saturating_add(self.to.1)
+    }
+}
+
+/// How many messages were under way at once from each sender: programs send windows of the same depth again and again, and
+/// the first message of one is to be planned like the rest.
+#[derive(Default)]
+pub struct Depths(HashMap<u32, Depth>);
+
+/// Of one sender.
+#[derive(Default)]
+struct Depth {
+    bytes: u64,
+    /// Of the window before.
+    last: u32,
+    /// Of this window, so far.
+    now: u32,
+}
+
+/// No window is taken for deeper.
+const DEPTH_MAX: u32 = 16;
+
+impl Depths {
+    /// How deep the window is taken to be of a message that is one of `in_flight`.
+    fn of(&mut self, source: u32, bytes: u64, in_flight: u32) -> u32 {
+        let in_flight = in_flight.min(DEPTH_MAX);
+        let depth = self.0.entry(source).or_default();
+        if in_flight == 1 || depth.bytes != bytes {
+            depth.last = if depth.bytes == bytes { depth.now } else { 0 };
+            (depth.bytes, depth.now) = (bytes, 0);
+        }
+        depth.now = depth.now.max(in_flight);
+        depth.now.max(depth.last)
+    }
+}
+
+/// What is planned.
+struct Route {
+    from: Uuid,
+    to: Uuid,
+    bytes: u64,
+    in_flight: u32,
+    host: bool,
+}
+
+/// The way of one message.
+pub struct Chosen {
+    /// What the plan uses of the links counts as used until this is dropped.
+    pub routed: Routed,
+    /// The parts that go over staging.
+    pub parts: Vec<Part>,
+    /// Whether the rest is more than what must be.
+    pub has_direct: bool,
+}
+
+impl Ways<'_> {
+    /// Chooses. `None`: one copy, and nobody needs to know.
+    pub fn choose(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        peer: &Peer,
+        message: &Message,
+    ) -> Option<Chosen> {
+        let to = self.to?;
+        let bytes = message.length;
+        if bytes < env.config.multipath || env.config.paths.is_direct_only() {
+            return None;
+        }
+        let same = self.under_way.iter();
+        let same = same.filter(|other| other.source == message.source);
+        let in_flight = 1 + same.count() as u32;
+        let in_flight = self.depths.of(message.source, bytes, in_flight);
+        let relays = if env.config.paths.relay {
+            gpu.relays.candidates(env, message.source)
+        } else {
+            Vec::new()
+        };
+        let route = Route {
+            from: message.device,
+            to,
+            bytes,
+            in_flight,
+            host: peer.layout().wide_blocks > 0,
+        };
+        let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
+        let mut routed = self.plan(env, &route, &|uuid| find(uuid).is_some())?;
+        let over = self.relays_of(&routed, &relays);
+        if over.iter().any(|relay| relay.bytes == 0) {
+            // Staging is taken once a plan gains from it; until it is there, messages go without.
+            let missing = over.iter().filter(|relay| relay.bytes == 0);
+            missing.for_each(|relay| gpu.relays.wish(env, relay));
+            drop(routed);
+            let is_there = |uuid: &Uuid| find(uuid).is_some_and(|relay| relay.bytes > 0);
+            routed = self.plan(env, &route, &is_there)?;
+        }
+        let parts = self.parts(&routed, &relays, peer);
+        let kinds = routed.plan.paths().iter().map(|path| path.path.kind());
+        let has_direct = kinds.into_iter().any(|kind| kind == PathKind::Direct);
+        Some(Chosen {
+            parts,
+            has_direct,
+            routed,
+        })
+    }
+
+    fn plan(&mut self, env: &Env, route: &Route, relay: &dyn Fn(&Uuid) -> bool) -> Option<Routed> {
+        let usable = RouteUse {
+            relay,
+            host: route.host,
+            may_push: false,
+            assign: Assign::Own,
+        };
+        let (from, to) = (route.from, route.to);
+        self.router
+            .plan(env, from, to, route.bytes, route.in_flight, usable)
+    }
+
+    fn relays_of(&self, routed: &Routed, relays: &[Relay]) -> Vec<Relay> {
+        let places = routed.plan.paths().iter().flat_map(|path| path.path.via());
+        let uuids = places.filter_map(|place| self.router.uuid(*place));
+        uuids
+            .filter_map(|uuid| relays.iter().find(|relay| relay.uuid == uuid).copied())
+            .collect()
+    }
+
+    /// The parts of a plan that go over staging. What is left out is direct.
+    fn parts(&self, routed: &Routed, relays: &[Relay], peer: &Peer) -> Vec<Part> {
+        let part = |path: &crate::plan::PathPlan| {
+            let (way, room) = match path.path.via() {
+                [Place::Host] => (Way::Host, u64::from(peer.layout().wide_block_bytes)),
+                [place @ Place::Gpu(_)] => {
+                    let uuid = self.router.uuid(*place)?;
+                    let relay = relays.iter().find(|relay| relay.uuid == uuid)?;
+                    let way = Way::Relay {
+                        owner: relay.owner,
+                        row: relay.row,
+                    };
+                    (way, relay.bytes)
+                }
+                _ => return None,
+            };
+            // Room for a piece that is filled, one that is emptied, and one that is handed over.
+            let most = (room / 3 / UNIT_BYTES * UNIT_BYTES).max(UNIT_BYTES);
+            let least = path.bytes.div_ceil(u64::from(TRACK_CHUNKS_MAX));
+            Some(Part {
+                way,
+                offset: path.offset,
+                bytes: path.bytes,
+                chunk_bytes: path.chunk_bytes.min(most).max(least).max(1),
+            })
+        };
+        let parts = routed.plan.paths().iter().filter(|path| path.bytes > 0);
+        parts.filter_map(part).take(TRACKS).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_as_deep_as_the_one_before() {
+        let mut depths = Depths::default();
+        let mut window = |bytes, count: u32| -> Vec<u32> {
+            (1..=count).map(|at| depths.of(3, bytes, at)).collect()
+        };
+        assert_eq!(window(100, 4), [1, 2, 3, 4]);
+        assert_eq!(window(100, 4), [4, 4, 4, 4]);
+        assert_eq!(window(100, 1), [4]);
+        assert_eq!(window(100, 1), [1], "the depth has changed");
+        assert_eq!(window(7, 2), [1, 2], "so has the length");
+        assert_eq!(depths.of(4, 7, 1), 1, "another sender");
+    }
+}

@@ -1,0 +1,350 @@
+//! Which paths a message takes: the run-time side of the planner.
+//!
+//! The [`Router`] has the node's topology and model, and the ledger of what the links carry. It is asked once for each
+//! long message, by the one rank that leads its transfer, and answers with a plan and a reservation, which is in the ledger
+//! until it is dropped.
+
+mod ledger;
+mod source;
+mod survey;
+
+pub use ledger::Reservation;
+pub use survey::Survey;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::{Assign, Config};
+use crate::cuda::{Buffer, ContextKey, Uuid};
+use crate::engine::{Core, Env};
+use crate::model::Model;
+use crate::node::Peer;
+use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
+use crate::topology::{Place, Topology};
+use ledger::Ledger;
+
+/// Plans that are remembered: those of a few message lengths between all pairs of a node.
+const PLANS_MAX: usize = 256;
+
+/// What the rank that leads a transfer can do.
+#[derive(Clone, Copy)]
+pub struct RouteUse<'a> {
+    /// Whether a message may lead over the GPU of this identity. Asked about each GPU that is neither end.
+    pub relay: &'a dyn Fn(&Uuid) -> bool,
+    /// Whether it may lead through host memory.
+    pub host: bool,
+    /// The engine of the sender's GPU may make the direct copy; otherwise the receiver's pulls.
+    pub may_push: bool,
+    /// Who makes the copies.
+    pub assign: Assign,
+}
+
+/// The way of one message.
+#[derive(Debug)]
+pub struct Routed {
+    /// How it is moved; perhaps in one direct copy, see [`Routed::is_split`].
+    pub plan: Plan,
+    /// What it uses of the links, known to all ranks of the node. To be kept until the message is over.
+    pub reservation: Reservation,
+}
+
+impl Routed {
+    /// Whether there is more to do than one direct copy.
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        !matches!(self.plan.paths(), [only] if only.path.kind() == PathKind::Direct)
+    }
+}
+
+/// The node as it was measured.
+struct Node {
+    planner: Planner,
+    /// For a rank that makes all copies itself: nothing is handed over between processes, whatever the place.
+    planner_of_one: Planner,
+    topology: Topology,
+    /// Identities of its GPUs.
+    uuids: Vec<Uuid>,
+    /// It was measured as a whole, not by what ranks find out in passing: it is known which links its paths share.
+    is_whole: bool,
+}
+
+/// What is known of the node.
+enum Known {
+    /// Nobody has looked.
+    Unread,
+    /// It was measured before.
+    Measured(Box<Node>),
+    /// It was not, or not as it is now: the ranks measure what they can themselves. The node as far as they have told, and
+    /// the sum of what each had said until then.
+    Told(Option<Box<Node>>, u64),
+}
+
+impl Known {
+    fn node(&self) -> Option<&Node> {
+        match self {
+            Known::Unread => None,
+            Known::Measured(node) => Some(node),
+            Known::Told(node, _) => node.as_deref(),
+        }
+    }
+}
+
+/// What a plan depends on.
+#[derive(Clone, PartialEq)]
+struct Question {
+    message: Message,
+    relays_over: u32,
+    host: bool,
+    assign: Assign,
+    others: Occupancy,
+}
+
+/// Chooses the paths of messages.
+pub struct Router {
+    options: Options,
+    is_on: bool,
+    threshold: u64,
+    file: Option<PathBuf>,
+    known: Known,
+    ledger: Option<Arc<Ledger>>,
+    /// The answers to the latest questions.
+    plans: VecDeque<(Question, Option<Plan>)>,
+}
+
+impl Router {
+    /// Nothing is looked at before the first message that is long enough.
+    #[must_use]
+    pub fn new(config: &Config) -> Router {
+        let absolute = |file: &PathBuf| std::path::absolute(file).unwrap_or_else(|_| file.clone());
+        Router {
+            options: options(config),
+            is_on: !config.paths.is_direct_only(),
+            threshold: config.multipath,
+            // The program may change its folder.
+            file: config.model.as_ref().map(absolute),
+            known: Known::Unread,
+            ledger: None,
+            plans: VecDeque::new(),
+        }
+    }
+
+    /// The way of a message between two GPUs. `in_flight` messages of this pair are under way or about to be, this one
+    /// counted in.
+    ///
+    /// `None` if messages are not split, this one is too short for it, or nothing is known of the two GPUs: it then takes
+    /// one direct copy and nothing is reserved. A plan may be that copy, too: then it is reserved, so that the messages of
+    /// others keep away from its links.
+    pub fn plan(
+        &mut self,
+        env: &Env,
+        from: Uuid,
+        to: Uuid,
+        bytes: u64,
+        in_flight: u32,
+        usable: RouteUse<'_>,
+    ) -> Option<Routed> {
+        if !self.is_on || bytes < self.threshold.max(1) || from == to {
+            return None;
+        }
+        self.look(env, &[from, to]);
+        let own = || Ledger::new(Some(env.node.own_shared()), Peer::alive);
+        let ledger = self.ledger.get_or_insert_with(|| Arc::new(own()));
+        let mut peers = env.node.peers();
+        if let Known::Told(node, sum) = &mut self.known {
+            let now = peers
+                .iter()
+                .fold(0, |sum: u64, peer| sum.wrapping_add(peer.traffic().told()));
+            if *sum != now {
+                let told = source::told(peers.iter().map(|peer| peer.traffic()));
+                *node = told
+                    .and_then(|(topology, model)| Node::new(topology, &model, false).map(Box::new));
+                *sum = now;
+                self.plans.clear();
+            }
+        }
+        peers.retain(|peer| peer.world_rank() != env.world_rank);
+        ledger.set_peers(peers);
+        self.route(from, to, bytes, in_flight, usable)
+    }
+
+    fn route(
+        &mut self,
+        from: Uuid,
+        to: Uuid,
+        bytes: u64,
+        in_flight: u32,
+        usable: RouteUse<'_>,
+    ) -> Option<Routed> {
+        let node = self.known.node()?;
+        let (from, to) = (node.number(&from)?, node.number(&to)?);
+        let question = |others| Question {
+            message: Message {
+                from,
+                to,
+                bytes,
+                window: in_flight.max(1),
+                may_push: usable.may_push,
+            },
+            relays_over: node.relays(from, to, usable.relay),
+            host: usable.host && node.may_stage(from, to),
+            assign: usable.assign,
+            others,
+        };
+        let ledger = self.ledger.as_ref()?;
+        let (plans, options) = (&mut self.plans, &self.options);
+        // Said before the others are looked at: of two that plan at the same moment at least one sees the other.
+        let alone = node.answer(plans, options, question(Occupancy::free()))?;
+        let (mut reservation, others) = ledger.reserve(&node.topology, &node.uuids, &alone);
+        let plan = if others.is_free() {
+            alone
+        } else {
+            node.answer(plans, options, question(others))?
+        };
+        reservation.settle(&node.topology, &node.uuids, &plan);
+        Some(Routed { plan, reservation })
+    }
+
+    /// The identity of a GPU of the topology by its number.
+    #[must_use]
+    pub fn uuid(&self, place: Place) -> Option<Uuid> {
+        match place {
+            Place::Gpu(gpu) => self.known.node()?.uuids.get(usize::from(gpu)).copied(),
+            Place::Host => None,
+        }
+    }
+
+    /// The number that a GPU has in the topology.
+    #[must_use]
+    pub fn gpu(&self, uuid: Uuid) -> Option<u8> {
+        self.known.node()?.number(&uuid)
+    }
+
+    /// Whether a rank that has a message of so many bytes on this GPU is to measure its links.
+    pub fn is_to_measure(&mut self, env: &Env, uuid: &Uuid, bytes: u64) -> bool {
+        if !self.is_on || bytes < self.threshold.max(1) {
+            return false;
+        }
+        self.look(env, &[*uuid]);
+        matches!(self.known, Known::Told(..))
+    }
+
+    /// Finds out about the node, once.
+    fn look(&mut self, env: &Env, ends: &[Uuid]) {
+        if !matches!(self.known, Known::Unread) {
+            return;
+        }
+        self.known = match source::kept(self.file.as_deref(), ends) {
+            Ok(measured) => {
+                log::info!("paths are chosen by {}", measured.file.display());
+                Node::new(measured.topology, &measured.model, true)
+                    .map_or(Known::Told(None, 0), |node| Known::Measured(Box::new(node)))
+            }
+            Err(why) => {
+                source::tell(env, self.file.is_some(), &why);
+                Known::Told(None, 0)
+            }
+        };
+    }
+}
+
+impl Node {
+    /// `None` if a GPU has no identity, or one that cannot be read.
+    fn new(topology: Topology, model: &Model, is_whole: bool) -> Option<Node> {
+        let uuids = topology.gpus.iter();
+        let uuids = uuids.map(|gpu| source::uuid(gpu.uuid.as_deref()?));
+        Some(Node {
+            is_whole,
+            uuids: uuids.collect::<Option<_>>()?,
+            planner: Planner::new(&topology, model),
+            planner_of_one: Planner::new(
+                &topology,
+                &Model {
+                    host: model.relay,
+                    ..model.clone()
+                },
+            ),
+            topology,
+        })
+    }
+
+    /// Whether a path through the host may be planned: by what ranks find out in passing only beside links that are known
+    /// to be others than those to the host.
+    fn may_stage(&self, from: u8, to: u8) -> bool {
+        let direct = self.topology.hop(Place::Gpu(from), Place::Gpu(to));
+        self.is_whole || direct.is_some_and(|hop| hop.is_nvlink())
+    }
+
+    fn number(&self, uuid: &Uuid) -> Option<u8> {
+        let at = self.uuids.iter().position(|known| known == uuid)?;
+        u8::try_from(at).ok()
+    }
+
+    fn relays(&self, from: u8, to: u8, may: &dyn Fn(&Uuid) -> bool) -> u32 {
+        let is_end = |at: usize| at == usize::from(from) || at == usize::from(to);
+        let usable = self
+            .uuids
+            .iter()
+            .enumerate()
+            .filter(|(at, uuid)| self.is_whole && !is_end(*at) && may(uuid));
+        usable.fold(0, |set, (at, _)| set | 1 << at)
+    }
+
+    /// The plan for a question, if there is a way at all: as remembered, or made now.
+    fn answer(
+        &self,
+        known: &mut VecDeque<(Question, Option<Plan>)>,
+        options: &Options,
+        question: Question,
+    ) -> Option<Plan> {
+        if let Some((_, plan)) = known.iter().find(|(known, _)| *known == question) {
+            return *plan;
+        }
+        let options = Options {
+            host: options.host && question.host,
+            relays_over: question.relays_over,
+            ..*options
+        };
+        let planner = match question.assign {
+            Assign::Own => &self.planner,
+            Assign::One => &self.planner_of_one,
+        };
+        // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
+        let plan = planner.plan(&question.others, &question.message, &options);
+        let plan = plan.ok();
+        if known.len() >= PLANS_MAX {
+            known.pop_front();
+        }
+        known.push_back((question, plan));
+        plan
+    }
+}
+
+impl Core {
+    /// A buffer of the program's is to be sent or received: where nobody has measured the node, its GPU's links are.
+    pub(super) fn survey(&mut self, env: &Env, buffer: &Buffer, context: ContextKey, bytes: u64) {
+        if self.router.is_to_measure(env, &buffer.uuid, bytes) {
+            self.gpu.survey.meet(env, &buffer.uuid, context);
+        }
+        self.gpu.advance_survey(env);
+    }
+}
+
+/// What the planner may do by the options of this process.
+fn options(config: &Config) -> Options {
+    let defaults = Options::default();
+    Options {
+        direct: config.paths.direct,
+        relay: config.paths.relay,
+        host: config.paths.host,
+        relays_max: config.relays,
+        chunks_max: config.chunks,
+        staging_bytes: defaults.staging_bytes.min(config.relay_staging),
+        order: config.order,
+        ..defaults
+    }
+}
+
+#[cfg(test)]
+#[path = "route/tests.rs"]
+mod tests;

@@ -1,0 +1,404 @@
+//! What a rank measures of its own links while the program runs, where nobody has measured the node before: once, when the
+//! first messages come that are long enough to be split.
+//!
+//! Each rank measures the way from its GPU to the host's memory and back, by copies of its own, and the way from a sender's
+//! GPU by the first messages that it pulls, which are only cut in pieces for it. Nothing is waited for: copies are launched,
+//! and looked at again whenever the engine makes progress. One rank of the node at a time copies to and from the host, so
+//! that what it measures is its link and not what the host's memory has left.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+
+use crate::cuda::{
+    self, reach, ContextKey, Copy, Error, InFlight, Mapping, PinnedBuffer, Purpose, Result,
+    StagedMemory, Timed, Uuid,
+};
+use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::Env;
+use crate::model::{fit, Line};
+use crate::node::traffic::{Card, Ends, Measured};
+
+const SMALL: u64 = 256 << 10;
+const LARGE: u64 = 4 << 20;
+/// Messages of a pair that are timed: what else is under way can only make them slower, so the fastest counts.
+const PULLS: u32 = 3;
+/// GPUs of other ranks that are remembered.
+const PAIRS_MAX: usize = 1024;
+/// The turn is taken from a rank that keeps it for longer: it has died, or computes.
+const TURN: Duration = Duration::from_millis(200);
+/// Times that a GPU's own link is tried.
+const ATTEMPTS: u32 = 3;
+
+/// How far the measurement of a GPU's way to the host has got.
+enum Stage {
+    Waiting,
+    Up(Run),
+    Down(Run),
+    Over,
+}
+
+/// Copies under way.
+struct Run {
+    copies: InFlight,
+    timed: Timed,
+    host: PinnedBuffer,
+}
+
+/// A GPU that this rank uses.
+struct Own {
+    uuid: Uuid,
+    context: ContextKey,
+    /// Kept until the end: freeing device memory waits for the device.
+    memory: Option<StagedMemory>,
+    stage: Stage,
+    failures: u32,
+}
+
+/// What this rank measures.
+#[derive(Default)]
+pub struct Survey {
+    is_on: bool,
+    own: Vec<Own>,
+    /// Pulls that are timed, and their ends.
+    pulls: Vec<(Ends, Timed)>,
+    /// How often a pair was timed.
+    timed: HashMap<Ends, u32>,
+    /// Who has had the turn since when, one more than its rank.
+    holder: Option<(u32, Instant)>,
+    has_turn: bool,
+}
+
+impl Survey {
+    /// Something is measured, or is to be.
+    pub fn is_active(&self) -> bool {
+        let is_open = |own: &Own| !matches!(own.stage, Stage::Over);
+        self.is_on && (!self.pulls.is_empty() || self.own.iter().any(is_open))
+    }
+
+    /// A long message to or from a GPU of this rank's was met, and nobody has measured the node.
+    pub fn meet(&mut self, env: &Env, uuid: &Uuid, context: ContextKey) {
+        self.is_on = true;
+        match self.own.iter_mut().find(|own| own.uuid == *uuid) {
+            Some(own) if own.context == context || !matches!(own.stage, Stage::Over) => {}
+            Some(own) => own.context = context,
+            None => {
+                env.node.own().list_card(&card(uuid));
+                self.own.push(Own {
+                    uuid: *uuid,
+                    context,
+                    memory: None,
+                    stage: Stage::Waiting,
+                    failures: 0,
+                });
+            }
+        }
+    }
+
+    /// The pieces in which a message is pulled so that its time tells something, if it is to be timed.
+    pub fn pieces(&self, from: &Uuid, to: &Uuid, copy: &Copy) -> Option<[Copy; 3]> {
+        let Copy::Linear { dst, src, bytes } = *copy else {
+            return None;
+        };
+        let often = self.timed.get(&Ends::new(Some(from), Some(to)));
+        let is_wanted = self.is_on && from != to && often.is_none_or(|often| *often < PULLS);
+        let has_room = self.timed.len() < PAIRS_MAX || often.is_some();
+        if !is_wanted || !has_room || bytes < 4 * SMALL {
+            return None;
+        }
+        let piece = |offset: u64, bytes: u64| Copy::Linear {
+            dst: dst + offset,
+            src: src + offset,
+            bytes,
+        };
+        // The first only brings the engine up to speed.
+        Some([
+            piece(0, SMALL),
+            piece(SMALL, SMALL),
+            piece(2 * SMALL, bytes - 2 * SMALL),
+        ])
+    }
+
+    /// A message was begun in such pieces.
+    pub fn pulled(&mut self, from: &Uuid, to: &Uuid, timed: Timed) {
+        let ends = Ends::new(Some(from), Some(to));
+        *self.timed.entry(ends).or_default() += 1;
+        self.pulls.push((ends, timed));
+    }
+
+    /// Looks at what is under way, and begins what is next.
+    pub fn advance(&mut self, env: &Env, gpu: &mut Gpu) {
+        self.pulls.retain(|(ends, timed)| match timed.times() {
+            Ok(None) => true,
+            Ok(Some(times)) => {
+                if let Some(line) = line(&times) {
+                    tell(env, *ends, None, Some(line));
+                }
+                false
+            }
+            Err(error) => {
+                log::debug!("timing a pull: {error}");
+                false
+            }
+        });
+        for at in 0..self.own.len() {
+            if !matches!(self.own[at].stage, Stage::Over) {
+                self.advance_own(env, gpu, at);
+                // One after the other.
+                break;
+            }
+        }
+    }
+
+    fn advance_own(&mut self, env: &Env, gpu: &mut Gpu, at: usize) {
+        if !self.has_turn && !self.take_turn(env) {
+            return;
+        }
+        let own = &mut self.own[at];
+        let stage = std::mem::replace(&mut own.stage, Stage::Over);
+        let next = match stage {
+            Stage::Waiting => own.start(gpu, true).map(Stage::Up),
+            Stage::Up(mut run) => match run.line() {
+                Ok(None) => Ok(Stage::Up(run)),
+                Ok(Some(line)) => {
+                    tell(env, Ends::new(Some(&own.uuid), None), line, None);
+                    drop(run);
+                    own.start(gpu, false).map(Stage::Down)
+                }
+                Err(error) => Err(error),
+            },
+            Stage::Down(mut run) => match run.line() {
+                Ok(None) => Ok(Stage::Down(run)),
+                Ok(Some(line)) => {
+                    tell(env, Ends::new(None, Some(&own.uuid)), None, line);
+                    Ok(Stage::Over)
+                }
+                Err(error) => Err(error),
+            },
+            Stage::Over => Ok(Stage::Over),
+        };
+        own.stage = next.unwrap_or_else(|error| {
+            own.failures += 1;
+            log::debug!("measuring the way to the host: {error}");
+            if own.failures < ATTEMPTS || is_for_now(&error) {
+                Stage::Waiting
+            } else {
+                Stage::Over
+            }
+        });
+        // Also while it waits: another rank may have what this one lacks.
+        if matches!(self.own[at].stage, Stage::Over | Stage::Waiting) {
+            env.node.give_turn();
+            self.has_turn = false;
+        }
+    }
+
+    fn take_turn(&mut self, env: &Env) -> bool {
+        let seen = match self.holder {
+            Some((holder, since)) if since.elapsed() > TURN => holder,
+            _ => 0,
+        };
+        match env.node.take_turn(seen) {
+            Ok(()) => {
+                self.has_turn = true;
+                self.holder = None;
+            }
+            Err(other) if self.holder.is_none_or(|(holder, _)| holder != other) => {
+                self.holder = Some((other, Instant::now()));
+            }
+            Err(_) => {}
+        }
+        self.has_turn
+    }
+
+    /// At finalize, when no copy runs any more.
+    pub fn close(&mut self) {
+        *self = Survey::default();
+    }
+}
+
+impl Own {
+    /// Launches copies between the GPU and pinned memory of the host.
+    fn start(&mut self, gpu: &mut Gpu, is_up: bool) -> Result<Run> {
+        let address = match &self.memory {
+            Some(memory) => memory.address(),
+            None => {
+                let memory = StagedMemory::allocate(self.context, LARGE)?;
+                self.memory.insert(memory).address()
+            }
+        };
+        let host = gpu.bounce(self.context, LARGE as usize)?;
+        if !host.is_pinned() {
+            return Err(Error::NoContext);
+        }
+        let (dst, src, purpose) = if is_up {
+            (host.address(), address, Purpose::DeviceToHost)
+        } else {
+            (address, host.address(), Purpose::HostToDevice)
+        };
+        let copies = [SMALL, SMALL, LARGE].map(|bytes| Copy::Linear { dst, src, bytes });
+        let (copies, timed) = gpu.timed(self.context, purpose, 0, &copies, None)?;
+        Ok(Run {
+            copies,
+            timed,
+            host,
+        })
+    }
+}
+
+impl Run {
+    /// What the copies tell, once they are done; nothing if no line goes through their times.
+    fn line(&mut self) -> Result<Option<Option<Line>>> {
+        if !self.copies.poll()? {
+            return Ok(None);
+        }
+        Ok(self.timed.times()?.map(|times| line(&times)))
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // After an error the copies may still run: whoever takes the memory next must not meet them.
+        if !self.copies.is_over() {
+            log::debug!(
+                "pinned memory of {} bytes is given up",
+                self.host.capacity()
+            );
+            self.host.leak();
+        }
+    }
+}
+
+impl Gpu {
+    /// Pulls a message, and times it if that is wanted.
+    pub fn pull_of(
+        &mut self,
+        context: ContextKey,
+        ends: [&Uuid; 2],
+        peer: u32,
+        copy: Copy,
+        mapping: Arc<Mapping>,
+    ) -> Result<InFlight> {
+        let [from, to] = ends;
+        let Some(pieces) = self.survey.pieces(from, to, &copy) else {
+            return self.pull(context, peer, copy, Some(mapping));
+        };
+        let (copies, timed) = self.timed(
+            context,
+            Purpose::Pull,
+            u64::from(peer),
+            &pieces,
+            Some(mapping),
+        )?;
+        self.survey.pulled(from, to, timed);
+        Ok(copies)
+    }
+
+    /// Moves the survey on.
+    pub fn advance_survey(&mut self, env: &Env) {
+        if self.survey.is_active() {
+            let mut survey = std::mem::take(&mut self.survey);
+            survey.advance(env, self);
+            self.survey = survey;
+        }
+    }
+}
+
+/// The line through the times of a small and a large copy, the first being for warming up.
+fn line(times: &[(u64, f64)]) -> Option<Line> {
+    fit::line(times.get(1..)?)
+}
+
+/// Publishes what was measured, if it is better than what is known.
+fn tell(env: &Env, ends: Ends, push: Option<Line>, pull: Option<Line>) {
+    let own = env.node.own();
+    let known = own.traffic().measured().find(|line| line.ends == ends);
+    let better = |new: Option<Line>, old: Option<(f32, f32)>| match (new, old) {
+        (Some(line), Some(old)) if line.gb_s <= f64::from(old.1) => Some(old),
+        (Some(line), _) => Some((line.alpha_us as f32, line.gb_s as f32)),
+        (None, old) => old,
+    };
+    let measured = Measured {
+        ends,
+        push: better(push, known.and_then(|known| known.push)),
+        pull: better(pull, known.and_then(|known| known.pull)),
+    };
+    if known != Some(measured) {
+        own.tell_measured(&measured);
+    }
+}
+
+/// What peers are told of a GPU of this process.
+fn card(uuid: &Uuid) -> Card {
+    let pci = reach::by_uuid(uuid).and_then(|device| cuda::pci_address(device.device));
+    // The system would tell of whatever device has the address of a simulated one.
+    let real = pci.as_deref().filter(|_| !cuda::is_simulated());
+    Card {
+        uuid: *uuid,
+        pci: pci.as_deref().and_then(pci_number).unwrap_or(u64::MAX),
+        numa: real.and_then(numa_node),
+    }
+}
+
+/// `domain:bus:device.function` as a number that sorts as they do.
+fn pci_number(text: &str) -> Option<u64> {
+    let mut number = 0;
+    for (part, bits) in text.split([':', '.']).zip([16, 8, 5, 3]) {
+        number = number << bits | u64::from_str_radix(part, 16).ok()?;
+    }
+    Some(number)
+}
+
+/// The NUMA node of a PCI device, where the machine has more than one.
+fn numa_node(pci: &str) -> Option<u32> {
+    let pci = pci.to_ascii_lowercase();
+    // The driver writes the domain with four digits, as the system does, or with eight.
+    let (domain, rest) = pci.split_once(':')?;
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    let file = format!("/sys/bus/pci/devices/{domain:04x}:{rest}/numa_node");
+    std::fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_sort_as_they_are_written() {
+        let number = |text| pci_number(text).expect("an address");
+        assert_eq!(number("0000:18:00.0"), 0x18 << 8);
+        assert_eq!(
+            number("00000001:3b:02.1"),
+            0x1_0000 | 0x3b << 8 | 2 << 3 | 1
+        );
+        assert!(number("0000:ff:1f.7") < number("0001:00:00.0"));
+        assert_eq!(pci_number("none"), None);
+    }
+
+    #[test]
+    fn pieces_are_the_whole_message() {
+        let mut survey = Survey::default();
+        let copy = Copy::Linear {
+            dst: 1000,
+            src: 5_000_000,
+            bytes: 3_000_001,
+        };
+        let (a, b) = ([1; 16], [2; 16]);
+        assert!(survey.pieces(&a, &b, &copy).is_none());
+        survey.is_on = true;
+        let mut at = 0;
+        for piece in survey.pieces(&a, &b, &copy).expect("timed") {
+            let Copy::Linear { dst, src, bytes } = piece else {
+                panic!("{piece:?}")
+            };
+            assert_eq!((dst, src), (1000 + at, 5_000_000 + at));
+            at += bytes;
+        }
+        assert_eq!(at, 3_000_001);
+        assert!(survey.pieces(&a, &a, &copy).is_none());
+        survey.timed.insert(Ends::new(Some(&a), Some(&b)), PULLS);
+        assert!(survey.pieces(&a, &b, &copy).is_none());
+        assert!(survey.pieces(&b, &a, &copy).is_some());
+    }
+}

@@ -1,0 +1,228 @@
+//! Long messages over several paths: what arrives is right whatever fails, every byte is counted on its path, staging
+//! that is too small for all holds nobody up, and it is faster.
+
+use crate::support::{job, on};
+use anabranch_tests::{built, scratch_folder, Job, Outcome};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+use xtask::mpi::Mpi;
+
+/// What `anabranch topo --measure` finds on a simulated node; once for each.
+fn model(topology: &str) -> PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| scratch_folder("models"));
+    let file = folder.join(format!("{topology}.json"));
+    if file.exists() {
+        return file;
+    }
+    let draft = folder.join(format!("{topology}-{:?}.json", std::thread::current().id()));
+    let output = Command::new(&built().command)
+        .args(["topo", "--measure", "--model"])
+        .arg(&draft)
+        .env("SIMCUDA_TOPOLOGY", topology)
+        .env(
+            "SIMCUDA_JOB",
+            format!("model-{topology}-{}", std::process::id()),
+        )
+        .env("LD_LIBRARY_PATH", &built().simcuda)
+        .output()
+        .expect("the command runs");
+    assert!(output.status.success(), "{output:?}");
+    std::fs::rename(&draft, &file).expect("kept");
+    file
+}
+
+fn on_node(mpi: &Mpi, topology: &str, ranks: usize, cases: &[&str]) -> Job {
+    job(mpi, ranks, "paths")
+        .args(cases)
+        .env("SIMCUDA_TOPOLOGY", topology)
+        .env("ANABRANCH_MODEL", &model(topology).display().to_string())
+}
+
+/// The bytes of messages over several paths are those of their paths.
+fn check_bytes(outcome: &Outcome) {
+    let stats = outcome.stats();
+    stats.check_complete();
+    let parts =
+        ["direct", "relay", "host"].map(|path| stats.total(&format!("several_{path}_bytes")));
+    assert_eq!(
+        parts.iter().sum::<u64>(),
+        stats.total("receives_several_bytes"),
+        "{outcome}"
+    );
+    assert!(stats.total("receives_several") > 0, "{outcome}");
+}
+
+#[test]
+fn odd_sizes_on_every_node() {
+    on("openmpi", |mpi| {
+        for (topology, over_relays) in [
+            ("beluga", true),
+            ("narval", true),
+            ("hgx-h200", false),
+            ("dgx1-v100", true),
+        ] {
+            let cases = ["odd_sizes", "window"];
+            let outcome = on_node(mpi, topology, 2, &cases)
+                .env("BYTES", if over_relays { "25165824" } else { "67108864" })
+                .passes();
+            check_bytes(&outcome);
+            let stats = outcome.stats();
+            let relayed = stats.total("several_relay_bytes") > 0;
+            assert_eq!(relayed, over_relays, "{topology}: {outcome}");
+            assert_eq!(stats.total("tracks_retired"), 0, "{topology}: {outcome}");
+            assert!(
+                over_relays || stats.total("several_host_bytes") > 0,
+                "{outcome}"
+            );
+        }
+    });
+}
+
+/// A receive that is too small takes nothing, and the next message comes as ever.
+#[test]
+fn truncated_messages() {
+    on("openmpi", |mpi| {
+        let outcome = on_node(mpi, "beluga", 2, &["truncated"]).passes();
+        assert_eq!(outcome.stats().total("truncated"), 1, "{outcome}");
+        assert_eq!(outcome.stats().total("receives_several"), 2, "{outcome}");
+    });
+}
+
+/// Paths that are not allowed carry nothing.
+#[test]
+fn options_choose_the_paths() {
+    on("mpich", |mpi| {
+        for (paths, carries) in [
+            ("direct", [false, false]),
+            ("direct,relay", [true, false]),
+            ("direct,host", [false, true]),
+            ("relay", [true, false]),
+        ] {
+            let outcome = on_node(mpi, "beluga", 2, &["odd_sizes"])
+                .env("ANABRANCH_PATHS", paths)
+                .passes();
+            let total = |name| outcome.stats().total(name);
+            let carried = ["several_relay_bytes", "several_host_bytes"].map(|name| total(name) > 0);
+            assert_eq!(carried, carries, "{paths}: {outcome}");
+        }
+    });
+}
+
+/// Messages of a window that are received in one place, as bandwidth tests do: no two copies to one byte are unordered.
+#[test]
+fn windows_in_one_place() {
+    on("openmpi", |mpi| {
+        for topology in ["beluga", "hgx-h200"] {
+            let outcome = on_node(mpi, topology, 2, &["one_place"])
+                .env("BYTES", "67108864")
+                .passes();
+            check_bytes(&outcome);
+        }
+    });
+}
+
+/// Every rank sends to every other, with staging for a chunk or two: pieces are held by copies only that wait for nobody.
+#[test]
+fn everyone_through_minimal_staging() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            let outcome = on_node(mpi, "beluga", 4, &["everyone"])
+                .env("ANABRANCH_RELAY_STAGING", "1M")
+                .env("ANABRANCH_PATH_STAGING", "512K")
+                .env("BYTES", "8388608")
+                .passes();
+            outcome.stats().check_complete();
+            let outcome = on_node(mpi, "beluga", 4, &["everyone"]).passes();
+            outcome.stats().check_complete();
+        });
+    }
+}
+
+/// Driver calls of a plan fail one after the other, at either end.
+#[test]
+fn a_path_that_fails_is_left() {
+    on("openmpi", |mpi| {
+        // (function, which calls, whether a path is given up for good by it)
+        let faults = [
+            ("cuMemcpyAsync@0", &[3, 9, 17][..]),
+            ("cuMemcpyAsync@1", &[3, 9, 17]),
+            ("cuIpcOpenMemHandle@1", &[1, 2, 3]),
+            ("cuIpcOpenMemHandle@0", &[1]),
+            ("cuEventRecord@0", &[4, 11]),
+            ("cuEventQuery@1", &[7]),
+            ("cuMemAlloc@0", &[20]),
+        ];
+        let mut troubled = 0;
+        for (function, calls) in faults {
+            for call in calls {
+                let plan = format!("{function}:{call}=CUDA_ERROR_UNKNOWN");
+                let outcome = on_node(mpi, "beluga", 2, &["window"])
+                    .env("SIMCUDA_FAULT", &plan)
+                    .env("BYTES", "16777216")
+                    .run();
+                let failed = &outcome.finished.stderr;
+                // The program's own calls fail, too, which it reports.
+                if failed.contains("returned CUDA error") {
+                    continue;
+                }
+                outcome.check_passed();
+                let total = |name| outcome.stats().total(name);
+                assert_eq!(total("errors"), 0, "{plan}: {outcome}");
+                troubled += total("tracks_retired") + total("retries") + total("driver_retries");
+            }
+        }
+        assert!(troubled > 5, "{troubled} faults were met");
+    });
+}
+
+/// Bandwidth of the bench at one size, MB/s of simulated time: the best of some runs, as a process that is kept from its
+/// core reacts late.
+fn bandwidth(topology: &str, paths: &str, size: &str, window: &str) -> f64 {
+    let runs = (0..3).map(|_| bandwidth_once(topology, paths, size, window));
+    runs.fold(0.0, f64::max)
+}
+
+fn bandwidth_once(topology: &str, paths: &str, size: &str, window: &str) -> f64 {
+    let output = Command::new(&built().command)
+        .args([
+            "run", "--sim", topology, "--mpi", "openmpi", "-np", "2", "--",
+        ])
+        .arg(&built().command)
+        .args([
+            "bench", "bw", "D", "D", "-m", size, "-W", window, "-i", "4", "-x", "3",
+        ])
+        .env("ANABRANCH_PATHS", paths)
+        .env("ANABRANCH_MODEL", model(topology))
+        .output()
+        .expect("the command runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let row = text
+        .lines()
+        .rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+    let figure = row.and_then(|row| row.split_whitespace().nth(1)?.parse().ok());
+    figure.unwrap_or_else(|| panic!("{text}"))
+}
+
+/// Simulated time only. The bars are below what was seen, for a run whose processes were kept from their cores.
+#[test]
+fn several_paths_are_faster_than_one() {
+    on("openmpi", |_| {
+        for (topology, paths, size, least) in [
+            ("beluga", "direct,relay", "256M", 2.5),
+            ("beluga", "direct,relay,host", "256M", 2.65),
+            ("narval", "direct,relay,host", "256M", 2.5),
+            ("hgx-h200", "direct,host", "512M", 1.03),
+        ] {
+            let ratio =
+                bandwidth(topology, paths, size, "1") / bandwidth(topology, "direct", size, "1");
+            assert!(ratio >= least, "{topology}, {paths}, {size}: {ratio:.3}");
+        }
+    });
+}

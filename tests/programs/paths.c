@@ -1,0 +1,115 @@
+// Long messages that may come over several paths.
+#include "transfer.h"
+
+enum { TAG = 5, ROUNDS = 3 };
+
+// The first long message of a pair comes straight; by the next ones staging is there.
+static size_t base_bytes(void) { return (size_t)number_from("BYTES", 24 << 20); }
+
+// One pair, lengths and places that are odd, each message into memory that nothing else has touched.
+static void odd_sizes(void) {
+    static const size_t more[] = {0, 1, 4095, 65537, 1000003};
+    if (me > 1) return;
+    for (int round = 0; round < ROUNDS; round++)
+        for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+            size_t bytes = base_bytes() + more[i];
+            buf b = buf_new(DEVICE, bytes, 7 * i + round);
+            if (me == 0) {
+                buf_fill(b, 100 * round + i);
+                OK(MPI_Send(b.p, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+                BUF_CHECK(b, 100 * round + i, bytes);
+            } else {
+                MPI_Status s;
+                OK(MPI_Recv(b.p, bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &s));
+                STATUS_CHECK(&s, 0, TAG, bytes);
+                BUF_CHECK(b, 100 * round + i, bytes);
+            }
+            buf_free(b);
+        }
+}
+
+// A window of messages, each to a place of its own, or all but the last to one place as bandwidth tests do.
+static void window_to(int one_place) {
+    enum { WINDOW = 5 };
+    if (me > 1) return;
+    size_t bytes = base_bytes() + 11;
+    for (int round = 0; round < ROUNDS; round++) {
+        buf b[WINDOW];
+        MPI_Request r[WINDOW];
+        for (int i = 0; i < WINDOW; i++) {
+            int shared = one_place && i > 0;
+            b[i] = shared ? b[0] : buf_new(DEVICE, bytes, i);
+            if (me == 0 && !shared) buf_fill(b[i], 10 * round + i);
+            if (me == 0) OK(MPI_Isend(b[i].p, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r[i]));
+            else OK(MPI_Irecv(b[i].p, bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &r[i]));
+        }
+        OK(MPI_Waitall(WINDOW, r, MPI_STATUSES_IGNORE));
+        for (int i = 0; i < (one_place ? 1 : WINDOW); i++) {
+            BUF_CHECK(b[i], 10 * round + i, bytes);
+            buf_free(b[i]);
+        }
+    }
+}
+static void window(void) { window_to(0); }
+static void one_place(void) { window_to(1); }
+
+// Every rank sends to every other at once.
+static void everyone(void) {
+    size_t bytes = base_bytes() + 3;
+    for (int round = 0; round < ROUNDS; round++) {
+        buf *b = scratch(2 * ranks * sizeof *b);
+        MPI_Request *r = scratch(2 * ranks * sizeof *r);
+        int n = 0;
+        for (int other = 0; other < ranks; other++) {
+            if (other == me) continue;
+            b[n] = buf_new(DEVICE, bytes, other);
+            OK(MPI_Irecv(b[n].p, bytes, MPI_BYTE, other, TAG, MPI_COMM_WORLD, &r[n]));
+            n++;
+        }
+        int receives = n;
+        for (int step = 1; step < ranks; step++) {
+            int other = (me + step) % ranks;
+            b[n] = buf_new(DEVICE, bytes, step);
+            buf_fill(b[n], 1000 * me + other);
+            OK(MPI_Isend(b[n].p, bytes, MPI_BYTE, other, TAG, MPI_COMM_WORLD, &r[n]));
+            n++;
+        }
+        OK(MPI_Waitall(n, r, MPI_STATUSES_IGNORE));
+        for (int i = 0; i < n; i++) {
+            int from = i < me ? i : i + 1;
+            if (i < receives) BUF_CHECK(b[i], 1000 * from + me, bytes);
+            buf_free(b[i]);
+        }
+        free(b);
+        free(r);
+    }
+}
+
+// A receive that is too small, between two that are not.
+static void truncated(void) {
+    if (me > 1) return;
+    size_t bytes = base_bytes();
+    OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    for (int i = 0; i < 3; i++) {
+        size_t room = i == 1 ? bytes - 1 : bytes;
+        buf b = buf_new(DEVICE, me ? room : bytes, 1);
+        if (me == 0) {
+            buf_fill(b, i);
+            OK(MPI_Send(b.p, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        } else {
+            int code = MPI_Recv(b.p, room, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE), class = MPI_SUCCESS;
+            MPI_Error_class(code, &class);
+            EQUAL(class, i == 1 ? MPI_ERR_TRUNCATE : MPI_SUCCESS);
+            if (i != 1) BUF_CHECK(b, i, bytes);
+        }
+        buf_free(b);
+    }
+    OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL));
+}
+
+int main(int argc, char **argv) {
+    static const struct test_case cases[] = {
+        {"odd_sizes", odd_sizes}, {"window", window}, {"one_place", one_place}, {"everyone", everyone}, {"truncated", truncated}, {0},
+    };
+    return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);
+}
