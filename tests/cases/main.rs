@@ -14,4 +14,5 @@ mod pack;
 mod programs;
 mod progress;
 mod repository;
+mod router;
 mod verify;

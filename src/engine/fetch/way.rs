@@ -83,7 +83,7 @@ impl Ways<'_> {
                 self.router
                     .plan(env, message.device, to, bytes, in_flight, usable)
             };
-            drop(routed);
+            routed.withdraw();
             routed = plan(&|uuid| find(uuid).is_some_and(|relay| relay.bytes > 0))?;
         }
         let parts = self.parts(&routed, &relays, peer);
