@@ -55,6 +55,11 @@ impl Routed {
     pub fn is_split(&self) -> bool {
         !matches!(self.plan.paths(), [only] if only.path.kind() == PathKind::Direct)
     }
+
+    /// The message does not go this way after all; another plan is asked for instead, perhaps.
+    pub fn withdraw(self) {
+        self.reservation.withdraw();
+    }
 }
 
 /// The node as it was measured.

@@ -15,4 +15,5 @@ mod paths;
 mod programs;
 mod progress;
 mod repository;
+mod router;
 mod verify;

@@ -133,7 +133,7 @@ impl Ways<'_> {
             // Staging is taken once a plan gains from it; until it is there, messages go without.
             let missing = over.iter().filter(|relay| relay.bytes == 0);
             missing.for_each(|relay| gpu.relays.wish(env, relay));
-            drop(routed);
+            routed.withdraw();
             let is_there = |uuid: &Uuid| find(uuid).is_some_and(|relay| relay.bytes > 0);
             routed = self.plan(env, &route, &is_there)?;
         }

@@ -77,6 +77,17 @@ struct Pair {
     met: Vec<Seen>,
 }
 
+impl Pair {
+    fn count(&mut self, uses: &[Use]) {
+        for used in uses {
+            match self.totals.iter_mut().find(|(ends, _)| *ends == used.ends) {
+                Some((_, total)) => *total = total.wrapping_add(used.bytes),
+                None => self.totals.push((used.ends, used.bytes)),
+            }
+        }
+    }
+}
+
 #[derive(Default)]
 struct Book {
     pairs: HashMap<(u8, u8), Pair>,
@@ -112,6 +123,10 @@ pub struct Reservation {
     us: f64,
     /// What the others had moved when it began.
     before: Vec<(Who, Ends, u64)>,
+    /// What it has announced.
+    announced: Vec<Use>,
+    /// No message is moved by it.
+    is_withdrawn: bool,
 }
 
 impl Ledger {
@@ -151,6 +166,8 @@ impl Ledger {
             pair,
             us: plan.predicted_us,
             before: before.collect(),
+            announced: Vec::new(),
+            is_withdrawn: false,
         };
         (reservation, occupancy)
     }
@@ -262,15 +279,25 @@ impl Reservation {
         let mut book = self.ledger.book.lock();
         let uses = uses(topology, uuids, plan);
         if let Some(pair) = book.pairs.get_mut(&self.pair) {
-            for used in &uses {
-                match pair.totals.iter_mut().find(|(ends, _)| *ends == used.ends) {
-                    Some((_, total)) => *total = total.wrapping_add(used.bytes),
-                    None => pair.totals.push((used.ends, used.bytes)),
-                }
-            }
+            pair.count(&uses);
             pair.uses.clone_from(&uses);
         }
         self.ledger.publish(&mut book, &uses);
+        self.announced = uses;
+    }
+
+    /// The message goes another way: what others use meanwhile tells nothing of the next one.
+    pub(super) fn withdraw(mut self) {
+        self.is_withdrawn = true;
+        let mut taken_back = std::mem::take(&mut self.announced);
+        for used in &mut taken_back {
+            used.bytes = used.bytes.wrapping_neg();
+        }
+        let mut book = self.ledger.book.lock();
+        if let Some(pair) = book.pairs.get_mut(&self.pair) {
+            pair.count(&taken_back);
+        }
+        self.ledger.publish(&mut book, &taken_back);
     }
 
     /// What others have used since this was made.
@@ -295,10 +322,14 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut book = self.ledger.book.lock();
-        let now = self.ledger.seen(&mut book, self.pair);
-        let met = self.met(now);
+        let met = (!self.is_withdrawn).then(|| {
+            let now = self.ledger.seen(&mut book, self.pair);
+            self.met(now)
+        });
         if let Some(pair) = book.pairs.get_mut(&self.pair) {
-            pair.met = met;
+            if let Some(met) = met {
+                pair.met = met;
+            }
             pair.messages -= 1;
             if pair.messages == 0 {
                 pair.uses.clear();

@@ -116,6 +116,37 @@ fn what_one_rank_uses_another_leaves_to_it_until_it_is_over() {
     assert_eq!(ranks.published(), (0, 0.0));
 }
 
+/// Bytes of a plan, counted at each hop.
+fn hop_bytes(plan: &Plan) -> u64 {
+    let paths = plan.paths().iter();
+    paths.map(|path| path.bytes * path.path.hops() as u64).sum()
+}
+
+/// What a message met is remembered for the next of its pair, and a plan that nobody follows does not make it forgotten.
+#[test]
+fn what_was_met_counts_for_the_next_message() {
+    let mut ranks = Ranks::new(2, "beluga", |_| true);
+    let alone = ranks.route(1, 2, 3);
+    let plan = alone.plan;
+    // Another rank comes later, and is gone by the end.
+    drop((ranks.route(0, 2, 0), ranks.route(0, 0, 3)));
+    drop(alone);
+    let next = ranks.route(1, 2, 3);
+    let expected = next.plan;
+    assert!(expected.predicted_us > 1.05 * plan.predicted_us);
+    let announced = |ranks: &Ranks| {
+        let rows = ranks.nodes[1].own().traffic().traffic();
+        rows.fold(0, |sum: u64, row| sum.wrapping_add(row.total))
+    };
+    let with = announced(&ranks);
+    next.withdraw();
+    assert_eq!(with.wrapping_sub(announced(&ranks)), hop_bytes(&expected));
+    let next = ranks.route(1, 2, 3);
+    assert_eq!(next.plan, expected);
+    drop(next);
+    assert_eq!(ranks.route(1, 2, 3).plan, plan);
+}
+
 #[test]
 fn the_rows_of_the_dead_are_ignored() {
     let mut living = Ranks::new(2, "beluga", |_| true);

@@ -1,0 +1,114 @@
+//! Which paths long messages take, by what is known of the node: a file of `anabranch topo --measure`, or what the ranks
+//! find out while they run.
+
+use crate::support::{job, on};
+use anabranch_tests::{built, scratch_folder, Job};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use xtask::mpi::Mpi;
+
+/// A home of the test's own, with the folder for measurements in it.
+struct Home(PathBuf);
+
+impl Home {
+    fn new(name: &str) -> Home {
+        Home(scratch_folder(name))
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("UTF-8")
+    }
+
+    /// Measures a simulated node.
+    fn measure(&self, node: &str) {
+        let measured = Command::new(&built().command)
+            .args(["topo", "--measure"])
+            .env("LD_LIBRARY_PATH", &built().simcuda)
+            .env("SIMCUDA_TOPOLOGY", node)
+            .env("SIMCUDA_JOB", format!("measure-{}", std::process::id()))
+            .env("HOME", &self.0)
+            .env_remove("XDG_CACHE_HOME")
+            .env_remove("LD_PRELOAD")
+            .output()
+            .expect("started");
+        assert!(measured.status.success(), "{measured:?}");
+    }
+
+    fn file(&self) -> PathBuf {
+        let folder = self.0.join(".cache/anabranch");
+        let mut files = fs::read_dir(folder).expect("a folder");
+        files.next().expect("a file").expect("readable").path()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn rounds(mpi: &Mpi, node: &str, home: &Home) -> Job {
+    job(mpi, 2, "rounds")
+        .env("SIMCUDA_TOPOLOGY", node)
+        .env("HOME", home.path())
+        .env("XDG_CACHE_HOME", "")
+}
+
+#[test]
+fn a_node_that_was_measured_is_known_from_the_first_message_on() {
+    on("openmpi", |mpi| {
+        let home = Home::new("measured");
+        home.measure("beluga");
+        // Each rank sees its own GPU only, and finds the file all the same.
+        let outcome = rounds(mpi, "beluga", &home)
+            .env("ANABRANCH_LOG", "info")
+            .passes();
+        assert!(
+            outcome.finished.stderr.contains("paths are chosen by"),
+            "{outcome}"
+        );
+        assert!(outcome.stats().total("receives_several") >= 7, "{outcome}");
+        let direct = rounds(mpi, "beluga", &home)
+            .env("ANABRANCH_PATHS", "direct")
+            .passes();
+        assert_eq!(direct.stats().total("receives_several"), 0, "{direct}");
+    });
+}
+
+#[test]
+fn a_node_that_nobody_has_measured_is_by_its_ranks() {
+    on("openmpi", |mpi| {
+        let home = Home::new("unmeasured");
+        let outcome = rounds(mpi, "beluga", &home).passes();
+        assert!(outcome.stats().total("receives_several") > 0, "{outcome}");
+        assert!(
+            !outcome.finished.stderr.contains("anabranch["),
+            "a healthy run says nothing:\n{outcome}"
+        );
+        // Messages that are never long enough leave nothing to measure by.
+        let short = rounds(mpi, "beluga", &home)
+            .env("ANABRANCH_MULTIPATH", "1G")
+            .passes();
+        assert_eq!(short.stats().total("receives_several"), 0, "{short}");
+        assert!(!Path::new(home.path()).join(".cache").exists());
+    });
+}
+
+#[test]
+fn a_file_of_another_driver_is_one_line_and_not_used() {
+    on("openmpi", |mpi| {
+        let home = Home::new("stale");
+        home.measure("beluga");
+        let file = home.file();
+        let kept = fs::read_to_string(&file).expect("read");
+        fs::write(&file, kept.replacen("simulated", "of last year", 1)).expect("written");
+        let outcome = rounds(mpi, "beluga", &home).passes();
+        let said = outcome.finished.stderr.lines();
+        let said: Vec<&str> = said.filter(|line| line.contains("anabranch[")).collect();
+        assert_eq!(said.len(), 1, "{outcome}");
+        for part in ["of last year, this is", "measure again"] {
+            assert!(said[0].contains(part), "{outcome}");
+        }
+    });
+}

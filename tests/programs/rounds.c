@@ -1,0 +1,29 @@
+// The same long message from one GPU to another, round after round: what becomes of it as the library gets to know the
+// node.
+#include "sim.h"
+
+enum { ROUNDS = 8 };
+
+static void one_after_the_other(void) {
+    if (me > 1) return;
+    size_t bytes = (size_t)number_from("BYTES", 16 << 20);
+    buf b = buf_new(DEVICE, bytes, 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        int answer = round;
+        if (me == 0) {
+            buf_fill(b, round);
+            OK(MPI_Send(b.p, (int)bytes, MPI_BYTE, 1, 1, MPI_COMM_WORLD));
+            OK(MPI_Recv(&answer, 1, MPI_INT, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        } else {
+            OK(MPI_Recv(b.p, (int)bytes, MPI_BYTE, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            BUF_CHECK(b, round, bytes);
+            OK(MPI_Send(&answer, 1, MPI_INT, 0, 2, MPI_COMM_WORLD));
+        }
+    }
+    buf_free(b);
+}
+
+int main(int argc, char **argv) {
+    static const struct test_case cases[] = {{"one_after_the_other", one_after_the_other}, {0}};
+    return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);
+}
