@@ -133,6 +133,10 @@ fn owner_memory(d: &Driver, owner: u64) -> Option<OwnedFd> {
     let p = procs
         .iter()
         .find(|p| p.uid.load(Relaxed) == owner && p.pid.load(Acquire) != 0)?;
+    // Legacy handles are for processes that can see each other: in another pid namespace the number is another's.
+    if !d.job.sees(p) {
+        return None;
+    }
     let path = format!(
         "/proc/{}/fd/{}",
         p.pid.load(Relaxed),
