@@ -399,7 +399,9 @@ fn in_container(name: &str, env: &[(&str, &str)]) -> Option<std::process::Comman
     };
     let permitted = container().arg("true").output();
     if !permitted.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no pid namespace of one's own is permitted here (unshare --pid --mount-proc)");
+        eprintln!(
+            "skipped: no pid namespace of one's own is permitted here (unshare --pid --mount-proc)"
+        );
         return None;
     }
     let plain = command(name, env);

@@ -67,8 +67,8 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
         ..Options::default()
     };
     let cuda_aware = is_cuda_aware(&config);
-    let node = enter_node(&launch, world_rank, &options, cuda_aware)
-        .map_err(|error| error.to_string())?;
+    let node =
+        enter_node(&launch, world_rank, &options, cuda_aware).map_err(|error| error.to_string())?;
     // SAFETY: MPI is initialized.
     if !unsafe { comms::start(abi, world_rank) } {
         return Err("no communicator attribute".into());

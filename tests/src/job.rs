@@ -176,7 +176,9 @@ impl Job {
     /// Every rank meets others over TCP only, as if each were on a machine of its own: what the MPI libraries do within a
     /// node needs a `/dev/shm` and pids that ranks have in common.
     pub fn native_over_tcp(self) -> Job {
-        let job = self.env("UCX_TLS", "tcp,self").env("MPIR_CVAR_NOLOCAL", "1");
+        let job = self
+            .env("UCX_TLS", "tcp,self")
+            .env("MPIR_CVAR_NOLOCAL", "1");
         job.env("OMPI_MCA_pml", "ob1")
             .env("OMPI_MCA_btl", "tcp,self")
     }
@@ -194,7 +196,14 @@ impl Job {
             Family::OpenMpi4 => vec!["--mca", "plm_rsh_agent", &agent, "--host", &hosts],
             Family::OpenMpi5 => vec!["--prtemca", "plm_ssh_agent", &agent, "--host", &hosts],
             Family::Mpich | Family::StandardAbi => {
-                vec!["-launcher", "ssh", "-launcher-exec", &agent, "-hosts", &hosts]
+                vec![
+                    "-launcher",
+                    "ssh",
+                    "-launcher-exec",
+                    &agent,
+                    "-hosts",
+                    &hosts,
+                ]
             }
         };
         // UCX takes two nodes of one kernel for one.

@@ -48,10 +48,7 @@ fn shell(script: &str) -> [String; 4] {
 /// does what the test needs.
 pub fn permitted(kind: &[String]) -> bool {
     needs_simulator("namespaces");
-    let output = Command::new(&kind[0])
-        .args(&kind[1..])
-        .arg("true")
-        .output();
+    let output = Command::new(&kind[0]).args(&kind[1..]).arg("true").output();
     let why = match output {
         Ok(output) if output.status.success() => return true,
         Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
@@ -64,6 +61,8 @@ pub fn permitted(kind: &[String]) -> bool {
 /// Whether [`own_node`] works here, and a network between two of them.
 pub fn nodes_permitted() -> bool {
     let mut kind = own_node();
-    kind.extend(shell("ip link add a type veth peer name b && mount -t sysfs sysfs /sys"));
+    kind.extend(shell(
+        "ip link add try1 type veth peer name try2 && mount -t sysfs sysfs /sys",
+    ));
     permitted(&kind)
 }
