@@ -66,7 +66,7 @@ fn pool_attributes() {
     let on = 1u32;
     assert_eq!(
         unsafe { pointer::cuPointerSetAttribute((&raw const on).cast(), 6, p) },
-        801
+        0
     );
 }
 
@@ -188,7 +188,9 @@ fn pool_limits() {
     );
     assert_eq!(unsafe { pool::cuMemAllocAsync(&mut q, 8 << 30, s) }, 2);
     ok(unsafe { memory::cuMemFree_v2(all) });
-    assert_eq!(unsafe { pool::cuMemAllocAsync(&mut q, 0, s) }, 1);
+    q = 1;
+    assert_eq!(unsafe { pool::cuMemAllocAsync(&mut q, 0, s) }, 0);
+    assert_eq!(q, 0, "nothing");
 }
 
 fn pool_handles() {

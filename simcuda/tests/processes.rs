@@ -289,7 +289,7 @@ fn use_late() {
     sync(s);
     ok(unsafe { ipc::cuIpcCloseMemHandle(p) });
     let mut again = 0;
-    assert_eq!(unsafe { ipc::cuIpcOpenMemHandle_v2(&mut again, h, 1) }, 400);
+    assert_eq!(unsafe { ipc::cuIpcOpenMemHandle_v2(&mut again, h, 1) }, 1);
     say("done", b"");
 }
 
