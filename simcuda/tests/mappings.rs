@@ -219,7 +219,7 @@ fn rules() {
         assert_eq!(pool::cuMemFreeAsync(p + page, 0), 1);
         assert_eq!(memory::cuMemHostRegister_v2(p as *mut _, PAGE, 0), 1);
         unmap(p + page, 2);
-        assert_eq!(virt::cuMemUnmap(p + page, 2 * PAGE), 1, "twice");
+        ok(virt::cuMemUnmap(p + page, 2 * PAGE)); // nothing is there
         ok(virt::cuMemAddressFree(p, 4 * PAGE));
         assert_eq!(virt::cuMemAddressFree(p, 4 * PAGE), 1);
     }

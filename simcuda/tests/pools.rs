@@ -224,7 +224,11 @@ fn pool_handles() {
             location: props.location,
             flags: 0,
         };
-        assert_eq!(pool::cuMemPoolSetAccess(own, &mine, 1), 1, "its own device");
+        assert_eq!(
+            pool::cuMemPoolSetAccess(own, &mine, 1),
+            101,
+            "its own device"
+        );
         // Destroyed: the device's own is current again, and what is allocated lives on.
         ok(pool::cuMemPoolDestroy(own));
         ok(pool::cuDeviceGetMemPool(&mut now, 0));
