@@ -66,7 +66,7 @@ fn pool_attributes() {
     let on = 1u32;
     assert_eq!(
         unsafe { pointer::cuPointerSetAttribute((&raw const on).cast(), 6, p) },
-        0
+        801
     );
 }
 

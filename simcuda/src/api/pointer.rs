@@ -207,7 +207,8 @@ driver! {
             return Ok(());
         }
         let a = st.memory.device_at(ptr).ok_or(INVALID_VALUE)?;
-        if matches!(a.kind, Kind::Mapped(_)) {
+        // Of mappings as on hardware; of pool memory as the stricter drivers do.
+        if matches!(a.kind, Kind::Pool(_) | Kind::Mapped(_)) {
             return Err(NOT_SUPPORTED);
         }
         a.sync_memops.store(value != 0, Relaxed);
