@@ -96,6 +96,7 @@ counters! {
     MappingsOpened       "mappings_opened"         Count "allocations of other ranks mapped";
     MappingsClosed       "mappings_closed"         Count "allocations of other ranks unmapped, evicted ones included";
     MappingsEvicted      "mappings_evicted"        Count "allocations of other ranks unmapped to stay within ANABRANCH_MAPPINGS";
+    MappingsRefused      "mappings_refused"        Count "attempts to map an allocation of another rank that the driver refused";
     HelperWakeups        "helper_wakeups"          Count "times the helper thread was woken";
     HelperServed         "helper_served"           Count "messages served by the helper thread";
     FinalizeUnmatched    "finalize_unmatched"      Count "messages sent by descriptor that no receive had matched at MPI_Finalize";

@@ -70,6 +70,35 @@ pub fn illegal(st: &mut State) -> Res {
     Ok(())
 }
 
+/// As [`illegal`], for calls that only captures in global mode forbid.
+pub fn illegal_globally(st: &mut State) -> Res {
+    if st.captures.values().any(|capture| capture.mode == GLOBAL) {
+        return illegal(st);
+    }
+    Ok(())
+}
+
+/// As [`capturing`], for work that is about to enter the stream: work in the legacy stream breaks the captures that it
+/// would have to wait for.
+pub fn entering(st: &mut State, stream: CUstream) -> Res<bool> {
+    let answer = capturing(st, stream);
+    if answer == Err(STREAM_CAPTURE_IMPLICIT) {
+        let context = st.streams.get(&stream).map(|s| s.context);
+        let joined = st.streams.values().filter(|s| {
+            Some(s.context) == context && s.flags & NON_BLOCKING == 0 && s.capture.is_some()
+        });
+        let ids: Vec<u64> = joined
+            .filter_map(|s| s.capture.as_ref().map(|part| part.id))
+            .collect();
+        for id in ids {
+            if let Some(capture) = st.captures.get_mut(&id) {
+                capture.invalid = true;
+            }
+        }
+    }
+    answer
+}
+
 /// True when work in `stream` goes to a graph; an error when the capture is broken.
 pub fn capturing(st: &State, stream: CUstream) -> Res<bool> {
     let Some(s) = st.streams.get(&stream) else {
@@ -93,12 +122,18 @@ pub fn capturing(st: &State, stream: CUstream) -> Res<bool> {
 
 /// Refuses a call that asks about a stream's progress while it is captured.
 pub fn no_query(st: &mut State, stream: CUstream) -> Res {
+    unless_captured(st, stream)?;
+    illegal(st)
+}
+
+/// Refuses a call about a stream that is captured, and breaks that capture.
+pub fn unless_captured(st: &mut State, stream: CUstream) -> Res {
     let part = st.streams.get(&stream).and_then(|s| s.capture.clone());
     if let Some(capture) = part.and_then(|p| st.captures.get_mut(&p.id)) {
         capture.invalid = true;
         return Err(STREAM_CAPTURE_UNSUPPORTED);
     }
-    illegal(st)
+    Ok(())
 }
 
 /// cuStreamBeginCapture into a new graph, or after `deps` of an existing one.

@@ -341,7 +341,7 @@ pub fn by_name(name: &str) -> Option<CUresult> {
     })
 }
 
-/// A sentence for the code: the name in lower case words.
+/// A sentence for the code: the name in lower case words, with few exceptions.
 pub fn describe(code: CUresult) -> Option<&'static CStr> {
     use std::sync::OnceLock;
     static TEXTS: OnceLock<Vec<(CUresult, std::ffi::CString)>> = OnceLock::new();
@@ -353,7 +353,11 @@ pub fn describe(code: CUresult) -> Option<&'static CStr> {
                 .trim_start_matches("CUDA_");
             std::ffi::CString::new(n.to_lowercase().replace('_', " ")).unwrap_or_default()
         };
-        NAMES.iter().map(|(c, n)| (*c, sentence(n))).collect()
+        let text = |code: CUresult, n: &CStr| match code {
+            ALREADY_MAPPED => c"resource already mapped".to_owned(),
+            _ => sentence(n),
+        };
+        NAMES.iter().map(|(c, n)| (*c, text(*c, n))).collect()
     });
     texts
         .iter()

@@ -20,6 +20,8 @@ pub struct Event {
     pub state: Mutex<EventState>,
     /// Row and identity in the node's table when other processes can open it.
     pub shared: Mutex<Option<(usize, u64)>>,
+    /// Another process's: it cannot be handed on.
+    pub opened: bool,
 }
 
 impl Drop for Event {

@@ -80,6 +80,16 @@ impl NodeKind {
             NodeKind::Record(_) => 7,
         }
     }
+
+    /// Of a copy: whether it begins and ends in device memory.
+    fn direction(&self) -> Option<(bool, bool)> {
+        match self {
+            NodeKind::Work(Work::Copy(copies)) => copies
+                .first()
+                .map(|c| (c.src.gpu().is_some(), c.dst.gpu().is_some())),
+            _ => None,
+        }
+    }
 }
 
 impl Graph {
@@ -262,7 +272,7 @@ impl Exec {
             .iter_mut()
             .find(|n| n.node == node)
             .ok_or(INVALID_VALUE)?;
-        if slot.kind.code() != kind.code() {
+        if slot.kind.code() != kind.code() || slot.kind.direction() != kind.direction() {
             return Err(INVALID_VALUE);
         }
         slot.kind = kind;

@@ -35,7 +35,7 @@ fn unpack(handle: &CUipcHandle, magic: u64) -> Res<[u64; 6]> {
         )
     };
     if word(0) != magic || word(6) != crate::topology::fnv1a(&handle.reserved[..48]) {
-        return Err(INVALID_HANDLE);
+        return Err(INVALID_VALUE);
     }
     Ok([word(0), word(1), word(2), word(3), word(4), word(5)])
 }
@@ -92,7 +92,7 @@ pub fn open(d: &Driver, st: &mut State, handle: &CUipcHandle, context: CUcontext
         let mut body = d.job.lock();
         let export = body.exports.get_mut(row as usize).ok_or(INVALID_HANDLE)?;
         if export.buffer != buffer || export.freed {
-            return Err(INVALID_HANDLE);
+            return Err(INVALID_VALUE);
         }
         let mine = &mut export.mappers[d.job.slot];
         *mine = mine.checked_add(1).ok_or(MAP_FAILED)?;
@@ -133,6 +133,10 @@ fn owner_memory(d: &Driver, owner: u64) -> Option<OwnedFd> {
     let p = procs
         .iter()
         .find(|p| p.uid.load(Relaxed) == owner && p.pid.load(Acquire) != 0)?;
+    // Legacy handles are for processes that can see each other: in another pid namespace the number is another's.
+    if !d.job.sees(p) {
+        return None;
+    }
     let path = format!(
         "/proc/{}/fd/{}",
         p.pid.load(Relaxed),
@@ -171,7 +175,8 @@ pub fn forget_mapping(d: &Driver, row: u32, buffer: u64) {
 
 /// cuIpcGetEventHandle.
 pub fn export_event(d: &Driver, event: &Event) -> Res<CUipcHandle> {
-    let (row, id) = (*event.shared.lock()).ok_or(INVALID_VALUE)?;
+    let own = (*event.shared.lock()).filter(|_| !event.opened);
+    let (row, id) = own.ok_or(INVALID_HANDLE)?;
     Ok(pack([EVENT_MAGIC, d.job.uid, row as u64, id, 0, 0]))
 }
 
@@ -198,7 +203,7 @@ pub fn share_event(d: &Driver) -> Res<(usize, u64)> {
 
 /// cuIpcOpenEventHandle: row and identity.
 pub fn open_event(d: &Driver, handle: &CUipcHandle) -> Res<(usize, u64)> {
-    let [_, owner, row, id, ..] = unpack(handle, EVENT_MAGIC)?;
+    let [_, owner, row, id, ..] = unpack(handle, EVENT_MAGIC).map_err(|_| MAP_FAILED)?;
     if owner == d.job.uid {
         return Err(INVALID_CONTEXT);
     }

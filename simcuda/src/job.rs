@@ -3,6 +3,9 @@
 //! Every process holds a shared `flock` on the file. Whoever gets the exclusive one knows that
 //! no process of the job lives (the kernel drops a killed process's lock), and may start afresh
 //! or remove it, so nothing leaks for longer than until the next start.
+//!
+//! Whether a process lives is asked of `/proc`, where a row's pid is one of this process's own pid namespace. The
+//! processes of another one (a container) are asked by a record lock, which each holds on the byte of its row.
 
 use crate::shared::{Body, Proc, Shared, Stage, MAGIC, MAX_PROCS};
 use core::ffi::c_int;
@@ -23,6 +26,8 @@ pub struct Job {
     pub slot: usize,
     /// Identity of this process, never reused.
     pub uid: u64,
+    /// Pid namespace of this process.
+    namespace: u64,
     /// This process's device memory, sparse; others open it through `/proc`.
     pub memory: OwnedFd,
 }
@@ -106,13 +111,25 @@ impl Job {
     /// Frees what dead processes left behind.
     pub fn reap(&self, body: &mut Body) {
         for slot in 0..MAX_PROCS {
-            let proc = &self.shared().procs[slot];
-            let pid = proc.pid.load(Acquire);
-            if pid != 0 && slot != self.slot && start_time(pid) != Some(proc.started.load(Relaxed))
-            {
+            let pid = self.shared().procs[slot].pid.load(Acquire);
+            if pid != 0 && slot != self.slot && !self.lives(slot) {
                 release(self.shared(), body, slot);
             }
         }
+    }
+
+    /// Whether the process of a row, other than this one, is still there.
+    fn lives(&self, slot: usize) -> bool {
+        let proc = &self.shared().procs[slot];
+        if self.sees(proc) {
+            return start_time(proc.pid.load(Acquire)) == Some(proc.started.load(Relaxed));
+        }
+        row_is_locked(self.file.as_raw_fd(), slot)
+    }
+
+    /// Whether the pid of a row names that process here, too: it is in the same pid namespace.
+    pub fn sees(&self, proc: &Proc) -> bool {
+        proc.namespace.load(Relaxed) == self.namespace
     }
 
     /// Leaves the node; the last process removes the file.
@@ -121,6 +138,8 @@ impl Job {
         {
             let mut body = self.lock();
             release(self.shared(), &mut body, self.slot);
+            // Fails only where there was no lock.
+            let _ = set_row_lock(self.file.as_raw_fd(), self.slot, libc::F_UNLCK);
         }
         if flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB).is_ok() {
             let _ = std::fs::remove_file(&self.path);
@@ -180,6 +199,40 @@ fn flock(fd: c_int, operation: c_int) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::last_os_error())
+}
+
+/// The byte of a row, for record locks. Those are independent of `flock`, a child that is forked has none of them, and
+/// the kernel drops them with their process.
+fn byte_of(slot: usize, operation: c_int) -> libc::flock {
+    // SAFETY: plain old data; all zero is a valid value.
+    let mut lock: libc::flock = unsafe { core::mem::zeroed() };
+    lock.l_type = operation as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = slot as libc::off_t;
+    lock.l_len = 1;
+    lock
+}
+
+fn set_row_lock(fd: c_int, slot: usize, operation: c_int) -> io::Result<()> {
+    let lock = byte_of(slot, operation);
+    // SAFETY: plain system call on a descriptor that the caller holds; reads the struct.
+    if unsafe { libc::fcntl(fd, libc::F_SETLK, &raw const lock) } == 0 {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error())
+}
+
+/// Whether another process holds the byte. Yes where that cannot be told: nobody's row is taken away by mistake.
+fn row_is_locked(fd: c_int, slot: usize) -> bool {
+    let mut lock = byte_of(slot, libc::F_WRLCK);
+    // SAFETY: plain system call on a descriptor that the caller holds; writes the struct.
+    let asked = unsafe { libc::fcntl(fd, libc::F_GETLK, &raw mut lock) };
+    asked != 0 || lock.l_type != libc::F_UNLCK as libc::c_short
+}
+
+/// Inode number of this process's pid namespace; 0 where there is no such thing.
+fn pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |about| about.ino())
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -249,6 +302,7 @@ fn join_in(folder: &Path, hash: u64, topology: u64, memory_bytes: u64) -> io::Re
         lock_path,
         slot: usize::MAX,
         uid: 0,
+        namespace: pid_namespace(),
         memory,
     };
     job.claim()?;
@@ -260,17 +314,18 @@ impl Job {
     fn claim(&mut self) -> io::Result<()> {
         let mut body = self.lock();
         self.reap(&mut body);
-        let slot = self
-            .shared()
-            .procs
-            .iter()
-            .position(|p| p.pid.load(Relaxed) == 0);
+        let is_ours = |slot: &usize| {
+            let is_free = self.shared().procs[*slot].pid.load(Relaxed) == 0;
+            is_free && set_row_lock(self.file.as_raw_fd(), *slot, libc::F_WRLCK).is_ok()
+        };
+        let slot = (0..MAX_PROCS).find(is_ours);
         let slot = slot.ok_or_else(|| {
             io::Error::other(format!("the node already has {MAX_PROCS} processes"))
         })?;
         body.next_uid += 1;
         let uid = body.next_uid;
         let proc = &self.shared().procs[slot];
+        proc.namespace.store(self.namespace, Relaxed);
         proc.uid.store(uid, Relaxed);
         proc.started
             .store(start_time(std::process::id()).unwrap_or(0), Relaxed);

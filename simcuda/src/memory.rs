@@ -423,6 +423,30 @@ pub fn host_space(address: u64, process: u64) -> (u64, u64) {
     own
 }
 
+/// Whether all pages of a range of this process's addresses may be read, and written where that is wanted.
+pub fn is_mapped(start: u64, end: u64, writable: bool) -> bool {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
+        return true;
+    };
+    let mut next = start;
+    for line in maps.lines() {
+        let mut words = line.split(' ');
+        let bounds = words.next().and_then(|range| range.split_once('-'));
+        let Some((from, to)) = bounds else { continue };
+        let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
+        let (from, to) = (number(from), number(to));
+        let flags = words.next().unwrap_or("").as_bytes();
+        let allowed = flags.first() == Some(&b'r') && (!writable || flags.get(1) == Some(&b'w'));
+        if from <= next && next < to && allowed {
+            next = to;
+        }
+        if next >= end {
+            return true;
+        }
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

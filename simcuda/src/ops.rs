@@ -20,7 +20,7 @@ pub fn issue(
     cost_us: f64,
 ) -> Res<Option<Arc<OpState>>> {
     let stream = st.stream_handle(d, stream)?;
-    if crate::capture::capturing(st, stream)? {
+    if crate::capture::entering(st, stream)? {
         crate::capture::add_work(st, stream, work)?;
         return Ok(None);
     }
@@ -208,11 +208,8 @@ pub enum Mode {
 pub fn copy(d: &'static Driver, mut copies: Vec<Copy>, stream: CUstream, mode: Mode) -> Res {
     copies.retain(|c| c.width > 0 && c.height > 0);
     let mut st = d.state.lock();
-    if mode == Mode::Sync {
-        crate::capture::illegal(&mut st)?;
-    }
     let stream = st.stream_handle(d, stream)?;
-    let captured = crate::capture::capturing(&st, stream)?;
+    let captured = crate::capture::entering(&mut st, stream)?;
     if copies.is_empty() {
         return Ok(());
     }

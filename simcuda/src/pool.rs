@@ -194,7 +194,7 @@ pub fn allocate(
     stream: CUstream,
 ) -> Res<u64> {
     if bytes == 0 {
-        return Err(INVALID_VALUE);
+        return Ok(0);
     }
     let stream = free_stream(d, st, stream)?;
     let uid = st.streams.get(&stream).ok_or(INVALID_HANDLE)?.uid;
@@ -227,9 +227,18 @@ pub fn allocate(
     Ok(address)
 }
 
+/// Allocations and frees in a stream that is not captured are illegal while another one is.
+pub fn not_beside_a_capture(st: &mut State, stream: CUstream) -> Res {
+    if st.streams.get(&stream).is_some_and(|s| s.capture.is_some()) {
+        return Ok(());
+    }
+    crate::capture::illegal(st)
+}
+
 /// The stream meant, which must not be captured: allocations as graph nodes are not simulated.
 fn free_stream(d: &Driver, st: &mut State, stream: CUstream) -> Res<CUstream> {
     let stream = st.stream_handle(d, stream)?;
+    not_beside_a_capture(st, stream)?;
     if crate::capture::capturing(st, stream)? {
         return Err(NOT_SUPPORTED);
     }
@@ -265,6 +274,10 @@ pub fn free(
     address: u64,
     stream: Option<CUstream>,
 ) -> Res {
+    if let Some(stream) = stream {
+        let stream = st.stream_handle(d, stream)?;
+        not_beside_a_capture(st, stream)?;
+    }
     let a = st.memory.device.get(&address).ok_or(INVALID_VALUE)?.clone();
     let Kind::Pool(handle) = a.kind else {
         return Err(INVALID_VALUE);

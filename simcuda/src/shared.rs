@@ -7,7 +7,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Marks an initialised file; changes with every change of the layout.
-pub const MAGIC: u64 = 0x5349_4d43_5544_4135;
+pub const MAGIC: u64 = 0x5349_4d43_5544_4136;
 /// Processes a node may have at once.
 pub const MAX_PROCS: usize = 64;
 /// Operations in flight on a node at once.
@@ -71,6 +71,8 @@ pub struct Proc {
     pub worker_word: AtomicU32,
     /// Start time of the process in clock ticks, to tell a recycled pid.
     pub started: AtomicU64,
+    /// Its pid namespace (inode number): pids mean something to the processes of one only.
+    pub namespace: AtomicU64,
     /// Identity, never reused.
     pub uid: AtomicU64,
     /// CLOCK_MONOTONIC nanoseconds of the last call that issued or took up work.

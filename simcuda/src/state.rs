@@ -35,6 +35,8 @@ pub struct Context {
     pub per_thread: HashMap<ThreadId, CUstream>,
     /// Contexts it may reach.
     pub peers: HashSet<CUcontext>,
+    /// Limits that the program has set.
+    pub limits: HashMap<u32, usize>,
     /// Error that sticks after a fault on the device.
     pub error: CUresult,
 }
@@ -70,6 +72,8 @@ pub struct Primary {
     pub context: CUcontext,
     /// Retains less releases.
     pub references: u32,
+    /// It was reset since: there is no context until it is retained again.
+    pub was_reset: bool,
     /// Flags.
     pub flags: u32,
 }
@@ -80,6 +84,8 @@ pub struct State {
     next_handle: usize,
     /// Contexts.
     pub contexts: HashMap<CUcontext, Context>,
+    /// Devices of all contexts that there are or were.
+    pub devices: HashMap<CUcontext, usize>,
     /// Primary contexts by visible ordinal.
     pub primaries: Vec<Primary>,
     /// Streams.
@@ -169,6 +175,14 @@ impl State {
             Some(context) => Ok((handle, context)),
             None if handle == 0 => Err(INVALID_CONTEXT),
             None => Err(crate::errors::CONTEXT_IS_DESTROYED),
+        }
+    }
+
+    /// The error that sticks to the current context, if there is one.
+    pub fn sticky(&self) -> Res {
+        match self.contexts.get(&current()) {
+            Some(context) if context.error != 0 => Err(context.error),
+            _ => Ok(()),
         }
     }
 

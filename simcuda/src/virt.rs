@@ -47,6 +47,11 @@ impl Mapped {
         self.access.lock().values().any(|flags| *flags != 0)
     }
 
+    /// Address and size of the reservation.
+    pub fn reservation(&self) -> (u64, u64) {
+        (self.span.address, self.span.size)
+    }
+
     /// CUmemAccess_flags of a device.
     pub fn access_of(&self, device: CUdevice) -> u32 {
         self.access.lock().get(&device).copied().unwrap_or(0)
@@ -179,6 +184,10 @@ pub fn map(d: &Driver, st: &mut State, address: u64, size: u64, handle: u64) -> 
         .span_at(address)
         .ok_or(INVALID_VALUE)?
         .clone();
+    if size < physical.size {
+        // "Mapping a part of the physical memory is not supported."
+        return Err(NOT_SUPPORTED);
+    }
     if size > physical.size || size > span.address + span.size - address {
         return Err(INVALID_VALUE);
     }
@@ -225,6 +234,20 @@ fn mappings(st: &State, address: u64, size: u64) -> Res<Vec<Arc<Allocation>>> {
 
 /// cuMemUnmap: whole mappings. It waits for nothing, so work that is under way on them is reported.
 pub fn unmap(d: &Driver, st: &mut State, address: u64, size: u64) -> Res {
+    let is_empty = || {
+        st.memory
+            .device
+            .range(address..address + size)
+            .next()
+            .is_none()
+    };
+    let reserved = st.memory.virt.span_at(address);
+    if reserved.is_some_and(|span| size > 0 && size <= span.address + span.size - address)
+        && st.memory.device_at(address).is_none()
+        && is_empty()
+    {
+        return Ok(());
+    }
     for a in mappings(st, address, size)? {
         let Kind::Mapped(m) = &a.kind else { continue };
         check_unused(d, st, &a);
@@ -247,7 +270,7 @@ pub fn set_access(
 ) -> Res {
     let found = mappings(st, address, size)?;
     for w in wanted {
-        device(d, w.location.kind, w.location.id)?;
+        accessor(d, w.location.kind, w.location.id)?;
         if ![0, 1, READ_WRITE].contains(&w.flags) {
             return Err(INVALID_VALUE);
         }
@@ -271,6 +294,14 @@ pub fn device(d: &Driver, kind: u32, id: CUdevice) -> Res<usize> {
         2..=4 => Err(NOT_SUPPORTED),
         _ => Err(INVALID_VALUE),
     }
+}
+
+/// As [`device`], for who may access memory: there a device that does not exist is one invalid value among others.
+pub fn accessor(d: &Driver, kind: u32, id: CUdevice) -> Res<usize> {
+    device(d, kind, id).map_err(|code| match code {
+        INVALID_DEVICE => INVALID_VALUE,
+        code => code,
+    })
 }
 
 /// The mapping that holds an address.

@@ -153,6 +153,10 @@ impl Driver {
         if since < self.quiet_ns {
             return self.quiet_ns - since;
         }
+        // Nothing is known of the threads of a process in another pid namespace.
+        if !self.job.sees(p) {
+            return 0;
+        }
         // It may only have lost its core: then it is not quiet, just late.
         let pid = p.pid.load(Relaxed);
         let used = program_cpu(p, pid).map_or(u64::MAX, |cpu| {

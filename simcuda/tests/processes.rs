@@ -30,6 +30,7 @@ fn scenario() {
         Ok("hang_around") => hang_around(),
         Ok("take_all") => take_all(),
         Ok("ring") => ring(),
+        Ok("apart") => apart(),
         Ok(other) => panic!("no scenario {other}"),
         Err(_) => {}
     }
@@ -288,7 +289,7 @@ fn use_late() {
     sync(s);
     ok(unsafe { ipc::cuIpcCloseMemHandle(p) });
     let mut again = 0;
-    assert_eq!(unsafe { ipc::cuIpcOpenMemHandle_v2(&mut again, h, 1) }, 400);
+    assert_eq!(unsafe { ipc::cuIpcOpenMemHandle_v2(&mut again, h, 1) }, 1);
     say("done", b"");
 }
 
@@ -329,8 +330,7 @@ fn what_a_killed_process_held_is_reclaimed() {
         ("FOLDER", folder.path().to_str().unwrap()),
     ];
     let mut child = command("hang_around", &env).spawn().unwrap();
-    std::env::set_var("FOLDER", folder.path());
-    hear("here");
+    hear_in(folder.path(), "here");
     child.kill().unwrap();
     child.wait().unwrap();
     succeeds(&finish(command("take_all", &env).spawn().unwrap()));
@@ -388,4 +388,123 @@ fn eight_processes_get_on() {
         })
         .collect();
     children.into_iter().for_each(|c| succeeds(&finish(c)));
+}
+
+/// A child in a pid namespace of its own, as in a container; `None` where that is not permitted.
+fn in_container(name: &str, env: &[(&str, &str)]) -> Option<std::process::Command> {
+    let container = || {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", "--kill-child"]);
+        command
+    };
+    let permitted = container().arg("true").output();
+    if !permitted.is_ok_and(|output| output.status.success()) {
+        eprintln!(
+            "skipped: no pid namespace of one's own is permitted here (unshare --pid --mount-proc)"
+        );
+        return None;
+    }
+    let plain = command(name, env);
+    let mut command = container();
+    command.arg(plain.get_program()).args(plain.get_args());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    Some(command)
+}
+
+/// Two processes that do not see each other copy at the same time, each to the rhythm of the other.
+fn apart() {
+    let me: usize = std::env::var("RANK").unwrap().parse().unwrap();
+    let other = 1 - me;
+    start(0);
+    let (p, q) = (alloc(N), alloc(N));
+    say(&format!("handle{me}"), &handle_of(p).reserved);
+    let theirs = heard(&format!("handle{other}"));
+    let mut address = 0;
+    assert_ne!(
+        unsafe { ipc::cuIpcOpenMemHandle_v2(&mut address, theirs, 1) },
+        0,
+        "the owner is not to be seen"
+    );
+    let s = new_stream();
+    for round in 0..10u8 {
+        ok(unsafe { fill::cuMemsetD8Async(q, round * 2 + me as u8, N, s) });
+        ok(unsafe { copy::cuMemcpyDtoDAsync_v2(p, q, N, s) });
+        say(&format!("queued{me}.{round}"), b"");
+        hear(&format!("queued{other}.{round}"));
+        sync(s);
+        assert_eq!(download(p, 8), [round * 2 + me as u8; 8]);
+    }
+    say(&format!("end{me}"), b"");
+    hear(&format!("end{other}"));
+}
+
+#[test]
+fn processes_of_two_containers_share_the_gpus_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = format!("containers {}", std::process::id());
+    let env = |rank| {
+        [
+            ("SIMCUDA_JOB", job.as_str()),
+            ("FOLDER", folder.path().to_str().unwrap()),
+            ("RANK", rank),
+        ]
+    };
+    let Some(mut first) = in_container("apart", &env("0")) else {
+        return;
+    };
+    let first = first.spawn().unwrap();
+    let mut second = in_container("apart", &env("1")).unwrap();
+    let second = second.spawn().unwrap();
+    succeeds(&finish(first));
+    succeeds(&finish(second));
+}
+
+#[test]
+fn what_a_killed_process_of_a_container_held_is_reclaimed() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = format!("killed container {}", std::process::id());
+    let env = [
+        ("SIMCUDA_JOB", job.as_str()),
+        ("FOLDER", folder.path().to_str().unwrap()),
+    ];
+    let Some(mut container) = in_container("hang_around", &env) else {
+        return;
+    };
+    // Keeps the node in being, so that what is reclaimed is a row of it and not the whole.
+    let other = tempfile::tempdir().unwrap();
+    let mut witness = command(
+        "hang_around",
+        &[
+            ("SIMCUDA_JOB", job.as_str()),
+            ("FOLDER", other.path().to_str().unwrap()),
+            ("CUDA_VISIBLE_DEVICES", "1"),
+        ],
+    )
+    .spawn()
+    .unwrap();
+    hear_in(other.path(), "here");
+    let mut child = container.spawn().unwrap();
+    hear_in(folder.path(), "here");
+    let refused = finish(command("take_all", &env).spawn().unwrap());
+    assert!(!refused.status.success(), "the other one holds 10 GiB");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The kernel takes the namespace down a moment after its keeper.
+    let taken = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        finish(command("take_all", &env).spawn().unwrap())
+            .status
+            .success()
+    });
+    witness.kill().unwrap();
+    witness.wait().unwrap();
+    assert!(taken, "10 GiB are lost");
 }

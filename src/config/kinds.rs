@@ -149,6 +149,22 @@ pub enum StatsTarget {
     File(PathBuf),
 }
 
+impl StatsTarget {
+    /// The target of the rank that writes for its node: `%r` in a file name is its number, so that the files of several
+    /// nodes in one folder have different names.
+    #[must_use]
+    pub fn of_rank(&self, rank: u32) -> StatsTarget {
+        let StatsTarget::File(path) = self else {
+            return self.clone();
+        };
+        let name = path.file_name().and_then(|name| name.to_str());
+        StatsTarget::File(match name {
+            Some(name) => path.with_file_name(name.replace("%r", &rank.to_string())),
+            None => path.clone(),
+        })
+    }
+}
+
 /// Off, stderr, or a file name.
 pub struct Statistics;
 
@@ -165,7 +181,7 @@ impl Kind for Statistics {
         })
     }
     fn accepts(&self) -> String {
-        "off, 1 (stderr), or a file name".into()
+        "off, 1 (stderr), or a file name (%r in it: lowest rank of the node)".into()
     }
     fn show(&self, value: &StatsTarget) -> String {
         match value {
@@ -306,6 +322,11 @@ mod tests {
     #[test]
     fn statistics_take_a_switch_or_a_file() {
         assert_eq!(Statistics.parse("0"), Some(StatsTarget::Off));
+        assert_eq!(
+            StatsTarget::File("/x%r/s-%r.json".into()).of_rank(12),
+            StatsTarget::File("/x%r/s-12.json".into())
+        );
+        assert_eq!(StatsTarget::Stderr.of_rank(12), StatsTarget::Stderr);
         assert_eq!(Statistics.parse("stderr"), Some(StatsTarget::Stderr));
         assert_eq!(
             Statistics.parse("/x/y"),

@@ -26,6 +26,8 @@ pub enum Error {
     NotExportable(NotExportable),
     /// The handle is open in this process already, and not by the engine.
     AlreadyMapped,
+    /// Attempts have shown that memory of that device of the peer's cannot be opened on this one.
+    PairRefused,
     /// The context in which the object was made is gone.
     ContextLost,
     /// No context for this device exists, and none is made behind the user's back.
@@ -129,6 +131,7 @@ impl fmt::Display for Error {
             }
             Error::NotExportable(why) => write!(f, "memory cannot be exported: {why}"),
             Error::AlreadyMapped => write!(f, "the handle is already open in this process"),
+            Error::PairRefused => write!(f, "device memory of that peer cannot be mapped here"),
             Error::ContextLost => write!(f, "the cuda context is gone"),
             Error::NoContext => write!(f, "no cuda context on the device"),
             Error::Exhausted(what) => write!(f, "bound reached: {what}"),

@@ -88,6 +88,45 @@ impl Default for Limits {
     }
 }
 
+/// Two devices, of which one is a peer's: memory of the peer's is opened in a context of the other.
+type Pair = (u64, Uuid, ContextKey);
+
+/// Attempts to open memory of a pair that has never worked, before it is left alone. The driver's answer may have been
+/// about that one handle.
+const UNSURE_ATTEMPTS: u32 = 2;
+
+/// What attempts have shown of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    Works,
+    /// Refused so often, for reasons that may pass.
+    Unsure(u32),
+    /// Host memory is the way.
+    Refused,
+}
+
+impl Shown {
+    /// After one more attempt.
+    fn after(before: Option<Shown>, result: &Result<u64>) -> Option<Shown> {
+        match (before, result) {
+            (_, Ok(_)) => Some(Shown::Works),
+            (Some(Shown::Works | Shown::Refused), Err(_)) => before,
+            // It is open here already, so it can be opened.
+            (_, Err(error)) if error.is(code::ALREADY_MAPPED) => before,
+            (_, Err(error)) if error.is_refusal() => Some(Shown::Refused),
+            (_, Err(error)) if error.code().is_none() || error.context_is_gone() => before,
+            (Some(Shown::Unsure(refusals)), Err(_)) if refusals + 1 >= UNSURE_ATTEMPTS => {
+                Some(Shown::Refused)
+            }
+            (Some(Shown::Unsure(refusals)), Err(_)) => Some(Shown::Unsure(refusals + 1)),
+            (None, Err(_)) => Some(Shown::Unsure(1)),
+        }
+    }
+}
+
+/// Pairs that are remembered. Ranks times devices of a node are far fewer.
+const PAIRS_MAX: usize = 4096;
+
 struct Row {
     mapping: Arc<Mapping>,
     used: u64,
@@ -112,6 +151,8 @@ pub struct MappingStats {
     pub stale: u64,
     /// Handles that somebody else in this process had open.
     pub already_mapped: u64,
+    /// Handles that the driver did not open.
+    pub refused: u64,
 }
 
 /// The open mappings of this process.
@@ -121,6 +162,7 @@ pub struct Mappings {
     clock: u64,
     open_bytes: Arc<AtomicU64>,
     stats: MappingStats,
+    pairs: HashMap<Pair, Shown>,
 }
 
 impl Mappings {
@@ -133,6 +175,7 @@ impl Mappings {
             clock: 0,
             open_bytes: Arc::new(AtomicU64::new(0)),
             stats: MappingStats::default(),
+            pairs: HashMap::new(),
         }
     }
 
@@ -140,7 +183,8 @@ impl Mappings {
     ///
     /// `peer` names the exporting process, and is never used for another one. The result keeps the mapping open; hold
     /// it until the copies are complete. [`Error::AlreadyMapped`]: the program, or another library, has the
-    /// allocation open, and this process cannot open it again.
+    /// allocation open, and this process cannot open it again. [`Error::PairRefused`]: attempts have shown that memory
+    /// of the peer's device cannot be opened here, and no further one was made.
     pub fn open(
         &mut self,
         context: ContextKey,
@@ -164,6 +208,9 @@ impl Mappings {
             self.rows.remove(&key);
             return Err(Error::ContextLost);
         }
+        if self.pairs.get(&pair_of(&key)) == Some(&Shown::Refused) {
+            return Err(Error::PairRefused);
+        }
         self.drop_stale(&key, export);
         self.make_room(export.size);
         if self.rows.len() >= self.limits.count_max {
@@ -183,6 +230,7 @@ impl Mappings {
     /// Drops every mapping of a peer: it has left, or is dead. Those in use close when their transfers end.
     pub fn forget_peer(&mut self, peer: u64) {
         self.rows.retain(|key, _| key.peer != peer);
+        self.pairs.retain(|pair, _| pair.0 != peer);
     }
 
     /// Drops the mappings of an allocation that its exporter has freed.
@@ -226,7 +274,9 @@ impl Mappings {
     }
 
     fn open_handle(&mut self, key: Key, export: &Export) -> Result<Mapping> {
-        match open_in(key.context, export) {
+        let opened = open_in(key.context, export);
+        self.learn(&key, &opened);
+        match opened {
             Ok(address) => {
                 self.stats.opened += 1;
                 self.open_bytes.fetch_add(export.size, Ordering::Relaxed);
@@ -241,7 +291,28 @@ impl Mappings {
                 self.stats.already_mapped += 1;
                 Err(Error::AlreadyMapped)
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                self.stats.refused += u64::from(error.code().is_some());
+                Err(error)
+            }
+        }
+    }
+
+    /// Remembers what an attempt has shown, so that a pair that does not work is not tried with every message.
+    fn learn(&mut self, key: &Key, opened: &Result<u64>) {
+        let pair = pair_of(key);
+        let before = self.pairs.get(&pair).copied();
+        let Some(after) = Shown::after(before, opened) else {
+            return;
+        };
+        if before.is_some() || self.pairs.len() < PAIRS_MAX {
+            self.pairs.insert(pair, after);
+        }
+        if let (Shown::Refused, Err(error)) = (after, opened) {
+            log::info!(
+                "device memory of process {} cannot be mapped here: {error}; its messages come through host memory",
+                key.peer
+            );
         }
     }
 
@@ -283,6 +354,10 @@ impl Mappings {
     }
 }
 
+fn pair_of(key: &Key) -> Pair {
+    (key.peer, key.uuid, key.context)
+}
+
 fn open_in(context: ContextKey, export: &Export) -> Result<u64> {
     let entered = Entered::enter_same(context)?;
     let mut address = 0;
@@ -319,5 +394,45 @@ fn remember(entered: &Entered, other: &Uuid, opened: &Result<()>) {
         }
         // Anything else may be the fault of this one handle.
         Err(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: i32) -> Result<u64> {
+        Err(Error::Driver {
+            function: "cuIpcOpenMemHandle",
+            code,
+        })
+    }
+
+    fn after(results: &[Result<u64>]) -> Option<Shown> {
+        results.iter().fold(None, Shown::after)
+    }
+
+    #[test]
+    fn a_pair_that_cannot_be_is_tried_once() {
+        // Invalid device, no peer access, not permitted, not supported.
+        for code in [101, 217, 800, 801] {
+            assert_eq!(after(&[refused(code)]), Some(Shown::Refused), "{code}");
+        }
+    }
+
+    #[test]
+    fn what_may_pass_is_tried_again_and_not_for_ever() {
+        let unknown = refused(code::UNKNOWN);
+        assert_eq!(after(&[unknown]), Some(Shown::Unsure(1)));
+        assert_eq!(after(&[unknown, Ok(1)]), Some(Shown::Works));
+        assert_eq!(after(&[unknown, unknown]), Some(Shown::Refused));
+        assert_eq!(after(&[refused(code::ALREADY_MAPPED)]), None);
+        assert_eq!(after(&[Err(Error::ContextLost)]), None);
+    }
+
+    #[test]
+    fn a_pair_that_has_worked_is_never_given_up() {
+        let lasting = [Ok(1), refused(217), refused(2), refused(2), refused(2)];
+        assert_eq!(after(&lasting), Some(Shown::Works));
     }
 }

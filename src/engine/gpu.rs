@@ -86,6 +86,7 @@ impl Gpu {
         let after = self.mappings.stats();
         stats::add(Counter::MappingsOpened, after.opened - before.opened);
         stats::add(Counter::MappingsEvicted, after.evicted - before.evicted);
+        stats::add(Counter::MappingsRefused, after.refused - before.refused);
         stats::add(
             Counter::MappingsClosed,
             (after.evicted - before.evicted) + (after.stale - before.stale),

@@ -67,20 +67,13 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
         wide_bytes: config.path_staging,
         ..Options::default()
     };
-    let node = Node::register(&launch, world_rank, &options).map_err(|error| {
-        // A world inside another's is no fault.
-        let level = match error {
-            NodeError::RankDiffers { .. } => log::Level::Info,
-            _ => log::Level::Warn,
-        };
-        log::log!(level, "{error}; every message of this rank stays native");
-        error.to_string()
-    })?;
+    let cuda_aware = is_cuda_aware(&config);
+    let node =
+        enter_node(&launch, world_rank, &options, cuda_aware).map_err(|error| error.to_string())?;
     // SAFETY: MPI is initialized.
     if !unsafe { comms::start(abi, world_rank) } {
         return Err("no communicator attribute".into());
     }
-    let cuda_aware = is_cuda_aware(&config);
     // SAFETY: MPI is initialized.
     let reads_lengths = unsafe { early::reads_lengths(abi) };
     let core = Mutex::new(Core::new(&config));
@@ -112,6 +105,31 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     unsafe { libc::pthread_atfork(None, None, Some(disarm_child)) };
     guard::set_armed(true);
     Ok(())
+}
+
+/// Registers with the other ranks of the node. Where they cannot be met, this rank goes on by itself for an MPI library
+/// that does not know device memory: that must not see any.
+fn enter_node(
+    launch: &Launch,
+    world_rank: u32,
+    options: &Options,
+    cuda_aware: bool,
+) -> Result<Node, NodeError> {
+    let refused = match Node::register(launch, world_rank, options) {
+        Ok(node) => return Ok(node),
+        Err(error) => error,
+    };
+    if refused.leaves_alone() && !cuda_aware {
+        log::warn!("{refused}; all device buffers of this rank go by host memory");
+        return Node::alone(launch, world_rank, options);
+    }
+    // A world inside another's is no fault.
+    let level = match refused {
+        NodeError::RankDiffers { .. } => log::Level::Info,
+        _ => log::Level::Warn,
+    };
+    log::log!(level, "{refused}; every message of this rank stays native");
+    Err(refused)
 }
 
 /// A forked child has no helper and must not use its parent's driver state or shared memory.
@@ -195,7 +213,7 @@ fn summarize(engine: &Engine, peers: &[Arc<Peer>]) {
             Snapshot::load(peer.counters()),
         );
     }
-    if let Err(error) = summary.write(&engine.env.config.stats) {
+    if let Err(error) = summary.write(&engine.env.config.stats.of_rank(engine.env.world_rank)) {
         log::error!("ANABRANCH_STATS: {error}");
     }
 }

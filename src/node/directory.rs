@@ -92,7 +92,7 @@ impl Row {
     }
 }
 
-/// The directory of this rank's job.
+/// The directory of this rank's job. Its path is empty where it has no name.
 #[derive(Debug)]
 pub struct Directory {
     map: Mapping,
@@ -123,6 +123,20 @@ impl Directory {
         ))
     }
 
+    /// A directory of this process's own, which no other rank will ever find: it has no name anywhere.
+    pub fn alone(job: u64) -> Result<Self, NodeError> {
+        let failed = |error| NodeError::Segment(error);
+        let file = sys::memfd(c"anabranch-alone").map_err(failed)?;
+        std::fs::File::from(file.try_clone().map_err(failed)?)
+            .set_len(DIRECTORY_BYTES)
+            .map_err(failed)?;
+        Ok(Self {
+            map: fresh_page(&file, job).map_err(failed)?,
+            file: GuardedFd::new(file, sys::FD_MINIMUM).map_err(failed)?,
+            path: PathBuf::new(),
+        })
+    }
+
     fn create(folder: &Path, path: &Path, job: u64) -> io::Result<Self> {
         // Asked first, since it is the common case: only one rank of a node creates.
         if path.symlink_metadata().is_ok() {
@@ -130,13 +144,7 @@ impl Directory {
         }
         let (file, temporary) = unnamed_file(folder)?;
         let created = (|| {
-            sys::allocate(file.as_fd(), 0, DIRECTORY_BYTES)?;
-            let map = Mapping::new(file.as_fd(), DIRECTORY_BYTES)?;
-            let page = page(&map);
-            page.version
-                .store(u32::from(PROTOCOL_VERSION), Ordering::Relaxed);
-            page.job.store(job, Ordering::Relaxed);
-            page.magic.store(MAGIC, Ordering::Release);
+            let map = fresh_page(&file, job)?;
             if !sys::try_lock(file.as_fd(), false)? {
                 return Err(io::Error::from_raw_os_error(libc::EAGAIN));
             }
@@ -317,6 +325,18 @@ fn claim(cells: &RowCells, row: &Row) -> bool {
         cells.what.store(0, Ordering::Release);
     }
     claimed
+}
+
+/// Makes a file an empty directory of a job.
+fn fresh_page(file: &OwnedFd, job: u64) -> io::Result<Mapping> {
+    sys::allocate(file.as_fd(), 0, DIRECTORY_BYTES)?;
+    let map = Mapping::new(file.as_fd(), DIRECTORY_BYTES)?;
+    let page = page(&map);
+    page.version
+        .store(u32::from(PROTOCOL_VERSION), Ordering::Relaxed);
+    page.job.store(job, Ordering::Relaxed);
+    page.magic.store(MAGIC, Ordering::Release);
+    Ok(map)
 }
 
 fn page(map: &Mapping) -> &Page {

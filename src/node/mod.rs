@@ -54,7 +54,7 @@ use thiserror::Error;
 /// Version of everything that ranks share: directory, segments, descriptors.
 pub const PROTOCOL_VERSION: u16 = 4;
 
-/// Why a rank cannot register; it then stays native.
+/// Why a rank cannot register.
 #[derive(Debug, Error)]
 pub enum NodeError {
     /// The directory cannot be opened or created.
@@ -98,6 +98,14 @@ pub enum NodeError {
 }
 
 impl NodeError {
+    /// Whether only the meeting place of the ranks is missing: this rank can still be [`Node::alone`].
+    pub fn leaves_alone(&self) -> bool {
+        matches!(
+            self,
+            Self::Directory { .. } | Self::Untrusted(_) | Self::Foreign(_) | Self::Full
+        )
+    }
+
     fn directory(path: &Path, error: io::Error) -> Self {
         Self::Directory {
             path: path.to_owned(),
@@ -188,6 +196,28 @@ impl Node {
         world_rank: u32,
         options: &Options,
     ) -> Result<Self, NodeError> {
+        let open = || Directory::open(&options.folder, launch.hash);
+        Self::enter(launch, world_rank, options, open)
+    }
+
+    /// A rank that meets no other one, not even of its own node: to each it is as if on a node of its own, and of none
+    /// does it know where it is.
+    pub fn alone(launch: &Launch, world_rank: u32, options: &Options) -> Result<Self, NodeError> {
+        let launch = Launch {
+            // Of those that the launcher has counted here, none will be seen.
+            local_size: None,
+            ..launch.clone()
+        };
+        let open = || Directory::alone(launch.hash);
+        Self::enter(&launch, world_rank, options, open)
+    }
+
+    fn enter(
+        launch: &Launch,
+        world_rank: u32,
+        options: &Options,
+        open: impl FnOnce() -> Result<Directory, NodeError>,
+    ) -> Result<Self, NodeError> {
         if let Some(launched) = launch.world_rank.filter(|&launched| launched != world_rank) {
             return Err(NodeError::RankDiffers {
                 world_rank,
@@ -212,7 +242,7 @@ impl Node {
             memfd,
             version: PROTOCOL_VERSION,
         };
-        let directory = Directory::open(&options.folder, launch.hash)?;
+        let directory = open()?;
         if let Err(error) = directory.register(row) {
             directory.leave();
             return Err(error);

@@ -429,3 +429,29 @@ fn a_rank_whose_descriptor_was_closed_is_not_a_peer() {
         libc::close(ends[1]);
     }
 }
+
+#[test]
+fn a_rank_that_is_alone_meets_nobody_and_leaves_nothing() {
+    let launch = Launch {
+        local_size: Some(2),
+        ..Launch::named("alone")
+    };
+    let options = Options {
+        folder: PathBuf::from("/nonexistent/folder"),
+        ..Options::default()
+    };
+    let refused = Node::register(&launch, 0, &options).expect_err("no folder");
+    assert!(refused.leaves_alone(), "{refused}");
+    let ranks = [0, 1].map(|rank| Node::alone(&launch, rank, &options).expect("memory"));
+    for (own, other) in [(0, 1), (1, 0)] {
+        let node = &ranks[own as usize];
+        let met: Vec<_> = node.peers().iter().map(|peer| peer.world_rank()).collect();
+        assert_eq!(met, [own]);
+        assert!(node.peer(other).is_none());
+        assert!(!node.proves_off_node(other), "it may be next door");
+    }
+    ranks[0].announce_device_use();
+    assert!(ranks[0].device_in_use() && !ranks[1].device_in_use());
+    ranks.iter().for_each(Node::unregister);
+    assert!(!options.folder.exists());
+}

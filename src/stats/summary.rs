@@ -62,6 +62,7 @@ const EVENTS: &[Counter] = &[
     Counter::CopiesBatched,
     Counter::MappingsOpened,
     Counter::MappingsEvicted,
+    Counter::MappingsRefused,
     Counter::HelperWakeups,
     Counter::HelperServed,
     Counter::FinalizeUnmatched,

@@ -10,6 +10,7 @@ mod habits;
 mod inert;
 mod interface;
 mod matching;
+mod nodes;
 mod pack;
 mod paths;
 mod programs;

@@ -489,7 +489,13 @@ static void reset(void) {
         BOTH_WAYS(round);
         barrier();
         if (round % 3 == 2 || round % 3 == me) {
-            CU(more.reset(me));
+            int count = 0;
+            CUdevice device;
+            CU(cu.device_count(&count));
+            CU(cu.device_get(&device, me % number_from("GPUS", count)));
+            CU(more.reset(device));
+            // As cudaDeviceReset leaves it, there is no context until the next one is asked for.
+            CU(cu.retain(&context, device));
             CU(cu.set_current(context));
         }
         barrier();

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use xtask::layout::repository_root;
 use xtask::mpi::{Family, Mpi};
 
 /// What to run, and how.
@@ -29,6 +30,8 @@ pub struct Job {
     launcher_arguments: Vec<String>,
     /// Command that runs the launcher.
     wrapper: Vec<String>,
+    /// Command that runs each rank.
+    rank_wrapper: Vec<String>,
 }
 
 /// What came of it.
@@ -64,6 +67,7 @@ impl Job {
             limit: Duration::ZERO,
             launcher_arguments: Vec::new(),
             wrapper: Vec::new(),
+            rank_wrapper: Vec::new(),
             folder,
         };
         job = job.limit_seconds(150);
@@ -163,13 +167,57 @@ impl Job {
         self
     }
 
+    /// Each rank is run by this command, which gets it and its arguments as arguments, but none of its variables.
+    pub fn ranks_under(mut self, wrapper: &[&str]) -> Job {
+        self.rank_wrapper = wrapper.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// Every rank meets others over TCP only, as if each were on a machine of its own: what the MPI libraries do within a
+    /// node needs a `/dev/shm` and pids that ranks have in common.
+    pub fn native_over_tcp(self) -> Job {
+        let job = self
+            .env("UCX_TLS", "tcp,self")
+            .env("MPIR_CVAR_NOLOCAL", "1");
+        job.env("OMPI_MCA_pml", "ob1")
+            .env("OMPI_MCA_btl", "tcp,self")
+    }
+
+    /// The ranks are on two nodes, the lower half of them on the first (`tests/nodes/two-nodes`).
+    pub fn on_two_nodes(mut self) -> Job {
+        let script = repository_root().join("tests/nodes/two-nodes");
+        let mut wrapper = crate::nodes::own_node();
+        wrapper.extend([script, self.folder.clone()].map(|path| path.display().to_string()));
+        self.wrapper = wrapper;
+        let agent = self.folder.join("agent").display().to_string();
+        let half = self.ranks / 2;
+        let hosts = format!("node1:{half},node2:{half}");
+        let arguments: Vec<&str> = match self.mpi.family {
+            Family::OpenMpi4 => vec!["--mca", "plm_rsh_agent", &agent, "--host", &hosts],
+            Family::OpenMpi5 => vec!["--prtemca", "plm_ssh_agent", &agent, "--host", &hosts],
+            Family::Mpich | Family::StandardAbi => {
+                vec![
+                    "-launcher",
+                    "ssh",
+                    "-launcher-exec",
+                    &agent,
+                    "-hosts",
+                    &hosts,
+                ]
+            }
+        };
+        // UCX takes two nodes of one kernel for one.
+        self.launcher_args(&arguments).env("UCX_TLS", "tcp,self")
+    }
+
     /// The folder of this run's files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
+    /// One for each node; the number is that of its lowest rank.
     fn summary_file(&self) -> PathBuf {
-        self.folder.join("stats.json")
+        self.folder.join("stats-%r.json")
     }
 
     /// Runs it.
@@ -182,7 +230,7 @@ impl Job {
         let finished = run_bounded(&mut command, &self.folder, self.limit);
         let outcome = Outcome {
             finished,
-            stats: Stats::read(&self.summary_file()),
+            stats: Stats::of_nodes(&self.folder),
             report: Report::read(&self.folder.join("simcuda.jsonl")),
             description,
         };
@@ -256,7 +304,8 @@ impl Job {
 
     /// `env NAME=VALUE ... program arguments`: the launcher itself sees none of it.
     fn rank_command(&self, preload: bool) -> Vec<OsString> {
-        let mut words: Vec<OsString> = vec!["env".into()];
+        let mut words: Vec<OsString> = self.rank_wrapper.iter().map(OsString::from).collect();
+        words.push("env".into());
         for (name, value) in self.variables(preload) {
             let mut word = OsString::from(name);
             word.push("=");

@@ -10,6 +10,7 @@
 mod compile;
 mod job;
 mod machine;
+pub mod nodes;
 mod process;
 pub mod ranks;
 mod stats;
@@ -17,8 +18,8 @@ mod stats;
 pub use compile::{all_programs, program, CompileError};
 pub use job::{Job, Outcome};
 pub use machine::{
-    built, in_ci, mpi_or_skip, needs_simulator, on_real_gpus, python_with_mpi4py, scratch_folder,
-    skip, solver, Built, ALL_MPI,
+    built, cannot_be_made_here, in_ci, mpi_or_skip, needs_simulator, on_real_gpus,
+    python_with_mpi4py, scratch_folder, skip, solver, Built, ALL_MPI,
 };
 pub use process::{run_bounded, Finished};
 pub use stats::{Report, Stats};

@@ -1,6 +1,7 @@
 //! What this machine has: the MPI libraries, and the freshly built layout.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,6 +38,23 @@ pub fn in_ci() -> bool {
 pub fn skip(what: &str, remedy: &str) {
     assert!(!in_ci(), "{what} is missing: {remedy}");
     eprintln!("skipped: {what} is missing: {remedy}");
+}
+
+/// Says that a test cannot be made on this machine, whatever is installed there: in its output, and in the list that
+/// `ci/test` prints at its end.
+///
+/// # Panics
+/// If the list cannot be written.
+pub fn cannot_be_made_here(what: &str, why: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let line = format!("skipped: {test}: {what}: {why}\n");
+    eprint!("{line}");
+    let list = Layout::new(false).target.join("test-skipped.txt");
+    let mut options = fs::OpenOptions::new();
+    let file = options.create(true).append(true).open(&list);
+    // One write, so that lines of several tests do not mix.
+    file.and_then(|mut file| file.write_all(line.as_bytes()))
+        .unwrap_or_else(|error| panic!("{}: {error}", list.display()));
 }
 
 /// The named MPI library, or `None` after saying how to get it.

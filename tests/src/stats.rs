@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The summary that the library writes at MPI_Finalize.
 #[derive(Clone, Debug)]
@@ -17,7 +17,46 @@ const PATHS: [&str; 5] = [
     "receives_eager",
 ];
 
+/// Adds up all numbers of two values that are built alike.
+fn add(to: &mut Value, more: &Value) {
+    match (to, more) {
+        (Value::Object(fields), Value::Object(others)) => {
+            for (name, field) in fields {
+                add(field, &others[name]);
+            }
+        }
+        (number, more) => {
+            if let (Some(a), Some(b)) = (number.as_u64(), more.as_u64()) {
+                *number = (a + b).into();
+            }
+        }
+    }
+}
+
 impl Stats {
+    /// The summaries of all nodes of a run, taken together; `None` if there is none.
+    ///
+    /// # Panics
+    /// If a file is not what the library documents.
+    pub fn of_nodes(folder: &Path) -> Option<Stats> {
+        let is_summary = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("stats-") && name.ends_with(".json")
+        };
+        let entries = fs::read_dir(folder).ok()?.flatten();
+        let files = entries.map(|entry| entry.path()).filter(is_summary);
+        let nodes = files.filter_map(|file| Stats::read(&file));
+        nodes.reduce(Stats::with)
+    }
+
+    /// The sum of two nodes' summaries.
+    fn with(mut self, other: Stats) -> Stats {
+        let ranks = other.0["ranks"].as_array().cloned().unwrap_or_default();
+        self.0["ranks"].as_array_mut().expect("ranks").extend(ranks);
+        add(&mut self.0["totals"], &other.0["totals"]);
+        self
+    }
+
     /// Reads a summary; `None` if there is no file.
     ///
     /// # Panics

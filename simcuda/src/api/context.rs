@@ -36,22 +36,50 @@ fn enter(d: &Driver, st: &mut State, handle: CUcontext, ordinal: usize, primary:
         streams_made: 1,
         per_thread: HashMap::new(),
         peers: HashSet::new(),
+        limits: HashMap::new(),
         error: 0,
     };
+    st.devices.insert(handle, ordinal);
     st.contexts.insert(handle, context);
 }
 
 fn create(context: *mut CUcontext, flags: c_uint, device: CUdevice) -> Res {
     let d = driver()?;
     let ordinal = ordinal(d, device)?;
+    valid_flags(flags)?;
     let mut st = d.state.lock();
-    illegal(&mut st)?;
     let handle = make(d, &mut st, ordinal, false, flags);
     // SAFETY: the caller's pointer, checked for null.
     unsafe { out(context, handle) }?;
     push_current(handle);
     d.charge(d.topology.calls.alloc_us);
     Ok(())
+}
+
+/// At most one way to wait, and flags that there are.
+fn valid_flags(flags: c_uint) -> Res {
+    if flags & !0xff == 0 && matches!(flags & 7, 0 | 1 | 2 | 4) {
+        return Ok(());
+    }
+    Err(INVALID_VALUE)
+}
+
+/// The limits of a context that nobody has changed: an H200's, as its driver (580) answers.
+fn default_limit(d: &Driver, limit: c_uint) -> Res<usize> {
+    Ok(match limit {
+        0 => 1024,
+        1 => 8_650_752,
+        2 => 8 << 20,
+        // Given up with the ninth generation.
+        3 if d.topology.gpu.compute_capability[0] >= 9 => return Err(UNSUPPORTED_LIMIT),
+        3 => 2,
+        4 => 2048,
+        5 => 64,
+        6 => 11_796_480,
+        7 => (d.topology.gpu.shared_kib as usize) << 10,
+        8 => 0,
+        _ => return Err(INVALID_VALUE),
+    })
 }
 
 /// Waits for everything in a context, then takes it apart.
@@ -92,11 +120,15 @@ driver! {
         let ordinal = ordinal(d, dev)?;
         let mut st = d.state.lock();
         let mut primary = st.primaries[ordinal];
+        if primary.was_reset {
+            primary.references = 0;
+        }
         if primary.references == 0 {
             if primary.context == 0 {
                 primary.context = st.handle();
             }
             if !st.contexts.contains_key(&primary.context) {
+                primary.was_reset = false;
                 enter(d, &mut st, primary.context, ordinal, true, primary.flags);
                 d.charge(d.topology.calls.alloc_us);
             }
@@ -113,7 +145,8 @@ driver! {
             let mut st = d.state.lock();
             let primary = &mut st.primaries[ordinal];
             primary.references = primary.references.checked_sub(1).ok_or(INVALID_CONTEXT)?;
-            (primary.references == 0).then_some(primary.context)
+            let is_there = !core::mem::take(&mut primary.was_reset);
+            (primary.references == 0 && is_there).then_some(primary.context)
         };
         last.map_or(Ok(()), |context| destroy(d, context))
     }
@@ -122,11 +155,13 @@ driver! {
         let d = driver()?;
         let ordinal = ordinal(d, dev)?;
         let primary = d.state.lock().primaries[ordinal];
-        if primary.references == 0 {
+        if primary.references == 0 || primary.was_reset {
             return Ok(());
         }
         destroy(d, primary.context)?;
-        enter(d, &mut d.state.lock(), primary.context, ordinal, true, primary.flags);
+        // Whoever held it may still give it back, once.
+        let primary = &mut d.state.lock().primaries[ordinal];
+        (primary.references, primary.was_reset) = (1, true);
         Ok(())
     }
 
@@ -134,11 +169,12 @@ driver! {
         let d = driver()?;
         let primary = d.state.lock().primaries[ordinal(d, dev)?];
         out(flags, primary.flags)?;
-        out(active, c_int::from(primary.references > 0))
+        out(active, c_int::from(primary.references > 0 && !primary.was_reset))
     }
 
     fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) {
         let d = driver()?;
+        valid_flags(flags)?;
         d.state.lock().primaries[ordinal(d, dev)?].flags = flags;
         Ok(())
     }
@@ -157,6 +193,9 @@ driver! {
 
     fn cuCtxDestroy_v2(context: CUcontext) {
         let d = driver()?;
+        if context == 0 {
+            return Err(INVALID_VALUE);
+        }
         {
             let mut st = d.state.lock();
             illegal(&mut st)?;
@@ -173,6 +212,9 @@ driver! {
 
     fn cuCtxPushCurrent_v2(context: CUcontext) {
         let d = driver()?;
+        if context == 0 {
+            return Err(INVALID_VALUE);
+        }
         if !d.state.lock().contexts.contains_key(&context) {
             return Err(INVALID_CONTEXT);
         }
@@ -203,8 +245,9 @@ driver! {
 
     fn cuCtxGetDevice(dev: *mut CUdevice) {
         let d = driver()?;
-        let ordinal = d.state.lock().context()?.1.ordinal;
-        out(dev, ordinal as CUdevice)
+        // Also of a context that has failed, or is gone.
+        let ordinal = d.state.lock().devices.get(&current()).copied();
+        out(dev, ordinal.ok_or(INVALID_CONTEXT)? as CUdevice)
     }
 
     fn cuCtxGetDevice_v2(dev: *mut CUdevice, context: CUcontext) {
@@ -222,7 +265,8 @@ driver! {
     fn cuCtxGetFlags(flags: *mut c_uint) {
         let d = driver()?;
         let value = d.state.lock().context()?.1.flags;
-        out(flags, value)
+        // CU_CTX_MAP_HOST is what every context is.
+        out(flags, value | 8)
     }
 
     fn cuCtxSetFlags(flags: c_uint) {
@@ -266,7 +310,7 @@ driver! {
         }
         let own = st.contexts.get_mut(&handle).ok_or(INVALID_CONTEXT)?;
         if own.gpu == other {
-            return Err(INVALID_DEVICE);
+            return Err(PEER_ACCESS_UNSUPPORTED);
         }
         if !own.peers.insert(peer) {
             return Err(PEER_ACCESS_ALREADY_ENABLED);
@@ -286,23 +330,20 @@ driver! {
     }
 
     fn cuCtxGetLimit(value: *mut usize, limit: c_uint) {
-        driver()?.state.lock().context()?;
-        let known = match limit {
-            0 => 1024,
-            1 => 1 << 20,
-            2 => 8 << 20,
-            3 => 2,
-            4 => 2048,
-            5 | 6 => 0,
-            _ => return Err(UNSUPPORTED_LIMIT),
-        };
-        out(value, known)
+        let d = driver()?;
+        let st = d.state.lock();
+        let set = st.context()?.1.limits.get(&limit).copied();
+        out(value, set.map_or_else(|| default_limit(d, limit), Ok)?)
     }
 
-    fn cuCtxSetLimit(limit: c_uint, _value: usize) {
-        driver()?.state.lock().context()?;
-        if limit > 6 {
-            return Err(UNSUPPORTED_LIMIT);
+    fn cuCtxSetLimit(limit: c_uint, value: usize) {
+        let d = driver()?;
+        default_limit(d, limit)?;
+        let mut st = d.state.lock();
+        illegal(&mut st)?;
+        let handle = st.context()?.0;
+        if let Some(context) = st.contexts.get_mut(&handle) {
+            context.limits.insert(limit, value);
         }
         Ok(())
     }

@@ -43,7 +43,8 @@ pub(crate) fn volume(d: &Driver, st: &State, c: &CUDA_MEMCPY3D) -> Res<Vec<Copy>
     let end = |kind: u32, host: u64, dev: u64| match kind {
         MEMORYTYPE_HOST => Ok(host),
         MEMORYTYPE_DEVICE | MEMORYTYPE_UNIFIED => Ok(dev),
-        _ => Err(NOT_SUPPORTED),
+        MEMORYTYPE_ARRAY => Err(NOT_SUPPORTED),
+        _ => Err(INVALID_VALUE),
     };
     let src = end(c.srcMemoryType, c.srcHost as u64, c.srcDevice)?;
     let dst = end(c.dstMemoryType, c.dstHost as u64, c.dstDevice)?;
@@ -54,6 +55,9 @@ pub(crate) fn volume(d: &Driver, st: &State, c: &CUDA_MEMCPY3D) -> Res<Vec<Copy>
     }
     let height = |h: usize| if h == 0 { c.Height } else { h };
     let (sh, dh) = (height(c.srcHeight), height(c.dstHeight));
+    if c.Depth > 1 && (sh < c.srcY + c.Height || dh < c.dstY + c.Height) {
+        return Err(INVALID_VALUE);
+    }
     let first = |base: u64, x: usize, y: usize, z: usize, p: usize, h: usize| {
         base + (x + (z * h + y) * p) as u64
     };

@@ -148,7 +148,8 @@ driver! {
             1 => c_int::from(!linked),
             2 => 1,
             3 => c_int::from(linked),
-            4 => 0,
+            4 => 1,
+            5 => 0,
             _ => return Err(INVALID_VALUE),
         };
         out(value, value_of)

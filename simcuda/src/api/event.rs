@@ -60,6 +60,20 @@ fn record(stream: CUstream, event: CUevent) -> Res {
     Ok(())
 }
 
+/// The one flag of records and waits: in a capture, a node of its own. It means nothing outside.
+pub(crate) fn external(stream: CUstream, flags: c_uint) -> Res {
+    if flags > 1 {
+        return Err(INVALID_VALUE);
+    }
+    let d = driver()?;
+    let mut st = d.state.lock();
+    let stream = st.stream_handle(d, stream)?;
+    if flags == 1 && !capture::capturing(&st, stream)? {
+        return Err(ILLEGAL_STATE);
+    }
+    Ok(())
+}
+
 /// Waits for, or looks at, an event that other processes record too.
 fn shared_done(d: &'static Driver, event: &Event, block: bool) -> Res<bool> {
     let Some((row, id)) = *event.shared.lock() else {
@@ -101,7 +115,7 @@ driver! {
         let context = st.context()?.0;
         let shared = if flags & INTERPROCESS != 0 { Some(crate::ipc::share_event(d)?) } else { None };
         let handle = st.handle();
-        let made = Event { flags, context, state: Mutex::new(EventState::Empty), shared: Mutex::new(shared) };
+        let made = Event { flags, context, state: Mutex::new(EventState::Empty), shared: Mutex::new(shared), opened: false };
         st.events.insert(handle, Arc::new(made));
         out(event, handle)
     }
@@ -115,7 +129,8 @@ driver! {
         record(stream, event)
     }
 
-    fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, _flags: c_uint) {
+    fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) {
+        external(stream, flags)?;
         record(stream, event)
     }
 
@@ -123,6 +138,7 @@ driver! {
         let d = driver()?;
         let event = get(d, event)?;
         capture::illegal(&mut d.state.lock())?;
+        failed(d, &event)?;
         if shared_done(d, &event, false)? {
             return Ok(());
         }
@@ -154,8 +170,19 @@ driver! {
     }
 }
 
+/// The error of the event's context, if there is one.
+fn failed(d: &Driver, event: &Event) -> Res {
+    match d.state.lock().contexts.get(&event.context) {
+        Some(context) if context.error != 0 => Err(context.error),
+        _ => Ok(()),
+    }
+}
+
 unsafe fn elapsed(ms: *mut f32, start: CUevent, end: CUevent) -> Res {
     let d = driver()?;
+    if ms.is_null() {
+        return Err(INVALID_HANDLE);
+    }
     let mut times = [0u64; 2];
     for (time, event) in times.iter_mut().zip([start, end]) {
         let event = get(d, event)?;

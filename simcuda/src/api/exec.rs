@@ -11,6 +11,7 @@ use core::ffi::{c_char, c_uint};
 fn instantiate(graph: CUgraph) -> Res<CUgraphExec> {
     let d = driver()?;
     let mut st = d.state.lock();
+    crate::capture::illegal(&mut st)?;
     let exec = Exec::new(d, st.graphs.get(&graph).ok_or(INVALID_VALUE)?)?;
     d.charge(
         d.topology.calls.graph_instantiate_us + d.topology.calls.graph_node_us * exec.len() as f64,
@@ -64,7 +65,10 @@ driver! {
         out(exec, instantiate(graph)?)
     }
 
-    fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, _flags: u64) {
+    fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) {
+        if flags & !0xf != 0 {
+            return Err(INVALID_VALUE);
+        }
         out(exec, instantiate(graph)?)
     }
 
@@ -89,9 +93,8 @@ driver! {
         let d = driver()?;
         let mut st = d.state.lock();
         let stream = st.stream_handle(d, stream)?;
-        if crate::capture::capturing(&st, stream)? {
-            return Err(STREAM_CAPTURE_UNSUPPORTED);
-        }
+        crate::capture::unless_captured(&mut st, stream)?;
+        crate::capture::entering(&mut st, stream)?;
         launch(d, &mut st, exec, stream)
     }
 

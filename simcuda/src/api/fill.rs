@@ -2,7 +2,7 @@
 
 use crate::driver::driver;
 use crate::errors::*;
-use crate::memory::Place;
+use crate::memory::{Kind, Place};
 use crate::ops::{finish, issue, resolve, Mode};
 use crate::types::*;
 use crate::work::{Copy, Fill, Work};
@@ -21,18 +21,27 @@ fn fill(
     let d = driver()?;
     let mut st = d.state.lock();
     st.context()?;
-    if mode == Mode::Sync {
-        crate::capture::illegal(&mut st)?;
-    }
     if width == 0 || height == 0 {
         return Ok(());
     }
-    if dst % element as u64 != 0 || (height > 1 && pitch < width * element) {
+    if dst % element as u64 != 0
+        || (height > 1 && (pitch < width * element || pitch % element != 0))
+    {
         return Err(INVALID_VALUE);
     }
     let span = Copy::span(width * element, height, pitch);
     let dst = resolve(d, &st, dst, span)?;
     let host = dst.gpu().is_none();
+    // What belongs to another context's device is reached with peer access only.
+    let own = st.stream_handle(d, stream)?;
+    let own = st.streams.get(&own).ok_or(INVALID_HANDLE)?;
+    if let Place::Device(a, _) = &dst {
+        let other = a.gpu != own.gpu && a.import.is_none() && matches!(a.kind, Kind::Plain);
+        let peers = st.contexts.get(&own.context).map(|c| &c.peers);
+        if other && !peers.is_some_and(|peers| peers.contains(&a.context)) {
+            return Err(INVALID_VALUE);
+        }
+    }
     if matches!(dst, Place::Pageable(_)) {
         return Err(INVALID_VALUE);
     }

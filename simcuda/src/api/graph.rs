@@ -26,7 +26,8 @@ unsafe fn add(
     // SAFETY: the caller's array.
     let deps = unsafe { array(deps, count)? };
     let mut st = d.state.lock();
-    if !st.graphs.contains_key(&graph) {
+    let twice = |(at, dep): (usize, &CUgraphNode)| deps[..at].contains(dep);
+    if !st.graphs.contains_key(&graph) || deps.iter().enumerate().any(twice) {
         return Err(INVALID_VALUE);
     }
     let gpu = match context {
@@ -51,11 +52,10 @@ unsafe fn add(
 /// The one copy that a memcpy node may be.
 pub(crate) fn copy_kind(d: &Driver, st: &State, c: &CUDA_MEMCPY3D) -> Res<NodeKind> {
     let copies = super::copy::volume(d, st, c)?;
-    Ok(NodeKind::Work(if copies.is_empty() {
-        Work::Empty
-    } else {
-        Work::Copy(copies)
-    }))
+    if copies.is_empty() {
+        return Err(INVALID_VALUE);
+    }
+    Ok(NodeKind::Work(Work::Copy(copies)))
 }
 
 pub(crate) fn fill_kind(d: &Driver, st: &State, p: &CUDA_MEMSET_NODE_PARAMS) -> Res<NodeKind> {
@@ -250,6 +250,9 @@ driver! {
 
     fn cuGraphAddHostNode(node: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const CUDA_HOST_NODE_PARAMS) {
         let p = load(params)?;
+        if p.func.is_none() {
+            return Err(INVALID_VALUE);
+        }
         let code = HostCode::Function(p.func, UserData(p.userData));
         add(node, graph, deps, count, 0, |_, _, _| Ok((NodeKind::Work(Work::Host(code)), 0)))
     }

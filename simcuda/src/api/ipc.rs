@@ -36,9 +36,9 @@ driver! {
         let d = driver()?;
         let tails = {
             let mut st = d.state.lock();
-            illegal(&mut st)?;
             let a = st.memory.device.get(&dptr).filter(|a| a.import.is_some()).ok_or(INVALID_VALUE)?;
             let context = a.context;
+            illegal(&mut st)?;
             st.context_tails(context)
         };
         let _ = finish(d, &tails);
@@ -63,6 +63,7 @@ driver! {
             context,
             state: Mutex::new(EventState::Empty),
             shared: Mutex::new(Some(shared)),
+            opened: true,
         };
         let id = st.handle();
         st.events.insert(id, Arc::new(opened));

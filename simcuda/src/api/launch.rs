@@ -64,7 +64,8 @@ pub(crate) unsafe fn prepare(
     let grid = [p.gridDimX, p.gridDimY, p.gridDimZ];
     let block = [p.blockDimX, p.blockDimY, p.blockDimZ];
     let threads: u64 = block.iter().map(|b| u64::from(*b)).product();
-    if grid.contains(&0) || threads == 0 || threads > 1024 {
+    let too_many = p.blockDimZ > 64 || p.gridDimY > 65_535 || p.gridDimZ > 65_535;
+    if grid.contains(&0) || threads == 0 || threads > 1024 || too_many {
         return Err(INVALID_VALUE);
     }
     if p.sharedMemBytes as i64 > i64::from(d.topology.gpu.shared_kib) << 10 {

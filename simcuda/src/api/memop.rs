@@ -21,7 +21,9 @@ fn operation(
     value: u64,
     wait: Option<u32>,
 ) -> Res<MemOp> {
-    if address % bytes as u64 != 0 {
+    // GEQ, EQ, AND, NOR, and CU_STREAM_WAIT_VALUE_FLUSH.
+    let known = wait.is_none_or(|flags| flags & !(3 | 1 << 30) == 0);
+    if address % bytes as u64 != 0 || !known {
         return Err(INVALID_VALUE);
     }
     let place = resolve(d, st, address, bytes as u64)?;
@@ -34,6 +36,14 @@ fn operation(
         value,
         wait,
     })
+}
+
+/// A single write has no flags here: writes without a barrier before them are refused.
+fn plain_write(flags: c_uint) -> Res {
+    if flags == 0 {
+        return Ok(());
+    }
+    Err(INVALID_VALUE)
 }
 
 /// The operations of a batch.
@@ -104,11 +114,13 @@ unsafe fn batch(stream: CUstream, count: c_uint, params: *mut CUstreamBatchMemOp
 }
 
 driver! {
-    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, _flags: c_uint) {
+    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint) {
+        plain_write(flags)?;
         single(stream, 4, address, u64::from(value), None)
     }
 
-    fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, _flags: c_uint) {
+    fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) {
+        plain_write(flags)?;
         single(stream, 8, address, value, None)
     }
 

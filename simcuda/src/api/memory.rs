@@ -41,8 +41,12 @@ fn layout(bytes: usize) -> std::alloc::Layout {
 
 fn host_alloc(to: *mut *mut c_void, bytes: usize, flags: c_uint) -> Res {
     let d = driver()?;
-    if bytes == 0 || bytes > isize::MAX as usize / 2 || to.is_null() {
+    if bytes > isize::MAX as usize / 2 || to.is_null() || flags & !7 != 0 {
         return Err(INVALID_VALUE);
+    }
+    if bytes == 0 {
+        // SAFETY: not null.
+        return unsafe { out(to, core::ptr::null_mut()) };
     }
     let mut st = d.state.lock();
     illegal(&mut st)?;
@@ -122,11 +126,13 @@ driver! {
 
     fn cuMemFree_v2(dptr: CUdeviceptr) {
         let d = driver()?;
+        crate::capture::illegal_globally(&mut d.state.lock())?;
         if dptr == 0 {
             return Ok(());
         }
         let context = {
             let mut st = d.state.lock();
+            st.sticky()?;
             let a = st.memory.device.get(&dptr).ok_or(INVALID_VALUE)?;
             match a.kind {
                 // Without any wait, as the reference says.
@@ -148,16 +154,19 @@ driver! {
         let d = driver()?;
         let gpu = d.state.lock().context()?.1.gpu;
         let all = d.topology.memory_bytes();
-        out(free, all.saturating_sub(used(d, gpu)) as usize)?;
-        out(total, all as usize)
+        super::maybe(free, all.saturating_sub(used(d, gpu)) as usize);
+        super::maybe(total, all as usize);
+        Ok(())
     }
 
     fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, dptr: CUdeviceptr) {
         let d = driver()?;
         let st = d.state.lock();
-        let a = st.memory.device_at(dptr).ok_or(NOT_FOUND)?;
-        super::maybe(base, a.address);
-        super::maybe(size, a.size as usize);
+        let device = st.memory.device_at(dptr).map(|a| (a.address, a.size));
+        let host = || st.memory.host_at(dptr).map(|r| (r.address, r.size));
+        let (address, bytes) = device.or_else(host).ok_or(NOT_FOUND)?;
+        super::maybe(base, address);
+        super::maybe(size, bytes as usize);
         Ok(())
     }
 
@@ -171,6 +180,7 @@ driver! {
 
     fn cuMemFreeHost(p: *mut c_void) {
         let d = driver()?;
+        illegal(&mut d.state.lock())?;
         if p.is_null() {
             return Ok(());
         }
@@ -192,10 +202,12 @@ driver! {
         illegal(&mut st)?;
         let context = st.context()?.0;
         let (start, end) = (p as u64, p as u64 + bytes as u64);
-        if st.memory.host.values().any(|r| r.address < end && start < r.address + r.size) {
-            return Err(HOST_MEMORY_ALREADY_REGISTERED);
+        if let Some(other) = st.memory.host.values().find(|r| r.address < end && start < r.address + r.size) {
+            return Err(if other.owned { INVALID_VALUE } else { HOST_MEMORY_ALREADY_REGISTERED });
         }
-        if d.vm.contains(start) || st.memory.virt.reserved(start) {
+        // CU_MEMHOSTREGISTER_READ_ONLY.
+        let is_mapped = crate::memory::is_mapped(start, end, flags & 8 == 0);
+        if d.vm.contains(start) || st.memory.virt.reserved(start) || !is_mapped {
             return Err(INVALID_VALUE);
         }
         add_host(d, &mut st, start, bytes as u64, flags, false, context);
@@ -206,11 +218,15 @@ driver! {
     fn cuMemHostUnregister(p: *mut c_void) {
         let d = driver()?;
         let address = p as u64;
-        match d.state.lock().memory.host.get(&address) {
+        illegal(&mut d.state.lock())?;
+        let st = d.state.lock();
+        match st.memory.host.get(&address) {
+            None if address == 0 || st.memory.host_at(address).is_some() => return Err(INVALID_VALUE),
             None => return Err(HOST_MEMORY_NOT_REGISTERED),
             Some(r) if r.owned => return Err(INVALID_VALUE),
             Some(_) => {}
         }
+        drop(st);
         drain(d, None)?;
         release_host(&mut d.state.lock(), address);
         Ok(())
@@ -228,8 +244,8 @@ driver! {
     fn cuMemHostGetFlags(flags: *mut c_uint, p: *mut c_void) {
         let d = driver()?;
         let value = d.state.lock().memory.host_at(p as u64).ok_or(INVALID_VALUE)?.flags;
-        // Every pinned region is portable and mapped under unified addressing.
-        out(flags, value | 3)
+        // Every pinned region is mapped under unified addressing.
+        out(flags, value | 2)
     }
 
     fn cuMemGetLocationInfo(_info: *mut c_int) {

@@ -20,14 +20,17 @@ fn load_image(image: *const c_void, in_context: bool) -> Res<CUmodule> {
     }
     // SAFETY: an image has at least four bytes.
     let head = unsafe { core::slice::from_raw_parts(image.cast::<u8>(), 4) };
+    if in_context {
+        d.state.lock().context()?;
+    }
     if BINARY.contains(&head) {
-        return Err(NO_BINARY_FOR_GPU);
+        return Err(INVALID_IMAGE);
     }
     // SAFETY: what is no binary image is NUL-terminated text.
     let source = unsafe { text(image.cast())? };
     let kernels = entries(&source);
     if kernels.is_empty() && !source.contains(".version") {
-        return Err(INVALID_PTX);
+        return Err(INVALID_IMAGE);
     }
     let mut st = d.state.lock();
     illegal(&mut st)?;
@@ -98,8 +101,11 @@ fn blocks_per_multiprocessor(func: CUfunction, block: c_int, shared: usize) -> R
     if !d.state.lock().functions.contains_key(&func) {
         return Err(INVALID_HANDLE);
     }
-    if !(1..=1024).contains(&block) {
+    if block < 1 {
         return Err(INVALID_VALUE);
+    }
+    if block > 1024 {
+        return Ok(0);
     }
     let by_threads = 2048 / block;
     let by_shared = (d.topology.gpu.shared_kib as usize * 1024)

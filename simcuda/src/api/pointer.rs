@@ -40,6 +40,17 @@ fn access(d: &Driver, st: &State, a: &Allocation) -> u32 {
     }
 }
 
+/// Address and size of the reservation that a mapping is in.
+fn reservation(known: &Known) -> Option<(u64, u64)> {
+    match known {
+        Known::Device(a) => match &a.kind {
+            Kind::Mapped(m) => Some(m.reservation()),
+            _ => None,
+        },
+        Known::Host(_) => None,
+    }
+}
+
 /// Writes one attribute. `Err` for attributes that this kind of memory does not have.
 unsafe fn write(
     d: &Driver,
@@ -71,7 +82,8 @@ unsafe fn write(
             3 => out(data.cast(), address),
             4 if device && !managed => Err(INVALID_VALUE),
             4 => out(data.cast(), address),
-            5 => Err(NOT_SUPPORTED),
+            5 if device => out(data.cast(), [0u64; 2]),
+            5 => Err(INVALID_VALUE),
             6 => match known {
                 Known::Device(a) => out(data.cast(), c_int::from(a.sync_memops.load(Relaxed))),
                 Known::Host(_) => out(data.cast(), 0 as c_int),
@@ -92,11 +104,19 @@ unsafe fn write(
                 }
                 Known::Host(_) => out(data.cast::<u8>(), 0),
             },
-            11 => out(data.cast(), start),
-            12 => out(data.cast(), size as usize),
+            // Of a mapping, the reservation that it is in.
+            11 => out(data.cast(), reservation(known).map_or(start, |r| r.0)),
+            12 => out(
+                data.cast(),
+                reservation(known).map_or(size, |r| r.1) as usize,
+            ),
             13 => out(data.cast::<u8>(), 1),
             14 => out(data.cast(), 0u64),
-            15 => out(data.cast::<u8>(), 0),
+            15 => {
+                let plain = |a: &Allocation| a.import.is_none() && matches!(a.kind, Kind::Plain);
+                let capable = matches!(known, Known::Device(a) if plain(a));
+                out(data.cast::<u8>(), u8::from(capable))
+            }
             16 => match known {
                 Known::Device(a) => out(data.cast(), access(d, st, a)),
                 Known::Host(_) => out(data.cast(), 3u32),
@@ -109,11 +129,18 @@ unsafe fn write(
                 Known::Host(_) => out(data.cast(), 0usize),
             },
             // The vendor's driver may name the larger mapping that a pool's memory is cut from.
-            18 => out(data.cast(), size as usize),
+            18 => {
+                let large = match known {
+                    Known::Device(a) => !matches!(a.kind, Kind::Pool(_)) && a.import.is_none(),
+                    Known::Host(r) => r.owned,
+                };
+                let page = if large { crate::virt::GRANULARITY } else { 1 };
+                out(data.cast(), size.next_multiple_of(page) as usize)
+            }
             19 => out(data.cast(), start),
             20 => match known {
                 Known::Device(a) => out(data.cast(), a.space),
-                Known::Host(_) => Err(INVALID_VALUE),
+                Known::Host(r) => out(data.cast(), r.buffer),
             },
             _ => Err(INVALID_VALUE),
         }
@@ -125,6 +152,7 @@ fn width(attribute: c_uint) -> usize {
     match attribute {
         2 | 6 | 9 | 16 => 4,
         8 | 10 | 13 | 15 | 21 => 1,
+        5 => 16,
         _ => 8,
     }
 }
@@ -143,6 +171,9 @@ driver! {
     /// Succeeds for any pointer: what the driver does not know reads as zero.
     fn cuPointerGetAttributes(count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, ptr: CUdeviceptr) {
         let d = driver()?;
+        if count == 0 {
+            return Err(INVALID_VALUE);
+        }
         let attributes = array(attributes, count as usize)?;
         let data = array(data, count as usize)?;
         let st = d.state.lock();
@@ -166,12 +197,17 @@ driver! {
     fn cuPointerSetAttribute(value: *const c_void, attribute: c_uint, ptr: CUdeviceptr) {
         let d = driver()?;
         let value = super::load(value.cast::<c_uint>())?;
-        let st = d.state.lock();
-        let a = st.memory.device_at(ptr).ok_or(INVALID_VALUE)?;
+        let mut st = d.state.lock();
+        crate::capture::illegal(&mut st)?;
         if attribute != 6 {
             return Err(INVALID_VALUE);
         }
-        // Seen on hardware for mappings; that pool memory is refused in the same way is an assumption.
+        if st.memory.host_at(ptr).is_some() {
+            // Copies to and from the host wait as it is.
+            return Ok(());
+        }
+        let a = st.memory.device_at(ptr).ok_or(INVALID_VALUE)?;
+        // Of mappings as on hardware; of pool memory as the stricter drivers do.
         if matches!(a.kind, Kind::Pool(_) | Kind::Mapped(_)) {
             return Err(NOT_SUPPORTED);
         }

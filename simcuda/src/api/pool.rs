@@ -6,7 +6,7 @@ use crate::driver::{driver, Driver};
 use crate::errors::*;
 use crate::pool::{self, Pool};
 use crate::types::*;
-use crate::virt::{device, READ_WRITE};
+use crate::virt::{accessor, device, READ_WRITE};
 use core::ffi::{c_int, c_uint, c_void};
 
 fn ordinal(d: &Driver, dev: CUdevice) -> Res<usize> {
@@ -74,7 +74,7 @@ driver! {
         if p.handleTypes != 0 {
             return Err(NOT_SUPPORTED);
         }
-        let ordinal = device(d, p.location.kind, p.location.id)?;
+        let ordinal = accessor(d, p.location.kind, p.location.id)?;
         out(pool_out, pool::create(d, &mut d.state.lock(), ordinal, p.maxSize as u64, false))
     }
 
@@ -86,6 +86,7 @@ driver! {
     fn cuMemPoolTrimTo(handle: CUmemoryPool, keep: usize) {
         let d = driver()?;
         let mut st = d.state.lock();
+        illegal(&mut st)?;
         st.memory.pools.get(handle)?;
         pool::trim(d, &mut st, handle, keep as u64);
         Ok(())
@@ -109,10 +110,13 @@ driver! {
         let mut st = d.state.lock();
         let pool = st.memory.pools.get(handle)?;
         for w in &wanted {
-            let ordinal = device(d, w.location.kind, w.location.id)?;
+            let ordinal = accessor(d, w.location.kind, w.location.id)?;
             // The device's own access cannot be taken away.
-            if ![0, 1, READ_WRITE].contains(&w.flags) || (ordinal == pool.ordinal && w.flags != READ_WRITE) {
+            if ![0, 1, READ_WRITE].contains(&w.flags) {
                 return Err(INVALID_VALUE);
+            }
+            if ordinal == pool.ordinal && w.flags != READ_WRITE {
+                return Err(INVALID_DEVICE);
             }
         }
         pool.access.extend(wanted.iter().map(|w| (w.location.id as usize, w.flags)));
@@ -122,7 +126,7 @@ driver! {
     fn cuMemPoolGetAccess(flags: *mut c_uint, handle: CUmemoryPool, location: *const CUmemLocation) {
         let d = driver()?;
         let location = load(location)?;
-        let ordinal = device(d, location.kind, location.id)?;
+        let ordinal = accessor(d, location.kind, location.id)?;
         let mut st = d.state.lock();
         let pool = st.memory.pools.get(handle)?;
         let own = if ordinal == pool.ordinal { READ_WRITE } else { 0 };
@@ -150,10 +154,14 @@ driver! {
         out(dptr, pool::allocate(d, &mut d.state.lock(), handle, bytes, stream)?)
     }
 
-    /// Pool memory only. What the vendor's driver does with other memory, or with a null pointer, is not documented;
-    /// here both are invalid values.
+    /// Pool memory only; other memory is an invalid value here.
     fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) {
         let d = driver()?;
+        if dptr == 0 {
+            let mut st = d.state.lock();
+            let stream = st.stream_handle(d, stream)?;
+            return pool::not_beside_a_capture(&mut st, stream);
+        }
         pool::free(d, &mut d.state.lock(), dptr, Some(stream))
     }
 

@@ -31,6 +31,14 @@ fn field<T>(stream: CUstream, of: impl FnOnce(&crate::state::Stream) -> T) -> Re
     st.streams.get(&stream).map(of).ok_or(INVALID_HANDLE)
 }
 
+/// Calls that are not made of a stream while it is captured, whatever the mode.
+fn never_captured(stream: CUstream) -> Res {
+    let d = driver()?;
+    let mut st = d.state.lock();
+    let stream = st.stream_handle(d, stream)?;
+    crate::capture::unless_captured(&mut st, stream)
+}
+
 fn host(stream: CUstream, code: impl FnOnce(CUstream) -> HostCode) -> Res {
     let d = driver()?;
     let mut st = d.state.lock();
@@ -56,6 +64,7 @@ driver! {
     fn cuStreamDestroy_v2(stream: CUstream) {
         let d = driver()?;
         let mut st = d.state.lock();
+        st.sticky()?;
         if st.streams.get(&stream).ok_or(INVALID_HANDLE)?.legacy {
             return Err(INVALID_HANDLE);
         }
@@ -96,7 +105,8 @@ driver! {
         finish(d, &tails)
     }
 
-    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, _flags: c_uint) {
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) {
+        super::event::external(stream, flags)?;
         let d = driver()?;
         let mut st = d.state.lock();
         let stream = st.stream_handle(d, stream)?;
@@ -117,6 +127,7 @@ driver! {
         if callback.is_none() || flags != 0 {
             return Err(INVALID_VALUE);
         }
+        never_captured(stream)?;
         host(stream, |s| HostCode::Callback(callback, s, UserData(data)))
     }
 
@@ -146,11 +157,17 @@ driver! {
     }
 
     fn cuStreamGetId(stream: CUstream, id: *mut u64) {
+        never_captured(stream)?;
         out(id, field(stream, |s| s.uid)?)
     }
 
-    fn cuStreamAttachMemAsync(stream: CUstream, _dptr: CUdeviceptr, _length: usize, _flags: c_uint) {
+    /// Which streams may touch managed memory is not looked at.
+    fn cuStreamAttachMemAsync(stream: CUstream, dptr: CUdeviceptr, _length: usize, _flags: c_uint) {
         field(stream, |_| ())?;
-        Err(NOT_SUPPORTED)
+        let st = driver()?.state.lock();
+        match st.memory.device_at(dptr).map(|a| &a.kind) {
+            Some(crate::memory::Kind::Managed) => Ok(()),
+            _ => Err(INVALID_VALUE),
+        }
     }
 }

@@ -54,8 +54,11 @@ driver! {
     fn cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: c_ulonglong) {
         let d = driver()?;
         // "Currently must be zero", both of them.
-        if offset != 0 || flags != 0 {
+        if flags != 0 {
             return Err(INVALID_VALUE);
+        }
+        if offset != 0 {
+            return Err(NOT_SUPPORTED);
         }
         virt::map(d, &mut d.state.lock(), ptr, size as u64, handle)
     }

@@ -90,7 +90,12 @@ pub fn say(name: &str, bytes: &[u8]) {
 }
 
 pub fn hear(name: &str) -> Vec<u8> {
-    let path = Path::new(&std::env::var("FOLDER").unwrap()).join(name);
+    hear_in(Path::new(&std::env::var("FOLDER").unwrap()), name)
+}
+
+/// What is said in another folder than this process's own.
+pub fn hear_in(folder: &Path, name: &str) -> Vec<u8> {
+    let path = folder.join(name);
     let start = Instant::now();
     while !path.exists() {
         assert!(start.elapsed() < LIMIT, "nobody says {name}");

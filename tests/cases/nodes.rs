@@ -1,0 +1,275 @@
+//! Habits of nodes: GPUs that a rank does not see or cannot map, little or no `/dev/shm`, limits, containers, other jobs
+//! and other nodes. Messages arrive by whatever way is left, and the counters say which and why.
+
+use crate::support::{job, on, on_every_mpi};
+use anabranch_tests::nodes::{nodes_permitted, own_container, own_mounts, permitted};
+use anabranch_tests::{Job, Outcome};
+use std::thread;
+use xtask::mpi::Mpi;
+
+on_every_mpi!(hidden_gpus, refused_for_good);
+
+/// The libraries that run well over TCP alone. MPICH 4.0.2 (over UCX) is not among them: without any library of ours,
+/// MPI_Finalize does not end in five of a hundred runs. Nor is MPICH 5 where there is no `/dev/shm`: it does not start.
+const OVER_TCP: [&str; 4] = ["openmpi", "openmpi5", "mpich5", "mpich5-abi"];
+const WITHOUT_SHM: [&str; 2] = ["openmpi", "openmpi5"];
+
+fn words(command: &[String]) -> Vec<&str> {
+    command.iter().map(String::as_str).collect()
+}
+
+/// Runs it, all is well, and nothing was said.
+#[track_caller]
+fn quiet(job: Job) -> Outcome {
+    let outcome = job.passes();
+    outcome.stats().check_complete();
+    let said = |line: &&str| line.starts_with("anabranch[");
+    let lines: Vec<&str> = outcome.finished.stderr.lines().filter(said).collect();
+    assert!(lines.is_empty(), "{lines:?}\n{outcome}");
+    outcome
+}
+
+/// No message went by descriptor, each for this reason.
+#[track_caller]
+fn all_by_value(outcome: &Outcome, reason: &str) {
+    let stats = outcome.stats();
+    assert!(stats.total("sends_device") > 0, "{outcome}");
+    assert_eq!(stats.total("sends_descriptor"), 0, "{outcome}");
+    assert_eq!(
+        stats.total("sends_value"),
+        stats.total("sends_device"),
+        "{outcome}"
+    );
+    assert!(stats.fallback(reason) > 0, "{outcome}");
+    assert!(stats.total("receives_value") > 0, "{outcome}");
+}
+
+/// Between two nodes messages go by value, and within each of them by descriptor.
+#[test]
+fn two_nodes() {
+    if nodes_permitted() {
+        for name in OVER_TCP {
+            on(name, on_two_nodes);
+        }
+    }
+}
+
+fn on_two_nodes(mpi: &Mpi) {
+    let cases = ["medium", "both_ways"];
+    let outcome = quiet(job(mpi, 2, "p2p").args(&cases).on_two_nodes());
+    assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
+    all_by_value(&outcome, "not_on_node");
+    assert_eq!(outcome.stats().fallback("not_registered"), 0, "{outcome}");
+
+    // Pairs of one node, and a ring over all.
+    let cases = ["medium", "ring", "both_ways"];
+    let outcome = quiet(job(mpi, 4, "p2p").args(&cases).on_two_nodes());
+    let stats = outcome.stats();
+    assert_eq!(stats.ranks(), 4, "{outcome}");
+    for rank in 0..4 {
+        assert!(stats.of_rank(rank, "sends_descriptor") > 0, "{outcome}");
+    }
+    // Rank 1 sends to rank 2, rank 3 to rank 0, 20 times; and every odd rank to its left in `ring` only.
+    assert_eq!(stats.fallback("not_on_node"), 40, "{outcome}");
+    assert!(stats.total("receives_direct") > 0, "{outcome}");
+}
+
+/// Each rank sees its own GPU only, and maps the other's memory all the same.
+fn hidden_gpus(mpi: &Mpi) {
+    let outcome = quiet(own_gpu(job(mpi, 2, "p2p").args(&["medium", "both_ways"])));
+    let stats = outcome.stats();
+    for rank in 0..2 {
+        assert!(stats.of_rank(rank, "receives_direct") > 0, "{outcome}");
+    }
+    assert_eq!(stats.total("mappings_refused"), 0, "{outcome}");
+    assert_eq!(stats.fallback("mapping_failed"), 0, "{outcome}");
+}
+
+fn own_gpu(job: Job) -> Job {
+    let own = "CUDA_VISIBLE_DEVICES=${OMPI_COMM_WORLD_RANK-$PMI_RANK} exec \"$@\"";
+    job.ranks_under(&["sh", "-c", own, "sh"])
+}
+
+/// The driver opens no memory of the other rank's. It is asked so many times by each rank, and then no more.
+fn refused(mpi: &Mpi, code: &str, attempts: u64) -> Outcome {
+    let fault = format!("cuIpcOpenMemHandle:1+={code}");
+    let job = job(mpi, 2, "p2p").args(&["medium", "both_ways"]);
+    let outcome = own_gpu(job).env("SIMCUDA_FAULT", &fault).passes();
+    let stats = outcome.stats();
+    stats.check_complete();
+    for rank in 0..2 {
+        assert_eq!(
+            stats.of_rank(rank, "mappings_refused"),
+            attempts,
+            "{outcome}"
+        );
+        assert!(stats.of_rank(rank, "receives_host_ring") > 0, "{outcome}");
+    }
+    assert_eq!(stats.total("receives_direct"), 0, "{outcome}");
+    assert!(
+        stats.fallback("mapping_failed") > 20,
+        "every message says why:\n{outcome}"
+    );
+    outcome
+}
+
+/// A driver that says that this pair of GPUs cannot be is asked once: a control group has taken a GPU away, say.
+fn refused_for_good(mpi: &Mpi) {
+    let outcome = refused(mpi, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", 1);
+    // That is how the machine is, and no fault.
+    assert!(!outcome.finished.stderr.contains("]: warn:"), "{outcome}");
+}
+
+/// Where it does not say so clearly, a second time.
+#[test]
+fn refused_for_no_clear_reason() {
+    on("openmpi", |mpi| {
+        refused(mpi, "CUDA_ERROR_UNKNOWN", 2);
+    });
+}
+
+/// Two jobs of one user on a node do not meet.
+#[test]
+fn two_jobs_at_once() {
+    for name in ["mpich", "openmpi"] {
+        on(name, |mpi| {
+            thread::scope(|scope| {
+                let run = || quiet(job(mpi, 2, "traffic").args(&["rounds", "15"]));
+                let other = scope.spawn(run);
+                for outcome in [run(), other.join().expect("no panic")] {
+                    assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
+                    assert!(outcome.stats().total("sends_descriptor") > 0, "{outcome}");
+                }
+            });
+        });
+    }
+}
+
+/// A `/dev/shm` of a container's usual size, of which the rings take nothing: they have no name there.
+#[test]
+fn little_shared_memory() {
+    let own = own_mounts("mount -t tmpfs -o size=64m tmpfs /dev/shm");
+    if !permitted(&own) {
+        return;
+    }
+    on("mpich", |mpi| {
+        let job = job(mpi, 2, "traffic")
+            .args(&["rounds", "10"])
+            .env("ANABRANCH_STAGING", "128M");
+        let outcome = quiet(job.under(&words(&own)));
+        assert!(outcome.stats().total("receives_host_ring") > 0, "{outcome}");
+    });
+}
+
+/// A `/dev/shm` in which the ranks cannot meet: each goes on by itself.
+fn no_shared_memory(mpi: &Mpi, script: &str, why: &str) {
+    let own = own_mounts(script);
+    if !permitted(&own) {
+        return;
+    }
+    let job = job(mpi, 2, "p2p").args(&["medium", "both_ways", "to_self"]);
+    let outcome = job.native_over_tcp().under(&words(&own)).passes();
+    let stats = outcome.stats();
+    stats.check_complete();
+    assert_eq!(stats.ranks(), 2, "{outcome}");
+    assert!(stats.fallback("not_registered") > 0, "{outcome}");
+    assert_eq!(stats.fallback("not_on_node"), 0, "{outcome}");
+    // A rank still knows itself, and nobody else.
+    assert!(stats.total("receives_self") > 0, "{outcome}");
+    assert!(stats.total("receives_value") > 0, "{outcome}");
+    assert_eq!(stats.total("receives_direct"), 0, "{outcome}");
+    assert_eq!(stats.total("mappings_opened"), 0, "{outcome}");
+    let warnings: Vec<_> = outcome
+        .finished
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with("anabranch[") && line.contains("]: warn: "))
+        .collect();
+    assert_eq!(warnings.len(), 2, "one of each rank:\n{outcome}");
+    for warning in warnings {
+        assert!(
+            warning.contains("/dev/shm/anabranch-") && warning.contains(why),
+            "{outcome}"
+        );
+    }
+}
+
+#[test]
+fn shared_memory_that_is_full() {
+    let fill = "mount -t tmpfs -o size=64k tmpfs /dev/shm && \
+                head -c 65536 /dev/zero > /dev/shm/all && [ $(stat -f -c %a /dev/shm) = 0 ]";
+    for name in WITHOUT_SHM {
+        on(name, |mpi| no_shared_memory(mpi, fill, "No space left"));
+    }
+}
+
+#[test]
+fn shared_memory_that_is_read_only() {
+    let lock = "mount -t tmpfs -o ro tmpfs /dev/shm";
+    for name in WITHOUT_SHM {
+        on(name, |mpi| no_shared_memory(mpi, lock, "Read-only"));
+    }
+}
+
+/// It is full for one rank and not for the other one.
+#[test]
+fn shared_memory_of_one_rank_only() {
+    let full = "[ ${OMPI_COMM_WORLD_RANK-$PMI_RANK} = 0 ] || mount -t tmpfs -o ro tmpfs /dev/shm";
+    let own = own_mounts(&format!("{{ {full}; }}"));
+    if !permitted(&own_mounts("mount -t tmpfs tmpfs /mnt")) {
+        return;
+    }
+    on("openmpi", |mpi| {
+        let job = job(mpi, 2, "p2p").args(&["medium", "both_ways"]);
+        let outcome = job.native_over_tcp().ranks_under(&words(&own)).passes();
+        outcome.stats().check_complete();
+        all_by_value(&outcome, "not_registered");
+    });
+}
+
+/// Little memory may be locked, and the driver pins none of the program's.
+#[test]
+fn no_locked_memory() {
+    let limit = "ulimit -l 64 && exec \"$@\"";
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            let outcome = job(mpi, 2, "traffic")
+                .args(&["rounds", "10"])
+                .env(
+                    "SIMCUDA_FAULT",
+                    "cuMemHostRegister:1+=CUDA_ERROR_OUT_OF_MEMORY",
+                )
+                .ranks_under(&["sh", "-c", limit, "sh"])
+                .passes();
+            outcome.stats().check_complete();
+            assert!(outcome.stats().total("receives_host_ring") > 0, "{outcome}");
+        });
+    }
+}
+
+/// Each rank is in a container of its own on one node, and cannot see the other one's processes.
+fn containers(mpi: &Mpi, script: &str) {
+    let container = own_container(script);
+    if !permitted(&container) {
+        return;
+    }
+    let job = job(mpi, 2, "p2p").args(&["medium", "both_ways"]);
+    let outcome = quiet(job.native_over_tcp().ranks_under(&words(&container)));
+    assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
+    all_by_value(&outcome, "not_registered");
+}
+
+#[test]
+fn two_containers() {
+    for name in OVER_TCP {
+        on(name, |mpi| containers(mpi, "mount -t tmpfs tmpfs /dev/shm"));
+    }
+}
+
+/// Containers that share the host's `/dev/shm` share the simulated GPUs with it: pids alone tell them apart.
+#[test]
+fn two_containers_with_the_hosts_shared_memory() {
+    for name in OVER_TCP {
+        on(name, |mpi| containers(mpi, "true"));
+    }
+}
