@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::*;
 const IDLE_POLLS: u32 = 3;
 /// The same since some process has last done something, of which it may have told the others in memory that they share: a
 /// process that polls several streams in turn looks there in between.
-const TURN_POLLS: u32 = 16;
+const TURN_POLLS: u32 = 12;
 /// Longest sleep of a waiter that has promised to watch the node.
 const WATCH_NS: u64 = 200_000;
 /// Sleep of a waiter while another watches.
