@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::*;
 const IDLE_POLLS: u32 = 3;
 /// The same since some process has last done something, of which it may have told the others in memory that they share: a
 /// process that polls several streams in turn looks there in between.
-const TURN_POLLS: u32 = 16;
+const TURN_POLLS: u32 = 12;
 /// Longest sleep of a waiter that has promised to watch the node.
 const WATCH_NS: u64 = 200_000;
 /// Sleep of a waiter while another watches.
@@ -25,7 +25,7 @@ const SLEEP_NS: u64 = 500_000;
 /// CPU time without a call after which a process is no longer taken to be about to make one.
 const QUIET_CPU_NS: u64 = 50_000;
 /// CPU time within which a process that looks for messages again and again has looked at what another has just written.
-const LOOK_CPU_NS: u64 = 150_000;
+const LOOK_CPU_NS: u64 = 100_000;
 /// A process that got too little CPU time to look is waited for so long at most.
 const LOOK_NS: u64 = STARVED_NS;
 /// A process that got no core for this long is not waited for any more.
@@ -141,7 +141,9 @@ impl Driver {
         }
     }
 
-    fn quiet_in(&self, slot: usize, now: u64) -> u64 {
+    /// How long a process is still to be waited for. Where `is_strict`, one that makes no calls is given the time to look
+    /// at what others may have told it.
+    fn quiet_in(&self, slot: usize, now: u64, is_strict: bool) -> u64 {
         let p = &self.job.shared().procs[slot];
         let turn = self.job.shared().turn.load(Relaxed);
         let polls = p.turn_polls.load(Relaxed) >= TURN_POLLS;
@@ -165,7 +167,7 @@ impl Driver {
         let over = used >= QUIET_CPU_NS || since >= self.quiet_ns + STARVED_NS;
         let is_runnable = || crate::job::runnable(pid, p.active_thread.load(Relaxed));
         if over || !is_runnable() {
-            return if self.has_looked(p, pid, turn, now) || !is_runnable() {
+            return if !is_strict || self.has_looked(p, pid, turn, now) || !is_runnable() {
                 0
             } else {
                 20_000
@@ -204,6 +206,11 @@ impl Driver {
         if body.active_len == 0 {
             return Time::Idle;
         }
+        // Where all that is under way is waited for by blocking calls, nobody can add to it in time but by accident.
+        let is_strict = body.active[..body.active_len as usize].iter().any(|row| {
+            let proc = usize::from(body.flows[usize::from(*row)].proc);
+            shared.procs[proc].parked.load(Relaxed) == 0
+        });
         let mut busy = 0;
         for (slot, p) in shared.procs.iter().enumerate() {
             if p.pid.load(Acquire) == 0 {
@@ -214,7 +221,7 @@ impl Driver {
             }
             // The caller itself waits, or it would not be here.
             if slot != me {
-                busy = busy.max(self.quiet_in(slot, real));
+                busy = busy.max(self.quiet_in(slot, real, is_strict));
             }
         }
         if busy > 0 {
@@ -377,7 +384,7 @@ impl Driver {
             }
             me.worker_cpu.store(crate::job::thread_cpu_ns(), Relaxed);
             // Unlike a waiter, this thread does not speak for the program: that must be quiet itself.
-            let own = self.quiet_in(self.job.slot, real_ns());
+            let own = self.quiet_in(self.job.slot, real_ns(), true);
             if own > 0 {
                 futex_wait(&me.worker_word, seen, own.min(WATCH_NS));
                 continue;
