@@ -27,10 +27,10 @@ pub mod state;
 pub mod types;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use copy::Copy;
-pub use driver::{arm, driver, look_again, Driver};
+pub use driver::{arm, clock_ns, driver, look_again, Driver};
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};
