@@ -5,11 +5,13 @@
 //! To add an option, add one row to the `options!` call below.
 
 mod kinds;
+mod paths;
 
 pub use kinds::{
     format_size, parse_size, Choice, Count, File, Kind, MpiCuda, Name, Size, Statistics,
     StatsTarget, Switch, LOG_LEVELS, MPI_CUDA,
 };
+pub use paths::{Assign, Executor, PathList, Paths, ASSIGN, EXECUTORS, ORDERS};
 
 use std::ffi::OsString;
 use std::fmt;
@@ -78,9 +80,10 @@ macro_rules! options {
             /// A value that is not accepted gives a warning and the default.
             pub fn from_lookup(look_up: impl Fn(&str) -> Option<OsString>) -> (Config, Vec<Warning>) {
                 let mut warnings = Vec::new();
-                let config = Config {
+                let mut config = Config {
                     $( $field: read(&$kind, $name, $default, look_up($name), &mut warnings), )*
                 };
+                warnings.extend(config.settle());
                 (config, warnings)
             }
 
@@ -132,6 +135,24 @@ options! {
         "off: no helper thread, so no peer sends this rank anything but plain messages";
     verify: bool = Switch, "ANABRANCH_VERIFY", "off", User,
         "on: checksums of every message that this rank sends from device memory, compared where it has arrived; slow";
+    paths: Paths = PathList, "ANABRANCH_PATHS", "direct,relay,host", User,
+        "which ways a long message between GPUs may be split over: the links between the two, other GPUs, pinned host memory; direct: never split";
+    multipath: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_MULTIPATH", "2M", User,
+        "messages of less than this size take one path";
+    relays: u32 = Count { min: 0, max: 8 }, "ANABRANCH_RELAYS", "8", User,
+        "over how many other GPUs a message is split at most";
+    relay_staging: u64 = Size { min: MIB, max: 16 * GIB }, "ANABRANCH_RELAY_STAGING", "64M", User,
+        "memory that is taken on a GPU for messages of others that lead over it, at most";
+    chunks: u32 = Count { min: 1, max: 1024 }, "ANABRANCH_CHUNKS", "1024", User,
+        "in how many pieces a path's part of a message moves at most";
+    order: crate::plan::Order = Choice(ORDERS), "ANABRANCH_ORDER", "direct-first", User,
+        "in what order the copies of a split message are launched";
+    model: Option<PathBuf> = File, "ANABRANCH_MODEL", "", User,
+        "what `anabranch topo --measure --model FILE` wrote; empty: the one kept for this machine in the user's cache folder";
+    assign: Assign = Choice(ASSIGN), "ANABRANCH_ASSIGN", "own", User,
+        "who makes the copies of a split message: own, each rank those of its own GPU; one, a rank that sees all GPUs involved makes all of them";
+    executor: Executor = Choice(EXECUTORS), "ANABRANCH_EXECUTOR", "auto", User,
+        "how the copies of a split message are launched; auto takes what costs least by measurement";
     library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
         "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
     inject_panic: Option<String> = Name, "ANABRANCH_INJECT_PANIC", "", Test,
@@ -139,6 +160,18 @@ options! {
 }
 
 impl Config {
+    /// Options that contradict each other get their defaults back.
+    fn settle(&mut self) -> Option<Warning> {
+        let over_relays_only = !self.paths.direct && !self.paths.host;
+        if !over_relays_only || self.relays > 0 {
+            return None;
+        }
+        (self.paths, self.relays) = (Paths::ALL, crate::plan::MAX_PATHS as u32);
+        Some(Warning(
+            "ANABRANCH_PATHS=relay and ANABRANCH_RELAYS=0 contradict each other: no path is left; using the default of both".into(),
+        ))
+    }
+
     /// Reads the options of this process, and warns of values that are not accepted and of
     /// `ANABRANCH_*` names that do not exist.
     pub fn from_env() -> (Config, Vec<Warning>) {
@@ -286,6 +319,29 @@ mod tests {
     }
 
     #[test]
+    fn contradictions_are_named_and_give_the_defaults() {
+        let (config, warnings) = with(&[("ANABRANCH_PATHS", "relay"), ("ANABRANCH_RELAYS", "0")]);
+        assert_eq!(config, Config::default());
+        assert_eq!(warnings.len(), 1);
+        for part in ["ANABRANCH_PATHS=relay", "ANABRANCH_RELAYS=0", "no path"] {
+            assert!(warnings[0].contains(part), "{}", warnings[0]);
+        }
+        let (config, warnings) = with(&[
+            ("ANABRANCH_PATHS", "direct,host"),
+            ("ANABRANCH_RELAYS", "0"),
+        ]);
+        assert!(warnings.is_empty() && !config.paths.relay && config.relays == 0);
+        for bad in ["direct,nvlink", "none", ",", "direct,-relay"] {
+            let (config, warnings) = with(&[("ANABRANCH_PATHS", bad)]);
+            assert_eq!(config.paths, Paths::ALL, "{bad}");
+            assert!(
+                warnings.len() == 1 && warnings[0].contains("using direct,relay,host"),
+                "{warnings:?}"
+            );
+        }
+    }
+
+    #[test]
     fn a_warning_stays_one_line() {
         let (_, warnings) = with(&[("ANABRANCH_HELPER", "a\nb\u{1b}[2J")]);
         assert!(
@@ -329,6 +385,9 @@ mod tests {
             ("ANABRANCH_LOG", "trace"),
             ("ANABRANCH_CHUNK", "65537"),
             ("ANABRANCH_LIBRARY", "/a b/c.so"),
+            ("ANABRANCH_PATHS", "Host relay"),
+            ("ANABRANCH_ORDER", "round-robin"),
+            ("ANABRANCH_MODEL", "/m/model.json"),
             ("ANABRANCH_INJECT_PANIC", "MPI_Send"),
         ]);
         let rows = config.rows();

@@ -315,6 +315,26 @@ fn publish(library: *mut c_void) {
     }
 }
 
+/// Whether the driver is the simulated one: only that has a clock to read.
+#[must_use]
+pub fn is_simulated() -> bool {
+    // SAFETY: a NUL-terminated name; nothing is loaded that is not loaded already, and it stays loaded.
+    unsafe {
+        let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        !library.is_null() && !libc::dlsym(library, c"simcuda_clock_ns".as_ptr()).is_null()
+    }
+}
+
+/// Version of the driver's interface, 0 if it does not tell.
+#[must_use]
+pub fn version() -> i32 {
+    let mut version = 0;
+    // SAFETY: `version` is written.
+    let asked =
+        required().and_then(|driver| unsafe { driver.driver_get_version(&raw mut version) });
+    asked.map_or(0, |()| version)
+}
+
 /// Whether this is a child forked after the driver was found.
 pub(super) fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)

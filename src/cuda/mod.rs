@@ -30,7 +30,7 @@ pub mod types;
 pub(crate) mod tests;
 
 pub use copy::Copy;
-pub use driver::{arm, clock_ns, driver, look_again, Driver};
+pub use driver::{arm, clock_ns, driver, is_simulated, look_again, version, Driver};
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};

@@ -12,6 +12,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::matched::Matched;
 use crate::engine::persistent::PersistentSend;
 use crate::engine::receive::{Places, Receive};
+use crate::engine::route::Router;
 use crate::engine::send::Send;
 use crate::engine::{landing, Env};
 use crate::mpi::Handle;
@@ -58,6 +59,9 @@ pub struct Core {
     pub(super) sent: Counts,
     pub(super) received: Counts,
     pub(super) gpu: Gpu,
+    /// Which paths messages take.
+    #[allow(dead_code)] // until transfers ask it
+    pub(super) router: Router,
     pub(super) landings: landing::Pool,
     /// Descriptors that this rank has taken, of those announced to it.
     pub(super) taken: u64,
@@ -107,6 +111,7 @@ impl Core {
             sent: Counts::default(),
             received: Counts::default(),
             gpu: Gpu::new(config),
+            router: Router::new(config),
             landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
             taken: 0,
             blind: 0,

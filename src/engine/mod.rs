@@ -22,6 +22,7 @@ pub mod persistent;
 pub mod probe;
 mod receive;
 mod requests;
+pub mod route;
 mod scope;
 mod send;
 pub mod sendrecv;

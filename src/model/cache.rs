@@ -1,15 +1,23 @@
 //! The file that keeps a measured model.
 //!
 //! It is valid for one machine (the identities of its GPUs, in order) and one version of the driver. Anything else in its
-//! place is said in one line, and nominal numbers are used.
+//! place is said in one line, and nominal numbers are used. The topology is kept beside the model: a process of a job may
+//! see only one of the GPUs, and could not find out by itself how the others are connected.
 
 use super::Model;
+use crate::topology::file::File;
+use crate::topology::Topology;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 /// Version of the format. A file of another one is measured again.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+/// No file is longer: sixteen GPUs need a tenth of it.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+/// Files of a folder that are looked at.
+const FILES_MAX: usize = 256;
 
 /// What a measurement is valid for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +26,20 @@ pub struct Machine {
     pub gpus: Vec<String>,
     /// Version of the driver.
     pub driver: String,
+}
+
+/// What a driver is known by: its version, the kernel module's own line where that can be read, and whether it is the
+/// simulated one.
+#[must_use]
+pub fn driver_text(version: i32, is_simulated: bool) -> String {
+    if is_simulated {
+        return format!("{version}, simulated");
+    }
+    let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+    match module.as_deref().and_then(|text| text.lines().next()) {
+        Some(module) => format!("{version} ({})", module.trim()),
+        None => version.to_string(),
+    }
 }
 
 impl Machine {
@@ -55,7 +77,19 @@ pub fn folder() -> Option<PathBuf> {
 struct Kept {
     format: u32,
     machine: Machine,
+    topology: File,
     model: Model,
+}
+
+/// A node that was measured.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// What it is made of; the GPUs have their identities.
+    pub topology: Topology,
+    /// What copies take there.
+    pub model: Model,
+    /// Where it was read.
+    pub file: PathBuf,
 }
 
 /// Why a file is not used; one line that says what to do.
@@ -83,51 +117,132 @@ pub enum CacheError {
 /// # Errors
 /// There is none, or not one for this machine.
 pub fn load(file: &Path, machine: &Machine) -> Result<Model, CacheError> {
-    let path = || file.to_path_buf();
-    let text = std::fs::read_to_string(file).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => CacheError::Absent(path()),
-        _ => CacheError::Io(path(), error),
-    })?;
-    // The version first: of another one nothing else is expected to be there.
-    let value: serde_json::Value = serde_json::from_str(&text)
-        .map_err(|error| CacheError::Unusable(path(), one_line(&error)))?;
-    match value.get("format").and_then(serde_json::Value::as_u64) {
-        Some(format) if format == u64::from(FORMAT) => {}
-        Some(format) => {
-            return Err(CacheError::Unusable(
-                path(),
-                format!("format {format}, not {FORMAT}"),
-            ))
+    let text = read(file)?;
+    let kept = machine_of(file, &text)?;
+    if kept.gpus != machine.gpus {
+        let other = brief(&kept.gpus);
+        return Err(CacheError::OtherMachine(file.to_path_buf(), other));
+    }
+    Ok(take(file, &text, kept, &machine.driver)?.model)
+}
+
+/// Reads a node that was measured and has all of `gpus`, and perhaps more: a job may use a part of it.
+///
+/// # Errors
+/// There is none, or it lacks one of them.
+pub fn load_with(file: &Path, gpus: &[String], driver: &str) -> Result<Measured, CacheError> {
+    let text = read(file)?;
+    let kept = machine_of(file, &text)?;
+    if !gpus.iter().all(|gpu| kept.gpus.contains(gpu)) {
+        let other = brief(&kept.gpus);
+        return Err(CacheError::OtherMachine(file.to_path_buf(), other));
+    }
+    take(file, &text, kept, driver)
+}
+
+/// Looks in a folder for a node that was measured and has all of `gpus`. Of several the latest.
+///
+/// # Errors
+/// There is none. The reason is that of a file for these GPUs, if there is one.
+pub fn find(folder: &Path, gpus: &[String], driver: &str) -> Result<Measured, CacheError> {
+    let mut files: Vec<(std::time::SystemTime, PathBuf)> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            name.starts_with("model-") && name.ends_with(".json")
+        })
+        .take(FILES_MAX)
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    // All ranks come to the same order.
+    files.sort_by(|x, y| y.cmp(x));
+    let mut why = None;
+    for (_, file) in files {
+        match load_with(&file, gpus, driver) {
+            Ok(measured) => return Ok(measured),
+            // A home folder may be that of many machines.
+            Err(CacheError::OtherMachine(..)) => {}
+            Err(error) => {
+                why.get_or_insert(error);
+            }
         }
-        None => return Err(CacheError::Unusable(path(), "no model".into())),
     }
-    let kept: Kept = serde_json::from_value(value)
-        .map_err(|error| CacheError::Unusable(path(), one_line(&error)))?;
-    if kept.machine.gpus != machine.gpus {
-        return Err(CacheError::OtherMachine(path(), brief(&kept.machine.gpus)));
+    Err(why.unwrap_or_else(|| CacheError::Absent(folder.join("model-*.json"))))
+}
+
+fn read(file: &Path) -> Result<String, CacheError> {
+    let mut text = String::new();
+    let read = std::fs::File::open(file)
+        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text));
+    match read {
+        Ok(_) => Ok(text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(CacheError::Absent(file.to_path_buf()))
+        }
+        Err(error) => Err(CacheError::Io(file.to_path_buf(), error)),
     }
-    if kept.machine.driver != machine.driver {
-        return Err(CacheError::OtherDriver(
-            path(),
-            kept.machine.driver,
-            machine.driver.clone(),
-        ));
+}
+
+/// What a file is valid for, if it is one of this version: of another one nothing else is expected to be there.
+fn machine_of(file: &Path, text: &str) -> Result<Machine, CacheError> {
+    #[derive(Deserialize)]
+    struct Head {
+        format: Option<u64>,
+        machine: Option<Machine>,
     }
-    kept.model
-        .check()
-        .map_err(|why| CacheError::Unusable(path(), why))?;
-    Ok(kept.model)
+    let unusable = |why: String| Err(CacheError::Unusable(file.to_path_buf(), why));
+    let head: Head = match serde_json::from_str(text) {
+        Ok(head) => head,
+        Err(error) => return unusable(one_line(&error)),
+    };
+    match (head.format, head.machine) {
+        (Some(format), Some(machine)) if format == u64::from(FORMAT) => Ok(machine),
+        (Some(format), _) if format != u64::from(FORMAT) => {
+            unusable(format!("format {format}, not {FORMAT}"))
+        }
+        _ => unusable("no model".into()),
+    }
+}
+
+fn take(file: &Path, text: &str, of: Machine, driver: &str) -> Result<Measured, CacheError> {
+    let path = || file.to_path_buf();
+    if of.driver != driver {
+        return Err(CacheError::OtherDriver(path(), of.driver, driver.into()));
+    }
+    let unusable = |why: String| CacheError::Unusable(path(), why);
+    let kept: Kept = serde_json::from_str(text).map_err(|error| unusable(one_line(&error)))?;
+    let topology = kept.topology.topology();
+    let topology = topology.map_err(|error| unusable(error.to_string()))?;
+    let named = |(gpu, uuid): (&crate::topology::Gpu, &String)| gpu.uuid.as_ref() == Some(uuid);
+    if topology.gpus.len() != of.gpus.len() || !topology.gpus.iter().zip(&of.gpus).all(named) {
+        return Err(unusable("its topology has other GPUs".into()));
+    }
+    kept.model.check().map_err(unusable)?;
+    Ok(Measured {
+        topology,
+        model: kept.model,
+        file: path(),
+    })
 }
 
 /// Writes a model, whole or not at all: ranks may be reading.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn store(file: &Path, machine: &Machine, model: &Model) -> Result<(), CacheError> {
+pub fn store(
+    file: &Path,
+    machine: &Machine,
+    topology: &Topology,
+    model: &Model,
+) -> Result<(), CacheError> {
     let failed = |error| CacheError::Io(file.to_path_buf(), error);
     let kept = Kept {
         format: FORMAT,
         machine: machine.clone(),
+        topology: File::of(topology),
         model: model.clone(),
     };
     let text = serde_json::to_string_pretty(&kept).map_err(|error| failed(error.into()))?;
@@ -168,9 +283,19 @@ mod tests {
 
     fn machine() -> Machine {
         Machine {
-            gpus: vec!["GPU-1".into(), "GPU-2".into()],
+            gpus: (0..4).map(|gpu| format!("GPU-{gpu}")).collect(),
             driver: "12.8".into(),
         }
+    }
+
+    /// A shipped topology with the GPUs of a machine.
+    fn of(name: &str, machine: &Machine) -> Topology {
+        let mut topology = shipped(name);
+        assert_eq!(topology.gpus.len(), machine.gpus.len());
+        for (gpu, uuid) in topology.gpus.iter_mut().zip(&machine.gpus) {
+            gpu.uuid = Some(uuid.clone());
+        }
+        topology
     }
 
     /// A folder of the test's own, removed at its end.
@@ -195,22 +320,23 @@ mod tests {
     fn what_was_stored_is_loaded_on_the_same_machine_only() {
         let folder = Folder::new("cache");
         let file = machine().file(&folder.0.join("new"));
-        let model = Model::nominal(&shipped("beluga"));
+        let topology = of("beluga", &machine());
+        let model = Model::nominal(&topology);
         assert!(matches!(
             load(&file, &machine()),
             Err(CacheError::Absent(_))
         ));
-        store(&file, &machine(), &model).expect("stored");
+        store(&file, &machine(), &topology, &model).expect("stored");
         assert_eq!(load(&file, &machine()).expect("loaded"), model);
         let other = Machine {
-            gpus: vec!["GPU-3".into()],
+            gpus: vec!["GPU-7".into()],
             ..machine()
         };
         let error = load(&file, &other)
             .expect_err("another machine")
             .to_string();
         assert!(
-            error.contains("another machine (2 GPUs, the first GPU-1)"),
+            error.contains("another machine (4 GPUs, the first GPU-0)"),
             "{error}"
         );
         let newer = Machine {
@@ -227,16 +353,19 @@ mod tests {
     fn a_damaged_file_is_said_in_one_line() {
         let folder = Folder::new("damaged");
         let file = machine().file(&folder.0);
-        let model = Model::nominal(&shipped("beluga"));
-        store(&file, &machine(), &model).expect("stored");
+        let topology = of("beluga", &machine());
+        let model = Model::nominal(&topology);
+        store(&file, &machine(), &topology, &model).expect("stored");
         let good = std::fs::read_to_string(&file).expect("read");
         for bad in [
             String::new(),
             "[1, 2]".into(),
             good[..good.len() / 2].into(),
-            good.replacen("\"format\": 1", "\"format\": 2", 1),
+            good.replacen("\"format\": 2", "\"format\": 1", 1),
             good.replacen("\"gb_s\": 48.0", "\"gb_s\": -48.0", 1),
             good.replacen("\"GPU0\"", "\"GPU\"", 1),
+            good.replacen("\"count\": 4", "\"count\": 3", 1),
+            good.replacen("\"uuid\": \"GPU-2\"", "\"uuid\": \"GPU-9\"", 1),
         ] {
             assert_ne!(bad, good);
             std::fs::write(&file, &bad).expect("written");
@@ -246,5 +375,47 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_part_of_the_gpus_finds_the_file_of_the_machine() {
+        let folder = Folder::new("part");
+        let other = Machine {
+            gpus: (4..8).map(|gpu| format!("GPU-{gpu}")).collect(),
+            ..machine()
+        };
+        for (name, machine) in [("beluga", machine()), ("narval", other.clone())] {
+            let topology = of(name, &machine);
+            let model = Model::nominal(&topology);
+            store(&machine.file(&folder.0), &machine, &topology, &model).expect("stored");
+        }
+        std::fs::write(folder.0.join("model-0.json"), "{}").expect("written");
+        let two = ["GPU-3".to_owned(), "GPU-1".to_owned()];
+        let found = find(&folder.0, &two, "12.8").expect("found");
+        assert_eq!(found.file, machine().file(&folder.0));
+        let uuids = found.topology.gpus.iter().map(|gpu| gpu.uuid.as_deref());
+        assert!(uuids.eq(machine().gpus.iter().map(|gpu| Some(gpu.as_str()))));
+        assert_eq!(found.model, Model::nominal(&shipped("beluga")));
+        // What lies between two GPUs is what was stored.
+        let hops = |topology: &Topology| {
+            let hops = topology.hops();
+            let ends: Vec<_> = hops.map(|(from, to, hop)| (from, to, hop.kind)).collect();
+            ends
+        };
+        assert_eq!(hops(&found.topology), hops(&shipped("beluga")));
+        // GPUs of two machines are those of none.
+        let mixed = ["GPU-3".to_owned(), "GPU-5".to_owned()];
+        assert!(find(&folder.0, &mixed, "12.8").is_err());
+        let error = find(&folder.0, &two, "13.0").expect_err("another driver");
+        // The damaged file is as old or younger: either may be told, neither is used.
+        assert!(
+            matches!(
+                error,
+                CacheError::OtherDriver(..) | CacheError::Unusable(..)
+            ),
+            "{error}"
+        );
+        let error = find(&folder.0.join("none"), &two, "12.8").expect_err("no folder");
+        assert!(matches!(error, CacheError::Absent(_)), "{error}");
     }
 }

@@ -57,6 +57,12 @@ impl Occupancy {
         }
     }
 
+    /// Whether nothing is under way.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.busy.is_empty()
+    }
+
     /// What others use of a segment.
     #[must_use]
     pub fn of(&self, segment: u16) -> Load {

@@ -84,6 +84,8 @@ pub struct Options {
     pub host: bool,
     /// How many paths over other GPUs at most.
     pub relays_max: u32,
+    /// Over which GPUs, as a set of bits by their numbers.
+    pub relays_over: u32,
     /// How many GPUs one such path may lead over: 1 or 2.
     pub relay_depth_max: u32,
     /// Chunks of a path at most.
@@ -107,6 +109,7 @@ impl Default for Options {
             relay: true,
             host: true,
             relays_max: MAX_PATHS as u32,
+            relays_over: u32::MAX,
             relay_depth_max: 1,
             chunks_max: 1024,
             chunk_bytes_min: 64 << 10,

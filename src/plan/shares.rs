@@ -16,6 +16,7 @@
 use super::contention::{self, Occupancy, Rates};
 use super::paths::{Candidate, Engines, Path, PathKind, Planner};
 use super::{Message, Options, MAX_PATHS, SLOTS_MIN};
+use crate::topology::Place;
 
 /// One message between two GPUs, and what may be done with it.
 pub struct Problem<'a> {
@@ -196,8 +197,13 @@ impl<'a> Problem<'a> {
             PathKind::Host => options.host,
             PathKind::Relay => {
                 let depth = candidate.path.via().len() as u32;
+                let may_lead_over = |place: &Place| match place {
+                    Place::Gpu(gpu) => options.relays_over >> gpu & 1 == 1,
+                    Place::Host => false,
+                };
                 options.relay
                     && options.relays_max > 0
+                    && candidate.path.via().iter().all(may_lead_over)
                     && depth <= options.relay_depth_max
                     && !(options.direct && planner.is_in_the_way(candidates, candidate))
             }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 
-use anabranch_engine::model::cache::Machine;
+use anabranch_engine::model::cache::{driver_text, Machine};
 use anabranch_engine::topology::found::{Facts, PairFacts};
 use anabranch_engine::topology::Gpu;
 use anyhow::{bail, Context};
@@ -96,19 +96,9 @@ impl Node {
     /// # Errors
     /// What the driver reports.
     pub fn machine(&self) -> anyhow::Result<Machine> {
-        let kernel = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
-        let kernel = kernel.and_then(|text| Some(text.lines().next()?.to_owned()));
-        let simulated = if self.is_simulated() {
-            ", simulated"
-        } else {
-            ""
-        };
         Ok(Machine {
             gpus: self.uuids()?,
-            driver: match kernel.filter(|_| simulated.is_empty()) {
-                Some(kernel) => format!("{} ({})", self.driver.version()?, kernel.trim()),
-                None => format!("{}{simulated}", self.driver.version()?),
-            },
+            driver: driver_text(self.driver.version()?, self.is_simulated()),
         })
     }
 

@@ -41,7 +41,7 @@ pub fn find(file: Option<&str>, kept: Option<&Path>, measure: bool) -> anyhow::R
     let place = place(kept, &machine)?;
     if measure {
         let (topology, model) = measure::run(&node, &mut facts)?;
-        cache::store(&place, &machine, &model)?;
+        cache::store(&place, &machine, &topology, &model)?;
         crate::complain(&format!("measured; kept in {}", place.display()));
         return Ok(Source::measured(topology, model));
     }

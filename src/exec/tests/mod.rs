@@ -41,9 +41,9 @@ pub(super) fn random_plan(planner: &Planner, random: &mut Random, bytes_max: u64
         relays_max: random.below(4) as u32,
         relay_depth_max: 1 + random.below(2) as u32,
         host: !direct || random.below(2) == 0,
-        chunks_max: 1 + random.below(40) as u32,
-        chunk_bytes_min: 256 << random.below(10),
-        staging_bytes: 3 << (14 + random.below(7)),
+        chunks_max: 1 + random.below(60) as u32,
+        chunk_bytes_min: 256 << random.below(8),
+        staging_bytes: 3 << (16 + random.below(6)),
         gain_min: 0.0,
         order: [Order::DirectFirst, Order::RoundRobin, Order::PathByPath][random.below(3) as usize],
         ..Options::default()

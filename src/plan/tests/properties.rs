@@ -65,6 +65,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             relay,
             host,
             relays_max,
+            relays_over: u32::MAX,
             relay_depth_max: depth,
             chunks_max,
             chunk_bytes_min: 1 << least,

@@ -1,0 +1,274 @@
+//! Which paths a message takes: the run-time side of the planner.
+//!
+//! The [`Router`] has the node's topology and model, and the ledger of what the links carry. It is asked once for each
+//! long message, by the one rank that leads its transfer, and answers with a plan and a reservation, which is in the ledger
+//! until it is dropped.
+
+mod ledger;
+mod source;
+
+pub use ledger::Reservation;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::{Assign, Config};
+use crate::cuda::Uuid;
+use crate::engine::Env;
+use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
+use crate::topology::{Place, Topology};
+use ledger::Ledger;
+
+/// Plans that are remembered: those of a few message lengths between all pairs of a node.
+const PLANS_MAX: usize = 256;
+
+/// What the rank that leads a transfer can do.
+#[derive(Clone, Copy)]
+pub struct RouteUse<'a> {
+    /// Whether a message may lead over the GPU of this identity. Asked about each GPU that is neither end.
+    pub relay: &'a dyn Fn(&Uuid) -> bool,
+    /// Whether it may lead through host memory.
+    pub host: bool,
+    /// The engine of the sender's GPU may make the direct copy; otherwise the receiver's pulls.
+    pub may_push: bool,
+    /// Who makes the copies.
+    pub assign: Assign,
+}
+
+/// The way of one message.
+#[derive(Debug)]
+pub struct Routed {
+    /// How it is moved; perhaps in one direct copy, see [`Routed::is_split`].
+    pub plan: Plan,
+    /// What it uses of the links, known to all ranks of the node. To be kept until the message is over.
+    pub reservation: Reservation,
+}
+
+impl Routed {
+    /// Whether there is more to do than one direct copy.
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        !matches!(self.plan.paths(), [only] if only.path.kind() == PathKind::Direct)
+    }
+}
+
+/// The node as it was measured.
+struct Node {
+    planner: Planner,
+    topology: Topology,
+    /// Identities of its GPUs.
+    uuids: Vec<Uuid>,
+}
+
+/// What is known of the node.
+enum Known {
+    /// Nobody has looked.
+    Unread,
+    /// It was measured.
+    Measured(Box<Node>),
+    /// It was not, or not as it is now.
+    Unknown,
+}
+
+/// What a plan depends on, apart from what others do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Question {
+    message: Message,
+    relays_over: u32,
+    host: bool,
+}
+
+/// Chooses the paths of messages.
+pub struct Router {
+    options: Options,
+    is_on: bool,
+    threshold: u64,
+    file: Option<PathBuf>,
+    known: Known,
+    ledger: Arc<Ledger>,
+    /// What the latest questions were answered with while nobody else used the links.
+    plans: VecDeque<(Question, Option<Plan>)>,
+}
+
+impl Router {
+    /// Nothing is looked at before the first message that is long enough.
+    #[must_use]
+    pub fn new(config: &Config) -> Router {
+        let absolute = |file: &PathBuf| std::path::absolute(file).unwrap_or_else(|_| file.clone());
+        Router {
+            options: options(config),
+            is_on: !config.paths.is_direct_only(),
+            threshold: config.multipath,
+            // The program may change its folder.
+            file: config.model.as_ref().map(absolute),
+            known: Known::Unread,
+            ledger: Arc::default(),
+            plans: VecDeque::new(),
+        }
+    }
+
+    /// The way of a message between two GPUs. `in_flight` messages of this pair are under way or about to be, this one
+    /// counted in.
+    ///
+    /// `None` if messages are not split, this one is too short for it, or nothing is known of the two GPUs: it then takes
+    /// one direct copy and nothing is reserved. A plan may be that copy, too: then it is reserved, so that the messages of
+    /// others keep away from its links.
+    pub fn plan(
+        &mut self,
+        env: &Env,
+        from: Uuid,
+        to: Uuid,
+        bytes: u64,
+        in_flight: u32,
+        usable: RouteUse<'_>,
+    ) -> Option<Routed> {
+        if !self.is_on || bytes < self.threshold.max(1) || from == to {
+            return None;
+        }
+        self.look(env, &[from, to]);
+        self.route(from, to, bytes, in_flight, usable)
+    }
+
+    fn route(
+        &mut self,
+        from: Uuid,
+        to: Uuid,
+        bytes: u64,
+        in_flight: u32,
+        usable: RouteUse<'_>,
+    ) -> Option<Routed> {
+        let Known::Measured(node) = &self.known else {
+            return None;
+        };
+        let (from, to) = (node.number(&from)?, node.number(&to)?);
+        let question = Question {
+            message: Message {
+                from,
+                to,
+                bytes,
+                window: in_flight.max(1),
+                may_push: usable.may_push,
+            },
+            relays_over: node.relays(from, to, usable.relay),
+            host: usable.host,
+        };
+        let alone = match self.plans.iter().find(|(known, _)| *known == question) {
+            Some((_, plan)) => *plan,
+            None => {
+                let plan = node.plan(&self.options, &Occupancy::free(), &question);
+                if self.plans.len() >= PLANS_MAX {
+                    self.plans.pop_front();
+                }
+                self.plans.push_back((question, plan));
+                plan
+            }
+        }?;
+        // Said before the others are looked at: of two that plan at the same moment at least one sees the other.
+        let mut reservation = self.ledger.reserve(&node.topology, &node.uuids, &alone);
+        let occupancy = self
+            .ledger
+            .others(&reservation, &node.topology, &node.uuids);
+        let plan = if occupancy.is_free() {
+            alone
+        } else {
+            let plan = node.plan(&self.options, &occupancy, &question)?;
+            reservation.change(&node.topology, &node.uuids, &plan);
+            plan
+        };
+        Some(Routed { plan, reservation })
+    }
+
+    /// The identity of a GPU of the topology by its number.
+    #[must_use]
+    pub fn uuid(&self, place: Place) -> Option<Uuid> {
+        match (&self.known, place) {
+            (Known::Measured(node), Place::Gpu(gpu)) => node.uuids.get(usize::from(gpu)).copied(),
+            _ => None,
+        }
+    }
+
+    /// The number that a GPU has in the topology.
+    #[must_use]
+    pub fn gpu(&self, uuid: Uuid) -> Option<u8> {
+        match &self.known {
+            Known::Measured(node) => node.number(&uuid),
+            _ => None,
+        }
+    }
+
+    /// Finds out about the node, once.
+    fn look(&mut self, env: &Env, ends: &[Uuid]) {
+        if !matches!(self.known, Known::Unread) {
+            return;
+        }
+        self.known = match source::kept(self.file.as_deref(), ends) {
+            Ok(measured) => {
+                log::info!("paths are chosen by {}", measured.file.display());
+                Node::new(measured.topology, &measured.model)
+                    .map_or(Known::Unknown, |node| Known::Measured(Box::new(node)))
+            }
+            Err(why) => {
+                source::tell(env, self.file.is_some(), &why);
+                Known::Unknown
+            }
+        };
+    }
+}
+
+impl Node {
+    /// `None` if a GPU has no identity, or one that cannot be read.
+    fn new(topology: Topology, model: &crate::model::Model) -> Option<Node> {
+        let uuids = topology.gpus.iter();
+        let uuids = uuids.map(|gpu| source::uuid(gpu.uuid.as_deref()?));
+        Some(Node {
+            uuids: uuids.collect::<Option<_>>()?,
+            planner: Planner::new(&topology, model),
+            topology,
+        })
+    }
+
+    fn number(&self, uuid: &Uuid) -> Option<u8> {
+        let at = self.uuids.iter().position(|known| known == uuid)?;
+        u8::try_from(at).ok()
+    }
+
+    fn relays(&self, from: u8, to: u8, may: &dyn Fn(&Uuid) -> bool) -> u32 {
+        let is_end = |at: usize| at == usize::from(from) || at == usize::from(to);
+        let usable = self
+            .uuids
+            .iter()
+            .enumerate()
+            .filter(|(at, uuid)| !is_end(*at) && may(uuid));
+        usable.fold(0, |set, (at, _)| set | 1 << at)
+    }
+
+    fn plan(&self, options: &Options, others: &Occupancy, question: &Question) -> Option<Plan> {
+        let options = Options {
+            host: options.host && question.host,
+            relays_over: question.relays_over,
+            ..*options
+        };
+        // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
+        self.planner.plan(others, &question.message, &options).ok()
+    }
+}
+
+/// What the planner may do by the options of this process.
+fn options(config: &Config) -> Options {
+    let defaults = Options::default();
+    Options {
+        direct: config.paths.direct,
+        relay: config.paths.relay,
+        host: config.paths.host,
+        relays_max: config.relays,
+        chunks_max: config.chunks,
+        staging_bytes: defaults.staging_bytes.min(config.relay_staging),
+        order: config.order,
+        ..defaults
+    }
+}
+
+#[cfg(test)]
+#[path = "route/tests.rs"]
+mod tests;

@@ -1,0 +1,154 @@
+use super::*;
+use crate::model::Model;
+use crate::topology::tests::shipped;
+
+/// The identity of a test's GPU.
+fn uuid(gpu: u8) -> Uuid {
+    std::array::from_fn(|at| gpu.wrapping_mul(31).wrapping_add(at as u8))
+}
+
+/// A router that knows a shipped node by its nominal figures.
+fn router(node: &str, change: impl FnOnce(&mut Config)) -> Router {
+    let mut config = Config::default();
+    change(&mut config);
+    let mut router = Router::new(&config);
+    let mut topology = shipped(node);
+    for (number, gpu) in topology.gpus.iter_mut().enumerate() {
+        let digits: String = uuid(number as u8)
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        gpu.uuid = Some(format!("GPU-{digits}"));
+    }
+    let model = Model::nominal(&topology);
+    router.known = Known::Measured(Box::new(Node::new(topology, &model).expect("identities")));
+    router
+}
+
+fn everything(_: &Uuid) -> bool {
+    true
+}
+
+fn all() -> RouteUse<'static> {
+    RouteUse {
+        relay: &everything,
+        host: true,
+        may_push: true,
+        assign: Assign::Own,
+    }
+}
+
+const LONG: u64 = 64 << 20;
+
+fn kinds(routed: &Routed) -> Vec<PathKind> {
+    let paths = routed.plan.paths().iter();
+    paths.map(|path| path.path.kind()).collect()
+}
+
+#[test]
+fn a_message_is_split_over_what_the_caller_can_run() {
+    let mut router = router("beluga", |_| ());
+    let mut route = |usable| {
+        router
+            .route(uuid(0), uuid(1), LONG, 1, usable)
+            .expect("a plan")
+    };
+    let routed = route(all());
+    assert!(routed.is_split());
+    assert!(routed.plan.share(PathKind::Relay) > 0.5 && routed.plan.share(PathKind::Host) > 0.0);
+    let only_three = |gpu: &Uuid| *gpu == uuid(3);
+    let routed = route(RouteUse {
+        relay: &only_three,
+        host: false,
+        ..all()
+    });
+    assert_eq!(kinds(&routed), [PathKind::Direct, PathKind::Relay]);
+    assert_eq!(routed.plan.paths()[1].path.via(), [Place::Gpu(3)]);
+    let routed = route(RouteUse {
+        relay: &|_| false,
+        host: false,
+        ..all()
+    });
+    assert!(!routed.is_split());
+}
+
+#[test]
+fn numbers_and_identities_are_translated() {
+    let router = router("beluga", |_| ());
+    assert_eq!(router.uuid(Place::Gpu(2)), Some(uuid(2)));
+    assert_eq!(router.gpu(uuid(2)), Some(2));
+    assert_eq!(
+        (router.uuid(Place::Host), router.uuid(Place::Gpu(4))),
+        (None, None)
+    );
+    assert_eq!(router.gpu(uuid(9)), None);
+}
+
+#[test]
+fn links_that_are_in_use_are_left_to_who_uses_them() {
+    let mut router = router("beluga", |config| config.paths.host = false);
+    let free = router
+        .route(uuid(0), uuid(1), LONG, 1, all())
+        .expect("a plan");
+    assert!(free.plan.share(PathKind::Relay) > 0.6);
+    drop(free);
+    // The links over which a relay would lead carry messages of their own.
+    let busy = [(0, 2), (2, 1), (0, 3), (3, 1)].map(|(from, to)| {
+        let direct = RouteUse {
+            relay: &|_| false,
+            host: false,
+            ..all()
+        };
+        router
+            .route(uuid(from), uuid(to), LONG, 1, direct)
+            .expect("a plan")
+    });
+    let shared = router
+        .route(uuid(0), uuid(1), LONG, 1, all())
+        .expect("a plan");
+    assert!(
+        shared.plan.share(PathKind::Relay) < 0.55,
+        "{:?}",
+        shared.plan
+    );
+    drop((busy, shared));
+    let again = router
+        .route(uuid(0), uuid(1), LONG, 1, all())
+        .expect("a plan");
+    assert!(again.plan.share(PathKind::Relay) > 0.6);
+}
+
+#[test]
+fn messages_of_one_pair_do_not_keep_each_other_away() {
+    let mut router = router("beluga", |_| ());
+    let window: Vec<Routed> = (0..16)
+        .map(|_| {
+            router
+                .route(uuid(0), uuid(1), LONG, 16, all())
+                .expect("a plan")
+        })
+        .collect();
+    assert!(window.iter().all(|routed| routed.plan == window[0].plan));
+}
+
+#[test]
+fn options_reach_the_planner() {
+    let mut narrow = router("beluga", |config| {
+        config.relays = 1;
+        config.order = crate::plan::Order::RoundRobin;
+        config.relay_staging = 4 << 20;
+    });
+    let routed = narrow
+        .route(uuid(0), uuid(1), LONG, 1, all())
+        .expect("a plan");
+    let relays = kinds(&routed)
+        .into_iter()
+        .filter(|kind| *kind == PathKind::Relay);
+    assert_eq!(relays.count(), 1);
+    assert_eq!(routed.plan.order, crate::plan::Order::RoundRobin);
+    assert!(routed
+        .plan
+        .paths()
+        .iter()
+        .all(|path| path.staging_bytes() <= 4 << 20));
+}
