@@ -63,6 +63,7 @@ enum {
     ANABRANCH_SELF = 4,      /* taken: from a rank to itself, copied in place */
     ANABRANCH_HOST_RING = 5, /* taken: through a ring in host memory */
     ANABRANCH_EAGER = 6,     /* taken: from host memory, into which the sender had copied it */
+    ANABRANCH_SEVERAL = 7,   /* taken: by several paths at once */
     ANABRANCH_PATHS = 16     /* room for more */
 };
 

@@ -63,6 +63,13 @@ counters! {
     SelfReceives         "receives_self"           Count "messages of a rank to itself copied in place";
     SelfBytes            "receives_self_bytes"     Bytes "their payload";
     CopiesBatched        "copies_batched"          Count "copies of these two that were started in one batch with others";
+    SeveralReceives      "receives_several"        Count "messages that came over several paths at once";
+    SeveralBytes         "receives_several_bytes"  Bytes "their payload";
+    SeveralDirectBytes   "several_direct_bytes"    Bytes "their payload that came straight from the sender's device memory";
+    SeveralRelayBytes    "several_relay_bytes"     Bytes "their payload that came over other GPUs";
+    SeveralHostBytes     "several_host_bytes"      Bytes "their payload that came through host memory";
+    ChunksClaimedBack    "chunks_claimed_back"     Count "chunks of theirs that the receiver took over from the sender, which had not begun with them";
+    TracksRetired        "tracks_retired"          Count "paths of theirs that were given up, the rest of their part being taken directly";
     HostRingReceives     "receives_host_ring"      Count "messages that came through a ring in host memory";
     HostRingBytes        "receives_host_ring_bytes" Bytes "their payload";
     EagerReceives        "receives_eager"          Count "messages taken from the host memory into which the sender had copied them";

@@ -23,22 +23,26 @@ pub enum Purpose {
     DeviceToHost,
     /// From the host to the device.
     HostToDevice,
+    /// Pulling out of staging memory on another GPU: not behind copies from the peer itself.
+    PullStaged,
 }
 
 impl Purpose {
-    const COUNT: usize = 4;
+    const COUNT: usize = 5;
     const ALL: [Purpose; Self::COUNT] = [
         Purpose::Pull,
         Purpose::Push,
         Purpose::DeviceToHost,
         Purpose::HostToDevice,
+        Purpose::PullStaged,
     ];
 
     /// Lanes of this purpose in each context. One copy fills a link; more lanes let transfers overlap their start-up.
     const fn lanes(self) -> usize {
         match self {
             Purpose::Pull => 4,
-            Purpose::Push => 2,
+            // One for each relay: a GPU makes so many copies to or from others at a time beside the direct one.
+            Purpose::Push | Purpose::PullStaged => 3,
             Purpose::DeviceToHost | Purpose::HostToDevice => 1,
         }
     }
@@ -118,9 +122,26 @@ impl Lanes {
         purpose: Purpose,
         copies: &[Copy],
     ) -> Result<InFlight> {
-        let lane = Arc::clone(self.lane(key, purpose, 0)?);
+        self.submit_on(key, purpose, 0, copies, None)
+    }
+
+    /// As [`Lanes::submit`], on a lane that [`Lanes::add`] would take, with a mapping that is kept open meanwhile.
+    pub fn submit_on(
+        &mut self,
+        key: ContextKey,
+        purpose: Purpose,
+        affinity: u64,
+        copies: &[Copy],
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<InFlight> {
+        let lane = Arc::clone(self.lane(key, purpose, affinity)?);
         let entered = Entered::enter_same(key)?;
-        lane.submit(&entered, copies)
+        lane.submit(&entered, copies, mapping)
+    }
+
+    /// Launches on a lane that are not known to be done, and copies that wait for one.
+    pub fn load(&mut self, key: ContextKey, purpose: Purpose, affinity: u64) -> Result<usize> {
+        Ok(self.lane(key, purpose, affinity)?.load())
     }
 
     /// Lets all further copies of a context wait for what its default streams have pending now. For memory on which

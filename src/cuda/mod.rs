@@ -23,6 +23,7 @@ pub mod pinned;
 pub mod pointer;
 mod queue;
 pub mod reach;
+mod staged;
 pub mod state;
 pub mod types;
 
@@ -40,5 +41,6 @@ pub use pointer::{
     classify, driver_in_use, gpu_seen, is_device, Allocation, Buffer, HostMemory, Kind,
 };
 pub use queue::InFlight;
+pub use staged::StagedMemory;
 pub use state::{ContextKey, Entered};
 pub use types::{Context, IpcHandle, Uuid};

@@ -196,6 +196,7 @@ impl Queue {
         self: &Arc<Queue>,
         entered: &Entered,
         copies: &[Copy],
+        mapping: Option<Arc<Mapping>>,
     ) -> Result<InFlight> {
         // Mappings close after the lock is given back.
         let mut done = Vec::new();
@@ -210,12 +211,19 @@ impl Queue {
             self.launch_some(&mut state, entered);
         }
         let (member, owned) = self.member(&mut state);
-        self.mark(&mut state, entered, vec![member], Vec::new(), || {
+        let mappings = mapping.into_iter().collect();
+        self.mark(&mut state, entered, vec![member], mappings, || {
             copies
                 .iter()
                 .try_for_each(|copy| copy::start(entered, self.stream, copy))
         })?;
         Ok(owned)
+    }
+
+    /// Launches that are not known to be done, and copies that wait for one.
+    pub(super) fn load(&self) -> usize {
+        let state = self.state.lock();
+        state.flying.len() + state.waiting.len()
     }
 
     /// Lets everything that is launched from now on wait for an event of the context that is entered.

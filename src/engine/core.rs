@@ -163,6 +163,7 @@ impl Core {
                 i += 1;
             }
         }
+        moved |= self.gpu.relays.serve(env);
         let bell = env.node.own().doorbell();
         if !self.open.is_empty() && (self.serving || bell != self.bell) {
             self.bell = bell;
@@ -217,7 +218,7 @@ impl Core {
         }
         for id in self.moving.clone() {
             if self.peer_of_receive(id).is_some_and(&mut is_dead) {
-                self.fail_receive(id);
+                self.fail_receive(env, id);
             }
         }
         for (rank, _) in dead.into_iter().filter(|(_, dead)| *dead) {

@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 pub enum Path {
     /// From the sender's device memory to the receiver's.
     Direct,
+    /// By several paths at once.
+    Several,
     /// Through the sender's ring in host memory.
     HostRing,
     /// Through a cell of the sender's, before the receiver has come.
@@ -27,6 +29,7 @@ impl Path {
     fn name(self) -> &'static str {
         match self {
             Path::Direct => "direct",
+            Path::Several => "several paths",
             Path::HostRing => "host ring",
             Path::Eager => "eager cell",
             Path::Value => "by value",

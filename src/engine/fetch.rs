@@ -1,11 +1,17 @@
 //! The receiver's side of a transfer: brings the payload of a descriptor.
 
+mod several;
+mod way;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Purpose};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Purpose};
 use crate::engine::fault::{self, Of};
 use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::fetch::several::Several;
+pub use crate::engine::fetch::way::Ways;
+use crate::engine::route::Routed;
 use crate::engine::story;
 use crate::engine::Env;
 use crate::node::{Corruption, Descriptor, Message, Peer, Refused, Slot, State, Sums, FIRST_CELL};
@@ -39,6 +45,8 @@ enum Path {
     Nothing,
     /// Straight from the sender's device memory.
     Direct(InFlight),
+    /// Over several paths at once.
+    Several(Box<Several>),
     /// Through the sender's host ring; the pieces in flight to a device, oldest first.
     Ring {
         flying: VecDeque<(InFlight, u64)>,
@@ -68,6 +76,7 @@ impl Path {
         match self {
             Path::Ring { state, .. } if *state != State::WantHost => fault::Path::Eager,
             Path::Ring { .. } => fault::Path::HostRing,
+            Path::Several(_) => fault::Path::Several,
             _ => fault::Path::Direct,
         }
     }
@@ -87,6 +96,8 @@ pub struct Fetch {
     reason: Option<Reason>,
     /// Driver calls that have failed.
     failures: u32,
+    /// The plan of a long message: what it uses of the links is known to the node until it is over.
+    routed: Option<Routed>,
 }
 
 // SAFETY: the destination belongs to a pending receive, which MPI has lent to the library until it completes.
@@ -123,6 +134,7 @@ impl Fetch {
         bytes: &[u8],
         to: Destination,
         capacity: u64,
+        ways: Ways<'_>,
     ) -> Result<Fetch, NotTaken> {
         let descriptor = match Descriptor::decode(bytes, env.node.launch().hash) {
             Ok(descriptor) => descriptor,
@@ -174,10 +186,11 @@ impl Fetch {
             own,
             reason: None,
             failures: 0,
+            routed: None,
         };
         if wanted > 0 && hosted {
             fetch.path = Path::ring(State::Hosted);
-        } else if wanted > 0 {
+        } else if wanted > 0 && !fetch.start_several(env, gpu, ways) {
             fetch.start(gpu);
         }
         Ok(fetch)
@@ -218,6 +231,7 @@ impl Fetch {
             Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
             Path::Ring { .. } => story::Path::HostRing,
             Path::Draining(_) => story::Path::Unknown,
+            Path::Several(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
             Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
             Path::Nothing | Path::Direct(_) => story::Path::Direct,
@@ -239,6 +253,62 @@ impl Fetch {
 
     fn slot(&self) -> Option<&Slot> {
         self.peer.slot(self.slot)
+    }
+
+    /// Sets a message in motion over several paths, if that is the way for it.
+    fn start_several(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) -> bool {
+        let Destination::Device { context, address } = self.to else {
+            return false;
+        };
+        if self.own || self.message.flags & flag::EXPORTED == 0 || self.wanted != self.message.length {
+            return false;
+        }
+        let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message) else {
+            return false;
+        };
+        self.routed = Some(chosen.routed);
+        if chosen.parts.is_empty() {
+            return false;
+        }
+        let Ok(mapping) = self.map(gpu, context) else {
+            // Tried again, and told, where there is one path.
+            return false;
+        };
+        let Some(slot) = self.peer.slot(self.slot) else {
+            return false;
+        };
+        let direct = several::Direct {
+            context,
+            to: address,
+            from: mapping.address_of(self.message.offset),
+            mapping,
+            is_path: chosen.has_direct,
+        };
+        let slot = (slot, self.nonce);
+        let several = Several::begin(env, gpu, &self.peer, slot, direct, self.wanted, &chosen.parts);
+        let is_begun = several.is_some();
+        if let Some(several) = several {
+            self.path = Path::Several(Box::new(several));
+        }
+        is_begun
+    }
+
+    /// The sender's allocation, mapped.
+    fn map(&self, gpu: &mut Gpu, context: ContextKey) -> Result<Arc<Mapping>, Option<(Reason, Error)>> {
+        let export = Export {
+            handle: IpcHandle(self.message.ipc_handle),
+            base: self.message.base,
+            size: self.message.allocation_bytes,
+            offset: self.message.offset,
+            buffer_id: self.message.buffer_id,
+            uuid: self.message.device,
+        };
+        let end = self.message.offset.checked_add(self.wanted);
+        if end.is_none_or(|end| end > export.size) {
+            return Err(None);
+        }
+        gpu.map(context, u64::from(self.peer.pid()), &export)
+            .map_err(|error| Some((Reason::MappingFailed, error)))
     }
 
     fn start(&mut self, gpu: &mut Gpu) {
@@ -280,22 +350,8 @@ impl Fetch {
         if self.message.flags & flag::EXPORTED == 0 {
             return Err(None);
         }
-        let export = Export {
-            handle: IpcHandle(self.message.ipc_handle),
-            base: self.message.base,
-            size: self.message.allocation_bytes,
-            offset: self.message.offset,
-            buffer_id: self.message.buffer_id,
-            uuid: self.message.device,
-        };
-        let end = self.message.offset.checked_add(self.wanted);
-        if end.is_none_or(|end| end > export.size) {
-            return Err(None);
-        }
-        let mapping = gpu
-            .map(context, u64::from(self.peer.pid()), &export)
-            .map_err(|error| Some((Reason::MappingFailed, error)))?;
-        let copy = copy_from(mapping.address_of(export.offset));
+        let mapping = self.map(gpu, context)?;
+        let copy = copy_from(mapping.address_of(self.message.offset));
         gpu.pull(context, sender, copy, Some(mapping))
             .map_err(|error| Some((Reason::DriverError, error)))
     }
@@ -310,7 +366,7 @@ impl Fetch {
     }
 
     /// Moves the transfer on, without waiting.
-    pub fn poll(&mut self, gpu: &mut Gpu) -> Step {
+    pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
         match &mut self.path {
             Path::Nothing => {
                 self.acknowledge();
@@ -347,6 +403,21 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
+            Path::Several(several) => match several.poll(env, gpu) {
+                several::Step::Pending(moved) => Step::Pending(moved),
+                several::Step::Arrived => {
+                    several.count();
+                    self.complete((Counter::SeveralReceives, Counter::SeveralBytes))
+                }
+                several::Step::Lost(error) => {
+                    self.survived(&error, "again through host memory");
+                    stats::add(Counter::Retries, 1);
+                    stats::fallback(Reason::DriverError, self.wanted);
+                    self.reason = Some(Reason::DriverError);
+                    self.want_host();
+                    Step::Pending(true)
+                }
+            },
             Path::Ring { .. } => match self.poll_ring(gpu) {
                 Ok(step) => step,
                 Err(why) => self.fail(&why),
@@ -354,6 +425,7 @@ impl Fetch {
             Path::Draining(copies) => {
                 copies.retain_mut(|copy| !copy.is_over());
                 if copies.is_empty() {
+                    self.routed = None;
                     self.acknowledge();
                     Step::Failed
                 } else {
@@ -378,6 +450,7 @@ impl Fetch {
             let why = self.why_gone();
             return self.fail(&why);
         }
+        self.routed = None;
         stats::add(messages, 1);
         stats::add(bytes, self.wanted);
         Step::Done
@@ -399,7 +472,11 @@ impl Fetch {
 
     /// The sender has died. What is being read from its memory is still there, as long as it is mapped: such a copy comes
     /// to its end. False if so.
-    pub fn give_up_on_the_dead(&mut self) -> bool {
+    pub fn give_up_on_the_dead(&mut self, env: &Env) -> bool {
+        if let Path::Several(several) = &mut self.path {
+            several.give_up_on_the_dead(env);
+            return false;
+        }
         if matches!(self.path, Path::Direct(_) | Path::Draining(_)) {
             return false;
         }
@@ -545,7 +622,8 @@ impl Fetch {
             Path::Direct(copy) => vec![copy],
             Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
             Path::Draining(copies) => copies,
-            Path::Nothing => Vec::new(),
+            // Whole, or drained.
+            Path::Nothing | Path::Several(_) => Vec::new(),
         };
         self.path = Path::Draining(copies);
         Step::Pending(true)

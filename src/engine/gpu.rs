@@ -9,6 +9,8 @@ use crate::cuda::{
     PinnedBuffer, PinnedPool, Purpose, Registrations, Result,
 };
 use crate::engine::fault;
+use crate::engine::relays::Relays;
+use crate::node::View;
 use crate::stats::{self, Counter};
 
 /// Bounce memory of a rank for copies that cannot use shared staging, bytes.
@@ -23,6 +25,8 @@ pub struct Gpu {
     exports: Exports,
     pinned: PinnedPool,
     registrations: Registrations,
+    /// Staging on GPUs.
+    pub relays: Relays,
 }
 
 impl Gpu {
@@ -38,6 +42,7 @@ impl Gpu {
             exports: Exports::new(EXPORTS_MAX),
             pinned: PinnedPool::new(BOUNCE_BYTES_MAX),
             registrations: Registrations::new(),
+            relays: Relays::default(),
         }
     }
 
@@ -122,6 +127,32 @@ impl Gpu {
         copies: &[Copy],
     ) -> Result<InFlight> {
         self.lanes.submit(context, purpose, copies)
+    }
+
+    /// As [`Gpu::copy`], on one of the lanes of the purpose, with a mapping that is kept open until it is done.
+    pub fn copy_on(
+        &mut self,
+        context: ContextKey,
+        purpose: Purpose,
+        affinity: u64,
+        copy: Copy,
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<InFlight> {
+        self.lanes
+            .submit_on(context, purpose, affinity, &[copy], mapping)
+    }
+
+    /// How many launches a lane has to do.
+    pub fn load(&mut self, context: ContextKey, purpose: Purpose, affinity: u64) -> Result<usize> {
+        self.lanes.load(context, purpose, affinity)
+    }
+
+    /// Pins the block of a rank's wide staging in which a unit lies; as [`Gpu::pin`].
+    pub fn pin_wide(&mut self, context: ContextKey, of: &View, unit: u32) {
+        if let Some((start, bytes)) = of.wide_block(unit) {
+            // SAFETY: segments stay mapped while the node is registered; pins are dropped before that, at finalize.
+            unsafe { self.pin(context, start.as_ptr(), bytes) };
+        }
     }
 
     /// A bounce buffer; `Exhausted` means that later, when copies have ended, there will be one.

@@ -21,6 +21,7 @@ mod native;
 pub mod persistent;
 pub mod probe;
 mod receive;
+mod relays;
 mod requests;
 pub mod route;
 mod scope;

@@ -1,6 +1,8 @@
 //! The sender's side of a transfer through host memory: fills the ring of a slot, piece by piece for a receiver that asks
 //! for it ([`Serve`]), or with the whole of a small payload before anyone asks ([`Hosting`]).
 
+pub mod tracks;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

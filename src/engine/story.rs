@@ -27,11 +27,13 @@ pub enum Path {
     HostRing = 5,
     /// From a cell in host memory into which the sender had copied it.
     Eager = 6,
+    /// By several paths at once.
+    Several = 7,
 }
 
 impl Path {
     /// All paths, in the order of the C interface.
-    pub const ALL: [Path; 7] = [
+    pub const ALL: [Path; 8] = [
         Path::Unknown,
         Path::Native,
         Path::Value,
@@ -39,6 +41,7 @@ impl Path {
         Path::Own,
         Path::HostRing,
         Path::Eager,
+        Path::Several,
     ];
 
     /// Name, as in the counters where there is one.
@@ -56,6 +59,7 @@ impl Path {
             Path::Own => c"self",
             Path::HostRing => c"host_ring",
             Path::Eager => c"eager",
+            Path::Several => c"several",
         }
     }
 
@@ -150,7 +154,7 @@ mod tests {
             assert_eq!(path as usize, number);
         }
         let taken: Vec<_> = Path::ALL.iter().filter(|path| path.is_taken()).collect();
-        assert_eq!(taken.len(), 4);
+        assert_eq!(taken.len(), 5);
     }
 
     #[test]

@@ -9,27 +9,35 @@
 //! verified at mapping time, files are sealed or allocated in full. A peer that fails a check is not there: messages to
 //! it go natively.
 
+pub mod board;
 pub mod descriptor;
 pub mod directory;
 pub mod launch;
 mod map;
 pub mod peer;
 pub mod proc;
+pub mod relay;
 pub mod ring;
 pub mod segment;
 pub mod sheet;
 pub mod slot;
 pub mod sys;
+pub mod track;
+pub mod units;
 pub mod view;
 pub mod wait;
 
+pub use board::Wide;
 pub use descriptor::{Corruption, Descriptor, Rejection, DESCRIPTOR_BYTES};
 pub use launch::Launch;
 pub use peer::{Peer, PeerError};
+pub use relay::{Exported, GpuRow, RELAY_BYTES_MAX};
 pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
 pub use segment::Segment;
 pub use sheet::{Sums, BLOCKS};
 pub use slot::{Message, Refused, Slot, State};
+pub use track::{Asked, Part, TrackError, Way};
+pub use units::{units_of, Taker, UNIT_BYTES};
 pub use view::{Layout, Owner, Readiness, View, COUNTERS, FIRST_CELL, SLOTS_MAX};
 pub use wait::Backoff;
 
@@ -43,7 +51,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Why a rank cannot register; it then stays native.
 #[derive(Debug, Error)]
@@ -114,6 +122,8 @@ pub struct Options {
     pub cells: u32,
     /// Every slot has a sheet for the checksums of its message.
     pub sheets: bool,
+    /// Staging for messages over several paths, bytes; memory is taken as it is used.
+    pub wide_bytes: u64,
 }
 
 impl Default for Options {
@@ -126,6 +136,7 @@ impl Default for Options {
             cell_bytes: 16 << 10,
             cells: 64,
             sheets: false,
+            wide_bytes: 48 << 20,
         }
     }
 }
@@ -135,6 +146,7 @@ impl Options {
         let chunk_bytes = self.chunk_bytes.clamp(4096, 1 << 30).next_multiple_of(4096);
         let chunks = (self.staging_bytes / u64::from(chunk_bytes)).min(1 << 20) as u32;
         let slots = self.slots.clamp(1, SLOTS_MAX);
+        let (wide_block_bytes, wide_blocks) = board::blocks_of(self.wide_bytes);
         Layout {
             slots,
             chunk_bytes,
@@ -142,6 +154,8 @@ impl Options {
             cell_bytes: self.cell_bytes.clamp(64, 1 << 30).next_multiple_of(64),
             cells: self.cells.min(1 << 16),
             sheets: if self.sheets { slots } else { 0 },
+            wide_block_bytes,
+            wide_blocks,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! This rank's own segment: slots for its outbox, and staging memory.
 
+use super::board::{OwnBoard, BOARD_BYTES};
 use super::map::Mapping;
 use super::sheet::{Sums, SHEET_BYTES};
 use super::slot::{Message, Slot, SLOT_BYTES};
@@ -24,6 +25,7 @@ pub struct Segment {
     file: GuardedFd,
     outbox: Mutex<Outbox>,
     staging: Mutex<Staging>,
+    board: OwnBoard,
     nonce_base: u64,
     nonces: AtomicU64,
 }
@@ -103,6 +105,7 @@ impl Segment {
             file: GuardedFd::new(fd, sys::FD_MINIMUM)?,
             outbox: Mutex::default(),
             staging: Mutex::default(),
+            board: OwnBoard::default(),
             nonce_base: sys::random_u64(),
             nonces: AtomicU64::new(0),
         })
@@ -250,6 +253,25 @@ impl Segment {
 
     fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
         sys::allocate(self.file.get()?, offset, bytes)
+    }
+
+    pub(super) fn own_board(&self) -> &OwnBoard {
+        &self.board
+    }
+
+    pub(super) fn reserve_board(&self) -> io::Result<()> {
+        self.reserve(self.view.layout().board_offset(), BOARD_BYTES as u64)?;
+        self.view.set_board_ready();
+        Ok(())
+    }
+
+    /// Memory for one more block of wide staging than there are.
+    pub(super) fn reserve_wide(&self, blocks: u32) -> io::Result<()> {
+        let layout = self.view.layout();
+        let bytes = u64::from(layout.wide_block_bytes);
+        self.reserve(layout.wide_offset() + u64::from(blocks) * bytes, bytes)?;
+        self.view.set_wide_ready(blocks + 1);
+        Ok(())
     }
 
     /// Takes a staging chunk. `None` when all are in use, or there is no memory for any.

@@ -186,6 +186,8 @@ pub struct Slot {
     extra: [AtomicU64; 2],
     ipc_handle: [AtomicU64; 8],
     ring: RingCells,
+    /// The offer that the receiver has made, see `Slot::ask`.
+    asked: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
@@ -209,6 +211,7 @@ impl Slot {
         self.store(message);
         self.error.store(0, Ordering::Relaxed);
         self.ring.reset(nonce);
+        self.asked.store(0, Ordering::Relaxed);
         self.word
             .store(nonce | State::Posted as u64, Ordering::Release);
     }
@@ -293,6 +296,10 @@ impl Slot {
     /// The host ring, for the message with this nonce: operations on it are refused once the slot is reused.
     pub fn ring(&self, nonce: u64) -> Ring<'_> {
         Ring::new(&self.ring, nonce)
+    }
+
+    pub(super) fn asked(&self) -> &AtomicU64 {
+        &self.asked
     }
 
     /// True length of the message, bytes (for probes, which need no more).

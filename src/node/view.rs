@@ -1,16 +1,18 @@
 //! A rank's segment in shared memory, as its owner and its peers see it.
 //!
 //! ```text
-//! header (one page) | cells for eager payloads | chunks for staging | slots | sheets
+//! header (one page) | cells for eager payloads | chunks for staging | slots | sheets | board | wide staging
 //! ```
 //!
 //! Nothing in it is believed: indices are checked against the layout that was verified when the segment was mapped,
 //! and all words are atomics.
 
+use super::board::{Board, BOARD_BYTES};
 use super::map::Mapping;
 use super::ring::Entry;
 use super::sheet::{Sheet, SHEET_BYTES};
 use super::slot::{Slot, SLOT_BYTES};
+use super::units::UNIT_BYTES;
 use super::{sys, PROTOCOL_VERSION};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -43,7 +45,8 @@ pub struct Header {
     cell_bytes: AtomicU32,
     cells: AtomicU32,
     sheets: AtomicU32,
-    reserved: AtomicU32,
+    wide_block_bytes: AtomicU32,
+    wide_blocks: AtomicU32,
     flags: Flags,
     announced: Announced,
     doorbell: Doorbell,
@@ -61,6 +64,8 @@ struct Flags {
     slots_ready: AtomicU32,
     cells_ready: AtomicU32,
     chunks_ready: AtomicU32,
+    board_ready: AtomicU32,
+    wide_ready: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -110,6 +115,10 @@ pub struct Layout {
     pub cells: u32,
     /// Sheets of checksums: one for each slot, or none.
     pub sheets: u32,
+    /// Size of a block of wide staging, bytes.
+    pub wide_block_bytes: u32,
+    /// Blocks of wide staging.
+    pub wide_blocks: u32,
 }
 
 impl Layout {
@@ -138,11 +147,23 @@ impl Layout {
             .saturating_add(slots.next_multiple_of(PAGE))
     }
 
-    /// Size of the segment, bytes.
-    pub fn bytes(&self) -> u64 {
+    /// Where the board starts, bytes.
+    pub fn board_offset(&self) -> u64 {
         let sheets = u64::from(self.sheets) * SHEET_BYTES as u64;
         self.sheets_offset()
             .saturating_add(sheets.next_multiple_of(PAGE))
+    }
+
+    /// Where the wide staging starts, bytes.
+    pub fn wide_offset(&self) -> u64 {
+        self.board_offset()
+            .saturating_add((BOARD_BYTES as u64).next_multiple_of(PAGE))
+    }
+
+    /// Size of the segment, bytes.
+    pub fn bytes(&self) -> u64 {
+        let wide = u64::from(self.wide_blocks) * u64::from(self.wide_block_bytes);
+        self.wide_offset().saturating_add(wide)
     }
 
     /// True if the sizes are ones that an owner may choose.
@@ -154,6 +175,8 @@ impl Layout {
             && (self.sheets == 0 || self.sheets == self.slots)
             && self.chunk_bytes % 64 == 0
             && self.cell_bytes % 64 == 0
+            && u64::from(self.wide_block_bytes) % UNIT_BYTES == 0
+            && (self.wide_blocks == 0 || self.wide_block_bytes > 0)
             && cells <= SEGMENT_BYTES_MAX
             && self.bytes() <= SEGMENT_BYTES_MAX
     }
@@ -202,6 +225,8 @@ pub struct View {
     chunks_seen: AtomicU32,
     cells_seen: AtomicU32,
     sheets_seen: AtomicU32,
+    board_seen: AtomicU32,
+    wide_seen: AtomicU32,
 }
 
 impl View {
@@ -222,6 +247,10 @@ impl View {
         header.cell_bytes.store(layout.cell_bytes, relaxed);
         header.cells.store(layout.cells, relaxed);
         header.sheets.store(layout.sheets, relaxed);
+        header
+            .wide_block_bytes
+            .store(layout.wide_block_bytes, relaxed);
+        header.wide_blocks.store(layout.wide_blocks, relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Self::open(map, owner).ok()
     }
@@ -255,6 +284,8 @@ impl View {
             cell_bytes: header.cell_bytes.load(relaxed),
             cells: header.cells.load(relaxed),
             sheets: header.sheets.load(relaxed),
+            wide_block_bytes: header.wide_block_bytes.load(relaxed),
+            wide_blocks: header.wide_blocks.load(relaxed),
         };
         if !layout.is_sane() || layout.bytes() != map.bytes() as u64 {
             return Err(BadSegment::Layout);
@@ -267,6 +298,8 @@ impl View {
             chunks_seen: AtomicU32::new(0),
             cells_seen: AtomicU32::new(0),
             sheets_seen: AtomicU32::new(0),
+            board_seen: AtomicU32::new(0),
+            wide_seen: AtomicU32::new(0),
         })
     }
 
@@ -496,6 +529,44 @@ impl View {
         Some((self.map.range(start, bytes)?, bytes))
     }
 
+    /// The owner's board, if it has one.
+    pub fn board(&self) -> Option<&Board> {
+        let flags = &self.header().flags;
+        let offset = self.layout.board_offset();
+        let region = (offset, BOARD_BYTES as u32, 1);
+        self.backed(0, region, &flags.board_ready, &self.board_seen)?;
+        // SAFETY: Board is made of atomics.
+        unsafe { self.map.object(usize::try_from(offset).ok()?) }
+    }
+
+    /// The block of wide staging that unit `unit` is in.
+    pub fn wide_block(&self, unit: u32) -> Option<(NonNull<u8>, usize)> {
+        let flags = &self.header().flags;
+        let layout = &self.layout;
+        let index = (u64::from(unit) * UNIT_BYTES).checked_div(layout.wide_block_bytes.into())?;
+        let index = u32::try_from(index).ok()?;
+        let region = (
+            layout.wide_offset(),
+            layout.wide_block_bytes,
+            layout.wide_blocks,
+        );
+        self.backed(index, region, &flags.wide_ready, &self.wide_seen)?;
+        let offset = region.0 + u64::from(index) * u64::from(region.1);
+        let bytes = region.1 as usize;
+        Some((self.map.range(usize::try_from(offset).ok()?, bytes)?, bytes))
+    }
+
+    /// Address of so many bytes of wide staging from a unit on, if they lie in one block.
+    pub fn wide(&self, unit: u32, bytes: u64) -> Option<NonNull<u8>> {
+        let (start, length) = self.wide_block(unit)?;
+        let inside = u64::from(unit) * UNIT_BYTES % length as u64;
+        if inside.checked_add(bytes)? > length as u64 {
+            return None;
+        }
+        // SAFETY: the range was just seen to lie within the block.
+        Some(unsafe { start.add(inside as usize) })
+    }
+
     /// `Some` if element `index` of a region (offset, element size, elements) is backed by memory. What the owner
     /// says (`ready`) is bounded by the layout, and the pages are had present before they are first touched.
     fn backed(
@@ -528,6 +599,19 @@ impl View {
             .flags
             .slots_ready
             .store(slots, Ordering::Release);
+    }
+
+    /// Owner: memory is there for the board.
+    pub(super) fn set_board_ready(&self) {
+        self.header().flags.board_ready.store(1, Ordering::Release);
+    }
+
+    /// Owner: memory is there for so many blocks of wide staging.
+    pub(super) fn set_wide_ready(&self, blocks: u32) {
+        self.header()
+            .flags
+            .wide_ready
+            .store(blocks, Ordering::Release);
     }
 
     /// Owner: memory is there for so many cells and chunks.

@@ -17,7 +17,11 @@ const LAYOUT: Layout = Layout {
     cell_bytes: 192,
     cells: 5,
     sheets: 0,
+    wide_block_bytes: 2 << 18,
+    wide_blocks: 2,
 };
+/// Pages of a board.
+const BOARD: u64 = (BOARD_BYTES as u64).div_ceil(4096) * 4096;
 
 fn memory(bytes: u64) -> OwnedFd {
     let fd = sys::memfd(c"anabranch-test").expect("a memfd");
@@ -43,14 +47,18 @@ fn regions_follow_each_other_on_pages() {
     assert_eq!(LAYOUT.cells_offset(), 4096);
     assert_eq!(LAYOUT.chunks_offset(), 8192);
     assert_eq!(LAYOUT.slots_offset(), 8192 + 24_576);
-    assert_eq!(LAYOUT.bytes(), 8192 + 24_576 + 12_288);
+    let board = 8192 + 24_576 + 12_288;
+    assert_eq!(LAYOUT.board_offset(), board);
+    assert_eq!(LAYOUT.wide_offset(), board + BOARD);
+    // Two blocks of two units of 256 KiB.
+    assert_eq!(LAYOUT.bytes(), board + BOARD + (4 << 18));
     // As many sheets of 256 bytes as slots: three pages more.
     let with_sheets = Layout {
         sheets: 40,
         ..LAYOUT
     };
     assert_eq!(with_sheets.sheets_offset(), 8192 + 24_576 + 12_288);
-    assert_eq!(with_sheets.bytes(), 8192 + 24_576 + 2 * 12_288);
+    assert_eq!(with_sheets.bytes(), LAYOUT.bytes() + 12_288);
     assert!(with_sheets.is_sane());
     let other = Layout {
         sheets: 39,
@@ -223,7 +231,14 @@ proptest! {
         prop_assert!(peer.layout().bytes() == LAYOUT.bytes());
         view.set_slots_ready(u32::MAX);
         view.set_staging_ready(u32::MAX, u32::MAX);
+        view.set_wide_ready(u32::MAX);
+        view.set_board_ready();
         let _ = peer.slot(index).map(|slot| slot.nonce());
+        let _ = peer.board().map(|board| board.gpus().len());
+        for (address, bytes) in peer.wide_block(index).into_iter().chain(peer.wide(index, 4096).map(|at| (at, 4096))) {
+            let start = address.as_ptr() as usize - peer.map.range(0, 0).expect("a base").as_ptr() as usize;
+            prop_assert!((start + bytes) as u64 <= LAYOUT.bytes());
+        }
         if let Some((address, bytes)) = peer.piece(index) {
             let start = address.as_ptr() as usize - peer.map.range(0, 0).expect("a base").as_ptr() as usize;
             prop_assert!(start as u64 + u64::from(bytes) <= LAYOUT.bytes());
@@ -232,11 +247,12 @@ proptest! {
 
     #[test]
     fn sane_layouts_compute_without_overflow(slots in any::<u32>(), chunk_bytes in any::<u32>(), chunks in any::<u32>(),
-                                             cell_bytes in any::<u32>(), cells in any::<u32>(), sheets in any::<bool>()) {
+                                             cell_bytes in any::<u32>(), cells in any::<u32>(), sheets in any::<bool>(),
+                                             wide_block_bytes in any::<u32>(), wide_blocks in any::<u32>()) {
         let sheets = if sheets { slots } else { 0 };
-        let layout = Layout { slots, chunk_bytes, chunks, cell_bytes, cells, sheets };
+        let layout = Layout { slots, chunk_bytes, chunks, cell_bytes, cells, sheets, wide_block_bytes, wide_blocks };
         let exact = (u128::from(slots) + u128::from(sheets)) * 256 + u128::from(chunks) * u128::from(chunk_bytes)
-            + u128::from(cells) * u128::from(cell_bytes);
+            + u128::from(cells) * u128::from(cell_bytes) + u128::from(wide_blocks) * u128::from(wide_block_bytes);
         if layout.is_sane() {
             prop_assert!(u128::from(layout.bytes()) >= exact + 4096);
         }

@@ -8,7 +8,7 @@ use super::{Arrival, Stage, Target};
 use crate::cuda;
 use crate::engine::core::Core;
 use crate::engine::fault::{self, Of};
-use crate::engine::fetch::{Destination, Fetch, NotTaken, Step};
+use crate::engine::fetch::{Destination, Fetch, NotTaken, Step, Ways};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::story::Path;
 use crate::engine::Env;
@@ -153,6 +153,7 @@ impl Core {
 
     /// If a descriptor has landed, claims its message.
     fn take_descriptor(&mut self, env: &Env, id: usize) -> Result<(), NotTaken> {
+        let under_way = self.under_way(env, self.receives[id].capacity);
         let receive = &mut self.receives[id];
         let to = match receive.destination() {
             Ok(to) => to,
@@ -163,14 +164,24 @@ impl Core {
                 Destination::Host(receive.landed)
             }
         };
-        if let (Target::Device { buffer, .. }, Destination::Device { .. }) = (&receive.target, to) {
+        let mut uuid = None;
+        if let (Target::Device { buffer, .. }, Destination::Device { context, .. }) =
+            (&receive.target, to)
+        {
             if let Err(error) = self.gpu.prepare(buffer) {
                 log::debug!("device buffer {:#x}: {error}", buffer.address);
             }
+            self.gpu.relays.note(env, buffer, context);
+            uuid = Some(buffer.uuid);
         }
         // A copy: a payload that goes to host memory is written over it.
         let bytes = receive.read_landed().ok_or(NotTaken::Value)?;
-        let fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity)?;
+        let ways = Ways {
+            router: &mut self.router,
+            to: uuid,
+            under_way: &under_way,
+        };
+        let fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity, ways)?;
         let length = fetch.length();
         receive.length = Some(length);
         receive.uncover(length);
@@ -187,6 +198,18 @@ impl Core {
         self.taken += 1;
         self.moving.push(id);
         Ok(())
+    }
+
+    /// The senders of messages under way, for a receive that may hold a long one.
+    fn under_way(&self, env: &Env, capacity: u64) -> Vec<u32> {
+        if capacity < env.config.multipath {
+            return Vec::new();
+        }
+        let fetches = self.moving.iter().filter_map(|id| match &self.receives[*id].stage {
+            Stage::Fetching(fetch) => Some(fetch.message().source),
+            _ => None,
+        });
+        fetches.collect()
     }
 
     /// A value has landed.
@@ -278,7 +301,7 @@ impl Core {
             return (false, true);
         };
         match &mut receive.stage {
-            Stage::Fetching(fetch) => match fetch.poll(&mut self.gpu) {
+            Stage::Fetching(fetch) => match fetch.poll(env, &mut self.gpu) {
                 Step::Pending(moved) => (moved, false),
                 Step::Done => {
                     let bytes = fetch.length();
@@ -340,9 +363,9 @@ impl Core {
     }
 
     /// Ends a receive whose sender has died.
-    pub(in crate::engine) fn fail_receive(&mut self, id: usize) {
+    pub(in crate::engine) fn fail_receive(&mut self, env: &Env, id: usize) {
         if let Stage::Fetching(fetch) = &mut self.receives[id].stage {
-            if fetch.give_up_on_the_dead() {
+            if fetch.give_up_on_the_dead(env) {
                 stats::add(Counter::DeadPeers, 1);
             }
         }

@@ -10,13 +10,15 @@ use crate::engine::core::Core;
 use crate::engine::counts::Stream;
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::flag;
+use crate::engine::gpu::Gpu;
 use crate::engine::native::native_isend;
+use crate::engine::serve::tracks::Tracks;
 use crate::engine::serve::{Hosting, Serve, Trouble};
 use crate::engine::story::{self, Story};
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
 use crate::mpi::Handle;
-use crate::node::{Descriptor, Message, Peer, State, Sums, DESCRIPTOR_BYTES};
+use crate::node::{Asked, Descriptor, Message, Peer, State, Sums, DESCRIPTOR_BYTES};
 use crate::stats::{self, Counter, Reason};
 
 /// A descriptor that is out.
@@ -31,6 +33,8 @@ pub(super) struct Out {
     source: u64,
     bytes: u64,
     serve: Option<Serve>,
+    /// Its part in a message that comes over several paths.
+    tracks: Option<Box<Tracks>>,
     /// It completes without its receiver, as a standard send below the eager limit must.
     hosting: Option<Hosting>,
     /// Steps of the sender's part that have failed.
@@ -60,6 +64,28 @@ impl Out {
             (Some(_), _) => Path::Eager,
             (None, Some(_)) => Path::HostRing,
             (None, None) => Path::Direct,
+        }
+    }
+
+    /// The receiver has claimed the message: does what it has left to this rank.
+    fn help(&mut self, env: &Env, gpu: &mut Gpu, asked: Option<Asked>) -> Advance {
+        let Some(asked) = asked else {
+            return Advance::default();
+        };
+        let (peer, context, source, bytes) = (&self.peer, self.context, self.source, self.bytes);
+        let tracks = self.tracks.get_or_insert_with(|| {
+            let tracks = Tracks::begin(env, gpu, peer, asked, context, source, bytes);
+            Box::new(tracks)
+        });
+        let moved = tracks.poll(env, gpu);
+        let serving = !tracks.is_over();
+        if moved {
+            self.peer.ring_doorbell();
+        }
+        Advance {
+            moved,
+            serving,
+            closed: false,
         }
     }
 
@@ -114,6 +140,7 @@ impl Core {
             fault::survived(of, Path::Descriptor, &error, "goes by value");
             Unsent::Reason(Reason::DriverError)
         })?;
+        self.gpu.relays.note(env, buffer, context);
         let own = env.node.own();
         let is_eager = args.completes_alone(env, bytes);
         let cell = if is_eager {
@@ -193,6 +220,7 @@ impl Core {
             source: buffer.address,
             bytes,
             serve: None,
+            tracks: None,
             hosting: cell.map(|cell| Hosting::new(context, buffer.address, bytes, cell)),
             failures: 0,
             is_given_up: false,
@@ -341,7 +369,11 @@ impl Core {
             (Ok(State::Hosted), Some(hosting)) if hosting.is_in_ring() => {
                 return Advance::default()
             }
-            // The receiver reads the buffer itself.
+            // The receiver reads the buffer itself, and may leave some of it to this rank.
+            (Ok(State::Claimed), None) => {
+                let asked = slot.offered(out.nonce);
+                return out.help(env, &mut self.gpu, asked);
+            }
             (Ok(State::Claimed), _) | (Ok(State::Posted), None) => return Advance::default(),
             (Ok(State::Posted), Some(hosting)) => {
                 let step = hosting.poll(&mut self.gpu, own, &ring, false);
@@ -397,7 +429,8 @@ impl Core {
         let SendKind::Descriptor(out) = &mut send.kind else {
             return Advance::default();
         };
-        let drained = match (&mut out.serve, &mut out.hosting) {
+        let is_released = out.tracks.as_mut().is_none_or(|tracks| tracks.release(env));
+        let drained = is_released & match (&mut out.serve, &mut out.hosting) {
             (Some(serve), _) => {
                 serve.release_filled(own);
                 serve.is_drained(own)
@@ -427,6 +460,8 @@ impl Core {
             let is_asked_for = hosted.is_some_and(|hosting| hosting.is_asked_for);
             send.story.path = if out.serve.is_some() || is_asked_for {
                 story::Path::HostRing
+            } else if out.tracks.is_some() {
+                story::Path::Several
             } else if hosted.is_some() {
                 story::Path::Eager
             } else if out.peer.world_rank() == env.world_rank {

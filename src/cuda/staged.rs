@@ -1,0 +1,129 @@
+//! Memory of the engine's own on a GPU, exported to peers: staging for messages between other GPUs.
+
+use super::error::{Error, Result};
+use super::reach;
+use super::state::{ContextKey, Entered};
+use super::types::{code, Context, IpcHandle};
+
+/// Memory that the engine has allocated and exported. Freed when dropped: nobody may use it any more then.
+#[derive(Debug)]
+pub struct StagedMemory {
+    context: ContextKey,
+    /// The context was made for it.
+    is_own_context: bool,
+    address: u64,
+    bytes: u64,
+    handle: IpcHandle,
+    /// Contexts of this process that were let reach it.
+    reached_from: Vec<ContextKey>,
+}
+
+impl StagedMemory {
+    /// Memory in a context that exists.
+    pub fn allocate(context: ContextKey, bytes: u64) -> Result<StagedMemory> {
+        let entered = Entered::enter_same(context)?;
+        let driver = entered.driver();
+        let size = usize::try_from(bytes).map_err(|_| Error::Exhausted("address space"))?;
+        let mut memory = StagedMemory {
+            context,
+            is_own_context: false,
+            address: 0,
+            bytes,
+            handle: IpcHandle([0; 64]),
+            reached_from: Vec::new(),
+        };
+        // SAFETY: both are written; the memory was just allocated in this context. It is freed on drop.
+        unsafe {
+            driver.mem_alloc(&raw mut memory.address, size)?;
+            driver.ipc_get_mem_handle(&raw mut memory.handle, memory.address)?;
+        }
+        Ok(memory)
+    }
+
+    /// Memory on a device that this process does not use, in a context made for it (about half a gigabyte of the device's
+    /// memory). Not the primary one: that is the program's, should it turn to the device later.
+    pub fn allocate_on(ordinal: i32, bytes: u64) -> Result<StagedMemory> {
+        let device = reach::device(ordinal).ok_or(Error::NoContext)?.device;
+        let entered = Entered::relaxed()?;
+        let (mut context, mut popped) = (Context::NULL, Context::NULL);
+        // SAFETY: both are written. Making a context makes it current, which is taken back.
+        unsafe {
+            entered.driver().ctx_create(&raw mut context, 0, device)?;
+            entered.driver().ctx_pop_current(&raw mut popped)?;
+        }
+        let memory = ContextKey::of(context).and_then(|key| StagedMemory::allocate(key, bytes));
+        match memory {
+            Ok(mut memory) => {
+                memory.is_own_context = true;
+                Ok(memory)
+            }
+            Err(error) => {
+                // SAFETY: made above, and known to nobody.
+                let _ = unsafe { entered.driver().ctx_destroy(context) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Address in this process.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What peers open.
+    #[must_use]
+    pub fn handle(&self) -> IpcHandle {
+        self.handle
+    }
+
+    /// Whether the context is the engine's own.
+    #[must_use]
+    pub fn is_own_context(&self) -> bool {
+        self.is_own_context
+    }
+
+    /// Lets copies that run in another context of this process reach it.
+    pub fn reach_from(&mut self, context: ContextKey) -> Result<()> {
+        if self.reached_from.contains(&context) {
+            return Ok(());
+        }
+        let entered = Entered::enter_same(context)?;
+        // SAFETY: the context of the memory is alive as long as this.
+        match unsafe { entered.driver().ctx_enable_peer_access(self.context.handle, 0) } {
+            Ok(()) => {}
+            Err(error) if error.is(code::PEER_ACCESS_ALREADY_ENABLED) => {}
+            Err(error) => return Err(error),
+        }
+        self.reached_from.retain(ContextKey::is_alive);
+        self.reached_from.push(context);
+        Ok(())
+    }
+}
+
+impl Drop for StagedMemory {
+    fn drop(&mut self) {
+        let Ok(entered) = Entered::enter_same(self.context) else {
+            return;
+        };
+        if self.address != 0 {
+            // SAFETY: allocated by `allocate`, freed once.
+            if let Err(error) = unsafe { entered.driver().mem_free(self.address) } {
+                log::debug!("freeing staging memory: {error}");
+            }
+        }
+        drop(entered);
+        if self.is_own_context {
+            if let Ok(entered) = Entered::relaxed() {
+                // SAFETY: made by `allocate_on`; what was in it is freed.
+                let _ = unsafe { entered.driver().ctx_destroy(self.context.handle) };
+            }
+        }
+    }
+}

@@ -1,0 +1,626 @@
+//! The receiver's side of a message that comes over several paths: it pulls its own part straight from the sender's
+//! memory, and empties the staging that the sender fills with the rest (`serve/tracks.rs` is the other side).
+//!
+//! Whatever the sender does not bring, the receiver pulls itself: chunks that it has not begun with when the receiver has
+//! nothing left to do, those of a track that has failed, and all that it has begun with if it then does nothing more.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cuda::{ContextKey, Copy, Error, InFlight, Mapping, Purpose};
+use crate::engine::fault::{self, Of, Path};
+use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::relays::Reached;
+use crate::engine::Env;
+use crate::node::track::{TrackOf, TRACKS};
+use crate::node::{Asked, Part, Peer, Slot, Taker, TrackError, Way, UNIT_BYTES};
+use crate::stats::{self, Counter};
+
+/// How long a sender may do nothing about the chunks that it has claimed, once all else is there.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Looks for each that reads the clock.
+const LOOKS: u32 = 256;
+/// Pulls of its own that the receiver has queued at one time, of chunks that it claims back.
+const PULLS_MAX: usize = 2;
+/// What it claims back at one time at least, bytes, if there is as much.
+const CLAIM_BYTES_MIN: u64 = 1 << 20;
+
+/// What is needed to pull from the sender's memory.
+pub struct Direct {
+    /// Context of the receiver's buffer.
+    pub context: ContextKey,
+    /// Address of the receiver's buffer.
+    pub to: u64,
+    /// Address of the sender's, here.
+    pub from: u64,
+    /// The sender's allocation.
+    pub mapping: Arc<Mapping>,
+    /// It may be pulled from also where nothing stands in the way of the other paths.
+    pub is_path: bool,
+}
+
+/// A message on its way over several paths.
+pub struct Several {
+    peer: Arc<Peer>,
+    direct: Direct,
+    asked: Asked,
+    /// Of the sender's memory, by this rank.
+    pulls: Vec<Pull>,
+    tracks: Vec<Track>,
+    /// The message must come another way, once nothing is in flight.
+    lost: Option<Error>,
+    is_open: bool,
+    looks: u32,
+    moved: Instant,
+    by_direct: u64,
+}
+
+struct Pull {
+    copy: InFlight,
+    bytes: u64,
+}
+
+struct Track {
+    number: usize,
+    part: Part,
+    staging: Staging,
+    /// Chunks from this one on are not the sender's any more.
+    end: u32,
+    /// Chunks whose copies out of staging were launched, and those that have arrived.
+    launched: u32,
+    emptied: u32,
+    flying: VecDeque<Flying>,
+    /// It is not used any more, but for what is in flight.
+    is_retired: bool,
+    arrived: u64,
+}
+
+enum Staging {
+    Host,
+    Relay {
+        owner: Arc<Peer>,
+        row: u8,
+        reached: Reached,
+    },
+}
+
+struct Flying {
+    copy: InFlight,
+    bytes: u64,
+    /// Who had the piece when the copy was launched: the sender, to the end.
+    taker: Option<(u32, Taker)>,
+}
+
+/// How a step ended.
+pub enum Step {
+    /// Under way; whether something moved.
+    Pending(bool),
+    /// All of it is there.
+    Arrived,
+    /// It must come another way; nothing is in flight.
+    Lost(Error),
+}
+
+/// Why a track is not used any more.
+enum Trouble {
+    Driver(Error),
+    Track(TrackError),
+    GivenUp,
+    Stalled,
+    Reclaimed,
+}
+
+impl From<TrackError> for Trouble {
+    fn from(error: TrackError) -> Trouble {
+        Trouble::Track(error)
+    }
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Trouble::Driver(error) => error.fmt(f),
+            Trouble::Track(error) => error.fmt(f),
+            Trouble::GivenUp => f.write_str("its sender could not go on with a path"),
+            Trouble::Stalled => f.write_str("its sender does not go on"),
+            Trouble::Reclaimed => f.write_str("staging was taken from its sender"),
+        }
+    }
+}
+
+impl Several {
+    /// Queues the direct part, then asks the sender for the others. What has no staging is direct as well. None where
+    /// nothing is left for the sender to do.
+    pub fn begin(
+        env: &Env,
+        gpu: &mut Gpu,
+        peer: &Arc<Peer>,
+        slot: (&Slot, u64),
+        direct: Direct,
+        length: u64,
+        parts: &[Part],
+    ) -> Option<Several> {
+        let mut tracks: Vec<Track> = Vec::new();
+        for part in parts {
+            match Staging::reach(env, gpu, &direct, peer, part) {
+                Some(staging) if tracks.len() < TRACKS => {
+                    tracks.push(Track::new(tracks.len(), *part, staging))
+                }
+                _ => {}
+            }
+        }
+        let offered: Vec<Part> = tracks.iter().map(|track| track.part).collect();
+        if offered.is_empty() {
+            return None;
+        }
+        let asked = env.node.own().open_offer(&offered)?;
+        let mut several = Several {
+            peer: Arc::clone(peer),
+            direct,
+            asked,
+            pulls: Vec::new(),
+            tracks,
+            lost: None,
+            is_open: true,
+            looks: 0,
+            moved: Instant::now(),
+            by_direct: 0,
+        };
+        for (offset, bytes) in gaps(&offered, length) {
+            several.pull(gpu, offset, bytes);
+        }
+        let (slot, nonce) = slot;
+        slot.ask(nonce, asked);
+        peer.ring_doorbell();
+        Some(several)
+    }
+
+    /// Queues a copy from the sender's memory.
+    fn pull(&mut self, gpu: &mut Gpu, offset: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let copy = Copy::Linear {
+            dst: self.direct.to + offset,
+            src: self.direct.from + offset,
+            bytes,
+        };
+        let (context, rank) = (self.direct.context, self.peer.world_rank());
+        let mapping = Some(Arc::clone(&self.direct.mapping));
+        match gpu.pull(context, rank, copy, mapping) {
+            Ok(copy) => self.pulls.push(Pull { copy, bytes }),
+            Err(error) => self.lost = Some(error),
+        }
+    }
+
+    /// Moves on, without waiting.
+    pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
+        if let Some(error) = self.lost {
+            return if self.is_drained() {
+                self.close(env);
+                Step::Lost(error)
+            } else {
+                Step::Pending(false)
+            };
+        }
+        let mut moved = self.poll_pulls();
+        for number in 0..self.tracks.len() {
+            moved |= self.poll_track(env, gpu, number);
+        }
+        if self.lost.is_some() {
+            self.close(env);
+            return Step::Pending(true);
+        }
+        let is_idle = self.pulls.len() < PULLS_MAX && !self.tracks.iter().all(Track::is_done);
+        if is_idle && self.direct.is_path && self.is_lane_free(gpu) {
+            moved |= self.claim_back(env, gpu);
+        }
+        if self.pulls.is_empty() && self.tracks.iter().all(Track::is_done) {
+            self.close(env);
+            return Step::Arrived;
+        }
+        self.watch(env, moved);
+        Step::Pending(moved)
+    }
+
+    fn poll_pulls(&mut self) -> bool {
+        let before = self.pulls.len();
+        let (mut arrived, mut lost) = (0, None);
+        let rank = self.peer.world_rank();
+        self.pulls.retain_mut(|pull| match pull.copy.poll() {
+            Ok(true) => {
+                arrived += pull.bytes;
+                false
+            }
+            Ok(false) => true,
+            Err(error) => {
+                if pull.copy.is_lost() {
+                    lost = Some(error);
+                } else {
+                    stats::add(Counter::Retries, 1);
+                    fault::survived(Of::From(rank), Path::Several, &error, "tried again");
+                }
+                true
+            }
+        });
+        self.by_direct += arrived;
+        self.lost = self.lost.or(lost);
+        self.pulls.len() != before
+    }
+
+    fn poll_track(&mut self, env: &Env, gpu: &mut Gpu, number: usize) -> bool {
+        let track = &mut self.tracks[number];
+        if track.is_done() {
+            return false;
+        }
+        let shared = env.node.own().board().and_then(|board| {
+            let offer = board.offer(self.asked.index)?;
+            offer.track(self.asked.tag, track.number)
+        });
+        let step = match &shared {
+            Some(shared) => track.poll(gpu, shared, &self.peer, &self.direct),
+            None => Err(TrackError::Stale.into()),
+        };
+        let moved = match step {
+            Ok(moved) => moved,
+            Err(trouble) => {
+                self.retire(env, number, &trouble);
+                if let Trouble::Driver(_) = trouble {
+                    self.tracks[number].blame(gpu);
+                }
+                true
+            }
+        };
+        // What a track that is not used any more has not brought is pulled, once nothing writes there.
+        let track = &mut self.tracks[number];
+        if track.is_retired && track.flying.is_empty() {
+            let (first, count) = (track.emptied, track.end - track.emptied);
+            track.end = track.emptied;
+            let (offset, bytes) = track.part.span(first, count);
+            self.pull(gpu, offset, bytes);
+            gpu.launch();
+            return true;
+        }
+        moved
+    }
+
+    /// Leaves a track.
+    fn retire(&mut self, env: &Env, number: usize, trouble: &Trouble) {
+        let asked = self.asked;
+        let track = &mut self.tracks[number];
+        if track.is_retired {
+            return;
+        }
+        track.is_retired = true;
+        if let Some(shared) = shared(env, asked, track.number) {
+            // What it has claimed already it may bring in vain.
+            let _ = shared.take_back(u32::MAX);
+        }
+        stats::add(Counter::TracksRetired, 1);
+        let of = Of::From(self.peer.world_rank());
+        fault::survived(of, Path::Several, trouble, "its part is taken directly");
+    }
+
+    /// Whether the receiver has nothing else to pull from this sender.
+    fn is_lane_free(&self, gpu: &mut Gpu) -> bool {
+        let load = gpu.load(
+            self.direct.context,
+            Purpose::Pull,
+            u64::from(self.peer.world_rank()),
+        );
+        load.is_ok_and(|load| load < PULLS_MAX)
+    }
+
+    /// Takes over chunks that the sender has not begun with, from the track that has most of them left.
+    fn claim_back(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
+        let asked = self.asked;
+        let left = |track: &Track| {
+            let (next, end) = shared(env, asked, track.number)?.claimed().ok()?;
+            Some((u64::from(end - next) * track.part.chunk_bytes, next))
+        };
+        let open = self.tracks.iter().filter(|track| !track.is_retired);
+        let open = open.filter_map(|track| Some((left(track)?, track.number)));
+        let Some(((bytes, _), number)) = open.max().filter(|((bytes, _), _)| *bytes > 0) else {
+            return false;
+        };
+        let track = &mut self.tracks[number];
+        let chunk = track.part.chunk_bytes;
+        // Half of what is left, as the sender goes on with the other half.
+        let most = (bytes / 2).max(CLAIM_BYTES_MIN).div_ceil(chunk);
+        let Some(shared) = shared(env, asked, track.number) else {
+            return false;
+        };
+        let Ok((first, count)) = shared.take_back(most as u32) else {
+            return false;
+        };
+        if count == 0 {
+            return false;
+        }
+        track.end = first;
+        let (offset, bytes) = track.part.span(first, count);
+        stats::add(Counter::ChunksClaimedBack, u64::from(count));
+        self.pull(gpu, offset, bytes);
+        gpu.launch();
+        true
+    }
+
+    /// A sender that has claimed chunks and does not bring them is not waited for.
+    fn watch(&mut self, env: &Env, moved: bool) {
+        self.looks = self.looks.wrapping_add(1);
+        if moved {
+            self.looks = 0;
+        }
+        if moved || !self.pulls.is_empty() {
+            if self.looks % LOOKS == 0 {
+                self.moved = Instant::now();
+            }
+            return;
+        }
+        if self.looks % LOOKS == 0 && self.moved.elapsed() > PATIENCE {
+            self.leave_sender(env, &Trouble::Stalled);
+            self.moved = Instant::now();
+        }
+    }
+
+    /// The sender has died: what it has not brought is read from its memory, which is there as long as it is mapped.
+    pub fn give_up_on_the_dead(&mut self, env: &Env) {
+        self.leave_sender(env, &Trouble::Stalled);
+    }
+
+    fn leave_sender(&mut self, env: &Env, trouble: &Trouble) {
+        for number in 0..self.tracks.len() {
+            if !self.tracks[number].is_done() {
+                self.retire(env, number, trouble);
+            }
+        }
+    }
+
+    fn close(&mut self, env: &Env) {
+        if std::mem::replace(&mut self.is_open, false) {
+            env.node.own().close_offer(self.asked);
+        }
+    }
+
+    /// Whether nothing writes to the receiver's buffer any more.
+    pub fn is_drained(&mut self) -> bool {
+        self.pulls.retain_mut(|pull| !pull.copy.is_over());
+        for track in &mut self.tracks {
+            track.flying.retain_mut(|flying| !flying.copy.is_over());
+        }
+        self.pulls.is_empty() && self.tracks.iter().all(|track| track.flying.is_empty())
+    }
+
+    /// Counts what has come by which path.
+    pub fn count(&self) {
+        stats::add(Counter::SeveralDirectBytes, self.by_direct);
+        for track in &self.tracks {
+            let counter = match track.staging {
+                Staging::Host => Counter::SeveralHostBytes,
+                Staging::Relay { .. } => Counter::SeveralRelayBytes,
+            };
+            stats::add(counter, track.arrived);
+        }
+    }
+}
+
+fn shared(env: &Env, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
+    let offer = env.node.own().board()?.offer(asked.index)?;
+    offer.track(asked.tag, number)
+}
+
+/// What parts leave of a message.
+fn gaps(parts: &[Part], length: u64) -> Vec<(u64, u64)> {
+    let mut spans: Vec<(u64, u64)> = parts.iter().map(|part| (part.offset, part.bytes)).collect();
+    spans.sort_unstable();
+    let (mut gaps, mut at) = (Vec::new(), 0);
+    for (offset, bytes) in spans.into_iter().chain([(length, 0)]) {
+        if offset > at {
+            gaps.push((at, offset - at));
+        }
+        at = offset + bytes;
+    }
+    gaps
+}
+
+impl Track {
+    fn new(number: usize, part: Part, staging: Staging) -> Track {
+        Track {
+            number,
+            part,
+            staging,
+            end: part.chunks(),
+            launched: 0,
+            emptied: 0,
+            flying: VecDeque::new(),
+            is_retired: false,
+            arrived: 0,
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.emptied == self.end && self.flying.is_empty()
+    }
+
+    fn blame(&self, gpu: &mut Gpu) {
+        if let Staging::Relay { owner, row, .. } = &self.staging {
+            gpu.relays.blame(owner.world_rank(), *row);
+        }
+    }
+
+    /// Empties what is filled. True if anything moved.
+    fn poll(
+        &mut self,
+        gpu: &mut Gpu,
+        shared: &TrackOf<'_>,
+        peer: &Peer,
+        direct: &Direct,
+    ) -> Result<bool, Trouble> {
+        let mut moved = false;
+        while let Some(flying) = self.flying.front_mut() {
+            match flying.copy.poll() {
+                Ok(false) => break,
+                Ok(true) => {}
+                Err(error) => {
+                    if flying.copy.is_lost() {
+                        self.flying.clear();
+                        return Err(Trouble::Driver(error));
+                    }
+                    break;
+                }
+            }
+            let flying = self.flying.pop_front();
+            moved = true;
+            if self.is_retired {
+                continue;
+            }
+            if let Some(flying) = flying {
+                // A piece that is another's by now may have been written while it was read.
+                if flying.taker.is_some() && self.staging.taker(flying.taker) != flying.taker {
+                    return Err(Trouble::Reclaimed);
+                }
+                shared.pop(&mut self.emptied)?;
+                self.arrived += flying.bytes;
+                peer.ring_doorbell();
+            }
+        }
+        if self.is_retired {
+            return Ok(moved);
+        }
+        let (filled, is_over) = shared.filled()?;
+        if filled > self.end || filled < self.launched {
+            return Err(TrackError::Corrupt.into());
+        }
+        while self.launched < filled {
+            match self.launch(gpu, shared, peer, direct) {
+                Ok(()) => moved = true,
+                Err(Trouble::Driver(error)) if is_for_now(&error) => return Ok(moved),
+                Err(trouble) => return Err(trouble),
+            }
+        }
+        if is_over && self.flying.is_empty() && self.emptied < self.end {
+            return Err(Trouble::GivenUp);
+        }
+        Ok(moved)
+    }
+
+    /// Starts the copy of the next chunk out of its piece.
+    fn launch(
+        &mut self,
+        gpu: &mut Gpu,
+        shared: &TrackOf<'_>,
+        peer: &Peer,
+        direct: &Direct,
+    ) -> Result<(), Trouble> {
+        let entry = shared.entry_of(self.launched);
+        let (offset, bytes) = self.part.chunk(self.launched);
+        if u64::from(entry.bytes) != bytes {
+            return Err(TrackError::Corrupt.into());
+        }
+        let context = direct.context;
+        let corrupt = || Trouble::Track(TrackError::Corrupt);
+        let (src, taker) = match &self.staging {
+            Staging::Host => {
+                let address = peer.wide(entry.unit, bytes).ok_or_else(corrupt)?;
+                gpu.pin_wide(context, peer, entry.unit);
+                (address.as_ptr().expose_provenance() as u64, None)
+            }
+            Staging::Relay { reached, .. } => {
+                let offset = u64::from(entry.unit) * UNIT_BYTES;
+                let taker = self.staging.taker(Some((entry.unit, Taker { rank: 0, tag: 0 })));
+                let is_senders = taker.is_some_and(|(_, taker)| taker.rank == peer.world_rank());
+                if offset + bytes > reached.exported.bytes || !is_senders {
+                    return Err(corrupt());
+                }
+                (reached.base + offset, taker)
+            }
+        };
+        let (purpose, affinity) = self.staging.lane(self.number);
+        let mapping = self.staging.mapping();
+        let copy = Copy::Linear {
+            dst: direct.to + offset,
+            src,
+            bytes,
+        };
+        let copy = gpu
+            .copy_on(context, purpose, affinity, copy, mapping)
+            .map_err(Trouble::Driver)?;
+        self.launched += 1;
+        self.flying.push_back(Flying { copy, bytes, taker });
+        Ok(())
+    }
+}
+
+impl Staging {
+    /// How this rank gets at the staging of a part; None where there is none (yet).
+    fn reach(
+        env: &Env,
+        gpu: &mut Gpu,
+        direct: &Direct,
+        peer: &Peer,
+        part: &Part,
+    ) -> Option<Staging> {
+        match part.way {
+            Way::Host => (peer.layout().wide_blocks > 0).then_some(Staging::Host),
+            Way::Relay { owner: rank, row } => {
+                let owner = env.node.peer(rank)?;
+                match gpu.reach_relay(direct.context, &owner, row) {
+                    Ok(Some(reached)) => Some(Staging::Relay {
+                        owner,
+                        row,
+                        reached,
+                    }),
+                    Ok(None) => None,
+                    Err(error) => {
+                        gpu.relays.blame(rank, row);
+                        let of = Of::From(peer.world_rank());
+                        fault::survived(of, Path::Several, &error, "over fewer paths");
+                        None
+                    }
+                }
+            }
+        }
+    }
+
+    /// On which lane the copies of a track run.
+    fn lane(&self, number: usize) -> (Purpose, u64) {
+        match self {
+            Staging::Host => (Purpose::HostToDevice, 0),
+            Staging::Relay { .. } => (Purpose::PullStaged, number as u64),
+        }
+    }
+
+    fn mapping(&self) -> Option<Arc<Mapping>> {
+        match self {
+            Staging::Host => None,
+            Staging::Relay { reached, .. } => reached.mapping.clone(),
+        }
+    }
+
+    /// Who has the unit now.
+    fn taker(&self, of: Option<(u32, Taker)>) -> Option<(u32, Taker)> {
+        let (Staging::Relay { owner, row, reached }, Some((unit, _))) = (self, of) else {
+            return None;
+        };
+        let row = owner.board()?.gpus().get(usize::from(*row))?;
+        Some((unit, row.units(&reached.exported).taker(unit)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_what_parts_leave() {
+        let part = |offset, bytes| Part {
+            way: Way::Host,
+            offset,
+            bytes,
+            chunk_bytes: 1,
+        };
+        assert_eq!(gaps(&[part(0, 10), part(10, 5)], 20), [(15, 5)]);
+        assert_eq!(gaps(&[part(12, 8), part(5, 5)], 20), [(0, 5), (10, 2)]);
+        assert_eq!(gaps(&[part(0, 20)], 20), []);
+    }
+}

@@ -1,0 +1,265 @@
+//! Staging memory on GPUs: what this rank exports to its peers, and how it gets at theirs.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::cuda::{
+    reach, Buffer, ContextKey, Error, Export, IpcHandle, Mapping, Result, StagedMemory, Uuid,
+};
+use crate::engine::gpu::Gpu;
+use crate::engine::Env;
+use crate::node::{Exported, Peer};
+
+/// Attempts to allocate staging on one GPU.
+const ATTEMPTS: u32 = 3;
+/// Wishes for staging on one GPU.
+const WISHES_MAX: u32 = 8;
+/// Troubles that are remembered at most.
+const TROUBLES_MAX: usize = 4096;
+
+/// What this rank has to do with staging on GPUs.
+#[derive(Default)]
+pub struct Relays {
+    /// By the rows of this rank's list.
+    held: Vec<Held>,
+    /// Wishes of peers' that were seen.
+    wishes: u32,
+    generation: u64,
+    tag: u32,
+    /// How often staging of a rank's, on one of its GPUs, could not be used.
+    troubles: HashMap<(u32, u8), u32>,
+    /// How often this rank has asked for it.
+    wished: HashMap<(u32, u8), u32>,
+}
+
+/// A GPU over which messages may lead.
+#[derive(Clone, Copy, Debug)]
+pub struct Relay {
+    /// Its identity.
+    pub uuid: Uuid,
+    /// World rank of who exports staging there, or would.
+    pub owner: u32,
+    /// Which of the owner's GPUs it is.
+    pub row: u8,
+    /// Bytes of staging that are exported; 0 before that.
+    pub bytes: u64,
+}
+
+#[derive(Default)]
+struct Held {
+    /// A context of the program's on the GPU, if it is known to have one.
+    context: Option<ContextKey>,
+    memory: Option<StagedMemory>,
+    failures: u32,
+}
+
+/// Staging memory that copies of this process can use.
+#[derive(Clone)]
+pub struct Reached {
+    /// What its owner says of it.
+    pub exported: Exported,
+    /// Its address here.
+    pub base: u64,
+    /// Kept open while in use; none where it is this process's own.
+    pub mapping: Option<Arc<Mapping>>,
+}
+
+impl Relays {
+    /// A buffer of the program's was met: its GPU is one that this rank uses.
+    pub fn note(&mut self, env: &Env, buffer: &Buffer, context: ContextKey) {
+        let is_known = |held: &Held| held.context.is_some_and(|known| known == context);
+        if self.held.iter().any(is_known) || !env.node.own().prepare_board() {
+            return;
+        }
+        let uuids: Vec<Uuid> = reach::devices().iter().map(|device| device.uuid).collect();
+        env.node.own().list_gpus(&uuids, &buffer.uuid);
+        self.held.resize_with(uuids.len(), Held::default);
+        if let Some(row) = uuids.iter().position(|uuid| *uuid == buffer.uuid) {
+            self.held[row].context = Some(context);
+        }
+    }
+
+    /// Allocates what peers have asked for. True if anything was done.
+    pub fn serve(&mut self, env: &Env) -> bool {
+        let Some(board) = env.node.own().board() else {
+            return false;
+        };
+        let wishes = board.wishes();
+        if wishes == self.wishes {
+            return false;
+        }
+        self.wishes = wishes;
+        let wished = board.gpus().iter().enumerate();
+        for (row, _) in wished.filter(|(_, gpu)| gpu.take_wish()) {
+            self.grant(env, row);
+        }
+        true
+    }
+
+    fn grant(&mut self, env: &Env, row: usize) {
+        let Some(held) = self.held.get_mut(row) else {
+            return;
+        };
+        if held.memory.is_some() || held.failures >= ATTEMPTS {
+            return;
+        }
+        let bytes = env.config.relay_staging.min(crate::node::RELAY_BYTES_MAX);
+        let context = held.context.filter(ContextKey::is_alive);
+        let memory = match context {
+            Some(context) => StagedMemory::allocate(context, bytes),
+            None => StagedMemory::allocate_on(row as i32, bytes),
+        };
+        match memory {
+            Ok(memory) => {
+                self.generation += 1;
+                let exported = Exported {
+                    base: memory.address(),
+                    bytes: memory.bytes(),
+                    buffer_id: self.generation,
+                    handle: memory.handle().0,
+                };
+                held.memory = Some(memory);
+                env.node.own().publish_relay(row, Some(&exported));
+            }
+            Err(error) => {
+                held.failures += 1;
+                log::debug!("no staging on GPU {row}: {error}");
+            }
+        }
+    }
+
+    /// The GPUs over which a message from `sender` may lead. Staging on a GPU is had from a rank that uses it, else from the
+    /// first that sees it.
+    pub fn candidates(&self, env: &Env, sender: u32) -> Vec<Relay> {
+        let mut found: Vec<(Relay, bool)> = Vec::new();
+        for peer in env.node.peers() {
+            let owner = peer.world_rank();
+            let is_end = owner == env.world_rank || owner == sender;
+            let rows = peer.board().map_or(&[][..], |board| board.gpus());
+            for (row, gpu) in (0_u8..).zip(rows) {
+                let is_used = gpu.is_used();
+                // An end's own buffers' GPU, or another one in a context of the program's.
+                if (is_end && is_used) || self.is_bad(owner, row) {
+                    continue;
+                }
+                let relay = Relay {
+                    uuid: gpu.uuid(),
+                    owner,
+                    row,
+                    bytes: gpu.exported().map_or(0, |exported| exported.bytes),
+                };
+                let rank = |relay: &Relay, is_used: bool| (relay.bytes > 0, is_used);
+                match found.iter_mut().find(|(known, _)| known.uuid == relay.uuid) {
+                    Some(known) if rank(&known.0, known.1) < rank(&relay, is_used) => {
+                        *known = (relay, is_used);
+                    }
+                    Some(_) => {}
+                    None => found.push((relay, is_used)),
+                }
+            }
+        }
+        found.into_iter().map(|(relay, _)| relay).collect()
+    }
+
+    /// Asks for staging on a GPU over which it would pay to lead messages.
+    pub fn wish(&mut self, env: &Env, relay: &Relay) {
+        let key = (relay.owner, relay.row);
+        if self.wished.len() >= TROUBLES_MAX {
+            return;
+        }
+        let wished = self.wished.entry(key).or_default();
+        *wished += 1;
+        if *wished > WISHES_MAX {
+            self.troubles.insert(key, ATTEMPTS);
+        } else if let Some(owner) = env.node.peer(relay.owner) {
+            owner.wish_for(usize::from(relay.row));
+        }
+    }
+
+    /// A number for a piece that this rank is about to take.
+    pub fn fresh_tag(&mut self) -> u32 {
+        self.tag = self.tag.wrapping_add(1);
+        self.tag
+    }
+
+    /// Something that should not have failed did, with staging of a rank's. Such a path is not taken again and again.
+    pub fn blame(&mut self, owner: u32, row: u8) {
+        if self.troubles.len() < TROUBLES_MAX {
+            *self.troubles.entry((owner, row)).or_default() += 1;
+        }
+    }
+
+    /// Whether staging of a rank's has failed too often.
+    pub fn is_bad(&self, owner: u32, row: u8) -> bool {
+        let troubles = self.troubles.get(&(owner, row));
+        troubles.is_some_and(|troubles| *troubles >= ATTEMPTS)
+    }
+
+    /// Lets no peer take pieces any more. True once nobody has one.
+    pub fn close(&mut self, env: &Env) -> bool {
+        let Some(board) = env.node.own().board() else {
+            return true;
+        };
+        let rows = board.gpus().iter().zip(&self.held);
+        rows.filter(|(_, held)| held.memory.is_some())
+            .all(|(gpu, _)| gpu.exported().is_none_or(|exported| gpu.units(&exported).close()))
+    }
+
+    /// Frees all, once it is closed, or nobody is waited for any more.
+    pub fn free(&mut self, env: &Env) {
+        for (row, held) in self.held.iter_mut().enumerate() {
+            if held.memory.is_some() {
+                env.node.own().publish_relay(row, None);
+                held.memory = None;
+            }
+        }
+    }
+}
+
+impl Gpu {
+    /// Staging that a rank exports on one of its GPUs, for copies in a context of this process. None where nothing is
+    /// exported yet.
+    pub fn reach_relay(
+        &mut self,
+        context: ContextKey,
+        owner: &Peer,
+        row: u8,
+    ) -> Result<Option<Reached>> {
+        let gpu = owner.board().and_then(|board| board.gpus().get(usize::from(row)));
+        let Some((uuid, exported)) = gpu.and_then(|gpu| Some((gpu.uuid(), gpu.exported()?))) else {
+            return Ok(None);
+        };
+        if owner.pid() == std::process::id() {
+            let held = self.relays.held.get_mut(usize::from(row));
+            let memory = held.and_then(|held| held.memory.as_mut());
+            let Some(memory) = memory.filter(|memory| memory.address() == exported.base) else {
+                return Ok(None);
+            };
+            if !memory.is_own_context() {
+                // Peer access between two contexts of the program's is the program's to turn on.
+                return Err(Error::AlreadyMapped);
+            }
+            memory.reach_from(context)?;
+            return Ok(Some(Reached {
+                base: exported.base,
+                exported,
+                mapping: None,
+            }));
+        }
+        let export = Export {
+            handle: IpcHandle(exported.handle),
+            base: exported.base,
+            size: exported.bytes,
+            offset: 0,
+            buffer_id: exported.buffer_id,
+            uuid,
+        };
+        let mapping = self.map(context, u64::from(owner.pid()), &export)?;
+        Ok(Some(Reached {
+            exported,
+            base: mapping.address_of(0),
+            mapping: Some(mapping),
+        }))
+    }
+}

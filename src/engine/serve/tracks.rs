@@ -1,0 +1,422 @@
+//! The sender's part in a message that comes over several paths: chunk by chunk it fills pieces of staging, in pinned host
+//! memory and on other GPUs, as far as its receiver leaves them to it.
+//!
+//! The receiver reads this rank's buffer itself and needs none of this: what goes wrong here, or does not go on, costs
+//! speed only.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::cuda::{ContextKey, Copy, Error, InFlight, Purpose};
+use crate::engine::fault::{self, Of, Path};
+use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::relays::Reached;
+use crate::engine::Env;
+use crate::node::track::{Filled, TrackOf, TRACKS, TRACK_ENTRIES};
+use crate::node::{units_of, Asked, Part, Peer, Taker, TrackError, Way, Wide, UNIT_BYTES};
+use crate::stats::{self, Counter};
+
+/// Launches in flight on a lane beyond which no chunk is added: enough that the engine does not run dry between two looks,
+/// few enough that what the receiver may claim back is not launched too early.
+const LAUNCHED_MAX: usize = 3;
+
+/// The tracks of one message.
+pub struct Tracks {
+    peer: Arc<Peer>,
+    asked: Asked,
+    context: ContextKey,
+    source: u64,
+    tracks: Vec<Track>,
+}
+
+/// One track.
+struct Track {
+    number: usize,
+    part: Part,
+    staging: Staging,
+    /// Chunks claimed, and those put into the ring.
+    claimed: u32,
+    filled: u32,
+    /// Pieces being filled, oldest first.
+    filling: VecDeque<Filling>,
+    /// Pieces in the ring, oldest first.
+    held: VecDeque<Piece>,
+    is_over: bool,
+}
+
+enum Staging {
+    Host,
+    Relay {
+        owner: Arc<Peer>,
+        row: u8,
+        reached: Reached,
+    },
+}
+
+struct Filling {
+    copy: InFlight,
+    piece: Piece,
+    entry: Filled,
+}
+
+enum Piece {
+    Host(Wide),
+    Relay { unit: u32, count: u32, taker: Taker },
+}
+
+/// Why a track goes no further.
+enum Trouble {
+    Driver(Error),
+    Track(TrackError),
+    /// It cannot be begun.
+    No(&'static str),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Trouble {
+        Trouble::Driver(error)
+    }
+}
+
+impl From<TrackError> for Trouble {
+    fn from(error: TrackError) -> Trouble {
+        Trouble::Track(error)
+    }
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Trouble::Driver(error) => error.fmt(f),
+            Trouble::Track(error) => error.fmt(f),
+            Trouble::No(why) => f.write_str(why),
+        }
+    }
+}
+
+impl Tracks {
+    /// What a receiver has offered for a message of `length` bytes from `source` on.
+    pub fn begin(
+        env: &Env,
+        gpu: &mut Gpu,
+        peer: &Arc<Peer>,
+        asked: Asked,
+        context: ContextKey,
+        source: u64,
+        length: u64,
+    ) -> Tracks {
+        let mut tracks = Tracks {
+            peer: Arc::clone(peer),
+            asked,
+            context,
+            source,
+            tracks: Vec::new(),
+        };
+        for number in 0..TRACKS {
+            let Some(track) = track_of(peer, asked, number) else {
+                break;
+            };
+            let Ok(part) = track.part() else { break };
+            match Track::begin(env, gpu, number, part, length, context) {
+                Ok(track) => tracks.tracks.push(track),
+                Err(trouble) => {
+                    track.give_up(0);
+                    tracks.told(&trouble);
+                }
+            }
+        }
+        tracks
+    }
+
+    fn told(&self, trouble: &Trouble) {
+        tell(&self.peer, trouble);
+    }
+
+    /// Fills what can be filled. True if anything moved. What is in the way ends the track that it concerns.
+    pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
+        let mut moved = false;
+        for track in &mut self.tracks {
+            let Some(shared) = track_of(&self.peer, self.asked, track.number) else {
+                track.is_over = true;
+                continue;
+            };
+            match track.poll(env, gpu, &shared, self.context, self.source) {
+                Ok(did) => moved |= did,
+                // The receiver is through with it.
+                Err(Trouble::Track(TrackError::Stale)) => track.is_over = true,
+                Err(trouble) => {
+                    track.is_over = true;
+                    shared.give_up(track.filled);
+                    if let Staging::Relay { owner, row, .. } = &track.staging {
+                        gpu.relays.blame(owner.world_rank(), *row);
+                    }
+                    tell(&self.peer, &trouble);
+                    moved = true;
+                }
+            }
+        }
+        moved
+    }
+
+    /// Whether nothing more will be filled.
+    pub fn is_over(&self) -> bool {
+        let is_over = |track: &Track| track.is_over && track.filling.is_empty();
+        self.tracks.iter().all(is_over)
+    }
+
+    /// The message is over: gives every piece back. False while a copy into one is under way.
+    pub fn release(&mut self, env: &Env) -> bool {
+        for track in &mut self.tracks {
+            track.is_over = true;
+            for piece in std::mem::take(&mut track.held) {
+                track.staging.give(env, &piece);
+            }
+            while let Some(filling) = track.filling.front_mut() {
+                if !filling.copy.is_over() {
+                    return false;
+                }
+                track.staging.give(env, &filling.piece);
+                track.filling.pop_front();
+            }
+        }
+        true
+    }
+}
+
+fn track_of(peer: &Peer, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
+    let offer = peer.board()?.offer(asked.index)?;
+    let is_there = offer.len(asked.tag).is_ok_and(|tracks| number < tracks);
+    offer.track(asked.tag, number).filter(|_| is_there)
+}
+
+fn tell(peer: &Peer, trouble: &Trouble) {
+    stats::add(Counter::TracksRetired, 1);
+    let of = Of::To(peer.world_rank());
+    fault::survived(of, Path::Several, trouble, "its part is left to the receiver");
+}
+
+impl Track {
+    fn begin(
+        env: &Env,
+        gpu: &mut Gpu,
+        number: usize,
+        part: Part,
+        length: u64,
+        context: ContextKey,
+    ) -> Result<Track, Trouble> {
+        if !part.is_sane(length) || u32::try_from(part.chunk_bytes).is_err() {
+            return Err(TrackError::Corrupt.into());
+        }
+        let staging = match part.way {
+            Way::Host => Staging::Host,
+            Way::Relay { owner: rank, row } => {
+                let Some(owner) = env.node.peer(rank) else {
+                    return Err(Trouble::No("the rank that has the staging is not there"));
+                };
+                match gpu.reach_relay(context, &owner, row) {
+                    Ok(Some(reached)) => Staging::Relay { owner, row, reached },
+                    Ok(None) => return Err(Trouble::No("there is no staging on that GPU")),
+                    Err(error) => {
+                        gpu.relays.blame(rank, row);
+                        return Err(error.into());
+                    }
+                }
+            }
+        };
+        Ok(Track {
+            number,
+            part,
+            staging,
+            claimed: 0,
+            filled: 0,
+            filling: VecDeque::new(),
+            held: VecDeque::new(),
+            is_over: false,
+        })
+    }
+
+    fn poll(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        shared: &TrackOf<'_>,
+        context: ContextKey,
+        source: u64,
+    ) -> Result<bool, Trouble> {
+        let mut moved = self.take_back(env, shared)?;
+        while let Some(filling) = self.filling.front_mut() {
+            if !filling.copy.poll()? || !shared.push(&mut self.filled, filling.entry)? {
+                break;
+            }
+            if let Some(filling) = self.filling.pop_front() {
+                self.held.push_back(filling.piece);
+            }
+            moved = true;
+        }
+        let (purpose, affinity) = self.staging.lane(self.number);
+        while !self.is_over
+            && self.filling.len() + self.held.len() < TRACK_ENTRIES
+            && gpu.load(context, purpose, affinity)? < LAUNCHED_MAX
+        {
+            if !self.start(env, gpu, shared, context, source)? {
+                break;
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Claims the next chunk and starts its copy. False where there is none, or no piece for it.
+    fn start(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        shared: &TrackOf<'_>,
+        context: ContextKey,
+        source: u64,
+    ) -> Result<bool, Trouble> {
+        if self.claimed >= self.part.chunks() {
+            self.is_over = true;
+            return Ok(false);
+        }
+        let (offset, bytes) = self.part.chunk(self.claimed);
+        // The piece first: a chunk that is claimed is launched.
+        let Some((piece, unit, to)) = self.staging.take(env, gpu, context, bytes)? else {
+            return Ok(false);
+        };
+        let claimed = shared.claim(self.claimed);
+        if claimed != Ok(true) {
+            self.staging.give(env, &piece);
+            self.is_over |= !claimed?;
+            return Ok(false);
+        }
+        self.claimed += 1;
+        let (purpose, affinity) = self.staging.lane(self.number);
+        let copy = Copy::Linear {
+            dst: to,
+            src: source + offset,
+            bytes,
+        };
+        let mapping = self.staging.mapping();
+        match gpu.copy_on(context, purpose, affinity, copy, mapping) {
+            Ok(copy) => self.filling.push_back(Filling {
+                copy,
+                piece,
+                entry: Filled {
+                    unit,
+                    bytes: bytes as u32,
+                },
+            }),
+            Err(error) => {
+                self.staging.give(env, &piece);
+                return Err(error.into());
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes back the pieces that the receiver has emptied.
+    fn take_back(&mut self, env: &Env, shared: &TrackOf<'_>) -> Result<bool, TrackError> {
+        let emptied = shared.emptied()?;
+        let in_ring = self.filled.checked_sub(emptied).ok_or(TrackError::Corrupt)?;
+        let mut moved = false;
+        while self.held.len() > in_ring as usize {
+            if let Some(piece) = self.held.pop_front() {
+                self.staging.give(env, &piece);
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+}
+
+impl Staging {
+    /// On which lane the copies of a track run.
+    fn lane(&self, number: usize) -> (Purpose, u64) {
+        match self {
+            Staging::Host => (Purpose::DeviceToHost, 0),
+            Staging::Relay { .. } => (Purpose::Push, number as u64),
+        }
+    }
+
+    fn mapping(&self) -> Option<Arc<crate::cuda::Mapping>> {
+        match self {
+            Staging::Host => None,
+            Staging::Relay { reached, .. } => reached.mapping.clone(),
+        }
+    }
+
+    /// A piece, its first unit and its address. None where all are in use.
+    fn take(
+        &self,
+        env: &Env,
+        gpu: &mut Gpu,
+        context: ContextKey,
+        bytes: u64,
+    ) -> Result<Option<(Piece, u32, u64)>, Trouble> {
+        match self {
+            Staging::Host => {
+                let own = env.node.own();
+                let Some(wide) = own.take_wide(bytes) else {
+                    let is_possible = bytes <= u64::from(own.layout().wide_block_bytes);
+                    return if is_possible {
+                        Ok(None)
+                    } else {
+                        Err(Trouble::No("no staging in host memory is as large as a chunk"))
+                    };
+                };
+                let unit = wide.unit;
+                let Some(address) = own.wide(unit, bytes) else {
+                    own.give_wide(&wide);
+                    return Err(Trouble::No("staging in host memory is not there"));
+                };
+                gpu.pin_wide(context, own, unit);
+                let address = address.as_ptr().expose_provenance() as u64;
+                Ok(Some((Piece::Host(wide), unit, address)))
+            }
+            Staging::Relay {
+                owner,
+                row,
+                reached,
+            } => {
+                let gpus = owner.board().map(|board| board.gpus());
+                let Some(listed) = gpus.and_then(|gpus| gpus.get(usize::from(*row))) else {
+                    return Err(TrackError::Corrupt.into());
+                };
+                if listed.exported() != Some(reached.exported) {
+                    return Err(Trouble::No("staging on a GPU was withdrawn"));
+                }
+                let count = units_of(bytes);
+                let taker = Taker {
+                    rank: env.world_rank,
+                    tag: gpu.relays.fresh_tag(),
+                };
+                let Some(unit) = listed.units(&reached.exported).take(count, taker) else {
+                    return Ok(None);
+                };
+                let address = reached.base + u64::from(unit) * UNIT_BYTES;
+                Ok(Some((Piece::Relay { unit, count, taker }, unit, address)))
+            }
+        }
+    }
+
+    fn give(&self, env: &Env, piece: &Piece) {
+        match (self, piece) {
+            (_, Piece::Host(wide)) => env.node.own().give_wide(wide),
+            (
+                Staging::Relay {
+                    owner,
+                    row,
+                    reached,
+                },
+                Piece::Relay { unit, count, taker },
+            ) => {
+                let gpus = owner.board().map(|board| board.gpus());
+                if let Some(gpu) = gpus.and_then(|gpus| gpus.get(usize::from(*row))) {
+                    gpu.units(&reached.exported).give(*unit, *count, *taker);
+                }
+            }
+            (Staging::Host, Piece::Relay { .. }) => {}
+        }
+    }
+}

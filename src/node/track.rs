@@ -1,0 +1,404 @@
+//! What a receiver offers its sender of a large message: parts that the sender may bring by paths with staging.
+//!
+//! An *offer* lies in the receiver's segment and is about one message. It has a *track* for each path with staging: a part
+//! of the message, in chunks. The sender takes chunks in order, moves each into a piece of staging memory and appends the
+//! piece to the track's ring; the receiver moves it on and gives the piece back. Only the receiver writes to its buffer, so
+//! it needs nobody's leave to pull a chunk from the sender's buffer itself: a sender that does not come is no harm.
+//!
+//! ```text
+//! claim   tag | end | next     the sender raises next, the receiver lowers end: chunks from end on it pulls itself
+//! filled  tag | over | count   by the sender: chunks that lie in their pieces; over: no more will come
+//! emptied tag | count          by the receiver: chunks whose pieces are the sender's again
+//! ```
+//!
+//! Each word carries the tag of the offer's present use, which is never used again: a side that is late is refused. An
+//! entry is scrambled with the tag and its position. Counters are moved by one side only, which knows where it has left
+//! them, so what somebody else writes there is noticed.
+
+use super::{mix, unmix};
+use std::sync::atomic::{fence, AtomicU64, Ordering};
+use thiserror::Error;
+
+/// Tracks of one offer.
+pub const TRACKS: usize = 7;
+/// Chunks of a track that may be in their pieces at one time.
+pub const TRACK_ENTRIES: usize = 16;
+/// Chunks of a track at most.
+pub const TRACK_CHUNKS_MAX: u32 = COUNT as u32;
+/// Size of an offer, bytes.
+pub const OFFER_BYTES: usize = size_of::<Offer>();
+
+const COUNT_BITS: u32 = 12;
+const COUNT: u64 = (1 << COUNT_BITS) - 1;
+const TAG_SHIFT: u32 = 2 * COUNT_BITS;
+const TAG_MAX: u64 = u64::MAX >> TAG_SHIFT;
+/// In the word `filled`: the sender brings no more.
+const OVER: u64 = 1 << COUNT_BITS;
+
+/// Over what a part goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Pinned memory of the sender's.
+    Host,
+    /// Memory of another GPU, exported by a rank.
+    Relay {
+        /// World rank of the exporter.
+        owner: u32,
+        /// Which of its GPUs.
+        row: u8,
+    },
+}
+
+/// A part of a message that goes by a path with staging.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Over what.
+    pub way: Way,
+    /// Where it begins in the message.
+    pub offset: u64,
+    /// Length, at least 1.
+    pub bytes: u64,
+    /// Length of each chunk but the last.
+    pub chunk_bytes: u64,
+}
+
+impl Part {
+    /// Number of its chunks.
+    pub fn chunks(&self) -> u32 {
+        u32::try_from(self.bytes.div_ceil(self.chunk_bytes)).unwrap_or(u32::MAX)
+    }
+
+    /// Where chunks begin in the message, and the length of so many of them.
+    pub fn span(&self, first: u32, count: u32) -> (u64, u64) {
+        let begin = u64::from(first) * self.chunk_bytes;
+        let end = (begin + u64::from(count) * self.chunk_bytes).min(self.bytes);
+        (self.offset + begin, end.saturating_sub(begin))
+    }
+
+    /// Where a chunk begins in the message, and its length.
+    pub fn chunk(&self, index: u32) -> (u64, u64) {
+        self.span(index, 1)
+    }
+
+    /// Whether it makes sense for a message of so many bytes.
+    pub fn is_sane(&self, length: u64) -> bool {
+        let end = self.offset.checked_add(self.bytes);
+        self.bytes > 0
+            && end.is_some_and(|end| end <= length)
+            && self.chunk_bytes > 0
+            && self.bytes.div_ceil(self.chunk_bytes) <= COUNT
+    }
+}
+
+/// A chunk in its piece of staging: the first unit of the piece, and the chunk's length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filled {
+    /// First unit of the piece.
+    pub unit: u32,
+    /// Bytes in it.
+    pub bytes: u32,
+}
+
+/// Why an operation on a track was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum TrackError {
+    /// The offer is about another message by now, or about none.
+    #[error("the offer is over")]
+    Stale,
+    /// Its words make no sense.
+    #[error("the offer was written over")]
+    Corrupt,
+}
+
+/// An offer as it lies in shared memory.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Offer {
+    word: AtomicU64,
+    tracks: [Track; TRACKS],
+}
+
+/// A track as it lies in shared memory.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Track {
+    claim: AtomicU64,
+    way: AtomicU64,
+    offset: AtomicU64,
+    bytes: AtomicU64,
+    chunk_bytes: AtomicU64,
+    emptied: AtomicU64,
+    filled: Filler,
+}
+
+/// What the sender writes.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Filler {
+    filled: AtomicU64,
+    entries: [AtomicU64; TRACK_ENTRIES],
+}
+
+/// How a slot names an offer to its sender: index and tag, scrambled with the message's nonce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Which offer of the receiver's.
+    pub index: u32,
+    /// Tag of its present use.
+    pub tag: u64,
+}
+
+impl Asked {
+    pub(super) fn pack(self, nonce: u64) -> u64 {
+        mix((self.tag << TAG_SHIFT | u64::from(self.index)) ^ nonce)
+    }
+
+    pub(super) fn unpack(word: u64, nonce: u64) -> Option<Asked> {
+        let packed = unmix(word) ^ nonce;
+        let index = (packed & ((1 << TAG_SHIFT) - 1)) as u32;
+        let tag = packed >> TAG_SHIFT;
+        (word != 0 && tag != 0).then_some(Asked { index, tag })
+    }
+}
+
+impl Offer {
+    /// Receiver: writes an offer. The tag is one that was never used before.
+    pub(super) fn open(&self, tag: u64, parts: &[Part]) {
+        debug_assert!((1..=TAG_MAX).contains(&tag) && parts.len() <= TRACKS);
+        self.close();
+        fence(Ordering::Release);
+        for (track, part) in self.tracks.iter().zip(parts) {
+            track.open(tag, part);
+        }
+        self.word
+            .store(tag << TAG_SHIFT | parts.len() as u64, Ordering::Release);
+    }
+
+    /// Receiver: the offer is over. Whoever is late is refused.
+    pub(super) fn close(&self) {
+        self.word.store(0, Ordering::Relaxed);
+        for track in &self.tracks {
+            track.claim.store(0, Ordering::Relaxed);
+            track.filled.filled.store(0, Ordering::Relaxed);
+            track.emptied.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Number of tracks.
+    pub fn len(&self, tag: u64) -> Result<usize, TrackError> {
+        let word = self.word.load(Ordering::Acquire);
+        if word >> TAG_SHIFT != tag || tag == 0 {
+            return Err(TrackError::Stale);
+        }
+        let tracks = (word & ((1 << TAG_SHIFT) - 1)) as usize;
+        if tracks > TRACKS {
+            return Err(TrackError::Corrupt);
+        }
+        Ok(tracks)
+    }
+
+    /// A track, for the use with this tag.
+    pub fn track(&self, tag: u64, number: usize) -> Option<TrackOf<'_>> {
+        let track = self.tracks.get(number)?;
+        (tag != 0).then_some(TrackOf { track, tag })
+    }
+}
+
+impl Track {
+    fn open(&self, tag: u64, part: &Part) {
+        let way = match part.way {
+            Way::Host => 0,
+            Way::Relay { owner, row } => 1 << 63 | u64::from(row) << 32 | u64::from(owner),
+        };
+        let relaxed = Ordering::Relaxed;
+        self.way.store(way, relaxed);
+        self.offset.store(part.offset, relaxed);
+        self.bytes.store(part.bytes, relaxed);
+        self.chunk_bytes.store(part.chunk_bytes, relaxed);
+        let end = u64::from(part.chunks()) & COUNT;
+        self.claim
+            .store(tag << TAG_SHIFT | end << COUNT_BITS, relaxed);
+        self.filled.filled.store(tag << TAG_SHIFT, relaxed);
+        self.emptied.store(tag << TAG_SHIFT, relaxed);
+    }
+}
+
+/// A track in one use.
+#[derive(Clone, Copy, Debug)]
+pub struct TrackOf<'a> {
+    track: &'a Track,
+    tag: u64,
+}
+
+impl TrackOf<'_> {
+    /// The part that it is to carry. Its numbers are the other side's: see [`Part::is_sane`].
+    pub fn part(&self) -> Result<Part, TrackError> {
+        self.word(&self.track.claim, Ordering::Acquire)?;
+        let relaxed = Ordering::Relaxed;
+        let way = self.track.way.load(relaxed);
+        let part = Part {
+            way: if way >> 63 == 0 {
+                Way::Host
+            } else {
+                Way::Relay {
+                    owner: way as u32,
+                    row: (way >> 32) as u8,
+                }
+            },
+            offset: self.track.offset.load(relaxed),
+            bytes: self.track.bytes.load(relaxed),
+            chunk_bytes: self.track.chunk_bytes.load(relaxed),
+        };
+        fence(Ordering::Acquire);
+        self.word(&self.track.claim, relaxed)?;
+        Ok(part)
+    }
+
+    /// Chunks that the sender has claimed, and the one from which on it may not claim any.
+    pub fn claimed(&self) -> Result<(u32, u32), TrackError> {
+        let word = self.word(&self.track.claim, Ordering::Acquire)?;
+        let (next, end) = ((word & COUNT) as u32, (word >> COUNT_BITS) as u32);
+        if next > end {
+            return Err(TrackError::Corrupt);
+        }
+        Ok((next, end))
+    }
+
+    /// Sender: claims chunk `next`, the one behind those that it has claimed so far. False where none is left.
+    pub fn claim(&self, next: u32) -> Result<bool, TrackError> {
+        loop {
+            let (now, end) = self.claimed()?;
+            if now != next {
+                return Err(TrackError::Corrupt);
+            }
+            if now == end {
+                return Ok(false);
+            }
+            if self.swap_claim((now, end), (now + 1, end)) {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Receiver: claims the last `most` of the chunks that the sender has not claimed, or as many as there are, and
+    /// returns them as first and number.
+    pub fn take_back(&self, most: u32) -> Result<(u32, u32), TrackError> {
+        loop {
+            let (next, end) = self.claimed()?;
+            let count = most.min(end - next);
+            if count == 0 || self.swap_claim((next, end), (next, end - count)) {
+                return Ok((end - count, count));
+            }
+        }
+    }
+
+    /// Sender: the next chunk lies in its piece. `filled` counts those before it. False where the ring is full.
+    pub fn push(&self, filled: &mut u32, entry: Filled) -> Result<bool, TrackError> {
+        let emptied = self.emptied()?;
+        if emptied > *filled {
+            return Err(TrackError::Corrupt);
+        }
+        if (*filled - emptied) as usize >= TRACK_ENTRIES {
+            return Ok(false);
+        }
+        let packed = u64::from(entry.bytes) << 32 | u64::from(entry.unit);
+        let word = mix(packed ^ self.key(*filled));
+        self.entry(*filled).store(word, Ordering::Relaxed);
+        self.advance(&self.track.filled.filled, *filled)?;
+        *filled += 1;
+        Ok(true)
+    }
+
+    /// Sender: no more will come than what is in the ring.
+    pub fn give_up(&self, filled: u32) {
+        let word = self.tag << TAG_SHIFT | u64::from(filled);
+        // Refused: the offer is over, or not to be believed, and nobody waits.
+        let _ = self.track.filled.filled.compare_exchange(
+            word,
+            word | OVER,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+    }
+
+    /// Chunks that the sender has put in their pieces, and whether no more will come.
+    pub fn filled(&self) -> Result<(u32, bool), TrackError> {
+        let word = self.word(&self.track.filled.filled, Ordering::Acquire)?;
+        if word & !(OVER | COUNT) != 0 {
+            return Err(TrackError::Corrupt);
+        }
+        Ok(((word & COUNT) as u32, word & OVER != 0))
+    }
+
+    /// Receiver: a chunk in its piece. Its numbers are the other side's.
+    pub fn entry_of(&self, chunk: u32) -> Filled {
+        let word = self.entry(chunk).load(Ordering::Relaxed);
+        let packed = unmix(word) ^ self.key(chunk);
+        Filled {
+            unit: packed as u32,
+            bytes: (packed >> 32) as u32,
+        }
+    }
+
+    /// Chunks whose pieces are the sender's again.
+    pub fn emptied(&self) -> Result<u32, TrackError> {
+        let word = self.word(&self.track.emptied, Ordering::Acquire)?;
+        if word > COUNT {
+            return Err(TrackError::Corrupt);
+        }
+        Ok(word as u32)
+    }
+
+    /// Receiver: has read the chunk behind the `emptied` ones before it.
+    pub fn pop(&self, emptied: &mut u32) -> Result<(), TrackError> {
+        self.advance(&self.track.emptied, *emptied)?;
+        *emptied += 1;
+        Ok(())
+    }
+
+    fn swap_claim(&self, from: (u32, u32), to: (u32, u32)) -> bool {
+        let word = |(next, end): (u32, u32)| {
+            self.tag << TAG_SHIFT | u64::from(end) << COUNT_BITS | u64::from(next)
+        };
+        let claim = &self.track.claim;
+        claim
+            .compare_exchange(word(from), word(to), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    fn advance(&self, counter: &AtomicU64, from: u32) -> Result<(), TrackError> {
+        let word = self.tag << TAG_SHIFT | u64::from(from);
+        counter
+            .compare_exchange(word, word + 1, Ordering::AcqRel, Ordering::Relaxed)
+            .map(drop)
+            .map_err(|now| {
+                if now >> TAG_SHIFT == self.tag {
+                    TrackError::Corrupt
+                } else {
+                    TrackError::Stale
+                }
+            })
+    }
+
+    /// A word without its tag, if that is ours.
+    fn word(&self, word: &AtomicU64, order: Ordering) -> Result<u64, TrackError> {
+        let word = word.load(order);
+        if word >> TAG_SHIFT != self.tag {
+            return Err(TrackError::Stale);
+        }
+        Ok(word & ((1 << TAG_SHIFT) - 1))
+    }
+
+    fn entry(&self, chunk: u32) -> &AtomicU64 {
+        &self.track.filled.entries[chunk as usize % TRACK_ENTRIES]
+    }
+
+    /// With what an entry is scrambled.
+    fn key(&self, chunk: u32) -> u64 {
+        self.tag << TAG_SHIFT | u64::from(chunk)
+    }
+}
+
+#[cfg(test)]
+#[path = "track_tests.rs"]
+mod tests;

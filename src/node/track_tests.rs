@@ -1,0 +1,163 @@
+use super::*;
+
+fn offer() -> Box<Offer> {
+    // SAFETY: made of atomics, for which all zeros are a value.
+    unsafe { Box::new(std::mem::zeroed()) }
+}
+
+const PART: Part = Part {
+    way: Way::Host,
+    offset: 1000,
+    bytes: 10 * 256 + 3,
+    chunk_bytes: 256,
+};
+
+#[test]
+fn an_offer_says_what_was_written() {
+    let offer = offer();
+    let relay = Part {
+        way: Way::Relay { owner: 70_000, row: 15 },
+        offset: 0,
+        bytes: 1000,
+        chunk_bytes: 1000,
+    };
+    offer.open(5, &[PART, relay]);
+    assert_eq!(offer.len(5), Ok(2));
+    assert_eq!(offer.len(6), Err(TrackError::Stale));
+    let read = |number| offer.track(5, number).map(|track| track.part());
+    assert_eq!(read(0), Some(Ok(PART)));
+    assert_eq!(read(1), Some(Ok(relay)));
+    assert_eq!(offer.track(5, TRACKS).map(drop), None);
+    offer.close();
+    assert_eq!(read(0), Some(Err(TrackError::Stale)));
+    assert_eq!(offer.len(0), Err(TrackError::Stale), "no use has tag 0");
+}
+
+#[test]
+fn parts_are_judged_by_the_message() {
+    assert_eq!(PART.chunks(), 11);
+    assert_eq!(PART.chunk(0), (1000, 256));
+    assert_eq!(PART.chunk(10), (1000 + 2560, 3));
+    assert_eq!(PART.span(9, 2), (1000 + 2304, 259));
+    assert!(PART.is_sane(1000 + 2563) && !PART.is_sane(1000 + 2562));
+    let wrong = [
+        Part { bytes: 0, ..PART },
+        Part { chunk_bytes: 0, ..PART },
+        Part { offset: u64::MAX, ..PART },
+        Part { bytes: 4096, chunk_bytes: 1, ..PART },
+    ];
+    assert!(wrong.iter().all(|part| !part.is_sane(1 << 40)));
+}
+
+#[test]
+fn each_chunk_is_claimed_by_one_side() {
+    let offer = offer();
+    for round in 0..50 {
+        offer.open(round + 1, &[Part { bytes: 4000, chunk_bytes: 1, ..PART }]);
+        let track = offer.track(round + 1, 0).expect("there");
+        let (mut sent, mut back) = (0, 4000);
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                let mut next = 0;
+                while track.claim(next).expect("sound") {
+                    next += 1;
+                }
+                next
+            });
+            let mut end = 4000;
+            loop {
+                let (first, count) = track.take_back(3).expect("sound");
+                assert_eq!(first + count, end);
+                if count == 0 {
+                    break;
+                }
+                end = first;
+            }
+            (sent, back) = (sender.join().expect("joined"), end);
+        });
+        assert_eq!(sent, back, "each of 4000 by one of them");
+    }
+}
+
+#[test]
+fn chunks_pass_in_order_and_the_ring_is_bounded() {
+    let offer = offer();
+    offer.open(9, &[Part { bytes: 3000, chunk_bytes: 1, ..PART }]);
+    let track = offer.track(9, 0).expect("there");
+    let (mut filled, mut emptied) = (0, 0);
+    let entry = |chunk| Filled { unit: chunk * 3, bytes: 77 + chunk };
+    for step in 0..9000_u32 {
+        // A fixed irregular pattern that fills and empties the ring again and again.
+        if (step * 7 + step / 11) % 5 < 3 && filled < 3000 {
+            let fits = (filled - emptied) < TRACK_ENTRIES as u32;
+            let next = entry(filled);
+            assert_eq!(track.push(&mut filled, next), Ok(fits));
+        } else if emptied < filled {
+            assert_eq!(track.entry_of(emptied), entry(emptied));
+            assert_eq!(track.pop(&mut emptied), Ok(()));
+        }
+        assert_eq!(track.filled(), Ok((filled, false)));
+        assert_eq!(track.emptied(), Ok(emptied));
+    }
+    assert!(emptied > 2000);
+    track.give_up(filled);
+    assert_eq!(track.filled(), Ok((filled, true)));
+    assert!(track.push(&mut filled, entry(0)).is_err(), "over is over");
+}
+
+#[test]
+fn a_late_side_is_refused_and_changes_nothing() {
+    let offer = offer();
+    offer.open(1, &[PART]);
+    let late = offer.track(1, 0).expect("there");
+    assert_eq!(late.claim(0), Ok(true));
+    offer.close();
+    offer.open(2, &[PART]);
+    let track = offer.track(2, 0).expect("there");
+    let (mut filled, mut emptied) = (0, 0);
+    assert_eq!(late.claim(1), Err(TrackError::Stale));
+    assert_eq!(late.take_back(1), Err(TrackError::Stale));
+    assert_eq!(
+        late.push(&mut filled, Filled { unit: 1, bytes: 1 }),
+        Err(TrackError::Stale)
+    );
+    assert_eq!(late.pop(&mut emptied), Err(TrackError::Stale));
+    late.give_up(0);
+    assert_eq!(track.claimed(), Ok((0, 11)));
+    assert_eq!((track.filled(), track.emptied()), (Ok((0, false)), Ok(0)));
+}
+
+#[test]
+fn what_is_written_over_is_noticed() {
+    let offer = offer();
+    offer.open(3, &[PART]);
+    let track = offer.track(3, 0).expect("there");
+    let mut filled = 0;
+    assert_eq!(track.push(&mut filled, Filled { unit: 4, bytes: 256 }), Ok(true));
+    for bit in 0..64 {
+        let entry = &offer.tracks[0].filled.entries[0];
+        entry.fetch_xor(1 << bit, Ordering::Relaxed);
+        assert_ne!(track.entry_of(0).bytes, 256, "bit {bit}");
+        entry.fetch_xor(1 << bit, Ordering::Relaxed);
+    }
+    assert_eq!(track.entry_of(0), Filled { unit: 4, bytes: 256 });
+    // A claim of the sender's that the sender has not made.
+    offer.tracks[0].claim.fetch_add(1, Ordering::Relaxed);
+    assert_eq!(track.claim(0), Err(TrackError::Corrupt));
+    offer.tracks[0].claim.store(3 << TAG_SHIFT | 5 << COUNT_BITS | 6, Ordering::Relaxed);
+    assert_eq!(track.claimed(), Err(TrackError::Corrupt));
+    offer.tracks[0].emptied.fetch_add(2, Ordering::Relaxed);
+    assert_eq!(
+        track.push(&mut filled, Filled { unit: 4, bytes: 256 }),
+        Err(TrackError::Corrupt)
+    );
+}
+
+#[test]
+fn the_name_of_an_offer_is_read_with_its_nonce_only() {
+    let asked = Asked { index: 63, tag: 12345 };
+    let word = asked.pack(0xabcd_ef00);
+    assert_eq!(Asked::unpack(word, 0xabcd_ef00), Some(asked));
+    assert_ne!(Asked::unpack(word, 0xabcd_ee00), Some(asked));
+    assert_eq!(Asked::unpack(0, 0xabcd_ef00), None);
+}
