@@ -96,7 +96,11 @@ impl StagedMemory {
         }
         let entered = Entered::enter_same(context)?;
         // SAFETY: the context of the memory is alive as long as this.
-        match unsafe { entered.driver().ctx_enable_peer_access(self.context.handle, 0) } {
+        match unsafe {
+            entered
+                .driver()
+                .ctx_enable_peer_access(self.context.handle, 0)
+        } {
             Ok(()) => {}
             Err(error) if error.is(code::PEER_ACCESS_ALREADY_ENABLED) => {}
             Err(error) => return Err(error),

@@ -1,5 +1,6 @@
 //! The receiver's side of a transfer: brings the payload of a descriptor.
 
+mod driven;
 mod several;
 mod way;
 
@@ -8,9 +9,10 @@ use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Purpose};
 use crate::engine::fault::{self, Of};
-use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::fetch::driven::{Begun, Driven};
 use crate::engine::fetch::several::Several;
 pub use crate::engine::fetch::way::Ways;
+use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::route::Routed;
 use crate::engine::story;
 use crate::engine::Env;
@@ -47,6 +49,8 @@ enum Path {
     Direct(InFlight),
     /// Over several paths at once.
     Several(Box<Several>),
+    /// The same, every copy being this rank's.
+    Driven(Box<Driven>),
     /// Through the sender's host ring; the pieces in flight to a device, oldest first.
     Ring {
         flying: VecDeque<(InFlight, u64)>,
@@ -76,7 +80,7 @@ impl Path {
         match self {
             Path::Ring { state, .. } if *state != State::WantHost => fault::Path::Eager,
             Path::Ring { .. } => fault::Path::HostRing,
-            Path::Several(_) => fault::Path::Several,
+            Path::Several(_) | Path::Driven(_) => fault::Path::Several,
             _ => fault::Path::Direct,
         }
     }
@@ -231,7 +235,7 @@ impl Fetch {
             Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
             Path::Ring { .. } => story::Path::HostRing,
             Path::Draining(_) => story::Path::Unknown,
-            Path::Several(_) => story::Path::Several,
+            Path::Several(_) | Path::Driven(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
             Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
             Path::Nothing | Path::Direct(_) => story::Path::Direct,
@@ -260,8 +264,23 @@ impl Fetch {
         let Destination::Device { context, address } = self.to else {
             return false;
         };
-        if self.own || self.message.flags & flag::EXPORTED == 0 || self.wanted != self.message.length {
+        if self.own
+            || self.message.flags & flag::EXPORTED == 0
+            || self.wanted != self.message.length
+        {
             return false;
+        }
+        let to = driven::To { context, address };
+        match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to) {
+            Begun::Driven(driven) => {
+                self.path = Path::Driven(driven);
+                return true;
+            }
+            Begun::Direct(routed) => {
+                self.routed = Some(routed);
+                return false;
+            }
+            Begun::No => {}
         }
         let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message) else {
             return false;
@@ -285,7 +304,15 @@ impl Fetch {
             is_path: chosen.has_direct,
         };
         let slot = (slot, self.nonce);
-        let several = Several::begin(env, gpu, &self.peer, slot, direct, self.wanted, &chosen.parts);
+        let several = Several::begin(
+            env,
+            gpu,
+            &self.peer,
+            slot,
+            direct,
+            self.wanted,
+            &chosen.parts,
+        );
         let is_begun = several.is_some();
         if let Some(several) = several {
             self.path = Path::Several(Box::new(several));
@@ -294,7 +321,11 @@ impl Fetch {
     }
 
     /// The sender's allocation, mapped.
-    fn map(&self, gpu: &mut Gpu, context: ContextKey) -> Result<Arc<Mapping>, Option<(Reason, Error)>> {
+    fn map(
+        &self,
+        gpu: &mut Gpu,
+        context: ContextKey,
+    ) -> Result<Arc<Mapping>, Option<(Reason, Error)>> {
         let export = Export {
             handle: IpcHandle(self.message.ipc_handle),
             base: self.message.base,
@@ -418,6 +449,25 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
+            Path::Driven(driven) => match driven.poll(gpu) {
+                driven::Step::Pending(moved) => Step::Pending(moved),
+                driven::Step::Arrived => {
+                    let bytes = driven.bytes();
+                    if self.is_hosted_all_the_same() {
+                        self.path = Path::ring(State::Claimed);
+                        return Step::Pending(true);
+                    }
+                    driven::count(&bytes);
+                    self.complete((Counter::SeveralReceives, Counter::SeveralBytes))
+                }
+                driven::Step::Lost(error) => {
+                    self.survived(&error, "again straight from the sender's GPU");
+                    stats::add(Counter::Retries, 1);
+                    self.start(gpu);
+                    gpu.launch();
+                    Step::Pending(true)
+                }
+            },
             Path::Ring { .. } => match self.poll_ring(gpu) {
                 Ok(step) => step,
                 Err(why) => self.fail(&why),
@@ -477,7 +527,10 @@ impl Fetch {
             several.give_up_on_the_dead(env);
             return false;
         }
-        if matches!(self.path, Path::Direct(_) | Path::Draining(_)) {
+        if matches!(
+            self.path,
+            Path::Direct(_) | Path::Driven(_) | Path::Draining(_)
+        ) {
             return false;
         }
         self.fail(&Lost::Dead);
@@ -623,7 +676,7 @@ impl Fetch {
             Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
             Path::Draining(copies) => copies,
             // Whole, or drained.
-            Path::Nothing | Path::Several(_) => Vec::new(),
+            Path::Nothing | Path::Several(_) | Path::Driven(_) => Vec::new(),
         };
         self.path = Path::Draining(copies);
         Step::Pending(true)

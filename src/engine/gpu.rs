@@ -3,13 +3,14 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::config::Config;
+use crate::config::{Config, Executor};
 use crate::cuda::{
     Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping, Mappings,
     PinnedBuffer, PinnedPool, Purpose, Registrations, Result,
 };
 use crate::engine::fault;
 use crate::engine::relays::Relays;
+use crate::exec::{Exec, How, Settings};
 use crate::node::View;
 use crate::stats::{self, Counter};
 
@@ -27,6 +28,8 @@ pub struct Gpu {
     registrations: Registrations,
     /// Staging on GPUs.
     pub relays: Relays,
+    /// Plans that this rank drives alone.
+    pub exec: Exec,
 }
 
 impl Gpu {
@@ -43,6 +46,17 @@ impl Gpu {
             pinned: PinnedPool::new(BOUNCE_BYTES_MAX),
             registrations: Registrations::new(),
             relays: Relays::default(),
+            exec: Exec::new(Settings {
+                gpu_bytes_max: config.relay_staging,
+                graphs_max: config.graphs as usize,
+                forced: match config.executor {
+                    Executor::Auto => None,
+                    Executor::Streams => Some(How::Streams),
+                    Executor::Batch => Some(How::Batch),
+                    Executor::Graph => Some(How::Graph),
+                },
+                ..Settings::default()
+            }),
         }
     }
 
@@ -182,11 +196,14 @@ impl Gpu {
 
     /// Gives everything back: at finalize.
     pub fn close(&mut self) {
+        self.exec.close();
         self.lanes.close();
         self.mappings.clear();
         self.exports.clear();
         self.pinned.clear();
         self.registrations.clear();
+        // Mappings are closed in contexts that only plans have made.
+        self.exec.release();
     }
 }
 

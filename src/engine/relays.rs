@@ -203,7 +203,10 @@ impl Relays {
         };
         let rows = board.gpus().iter().zip(&self.held);
         rows.filter(|(_, held)| held.memory.is_some())
-            .all(|(gpu, _)| gpu.exported().is_none_or(|exported| gpu.units(&exported).close()))
+            .all(|(gpu, _)| {
+                gpu.exported()
+                    .is_none_or(|exported| gpu.units(&exported).close())
+            })
     }
 
     /// Frees all, once it is closed, or nobody is waited for any more.
@@ -226,7 +229,9 @@ impl Gpu {
         owner: &Peer,
         row: u8,
     ) -> Result<Option<Reached>> {
-        let gpu = owner.board().and_then(|board| board.gpus().get(usize::from(row)));
+        let gpu = owner
+            .board()
+            .and_then(|board| board.gpus().get(usize::from(row)));
         let Some((uuid, exported)) = gpu.and_then(|gpu| Some((gpu.uuid(), gpu.exported()?))) else {
             return Ok(None);
         };

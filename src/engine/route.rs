@@ -265,6 +265,11 @@ fn options(config: &Config) -> Options {
         chunks_max: config.chunks,
         staging_bytes: defaults.staging_bytes.min(config.relay_staging),
         order: config.order,
+        // One rank that makes all copies needs nobody on the way.
+        relay_depth_max: match config.assign {
+            Assign::One => 2,
+            Assign::Own => defaults.relay_depth_max,
+        },
         ..defaults
     }
 }

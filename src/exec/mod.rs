@@ -171,6 +171,9 @@ pub struct Exec {
     unsure: Vec<Running>,
     clock: u64,
     graph_failures: u32,
+    /// Plans that have ended.
+    ended: u64,
+    failures: u32,
 }
 
 impl Exec {
@@ -188,6 +191,8 @@ impl Exec {
             unsure: Vec::new(),
             clock: 0,
             graph_failures: 0,
+            ended: 0,
+            failures: 0,
         }
     }
 
@@ -292,6 +297,23 @@ impl Exec {
     #[must_use]
     pub fn is_busy(&self) -> bool {
         !self.running.is_empty()
+    }
+
+    /// Plans that have ended, well or not: until that changes, what is exhausted stays so.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// Takes note that a plan did not come to its end.
+    pub fn note_failure(&mut self) {
+        self.failures += 1;
+    }
+
+    /// Plans that did not come to their end.
+    #[must_use]
+    pub fn failures(&self) -> u32 {
+        self.failures
     }
 
     /// Whether the copies are done. Does not wait, but for a driver that answers nothing but errors.
@@ -654,6 +676,7 @@ impl Exec {
 
     /// Gives back what a plan had, when nothing of it runs any more.
     fn end(&mut self, running: Running) {
+        self.ended += 1;
         if running.is_unsure {
             self.unsure.push(running);
             return;

@@ -115,7 +115,8 @@ impl GpuRow {
     pub(super) fn withdraw(&self) {
         let generation = self.generation.load(Ordering::Relaxed);
         if generation % 2 != 0 {
-            self.generation.store(generation.wrapping_add(1), Ordering::Release);
+            self.generation
+                .store(generation.wrapping_add(1), Ordering::Release);
         }
         fence(Ordering::Release);
     }

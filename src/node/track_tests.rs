@@ -16,7 +16,10 @@ const PART: Part = Part {
 fn an_offer_says_what_was_written() {
     let offer = offer();
     let relay = Part {
-        way: Way::Relay { owner: 70_000, row: 15 },
+        way: Way::Relay {
+            owner: 70_000,
+            row: 15,
+        },
         offset: 0,
         bytes: 1000,
         chunk_bytes: 1000,
@@ -42,9 +45,19 @@ fn parts_are_judged_by_the_message() {
     assert!(PART.is_sane(1000 + 2563) && !PART.is_sane(1000 + 2562));
     let wrong = [
         Part { bytes: 0, ..PART },
-        Part { chunk_bytes: 0, ..PART },
-        Part { offset: u64::MAX, ..PART },
-        Part { bytes: 4096, chunk_bytes: 1, ..PART },
+        Part {
+            chunk_bytes: 0,
+            ..PART
+        },
+        Part {
+            offset: u64::MAX,
+            ..PART
+        },
+        Part {
+            bytes: 4096,
+            chunk_bytes: 1,
+            ..PART
+        },
     ];
     assert!(wrong.iter().all(|part| !part.is_sane(1 << 40)));
 }
@@ -53,7 +66,14 @@ fn parts_are_judged_by_the_message() {
 fn each_chunk_is_claimed_by_one_side() {
     let offer = offer();
     for round in 0..50 {
-        offer.open(round + 1, &[Part { bytes: 4000, chunk_bytes: 1, ..PART }]);
+        offer.open(
+            round + 1,
+            &[Part {
+                bytes: 4000,
+                chunk_bytes: 1,
+                ..PART
+            }],
+        );
         let track = offer.track(round + 1, 0).expect("there");
         let (mut sent, mut back) = (0, 4000);
         std::thread::scope(|scope| {
@@ -82,10 +102,20 @@ fn each_chunk_is_claimed_by_one_side() {
 #[test]
 fn chunks_pass_in_order_and_the_ring_is_bounded() {
     let offer = offer();
-    offer.open(9, &[Part { bytes: 3000, chunk_bytes: 1, ..PART }]);
+    offer.open(
+        9,
+        &[Part {
+            bytes: 3000,
+            chunk_bytes: 1,
+            ..PART
+        }],
+    );
     let track = offer.track(9, 0).expect("there");
     let (mut filled, mut emptied) = (0, 0);
-    let entry = |chunk| Filled { unit: chunk * 3, bytes: 77 + chunk };
+    let entry = |chunk| Filled {
+        unit: chunk * 3,
+        bytes: 77 + chunk,
+    };
     for step in 0..9000_u32 {
         // A fixed irregular pattern that fills and empties the ring again and again.
         if (step * 7 + step / 11) % 5 < 3 && filled < 3000 {
@@ -133,29 +163,55 @@ fn what_is_written_over_is_noticed() {
     offer.open(3, &[PART]);
     let track = offer.track(3, 0).expect("there");
     let mut filled = 0;
-    assert_eq!(track.push(&mut filled, Filled { unit: 4, bytes: 256 }), Ok(true));
+    assert_eq!(
+        track.push(
+            &mut filled,
+            Filled {
+                unit: 4,
+                bytes: 256
+            }
+        ),
+        Ok(true)
+    );
     for bit in 0..64 {
         let entry = &offer.tracks[0].filled.entries[0];
         entry.fetch_xor(1 << bit, Ordering::Relaxed);
         assert_ne!(track.entry_of(0).bytes, 256, "bit {bit}");
         entry.fetch_xor(1 << bit, Ordering::Relaxed);
     }
-    assert_eq!(track.entry_of(0), Filled { unit: 4, bytes: 256 });
+    assert_eq!(
+        track.entry_of(0),
+        Filled {
+            unit: 4,
+            bytes: 256
+        }
+    );
     // A claim of the sender's that the sender has not made.
     offer.tracks[0].claim.fetch_add(1, Ordering::Relaxed);
     assert_eq!(track.claim(0), Err(TrackError::Corrupt));
-    offer.tracks[0].claim.store(3 << TAG_SHIFT | 5 << COUNT_BITS | 6, Ordering::Relaxed);
+    offer.tracks[0]
+        .claim
+        .store(3 << TAG_SHIFT | 5 << COUNT_BITS | 6, Ordering::Relaxed);
     assert_eq!(track.claimed(), Err(TrackError::Corrupt));
     offer.tracks[0].emptied.fetch_add(2, Ordering::Relaxed);
     assert_eq!(
-        track.push(&mut filled, Filled { unit: 4, bytes: 256 }),
+        track.push(
+            &mut filled,
+            Filled {
+                unit: 4,
+                bytes: 256
+            }
+        ),
         Err(TrackError::Corrupt)
     );
 }
 
 #[test]
 fn the_name_of_an_offer_is_read_with_its_nonce_only() {
-    let asked = Asked { index: 63, tag: 12345 };
+    let asked = Asked {
+        index: 63,
+        tag: 12345,
+    };
     let word = asked.pack(0xabcd_ef00);
     assert_eq!(Asked::unpack(word, 0xabcd_ef00), Some(asked));
     assert_ne!(Asked::unpack(word, 0xabcd_ee00), Some(asked));

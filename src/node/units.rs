@@ -100,12 +100,8 @@ impl<'a> Units<'a> {
     pub fn give(&self, first: u32, count: u32, taker: Taker) {
         for unit in first..first.saturating_add(count) {
             if let Some(word) = self.words.get(unit as usize) {
-                let _ = word.compare_exchange(
-                    taker.word(),
-                    FREE,
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                );
+                let _ =
+                    word.compare_exchange(taker.word(), FREE, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
     }
@@ -134,8 +130,7 @@ impl<'a> Units<'a> {
     /// Lets nobody take a unit any more. True once nobody has one.
     pub fn close(&self) -> bool {
         self.words.iter().fold(true, |closed, word| {
-            let now =
-                word.compare_exchange(FREE, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
+            let now = word.compare_exchange(FREE, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
             closed & matches!(now, Ok(_) | Err(CLOSED))
         })
     }
@@ -221,13 +216,17 @@ mod tests {
                         for unit in mine {
                             assert_eq!(unit.swap(1, Ordering::AcqRel), 0);
                         }
-                        mine.iter().for_each(|unit| unit.store(0, Ordering::Release));
+                        mine.iter()
+                            .for_each(|unit| unit.store(0, Ordering::Release));
                         units.give(first, count, taker);
                     }
                 });
             }
         });
-        assert_eq!(Units::new(&words, 16).take(16, A), Some(0), "all given back");
+        assert_eq!(
+            Units::new(&words, 16).take(16, A),
+            Some(0),
+            "all given back"
+        );
     }
-
 }

@@ -527,7 +527,9 @@ impl Track {
             }
             Staging::Relay { reached, .. } => {
                 let offset = u64::from(entry.unit) * UNIT_BYTES;
-                let taker = self.staging.taker(Some((entry.unit, Taker { rank: 0, tag: 0 })));
+                let taker = self
+                    .staging
+                    .taker(Some((entry.unit, Taker { rank: 0, tag: 0 })));
                 let is_senders = taker.is_some_and(|(_, taker)| taker.rank == peer.world_rank());
                 if offset + bytes > reached.exported.bytes || !is_senders {
                     return Err(corrupt());
@@ -599,7 +601,15 @@ impl Staging {
 
     /// Who has the unit now.
     fn taker(&self, of: Option<(u32, Taker)>) -> Option<(u32, Taker)> {
-        let (Staging::Relay { owner, row, reached }, Some((unit, _))) = (self, of) else {
+        let (
+            Staging::Relay {
+                owner,
+                row,
+                reached,
+            },
+            Some((unit, _)),
+        ) = (self, of)
+        else {
             return None;
         };
         let row = owner.board()?.gpus().get(usize::from(*row))?;

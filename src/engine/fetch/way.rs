@@ -1,11 +1,11 @@
 //! Which paths a message takes that is received.
 
+use crate::config::Assign;
 use crate::cuda::Uuid;
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Relay;
 use crate::engine::route::{RouteUse, Routed, Router};
 use crate::engine::Env;
-use crate::config::Assign;
 use crate::node::track::{TRACKS, TRACK_CHUNKS_MAX};
 use crate::node::{Message, Part, Peer, Way, UNIT_BYTES};
 use crate::plan::PathKind;
@@ -45,7 +45,10 @@ impl Ways<'_> {
         if bytes < env.config.multipath || env.config.paths.is_direct_only() {
             return None;
         }
-        let same = self.under_way.iter().filter(|rank| **rank == message.source);
+        let same = self
+            .under_way
+            .iter()
+            .filter(|rank| **rank == message.source);
         let in_flight = 1 + same.count() as u32;
         let relays = if env.config.paths.relay {
             gpu.relays.candidates(env, message.source)

@@ -205,10 +205,13 @@ impl Core {
         if capacity < env.config.multipath {
             return Vec::new();
         }
-        let fetches = self.moving.iter().filter_map(|id| match &self.receives[*id].stage {
-            Stage::Fetching(fetch) => Some(fetch.message().source),
-            _ => None,
-        });
+        let fetches = self
+            .moving
+            .iter()
+            .filter_map(|id| match &self.receives[*id].stage {
+                Stage::Fetching(fetch) => Some(fetch.message().source),
+                _ => None,
+            });
         fetches.collect()
     }
 

@@ -430,14 +430,15 @@ impl Core {
             return Advance::default();
         };
         let is_released = out.tracks.as_mut().is_none_or(|tracks| tracks.release(env));
-        let drained = is_released & match (&mut out.serve, &mut out.hosting) {
-            (Some(serve), _) => {
-                serve.release_filled(own);
-                serve.is_drained(own)
-            }
-            (None, Some(hosting)) => hosting.release(own),
-            (None, None) => true,
-        };
+        let drained = is_released
+            & match (&mut out.serve, &mut out.hosting) {
+                (Some(serve), _) => {
+                    serve.release_filled(own);
+                    serve.is_drained(own)
+                }
+                (None, Some(hosting)) => hosting.release(own),
+                (None, None) => true,
+            };
         if !drained {
             return Advance {
                 moved: false,

@@ -192,7 +192,12 @@ fn track_of(peer: &Peer, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
 fn tell(peer: &Peer, trouble: &Trouble) {
     stats::add(Counter::TracksRetired, 1);
     let of = Of::To(peer.world_rank());
-    fault::survived(of, Path::Several, trouble, "its part is left to the receiver");
+    fault::survived(
+        of,
+        Path::Several,
+        trouble,
+        "its part is left to the receiver",
+    );
 }
 
 impl Track {
@@ -214,7 +219,11 @@ impl Track {
                     return Err(Trouble::No("the rank that has the staging is not there"));
                 };
                 match gpu.reach_relay(context, &owner, row) {
-                    Ok(Some(reached)) => Staging::Relay { owner, row, reached },
+                    Ok(Some(reached)) => Staging::Relay {
+                        owner,
+                        row,
+                        reached,
+                    },
                     Ok(None) => return Err(Trouble::No("there is no staging on that GPU")),
                     Err(error) => {
                         gpu.relays.blame(rank, row);
@@ -318,7 +327,10 @@ impl Track {
     /// Takes back the pieces that the receiver has emptied.
     fn take_back(&mut self, env: &Env, shared: &TrackOf<'_>) -> Result<bool, TrackError> {
         let emptied = shared.emptied()?;
-        let in_ring = self.filled.checked_sub(emptied).ok_or(TrackError::Corrupt)?;
+        let in_ring = self
+            .filled
+            .checked_sub(emptied)
+            .ok_or(TrackError::Corrupt)?;
         let mut moved = false;
         while self.held.len() > in_ring as usize {
             if let Some(piece) = self.held.pop_front() {
@@ -362,7 +374,9 @@ impl Staging {
                     return if is_possible {
                         Ok(None)
                     } else {
-                        Err(Trouble::No("no staging in host memory is as large as a chunk"))
+                        Err(Trouble::No(
+                            "no staging in host memory is as large as a chunk",
+                        ))
                     };
                 };
                 let unit = wide.unit;
