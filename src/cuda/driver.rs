@@ -207,6 +207,12 @@ driver_functions! {
     graph_add_memcpy_node = "cuGraphAddMemcpyNode"
         (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize,
          copy: *const Memcpy3d, context: Context);
+    /// Adds the recording of an event.
+    graph_add_event_record_node = "cuGraphAddEventRecordNode"
+        (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize, event: Event);
+    /// Adds a wait for what an event stands for when the graph is launched.
+    graph_add_event_wait_node = "cuGraphAddEventWaitNode"
+        (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize, event: Event);
     /// Makes a graph fit to be launched.
     graph_instantiate = "cuGraphInstantiateWithFlags" (exec: *mut GraphExec, graph: GraphHandle, flags: u64);
     /// Changes a copy for the launches to come.

@@ -82,6 +82,7 @@ struct Question {
 /// Chooses the paths of messages.
 pub struct Router {
     options: Options,
+    assign: Assign,
     is_on: bool,
     threshold: u64,
     file: Option<PathBuf>,
@@ -98,6 +99,7 @@ impl Router {
         let absolute = |file: &PathBuf| std::path::absolute(file).unwrap_or_else(|_| file.clone());
         Router {
             options: options(config),
+            assign: config.assign,
             is_on: !config.paths.is_direct_only(),
             threshold: config.multipath,
             // The program may change its folder.
@@ -205,7 +207,11 @@ impl Router {
         self.known = match source::kept(self.file.as_deref(), ends) {
             Ok(measured) => {
                 log::info!("paths are chosen by {}", measured.file.display());
-                Node::new(measured.topology, &measured.model)
+                let model = match self.assign {
+                    Assign::One => measured.model.of_one(),
+                    Assign::Own => measured.model,
+                };
+                Node::new(measured.topology, &model)
                     .map_or(Known::Unknown, |node| Known::Measured(Box::new(node)))
             }
             Err(why) => {

@@ -227,7 +227,7 @@ impl Exec {
         let binding = Binding {
             source: request.source,
             target: request.target,
-            rings: leases.iter().map(Lease::address).collect(),
+            rings: leases.iter().map(|lease| lease.address).collect(),
         };
         let class: Class = (script.steps.len().ilog2(), script.gpus.count_ones());
         let mut running = Running {
@@ -471,7 +471,7 @@ impl Exec {
         // Once more with a graph built anew.
         for _ in 0..2 {
             let begun = clock_ns();
-            let (id, is_new) = match self.graphs.take(key, script, binding) {
+            let (id, is_new) = match self.graphs.take(&mut self.tracks, key, script, binding) {
                 Ok(Some(taken)) => taken,
                 Ok(None) => return false,
                 Err(error) => {
@@ -684,7 +684,7 @@ impl Exec {
         for mark in running.marks.into_iter().chain(running.ends) {
             self.tracks.give_back(mark);
         }
-        for lease in running.leases {
+        for lease in &running.leases {
             self.staging.give_back(lease);
         }
         if let Some(id) = running.graph {

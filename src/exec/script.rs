@@ -157,7 +157,8 @@ impl Script {
             for at in path.path.via() {
                 script.rings.push(Ring {
                     at: *at,
-                    bytes: path.staging_bytes(),
+                    // A window's later messages have rings of their own.
+                    bytes: u64::from(path.slots.min(path.chunks)) * path.chunk_bytes,
                 });
             }
             for (hop, ends) in path.path.places().windows(2).enumerate() {

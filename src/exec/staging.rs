@@ -1,47 +1,48 @@
-//! Staging memory of the plans that this process drives: blocks on GPUs and of pinned host memory.
+//! Staging memory of the plans that this process drives: on GPUs, and pinned host memory.
 //!
-//! A plan takes all that it needs at once or nothing, so that plans never wait for each other's. Blocks are allocated when
-//! they are first needed, in classes of powers of two, kept for the next plan, and bounded.
+//! A plan takes all that it needs at once or nothing, so that plans never wait for each other's. It is allocated in arenas
+//! when it is first needed, handed out in pieces, kept for the next plan, and bounded. Pinning takes 60 us a MiB, so an
+//! arena is not given back for one of another size unless there is no other way.
 
 use crate::cuda::{ContextKey, Entered, Error, PinnedBuffer, PinnedPool, Result};
 use crate::exec::script::Ring;
 use crate::topology::{Place, MAX_GPUS};
 
-/// The smallest block.
-const BLOCK_MIN: u64 = 1 << 20;
+/// An arena, unless a ring needs a larger one or the bound leaves less.
+const ARENA: u64 = 16 << 20;
+/// Pieces begin at multiples of this.
+const ALIGN: u64 = 4096;
 /// Memory of a GPU that is left to others: no staging is taken from the last of it.
 const RESERVE: u64 = 256 << 20;
 
-#[derive(Debug)]
-struct Block {
-    key: ContextKey,
-    address: u64,
+/// Where an arena is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Home {
+    Gpu(ContextKey),
+    Host,
+}
+
+struct Arena {
+    home: Home,
+    start: u64,
     bytes: u64,
-    is_taken: bool,
+    /// What is handed out, as offset and length, in order.
+    taken: Vec<(u64, u64)>,
+    /// The memory, if it is the host's.
+    _pinned: Option<PinnedBuffer>,
 }
 
 /// A ring's memory.
-pub enum Lease {
-    /// A block on a GPU, by its address.
-    Gpu(ContextKey, u64),
-    /// Pinned host memory.
-    Host(PinnedBuffer),
-}
-
-impl Lease {
+#[derive(Debug)]
+pub struct Lease {
+    home: Home,
     /// Its address.
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        match self {
-            Lease::Gpu(_, address) => *address,
-            Lease::Host(buffer) => buffer.address(),
-        }
-    }
+    pub address: u64,
 }
 
 /// All staging memory of this process.
 pub struct Staging {
-    blocks: Vec<Block>,
+    arenas: Vec<Arena>,
     host: PinnedPool,
     gpu_bytes_max: u64,
     host_bytes_max: u64,
@@ -53,7 +54,7 @@ impl Staging {
     pub fn new(gpu_bytes_max: u64, host_bytes_max: u64) -> Staging {
         let host = usize::try_from(host_bytes_max).unwrap_or(usize::MAX);
         Staging {
-            blocks: Vec::new(),
+            arenas: Vec::new(),
             host: PinnedPool::new(host),
             gpu_bytes_max,
             host_bytes_max,
@@ -72,16 +73,16 @@ impl Staging {
     ) -> Result<Vec<Lease>> {
         let mut leases = Vec::with_capacity(rings.len());
         for ring in rings {
-            let lease = match ring.at {
+            let home = match ring.at {
                 Place::Gpu(gpu) => contexts[usize::from(gpu)]
-                    .ok_or(Error::NoContext)
-                    .and_then(|key| self.take_block(key, ring.bytes)),
-                Place::Host => self.take_host(pinned_by, ring.bytes),
+                    .map(Home::Gpu)
+                    .ok_or(Error::NoContext),
+                Place::Host => Ok(Home::Host),
             };
-            match lease {
+            match home.and_then(|home| self.take_one(home, ring.bytes, pinned_by)) {
                 Ok(lease) => leases.push(lease),
                 Err(error) => {
-                    leases.into_iter().for_each(|lease| self.give_back(lease));
+                    leases.into_iter().for_each(|lease| self.give_back(&lease));
                     return Err(error);
                 }
             }
@@ -90,11 +91,16 @@ impl Staging {
     }
 
     /// Takes memory back.
-    pub fn give_back(&mut self, lease: Lease) {
-        if let Lease::Gpu(key, address) = lease {
-            let mut blocks = self.blocks.iter_mut();
-            if let Some(block) = blocks.find(|block| (block.key, block.address) == (key, address)) {
-                block.is_taken = false;
+    pub fn give_back(&mut self, lease: &Lease) {
+        for arena in self
+            .arenas
+            .iter_mut()
+            .filter(|arena| arena.home == lease.home)
+        {
+            if let Some(offset) = lease.address.checked_sub(arena.start) {
+                if offset < arena.bytes {
+                    arena.taken.retain(|(at, _)| *at != offset);
+                }
             }
         }
     }
@@ -102,14 +108,13 @@ impl Staging {
     /// Bytes allocated in a context.
     #[must_use]
     pub fn bytes_in(&self, key: ContextKey) -> u64 {
-        let of_context = self.blocks.iter().filter(|block| block.key == key);
-        of_context.map(|block| block.bytes).sum()
+        self.bytes_at(Home::Gpu(key))
     }
 
     /// Bytes of pinned host memory.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
-        self.host.bytes() as u64
+        self.bytes_at(Home::Host)
     }
 
     /// Frees all that nobody has taken.
@@ -118,48 +123,60 @@ impl Staging {
         self.host.clear();
     }
 
-    fn take_host(&mut self, pinned_by: ContextKey, bytes: u64) -> Result<Lease> {
-        if bytes > self.host_bytes_max {
-            return Err(Error::Exhausted("pinned memory"));
-        }
-        let bytes = usize::try_from(bytes).map_err(|_| Error::Exhausted("address space"))?;
-        let buffer = self.host.take(pinned_by, bytes)?;
-        // The driver may copy memory that is not pinned before it returns.
-        if !buffer.is_pinned() {
-            return Err(Error::Exhausted("memory that can be pinned"));
-        }
-        Ok(Lease::Host(buffer))
+    fn bytes_at(&self, home: Home) -> u64 {
+        let there = self.arenas.iter().filter(|arena| arena.home == home);
+        there.map(|arena| arena.bytes).sum()
     }
 
-    fn take_block(&mut self, key: ContextKey, bytes: u64) -> Result<Lease> {
-        let class = bytes.max(BLOCK_MIN).next_power_of_two();
-        let fits = |block: &&mut Block| block.key == key && block.bytes == class && !block.is_taken;
-        if let Some(block) = self.blocks.iter_mut().find(fits) {
-            block.is_taken = true;
-            return Ok(Lease::Gpu(key, block.address));
+    fn take_one(&mut self, home: Home, bytes: u64, pinned_by: ContextKey) -> Result<Lease> {
+        let bytes = bytes.max(1).next_multiple_of(ALIGN);
+        let most = match home {
+            Home::Gpu(_) => self.gpu_bytes_max,
+            Home::Host => self.host_bytes_max,
+        };
+        let mut there = self.arenas.iter_mut().filter(|arena| arena.home == home);
+        if let Some(address) = there.find_map(|arena| arena.take(bytes)) {
+            return Ok(Lease { home, address });
         }
-        self.blocks
-            .retain(|block| block.is_taken || block.key.is_alive());
-        if self.bytes_in(key) + class > self.gpu_bytes_max {
-            // Idle blocks of other classes make room, where that is enough.
-            let of_context = self.blocks.iter().filter(|block| block.key == key);
-            let taken = of_context.filter(|block| block.is_taken);
-            if taken.map(|block| block.bytes).sum::<u64>() + class > self.gpu_bytes_max {
-                return Err(Error::Exhausted("staging memory of a GPU"));
+        self.arenas
+            .retain(|arena| arena.is_taken() || arena.is_alive());
+        if self.bytes_at(home) + bytes > most {
+            let there = self.arenas.iter().filter(|arena| arena.home == home);
+            let kept = there
+                .filter(|arena| arena.is_taken())
+                .map(|arena| arena.bytes);
+            if kept.sum::<u64>() + bytes > most {
+                return Err(Error::Exhausted("staging memory"));
             }
-            self.free_idle(|block| block.key == key);
+            self.free_idle(|arena| arena.home == home);
         }
-        let address = self.allocate(key, class)?;
-        self.blocks.push(Block {
-            key,
-            address,
-            bytes: class,
-            is_taken: true,
-        });
-        Ok(Lease::Gpu(key, address))
+        let arena = ARENA.min(most - self.bytes_at(home)) / ALIGN * ALIGN;
+        let arena = self.allocate(home, arena.max(bytes), pinned_by)?;
+        self.arenas.push(arena);
+        let made = self.arenas.last_mut().and_then(|arena| arena.take(bytes));
+        made.map(|address| Lease { home, address })
+            .ok_or(Error::Exhausted("staging memory"))
     }
 
-    fn allocate(&mut self, key: ContextKey, bytes: u64) -> Result<u64> {
+    fn allocate(&mut self, home: Home, bytes: u64, pinned_by: ContextKey) -> Result<Arena> {
+        let size = usize::try_from(bytes).map_err(|_| Error::Exhausted("address space"))?;
+        let mut arena = Arena {
+            home,
+            start: 0,
+            bytes,
+            taken: Vec::new(),
+            _pinned: None,
+        };
+        let Home::Gpu(key) = home else {
+            let buffer = self.host.take(pinned_by, size)?;
+            // The driver may copy memory that is not pinned before it returns.
+            if !buffer.is_pinned() {
+                return Err(Error::Exhausted("memory that can be pinned"));
+            }
+            arena.start = buffer.address();
+            arena._pinned = Some(buffer);
+            return Ok(arena);
+        };
         let entered = Entered::enter_same(key)?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are written.
@@ -169,34 +186,90 @@ impl Staging {
                 .mem_get_info(&raw mut free, &raw mut total)?;
         }
         if (free as u64) < bytes + RESERVE {
-            self.free_idle(|block| block.key == key);
+            self.free_idle(|arena| arena.home == home);
             return Err(Error::Exhausted("memory of a GPU"));
         }
-        let size = usize::try_from(bytes).map_err(|_| Error::Exhausted("address space"))?;
-        let mut address = 0;
-        // SAFETY: `address` is written.
-        unsafe { entered.driver().mem_alloc(&raw mut address, size)? };
-        Ok(address)
+        // SAFETY: the address is written.
+        unsafe { entered.driver().mem_alloc(&raw mut arena.start, size)? };
+        Ok(arena)
     }
 
-    fn free_idle(&mut self, which: impl Fn(&Block) -> bool) {
-        self.blocks.retain(|block| {
-            let stays = block.is_taken || !which(block);
-            if !stays {
-                free(block);
+    fn free_idle(&mut self, which: impl Fn(&Arena) -> bool) {
+        self.arenas.retain(|arena| {
+            let stays = arena.is_taken() || !which(arena);
+            if let (false, Home::Gpu(key)) = (stays, arena.home) {
+                free(key, arena.start);
             }
             stays
         });
     }
 }
 
-fn free(block: &Block) {
-    // With its context, the block has gone as well.
-    let Ok(entered) = Entered::enter_same(block.key) else {
+impl Arena {
+    fn is_taken(&self) -> bool {
+        !self.taken.is_empty()
+    }
+
+    fn is_alive(&self) -> bool {
+        match self.home {
+            Home::Gpu(key) => key.is_alive(),
+            Home::Host => true,
+        }
+    }
+
+    /// The address of a piece, the first that is large enough.
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        let mut begin = 0;
+        let mut at = 0;
+        for (offset, length) in &self.taken {
+            if offset - begin >= bytes {
+                break;
+            }
+            begin = offset + length;
+            at += 1;
+        }
+        if self.bytes - begin < bytes {
+            return None;
+        }
+        self.taken.insert(at, (begin, bytes));
+        Some(self.start + begin)
+    }
+}
+
+fn free(key: ContextKey, address: u64) {
+    // With its context, the memory has gone as well.
+    let Ok(entered) = Entered::enter_same(key) else {
         return;
     };
     // SAFETY: allocated in this context by `allocate`; no copy uses it.
-    if let Err(error) = unsafe { entered.driver().mem_free(block.address) } {
+    if let Err(error) = unsafe { entered.driver().mem_free(address) } {
         log::debug!("freeing staging memory: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_an_arena_do_not_overlap_and_gaps_are_filled() {
+        let mut arena = Arena {
+            home: Home::Host,
+            start: 1000,
+            bytes: 100,
+            taken: Vec::new(),
+            _pinned: None,
+        };
+        assert_eq!(arena.take(40), Some(1000));
+        assert_eq!(arena.take(40), Some(1040));
+        assert_eq!(arena.take(40), None);
+        assert_eq!(arena.take(20), Some(1080));
+        arena.taken.retain(|(at, _)| *at != 40);
+        assert_eq!(arena.take(41), None);
+        assert_eq!(arena.take(30), Some(1040));
+        assert_eq!(arena.take(10), Some(1070));
+        assert_eq!(arena.take(1), None);
+        arena.taken.clear();
+        assert_eq!(arena.take(100), Some(1000));
     }
 }

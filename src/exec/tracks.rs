@@ -25,6 +25,8 @@ struct Track {
     launch: Vec<Stream>,
     /// Events that nobody uses.
     idle: Vec<Event>,
+    /// For streams of lanes: the end of what graphs do in their stead.
+    gates: Vec<(Stream, Event)>,
 }
 
 /// An event, and the context it was made in.
@@ -107,6 +109,7 @@ impl Tracks {
             to_device: Vec::new(),
             launch: Vec::new(),
             idle: Vec::new(),
+            gates: Vec::new(),
         };
         let made = [
             (&mut row.peer, PEER_STREAMS),
@@ -154,6 +157,22 @@ impl Tracks {
         };
         let stream = streams[number as usize % streams.len()];
         Ok(Way { key, stream })
+    }
+
+    /// The event at which a lane of a graph ends, and the same lane of the next graph begins.
+    ///
+    /// # Errors
+    /// The driver's, or the context has no streams.
+    pub fn gate(&mut self, key: ContextKey, engine: Engine, number: u32) -> Result<Event> {
+        let stream = self.lane(key, engine, number)?.stream;
+        let row = self.row(key)?;
+        if let Some((_, event)) = row.gates.iter().find(|(of, _)| *of == stream) {
+            return Ok(*event);
+        }
+        let entered = Entered::enter_same(key)?;
+        let event = self.mark(&entered, key)?.event;
+        self.row(key)?.gates.push((stream, event));
+        Ok(event)
     }
 
     /// A stream to launch a graph in.
@@ -261,7 +280,8 @@ impl Track {
                 log::debug!("closing a stream: {error}");
             }
         }
-        for event in self.idle.drain(..) {
+        let gates = self.gates.drain(..).map(|(_, event)| event);
+        for event in self.idle.drain(..).chain(gates) {
             // SAFETY: as above.
             let _ = unsafe { driver.event_destroy(event) };
         }
