@@ -276,6 +276,7 @@ fn options(config: &Config) -> Options {
             Assign::One => 2,
             Assign::Own => defaults.relay_depth_max,
         },
+        relays_push: config.assign == Assign::One,
         ..defaults
     }
 }
