@@ -150,6 +150,7 @@ pub unsafe fn finalize() -> c_int {
         return unsafe { native::finalize() };
     };
     engine.serve_out();
+    engine.close_relays();
     engine.helper.stop(&engine.env);
     engine.end_orphans();
     engine.core.lock().gpu.close();
@@ -174,6 +175,10 @@ fn publish(engine: &Engine) {
 
 /// Longest wait in `MPI_Finalize` for the counters of a peer.
 const SUMMARY_WAIT: Duration = Duration::from_secs(2);
+
+/// Longest wait in `MPI_Finalize` for peers that move messages over this rank's GPUs. They need no more than a few
+/// milliseconds, and take none from then on.
+const RELAYS_WAIT: Duration = Duration::from_secs(2);
 
 fn summarize(engine: &Engine, peers: &[Arc<Peer>]) {
     let deadline = Instant::now() + SUMMARY_WAIT;
@@ -217,6 +222,22 @@ impl Engine {
         });
         let core = self.core.lock();
         stats::add(Counter::FinalizeUnmatched, core.open.len() as u64);
+    }
+
+    /// Frees the staging that peers use on this rank's GPUs, once they have let go of it.
+    fn close_relays(&self) {
+        let deadline = Instant::now() + RELAYS_WAIT;
+        let mut backoff = crate::node::Backoff::sleeping(Duration::from_millis(5));
+        loop {
+            let mut core = self.core.lock();
+            let is_closed = core.gpu.relays.close(&self.env);
+            if is_closed || Instant::now() > deadline {
+                core.gpu.relays.free(&self.env, is_closed);
+                return;
+            }
+            drop(core);
+            backoff.snooze();
+        }
     }
 
     /// Ends the generalized requests of sends that the program has freed and nobody has received: MPI must not find

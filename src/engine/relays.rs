@@ -196,25 +196,39 @@ impl Relays {
         troubles.is_some_and(|troubles| *troubles >= ATTEMPTS)
     }
 
-    /// Lets no peer take pieces any more. True once nobody has one.
+    /// Lets no peer take pieces any more, and takes back what dead ones have. True once nobody has one.
     pub fn close(&mut self, env: &Env) -> bool {
         let Some(board) = env.node.own().board() else {
             return true;
         };
-        let rows = board.gpus().iter().zip(&self.held);
-        rows.filter(|(_, held)| held.memory.is_some())
-            .all(|(gpu, _)| {
-                gpu.exported()
-                    .is_none_or(|exported| gpu.units(&exported).close())
-            })
+        let mut is_closed = true;
+        for (gpu, held) in board.gpus().iter().zip(&self.held) {
+            let Some(exported) = gpu.exported().filter(|_| held.memory.is_some()) else {
+                continue;
+            };
+            let units = gpu.units(&exported);
+            if !units.close() {
+                is_closed = false;
+                let mut takers: Vec<u32> = units.takers().collect();
+                takers.dedup();
+                let is_dead = |rank: &u32| env.node.peer(*rank).is_none_or(|taker| !taker.alive());
+                takers
+                    .into_iter()
+                    .filter(is_dead)
+                    .for_each(|rank| units.reclaim(rank));
+            }
+        }
+        is_closed
     }
 
-    /// Frees all, once it is closed, or nobody is waited for any more.
-    pub fn free(&mut self, env: &Env) {
+    /// Gives all back, once it is closed. What peers still use is left to the end of the process.
+    pub fn free(&mut self, env: &Env, is_closed: bool) {
         for (row, held) in self.held.iter_mut().enumerate() {
-            if held.memory.is_some() {
+            if let Some(memory) = held.memory.take() {
                 env.node.own().publish_relay(row, None);
-                held.memory = None;
+                if !is_closed {
+                    std::mem::forget(memory);
+                }
             }
         }
     }

@@ -16,6 +16,8 @@ use std::sync::Arc;
 use crate::config::{Assign, Config};
 use crate::cuda::Uuid;
 use crate::engine::Env;
+use crate::model::Model;
+use crate::node::Peer;
 use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
 use crate::topology::{Place, Topology};
 use ledger::Ledger;
@@ -56,6 +58,8 @@ impl Routed {
 /// The node as it was measured.
 struct Node {
     planner: Planner,
+    /// For a rank that makes all copies itself: nothing is handed over between processes, whatever the place.
+    planner_of_one: Planner,
     topology: Topology,
     /// Identities of its GPUs.
     uuids: Vec<Uuid>,
@@ -71,12 +75,14 @@ enum Known {
     Unknown,
 }
 
-/// What a plan depends on, apart from what others do.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What a plan depends on.
+#[derive(Clone, PartialEq)]
 struct Question {
     message: Message,
     relays_over: u32,
     host: bool,
+    assign: Assign,
+    others: Occupancy,
 }
 
 /// Chooses the paths of messages.
@@ -87,8 +93,8 @@ pub struct Router {
     threshold: u64,
     file: Option<PathBuf>,
     known: Known,
-    ledger: Arc<Ledger>,
-    /// What the latest questions were answered with while nobody else used the links.
+    ledger: Option<Arc<Ledger>>,
+    /// The answers to the latest questions.
     plans: VecDeque<(Question, Option<Plan>)>,
 }
 
@@ -105,7 +111,7 @@ impl Router {
             // The program may change its folder.
             file: config.model.as_ref().map(absolute),
             known: Known::Unread,
-            ledger: Arc::default(),
+            ledger: None,
             plans: VecDeque::new(),
         }
     }
@@ -129,6 +135,11 @@ impl Router {
             return None;
         }
         self.look(env, &[from, to]);
+        let own = || Ledger::new(Some(env.node.own_shared()), Peer::alive);
+        let ledger = self.ledger.get_or_insert_with(|| Arc::new(own()));
+        let mut peers = env.node.peers();
+        peers.retain(|peer| peer.world_rank() != env.world_rank);
+        ledger.set_peers(peers);
         self.route(from, to, bytes, in_flight, usable)
     }
 
@@ -144,7 +155,7 @@ impl Router {
             return None;
         };
         let (from, to) = (node.number(&from)?, node.number(&to)?);
-        let question = Question {
+        let question = |others| Question {
             message: Message {
                 from,
                 to,
@@ -154,30 +165,20 @@ impl Router {
             },
             relays_over: node.relays(from, to, usable.relay),
             host: usable.host,
+            assign: usable.assign,
+            others,
         };
-        let alone = match self.plans.iter().find(|(known, _)| *known == question) {
-            Some((_, plan)) => *plan,
-            None => {
-                let plan = node.plan(&self.options, &Occupancy::free(), &question);
-                if self.plans.len() >= PLANS_MAX {
-                    self.plans.pop_front();
-                }
-                self.plans.push_back((question, plan));
-                plan
-            }
-        }?;
+        let ledger = self.ledger.as_ref()?;
+        let (plans, options) = (&mut self.plans, &self.options);
         // Said before the others are looked at: of two that plan at the same moment at least one sees the other.
-        let mut reservation = self.ledger.reserve(&node.topology, &node.uuids, &alone);
-        let occupancy = self
-            .ledger
-            .others(&reservation, &node.topology, &node.uuids);
-        let plan = if occupancy.is_free() {
+        let alone = node.answer(plans, options, question(Occupancy::free()))?;
+        let (mut reservation, others) = ledger.reserve(&node.topology, &node.uuids, &alone);
+        let plan = if others.is_free() {
             alone
         } else {
-            let plan = node.plan(&self.options, &occupancy, &question)?;
-            reservation.change(&node.topology, &node.uuids, &plan);
-            plan
+            node.answer(plans, options, question(others))?
         };
+        reservation.settle(&node.topology, &node.uuids, &plan);
         Some(Routed { plan, reservation })
     }
 
@@ -224,12 +225,19 @@ impl Router {
 
 impl Node {
     /// `None` if a GPU has no identity, or one that cannot be read.
-    fn new(topology: Topology, model: &crate::model::Model) -> Option<Node> {
+    fn new(topology: Topology, model: &Model) -> Option<Node> {
         let uuids = topology.gpus.iter();
         let uuids = uuids.map(|gpu| source::uuid(gpu.uuid.as_deref()?));
         Some(Node {
             uuids: uuids.collect::<Option<_>>()?,
             planner: Planner::new(&topology, model),
+            planner_of_one: Planner::new(
+                &topology,
+                &Model {
+                    host: model.relay,
+                    ..model.clone()
+                },
+            ),
             topology,
         })
     }
@@ -249,14 +257,33 @@ impl Node {
         usable.fold(0, |set, (at, _)| set | 1 << at)
     }
 
-    fn plan(&self, options: &Options, others: &Occupancy, question: &Question) -> Option<Plan> {
+    /// The plan for a question, if there is a way at all: as remembered, or made now.
+    fn answer(
+        &self,
+        known: &mut VecDeque<(Question, Option<Plan>)>,
+        options: &Options,
+        question: Question,
+    ) -> Option<Plan> {
+        if let Some((_, plan)) = known.iter().find(|(known, _)| *known == question) {
+            return *plan;
+        }
         let options = Options {
             host: options.host && question.host,
             relays_over: question.relays_over,
             ..*options
         };
+        let planner = match question.assign {
+            Assign::Own => &self.planner,
+            Assign::One => &self.planner_of_one,
+        };
         // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
-        self.planner.plan(others, &question.message, &options).ok()
+        let plan = planner.plan(&question.others, &question.message, &options);
+        let plan = plan.ok();
+        if known.len() >= PLANS_MAX {
+            known.pop_front();
+        }
+        known.push_back((question, plan));
+        plan
     }
 }
 

@@ -23,6 +23,7 @@ pub mod sheet;
 pub mod slot;
 pub mod sys;
 pub mod track;
+pub mod traffic;
 pub mod units;
 pub mod view;
 pub mod wait;
@@ -165,7 +166,7 @@ impl Options {
 pub struct Node {
     launch: Launch,
     directory: Directory,
-    own: Segment,
+    own: Arc<Segment>,
     row: Row,
     is_registered: AtomicBool,
     scanned: AtomicU32,
@@ -220,7 +221,7 @@ impl Node {
             launch: launch.clone(),
             scanned: AtomicU32::new(directory.generation().wrapping_sub(1)),
             directory,
-            own,
+            own: Arc::new(own),
             row,
             is_registered: AtomicBool::new(true),
             known: RwLock::default(),
@@ -244,6 +245,11 @@ impl Node {
     /// This rank's own segment.
     pub fn own(&self) -> &Segment {
         &self.own
+    }
+
+    /// The same, for what outlives a call.
+    pub fn own_shared(&self) -> Arc<Segment> {
+        Arc::clone(&self.own)
     }
 
     /// A rank of this node's job has used device memory. One relaxed load.

@@ -5,6 +5,7 @@ use super::map::Mapping;
 use super::sheet::{Sums, SHEET_BYTES};
 use super::slot::{Message, Slot, SLOT_BYTES};
 use super::sys::{self, GuardedFd};
+use super::traffic::{Card, Measured, Traffic};
 use super::view::{Layout, Owner, Readiness, View, FIRST_CELL, HEADER_BYTES};
 use super::{mix, Options};
 use parking_lot::Mutex;
@@ -129,6 +130,21 @@ impl Segment {
     /// Says that the counters are final.
     pub fn set_published(&self) {
         self.view.set_published();
+    }
+
+    /// Lists a GPU that this rank uses.
+    pub fn list_card(&self, card: &Card) {
+        self.view.traffic().list(card);
+    }
+
+    /// Says what this rank uses of a hop, in one of the rows for that.
+    pub fn write_traffic(&self, row: usize, traffic: &Traffic) {
+        self.view.traffic().write(row, traffic);
+    }
+
+    /// Says what this rank has measured of a hop. False if there is no room.
+    pub fn tell_measured(&self, measured: &Measured) -> bool {
+        self.view.traffic().tell(measured)
     }
 
     /// Wakes whoever sleeps in [`Segment::wait_doorbell`].

@@ -1,7 +1,7 @@
 //! A rank's segment in shared memory, as its owner and its peers see it.
 //!
 //! ```text
-//! header (one page) | cells for eager payloads | chunks for staging | slots | sheets | board | wide staging
+//! header (two pages) | cells for eager payloads | chunks for staging | slots | sheets | board | wide staging
 //! ```
 //!
 //! Nothing in it is believed: indices are checked against the layout that was verified when the segment was mapped,
@@ -13,12 +13,12 @@ use super::ring::Entry;
 use super::sheet::{Sheet, SHEET_BYTES};
 use super::slot::{Slot, SLOT_BYTES};
 use super::units::UNIT_BYTES;
-use super::{sys, PROTOCOL_VERSION};
+use super::{sys, traffic, PROTOCOL_VERSION};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Size of the header, bytes.
-pub const HEADER_BYTES: u64 = 4096;
+pub const HEADER_BYTES: u64 = 8192;
 /// Slots that one rank can have.
 pub const SLOTS_MAX: u32 = 1 << 20;
 /// Counters in a header.
@@ -51,6 +51,7 @@ pub struct Header {
     announced: Announced,
     doorbell: Doorbell,
     counters: Counters,
+    traffic: traffic::Page,
 }
 
 /// Words that the owner writes.
@@ -391,6 +392,11 @@ impl View {
     /// The owner's counters.
     pub fn counters(&self) -> &[AtomicU64; COUNTERS] {
         &self.header().counters.0
+    }
+
+    /// What the owner says of its GPUs and of the links that it uses.
+    pub fn traffic(&self) -> &traffic::Page {
+        &self.header().traffic
     }
 
     /// Tells the owner that there is something to look at. A system call only if it sleeps, and nobody attends.

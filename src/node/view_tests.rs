@@ -43,11 +43,11 @@ fn segment() -> (OwnedFd, View) {
 
 #[test]
 fn regions_follow_each_other_on_pages() {
-    // 4096 header; 5 * 192 = 960 -> one page; 3 * 8192; 40 * 256 = 10240 -> three pages.
-    assert_eq!(LAYOUT.cells_offset(), 4096);
-    assert_eq!(LAYOUT.chunks_offset(), 8192);
-    assert_eq!(LAYOUT.slots_offset(), 8192 + 24_576);
-    let board = 8192 + 24_576 + 12_288;
+    // 8192 header; 5 * 192 = 960 -> one page; 3 * 8192; 40 * 256 = 10240 -> three pages.
+    assert_eq!(LAYOUT.cells_offset(), 8192);
+    assert_eq!(LAYOUT.chunks_offset(), 12_288);
+    assert_eq!(LAYOUT.slots_offset(), 12_288 + 24_576);
+    let board = 12_288 + 24_576 + 12_288;
     assert_eq!(LAYOUT.board_offset(), board);
     assert_eq!(LAYOUT.wide_offset(), board + BOARD);
     // Two blocks of two units of 256 KiB.
@@ -57,7 +57,7 @@ fn regions_follow_each_other_on_pages() {
         sheets: 40,
         ..LAYOUT
     };
-    assert_eq!(with_sheets.sheets_offset(), 8192 + 24_576 + 12_288);
+    assert_eq!(with_sheets.sheets_offset(), 12_288 + 24_576 + 12_288);
     assert_eq!(with_sheets.bytes(), LAYOUT.bytes() + 12_288);
     assert!(with_sheets.is_sane());
     let other = Layout {
@@ -118,9 +118,9 @@ fn others_segments_are_refused() {
         View::open(short, OWNER).expect_err("too short"),
         BadSegment::Layout
     );
-    let empty = memory(4096);
+    let empty = memory(8192);
     assert_eq!(
-        View::open(map(&empty, 4096), OWNER).expect_err("zeros"),
+        View::open(map(&empty, 8192), OWNER).expect_err("zeros"),
         BadSegment::Magic
     );
     let tiny = memory(100);

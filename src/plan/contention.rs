@@ -18,7 +18,7 @@ pub struct Load {
 }
 
 /// What other transfers use of each segment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Occupancy {
     loads: Vec<Load>,
     busy: SegmentSet,
@@ -33,12 +33,17 @@ impl Occupancy {
 
     /// Adds a transfer that runs through `segments` (indices into [`Topology::segments`]) and would take `gb_s`.
     pub fn add(&mut self, segments: &[u16], gb_s: f64) {
+        self.add_flows(segments, 1, gb_s);
+    }
+
+    /// Adds several transfers that would take `gb_s` together.
+    pub fn add_flows(&mut self, segments: &[u16], flows: u32, gb_s: f64) {
         for &segment in segments {
             let at = usize::from(segment);
             if self.loads.len() <= at {
                 self.loads.resize(at + 1, Load::default());
             }
-            self.loads[at].flows += 1;
+            self.loads[at].flows = self.loads[at].flows.saturating_add(flows);
             self.loads[at].gb_s += gb_s;
             self.busy.insert(segment);
         }

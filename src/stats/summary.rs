@@ -13,6 +13,11 @@ use crate::config::StatsTarget;
 /// add up to what the engine delivered.
 const PATHS: &[(&str, Counter, Counter)] = &[
     ("direct", Counter::DirectReceives, Counter::DirectBytes),
+    (
+        "several paths",
+        Counter::SeveralReceives,
+        Counter::SeveralBytes,
+    ),
     ("self", Counter::SelfReceives, Counter::SelfBytes),
     (
         "host ring",
@@ -49,6 +54,11 @@ const EVENTS: &[Counter] = &[
     Counter::Corrupt,
     Counter::BadDescriptors,
     Counter::Panics,
+    Counter::SeveralDirectBytes,
+    Counter::SeveralRelayBytes,
+    Counter::SeveralHostBytes,
+    Counter::ChunksClaimedBack,
+    Counter::TracksRetired,
     Counter::CopiesBatched,
     Counter::MappingsOpened,
     Counter::MappingsEvicted,

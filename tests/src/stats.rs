@@ -9,8 +9,9 @@ use std::path::Path;
 pub struct Stats(Value);
 
 /// Counters of the paths by which a message that was sent by descriptor arrives.
-const PATHS: [&str; 4] = [
+const PATHS: [&str; 5] = [
     "receives_direct",
+    "receives_several",
     "receives_self",
     "receives_host_ring",
     "receives_eager",

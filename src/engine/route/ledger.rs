@@ -1,42 +1,68 @@
-//! What messages use of the links, until they are over.
+//! The ledger of what messages use of the links, shared by the ranks of the node.
+//!
+//! Each rank writes what its own messages use, hop by hop, into its segment ([`crate::node::traffic`]), and reads the rows
+//! of the others. It first writes what a message would take of idle links, then reads, then plans with what it has read and
+//! writes that. So of two ranks that plan at the same moment at least one knows of the other; where both do, each counts on
+//! its fair part.
+//!
+//! A rank that plans a moment before the others finds no trace of them. What it then met while its message was under way is
+//! remembered, from the bytes that the others had announced by its end, and counts for the next message of the pair: a
+//! program that does the same again and again is known from its second round on.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use crate::cuda::Uuid;
 use crate::model::BYTES_PER_US;
+use crate::node::traffic::{Ends, Traffic, ROWS};
+use crate::node::{Peer, Segment};
 use crate::plan::{Occupancy, Plan, MAX_HOPS, MAX_PATHS};
 use crate::topology::{Place, Topology};
 
-/// The two ends of a hop, in one word: what names a GPU to all ranks, whatever number each gives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Ends(u64);
+/// How long it is believed that a process which has messages under way still runs.
+const ALIVE_FOR: Duration = Duration::from_millis(250);
+/// More was not moved during one message: somebody has written over the count.
+const BYTES_MAX: u64 = 1 << 48;
 
-impl Ends {
-    fn new(uuids: &[Uuid], from: Place, to: Place) -> Ends {
-        let half = |place: Place| match place {
-            Place::Gpu(gpu) => uuids.get(usize::from(gpu)).map_or(0, name),
-            Place::Host => 0,
-        };
-        Ends(u64::from(half(from)) << 32 | u64::from(half(to)))
-    }
+/// The hop between two places of a node, as all ranks call it.
+pub(super) fn ends(uuids: &[Uuid], from: Place, to: Place) -> Ends {
+    let gpu = |place: Place| match place {
+        Place::Gpu(gpu) => uuids.get(usize::from(gpu)),
+        Place::Host => None,
+    };
+    Ends::new(gpu(from), gpu(to))
 }
 
-/// A GPU's identity in 32 bits, never 0, which is the host (FNV-1a).
-fn name(uuid: &Uuid) -> u32 {
-    let hash = uuid.iter().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-    });
-    hash.max(1)
+/// Whose messages they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    /// Those that another rank leads.
+    Rank(u32),
+    /// Those of a pair of GPUs that this rank leads.
+    Own(u8, u8),
 }
 
-/// What one pair of GPUs uses of a hop.
+/// What somebody uses of a hop.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Seen {
+    who: Who,
+    ends: Ends,
+    flows: u32,
+    gb_s: f64,
+    /// Bytes ever.
+    total: u64,
+}
+
+/// What a plan uses of a hop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Use {
     ends: Ends,
     gb_s: f64,
+    bytes: u64,
 }
 
 /// The messages of one pair of GPUs. They follow each other over the same links, so that several use as much as one: what
@@ -45,102 +71,303 @@ struct Use {
 struct Pair {
     messages: u32,
     uses: Vec<Use>,
+    /// Bytes ever, of each hop.
+    totals: Vec<(Ends, u64)>,
+    /// What others used while the latest message was under way.
+    met: Vec<Seen>,
 }
 
-/// What the messages that this rank leads use of the links.
-#[derive(Debug, Default)]
+#[derive(Default)]
+struct Book {
+    pairs: HashMap<(u8, u8), Pair>,
+    /// What is published, row by row.
+    rows: Vec<Traffic>,
+    peers: Vec<Arc<Peer>>,
+    alive: HashMap<u32, (Instant, bool)>,
+}
+
+type IsAlive = fn(&Peer) -> bool;
+
+/// The ledger, as one rank sees it.
 pub struct Ledger {
-    pairs: Mutex<HashMap<(u8, u8), Pair>>,
+    segment: Option<Arc<Segment>>,
+    is_alive: IsAlive,
+    book: Mutex<Book>,
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let book = self.book.lock();
+        f.debug_struct("Ledger").field("rows", &book.rows).finish()
+    }
 }
 
 /// A message's part of the ledger, until this is dropped.
-#[derive(Debug)]
 #[must_use = "the links count as free again when this is dropped"]
+#[derive(Debug)]
 pub struct Reservation {
     ledger: Arc<Ledger>,
     pair: (u8, u8),
+    /// How long the message takes, us.
+    us: f64,
+    /// What the others had moved when it began.
+    before: Vec<(Who, Ends, u64)>,
 }
 
 impl Ledger {
-    /// Enters what a plan uses.
+    /// Of a rank that publishes in this segment.
+    pub(super) fn new(segment: Option<Arc<Segment>>, is_alive: IsAlive) -> Ledger {
+        Ledger {
+            segment,
+            is_alive,
+            book: Mutex::default(),
+        }
+    }
+
+    /// The ranks of the node, this one left out.
+    pub(super) fn set_peers(&self, peers: Vec<Arc<Peer>>) {
+        self.book.lock().peers = peers;
+    }
+
+    /// Publishes what a plan uses, then reads what others do.
     pub(super) fn reserve(
         self: &Arc<Ledger>,
         topology: &Topology,
         uuids: &[Uuid],
         plan: &Plan,
-    ) -> Reservation {
+    ) -> (Reservation, Occupancy) {
         let pair = (plan.message.from, plan.message.to);
-        let mut pairs = self.pairs.lock();
-        let entry = pairs.entry(pair).or_default();
+        let mut book = self.book.lock();
+        let entry = book.pairs.entry(pair).or_default();
         entry.messages += 1;
         entry.uses = uses(topology, uuids, plan);
-        drop(pairs);
-        Reservation {
+        self.publish(&mut book, &[]);
+        let seen = self.seen(&mut book, pair);
+        let met = book.pairs.get(&pair).map_or(&[][..], |entry| &entry.met);
+        let occupancy = occupancy(topology, uuids, &seen, met);
+        let before = seen.iter().map(|seen| (seen.who, seen.ends, seen.total));
+        let reservation = Reservation {
             ledger: Arc::clone(self),
             pair,
+            us: plan.predicted_us,
+            before: before.collect(),
+        };
+        (reservation, occupancy)
+    }
+
+    /// What everybody uses, but for this pair of this rank's.
+    fn seen(&self, book: &mut Book, except: (u8, u8)) -> Vec<Seen> {
+        let mut seen = Vec::new();
+        for (pair, entry) in book.pairs.iter().filter(|(pair, _)| **pair != except) {
+            seen.extend(entry.totals.iter().map(|(ends, total)| {
+                let using = entry.uses.iter().find(|used| used.ends == *ends);
+                Seen {
+                    who: Who::Own(pair.0, pair.1),
+                    ends: *ends,
+                    flows: u32::from(using.is_some()),
+                    gb_s: using.map_or(0.0, |used| used.gb_s),
+                    total: *total,
+                }
+            }));
+        }
+        let Book { peers, alive, .. } = book;
+        for peer in peers.iter() {
+            let begin = seen.len();
+            seen.extend(peer.traffic().traffic().map(|row| Seen {
+                who: Who::Rank(peer.world_rank()),
+                ends: row.ends,
+                flows: row.flows,
+                gb_s: f64::from(row.gb_s),
+                total: row.total,
+            }));
+            let is_busy = seen[begin..].iter().any(|seen| seen.flows > 0);
+            if is_busy && !self.is_alive(alive, peer) {
+                seen.truncate(begin);
+            }
+        }
+        seen
+    }
+
+    fn is_alive(&self, known: &mut HashMap<u32, (Instant, bool)>, peer: &Peer) -> bool {
+        let rank = peer.world_rank();
+        match known.get(&rank) {
+            Some((_, false)) => false,
+            Some((when, true)) if when.elapsed() < ALIVE_FOR => true,
+            _ => {
+                let alive = (self.is_alive)(peer);
+                known.insert(rank, (Instant::now(), alive));
+                alive
+            }
         }
     }
 
-    /// What all messages but those of the reservation's pair use.
-    pub(super) fn others(
-        &self,
-        reservation: &Reservation,
-        topology: &Topology,
-        uuids: &[Uuid],
-    ) -> Occupancy {
-        let mut occupancy = Occupancy::free();
-        let pairs = self.pairs.lock();
-        let others = pairs.iter().filter(|(pair, _)| **pair != reservation.pair);
-        let used: Vec<Use> = others
-            .flat_map(|(_, pair)| pair.uses.iter().copied())
+    /// Brings the rows in shared memory up to date. The bytes of `begun` are those of a message that begins.
+    fn publish(&self, book: &mut Book, begun: &[Use]) {
+        let mut rows: Vec<Traffic> = book
+            .rows
+            .iter()
+            .map(|row| Traffic {
+                flows: 0,
+                gb_s: 0.0,
+                ..*row
+            })
             .collect();
-        drop(pairs);
-        if used.is_empty() {
-            return occupancy;
+        for used in book.pairs.values().flat_map(|pair| &pair.uses) {
+            let known = rows.iter().position(|row| row.ends == used.ends);
+            // A row that is idle is another hop's when there is no fresh one.
+            let idle = |row: &Traffic| row.flows == 0;
+            let at = known
+                .or((rows.len() < ROWS).then_some(rows.len()))
+                .or_else(|| rows.iter().position(idle));
+            let Some(at) = at else {
+                // So many hops at once: what these use is not known to others.
+                continue;
+            };
+            if known.is_none() {
+                let fresh = Traffic {
+                    ends: used.ends,
+                    flows: 0,
+                    gb_s: 0.0,
+                    total: 0,
+                };
+                if at == rows.len() {
+                    rows.push(fresh);
+                } else {
+                    rows[at] = fresh;
+                }
+            }
+            rows[at].flows += 1;
+            rows[at].gb_s += used.gb_s as f32;
         }
-        for (from, to, hop) in topology.hops() {
-            let ends = Ends::new(uuids, from, to);
-            for used in used.iter().filter(|used| used.ends == ends) {
-                occupancy.add(hop.segments(), used.gb_s);
+        for used in begun {
+            if let Some(row) = rows.iter_mut().find(|row| row.ends == used.ends) {
+                row.total = row.total.wrapping_add(used.bytes);
             }
         }
-        occupancy
+        if let Some(segment) = &self.segment {
+            for (at, row) in rows.iter().enumerate() {
+                if book.rows.get(at) != Some(row) {
+                    segment.write_traffic(at, row);
+                }
+            }
+        }
+        book.rows = rows;
     }
 }
 
 impl Reservation {
-    /// Another plan has been made for the message.
-    pub(super) fn change(&mut self, topology: &Topology, uuids: &[Uuid], plan: &Plan) {
-        if let Some(pair) = self.ledger.pairs.lock().get_mut(&self.pair) {
-            pair.uses = uses(topology, uuids, plan);
+    /// The plan by which the message goes.
+    pub(super) fn settle(&mut self, topology: &Topology, uuids: &[Uuid], plan: &Plan) {
+        self.us = plan.predicted_us;
+        let mut book = self.ledger.book.lock();
+        let uses = uses(topology, uuids, plan);
+        if let Some(pair) = book.pairs.get_mut(&self.pair) {
+            for used in &uses {
+                match pair.totals.iter_mut().find(|(ends, _)| *ends == used.ends) {
+                    Some((_, total)) => *total = total.wrapping_add(used.bytes),
+                    None => pair.totals.push((used.ends, used.bytes)),
+                }
+            }
+            pair.uses.clone_from(&uses);
         }
+        self.ledger.publish(&mut book, &uses);
+    }
+
+    /// What others have used since this was made.
+    fn met(&self, now: Vec<Seen>) -> Vec<Seen> {
+        let used = |seen: Seen| {
+            let before = self
+                .before
+                .iter()
+                .find(|(who, ends, _)| *who == seen.who && *ends == seen.ends);
+            let bytes = seen.total.wrapping_sub(before.map_or(0, |before| before.2));
+            let counts = bytes > 0 && bytes < BYTES_MAX && self.us > 0.0;
+            counts.then(|| Seen {
+                flows: seen.flows.max(1),
+                gb_s: bytes as f64 / (self.us * BYTES_PER_US),
+                ..seen
+            })
+        };
+        now.into_iter().filter_map(used).collect()
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut pairs = self.ledger.pairs.lock();
-        if let Some(pair) = pairs.get_mut(&self.pair) {
+        let mut book = self.ledger.book.lock();
+        let now = self.ledger.seen(&mut book, self.pair);
+        let met = self.met(now);
+        if let Some(pair) = book.pairs.get_mut(&self.pair) {
+            pair.met = met;
             pair.messages -= 1;
             if pair.messages == 0 {
-                pairs.remove(&self.pair);
+                pair.uses.clear();
             }
         }
+        self.ledger.publish(&mut book, &[]);
     }
 }
 
 /// What a plan uses of each hop while its messages move.
 fn uses(topology: &Topology, uuids: &[Uuid], plan: &Plan) -> Vec<Use> {
-    let mut uses = Vec::with_capacity(MAX_PATHS * MAX_HOPS);
+    let mut uses: Vec<Use> = Vec::with_capacity(MAX_PATHS * MAX_HOPS);
     for path in plan.paths() {
         let bytes = path.bytes as f64 * f64::from(plan.message.window);
         let gb_s = bytes / (plan.predicted_us * BYTES_PER_US);
-        for ends in path.path.places().windows(2) {
-            if topology.hop(ends[0], ends[1]).is_some() {
-                let ends = Ends::new(uuids, ends[0], ends[1]);
-                uses.push(Use { ends, gb_s });
+        for places in path.path.places().windows(2) {
+            if topology.hop(places[0], places[1]).is_none() {
+                continue;
+            }
+            let ends = ends(uuids, places[0], places[1]);
+            match uses.iter_mut().find(|used| used.ends == ends) {
+                Some(used) => {
+                    used.gb_s += gb_s;
+                    used.bytes += path.bytes;
+                }
+                None => uses.push(Use {
+                    ends,
+                    gb_s,
+                    bytes: path.bytes,
+                }),
             }
         }
     }
     uses
 }
+
+/// What others use and what was met the last time, whichever is more.
+fn occupancy(topology: &Topology, uuids: &[Uuid], seen: &[Seen], met: &[Seen]) -> Occupancy {
+    let mut occupancy = Occupancy::free();
+    let is_same = |a: &Seen, b: &Seen| a.who == b.who && a.ends == b.ends;
+    let mut used: Vec<Seen> = seen.iter().filter(|seen| seen.flows > 0).copied().collect();
+    for met in met {
+        match used.iter_mut().find(|used| is_same(used, met)) {
+            Some(used) => {
+                used.gb_s = used.gb_s.max(met.gb_s);
+                used.flows = used.flows.max(met.flows);
+            }
+            None => used.push(*met),
+        }
+    }
+    if used.is_empty() {
+        return occupancy;
+    }
+    for (from, to, hop) in topology.hops() {
+        let ends = ends(uuids, from, to);
+        for used in used.iter().filter(|used| used.ends == ends) {
+            occupancy.add_flows(hop.segments(), used.flows, coarse(used.gb_s));
+        }
+    }
+    occupancy
+}
+
+/// A rate to a sixteenth of itself: plans that differ by less are one plan.
+fn coarse(gb_s: f64) -> f64 {
+    const DROPPED: u32 = f32::MANTISSA_DIGITS - 1 - 4;
+    let bits = (gb_s as f32).to_bits() + (1 << (DROPPED - 1));
+    f64::from(f32::from_bits(bits & !((1 << DROPPED) - 1)))
+}
+
+#[cfg(test)]
+#[path = "ledger_tests.rs"]
+mod tests;

@@ -1,17 +1,17 @@
 use super::*;
-use crate::model::Model;
 use crate::topology::tests::shipped;
 
 /// The identity of a test's GPU.
-fn uuid(gpu: u8) -> Uuid {
+pub(super) fn uuid(gpu: u8) -> Uuid {
     std::array::from_fn(|at| gpu.wrapping_mul(31).wrapping_add(at as u8))
 }
 
 /// A router that knows a shipped node by its nominal figures.
-fn router(node: &str, change: impl FnOnce(&mut Config)) -> Router {
+pub(super) fn router(node: &str, change: impl FnOnce(&mut Config)) -> Router {
     let mut config = Config::default();
     change(&mut config);
     let mut router = Router::new(&config);
+    router.ledger = Some(Arc::new(Ledger::new(None, |_| true)));
     let mut topology = shipped(node);
     for (number, gpu) in topology.gpus.iter_mut().enumerate() {
         let digits: String = uuid(number as u8)
@@ -29,7 +29,7 @@ fn everything(_: &Uuid) -> bool {
     true
 }
 
-fn all() -> RouteUse<'static> {
+pub(super) fn all() -> RouteUse<'static> {
     RouteUse {
         relay: &everything,
         host: true,
@@ -38,7 +38,7 @@ fn all() -> RouteUse<'static> {
     }
 }
 
-const LONG: u64 = 64 << 20;
+pub(super) const LONG: u64 = 64 << 20;
 
 fn kinds(routed: &Routed) -> Vec<PathKind> {
     let paths = routed.plan.paths().iter();

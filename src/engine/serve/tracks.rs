@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, InFlight, Purpose};
 use crate::engine::fault::{self, Of, Path};
-use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::gpu::Gpu;
 use crate::engine::relays::Reached;
 use crate::engine::Env;
 use crate::node::track::{Filled, TrackOf, TRACKS, TRACK_ENTRIES};

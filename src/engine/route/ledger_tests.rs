@@ -1,0 +1,271 @@
+//! Several ranks in one process, each with a segment of its own.
+
+use super::super::tests::{all, router, uuid, LONG};
+use super::super::{Known, RouteUse, Routed, Router};
+use super::*;
+use crate::node::{Launch, Node, Options};
+use crate::plan::PathKind;
+use proptest::prelude::*;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Barrier;
+
+/// The ranks of a node, and a router of each.
+struct Ranks {
+    nodes: Vec<Node>,
+    routers: Vec<Router>,
+    folder: PathBuf,
+}
+
+impl Ranks {
+    fn new(count: u32, topology: &str, is_alive: IsAlive) -> Ranks {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let name = format!("anabranch-ledger-{}-{serial}", std::process::id());
+        let folder = std::env::temp_dir().join(&name);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let options = Options {
+            folder: folder.clone(),
+            slots: 64,
+            staging_bytes: 0,
+            ..Options::default()
+        };
+        let register = |rank| Node::register(&Launch::named(&name), rank, &options);
+        let nodes: Vec<Node> = (0..count)
+            .map(|rank| register(rank).expect("registered"))
+            .collect();
+        let routers = nodes.iter().map(|node| {
+            let mut router = router(topology, |_| ());
+            let ledger = Ledger::new(Some(node.own_shared()), is_alive);
+            let mut peers = node.peers();
+            assert_eq!(peers.len(), count as usize);
+            peers.retain(|peer| peer.world_rank() != node.world_rank());
+            ledger.set_peers(peers);
+            router.ledger = Some(Arc::new(ledger));
+            router
+        });
+        Ranks {
+            routers: routers.collect(),
+            nodes,
+            folder,
+        }
+    }
+
+    fn route(&mut self, rank: usize, from: u8, to: u8) -> Routed {
+        route(&mut self.routers[rank], from, to)
+    }
+
+    /// What is published by all of them, sums of pairs and GB/s.
+    fn published(&self) -> (u32, f64) {
+        let rows = self
+            .nodes
+            .iter()
+            .flat_map(|node| node.own().traffic().traffic());
+        rows.fold((0, 0.0), |(flows, gb_s), row| {
+            (flows + row.flows, gb_s + f64::from(row.gb_s))
+        })
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.nodes.clear();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn route(router: &mut Router, from: u8, to: u8) -> Routed {
+    router
+        .route(uuid(from), uuid(to), LONG, 1, all())
+        .expect("a plan")
+}
+
+/// What a plan sends through host memory, GB/s.
+fn host_gb_s(routed: &Routed) -> f64 {
+    routed.plan.share(PathKind::Host) * routed.plan.predicted_gb_s()
+}
+
+/// The part of a message that leads over a GPU.
+fn over(routed: &Routed, gpu: u8) -> u64 {
+    let paths = routed.plan.paths().iter();
+    let over = paths.filter(|path| path.path.via() == [Place::Gpu(gpu)]);
+    over.map(|path| path.bytes).sum()
+}
+
+#[test]
+fn what_one_rank_uses_another_leaves_to_it_until_it_is_over() {
+    let mut ranks = Ranks::new(2, "beluga", |_| true);
+    let alone = ranks.route(1, 2, 3).plan;
+    // Messages of another rank over the links that lead over GPU 0, and no others.
+    let direct = RouteUse {
+        relay: &|_| false,
+        host: false,
+        ..all()
+    };
+    let others = [(2, 0), (0, 3)].map(|(from, to)| {
+        let routed = ranks.routers[0].route(uuid(from), uuid(to), LONG, 1, direct);
+        routed.expect("a plan")
+    });
+    let met = ranks.route(1, 2, 3);
+    assert!(over(&met, 0) < over(&met, 1) * 2 / 3, "{:?}", met.plan);
+    assert!(met.plan.predicted_us > 1.05 * alone.predicted_us);
+    drop((others, met));
+    // What was met is over, and was not met again.
+    drop(ranks.route(1, 2, 3));
+    assert_eq!(ranks.route(1, 2, 3).plan, alone);
+    assert_eq!(ranks.published(), (0, 0.0));
+}
+
+#[test]
+fn the_rows_of_the_dead_are_ignored() {
+    let mut living = Ranks::new(2, "beluga", |_| true);
+    let mut dead = Ranks::new(2, "beluga", |_| false);
+    let alone = living.route(1, 2, 3).plan;
+    let beside = |ranks: &mut Ranks| {
+        // Left behind by a rank that has no time to give it back.
+        std::mem::forget((ranks.route(0, 2, 0), ranks.route(0, 0, 3)));
+        ranks.route(1, 2, 3).plan
+    };
+    assert!(beside(&mut living).predicted_us > 1.05 * alone.predicted_us);
+    assert_eq!(beside(&mut dead), alone);
+}
+
+/// Every GPU sends to the next, again and again. The first rank to plan cannot know of the others in the first round, and
+/// does from the second on: together they count on no more than the host's memory carries, and share it fairly.
+#[test]
+fn ranks_that_do_the_same_again_and_again_share_fairly() {
+    let mut ranks = Ranks::new(8, "hgx-h200", |_| true);
+    let capacity = match &ranks.routers[0].known {
+        Known::Measured(node) => {
+            let mut segments = node.topology.segments.iter();
+            segments
+                .find(|segment| segment.kind == crate::topology::SegmentKind::HostWrite)
+                .expect("a host")
+                .gb_s
+        }
+        _ => panic!("no node"),
+    };
+    let mut rounds = Vec::new();
+    for _ in 0..4 {
+        let round: Vec<Routed> = (0..8)
+            .map(|rank| ranks.route(rank, rank as u8, (rank as u8 + 1) % 8))
+            .collect();
+        rounds.push(round.iter().map(host_gb_s).collect::<Vec<f64>>());
+    }
+    let sum = |round: &Vec<f64>| round.iter().sum::<f64>();
+    let last = &rounds[3];
+    assert!(sum(last) <= 1.07 * capacity, "{rounds:?}, {capacity}");
+    let (least, most) = last
+        .iter()
+        .fold((f64::MAX, 0.0_f64), |(least, most), gb_s| {
+            (least.min(*gb_s), most.max(*gb_s))
+        });
+    assert!(most <= least * 1.3 + 0.1, "{rounds:?}");
+}
+
+/// Of two that plan at the same moment at least one knows of the other, whichever way the threads fall.
+#[test]
+fn of_two_at_the_same_moment_one_sees_the_other() {
+    let mut ranks = Ranks::new(2, "beluga", |_| true);
+    let free = [(0, 0, 1), (1, 2, 1)]
+        .map(|(rank, from, to)| ranks.route(rank, from, to).plan.predicted_us);
+    let barrier = Barrier::new(2);
+    for _ in 0..200 {
+        for router in &mut ranks.routers {
+            // Nothing is remembered from the round before.
+            let ledger = router.ledger.as_ref().expect("a ledger");
+            ledger.book.lock().pairs.clear();
+        }
+        let (first, second) = ranks.routers.split_at_mut(1);
+        let run = |router: &mut Router, from: u8, to: u8| {
+            barrier.wait();
+            route(router, from, to)
+        };
+        // GPU 0 to 1 leads over 2 and 3, and so does 2 to 1 over 0 and 3: the link from 3 to 1 is wanted by both.
+        let routed = std::thread::scope(|scope| {
+            let other = scope.spawn(|| run(&mut second[0], 2, 1));
+            let own = run(&mut first[0], 0, 1);
+            [own, other.join().expect("a plan")]
+        });
+        let us = routed.each_ref().map(|routed| routed.plan.predicted_us);
+        assert!(
+            us[0] > 1.05 * free[0] || us[1] > 1.05 * free[1],
+            "{us:?}, alone {free:?}"
+        );
+    }
+}
+
+/// One step of a rank: a message begins or the oldest ends.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Begin(usize, u8, u8),
+    End(usize),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let begin = (0usize..3, 0u8..4, 0u8..4).prop_map(|(rank, from, to)| Act::Begin(rank, from, to));
+    let end = (0usize..64).prop_map(Act::End);
+    proptest::collection::vec(prop_oneof![begin, end], 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn sums_are_those_of_what_is_under_way(acts in acts()) {
+        let mut ranks = Ranks::new(3, "beluga", |_| true);
+        let mut live: Vec<(usize, (u8, u8), Routed)> = Vec::new();
+        for act in acts {
+            match act {
+                Act::Begin(_, from, to) if from == to => {}
+                Act::Begin(rank, from, to) => {
+                    let routed = ranks.route(rank, from, to);
+                    live.push((rank, (from, to), routed));
+                }
+                Act::End(_) if live.is_empty() => {}
+                Act::End(which) => drop(live.remove(which % live.len())),
+            }
+            // Each pair of each rank counts once, with its latest plan: the hops of that, counted here by hand.
+            let mut flows = 0;
+            let mut gb_s = 0.0;
+            let mut pairs: Vec<(usize, (u8, u8))> = live.iter().map(|(rank, pair, _)| (*rank, *pair)).collect();
+            pairs.sort_unstable();
+            pairs.dedup();
+            let (seen_flows, seen_gb_s) = ranks.published();
+            for (rank, pair) in pairs {
+                let mut of_pair = live.iter().filter(|(r, p, _)| (*r, *p) == (rank, pair));
+                let latest = &of_pair.next_back().expect("under way").2.plan;
+                for path in latest.paths() {
+                    let hops = path.path.hops() as u32;
+                    flows += hops;
+                    gb_s += f64::from(hops) * path.bytes as f64 / (latest.predicted_us * 1e3);
+                }
+            }
+            // The latest may have ended before the others of its pair: then rates are those of a plan that is over.
+            prop_assert!(seen_gb_s.is_finite() && seen_gb_s >= 0.0);
+            prop_assert_eq!(seen_flows == 0, flows == 0);
+            prop_assert!(seen_gb_s <= 3.0 * gb_s + 1e-3 && seen_gb_s * 3.0 >= gb_s - 1e-3, "{} {}", seen_gb_s, gb_s);
+        }
+        live.clear();
+        prop_assert_eq!(ranks.published(), (0, 0.0));
+    }
+}
+
+#[test]
+fn a_message_without_the_host_leaves_the_host_alone() {
+    let mut ranks = Ranks::new(1, "beluga", |_| true);
+    let no_host = RouteUse {
+        host: false,
+        ..all()
+    };
+    let routed = ranks.routers[0]
+        .route(uuid(0), uuid(1), LONG, 1, no_host)
+        .expect("a plan");
+    assert_eq!(routed.plan.share(PathKind::Host), 0.0);
+    let host = ends(&[uuid(0)], Place::Gpu(0), Place::Host);
+    assert!(ranks.nodes[0]
+        .own()
+        .traffic()
+        .traffic()
+        .all(|row| row.ends != host));
+}
