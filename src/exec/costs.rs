@@ -1,7 +1,9 @@
-//! Which executor runs a plan: the one that costs the calling thread least, as measured.
+//! Which executor runs a plan, by what its launches have cost.
 //!
-//! Each way is tried for plans of one class first, and what its calls take is remembered. Chunks that are launched
-//! together are handed on together: what a plan loses by that, by its own prediction, counts as cost too.
+//! Each way is tried for plans of one class first, and what its calls take is remembered. A plan cannot end before all of
+//! it is launched; until then its launch is hidden behind the copies, and costs the program's thread a part of its time.
+//! Chunks that are launched together are handed on together, which delays the plan by what filling its pipeline takes
+//! longer.
 
 use super::How;
 use hashbrown::HashMap;
@@ -10,6 +12,9 @@ use hashbrown::HashMap;
 const TRIALS: u32 = 2;
 /// Each further launch moves the remembered cost by this part of the difference.
 const WEIGHT: f64 = 0.125;
+
+/// What a microsecond of the calling thread counts beside one of the message's: the thread waits for it, as a rule.
+const THREAD_WEIGHT: f64 = 0.125;
 
 /// Plans whose launches cost about the same: copies, as a power of two, and GPUs.
 pub type Class = (u32, u32);
@@ -30,20 +35,23 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// The way to run a plan. `possible` says which can be, `delay_ns` what each adds to the plan's time.
+    /// The way to run a plan. `possible` says which can be, `plan_ns` how long the plan takes once it is launched.
     #[must_use]
     pub fn choose(
         &self,
         class: Class,
         possible: impl Fn(How) -> bool,
-        delay_ns: impl Fn(How) -> f64,
+        plan_ns: impl Fn(How) -> f64,
     ) -> How {
         let row = self.of(class);
         let ways = || How::ALL.into_iter().filter(|how| possible(*how));
         if let Some(untried) = ways().find(|how| row[*how as usize].launches < TRIALS) {
             return untried;
         }
-        let total = |how: &How| row[*how as usize].ns + delay_ns(*how);
+        let total = |how: &How| {
+            let launch = row[*how as usize].ns;
+            plan_ns(*how).max(launch) + launch * THREAD_WEIGHT
+        };
         ways()
             .min_by(|a, b| total(a).total_cmp(&total(b)))
             .unwrap_or(How::Streams)
@@ -90,9 +98,17 @@ mod tests {
         }
         let count = |how| taken.iter().filter(|taken| **taken == how).count();
         assert_eq!([How::Streams, How::Batch, How::Graph].map(count), [2, 2, 4]);
-        // A delay of the plan counts as well.
-        let slow = |how| if how == How::Graph { 30.0 } else { 0.0 };
+        // A delay of the plan counts for more than what its launch hides behind.
+        let slow = |how| if how == How::Graph { 205.0 } else { 200.0 };
         assert_eq!(costs.choose(CLASS, |_| true, slow), How::Batch);
+        let slow = |how| if how == How::Graph { 202.0 } else { 200.0 };
+        assert_eq!(costs.choose(CLASS, |_| true, slow), How::Graph);
+        let slow = |how| if how == How::Streams { 60.0 } else { 90.0 };
+        assert_eq!(
+            costs.choose(CLASS, |_| true, slow),
+            How::Graph,
+            "bound by its launch"
+        );
         // What cannot be is not taken, and another class begins anew.
         let only = |how| how == How::Streams;
         assert_eq!(costs.choose(CLASS, only, |_| 0.0), How::Streams);

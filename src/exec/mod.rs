@@ -455,8 +455,12 @@ impl Exec {
             f64::from((path.slots / 2).max(1) - 1) * chunk_us * 1000.0
         });
         let filling = filling.fold(0.0, f64::max);
-        let delay = |how| if how == How::Batch { filling } else { 0.0 };
-        self.costs.choose(class, possible, delay)
+        let window = f64::from(plan.message.window);
+        let plan_ns = |how| {
+            let delay = if how == How::Batch { filling } else { 0.0 };
+            (plan.predicted_us * 1000.0 + delay) / window
+        };
+        self.costs.choose(class, possible, plan_ns)
     }
 
     /// Launches a plan as a graph; false where that cannot be. Then nothing of it runs.
