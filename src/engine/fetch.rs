@@ -277,7 +277,7 @@ impl Fetch {
                 return true;
             }
             Begun::Direct(routed) => {
-                self.routed = Some(routed);
+                self.routed = Some(*routed);
                 return false;
             }
             Begun::No => {}

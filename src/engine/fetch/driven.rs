@@ -36,7 +36,7 @@ pub enum Begun {
     /// It is under way, or waits for others of this rank.
     Driven(Box<Driven>),
     /// One direct copy is best; the links are reserved for it.
-    Direct(Routed),
+    Direct(Box<Routed>),
     /// This is not the way for it.
     No,
 }
@@ -100,7 +100,7 @@ impl Driven {
             return Begun::No;
         };
         if !routed.is_split() {
-            return Begun::Direct(routed);
+            return Begun::Direct(Box::new(routed));
         }
         match Driven::launch(gpu, ways, peer, message, to, routed) {
             Ok(driven) => Begun::Driven(Box::new(driven)),
