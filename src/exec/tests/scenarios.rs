@@ -395,7 +395,7 @@ fn free_memory(key: ContextKey) -> usize {
 }
 
 pub(super) fn memory() {
-    let room = Room::new(4 * MIB);
+    let room = Room::new(16 * MIB);
     let key = |gpu: usize| room.contexts[gpu].unwrap();
     let before: Vec<usize> = (0..4).map(|gpu| free_memory(key(gpu))).collect();
     let mut exec = Exec::new(Settings {
@@ -404,17 +404,25 @@ pub(super) fn memory() {
         forced: Some(How::Streams),
         ..Settings::default()
     });
-    let plan = room.plan(0, 1, MIB);
+    let over_relays = Options {
+        direct: false,
+        host: false,
+        staging_bytes: 2 * MIB,
+        chunk_bytes_min: 512 << 10,
+        gain_min: 0.0,
+        ..Options::default()
+    };
+    let plan = room.plan_by(0, 1, 2 * MIB, &over_relays);
     let mut drives = Vec::new();
     let refused = loop {
-        let shift = drives.len() as u64 * MIB;
+        let shift = drives.len() as u64 * 2 * MIB;
         match exec.launch(room.request(&plan, shift)) {
             Ok(drive) => drives.push(drive),
             Err(error) => break error,
         }
     };
     assert!(matches!(refused, Error::Exhausted(_)), "{refused}");
-    assert_eq!(drives.len(), 2, "one MiB of each GPU's two for each");
+    assert!((1..=2).contains(&drives.len()), "{} plans", drives.len());
     for gpu in [2, 3] {
         assert_eq!(exec.staging_in(key(gpu)), 2 * MIB);
     }
