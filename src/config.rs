@@ -155,6 +155,8 @@ options! {
         "who makes the copies of a split message: own, each rank those of its own GPU; one, a rank that sees all GPUs involved makes all of them";
     executor: Executor = Choice(EXECUTORS), "ANABRANCH_EXECUTOR", "auto", User,
         "how the copies of a split message are launched; auto takes what costs least by measurement";
+    graphs: u32 = Count { min: 0, max: 1024 }, "ANABRANCH_GRAPHS", "32", User,
+        "how many CUDA graphs of split messages are kept; 0: none is made";
     library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
         "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
     inject_panic: Option<String> = Name, "ANABRANCH_INJECT_PANIC", "", Test,

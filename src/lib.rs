@@ -4,6 +4,7 @@ pub mod config;
 pub mod cuda;
 pub mod engine;
 pub mod entry;
+pub mod exec;
 pub mod logging;
 pub mod model;
 pub mod mpi;

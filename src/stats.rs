@@ -97,6 +97,15 @@ counters! {
     MappingsClosed       "mappings_closed"         Count "allocations of other ranks unmapped, evicted ones included";
     MappingsEvicted      "mappings_evicted"        Count "allocations of other ranks unmapped to stay within ANABRANCH_MAPPINGS";
     MappingsRefused      "mappings_refused"        Count "attempts to map an allocation of another rank that the driver refused";
+    DrivenFailed         "driven_failed"           Count "messages over several paths that this rank drove alone (ANABRANCH_ASSIGN=one) and that had to be begun again";
+    DrivenStreams        "driven_by_streams"       Count "messages over several paths that this rank drove alone, launched copy by copy";
+    DrivenBatch          "driven_by_batch"         Count "the same, launched in batches of copies";
+    DrivenGraph          "driven_by_graph"         Count "the same, launched as a CUDA graph";
+    GraphsBuilt          "graphs_built"            Count "CUDA graphs built";
+    GraphsUpdated        "graphs_updated"          Count "launches of a graph that was there, with other addresses";
+    GraphsRelaunched     "graphs_relaunched"       Count "launches of a graph that was there, as it was";
+    GraphsEvicted        "graphs_evicted"          Count "graphs destroyed to stay within ANABRANCH_GRAPHS";
+    GraphsFailed         "graphs_failed"           Count "graphs that could not be built or launched";
     HelperWakeups        "helper_wakeups"          Count "times the helper thread was woken";
     HelperServed         "helper_served"           Count "messages served by the helper thread";
     FinalizeUnmatched    "finalize_unmatched"      Count "messages sent by descriptor that no receive had matched at MPI_Finalize";

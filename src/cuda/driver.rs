@@ -5,11 +5,13 @@
 
 use super::error::{owned_text, Error, Result};
 use super::types::{
-    BatchAttributes, Code, Context, Device, Event, IpcHandle, Memcpy2d, Stream, Uuid,
+    BatchAttributes, Code, Context, Device, Event, GraphExec, GraphHandle, GraphNode, IpcHandle,
+    Memcpy2d, Memcpy3d, Stream, Uuid,
 };
 use std::ffi::{c_void, CStr};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
+use std::time::Instant;
 
 /// Makes the table: a field, a look-up and a checked method per driver function. Where a function has several
 /// versions of the same signature, the names are listed newest first.
@@ -114,6 +116,8 @@ driver_functions! {
     ctx_synchronize = "cuCtxSynchronize" ();
     /// Lets the current context reach a peer context's memory.
     ctx_enable_peer_access = "cuCtxEnablePeerAccess" (peer: Context, flags: u32);
+    /// Takes that back.
+    ctx_disable_peer_access = "cuCtxDisablePeerAccess" (peer: Context);
     /// Destroys a device's primary context, whoever uses it (tests).
     primary_ctx_reset = "cuDevicePrimaryCtxReset_v2" | "cuDevicePrimaryCtxReset" (device: Device);
     /// Swaps the thread's capture mode.
@@ -197,6 +201,29 @@ driver_functions! {
          firsts: *mut usize, attribute_count: usize, failed: *mut usize, stream: Stream);
     /// Copies rows.
     memcpy_2d_async = "cuMemcpy2DAsync_v2" (copy: *const Memcpy2d, stream: Stream);
+    /// Makes an empty graph.
+    graph_create = "cuGraphCreate" (graph: *mut GraphHandle, flags: u32);
+    /// Destroys a graph with its nodes; what was instantiated from it stays.
+    graph_destroy = "cuGraphDestroy" (graph: GraphHandle);
+    /// Adds a copy, which an engine of the context's device makes.
+    graph_add_memcpy_node = "cuGraphAddMemcpyNode"
+        (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize,
+         copy: *const Memcpy3d, context: Context);
+    /// Adds the recording of an event.
+    graph_add_event_record_node = "cuGraphAddEventRecordNode"
+        (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize, event: Event);
+    /// Adds a wait for what an event stands for when the graph is launched.
+    graph_add_event_wait_node = "cuGraphAddEventWaitNode"
+        (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize, event: Event);
+    /// Makes a graph fit to be launched.
+    graph_instantiate = "cuGraphInstantiateWithFlags" (exec: *mut GraphExec, graph: GraphHandle, flags: u64);
+    /// Changes a copy for the launches to come.
+    graph_exec_memcpy_node_set_params = "cuGraphExecMemcpyNodeSetParams"
+        (exec: GraphExec, node: GraphNode, copy: *const Memcpy3d, context: Context);
+    /// Launches a graph in the order of a stream.
+    graph_launch = "cuGraphLaunch" (exec: GraphExec, stream: Stream);
+    /// Destroys what was instantiated.
+    graph_exec_destroy = "cuGraphExecDestroy" (exec: GraphExec);
     /// Sets bytes of device memory.
     memset_d8_async = "cuMemsetD8Async" (dst: u64, value: u8, bytes: usize, stream: Stream);
 }
@@ -342,6 +369,33 @@ extern "C" fn forget_in_child() {
 pub(super) enum Text {
     Name,
     Description,
+}
+
+type Clock = unsafe extern "C" fn() -> u64;
+
+/// Nanoseconds by the clock that driver calls cost time of: a driver in software may have a clock of its own, which
+/// stands still while the machine's runs; else the machine's.
+#[must_use]
+pub fn clock_ns() -> u64 {
+    static OWN: OnceLock<Option<Clock>> = OnceLock::new();
+    static START: OnceLock<Instant> = OnceLock::new();
+    let own = OWN.get_or_init(|| {
+        // SAFETY: a NUL-terminated name; nothing is loaded.
+        let address = unsafe {
+            let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+            if library.is_null() {
+                return None;
+            }
+            libc::dlsym(library, c"simcuda_clock_ns".as_ptr())
+        };
+        // SAFETY: the simulated driver declares `uint64_t simcuda_clock_ns(void)`, and stays loaded.
+        (!address.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Clock>(address) })
+    });
+    match own {
+        // SAFETY: takes nothing, and may be called at any time once the driver is loaded.
+        Some(own) => unsafe { own() },
+        None => START.get_or_init(Instant::now).elapsed().as_nanos() as u64,
+    }
 }
 
 /// The driver's text for a code.

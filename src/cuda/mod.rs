@@ -29,10 +29,10 @@ pub mod state;
 pub mod types;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use copy::Copy;
-pub use driver::{arm, driver, is_simulated, look_again, pci_address, version, Driver};
+pub use driver::{arm, clock_ns, driver, is_simulated, look_again, pci_address, version, Driver};
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};

@@ -60,6 +60,12 @@ handles! {
     Stream
     /// An event (`CUevent`).
     Event
+    /// A graph (`CUgraph`).
+    GraphHandle
+    /// A node of a graph (`CUgraphNode`).
+    GraphNode
+    /// A graph that can be launched (`CUgraphExec`).
+    GraphExec
 }
 
 /// A device handle (`CUdevice`), which a process gets for an ordinal.
@@ -151,4 +157,70 @@ pub struct Memcpy2d {
     pub dst_pitch: usize,
     pub width_in_bytes: usize,
     pub height: usize,
+}
+
+/// A copy of planes (`CUDA_MEMCPY3D`), as nodes of graphs have it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Memcpy3d {
+    pub src_x_in_bytes: usize,
+    pub src_y: usize,
+    pub src_z: usize,
+    pub src_lod: usize,
+    pub src_memory_type: u32,
+    pub src_host: *const c_void,
+    pub src_device: u64,
+    pub src_array: *mut c_void,
+    pub reserved_0: *mut c_void,
+    pub src_pitch: usize,
+    pub src_height: usize,
+    pub dst_x_in_bytes: usize,
+    pub dst_y: usize,
+    pub dst_z: usize,
+    pub dst_lod: usize,
+    pub dst_memory_type: u32,
+    pub dst_host: *mut c_void,
+    pub dst_device: u64,
+    pub dst_array: *mut c_void,
+    pub reserved_1: *mut c_void,
+    pub dst_pitch: usize,
+    pub dst_height: usize,
+    pub width_in_bytes: usize,
+    pub height: usize,
+    pub depth: usize,
+}
+
+impl Memcpy3d {
+    /// Contiguous bytes between addresses of the unified address space.
+    #[must_use]
+    pub fn linear(dst: u64, src: u64, bytes: usize) -> Memcpy3d {
+        Memcpy3d {
+            src_x_in_bytes: 0,
+            src_y: 0,
+            src_z: 0,
+            src_lod: 0,
+            src_memory_type: memory_type::UNIFIED,
+            src_host: std::ptr::null(),
+            src_device: src,
+            src_array: std::ptr::null_mut(),
+            reserved_0: std::ptr::null_mut(),
+            src_pitch: bytes,
+            src_height: 1,
+            dst_x_in_bytes: 0,
+            dst_y: 0,
+            dst_z: 0,
+            dst_lod: 0,
+            dst_memory_type: memory_type::UNIFIED,
+            dst_host: std::ptr::null_mut(),
+            dst_device: dst,
+            dst_array: std::ptr::null_mut(),
+            reserved_1: std::ptr::null_mut(),
+            dst_pitch: bytes,
+            dst_height: 1,
+            width_in_bytes: bytes,
+            height: 1,
+            depth: 1,
+        }
+    }
 }

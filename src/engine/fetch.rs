@@ -1,5 +1,6 @@
 //! The receiver's side of a transfer: brings the payload of a descriptor.
 
+mod driven;
 mod several;
 mod trail;
 mod way;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Purpose, Uuid};
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
+use crate::engine::fetch::driven::{Begun, Driven};
 use crate::engine::fetch::several::{Before, Several};
 use crate::engine::fetch::trail::{Trail, TrailEnd};
 pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
@@ -60,6 +62,8 @@ enum Path {
     Several(Box<Several>),
     /// Not begun before these messages over several paths, which are received in the same place, are over.
     Held(Vec<Arc<Trail>>),
+    /// The same, every copy being this rank's.
+    Driven(Box<Driven>),
     /// Through the sender's host ring; the pieces in flight to a device, oldest first.
     Ring {
         flying: VecDeque<(InFlight, u64)>,
@@ -89,7 +93,7 @@ impl Path {
         match self {
             Path::Ring { state, .. } if *state != State::WantHost => fault::Path::Eager,
             Path::Ring { .. } => fault::Path::HostRing,
-            Path::Several(_) => fault::Path::Several,
+            Path::Several(_) | Path::Driven(_) => fault::Path::Several,
             _ => fault::Path::Direct,
         }
     }
@@ -275,7 +279,7 @@ impl Fetch {
             Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
             Path::Ring { .. } => story::Path::HostRing,
             Path::Draining(_) | Path::Held(_) => story::Path::Unknown,
-            Path::Several(_) => story::Path::Several,
+            Path::Several(_) | Path::Driven(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
             Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
             Path::Nothing | Path::Direct(_) => story::Path::Direct,
@@ -327,10 +331,28 @@ impl Fetch {
     }
 
     /// Sets a message in motion over several paths, if that is the way for it.
-    fn start_several(&mut self, env: &Env, gpu: &mut Gpu, ways: Ways<'_>) -> bool {
-        let Destination::Device { address, .. } = self.to else {
+    fn start_several(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) -> bool {
+        let Destination::Device { context, address } = self.to else {
             return false;
         };
+        if self.own
+            || self.message.flags & flag::EXPORTED == 0
+            || self.wanted != self.message.length
+        {
+            return false;
+        }
+        let to = driven::To { context, address };
+        match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to) {
+            Begun::Driven(driven) => {
+                self.path = Path::Driven(driven);
+                return true;
+            }
+            Begun::Direct(routed) => {
+                self.routed = Some(*routed);
+                return false;
+            }
+            Begun::No => {}
+        }
         let place = (address, self.wanted);
         let overlapping = || ways.under_way.iter().filter(|other| other.overlaps(place));
         let is_alike = |other: &UnderWay| {
@@ -376,12 +398,6 @@ impl Fetch {
         let Destination::Device { context, address } = self.to else {
             return false;
         };
-        if self.own
-            || self.message.flags & flag::EXPORTED == 0
-            || self.wanted != self.message.length
-        {
-            return false;
-        }
         let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message) else {
             return false;
         };
@@ -550,6 +566,25 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
+            Path::Driven(driven) => match driven.poll(gpu) {
+                driven::Step::Pending(moved) => Step::Pending(moved),
+                driven::Step::Arrived => {
+                    let bytes = driven.bytes();
+                    if self.is_hosted_all_the_same() {
+                        self.path = Path::ring(State::Claimed);
+                        return Step::Pending(true);
+                    }
+                    driven::count(&bytes);
+                    self.complete((Counter::SeveralReceives, Counter::SeveralBytes))
+                }
+                driven::Step::Lost(error) => {
+                    self.survived(&error, "again straight from the sender's GPU");
+                    stats::add(Counter::Retries, 1);
+                    self.start(gpu);
+                    gpu.launch();
+                    Step::Pending(true)
+                }
+            },
             Path::Ring { .. } => match self.poll_ring(gpu) {
                 Ok(step) => step,
                 Err(why) => self.fail(&why),
@@ -615,7 +650,7 @@ impl Fetch {
         }
         if matches!(
             self.path,
-            Path::Direct(_) | Path::Draining(_) | Path::Held(_)
+            Path::Direct(_) | Path::Driven(_) | Path::Draining(_) | Path::Held(_)
         ) {
             return false;
         }
@@ -766,7 +801,7 @@ impl Fetch {
             Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
             Path::Draining(copies) => copies,
             // Whole, or drained.
-            Path::Nothing | Path::Several(_) | Path::Held(_) => Vec::new(),
+            Path::Nothing | Path::Several(_) | Path::Driven(_) | Path::Held(_) => Vec::new(),
         };
         self.path = Path::Draining(copies);
         Step::Pending(true)

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::config::Config;
+use crate::config::{Config, Executor};
 use crate::cuda::{
     Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping, Mappings,
     PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed,
@@ -11,6 +11,7 @@ use crate::cuda::{
 use crate::engine::fault;
 use crate::engine::relays::Relays;
 use crate::engine::route::Survey;
+use crate::exec::{Exec, How, Settings};
 use crate::node::View;
 use crate::stats::{self, Counter};
 
@@ -30,6 +31,8 @@ pub struct Gpu {
     pub relays: Relays,
     /// What is measured while the program runs.
     pub survey: Survey,
+    /// Plans that this rank drives alone.
+    pub exec: Exec,
 }
 
 impl Gpu {
@@ -47,6 +50,17 @@ impl Gpu {
             registrations: Registrations::new(),
             relays: Relays::default(),
             survey: Survey::default(),
+            exec: Exec::new(Settings {
+                gpu_bytes_max: config.relay_staging,
+                graphs_max: config.graphs as usize,
+                forced: match config.executor {
+                    Executor::Auto => None,
+                    Executor::Streams => Some(How::Streams),
+                    Executor::Batch => Some(How::Batch),
+                    Executor::Graph => Some(How::Graph),
+                },
+                ..Settings::default()
+            }),
         }
     }
 
@@ -200,12 +214,15 @@ impl Gpu {
 
     /// Gives everything back: at finalize.
     pub fn close(&mut self) {
+        self.exec.close();
         self.lanes.close();
         self.survey.close();
         self.mappings.clear();
         self.exports.clear();
         self.pinned.clear();
         self.registrations.clear();
+        // Mappings are closed in contexts that only plans have made.
+        self.exec.release();
     }
 }
 

@@ -108,6 +108,7 @@ struct Question {
 /// Chooses the paths of messages.
 pub struct Router {
     options: Options,
+    assign: Assign,
     is_on: bool,
     threshold: u64,
     file: Option<PathBuf>,
@@ -124,6 +125,7 @@ impl Router {
         let absolute = |file: &PathBuf| std::path::absolute(file).unwrap_or_else(|_| file.clone());
         Router {
             options: options(config),
+            assign: config.assign,
             is_on: !config.paths.is_direct_only(),
             threshold: config.multipath,
             // The program may change its folder.
@@ -242,7 +244,11 @@ impl Router {
         self.known = match source::kept(self.file.as_deref(), ends) {
             Ok(measured) => {
                 log::info!("paths are chosen by {}", measured.file.display());
-                Node::new(measured.topology, &measured.model, true)
+                let model = match self.assign {
+                    Assign::One => measured.model.of_one(),
+                    Assign::Own => measured.model,
+                };
+                Node::new(measured.topology, &model, true)
                     .map_or(Known::Told(None, 0), |node| Known::Measured(Box::new(node)))
             }
             Err(why) => {
@@ -346,6 +352,12 @@ fn options(config: &Config) -> Options {
         chunks_max: config.chunks,
         staging_bytes: defaults.staging_bytes.min(config.relay_staging),
         order: config.order,
+        // One rank that makes all copies needs nobody on the way.
+        relay_depth_max: match config.assign {
+            Assign::One => 2,
+            Assign::Own => defaults.relay_depth_max,
+        },
+        relays_push: config.assign == Assign::One,
         ..defaults
     }
 }

@@ -117,6 +117,10 @@ pub struct Model {
 /// which is 35 us a chunk, of which 2.5 are the copy's own.
 const HOST_HAND_OVER_US: f64 = 13.5;
 
+/// From the end of a copy to the start of one on another stream that waits for its event, beside the launch itself: an
+/// assumption, until it is measured.
+const EVENT_HAND_OVER_US: f64 = 1.0;
+
 /// How far the rate of a PCIe link is to be trusted: on H200 a host share two points too large (of a tenth of the message)
 /// costs more than the path gains.
 pub const PCIE_SPREAD: f64 = 0.05;
@@ -169,6 +173,22 @@ impl Model {
                 })
                 .collect(),
             paths: Vec::new(),
+        }
+    }
+
+    /// The same node, where one process makes all copies of a message: chunks are handed over by an event or an edge of a
+    /// graph, and nobody polls between them.
+    #[must_use]
+    pub fn of_one(&self) -> Model {
+        let staging = Staging {
+            epsilon_us: EVENT_HAND_OVER_US,
+            chunk_us: 0.0,
+        };
+        Model {
+            relay: staging,
+            host: staging,
+            paths: Vec::new(),
+            ..self.clone()
         }
     }
 

@@ -86,6 +86,8 @@ pub struct Options {
     pub relays_max: u32,
     /// Over which GPUs, as a set of bits by their numbers.
     pub relays_over: u32,
+    /// Their engines push to the receiver, as where one process makes all copies: a push begins sooner than a pull.
+    pub relays_push: bool,
     /// How many GPUs one such path may lead over: 1 or 2.
     pub relay_depth_max: u32,
     /// Chunks of a path at most.
@@ -110,6 +112,7 @@ impl Default for Options {
             host: true,
             relays_max: MAX_PATHS as u32,
             relays_over: u32::MAX,
+            relays_push: false,
             relay_depth_max: 1,
             chunks_max: 1024,
             chunk_bytes_min: 64 << 10,
@@ -373,13 +376,13 @@ impl Planner {
             path.offset = offset;
             offset += path.bytes;
         }
-        self.assign_engines(&mut plan, message);
+        self.assign_engines(&mut plan, message, options);
         plan
     }
 
-    fn assign_engines(&self, plan: &mut Plan, message: &Message) {
+    fn assign_engines(&self, plan: &mut Plan, message: &Message, options: &Options) {
         let direct_is_pushed = self.pushes(message.from, message.to, message);
-        let mut engines = paths::Engines::new(self, direct_is_pushed);
+        let mut engines = paths::Engines::new(self, direct_is_pushed, options.relays_push);
         let len = usize::from(plan.len);
         for path in &mut plan.paths[..len] {
             let pushed = engines.next(&path.path);

@@ -201,6 +201,7 @@ impl Candidate {
 /// relay pushes to the next. A GPU whose engines are all taken by other paths leaves the copy to the other end.
 pub(crate) struct Engines {
     direct_is_pushed: bool,
+    relays_push: bool,
     limit: u32,
     pushes: u32,
     pulls: u32,
@@ -208,9 +209,10 @@ pub(crate) struct Engines {
 
 impl Engines {
     /// The paths of a plan are asked about one after the other.
-    pub fn new(planner: &Planner, direct_is_pushed: bool) -> Engines {
+    pub fn new(planner: &Planner, direct_is_pushed: bool, relays_push: bool) -> Engines {
         Engines {
             direct_is_pushed,
+            relays_push,
             limit: planner.topology.costs.peer_engines,
             pushes: 0,
             pulls: 0,
@@ -226,7 +228,7 @@ impl Engines {
             PathKind::Host => pushed[last] = false,
             PathKind::Relay => {
                 pushed[0] = self.pushes < self.limit;
-                pushed[last] = self.pulls >= self.limit;
+                pushed[last] = self.relays_push || self.pulls >= self.limit;
             }
         }
         if path.kind() != PathKind::Host {

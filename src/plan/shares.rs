@@ -287,7 +287,7 @@ impl<'a> Problem<'a> {
         }
         assert!(len > 0, "a split over no path");
         let rates = contention::rates(&chosen[..len], &self.planner.capacities, self.occupancy);
-        let mut engines = Engines::new(self.planner, self.pushes);
+        let mut engines = Engines::new(self.planner, self.pushes, self.options.relays_push);
         let mut pipelines = [Pipeline::default(); MAX_PATHS];
         for at in 0..len {
             let pushed = engines.next(&chosen[at].path);

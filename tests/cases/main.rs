@@ -5,6 +5,7 @@ mod support;
 mod bad_input;
 mod bindings;
 mod compare;
+mod driven;
 mod faults;
 mod habits;
 mod inert;

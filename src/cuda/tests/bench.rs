@@ -6,7 +6,7 @@ use std::ffi::{c_void, CStr};
 use std::time::{Duration, Instant};
 
 /// Initializes the driver as a program would, and makes the primary context of a device current.
-pub(super) fn use_device(ordinal: i32) -> Context {
+pub(crate) fn use_device(ordinal: i32) -> Context {
     assert!(arm(), "the simulated driver is on the library path");
     let driver = driver().expect("armed");
     // SAFETY: no argument refers to memory.
@@ -18,7 +18,7 @@ pub(super) fn use_device(ordinal: i32) -> Context {
 }
 
 /// The primary context of a device.
-pub(super) fn retain(ordinal: i32) -> Context {
+pub(crate) fn retain(ordinal: i32) -> Context {
     let mut context = Context::NULL;
     // SAFETY: `context` is written.
     unsafe {
@@ -31,7 +31,7 @@ pub(super) fn retain(ordinal: i32) -> Context {
 }
 
 /// The thread's current context.
-pub(super) fn current() -> Context {
+pub(crate) fn current() -> Context {
     let mut context = Context::NULL;
     // SAFETY: `context` is written.
     unsafe { driver().unwrap().ctx_get_current(&raw mut context).unwrap() };
@@ -39,7 +39,7 @@ pub(super) fn current() -> Context {
 }
 
 /// Device memory of the current context.
-pub(super) fn device_memory(bytes: usize) -> u64 {
+pub(crate) fn device_memory(bytes: usize) -> u64 {
     let mut address = 0;
     // SAFETY: `address` is written.
     unsafe {
@@ -52,13 +52,13 @@ pub(super) fn device_memory(bytes: usize) -> u64 {
 }
 
 /// Frees device memory of a test.
-pub(super) fn free(address: u64) {
+pub(crate) fn free(address: u64) {
     // SAFETY: allocated by the test.
     unsafe { driver().unwrap().mem_free(address).unwrap() };
 }
 
 /// A fresh mapping of host memory.
-pub(super) fn map_host(bytes: usize) -> *mut c_void {
+pub(crate) fn map_host(bytes: usize) -> *mut c_void {
     let (access, flags) = (
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
@@ -70,12 +70,12 @@ pub(super) fn map_host(bytes: usize) -> *mut c_void {
 }
 
 /// An address as a pointer.
-pub(super) fn at(address: u64) -> *const c_void {
+pub(crate) fn at(address: u64) -> *const c_void {
     std::ptr::with_exposed_provenance(usize::try_from(address).unwrap())
 }
 
 /// The device buffer at an address.
-pub(super) fn buffer_at(address: u64) -> Buffer {
+pub(crate) fn buffer_at(address: u64) -> Buffer {
     match classify(at(address)) {
         Kind::Device(buffer) => buffer,
         other => panic!("{address:#x} is {other:?}"),
@@ -83,7 +83,7 @@ pub(super) fn buffer_at(address: u64) -> Buffer {
 }
 
 /// A driver function that the engine does not use.
-pub(super) fn symbol(name: &CStr) -> *mut c_void {
+pub(crate) fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: the library is loaded, and stays so.
     let address = unsafe {
         let library = libc::dlopen(
@@ -97,7 +97,7 @@ pub(super) fn symbol(name: &CStr) -> *mut c_void {
 }
 
 /// Polls until the copies are done.
-pub(super) fn finish(mut copies: InFlight) -> Result<()> {
+pub(crate) fn finish(mut copies: InFlight) -> Result<()> {
     let start = Instant::now();
     while !copies.poll()? {
         assert!(
@@ -110,21 +110,21 @@ pub(super) fn finish(mut copies: InFlight) -> Result<()> {
 }
 
 /// Bytes that differ from place to place and from seed to seed.
-pub(super) fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes)
         .map(|place| seed.wrapping_add((place % 251) as u8))
         .collect()
 }
 
 /// Lanes and bounce buffers of a test.
-pub(super) struct Bench {
-    pub(super) key: ContextKey,
-    pub(super) lanes: Lanes,
-    pub(super) pool: PinnedPool,
+pub(crate) struct Bench {
+    pub(crate) key: ContextKey,
+    pub(crate) lanes: Lanes,
+    pub(crate) pool: PinnedPool,
 }
 
 impl Bench {
-    pub(super) fn new(context: Context) -> Bench {
+    pub(crate) fn new(context: Context) -> Bench {
         Bench {
             key: ContextKey::of(context).unwrap(),
             lanes: Lanes::new(),
@@ -133,7 +133,7 @@ impl Bench {
     }
 
     /// Starts a copy of contiguous bytes.
-    pub(super) fn copy(
+    pub(crate) fn copy(
         &mut self,
         purpose: Purpose,
         dst: u64,
@@ -146,7 +146,7 @@ impl Bench {
     }
 
     /// Host bytes to device memory.
-    pub(super) fn upload(&mut self, address: u64, bytes: &[u8]) {
+    pub(crate) fn upload(&mut self, address: u64, bytes: &[u8]) {
         let buffer = self.pool.take(self.key, bytes.len()).unwrap();
         // SAFETY: the buffer holds at least so many bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.as_ptr(), bytes.len()) };
@@ -160,7 +160,7 @@ impl Bench {
     }
 
     /// Device memory to host bytes.
-    pub(super) fn download(&mut self, address: u64, bytes: usize) -> Vec<u8> {
+    pub(crate) fn download(&mut self, address: u64, bytes: usize) -> Vec<u8> {
         let buffer = self.pool.take(self.key, bytes).unwrap();
         let copy = self.copy(Purpose::DeviceToHost, buffer.address(), address, bytes);
         finish(copy.unwrap()).unwrap();
@@ -170,7 +170,7 @@ impl Bench {
 }
 
 /// A stream of the program's own.
-pub(super) fn user_stream() -> Stream {
+pub(crate) fn user_stream() -> Stream {
     let mut stream = Stream::NULL;
     // SAFETY: `stream` is written.
     unsafe { driver().unwrap().stream_create(&raw mut stream, 1).unwrap() };

@@ -4,7 +4,7 @@
 //! runs in a process of its own: this test binary again, with the role in the environment and the simulated driver on
 //! its library path.
 
-mod bench;
+pub(crate) mod bench;
 mod copies;
 mod pointers;
 mod sharing;
@@ -15,7 +15,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const ROLE: &str = "ANABRANCH_CUDA_TEST_ROLE";
+pub(crate) const ROLE: &str = "ANABRANCH_CUDA_TEST_ROLE";
 /// A scenario that takes longer than this hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -55,11 +55,11 @@ fn build_simulator() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// This test binary once more, in a role.
-fn command(role: &str, job: &str, library_path: Option<&Path>) -> Command {
+/// This test binary once more, in a role of one of its tests.
+fn command(test: &str, role: &str, job: &str, library_path: Option<&Path>) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test binary"));
     command
-        .args(["--exact", "cuda::tests::role", "--nocapture"])
+        .args(["--exact", test, "--nocapture"])
         .env(ROLE, role)
         .env("SIMCUDA_JOB", job)
         .env("SIMCUDA_TOPOLOGY", "hgx-h200")
@@ -73,8 +73,12 @@ fn command(role: &str, job: &str, library_path: Option<&Path>) -> Command {
     command
 }
 
-/// Runs roles at the same time, as processes of one simulated node, and expects success of each.
 fn run(roles: &[&str], with_driver: bool, extra: &[(&str, &str)]) {
+    run_roles("cuda::tests::role", roles, with_driver, extra);
+}
+
+/// Runs roles of a test at the same time, as processes of one simulated node, and expects success of each.
+pub(crate) fn run_roles(test: &str, roles: &[&str], with_driver: bool, extra: &[(&str, &str)]) {
     let folder = match simulator() {
         Ok(folder) => folder,
         Err(reason) => {
@@ -87,7 +91,7 @@ fn run(roles: &[&str], with_driver: bool, extra: &[(&str, &str)]) {
     let children: Vec<_> = roles
         .iter()
         .map(|role| {
-            command(role, &job, with_driver.then_some(folder))
+            command(test, role, &job, with_driver.then_some(folder))
                 .env("ANABRANCH_CUDA_TEST_FOLDER", &*folder_text)
                 .env("ANABRANCH_CUDA_TEST_SOCKET", folder.join(&job))
                 .envs(extra.iter().copied())

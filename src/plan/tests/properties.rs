@@ -66,6 +66,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             host,
             relays_max,
             relays_over: u32::MAX,
+            relays_push: relays_max % 2 == 1,
             relay_depth_max: depth,
             chunks_max,
             chunk_bytes_min: 1 << least,

@@ -1,0 +1,135 @@
+//! Which executor runs a plan, by what its launches have cost.
+//!
+//! Each way is tried for plans of one class first, and what its calls take is remembered. A plan cannot end before all of
+//! it is launched; until then its launch is hidden behind the copies, and costs the program's thread a part of its time.
+//! Chunks that are launched together are handed on together, which delays the plan by what filling its pipeline takes
+//! longer.
+
+use super::How;
+use hashbrown::HashMap;
+
+/// Launches of each way that are measured before one is chosen.
+const TRIALS: u32 = 2;
+/// Each further launch moves the remembered cost by this part of the difference.
+const WEIGHT: f64 = 0.125;
+
+/// What a microsecond of the calling thread counts beside one of the message's: the thread waits for it, as a rule.
+const THREAD_WEIGHT: f64 = 0.125;
+
+/// Plans whose launches cost about the same: copies, as a power of two, and GPUs.
+pub type Class = (u32, u32);
+
+/// What launches of one way have cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Launches measured.
+    pub launches: u32,
+    /// Of one launch, ns.
+    pub ns: f64,
+}
+
+/// What launches have cost, for each class and way.
+#[derive(Debug, Default)]
+pub struct Costs {
+    rows: HashMap<Class, [Cost; How::ALL.len()]>,
+}
+
+impl Costs {
+    /// The way to run a plan. `possible` says which can be, `plan_ns` how long the plan takes once it is launched.
+    #[must_use]
+    pub fn choose(
+        &self,
+        class: Class,
+        possible: impl Fn(How) -> bool,
+        plan_ns: impl Fn(How) -> f64,
+    ) -> How {
+        let row = self.of(class);
+        let ways = || How::ALL.into_iter().filter(|how| possible(*how));
+        if let Some(untried) = ways().find(|how| row[*how as usize].launches < TRIALS) {
+            return untried;
+        }
+        let total = |how: &How| {
+            let launch = row[*how as usize].ns;
+            plan_ns(*how).max(launch) + launch * THREAD_WEIGHT
+        };
+        ways()
+            .min_by(|a, b| total(a).total_cmp(&total(b)))
+            .unwrap_or(How::Streams)
+    }
+
+    /// Takes note of a launch.
+    pub fn note(&mut self, class: Class, how: How, ns: u64) {
+        let cost = &mut self.rows.entry(class).or_default()[how as usize];
+        cost.launches = cost.launches.saturating_add(1);
+        // The first launch makes events, and is not like those that follow.
+        if cost.launches <= TRIALS {
+            cost.ns = ns as f64;
+        } else {
+            cost.ns += (ns as f64 - cost.ns) * WEIGHT;
+        }
+    }
+
+    /// What is known of a class.
+    #[must_use]
+    pub fn of(&self, class: Class) -> [Cost; How::ALL.len()] {
+        self.rows.get(&class).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLASS: Class = (5, 2);
+
+    #[test]
+    fn each_way_is_tried_and_the_cheapest_stays() {
+        let mut costs = Costs::default();
+        let price = |how| match how {
+            How::Streams => 100,
+            How::Batch => 80,
+            How::Graph => 60,
+        };
+        let mut taken = Vec::new();
+        for _ in 0..8 {
+            let how = costs.choose(CLASS, |_| true, |_| 0.0);
+            costs.note(CLASS, how, price(how));
+            taken.push(how);
+        }
+        let count = |how| taken.iter().filter(|taken| **taken == how).count();
+        assert_eq!([How::Streams, How::Batch, How::Graph].map(count), [2, 2, 4]);
+        // A delay of the plan counts for more than what its launch hides behind.
+        let slow = |how| if how == How::Graph { 205.0 } else { 200.0 };
+        assert_eq!(costs.choose(CLASS, |_| true, slow), How::Batch);
+        let slow = |how| if how == How::Graph { 202.0 } else { 200.0 };
+        assert_eq!(costs.choose(CLASS, |_| true, slow), How::Graph);
+        let slow = |how| if how == How::Streams { 60.0 } else { 90.0 };
+        assert_eq!(
+            costs.choose(CLASS, |_| true, slow),
+            How::Graph,
+            "bound by its launch"
+        );
+        // What cannot be is not taken, and another class begins anew.
+        let only = |how| how == How::Streams;
+        assert_eq!(costs.choose(CLASS, only, |_| 0.0), How::Streams);
+        assert_eq!(
+            costs.choose((6, 2), |how| how != How::Streams, |_| 0.0),
+            How::Batch
+        );
+    }
+
+    #[test]
+    fn a_way_that_becomes_dear_is_left() {
+        let mut costs = Costs::default();
+        for how in How::ALL {
+            for _ in 0..TRIALS {
+                costs.note(CLASS, how, if how == How::Graph { 50 } else { 70 });
+            }
+        }
+        assert_eq!(costs.choose(CLASS, |_| true, |_| 0.0), How::Graph);
+        for _ in 0..64 {
+            costs.note(CLASS, How::Graph, 500);
+        }
+        assert_ne!(costs.choose(CLASS, |_| true, |_| 0.0), How::Graph);
+    }
+}

@@ -1,0 +1,750 @@
+//! A plan run by one process: it drives all hops, with contexts on the GPUs that take part.
+//!
+//! A plan becomes a [`Script`]: copies on lanes, and what each waits for. One of three executors launches all of it
+//! before the call returns, so nothing is owed to the CPU afterwards:
+//!
+//! - **streams**: a stream for each hop of a path, events between hops and where a slot is used again;
+//! - **batch**: the same, with chunks of one lane handed over together as far as half a staging ring;
+//! - **graph**: one CUDA graph over all contexts, kept and launched again, its addresses changed in place.
+//!
+//! Which one is chosen by what their launches have cost ([`costs`]), or forced. All use streams of the engine's own, which
+//! wait for nothing but copies launched before. A launch that fails half way is waited for until nothing of it runs any
+//! more; only then is it reported.
+
+pub mod costs;
+pub mod graphs;
+pub mod script;
+pub mod staging;
+pub mod tracks;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use slab::Slab;
+
+use crate::cuda::copy::{self, Copy};
+use crate::cuda::types::code;
+use crate::cuda::{clock_ns, ContextKey, Entered, Error, Mapping, Result};
+use crate::plan::Plan;
+use crate::stats::{self, Counter};
+use crate::topology::MAX_GPUS;
+use costs::{Class, Costs};
+use graphs::{Graphs, Key};
+use script::{Binding, Script, Shape, Unit};
+use staging::{Lease, Staging};
+use tracks::{Mark, Tracks, Way};
+
+/// Plans under way at once.
+const DRIVES_MAX: usize = 8;
+/// Scripts that are remembered.
+const SCRIPTS_MAX: usize = 64;
+/// Errors in a row that the driver answers questions about a plan with, before its streams are waited for.
+const FAILURES_MAX: u32 = 3;
+/// Graphs in a row that could not be launched, after which none is built any more.
+const GRAPH_FAILURES_MAX: u32 = 3;
+
+/// How a plan is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(usize)]
+pub enum How {
+    /// Copy by copy on streams.
+    Streams = 0,
+    /// In batches on streams.
+    Batch = 1,
+    /// As a CUDA graph.
+    Graph = 2,
+}
+
+impl How {
+    /// All of them.
+    pub const ALL: [How; 3] = [How::Streams, How::Batch, How::Graph];
+
+    /// Name, as the option has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            How::Streams => "streams",
+            How::Batch => "batch",
+            How::Graph => "graph",
+        }
+    }
+}
+
+/// Bounds, and what is forced.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Staging memory on each GPU.
+    pub gpu_bytes_max: u64,
+    /// Pinned staging memory.
+    pub host_bytes_max: u64,
+    /// CUDA graphs that are kept; none with 0.
+    pub graphs_max: usize,
+    /// The executor, if it is not to be chosen.
+    pub forced: Option<How>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            gpu_bytes_max: 64 << 20,
+            host_bytes_max: 64 << 20,
+            graphs_max: 32,
+            forced: None,
+        }
+    }
+}
+
+/// What is to be moved, by a plan.
+pub struct Request<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The context of each GPU that takes part, by its number in the plan's topology.
+    pub contexts: [Option<ContextKey>; MAX_GPUS],
+    /// Start of the message, as the engine of each GPU that reads it reaches it.
+    pub source: [u64; MAX_GPUS],
+    /// Start of the receiver's buffer.
+    pub target: u64,
+    /// Kept open until the copies are done.
+    pub mappings: Vec<Arc<Mapping>>,
+}
+
+/// A plan under way. Dropped before its end it runs on, and what it needs is kept.
+#[derive(Debug)]
+#[must_use = "poll it until the copies are done"]
+pub struct Drive {
+    id: usize,
+    _owner: Arc<()>,
+    /// How it was launched.
+    pub how: How,
+    over: Option<Result<()>>,
+}
+
+impl Drive {
+    /// Whether nothing of it runs any more, well or not.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.over.is_some()
+    }
+}
+
+/// What is known of a shape.
+struct Row {
+    shape: Shape,
+    script: Arc<Script>,
+    single: Arc<Vec<Unit>>,
+    together: Option<Arc<Vec<Unit>>>,
+    used: u64,
+}
+
+/// A plan under way.
+struct Running {
+    owner: Weak<()>,
+    /// Events behind its last copies.
+    ends: VecDeque<Mark>,
+    /// All streams that it uses.
+    ways: Vec<Way>,
+    /// Events between its copies.
+    marks: Vec<Mark>,
+    leases: Vec<Lease>,
+    _mappings: Vec<Arc<Mapping>>,
+    graph: Option<u64>,
+    failures: u32,
+    /// Why not all of it was launched.
+    error: Option<Error>,
+    /// Nobody knows whether its copies have ended: the driver would not say, not even by waiting.
+    is_unsure: bool,
+}
+
+/// What drives plans.
+pub struct Exec {
+    settings: Settings,
+    tracks: Tracks,
+    staging: Staging,
+    graphs: Graphs,
+    costs: Costs,
+    rows: Vec<Row>,
+    running: Slab<Running>,
+    /// Plans of which nobody knows whether they have ended. What they have is not used again before that is known.
+    unsure: Vec<Running>,
+    clock: u64,
+    graph_failures: u32,
+    /// Plans that have ended.
+    ended: u64,
+    failures: u32,
+}
+
+impl Exec {
+    /// Nothing is made before a plan needs it.
+    #[must_use]
+    pub fn new(settings: Settings) -> Exec {
+        Exec {
+            settings,
+            tracks: Tracks::default(),
+            staging: Staging::new(settings.gpu_bytes_max, settings.host_bytes_max),
+            graphs: Graphs::new(settings.graphs_max),
+            costs: Costs::default(),
+            rows: Vec::new(),
+            running: Slab::new(),
+            unsure: Vec::new(),
+            clock: 0,
+            graph_failures: 0,
+            ended: 0,
+            failures: 0,
+        }
+    }
+
+    /// The primary context of a device, made if there is none, and kept until [`Exec::close`].
+    ///
+    /// # Errors
+    /// As [`Tracks::hold`].
+    pub fn hold(&mut self, ordinal: i32) -> Result<ContextKey> {
+        self.tracks.hold(ordinal)
+    }
+
+    /// Launches a plan. After [`Error::Exhausted`], with plans under way ([`Exec::is_busy`]), it may work later.
+    ///
+    /// # Errors
+    /// Nothing of it runs.
+    pub fn launch(&mut self, request: Request<'_>) -> Result<Drive> {
+        self.reap();
+        if self.running.len() + self.unsure.len() >= DRIVES_MAX {
+            return Err(Error::Exhausted("plans under way"));
+        }
+        let at = self.look_up(request.plan)?;
+        let (shape, script) = (
+            self.rows[at].shape.clone(),
+            Arc::clone(&self.rows[at].script),
+        );
+        let launcher =
+            request.contexts[usize::from(request.plan.message.to)].ok_or(Error::NoContext)?;
+        self.open(&script, &request, launcher)?;
+        let leases = self
+            .staging
+            .take(&script.rings, &request.contexts, launcher)?;
+        let binding = Binding {
+            source: request.source,
+            target: request.target,
+            rings: leases.iter().map(|lease| lease.address).collect(),
+        };
+        let class: Class = (script.steps.len().ilog2(), script.gpus.count_ones());
+        let mut running = Running {
+            owner: Weak::new(),
+            ends: VecDeque::new(),
+            ways: Vec::new(),
+            marks: Vec::new(),
+            leases,
+            _mappings: request.mappings,
+            graph: None,
+            failures: 0,
+            error: None,
+            is_unsure: false,
+        };
+        let mut how = self.choose(class, at, request.plan);
+        if how == How::Graph {
+            let key = Key {
+                shape,
+                contexts: only(&request.contexts, script.gpus),
+                launcher,
+            };
+            if !self.launch_graph(class, &key, &script, &binding, &mut running) {
+                how = How::Streams;
+            }
+        }
+        if how != How::Graph {
+            let row = &self.rows[at];
+            let units = match (&row.together, how) {
+                (Some(together), How::Batch) => Arc::clone(together),
+                _ => Arc::clone(&row.single),
+            };
+            let begun = clock_ns();
+            let launched =
+                self.launch_units(&script, &units, &request.contexts, &binding, &mut running);
+            match launched {
+                Ok(()) => self.costs.note(class, how, clock_ns() - begun),
+                Err(error) => {
+                    running.error = Some(error);
+                    self.mark_ends(&mut running);
+                    if running.ends.is_empty() {
+                        self.end(running);
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        stats::add(
+            match how {
+                How::Streams => Counter::DrivenStreams,
+                How::Batch => Counter::DrivenBatch,
+                How::Graph => Counter::DrivenGraph,
+            },
+            1,
+        );
+        let owner = Arc::new(());
+        running.owner = Arc::downgrade(&owner);
+        let id = self.running.insert(running);
+        Ok(Drive {
+            id,
+            _owner: owner,
+            how,
+            over: None,
+        })
+    }
+
+    /// Whether plans are under way, so that what is exhausted comes back.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// Plans that have ended, well or not: until that changes, what is exhausted stays so.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// Takes note that a plan did not come to its end.
+    pub fn note_failure(&mut self) {
+        self.failures += 1;
+    }
+
+    /// Plans that did not come to their end.
+    #[must_use]
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Whether the copies are done. Does not wait, but for a driver that answers nothing but errors.
+    ///
+    /// # Errors
+    /// They were not all made, and none runs any more.
+    pub fn poll(&mut self, drive: &mut Drive) -> Result<bool> {
+        if let Some(over) = drive.over {
+            return over.map(|()| true);
+        }
+        match self.advance(drive.id) {
+            None => Ok(false),
+            Some(result) => {
+                drive.over = Some(result);
+                let running = self.running.remove(drive.id);
+                self.end(running);
+                result.map(|()| true)
+            }
+        }
+    }
+
+    /// What launches have cost, by the number of copies (a power of two), of GPUs, and the way.
+    #[must_use]
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// Staging memory in a context, bytes.
+    #[must_use]
+    pub fn staging_in(&self, key: ContextKey) -> u64 {
+        self.staging.bytes_in(key)
+    }
+
+    /// Pinned staging memory, bytes.
+    #[must_use]
+    pub fn staging_in_host(&self) -> u64 {
+        self.staging.host_bytes()
+    }
+
+    /// Graphs that are kept.
+    #[must_use]
+    pub fn graphs(&self) -> usize {
+        self.graphs.len()
+    }
+
+    /// Waits for all that is under way and gives everything back but the contexts: mappings in them are closed next.
+    pub fn close(&mut self) {
+        // Destroying streams waits for them.
+        let unsure = std::mem::take(&mut self.unsure);
+        let all: Vec<Running> = self.running.drain().chain(unsure).collect();
+        for mut running in all {
+            synchronize(&running.ways);
+            running.is_unsure = false;
+            self.end(running);
+        }
+        self.graphs.clear();
+        self.tracks.close_streams();
+        self.staging.clear();
+        self.rows.clear();
+    }
+
+    /// Gives the contexts back, after [`Exec::close`].
+    pub fn release(&mut self) {
+        self.tracks.close();
+    }
+
+    /// The place of the plan's row, made if there is none.
+    fn look_up(&mut self, plan: &Plan) -> Result<usize> {
+        self.clock += 1;
+        let shape = Shape::of(plan);
+        let place = match self.rows.iter().position(|row| row.shape == shape) {
+            Some(place) => place,
+            None => {
+                let script = Script::of(plan).ok_or(Error::Exhausted("copies of a plan"))?;
+                if self.rows.len() >= SCRIPTS_MAX {
+                    let oldest = (0..self.rows.len()).min_by_key(|row| self.rows[*row].used);
+                    oldest.map(|row| self.rows.swap_remove(row));
+                }
+                let together = script.units(true);
+                self.rows.push(Row {
+                    shape,
+                    single: Arc::new(script.units(false)),
+                    together: (together.len() < script.steps.len()).then(|| Arc::new(together)),
+                    script: Arc::new(script),
+                    used: 0,
+                });
+                self.rows.len() - 1
+            }
+        };
+        self.rows[place].used = self.clock;
+        Ok(place)
+    }
+
+    /// Streams in each context that makes copies, and its access to what they touch. The sender's memory is reached by
+    /// its mappings.
+    fn open(&mut self, script: &Script, request: &Request<'_>, launcher: ContextKey) -> Result<()> {
+        use crate::topology::Place;
+        let context = |gpu: u8| request.contexts[usize::from(gpu)].ok_or(Error::NoContext);
+        self.tracks.open(launcher)?;
+        for lane in &script.lanes {
+            let own = context(lane.gpu())?;
+            self.tracks.open(own)?;
+            for base in [lane.from, lane.to] {
+                match base {
+                    script::Base::Source => {}
+                    script::Base::Target => {
+                        self.tracks.allow(own, context(request.plan.message.to)?)?;
+                    }
+                    script::Base::Ring(ring) => {
+                        if let Place::Gpu(gpu) = script.rings[usize::from(ring)].at {
+                            self.tracks.allow(own, context(gpu)?)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn choose(&self, class: Class, at: usize, plan: &Plan) -> How {
+        let row = &self.rows[at];
+        let has_graphs = self.settings.graphs_max > 0 && self.graph_failures < GRAPH_FAILURES_MAX;
+        let possible = |how| match how {
+            How::Streams => true,
+            How::Batch => row.together.is_some(),
+            How::Graph => has_graphs,
+        };
+        if let Some(forced) = self.settings.forced {
+            return if possible(forced) {
+                forced
+            } else {
+                How::Streams
+            };
+        }
+        // A pipeline of batches is filled by a batch, no more by a chunk.
+        let paths = plan.paths().iter().filter(|path| path.slots > 1);
+        let filling = paths.map(|path| {
+            let chunk_us = path.predicted_us * path.chunk_bytes as f64 / path.bytes as f64;
+            f64::from((path.slots / 2).max(1) - 1) * chunk_us * 1000.0
+        });
+        let filling = filling.fold(0.0, f64::max);
+        let window = f64::from(plan.message.window);
+        let plan_ns = |how| {
+            let delay = if how == How::Batch { filling } else { 0.0 };
+            (plan.predicted_us * 1000.0 + delay) / window
+        };
+        self.costs.choose(class, possible, plan_ns)
+    }
+
+    /// Launches a plan as a graph; false where that cannot be. Then nothing of it runs.
+    fn launch_graph(
+        &mut self,
+        class: Class,
+        key: &Key,
+        script: &Script,
+        binding: &Binding,
+        running: &mut Running,
+    ) -> bool {
+        // Once more with a graph built anew.
+        for _ in 0..2 {
+            let begun = clock_ns();
+            let (id, is_new) = match self.graphs.take(&mut self.tracks, key, script, binding) {
+                Ok(Some(taken)) => taken,
+                Ok(None) => return false,
+                Err(error) => {
+                    self.graph_failed("built", &error);
+                    return false;
+                }
+            };
+            // What building takes is paid once.
+            let begun = if is_new { clock_ns() } else { begun };
+            match self.launch_instance(id, key.launcher, running) {
+                Ok(()) => {
+                    self.costs.note(class, How::Graph, clock_ns() - begun);
+                    self.graph_failures = 0;
+                    running.graph = Some(id);
+                    return true;
+                }
+                Err(error) => {
+                    if synchronize(&running.ways) {
+                        running.ways.clear();
+                    } else {
+                        running.is_unsure = true;
+                    }
+                    self.graphs.destroy(id);
+                    self.graph_failed("launched", &error);
+                }
+            }
+        }
+        false
+    }
+
+    fn launch_instance(
+        &mut self,
+        id: u64,
+        launcher: ContextKey,
+        running: &mut Running,
+    ) -> Result<()> {
+        let (exec, number) = self.graphs.exec(id).ok_or(Error::Exhausted("graphs"))?;
+        let way = self.tracks.launcher(launcher, number)?;
+        let entered = Entered::enter_same(launcher)?;
+        let end = self.tracks.mark(&entered, launcher)?;
+        running.ways.push(way);
+        // SAFETY: the instance does not run, its contexts are live, and so are the addresses it is bound to; the stream
+        // and the event belong to the context that is entered.
+        let launched = unsafe {
+            let driver = entered.driver();
+            driver
+                .graph_launch(exec, way.stream)
+                .and_then(|()| driver.event_record(end.event, way.stream))
+        };
+        match launched {
+            Ok(()) => running.ends.push_back(end),
+            Err(_) => self.tracks.give_back(end),
+        }
+        launched
+    }
+
+    fn graph_failed(&mut self, what: &str, error: &Error) {
+        self.graph_failures += 1;
+        stats::add(Counter::GraphsFailed, 1);
+        log::debug!("a graph could not be {what}: {error}");
+        if self.graph_failures == GRAPH_FAILURES_MAX {
+            log::warn!("cuda graphs are given up: {error}; plans go by streams");
+        }
+    }
+
+    /// Launches a plan on streams. After an error some of it may run.
+    fn launch_units(
+        &mut self,
+        script: &Script,
+        units: &[Unit],
+        contexts: &[Option<ContextKey>; MAX_GPUS],
+        binding: &Binding,
+        running: &mut Running,
+    ) -> Result<()> {
+        let mut marks: Vec<Option<Mark>> = vec![None; units.len()];
+        let mut ways: Vec<Option<Way>> = vec![None; script.lanes.len()];
+        let mut entered: Option<(ContextKey, Entered)> = None;
+        let mut copies: Vec<Copy> = Vec::new();
+        for (number, unit) in units.iter().enumerate() {
+            let lane = &script.lanes[usize::from(unit.lane)];
+            let gpu = lane.gpu();
+            let key = contexts[usize::from(gpu)].ok_or(Error::NoContext)?;
+            if entered.as_ref().is_none_or(|(now, _)| *now != key) {
+                // One is left before the next is entered.
+                drop(entered.take());
+                entered = Some((key, Entered::enter_same(key)?));
+            }
+            let Some((_, inside)) = &entered else {
+                continue;
+            };
+            let way = match ways[usize::from(unit.lane)] {
+                Some(way) => way,
+                None => {
+                    let way = self.tracks.lane(key, lane.engine, lane.number)?;
+                    running.ways.push(way);
+                    *ways[usize::from(unit.lane)].insert(way)
+                }
+            };
+            for before in &unit.waits {
+                if let Some(mark) = marks[*before] {
+                    // SAFETY: stream and event are live; the event was recorded behind copies launched above.
+                    unsafe {
+                        inside
+                            .driver()
+                            .stream_wait_event(way.stream, mark.event, 0)?;
+                    }
+                }
+            }
+            copies.clear();
+            copies.extend(unit.steps.iter().map(|step| {
+                let step = &script.steps[*step as usize];
+                Copy::Linear {
+                    dst: binding.address(gpu, step.to),
+                    src: binding.address(gpu, step.from),
+                    bytes: step.bytes,
+                }
+            }));
+            copy::start_all(inside, way.stream, &copies)?;
+            if unit.is_awaited {
+                let mark = self.tracks.mark(inside, key)?;
+                running.marks.push(mark);
+                // SAFETY: both belong to the context that is entered, and are live.
+                unsafe { inside.driver().event_record(mark.event, way.stream)? };
+                marks[number] = Some(mark);
+            }
+        }
+        drop(entered);
+        // Every copy of a path is before its last one.
+        for (lane, way) in script.lanes.iter().zip(ways) {
+            let (true, Some(way)) = (lane.is_last, way) else {
+                continue;
+            };
+            let inside = Entered::enter_same(way.key)?;
+            let end = self.tracks.mark(&inside, way.key)?;
+            running.marks.push(end);
+            // SAFETY: both belong to the context that is entered, and are live.
+            unsafe { inside.driver().event_record(end.event, way.stream)? };
+            running.marks.pop();
+            running.ends.push_back(end);
+        }
+        Ok(())
+    }
+
+    /// Marks the end of what was launched of a plan, on each of its streams; waits for those that cannot be marked.
+    fn mark_ends(&mut self, running: &mut Running) {
+        running.marks.extend(running.ends.drain(..));
+        for way in &running.ways {
+            let marked = Entered::enter_same(way.key).and_then(|entered| {
+                let mark = self.tracks.mark(&entered, way.key)?;
+                // SAFETY: both belong to the context that is entered, and are live.
+                match unsafe { entered.driver().event_record(mark.event, way.stream) } {
+                    Ok(()) => Ok(mark),
+                    Err(error) => {
+                        self.tracks.give_back(mark);
+                        Err(error)
+                    }
+                }
+            });
+            match marked {
+                Ok(mark) => running.ends.push_back(mark),
+                Err(_) => running.is_unsure |= !synchronize(std::slice::from_ref(way)),
+            }
+        }
+    }
+
+    /// Asks the driver how far a plan has got. `None`: not to its end.
+    fn advance(&mut self, id: usize) -> Option<Result<()>> {
+        let Some(running) = self.running.get_mut(id) else {
+            return Some(Err(Error::Exhausted("plans under way")));
+        };
+        while let Some(end) = running.ends.front() {
+            let asked = Entered::enter_same(end.key).and_then(|entered| {
+                // SAFETY: the event belongs to the context that is entered.
+                unsafe { entered.driver().event_query(end.event) }
+            });
+            match asked {
+                Ok(()) => {
+                    running.failures = 0;
+                    running.marks.extend(running.ends.pop_front());
+                }
+                Err(error) if error.is(code::NOT_READY) => {
+                    running.failures = 0;
+                    return None;
+                }
+                Err(error) => {
+                    running.failures += 1;
+                    if running.failures < FAILURES_MAX && !error.context_is_gone() {
+                        stats::add(Counter::DriverRetries, 1);
+                        return None;
+                    }
+                    // The last question is one that waits: the copies end by themselves, if anything does.
+                    if !synchronize(&running.ways) {
+                        running.error.get_or_insert(error);
+                        running.is_unsure = !error.context_is_gone();
+                    }
+                    running.marks.extend(running.ends.drain(..));
+                }
+            }
+        }
+        Some(running.error.map_or(Ok(()), Err))
+    }
+
+    /// Gives back what a plan had, when nothing of it runs any more.
+    fn end(&mut self, running: Running) {
+        self.ended += 1;
+        if running.is_unsure {
+            self.unsure.push(running);
+            return;
+        }
+        for mark in running.marks.into_iter().chain(running.ends) {
+            self.tracks.give_back(mark);
+        }
+        for lease in &running.leases {
+            self.staging.give_back(lease);
+        }
+        if let Some(id) = running.graph {
+            if running.error.is_some() {
+                self.graphs.destroy(id);
+            } else {
+                self.graphs.ended(id);
+            }
+        }
+    }
+
+    /// Ends plans that nobody waits for any more.
+    fn reap(&mut self) {
+        for mut running in std::mem::take(&mut self.unsure) {
+            running.is_unsure = !synchronize(&running.ways);
+            self.end(running);
+        }
+        let unowned: Vec<usize> = self
+            .running
+            .iter()
+            .filter(|(_, running)| running.owner.strong_count() == 0)
+            .map(|(id, _)| id)
+            .collect();
+        for id in unowned {
+            if self.advance(id).is_some() {
+                let running = self.running.remove(id);
+                self.end(running);
+            }
+        }
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        self.close();
+        self.release();
+    }
+}
+
+/// The contexts of the GPUs that take part.
+fn only(contexts: &[Option<ContextKey>; MAX_GPUS], gpus: u32) -> [Option<ContextKey>; MAX_GPUS] {
+    std::array::from_fn(|gpu| contexts[gpu].filter(|_| gpus & (1 << gpu) != 0))
+}
+
+/// Waits for streams; false if one of them could not be waited for. What was in a context that is gone has ended.
+fn synchronize(ways: &[Way]) -> bool {
+    let waited = |way: &Way| {
+        let entered = Entered::enter_same(way.key)?;
+        // SAFETY: the stream is live in the entered context.
+        unsafe { entered.driver().stream_synchronize(way.stream) }
+    };
+    ways.iter().fold(true, |all, way| {
+        let ended = match waited(way).or_else(|_| waited(way)) {
+            Ok(()) => true,
+            Err(error) => error.context_is_gone(),
+        };
+        all & ended
+    })
+}

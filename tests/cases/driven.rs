@@ -1,0 +1,210 @@
+//! Long messages over several paths, every copy of which the receiver makes (`ANABRANCH_ASSIGN=one`).
+
+use crate::support::{job, on};
+use anabranch_tests::{built, scratch_folder, Job, Outcome};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use xtask::mpi::Mpi;
+
+/// What `anabranch topo --measure` finds on a simulated node.
+fn model(node: &str) -> PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| scratch_folder("driven-models"));
+    let file = folder.join(format!("{node}-{:?}.json", std::thread::current().id()));
+    let measured = Command::new(&built().command)
+        .args(["topo", "--measure", "--model"])
+        .arg(&file)
+        .env("SIMCUDA_TOPOLOGY", node)
+        .env(
+            "SIMCUDA_JOB",
+            format!("driven-{node}-{}", std::process::id()),
+        )
+        .env("LD_LIBRARY_PATH", &built().simcuda)
+        .output()
+        .expect("the command runs");
+    assert!(measured.status.success(), "{measured:?}");
+    file
+}
+
+fn driven(mpi: &Mpi, node: &str, ranks: usize, case: &str, model: &Path) -> Job {
+    job(mpi, ranks, "driven")
+        .args(&[case])
+        .env("SIMCUDA_TOPOLOGY", node)
+        .env("ANABRANCH_MODEL", &model.display().to_string())
+        .env("ANABRANCH_ASSIGN", "one")
+}
+
+/// All bytes of messages over several paths are counted on one of them.
+#[track_caller]
+fn bytes_by_path(outcome: &Outcome) -> [u64; 3] {
+    let stats = outcome.stats();
+    stats.check_complete();
+    let by_path = ["direct", "relay", "host"];
+    let bytes = by_path.map(|path| stats.total(&format!("several_{path}_bytes")));
+    assert_eq!(
+        bytes.iter().sum::<u64>(),
+        stats.total("receives_several_bytes"),
+        "{outcome}"
+    );
+    bytes
+}
+
+fn launches(outcome: &Outcome) -> [u64; 3] {
+    let stats = outcome.stats();
+    ["streams", "batch", "graph"].map(|how| stats.total(&format!("driven_by_{how}")))
+}
+
+/// Two ranks on a node of four GPUs: the messages lead over the two GPUs that no rank has touched.
+#[test]
+fn two_ranks_relay_over_gpus_that_nobody_has_touched() {
+    on("openmpi", |mpi| {
+        for node in ["beluga", "narval"] {
+            let model = model(node);
+            for (at, how) in ["streams", "batch", "graph"].into_iter().enumerate() {
+                let outcome = driven(mpi, node, 2, "both_ways", &model)
+                    .env("ANABRANCH_EXECUTOR", how)
+                    .passes();
+                let [direct, relay, _] = bytes_by_path(&outcome);
+                assert!(direct > 0 && relay > direct / 2, "{node}, {how}: {outcome}");
+                let stats = outcome.stats();
+                // The first one may find its receiver not ready, and goes by value.
+                let descriptors = stats.total("sends_descriptor");
+                assert!(descriptors >= 28, "{node}, {how}: {outcome}");
+                assert_eq!(
+                    stats.total("receives_several"),
+                    descriptors,
+                    "{node}, {how}: {outcome}"
+                );
+                assert_eq!(
+                    launches(&outcome).iter().sum::<u64>(),
+                    descriptors,
+                    "{outcome}"
+                );
+                assert!(launches(&outcome)[at] > 0, "{node}, {how}: {outcome}");
+                assert_eq!(stats.total("driven_failed"), 0, "{outcome}");
+                assert_eq!(stats.total("graphs_built") > 0, how == "graph", "{outcome}");
+            }
+        }
+    });
+}
+
+#[test]
+fn every_mpi_library_and_four_ranks_at_once() {
+    for name in ["mpich", "openmpi5", "mpich5", "mpich5-abi"] {
+        on(name, |mpi| {
+            let model = model("beluga");
+            let outcome = driven(mpi, "beluga", 4, "both_ways", &model).passes();
+            bytes_by_path(&outcome);
+            assert!(outcome.stats().total("receives_several") > 0, "{outcome}");
+        });
+    }
+}
+
+/// GPUs 0 and 5 of the cube mesh have no link: everything leads over others.
+#[test]
+fn a_pair_without_a_link_goes_over_other_gpus() {
+    on("openmpi", |mpi| {
+        let model = model("dgx1-v100");
+        let outcome = driven(mpi, "dgx1-v100", 2, "both_ways", &model)
+            .env("CUDA_VISIBLE_DEVICES", "0,5,1,2,3,4,6,7")
+            .passes();
+        let [direct, relay, host] = bytes_by_path(&outcome);
+        assert!(relay > 4 * (direct + host), "{outcome}");
+    });
+}
+
+/// A graph is built once, launched again as it is, and changed in place for another buffer.
+#[test]
+fn graphs_are_built_once_and_changed_in_place() {
+    on("openmpi", |mpi| {
+        let model = model("beluga");
+        let outcome = driven(mpi, "beluga", 2, "again", &model)
+            .env("ANABRANCH_EXECUTOR", "graph")
+            .passes();
+        bytes_by_path(&outcome);
+        let stats = outcome.stats();
+        // Twelve times one buffer, then the other and it in turn, eight times.
+        let built = stats.total("graphs_built");
+        let kept = ["graphs_relaunched", "graphs_updated"].map(|name| stats.total(name));
+        assert_eq!((built, kept), (1, [12, 7]), "{outcome}");
+        assert_eq!(launches(&outcome), [0, 0, 20], "{outcome}");
+    });
+}
+
+/// Left to itself, a rank tries all ways and settles.
+#[test]
+fn the_executor_is_chosen_after_a_trial_of_each() {
+    on("openmpi", |mpi| {
+        let model = model("beluga");
+        let outcome = driven(mpi, "beluga", 2, "again", &model).passes();
+        bytes_by_path(&outcome);
+        let launches = launches(&outcome);
+        assert_eq!(launches.iter().sum::<u64>(), 20, "{outcome}");
+        assert!(launches.iter().all(|count| *count >= 2), "{outcome}");
+        assert!(launches.iter().any(|count| *count >= 14), "{outcome}");
+    });
+}
+
+/// Where one path is wanted, nothing is driven: the other tests count what they should.
+#[test]
+fn with_one_path_nothing_is_driven() {
+    on("openmpi", |mpi| {
+        let model = model("beluga");
+        let outcome = driven(mpi, "beluga", 2, "again", &model)
+            .env("ANABRANCH_PATHS", "direct")
+            .passes();
+        assert_eq!(launches(&outcome), [0, 0, 0], "{outcome}");
+        assert_eq!(outcome.stats().total("receives_several"), 0, "{outcome}");
+    });
+}
+
+/// A driver call that fails, wherever it is: the bytes are right, and it is told and counted.
+#[test]
+fn a_call_that_fails_costs_a_detour_and_no_byte() {
+    on("openmpi", |mpi| {
+        let model = model("beluga");
+        let cases = [
+            (
+                "streams",
+                "cuDevicePrimaryCtxRetain@1:4+=CUDA_ERROR_OUT_OF_MEMORY",
+            ),
+            (
+                "streams",
+                "cuCtxEnablePeerAccess@1:2=CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+            ),
+            ("streams", "cuMemAlloc@1:3=CUDA_ERROR_OUT_OF_MEMORY"),
+            ("streams", "cuStreamWaitEvent@1:5=CUDA_ERROR_UNKNOWN"),
+            ("streams", "cuMemcpyAsync@1:9=CUDA_ERROR_UNKNOWN"),
+            (
+                "graph",
+                "cuGraphInstantiateWithFlags@1:1=CUDA_ERROR_OUT_OF_MEMORY",
+            ),
+            ("graph", "cuGraphLaunch@1:2=CUDA_ERROR_UNKNOWN"),
+            (
+                "graph",
+                "cuGraphExecMemcpyNodeSetParams@1:3=CUDA_ERROR_INVALID_VALUE",
+            ),
+        ];
+        for (how, fault) in cases {
+            let outcome = driven(mpi, "beluga", 2, "again", &model)
+                .env("ANABRANCH_EXECUTOR", how)
+                .env("SIMCUDA_FAULT", fault)
+                .passes();
+            let stats = outcome.stats();
+            let noted = ["driven_failed", "graphs_failed"].map(|name| stats.total(name));
+            let rebuilt = stats.total("graphs_built") > 1;
+            assert!(
+                noted.iter().sum::<u64>() > 0 || rebuilt,
+                "{how}, {fault}: nothing failed: {outcome}"
+            );
+            let failures = stats.total("driven_failed");
+            let expected = if how == "graph" { 0 } else { 1 };
+            assert!(failures >= expected && failures <= 3, "{fault}: {outcome}");
+            assert!(
+                stats.total("receives_several") >= 16 || fault.contains('+'),
+                "{fault}: {outcome}"
+            );
+        }
+    });
+}
