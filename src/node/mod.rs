@@ -52,7 +52,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]
