@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::*;
 const IDLE_POLLS: u32 = 3;
 /// The same since some process has last done something, of which it may have told the others in memory that they share: a
 /// process that polls several streams in turn looks there in between.
-const TURN_POLLS: u32 = 12;
+const TURN_POLLS: u32 = 8;
 /// Longest sleep of a waiter that has promised to watch the node.
 const WATCH_NS: u64 = 200_000;
 /// Sleep of a waiter while another watches.
@@ -25,7 +25,7 @@ const SLEEP_NS: u64 = 500_000;
 /// CPU time without a call after which a process is no longer taken to be about to make one.
 const QUIET_CPU_NS: u64 = 50_000;
 /// CPU time within which a process that looks for messages again and again has looked at what another has just written.
-const LOOK_CPU_NS: u64 = 100_000;
+const LOOK_CPU_NS: u64 = 30_000;
 /// A process that got too little CPU time to look is waited for so long at most.
 const LOOK_NS: u64 = STARVED_NS;
 /// A process that got no core for this long is not waited for any more.

@@ -72,6 +72,8 @@ struct Node {
     uuids: Vec<Uuid>,
     /// It was measured as a whole, not by what ranks find out in passing: it is known which links its paths share.
     is_whole: bool,
+    /// From which GPU to which the direct copy was measured.
+    direct: Vec<(u8, u8)>,
 }
 
 /// What is known of the node.
@@ -264,8 +266,16 @@ impl Node {
     fn new(topology: Topology, model: &Model, is_whole: bool) -> Option<Node> {
         let uuids = topology.gpus.iter();
         let uuids = uuids.map(|gpu| source::uuid(gpu.uuid.as_deref()?));
+        let direct = model
+            .hops
+            .iter()
+            .filter_map(|hop| match (hop.from, hop.to) {
+                (Place::Gpu(from), Place::Gpu(to)) => Some((from, to)),
+                _ => None,
+            });
         Some(Node {
             is_whole,
+            direct: direct.collect(),
             uuids: uuids.collect::<Option<_>>()?,
             planner: Planner::new(&topology, model),
             planner_of_one: Planner::new(
@@ -280,10 +290,12 @@ impl Node {
     }
 
     /// Whether a path through the host may be planned: by what ranks find out in passing only beside links that are known
-    /// to be others than those to the host.
+    /// to be others than those to the host, and only once the direct copy this way was measured. A plan that did without
+    /// it would leave nothing by which it could be.
     fn may_stage(&self, from: u8, to: u8) -> bool {
         let direct = self.topology.hop(Place::Gpu(from), Place::Gpu(to));
-        self.is_whole || direct.is_some_and(|hop| hop.is_nvlink())
+        let is_known = self.direct.contains(&(from, to));
+        self.is_whole || (is_known && direct.is_some_and(|hop| hop.is_nvlink()))
     }
 
     fn number(&self, uuid: &Uuid) -> Option<u8> {

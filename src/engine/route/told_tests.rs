@@ -93,6 +93,21 @@ fn the_host_path_is_there_once_both_its_hops_are_measured() {
     assert_eq!(job.host_share(1, 0), None);
 }
 
+/// Else all of a pair's messages would go through the host, and its direct copy would never be measured.
+#[test]
+fn nothing_is_planned_while_the_direct_copy_is_measured_the_other_way_only() {
+    let job = Job::new("other-way", 2);
+    for gpu in [0, 1] {
+        job.tell(gpu, Some(gpu as u8), None, 12.0);
+        job.tell(gpu, None, Some(gpu as u8), 12.0);
+    }
+    job.tell(1, Some(0), Some(1), 48.0);
+    assert!(job.host_share(0, 1).is_some_and(|share| share > 0.0));
+    assert_eq!(job.host_share(1, 0), None);
+    job.tell(0, Some(1), Some(0), 48.0);
+    assert!(job.host_share(1, 0).is_some_and(|share| share < 0.3));
+}
+
 #[test]
 fn what_is_as_slow_as_pcie_shares_its_links() {
     let job = Job::new("pcie", 2);
