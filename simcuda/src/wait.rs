@@ -18,6 +18,8 @@ const IDLE_POLLS: u32 = 3;
 /// The same since some process has last done something, of which it may have told the others in memory that they share: a
 /// process that polls several streams in turn looks there in between.
 const TURN_POLLS: u32 = 8;
+/// Copies with so many bytes left to move are given the strict rule: with it 200,000 small ones took minutes.
+const STRICT_BYTES_MIN: f64 = 65536.0;
 /// Longest sleep of a waiter that has promised to watch the node.
 const WATCH_NS: u64 = 200_000;
 /// Sleep of a waiter while another watches.
@@ -26,6 +28,9 @@ const SLEEP_NS: u64 = 500_000;
 const QUIET_CPU_NS: u64 = 50_000;
 /// CPU time within which a process that looks for messages again and again has looked at what another has just written.
 const LOOK_CPU_NS: u64 = 30_000;
+/// Turns in which a process that acts on what others tell it has polled at least once. One that has not, one that computes
+/// or is in a barrier while others work, is not given time to look: 200,000 messages that nobody receives took minutes.
+const ACTING_TURNS: u64 = 1000;
 /// A process that got too little CPU time to look is waited for so long at most.
 const LOOK_NS: u64 = STARVED_NS;
 /// A process that got no core for this long is not waited for any more.
@@ -147,7 +152,12 @@ impl Driver {
         let p = &self.job.shared().procs[slot];
         let turn = self.job.shared().turn.load(Relaxed);
         let polls = p.turn_polls.load(Relaxed) >= TURN_POLLS;
-        let waits = p.parked.load(Relaxed) > 0 || (polls && p.polled_turn.load(Relaxed) == turn);
+        let polls = if is_strict {
+            polls && p.polled_turn.load(Relaxed) == turn
+        } else {
+            p.idle_polls.load(Relaxed) >= IDLE_POLLS
+        };
+        let waits = p.parked.load(Relaxed) > 0 || polls;
         if waits && p.awake.load(Relaxed) == 0 {
             return 0;
         }
@@ -167,7 +177,8 @@ impl Driver {
         let over = used >= QUIET_CPU_NS || since >= self.quiet_ns + STARVED_NS;
         let is_runnable = || crate::job::runnable(pid, p.active_thread.load(Relaxed));
         if over || !is_runnable() {
-            return if !is_strict || self.has_looked(p, pid, turn, now) || !is_runnable() {
+            let acts = turn.saturating_sub(p.polled_turn.load(Relaxed)) <= ACTING_TURNS;
+            return if !is_strict || !acts || self.has_looked(p, pid, turn, now) || !is_runnable() {
                 0
             } else {
                 20_000
@@ -206,11 +217,16 @@ impl Driver {
         if body.active_len == 0 {
             return Time::Idle;
         }
-        // Where all that is under way is waited for by blocking calls, nobody can add to it in time but by accident.
+        // Where all that is under way is waited for by blocking calls, nobody can add to it in time but by accident. And
+        // only what takes some time has others beside it whose order tells.
         let is_strict = body.active[..body.active_len as usize].iter().any(|row| {
-            let proc = usize::from(body.flows[usize::from(*row)].proc);
-            shared.procs[proc].parked.load(Relaxed) == 0
+            let flow = &body.flows[usize::from(*row)];
+            let proc = &shared.procs[usize::from(flow.proc)];
+            flow.remaining >= STRICT_BYTES_MIN && proc.parked.load(Relaxed) == 0
         });
+        if is_strict && shared.procs[me].turn_polls.load(Relaxed) < TURN_POLLS {
+            return Time::Busy(20_000);
+        }
         let mut busy = 0;
         for (slot, p) in shared.procs.iter().enumerate() {
             if p.pid.load(Acquire) == 0 {
@@ -335,8 +351,8 @@ impl Driver {
                 }
                 me.awake.store(0, Relaxed);
             }
-            me.idle_polls.fetch_add(1, Relaxed);
-            if round == 1 || me.turn_polls.fetch_add(1, Relaxed) < TURN_POLLS {
+            me.turn_polls.fetch_add(1, Relaxed);
+            if round == 1 || me.idle_polls.fetch_add(1, Relaxed) < IDLE_POLLS {
                 break;
             }
             if !matches!(self.advance(), Time::Moved) {

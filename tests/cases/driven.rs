@@ -68,9 +68,9 @@ fn two_ranks_relay_over_gpus_that_nobody_has_touched() {
                 let [direct, relay, _] = bytes_by_path(&outcome);
                 assert!(direct > 0 && relay > direct / 2, "{node}, {how}: {outcome}");
                 let stats = outcome.stats();
-                // The first one may find its receiver not ready, and goes by value.
+                // Of thirty; the first ones go by value, until both ranks have used a device and said so.
                 let descriptors = stats.total("sends_descriptor");
-                assert!(descriptors >= 28, "{node}, {how}: {outcome}");
+                assert!(descriptors >= 20, "{node}, {how}: {outcome}");
                 assert_eq!(
                     stats.total("receives_several"),
                     descriptors,
