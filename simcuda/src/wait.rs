@@ -202,8 +202,8 @@ impl Driver {
             || now.saturating_sub(p.base_at.load(Relaxed)) >= LOOK_NS
     }
 
-    /// Moves time to the next end of an operation if nobody is busy.
-    fn advance(&self) -> Time {
+    /// Moves time to the next end of an operation if nobody is busy. `polls`: for one that polls, and does not wait.
+    fn advance(&self, polls: bool) -> Time {
         let shared = self.job.shared();
         let me = self.job.slot;
         if self.closed.load(Acquire) {
@@ -224,7 +224,7 @@ impl Driver {
             let proc = &shared.procs[usize::from(flow.proc)];
             flow.remaining >= STRICT_BYTES_MIN && proc.parked.load(Relaxed) == 0
         });
-        if is_strict && shared.procs[me].turn_polls.load(Relaxed) < TURN_POLLS {
+        if is_strict && polls && shared.procs[me].turn_polls.load(Relaxed) < TURN_POLLS {
             return Time::Busy(20_000);
         }
         let mut busy = 0;
@@ -309,7 +309,7 @@ impl Driver {
                 continue;
             }
             let polls = self.state.lock().sched.polls();
-            match self.advance() {
+            match self.advance(false) {
                 Time::Moved => rounds = 0,
                 Time::Busy(ns) => {
                     rounds += 1;
@@ -355,7 +355,7 @@ impl Driver {
             if round == 1 || me.idle_polls.fetch_add(1, Relaxed) < IDLE_POLLS {
                 break;
             }
-            if !matches!(self.advance(), Time::Moved) {
+            if !matches!(self.advance(true), Time::Moved) {
                 break;
             }
         }
@@ -410,7 +410,7 @@ impl Driver {
                 let mut body = self.job.lock();
                 self.job.reap(&mut body);
             }
-            match self.advance() {
+            match self.advance(false) {
                 Time::Moved => rounds = 0,
                 Time::Busy(ns) => {
                     let nap = self.nap(ns);
