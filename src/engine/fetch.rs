@@ -335,24 +335,24 @@ impl Fetch {
         let Destination::Device { context, address } = self.to else {
             return false;
         };
-        if self.own
-            || self.message.flags & flag::EXPORTED == 0
-            || self.wanted != self.message.length
-        {
-            return false;
-        }
-        let to = driven::To { context, address };
-        match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to) {
-            Begun::Driven(driven) => {
-                self.path = Path::Driven(driven);
-                return true;
+        let may_split = !self.own
+            && self.message.flags & flag::EXPORTED != 0
+            && self.wanted == self.message.length;
+        if may_split {
+            let to = driven::To { context, address };
+            match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to) {
+                Begun::Driven(driven) => {
+                    self.path = Path::Driven(driven);
+                    return true;
+                }
+                Begun::Direct(routed) => {
+                    self.routed = Some(*routed);
+                    return false;
+                }
+                Begun::No => {}
             }
-            Begun::Direct(routed) => {
-                self.routed = Some(*routed);
-                return false;
-            }
-            Begun::No => {}
         }
+        // Also what goes one way only waits for those that are received in its place.
         let place = (address, self.wanted);
         let overlapping = || ways.under_way.iter().filter(|other| other.overlaps(place));
         let is_alike = |other: &UnderWay| {
@@ -378,7 +378,7 @@ impl Fetch {
         let before = before.map(|trail| Before { trail, is_below });
         let held = before.as_ref().filter(|before| before.is_below);
         let held = held.map(|before| vec![Arc::clone(&before.trail)]);
-        if self.begin_several(env, gpu, ways, before) {
+        if may_split && self.begin_several(env, gpu, ways, before) {
             return true;
         }
         if let Some(trails) = held {
