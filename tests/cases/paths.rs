@@ -1,37 +1,10 @@
 //! Long messages over several paths: what arrives is right whatever fails, every byte is counted on its path, staging
 //! that is too small for all holds nobody up, and it is faster.
 
-use crate::support::{job, on};
-use anabranch_tests::{built, scratch_folder, Job, Outcome};
-use std::path::PathBuf;
+use crate::support::{job, model, on};
+use anabranch_tests::{built, Job, Outcome};
 use std::process::Command;
-use std::sync::OnceLock;
 use xtask::mpi::Mpi;
-
-/// What `anabranch topo --measure` finds on a simulated node; once for each.
-fn model(topology: &str) -> PathBuf {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| scratch_folder("models"));
-    let file = folder.join(format!("{topology}.json"));
-    if file.exists() {
-        return file;
-    }
-    let draft = folder.join(format!("{topology}-{:?}.json", std::thread::current().id()));
-    let output = Command::new(&built().command)
-        .args(["topo", "--measure", "--model"])
-        .arg(&draft)
-        .env("SIMCUDA_TOPOLOGY", topology)
-        .env(
-            "SIMCUDA_JOB",
-            format!("model-{topology}-{}", std::process::id()),
-        )
-        .env("LD_LIBRARY_PATH", &built().simcuda)
-        .output()
-        .expect("the command runs");
-    assert!(output.status.success(), "{output:?}");
-    std::fs::rename(&draft, &file).expect("kept");
-    file
-}
 
 fn on_node(mpi: &Mpi, topology: &str, ranks: usize, cases: &[&str]) -> Job {
     job(mpi, ranks, "paths")

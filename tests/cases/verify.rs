@@ -1,6 +1,6 @@
 //! `ANABRANCH_VERIFY`: a wrong byte on any path is noticed, named and counted; without it nobody notices.
 
-use crate::support::{job, on, on_every_mpi};
+use crate::support::{job, model, on, on_every_mpi};
 use anabranch_tests::{Job, Outcome};
 use xtask::mpi::Mpi;
 
@@ -150,6 +150,8 @@ fn wrong_bytes(mpi: &Mpi) {
                 .args(&[fault.case])
                 .env("SIMCUDA_CORRUPT", &corruption(plan, is_on))
                 .env("WRONG", &fault.byte.to_string())
+                // Copies are counted: long messages shall not be cut for measuring.
+                .env("ANABRANCH_PATHS", "direct")
         };
         let seen = run(fault.copies[0], true)
             .env("ANABRANCH_VERIFY", "1")
@@ -179,6 +181,54 @@ fn wrong_bytes(mpi: &Mpi) {
             assert_eq!(unseen.stats().total(counter), 0, "{unseen}");
         }
     }
+}
+
+/// A piece of a message over several paths: wherever it belongs, the block with the wrong byte is named.
+#[test]
+fn wrong_bytes_of_several_paths() {
+    on("openmpi", |mpi| {
+        let model = model("beluga");
+        let run = || {
+            job(mpi, 2, "verify")
+                .args(&["several"])
+                .env("SIMCUDA_TOPOLOGY", "beluga")
+                .env("ANABRANCH_MODEL", &model.display().to_string())
+                .env("ANABRANCH_PATHS", "direct,host")
+        };
+        // Of the third piece that comes through the host's memory; two copies up are of the warm-up.
+        let outcome = run()
+            .env("SIMCUDA_CORRUPT", "1:HtoD:5:1000")
+            .env("WRONG", "-2")
+            .env("SEEN", "receiver")
+            .env("ANABRANCH_VERIFY", "1")
+            .passes();
+        let stats = outcome.stats();
+        assert_eq!(stats.total("receives_several"), 1, "{outcome}");
+        assert!(stats.total("several_host_bytes") > 0, "{outcome}");
+        assert_eq!(stats.total("verify_mismatches"), 1, "{outcome}");
+        let lines = reports(&outcome);
+        assert!(
+            lines.len() == 1 && lines[0].contains("path several,"),
+            "{outcome}"
+        );
+        let number_after = |text: &str, before: &str| -> u64 {
+            let (_, after) = text.split_once(before).expect(before);
+            let digits = after.find(|c: char| !c.is_ascii_digit());
+            after[..digits.unwrap_or(after.len())]
+                .parse()
+                .expect("a number")
+        };
+        let wrong = number_after(&outcome.finished.stdout, "wrong byte ");
+        let block = number_after(lines[0], "from offset ");
+        // 62 blocks of whole pages.
+        assert!(
+            block <= wrong && wrong < block + 102 * 4096,
+            "{wrong}, {block}: {outcome}"
+        );
+        let right = right(run().env("ANABRANCH_VERIFY", "1"));
+        assert_eq!(right.stats().total("receives_several"), 1, "{right}");
+        assert_eq!(right.stats().total("verified"), WARM_UP + 1, "{right}");
+    });
 }
 
 /// Every message that arrives is compared and found right, and completes as it does without checksums.
@@ -243,6 +293,7 @@ fn on_at_one_end() {
                     .args(&["direct"])
                     .env("SIMCUDA_CORRUPT", FAULTS[0].copies[0])
                     .env("WRONG", "3000000")
+                    .env("ANABRANCH_PATHS", "direct")
                     .env("VERIFY_ON", rank)
             };
             let outcome = fault("0").env("SEEN", "receiver").passes();

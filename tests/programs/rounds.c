@@ -2,13 +2,12 @@
 // node.
 #include "sim.h"
 
-enum { ROUNDS = 8 };
-
 static void one_after_the_other(void) {
     if (me > 1) return;
     size_t bytes = (size_t)number_from("BYTES", 16 << 20);
+    int rounds = (int)number_from("ROUNDS", 8);
     buf b = buf_new(DEVICE, bytes, 0);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         int answer = round;
         if (me == 0) {
             buf_fill(b, round);
