@@ -110,7 +110,6 @@ struct Question {
 /// Chooses the paths of messages.
 pub struct Router {
     options: Options,
-    assign: Assign,
     is_on: bool,
     threshold: u64,
     file: Option<PathBuf>,
@@ -127,7 +126,6 @@ impl Router {
         let absolute = |file: &PathBuf| std::path::absolute(file).unwrap_or_else(|_| file.clone());
         Router {
             options: options(config),
-            assign: config.assign,
             is_on: !config.paths.is_direct_only(),
             threshold: config.multipath,
             // The program may change its folder.
@@ -246,11 +244,7 @@ impl Router {
         self.known = match source::kept(self.file.as_deref(), ends) {
             Ok(measured) => {
                 log::info!("paths are chosen by {}", measured.file.display());
-                let model = match self.assign {
-                    Assign::One => measured.model.of_one(),
-                    Assign::Own => measured.model,
-                };
-                Node::new(measured.topology, &model, true)
+                Node::new(measured.topology, &measured.model, true)
                     .map_or(Known::Told(None, 0), |node| Known::Measured(Box::new(node)))
             }
             Err(why) => {
@@ -278,13 +272,7 @@ impl Node {
             direct: direct.collect(),
             uuids: uuids.collect::<Option<_>>()?,
             planner: Planner::new(&topology, model),
-            planner_of_one: Planner::new(
-                &topology,
-                &Model {
-                    host: model.relay,
-                    ..model.clone()
-                },
-            ),
+            planner_of_one: Planner::new(&topology, &model.of_one()),
             topology,
         })
     }
@@ -328,9 +316,17 @@ impl Node {
             relays_over: question.relays_over,
             ..*options
         };
-        let planner = match question.assign {
-            Assign::Own => &self.planner,
-            Assign::One => &self.planner_of_one,
+        let (planner, options) = match question.assign {
+            Assign::Own => (&self.planner, options),
+            // One rank that makes all copies needs nobody on the way, and launches those of relays as it likes.
+            Assign::One => (
+                &self.planner_of_one,
+                Options {
+                    relay_depth_max: 2,
+                    relays_push: true,
+                    ..options
+                },
+            ),
         };
         // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
         let plan = planner.plan(&question.others, &question.message, &options);
@@ -364,12 +360,6 @@ fn options(config: &Config) -> Options {
         chunks_max: config.chunks,
         staging_bytes: defaults.staging_bytes.min(config.relay_staging),
         order: config.order,
-        // One rank that makes all copies needs nobody on the way.
-        relay_depth_max: match config.assign {
-            Assign::One => 2,
-            Assign::Own => defaults.relay_depth_max,
-        },
-        relays_push: config.assign == Assign::One,
         ..defaults
     }
 }

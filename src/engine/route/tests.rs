@@ -154,3 +154,25 @@ fn options_reach_the_planner() {
         .iter()
         .all(|path| path.staging_bytes() <= 4 << 20));
 }
+
+/// Two GPUs of the cube mesh without a link between them: over two others, if nobody is needed there.
+#[test]
+fn who_makes_the_copies_decides_what_they_cost() {
+    let mut router = router("dgx1-v100", |_| ());
+    let mut route = |assign| {
+        let usable = RouteUse { assign, ..all() };
+        router
+            .route(uuid(0), uuid(5), LONG, 1, usable)
+            .expect("a plan")
+            .plan
+    };
+    let deepest = |plan: &Plan| {
+        let paths = plan.paths().iter();
+        paths.map(|path| path.path.via().len()).max()
+    };
+    let (own, one) = (route(Assign::Own), route(Assign::One));
+    assert_eq!((deepest(&own), deepest(&one)), (Some(1), Some(2)));
+    assert!(one.predicted_us < own.predicted_us, "{own:?}, {one:?}");
+    // What was asked in between changes no answer.
+    assert_eq!(route(Assign::Own), own);
+}
