@@ -150,6 +150,23 @@ fn a_path_that_fails_is_left() {
     });
 }
 
+/// What a sender has launched cannot be followed any more: each of its tracks is left, once, with the pieces that it fills.
+#[test]
+fn tracks_whose_copies_are_lost_are_left_once() {
+    on("openmpi", |mpi| {
+        let broken = ["cuEventQuery", "cuStreamSynchronize"]
+            .map(|call| format!("{call}@0:1+=CUDA_ERROR_UNKNOWN"))
+            .join(",");
+        let outcome = on_node(mpi, "beluga", 2, &["window"])
+            .env("SIMCUDA_FAULT", &broken)
+            .passes();
+        let stats = outcome.stats();
+        let [messages, left] = ["receives_several", "tracks_retired"].map(|name| stats.total(name));
+        // At most two relays and the host, at both ends.
+        assert!((1..=6 * messages).contains(&left), "{outcome}");
+    });
+}
+
 /// Bandwidth of the bench at one size, MB/s of simulated time: the best of some runs, as a process that is kept from its
 /// core reacts late.
 fn bandwidth(topology: &str, paths: &str, size: &str, window: &str) -> f64 {

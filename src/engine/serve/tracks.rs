@@ -41,7 +41,10 @@ struct Track {
     filling: VecDeque<Filling>,
     /// Pieces in the ring, oldest first.
     held: VecDeque<Piece>,
+    /// No chunk more is claimed.
     is_over: bool,
+    /// It was given up: what is being filled only waits to be given back.
+    is_left: bool,
 }
 
 enum Staging {
@@ -135,17 +138,17 @@ impl Tracks {
     /// Fills what can be filled. True if anything moved. What is in the way ends the track that it concerns.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
         let mut moved = false;
-        for track in &mut self.tracks {
+        for track in self.tracks.iter_mut().filter(|track| !track.is_left) {
             let Some(shared) = track_of(&self.peer, self.asked, track.number) else {
-                track.is_over = true;
+                track.is_left = true;
                 continue;
             };
-            match track.poll(env, gpu, &shared, self.context, self.source) {
+            match track.poll(env, gpu, &self.peer, &shared, self.context, self.source) {
                 Ok(did) => moved |= did,
                 // The receiver is through with it.
-                Err(Trouble::Track(TrackError::Stale)) => track.is_over = true,
+                Err(Trouble::Track(TrackError::Stale)) => track.is_left = true,
                 Err(trouble) => {
-                    track.is_over = true;
+                    track.is_left = true;
                     shared.give_up(track.filled);
                     if let Staging::Relay { owner, row, .. } = &track.staging {
                         gpu.relays.blame(owner.world_rank(), *row);
@@ -160,14 +163,14 @@ impl Tracks {
 
     /// Whether nothing more will be filled.
     pub fn is_over(&self) -> bool {
-        let is_over = |track: &Track| track.is_over && track.filling.is_empty();
+        let is_over = |track: &Track| track.is_left || (track.is_over && track.filling.is_empty());
         self.tracks.iter().all(is_over)
     }
 
     /// The message is over: gives every piece back. False while a copy into one is under way.
     pub fn release(&mut self, env: &Env) -> bool {
         for track in &mut self.tracks {
-            track.is_over = true;
+            track.is_left = true;
             for piece in std::mem::take(&mut track.held) {
                 track.staging.give(env, &piece);
             }
@@ -241,6 +244,7 @@ impl Track {
             filling: VecDeque::new(),
             held: VecDeque::new(),
             is_over: false,
+            is_left: false,
         })
     }
 
@@ -248,14 +252,23 @@ impl Track {
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
+        peer: &Peer,
         shared: &TrackOf<'_>,
         context: ContextKey,
         source: u64,
     ) -> Result<bool, Trouble> {
         let mut moved = self.take_back(env, shared)?;
         while let Some(filling) = self.filling.front_mut() {
-            if !filling.copy.poll()? || !shared.push(&mut self.filled, filling.entry)? {
-                break;
+            match filling.copy.poll() {
+                Ok(true) if shared.push(&mut self.filled, filling.entry)? => {}
+                Ok(_) => break,
+                Err(error) if filling.copy.is_lost() => return Err(error.into()),
+                Err(error) => {
+                    stats::add(Counter::Retries, 1);
+                    let of = Of::To(peer.world_rank());
+                    fault::survived(of, Path::Several, &error, "tried again");
+                    break;
+                }
             }
             if let Some(filling) = self.filling.pop_front() {
                 self.held.push_back(filling.piece);
