@@ -96,6 +96,8 @@ counters! {
     MappingsOpened       "mappings_opened"         Count "allocations of other ranks mapped";
     MappingsClosed       "mappings_closed"         Count "allocations of other ranks unmapped, evicted ones included";
     MappingsEvicted      "mappings_evicted"        Count "allocations of other ranks unmapped to stay within ANABRANCH_MAPPINGS";
+    AllocationsRetired   "allocations_retired"     Count "allocations of this rank that peers had been told of and that the program has freed";
+    RelaysReturned       "relays_returned"         Count "times that staging on a GPU was given back because its memory ran short";
     MappingsRefused      "mappings_refused"        Count "attempts to map an allocation of another rank that the driver refused";
     DrivenFailed         "driven_failed"           Count "messages over several paths that this rank drove alone (ANABRANCH_ASSIGN=one) and that had to be begun again";
     DrivenStreams        "driven_by_streams"       Count "messages over several paths that this rank drove alone, launched copy by copy";

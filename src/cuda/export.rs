@@ -2,10 +2,11 @@
 
 use super::driver::required;
 use super::error::{Error, NotExportable, Result};
-use super::pointer::{Allocation, Buffer};
+use super::pointer::{self, Allocation, Buffer};
 use super::state::Entered;
 use super::types::{attribute, IpcHandle, Uuid};
 use hashbrown::HashMap;
+use std::collections::VecDeque;
 
 /// What a peer needs to map an allocation, and to know it again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +37,10 @@ struct Prepared {
 /// forgotten, at the price of asking the driver once more.
 pub struct Exports {
     known: HashMap<(u64, u64), Prepared>,
+    /// Those that were exported, the one to be looked at next first.
+    exported: VecDeque<(u64, u64)>,
+    /// Those that were, and had to make room for others.
+    evicted: Vec<(u64, u64)>,
     clock: u64,
     rows_max: usize,
 }
@@ -46,6 +51,8 @@ impl Exports {
     pub fn new(rows_max: usize) -> Exports {
         Exports {
             known: HashMap::new(),
+            exported: VecDeque::new(),
+            evicted: Vec::new(),
             clock: 0,
             rows_max: rows_max.max(1),
         }
@@ -56,6 +63,12 @@ impl Exports {
     /// it. Returns false where the driver cannot promise that (pool and virtual memory).
     pub fn prepare(&mut self, buffer: &Buffer) -> Result<bool> {
         Ok(self.prepared(buffer)?.synchronous)
+    }
+
+    /// Allocations that are exported, as far as is known.
+    #[must_use]
+    pub fn exported(&self) -> usize {
+        self.exported.len()
     }
 
     /// Exports the allocation of a buffer.
@@ -70,7 +83,11 @@ impl Exports {
         let prepared = self.prepared(buffer)?;
         let handle = match prepared.handle {
             Some(handle) => handle,
-            None => *prepared.handle.insert(get_handle(buffer)?),
+            None => {
+                let handle = *prepared.handle.insert(get_handle(buffer)?);
+                self.exported.push_back((buffer.base, buffer.buffer_id));
+                handle
+            }
         };
         Ok(Export {
             handle,
@@ -82,9 +99,29 @@ impl Exports {
         })
     }
 
+    /// Looks at some of the allocations that were exported: those that the program has freed since, by address and number.
+    /// They are forgotten. Those that were forgotten for want of room are among them, as nobody will look at them again.
+    pub fn freed(&mut self, most: usize) -> Vec<(u64, u64)> {
+        let mut gone = std::mem::take(&mut self.evicted);
+        for _ in 0..most.min(self.exported.len()) {
+            let Some((base, number)) = self.exported.pop_front() else {
+                break;
+            };
+            if pointer::is_allocation(base, number) {
+                self.exported.push_back((base, number));
+            } else {
+                self.known.remove(&(base, number));
+                gone.push((base, number));
+            }
+        }
+        gone
+    }
+
     /// Forgets all, as after a device reset.
     pub fn clear(&mut self) {
         self.known.clear();
+        self.exported.clear();
+        self.evicted.clear();
     }
 
     fn prepared(&mut self, buffer: &Buffer) -> Result<&mut Prepared> {
@@ -121,6 +158,11 @@ impl Exports {
             .map(|(key, _)| *key)
         {
             self.known.remove(&oldest);
+            let before = self.exported.len();
+            self.exported.retain(|key| *key != oldest);
+            if self.exported.len() != before {
+                self.evicted.push(oldest);
+            }
         }
     }
 }

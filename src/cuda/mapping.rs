@@ -235,8 +235,18 @@ impl Mappings {
 
     /// Drops the mappings of an allocation that its exporter has freed.
     pub fn forget_allocation(&mut self, peer: u64, base: u64, buffer_id: u64) {
+        let before = self.rows.len();
         self.rows
             .retain(|key, _| (key.peer, key.base, key.buffer_id) != (peer, base, buffer_id));
+        self.stats.stale += (before - self.rows.len()) as u64;
+    }
+
+    /// Drops the mappings of a peer's that nobody uses, as some of its allocations are gone.
+    pub fn forget_unused_of(&mut self, peer: u64) {
+        let before = self.rows.len();
+        self.rows
+            .retain(|key, row| key.peer != peer || row.in_use());
+        self.stats.stale += (before - self.rows.len()) as u64;
     }
 
     /// Closes all that is not in use.

@@ -43,6 +43,6 @@ pub use pointer::{
     classify, driver_in_use, gpu_seen, is_device, Allocation, Buffer, HostMemory, Kind,
 };
 pub use queue::InFlight;
-pub use staged::StagedMemory;
+pub use staged::{free_bytes, is_short, StagedMemory, RESERVE};
 pub use state::{ContextKey, Entered};
 pub use types::{Context, IpcHandle, Uuid};

@@ -159,6 +159,23 @@ fn certain(address: *const c_void) -> Option<&'static Driver> {
         .then_some(driver)
 }
 
+/// Whether an address still begins the allocation with this number. True if the driver does not say.
+pub fn is_allocation(address: u64, number: u64) -> bool {
+    let Some(driver) = driver() else { return true };
+    let mut answers = Answers::default();
+    let wanted = [attribute::MEMORY_TYPE, attribute::BUFFER_ID];
+    match query(driver, &wanted, address, &mut answers) {
+        Ok(()) => {
+            answers.get32(attribute::MEMORY_TYPE) == memory_type::DEVICE
+                && answers.get(attribute::BUFFER_ID) == number
+        }
+        Err(error) => {
+            log::debug!("number of the allocation at {address:#x}: {error}");
+            true
+        }
+    }
+}
+
 fn examine(driver: &Driver, address: *const c_void) -> Kind {
     if gpu_seen() {
         return examine_with_number(driver, address.addr() as u64);

@@ -5,6 +5,9 @@ use super::reach;
 use super::state::{ContextKey, Entered};
 use super::types::{code, Context, IpcHandle};
 
+/// Memory of a GPU that is left to others: no staging is taken from the last of it, and what was taken is given back.
+pub const RESERVE: u64 = 256 << 20;
+
 /// Memory that the engine has allocated and exported. Freed when dropped: nobody may use it any more then.
 #[derive(Debug)]
 pub struct StagedMemory {
@@ -19,7 +22,7 @@ pub struct StagedMemory {
 }
 
 impl StagedMemory {
-    /// Memory in a context that exists.
+    /// Memory in a context that exists. [`Error::Exhausted`] where the device has little left.
     pub fn allocate(context: ContextKey, bytes: u64) -> Result<StagedMemory> {
         let entered = Entered::enter_same(context)?;
         let driver = entered.driver();
@@ -32,6 +35,9 @@ impl StagedMemory {
             handle: IpcHandle([0; 64]),
             reached_from: Vec::new(),
         };
+        if free_bytes(&entered)? < bytes.saturating_add(2 * RESERVE) {
+            return Err(Error::Exhausted("memory of a GPU"));
+        }
         // SAFETY: both are written; the memory was just allocated in this context. It is freed on drop.
         unsafe {
             driver.mem_alloc(&raw mut memory.address, size)?;
@@ -77,6 +83,12 @@ impl StagedMemory {
         self.bytes
     }
 
+    /// Whether the device has little memory left, or the context is gone.
+    #[must_use]
+    pub fn is_in_the_way(&self) -> bool {
+        is_short(self.context)
+    }
+
     /// What peers open.
     #[must_use]
     pub fn handle(&self) -> IpcHandle {
@@ -109,6 +121,27 @@ impl StagedMemory {
         self.reached_from.push(context);
         Ok(())
     }
+}
+
+/// Whether the device of a context has little memory left, or the context is gone.
+#[must_use]
+pub fn is_short(context: ContextKey) -> bool {
+    match Entered::enter_same(context).and_then(|entered| free_bytes(&entered)) {
+        Ok(free) => free < RESERVE,
+        Err(error) => error.context_is_gone() || !context.is_alive(),
+    }
+}
+
+/// Free memory of the device whose context is entered.
+pub fn free_bytes(entered: &Entered) -> Result<u64> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both are written.
+    unsafe {
+        entered
+            .driver()
+            .mem_get_info(&raw mut free, &raw mut total)?;
+    }
+    Ok(free as u64)
 }
 
 impl Drop for StagedMemory {

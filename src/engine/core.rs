@@ -36,6 +36,10 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(250);
 /// Rounds of progress for each that reads the clock. Few enough for a helper that sleeps a millisecond between rounds.
 const LIVENESS_ROUNDS: u32 = 64;
 
+/// How often the house is kept, and rounds of progress for each that looks whether it is time.
+const HOUSE_PERIOD: Duration = Duration::from_millis(100);
+const HOUSE_ROUNDS: u32 = 1024;
+
 /// The engine's mutable state.
 pub struct Core {
     /// Requests in the program's hands. No key is a native send request: those are not unique.
@@ -91,6 +95,7 @@ pub struct Core {
     pub(super) serving: bool,
     bell: u32,
     checked: Instant,
+    kept: Instant,
     rounds: u32,
 }
 
@@ -129,6 +134,7 @@ impl Core {
             serving: false,
             bell: 0,
             checked: Instant::now(),
+            kept: Instant::now(),
             rounds: 0,
         }
     }
@@ -185,7 +191,26 @@ impl Core {
             // Also without a ring: who writes over a slot does not ring.
             moved |= self.look_at_open_sends(env);
         }
+        if self.rounds % HOUSE_ROUNDS == 0 {
+            self.keep_house(env);
+        }
         moved
+    }
+
+    /// Now and then: what the program has freed is told to peers, what they have freed is unmapped, and staging is given
+    /// back where memory is short.
+    pub fn keep_house(&mut self, env: &Env) {
+        // Only who has met a device buffer has anything of the kind.
+        if env.node.own().board().is_none() || self.kept.elapsed() < HOUSE_PERIOD {
+            return;
+        }
+        self.kept = Instant::now();
+        self.gpu.tell_freed(env);
+        for peer in env.node.peers() {
+            self.gpu.let_go(&peer);
+        }
+        self.gpu.relays.mind_memory(env);
+        self.gpu.exec.mind_memory();
     }
 
     fn look_at_open_sends(&mut self, env: &Env) -> bool {

@@ -445,7 +445,7 @@ impl Fetch {
         if end.is_none_or(|end| end > export.size) {
             return Err(None);
         }
-        gpu.map(context, u64::from(self.peer.pid()), &export)
+        gpu.map(context, &self.peer, &export)
             .map_err(|error| Some((Reason::MappingFailed, error)))
     }
 

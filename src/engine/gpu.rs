@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
+
 use crate::config::{Config, Executor};
 use crate::cuda::{
     Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping, Mappings,
@@ -11,14 +13,17 @@ use crate::cuda::{
 use crate::engine::fault;
 use crate::engine::relays::Relays;
 use crate::engine::route::Survey;
+use crate::engine::Env;
 use crate::exec::{Exec, How, Settings};
-use crate::node::View;
+use crate::node::{Gone, Peer, View};
 use crate::stats::{self, Counter};
 
 /// Bounce memory of a rank for copies that cannot use shared staging, bytes.
 const BOUNCE_BYTES_MAX: usize = 16 << 20;
 /// Allocations whose export is remembered.
 const EXPORTS_MAX: usize = 4096;
+/// Exported allocations that are looked at in one go, whether the program has freed them.
+const LOOKED_AT: usize = 32;
 
 /// Lanes, mappings, exports and pinned memory of this rank.
 pub struct Gpu {
@@ -27,6 +32,8 @@ pub struct Gpu {
     exports: Exports,
     pinned: PinnedPool,
     registrations: Registrations,
+    /// How many freed allocations each rank had told of when last looked at.
+    retired: HashMap<u32, u64>,
     /// Staging on GPUs.
     pub relays: Relays,
     /// What is measured while the program runs.
@@ -48,6 +55,7 @@ impl Gpu {
             exports: Exports::new(EXPORTS_MAX),
             pinned: PinnedPool::new(BOUNCE_BYTES_MAX),
             registrations: Registrations::new(),
+            retired: HashMap::new(),
             relays: Relays::default(),
             survey: Survey::default(),
             exec: Exec::new(Settings {
@@ -88,15 +96,58 @@ impl Gpu {
         Ok(key)
     }
 
-    /// What a peer needs to read the buffer.
-    pub fn export(&mut self, buffer: &Buffer) -> Result<Export> {
-        self.exports.export(buffer)
+    /// What a peer needs to read the buffer. A program that sends from one new allocation after the other frees them, too.
+    pub fn export(&mut self, env: &Env, buffer: &Buffer) -> Result<Export> {
+        let before = self.exports.exported();
+        let export = self.exports.export(buffer);
+        if self.exports.exported() != before {
+            self.tell_freed(env);
+        }
+        export
     }
 
-    /// Maps a peer's allocation.
-    pub fn map(&mut self, context: ContextKey, peer: u64, export: &Export) -> Result<Arc<Mapping>> {
+    /// Tells peers which of the allocations that they may have mapped the program has freed.
+    pub fn tell_freed(&mut self, env: &Env) {
+        for (base, number) in self.exports.freed(LOOKED_AT) {
+            stats::add(Counter::AllocationsRetired, 1);
+            env.node.own().retire(base, number);
+        }
+    }
+
+    /// Unmaps what a peer has freed.
+    pub fn let_go(&mut self, peer: &Peer) {
+        let Some(board) = peer.board() else { return };
+        let seen = self.retired.entry(peer.world_rank()).or_default();
+        let Some(gone) = board.retired().since(seen) else {
+            return;
+        };
+        let pid = u64::from(peer.pid());
+        self.counting(|gpu| match gone {
+            Gone::Many => gpu.mappings.forget_unused_of(pid),
+            Gone::These(rows) => {
+                for (base, number) in rows {
+                    gpu.mappings.forget_allocation(pid, base, number);
+                }
+            }
+        });
+    }
+
+    /// Maps an allocation of a peer's.
+    pub fn map(
+        &mut self,
+        context: ContextKey,
+        peer: &Peer,
+        export: &Export,
+    ) -> Result<Arc<Mapping>> {
+        self.let_go(peer);
+        let pid = u64::from(peer.pid());
+        self.counting(|gpu| gpu.mappings.open(context, pid, export))
+    }
+
+    /// Does something with the mappings, and counts what it did.
+    fn counting<T>(&mut self, act: impl FnOnce(&mut Gpu) -> T) -> T {
         let before = self.mappings.stats();
-        let mapping = self.mappings.open(context, peer, export);
+        let result = act(self);
         let after = self.mappings.stats();
         stats::add(Counter::MappingsOpened, after.opened - before.opened);
         stats::add(Counter::MappingsEvicted, after.evicted - before.evicted);
@@ -105,7 +156,7 @@ impl Gpu {
             Counter::MappingsClosed,
             (after.evicted - before.evicted) + (after.stale - before.stale),
         );
-        mapping
+        result
     }
 
     /// Queues a copy into this rank's memory, to be started by [`Gpu::launch`] together with others. The mapping is kept

@@ -147,6 +147,8 @@ fn serve(engine: &Engine) {
             stats::add(Counter::HelperWakeups, 1);
             idle = 0;
             engine.leave_it_to_the_program();
+        } else if !owed {
+            engine.keep_house();
         }
     }
 }
@@ -173,6 +175,13 @@ impl Engine {
                 return;
             }
             pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Nothing has happened for a while.
+    fn keep_house(&self) {
+        if let Some(mut core) = self.core.try_lock() {
+            core.keep_house(&self.env);
         }
     }
 

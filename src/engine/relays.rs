@@ -1,20 +1,25 @@
 //! Staging memory on GPUs: what this rank exports to its peers, and how it gets at theirs.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
 use crate::cuda::{
     reach, Buffer, ContextKey, Error, Export, IpcHandle, Mapping, Result, StagedMemory, Uuid,
 };
-use crate::engine::gpu::Gpu;
+use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::Env;
-use crate::node::{Exported, Peer};
+use crate::node::{Exported, GpuRow, Peer};
+use crate::stats::{self, Counter};
 
 /// Attempts to allocate staging on one GPU.
 const ATTEMPTS: u32 = 3;
-/// Wishes for staging on one GPU.
-const WISHES_MAX: u32 = 8;
+/// How long after one wish for staging on a GPU the next is raised, and how often that doubles while none is granted.
+const WISH_AGAIN: Duration = Duration::from_millis(10);
+const WISH_DOUBLINGS_MAX: u32 = 10;
+/// How long peers have to unmap staging that is given back.
+const LET_GO_WAIT: Duration = Duration::from_secs(1);
 /// Troubles that are remembered at most.
 const TROUBLES_MAX: usize = 4096;
 
@@ -29,8 +34,8 @@ pub struct Relays {
     tag: u32,
     /// How often staging of a rank's, on one of its GPUs, could not be used.
     troubles: HashMap<(u32, u8), u32>,
-    /// How often this rank has asked for it.
-    wished: HashMap<(u32, u8), u32>,
+    /// How often this rank has asked for it, and when next.
+    wished: HashMap<(u32, u8), (u32, Instant)>,
     /// Ranks that have pieces and were dead when last looked at.
     dead: Vec<u32>,
 }
@@ -54,6 +59,10 @@ struct Held {
     context: Option<ContextKey>,
     memory: Option<StagedMemory>,
     failures: u32,
+    /// It is given back: nobody may take pieces any more.
+    is_closing: bool,
+    /// Since when no peer is told of it.
+    withdrawn: Option<Instant>,
 }
 
 /// Staging memory that copies of this process can use.
@@ -125,7 +134,7 @@ impl Relays {
                 env.node.own().publish_relay(row, Some(&exported));
             }
             Err(error) => {
-                held.failures += 1;
+                held.failures += u32::from(!is_for_now(&error));
                 log::debug!("no staging on GPU {row}: {error}");
             }
         }
@@ -141,15 +150,18 @@ impl Relays {
             let rows = peer.board().map_or(&[][..], |board| board.gpus());
             for (row, gpu) in (0_u8..).zip(rows) {
                 let is_used = gpu.is_used();
+                let bytes = gpu.exported().map_or(0, |exported| exported.bytes);
                 // An end's own buffers' GPU, or another one in a context of the program's.
-                if (is_end && is_used) || self.is_bad(owner, row) {
+                let is_not = is_end && is_used;
+                if is_not || self.is_bad(owner, row) || (bytes == 0 && self.has_wished(owner, row))
+                {
                     continue;
                 }
                 let relay = Relay {
                     uuid: gpu.uuid(),
                     owner,
                     row,
-                    bytes: gpu.exported().map_or(0, |exported| exported.bytes),
+                    bytes,
                 };
                 let rank = |relay: &Relay, is_used: bool| (relay.bytes > 0, is_used);
                 match found.iter_mut().find(|(known, _)| known.uuid == relay.uuid) {
@@ -170,13 +182,19 @@ impl Relays {
         if self.wished.len() >= TROUBLES_MAX {
             return;
         }
-        let wished = self.wished.entry(key).or_default();
-        *wished += 1;
-        if *wished > WISHES_MAX {
-            self.troubles.insert(key, ATTEMPTS);
-        } else if let Some(owner) = env.node.peer(relay.owner) {
+        let now = Instant::now();
+        let (often, again) = self.wished.entry(key).or_insert((0, now));
+        *again = now + WISH_AGAIN * (1 << *often);
+        *often = (*often + 1).min(WISH_DOUBLINGS_MAX);
+        if let Some(owner) = env.node.peer(relay.owner) {
             owner.wish_for(usize::from(relay.row));
         }
+    }
+
+    /// Whether this rank has asked for staging on a GPU of late.
+    fn has_wished(&self, owner: u32, row: u8) -> bool {
+        let wished = self.wished.get(&(owner, row));
+        wished.is_some_and(|(_, again)| Instant::now() < *again)
     }
 
     /// A number for a piece that this rank is about to take.
@@ -230,24 +248,37 @@ impl Relays {
         let Some(board) = env.node.own().board() else {
             return true;
         };
-        let mut is_closed = true;
-        for (gpu, held) in board.gpus().iter().zip(&self.held) {
-            let Some(exported) = gpu.exported().filter(|_| held.memory.is_some()) else {
+        let held = board.gpus().iter().zip(&self.held);
+        let mine = held.filter(|(_, held)| held.memory.is_some());
+        mine.fold(true, |is_closed, (gpu, _)| close(env, gpu) & is_closed)
+    }
+
+    /// Gives staging back on GPUs that have little memory left: once nobody has a piece, and peers have had time to unmap
+    /// it. They may ask for it again.
+    pub fn mind_memory(&mut self, env: &Env) {
+        let Some(board) = env.node.own().board() else {
+            return;
+        };
+        for (row, (gpu, held)) in board.gpus().iter().zip(&mut self.held).enumerate() {
+            let Some(memory) = &held.memory else { continue };
+            held.is_closing = held.is_closing || memory.is_in_the_way();
+            if !held.is_closing {
                 continue;
-            };
-            let units = gpu.units(&exported);
-            if !units.close() {
-                is_closed = false;
-                let mut takers: Vec<u32> = units.takers().collect();
-                takers.dedup();
-                let is_dead = |rank: &u32| env.node.peer(*rank).is_none_or(|taker| !taker.alive());
-                takers
-                    .into_iter()
-                    .filter(is_dead)
-                    .for_each(|rank| units.reclaim(rank));
+            }
+            if let Some(withdrawn) = held.withdrawn {
+                if withdrawn.elapsed() > LET_GO_WAIT {
+                    (held.memory, held.withdrawn, held.is_closing) = (None, None, false);
+                    stats::add(Counter::RelaysReturned, 1);
+                    log::info!("GPU {row} is short of memory: staging on it was given back");
+                }
+            } else if close(env, gpu) {
+                if let Some(exported) = gpu.exported() {
+                    env.node.own().publish_relay(row, None);
+                    env.node.own().retire(exported.base, exported.buffer_id);
+                }
+                held.withdrawn = Some(Instant::now());
             }
         }
-        is_closed
     }
 
     /// Gives all back, once it is closed. What peers still use is left to the end of the process.
@@ -261,6 +292,25 @@ impl Relays {
             }
         }
     }
+}
+
+/// Lets nobody take pieces of what is exported on a GPU, and takes back those of the dead. True once nobody has one.
+fn close(env: &Env, gpu: &GpuRow) -> bool {
+    let Some(exported) = gpu.exported() else {
+        return true;
+    };
+    let units = gpu.units(&exported);
+    if units.close() {
+        return true;
+    }
+    let mut takers: Vec<u32> = units.takers().collect();
+    takers.dedup();
+    let is_dead = |rank: &u32| env.node.peer(*rank).is_none_or(|taker| !taker.alive());
+    takers
+        .into_iter()
+        .filter(is_dead)
+        .for_each(|rank| units.reclaim(rank));
+    false
 }
 
 impl Gpu {
@@ -303,7 +353,7 @@ impl Gpu {
             buffer_id: exported.buffer_id,
             uuid,
         };
-        let mapping = self.map(context, u64::from(owner.pid()), &export)?;
+        let mapping = self.map(context, owner, &export)?;
         Ok(Some(Reached {
             exported,
             base: mapping.address_of(0),

@@ -347,6 +347,11 @@ impl Exec {
         self.staging.bytes_in(key)
     }
 
+    /// Gives staging back on GPUs that have little memory left.
+    pub fn mind_memory(&mut self) {
+        self.staging.mind_memory();
+    }
+
     /// Pinned staging memory, bytes.
     #[must_use]
     pub fn staging_in_host(&self) -> u64 {

@@ -4,7 +4,9 @@
 //! when it is first needed, handed out in pieces, kept for the next plan, and bounded. Pinning takes 60 us a MiB, so an
 //! arena is not given back for one of another size unless there is no other way.
 
-use crate::cuda::{ContextKey, Entered, Error, PinnedBuffer, PinnedPool, Result};
+use crate::cuda::{
+    free_bytes, is_short, ContextKey, Entered, Error, PinnedBuffer, PinnedPool, Result, RESERVE,
+};
 use crate::exec::script::Ring;
 use crate::topology::{Place, MAX_GPUS};
 
@@ -12,8 +14,6 @@ use crate::topology::{Place, MAX_GPUS};
 const ARENA: u64 = 16 << 20;
 /// Pieces begin at multiples of this.
 const ALIGN: u64 = 4096;
-/// Memory of a GPU that is left to others: no staging is taken from the last of it.
-const RESERVE: u64 = 256 << 20;
 
 /// Where an arena is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +117,17 @@ impl Staging {
         self.bytes_at(Home::Host)
     }
 
+    /// Frees what nobody has taken on GPUs that have little memory left.
+    pub fn mind_memory(&mut self) {
+        let mut homes: Vec<Home> = self.arenas.iter().map(|arena| arena.home).collect();
+        homes.dedup();
+        for home in homes {
+            if matches!(home, Home::Gpu(key) if is_short(key)) {
+                self.free_idle(|arena| arena.home == home);
+            }
+        }
+    }
+
     /// Frees all that nobody has taken.
     pub fn clear(&mut self) {
         self.free_idle(|_| true);
@@ -178,14 +189,7 @@ impl Staging {
             return Ok(arena);
         };
         let entered = Entered::enter_same(key)?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: both are written.
-        unsafe {
-            entered
-                .driver()
-                .mem_get_info(&raw mut free, &raw mut total)?;
-        }
-        if (free as u64) < bytes + RESERVE {
+        if free_bytes(&entered)? < bytes + RESERVE {
             self.free_idle(|arena| arena.home == home);
             return Err(Error::Exhausted("memory of a GPU"));
         }

@@ -1,7 +1,8 @@
-//! The part of a segment that is about messages over several paths: the GPUs that its owner sees, and what the owner, as a
-//! receiver, offers its senders. Its memory is taken when it is first needed.
+//! The part of a segment that is about memory on GPUs and messages over several paths: the GPUs that its owner sees, the
+//! allocations of its that are gone, and what it offers its senders as a receiver. Its memory is taken when it is first needed.
 
 use super::relay::{Exported, GpuRow, GPUS_MAX};
+use super::retired::Retired;
 use super::slot::Slot;
 use super::track::{Asked, Offer, Part, TRACKS};
 use super::units::{units_of, Taker, Units, UNIT_BYTES};
@@ -23,6 +24,7 @@ pub struct Board {
     /// How often peers have raised a wish.
     wishes: AtomicU32,
     rows: [GpuRow; GPUS_MAX],
+    retired: Retired,
     offers: [Offer; OFFERS],
 }
 
@@ -36,6 +38,11 @@ impl Board {
     /// How often peers have asked for staging.
     pub fn wishes(&self) -> u32 {
         self.wishes.load(Ordering::Acquire)
+    }
+
+    /// Allocations of the owner's that are no more.
+    pub fn retired(&self) -> &Retired {
+        &self.retired
     }
 
     /// An offer of the owner's.
@@ -127,6 +134,14 @@ impl Segment {
                 Some(exported) => row.publish(exported),
                 None => row.withdraw(),
             }
+        }
+    }
+
+    /// Tells peers that an allocation of this rank's is no more.
+    pub fn retire(&self, base: u64, buffer_id: u64) {
+        if let Some(board) = self.board() {
+            let _own = self.own_board().lock();
+            board.retired.tell(base, buffer_id);
         }
     }
 

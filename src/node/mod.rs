@@ -17,6 +17,7 @@ mod map;
 pub mod peer;
 pub mod proc;
 pub mod relay;
+pub mod retired;
 pub mod ring;
 pub mod segment;
 pub mod sheet;
@@ -33,6 +34,7 @@ pub use descriptor::{Corruption, Descriptor, Rejection, DESCRIPTOR_BYTES};
 pub use launch::Launch;
 pub use peer::{Peer, PeerError};
 pub use relay::{Exported, GpuRow, RELAY_BYTES_MAX};
+pub use retired::Gone;
 pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
 pub use segment::Segment;
 pub use sheet::{Sums, BLOCKS};
@@ -52,7 +54,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]

@@ -4,6 +4,7 @@ mod support;
 
 mod bad_input;
 mod bindings;
+mod churn;
 mod compare;
 mod driven;
 mod faults;

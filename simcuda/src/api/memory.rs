@@ -152,7 +152,11 @@ driver! {
 
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let d = driver()?;
-        let gpu = d.state.lock().context()?.1.gpu;
+        let gpu = {
+            let mut st = d.state.lock();
+            alloc::reclaim_zombies(d, &mut st);
+            st.context()?.1.gpu
+        };
         let all = d.topology.memory_bytes();
         super::maybe(free, all.saturating_sub(used(d, gpu)) as usize);
         super::maybe(total, all as usize);

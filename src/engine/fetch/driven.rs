@@ -154,7 +154,7 @@ impl Driven {
                 continue;
             }
             let context = driven.contexts[reader].ok_or(Error::NoContext)?;
-            let mapping = gpu.map(context, u64::from(peer.pid()), &export)?;
+            let mapping = gpu.map(context, peer, &export)?;
             driven.source[reader] = mapping.address_of(export.offset);
             driven.mappings.push(mapping);
         }

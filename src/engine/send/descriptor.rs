@@ -361,7 +361,7 @@ impl Core {
         message.allocation_bytes = buffer.size;
         message.buffer_id = buffer.buffer_id;
         message.device = buffer.uuid;
-        match self.gpu.export(buffer) {
+        match self.gpu.export(env, buffer) {
             Ok(export) => {
                 message.flags |= flag::EXPORTED;
                 message.base = export.base;

@@ -1,0 +1,44 @@
+//! Device memory that comes and goes: freed memory is not kept in use by mappings, an address is not taken for what it was,
+//! staging is given back where memory runs short.
+
+use crate::support::{job, model, on, on_every_mpi};
+use xtask::mpi::Mpi;
+
+on_every_mpi!(allocations);
+
+/// A message each from thousands of allocations, one large one, one address over and over, and the far end of 16 GiB.
+fn allocations(mpi: &Mpi) {
+    let cases = ["rounds", "freed_and_silent", "one_address", "in_the_middle"];
+    // All of them with one library: what happens is the engine's affair.
+    let rounds: u64 = if mpi.name == "openmpi" { 10_000 } else { 500 };
+    let outcome = job(mpi, 2, "churn")
+        .args(&cases)
+        .env("ROUNDS", &rounds.to_string())
+        .env("WATCHDOG", "300")
+        .limit_seconds(320)
+        .passes();
+    let stats = outcome.stats();
+    stats.check_complete();
+    let total = |counter| stats.total(counter);
+    assert!(total("receives_direct") > rounds, "{outcome}");
+    // All that were freed but the very last, which nobody looks at any more.
+    assert!(total("allocations_retired") > rounds, "{outcome}");
+    assert!(total("mappings_closed") > rounds, "{outcome}");
+    assert_eq!(stats.fallback("mapping_failed"), 0, "{outcome}");
+}
+
+#[test]
+fn staging_is_given_back_where_memory_runs_short() {
+    on("openmpi", |mpi| {
+        let outcome = job(mpi, 4, "churn")
+            .args(&["short_of_memory"])
+            .env("SIMCUDA_TOPOLOGY", "beluga")
+            .env("ANABRANCH_MODEL", &model("beluga").display().to_string())
+            .env("ANABRANCH_PATHS", "direct,relay")
+            .passes();
+        let stats = outcome.stats();
+        assert!(stats.total("several_relay_bytes") > 0, "{outcome}");
+        // By whoever exported it: two GPUs.
+        assert_eq!(stats.total("relays_returned"), 2, "{outcome}");
+    });
+}

@@ -1,0 +1,135 @@
+// Device memory that comes and goes: what the library keeps of it must not keep it from the program.
+#include "sim.h"
+
+enum { TAG = 9, MIB = 1 << 20 };
+
+static size_t free_memory(void) {
+    static CUresult (*info)(size_t *, size_t *);
+    size_t free = 0, total = 0;
+    if (!info) *(void **)&info = dlsym(cu.library, "cuMemGetInfo_v2");
+    CHECK(info, "cuMemGetInfo");
+    CU(info(&free, &total));
+    return free;
+}
+
+// Waits until so much is free again, with MPI calls now and then.
+static void until_free(size_t bytes) {
+    for (int look = 0; free_memory() < bytes; look++) {
+        CHECK(look < 2000, "%zd bytes stay in use: a mapping or staging was kept", (ssize_t)(bytes - free_memory()));
+        int flag;
+        OK(MPI_Iprobe(MPI_ANY_SOURCE, TAG + 1, MPI_COMM_WORLD, &flag, MPI_STATUS_IGNORE));
+        usleep(5000);
+    }
+}
+
+static CUdeviceptr allocate(size_t bytes) {
+    CUdeviceptr p = 0;
+    CU(cu.alloc(&p, bytes));
+    return p;
+}
+
+static void *at(CUdeviceptr p) { return (void *)(uintptr_t)p; }
+
+static void fill(CUdeviceptr p, size_t bytes, uint64_t seed) {
+    unsigned char *image = scratch(bytes);
+    pattern(image, bytes, seed);
+    memory_put(DEVICE, at(p), image, bytes);
+    free(image);
+}
+
+// From the first of a pair to the second.
+static void pass(CUdeviceptr p, size_t bytes, uint64_t seed) {
+    if (me % 2 == 0) {
+        fill(p, bytes, seed);
+        OK(MPI_Send(at(p), bytes, MPI_BYTE, peer, TAG, MPI_COMM_WORLD));
+    } else {
+        OK(MPI_Recv(at(p), bytes, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        BYTES_CHECK(DEVICE, at(p), bytes, seed);
+    }
+}
+
+// Allocate, send, free: from first to last no more than a few rounds' memory is in use, and in the end what was before.
+static void rounds(void) {
+    if (me > 1) return;
+    size_t bytes = 65537, block = 4 * MIB;
+    int count = number_from("ROUNDS", 10000);
+    CUdeviceptr keep = allocate(block);
+    pass(keep, bytes, 1);
+    pass(keep, bytes, 2);
+    size_t before = free_memory();
+    for (int i = 0; i < count; i++) {
+        CUdeviceptr p = allocate(block + (i % 3) * block);
+        pass(p, bytes, i);
+        CU(cu.release(p));
+        CHECK(free_memory() + 100 * (size_t)MIB >= before, "memory of freed allocations stays in use");
+    }
+    until_free(before);
+    CU(cu.release(keep));
+}
+
+// A large allocation is freed, and no message follows that would show it.
+static void freed_and_silent(void) {
+    if (me > 1) return;
+    size_t before = free_memory(), block = (size_t)1024 * MIB;
+    CUdeviceptr p = allocate(block);
+    pass(p, 100001, 3);
+    pass(p, 100001, 4);
+    CU(cu.release(p));
+    until_free(before);
+}
+
+// One address, another allocation: what it holds now is what arrives.
+static void one_address(void) {
+    if (me > 1) return;
+    CUdeviceptr first = 0;
+    int again = 0;
+    for (int i = 0; i < 20; i++) {
+        CUdeviceptr p = allocate(2 * MIB + (i % 2) * MIB);
+        if (i == 0) first = p;
+        again += i > 0 && p == first;
+        pass(p + 7 * i, 300001, 50 + i);
+        CU(cu.release(p));
+    }
+    CHECK(me != 0 || again > 0, "no address came twice");
+}
+
+// Odd places of one allocation of 16 GiB.
+static void in_the_middle(void) {
+    if (me > 1) return;
+    size_t size = ((size_t)16 << 30) + 5, bytes = 3 * MIB + 1;
+    CUdeviceptr p = allocate(size);
+    size_t places[] = {0, 12345, ((size_t)8 << 30) - 1, ((size_t)4 << 30) + 3, size - bytes};
+    for (int i = 0; i < 5; i++) pass(p + places[me == 0 ? i : 4 - i], bytes, 70 + i);
+    CU(cu.release(p));
+}
+
+// Ranks 0 and 1 send each other's way over the GPUs of 2 and 3, whose memory runs short meanwhile.
+static void short_of_memory(void) {
+    size_t bytes = 24 * MIB;
+    CUdeviceptr p = allocate(bytes), hog = 0;
+    size_t before = free_memory();
+    // Everyone uses its device, and says so.
+    for (int i = 0; i < 4; i++) pass(p, 100001, 30 + i);
+    barrier();
+    for (int i = 0; i < 6 && me < 2; i++) pass(p, bytes, i);
+    barrier();
+    if (me >= 2) {
+        CHECK(free_memory() + 32 * (size_t)MIB < before, "there is no staging on this GPU");
+        size_t left = 100 * (size_t)MIB;
+        hog = allocate(free_memory() - left);
+        until_free(left + 32 * (size_t)MIB);
+    }
+    for (int i = 0; i < 3 && me < 2; i++) pass(p, bytes, 10 + i);
+    barrier();
+    if (me >= 2) CU(cu.release(hog));
+    barrier();
+    for (int i = 0; i < number_from("LATER", 6) && me < 2; i++) pass(p, bytes, 20 + i);
+    CU(cu.release(p));
+}
+
+static const struct test_case cases[] = {
+    {"rounds", rounds}, {"freed_and_silent", freed_and_silent}, {"one_address", one_address},
+    {"in_the_middle", in_the_middle}, {"short_of_memory", short_of_memory}, {0},
+};
+
+int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }
