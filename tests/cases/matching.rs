@@ -330,7 +330,16 @@ fn memory_kinds(mpi: &Mpi) {
     let outcome = run("from_managed");
     outcome.stats().check_complete();
     assert_eq!(outcome.stats().total("sends_device"), 0, "{outcome}");
-    for case in ["both_ways", "to_self", "grown", "unfinished"] {
+    // The first messages of a program go by value, until both ranks have used a device and said so.
+    let outcome = run("held_by_program");
+    let total = |counter| outcome.stats().total(counter);
+    let descriptors = total("sends_descriptor");
+    assert!((7..=8).contains(&descriptors), "{outcome}");
+    assert_eq!(total("receives_direct"), 4, "{outcome}");
+    assert_eq!(total("receives_host_ring"), descriptors - 4, "{outcome}");
+    let refused = outcome.stats().fallback("mapping_failed");
+    assert_eq!(refused, descriptors - 4, "{outcome}");
+    for case in ["both_ways", "to_self", "grown", "unfinished", "registered"] {
         complete(job(mpi, 2, "memory_kinds").args(&[case]));
     }
     complete(job(mpi, 2, "memory_kinds"));

@@ -244,9 +244,65 @@ static void unfinished(void) {
     running = "unfinished";
 }
 
+// Host memory that the program has registered with the driver, whole pages or from the middle of one, at either end.
+static void registered(void) {
+    CUresult (*pin)(void *, size_t, unsigned), (*unpin)(void *);
+    *(void **)&pin = function("cuMemHostRegister_v2");
+    *(void **)&unpin = function("cuMemHostUnregister");
+    if (peer == MPI_PROC_NULL) return;
+    FOR_PAIRS(from, to)
+        for (int i = 0; i < SIZE_COUNT; i++) {
+            size_t n = sizes[i];
+            enum kind mine = me % 2 == 0 ? from : to;
+            buf b = buf_new(mine, n, 2 * i + 1);
+            if (mine == HOST) CU(pin(b.base, b.total, 0));
+            if (me % 2 == 0) { buf_fill(b, i); OK(MPI_Send(b.p, n, MPI_BYTE, peer, i, MPI_COMM_WORLD)); }
+            else OK(MPI_Recv(b.p, n, MPI_BYTE, peer, i, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            BUF_CHECK(b, i, n);
+            if (mine == HOST) CU(unpin(b.base));
+            buf_free(b);
+        }
+}
+
+// The receiver's program has the sender's allocation open itself, for half of the messages.
+static void held_by_program(void) {
+    typedef struct { char bytes[64]; } handle;
+    enum { N = 100001, MESSAGES = 8 };
+    CUresult (*export)(handle *, CUdeviceptr), (*open)(CUdeviceptr *, handle, unsigned), (*close)(CUdeviceptr);
+    *(void **)&export = function("cuIpcGetMemHandle");
+    *(void **)&open = function("cuIpcOpenMemHandle_v2");
+    *(void **)&close = function("cuIpcCloseMemHandle");
+    if (peer == MPI_PROC_NULL) return;
+    buf b = buf_new(DEVICE, N, 3);
+    CUdeviceptr theirs = 0;
+    handle h;
+    if (me % 2 == 0) {
+        CU(export(&h, (CUdeviceptr)(uintptr_t)b.base));
+        OK(MPI_Send(&h, sizeof h, MPI_BYTE, peer, 1, MPI_COMM_WORLD));
+    } else {
+        OK(MPI_Recv(&h, sizeof h, MPI_BYTE, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        CU(open(&theirs, h, 1));
+    }
+    for (int i = 0; i < MESSAGES; i++) {
+        if (me % 2 == 0) {
+            buf_fill(b, i);
+            OK(MPI_Ssend(b.p, N, MPI_BYTE, peer, 2, MPI_COMM_WORLD));
+        } else {
+            OK(MPI_Recv(b.p, N, MPI_BYTE, peer, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            BUF_CHECK(b, i, N);
+            // What the program has mapped it still reads.
+            if (theirs) BYTES_CHECK(DEVICE, (unsigned char *)(uintptr_t)theirs + b.lead, N, i);
+            if (theirs && i == MESSAGES / 2 - 1) { CU(close(theirs)); theirs = 0; }
+        }
+        int done = 1;
+        OK(MPI_Sendrecv_replace(&done, 1, MPI_INT, peer, 3, peer, 3, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    }
+    buf_free(b);
+}
+
 static const struct test_case cases[] = {
     {"from_plain", from_plain}, {"from_managed", from_managed}, {"from_pool", from_pool}, {"from_mapped", from_mapped},
     {"both_ways", both_ways}, {"to_self", to_self}, {"grown", grown},
-    {"unfinished", unfinished}, {0},
+    {"unfinished", unfinished}, {"registered", registered}, {"held_by_program", held_by_program}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }
