@@ -47,7 +47,7 @@ fn counts(mpi: &Mpi) {
         mpi,
         &[
             "--benches",
-            "latency,bw,bibw,mbw-mr",
+            "latency,bw,bibw,mbw-mr,ring,all-to-all",
             "--pairs",
             "DD,DH,HD",
             "--sizes",
@@ -63,8 +63,8 @@ fn counts(mpi: &Mpi) {
     assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
     assert_eq!(json["clean"], true, "{json:#}");
     assert_eq!(json["rounds"], 2);
-    // Three pairs of two sizes, latency once and the others with two windows.
-    assert_eq!(rows(&json).len(), 3 * 2 * (1 + 3 * 2));
+    // Three pairs of two sizes, latency once and the others with two windows; ring and all-to-all from device to device.
+    assert_eq!(rows(&json).len(), 3 * 2 * (1 + 3 * 2) + 2 * 2 * 2);
     for row in rows(&json) {
         for name in ["anabranch", "anabranch2", "small"] {
             let cell = &row["configurations"][name];

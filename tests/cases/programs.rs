@@ -1,6 +1,6 @@
 //! The programs that come with the project, on simulated nodes.
 
-use crate::support::on_every_mpi;
+use crate::support::{on, on_every_mpi};
 use anabranch_tests::{built, solver, Job, Outcome};
 use serde_json::Value;
 use std::fs;
@@ -165,4 +165,33 @@ fn bench(mpi: &Mpi) {
             );
         }
     }
+}
+
+/// Three ranks in a ring, and each to all: every byte verified, and every message counted.
+#[test]
+fn bench_of_all_ranks() {
+    on("mpich", |mpi| {
+        for (kind, legs) in [("ring", 1), ("all-to-all", 2)] {
+            let outcome = Job::new(mpi, 3, &built().command)
+                .args(&["bench", kind, "--check", "--sizes", "100001,3M"])
+                .args(&["--window", "4", "--mpi", "mpich"])
+                .run();
+            assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+            let passed = outcome.finished.stdout.matches("Pass").count();
+            assert_eq!(passed, 2, "{outcome}");
+            // Two sizes, six iterations, windows of four.
+            let messages = 2 * 6 * 4 * legs * 3;
+            let stats = outcome.stats();
+            stats.check_complete();
+            assert_eq!(stats.total("sends_device"), messages, "{outcome}");
+            let first_by_value = stats.total("sends_value");
+            assert!(first_by_value <= 4 * legs * 3, "{outcome}");
+        }
+        let uneven = Job::new(mpi, 2, &built().command)
+            .args(&["bench", "ring", "D", "H", "--mpi", "mpich"])
+            .run();
+        assert_eq!(uneven.finished.code, Some(2), "{uneven}");
+        let said = "all ranks of ring do the same: D D or H H";
+        assert!(uneven.finished.stderr.contains(said), "{uneven}");
+    });
 }

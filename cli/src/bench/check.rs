@@ -108,17 +108,35 @@ impl Checker {
         self.seed
     }
 
-    /// The messages of one iteration. Both ranks compute the same data for the same message, but
-    /// place it at shifts of their own.
-    pub fn plan(&self, role: c_int, bytes: usize, window: usize, iteration: u32) -> Plan {
-        let seeds = |sender: c_int| -> Vec<u64> {
-            let base = mix(
-                mix(self.seed, bytes as u64),
-                u64::from(iteration) << 1 | u64::from(sender == 0),
-            );
-            (0..window as u64)
-                .map(|message| mix(base, message))
-                .collect()
+    /// The messages of one iteration.
+    pub fn plan(&self, pair: &Pair<'_>, bytes: usize, window: usize, iteration: u32) -> Plan {
+        let own = pair.mpi.rank;
+        let [to, from] = pair.legs();
+        let out: Vec<_> = to.into_iter().map(|rank| (own, rank)).collect();
+        let into: Vec<_> = from.into_iter().map(|rank| (rank, own)).collect();
+        self.plan_of([&out, &into], bytes, window, iteration)
+    }
+
+    /// The messages between these senders and receivers, a window each. Both ends compute the same data for the same
+    /// message, but place it at shifts of their own.
+    fn plan_of(
+        &self,
+        [out, into]: [&[(c_int, c_int)]; 2],
+        bytes: usize,
+        window: usize,
+        iteration: u32,
+    ) -> Plan {
+        let seeds = |legs: &[(c_int, c_int)]| -> Vec<u64> {
+            let of_leg = |(sender, receiver): &(c_int, c_int)| {
+                let ends =
+                    u64::from(sender.unsigned_abs()) << 32 | u64::from(receiver.unsigned_abs());
+                let base = mix(
+                    mix(mix(self.seed, bytes as u64), u64::from(iteration)),
+                    ends,
+                );
+                (0..window as u64).map(move |message| mix(base, message))
+            };
+            legs.iter().flat_map(of_leg).collect()
         };
         let spots = |seeds: &[u64], salt: u64| -> Vec<Spot> {
             let place = |(message, seed): (usize, &u64)| {
@@ -130,7 +148,7 @@ impl Checker {
             };
             seeds.iter().enumerate().map(place).collect()
         };
-        let (out_seeds, into_seeds) = (seeds(role), seeds(1 - role));
+        let (out_seeds, into_seeds) = (seeds(out), seeds(into));
         Plan {
             out: spots(&out_seeds, 1),
             into: spots(&into_seeds, 2),
@@ -258,11 +276,14 @@ mod tests {
     #[test]
     fn both_ranks_agree_on_the_data_and_place_it_oddly_apart() {
         let checker = Checker::new(5);
-        let (zero, one) = (checker.plan(0, 1000, 8, 3), checker.plan(1, 1000, 8, 3));
+        let plan =
+            |legs: [&[(c_int, c_int)]; 2], iteration| checker.plan_of(legs, 1000, 8, iteration);
+        let (there, back) = ((0, 1), (1, 0));
+        let (zero, one) = (plan([&[there], &[back]], 3), plan([&[back], &[there]], 3));
         assert_eq!(zero.out_seeds, one.into_seeds);
         assert_eq!(one.out_seeds, zero.into_seeds);
         assert_ne!(zero.out_seeds, zero.into_seeds);
-        assert_ne!(zero.out_seeds, checker.plan(0, 1000, 8, 4).out_seeds);
+        assert_ne!(zero.out_seeds, plan([&[there], &[back]], 4).out_seeds);
         assert!(zero
             .out
             .iter()

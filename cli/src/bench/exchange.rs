@@ -49,22 +49,38 @@ impl Pair<'_> {
 
     /// Whether messages go from the first to the second only.
     fn is_one_way(&self) -> bool {
-        matches!(self.kind, Kind::Bw | Kind::MbwMr)
+        self.kind.is_one_way()
+    }
+
+    /// To whom this rank sends, and from whom it receives.
+    pub fn legs(&self) -> [Vec<c_int>; 2] {
+        self.kind.legs(self.mpi.rank, self.mpi.size)
     }
 
     /// Returns when all that measure at once have called it.
     pub fn meet(&self) {
         match self.kind {
-            Kind::MbwMr => self.mpi.barrier(),
+            kind if kind.is_of_all() => self.mpi.barrier(),
             _ => self.mpi.meet(self.peer),
         }
     }
 
-    /// One iteration: the messages of one window, or one round trip.
+    /// One iteration: the messages of one window each way, or one round trip.
     pub fn exchange(&self, out: &[Spot], into: &[Spot], requests: &mut Requests) {
         match (self.kind, self.role) {
+            (Kind::Ring | Kind::AllToAll, _) => {
+                let [to, from] = self.legs();
+                let window = out.len() / to.len().max(1);
+                for (spots, rank) in into.chunks(window.max(1)).zip(from) {
+                    self.post_receives(spots, rank, requests);
+                }
+                for (spots, rank) in out.chunks(window.max(1)).zip(to) {
+                    self.post_sends(spots, rank, requests);
+                }
+                self.mpi.wait_all(requests);
+            }
             (Kind::Bw | Kind::MbwMr, 0) => {
-                self.post_sends(out, requests);
+                self.post_sends(out, self.peer, requests);
                 self.mpi.wait_all(requests);
                 // SAFETY: every buffer has room for an acknowledgement.
                 unsafe {
@@ -73,7 +89,7 @@ impl Pair<'_> {
                 };
             }
             (Kind::Bw | Kind::MbwMr, _) => {
-                self.post_receives(into, requests);
+                self.post_receives(into, self.peer, requests);
                 self.mpi.wait_all(requests);
                 // SAFETY: every buffer has room for an acknowledgement.
                 unsafe {
@@ -82,8 +98,8 @@ impl Pair<'_> {
                 };
             }
             (Kind::Bibw, _) => {
-                self.post_receives(into, requests);
-                self.post_sends(out, requests);
+                self.post_receives(into, self.peer, requests);
+                self.post_sends(out, self.peer, requests);
                 self.mpi.wait_all(requests);
             }
             (Kind::Latency, 0) => {
@@ -97,24 +113,21 @@ impl Pair<'_> {
         }
     }
 
-    fn post_sends(&self, spots: &[Spot], requests: &mut Requests) {
+    fn post_sends(&self, spots: &[Spot], to: c_int, requests: &mut Requests) {
         for spot in spots {
             let address = self.send.at(spot.offset);
             // SAFETY: the spot lies in the buffer, which outlives the wait that follows.
-            unsafe {
-                self.mpi
-                    .isend(address, spot.bytes, self.peer, DATA_TAG, requests)
-            };
+            unsafe { self.mpi.isend(address, spot.bytes, to, DATA_TAG, requests) };
         }
     }
 
-    fn post_receives(&self, spots: &[Spot], requests: &mut Requests) {
+    fn post_receives(&self, spots: &[Spot], from: c_int, requests: &mut Requests) {
         for spot in spots {
             let address = self.receive.at(spot.offset);
             // SAFETY: the spot lies in the buffer, which outlives the wait that follows.
             unsafe {
                 self.mpi
-                    .irecv(address, spot.bytes, self.peer, DATA_TAG, requests)
+                    .irecv(address, spot.bytes, from, DATA_TAG, requests)
             };
         }
     }

@@ -44,6 +44,10 @@ pub enum Kind {
     Latency,
     /// As bw, by all pairs of ranks at once: rank i of the first half sends to rank i of the second
     MbwMr,
+    /// Every rank sends a window of messages to the next one, and receives one from the one before
+    Ring,
+    /// Every rank sends a window of messages to every other
+    AllToAll,
 }
 
 impl Kind {
@@ -52,6 +56,7 @@ impl Kind {
     fn role(self, rank: c_int, size: c_int) -> Option<(c_int, c_int)> {
         let half = if self == Kind::MbwMr { size / 2 } else { 1 };
         match rank {
+            _ if self.is_round() => Some((0, (rank + 1) % size)),
             _ if rank < half => Some((0, rank + half)),
             _ if rank < 2 * half => Some((1, rank - half)),
             _ => None,
@@ -62,7 +67,39 @@ impl Kind {
     fn pairs(self, size: c_int) -> c_int {
         match self {
             Kind::MbwMr => size / 2,
+            Kind::Ring => size,
+            Kind::AllToAll => size * (size - 1),
             _ => 1,
+        }
+    }
+
+    /// All ranks do the same, with buffers of one kind.
+    pub fn is_round(self) -> bool {
+        matches!(self, Kind::Ring | Kind::AllToAll)
+    }
+
+    /// More than two ranks measure at once.
+    pub fn is_of_all(self) -> bool {
+        self == Kind::MbwMr || self.is_round()
+    }
+
+    /// Messages go one way only, and are acknowledged.
+    fn is_one_way(self) -> bool {
+        matches!(self, Kind::Bw | Kind::MbwMr)
+    }
+
+    /// The ranks to which one of `size` sends, and those from which it receives; a window each.
+    fn legs(self, rank: c_int, size: c_int) -> [Vec<c_int>; 2] {
+        match self {
+            Kind::Ring => [vec![(rank + 1) % size], vec![(rank + size - 1) % size]],
+            Kind::AllToAll => [1, size - 1].map(|step| {
+                let nth = |at: c_int| (rank + at * step) % size;
+                (1..size).map(nth).collect()
+            }),
+            _ => {
+                let peer = self.role(rank, size).map(|(_, peer)| peer);
+                [peer.into_iter().collect(), peer.into_iter().collect()]
+            }
         }
     }
 }
@@ -80,7 +117,7 @@ pub struct Arguments {
     /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024
     #[arg(long, short = 'm', default_value = "1:4M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
     sizes: sizes::Sizes,
-    /// Messages under way at once (bw, bibw)
+    /// Messages under way at once from one rank to another (all but latency)
     #[arg(long, short = 'W', default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     window: u32,
     /// Iterations measured for each size [default: as OSU, fewer above 8K]
@@ -151,8 +188,19 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.raw && (arguments.first, arguments.second) != (Place::D, Place::D) {
         return Err(Failure::new(2, "--raw needs both buffers in device memory: D D").into());
     }
-    if arguments.raw && arguments.kind == Kind::MbwMr {
-        return Err(Failure::new(2, "--raw measures one pair: not with mbw-mr").into());
+    if arguments.raw && arguments.kind.is_of_all() {
+        let text = format!(
+            "--raw measures one pair: not with {}",
+            report::name(arguments.kind)
+        );
+        return Err(Failure::new(2, text).into());
+    }
+    if arguments.kind.is_round() && arguments.first != arguments.second {
+        let text = format!(
+            "all ranks of {} do the same: D D or H H",
+            report::name(arguments.kind)
+        );
+        return Err(Failure::new(2, text).into());
     }
     // A context before MPI_Init, where the rank is known: some CUDA-aware MPIs want it. If there
     // is none, the other rank may be waiting in MPI_Init already, and is told from there.
@@ -207,7 +255,7 @@ fn measure_on(arguments: &Arguments, mpi: &Mpi, device: Option<Device>) -> anyho
 fn role_by_launcher(kind: Kind) -> Option<c_int> {
     let rank = rank_by_launcher()?;
     let size = match kind {
-        Kind::MbwMr => size_by_launcher()?,
+        kind if kind.is_of_all() => size_by_launcher()?,
         _ => 2,
     };
     kind.role(rank, size).map(|(role, _)| role)
@@ -315,6 +363,7 @@ impl<'a> Session<'a> {
         let (role, peer) = (arguments.kind.role(mpi.rank, mpi.size))
             .context("this rank is the last of an odd number")?;
         let largest = arguments.sizes.0.iter().copied().max().unwrap_or(0);
+        let legs = arguments.kind.legs(mpi.rank, mpi.size);
         let bytes = if arguments.check {
             arguments
                 .sizes
@@ -326,14 +375,22 @@ impl<'a> Session<'a> {
         } else {
             largest
         };
+        let bytes = bytes * legs[0].len();
         let buffer = || {
             Buffer::new(driver, bytes.max(64))
                 .context("the buffers do not fit: use smaller --sizes")
         };
         let (send, receive) = (buffer()?, buffer()?);
         let own = arguments.seed.unwrap_or_else(check::fresh_seed);
-        let theirs = mpi.swap(peer, own);
-        let checker = Checker::new(if role == 0 { own } else { theirs });
+        let seed = match role {
+            _ if arguments.kind.is_round() => mpi.tell(own),
+            0 => {
+                mpi.swap(peer, own);
+                own
+            }
+            _ => mpi.swap(peer, own),
+        };
+        let checker = Checker::new(seed);
         let raw = if arguments.raw {
             Raw::prepare(arguments, mpi, device, largest)?
         } else {
@@ -341,7 +398,11 @@ impl<'a> Session<'a> {
         };
         let simulated = driver.and_then(|driver| driver.simulated_clock());
         let own_clock = u64::from(simulated.is_some());
-        let is_simulated = (own_clock | mpi.swap(peer, own_clock)) != 0;
+        let is_simulated = if arguments.kind.is_round() {
+            own_clock != 0
+        } else {
+            (own_clock | mpi.swap(peer, own_clock)) != 0
+        };
         let clock = Clock {
             simulated,
             start: Instant::now(),
@@ -354,7 +415,7 @@ impl<'a> Session<'a> {
             send,
             receive,
         };
-        let requests = Requests::new(2 * arguments.window as usize);
+        let requests = Requests::new(2 * arguments.window as usize * legs[0].len());
         Ok(Session {
             arguments,
             pair,
@@ -417,7 +478,7 @@ impl<'a> Session<'a> {
         let mpi = self.pair.mpi;
         let seconds = self.agreed(seconds);
         let (seconds, errors) = match self.arguments.kind {
-            Kind::MbwMr => (
+            kind if kind.is_of_all() => (
                 // As OSU does: the time of the slowest pair.
                 (mpi.gather(seconds.to_bits())
                     .into_iter()
@@ -458,6 +519,9 @@ impl<'a> Session<'a> {
     /// The time to report: this rank's, but the peer's where only that one sees the clock of the
     /// simulated node, because only its buffers are in device memory.
     fn agreed(&self, seconds: f64) -> f64 {
+        if self.arguments.kind.is_round() {
+            return seconds;
+        }
         let theirs = f64::from_bits(self.pair.mpi.swap(self.pair.peer, seconds.to_bits()));
         if self.simulated && self.clock.simulated.is_none() {
             theirs
@@ -468,7 +532,14 @@ impl<'a> Session<'a> {
 
     /// The loop of the OSU benchmarks: every message of a window in one place.
     fn timed(&mut self, bytes: usize, window: usize, warmup: u32, iterations: u32) -> f64 {
-        let spots = vec![Spot { offset: 0, bytes }; window];
+        // All of a window in one place, and each window in its own.
+        let legs = self.pair.legs()[0].len();
+        let spots: Vec<Spot> = (0..window * legs)
+            .map(|message| Spot {
+                offset: message / window * bytes,
+                bytes,
+            })
+            .collect();
         self.pair.meet();
         let mut start = self.clock.seconds();
         for iteration in 0..warmup + iterations {
@@ -497,7 +568,7 @@ impl<'a> Session<'a> {
             } else {
                 (bytes - 1) | 1
             };
-            let plan = self.checker.plan(self.pair.role, bytes, window, iteration);
+            let plan = self.checker.plan(&self.pair, bytes, window, iteration);
             self.checker.prepare(&self.pair, &plan)?;
             self.pair.meet();
             let start = self.clock.seconds();
@@ -507,6 +578,9 @@ impl<'a> Session<'a> {
                 seconds += self.clock.seconds() - start;
             }
             errors += self.checker.compare(&self.pair, &plan)?;
+        }
+        if self.arguments.kind.is_round() {
+            return Ok((seconds, errors));
         }
         let theirs = self.pair.mpi.swap(self.pair.peer, errors);
         Ok((seconds, errors + theirs))

@@ -51,7 +51,9 @@ pub fn value(
 ) -> Option<f64> {
     let messages = window as f64 * f64::from(iterations);
     let value = match kind {
-        Kind::Bw | Kind::MbwMr => bytes as f64 * messages / 1e6 / seconds,
+        Kind::Bw | Kind::MbwMr | Kind::Ring | Kind::AllToAll => {
+            bytes as f64 * messages / 1e6 / seconds
+        }
         Kind::Bibw => 2.0 * bytes as f64 * messages / 1e6 / seconds,
         Kind::Latency => seconds * 1e6 / (2.0 * f64::from(iterations)),
     };
@@ -82,8 +84,13 @@ impl<'a> Report<'a> {
         let clock = if simulated { "simulated" } else { "wall" };
         let mut comments = vec![format!("# {}, {} ranks", mpi.version(), mpi.size)];
         if arguments.kind != Kind::Latency {
+            let acknowledged = if arguments.kind.is_one_way() {
+                ", acknowledged by 4 bytes"
+            } else {
+                ""
+            };
             comments.push(format!(
-                "# Window of {} messages, acknowledged by 4 bytes",
+                "# Window of {} messages{acknowledged}",
                 arguments.window
             ));
         }
@@ -204,6 +211,8 @@ pub fn name(kind: Kind) -> &'static str {
         Kind::Bibw => "bibw",
         Kind::Latency => "latency",
         Kind::MbwMr => "mbw-mr",
+        Kind::Ring => "ring",
+        Kind::AllToAll => "all-to-all",
     }
 }
 
@@ -213,6 +222,8 @@ fn title(kind: Kind) -> &'static str {
         Kind::Bibw => "Bi-Directional Bandwidth",
         Kind::Latency => "Latency",
         Kind::MbwMr => "Multiple Bandwidth / Message Rate",
+        Kind::Ring => "Ring Bandwidth of All Ranks",
+        Kind::AllToAll => "All-to-All Bandwidth of All Ranks",
     }
 }
 

@@ -93,7 +93,7 @@ impl Ask {
 
     /// Whether the messages of a window fit where they arrive.
     pub fn fits(&self) -> bool {
-        let one_way = matches!(self.kind, Kind::Bw | Kind::MbwMr);
+        let one_way = self.kind.is_one_way();
         let on_host = self.buffers[1] == Place::H || (!one_way && self.buffers[0] == Place::H);
         !on_host || self.window == 1 || self.window * self.stride() <= ARRIVAL
     }
@@ -239,8 +239,9 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
     };
     write_line(out.as_mut(), &circumstances)?;
     let largest = |of: &dyn Fn(&Ask) -> usize| plan.rows.iter().map(of).max().unwrap_or(0).max(64);
-    let once = largest(&|ask| ask.bytes.max(check::region(ask.bytes) * verified(ask)));
-    let window = largest(&|ask| ask.window * ask.stride()).min(ARRIVAL);
+    let legs = |ask: &Ask| ask.kind.legs(0, mpi.size)[0].len().max(1);
+    let once = largest(&|ask| legs(ask) * ask.bytes.max(check::region(ask.bytes) * verified(ask)));
+    let window = largest(&|ask| legs(ask) * ask.window * ask.stride()).min(ARRIVAL);
     let pair = |place: Place| -> anyhow::Result<Option<Pair<'_>>> {
         if !needs(place) {
             return Ok(None);
@@ -276,7 +277,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         clock,
         simulated,
         counters,
-        requests: Requests::new(2 * most),
+        requests: Requests::new(2 * most * usize::try_from(mpi.size).unwrap_or(1)),
         on_device,
         on_host,
     };
@@ -406,18 +407,23 @@ struct Row<'a, 'p> {
 
 impl Row<'_, '_> {
     fn measure(mut self) -> anyhow::Result<Done> {
+        let (window, legs) = (self.ask.window, self.pair.legs()[0].len().max(1));
         let places = match (self.place, self.simulated) {
-            (Place::H, _) => ARRIVAL / self.ask.stride().max(1),
-            (Place::D, true) => SIMULATED_ARRIVAL / self.ask.stride().max(1),
+            (Place::H, _) => ARRIVAL / self.ask.stride().max(1) / legs,
+            (Place::D, true) => SIMULATED_ARRIVAL / self.ask.stride().max(1) / legs,
             (Place::D, false) => 1,
         };
-        let place = |message: usize| message % places.max(1) * self.ask.stride();
+        // Messages from different ranks never share one.
+        let places = places.clamp(1, window);
+        let place = |message: usize| {
+            (message / window * places + message % window % places) * self.ask.stride()
+        };
         let spot = |offset| Spot {
             offset,
             bytes: self.ask.bytes,
         };
-        let out = vec![spot(0); self.ask.window];
-        let into: Vec<Spot> = (0..self.ask.window)
+        let out = vec![spot(0); window * legs];
+        let into: Vec<Spot> = (0..window * legs)
             .map(|message| spot(place(message)))
             .collect();
         let spots = [&out[..], &into[..]];
@@ -477,7 +483,7 @@ impl Row<'_, '_> {
     /// What rank 0 says, on all ranks that take part.
     fn decide(&self, mine: u64) -> u64 {
         match self.ask.kind {
-            Kind::MbwMr => self.pair.mpi.tell(mine),
+            kind if kind.is_of_all() => self.pair.mpi.tell(mine),
             _ => {
                 let theirs = self.pair.mpi.swap(self.pair.peer, mine);
                 if self.pair.role == 0 {
@@ -492,6 +498,9 @@ impl Row<'_, '_> {
     /// The time that counts of this rank's: the first of a pair measures, unless only the second sees the clock of the
     /// simulated node, because only its buffers are in device memory.
     fn reported(&self, seconds: f64) -> f64 {
+        if self.ask.kind.is_round() {
+            return seconds;
+        }
         let here = u64::from(self.clock.simulated.is_some());
         let there = self.pair.mpi.swap(self.pair.peer, here);
         let counts = match (self.simulated, self.pair.role) {
@@ -519,12 +528,9 @@ impl Row<'_, '_> {
     /// One iteration with fresh random data over poison, each message at an odd place of its own.
     fn verify(&mut self) -> anyhow::Result<u64> {
         let ask = self.ask;
-        let checker = Checker::new(
-            self.plan.seed
-                ^ (u64::from(self.pair.mpi.rank.min(self.pair.peer).unsigned_abs()) << 48),
-        );
+        let checker = Checker::new(self.plan.seed);
         let iteration = u32::try_from(ask.row).unwrap_or(0);
-        let plan = checker.plan(self.pair.role, ask.bytes, verified(ask), iteration);
+        let plan = checker.plan(self.pair, ask.bytes, verified(ask), iteration);
         checker.prepare(self.pair, &plan)?;
         self.pair.meet();
         self.pair.exchange(&plan.out, &plan.into, self.requests);
@@ -543,11 +549,15 @@ fn expected(ask: &Ask, done: &Done, config: &Config, pairs: c_int) -> Expected {
         };
     }
     let pairs = u64::from(pairs.unsigned_abs());
-    let one_way = matches!(ask.kind, Kind::Bw | Kind::MbwMr);
+    let one_way = ask.kind.is_one_way();
     let on = |place: Place| u64::from(place == Place::D);
     let [first, second] = ask.buffers.map(on);
     // Messages that leave a device, acknowledgements aside: from the first, and from the second.
-    let back = if one_way { 0 } else { done.messages };
+    let back = if one_way || ask.kind.is_round() {
+        0
+    } else {
+        done.messages
+    };
     let (data, acknowledgements) = (
         first * done.messages + second * back,
         if one_way {
@@ -556,6 +566,8 @@ fn expected(ask: &Ask, done: &Done, config: &Config, pairs: c_int) -> Expected {
             0
         },
     );
+    // In a round all buffers are of one kind.
+    let both = u64::from(!ask.kind.is_round());
     let allowed = |bytes: usize| bytes as u64 >= config.threshold;
     let (long, short) = match ask.bytes {
         bytes if !allowed(bytes) => (0, 0),
@@ -571,7 +583,7 @@ fn expected(ask: &Ask, done: &Done, config: &Config, pairs: c_int) -> Expected {
         device_sends: pairs * (data + acknowledgements),
         taken: Some(pairs * long),
         short: pairs * (short + answers),
-        raised: pairs * ((1 - first) * second * done.messages + (1 - second) * first * back)
+        raised: both * pairs * ((1 - first) * second * done.messages + (1 - second) * first * back)
             + pairs
                 * if one_way && ACK_BYTES > 0 {
                     first * (1 - second) * done.acknowledgements
@@ -623,6 +635,9 @@ mod tests {
         // Two pairs of four ranks.
         assert_eq!(of(Kind::MbwMr, [D, D], 4096), is(102, 96, 6, 0));
         assert_eq!(of(Kind::Bibw, [H, H], 4096), is(0, 0, 0, 0));
+        // Four ranks to one other each, and to three.
+        assert_eq!(of(Kind::Ring, [D, D], 4096), is(192, 192, 0, 0));
+        assert_eq!(of(Kind::AllToAll, [D, D], 4096), is(576, 576, 0, 0));
     }
 
     #[test]
@@ -632,5 +647,26 @@ mod tests {
         assert_eq!(Kind::MbwMr.role(1, 4), Some((0, 3)));
         assert_eq!(Kind::MbwMr.role(2, 4), Some((1, 0)));
         assert_eq!(Kind::MbwMr.role(4, 5), None);
+    }
+
+    #[test]
+    fn what_one_sends_another_receives() {
+        for kind in [Kind::Ring, Kind::AllToAll] {
+            for size in 2..6 {
+                let mut sent = Vec::new();
+                let mut received = Vec::new();
+                for rank in 0..size {
+                    let [to, from] = kind.legs(rank, size);
+                    assert!(!to.contains(&rank) && to.len() == from.len());
+                    sent.extend(to.into_iter().map(|other| (rank, other)));
+                    received.extend(from.into_iter().map(|other| (other, rank)));
+                }
+                assert_eq!(sent.len() as c_int, kind.pairs(size));
+                sent.sort_unstable();
+                sent.dedup();
+                received.sort_unstable();
+                assert_eq!(sent, received);
+            }
+        }
     }
 }

@@ -39,6 +39,10 @@ enum Bench {
     Latency,
     /// As bw, by all pairs of ranks at once
     MbwMr,
+    /// Every rank sends a window to the next one
+    Ring,
+    /// Every rank sends a window to every other
+    AllToAll,
     /// An iteration of the bundled solver
     Jacobi,
 }
@@ -50,6 +54,8 @@ impl Bench {
             Bench::Bibw => Some(Kind::Bibw),
             Bench::Latency => Some(Kind::Latency),
             Bench::MbwMr => Some(Kind::MbwMr),
+            Bench::Ring => Some(Kind::Ring),
+            Bench::AllToAll => Some(Kind::AllToAll),
             Bench::Jacobi => None,
         }
     }
@@ -68,7 +74,8 @@ pub struct Arguments {
         default_value = "latency,bw,bibw"
     )]
     benches: Vec<Bench>,
-    /// Buffers of the first and the second of a pair: device (D) or host (H) memory
+    /// Buffers of the first and the second of a pair: device (D) or host (H) memory; ring and
+    /// all-to-all have DD and HH only
     #[arg(overrides_with = "pairs", long, value_delimiter = ',', default_value = "DD", value_name = "DD,DH,HD,HH", value_parser = pair)]
     pairs: Vec<[Place; 2]>,
     /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024
@@ -106,7 +113,7 @@ pub struct Arguments {
     /// Begin no round that would not end within this time; the first is always made
     #[arg(overrides_with = "budget", long, value_name = "SECONDS")]
     budget: Option<u64>,
-    /// Ranks of mbw-mr and jacobi
+    /// Ranks of mbw-mr, ring, all-to-all and jacobi
     #[arg(overrides_with = "np", long, short = 'n', default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     np: u32,
     /// About how long each row is measured in each launch
@@ -259,7 +266,7 @@ fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
             Kind::Latency => &[1][..],
             _ => &arguments.windows,
         };
-        let ranks = if kind == Kind::MbwMr { arguments.np } else { 2 };
+        let ranks = if kind.is_of_all() { arguments.np } else { 2 };
         for (buffers, window) in arguments
             .pairs
             .iter()
@@ -273,8 +280,9 @@ fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
                     bytes: *bytes,
                     window: window as usize,
                 };
-                if !ask.fits() {
-                    continue; // said in the help of --windows
+                // Said in the help of --windows and --pairs.
+                if !ask.fits() || (kind.is_round() && buffers[0] != buffers[1]) {
+                    continue;
                 }
                 rows.push(What::Bench(ask.clone()));
                 match groups.iter_mut().find(|group| group.ranks == ranks) {
