@@ -10,6 +10,7 @@ use crate::cuda::{
 use crate::engine::gpu::Gpu;
 use crate::engine::Env;
 use crate::node::{Exported, Peer};
+use crate::stats::{self, Counter};
 
 /// Attempts to allocate staging on one GPU.
 const ATTEMPTS: u32 = 3;
@@ -126,7 +127,10 @@ impl Relays {
             }
             Err(error) => {
                 held.failures += 1;
-                log::debug!("no staging on GPU {row}: {error}");
+                stats::add(Counter::StagingRefused, 1);
+                if held.failures == 1 {
+                    log::warn!("GPU {row}: {error}; no staging there, messages take fewer paths");
+                }
             }
         }
     }
@@ -198,6 +202,11 @@ impl Relays {
         troubles.is_some_and(|troubles| *troubles >= ATTEMPTS)
     }
 
+    /// Whether peers may have pieces of staging of this rank's.
+    pub fn are_lent(&self) -> bool {
+        self.held.iter().any(|held| held.memory.is_some())
+    }
+
     /// Takes back the pieces of ranks that were dead the last time, too: their receivers have noticed by now, and find that
     /// the pieces are another's where they have not.
     pub fn reclaim(&mut self, env: &Env) {
@@ -216,7 +225,7 @@ impl Relays {
             for rank in takers {
                 if env.node.peer(rank).is_none_or(|taker| !taker.alive()) {
                     if before.contains(&rank) {
-                        units.reclaim(rank);
+                        stats::add(Counter::UnitsReclaimed, units.reclaim(rank));
                     } else {
                         self.dead.push(rank);
                     }
@@ -244,7 +253,7 @@ impl Relays {
                 takers
                     .into_iter()
                     .filter(is_dead)
-                    .for_each(|rank| units.reclaim(rank));
+                    .for_each(|rank| stats::add(Counter::UnitsReclaimed, units.reclaim(rank)));
             }
         }
         is_closed

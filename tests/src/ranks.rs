@@ -147,6 +147,16 @@ impl Segment {
         counts
     }
 
+    /// Messages of its owner's that come over several paths: claimed, and a part in them was offered to it.
+    pub fn over_several(&self) -> usize {
+        let slots = 0..self.slots().min(1024);
+        let is_offered = |slot: &u64| {
+            let at = self.slots_at + slot * SLOT_BYTES;
+            self.read::<1>(at) == [2] && self.read::<8>(at + SLOT_BYTES - 8) != [0; 8]
+        };
+        slots.filter(is_offered).count()
+    }
+
     /// Writes over a part of it.
     pub fn write(&self, at: u64, bytes: &[u8]) {
         let _ = self.file.write_all_at(bytes, at);

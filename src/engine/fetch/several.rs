@@ -317,8 +317,7 @@ impl Several {
                 if pull.copy.is_lost() {
                     lost = Some(error);
                 } else {
-                    stats::add(Counter::Retries, 1);
-                    fault::survived(Of::From(rank), Path::Several, &error, "tried again");
+                    note_retry(rank, &error);
                 }
                 true
             }
@@ -487,6 +486,12 @@ impl Several {
     }
 }
 
+/// A question about a copy has failed, and is asked again.
+fn note_retry(rank: u32, error: &Error) {
+    stats::add(Counter::Retries, 1);
+    fault::survived(Of::From(rank), Path::Several, error, "tried again");
+}
+
 fn shared(env: &Env, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
     let offer = env.node.own().board()?.offer(asked.index)?;
     offer.track(asked.tag, number)
@@ -546,11 +551,12 @@ impl Track {
             match flying.copy.poll() {
                 Ok(false) => break,
                 Ok(true) => {}
+                Err(error) if flying.copy.is_lost() => {
+                    self.flying.pop_front();
+                    return Err(Trouble::Driver(error));
+                }
                 Err(error) => {
-                    if flying.copy.is_lost() {
-                        self.flying.clear();
-                        return Err(Trouble::Driver(error));
-                    }
+                    note_retry(peer.world_rank(), &error);
                     break;
                 }
             }
@@ -660,6 +666,7 @@ impl Staging {
                     Ok(None) => None,
                     Err(error) => {
                         gpu.relays.blame(rank, row);
+                        stats::add(Counter::TracksRetired, 1);
                         let of = Of::From(peer.world_rank());
                         fault::survived(of, Path::Several, &error, "over fewer paths");
                         None

@@ -41,7 +41,10 @@ struct Track {
     filling: VecDeque<Filling>,
     /// Pieces in the ring, oldest first.
     held: VecDeque<Piece>,
+    /// Nothing more is claimed.
     is_over: bool,
+    /// It was given up: nothing more is put into the ring either.
+    is_failed: bool,
 }
 
 enum Staging {
@@ -135,17 +138,17 @@ impl Tracks {
     /// Fills what can be filled. True if anything moved. What is in the way ends the track that it concerns.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
         let mut moved = false;
-        for track in &mut self.tracks {
+        for track in self.tracks.iter_mut().filter(|track| !track.is_failed) {
             let Some(shared) = track_of(&self.peer, self.asked, track.number) else {
-                track.is_over = true;
+                track.is_failed = true;
                 continue;
             };
             match track.poll(env, gpu, &shared, self.context, self.source) {
                 Ok(did) => moved |= did,
                 // The receiver is through with it.
-                Err(Trouble::Track(TrackError::Stale)) => track.is_over = true,
+                Err(Trouble::Track(TrackError::Stale)) => track.is_failed = true,
                 Err(trouble) => {
-                    track.is_over = true;
+                    track.is_failed = true;
                     shared.give_up(track.filled);
                     if let Staging::Relay { owner, row, .. } = &track.staging {
                         gpu.relays.blame(owner.world_rank(), *row);
@@ -160,7 +163,8 @@ impl Tracks {
 
     /// Whether nothing more will be filled.
     pub fn is_over(&self) -> bool {
-        let is_over = |track: &Track| track.is_over && track.filling.is_empty();
+        let is_over =
+            |track: &Track| track.is_failed || (track.is_over && track.filling.is_empty());
         self.tracks.iter().all(is_over)
     }
 
@@ -241,6 +245,7 @@ impl Track {
             filling: VecDeque::new(),
             held: VecDeque::new(),
             is_over: false,
+            is_failed: false,
         })
     }
 
