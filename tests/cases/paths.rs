@@ -107,7 +107,7 @@ fn memory_from_a_pool_in_the_place_of_others() {
             check_bytes(&outcome);
             // Nine rounds of three and one.
             assert!(outcome.stats().fallback("not_exportable") >= 7, "{outcome}");
-            assert!(outcome.stats().total("receives_several") >= 20, "{outcome}");
+            assert!(outcome.stats().total("receives_several") >= 6, "{outcome}");
         });
     }
 }

@@ -16,7 +16,8 @@ static const size_t sizes[] = {9001, 70001, 300001, LARGEST, 4096, 1000003};
 
 static CUresult (*from_pool)(CUdeviceptr *, size_t, void *);
 static MPI_Comm comm;
-static int handled, errors, good, fixed_bytes;
+static int handled, errors, good;
+static size_t fixed_bytes;
 
 static void on_error(MPI_Comm *c, int *code, ...) {
     (void)c;
@@ -92,16 +93,21 @@ static int one_round(uint64_t number, int check) {
     return failed;
 }
 
-// A rank beyond the first two: the library learns of its device, and from then on it is in MPI or asleep.
-static void look_on(const char *mode) {
-    buf b = block(0, 100000);
-    OK(MPI_Sendrecv(b.p, b.bytes, MPI_BYTE, me, 1, block(0, 100000).p, b.bytes, MPI_BYTE, me, 1, comm, MPI_STATUS_IGNORE));
-    if (strcmp(mode, "outlived")) return;
+// A rank beyond the first two: the library learns of its device.
+static void use_device(void) {
+    buf out = block(0, 100000), in = block(0, 100000);
+    OK(MPI_Sendrecv(out.p, out.bytes, MPI_BYTE, me, 1, in.p, in.bytes, MPI_BYTE, me, 1, comm, MPI_STATUS_IGNORE));
+}
+
+// It outlives others, and says what it has taken back of theirs.
+static void look_on(void) {
     uint64_t (*counter)(const char *);
     *(void **)&counter = dlsym(RTLD_DEFAULT, "anabranch_counter");
+    CHECK(counter, "the library");
     for (int i = 0; i < 600 && !counter("units_reclaimed"); i++) usleep(100000);
     printf("rank %d: %d units reclaimed\n", me, (int)counter("units_reclaimed"));
     fflush(stdout);
+    usleep(200000); // what this rank says last is passed on
     _exit(0);
 }
 
@@ -122,15 +128,18 @@ int main(int argc, char **argv) {
         OK(MPI_Comm_set_errhandler(comm, handler));
         OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     }
-    if (me > 1) {
-        look_on(mode);
-        return finish(1);
+    if (ranks > 2) {
+        if (me > 1) use_device();
+        OK(MPI_Barrier(comm));
+        if (me > 1 && (survives || outlived)) look_on();
+        if (me > 1) return finish(1);
     }
     if (!strcmp(mode, "endless")) for (uint64_t i = 0;; i++) one_round(i, 0);
     if (survives) {
         while (!one_round(0, 0)) {}
         printf("survived: the handler was called %d times\n", handled);
         fflush(stdout);
+        usleep(200000); // what this rank says last is passed on
         _exit(0);
     }
     int rounds = argc > 2 ? atoi(argv[2]) : 10;

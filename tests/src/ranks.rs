@@ -96,6 +96,8 @@ pub struct Segment {
 
 /// Size of a slot, bytes.
 pub const SLOT_BYTES: u64 = 256;
+/// Where a slot names what its receiver has offered.
+const ASKED_AT: u64 = 232;
 
 impl Segment {
     fn new(file: File) -> Option<Segment> {
@@ -152,7 +154,7 @@ impl Segment {
         let slots = 0..self.slots().min(1024);
         let is_offered = |slot: &u64| {
             let at = self.slots_at + slot * SLOT_BYTES;
-            self.read::<1>(at) == [2] && self.read::<8>(at + SLOT_BYTES - 8) != [0; 8]
+            self.read::<1>(at) == [2] && self.read::<8>(at + ASKED_AT) != [0; 8]
         };
         slots.filter(is_offered).count()
     }

@@ -278,6 +278,7 @@ impl Device {
 /// Reads the time in seconds: of the machine, or of the simulated node.
 pub struct Clock {
     simulated: Option<unsafe extern "C" fn() -> u64>,
+    late: Option<unsafe extern "C" fn() -> u64>,
     start: Instant,
 }
 
@@ -289,6 +290,13 @@ impl Clock {
             Some(clock) => unsafe { clock() as f64 * 1e-9 },
             None => self.start.elapsed().as_secs_f64(),
         }
+    }
+
+    /// Seconds by which a simulated node's time has moved on before host code reacted, in all.
+    fn late_seconds(&self) -> Option<f64> {
+        // SAFETY: the simulated driver is loaded for as long as the process runs.
+        #[allow(clippy::cast_precision_loss)]
+        self.late.map(|late| unsafe { late() as f64 * 1e-9 })
     }
 }
 
@@ -303,6 +311,8 @@ struct Session<'a> {
     raw: Option<Raw>,
     device: Option<&'a Device>,
     requests: Requests,
+    /// Of the latest measurement, seconds.
+    late: Option<f64>,
 }
 
 impl<'a> Session<'a> {
@@ -344,6 +354,7 @@ impl<'a> Session<'a> {
         let is_simulated = (own_clock | mpi.swap(peer, own_clock)) != 0;
         let clock = Clock {
             simulated,
+            late: driver.and_then(|driver| driver.simulated_lateness()),
             start: Instant::now(),
         };
         let pair = Pair {
@@ -364,6 +375,7 @@ impl<'a> Session<'a> {
             raw,
             device,
             requests,
+            late: None,
         })
     }
 
@@ -452,6 +464,7 @@ impl<'a> Session<'a> {
             value: value(seconds),
             raw,
             errors,
+            late: self.late.map(|late| late / seconds),
         })
     }
 
@@ -470,14 +483,17 @@ impl<'a> Session<'a> {
     fn timed(&mut self, bytes: usize, window: usize, warmup: u32, iterations: u32) -> f64 {
         let spots = vec![Spot { offset: 0, bytes }; window];
         self.pair.meet();
-        let mut start = self.clock.seconds();
+        let now = |clock: &Clock| (clock.seconds(), clock.late_seconds());
+        let mut start = now(&self.clock);
         for iteration in 0..warmup + iterations {
             if iteration == warmup {
-                start = self.clock.seconds();
+                start = now(&self.clock);
             }
             self.pair.exchange(&spots, &spots, &mut self.requests);
         }
-        self.clock.seconds() - start
+        let end = now(&self.clock);
+        self.late = end.1.zip(start.1).map(|(end, start)| end - start);
+        end.0 - start.0
     }
 
     /// The same with fresh data and a place for every message, compared after every iteration.

@@ -57,6 +57,8 @@ pub struct Several {
     lost: Option<Error>,
     is_open: bool,
     looks: u32,
+    /// When the clock was last read, and when something last moved.
+    looked: Instant,
     moved: Instant,
     by_direct: u64,
 }
@@ -192,6 +194,7 @@ impl Several {
             lost: None,
             is_open: true,
             looks: 0,
+            looked: Instant::now(),
             moved: Instant::now(),
             by_direct: 0,
         };
@@ -436,12 +439,21 @@ impl Several {
         if moved || !self.pulls.is_empty() || self.before.is_some() {
             if self.looks % LOOKS == 0 {
                 self.moved = Instant::now();
+                self.looked = self.moved;
             }
             return;
         }
-        if self.looks % LOOKS == 0 && self.moved.elapsed() > PATIENCE {
-            self.leave_sender(env, &Trouble::Stalled);
-            self.moved = Instant::now();
+        if self.looks % LOOKS == 0 {
+            let now = Instant::now();
+            // Who has been stopped itself does not know what the sender did meanwhile.
+            if now.duration_since(self.looked) > PATIENCE {
+                self.moved = now;
+            }
+            self.looked = now;
+            if now.duration_since(self.moved) > PATIENCE {
+                self.leave_sender(env, &Trouble::Stalled);
+                self.moved = now;
+            }
         }
     }
 
