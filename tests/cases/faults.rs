@@ -557,7 +557,6 @@ fn messages_outlive_the_owner_of_their_relay() {
 fn staging_of_the_dead_is_taken_back() {
     on("openmpi", |mpi| {
         let seed = setting("FAULT_SEED", 1);
-        let mut reclaimed = 0;
         for run in seed..seed + 4 {
             let mut random = Random::new(run);
             let job =
@@ -576,10 +575,14 @@ fn staging_of_the_dead_is_taken_back() {
                     .parse::<u64>()
                     .ok()
             });
-            reclaimed += units.sum::<u64>();
+            let reclaimed: u64 = units.sum();
             assert_eq!(outcome.finished.left_behind, 0, "seed {run}\n{outcome}");
+            // It may have had none at that moment.
+            if reclaimed > 0 {
+                return;
+            }
         }
-        assert!(reclaimed > 0, "no unit was ever taken back");
+        panic!("no unit was ever taken back");
     });
 }
 

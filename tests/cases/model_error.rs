@@ -155,7 +155,9 @@ impl Question {
             .arg(&node.file)
             .args(["--mpi", "openmpi", "-np", "2", "--"])
             .arg(&built().command)
-            .args(["bench", "bw", "D", "D", "-m", &self.sizes.join(",")])
+            // Short ones first: until both ranks have used a device and said so, messages go by value.
+            .args(["bench", "bw", "D", "D", "-m"])
+            .arg(format!("1K,{}", self.sizes.join(",")))
             .args([
                 "-W",
                 &self.window.to_string(),
@@ -178,11 +180,12 @@ impl Question {
         let report: serde_json::Value =
             serde_json::from_str(&fs::read_to_string(&json).expect("a report")).expect("JSON");
         let rows = report["rows"].as_array().expect("rows").iter();
-        rows.map(|row| {
-            let mb_s = row["value"].as_f64().expect("a bandwidth");
-            (mb_s * 1e-3, row["late"].as_f64().expect("lateness"))
-        })
-        .collect()
+        rows.skip(1)
+            .map(|row| {
+                let mb_s = row["value"].as_f64().expect("a bandwidth");
+                (mb_s * 1e-3, row["late"].as_f64().expect("lateness"))
+            })
+            .collect()
     }
 }
 
@@ -238,6 +241,7 @@ fn ask(nodes: &[Node], questions: &[Question], folder: &Path) -> Vec<Row> {
             }
         }
     }
+    println!("{}", table(&rows) + &start_ups(&rows));
     rows
 }
 
@@ -371,7 +375,6 @@ fn predictions_on_two_nodes() {
         let good: Vec<&Row> = rows.iter().filter(|row| row.late <= LATE_MAX).collect();
         // On a machine that is too busy nothing is measured.
         if good.len() < 4 {
-            println!("{text}");
             return;
         }
         let (_, mean, worst) = spread(good.iter().map(|row| row.error()));
@@ -436,7 +439,6 @@ fn predictions_on_every_node() {
         for row in &rows {
             let _ = writeln!(text, "{}", line(row));
         }
-        println!("{text}");
         if let Some(file) = setting("MODEL_ERROR_OUT") {
             fs::write(file, &text).expect("the table is written");
         }
