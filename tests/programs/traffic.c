@@ -104,7 +104,7 @@ static void look_on(void) {
     uint64_t (*counter)(const char *);
     *(void **)&counter = dlsym(RTLD_DEFAULT, "anabranch_counter");
     CHECK(counter, "the library");
-    for (int i = 0; i < 600 && !counter("units_reclaimed"); i++) usleep(100000);
+    for (int i = 0; i < 300 && !counter("units_reclaimed"); i++) usleep(100000);
     printf("rank %d: %d units reclaimed\n", me, (int)counter("units_reclaimed"));
     fflush(stdout);
     usleep(200000); // what this rank says last is passed on
