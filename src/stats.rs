@@ -72,6 +72,8 @@ counters! {
     SeveralHostBytes     "several_host_bytes"      Bytes "their payload that came through host memory";
     ChunksClaimedBack    "chunks_claimed_back"     Count "chunks of theirs that the receiver took over from the sender, which had not begun with them";
     TracksRetired        "tracks_retired"          Count "paths of theirs that were given up, the rest of their part being taken directly";
+    StagingRefused       "staging_refused"         Count "attempts to take staging memory on a GPU, for messages that lead over it, that failed";
+    UnitsReclaimed       "units_reclaimed"         Count "units of 256 KiB of that memory that were taken back from ranks that had died";
     HostRingReceives     "receives_host_ring"      Count "messages that came through a ring in host memory";
     HostRingBytes        "receives_host_ring_bytes" Bytes "their payload";
     EagerReceives        "receives_eager"          Count "messages taken from the host memory into which the sender had copied them";

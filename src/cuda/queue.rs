@@ -281,7 +281,10 @@ impl Queue {
         match Entered::enter_same(self.key) {
             Ok(entered) => self.launch_waiting(&mut state, &entered),
             // Whoever polls one of the copies tries again, or finds out.
-            Err(error) => log::debug!("launching copies: {error}"),
+            Err(error) => {
+                stats::add(Counter::DriverRetries, 1);
+                log::debug!("launching copies: {error}");
+            }
         }
     }
 

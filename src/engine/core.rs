@@ -182,7 +182,7 @@ impl Core {
         // The clock is read in some rounds only.
         if !moved
             && self.rounds % LIVENESS_ROUNDS == 0
-            && (!self.open.is_empty() || !self.moving.is_empty())
+            && (!self.open.is_empty() || !self.moving.is_empty() || self.gpu.relays.are_lent())
             && self.checked.elapsed() > LIVENESS_PERIOD
         {
             self.checked = Instant::now();

@@ -117,7 +117,7 @@ pub struct Fetch {
     failures: u32,
     /// The plan of a long message: what it uses of the links is known to the node until it is over.
     routed: Option<Routed>,
-    /// Over several paths: ends when nothing of the message is written any more.
+    /// Of a message that others received in its place have to know of: ends when nothing of it is written any more.
     trail: Option<TrailEnd>,
     /// Which message of this rank it is.
     began: u64,
@@ -299,8 +299,8 @@ impl Fetch {
         self.began
     }
 
-    /// Whether it comes over several paths.
-    pub fn is_several(&self) -> bool {
+    /// Whether others that are received in its place have to know of it.
+    pub fn has_trail(&self) -> bool {
         self.trail.is_some()
     }
 
@@ -363,11 +363,11 @@ impl Fetch {
             let trails: Vec<_> = overlapping()
                 .filter_map(|other| other.trail.clone())
                 .collect();
-            if !trails.is_empty() {
-                self.path = Path::Held(trails);
-                return true;
+            if trails.is_empty() {
+                return false;
             }
-            return false;
+            self.hold(trails);
+            return true;
         }
         let is_below = overlapping().next().is_some();
         let mut of_sender = ways.under_way.iter().rev();
@@ -382,10 +382,28 @@ impl Fetch {
             return true;
         }
         if let Some(trails) = held {
-            self.path = Path::Held(trails);
+            self.hold(trails);
             return true;
         }
+        let is_long = self.wanted >= env.config.multipath;
+        if is_long && self.message.flags & (flag::EXPORTED | flag::HOST) == 0 {
+            // It comes by another lane than messages behind it that are received in its place.
+            self.leave_trail();
+        }
         false
+    }
+
+    /// Not begun before these are over.
+    fn hold(&mut self, trails: Vec<Arc<Trail>>) {
+        self.path = Path::Held(trails);
+        self.leave_trail();
+    }
+
+    /// Messages behind this one that are received in its place wait for it; others need not.
+    fn leave_trail(&mut self) {
+        let trail = Trail::new(Vec::new());
+        trail.set_claimed();
+        self.trail = Some(TrailEnd(Arc::new(trail)));
     }
 
     fn begin_several(
@@ -405,9 +423,15 @@ impl Fetch {
         if chosen.parts.is_empty() {
             return false;
         }
-        let Ok(mapping) = self.map(gpu, context) else {
+        let mapping = match self.map(gpu, context) {
+            Ok(mapping) => mapping,
             // Tried again, and told, where there is one path.
-            return false;
+            Err(reason) => {
+                let is_fault = |error: &Error| error.code().is_some() && !error.is_refusal();
+                let is_fault = reason.is_some_and(|(_, error)| is_fault(&error));
+                stats::add(Counter::DriverRetries, u64::from(is_fault));
+                return false;
+            }
         };
         let direct = several::Direct {
             context,

@@ -134,8 +134,16 @@ impl Relays {
                 env.node.own().publish_relay(row, Some(&exported));
             }
             Err(error) => {
-                held.failures += u32::from(!is_for_now(&error));
+                stats::add(Counter::StagingRefused, 1);
                 log::debug!("no staging on GPU {row}: {error}");
+                if !is_for_now(&error) {
+                    held.failures += 1;
+                    if held.failures == 1 {
+                        log::warn!(
+                            "GPU {row}: {error}; no staging there, messages take fewer paths"
+                        );
+                    }
+                }
             }
         }
     }
@@ -216,6 +224,11 @@ impl Relays {
         troubles.is_some_and(|troubles| *troubles >= ATTEMPTS)
     }
 
+    /// Whether peers may have pieces of staging of this rank's.
+    pub fn are_lent(&self) -> bool {
+        self.held.iter().any(|held| held.memory.is_some())
+    }
+
     /// Takes back the pieces of ranks that were dead the last time, too: their receivers have noticed by now, and find that
     /// the pieces are another's where they have not.
     pub fn reclaim(&mut self, env: &Env) {
@@ -234,7 +247,7 @@ impl Relays {
             for rank in takers {
                 if env.node.peer(rank).is_none_or(|taker| !taker.alive()) {
                     if before.contains(&rank) {
-                        units.reclaim(rank);
+                        stats::add(Counter::UnitsReclaimed, units.reclaim(rank));
                     } else {
                         self.dead.push(rank);
                     }
@@ -309,7 +322,7 @@ fn close(env: &Env, gpu: &GpuRow) -> bool {
     takers
         .into_iter()
         .filter(is_dead)
-        .for_each(|rank| units.reclaim(rank));
+        .for_each(|rank| stats::add(Counter::UnitsReclaimed, units.reclaim(rank)));
     false
 }
 

@@ -117,14 +117,16 @@ impl<'a> Units<'a> {
         words.filter_map(|word| Some(Taker::of(word.load(Ordering::Acquire))?.rank))
     }
 
-    /// Takes back what a rank has taken, which is dead.
-    pub fn reclaim(&self, rank: u32) {
-        for word in self.words {
+    /// Takes back what a rank has taken, which is dead: how many units that were.
+    pub fn reclaim(&self, rank: u32) -> u64 {
+        let is_reclaimed = |word: &&AtomicU64| {
             let now = word.load(Ordering::Acquire);
-            if Taker::of(now).is_some_and(|taker| taker.rank == rank) {
-                let _ = word.compare_exchange(now, FREE, Ordering::AcqRel, Ordering::Relaxed);
-            }
-        }
+            Taker::of(now).is_some_and(|taker| taker.rank == rank)
+                && word
+                    .compare_exchange(now, FREE, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+        };
+        self.words.iter().filter(is_reclaimed).count() as u64
     }
 
     /// Lets nobody take a unit any more. True once nobody has one.
@@ -177,7 +179,7 @@ mod tests {
         let units = Units::new(&words, 8);
         assert_eq!((units.take(3, A), units.take(3, B)), (Some(0), Some(3)));
         assert_eq!(units.takers().collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
-        units.reclaim(0);
+        assert_eq!(units.reclaim(0), 3);
         assert_eq!(units.take(4, B), None);
         assert_eq!(units.take(3, B), Some(0));
     }

@@ -2,7 +2,7 @@
 //!
 //! `FAULT_SEED=N` picks other random moments (each failure names its seed), `FAULT_RUNS=N` their number.
 
-use crate::support::{job, on};
+use crate::support::{job, model, on};
 use anabranch_tests::ranks::{self, Random, Rank, Segment};
 use anabranch_tests::{Job, Outcome};
 use std::collections::BTreeSet;
@@ -140,14 +140,11 @@ fn setting(name: &str, default: u64) -> u64 {
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs `traffic` while `disturb` does something to its ranks.
-fn disturbed<T: Send>(
-    job: Job,
-    disturb: impl FnOnce(&[Rank; 2]) -> T + Send,
-) -> (Outcome, Option<T>) {
-    let folder = job.folder().to_path_buf();
+fn disturbed<T: Send>(job: Job, disturb: impl FnOnce(&[Rank]) -> T + Send) -> (Outcome, Option<T>) {
+    let (folder, count) = (job.folder().to_path_buf(), job.ranks());
     thread::scope(|scope| {
         let disturber = scope.spawn(move || {
-            let ranks = both(&folder)?;
+            let ranks = all(&folder, count)?;
             Some(disturb(&ranks))
         });
         let outcome = job.run();
@@ -155,14 +152,14 @@ fn disturbed<T: Send>(
     })
 }
 
-/// Both ranks of the job, once messages of the library's have been between them.
-fn both(folder: &Path) -> Option<[Rank; 2]> {
-    let find = |rank| ranks::find(folder, "traffic", rank, PATIENCE);
-    let found = [find(0)?, find(1)?];
+/// The ranks of the job, once messages of the library's have been between the first two.
+fn all(folder: &Path, count: usize) -> Option<Vec<Rank>> {
+    let find = |rank| ranks::find(folder, "traffic", rank as u32, PATIENCE);
+    let found: Vec<Rank> = (0..count).map(find).collect::<Option<_>>()?;
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         let has_slots = |rank: &Rank| rank.segment().is_some_and(|segment| segment.slots() > 0);
-        if found.iter().all(has_slots) {
+        if found[..2].iter().all(has_slots) {
             return Some(found);
         }
         thread::sleep(Duration::from_millis(2));
@@ -171,24 +168,46 @@ fn both(folder: &Path) -> Option<[Rank; 2]> {
 }
 
 /// Stops a rank at a random moment at which a message between the two is unfinished. None if the job ended before.
-fn stop_in_transfer(ranks: &[Rank; 2], victim: usize, random: &mut Random) -> Option<[usize; 4]> {
-    let segments: Vec<Segment> = ranks.iter().filter_map(Rank::segment).collect();
-    for _ in 0..1000 {
-        thread::sleep(Duration::from_micros(random.below(20_000)));
-        ranks[victim].signal(libc::SIGSTOP);
-        if !ranks[victim].waits_stopped() {
-            return None;
-        }
+fn stop_in_transfer(ranks: &[Rank], victim: usize, random: &mut Random) -> Option<[usize; 4]> {
+    let segments: Vec<Segment> = ranks[..2].iter().filter_map(Rank::segment).collect();
+    stop_when(&ranks[victim], random, || {
         let mut unfinished = [0; 4];
         for segment in &segments {
             for (sum, count) in unfinished.iter_mut().zip(segment.unfinished()) {
                 *sum += count;
             }
         }
-        if unfinished.iter().sum::<usize>() > 0 {
-            return Some(unfinished);
+        (unfinished.iter().sum::<usize>() > 0).then_some(unfinished)
+    })
+}
+
+/// The same with a message over several paths, sent by the rank if it is one of the first two: how many there are.
+fn stop_in_several(ranks: &[Rank], victim: usize, random: &mut Random) -> Option<usize> {
+    let senders = if victim < 2 {
+        &ranks[victim..=victim]
+    } else {
+        &ranks[..2]
+    };
+    let segments: Vec<Segment> = senders.iter().filter_map(Rank::segment).collect();
+    stop_when(&ranks[victim], random, || {
+        let open = segments.iter().map(Segment::over_several).sum();
+        (open > 0).then_some(open)
+    })
+}
+
+/// Stops a rank at random moments until `look` finds what it is to find. None if the job ended before.
+fn stop_when<T>(victim: &Rank, random: &mut Random, look: impl Fn() -> Option<T>) -> Option<T> {
+    for _ in 0..1000 {
+        thread::sleep(Duration::from_micros(random.below(20_000)));
+        victim.signal(libc::SIGSTOP);
+        if !victim.waits_stopped() {
+            return None;
         }
-        ranks[victim].signal(libc::SIGCONT);
+        let found = look();
+        if found.is_some() {
+            return found;
+        }
+        victim.signal(libc::SIGCONT);
     }
     None
 }
@@ -391,4 +410,244 @@ fn segments_written_over() {
         }
         assert!(corrupt > 0, "nothing was ever noticed");
     });
+}
+
+/// A job on a node on which long messages take several paths.
+fn on_several(mpi: &Mpi, ranks: usize, program: &str) -> Job {
+    job(mpi, ranks, program)
+        .env("SIMCUDA_TOPOLOGY", "beluga")
+        .env("ANABRANCH_MODEL", &model("beluga").display().to_string())
+        .limit_seconds(600)
+}
+
+/// Messages of 8 MiB both ways between ranks 0 and 1; rank 2 has staging on its GPU, and one of the two on the fourth.
+fn several_traffic(mpi: &Mpi, arguments: &[&str]) -> Job {
+    on_several(mpi, 3, "traffic")
+        .args(arguments)
+        .env("BYTES", "8388621")
+        .limit_seconds(300)
+}
+
+/// A rank is killed while a message over several paths is unfinished, of its own or over its GPU.
+fn killed_in_several(mpi: &Mpi, moments: u64) {
+    let seed = setting("FAULT_SEED", 1);
+    for run in seed..seed + setting("FAULT_RUNS", moments) {
+        let mut random = Random::new(run);
+        let victim = (run % 3) as usize;
+        let job = several_traffic(mpi, &["endless"]);
+        let (outcome, open) = disturbed(job, move |ranks| {
+            let open = stop_in_several(ranks, victim, &mut random);
+            ranks[victim].signal(libc::SIGKILL);
+            open
+        });
+        let finished = &outcome.finished;
+        assert!(
+            open.flatten().is_some(),
+            "seed {run}: never in such a message\n{outcome}"
+        );
+        assert!(
+            finished.code.is_some_and(|code| code != 0),
+            "seed {run}: {open:?}\n{outcome}"
+        );
+        assert_eq!(finished.left_behind, 0, "seed {run}\n{outcome}");
+    }
+    leftovers_are_reclaimed(mpi);
+}
+
+#[test]
+fn killed_in_several_with_mpich() {
+    on("mpich", |mpi| killed_in_several(mpi, 15));
+}
+
+#[test]
+fn killed_in_several_with_openmpi() {
+    on("openmpi", |mpi| killed_in_several(mpi, 15));
+}
+
+/// Stops a rank in the middle of messages, for seconds each time. (Simulated time, too, stands still for a tenth of one at
+/// each step, as long as a process does not run.)
+fn stopped(mpi: &Mpi, victim: usize, seed: u64, times: usize) -> Outcome {
+    let mut random = Random::new(seed);
+    let job = several_traffic(mpi, &["rounds", "25"]);
+    let (outcome, stops) = disturbed(job, move |ranks| {
+        let mut stops = 0;
+        for _ in 0..times {
+            if stop_in_several(ranks, victim, &mut random).is_none() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5000));
+            ranks[victim].signal(libc::SIGCONT);
+            stops += 1;
+        }
+        stops
+    });
+    outcome.check_passed();
+    outcome.stats().check_complete();
+    assert!(stops > Some(0), "{outcome}");
+    let relayed = outcome.stats().total("several_relay_bytes");
+    assert!(relayed > 0, "{outcome}");
+    outcome
+}
+
+/// A sender that is stopped costs speed: its receiver takes over what it has not begun with and, after a while, what it has.
+#[test]
+fn a_sender_stopped_in_several() {
+    on("mpich", |mpi| {
+        let seed = setting("FAULT_SEED", 1);
+        let (mut claimed_back, mut retired) = (0, 0);
+        // It may have begun with nothing that it has not ended.
+        for run in seed..seed + 4 {
+            let outcome = stopped(mpi, 0, run, 2);
+            claimed_back += outcome.stats().of_rank(1, "chunks_claimed_back");
+            retired += outcome.stats().of_rank(1, "tracks_retired");
+            for line in lines(&outcome) {
+                let is_told =
+                    line.contains("from rank 0, several paths path: its sender does not go on");
+                assert!(is_told, "{outcome}");
+            }
+            if claimed_back > 0 && retired > 0 {
+                return;
+            }
+        }
+        panic!("{claimed_back} chunks claimed back, {retired} paths left");
+    });
+}
+
+/// Of the rank that has the staging nothing is asked while messages lead over its GPU. (The simulated node's time slows down
+/// when it is stopped, so that a sender may seem to do nothing.)
+#[test]
+fn the_owner_of_a_relay_stopped() {
+    on("mpich", |mpi| {
+        let outcome = stopped(mpi, 2, setting("FAULT_SEED", 1), 2);
+        for line in lines(&outcome) {
+            assert!(line.contains("its sender does not go on"), "{outcome}");
+        }
+    });
+}
+
+/// The rank that has the staging dies, and the launcher lets the others live: their messages go on, right to the last byte.
+#[test]
+fn messages_outlive_the_owner_of_their_relay() {
+    on("openmpi", |mpi| {
+        let seed = setting("FAULT_SEED", 1);
+        for run in seed..seed + 4 {
+            let mut random = Random::new(run);
+            let job =
+                several_traffic(mpi, &["outlived", "25"]).launcher_args(&["--enable-recovery"]);
+            let (outcome, open) = disturbed(job, move |ranks| {
+                let open = stop_in_several(ranks, 2, &mut random);
+                ranks[2].signal(libc::SIGKILL);
+                open
+            });
+            assert!(open.flatten().is_some(), "seed {run}\n{outcome}");
+            for rank in 0..2 {
+                let said = format!("rank {rank}: outlived");
+                assert!(
+                    outcome.finished.stdout.contains(&said),
+                    "seed {run}\n{outcome}"
+                );
+            }
+            assert_eq!(outcome.finished.left_behind, 0, "seed {run}\n{outcome}");
+        }
+    });
+}
+
+/// A sender dies with pieces of staging on the GPU of a rank that takes no part: that rank takes them back.
+#[test]
+fn staging_of_the_dead_is_taken_back() {
+    on("openmpi", |mpi| {
+        let seed = setting("FAULT_SEED", 1);
+        let mut last = String::new();
+        for run in seed..seed + 4 {
+            let mut random = Random::new(run);
+            let job = several_traffic(mpi, &["survivor"]).launcher_args(&["--enable-recovery"]);
+            let (outcome, open) = disturbed(job, move |ranks| {
+                // By then there is staging on its GPU.
+                thread::sleep(Duration::from_secs(3));
+                let open = stop_in_several(ranks, 0, &mut random);
+                ranks[0].signal(libc::SIGKILL);
+                open
+            });
+            assert!(open.flatten().is_some(), "seed {run}\n{outcome}");
+            let said = outcome.finished.stdout.split_once("rank 2: ");
+            let units = said.and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+            let reclaimed: u64 = units.unwrap_or(0);
+            last = outcome.to_string();
+            assert_eq!(outcome.finished.left_behind, 0, "seed {run}\n{outcome}");
+            // It may have had none at that moment.
+            if reclaimed > 0 {
+                return;
+            }
+        }
+        panic!("no unit was ever taken back:\n{last}");
+    });
+}
+
+/// Any one driver call fails, once, in messages over several paths: none is lost, what was given up or made again is counted,
+/// and each sort of trouble is told once. Every seventh call, as a message makes hundreds; `FAULT_STEP=1` takes them all.
+fn each_call_of_several(mpi: &Mpi, paths: &str) {
+    let step = setting("FAULT_STEP", 9);
+    let first = 1 + setting("FAULT_SEED", 1) % step;
+    let outcome = on_several(mpi, 2, "faults")
+        .args(&["once", "999", "several"])
+        .env("ANABRANCH_PATHS", paths)
+        .env("STEP", &step.to_string())
+        .env("FIRST", &first.to_string())
+        // Behind these a message only asks whether its copies are done.
+        .env("LAST", "450")
+        .passes();
+    let stats = outcome.stats();
+    stats.check_complete();
+    let (hit, _, lost) = tally(&outcome, 1);
+    assert!(hit > 500 / step, "{hit} positions:\n{outcome}");
+    assert_eq!(lost, 0, "{outcome}");
+    // Messages of this kind they were, but for those of which the direct path was lost as well.
+    let several = stats.total("receives_several");
+    assert!(several * 10 > hit * 9, "{several} of {hit}:\n{outcome}");
+    for path in paths.split(',') {
+        let bytes = stats.total(&format!("several_{path}_bytes"));
+        assert!(bytes > 0, "{path}:\n{outcome}");
+    }
+    // A path, or a few, for each call that was hit.
+    let retired = stats.total("tracks_retired");
+    assert!(
+        (1..=4 * hit).contains(&retired),
+        "{retired} of {hit}:\n{outcome}"
+    );
+    assert!(stats.total("retries") > 0, "{outcome}");
+    assert!(stats.total("driver_retries") > 0, "{outcome}");
+    // What is done without where the driver refuses it, or gives back what an earlier message had.
+    let harmless = [
+        "cuPointerGetAttributes",
+        "cuPointerSetAttribute",
+        "cuMemHostRegister",
+        "cuMemHostUnregister",
+        "cuIpcCloseMemHandle",
+        "cuStreamDestroy",
+        "cuEventDestroy",
+        "cuCtxGetDevice",
+    ];
+    let uncounted = outcome.finished.stderr.lines();
+    let uncounted = uncounted.filter(|line| line.starts_with("uncounted: "));
+    let is_harmless = |line: &&str| harmless.iter().any(|name| line.contains(name));
+    let (_, bad): (Vec<_>, Vec<_>) = uncounted.partition(is_harmless);
+    // The same with the calls around those.
+    let is_around = |line: &&str| line.contains("cuCtx") || line.contains("cuThreadExchange");
+    assert!(bad.iter().all(is_around), "{bad:?}\n{outcome}");
+    assert!(bad.len() as u64 * 20 <= hit, "{bad:?}\n{outcome}");
+    each_told_once(&outcome);
+    assert!(
+        !outcome.finished.stderr.contains("written over"),
+        "{outcome}"
+    );
+}
+
+#[test]
+fn each_call_of_messages_over_relays_fails_once() {
+    on("openmpi", |mpi| each_call_of_several(mpi, "direct,relay"));
+}
+
+#[test]
+fn each_call_of_messages_over_host_memory_fails_once() {
+    on("mpich", |mpi| each_call_of_several(mpi, "direct,host"));
 }

@@ -12,6 +12,7 @@ mod habits;
 mod inert;
 mod interface;
 mod matching;
+mod model_error;
 mod nodes;
 mod pack;
 mod paths;

@@ -96,6 +96,56 @@ fn windows_in_one_place() {
     });
 }
 
+/// A message that cannot be exported, in the place of others that take several paths: it is written in its turn.
+#[test]
+fn memory_from_a_pool_in_the_place_of_others() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            let outcome = on_node(mpi, "beluga", 2, &["pool_in_between"])
+                .env("BYTES", "8388608")
+                .passes();
+            check_bytes(&outcome);
+            // Nine rounds of three and one.
+            assert!(outcome.stats().fallback("not_exportable") >= 7, "{outcome}");
+            assert!(outcome.stats().total("receives_several") >= 6, "{outcome}");
+        });
+    }
+}
+
+/// Memory for staging cannot be had, or not be pinned: messages take the paths that are left.
+#[test]
+fn without_memory_for_staging() {
+    on("openmpi", |mpi| {
+        let under = |plan: &str| {
+            let outcome = on_node(mpi, "beluga", 2, &["pressure"])
+                .env("PLAN", plan)
+                .env("BYTES", "67108864")
+                .passes();
+            outcome.stats().check_complete();
+            let lines = outcome.finished.stderr.lines();
+            let lines = lines.filter(|line| line.contains("no staging there"));
+            let [relay, host, refused] = [
+                "several_relay_bytes",
+                "several_host_bytes",
+                "staging_refused",
+            ]
+            .map(|name| outcome.stats().total(name));
+            (relay, host, refused, lines.count(), outcome)
+        };
+        // None on either of the two GPUs that nobody uses: told once for each.
+        let (relay, host, refused, lines, outcome) = under("cuMemAlloc:1+=2");
+        assert!(relay == 0 && host > 0 && refused >= 2, "{outcome}");
+        assert_eq!(lines, 2, "{outcome}");
+        // One attempt fails, in each message anew: the other GPU is used.
+        let (relay, _, refused, lines, outcome) = under("cuMemAlloc:1=2");
+        assert!(relay > 0 && refused >= 1, "{outcome}");
+        assert!(lines >= 1, "{outcome}");
+        // What cannot be pinned is used all the same.
+        let (relay, host, refused, _, outcome) = under("cuMemHostRegister:1+=2");
+        assert!(relay > 0 && host > 0 && refused == 0, "{outcome}");
+    });
+}
+
 /// Every rank sends to every other, with staging for a chunk or two: pieces are held by copies only that wait for nobody.
 #[test]
 fn everyone_through_minimal_staging() {

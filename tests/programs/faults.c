@@ -17,12 +17,12 @@ static struct {
     CUresult (*destroy)(CUcontext);
     CUresult (*pool)(CUdeviceptr *, size_t, void *);
     CUresult (*pool_free)(CUdeviceptr, void *);
-    int (*counter)(const char *, unsigned long long *);
+    uint64_t (*counter)(const char *);
 } more;
 
-enum path { DIRECT, HOST_RING, DEVICE_TO_HOST, HOST_TO_DEVICE, VALUE, EAGER, EAGER_LATE, PATH_COUNT };
-static const char *const path_name[] = {"direct", "host_ring", "device_to_host", "host_to_device", "value", "eager", "eager_late"};
-static const size_t path_bytes[] = {300001, 150001, 150001, 300001, 40000, 9001, 9001};
+enum path { DIRECT, HOST_RING, DEVICE_TO_HOST, HOST_TO_DEVICE, VALUE, EAGER, EAGER_LATE, SEVERAL, PATH_COUNT };
+static const char *const path_name[] = {"direct", "host_ring", "device_to_host", "host_to_device", "value", "eager", "eager_late", "several"};
+static const size_t path_bytes[] = {300001, 150001, 150001, 300001, 40000, 9001, 9001, 4000011};
 
 static MPI_Comm comm;
 static int handled, handled_code, device_number, arrived, lost, positions;
@@ -47,6 +47,8 @@ static void more_load(void) {
     *(void **)&more.destroy = dlsym(cu.library, "cuCtxDestroy_v2");
     *(void **)&more.pool = dlsym(cu.library, "cuMemAllocAsync");
     *(void **)&more.pool_free = dlsym(cu.library, "cuMemFreeAsync");
+    *(void **)&more.counter = dlsym(RTLD_DEFAULT, "anabranch_counter");
+    CHECK(more.counter, "the library");
     CHECK(more.plan && more.calls && more.hit && more.create && more.destroy && more.pool && more.pool_free, "the simulated driver");
     int count;
     CU(cu.device_count(&count));
@@ -137,15 +139,27 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
     return hit;
 }
 
-static void once(enum path path, int side, int code, int step, int first) {
+// What both ranks have counted of things that went wrong.
+static unsigned long long noted(void) {
+    static const char *const names[] = {"retries", "driver_retries", "tracks_retired", "fallback_mapping_failed", "fallback_driver_error",
+                                        "fallback_not_exportable", "fallback_out_of_memory", "fallback_no_context"};
+    unsigned long long sum = 0, all;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) sum += more.counter(names[i]);
+    OK(MPI_Allreduce(&sum, &all, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD));
+    return all;
+}
+
+static void once(enum path path, int side, int code, int step, int first, int last) {
     static char name[200], plan[80];
-    for (int at = first, misses = 0; misses < 2; at += step) {
+    for (int at = first, misses = 0; misses < 2 && at <= last; at += step) {
         snprintf(plan, sizeof plan, "*:%d=%d", at, code);
         snprintf(name, sizeof name, "%s, call %d of rank %d fails", path_name[path], at, side);
         running = name;
         int before = lost;
+        unsigned long long noted_before = noted();
         const char *hit = message(path, side, plan, at + 1000 * path);
         if (me == side && hit && number_from("VERBOSE", 0)) fprintf(stderr, "%s: %s%s\n", name, hit, lost > before ? " LOST" : "");
+        if (noted() == noted_before && me == side && hit) fprintf(stderr, "uncounted: %s on %s\n", hit, path_name[path]);
         int was_hit = hit != NULL;
         OK(MPI_Bcast(&was_hit, 1, MPI_INT, side, MPI_COMM_WORLD));
         misses = was_hit ? 0 : misses + 1;
@@ -230,7 +244,7 @@ int main(int argc, char **argv) {
         for (int side = 0; side < 2; side++) {
             int touches = side == 0 ? path != HOST_TO_DEVICE : path != DEVICE_TO_HOST;
             if (!touches) continue;
-            if (is_once) once(path, side, code, number_from("STEP", 1), number_from("FIRST", 1));
+            if (is_once) once(path, side, code, number_from("STEP", 1), number_from("FIRST", 1), number_from("LAST", 1 << 30));
             else lasting(path, side, code);
         }
     }

@@ -53,6 +53,67 @@ static void window_to(int one_place) {
 static void window(void) { window_to(0); }
 static void one_place(void) { window_to(1); }
 
+// Between messages that take several paths one from a pool, which cannot be exported: all are received in one place, and the
+// last one is what is left there.
+static void pool_in_between(void) {
+    enum { WINDOW = 4 };
+    if (me > 1) return;
+    CUresult (*from_pool)(CUdeviceptr *, size_t, void *), (*to_pool)(CUdeviceptr, void *);
+    *(void **)&from_pool = dlsym(cu.library, "cuMemAllocAsync");
+    *(void **)&to_pool = dlsym(cu.library, "cuMemFreeAsync");
+    size_t bytes = base_bytes() + 7;
+    CUdeviceptr block;
+    CU(from_pool(&block, bytes, NULL));
+    CU(cu.synchronize());
+    buf pool = {.p = (unsigned char *)(uintptr_t)block, .bytes = bytes, .kind = DEVICE}, in = buf_new(DEVICE, bytes, 3), out[WINDOW];
+    for (int i = 0; i < WINDOW; i++) out[i] = buf_new(DEVICE, bytes, i);
+    // Until both ranks have used a device and said so, messages go by value.
+    for (int i = 0; i < 5; i++) {
+        if (me == 0) OK(MPI_Send(in.p, 1000, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        OK(MPI_Recv(in.p, 1000, MPI_BYTE, !me, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        if (me == 1) OK(MPI_Send(in.p, 1000, MPI_BYTE, 0, TAG, MPI_COMM_WORLD));
+    }
+    for (int round = 0; round < 3 * ROUNDS; round++) {
+        MPI_Request r[WINDOW];
+        int at = round % WINDOW; // which of the window is the pool's: the last one every fourth time
+        for (int i = 0; i < WINDOW; i++) {
+            buf b = i == at ? pool : out[i];
+            if (me == 0) buf_fill(b, 10 * round + i);
+        }
+        barrier();
+        for (int i = 0; i < WINDOW; i++) {
+            unsigned char *from = i == at ? pool.p : out[i].p;
+            if (me == 0) OK(MPI_Isend(from, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r[i]));
+            else OK(MPI_Irecv(in.p, bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &r[i]));
+        }
+        OK(MPI_Waitall(WINDOW, r, MPI_STATUSES_IGNORE));
+        if (me == 1) BUF_CHECK(in, 10 * round + WINDOW - 1, bytes);
+    }
+    CU(to_pool(block, NULL));
+    for (int i = 0; i < WINDOW; i++) buf_free(out[i]);
+    buf_free(in);
+}
+
+// Every allocation of the library's on a device fails, then the first few only, then none.
+static void pressure(void) {
+    int (*plan)(const char *);
+    *(void **)&plan = dlsym(cu.library, "simcudaFaults");
+    size_t bytes = base_bytes() + 5;
+    for (int i = 0; i < 6 && me <= 1; i++) {
+        buf b = buf_new(DEVICE, bytes, i);
+        if (me == 0) buf_fill(b, i);
+        OK(MPI_Barrier(MPI_COMM_WORLD));
+        CHECK(plan(getenv("PLAN")) == 0, "a plan of errors");
+        if (me == 0) OK(MPI_Send(b.p, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        else OK(MPI_Recv(b.p, bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        usleep(20000); // staging that was asked for is taken meanwhile
+        OK(MPI_Barrier(MPI_COMM_WORLD));
+        CHECK(plan(NULL) == 0, "no more errors");
+        BUF_CHECK(b, i, bytes);
+        buf_free(b);
+    }
+}
+
 // Every rank sends to every other at once.
 static void everyone(void) {
     size_t bytes = base_bytes() + 3;
@@ -109,7 +170,8 @@ static void truncated(void) {
 
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
-        {"odd_sizes", odd_sizes}, {"window", window}, {"one_place", one_place}, {"everyone", everyone}, {"truncated", truncated}, {0},
+        {"odd_sizes", odd_sizes}, {"window", window}, {"one_place", one_place},
+        {"pool_in_between", pool_in_between}, {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated}, {0},
     };
     return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);
 }

@@ -4,6 +4,10 @@
 //   traffic rounds N       N rounds; every message arrives as it was sent
 //   traffic tolerant N     N rounds; what does not arrive as it was sent ends in an error, of which the handler is told
 //   traffic survivor       until an operation ends in an error: the other rank has died
+//   traffic outlived N     N rounds, then every rank ends by itself: one that takes no part may have died
+//
+// With $BYTES all messages are as long, between plain device buffers. Ranks beyond the first two use their device once and
+// send nothing from then on.
 #include "transfer.h"
 #include <errno.h>
 
@@ -13,6 +17,7 @@ static const size_t sizes[] = {9001, 70001, 300001, LARGEST, 4096, 1000003};
 static CUresult (*from_pool)(CUdeviceptr *, size_t, void *);
 static MPI_Comm comm;
 static int handled, errors, good;
+static size_t fixed_bytes;
 
 static void on_error(MPI_Comm *c, int *code, ...) {
     (void)c;
@@ -51,10 +56,10 @@ static int one_round(uint64_t number, int check) {
     size_t bytes[WINDOW];
     int failed = 0;
     for (int i = 0; i < WINDOW; i++) {
-        bytes[i] = sizes[(number + i) % (sizeof sizes / sizeof *sizes)];
+        bytes[i] = fixed_bytes ? fixed_bytes : sizes[(number + i) % (sizeof sizes / sizeof *sizes)];
         if (!out[i].base) {
-            out[i] = block(i % 3, LARGEST);
-            in[i] = block((i / 2) % 3, LARGEST);
+            out[i] = block(fixed_bytes ? 0 : i % 3, fixed_bytes ? fixed_bytes : LARGEST);
+            in[i] = block(fixed_bytes ? 0 : (i / 2) % 3, fixed_bytes ? fixed_bytes : LARGEST);
         }
         if (check) {
             buf b = {.p = out[i].p, .bytes = bytes[i], .kind = out[i].kind};
@@ -88,32 +93,65 @@ static int one_round(uint64_t number, int check) {
     return failed;
 }
 
+// A rank beyond the first two: the library learns of its device.
+static void use_device(void) {
+    buf out = block(0, 100000), in = block(0, 100000);
+    OK(MPI_Sendrecv(out.p, out.bytes, MPI_BYTE, me, 1, in.p, in.bytes, MPI_BYTE, me, 1, comm, MPI_STATUS_IGNORE));
+}
+
+// It outlives others, and says what it has taken back of theirs.
+static void look_on(void) {
+    uint64_t (*counter)(const char *);
+    *(void **)&counter = dlsym(RTLD_DEFAULT, "anabranch_counter");
+    CHECK(counter, "the library");
+    for (int i = 0; i < 300 && !counter("units_reclaimed"); i++) usleep(100000);
+    printf("rank %d: %d units reclaimed\n", me, (int)counter("units_reclaimed"));
+    fflush(stdout);
+    usleep(200000); // what this rank says last is passed on
+    _exit(0);
+}
+
 int main(int argc, char **argv) {
     start(&argc, &argv, MPI_THREAD_SINGLE);
     device_start(me);
-    CHECK(ranks == 2 && argc > 1, "arguments");
+    CHECK(ranks >= 2 && argc > 1, "arguments");
+    fixed_bytes = number_from("BYTES", 0);
     const char *mode = argv[1];
     running = mode;
     *(void **)&from_pool = dlsym(cu.library, "cuMemAllocAsync");
     MPI_Errhandler handler;
     OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
     int tolerant = !strcmp(mode, "tolerant"), survives = !strcmp(mode, "survivor");
-    if (tolerant || survives) {
+    int outlived = !strcmp(mode, "outlived");
+    if (tolerant || survives || outlived) {
         OK(MPI_Comm_create_errhandler(on_error, &handler));
         OK(MPI_Comm_set_errhandler(comm, handler));
         OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    }
+    if (ranks > 2) {
+        if (me > 1) use_device();
+        OK(MPI_Barrier(comm));
+        if (me > 1 && (survives || outlived)) look_on();
+        if (me > 1) return finish(1);
     }
     if (!strcmp(mode, "endless")) for (uint64_t i = 0;; i++) one_round(i, 0);
     if (survives) {
         while (!one_round(0, 0)) {}
         printf("survived: the handler was called %d times\n", handled);
         fflush(stdout);
+        usleep(200000); // what this rank says last is passed on
         _exit(0);
     }
     int rounds = argc > 2 ? atoi(argv[2]) : 10;
     for (int i = 0; i < rounds; i++) {
         int failed = one_round(i, 1);
         CHECK(tolerant || !failed, "%d operations failed", failed);
+    }
+    if (outlived) {
+        printf("rank %d: outlived\n", me);
+        fflush(stdout);
+        usleep(200000); // what this rank says last is passed on
+        _exit(0);
     }
     fprintf(stderr, "rank %d: %d arrived, %d errors\n", me, good, errors);
     return finish(rounds);

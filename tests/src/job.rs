@@ -126,6 +126,12 @@ impl Job {
         self.env("WATCHDOG", &seconds.saturating_sub(15).to_string())
     }
 
+    /// How many ranks it has.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
     /// Nobody has the library.
     pub fn without_preload(mut self) -> Job {
         self.preloaded = vec![false; self.ranks];

@@ -96,6 +96,8 @@ pub struct Segment {
 
 /// Size of a slot, bytes.
 pub const SLOT_BYTES: u64 = 256;
+/// Where a slot names what its receiver has offered.
+const ASKED_AT: u64 = 232;
 
 impl Segment {
     fn new(file: File) -> Option<Segment> {
@@ -145,6 +147,16 @@ impl Segment {
             }
         }
         counts
+    }
+
+    /// Messages of its owner's that come over several paths: claimed, and a part in them was offered to it.
+    pub fn over_several(&self) -> usize {
+        let slots = 0..self.slots().min(1024);
+        let is_offered = |slot: &u64| {
+            let at = self.slots_at + slot * SLOT_BYTES;
+            self.read::<1>(at) == [2] && self.read::<8>(at + ASKED_AT) != [0; 8]
+        };
+        slots.filter(is_offered).count()
     }
 
     /// Writes over a part of it.

@@ -326,6 +326,7 @@ impl Device {
 /// Reads the time in seconds: of the machine, or of the simulated node.
 pub struct Clock {
     simulated: Option<unsafe extern "C" fn() -> u64>,
+    late: Option<unsafe extern "C" fn() -> u64>,
     start: Instant,
 }
 
@@ -337,6 +338,13 @@ impl Clock {
             Some(clock) => unsafe { clock() as f64 * 1e-9 },
             None => self.start.elapsed().as_secs_f64(),
         }
+    }
+
+    /// Seconds by which a simulated node's time has moved on before host code reacted, in all.
+    fn late_seconds(&self) -> Option<f64> {
+        // SAFETY: the simulated driver is loaded for as long as the process runs.
+        #[allow(clippy::cast_precision_loss)]
+        self.late.map(|late| unsafe { late() as f64 * 1e-9 })
     }
 }
 
@@ -351,6 +359,8 @@ struct Session<'a> {
     raw: Option<Raw>,
     device: Option<&'a Device>,
     requests: Requests,
+    /// Of the latest measurement, seconds.
+    late: Option<f64>,
 }
 
 impl<'a> Session<'a> {
@@ -405,6 +415,7 @@ impl<'a> Session<'a> {
         };
         let clock = Clock {
             simulated,
+            late: driver.and_then(|driver| driver.simulated_lateness()),
             start: Instant::now(),
         };
         let pair = Pair {
@@ -425,6 +436,7 @@ impl<'a> Session<'a> {
             raw,
             device,
             requests,
+            late: None,
         })
     }
 
@@ -513,6 +525,7 @@ impl<'a> Session<'a> {
             value: value(seconds),
             raw,
             errors,
+            late: self.late.map(|late| late / seconds),
         })
     }
 
@@ -541,14 +554,17 @@ impl<'a> Session<'a> {
             })
             .collect();
         self.pair.meet();
-        let mut start = self.clock.seconds();
+        let now = |clock: &Clock| (clock.seconds(), clock.late_seconds());
+        let mut start = now(&self.clock);
         for iteration in 0..warmup + iterations {
             if iteration == warmup {
-                start = self.clock.seconds();
+                start = now(&self.clock);
             }
             self.pair.exchange(&spots, &spots, &mut self.requests);
         }
-        self.clock.seconds() - start
+        let end = now(&self.clock);
+        self.late = end.1.zip(start.1).map(|(end, start)| end - start);
+        end.0 - start.0
     }
 
     /// The same with fresh data and a place for every message, compared after every iteration.

@@ -26,6 +26,9 @@ pub struct Row {
     pub raw: Option<f64>,
     /// Messages with wrong data, where they were checked.
     pub errors: Option<u64>,
+    /// Simulated nodes: by which part of the time host code was late, for want of a core. Beyond a few hundredths the value
+    /// is that of a busy machine.
+    pub late: Option<f64>,
 }
 
 impl Row {
@@ -201,6 +204,9 @@ fn json_row(row: &Row, unit: &str) -> Value {
     if let Some(errors) = row.errors {
         value["errors"] = errors.into();
     }
+    if let Some(late) = row.late.filter(|late| late.is_finite()) {
+        value["late"] = late.into();
+    }
     value
 }
 
@@ -295,6 +301,7 @@ mod tests {
             value: Some(1234.567),
             raw: None,
             errors: None,
+            late: None,
         };
         // printf("%-*d%*.*f\n", 10, size, 20, 2, bw), as in osu_bw.c
         assert_eq!(

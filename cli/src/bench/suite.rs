@@ -212,6 +212,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         simulated: device
             .as_ref()
             .and_then(|device| device.driver.simulated_clock()),
+        late: None,
         start: Instant::now(),
     };
     let own_clock = u64::from(clock.simulated.is_some());

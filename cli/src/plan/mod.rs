@@ -24,6 +24,15 @@ enum Kind {
     Host,
 }
 
+/// Who makes the copies.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Assignment {
+    /// Each rank those of its own GPU, as by default
+    Own,
+    /// The receiver all of them, as with ANABRANCH_ASSIGN=one
+    One,
+}
+
 /// In what order copies are launched.
 #[derive(Clone, Copy, ValueEnum)]
 enum OrderName {
@@ -71,9 +80,13 @@ pub struct Arguments {
     /// How many paths over other GPUs at most
     #[arg(long, value_name = "COUNT")]
     relays: Option<u32>,
-    /// How many GPUs one such path may lead over
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
-    depth: u32,
+    /// How many GPUs one such path may lead over [default: 1, with --assign one 2]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=2))]
+    depth: Option<u32>,
+    /// Plan as a receiver does in a program of which the copies are made by these; without it, as one process would that
+    /// drives all GPUs
+    #[arg(long, value_name = "WHO")]
+    assign: Option<Assignment>,
     /// How many chunks a path may have
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
@@ -129,9 +142,14 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     )?;
     let message = Message {
         window: arguments.window,
+        // A receiver pulls what comes straight, where the sender makes copies of its own.
+        may_push: arguments.assign != Some(Assignment::Own),
         ..Message::new(arguments.from, arguments.to, arguments.size)
     };
-    let planner = Planner::new(&source.topology, &source.model);
+    let planner = match arguments.assign {
+        Some(Assignment::One) => Planner::new(&source.topology, &source.model.of_one()),
+        _ => Planner::new(&source.topology, &source.model),
+    };
     let plan = planner
         .plan(&Occupancy::free(), &message, &arguments.options())
         .map_err(|error| Failure::new(2, error.to_string()))?;
@@ -157,12 +175,14 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 impl Arguments {
     fn options(&self) -> Options {
         let defaults = Options::default();
+        let is_one = self.assign == Some(Assignment::One);
         Options {
             direct: self.paths.contains(&Kind::Direct),
             relay: self.paths.contains(&Kind::Relay),
             host: self.paths.contains(&Kind::Host),
             relays_max: self.relays.unwrap_or(defaults.relays_max),
-            relay_depth_max: self.depth,
+            relay_depth_max: self.depth.unwrap_or_else(|| 1 + u32::from(is_one)),
+            relays_push: is_one,
             chunks_max: self.chunks.unwrap_or(defaults.chunks_max),
             order: match self.order {
                 OrderName::DirectFirst => Order::DirectFirst,

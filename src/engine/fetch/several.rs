@@ -57,6 +57,8 @@ pub struct Several {
     lost: Option<Error>,
     is_open: bool,
     looks: u32,
+    /// When the clock was last read, and when something last moved.
+    looked: Instant,
     moved: Instant,
     by_direct: u64,
 }
@@ -192,6 +194,7 @@ impl Several {
             lost: None,
             is_open: true,
             looks: 0,
+            looked: Instant::now(),
             moved: Instant::now(),
             by_direct: 0,
         };
@@ -317,8 +320,7 @@ impl Several {
                 if pull.copy.is_lost() {
                     lost = Some(error);
                 } else {
-                    stats::add(Counter::Retries, 1);
-                    fault::survived(Of::From(rank), Path::Several, &error, "tried again");
+                    note_retry(rank, &error);
                 }
                 true
             }
@@ -437,12 +439,21 @@ impl Several {
         if moved || !self.pulls.is_empty() || self.before.is_some() {
             if self.looks % LOOKS == 0 {
                 self.moved = Instant::now();
+                self.looked = self.moved;
             }
             return;
         }
-        if self.looks % LOOKS == 0 && self.moved.elapsed() > PATIENCE {
-            self.leave_sender(env, &Trouble::Stalled);
-            self.moved = Instant::now();
+        if self.looks % LOOKS == 0 {
+            let now = Instant::now();
+            // Who has been stopped itself does not know what the sender did meanwhile.
+            if now.duration_since(self.looked) > PATIENCE {
+                self.moved = now;
+            }
+            self.looked = now;
+            if now.duration_since(self.moved) > PATIENCE {
+                self.leave_sender(env, &Trouble::Stalled);
+                self.moved = now;
+            }
         }
     }
 
@@ -485,6 +496,12 @@ impl Several {
             stats::add(counter, track.arrived);
         }
     }
+}
+
+/// A question about a copy has failed, and is asked again.
+fn note_retry(rank: u32, error: &Error) {
+    stats::add(Counter::Retries, 1);
+    fault::survived(Of::From(rank), Path::Several, error, "tried again");
 }
 
 fn shared(env: &Env, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
@@ -546,11 +563,12 @@ impl Track {
             match flying.copy.poll() {
                 Ok(false) => break,
                 Ok(true) => {}
+                Err(error) if flying.copy.is_lost() => {
+                    self.flying.pop_front();
+                    return Err(Trouble::Driver(error));
+                }
                 Err(error) => {
-                    if flying.copy.is_lost() {
-                        self.flying.clear();
-                        return Err(Trouble::Driver(error));
-                    }
+                    note_retry(peer.world_rank(), &error);
                     break;
                 }
             }
@@ -660,6 +678,7 @@ impl Staging {
                     Ok(None) => None,
                     Err(error) => {
                         gpu.relays.blame(rank, row);
+                        stats::add(Counter::TracksRetired, 1);
                         let of = Of::From(peer.world_rank());
                         fault::survived(of, Path::Several, &error, "over fewer paths");
                         None

@@ -135,15 +135,17 @@ impl Core {
     }
 
     /// Looks into the landing places of posted receives for descriptors. No MPI call.
+    ///
+    /// Several may have landed since the last look: they are taken in the order of their receives, which is that of their
+    /// messages, as some wait for those before them.
     pub(in crate::engine) fn scan_landed(&mut self, env: &Env) -> bool {
-        let candidates: Vec<usize> = self
-            .receives
-            .iter()
-            .filter(|(_, receive)| receive.seems_to_have_descriptor())
-            .map(|(id, _)| id)
-            .collect();
+        let landed = self.receives.iter();
+        let landed = landed.filter(|(_, receive)| receive.seems_to_have_descriptor());
+        let mut candidates: Vec<(u64, usize)> =
+            landed.map(|(id, receive)| (receive.serial, id)).collect();
+        candidates.sort_unstable();
         let mut found = false;
-        for id in candidates {
+        for (_, id) in candidates {
             found |= self.take_landed(env, id);
         }
         found
@@ -219,9 +221,9 @@ impl Core {
 
     /// The messages under way to device memory, oldest first, where one may come over several paths.
     fn under_way(&self, env: &Env, capacity: u64) -> Vec<UnderWay> {
-        let is_several = |id: &usize| matches!(&self.receives[*id].stage, Stage::Fetching(fetch) if fetch.is_several());
+        let has_trail = |id: &usize| matches!(&self.receives[*id].stage, Stage::Fetching(fetch) if fetch.has_trail());
         let is_short = capacity < env.config.multipath;
-        if env.config.paths.is_direct_only() || (is_short && !self.moving.iter().any(is_several)) {
+        if env.config.paths.is_direct_only() || (is_short && !self.moving.iter().any(has_trail)) {
             return Vec::new();
         }
         let mut fetches: Vec<(u64, UnderWay)> = Vec::new();
