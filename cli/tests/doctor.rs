@@ -434,11 +434,11 @@ fn a_driver_that_crashes_hangs_or_lies_is_a_row() {
     for (wish, outcome, words) in [
         ("nothing", "works", "IPC works"),
         ("crash", "crash_or_hang", "SIGABRT"),
-        ("hang", "crash_or_hang", "no answer in 10 s"),
+        ("hang", "crash_or_hang", "no answer in 5 s"),
         ("lie", "wrong_data", "bytes differ"),
     ] {
         let mut command = installation.with_gpus();
-        command.env("MISBEHAVE", wish).args(["--timeout", "10"]);
+        command.env("MISBEHAVE", wish).args(["--timeout", "5"]);
         let seen = Seen::by(&mut command, &installation, &[]);
         let expected = [
             "0>0 works".to_owned(),

@@ -1,5 +1,6 @@
 //! All mutable state of the engine, and its progress.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -56,7 +57,7 @@ pub struct Core {
     /// Sends whose descriptor is out.
     pub(super) open: Vec<usize>,
     /// Values whose native send is not complete although the program's is.
-    pub(super) draining: Vec<usize>,
+    pub(super) draining: VecDeque<(usize, u64)>,
     /// Bytes held by `draining`.
     pub(super) draining_bytes: u64,
     /// Messages taken by a matched probe that may be descriptors.
@@ -111,7 +112,7 @@ impl Core {
             moving: Vec::new(),
             orphans: Vec::new(),
             open: Vec::new(),
-            draining: Vec::new(),
+            draining: VecDeque::new(),
             draining_bytes: 0,
             matched: HashMap::new(),
             sent: Counts::default(),

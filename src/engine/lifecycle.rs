@@ -228,6 +228,8 @@ impl Engine {
         if !self.live.load(Ordering::Acquire) {
             return;
         }
+        // Requests that are complete and were not asked about lately would be pending to the MPI library.
+        self.core.lock().test_draining(&self.env, usize::MAX);
         self.until(|engine, core| {
             let open = core.open.clone();
             let mut waiting = false;

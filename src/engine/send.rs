@@ -3,6 +3,8 @@
 mod descriptor;
 mod value;
 
+pub(in crate::engine) use value::DRAINING_TESTS_MAX;
+
 use std::ffi::{c_int, c_void};
 
 use self::descriptor::{Origin, Out, Unsent};
@@ -401,10 +403,12 @@ impl Core {
         if self.is_gone(env, id) {
             self.sends.remove(id);
         } else {
-            if let SendKind::Value { data, .. } = &self.sends[id].kind {
-                self.draining_bytes += data.len() as u64;
-            }
-            self.draining.push(id);
+            let bytes = match &self.sends[id].kind {
+                SendKind::Value { data, .. } => data.len() as u64,
+                _ => 0,
+            };
+            self.draining_bytes += bytes;
+            self.draining.push_back((id, bytes));
         }
         code
     }

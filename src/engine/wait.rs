@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::engine::send::DRAINING_TESTS_MAX;
 use crate::engine::{requests, Core, Engine};
 use crate::mpi::native;
 use crate::node::Backoff;
@@ -78,7 +79,7 @@ impl Engine {
             self.reap_orphans(core);
         }
         if !core.draining.is_empty() {
-            core.test_draining(&self.env);
+            core.test_draining(&self.env, DRAINING_TESTS_MAX);
         }
     }
 

@@ -339,9 +339,6 @@ fn memory_kinds(mpi: &Mpi) {
     assert_eq!(total("receives_host_ring"), descriptors - 4, "{outcome}");
     let refused = outcome.stats().fallback("mapping_failed");
     assert_eq!(refused, descriptors - 4, "{outcome}");
-    for case in ["both_ways", "to_self", "grown", "unfinished", "registered"] {
-        complete(job(mpi, 2, "memory_kinds").args(&[case]));
-    }
     complete(job(mpi, 2, "memory_kinds"));
     complete(job(mpi, 2, "memory_kinds").env("GPUS", "1"));
 }

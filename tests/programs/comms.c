@@ -120,7 +120,7 @@ static void remade(void) {
 static void freed_while_pending(void) {
     if (peer == MPI_PROC_NULL) FAIL("an even number of ranks");
     size_t sizes[] = {5, 61, 70000, 1000001};
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < 4; i++) {
             size_t n = sizes[i];
             MPI_Comm c, d;
@@ -146,7 +146,7 @@ static void freed_while_pending(void) {
 static void side_by_side(void) {
     MPI_Comm c;
     OK(MPI_Comm_dup(MPI_COMM_WORLD, &c));
-    FOR_PAIRS(from, to) {
+    FOR_ENDS(from, to) {
         enum { K = 20 };
         buf b[K];
         MPI_Request r[K];

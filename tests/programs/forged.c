@@ -29,7 +29,7 @@ static void forge(unsigned char *d, int kind) {
 static void forged(void) {
     CHECK(crc32((const unsigned char *)"123456789", 9) == 0xcbf43926u, "the check value of CRC-32");
     unsigned char d[61];
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < 40; i++)
             for (enum receive_way way = 0; way < 6; way++) {
                 forge(d, i);

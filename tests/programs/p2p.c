@@ -35,7 +35,7 @@ static void every_way_of(const size_t *sizes, int count) {
     if (peer == MPI_PROC_NULL) return;
     attach(1 << 20);
     uint64_t seed = 1;
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int out = 0; out < SEND_WAY_COUNT; out++)
             for (int in = 0; in < RECEIVE_WAY_COUNT; in++)
                 for (int i = 0; i < count; i++) message(from, to, out, in, sizes[i], ++seed);
@@ -50,7 +50,7 @@ static void large(void) {
     attach(8 << 20);
     size_t sizes[] = {16383, 16384, 16385, (1 << 20) + 1, (5 << 20) + 7};
     uint64_t seed = 1000;
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int way = 0; way < SEND_WAY_COUNT; way++)
             for (int i = 0; i < 5; i++) {
                 enum receive_way in = (way * 5 + i) % RECEIVE_WAY_COUNT;
@@ -64,7 +64,7 @@ static void large(void) {
 static void room_to_spare(void) {
     if (peer == MPI_PROC_NULL) return;
     size_t sizes[] = {0, 3, 61, 4000, 100000, 3000000};
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < 6; i++)
             for (int way = 0; way < 3; way++) {
                 uint64_t seed = 77 + i * 3 + way;

@@ -10,7 +10,7 @@ static size_t size_of(uint64_t *state) {
 // A long run of messages, many of exactly a descriptor's length, from host and device in turn.
 static void interleaved(void) {
     for (int how = 0; how < 5; how++)
-        FOR_PAIRS(from, to) {
+        FOR_ENDS(from, to) {
             uint64_t state = 99 + how;
             if (me % 2 == 0) {
                 buf b[COUNT];
@@ -53,7 +53,7 @@ static void interleaved(void) {
 // Matched messages are received in another order than they came in, others passing by meanwhile.
 static void matched_in_reverse(void) {
     enum { K = 8 };
-    FOR_PAIRS(from, to) {
+    FOR_ENDS(from, to) {
         size_t sizes[K] = {61, 0, 61, 100000, 3, 61, 20000, 1000000};
         buf b[K + 1];
         MPI_Request r[K + 1];
@@ -80,7 +80,7 @@ static void matched_in_reverse(void) {
 // The message of a posted receive is not to be seen by a probe.
 static void not_of_others(void) {
     size_t sizes[] = {4, 61, 70000};
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < 3; i++) {
             buf b = buf_new(me % 2 ? to : from, sizes[i], 1);
             if (me % 2 == 0) {
@@ -109,7 +109,7 @@ static void not_of_others(void) {
 
 // Probing for one tag while receives for another are outstanding.
 static void beside_pending(void) {
-    FOR_PAIRS(from, to) {
+    FOR_ENDS(from, to) {
         enum { K = 10 };
         buf b[2 * K];
         MPI_Request r[2 * K];

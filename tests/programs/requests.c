@@ -165,7 +165,7 @@ static void mixed(void) {
 static void persistent(void) {
     enum { P = 6 };
     size_t sizes[P] = {0, 61, 1000, 70000, 1000001, 61};
-    FOR_PAIRS(from, to) {
+    FOR_ENDS(from, to) {
         buf b[P];
         MPI_Request r[P];
         for (int i = 0; i < P; i++) {
@@ -208,7 +208,7 @@ static void persistent(void) {
 static void freed(void) {
     int receives_too = number_from("SIMCUDA_CHECK", 1) == 0;
     size_t sizes[] = {61, 5000, 70000, 1000001};
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < 4; i++) {
             size_t n = sizes[i];
             MPI_Request r;
@@ -248,7 +248,7 @@ static void freed(void) {
 
 static void get_status(void) {
     size_t sizes[] = {0, 61, 5000, 1000001};
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < 4; i++) {
             size_t n = sizes[i];
             MPI_Request r;
@@ -279,7 +279,7 @@ static void get_status(void) {
 
 static void cancelled(void) {
     size_t sizes[] = {10, 61, 5000, 1000001};
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < 4; i++) {
             size_t n = sizes[i];
             int flag = -1;
@@ -322,7 +322,7 @@ static void cancelled(void) {
 
 // Types other than bytes: counts in elements, and MPI_UNDEFINED where a message is no whole number of them.
 static void counts(void) {
-    FOR_PAIRS(from, to) {
+    FOR_ENDS(from, to) {
         MPI_Status s;
         int count;
         MPI_Datatype pair;

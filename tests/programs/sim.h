@@ -82,6 +82,11 @@ static void driver_load(void) {
     CU(cu.init(0));
 }
 
+static char role_of(int rank) {
+    const char *roles = getenv("ROLES");
+    return roles && *roles ? roles[rank % strlen(roles)] : 'D';
+}
+
 static int number_from(const char *name, int otherwise) {
     const char *text = getenv(name);
     return text && *text ? atoi(text) : otherwise;
@@ -133,6 +138,17 @@ static void *scratch(size_t bytes) {
     return p;
 }
 
+// Memory for the contents of a buffer, one of two of a thread; kept for the next, as fresh pages would take longer than the rest.
+static unsigned char *image_of(int which, size_t bytes) {
+    static _Thread_local struct { unsigned char *p; size_t bytes; } kept[2];
+    if (!kept[which].p || kept[which].bytes < bytes) {
+        free(kept[which].p);
+        kept[which].p = scratch(bytes);
+        kept[which].bytes = bytes;
+    }
+    return kept[which].p;
+}
+
 // The byte at position i of the data grown from a seed.
 static inline uint64_t word_of(uint64_t seed, uint64_t i) {
     uint64_t z = seed * 0x9e3779b97f4a7c15u + i * 0xd1b54a32d192ed03u + 0x632be59bd9b4e019u;
@@ -148,10 +164,10 @@ static void pattern(unsigned char *to, size_t bytes, uint64_t seed) {
 }
 
 static void buf_poison(buf b) {
-    unsigned char *image = scratch(b.total);
+    if (b.kind == HOST) { memset(b.base, 0xa5, b.total); return; }
+    unsigned char *image = image_of(0, b.total);
     memset(image, 0xa5, b.total);
     memory_put(b.kind, b.base, image, b.total);
-    free(image);
 }
 
 static buf buf_new(enum kind kind, size_t bytes, size_t offset) {
@@ -170,15 +186,15 @@ static void buf_free(buf b) {
 }
 
 static void buf_fill(buf b, uint64_t seed) {
-    unsigned char *image = scratch(b.bytes);
+    if (b.kind == HOST) { pattern(b.p, b.bytes, seed); return; }
+    unsigned char *image = image_of(0, b.bytes);
     pattern(image, b.bytes, seed);
     memory_put(b.kind, b.p, image, b.bytes);
-    free(image);
 }
 
 // The first `bytes` bytes are those of the seed, and nothing else of the allocation was touched since buf_poison.
 static void buf_check_at(const char *file, int line, buf b, uint64_t seed, size_t bytes) {
-    unsigned char *image = scratch(b.total), *expected = scratch(b.total);
+    unsigned char *image = image_of(0, b.total), *expected = image_of(1, b.total);
     memory_get(b.kind, image, b.base, b.total);
     memset(expected, 0xa5, b.total);
     pattern(expected + b.lead, bytes, seed);
@@ -187,19 +203,15 @@ static void buf_check_at(const char *file, int line, buf b, uint64_t seed, size_
             if (image[i] != expected[i])
                 fail(file, line, "%s buffer of %zu bytes, message of %zu: byte %zd is %02x, not %02x", b.kind ? "device" : "host",
                      b.bytes, bytes, (ssize_t)i - (ssize_t)b.lead, image[i], expected[i]);
-    free(image);
-    free(expected);
 }
 #define BUF_CHECK(b, seed, bytes) buf_check_at(__FILE__, __LINE__, b, seed, bytes)
 
 // The payload is the seed's; what lies around it is not looked at (for buffers filled or received into piecewise).
 static void bytes_check_at(const char *file, int line, enum kind kind, const unsigned char *p, size_t bytes, uint64_t seed) {
-    unsigned char *image = scratch(bytes), *expected = scratch(bytes);
+    unsigned char *image = image_of(0, bytes), *expected = image_of(1, bytes);
     memory_get(kind, image, p, bytes);
     pattern(expected, bytes, seed);
     if (memcmp(image, expected, bytes)) fail(file, line, "wrong contents in a piece of %zu bytes", bytes);
-    free(image);
-    free(expected);
 }
 #define BYTES_CHECK(kind, p, bytes, seed) bytes_check_at(__FILE__, __LINE__, kind, p, bytes, seed)
 
@@ -222,6 +234,13 @@ static int with_preload; // $WITH_PRELOAD: what only works because of the librar
 #define FOR_PAIRS(from, to) \
     for (int from##_pair_ = 0; from##_pair_ < 4; from##_pair_++) \
         for (enum kind from = from##_pair_ >> 1, to = from##_pair_ & 1, from##_once_ = 1; from##_once_; from##_once_ = 0)
+
+// The same where the even rank of each pair sends `from` and the odd one receives `to`: of the pairs that are the same
+// because a rank has no device, only the first.
+#define FOR_ENDS(from, to) FOR_PAIRS(from, to) if (!is_repeated(from, to))
+static int is_repeated(enum kind from, enum kind to) {
+    return (from == DEVICE && role_of(me & ~1) == 'H') || (to == DEVICE && role_of(me | 1) == 'H');
+}
 
 // xorshift: the same numbers on every rank that starts from the same seed.
 static uint64_t next_random(uint64_t *state) {
@@ -270,8 +289,7 @@ static void start(int *argc, char ***argv, int threads) {
     OK(MPI_Comm_rank(MPI_COMM_WORLD, &me));
     OK(MPI_Comm_size(MPI_COMM_WORLD, &ranks));
     peer = (me ^ 1) < ranks ? me ^ 1 : MPI_PROC_NULL;
-    const char *roles = getenv("ROLES");
-    if (roles && *roles) role = roles[me % strlen(roles)];
+    role = role_of(me);
     with_preload = number_from("WITH_PRELOAD", 0);
     if (role == 'D') device_start(me);
 }

@@ -70,7 +70,7 @@ static MPI_Request handed_over[64];
 static void *waiter(void *argument) { (void)argument; if (role == 'D') device_start(me); OK(MPI_Waitall(64, handed_over, MPI_STATUSES_IGNORE)); return NULL; }
 static void handed(void) {
     if (peer == MPI_PROC_NULL) return;
-    FOR_PAIRS(from, to) {
+    FOR_ENDS(from, to) {
         buf b[64];
         pthread_t thread;
         for (int i = 0; i < 64; i++) {

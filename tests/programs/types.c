@@ -129,14 +129,14 @@ static void exchange(int i, int as_bytes, enum kind from, enum kind to, int way,
 
 static void typed(void) {
     if (peer == MPI_PROC_NULL) return;
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < TYPES; i++)
             for (int as_bytes = 0; as_bytes < 3; as_bytes++) exchange(i, as_bytes, from, to, (i + as_bytes) % 4, 0);
 }
 
 static void freed_while_pending(void) {
     if (peer == MPI_PROC_NULL) return;
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < TYPES; i++) exchange(i, i % 3, from, to, 2, 1);
 }
 
@@ -144,7 +144,7 @@ static void freed_while_pending(void) {
 static void bottom(void) {
     if (peer == MPI_PROC_NULL) return;
     size_t sizes[] = {61, 5000, 200000};
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int i = 0; i < 3; i++) {
             int n = sizes[i];
             buf b = buf_new(me % 2 ? to : from, n, 2);
@@ -164,7 +164,7 @@ static void bottom(void) {
 // A typed receive that gets less than it has room for: whole blocks and a part of one.
 static void partial(void) {
     if (peer == MPI_PROC_NULL) return;
-    FOR_PAIRS(from, to)
+    FOR_ENDS(from, to)
         for (int ints = 0; ints < 6000; ints = ints * 2 + 61) {
             MPI_Datatype t;
             OK(MPI_Type_vector(2000, 3, 8, MPI_INT, &t));

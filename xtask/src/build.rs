@@ -4,6 +4,7 @@ use crate::fingerprint;
 use crate::layout::Layout;
 use crate::lock::Lock;
 use crate::mpi::{self, Mpi};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -33,8 +34,11 @@ pub fn build(options: &Options) -> Result<Layout, String> {
     // Taken before the build: a source edited meanwhile makes the result look stale, never fresh.
     let sources = fingerprint::of_sources(&layout.root)
         .map_err(|e| format!("cannot read the sources: {e}"))?;
-    let packages = ["anabranch-preload", "anabranch-cli", "simcuda"];
-    cargo(&layout, options, &layout.target, &packages, |_| {})?;
+    let mut command = cargo("build", &layout, options, &layout.target);
+    for package in ["anabranch-preload", "anabranch-cli", "simcuda"] {
+        command.args(["--package", package]);
+    }
+    succeed(command, "cargo build")?;
     let simcuda = layout.simcuda();
     let driver = layout.folder().join("libsimcuda.so");
     install(&driver, &simcuda.join("libcuda.so.1"))?;
@@ -63,15 +67,23 @@ pub fn build(options: &Options) -> Result<Layout, String> {
 /// Builds the solver against one MPI library.
 fn solver(layout: &Layout, options: &Options, mpi: &Mpi) -> Result<(), String> {
     let target = layout.solver_target(&mpi.name);
-    cargo(layout, options, &target, &["anabranch-jacobi"], |command| {
-        command.env("MPICC", &mpi.mpicc);
-        if let Some(folder) = &mpi.library_folder {
-            command.env(
-                "RUSTFLAGS",
-                format!("-Clink-arg=-Wl,-rpath,{}", folder.display()),
-            );
-        }
-    })?;
+    if !target.join(layout.profile()).exists() {
+        start_from_another(layout, &target)?;
+    }
+    let mut command = cargo("rustc", layout, options, &target);
+    command
+        .args(["--package", "anabranch-jacobi", "--bin", "jacobi"])
+        .env("MPICC", &mpi.mpicc);
+    if let Some(folder) = &mpi.library_folder {
+        // For the solver alone: what it depends on is the same for every MPI library.
+        command
+            .arg("--")
+            .arg(format!("-Clink-arg=-Wl,-rpath,{}", folder.display()));
+    }
+    succeed(
+        command,
+        &format!("cargo build of the solver for {}", mpi.name),
+    )?;
     install(
         &target.join(layout.profile()).join("jacobi"),
         &layout.jacobi(&mpi.name),
@@ -86,17 +98,50 @@ fn solver(layout: &Layout, options: &Options, mpi: &Mpi) -> Result<(), String> {
     write_if_changed(&note, format!("{}\n", prefix.display()).as_bytes())
 }
 
-fn cargo(
-    layout: &Layout,
-    options: &Options,
-    target: &Path,
-    packages: &[&str],
-    adjust: impl FnOnce(&mut Command),
-) -> Result<(), String> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+/// Begins the folder of a solver as a copy of one that is there for another MPI library, without what knows that one: all
+/// other packages are compiled once.
+fn start_from_another(layout: &Layout, target: &Path) -> Result<(), String> {
+    let others = mpi::KNOWN
+        .iter()
+        .map(|(name, _)| layout.solver_target(name));
+    let Some(from) = others
+        .map(|other| other.join(layout.profile()))
+        .find(|other| other.exists())
+    else {
+        return Ok(());
+    };
+    let describe = |e: io::Error| format!("cannot make {}: {e}", target.display());
+    fs::create_dir_all(target).map_err(describe)?;
+    // Put in place when it is whole, and without the binding.
+    let draft = target.join("draft");
+    let _ = fs::remove_dir_all(&draft);
+    fs::create_dir(&draft).map_err(describe)?;
+    let mut copy = Command::new("cp");
+    copy.arg("-a").arg(from).arg(&draft);
+    succeed(copy, "the copy of a folder of the solver")?;
+    let mut clean = Command::new(program());
+    clean.current_dir(&layout.root);
+    clean
+        .args(["clean", "--quiet", "--package", "mpi-sys", "--target-dir"])
+        .arg(&draft);
+    if layout.release {
+        clean.arg("--release");
+    }
+    succeed(clean, "cargo clean of the MPI binding")?;
+    fs::rename(draft.join(layout.profile()), target.join(layout.profile())).map_err(describe)?;
+    fs::remove_dir_all(&draft).map_err(describe)
+}
+
+fn program() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// A command of cargo's that builds.
+fn cargo(verb: &str, layout: &Layout, options: &Options, target: &Path) -> Command {
+    let mut command = Command::new(program());
     command
         .current_dir(&layout.root)
-        .arg("build")
+        .arg(verb)
         .arg("--target-dir")
         .arg(target);
     if options.quiet {
@@ -104,9 +149,6 @@ fn cargo(
     }
     if options.release {
         command.arg("--release");
-    }
-    for package in packages {
-        command.args(["--package", package]);
     }
     // A build started from a test must not inherit what cargo set for the test's own package.
     for (name, _) in std::env::vars_os() {
@@ -118,11 +160,17 @@ fn cargo(
             command.env_remove(&name);
         }
     }
-    adjust(&mut command);
+    command
+}
+
+fn succeed(mut command: Command, what: &str) -> Result<(), String> {
     match command.status() {
         Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err(format!("cargo build of {} failed", packages.join(", "))),
-        Err(e) => Err(format!("cannot start cargo: {e}")),
+        Ok(_) => Err(format!("{what} failed")),
+        Err(e) => Err(format!(
+            "cannot start {}: {e}",
+            command.get_program().to_string_lossy()
+        )),
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::settings::{Setting, Variables};
 use super::Arguments;
@@ -18,7 +19,7 @@ use crate::bench::suite::{Ask, Circumstances, Expected, Measured, Plan};
 /// How ranks are started, and where their files lie.
 pub struct Launches<'a> {
     arguments: &'a Arguments,
-    folder: PathBuf,
+    folder: TempDir,
     count: u32,
     /// What the ranks of any launch wrote to stderr, each line once.
     pub said: Vec<String>,
@@ -30,9 +31,10 @@ impl<'a> Launches<'a> {
     /// # Errors
     /// There is no place for temporary files.
     pub fn new(arguments: &'a Arguments) -> anyhow::Result<Launches<'a>> {
-        let name = format!("anabranch-compare-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let folder = tempfile::Builder::new()
+            .prefix("anabranch-compare-")
+            .tempdir();
+        let folder = folder.context("no folder for temporary files")?;
         Ok(Launches {
             arguments,
             folder,
@@ -152,7 +154,9 @@ impl<'a> Launches<'a> {
     }
 
     fn file(&self, kind: &str) -> PathBuf {
-        self.folder.join(format!("{kind}-{}.json", self.count))
+        self.folder
+            .path()
+            .join(format!("{kind}-{}.json", self.count))
     }
 
     fn run(
@@ -187,7 +191,8 @@ impl<'a> Launches<'a> {
             command.arg("--mpirun-arg").arg(extra);
         }
         command.envs(variables).arg("--").args(program);
-        let (out, err) = (self.folder.join("stdout"), self.folder.join("stderr"));
+        let folder = self.folder.path();
+        let (out, err) = (folder.join("stdout"), folder.join("stderr"));
         command
             .stdin(Stdio::null())
             .stdout(File::create(&out)?)
@@ -228,13 +233,6 @@ impl<'a> Launches<'a> {
             }
         }
         Ok(())
-    }
-}
-
-impl Drop for Launches<'_> {
-    fn drop(&mut self) {
-        // What is left in the folder of temporary files is the system's to remove.
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

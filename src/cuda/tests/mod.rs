@@ -19,40 +19,14 @@ pub(crate) const ROLE: &str = "ANABRANCH_CUDA_TEST_ROLE";
 /// A scenario that takes longer than this hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Folder with the simulated `libcuda.so.1`, built now so that it is current; or why there is none.
+/// Folder with the simulated `libcuda.so.1`, built if it is not current; or why there is none.
 fn simulator() -> Result<&'static Path, &'static str> {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     FOLDER
-        .get_or_init(build_simulator)
+        .get_or_init(|| Ok(xtask::build::fresh_layout(false)?.simcuda()))
         .as_ref()
         .map(PathBuf::as_path)
         .map_err(String::as_str)
-}
-
-fn build_simulator() -> Result<PathBuf, String> {
-    let test_binary = std::env::current_exe().map_err(|error| error.to_string())?;
-    // target/PROFILE/deps/BINARY
-    let profile = test_binary.ancestors().nth(2).ok_or("no target folder")?;
-    let target = profile.parent().ok_or("no target folder")?;
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let built = Command::new(cargo)
-        .args(["build", "--quiet", "--package", "simcuda", "--target-dir"])
-        .arg(target)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .map_err(|error| error.to_string())?;
-    if !built.status.success() {
-        return Err(String::from_utf8_lossy(&built.stderr).into_owned());
-    }
-    let library = target.join("debug/libsimcuda.so");
-    let folder = target.join("simcuda-of-unit-tests");
-    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-    // Renamed into place, so that another run of these tests never loads half a file.
-    let fresh = folder.join(format!("fresh-{}", std::process::id()));
-    std::fs::copy(&library, &fresh)
-        .and_then(|_| std::fs::rename(&fresh, folder.join("libcuda.so.1")))
-        .map_err(|error| error.to_string())?;
-    Ok(folder)
 }
 
 /// This test binary once more, in a role of one of its tests.

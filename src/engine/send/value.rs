@@ -22,6 +22,8 @@ use crate::stats::{self, Counter, Reason};
 /// Values that may be on their way although their send has completed, bytes: a standard send of a small device buffer
 /// completes once its payload is in host memory.
 const DRAINING_BYTES_MAX: u64 = 64 << 20;
+/// Of these, values that a round asks about: more than a call can add.
+pub(in crate::engine) const DRAINING_TESTS_MAX: usize = 16;
 
 impl Engine {
     /// Starts a send of packed copies of a host buffer, which is free again at once.
@@ -211,7 +213,7 @@ impl Engine {
     /// Waits until the values that are still on their way leave room for another.
     fn make_room_for_draining(&self, bytes: u64) {
         self.until(|engine, core| {
-            core.test_draining(&engine.env);
+            core.test_draining(&engine.env, DRAINING_TESTS_MAX);
             (core.draining.is_empty() || core.draining_bytes + bytes <= DRAINING_BYTES_MAX)
                 .then_some(())
         });
@@ -243,25 +245,22 @@ impl Core {
         id
     }
 
-    /// Tests values whose send has completed before they were on their way.
-    pub(in crate::engine) fn test_draining(&mut self, env: &Env) {
-        let mut i = 0;
-        while i < self.draining.len() {
-            let id = self.draining[i];
+    /// Tests so many of the values whose send has completed before they were on their way, in turn. All of them in each
+    /// round would be thousands of questions for each call: 64 MiB are 65,536 values of 1 KiB.
+    pub(in crate::engine) fn test_draining(&mut self, env: &Env, most: usize) {
+        for _ in 0..self.draining.len().min(most) {
+            let Some((id, bytes)) = self.draining.pop_front() else {
+                return;
+            };
             // SAFETY: called from the program's thread only.
             unsafe { self.test_value(env, id) };
             if self.is_gone(env, id) {
-                self.draining.swap_remove(i);
+                self.draining_bytes -= bytes;
                 self.sends.remove(id);
             } else {
-                i += 1;
+                self.draining.push_back((id, bytes));
             }
         }
-        let bytes = |id: &usize| match &self.sends[*id].kind {
-            SendKind::Value { data, .. } => data.len() as u64,
-            _ => 0,
-        };
-        self.draining_bytes = self.draining.iter().map(bytes).sum();
     }
 }
 
