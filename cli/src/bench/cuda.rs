@@ -355,4 +355,12 @@ impl Driver {
             .ok()
             .map(|symbol| *symbol)
     }
+
+    /// By how much programs on a simulated node have acted later than they could have, in ns; `None` on real hardware.
+    pub fn simulated_lateness(&self) -> Option<unsafe extern "C" fn() -> u64> {
+        // SAFETY: as above.
+        unsafe { self.library.get(b"simcuda_late_ns\0") }
+            .ok()
+            .map(|symbol| *symbol)
+    }
 }
