@@ -243,6 +243,9 @@ fn report<T: Cell, C: Communicator>(
         norm: ended.norm,
         hash: String::new(),
         clock: solver.clock().name(),
+        late: ended
+            .late_ns
+            .map(|ns| ratio(ns as f64 / 1e9, seconds.total)),
         seconds,
         communication_share: ratio(exchange_mean, total_mean),
         mcells_per_second: ratio(cells, seconds.total) / 1e6,

@@ -33,6 +33,16 @@ impl Clock {
         }
     }
 
+    /// By how many nanoseconds programs on the simulated node have acted later than they could have; none of wall time.
+    pub fn late_ns(&self) -> Option<u64> {
+        let Clock::Virtual(_) = self else { return None };
+        let symbol = gpu::symbol("simcuda_late_ns")?;
+        // SAFETY: the simulated driver declares `uint64_t simcuda_late_ns(void)`, and is never unloaded.
+        let late: unsafe extern "C" fn() -> u64 = unsafe { std::mem::transmute(symbol) };
+        // SAFETY: as above.
+        Some(unsafe { late() })
+    }
+
     /// "wall" or "virtual".
     pub fn name(&self) -> &'static str {
         match self {

@@ -40,6 +40,8 @@ pub struct Report {
     pub hash: String,
     /// wall or virtual.
     pub clock: &'static str,
+    /// On a simulated node, by which part of the time programs have acted later than they could have.
+    pub late: Option<f64>,
     /// Time per phase: the mean of the ranks, and the slowest rank's total.
     pub seconds: Seconds,
     /// Share of the exchange in the total, from the means.

@@ -34,6 +34,8 @@ pub struct Ended {
     pub converged: bool,
     /// Times.
     pub phases: Phases,
+    /// By how much programs on a simulated node have acted later than they could have.
+    pub late_ns: Option<u64>,
 }
 
 /// One rank's part of the solution.
@@ -98,8 +100,9 @@ impl<'a, T: Cell, C: Communicator> Solver<'a, T, C> {
             norm: None,
             converged: false,
             phases: Phases::default(),
+            late_ns: None,
         };
-        let start = self.clock.now_ns();
+        let (start, late) = (self.clock.now_ns(), self.clock.late_ns());
         while ended.iterations < iterations && !ended.converged {
             self.iterate(&mut ended.phases)?;
             ended.iterations += 1;
@@ -113,6 +116,8 @@ impl<'a, T: Cell, C: Communicator> Solver<'a, T, C> {
             progress.inc(1);
         }
         ended.phases.total_ns = self.clock.now_ns() - start;
+        let late = self.clock.late_ns().zip(late);
+        ended.late_ns = late.map(|(after, before)| after - before);
         Ok(ended)
     }
 

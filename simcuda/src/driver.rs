@@ -44,6 +44,8 @@ pub struct Driver {
     pub timing_only: bool,
     /// See [`QUIET_US`].
     pub quiet_ns: u64,
+    /// See [`crate::wait::TURN_POLLS`].
+    pub turn_polls: u32,
     /// Hardware queues of a context, CUDA_DEVICE_MAX_CONNECTIONS.
     pub connections: u64,
     /// Objects and operations.
@@ -220,6 +222,9 @@ impl Driver {
         let quiet_us = env("SIMCUDA_QUIET_US")
             .and_then(|v| v.parse().ok())
             .unwrap_or(QUIET_US);
+        let turn_polls = env("SIMCUDA_LOOKS")
+            .and_then(|v| v.parse().ok())
+            .unwrap_or(crate::wait::TURN_POLLS);
         Ok(Driver {
             machine: Machine::new(&topology),
             job,
@@ -230,6 +235,7 @@ impl Driver {
             launch_blocking: flag("CUDA_LAUNCH_BLOCKING", false),
             timing_only: !flag("SIMCUDA_DATA", true),
             quiet_ns: quiet_us * 1000,
+            turn_polls,
             connections: env("CUDA_DEVICE_MAX_CONNECTIONS")
                 .and_then(|v| v.parse().ok())
                 .unwrap_or(CONNECTIONS)

@@ -18,6 +18,7 @@
 //! | `SIMCUDA_FAULT=F:N=CODE,..` | the N-th call of F returns CODE |
 //! | `SIMCUDA_CORRUPT=R:K:N:O,..` | the N-th asynchronous copy of kind K (`DtoD`, `DtoH`, `HtoD`) of rank R flips a bit at offset O |
 //! | `SIMCUDA_QUIET_US` | real time without a call after which a process counts as waiting (200) |
+//! | `SIMCUDA_LOOKS` | queries in vain after which a process that polls counts as waiting (8); 32 for measurements of many streams |
 //! | `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_MAX_CONNECTIONS` | as on hardware |
 //! | `CUDA_LAUNCH_BLOCKING=1` | kernels and fills are over when their call returns |
 //!

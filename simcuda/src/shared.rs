@@ -7,7 +7,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Marks an initialised file; changes with every change of the layout.
-pub const MAGIC: u64 = 0x5349_4d43_5544_4136;
+pub const MAGIC: u64 = 0x5349_4d43_5544_4137;
 /// Processes a node may have at once.
 pub const MAX_PROCS: usize = 64;
 /// Operations in flight on a node at once.
@@ -87,6 +87,8 @@ pub struct Proc {
     pub polled_turn: AtomicU64,
     /// See there.
     pub turn_polls: AtomicU32,
+    /// It has done something of which it may still be about to tell others.
+    pub told: AtomicU32,
     /// CPU time that it had used after its latest poll.
     pub polled_cpu: AtomicU64,
     /// The turn in which its CPU time was looked at, what that was, and when.

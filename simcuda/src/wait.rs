@@ -16,8 +16,9 @@ use std::sync::atomic::Ordering::*;
 /// Polls without change after which a process counts as waiting.
 const IDLE_POLLS: u32 = 3;
 /// The same since some process has last done something, of which it may have told the others in memory that they share: a
-/// process that polls several streams in turn looks there in between.
-const TURN_POLLS: u32 = 8;
+/// process that polls several streams in turn looks there in between. For measurements it takes more: one that polls many
+/// streams has seen only a part of its own after 8, and acts late.
+pub const TURN_POLLS: u32 = 8;
 /// Copies with so many bytes left to move are given the strict rule: with it 200,000 small ones took minutes.
 const STRICT_BYTES_MIN: f64 = 65536.0;
 /// Longest sleep of a waiter that has promised to watch the node.
@@ -82,6 +83,7 @@ impl Driver {
         let turn = self.job.shared().turn.fetch_add(1, Relaxed) + 1;
         me.base_turn.store(turn, Relaxed);
         me.base_cpu.store(0, Relaxed);
+        me.told.store(1, Relaxed);
     }
 
     /// Finished operations were taken up: whoever waits for one is about to act, also before it says so itself.
@@ -89,6 +91,7 @@ impl Driver {
         let me = self.job.me();
         // Whoever polls several operations in turn is to have polled this one, too, before time moves on.
         self.job.shared().turn.fetch_add(1, Relaxed);
+        me.told.store(1, Relaxed);
         if me.parked.load(Relaxed) == 0 && me.idle_polls.load(Relaxed) < IDLE_POLLS {
             return;
         }
@@ -119,9 +122,11 @@ impl Driver {
         }
     }
 
-    /// The host code, which was waiting for it, now knows of something that happened at `time`.
+    /// The host code, which was waiting for it, now knows of something that happened at `time`. It could have known then,
+    /// or when it was through with the calls that it had made before.
     pub fn woken(&self, time: u64) {
-        self.late(self.job.now().saturating_sub(time));
+        let could = time.max(self.job.me().host_time.load(Relaxed));
+        self.late(self.job.now().saturating_sub(could));
         self.learned(self.job.now());
     }
 
@@ -151,7 +156,7 @@ impl Driver {
     fn quiet_in(&self, slot: usize, now: u64, is_strict: bool) -> u64 {
         let p = &self.job.shared().procs[slot];
         let turn = self.job.shared().turn.load(Relaxed);
-        let polls = p.turn_polls.load(Relaxed) >= TURN_POLLS;
+        let polls = p.turn_polls.load(Relaxed) >= self.turn_polls;
         let polls = if is_strict {
             polls && p.polled_turn.load(Relaxed) == turn
         } else {
@@ -224,7 +229,7 @@ impl Driver {
             let proc = &shared.procs[usize::from(flow.proc)];
             flow.remaining >= STRICT_BYTES_MIN && proc.parked.load(Relaxed) == 0
         });
-        if is_strict && polls && shared.procs[me].turn_polls.load(Relaxed) < TURN_POLLS {
+        if is_strict && polls && shared.procs[me].turn_polls.load(Relaxed) < self.turn_polls {
             return Time::Busy(20_000);
         }
         let mut busy = 0;
@@ -351,7 +356,13 @@ impl Driver {
                 }
                 me.awake.store(0, Relaxed);
             }
-            me.turn_polls.fetch_add(1, Relaxed);
+            let polls = me.turn_polls.fetch_add(1, Relaxed) + 1;
+            if polls >= self.turn_polls && me.told.swap(0, Relaxed) != 0 {
+                // It looks in vain after it has done something: by now it has told the others of that, by ways that are not
+                // the driver's. They are to look once more, too.
+                let turn = self.job.shared().turn.fetch_add(1, Relaxed) + 1;
+                me.polled_turn.store(turn, Relaxed);
+            }
             if round == 1 || me.idle_polls.fetch_add(1, Relaxed) < IDLE_POLLS {
                 break;
             }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 use xtask::mpi::{Family, Mpi};
 
-on_every_mpi!(jacobi, bench);
+on_every_mpi!(jacobi, bench, put);
 
 /// A job of the solver, and its own report.
 fn solve(
@@ -194,4 +194,33 @@ fn bench_of_all_ranks() {
         let said = "all ranks of ring do the same: D D or H H";
         assert!(uneven.finished.stderr.contains(said), "{uneven}");
     });
+}
+
+/// One-sided messages go by the MPI library, which moves those between host buffers; one that does not know CUDA is not
+/// handed device memory. The library counts none of them.
+fn put(mpi: &Mpi) {
+    let library = match mpi.family {
+        Family::OpenMpi4 | Family::OpenMpi5 => "openmpi",
+        Family::Mpich => "mpich",
+        Family::StandardAbi => "abi",
+    };
+    let sizes = ["--check", "--sizes", "1,61,100001,1M", "--window", "4"];
+    let job = |ranks, first, second| {
+        Job::new(mpi, ranks, &built().command)
+            .args(&["bench", "put", first, second, "--mpi", library])
+            .args(&sizes)
+    };
+    let outcome = job(2, "H", "H").run();
+    assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+    let rows = outcome.finished.stdout.lines();
+    let rows = rows.filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+    let passed = rows.filter(|line| line.ends_with("Pass")).count();
+    assert_eq!(passed, 4, "{outcome}");
+    assert_eq!(outcome.stats().total("sends_descriptor"), 0, "{outcome}");
+    // None of the libraries that the tests run on knows CUDA.
+    for (ranks, first, why) in [(2, "D", "does not take device memory"), (3, "H", "2 ranks")] {
+        let outcome = job(ranks, first, "H").run();
+        assert_ne!(outcome.finished.code, Some(0), "{outcome}");
+        assert!(outcome.finished.stderr.contains(why), "{outcome}");
+    }
 }

@@ -150,7 +150,7 @@ static void unreceived(enum kind kind, int many) {
 }
 static void unreceived_host(void) { unreceived(HOST, 200000); }
 // More than 16 bits count, and more bytes than may be in flight by value (64 MiB): the simulated driver takes its time for each.
-static void unreceived_device(void) { unreceived(DEVICE, 70000); }
+static void unreceived_device(void) { unreceived(DEVICE, 200000); }
 
 // A receiver, then a sender, that computes for long between posting and waiting; the other side waits in MPI.
 static void busy(void) {

@@ -117,6 +117,12 @@ impl Checker {
         self.plan_of([&out, &into], bytes, window, iteration)
     }
 
+    /// Where the peer expects the messages of this rank.
+    pub fn there(&self, pair: &Pair<'_>, bytes: usize, window: usize, iteration: u32) -> Vec<Spot> {
+        let leg = [(pair.mpi.rank, pair.peer)];
+        self.plan_of([&[], &leg], bytes, window, iteration).into
+    }
+
     /// The messages between these senders and receivers, a window each. Both ends compute the same data for the same
     /// message, but place it at shifts of their own.
     fn plan_of(

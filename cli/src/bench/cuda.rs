@@ -356,7 +356,7 @@ impl Driver {
             .map(|symbol| *symbol)
     }
 
-    /// By how much a simulated node's time has moved on before host code reacted, in ns, in all; `None` on real hardware.
+    /// By how much programs on a simulated node have acted later than they could have, in ns; `None` on real hardware.
     pub fn simulated_lateness(&self) -> Option<unsafe extern "C" fn() -> u64> {
         // SAFETY: only the simulated driver has this symbol, with this signature.
         unsafe { self.library.get(b"simcuda_late_ns\0") }

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use super::buffer::Buffer;
-use super::mpi::{Mpi, Requests};
+use super::mpi::{Mpi, Requests, Window};
 use super::Kind;
 
 const DATA_TAG: c_int = 100;
@@ -34,6 +34,8 @@ pub struct Pair<'a> {
     pub send: Buffer,
     /// Messages arrive here.
     pub receive: Buffer,
+    /// The same as a window, for one-sided messages.
+    pub window: Option<Window>,
 }
 
 impl Pair<'_> {
@@ -65,7 +67,8 @@ impl Pair<'_> {
         }
     }
 
-    /// One iteration: the messages of one window each way, or one round trip.
+    /// One iteration: the messages of one window each way, or one round trip. One-sided messages go to `into`, which lies with
+    /// the peer.
     pub fn exchange(&self, out: &[Spot], into: &[Spot], requests: &mut Requests) {
         match (self.kind, self.role) {
             (Kind::Ring | Kind::AllToAll, _) => {
@@ -101,6 +104,19 @@ impl Pair<'_> {
                 self.post_receives(into, self.peer, requests);
                 self.post_sends(out, self.peer, requests);
                 self.mpi.wait_all(requests);
+            }
+            (Kind::Put, role) => {
+                let Some(window) = &self.window else { return };
+                let messages = out.iter().zip(into).filter(|_| role == 0);
+                for (from, to) in messages {
+                    let address = self.send.at(from.offset);
+                    // SAFETY: both spots lie in their buffers; the next fence follows.
+                    unsafe {
+                        self.mpi
+                            .put(address, from.bytes, self.peer, to.offset, window)
+                    };
+                }
+                self.mpi.fence(window);
             }
             (Kind::Latency, 0) => {
                 self.send_one(out[0]);

@@ -48,6 +48,9 @@ pub enum Kind {
     Ring,
     /// Every rank sends a window of messages to every other
     AllToAll,
+    /// Rank 0 writes a window of messages into the memory of rank 1 (MPI_Put), ended by MPI_Win_fence. The MPI library alone
+    /// moves them, whether Anabranch is there or not
+    Put,
 }
 
 impl Kind {
@@ -83,9 +86,9 @@ impl Kind {
         self == Kind::MbwMr || self.is_round()
     }
 
-    /// Messages go one way only, and are acknowledged.
+    /// Messages go one way only.
     fn is_one_way(self) -> bool {
-        matches!(self, Kind::Bw | Kind::MbwMr)
+        matches!(self, Kind::Bw | Kind::MbwMr | Kind::Put)
     }
 
     /// The ranks to which one of `size` sends, and those from which it receives; a window each.
@@ -188,9 +191,9 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.raw && (arguments.first, arguments.second) != (Place::D, Place::D) {
         return Err(Failure::new(2, "--raw needs both buffers in device memory: D D").into());
     }
-    if arguments.raw && arguments.kind.is_of_all() {
+    if arguments.raw && (arguments.kind.is_of_all() || arguments.kind == Kind::Put) {
         let text = format!(
-            "--raw measures one pair: not with {}",
+            "--raw measures the messages of one pair: not with {}",
             report::name(arguments.kind)
         );
         return Err(Failure::new(2, text).into());
@@ -209,6 +212,13 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => Ok(None),
     };
     let mpi = Mpi::start(arguments.mpi.as_deref())?;
+    if arguments.kind == Kind::Put {
+        // All ranks find the same, so none needs to end the others.
+        if let Err(refused) = may_put(arguments, &mpi) {
+            mpi.finish();
+            return Err(refused.into());
+        }
+    }
     let result = early.and_then(|device| measure_on(arguments, &mpi, device));
     match result {
         Ok(clean) => {
@@ -249,6 +259,24 @@ fn measure_on(arguments: &Arguments, mpi: &Mpi, device: Option<Device>) -> anyho
         opened => opened,
     };
     Session::new(arguments, mpi, device.as_ref())?.run()
+}
+
+/// Whether one-sided messages can be measured: by the MPI library alone, which must take the memory, and whose windows are
+/// made by all ranks.
+fn may_put(arguments: &Arguments, mpi: &Mpi) -> Result<(), Failure> {
+    if mpi.size != 2 {
+        let text = format!("put needs 2 ranks, not {}", mpi.size);
+        return Err(Failure::new(2, text));
+    }
+    let on_device = [arguments.first, arguments.second].contains(&Place::D);
+    if on_device && !mpi.is_cuda_aware() {
+        let text = format!(
+            "put goes by the MPI library alone, and {} does not take device memory: use put H H, or an MPI library built with CUDA",
+            mpi.version()
+        );
+        return Err(Failure::new(2, text));
+    }
+    Ok(())
 }
 
 /// Whether this process will be the first or the second of a pair, by what a launcher says.
@@ -326,11 +354,19 @@ impl Device {
 /// Reads the time in seconds: of the machine, or of the simulated node.
 pub struct Clock {
     simulated: Option<unsafe extern "C" fn() -> u64>,
-    late: Option<unsafe extern "C" fn() -> u64>,
+    lateness: Option<unsafe extern "C" fn() -> u64>,
     start: Instant,
 }
 
 impl Clock {
+    fn new(driver: Option<&Driver>) -> Clock {
+        Clock {
+            simulated: driver.and_then(Driver::simulated_clock),
+            lateness: driver.and_then(Driver::simulated_lateness),
+            start: Instant::now(),
+        }
+    }
+
     fn seconds(&self) -> f64 {
         match self.simulated {
             #[allow(clippy::cast_precision_loss)]
@@ -340,11 +376,12 @@ impl Clock {
         }
     }
 
-    /// Seconds by which a simulated node's time has moved on before host code reacted, in all.
+    /// By how many seconds programs on the simulated node have acted later than they could have, since it began: they had
+    /// to wait for a processor. None on real hardware.
     fn late_seconds(&self) -> Option<f64> {
         // SAFETY: the simulated driver is loaded for as long as the process runs.
         #[allow(clippy::cast_precision_loss)]
-        self.late.map(|late| unsafe { late() as f64 * 1e-9 })
+        self.lateness.map(|late| unsafe { late() as f64 * 1e-9 })
     }
 }
 
@@ -406,17 +443,18 @@ impl<'a> Session<'a> {
         } else {
             None
         };
-        let simulated = driver.and_then(|driver| driver.simulated_clock());
-        let own_clock = u64::from(simulated.is_some());
+        let clock = Clock::new(driver.map(Rc::as_ref));
+        let own_clock = u64::from(clock.simulated.is_some());
         let is_simulated = if arguments.kind.is_round() {
             own_clock != 0
         } else {
             (own_clock | mpi.swap(peer, own_clock)) != 0
         };
-        let clock = Clock {
-            simulated,
-            late: driver.and_then(|driver| driver.simulated_lateness()),
-            start: Instant::now(),
+        let window = if arguments.kind == Kind::Put {
+            // SAFETY: the buffer is that long, outlives the window, and lies in memory that the library takes (`may_put`).
+            Some(unsafe { mpi.window(receive.at(0), bytes.max(64)) }?)
+        } else {
+            None
         };
         let pair = Pair {
             mpi,
@@ -425,6 +463,7 @@ impl<'a> Session<'a> {
             peer,
             send,
             receive,
+            window,
         };
         let requests = Requests::new(2 * arguments.window as usize * legs[0].len());
         Ok(Session {
@@ -471,6 +510,9 @@ impl<'a> Session<'a> {
             // Memory that a peer has mapped must not be freed.
             self.pair.mpi.meet(self.pair.peer);
             raw.free()?;
+        }
+        if let Some(window) = self.pair.window.take() {
+            self.pair.mpi.free_window(window);
         }
         if first {
             report.end()?;
@@ -586,10 +628,15 @@ impl<'a> Session<'a> {
             };
             let plan = self.checker.plan(&self.pair, bytes, window, iteration);
             self.checker.prepare(&self.pair, &plan)?;
+            // One-sided messages go where the peer expects them.
+            let there = self.checker.there(&self.pair, bytes, window, iteration);
+            let into = match self.arguments.kind {
+                Kind::Put => &there,
+                _ => &plan.into,
+            };
             self.pair.meet();
             let start = self.clock.seconds();
-            self.pair
-                .exchange(&plan.out, &plan.into, &mut self.requests);
+            self.pair.exchange(&plan.out, into, &mut self.requests);
             if timed {
                 seconds += self.clock.seconds() - start;
             }

@@ -45,6 +45,10 @@ functions! {
     isend = c"MPI_Isend" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
     irecv = c"MPI_Irecv" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
     waitall = c"MPI_Waitall" (c_int, Pointer, Pointer);
+    win_create = c"MPI_Win_create" (Pointer, isize, c_int, Handle, Handle, Pointer);
+    win_free = c"MPI_Win_free" (Pointer);
+    win_fence = c"MPI_Win_fence" (c_int, Handle);
+    put = c"MPI_Put" (Pointer, c_int, Handle, c_int, isize, c_int, Handle, Handle);
     sendrecv = c"MPI_Sendrecv"
         (Pointer, c_int, Handle, c_int, c_int, Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
 }
@@ -68,6 +72,9 @@ pub struct Mpi {
     /// Size of MPI_COMM_WORLD.
     pub size: c_int,
 }
+
+/// Memory that the other rank writes to.
+pub struct Window(Handle);
 
 /// Requests under way.
 pub struct Requests {
@@ -113,6 +120,72 @@ impl Mpi {
             (mpi.functions.size)(abi.comm_world, &raw mut mpi.size);
         }
         Ok(mpi)
+    }
+
+    /// Whether the library says that it takes device memory.
+    pub fn is_cuda_aware(&self) -> bool {
+        let Ok(address) = symbol(c"MPIX_Query_cuda_support") else {
+            return false;
+        };
+        // SAFETY: those who have a function of this name give it this signature.
+        let query =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(address) };
+        // SAFETY: it takes nothing and may be called at any time.
+        unsafe { query() == 1 }
+    }
+
+    /// Makes memory a window of all ranks, and opens its first epoch. Every rank calls it.
+    ///
+    /// # Errors
+    /// The library reports one.
+    ///
+    /// # Safety
+    /// The memory is `bytes` long, is of a kind that the library takes, and outlives the window.
+    pub unsafe fn window(&self, address: Pointer, bytes: usize) -> anyhow::Result<Window> {
+        let (abi, world) = (self.abi, self.abi.comm_world);
+        let info = abi.info_null;
+        let mut window: Handle = 0;
+        // SAFETY: as the caller says; one handle is written, which is a word at most.
+        let code = unsafe {
+            let into = (&raw mut window).cast();
+            (self.functions.win_create)(address, isize::try_from(bytes)?, 1, info, world, into)
+        };
+        if code != abi.success {
+            bail!("MPI_Win_create failed with error {code}");
+        }
+        let window = Window(window);
+        self.fence(&window);
+        Ok(window)
+    }
+
+    /// Ends an epoch of the window and opens the next. Every rank calls it.
+    pub fn fence(&self, window: &Window) {
+        // SAFETY: the window was made by `window` and not freed.
+        unsafe { (self.functions.win_fence)(0, window.0) };
+    }
+
+    /// Frees the window. Every rank calls it.
+    pub fn free_window(&self, mut window: Window) {
+        // SAFETY: the window was made by `window`; nobody has it any more.
+        unsafe { (self.functions.win_free)((&raw mut window.0).cast()) };
+    }
+
+    /// Writes `bytes` to a place in the peer's part of the window.
+    ///
+    /// # Safety
+    /// The memory is valid for reading by MPI until the next fence, and the place lies in the window.
+    pub unsafe fn put(
+        &self,
+        address: Pointer,
+        bytes: usize,
+        peer: c_int,
+        place: usize,
+        window: &Window,
+    ) {
+        let (byte, count) = (self.abi.byte, count(bytes));
+        let place = isize::try_from(place).unwrap_or(isize::MAX);
+        // SAFETY: as the caller says.
+        unsafe { (self.functions.put)(address, count, byte, peer, place, count, byte, window.0) };
     }
 
     /// The first line of the library's own description.

@@ -54,7 +54,7 @@ pub fn value(
 ) -> Option<f64> {
     let messages = window as f64 * f64::from(iterations);
     let value = match kind {
-        Kind::Bw | Kind::MbwMr | Kind::Ring | Kind::AllToAll => {
+        Kind::Bw | Kind::MbwMr | Kind::Put | Kind::Ring | Kind::AllToAll => {
             bytes as f64 * messages / 1e6 / seconds
         }
         Kind::Bibw => 2.0 * bytes as f64 * messages / 1e6 / seconds,
@@ -87,15 +87,12 @@ impl<'a> Report<'a> {
         let clock = if simulated { "simulated" } else { "wall" };
         let mut comments = vec![format!("# {}, {} ranks", mpi.version(), mpi.size)];
         if arguments.kind != Kind::Latency {
-            let acknowledged = if arguments.kind.is_one_way() {
-                ", acknowledged by 4 bytes"
-            } else {
-                ""
+            let ended = match arguments.kind {
+                Kind::Put => ", ended by MPI_Win_fence; the MPI library alone moves them",
+                kind if kind.is_one_way() => ", acknowledged by 4 bytes",
+                _ => "",
             };
-            comments.push(format!(
-                "# Window of {} messages{acknowledged}",
-                arguments.window
-            ));
+            comments.push(format!("# Window of {} messages{ended}", arguments.window));
         }
         if arguments.kind == Kind::MbwMr {
             comments.push(format!("# [ pairs: {} ]", mpi.size / 2));
@@ -219,6 +216,7 @@ pub fn name(kind: Kind) -> &'static str {
         Kind::MbwMr => "mbw-mr",
         Kind::Ring => "ring",
         Kind::AllToAll => "all-to-all",
+        Kind::Put => "put",
     }
 }
 
@@ -230,6 +228,7 @@ fn title(kind: Kind) -> &'static str {
         Kind::MbwMr => "Multiple Bandwidth / Message Rate",
         Kind::Ring => "Ring Bandwidth of All Ranks",
         Kind::AllToAll => "All-to-All Bandwidth of All Ranks",
+        Kind::Put => "One Sided Put Bandwidth",
     }
 }
 

@@ -32,6 +32,10 @@ const ARRIVAL: usize = 1 << 30;
 const SIMULATED_ARRIVAL: usize = 256 << 20;
 /// Most blocks of a row.
 const BLOCKS: usize = 16;
+/// On a simulated node, a block in which programs have acted late by more than this part of its time is void.
+pub const LATE_MAX: f64 = 0.02;
+/// A void block is repeated so often at most.
+const REPEATS: u32 = 8;
 
 /// Arguments of `anabranch suite`.
 #[derive(Args)]
@@ -129,6 +133,8 @@ pub struct Measured {
     pub values: Vec<f64>,
     /// Iterations of a block.
     pub iterations: u32,
+    /// By which part of its time programs have acted late on the simulated node, in the worst block that counts.
+    pub late: Option<f64>,
     /// Messages with wrong data, if the row was verified.
     pub errors: Option<u64>,
     /// What all ranks counted, warm-up and verification included; none without the library.
@@ -208,13 +214,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         None if needs(Place::D) => Device::open(Place::D, Some(mpi.rank))?,
         opened => opened,
     };
-    let clock = Clock {
-        simulated: device
-            .as_ref()
-            .and_then(|device| device.driver.simulated_clock()),
-        late: None,
-        start: Instant::now(),
-    };
+    let clock = Clock::new(device.as_ref().map(|device| device.driver.as_ref()));
     let own_clock = u64::from(clock.simulated.is_some());
     let simulated = mpi
         .gather(own_clock)
@@ -266,6 +266,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
             peer: 0,
             send: buffer(once)?,
             receive: buffer(arrival)?,
+            window: None,
         };
         check::fill_random(&pair.send, plan.seed)?;
         check::fill_random(&pair.receive, !plan.seed)?;
@@ -323,6 +324,8 @@ struct Done {
     /// Messages sent by the first of a pair in all, and acknowledgements.
     messages: u64,
     acknowledgements: u64,
+    /// Of the blocks, as [`Measured::late`].
+    late: f64,
     errors: Option<u64>,
 }
 
@@ -378,6 +381,7 @@ impl Suite<'_> {
             row: ask.row,
             values: values.collect(),
             iterations: done.iterations,
+            late: self.simulated.then_some(done.late),
             errors: done.errors.map(|_| errors),
             counters: self
                 .counters
@@ -432,10 +436,11 @@ impl Row<'_, '_> {
         let first = Instant::now();
         self.block(spots, 1);
         rounds += 1;
-        let long = self.decide(u64::from(first.elapsed() > LONG)) != 0;
+        let long = self.decide(u64::from(first.elapsed() > LONG)) != 0 && !self.simulated;
         let warmup = match (long, self.simulated) {
             (true, _) => 0,
-            (false, true) => 1,
+            // What the library learns from the first messages, it knows after these.
+            (false, true) => 7,
             (false, false) => 4,
         };
         let start = Instant::now();
@@ -444,10 +449,19 @@ impl Row<'_, '_> {
         let each = start.elapsed().as_secs_f64() / f64::from(warmup.max(1));
         let (blocks, iterations) = self.extent(long, each);
         done.iterations = iterations;
-        for _ in 0..blocks {
+        let mut repeats = REPEATS;
+        while done.blocks.len() < blocks {
+            let before = self.clock.late_seconds().unwrap_or(0.0);
             let seconds = self.block(spots, iterations);
-            done.blocks.push(self.reported(seconds));
             rounds += u64::from(iterations);
+            let late = (self.clock.late_seconds().unwrap_or(0.0) - before) / seconds.max(1e-9);
+            let late = f64::from_bits(self.decide(late.to_bits()));
+            if late > LATE_MAX && repeats > 0 {
+                repeats -= 1;
+                continue;
+            }
+            done.late = done.late.max(late);
+            done.blocks.push(self.reported(seconds));
         }
         done.messages = rounds * self.ask.window as u64;
         done.acknowledgements = rounds;

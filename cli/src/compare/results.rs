@@ -6,7 +6,7 @@ use serde_json::{json, Value};
 
 use super::settings::Setting;
 use super::statistics::{floor, median, spread, Spread};
-use crate::bench::suite::{Ask, Measured};
+use crate::bench::suite::{Ask, Measured, LATE_MAX};
 use crate::bench::{report, Kind};
 
 /// A row of the comparison.
@@ -83,6 +83,11 @@ impl Cell {
         self.launches.extend(median(&measured.values));
         if let Some(errors) = measured.errors {
             self.errors = Some(self.errors.unwrap_or(0) + errors);
+        }
+        if let Some(late) = measured.late.filter(|late| *late > LATE_MAX) {
+            let reason = "the simulated node's programs were kept from their processors";
+            self.void
+                .push(format!("late by {:.1} %: {reason}", late * 100.0));
         }
         if let (true, Some(counters)) = (preload, &measured.counters) {
             for reason in doubts(measured, counters) {
@@ -343,6 +348,7 @@ mod tests {
             row: 0,
             values: vec![3.0, 1.0, 2.0],
             iterations: 1,
+            late: None,
             errors: Some(0),
             counters: Some(
                 counters
@@ -357,6 +363,25 @@ mod tests {
                 raised: 0,
             },
         }
+    }
+
+    #[test]
+    fn a_row_of_ranks_that_acted_late_does_not_count() {
+        let void = |late: f64| {
+            let mut cell = Cell::default();
+            let measured = Measured {
+                late: Some(late),
+                ..measured(&[])
+            };
+            cell.add(&measured, false);
+            cell.void
+        };
+        assert!(void(0.019).is_empty());
+        let said = void(0.031);
+        assert!(
+            said.len() == 1 && said[0].starts_with("late by 3.1 %"),
+            "{said:?}"
+        );
     }
 
     fn void(counters: &[(&str, u64)]) -> Vec<String> {
