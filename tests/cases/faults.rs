@@ -584,9 +584,10 @@ fn staging_of_the_dead_is_taken_back() {
 }
 
 /// Any one driver call fails, once, in messages over several paths: none is lost, what was given up or made again is counted,
-/// and each sort of trouble is told once. Every seventh call, as a message makes hundreds; `FAULT_STEP=1` takes them all.
+/// and each sort of trouble is told once. Every second call, as a message makes
+/// hundreds; `FAULT_STEP=1` takes them all.
 fn each_call_of_several(mpi: &Mpi, paths: &str) {
-    let step = setting("FAULT_STEP", 9);
+    let step = setting("FAULT_STEP", 2);
     let first = 1 + setting("FAULT_SEED", 1) % step;
     let outcome = on_several(mpi, 2, "faults")
         .args(&["once", "999", "several"])
@@ -599,7 +600,7 @@ fn each_call_of_several(mpi: &Mpi, paths: &str) {
     let stats = outcome.stats();
     stats.check_complete();
     let (hit, _, lost) = tally(&outcome, 1);
-    assert!(hit > 500 / step, "{hit} positions:\n{outcome}");
+    assert!(hit > 200 / step, "{hit} positions:\n{outcome}");
     assert_eq!(lost, 0, "{outcome}");
     // Messages of this kind they were, but for those of which the direct path was lost as well.
     let several = stats.total("receives_several");
@@ -634,7 +635,7 @@ fn each_call_of_several(mpi: &Mpi, paths: &str) {
     // The same with the calls around those.
     let is_around = |line: &&str| line.contains("cuCtx") || line.contains("cuThreadExchange");
     assert!(bad.iter().all(is_around), "{bad:?}\n{outcome}");
-    assert!(bad.len() as u64 * 20 <= hit, "{bad:?}\n{outcome}");
+    assert!(bad.len() as u64 <= 3 + hit / 20, "{bad:?}\n{outcome}");
     each_told_once(&outcome);
     assert!(
         !outcome.finished.stderr.contains("written over"),
