@@ -16,6 +16,8 @@ fn compare(mpi: &Mpi, arguments: &[&str]) -> (Finished, Value, String) {
     command
         .args(["compare", "--sim", "hgx-h200", "--mpi"])
         .arg(&mpi.mpirun)
+        // Counts, not times.
+        .args(["--late-max", "1000000"])
         .args(arguments)
         .arg("--json")
         .arg(&json)
@@ -23,7 +25,7 @@ fn compare(mpi: &Mpi, arguments: &[&str]) -> (Finished, Value, String) {
         .arg(&csv)
         .env_remove("LD_PRELOAD")
         .env("TMPDIR", &folder);
-    let finished = run_bounded(&mut command, &folder, Duration::from_secs(200));
+    let finished = run_bounded(&mut command, &folder, Duration::from_secs(400));
     let text = fs::read_to_string(&json).unwrap_or_default();
     let json = serde_json::from_str(&text).unwrap_or_else(|_| panic!("no JSON: {finished:?}"));
     let csv = fs::read_to_string(&csv).expect("CSV");

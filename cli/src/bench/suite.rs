@@ -32,8 +32,6 @@ const ARRIVAL: usize = 1 << 30;
 const SIMULATED_ARRIVAL: usize = 256 << 20;
 /// Most blocks of a row.
 const BLOCKS: usize = 16;
-/// On a simulated node, a block in which programs have acted late by more than this part of its time is void.
-pub const LATE_MAX: f64 = 0.02;
 /// A void block is repeated so often at most.
 const REPEATS: u32 = 8;
 
@@ -57,6 +55,8 @@ pub struct Plan {
     pub blocks: usize,
     /// Iterations of a block, instead of as many as fit in its time.
     pub iterations: Option<u32>,
+    /// On a simulated node, a block in which programs have acted late by more than this part of its time is void.
+    pub late_max: f64,
     /// Verify every row too.
     pub verify: bool,
     /// Variables that must have reached the ranks.
@@ -456,7 +456,7 @@ impl Row<'_, '_> {
             rounds += u64::from(iterations);
             let late = (self.clock.late_seconds().unwrap_or(0.0) - before) / seconds.max(1e-9);
             let late = f64::from_bits(self.decide(late.to_bits()));
-            if late > LATE_MAX && repeats > 0 {
+            if late > self.plan.late_max && repeats > 0 {
                 repeats -= 1;
                 continue;
             }

@@ -66,6 +66,7 @@ impl<'a> Launches<'a> {
             row_ms: self.arguments.row_ms,
             blocks: usize::from(self.arguments.blocks),
             iterations: self.arguments.iterations,
+            late_max: self.arguments.late_max / 100.0,
             verify,
             variables: setting.variables.clone(),
             out: out.clone(),

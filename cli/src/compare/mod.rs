@@ -153,6 +153,15 @@ pub struct Arguments {
     /// Run on a simulated node: the name of a topology, or a topology file
     #[arg(overrides_with = "sim", long, value_name = "NAME|FILE")]
     sim: Option<OsString>,
+    /// On a simulated node, a row whose programs have acted late by more than this part of its time is void: they had to
+    /// wait for a processor of this machine
+    #[arg(
+        overrides_with = "late_max",
+        long,
+        value_name = "PERCENT",
+        default_value_t = 2.0
+    )]
+    late_max: f64,
     /// Allow more ranks than simulated GPUs
     #[arg(long)]
     oversubscribe_gpus: bool,
@@ -457,7 +466,7 @@ impl Comparison<'_> {
             .get_mut(measured.row)
             .map(|cells| &mut cells[index])
         {
-            cell.add(measured, preload);
+            cell.add(measured, preload, self.arguments.late_max / 100.0);
             cell.chosen = chosen.map(str::to_owned);
         }
     }

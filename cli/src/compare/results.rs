@@ -6,7 +6,7 @@ use serde_json::{json, Value};
 
 use super::settings::Setting;
 use super::statistics::{floor, median, spread, Spread};
-use crate::bench::suite::{Ask, Measured, LATE_MAX};
+use crate::bench::suite::{Ask, Measured};
 use crate::bench::{report, Kind};
 
 /// A row of the comparison.
@@ -78,13 +78,14 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Adds a launch. `preload` says whether the library should have counted.
-    pub fn add(&mut self, measured: &Measured, preload: bool) {
+    /// Adds a launch. `preload` says whether the library should have counted, `late_max` by which part of its time programs
+    /// on a simulated node may have acted late.
+    pub fn add(&mut self, measured: &Measured, preload: bool, late_max: f64) {
         self.launches.extend(median(&measured.values));
         if let Some(errors) = measured.errors {
             self.errors = Some(self.errors.unwrap_or(0) + errors);
         }
-        if let Some(late) = measured.late.filter(|late| *late > LATE_MAX) {
+        if let Some(late) = measured.late.filter(|late| *late > late_max) {
             let reason = "the simulated node's programs were kept from their processors";
             self.void
                 .push(format!("late by {:.1} %: {reason}", late * 100.0));
@@ -373,7 +374,7 @@ mod tests {
                 late: Some(late),
                 ..measured(&[])
             };
-            cell.add(&measured, false);
+            cell.add(&measured, false, 0.02);
             cell.void
         };
         assert!(void(0.019).is_empty());
@@ -386,7 +387,7 @@ mod tests {
 
     fn void(counters: &[(&str, u64)]) -> Vec<String> {
         let mut cell = Cell::default();
-        cell.add(&measured(counters), true);
+        cell.add(&measured(counters), true, 0.02);
         cell.void
     }
 
@@ -429,7 +430,7 @@ mod tests {
         assert_eq!(void(&many), ["fallback_not_ready 4"]);
         assert_eq!(void(&[]).len(), 2);
         let mut without = Cell::default();
-        without.add(&measured(&good), false);
+        without.add(&measured(&good), false, 0.02);
         assert!(without.taken.is_none() && without.void.is_empty());
         assert_eq!(without.launches, [2.0]);
     }
