@@ -28,7 +28,9 @@ pub fn own_mounts(script: &str) -> Vec<String> {
 pub fn own_container(script: &str) -> Vec<String> {
     let mut words = unshare(&["--mount"]);
     words.extend(OWN_PIDS.map(str::to_owned));
-    words.extend(shell(script));
+    // Launchers name temporary files by process, and processes have the same numbers in each container.
+    let own = "TMPDIR=$(mktemp -d) && export TMPDIR && trap 'rm -rf \"$TMPDIR\"' EXIT && \"$@\"";
+    words.extend(["sh", "-c", &format!("{script} && {own}"), "sh"].map(str::to_owned));
     words
 }
 
