@@ -501,8 +501,8 @@ fn a_sender_stopped_in_several() {
             claimed_back += outcome.stats().of_rank(1, "chunks_claimed_back");
             retired += outcome.stats().of_rank(1, "tracks_retired");
             for line in lines(&outcome) {
-                let is_told =
-                    line.contains("from rank 0, several paths path: its sender does not go on");
+                // The simulated node's time slows down meanwhile, so that the other one may seem to do nothing, too.
+                let is_told = line.contains("several paths path: its sender does not go on");
                 assert!(is_told, "{outcome}");
             }
             if claimed_back > 0 && retired > 0 {
