@@ -496,7 +496,7 @@ fn a_sender_stopped_in_several() {
         let seed = setting("FAULT_SEED", 1);
         let (mut claimed_back, mut retired) = (0, 0);
         // It may have begun with nothing that it has not ended.
-        for run in seed..seed + 4 {
+        for run in seed..seed + 8 {
             let outcome = stopped(mpi, 0, run, 2);
             claimed_back += outcome.stats().of_rank(1, "chunks_claimed_back");
             retired += outcome.stats().of_rank(1, "tracks_retired");
