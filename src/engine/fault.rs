@@ -8,6 +8,8 @@ use std::fmt::Display;
 
 use parking_lot::Mutex;
 
+use crate::stats::{self, Counter};
+
 /// The way that a message was on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Path {
@@ -62,6 +64,12 @@ static SAID: Mutex<Option<HashSet<(Of, Path, String)>>> = Mutex::new(None);
 /// A message goes on another way, or by another attempt (`remedy`).
 pub fn survived(of: Of, path: Path, why: &dyn Display, remedy: &str) {
     say(log::Level::Warn, of, path, why, remedy);
+}
+
+/// A step of a message has failed, and is tried again.
+pub fn tried_again(of: Of, path: Path, why: &dyn Display) {
+    stats::add(Counter::Retries, 1);
+    survived(of, path, why, "tried again");
 }
 
 /// A message is lost.

@@ -808,8 +808,8 @@ impl Fetch {
             if self.failures >= fault::ATTEMPTS || error.context_is_gone() {
                 return Err(Lost::Driver(error));
             }
-            self.survived(&error, "tried again");
-            stats::add(Counter::Retries, 1);
+            let of = Of::From(self.message.source);
+            fault::tried_again(of, self.path.told(), &error);
         }
         Ok(Step::Pending(moved))
     }

@@ -12,7 +12,6 @@ use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::layout::Layout;
 use crate::engine::verify::Summing;
 use crate::node::{Sums, BLOCKS};
-use crate::stats::{self, Counter};
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,8 +140,7 @@ impl Lift {
                 Way::Up => Of::Received,
                 Way::Down => Of::Sent,
             };
-            fault::survived(of, Path::Value, error, "tried again");
-            stats::add(Counter::Retries, 1);
+            fault::tried_again(of, Path::Value, error);
         }
         goes_on
     }

@@ -308,6 +308,25 @@ fn the_survivor_is_told() {
     });
 }
 
+/// Stops one rank after the other by `stop`, for a while each, until a moment for it is not found. How often that was.
+fn stop_for(
+    ranks: &[Rank],
+    victims: &[usize],
+    pause: Duration,
+    mut stop: impl FnMut(usize) -> bool,
+) -> usize {
+    let mut stops = 0;
+    for victim in victims {
+        if !stop(*victim) {
+            break;
+        }
+        thread::sleep(pause);
+        ranks[*victim].signal(libc::SIGCONT);
+        stops += 1;
+    }
+    stops
+}
+
 /// Ranks that are stopped for seconds go on as if nothing had been.
 #[test]
 fn stopped_for_seconds() {
@@ -316,16 +335,10 @@ fn stopped_for_seconds() {
         let mut random = Random::new(seed);
         let job = job(mpi, 2, "traffic").args(&["rounds", "60"]);
         let (outcome, stops) = disturbed(job, move |ranks| {
-            let mut stops = 0;
-            for victim in [0, 1, 0] {
-                if stop_in_transfer(ranks, victim, &mut random).is_none() {
-                    break;
-                }
-                thread::sleep(Duration::from_millis(1500));
-                ranks[victim].signal(libc::SIGCONT);
-                stops += 1;
-            }
-            stops
+            let pause = Duration::from_millis(1500);
+            stop_for(ranks, &[0, 1, 0], pause, |victim| {
+                stop_in_transfer(ranks, victim, &mut random).is_some()
+            })
         });
         outcome.check_passed();
         outcome.stats().check_complete();
@@ -470,16 +483,10 @@ fn stopped(mpi: &Mpi, victim: usize, seed: u64, times: usize) -> Outcome {
     let mut random = Random::new(seed);
     let job = several_traffic(mpi, &["rounds", "25"]);
     let (outcome, stops) = disturbed(job, move |ranks| {
-        let mut stops = 0;
-        for _ in 0..times {
-            if stop_in_several(ranks, victim, &mut random).is_none() {
-                break;
-            }
-            thread::sleep(Duration::from_millis(5000));
-            ranks[victim].signal(libc::SIGCONT);
-            stops += 1;
-        }
-        stops
+        let pause = Duration::from_millis(5000);
+        stop_for(ranks, &vec![victim; times], pause, |victim| {
+            stop_in_several(ranks, victim, &mut random).is_some()
+        })
     });
     outcome.check_passed();
     outcome.stats().check_complete();

@@ -320,7 +320,7 @@ impl Several {
                 if pull.copy.is_lost() {
                     lost = Some(error);
                 } else {
-                    note_retry(rank, &error);
+                    fault::tried_again(Of::From(rank), Path::Several, &error);
                 }
                 true
             }
@@ -498,12 +498,6 @@ impl Several {
     }
 }
 
-/// A question about a copy has failed, and is asked again.
-fn note_retry(rank: u32, error: &Error) {
-    stats::add(Counter::Retries, 1);
-    fault::survived(Of::From(rank), Path::Several, error, "tried again");
-}
-
 fn shared(env: &Env, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
     let offer = env.node.own().board()?.offer(asked.index)?;
     offer.track(asked.tag, number)
@@ -568,7 +562,7 @@ impl Track {
                     return Err(Trouble::Driver(error));
                 }
                 Err(error) => {
-                    note_retry(peer.world_rank(), &error);
+                    fault::tried_again(Of::From(peer.world_rank()), Path::Several, &error);
                     break;
                 }
             }

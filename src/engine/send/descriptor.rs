@@ -100,8 +100,7 @@ impl Out {
         let error = &error;
         self.failures += 1;
         if self.failures < fault::ATTEMPTS && !error.context_is_gone() {
-            fault::survived(self.of(), self.path(), error, "tried again");
-            stats::add(Counter::Retries, 1);
+            fault::tried_again(self.of(), self.path(), error);
             return;
         }
         let slot = env.node.own().slot(self.slot);

@@ -264,9 +264,7 @@ impl Track {
                 Ok(_) => break,
                 Err(error) if filling.copy.is_lost() => return Err(error.into()),
                 Err(error) => {
-                    stats::add(Counter::Retries, 1);
-                    let of = Of::To(peer.world_rank());
-                    fault::survived(of, Path::Several, &error, "tried again");
+                    fault::tried_again(Of::To(peer.world_rank()), Path::Several, &error);
                     break;
                 }
             }
