@@ -629,11 +629,9 @@ impl<'a> Session<'a> {
             let plan = self.checker.plan(&self.pair, bytes, window, iteration);
             self.checker.prepare(&self.pair, &plan)?;
             // One-sided messages go where the peer expects them.
-            let there = self.checker.there(&self.pair, bytes, window, iteration);
-            let into = match self.arguments.kind {
-                Kind::Put => &there,
-                _ => &plan.into,
-            };
+            let is_put = self.arguments.kind == Kind::Put;
+            let there = is_put.then(|| self.checker.there(&self.pair, bytes, window, iteration));
+            let into = there.as_ref().unwrap_or(&plan.into);
             self.pair.meet();
             let start = self.clock.seconds();
             self.pair.exchange(&plan.out, into, &mut self.requests);
