@@ -18,6 +18,8 @@ const GB_S_MAX: f32 = 1e5;
 const ALPHA_US_MAX: f32 = 1e6;
 /// Pairs of GPUs that can be.
 const FLOWS_MAX: u32 = 4096;
+/// Set in the word that has the flows, if they give way to others.
+const YIELDS: u32 = 1 << 31;
 
 /// The two ends of a hop, in one word: a name for each GPU that is the same in all processes, 0 for the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,11 +71,13 @@ struct CardCells {
     numa: AtomicU64,
 }
 
-/// What a rank uses of a hop.
+/// What a rank uses of a hop, by copies that give way to those of others or by such as do not.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traffic {
     /// The hop.
     pub ends: Ends,
+    /// By copies to and from staging beside direct ones.
+    pub yields: bool,
     /// Pairs of GPUs whose messages go there now.
     pub flows: u32,
     /// What they take of it together, GB/s.
@@ -86,7 +90,7 @@ pub struct Traffic {
 #[repr(C)]
 struct RowCells {
     ends: AtomicU64,
-    /// Rate and flows.
+    /// Rate, flows, and whether they give way.
     load: AtomicU64,
     total: AtomicU64,
 }
@@ -147,12 +151,14 @@ impl Page {
             if ends == 0 {
                 return None;
             }
-            let (gb_s, flows) = unpack(cells.load.load(Ordering::SeqCst));
+            let (gb_s, low) = unpack(cells.load.load(Ordering::SeqCst));
+            let flows = low & !YIELDS;
             let total = cells.total.load(Ordering::SeqCst);
             let is_one_row = cells.ends.load(Ordering::SeqCst) == ends;
             let makes_sense = (0.0..=GB_S_MAX).contains(&gb_s) && flows <= FLOWS_MAX;
             (is_one_row && makes_sense).then_some(Traffic {
                 ends: Ends(ends),
+                yields: low & YIELDS != 0,
                 flows,
                 gb_s,
                 total,
@@ -208,15 +214,19 @@ impl Page {
         let Some(cells) = self.rows.get(index) else {
             return;
         };
-        if cells.ends.load(Ordering::Relaxed) != traffic.ends.0 {
+        let (_, low) = unpack(cells.load.load(Ordering::Relaxed));
+        let is_another = cells.ends.load(Ordering::Relaxed) != traffic.ends.0
+            || (low & YIELDS != 0) != traffic.yields;
+        if is_another {
             // Nobody may take the load of one hop for that of another.
             cells.ends.store(0, Ordering::SeqCst);
             cells.load.store(0, Ordering::SeqCst);
         }
         cells.total.store(traffic.total, Ordering::SeqCst);
+        let yields = if traffic.yields { YIELDS } else { 0 };
         cells
             .load
-            .store(pack(traffic.gb_s, traffic.flows), Ordering::SeqCst);
+            .store(pack(traffic.gb_s, traffic.flows | yields), Ordering::SeqCst);
         cells.ends.store(traffic.ends.0, Ordering::SeqCst);
     }
 
@@ -273,6 +283,7 @@ mod tests {
         assert!(page.cards().eq([card, other]));
         let traffic = Traffic {
             ends: ends(1, 2),
+            yields: true,
             flows: 3,
             gb_s: 48.5,
             total: u64::MAX,
@@ -308,6 +319,7 @@ mod tests {
         {
             let traffic = Traffic {
                 ends: ends(1, 2),
+                yields: false,
                 flows,
                 gb_s,
                 total: 0,

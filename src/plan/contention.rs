@@ -8,19 +8,28 @@ use super::MAX_PATHS;
 use crate::model::BYTES_PER_US;
 use crate::topology::Topology;
 
-/// What other transfers use of one segment.
+/// Transfers that use one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// How many transfers.
+    /// How many.
     pub flows: u32,
     /// What they would take of it together if nobody else were there, GB/s.
     pub gb_s: f64,
 }
 
+/// What other transfers use of one segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Loads {
+    /// Direct copies, and what takes the place of one between two GPUs that have no link.
+    firm: Load,
+    /// Those that give way to these: by way of staging beside a direct copy.
+    yielding: Load,
+}
+
 /// What other transfers use of each segment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Occupancy {
-    loads: Vec<Load>,
+    loads: Vec<Loads>,
     busy: SegmentSet,
 }
 
@@ -31,20 +40,21 @@ impl Occupancy {
         Occupancy::default()
     }
 
-    /// Adds a transfer that runs through `segments` (indices into [`Topology::segments`]) and would take `gb_s`.
-    pub fn add(&mut self, segments: &[u16], gb_s: f64) {
-        self.add_flows(segments, 1, gb_s);
-    }
-
-    /// Adds several transfers that would take `gb_s` together.
-    pub fn add_flows(&mut self, segments: &[u16], flows: u32, gb_s: f64) {
+    /// Adds transfers that run through `segments` (indices into [`Topology::segments`]) and would take `gb_s` together.
+    /// They `yield` to others if they go by staging between two GPUs that have a link.
+    pub fn add(&mut self, segments: &[u16], flows: u32, gb_s: f64, yields: bool) {
         for &segment in segments {
             let at = usize::from(segment);
             if self.loads.len() <= at {
-                self.loads.resize(at + 1, Load::default());
+                self.loads.resize(at + 1, Loads::default());
             }
-            self.loads[at].flows = self.loads[at].flows.saturating_add(flows);
-            self.loads[at].gb_s += gb_s;
+            let load = if yields {
+                &mut self.loads[at].yielding
+            } else {
+                &mut self.loads[at].firm
+            };
+            load.flows = load.flows.saturating_add(flows);
+            load.gb_s += gb_s;
             self.busy.insert(segment);
         }
     }
@@ -54,12 +64,18 @@ impl Occupancy {
         for path in plan.paths() {
             let bytes = path.bytes as f64 * f64::from(plan.message.window);
             let gb_s = bytes / (plan.predicted_us * BYTES_PER_US);
+            let yields = path.path.yields(topology);
             for ends in path.path.places().windows(2) {
                 if let Some(hop) = topology.hop(ends[0], ends[1]) {
-                    self.add(hop.segments(), gb_s);
+                    self.add(hop.segments(), 1, gb_s, yields);
                 }
             }
         }
+    }
+
+    /// Whether others use one of these segments.
+    pub(crate) fn is_used(&self, segments: &SegmentSet) -> bool {
+        !self.busy.common(segments).is_empty()
     }
 
     /// Whether nothing is under way.
@@ -69,8 +85,7 @@ impl Occupancy {
     }
 
     /// What others use of a segment.
-    #[must_use]
-    pub fn of(&self, segment: u16) -> Load {
+    fn of(&self, segment: u16) -> Loads {
         self.loads
             .get(usize::from(segment))
             .copied()
@@ -82,6 +97,9 @@ impl Occupancy {
 pub(crate) type Rates = [[f64; MAX_HOPS]; MAX_PATHS];
 
 /// Rates of the hops of `paths` while all of them move bytes.
+///
+/// What yields has only what the others leave that do not, and these do not count with it: a chunk takes two links or
+/// more on its way, and where each rank took its part of the others' links for such chunks, all had less.
 pub(crate) fn rates(paths: &[&Candidate], capacities: &[f64], occupancy: &Occupancy) -> Rates {
     let mut rates = [[0.0; MAX_HOPS]; MAX_PATHS];
     let mut used = SegmentSet::default();
@@ -102,15 +120,22 @@ pub(crate) fn rates(paths: &[&Candidate], capacities: &[f64], occupancy: &Occupa
         let at = usize::from(segment);
         let mut load = 0.0;
         let mut count = 0.0;
+        let mut all_yield = true;
         for (path, own) in paths.iter().zip(&own) {
             if path.segments.contains(segment) {
                 load += own;
                 count += 1.0;
+                all_yield &= path.yields;
             }
         }
         // What others leave: all that they do not want, or as much for each of ours as for each of theirs.
         let others = occupancy.of(segment);
-        let capacity = capacities[at];
+        let (capacity, others) = if all_yield {
+            let firm = others.firm.gb_s * BYTES_PER_US;
+            ((capacities[at] - firm).max(0.0), others.yielding)
+        } else {
+            (capacities[at], others.firm)
+        };
         let by_want = capacity - others.gb_s * BYTES_PER_US;
         let by_count = capacity * count / (count + f64::from(others.flows));
         let left = by_want.max(by_count).min(capacity);

@@ -75,6 +75,14 @@ impl Path {
             _ => PathKind::Relay,
         }
     }
+
+    /// Whether its copies give way to those of others: it goes by staging between two GPUs that have links of their own.
+    #[must_use]
+    pub fn yields(&self, topology: &Topology) -> bool {
+        let places = self.places();
+        let direct = topology.hop(places[0], places[places.len() - 1]);
+        self.kind() != PathKind::Direct && direct.is_some_and(|hop| hop.is_nvlink())
+    }
 }
 
 impl fmt::Display for Path {
@@ -181,6 +189,8 @@ pub(crate) struct Candidate {
     /// All hand-overs of one chunk.
     pub epsilon_us: f64,
     pub segments: SegmentSet,
+    /// See [`Path::yields`].
+    pub yields: bool,
 }
 
 impl Candidate {
@@ -393,6 +403,7 @@ impl Planner {
         }
         Some(Candidate {
             epsilon_us: staging.epsilon_us * path.via().len() as f64,
+            yields: path.yields(&self.topology),
             path,
             legs,
             segments,

@@ -11,8 +11,8 @@ pub trait Policy: Send + Sync {
     fn choose(&self, problem: &Problem<'_>) -> u32;
 }
 
-/// The paths with which the whole message ends first. A path that gains less than [`super::Options::gain_min`] is left
-/// out: its launches cost the processor time that the model does not see.
+/// The paths with which the whole message ends first. A path that gains less than [`Problem::worth`] asks for is left out:
+/// its launches cost the processor time that the model does not see.
 ///
 /// Of few paths every set is tried. Of many, one is added after the other, which may miss the best set by a few percent
 /// where paths share segments.
@@ -22,14 +22,18 @@ pub struct FastestEnd;
 const FEW: u32 = 4;
 
 impl FastestEnd {
-    fn every_set(problem: &Problem<'_>, worth: f64) -> u32 {
+    fn every_set(problem: &Problem<'_>) -> u32 {
         let allowed = problem.allowed();
         let mut best = (f64::INFINITY, 0);
         let mut set = allowed;
         while set != 0 {
             let split = problem.split(set);
             // As if each path but the first took its least gain.
-            let score = split.us / worth.powi(split.parts().len() as i32 - 1);
+            let others = split.parts().iter().skip(1);
+            let worth: f64 = others
+                .map(|part| problem.worth(u32::from(part.candidate)))
+                .product();
+            let score = split.us / worth;
             let relays =
                 numbers(set).filter(|number| problem.path(*number).kind() == PathKind::Relay);
             if score < best.0 && relays.count() <= problem.options().relays_max as usize {
@@ -44,10 +48,8 @@ impl FastestEnd {
 impl Policy for FastestEnd {
     fn choose(&self, problem: &Problem<'_>) -> u32 {
         let options = problem.options();
-        // What is worth as much as the least gain; a hair, if that is nothing, for rounding.
-        let worth = 1.0 - options.gain_min.max(1e-9);
         if problem.allowed().count_ones() <= FEW {
-            return FastestEnd::every_set(problem, worth);
+            return FastestEnd::every_set(problem);
         }
         let direct = problem
             .direct()
@@ -65,7 +67,7 @@ impl Policy for FastestEnd {
                     continue;
                 }
                 let with = problem.split(set | 1 << number).us;
-                if with < us * worth {
+                if with < us * problem.worth(number) {
                     (set, us) = (set | 1 << number, with);
                     relays += u32::from(is_relay(number));
                 }
@@ -77,7 +79,7 @@ impl Policy for FastestEnd {
                 break;
             }
             let without = problem.split(set & !(1 << number)).us;
-            if us >= without * worth {
+            if us >= without * problem.worth(number) {
                 (set, us) = (set & !(1 << number), without);
             }
         }

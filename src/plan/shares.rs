@@ -251,6 +251,21 @@ impl<'a> Problem<'a> {
         self.candidates[number as usize].rate()
     }
 
+    /// A further path is worth its launches if the message then takes less than this part of its time.
+    #[must_use]
+    pub fn worth(&self, number: u32) -> f64 {
+        let candidate = &self.candidates[number as usize];
+        let is_shared =
+            candidate.path.kind() == PathKind::Host && self.occupancy.is_used(&candidate.segments);
+        let gain = if is_shared {
+            self.options.gain_min.max(self.options.gain_min_shared)
+        } else {
+            self.options.gain_min
+        };
+        // A hair, if that is nothing, for rounding.
+        1.0 - gain.max(1e-9)
+    }
+
     /// What is allowed.
     #[must_use]
     pub fn options(&self) -> &Options {

@@ -1,5 +1,5 @@
 //! Measures the node by copies of one process: each hop by the engines of both its ends, whether two hops out of one GPU
-//! share a port, and what the host's memory carries for all GPUs at once.
+//! share a port, and what the host's memory carries for all GPUs at once, written and read at the same time.
 
 use anabranch_engine::model::{
     fit, HopModel, Line, Model, SegmentModel, BYTES_PER_US, PCIE_SPREAD,
@@ -19,6 +19,10 @@ const SIZES: [usize; 4] = [MIB / 4, MIB, 4 * MIB, 16 * MIB];
 const ROOM: usize = SIZES[SIZES.len() - 1];
 /// Copies in a row, to tell what each costs apart from what their launch and end cost.
 const ROW: usize = 8;
+/// Host memory of each GPU in each direction while all copy at once: more than caches hold, or they would be measured.
+const HOST_ROOM: usize = 2 * ROOM;
+/// Copied at once there: about a chunk of a long message.
+const HOST_PIECE: usize = ROOM / 4;
 /// Each is timed so often; the shortest time counts, since whatever else runs can only add to it.
 const TIMES: usize = 3;
 
@@ -28,6 +32,7 @@ struct Bench {
     memory: DevicePtr,
     other: DevicePtr,
     streams: [Stream; 2],
+    /// [`HOST_ROOM`] that is written, and as much that is read.
     host: DevicePtr,
 }
 
@@ -56,7 +61,7 @@ pub fn run(node: &Node, facts: &mut Facts) -> anyhow::Result<(Topology, Model)> 
             memory: node.alloc(*context, ROOM)?,
             other: node.alloc(*context, ROOM)?,
             streams: [node.stream(*context)?, node.stream(*context)?],
-            host: node.alloc_host(ROOM)?,
+            host: node.alloc_host(2 * HOST_ROOM)?,
         })
     };
     let gpus = contexts.iter().map(bench).collect::<anyhow::Result<_>>()?;
@@ -129,8 +134,9 @@ impl Measurement<'_> {
             },
             (None, Some(target)) => Transfer {
                 to: target.other,
-                from: target.host,
-                stream: target.streams[0],
+                from: target.host + HOST_ROOM as DevicePtr,
+                // Not the one of the way up: the two may be under way at once.
+                stream: target.streams[1],
             },
             (None, None) => unreachable!("no hop has the host at both ends"),
         }
@@ -219,36 +225,55 @@ impl Measurement<'_> {
         model.launch_us = rounded(median(&mut launches));
         model.finish_us = rounded((median(&mut around) - model.launch_us).max(0.0));
         // Those through which a single hop is measured carry what it does; the host's memory serves all.
+        let gb_s = self.host_capacity()?;
+        let carries = |kind: SegmentKind, ends: fn(Place) -> (Place, Place)| {
+            let gpus = (0..self.gpus.len() as u8).map(Place::Gpu);
+            let fastest = gpus.filter_map(|gpu| {
+                let (from, to) = ends(gpu);
+                let hop = model.hop(from, to)?;
+                Some(hop.push.or(hop.pull)?.gb_s)
+            });
+            SegmentModel {
+                kind,
+                gb_s: rounded(fastest.fold(gb_s, f64::max)),
+            }
+        };
         model.segments = vec![
-            self.host_capacity(&model, SegmentKind::HostWrite, |gpu| (gpu, Place::Host))?,
-            self.host_capacity(&model, SegmentKind::HostRead, |gpu| (Place::Host, gpu))?,
+            carries(SegmentKind::HostWrite, |gpu| (gpu, Place::Host)),
+            carries(SegmentKind::HostRead, |gpu| (Place::Host, gpu)),
         ];
         Ok(model)
     }
 
-    fn host_capacity(
-        &self,
-        model: &Model,
-        kind: SegmentKind,
-        ends: fn(Place) -> (Place, Place),
-    ) -> anyhow::Result<SegmentModel> {
-        let places = (0..self.gpus.len() as u8).map(|gpu| ends(Place::Gpu(gpu)));
-        let all: Vec<Transfer> = places
-            .clone()
-            .map(|(from, to)| self.between(from, to, true))
+    /// What the host's memory carries in each direction while all GPUs write to it and read from it, GB/s: messages that
+    /// go through it do both.
+    fn host_capacity(&self) -> anyhow::Result<f64> {
+        let gpus = (0..self.gpus.len() as u8).map(Place::Gpu);
+        let both: Vec<[Transfer; 2]> = gpus
+            .map(|gpu| {
+                [
+                    self.between(gpu, Place::Host, true),
+                    self.between(Place::Host, gpu, false),
+                ]
+            })
             .collect();
-        // In a row, so that the launches of one round hide behind the copies of another.
-        let (us, _) = self.time(&all, ROOM, 2)?;
-        let bytes = (all.len() * ROOM * 2) as f64;
-        let fastest = places.filter_map(|(from, to)| {
-            let hop = model.hop(from, to)?;
-            Some(hop.push.or(hop.pull)?.gb_s)
-        });
-        let gb_s = (bytes / (us * BYTES_PER_US)).max(fastest.fold(0.0, f64::max));
-        Ok(SegmentModel {
-            kind,
-            gb_s: rounded(gb_s),
-        })
+        // Piece after piece of the host's memory, so that the launches of one round hide behind the copies of another.
+        let mut pieces = Vec::new();
+        for at in 0..HOST_ROOM / HOST_PIECE {
+            let offset = (at * HOST_PIECE) as DevicePtr;
+            for [up, down] in &both {
+                pieces.push(Transfer {
+                    to: up.to + offset,
+                    ..*up
+                });
+                pieces.push(Transfer {
+                    from: down.from + offset,
+                    ..*down
+                });
+            }
+        }
+        let (us, _) = self.time(&pieces, HOST_PIECE, 2)?;
+        Ok((both.len() * HOST_ROOM * 2) as f64 / (us * BYTES_PER_US))
     }
 }
 

@@ -46,11 +46,27 @@ enum Who {
     Own(u8, u8),
 }
 
+/// A hop, and whether what crosses it gives way to others, which is entered apart from what does not.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Hop {
+    ends: Ends,
+    yields: bool,
+}
+
+impl Hop {
+    fn of(row: &Traffic) -> Hop {
+        Hop {
+            ends: row.ends,
+            yields: row.yields,
+        }
+    }
+}
+
 /// What somebody uses of a hop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Seen {
     who: Who,
-    ends: Ends,
+    hop: Hop,
     flows: u32,
     gb_s: f64,
     /// Bytes ever.
@@ -60,7 +76,7 @@ struct Seen {
 /// What a plan uses of a hop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Use {
-    ends: Ends,
+    hop: Hop,
     gb_s: f64,
     bytes: u64,
 }
@@ -72,7 +88,7 @@ struct Pair {
     messages: u32,
     uses: Vec<Use>,
     /// Bytes ever, of each hop.
-    totals: Vec<(Ends, u64)>,
+    totals: Vec<(Hop, u64)>,
     /// What others used while the latest message was under way.
     met: Vec<Seen>,
 }
@@ -80,9 +96,9 @@ struct Pair {
 impl Pair {
     fn count(&mut self, uses: &[Use]) {
         for used in uses {
-            match self.totals.iter_mut().find(|(ends, _)| *ends == used.ends) {
+            match self.totals.iter_mut().find(|(hop, _)| *hop == used.hop) {
                 Some((_, total)) => *total = total.wrapping_add(used.bytes),
-                None => self.totals.push((used.ends, used.bytes)),
+                None => self.totals.push((used.hop, used.bytes)),
             }
         }
     }
@@ -122,7 +138,7 @@ pub struct Reservation {
     /// How long the message takes, us.
     us: f64,
     /// What the others had moved when it began.
-    before: Vec<(Who, Ends, u64)>,
+    before: Vec<(Who, Hop, u64)>,
     /// What it has announced.
     announced: Vec<Use>,
     /// No message is moved by it.
@@ -160,7 +176,7 @@ impl Ledger {
         let seen = self.seen(&mut book, pair);
         let met = book.pairs.get(&pair).map_or(&[][..], |entry| &entry.met);
         let occupancy = occupancy(topology, uuids, &seen, met);
-        let before = seen.iter().map(|seen| (seen.who, seen.ends, seen.total));
+        let before = seen.iter().map(|seen| (seen.who, seen.hop, seen.total));
         let reservation = Reservation {
             ledger: Arc::clone(self),
             pair,
@@ -176,11 +192,11 @@ impl Ledger {
     fn seen(&self, book: &mut Book, except: (u8, u8)) -> Vec<Seen> {
         let mut seen = Vec::new();
         for (pair, entry) in book.pairs.iter().filter(|(pair, _)| **pair != except) {
-            seen.extend(entry.totals.iter().map(|(ends, total)| {
-                let using = entry.uses.iter().find(|used| used.ends == *ends);
+            seen.extend(entry.totals.iter().map(|(hop, total)| {
+                let using = entry.uses.iter().find(|used| used.hop == *hop);
                 Seen {
                     who: Who::Own(pair.0, pair.1),
-                    ends: *ends,
+                    hop: *hop,
                     flows: u32::from(using.is_some()),
                     gb_s: using.map_or(0.0, |used| used.gb_s),
                     total: *total,
@@ -192,7 +208,7 @@ impl Ledger {
             let begin = seen.len();
             seen.extend(peer.traffic().traffic().map(|row| Seen {
                 who: Who::Rank(peer.world_rank()),
-                ends: row.ends,
+                hop: Hop::of(&row),
                 flows: row.flows,
                 gb_s: f64::from(row.gb_s),
                 total: row.total,
@@ -230,7 +246,7 @@ impl Ledger {
             })
             .collect();
         for used in book.pairs.values().flat_map(|pair| &pair.uses) {
-            let known = rows.iter().position(|row| row.ends == used.ends);
+            let known = rows.iter().position(|row| Hop::of(row) == used.hop);
             // A row that is idle is another hop's when there is no fresh one.
             let idle = |row: &Traffic| row.flows == 0;
             let at = known
@@ -242,7 +258,8 @@ impl Ledger {
             };
             if known.is_none() {
                 let fresh = Traffic {
-                    ends: used.ends,
+                    ends: used.hop.ends,
+                    yields: used.hop.yields,
                     flows: 0,
                     gb_s: 0.0,
                     total: 0,
@@ -257,7 +274,7 @@ impl Ledger {
             rows[at].gb_s += used.gb_s as f32;
         }
         for used in begun {
-            if let Some(row) = rows.iter_mut().find(|row| row.ends == used.ends) {
+            if let Some(row) = rows.iter_mut().find(|row| Hop::of(row) == used.hop) {
                 row.total = row.total.wrapping_add(used.bytes);
             }
         }
@@ -306,7 +323,7 @@ impl Reservation {
             let before = self
                 .before
                 .iter()
-                .find(|(who, ends, _)| *who == seen.who && *ends == seen.ends);
+                .find(|(who, hop, _)| *who == seen.who && *hop == seen.hop);
             let bytes = seen.total.wrapping_sub(before.map_or(0, |before| before.2));
             let counts = bytes > 0 && bytes < BYTES_MAX && self.us > 0.0;
             counts.then(|| Seen {
@@ -349,14 +366,17 @@ fn uses(topology: &Topology, uuids: &[Uuid], plan: &Plan) -> Vec<Use> {
             if topology.hop(places[0], places[1]).is_none() {
                 continue;
             }
-            let ends = ends(uuids, places[0], places[1]);
-            match uses.iter_mut().find(|used| used.ends == ends) {
+            let hop = Hop {
+                ends: ends(uuids, places[0], places[1]),
+                yields: path.path.yields(topology),
+            };
+            match uses.iter_mut().find(|used| used.hop == hop) {
                 Some(used) => {
                     used.gb_s += gb_s;
                     used.bytes += path.bytes;
                 }
                 None => uses.push(Use {
-                    ends,
+                    hop,
                     gb_s,
                     bytes: path.bytes,
                 }),
@@ -369,7 +389,7 @@ fn uses(topology: &Topology, uuids: &[Uuid], plan: &Plan) -> Vec<Use> {
 /// What others use and what was met the last time, whichever is more.
 fn occupancy(topology: &Topology, uuids: &[Uuid], seen: &[Seen], met: &[Seen]) -> Occupancy {
     let mut occupancy = Occupancy::free();
-    let is_same = |a: &Seen, b: &Seen| a.who == b.who && a.ends == b.ends;
+    let is_same = |a: &Seen, b: &Seen| a.who == b.who && a.hop == b.hop;
     let mut used: Vec<Seen> = seen.iter().filter(|seen| seen.flows > 0).copied().collect();
     for met in met {
         match used.iter_mut().find(|used| is_same(used, met)) {
@@ -385,8 +405,9 @@ fn occupancy(topology: &Topology, uuids: &[Uuid], seen: &[Seen], met: &[Seen]) -
     }
     for (from, to, hop) in topology.hops() {
         let ends = ends(uuids, from, to);
-        for used in used.iter().filter(|used| used.ends == ends) {
-            occupancy.add_flows(hop.segments(), used.flows, coarse(used.gb_s));
+        for used in used.iter().filter(|used| used.hop.ends == ends) {
+            let gb_s = coarse(used.gb_s);
+            occupancy.add(hop.segments(), used.flows, gb_s, used.hop.yields);
         }
     }
     occupancy

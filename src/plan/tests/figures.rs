@@ -166,8 +166,8 @@ fn the_host_path_is_given_up_when_others_have_it() {
                 .segments()
                 .to_vec()
         };
-        occupancy.add(&hop(Place::Gpu(gpu), Place::Host), 55.0);
-        occupancy.add(&hop(Place::Host, Place::Gpu((gpu + 1) % 8)), 55.0);
+        occupancy.add(&hop(Place::Gpu(gpu), Place::Host), 1, 55.0, true);
+        occupancy.add(&hop(Place::Host, Place::Gpu((gpu + 1) % 8)), 1, 55.0, true);
         let share = plan(&occupancy).share(PathKind::Host);
         assert!(
             share <= before,
@@ -184,7 +184,7 @@ fn the_host_path_is_given_up_when_others_have_it() {
         .segments()
         .to_vec();
     let mut elsewhere = Occupancy::free();
-    elsewhere.add(&direct, 396.0);
+    elsewhere.add(&direct, 1, 396.0, false);
     assert_eq!(plan(&elsewhere), plan(&Occupancy::free()));
     let own = node
         .topology
@@ -193,7 +193,7 @@ fn the_host_path_is_given_up_when_others_have_it() {
         .segments()
         .to_vec();
     let mut busy = Occupancy::free();
-    busy.add(&own, 396.0);
+    busy.add(&own, 1, 396.0, false);
     let busy = plan(&busy);
     assert!(busy.share(PathKind::Host) > 0.1);
     // Half the port, and more of the host than before.
