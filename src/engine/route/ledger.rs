@@ -137,8 +137,8 @@ pub struct Reservation {
     pair: (u8, u8),
     /// How long the message takes, us.
     us: f64,
-    /// What the others had moved when it began.
-    before: Vec<(Who, Hop, u64)>,
+    /// What the others used, and had moved, when it began.
+    before: Vec<Seen>,
     /// What it has announced.
     announced: Vec<Use>,
     /// No message is moved by it.
@@ -176,12 +176,11 @@ impl Ledger {
         let seen = self.seen(&mut book, pair);
         let met = book.pairs.get(&pair).map_or(&[][..], |entry| &entry.met);
         let occupancy = occupancy(topology, uuids, &seen, met);
-        let before = seen.iter().map(|seen| (seen.who, seen.hop, seen.total));
         let reservation = Reservation {
             ledger: Arc::clone(self),
             pair,
             us: plan.predicted_us,
-            before: before.collect(),
+            before: seen,
             announced: Vec::new(),
             is_withdrawn: false,
         };
@@ -317,20 +316,23 @@ impl Reservation {
         self.ledger.publish(&mut book, &taken_back);
     }
 
-    /// What others have used since this was made.
+    /// What others have used since this was made, and what they used then: who comes first now may come last the next time.
     fn met(&self, now: Vec<Seen>) -> Vec<Seen> {
         let used = |seen: Seen| {
             let before = self
                 .before
                 .iter()
-                .find(|(who, hop, _)| *who == seen.who && *hop == seen.hop);
-            let bytes = seen.total.wrapping_sub(before.map_or(0, |before| before.2));
-            let counts = bytes > 0 && bytes < BYTES_MAX && self.us > 0.0;
-            counts.then(|| Seen {
+                .find(|before| before.who == seen.who && before.hop == seen.hop);
+            let bytes = seen
+                .total
+                .wrapping_sub(before.map_or(0, |before| before.total));
+            let is_new = bytes > 0 && bytes < BYTES_MAX && self.us > 0.0;
+            let new = is_new.then(|| Seen {
                 flows: seen.flows.max(1),
                 gb_s: bytes as f64 / (self.us * BYTES_PER_US),
                 ..seen
-            })
+            });
+            new.or(before.copied().filter(|before| before.flows > 0))
         };
         now.into_iter().filter_map(used).collect()
     }
