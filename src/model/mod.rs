@@ -125,11 +125,10 @@ const EVENT_HAND_OVER_US: f64 = 1.0;
 /// costs more than the path gains.
 pub const PCIE_SPREAD: f64 = 0.05;
 
-/// How much of what the host's memory carries for all GPUs messages may plan to use together. Beside direct copies both ways
-/// the hand-over of chunks stumbles well before it is used up, and the slowest of the ranks holds the others up: on four
-/// H200s, whose host carries 95 GB/s each way, four flows of 24 ran at 0.74 to 0.93 of the direct copies alone, and four of
-/// 14 at 0.96 to 1.03; two flows of 40 gain 10 %.
-const HOST_SHARED: f64 = 0.75;
+/// How much of what the host's memory carries for all GPUs at once messages may plan to use together. Beside direct copies
+/// the hand-over of chunks stumbles before all of it is used: two H200s that send to each other gain 10 % with shares of 40
+/// of their 50 GB/s, and 3 to 4 % with shares of 50.
+const HOST_SHARED: f64 = 0.85;
 
 impl Model {
     /// What the figures of a topology amount to.

@@ -73,9 +73,14 @@ impl Occupancy {
         }
     }
 
-    /// Whether others use one of these segments.
-    pub(crate) fn is_used(&self, segments: &SegmentSet) -> bool {
-        !self.busy.common(segments).is_empty()
+    /// How many transfers of others use one of these segments, at most.
+    pub(crate) fn flows(&self, segments: &SegmentSet) -> u32 {
+        let busy = self.busy.common(segments).iter();
+        let flows = busy.map(|segment| {
+            let loads = self.of(segment);
+            loads.firm.flows.saturating_add(loads.yielding.flows)
+        });
+        flows.max().unwrap_or(0)
     }
 
     /// Whether nothing is under way.

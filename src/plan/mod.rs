@@ -100,9 +100,9 @@ pub struct Options {
     pub staging_bytes: u64,
     /// What each further path must gain, as a share of the predicted time, to be worth its launches.
     pub gain_min: f64,
-    /// The same for the path through host memory while others use the host, too. What it loses there when chunks come late
-    /// is more than it gains.
-    pub gain_min_shared: f64,
+    /// The same for the path through host memory while two others or more use the host, too. Their chunks come late now and
+    /// then, and each message that waits for one holds others up: four H200s in a ring lost at every share.
+    pub gain_min_crowded: f64,
     /// Order of launches.
     pub order: Order,
 }
@@ -122,7 +122,7 @@ impl Default for Options {
             align: 256,
             staging_bytes: 16 << 20,
             gain_min: 0.02,
-            gain_min_shared: 0.05,
+            gain_min_crowded: 0.1,
             order: Order::default(),
         }
     }

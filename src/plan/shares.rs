@@ -177,6 +177,9 @@ impl Pipeline {
     }
 }
 
+/// So many transfers of others make a crowd of those that go through the host's memory.
+const CROWD: u32 = 2;
+
 /// What is being solved: the shares of one set of paths.
 struct Solution {
     shares: [f64; MAX_PATHS],
@@ -255,10 +258,9 @@ impl<'a> Problem<'a> {
     #[must_use]
     pub fn worth(&self, number: u32) -> f64 {
         let candidate = &self.candidates[number as usize];
-        let is_shared =
-            candidate.path.kind() == PathKind::Host && self.occupancy.is_used(&candidate.segments);
-        let gain = if is_shared {
-            self.options.gain_min.max(self.options.gain_min_shared)
+        let by_host = candidate.path.kind() == PathKind::Host;
+        let gain = if by_host && self.occupancy.flows(&candidate.segments) >= CROWD {
+            self.options.gain_min.max(self.options.gain_min_crowded)
         } else {
             self.options.gain_min
         };

@@ -162,8 +162,8 @@ fn the_rows_of_the_dead_are_ignored() {
 }
 
 /// Every GPU sends to the next, again and again. The first rank to plan cannot know of the others in the first round, and
-/// does from the second on: together they count on no more than the host's memory carries, and those that use it share it
-/// fairly. For the others too little is left to be worth it.
+/// does from the second on: together they count on no more than the host's memory carries, and two use it alike. The others
+/// would be a crowd.
 #[test]
 fn ranks_that_do_the_same_again_and_again_share_fairly() {
     let mut ranks = Ranks::new(8, "hgx-h200", |_| true);
@@ -193,10 +193,8 @@ fn ranks_that_do_the_same_again_and_again_share_fairly() {
         .fold((f64::MAX, 0.0_f64), |(least, most), gb_s| {
             (least.min(*gb_s), most.max(*gb_s))
         });
-    assert!((2..8).contains(&using.len()), "{rounds:?}");
+    assert!((1..=2).contains(&using.len()), "{rounds:?}");
     assert!(most <= least * 1.3 + 0.1, "{rounds:?}");
-    // What they gain is worth it: a twentieth of the time, on links of 396 GB/s.
-    assert!(least >= 0.05 * 396.0, "{rounds:?}");
 }
 
 /// Of two that plan at the same moment at least one knows of the other, whichever way the threads fall.

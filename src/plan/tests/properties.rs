@@ -73,7 +73,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             align: 1 << align,
             staging_bytes: 1 << staging,
             gain_min,
-            gain_min_shared: 2.0 * gain_min,
+            gain_min_crowded: 2.0 * gain_min,
             order,
         },
     )
@@ -210,7 +210,7 @@ proptest! {
     #[test]
     fn nothing_gets_faster_when_others_come((number, message) in any_message(), seed in any::<u64>(), gain in prop_oneof![Just(0.0), Just(0.02)]) {
         let node = node(number);
-        let options = Options { gain_min: gain, gain_min_shared: gain, ..Options::default() };
+        let options = Options { gain_min: gain, gain_min_crowded: gain, ..Options::default() };
         let mut random = Random::new(seed);
         let mut occupancy = any_occupancy(node, seed);
         let before = node.planner.plan(&occupancy, &message, &options).expect("a plan");
