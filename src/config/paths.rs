@@ -68,7 +68,7 @@ impl Kind for PathList {
 }
 
 /// Who makes the copies of a message that is split.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Assign {
     /// Each rank those of its own GPU.
     Own,

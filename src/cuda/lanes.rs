@@ -111,6 +111,9 @@ impl Lanes {
 
     /// Launches what was queued, on lanes that have little to do; the others do it when they are polled.
     pub fn launch(&mut self) {
+        if self.fresh.is_empty() {
+            return;
+        }
         self.fresh.drain(..).for_each(|lane| lane.launch());
     }
 

@@ -36,7 +36,7 @@ pub use driver::{arm, clock_ns, driver, is_simulated, look_again, pci_address, v
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};
-pub use mapping::{Limits, Mapping, Mappings};
+pub use mapping::{Limits, Mapping, MappingStats, Mappings};
 pub use measure::Timed;
 pub use pinned::{PinnedBuffer, PinnedPool, Registrations};
 pub use pointer::{

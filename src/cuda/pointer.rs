@@ -68,6 +68,9 @@ pub struct Buffer {
     /// A context in which it can be copied: the allocation's own, for pool and virtual memory an existing one of the
     /// device, null if there is none.
     pub context: Context,
+    /// The driver's identity of the context, learnt together with the allocation, which does not outlive it. None if the
+    /// driver did not say.
+    pub context_id: Option<u64>,
     /// Ordinal of its device in this process.
     pub ordinal: i32,
     /// Identity of its device.
@@ -87,7 +90,13 @@ impl Buffer {
 
     /// The context, as lanes and mappings want it.
     pub fn context_key(&self) -> Result<ContextKey> {
-        ContextKey::of(self.context)
+        match self.context_id {
+            Some(id) => Ok(ContextKey {
+                handle: self.context,
+                id,
+            }),
+            None => ContextKey::of(self.context),
+        }
     }
 }
 
@@ -420,6 +429,7 @@ fn without_detail(address: u64, memory_type: u32) -> Kind {
         offset: 0,
         buffer_id: 0,
         context: Context::NULL,
+        context_id: None,
         ordinal: -1,
         uuid: Uuid::default(),
         ipc: false,
@@ -460,6 +470,10 @@ fn device_buffer(driver: &Driver, address: u64, answers: &Answers, level: usize)
         offset: if within { address - base } else { 0 },
         buffer_id: answers.get(attribute::BUFFER_ID),
         context,
+        context_id: (!context.is_null())
+            .then(|| ContextKey::told_by(driver, context).ok())
+            .flatten()
+            .map(|key| key.id),
         ordinal,
         uuid: reach::device(ordinal).map_or(Uuid::default(), |device| device.uuid),
         ipc: within && allocation == Allocation::Plain,

@@ -79,10 +79,43 @@ struct Waiting {
 /// Copies launched together.
 #[derive(Debug)]
 struct Launch {
-    members: Vec<Member>,
+    /// Number of the last of them.
+    last: u64,
     event: Event,
     /// Kept open until they are done, whoever still wants them.
-    mappings: Vec<Arc<Mapping>>,
+    mappings: Mapped,
+}
+
+/// Mappings that are kept open: one, mostly, for which nothing is allocated.
+#[derive(Debug, Default, Clone)]
+struct Mapped {
+    first: Option<Arc<Mapping>>,
+    others: Vec<Arc<Mapping>>,
+}
+
+impl Mapped {
+    fn push(&mut self, mapping: Arc<Mapping>) {
+        match self.first {
+            None => self.first = Some(mapping),
+            Some(_) => self.others.push(mapping),
+        }
+    }
+
+    fn append(&mut self, more: Mapped) {
+        more.first
+            .into_iter()
+            .chain(more.others)
+            .for_each(|mapping| self.push(mapping));
+    }
+}
+
+impl From<Option<Arc<Mapping>>> for Mapped {
+    fn from(first: Option<Arc<Mapping>>) -> Mapped {
+        Mapped {
+            first,
+            others: Vec::new(),
+        }
+    }
 }
 
 /// What has become of a stream.
@@ -211,7 +244,7 @@ impl Queue {
         marks: &[Event],
     ) -> Result<InFlight> {
         // Mappings close after the lock is given back.
-        let mut done = Vec::new();
+        let mut done = Mapped::default();
         let mut state = self.state.lock();
         if state.flying.len() >= IN_FLIGHT_MAX {
             self.reap(&mut state, entered, &mut done)?;
@@ -223,19 +256,24 @@ impl Queue {
             self.launch_some(&mut state, entered);
         }
         let (member, owned) = self.member(&mut state);
-        let mappings = mapping.into_iter().collect();
         let record = |at: usize| match marks.get(at) {
             // SAFETY: stream and event were made in the context that is entered, and are live.
             Some(event) => unsafe { entered.driver().event_record(*event, self.stream) },
             None => Ok(()),
         };
-        self.mark(&mut state, entered, vec![member], mappings, || {
-            record(0)?;
-            copies.iter().enumerate().try_for_each(|(at, copy)| {
-                copy::start(entered, self.stream, copy)?;
-                record(at + 1)
-            })
-        })?;
+        self.mark(
+            &mut state,
+            entered,
+            member.number,
+            &mut mapping.into(),
+            || {
+                record(0)?;
+                copies.iter().enumerate().try_for_each(|(at, copy)| {
+                    copy::start(entered, self.stream, copy)?;
+                    record(at + 1)
+                })
+            },
+        )?;
         Ok(owned)
     }
 
@@ -296,7 +334,14 @@ impl Queue {
 
     /// Launches the oldest of what waits, as many as make a batch. Those that the driver refuses have failed.
     fn launch_some(&self, state: &mut State, entered: &Entered) {
-        let (mut copies, mut members, mut mappings) = (Vec::new(), Vec::new(), Vec::new());
+        if state.waiting.len() == 1 {
+            // The rule, where a message is waited for: nothing is allocated for it.
+            let only = state.waiting.pop_front();
+            only.into_iter()
+                .for_each(|only| self.launch_only(state, entered, only));
+            return;
+        }
+        let (mut copies, mut members, mut mappings) = (Vec::new(), Vec::new(), Mapped::default());
         let mut bytes = 0;
         while copies.len() < BATCH_COUNT_MAX && bytes < BATCH_BYTES_MAX {
             let Some(next) = state.waiting.pop_front() else {
@@ -306,14 +351,17 @@ impl Queue {
                 bytes += next.copy.bytes();
                 copies.push(next.copy);
                 members.push(next.member);
-                mappings.extend(next.mapping);
+                next.mapping
+                    .into_iter()
+                    .for_each(|mapping| mappings.push(mapping));
             }
         }
         if copies.is_empty() {
             return;
         }
-        let (all, held) = (members.clone(), mappings.clone());
-        let started = self.mark(state, entered, all, held, || {
+        let last = members.last().map_or(0, |member| member.number);
+        let mut held = mappings.clone();
+        let started = self.mark(state, entered, last, &mut held, || {
             copy::start_all(entered, self.stream, &copies)
         });
         if started.is_ok() {
@@ -326,13 +374,38 @@ impl Queue {
         // One by one, so that only those fail that must. Copying twice what was started before does no harm: the sources
         // stay as they are until their copies are done.
         for (copy, member) in copies.iter().zip(members) {
-            let alone = vec![member.clone()];
-            let started = self.mark(state, entered, alone, mappings.clone(), || {
+            let mut held = mappings.clone();
+            let started = self.mark(state, entered, member.number, &mut held, || {
                 copy::start(entered, self.stream, copy)
             });
             if let Err(error) = started {
                 self.fail(state, [member], error);
             }
+        }
+    }
+
+    /// The same of one copy.
+    fn launch_only(&self, state: &mut State, entered: &Entered, only: Waiting) {
+        let Waiting {
+            member,
+            copy,
+            mapping,
+        } = only;
+        if !member.is_wanted() {
+            return;
+        }
+        let mut held = Mapped::from(mapping);
+        let mut start = || {
+            self.mark(state, entered, member.number, &mut held, || {
+                copy::start(entered, self.stream, &copy)
+            })
+        };
+        let started = start().or_else(|_| {
+            stats::add(Counter::DriverRetries, 1);
+            start()
+        });
+        if let Err(error) = started {
+            self.fail(state, [member], error);
         }
     }
 
@@ -344,13 +417,14 @@ impl Queue {
         self.failures.store(state.failed.len(), Ordering::Release);
     }
 
-    /// Starts copies by `start`, and marks their end. On an error none runs any more.
+    /// Starts copies by `start`, the last of which has this number, and marks their end, until which the mappings are kept.
+    /// On an error none runs any more, and the mappings are left to the caller.
     fn mark(
         &self,
         state: &mut State,
         entered: &Entered,
-        members: Vec<Member>,
-        mappings: Vec<Arc<Mapping>>,
+        last: u64,
+        mappings: &mut Mapped,
         start: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         if let Some(end) = state.end {
@@ -368,9 +442,9 @@ impl Queue {
             return Err(error);
         }
         state.flying.push_back(Launch {
-            members,
+            last,
             event,
-            mappings,
+            mappings: std::mem::take(mappings),
         });
         Ok(())
     }
@@ -391,7 +465,7 @@ impl Queue {
 
     /// Asks the driver how far the stream has got, and gives it more.
     fn advance(&self) -> Result<()> {
-        let mut done = Vec::new();
+        let mut done = Mapped::default();
         let mut state = self.state.lock();
         match state.end {
             Some(End::Drained) => return Ok(()),
@@ -415,12 +489,7 @@ impl Queue {
     }
 
     /// Takes note of launches that are done, oldest first.
-    fn reap(
-        &self,
-        state: &mut State,
-        entered: &Entered,
-        done: &mut Vec<Arc<Mapping>>,
-    ) -> Result<()> {
+    fn reap(&self, state: &mut State, entered: &Entered, done: &mut Mapped) -> Result<()> {
         while let Some(oldest) = state.flying.front() {
             // SAFETY: the event belongs to the context that is entered, which still is the one it was made in.
             match unsafe { entered.driver().event_query(oldest.event) } {
@@ -433,18 +502,17 @@ impl Queue {
     }
 
     /// The oldest launch is done.
-    fn pop(&self, state: &mut State, done: &mut Vec<Arc<Mapping>>) {
-        if let Some(mut oldest) = state.flying.pop_front() {
-            done.append(&mut oldest.mappings);
+    fn pop(&self, state: &mut State, done: &mut Mapped) {
+        if let Some(oldest) = state.flying.pop_front() {
+            done.append(oldest.mappings);
             state.idle.push(oldest.event);
-            let last = oldest.members.last().map_or(0, |member| member.number);
-            self.finished.fetch_max(last, Ordering::AcqRel);
+            self.finished.fetch_max(oldest.last, Ordering::AcqRel);
         }
     }
 
     /// Waits for all that is launched. Where even that fails, nothing more can be had of the stream.
     fn wait(&self) {
-        let mut done = Vec::new();
+        let mut done = Mapped::default();
         let mut state = self.state.lock();
         let entered = Entered::enter_same(self.key);
         // SAFETY: the stream is live in the entered context.

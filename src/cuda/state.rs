@@ -1,7 +1,8 @@
 //! Entering the driver without leaving a trace.
 //!
 //! **Every driver call that depends on a context, or that a stream capture of the user's could forbid, is made while
-//! an [`Entered`] lives.** It pushes the context, relaxes the thread's capture mode, and takes both back.
+//! an [`Entered`] lives.** It pushes the context, unless it is current, relaxes the thread's capture mode, and takes both
+//! back.
 
 use super::driver::{required, Driver};
 use super::error::{Error, Result};
@@ -24,10 +25,12 @@ impl ContextKey {
         if handle.is_null() {
             return Err(Error::NoContext);
         }
-        Ok(ContextKey {
-            handle,
-            id: insist(|| identity(required()?, handle))?,
-        })
+        ContextKey::told_by(required()?, handle)
+    }
+
+    pub(super) fn told_by(driver: &Driver, handle: Context) -> Result<ContextKey> {
+        let id = insist(|| identity(driver, handle))?;
+        Ok(ContextKey { handle, id })
     }
 
     /// Whether the handle still names the same context.
@@ -47,7 +50,7 @@ fn identity(driver: &Driver, handle: Context) -> Result<u64> {
     }
 }
 
-/// Relaxed capture mode and, if asked for, a pushed context, until dropped. Stays on its thread.
+/// Relaxed capture mode and, if asked for, a context that is current, until dropped. Stays on its thread.
 #[must_use = "the driver is left again when this is dropped"]
 pub struct Entered {
     driver: &'static Driver,
@@ -63,9 +66,18 @@ impl Entered {
             return Err(Error::NoContext);
         }
         let mut entered = Entered::relaxed()?;
-        // SAFETY: the driver checks the handle; a context that is gone is an error, upon which nothing is popped.
-        unsafe { entered.driver.ctx_push_current(context)? };
-        entered.pushed = true;
+        let mut current = Context::NULL;
+        // SAFETY: `current` is written.
+        let asked = unsafe { entered.driver.ctx_get_current(&raw mut current) };
+        // Most programs are in it already: this one question is cheaper than to push and to pop.
+        if asked.is_err() {
+            stats::add(Counter::DriverRetries, 1);
+        }
+        if asked.is_err() || current != context {
+            // SAFETY: the driver checks the handle; a context that is gone is an error, upon which nothing is popped.
+            unsafe { entered.driver.ctx_push_current(context)? };
+            entered.pushed = true;
+        }
         Ok(entered)
     }
 

@@ -7,8 +7,8 @@ use hashbrown::HashMap;
 
 use crate::config::{Config, Executor};
 use crate::cuda::{
-    Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping, Mappings,
-    PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed,
+    Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping,
+    MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed,
 };
 use crate::engine::fault;
 use crate::engine::relays::Relays;
@@ -88,7 +88,7 @@ impl Gpu {
     }
 
     fn prepare_once(&mut self, buffer: &Buffer) -> Result<ContextKey> {
-        let key = ContextKey::of(buffer.context)?;
+        let key = buffer.context_key()?;
         self.lanes.open(key)?;
         if !self.exports.prepare(buffer)? {
             self.lanes.after_default_streams(key)?;
@@ -149,6 +149,14 @@ impl Gpu {
         let before = self.mappings.stats();
         let result = act(self);
         let after = self.mappings.stats();
+        // What is open already is the rule.
+        let hit = MappingStats {
+            hits: after.hits,
+            ..before
+        };
+        if after == hit {
+            return result;
+        }
         stats::add(Counter::MappingsOpened, after.opened - before.opened);
         stats::add(Counter::MappingsEvicted, after.evicted - before.evicted);
         stats::add(Counter::MappingsRefused, after.refused - before.refused);

@@ -15,7 +15,7 @@ pub(super) use self::finish::{find_slot, release};
 pub(super) use self::places::Places;
 pub use self::plan::{Plan, Prepared, Watch};
 
-use crate::cuda::{self, Buffer, ContextKey};
+use crate::cuda::{self, Buffer};
 use crate::engine::comms::{self, Identity};
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
@@ -309,7 +309,7 @@ impl Receive {
                 buffer,
                 shape: Shape::Dense(address),
             } => Ok(Destination::Device {
-                context: ContextKey::of(buffer.context)?,
+                context: buffer.context_key()?,
                 address: *address,
             }),
             // Where the bytes landed, the packed payload has room.
@@ -344,6 +344,10 @@ impl Core {
     pub(super) fn start_receive(&mut self, abi: &Abi, id: usize) {
         let receive = &mut self.receives[id];
         receive.stage = Stage::Posted;
+        if let Target::Device { buffer, .. } = &mut receive.target {
+            // The program may have freed and allocated its memory since, in another context under the same handle.
+            buffer.context_id = None;
+        }
         if receive.landing.is_some() {
             // SAFETY: a landing range is at least a page long.
             unsafe { receive.landed.write_bytes(0, DESCRIPTOR_BYTES) };

@@ -11,18 +11,20 @@ mod survey;
 pub use ledger::Reservation;
 pub use survey::Survey;
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use crate::config::{Assign, Config};
 use crate::cuda::{Buffer, ContextKey, Uuid};
 use crate::engine::{Core, Env};
 use crate::model::Model;
+use crate::node::traffic::Ends;
 use crate::node::Peer;
 use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
 use crate::topology::{Place, Topology};
-use ledger::Ledger;
+use ledger::{Ledger, Use};
 
 /// Plans that are remembered: those of a few message lengths between all pairs of a node.
 const PLANS_MAX: usize = 256;
@@ -44,7 +46,7 @@ pub struct RouteUse<'a> {
 #[derive(Debug)]
 pub struct Routed {
     /// How it is moved; perhaps in one direct copy, see [`Routed::is_split`].
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
     /// What it uses of the links, known to all ranks of the node. To be kept until the message is over.
     pub reservation: Reservation,
 }
@@ -68,6 +70,8 @@ struct Node {
     /// For a rank that makes all copies itself: nothing is handed over between processes, whatever the place.
     planner_of_one: Planner,
     topology: Topology,
+    /// The hops of the topology, as all ranks call them.
+    ends: Vec<Ends>,
     /// Identities of its GPUs.
     uuids: Vec<Uuid>,
     /// It was measured as a whole, not by what ranks find out in passing: it is known which links its paths share.
@@ -98,7 +102,7 @@ impl Known {
 }
 
 /// What a plan depends on.
-#[derive(Clone, PartialEq)]
+#[derive(PartialEq, Hash)]
 struct Question {
     message: Message,
     relays_over: u32,
@@ -106,6 +110,18 @@ struct Question {
     assign: Assign,
     others: Occupancy,
 }
+
+// No rate is NaN: each is made of published ones, and those that are none are passed over.
+impl Eq for Question {}
+
+/// The answer to a question: a plan, and what it uses of each hop.
+#[derive(Clone)]
+struct Answer {
+    plan: Arc<Plan>,
+    uses: Arc<[Use]>,
+}
+
+type Answers = HashMap<Question, Option<Answer>>;
 
 /// Chooses the paths of messages.
 pub struct Router {
@@ -115,8 +131,8 @@ pub struct Router {
     file: Option<PathBuf>,
     known: Known,
     ledger: Option<Arc<Ledger>>,
-    /// The answers to the latest questions.
-    plans: VecDeque<(Question, Option<Plan>)>,
+    /// The answers to questions of late.
+    plans: Answers,
 }
 
 impl Router {
@@ -132,7 +148,7 @@ impl Router {
             file: config.model.as_ref().map(absolute),
             known: Known::Unread,
             ledger: None,
-            plans: VecDeque::new(),
+            plans: Answers::new(),
         }
     }
 
@@ -202,14 +218,18 @@ impl Router {
         let (plans, options) = (&mut self.plans, &self.options);
         // Said before the others are looked at: of two that plan at the same moment at least one sees the other.
         let alone = node.answer(plans, options, question(Occupancy::free()))?;
-        let (mut reservation, others) = ledger.reserve(&node.topology, &node.uuids, &alone);
-        let plan = if others.is_free() {
+        let (mut reservation, others) =
+            ledger.reserve(&node.topology, &node.ends, &alone.plan, &alone.uses);
+        let answer = if others.is_free() {
             alone
         } else {
             node.answer(plans, options, question(others))?
         };
-        reservation.settle(&node.topology, &node.uuids, &plan);
-        Some(Routed { plan, reservation })
+        reservation.settle(&answer.plan, answer.uses);
+        Some(Routed {
+            plan: answer.plan,
+            reservation,
+        })
     }
 
     /// The identity of a GPU of the topology by its number.
@@ -267,10 +287,15 @@ impl Node {
                 (Place::Gpu(from), Place::Gpu(to)) => Some((from, to)),
                 _ => None,
             });
+        let uuids = uuids.collect::<Option<Vec<Uuid>>>()?;
+        let hops = topology.hops();
         Some(Node {
             is_whole,
             direct: direct.collect(),
-            uuids: uuids.collect::<Option<_>>()?,
+            ends: hops
+                .map(|(from, to, _)| ledger::ends(&uuids, from, to))
+                .collect(),
+            uuids,
             planner: Planner::new(&topology, model),
             planner_of_one: Planner::new(&topology, &model.of_one()),
             topology,
@@ -302,14 +327,9 @@ impl Node {
     }
 
     /// The plan for a question, if there is a way at all: as remembered, or made now.
-    fn answer(
-        &self,
-        known: &mut VecDeque<(Question, Option<Plan>)>,
-        options: &Options,
-        question: Question,
-    ) -> Option<Plan> {
-        if let Some((_, plan)) = known.iter().find(|(known, _)| *known == question) {
-            return *plan;
+    fn answer(&self, known: &mut Answers, options: &Options, question: Question) -> Option<Answer> {
+        if let Some(answer) = known.get(&question) {
+            return answer.clone();
         }
         let options = Options {
             host: options.host && question.host,
@@ -330,12 +350,15 @@ impl Node {
         };
         // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
         let plan = planner.plan(&question.others, &question.message, &options);
-        let plan = plan.ok();
+        let answer = plan.ok().map(|plan| Answer {
+            uses: ledger::uses(&self.topology, &self.uuids, &plan).into(),
+            plan: Arc::new(plan),
+        });
         if known.len() >= PLANS_MAX {
-            known.pop_front();
+            known.clear();
         }
-        known.push_back((question, plan));
-        plan
+        known.insert(question, answer.clone());
+        answer
     }
 }
 

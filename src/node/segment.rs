@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Slots that the outbox grows by at first (one step is 64 KiB); it doubles from then on, up to the largest step.
@@ -26,6 +26,8 @@ pub struct Segment {
     file: GuardedFd,
     outbox: Mutex<Outbox>,
     staging: Mutex<Staging>,
+    /// Memory for it has been asked for, once and for all.
+    is_staging_tried: AtomicBool,
     board: OwnBoard,
     nonce_base: u64,
     nonces: AtomicU64,
@@ -106,6 +108,7 @@ impl Segment {
             file: GuardedFd::new(fd, sys::FD_MINIMUM)?,
             outbox: Mutex::default(),
             staging: Mutex::default(),
+            is_staging_tried: AtomicBool::new(false),
             board: OwnBoard::default(),
             nonce_base: sys::random_u64(),
             nonces: AtomicU64::new(0),
@@ -326,7 +329,11 @@ impl Segment {
 
     /// Allocates the staging region, or has it allocated already. What the CUDA part registers is `View::staging`.
     pub fn prepare_staging(&self) {
-        self.fill_once(&mut self.staging.lock());
+        // Every message asks.
+        if !self.is_staging_tried.load(Ordering::Acquire) {
+            self.fill_once(&mut self.staging.lock());
+            self.is_staging_tried.store(true, Ordering::Release);
+        }
     }
 
     /// On first use: memory for the cells and as many chunks as can be had, halving. Never tried twice.

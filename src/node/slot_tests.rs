@@ -140,6 +140,68 @@ fn a_digest_tells_messages_apart() {
     assert_eq!(digests.len(), 16);
 }
 
+/// So does every bit, and the place of a word.
+#[test]
+fn a_digest_tells_bits_and_places_apart() {
+    let message = Message {
+        base: 7,
+        offset: 9,
+        ..Message::default()
+    };
+    let swapped = Message {
+        base: 9,
+        offset: 7,
+        ..Message::default()
+    };
+    let mut digests = vec![message.digest(), swapped.digest()];
+    for bit in 0..64 {
+        let word = 1 << bit;
+        let mut handle = [0; 64];
+        for at in 0..8 {
+            handle.fill(0);
+            handle[8 * at..8 * at + 8].copy_from_slice(&u64::to_ne_bytes(word));
+            digests.push(
+                Message {
+                    ipc_handle: handle,
+                    ..message
+                }
+                .digest(),
+            );
+        }
+        let others = [
+            Message {
+                communicator: word,
+                ..message
+            },
+            Message {
+                sequence: word,
+                ..message
+            },
+            Message {
+                length: word,
+                ..message
+            },
+            Message {
+                allocation_bytes: word,
+                ..message
+            },
+            Message {
+                extra: [word, 0],
+                ..message
+            },
+            Message {
+                extra: [0, word],
+                ..message
+            },
+        ];
+        digests.extend(others.iter().map(Message::digest));
+    }
+    let count = digests.len();
+    digests.sort_unstable();
+    digests.dedup();
+    assert_eq!(digests.len(), count);
+}
+
 #[test]
 fn final_states_are_those_that_end_a_send() {
     let is_final: Vec<_> = ALL.into_iter().filter(|state| state.is_final()).collect();

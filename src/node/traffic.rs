@@ -51,6 +51,13 @@ fn unpack(word: u64) -> (f32, u32) {
     (f32::from_bits((word >> 32) as u32), word as u32)
 }
 
+/// Owner: writes a word, unless it is there already.
+fn put(word: &AtomicU64, value: u64) {
+    if word.load(Ordering::Relaxed) != value {
+        word.store(value, Ordering::SeqCst);
+    }
+}
+
 /// A GPU that a rank uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Card {
@@ -122,6 +129,8 @@ pub struct Page {
     lines: AtomicU32,
     /// Changes whenever a GPU is listed or a hop told.
     told: AtomicU64,
+    /// Rows that were ever written: those behind are not read.
+    used: AtomicU32,
     card: [CardCells; CARDS],
     rows: [RowCells; ROWS],
     line: [LineCells; LINES],
@@ -146,7 +155,8 @@ impl Page {
 
     /// What the owner uses of each hop, idle ones included that it has used.
     pub fn traffic(&self) -> impl Iterator<Item = Traffic> + '_ {
-        self.rows.iter().filter_map(|cells| {
+        let used = self.used.load(Ordering::SeqCst) as usize;
+        self.rows.iter().take(used).filter_map(|cells| {
             let ends = cells.ends.load(Ordering::SeqCst);
             if ends == 0 {
                 return None;
@@ -215,19 +225,23 @@ impl Page {
             return;
         };
         let (_, low) = unpack(cells.load.load(Ordering::Relaxed));
-        let is_another = cells.ends.load(Ordering::Relaxed) != traffic.ends.0
+        let is_other = cells.ends.load(Ordering::Relaxed) != traffic.ends.0
             || (low & YIELDS != 0) != traffic.yields;
-        if is_another {
+        if is_other {
             // Nobody may take the load of one hop for that of another.
             cells.ends.store(0, Ordering::SeqCst);
             cells.load.store(0, Ordering::SeqCst);
         }
-        cells.total.store(traffic.total, Ordering::SeqCst);
+        put(&cells.total, traffic.total);
         let yields = if traffic.yields { YIELDS } else { 0 };
-        cells
-            .load
-            .store(pack(traffic.gb_s, traffic.flows | yields), Ordering::SeqCst);
-        cells.ends.store(traffic.ends.0, Ordering::SeqCst);
+        put(&cells.load, pack(traffic.gb_s, traffic.flows | yields));
+        if is_other {
+            cells.ends.store(traffic.ends.0, Ordering::SeqCst);
+        }
+        let used = index as u32 + 1;
+        if self.used.load(Ordering::Relaxed) < used {
+            self.used.store(used, Ordering::SeqCst);
+        }
     }
 
     /// Owner: says what a hop takes. Each hop is listed once, what is said later counts. False if there is no room.
@@ -345,11 +359,13 @@ mod tests {
         }
         // Counts beyond the end of a list.
         page.cards.store(u32::MAX, Ordering::Relaxed);
+        page.used.store(u32::MAX, Ordering::Relaxed);
         page.lines.store(u32::MAX, Ordering::Relaxed);
         assert_eq!(
             (page.cards().count(), page.measured().count()),
             (CARDS, LINES)
         );
+        assert_eq!(page.traffic().count(), 0);
         page.list(&Card {
             uuid: [1; 16],
             pci: 0,

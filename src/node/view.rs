@@ -235,6 +235,9 @@ pub enum Readiness {
 pub struct View {
     map: Mapping,
     layout: Layout,
+    /// Where slots and board start: looked at for each message and in each round.
+    slots_at: u64,
+    board_at: u64,
     owner: Owner,
     /// How many slots and pieces were seen to be backed by memory: grows, process-local.
     slots_seen: AtomicU32,
@@ -308,6 +311,8 @@ impl View {
         }
         Ok(Self {
             map,
+            slots_at: layout.slots_offset(),
+            board_at: layout.board_offset(),
             layout,
             owner,
             slots_seen: AtomicU32::new(0),
@@ -493,7 +498,7 @@ impl View {
     /// Slot `index`, if the owner has it in use or had it.
     pub fn slot(&self, index: u32) -> Option<&Slot> {
         let flags = &self.header().flags;
-        let offset = self.layout.slots_offset();
+        let offset = self.slots_at;
         let region = (offset, SLOT_BYTES as u32, self.layout.slots);
         self.backed(index, region, &flags.slots_ready, &self.slots_seen)?;
         let offset = usize::try_from(offset).ok()? + index as usize * SLOT_BYTES;
@@ -570,7 +575,7 @@ impl View {
     /// The owner's board, if it has one.
     pub fn board(&self) -> Option<&Board> {
         let flags = &self.header().flags;
-        let offset = self.layout.board_offset();
+        let offset = self.board_at;
         let region = (offset, BOARD_BYTES as u32, 1);
         self.backed(0, region, &flags.board_ready, &self.board_seen)?;
         // SAFETY: Board is made of atomics.
@@ -607,6 +612,7 @@ impl View {
 
     /// `Some` if element `index` of a region (offset, element size, elements) is backed by memory. What the owner
     /// says (`ready`) is bounded by the layout, and the pages are had present before they are first touched.
+    #[inline]
     fn backed(
         &self,
         index: u32,
@@ -618,6 +624,18 @@ impl View {
         if index < known {
             return Some(());
         }
+        self.back(index, region, ready, seen)
+    }
+
+    #[cold]
+    fn back(
+        &self,
+        index: u32,
+        region: (u64, u32, u32),
+        ready: &AtomicU32,
+        seen: &AtomicU32,
+    ) -> Option<()> {
+        let known = seen.load(Ordering::Acquire);
         let ready = ready.load(Ordering::Acquire).min(region.2);
         if index >= ready {
             return None;

@@ -33,6 +33,17 @@ pub struct Occupancy {
     busy: SegmentSet,
 }
 
+/// Rates by their bits: what is equal hashes alike, as none of them is negative.
+impl std::hash::Hash for Occupancy {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        for load in &self.loads {
+            for load in [load.firm, load.yielding] {
+                (load.flows, load.gb_s.to_bits()).hash(state);
+            }
+        }
+    }
+}
+
 impl Occupancy {
     /// Nothing is under way.
     #[must_use]

@@ -31,7 +31,7 @@ use serde::Serialize;
 pub const MAX_PATHS: usize = 8;
 
 /// What is to be moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Message {
     /// Number of the GPU that has it.
     pub from: u8,

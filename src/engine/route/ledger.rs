@@ -75,7 +75,7 @@ struct Seen {
 
 /// What a plan uses of a hop.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Use {
+pub(super) struct Use {
     hop: Hop,
     gb_s: f64,
     bytes: u64,
@@ -86,7 +86,7 @@ struct Use {
 #[derive(Debug, Default)]
 struct Pair {
     messages: u32,
-    uses: Vec<Use>,
+    uses: Arc<[Use]>,
     /// Bytes ever, of each hop.
     totals: Vec<(Hop, u64)>,
     /// What others used while the latest message was under way.
@@ -109,6 +109,8 @@ struct Book {
     pairs: HashMap<(u8, u8), Pair>,
     /// What is published, row by row.
     rows: Vec<Traffic>,
+    /// Room for the rows to come.
+    spare: Vec<Traffic>,
     peers: Vec<Arc<Peer>>,
     alive: HashMap<u32, (Instant, bool)>,
 }
@@ -140,7 +142,7 @@ pub struct Reservation {
     /// What the others used, and had moved, when it began.
     before: Vec<Seen>,
     /// What it has announced.
-    announced: Vec<Use>,
+    announced: Arc<[Use]>,
     /// No message is moved by it.
     is_withdrawn: bool,
 }
@@ -164,24 +166,28 @@ impl Ledger {
     pub(super) fn reserve(
         self: &Arc<Ledger>,
         topology: &Topology,
-        uuids: &[Uuid],
+        hops: &[Ends],
         plan: &Plan,
+        uses: &Arc<[Use]>,
     ) -> (Reservation, Occupancy) {
         let pair = (plan.message.from, plan.message.to);
         let mut book = self.book.lock();
         let entry = book.pairs.entry(pair).or_default();
         entry.messages += 1;
-        entry.uses = uses(topology, uuids, plan);
-        self.publish(&mut book, &[]);
+        // A window's messages are mostly planned alike: then all of it is published already.
+        if entry.uses != *uses {
+            entry.uses = Arc::clone(uses);
+            self.publish(&mut book, &[]);
+        }
         let seen = self.seen(&mut book, pair);
         let met = book.pairs.get(&pair).map_or(&[][..], |entry| &entry.met);
-        let occupancy = occupancy(topology, uuids, &seen, met);
+        let occupancy = occupancy(topology, hops, &seen, met);
         let reservation = Reservation {
             ledger: Arc::clone(self),
             pair,
             us: plan.predicted_us,
             before: seen,
-            announced: Vec::new(),
+            announced: Arc::default(),
             is_withdrawn: false,
         };
         (reservation, occupancy)
@@ -235,16 +241,14 @@ impl Ledger {
 
     /// Brings the rows in shared memory up to date. The bytes of `begun` are those of a message that begins.
     fn publish(&self, book: &mut Book, begun: &[Use]) {
-        let mut rows: Vec<Traffic> = book
-            .rows
-            .iter()
-            .map(|row| Traffic {
-                flows: 0,
-                gb_s: 0.0,
-                ..*row
-            })
-            .collect();
-        for used in book.pairs.values().flat_map(|pair| &pair.uses) {
+        let mut rows = std::mem::take(&mut book.spare);
+        rows.clear();
+        rows.extend(book.rows.iter().map(|row| Traffic {
+            flows: 0,
+            gb_s: 0.0,
+            ..*row
+        }));
+        for used in book.pairs.values().flat_map(|pair| &*pair.uses) {
             let known = rows.iter().position(|row| Hop::of(row) == used.hop);
             // A row that is idle is another hop's when there is no fresh one.
             let idle = |row: &Traffic| row.flows == 0;
@@ -284,19 +288,18 @@ impl Ledger {
                 }
             }
         }
-        book.rows = rows;
+        book.spare = std::mem::replace(&mut book.rows, rows);
     }
 }
 
 impl Reservation {
     /// The plan by which the message goes.
-    pub(super) fn settle(&mut self, topology: &Topology, uuids: &[Uuid], plan: &Plan) {
+    pub(super) fn settle(&mut self, plan: &Plan, uses: Arc<[Use]>) {
         self.us = plan.predicted_us;
         let mut book = self.ledger.book.lock();
-        let uses = uses(topology, uuids, plan);
         if let Some(pair) = book.pairs.get_mut(&self.pair) {
             pair.count(&uses);
-            pair.uses.clone_from(&uses);
+            pair.uses = Arc::clone(&uses);
         }
         self.ledger.publish(&mut book, &uses);
         self.announced = uses;
@@ -305,7 +308,7 @@ impl Reservation {
     /// The message goes another way: what others use meanwhile tells nothing of the next one.
     pub(super) fn withdraw(mut self) {
         self.is_withdrawn = true;
-        let mut taken_back = std::mem::take(&mut self.announced);
+        let mut taken_back = self.announced.to_vec();
         for used in &mut taken_back {
             used.bytes = used.bytes.wrapping_neg();
         }
@@ -350,16 +353,18 @@ impl Drop for Reservation {
                 pair.met = met;
             }
             pair.messages -= 1;
-            if pair.messages == 0 {
-                pair.uses.clear();
+            if pair.messages > 0 {
+                // What the pair uses is what its latest plan says.
+                return;
             }
+            pair.uses = Arc::default();
         }
         self.ledger.publish(&mut book, &[]);
     }
 }
 
 /// What a plan uses of each hop while its messages move.
-fn uses(topology: &Topology, uuids: &[Uuid], plan: &Plan) -> Vec<Use> {
+pub(super) fn uses(topology: &Topology, uuids: &[Uuid], plan: &Plan) -> Vec<Use> {
     let mut uses: Vec<Use> = Vec::with_capacity(MAX_PATHS * MAX_HOPS);
     for path in plan.paths() {
         let bytes = path.bytes as f64 * f64::from(plan.message.window);
@@ -389,9 +394,12 @@ fn uses(topology: &Topology, uuids: &[Uuid], plan: &Plan) -> Vec<Use> {
 }
 
 /// What others use and what was met the last time, whichever is more.
-fn occupancy(topology: &Topology, uuids: &[Uuid], seen: &[Seen], met: &[Seen]) -> Occupancy {
+fn occupancy(topology: &Topology, hops: &[Ends], seen: &[Seen], met: &[Seen]) -> Occupancy {
     let mut occupancy = Occupancy::free();
     let is_same = |a: &Seen, b: &Seen| a.who == b.who && a.hop == b.hop;
+    if met.is_empty() && seen.iter().all(|seen| seen.flows == 0) {
+        return occupancy;
+    }
     let mut used: Vec<Seen> = seen.iter().filter(|seen| seen.flows > 0).copied().collect();
     for met in met {
         match used.iter_mut().find(|used| is_same(used, met)) {
@@ -405,9 +413,8 @@ fn occupancy(topology: &Topology, uuids: &[Uuid], seen: &[Seen], met: &[Seen]) -
     if used.is_empty() {
         return occupancy;
     }
-    for (from, to, hop) in topology.hops() {
-        let ends = ends(uuids, from, to);
-        for used in used.iter().filter(|used| used.hop.ends == ends) {
+    for ((_, _, hop), ends) in topology.hops().zip(hops) {
+        for used in used.iter().filter(|used| used.hop.ends == *ends) {
             let gb_s = coarse(used.gb_s);
             occupancy.add(hop.segments(), used.flows, gb_s, used.hop.yields);
         }

@@ -127,12 +127,12 @@ fn hop_bytes(plan: &Plan) -> u64 {
 fn what_was_met_counts_for_the_next_message() {
     let mut ranks = Ranks::new(2, "beluga", |_| true);
     let alone = ranks.route(1, 2, 3);
-    let plan = alone.plan;
+    let plan = Arc::clone(&alone.plan);
     // Another rank comes later, and is gone by the end.
     drop((ranks.route(0, 2, 0), ranks.route(0, 0, 3)));
     drop(alone);
     let next = ranks.route(1, 2, 3);
-    let expected = next.plan;
+    let expected = Arc::clone(&next.plan);
     assert!(expected.predicted_us > 1.05 * plan.predicted_us);
     let announced = |ranks: &Ranks| {
         let rows = ranks.nodes[1].own().traffic().traffic();

@@ -101,10 +101,14 @@ impl Survey {
         let Copy::Linear { dst, src, bytes } = *copy else {
             return None;
         };
+        // Asked for every message, so what tells most of them apart comes first.
+        if !self.is_on || bytes < 4 * SMALL || from == to {
+            return None;
+        }
         let often = self.timed.get(&Ends::new(Some(from), Some(to)));
-        let is_wanted = self.is_on && from != to && often.is_none_or(|often| *often < PULLS);
+        let is_wanted = often.is_none_or(|often| *often < PULLS);
         let has_room = self.timed.len() < PAIRS_MAX || often.is_some();
-        if !is_wanted || !has_room || bytes < 4 * SMALL {
+        if !is_wanted || !has_room {
             return None;
         }
         let piece = |offset: u64, bytes: u64| Copy::Linear {
