@@ -95,24 +95,33 @@ pub fn natively(mpi: &Mpi, ranks: usize, name: &str, cases: &[&str]) -> Option<J
 
 /// What `anabranch topo --measure` finds on a simulated node; once for each.
 pub fn model(topology: &str) -> PathBuf {
+    measured(topology, |command| {
+        command
+            .env("SIMCUDA_TOPOLOGY", topology)
+            .env(
+                "SIMCUDA_JOB",
+                format!("model-{topology}-{}", std::process::id()),
+            )
+            .env("LD_LIBRARY_PATH", &built().simcuda)
+    })
+}
+
+/// The same of the real GPUs of this machine.
+pub fn model_of_this_machine() -> PathBuf {
+    measured("this machine", |command| command)
+}
+
+fn measured(node: &str, on_it: impl FnOnce(&mut Command) -> &mut Command) -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| scratch_folder("models"));
-    let file = folder.join(format!("{topology}.json"));
+    let file = folder.join(format!("{node}.json"));
     if file.exists() {
         return file;
     }
-    let draft = folder.join(format!("{topology}-{:?}.json", std::thread::current().id()));
-    let output = Command::new(&built().command)
-        .args(["topo", "--measure", "--model"])
-        .arg(&draft)
-        .env("SIMCUDA_TOPOLOGY", topology)
-        .env(
-            "SIMCUDA_JOB",
-            format!("model-{topology}-{}", std::process::id()),
-        )
-        .env("LD_LIBRARY_PATH", &built().simcuda)
-        .output()
-        .expect("the command runs");
+    let draft = folder.join(format!("{node}-{:?}.json", std::thread::current().id()));
+    let mut command = Command::new(&built().command);
+    command.args(["topo", "--measure", "--model"]).arg(&draft);
+    let output = on_it(&mut command).output().expect("the command runs");
     assert!(output.status.success(), "{output:?}");
     std::fs::rename(&draft, &file).expect("kept");
     file
