@@ -13,10 +13,11 @@ fn on_node(mpi: &Mpi, topology: &str, ranks: usize, cases: &[&str]) -> Job {
         .env("ANABRANCH_MODEL", &model(topology).display().to_string())
 }
 
-/// The same on two GPUs of this machine, where they are real: by messages for which the host path is worth while.
-fn on_any_node(mpi: &Mpi, topology: &str, cases: &[&str]) -> Job {
+/// The same by messages of so many bytes, or on two GPUs of this machine, where they are real, by messages for which the
+/// host path is worth while.
+fn on_any_node(mpi: &Mpi, topology: &str, bytes: &str, cases: &[&str]) -> Job {
     if !on_real_gpus() {
-        return on_node(mpi, topology, 2, cases);
+        return on_node(mpi, topology, 2, cases).env("BYTES", bytes);
     }
     let model = model_of_this_machine();
     job(mpi, 2, "paths")
@@ -82,7 +83,7 @@ fn odd_sizes_on_every_node() {
 #[test]
 fn truncated_messages() {
     on("openmpi", |mpi| {
-        let outcome = on_any_node(mpi, "beluga", &["truncated"]).passes();
+        let outcome = on_any_node(mpi, "beluga", "25165824", &["truncated"]).passes();
         assert_eq!(outcome.stats().total("truncated"), 1, "{outcome}");
         assert_eq!(outcome.stats().total("receives_several"), 2, "{outcome}");
         check_host_path(&outcome);
@@ -102,7 +103,7 @@ fn options_choose_the_paths() {
             if on_real_gpus() && paths.contains("relay") {
                 continue; // relays are for more than two GPUs, and lose behind a switch
             }
-            let outcome = on_any_node(mpi, "beluga", &["odd_sizes"])
+            let outcome = on_any_node(mpi, "beluga", "25165824", &["odd_sizes"])
                 .env("ANABRANCH_PATHS", paths)
                 .passes();
             let total = |name| outcome.stats().total(name);
@@ -120,11 +121,7 @@ fn options_choose_the_paths() {
 fn windows_in_one_place() {
     on("openmpi", |mpi| {
         for topology in ["beluga", "hgx-h200"] {
-            let mut job = on_any_node(mpi, topology, &["one_place"]);
-            if !on_real_gpus() {
-                job = job.env("BYTES", "67108864");
-            }
-            let outcome = job.passes();
+            let outcome = on_any_node(mpi, topology, "67108864", &["one_place"]).passes();
             check_bytes(&outcome);
             check_host_path(&outcome);
         }
@@ -136,10 +133,9 @@ fn windows_in_one_place() {
 fn memory_from_a_pool_in_the_place_of_others() {
     for name in ["openmpi", "mpich"] {
         on(name, |mpi| {
-            let outcome = on_node(mpi, "beluga", 2, &["pool_in_between"])
-                .env("BYTES", "8388608")
-                .passes();
+            let outcome = on_any_node(mpi, "beluga", "8388608", &["pool_in_between"]).passes();
             check_bytes(&outcome);
+            check_host_path(&outcome);
             // Nine rounds of three and one.
             assert!(outcome.stats().fallback("not_exportable") >= 7, "{outcome}");
             assert!(outcome.stats().total("receives_several") >= 6, "{outcome}");
