@@ -78,15 +78,23 @@ pub fn export(d: &Driver, a: &Allocation) -> Res<CUipcHandle> {
     ]))
 }
 
-/// cuIpcOpenMemHandle in `context`.
+/// cuIpcOpenMemHandle in `context`. As driver 580 does it: what is open in the context is opened once more and lies where
+/// it lay; in another context of the same device it cannot be opened.
 pub fn open(d: &Driver, st: &mut State, handle: &CUipcHandle, context: CUcontext) -> Res<u64> {
     let [_, owner, row, buffer, ..] = unpack(handle, MEMORY_MAGIC)?;
     if owner == d.job.uid {
         return Err(INVALID_CONTEXT);
     }
-    let open_here = |a: &&Arc<Allocation>| a.buffer == buffer && a.context == context;
-    if st.memory.device.values().any(|a| open_here(&a)) {
-        return Err(ALREADY_MAPPED);
+    let device = st.devices.get(&context);
+    let open_here = |a: &&Arc<Allocation>| {
+        a.buffer == buffer && a.import.is_some() && st.devices.get(&a.context) == device
+    };
+    if let Some(a) = st.memory.device.values().find(open_here) {
+        if a.context != context {
+            return Err(INVALID_HANDLE);
+        }
+        a.opened.fetch_add(1, Relaxed);
+        return Ok(a.address);
     }
     let export = {
         let mut body = d.job.lock();
@@ -115,6 +123,7 @@ pub fn open(d: &Driver, st: &mut State, handle: &CUipcHandle, context: CUcontext
         buffer,
         space: buffer,
         import: Some(import),
+        opened: AtomicU32::new(1),
         export_row: AtomicU32::new(row as u32),
         ..Allocation::own(
             address,
@@ -150,6 +159,12 @@ fn owner_memory(d: &Driver, owner: u64) -> Option<OwnedFd> {
             .ok()?
             .into(),
     )
+}
+
+/// cuIpcCloseMemHandle, as often as it was opened but once: whether it stays open.
+pub fn close_one_of_several(a: &Allocation) -> bool {
+    let others = |opened: u32| (opened > 1).then(|| opened - 1);
+    a.opened.fetch_update(Relaxed, Relaxed, others).is_ok()
 }
 
 /// Takes one mapping off an export; the row goes with the last one if its owner has freed it or died.

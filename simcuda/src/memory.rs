@@ -53,6 +53,8 @@ pub struct Allocation {
     pub offset: u64,
     /// The mapping, when another process owns the memory.
     pub import: Option<Import>,
+    /// How often that is open: it takes as many calls to close it.
+    pub opened: AtomicU32,
     /// Row in the node's table of exports, `u32::MAX` before the first export.
     pub export_row: AtomicU32,
     /// Freed or closed.
@@ -81,6 +83,7 @@ impl Allocation {
             parts: Vec::new(),
             offset,
             import: None,
+            opened: AtomicU32::new(0),
             export_row: AtomicU32::new(u32::MAX),
             freed: AtomicBool::new(false),
             sync_memops: AtomicBool::new(false),

@@ -87,15 +87,12 @@ fn export() {
 }
 
 fn import() {
-    start(0);
+    let first = start(0);
     let h = heard("handle");
     let p = open(h);
-    let mut again = 0;
-    assert_eq!(
-        unsafe { ipc::cuIpcOpenMemHandle_v2(&mut again, h, 1) },
-        208,
-        "already mapped"
-    );
+    assert_eq!(open(h), p, "once more");
+    in_a_second_context(first, h, p);
+    ok(unsafe { ipc::cuIpcCloseMemHandle(p) });
     let own = alloc(N);
     let s = new_stream();
     ok(unsafe { copy::cuMemcpyDtoDAsync_v2(own, p, N, s) });
@@ -105,7 +102,24 @@ fn import() {
     ok(unsafe { copy::cuMemcpyDtoDAsync_v2(p + 5, own, N - 5, s) });
     sync(s);
     ok(unsafe { ipc::cuIpcCloseMemHandle(p) });
+    assert_eq!(
+        unsafe { ipc::cuIpcCloseMemHandle(p) },
+        1,
+        "as often as open"
+    );
+    let p = open(h);
+    ok(unsafe { ipc::cuIpcCloseMemHandle(p) });
     say("done", b"");
+}
+
+/// What is open in one context is not opened in another one of the same device, which reaches it all the same.
+fn in_a_second_context(first: usize, h: CUipcHandle, p: u64) {
+    let (mut second, mut q) = (0, 0);
+    ok(unsafe { context::cuCtxCreate_v2(&mut second, 0, 0) });
+    assert_eq!(unsafe { ipc::cuIpcOpenMemHandle_v2(&mut q, h, 1) }, 400);
+    assert_eq!(download(p, 8), pattern(4, N)[..8]);
+    ok(unsafe { context::cuCtxDestroy_v2(second) });
+    ok(unsafe { context::cuCtxSetCurrent(first) });
 }
 
 #[test]

@@ -2,6 +2,10 @@
 //!
 //! A mapping lives as long as somebody holds it: an [`Arc`] in the cache, one in every transfer that uses it. Opening
 //! costs 14–30 ms for the first allocation of a peer and 27 µs for each one after that, whatever its size.
+//!
+//! The program, or another library in it, may have the same allocation open. Driver 580 counts: in the same context it is
+//! opened again and lies at the same address, and each closes it for itself; in another context of the same device it is
+//! refused (`INVALID_HANDLE`). Drivers may also answer `ALREADY_MAPPED`. What is refused comes through host memory.
 
 use super::error::{Error, Result};
 use super::export::Export;
@@ -112,7 +116,9 @@ impl Shown {
             (_, Ok(_)) => Some(Shown::Works),
             (Some(Shown::Works | Shown::Refused), Err(_)) => before,
             // It is open here already, so it can be opened.
-            (_, Err(error)) if error.is(code::ALREADY_MAPPED) => before,
+            (_, Err(error)) if error.is(code::ALREADY_MAPPED) || *error == Error::AlreadyMapped => {
+                before
+            }
             (_, Err(error)) if error.is_refusal() => Some(Shown::Refused),
             (_, Err(error)) if error.code().is_none() || error.context_is_gone() => before,
             (Some(Shown::Unsure(refusals)), Err(_)) if refusals + 1 >= UNSURE_ATTEMPTS => {
@@ -149,7 +155,7 @@ pub struct MappingStats {
     pub evicted: u64,
     /// Mappings dropped as their allocation was gone.
     pub stale: u64,
-    /// Handles that somebody else in this process had open.
+    /// Handles that were open in this process, and could not be opened once more.
     pub already_mapped: u64,
     /// Handles that the driver did not open.
     pub refused: u64,
@@ -182,8 +188,8 @@ impl Mappings {
     /// A mapping of a peer's allocation for use in a context of this process.
     ///
     /// `peer` names the exporting process, and is never used for another one. The result keeps the mapping open; hold
-    /// it until the copies are complete. [`Error::AlreadyMapped`]: the program, or another library, has the
-    /// allocation open, and this process cannot open it again. [`Error::PairRefused`]: attempts have shown that memory
+    /// it until the copies are complete. [`Error::AlreadyMapped`]: the allocation is open in this process, by the program
+    /// or in another context, and the driver does not open it again. [`Error::PairRefused`]: attempts have shown that memory
     /// of the peer's device cannot be opened here, and no further one was made.
     pub fn open(
         &mut self,
@@ -284,7 +290,12 @@ impl Mappings {
     }
 
     fn open_handle(&mut self, key: Key, export: &Export) -> Result<Mapping> {
-        let opened = open_in(key.context, export);
+        let mut opened = open_in(key.context, export);
+        // Another context of the same device has it: nothing is wrong with the handle or with the two devices.
+        let refused = opened.is_err_and(|error| error.is(code::INVALID_HANDLE));
+        if refused && self.is_open_elsewhere(&key) {
+            opened = Err(Error::AlreadyMapped);
+        }
         self.learn(&key, &opened);
         match opened {
             Ok(address) => {
@@ -297,7 +308,7 @@ impl Mappings {
                     open_bytes: Arc::clone(&self.open_bytes),
                 })
             }
-            Err(error) if error.is(code::ALREADY_MAPPED) => {
+            Err(error) if error.is(code::ALREADY_MAPPED) || error == Error::AlreadyMapped => {
                 self.stats.already_mapped += 1;
                 Err(Error::AlreadyMapped)
             }
@@ -306,6 +317,15 @@ impl Mappings {
                 Err(error)
             }
         }
+    }
+
+    /// Whether the allocation is in the cache for another context.
+    fn is_open_elsewhere(&self, key: &Key) -> bool {
+        let here = |other: &Key| Key {
+            context: key.context,
+            ..*other
+        };
+        self.rows.keys().any(|other| here(other) == *key)
     }
 
     /// Remembers what an attempt has shown, so that a pair that does not work is not tried with every message.
@@ -437,6 +457,7 @@ mod tests {
         assert_eq!(after(&[unknown, Ok(1)]), Some(Shown::Works));
         assert_eq!(after(&[unknown, unknown]), Some(Shown::Refused));
         assert_eq!(after(&[refused(code::ALREADY_MAPPED)]), None);
+        assert_eq!(after(&[Err(Error::AlreadyMapped)]), None);
         assert_eq!(after(&[Err(Error::ContextLost)]), None);
     }
 

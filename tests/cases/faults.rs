@@ -4,7 +4,7 @@
 
 use crate::support::{job, model, on};
 use anabranch_tests::ranks::{self, Random, Rank, Segment};
-use anabranch_tests::{Job, Outcome};
+use anabranch_tests::{needs_simulator, Job, Outcome};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread;
@@ -60,7 +60,9 @@ const PATHS: [&str; 7] = [
     "eager_late",
 ];
 
+/// The program itself tells the driver which calls shall fail.
 fn faults(mpi: &Mpi, arguments: &[&str]) -> Job {
+    needs_simulator("driver calls that fail");
     job(mpi, 2, "faults")
         .args(arguments)
         .args(&PATHS)
@@ -120,6 +122,7 @@ fn one_function_fails_for_good() {
 fn an_error_handler_that_waits() {
     for name in ["mpich", "openmpi"] {
         on(name, |mpi| {
+            needs_simulator("driver calls that fail");
             let outcome = job(mpi, 2, "faults")
                 .args(&["handler", "2"])
                 .limit_seconds(150)

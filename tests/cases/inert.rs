@@ -1,6 +1,6 @@
 //! Where the library has nothing to do, it does nothing and says nothing.
 
-use crate::support::{job, on, on_every_mpi};
+use crate::support::{job, knows_cuda, natively, on, on_every_mpi};
 use anabranch_tests::{built, run_bounded, scratch_folder, Finished, Stats};
 use std::path::Path;
 use std::process::Command;
@@ -142,11 +142,12 @@ fn switched_off(mpi: &Mpi) {
         outcome.stats.as_ref().is_none_or(Stats::is_idle),
         "{outcome}"
     );
-    let device = job(mpi, 2, "p2p")
-        .args(&["large", "pieces"])
+    if !knows_cuda(mpi) {
+        return;
+    }
+    let device = natively(mpi, 2, "p2p", &["large", "pieces"]).expect("one of them");
+    let device = device
         .env("ANABRANCH", "off")
-        .env("SIMCUDA_HOST_ACCESS", "1")
-        .env("SIMCUDA_CHECK", "0")
         .env("WITH_PRELOAD", "0")
         .passes();
     assert!(device.stats.as_ref().is_none_or(Stats::is_idle), "{device}");

@@ -1,7 +1,7 @@
 //! Every message arrives whole, where and in the order in which MPI says.
 
-use crate::support::{job, on, on_every_mpi};
-use anabranch_tests::Job;
+use crate::support::{self, job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
+use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
 use xtask::mpi::Mpi;
 
 /// Programs in which every message is received whole, with the number of ranks they want.
@@ -113,14 +113,14 @@ fn stress(mpi: &Mpi) {
     complete(job(mpi, 4, "stress").args(&["1", "10"]));
 }
 
-/// Device memory that the host may read stands for an MPI library that knows CUDA.
-fn over_an_mpi_that_knows_cuda(job: Job) -> Job {
-    job.env("SIMCUDA_HOST_ACCESS", "1")
-        .env("SIMCUDA_CHECK", "0")
-}
-
 /// The sessions model without MPI_Init may stay native: it must work as it does without the library.
 fn sessions(mpi: &Mpi) {
+    if on_real_gpus() {
+        // Open MPI over UCX has no sessions, and nothing else knows CUDA: without device buffers, then.
+        let job = job(mpi, 2, "sessions").roles("H");
+        job.env("OMPI_MCA_pml", "ob1").passes();
+        return;
+    }
     over_an_mpi_that_knows_cuda(job(mpi, 2, "sessions")).passes();
 }
 
@@ -169,11 +169,13 @@ mod natively {
     fn passes(mpi: &str, programs: &[(&str, usize)]) {
         on(mpi, |mpi| {
             for (name, ranks) in programs {
-                let job = job(mpi, *ranks, name).without_preload();
-                let outcome = job
-                    .env("SIMCUDA_HOST_ACCESS", "1")
-                    .env("SIMCUDA_CHECK", "0")
-                    .passes();
+                if !support::knows_cuda(mpi) {
+                    needs_simulator("an MPI library that knows CUDA");
+                }
+                let Some(job) = support::natively(mpi, *ranks, name, &[]) else {
+                    continue;
+                };
+                let outcome = job.without_preload().passes();
                 assert!(outcome.stats.is_none(), "no library, no summary");
             }
         });
@@ -330,15 +332,43 @@ fn memory_kinds(mpi: &Mpi) {
     let outcome = run("from_managed");
     outcome.stats().check_complete();
     assert_eq!(outcome.stats().total("sends_device"), 0, "{outcome}");
-    // The first messages of a program go by value, until both ranks have used a device and said so.
-    let outcome = run("held_by_program");
-    let total = |counter| outcome.stats().total(counter);
-    let descriptors = total("sends_descriptor");
-    assert!((7..=8).contains(&descriptors), "{outcome}");
-    assert_eq!(total("receives_direct"), 4, "{outcome}");
-    assert_eq!(total("receives_host_ring"), descriptors - 4, "{outcome}");
-    let refused = outcome.stats().fallback("mapping_failed");
-    assert_eq!(refused, descriptors - 4, "{outcome}");
+    // What the program has mapped itself is mapped once more.
+    held_by_program(&run("held_by_program"), 0);
     complete(job(mpi, 2, "memory_kinds"));
     complete(job(mpi, 2, "memory_kinds").env("GPUS", "1"));
+}
+
+/// The program has the buffer of all messages open for half of them, and the driver opens it for the library but for
+/// `refused` times.
+fn held_by_program(outcome: &Outcome, refused: u64) {
+    outcome.stats().check_complete();
+    let total = |counter| outcome.stats().total(counter);
+    // The first messages of a program go by value, until both ranks have used a device and said so.
+    let descriptors = total("sends_descriptor");
+    assert!((7..=8).contains(&descriptors), "{outcome}");
+    assert_eq!(total("receives_direct"), descriptors - refused, "{outcome}");
+    assert_eq!(total("receives_host_ring"), refused, "{outcome}");
+    let failed = outcome.stats().fallback("mapping_failed");
+    assert_eq!(failed, refused, "{outcome}");
+}
+
+/// A driver that opens an allocation once in a process: what the program has open comes through host memory, and is asked
+/// for anew each time.
+#[test]
+fn mapped_by_the_program_alone() {
+    // The program's own call is the first one.
+    let faults = [2, 3, 4, 5].map(|call| {
+        let function = "cuIpcOpenMemHandle@1";
+        format!("{function}:{call}=CUDA_ERROR_ALREADY_MAPPED")
+    });
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            let outcome = job(mpi, 2, "memory_kinds")
+                .args(&["held_by_program"])
+                .env("ANABRANCH_THRESHOLD", "16K")
+                .env("SIMCUDA_FAULT", &faults.join(","))
+                .passes();
+            held_by_program(&outcome, 4);
+        });
+    }
 }

@@ -8,7 +8,7 @@
 
 use crate::support::on;
 use anabranch_tests::ranks::Random;
-use anabranch_tests::{built, scratch_folder};
+use anabranch_tests::{built, needs_simulator, scratch_folder};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -359,6 +359,7 @@ fn unmoved_error(rows: &[Row]) -> (usize, f64, f64) {
 /// A small part of it: one node as it ships and one that is moved, both assignments.
 #[test]
 fn predictions_on_two_nodes() {
+    needs_simulator("simulated nodes");
     on("openmpi", |_| {
         let folder = scratch_folder("model-error");
         let nodes = [

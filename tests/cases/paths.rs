@@ -1,8 +1,8 @@
 //! Long messages over several paths: what arrives is right whatever fails, every byte is counted on its path, staging
 //! that is too small for all holds nobody up, and it is faster.
 
-use crate::support::{job, model, on};
-use anabranch_tests::{built, Job, Outcome};
+use crate::support::{job, model, model_of_this_machine, on};
+use anabranch_tests::{built, on_real_gpus, Job, Outcome};
 use std::process::Command;
 use xtask::mpi::Mpi;
 
@@ -11,6 +11,32 @@ fn on_node(mpi: &Mpi, topology: &str, ranks: usize, cases: &[&str]) -> Job {
         .args(cases)
         .env("SIMCUDA_TOPOLOGY", topology)
         .env("ANABRANCH_MODEL", &model(topology).display().to_string())
+}
+
+/// The same by messages of so many bytes, or on two GPUs of this machine, where they are real, by messages for which the
+/// host path is worth while.
+fn on_any_node(mpi: &Mpi, topology: &str, bytes: &str, cases: &[&str]) -> Job {
+    if !on_real_gpus() {
+        return on_node(mpi, topology, 2, cases).env("BYTES", bytes);
+    }
+    let model = model_of_this_machine();
+    job(mpi, 2, "paths")
+        .args(cases)
+        .env("BYTES", "134217728")
+        .env("ANABRANCH_MODEL", &model.display().to_string())
+}
+
+/// On real GPUs the host path is the one that is there besides the direct one: each has carried its part.
+fn check_host_path(outcome: &Outcome) {
+    let total = |name| outcome.stats().total(name);
+    if on_real_gpus() {
+        assert!(total("several_host_bytes") > 0, "{outcome}");
+        assert!(
+            total("several_direct_bytes") > total("several_host_bytes"),
+            "{outcome}"
+        );
+        assert_eq!(total("tracks_retired"), 0, "{outcome}");
+    }
 }
 
 /// The bytes of messages over several paths are those of their paths.
@@ -57,9 +83,10 @@ fn odd_sizes_on_every_node() {
 #[test]
 fn truncated_messages() {
     on("openmpi", |mpi| {
-        let outcome = on_node(mpi, "beluga", 2, &["truncated"]).passes();
+        let outcome = on_any_node(mpi, "beluga", "25165824", &["truncated"]).passes();
         assert_eq!(outcome.stats().total("truncated"), 1, "{outcome}");
         assert_eq!(outcome.stats().total("receives_several"), 2, "{outcome}");
+        check_host_path(&outcome);
     });
 }
 
@@ -73,12 +100,18 @@ fn options_choose_the_paths() {
             ("direct,host", [false, true]),
             ("relay", [true, false]),
         ] {
-            let outcome = on_node(mpi, "beluga", 2, &["odd_sizes"])
+            if on_real_gpus() && paths.contains("relay") {
+                continue; // relays are for more than two GPUs, and lose behind a switch
+            }
+            let outcome = on_any_node(mpi, "beluga", "25165824", &["odd_sizes"])
                 .env("ANABRANCH_PATHS", paths)
                 .passes();
             let total = |name| outcome.stats().total(name);
             let carried = ["several_relay_bytes", "several_host_bytes"].map(|name| total(name) > 0);
             assert_eq!(carried, carries, "{paths}: {outcome}");
+            if carries[1] {
+                check_host_path(&outcome);
+            }
         }
     });
 }
@@ -88,10 +121,9 @@ fn options_choose_the_paths() {
 fn windows_in_one_place() {
     on("openmpi", |mpi| {
         for topology in ["beluga", "hgx-h200"] {
-            let outcome = on_node(mpi, topology, 2, &["one_place"])
-                .env("BYTES", "67108864")
-                .passes();
+            let outcome = on_any_node(mpi, topology, "67108864", &["one_place"]).passes();
             check_bytes(&outcome);
+            check_host_path(&outcome);
         }
     });
 }
@@ -101,10 +133,9 @@ fn windows_in_one_place() {
 fn memory_from_a_pool_in_the_place_of_others() {
     for name in ["openmpi", "mpich"] {
         on(name, |mpi| {
-            let outcome = on_node(mpi, "beluga", 2, &["pool_in_between"])
-                .env("BYTES", "8388608")
-                .passes();
+            let outcome = on_any_node(mpi, "beluga", "8388608", &["pool_in_between"]).passes();
             check_bytes(&outcome);
+            check_host_path(&outcome);
             // Nine rounds of three and one.
             assert!(outcome.stats().fallback("not_exportable") >= 7, "{outcome}");
             assert!(outcome.stats().total("receives_several") >= 6, "{outcome}");

@@ -2,7 +2,7 @@
 //! find out while they run.
 
 use crate::support::{job, on};
-use anabranch_tests::{built, scratch_folder, Job};
+use anabranch_tests::{built, needs_simulator, on_real_gpus, scratch_folder, Job};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,6 +22,7 @@ impl Home {
 
     /// Measures a simulated node.
     fn measure(&self, node: &str) {
+        needs_simulator("a simulated node");
         let measured = Command::new(&built().command)
             .args(["topo", "--measure"])
             .env("LD_LIBRARY_PATH", &built().simcuda)
@@ -49,8 +50,12 @@ impl Drop for Home {
 }
 
 fn rounds(mpi: &Mpi, node: &str, home: &Home) -> Job {
+    at_home(mpi, home).env("SIMCUDA_TOPOLOGY", node)
+}
+
+/// On the GPUs that are there.
+fn at_home(mpi: &Mpi, home: &Home) -> Job {
     job(mpi, 2, "rounds")
-        .env("SIMCUDA_TOPOLOGY", node)
         .env("HOME", home.path())
         .env("XDG_CACHE_HOME", "")
 }
@@ -80,17 +85,28 @@ fn a_node_that_was_measured_is_known_from_the_first_message_on() {
 fn a_node_that_nobody_has_measured_is_by_its_ranks() {
     on("openmpi", |mpi| {
         let home = Home::new("unmeasured");
+        let job = || {
+            if !on_real_gpus() {
+                return rounds(mpi, "beluga", &home);
+            }
+            // Two GPUs and the host, and messages for which its path is worth while.
+            at_home(mpi, &home).env("BYTES", "134217728")
+        };
         // The ranks measure in turns, when they come to it: that can take some messages.
-        let outcome = rounds(mpi, "beluga", &home).env("ROUNDS", "40").passes();
-        assert!(outcome.stats().total("receives_several") > 0, "{outcome}");
+        let outcome = job().env("ROUNDS", "40").passes();
+        let total = |name| outcome.stats().total(name);
+        assert!(total("receives_several") > 0, "{outcome}");
+        if on_real_gpus() {
+            let [direct, host] = [total("several_direct_bytes"), total("several_host_bytes")];
+            assert!(direct > host && host > 0, "{outcome}");
+            assert_eq!(direct + host, total("receives_several_bytes"), "{outcome}");
+        }
         assert!(
             !outcome.finished.stderr.contains("anabranch["),
             "a healthy run says nothing:\n{outcome}"
         );
         // Messages that are never long enough leave nothing to measure by.
-        let short = rounds(mpi, "beluga", &home)
-            .env("ANABRANCH_MULTIPATH", "1G")
-            .passes();
+        let short = job().env("ANABRANCH_MULTIPATH", "1G").passes();
         assert_eq!(short.stats().total("receives_several"), 0, "{short}");
         assert!(!Path::new(home.path()).join(".cache").exists());
     });

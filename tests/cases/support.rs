@@ -1,10 +1,10 @@
 //! What the tests share.
 
-use anabranch_tests::{built, mpi_or_skip, program, scratch_folder, Job};
+use anabranch_tests::{built, mpi_or_skip, on_real_gpus, program, scratch_folder, Job};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
-use xtask::mpi::Mpi;
+use xtask::mpi::{Family, Mpi};
 
 /// A job of a compiled test program.
 pub fn job(mpi: &Mpi, ranks: usize, name: &str) -> Job {
@@ -13,26 +13,115 @@ pub fn job(mpi: &Mpi, ranks: usize, name: &str) -> Job {
     Job::new(mpi, ranks, &path)
 }
 
+/// Cases of programs that Open MPI over UCX gets through by itself on real GPUs; of others it is asked for none. It packs in
+/// host code, which device memory crashes, what is buffered, replaced or has gaps; its copies fail while a stream is captured
+/// or where no context is current; and its streams do not survive their context.
+const NATIVE_ON_REAL_GPUS: [(&str, &[&str]); 10] = [
+    (
+        "p2p",
+        &[
+            "room_to_spare",
+            "from_host",
+            "ring",
+            "to_self",
+            "nobody",
+            "reallocated",
+            "pieces",
+        ],
+    ),
+    ("requests", &["sets", "mixed", "persistent", "get_status"]),
+    (
+        "probe",
+        &[
+            "interleaved",
+            "matched_in_reverse",
+            "not_of_others",
+            "beside_pending",
+        ],
+    ),
+    ("comms", &["made", "remade", "side_by_side"]),
+    ("threads", &["by_tag", "by_comm", "handed"]),
+    (
+        "order",
+        &["one_tag", "from_anyone", "wrong_arguments", "look_alikes"],
+    ),
+    // Of these two no case can be named, and all of what they do it can do.
+    ("stress", &[]),
+    ("deadlock", &[]),
+    (
+        "interface",
+        &[
+            "names",
+            "direct",
+            "eager",
+            "to_self",
+            "host_ring",
+            "host",
+            "persistent",
+        ],
+    ),
+    ("habits", &["default_streams", "pending_work"]),
+];
+
+/// A job whose device buffers the MPI library sees: simulated memory that the host may read stands for one that knows CUDA.
+pub fn over_an_mpi_that_knows_cuda(job: Job) -> Job {
+    job.env("SIMCUDA_HOST_ACCESS", "1")
+        .env("SIMCUDA_CHECK", "0")
+}
+
+/// Whether [`natively`] can run anything with this library: on real GPUs MPICH knows no CUDA.
+pub fn knows_cuda(mpi: &Mpi) -> bool {
+    !on_real_gpus() || mpi.family == Family::OpenMpi5
+}
+
+/// A job of a program that the MPI library serves by itself, with these cases (none named: all). On real GPUs only with
+/// those that it gets through; None if there are none.
+pub fn natively(mpi: &Mpi, ranks: usize, name: &str, cases: &[&str]) -> Option<Job> {
+    let mut cases = cases.to_vec();
+    if on_real_gpus() {
+        let (_, able) = NATIVE_ON_REAL_GPUS
+            .iter()
+            .find(|(program, _)| *program == name)?;
+        let wanted = |case: &&str| cases.is_empty() || cases.contains(case);
+        let left: Vec<&str> = able.iter().copied().filter(wanted).collect();
+        if left.is_empty() && !(able.is_empty() && cases.is_empty()) {
+            return None;
+        }
+        cases = left;
+    }
+    let job = job(mpi, ranks, name).args(&cases);
+    Some(over_an_mpi_that_knows_cuda(job))
+}
+
 /// What `anabranch topo --measure` finds on a simulated node; once for each.
 pub fn model(topology: &str) -> PathBuf {
+    measured(topology, |command| {
+        command
+            .env("SIMCUDA_TOPOLOGY", topology)
+            .env(
+                "SIMCUDA_JOB",
+                format!("model-{topology}-{}", std::process::id()),
+            )
+            .env("LD_LIBRARY_PATH", &built().simcuda)
+    })
+}
+
+/// The same of the real GPUs of this machine.
+pub fn model_of_this_machine() -> PathBuf {
+    measured("this machine", |command| command)
+}
+
+fn measured(node: &str, on_it: impl FnOnce(&mut Command) -> &mut Command) -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| scratch_folder("models"));
-    let file = folder.join(format!("{topology}.json"));
+    let file = folder.join(format!("{node}.json"));
     if file.exists() {
         return file;
     }
-    let draft = folder.join(format!("{topology}-{:?}.json", std::thread::current().id()));
-    let output = Command::new(&built().command)
-        .args(["topo", "--measure", "--model"])
-        .arg(&draft)
-        .env("SIMCUDA_TOPOLOGY", topology)
-        .env(
-            "SIMCUDA_JOB",
-            format!("model-{topology}-{}", std::process::id()),
-        )
-        .env("LD_LIBRARY_PATH", &built().simcuda)
-        .output()
-        .expect("the command runs");
+    let draft = folder.join(format!("{node}-{:?}.json", std::thread::current().id()));
+    let mut command = Command::new(&built().command);
+    command.args(["topo", "--measure", "--model"]).arg(&draft);
+    let output = on_it(&mut command).output().expect("the command runs");
     assert!(output.status.success(), "{output:?}");
     std::fs::rename(&draft, &file).expect("kept");
     file

@@ -407,13 +407,17 @@ static void calls(void) {
     buf_free(b);
 }
 
-// Two GPUs a rank: a buffer of either, whichever is current, or none at all.
+// Two GPUs a rank, the same ones for both ranks where there are fewer than four: a buffer of either, whichever is current, or
+// none at all.
 static void several_gpus(void) {
     CUcontext gpu[2];
     int count;
     CU(cu.device_count(&count));
-    CHECK(count >= 4, "four GPUs");
-    for (int i = 0; i < 2; i++) CU(cu.retain(&gpu[i], 2 * me + i));
+    if (count < 2) {
+        if (me == 0) printf("left out: several_gpus, with one GPU\n");
+        return;
+    }
+    for (int i = 0; i < 2; i++) CU(cu.retain(&gpu[i], (2 * me + i) % count));
     for (int from = 0; from < 2; from++)
         for (int to = 0; to < 2; to++)
             for (int i = 0; i < 3; i++) {

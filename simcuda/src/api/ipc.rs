@@ -42,7 +42,12 @@ driver! {
             st.context_tails(context)
         };
         let _ = finish(d, &tails);
-        crate::alloc::release(d, &mut d.state.lock(), dptr);
+        let mut st = d.state.lock();
+        let stays = st.memory.device.get(&dptr).is_some_and(|a| crate::ipc::close_one_of_several(a));
+        if !stays {
+            crate::alloc::release(d, &mut st, dptr);
+        }
+        drop(st);
         d.charge(d.topology.calls.ipc_open_us);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Scenarios of two processes that see one device each.
 
 use super::bench::{device_memory, finish, free, pattern, use_device, Bench};
+use crate::cuda::types::Context;
 use crate::cuda::*;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -133,7 +134,8 @@ pub(super) fn importer() {
         &mut mappings,
         [&first, &second, &receive(&mut peer)],
     );
-    foreign_mapping(&bench, &mut mappings, &second);
+    foreign_mapping(&mut bench, &mut mappings, &second);
+    other_context(&bench, &mut mappings, &second);
     let held = mappings.open(bench.key, PEER, &first).unwrap();
     signal(&mut peer);
     reallocated(&mut bench, &mut mappings, held, &receive(&mut peer), local);
@@ -173,25 +175,66 @@ fn bounds(bench: &Bench, mappings: &mut Mappings, [first, second, third]: [&Expo
     assert_eq!((mappings.len(), mappings.open_bytes()), (1, second.size));
 }
 
-/// Another library in this process has the allocation open.
-fn foreign_mapping(bench: &Bench, mappings: &mut Mappings, export: &Export) {
-    mappings.forget_allocation(PEER, export.base, export.buffer_id);
-    let entered = Entered::enter(bench.key.handle).unwrap();
-    let mut address = 0;
-    // SAFETY: `address` is written.
-    unsafe {
-        entered
-            .driver()
-            .ipc_open_mem_handle(&raw mut address, export.handle, 1)
-            .unwrap()
-    };
-    assert_eq!(
-        mappings.open(bench.key, PEER, export).err(),
-        Some(Error::AlreadyMapped)
-    );
-    // SAFETY: opened above.
-    unsafe { entered.driver().ipc_close_mem_handle(address).unwrap() };
+/// Another library in this process has the allocation open: whoever of the two closes it first leaves it to the other.
+fn foreign_mapping(bench: &mut Bench, mappings: &mut Mappings, export: &Export) {
+    let bytes = export.size as usize;
+    for ours_goes_first in [true, false] {
+        mappings.forget_allocation(PEER, export.base, export.buffer_id);
+        let entered = Entered::enter(bench.key.handle).unwrap();
+        let mut address = 0;
+        // SAFETY: `address` is written.
+        unsafe {
+            entered
+                .driver()
+                .ipc_open_mem_handle(&raw mut address, export.handle, 1)
+                .unwrap()
+        };
+        let mapping = mappings.open(bench.key, PEER, export).unwrap();
+        assert_eq!(mapping.address_of(0), address);
+        // SAFETY: opened above.
+        let close = || unsafe { entered.driver().ipc_close_mem_handle(address) };
+        if ours_goes_first {
+            drop(mapping);
+            mappings.forget_allocation(PEER, export.base, export.buffer_id);
+        } else {
+            close().unwrap();
+        }
+        assert_eq!(bench.download(address, bytes), pattern(3, BYTES));
+        if ours_goes_first {
+            close().unwrap();
+            assert!(close().is_err(), "nobody has it open any more");
+        }
+    }
     assert!(mappings.open(bench.key, PEER, export).is_ok());
+}
+
+/// The allocation is open in another context of the same device: it is opened here only when it is closed there.
+fn other_context(bench: &Bench, mappings: &mut Mappings, export: &Export) {
+    mappings.forget_allocation(PEER, export.base, export.buffer_id);
+    let driver = driver().unwrap();
+    let (mut second, mut popped) = (Context::NULL, Context::NULL);
+    // SAFETY: both are written.
+    unsafe {
+        driver.ctx_create(&raw mut second, 0, 0).unwrap();
+        driver.ctx_pop_current(&raw mut popped).unwrap();
+    }
+    let key = ContextKey::of(second).unwrap();
+    let held = mappings.open(key, PEER, export).unwrap();
+    let before = mappings.stats();
+    for _ in 0..3 {
+        let refused = mappings.open(bench.key, PEER, export);
+        assert_eq!(refused.err(), Some(Error::AlreadyMapped));
+    }
+    assert_eq!(
+        mappings.stats().already_mapped,
+        before.already_mapped + 3,
+        "asked each time"
+    );
+    drop(held);
+    mappings.forget_allocation(PEER, export.base, export.buffer_id);
+    assert!(mappings.open(bench.key, PEER, export).is_ok());
+    // SAFETY: made above, and nothing is left in it.
+    unsafe { driver.ctx_destroy(second).unwrap() };
 }
 
 fn reallocated(
