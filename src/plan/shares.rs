@@ -403,12 +403,13 @@ impl<'a> Problem<'a> {
         pipeline
     }
 
-    /// Two copies of a hop at a time: where the engines of a GPU are enough for them, and no next message is under way.
+    /// Two copies of a hop at a time: where the engines of a GPU are enough for them, and no other message is under way.
     fn take_turns(&self, chosen: &[&Candidate], pipelines: &mut [Pipeline]) {
         let is_relay = |candidate: &&Candidate| candidate.path.kind() == PathKind::Relay;
         let relays = chosen.iter().copied().filter(is_relay).count() as u32;
         let engines = self.planner.topology().costs.peer_engines;
-        if !self.options.relays_in_turn || self.message.window > 1 || 2 * relays > engines {
+        let is_alone = self.message.window == 1 && self.occupancy.is_free();
+        if !self.options.relays_in_turn || !is_alone || 2 * relays > engines {
             return;
         }
         let launch_us = self.planner.model().launch_us;
