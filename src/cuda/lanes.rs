@@ -22,10 +22,10 @@ pub enum Purpose {
     Push,
     /// From the device to the host.
     DeviceToHost,
-    /// From the host to the device.
-    HostToDevice,
     /// Pulling out of staging memory on another GPU: not behind copies from the peer itself.
     PullStaged,
+    /// From the host to the device.
+    HostToDevice,
 }
 
 impl Purpose {
@@ -34,17 +34,18 @@ impl Purpose {
         Purpose::Pull,
         Purpose::Push,
         Purpose::DeviceToHost,
-        Purpose::HostToDevice,
         Purpose::PullStaged,
+        Purpose::HostToDevice,
     ];
 
     /// Lanes of this purpose in each context. One copy fills a link; more lanes let transfers overlap their start-up.
     const fn lanes(self) -> usize {
         match self {
-            Purpose::Pull => 4,
-            // One for each relay: a GPU makes few more copies to and from others at a time. Two for each, chunks in turn, were
-            // slower: chunks that share a link arrive in pairs, and the next hop waits for both.
-            Purpose::Push | Purpose::PullStaged => 3,
+            // A driver has few queues for copies between GPUs (four by default), and streams take them in turn, in the order
+            // in which they are made; a copy that waits in one keeps those behind it waiting. So four lanes of one purpose do
+            // not get into each other's way; and with one other stream between them, the lanes of the first three relays do
+            // not wait for what is pulled from the first rank itself.
+            Purpose::Pull | Purpose::Push | Purpose::PullStaged => 4,
             Purpose::DeviceToHost | Purpose::HostToDevice => 1,
         }
     }

@@ -337,7 +337,13 @@ impl Node {
             ..*options
         };
         let (planner, options) = match question.assign {
-            Assign::Own => (&self.planner, options),
+            Assign::Own => (
+                &self.planner,
+                Options {
+                    relays_in_turn: true,
+                    ..options
+                },
+            ),
             // One rank that makes all copies needs nobody on the way, and launches those of relays as it likes.
             Assign::One => (
                 &self.planner_of_one,

@@ -21,6 +21,8 @@ use thiserror::Error;
 
 /// Tracks of one offer.
 pub const TRACKS: usize = 7;
+/// Tracks whose chunks go on two lanes in turn, at most: these have four lanes.
+pub const IN_TURN_MAX: usize = 2;
 /// Chunks of a track that may be in their pieces at one time.
 pub const TRACK_ENTRIES: usize = 16;
 /// Chunks of a track at most.
@@ -60,6 +62,8 @@ pub struct Part {
     pub bytes: u64,
     /// Length of each chunk but the last.
     pub chunk_bytes: u64,
+    /// The copies of each hop go on two lanes in turn.
+    pub in_turn: bool,
 }
 
 impl Part {
@@ -78,6 +82,12 @@ impl Part {
     /// Where a chunk begins in the message, and its length.
     pub fn chunk(&self, index: u32) -> (u64, u64) {
         self.span(index, 1)
+    }
+
+    /// On which of the lanes that there are for tracks a chunk goes.
+    pub fn lane(&self, track: usize, chunk: u32) -> u64 {
+        let turn = if self.in_turn { chunk % 2 } else { 0 };
+        track as u64 + IN_TURN_MAX as u64 * u64::from(turn)
     }
 
     /// Whether it makes sense for a message of so many bytes.
@@ -209,7 +219,7 @@ impl Track {
         let way = match part.way {
             Way::Host => 0,
             Way::Relay { owner, row } => 1 << 63 | u64::from(row) << 32 | u64::from(owner),
-        };
+        } | u64::from(part.in_turn) << 62;
         let relaxed = Ordering::Relaxed;
         self.way.store(way, relaxed);
         self.offset.store(part.offset, relaxed);
@@ -248,6 +258,7 @@ impl TrackOf<'_> {
             offset: self.track.offset.load(relaxed),
             bytes: self.track.bytes.load(relaxed),
             chunk_bytes: self.track.chunk_bytes.load(relaxed),
+            in_turn: way >> 62 & 1 != 0,
         };
         fence(Ordering::Acquire);
         self.word(&self.track.claim, relaxed)?;

@@ -10,6 +10,7 @@ const PART: Part = Part {
     offset: 1000,
     bytes: 10 * 256 + 3,
     chunk_bytes: 256,
+    in_turn: false,
 };
 
 #[test]
@@ -23,6 +24,7 @@ fn an_offer_says_what_was_written() {
         offset: 0,
         bytes: 1000,
         chunk_bytes: 1000,
+        in_turn: true,
     };
     offer.open(5, &[PART, relay]);
     assert_eq!(offer.len(5), Ok(2));
@@ -42,6 +44,14 @@ fn parts_are_judged_by_the_message() {
     assert_eq!(PART.chunk(0), (1000, 256));
     assert_eq!(PART.chunk(10), (1000 + 2560, 3));
     assert_eq!(PART.span(9, 2), (1000 + 2304, 259));
+    let lanes = |part: Part, track| [0, 1, 2].map(|chunk| part.lane(track, chunk));
+    assert_eq!(lanes(PART, 1), [1, 1, 1]);
+    let in_turn = Part {
+        in_turn: true,
+        ..PART
+    };
+    let tracks = [lanes(in_turn, 0), lanes(in_turn, 1)];
+    assert_eq!(tracks, [[0, 2, 0], [1, 3, 1]], "four lanes");
     assert!(PART.is_sane(1000 + 2563) && !PART.is_sane(1000 + 2562));
     let wrong = [
         Part { bytes: 0, ..PART },

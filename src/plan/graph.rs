@@ -99,25 +99,22 @@ impl Plan {
             self.order == Order::DirectFirst && self.paths()[path].path.kind() == PathKind::Direct
         };
         let paths = self.paths().len();
-        let most = self
-            .paths()
-            .iter()
-            .map(|path| path.chunks)
-            .max()
-            .unwrap_or(0);
         let chunks_of =
             move |path: usize| (0..self.paths()[path].chunks).map(move |chunk| (path, chunk));
         let first = (0..paths)
             .filter(move |path| is_first(*path))
             .flat_map(chunks_of);
-        let by_path = self.order == Order::PathByPath;
-        let one_by_one = (0..paths).filter(move |_| by_path).flat_map(chunks_of);
-        let in_turn = (0..if by_path { 0 } else { most }).flat_map(move |chunk| {
-            (0..paths)
-                .filter(move |path| !is_first(*path) && chunk < self.paths()[*path].chunks)
-                .map(move |path| (path, chunk))
-        });
-        first.chain(one_by_one).chain(in_turn)
+        let others = (0..paths).filter(move |path| !is_first(*path));
+        let mut others: Vec<(usize, u32)> = others.flat_map(chunks_of).collect();
+        if self.order != Order::PathByPath {
+            // In turn, so that paths with many chunks are as far as those with few: the thread that launches them may be what
+            // all wait for.
+            let progress = |&(path, chunk): &(usize, u32)| {
+                f64::from(chunk) / f64::from(self.paths()[path].chunks)
+            };
+            others.sort_by(|x, y| progress(x).total_cmp(&progress(y)));
+        }
+        first.chain(others)
     }
 
     /// The plan as copies.

@@ -88,6 +88,9 @@ pub struct Options {
     pub relays_over: u32,
     /// Their engines push to the receiver, as where one process makes all copies: a push begins sooner than a pull.
     pub relays_push: bool,
+    /// The copies of a hop of such a path may go on two streams in turn, for a single message over few of these paths: what
+    /// one costs beside its bytes is then hidden behind the bytes of the other.
+    pub relays_in_turn: bool,
     /// How many GPUs one such path may lead over: 1 or 2.
     pub relay_depth_max: u32,
     /// Chunks of a path at most.
@@ -116,6 +119,7 @@ impl Default for Options {
             relays_max: MAX_PATHS as u32,
             relays_over: u32::MAX,
             relays_push: false,
+            relays_in_turn: false,
             relay_depth_max: 1,
             chunks_max: 1024,
             chunk_bytes_min: 64 << 10,
@@ -186,6 +190,8 @@ pub struct PathPlan {
     pub slots: u32,
     /// The GPU whose engine makes the copy of each hop.
     pub engines: [u8; MAX_HOPS],
+    /// The copies of each hop go on two streams in turn.
+    pub in_turn: bool,
     /// When it ends by the model, for the whole window.
     pub predicted_us: f64,
 }
@@ -355,6 +361,7 @@ impl Planner {
                 chunks: 0,
                 slots: 0,
                 engines: [0; MAX_HOPS],
+                in_turn: false,
                 predicted_us: 0.0,
             }; MAX_PATHS],
             len: 0,
@@ -369,6 +376,7 @@ impl Planner {
                 chunks: part.chunks,
                 slots: part.slots,
                 engines: [0; MAX_HOPS],
+                in_turn: part.in_turn,
                 predicted_us: part.us,
             };
             plan.len += 1;

@@ -18,6 +18,15 @@ use super::paths::{Candidate, Engines, Path, PathKind, Planner};
 use super::{Message, Options, MAX_PATHS, SLOTS_MIN};
 use crate::topology::Place;
 
+/// Where two copies of a hop are under way at a time, what a launch counts against more chunks: it costs the message nothing
+/// as long as threads keep up, but their time.
+const IN_TURN_LAUNCH_WEIGHT: f64 = 0.5;
+/// Launches of one thread for each path that fit into the time of a chunk there, at least.
+const IN_TURN_LAUNCHES: f64 = 2.5;
+/// There, what filling the pipeline takes longer, in chunks: half a one if those of the two lanes come evenly, a whole one if
+/// they come in pairs.
+const IN_TURN_CHUNKS: f64 = 0.75;
+
 /// One message between two GPUs, and what may be done with it.
 pub struct Problem<'a> {
     planner: &'a Planner,
@@ -42,6 +51,8 @@ pub struct Part {
     pub chunks: u32,
     /// Slots at each staging place.
     pub slots: u32,
+    /// The copies of each hop go on two streams in turn.
+    pub in_turn: bool,
     /// When it ends, for the whole window.
     pub us: f64,
 }
@@ -71,6 +82,17 @@ struct Pipeline {
     alpha_us: [f64; super::MAX_HOPS],
     us_per_byte: [f64; super::MAX_HOPS],
     hops: usize,
+    /// Two copies of each hop are under way at a time.
+    in_turn: Option<InTurn>,
+}
+
+/// What more chunks cost where what a copy takes beside its bytes is hidden.
+#[derive(Clone, Copy)]
+struct InTurn {
+    /// What a chunk counts when the number of chunks is chosen.
+    chunk_us: f64,
+    /// Time of a chunk at least.
+    least_us: f64,
 }
 
 /// A path's time as a line in its share.
@@ -86,10 +108,38 @@ impl Pipeline {
         self.alpha_us[hop] + bytes * self.us_per_byte[hop]
     }
 
+    /// From the end of one chunk on a hop to that of the next: what does not depend on its length, and the time of a byte.
+    /// Of two copies at a time one is through with what it costs beside its bytes while those of the other move.
+    fn period(&self, hop: usize, bytes: f64) -> (f64, f64) {
+        let (alpha_us, us_per_byte) = (self.alpha_us[hop], self.us_per_byte[hop]);
+        if self.in_turn.is_none() {
+            (alpha_us, us_per_byte)
+        } else if alpha_us < bytes * us_per_byte {
+            (0.0, us_per_byte)
+        } else {
+            (alpha_us / 2.0, us_per_byte / 2.0)
+        }
+    }
+
+    fn period_us(&self, hop: usize, bytes: f64) -> f64 {
+        let (fixed_us, us_per_byte) = self.period(hop, bytes);
+        fixed_us + bytes * us_per_byte
+    }
+
+    /// Time of a byte on a hop, in as much as filling the pipeline takes longer where two copies share it.
+    fn shared(&self, hop: usize) -> f64 {
+        let chunks = if self.in_turn.is_some() {
+            IN_TURN_CHUNKS
+        } else {
+            0.0
+        };
+        chunks * self.us_per_byte[hop]
+    }
+
     fn slowest(&self, bytes: f64) -> usize {
         let mut slowest = 0;
         for hop in 1..self.hops {
-            if self.chunk_us(hop, bytes) > self.chunk_us(slowest, bytes) {
+            if self.period_us(hop, bytes) > self.period_us(slowest, bytes) {
                 slowest = hop;
             }
         }
@@ -102,10 +152,10 @@ impl Pipeline {
         let mut sum = 0.0;
         let mut period: f64 = 0.0;
         for hop in 0..self.hops {
-            let own = self.chunk_us(hop, bytes);
-            sum += own;
-            period = period.max(own);
+            sum += self.chunk_us(hop, bytes);
+            period = period.max(self.period_us(hop, bytes));
         }
+        sum += bytes * self.shared(self.slowest(bytes));
         let all = f64::from(chunks) * f64::from(window);
         if self.hops > 1 && all > f64::from(slots) {
             period = period.max(self.round_trip_us(bytes) / f64::from(slots));
@@ -116,8 +166,9 @@ impl Pipeline {
     /// From one use of a slot to the next: the copy into it, the copy out of it, a hand-over each way.
     fn round_trip_us(&self, bytes: f64) -> f64 {
         let stages = (self.hops - 1) as f64;
-        let both =
-            (1..self.hops).map(|hop| self.chunk_us(hop - 1, bytes) + self.chunk_us(hop, bytes));
+        let lanes = if self.in_turn.is_some() { 2.0 } else { 1.0 };
+        let one = |hop: usize| self.alpha_us[hop] + lanes * bytes * self.us_per_byte[hop];
+        let both = (1..self.hops).map(|hop| one(hop - 1) + one(hop));
         both.fold(0.0, f64::max) + 2.0 * self.epsilon_us / stages
     }
 
@@ -125,11 +176,14 @@ impl Pipeline {
         let bytes = share / f64::from(chunks);
         let slowest = self.slowest(bytes);
         let again = f64::from(chunks) * f64::from(window) - 1.0;
-        let sum =
-            |of_hops: &[f64]| of_hops[..self.hops].iter().sum::<f64>() + again * of_hops[slowest];
+        let (fixed_us, us_per_byte) = self.period(slowest, bytes);
+        let sum = |of_hops: &[f64], period: f64| {
+            of_hops[..self.hops].iter().sum::<f64>() + again * period
+        };
+        let shared = self.shared(slowest);
         Affine {
-            at_zero_us: self.startup_us + self.epsilon_us + sum(&self.alpha_us),
-            us_per_byte: sum(&self.us_per_byte) / f64::from(chunks),
+            at_zero_us: self.startup_us + self.epsilon_us + sum(&self.alpha_us, fixed_us),
+            us_per_byte: (sum(&self.us_per_byte, us_per_byte) + shared) / f64::from(chunks),
         }
     }
 
@@ -139,7 +193,10 @@ impl Pipeline {
             return 1;
         }
         let fewest = ((share / options.chunk_bytes_max() as f64).ceil() as u32).max(1);
-        let most = ((share / options.chunk_bytes_min as f64) as u32)
+        let least = self.in_turn.map_or(0.0, |turn| {
+            turn.least_us / self.us_per_byte[self.slowest(share / f64::from(fewest))]
+        });
+        let most = ((share / least.max(options.chunk_bytes_min as f64)) as u32)
             .min(options.chunks_max)
             .max(fewest);
         // Which hop is slowest may itself depend on the chunks; a second look settles it.
@@ -150,11 +207,17 @@ impl Pipeline {
                 .filter(|hop| *hop != slowest)
                 .map(|hop| self.us_per_byte[hop])
                 .sum();
-            let optimum =
-                (share * others / (f64::from(window) * self.alpha_us[slowest].max(1e-6))).sqrt();
+            let others = others + self.shared(slowest);
+            let chunk_us = self
+                .in_turn
+                .map_or(self.alpha_us[slowest], |turn| turn.chunk_us);
+            let optimum = (share * others / (f64::from(window) * chunk_us.max(1e-6))).sqrt();
             let below = (optimum.floor().min(f64::from(most)) as u32).clamp(fewest, most);
             let above = (below + 1).min(most);
-            let us = |chunks| self.us(share, chunks, window, u32::MAX);
+            let us = |chunks| {
+                let counted = f64::from(chunks) * self.in_turn.map_or(0.0, |turn| turn.chunk_us);
+                self.us(share, chunks, window, u32::MAX) + counted
+            };
             best = if us(above) < us(below) { above } else { below };
         }
         best
@@ -166,7 +229,7 @@ impl Pipeline {
             return 0;
         }
         let bytes = part.bytes as f64 / f64::from(part.chunks);
-        let period = self.chunk_us(self.slowest(bytes), bytes);
+        let period = self.period_us(self.slowest(bytes), bytes);
         let wanted = (self.round_trip_us(bytes) / period).ceil().min(1e6) as u32 + 1;
         let room =
             (options.staging_bytes / part.chunk_bytes.max(1)).min(u64::from(u32::MAX)) as u32;
@@ -310,6 +373,7 @@ impl<'a> Problem<'a> {
             let pushed = engines.next(&chosen[at].path);
             pipelines[at] = self.pipeline(chosen[at], at, &rates, pushed);
         }
+        self.take_turns(&chosen[..len], &mut pipelines[..len]);
         let pipelines = &pipelines[..len];
         if len > 1 {
             let solution = self.solve(pipelines);
@@ -354,6 +418,28 @@ impl<'a> Problem<'a> {
             pipeline.us_per_byte[hop] = 1.0 / rates[position][hop].min(pace.rate).max(1e-3);
         }
         pipeline
+    }
+
+    /// Two copies of a hop at a time: where the engines of a GPU are enough for them, and no other message is under way.
+    fn take_turns(&self, chosen: &[&Candidate], pipelines: &mut [Pipeline]) {
+        let is_relay = |candidate: &&Candidate| candidate.path.kind() == PathKind::Relay;
+        let relays = chosen.iter().copied().filter(is_relay).count() as u32;
+        let engines = self.planner.topology().costs.peer_engines;
+        let is_alone = self.message.window == 1 && self.occupancy.is_free();
+        if !self.options.relays_in_turn || !is_alone || 2 * relays > engines {
+            return;
+        }
+        let launch_us = self.planner.model().launch_us;
+        for (_, pipeline) in chosen
+            .iter()
+            .zip(pipelines)
+            .filter(|(path, _)| is_relay(path))
+        {
+            pipeline.in_turn = Some(InTurn {
+                chunk_us: launch_us * IN_TURN_LAUNCH_WEIGHT,
+                least_us: launch_us * IN_TURN_LAUNCHES * f64::from(relays),
+            });
+        }
     }
 
     /// Longest share that a path may have: the direct copy needs no chunks.
@@ -479,6 +565,7 @@ impl<'a> Problem<'a> {
                 chunk_bytes: bytes,
                 chunks: 1,
                 slots: 0,
+                in_turn: pipelines[at].in_turn.is_some(),
                 us: 0.0,
             };
             if pipelines[at].hops > 1 {

@@ -537,6 +537,17 @@ impl Track {
         self.emptied == self.end && self.flying.is_empty()
     }
 
+    /// On which lane the next copy runs. A chunk of messages that are split alike always has the same.
+    fn lane(&self) -> (Purpose, u64) {
+        match self.staging {
+            Staging::Host => (Purpose::HostToDevice, 0),
+            Staging::Relay { .. } => (
+                Purpose::PullStaged,
+                self.part.lane(self.number, self.launched),
+            ),
+        }
+    }
+
     fn blame(&self, gpu: &mut Gpu) {
         if let Staging::Relay { owner, row, .. } = &self.staging {
             gpu.relays.blame(owner.world_rank(), *row);
@@ -634,7 +645,7 @@ impl Track {
                 (reached.base + offset, taker)
             }
         };
-        let (purpose, affinity) = self.staging.lane(self.number);
+        let (purpose, affinity) = self.lane();
         let mapping = self.staging.mapping();
         let copy = Copy::Linear {
             dst: direct.to + offset,
@@ -682,14 +693,6 @@ impl Staging {
         }
     }
 
-    /// On which lane the copies of a track run.
-    fn lane(&self, number: usize) -> (Purpose, u64) {
-        match self {
-            Staging::Host => (Purpose::HostToDevice, 0),
-            Staging::Relay { .. } => (Purpose::PullStaged, number as u64),
-        }
-    }
-
     fn mapping(&self) -> Option<Arc<Mapping>> {
         match self {
             Staging::Host => None,
@@ -726,6 +729,7 @@ mod tests {
             offset,
             bytes,
             chunk_bytes: 1,
+            in_turn: false,
         };
         assert_eq!(gaps(&[part(0, 10), part(10, 5)], 20), [(15, 5)]);
         assert_eq!(gaps(&[part(12, 8), part(5, 5)], 20), [(0, 5), (10, 2)]);

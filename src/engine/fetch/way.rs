@@ -183,14 +183,16 @@ impl Ways<'_> {
                 }
                 _ => return None,
             };
-            // Room for a piece that is filled, one that is emptied, and one that is handed over.
-            let most = (room / 3 / UNIT_BYTES * UNIT_BYTES).max(UNIT_BYTES);
+            // Room for a piece that is filled, one that is emptied (two of each in turn), and one that is handed over.
+            let pieces = if path.in_turn { 5 } else { 3 };
+            let most = (room / pieces / UNIT_BYTES * UNIT_BYTES).max(UNIT_BYTES);
             let least = path.bytes.div_ceil(u64::from(TRACK_CHUNKS_MAX));
             Some(Part {
                 way,
                 offset: path.offset,
                 bytes: path.bytes,
                 chunk_bytes: path.chunk_bytes.min(most).max(least).max(1),
+                in_turn: path.in_turn,
             })
         };
         let parts = routed.plan.paths().iter().filter(|path| path.bytes > 0);

@@ -19,6 +19,8 @@ use crate::stats::{self, Counter};
 /// Launches in flight on a lane beyond which no chunk is added: enough that the engine does not run dry between two looks,
 /// few enough that what the receiver may claim back is not launched too early.
 const LAUNCHED_MAX: usize = 3;
+/// The same on each of two lanes that are used in turn.
+const LAUNCHED_IN_TURN_MAX: usize = 2;
 
 /// The tracks of one message.
 pub struct Tracks {
@@ -137,13 +139,32 @@ impl Tracks {
 
     /// Fills what can be filled. True if anything moved. What is in the way ends the track that it concerns.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
+        let mut moved = self.each(gpu, |track, _, peer, shared| {
+            track.settle(env, peer, shared)
+        });
+        // A chunk of each in turn: none waits at the beginning until another has all that may be launched.
+        let (context, source) = (self.context, self.source);
+        while self.each(gpu, |track, gpu, _, shared| {
+            track.add(env, gpu, shared, context, source)
+        }) {
+            moved = true;
+        }
+        moved
+    }
+
+    /// Does a step of each track. True if anything moved.
+    fn each(
+        &mut self,
+        gpu: &mut Gpu,
+        step: impl Fn(&mut Track, &mut Gpu, &Peer, &TrackOf<'_>) -> Result<bool, Trouble>,
+    ) -> bool {
         let mut moved = false;
         for track in self.tracks.iter_mut().filter(|track| !track.is_left) {
             let Some(shared) = track_of(&self.peer, self.asked, track.number) else {
                 track.is_left = true;
                 continue;
             };
-            match track.poll(env, gpu, &self.peer, &shared, self.context, self.source) {
+            match step(track, gpu, &self.peer, &shared) {
                 Ok(did) => moved |= did,
                 // The receiver is through with it.
                 Err(Trouble::Track(TrackError::Stale)) => track.is_left = true,
@@ -248,15 +269,8 @@ impl Track {
         })
     }
 
-    fn poll(
-        &mut self,
-        env: &Env,
-        gpu: &mut Gpu,
-        peer: &Peer,
-        shared: &TrackOf<'_>,
-        context: ContextKey,
-        source: u64,
-    ) -> Result<bool, Trouble> {
+    /// Takes note of what has ended, here and at the receiver. True if anything has.
+    fn settle(&mut self, env: &Env, peer: &Peer, shared: &TrackOf<'_>) -> Result<bool, Trouble> {
         let mut moved = self.take_back(env, shared)?;
         while let Some(filling) = self.filling.front_mut() {
             match filling.copy.poll() {
@@ -273,17 +287,39 @@ impl Track {
             }
             moved = true;
         }
-        while !self.is_over && self.filling.len() + self.held.len() < TRACK_ENTRIES {
-            let (purpose, affinity) = self.staging.lane(self.number);
-            if gpu.load(context, purpose, affinity)? >= LAUNCHED_MAX {
-                break;
-            }
-            if !self.start(env, gpu, shared, context, source)? {
-                break;
-            }
-            moved = true;
-        }
         Ok(moved)
+    }
+
+    /// Starts the copy of one chunk more, if there is room for it. True if it did.
+    fn add(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        shared: &TrackOf<'_>,
+        context: ContextKey,
+        source: u64,
+    ) -> Result<bool, Trouble> {
+        if self.is_over || self.filling.len() + self.held.len() >= TRACK_ENTRIES {
+            return Ok(false);
+        }
+        let (purpose, affinity) = self.lane();
+        let most = if self.part.in_turn {
+            LAUNCHED_IN_TURN_MAX
+        } else {
+            LAUNCHED_MAX
+        };
+        if gpu.load(context, purpose, affinity)? >= most {
+            return Ok(false);
+        }
+        self.start(env, gpu, shared, context, source)
+    }
+
+    /// On which lane the next copy runs.
+    fn lane(&self) -> (Purpose, u64) {
+        match self.staging {
+            Staging::Host => (Purpose::DeviceToHost, 0),
+            Staging::Relay { .. } => (Purpose::Push, self.part.lane(self.number, self.claimed)),
+        }
     }
 
     /// Claims the next chunk and starts its copy. False where there is none, or no piece for it.
@@ -310,7 +346,7 @@ impl Track {
             self.is_over |= !claimed?;
             return Ok(false);
         }
-        let (purpose, affinity) = self.staging.lane(self.number);
+        let (purpose, affinity) = self.lane();
         self.claimed += 1;
         let copy = Copy::Linear {
             dst: to,
@@ -354,14 +390,6 @@ impl Track {
 }
 
 impl Staging {
-    /// On which lane the copies of a track run.
-    fn lane(&self, number: usize) -> (Purpose, u64) {
-        match self {
-            Staging::Host => (Purpose::DeviceToHost, 0),
-            Staging::Relay { .. } => (Purpose::Push, number as u64),
-        }
-    }
-
     fn mapping(&self) -> Option<Arc<crate::cuda::Mapping>> {
         match self {
             Staging::Host => None,

@@ -210,6 +210,39 @@ fn plans_take_as_long_as_predicted() {
     );
 }
 
+/// Two copies of a hop at a time share its link, and how evenly they come is not in the model.
+#[test]
+fn what_a_copy_costs_is_hidden_where_two_are_under_way() {
+    for name in ["beluga", "narval"] {
+        let node = Node::shipped(name);
+        for mib in [32, 64, 256] {
+            let message = Message::new(0, 1, mib * MIB);
+            let one = Options::default();
+            let two = Options {
+                relays_in_turn: true,
+                ..one
+            };
+            let plan = node.plan(&message, &two);
+            let relays = plan.paths().iter().filter(|path| path.in_turn);
+            assert_eq!(relays.count(), 2, "{plan:?}");
+            let us = reference::run(&node, &plan);
+            let error = plan.predicted_us / us - 1.0;
+            println!(
+                "{name}, {mib} MiB: {us:.1} us, prediction {:.2} % off",
+                error * 100.0
+            );
+            assert!(error.abs() < 0.08, "{us} us: {plan:?}");
+            assert!(us < reference::run(&node, &node.plan(&message, &one)));
+            // In a window the next message is under way at the same time.
+            let window = Message {
+                window: 16,
+                ..message
+            };
+            assert_eq!(node.plan(&window, &two), node.plan(&window, &one));
+        }
+    }
+}
+
 /// A model with the wrong numbers is found out: otherwise the tests above would show nothing.
 #[test]
 fn a_plan_of_another_model_is_found_out() {

@@ -67,6 +67,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             relays_max,
             relays_over: u32::MAX,
             relays_push: relays_max % 2 == 1,
+            relays_in_turn: chunks_max % 2 == 1,
             relay_depth_max: depth,
             chunks_max,
             chunk_bytes_min: 1 << least,
@@ -301,6 +302,22 @@ fn launches_come_in_the_order_that_was_asked_for() {
         plan.launches().take(4).collect::<Vec<_>>(),
         [(0, 0), (1, 0), (0, 1), (1, 1)]
     );
+    // What the thread is through with after half of its launches is half of each path, however many chunks that is.
+    let node = Node::shipped("dgx1-v100");
+    let options = Options {
+        relay_depth_max: 2,
+        ..Options::default()
+    };
+    let plan = node.plan(&Message::new(0, 5, 64 * MIB), &options);
+    let count = plan.launches().count();
+    for (number, path) in plan.paths().iter().enumerate().skip(1) {
+        let half = plan.launches().take(count / 2);
+        let launched = half.filter(|(of, _)| *of == number).count() as f64;
+        assert!(
+            (launched - f64::from(path.chunks) / 2.0).abs() <= 1.0,
+            "{path:?}"
+        );
+    }
 }
 
 /// Six paths leave GPU 0 of the cube mesh, and it has four engines: the relays make the other copies.

@@ -1,4 +1,4 @@
-//! A simulation of plans, copy by copy: engines take a copy after the other of a hop, segments are divided by filling
+//! A simulation of plans, copy by copy: engines take a copy after the other of a hop (two where they go in turn), segments are divided by filling
 //! them evenly until one is full, time goes from event to event. It shares no formula with the planner.
 
 use super::*;
@@ -34,8 +34,11 @@ pub fn run(node: &Node, plan: &Plan) -> f64 {
                 let line = if pushed { numbers.push } else { numbers.pull };
                 let line = line.or(numbers.push).or(numbers.pull).expect("a line");
                 let mut after = Vec::new();
-                if chunk > 0 {
-                    after.push((number(chunk - 1, hop), 0.0));
+                let lanes = if path.in_turn { 2 } else { 1 };
+                // Lanes in turn do not begin together: a chunk of each path is launched before the next of the same.
+                let launched = (lanes - 1) * chunk.min(1) * plan.paths().len();
+                if chunk >= lanes {
+                    after.push((number(chunk - lanes, hop), 0.0));
                 }
                 if hop > 0 {
                     after.push((number(chunk, hop - 1), staging.epsilon_us));
@@ -55,7 +58,7 @@ pub fn run(node: &Node, plan: &Plan) -> f64 {
                     .expect("a hop");
                 tasks.push(Task {
                     after,
-                    not_before: model.launch_us * (position + 1) as f64,
+                    not_before: model.launch_us * (position + 1 + launched) as f64,
                     alpha_us: line.alpha_us.max(model.launch_us) + flag,
                     cap: line.sure_gb_s() * 1e3,
                     segments: way
