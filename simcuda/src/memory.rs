@@ -90,6 +90,11 @@ impl Allocation {
         }
     }
 
+    /// Whether memsets and copies called as synchronous are: those of pool memory never.
+    pub fn drains(&self) -> bool {
+        self.sync_memops.load(Relaxed) && !matches!(self.kind, Kind::Pool(_))
+    }
+
     /// One range over neighbouring mappings, at least two, whose shadows lie side by side like their addresses.
     fn joined(parts: Vec<Arc<Allocation>>) -> Allocation {
         let first = &parts[0];

@@ -218,7 +218,7 @@ pub fn copy(d: &'static Driver, mut copies: Vec<Copy>, stream: CUstream, mode: M
         let to_host = c.dst.gpu().is_none();
         let drained = [&c.dst, &c.src]
             .into_iter()
-            .any(|p| matches!(p, Place::Device(a, _) if a.sync_memops.load(Relaxed)));
+            .any(|p| matches!(p, Place::Device(a, _) if a.drains()));
         wait |= match mode {
             Mode::Sync => to_host || c.src.gpu().is_none() || drained,
             Mode::Async => to_host && matches!(c.dst, Place::Pageable(_)),

@@ -167,7 +167,12 @@ impl Exports {
     }
 }
 
+/// Has memsets and copies called as synchronous be so, those too that are pending.
 fn set_sync_memops(buffer: &Buffer) -> Result<bool> {
+    // Of pool memory driver 580 takes the attribute and does nothing about it; of mapped memory it refuses.
+    if buffer.allocation != Allocation::Plain {
+        return Ok(false);
+    }
     let entered = Entered::enter(buffer.context)?;
     let on = 1u32;
     // SAFETY: the driver reads one 32-bit word.

@@ -42,7 +42,7 @@ impl ContextKey {
 
 fn identity(driver: &Driver, handle: Context) -> Result<u64> {
     let mut id = 0;
-    // SAFETY: `id` is written; the driver checks the handle against those it knows.
+    // SAFETY: `id` is written; of a context that is gone the driver says so.
     match unsafe { driver.ctx_get_id(handle, &raw mut id) } {
         Ok(()) => Ok(id),
         Err(Error::Missing(_)) => Ok(0),
@@ -60,35 +60,43 @@ pub struct Entered {
 }
 
 impl Entered {
-    /// Enters a context.
+    /// Enters a context, which must live.
     pub fn enter(context: Context) -> Result<Entered> {
         if context.is_null() {
             return Err(Error::NoContext);
         }
         let mut entered = Entered::relaxed()?;
+        entered.make_current(context)?;
+        Ok(entered)
+    }
+
+    /// Enters a context, provided that it is still the one of the key. Asked before it is entered: a driver may push one that
+    /// is gone and crash in popping it (580).
+    pub fn enter_same(key: ContextKey) -> Result<Entered> {
+        let mut entered = Entered::relaxed()?;
+        match identity(entered.driver, key.handle) {
+            Ok(id) if id == key.id => {}
+            Ok(_) => return Err(Error::ContextLost),
+            Err(error) => return Err(lost(error)),
+        }
+        entered.make_current(key.handle).map_err(lost)?;
+        Ok(entered)
+    }
+
+    fn make_current(&mut self, context: Context) -> Result<()> {
         let mut current = Context::NULL;
         // SAFETY: `current` is written.
-        let asked = unsafe { entered.driver.ctx_get_current(&raw mut current) };
+        let asked = unsafe { self.driver.ctx_get_current(&raw mut current) };
         // Most programs are in it already: this one question is cheaper than to push and to pop.
         if asked.is_err() {
             stats::add(Counter::DriverRetries, 1);
         }
         if asked.is_err() || current != context {
-            // SAFETY: the driver checks the handle; a context that is gone is an error, upon which nothing is popped.
-            unsafe { entered.driver.ctx_push_current(context)? };
-            entered.pushed = true;
+            // SAFETY: the context lives; upon an error nothing is popped.
+            unsafe { self.driver.ctx_push_current(context)? };
+            self.pushed = true;
         }
-        Ok(entered)
-    }
-
-    /// Enters a context, provided that it is still the one of the key.
-    pub fn enter_same(key: ContextKey) -> Result<Entered> {
-        let entered = Entered::enter(key.handle).map_err(lost)?;
-        match identity(entered.driver, key.handle) {
-            Ok(id) if id == key.id => Ok(entered),
-            Ok(_) => Err(Error::ContextLost),
-            Err(error) => Err(lost(error)),
-        }
+        Ok(())
     }
 
     /// Enters the driver for calls that need no context.

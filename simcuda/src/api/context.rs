@@ -216,6 +216,11 @@ driver! {
             return Err(INVALID_VALUE);
         }
         if !d.state.lock().contexts.contains_key(&context) {
+            // Driver 580 pushes it, and crashes in popping it.
+            d.report.freed_in_use(&format!(
+                "use after free: process {} enters context {context:#x}, which is gone",
+                std::process::id()
+            ));
             return Err(INVALID_CONTEXT);
         }
         push_current(context);

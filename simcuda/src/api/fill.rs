@@ -6,7 +6,6 @@ use crate::memory::{Kind, Place};
 use crate::ops::{finish, issue, resolve, Mode};
 use crate::types::*;
 use crate::work::{Copy, Fill, Work};
-use std::sync::atomic::Ordering::Relaxed;
 
 fn fill(
     dst: u64,
@@ -46,7 +45,7 @@ fn fill(
         return Err(INVALID_VALUE);
     }
     // Into device memory it returns early unless the buffer asks otherwise.
-    let drained = matches!(&dst, Place::Device(a, _) if a.sync_memops.load(Relaxed));
+    let drained = matches!(&dst, Place::Device(a, _) if a.drains());
     let work = Work::Fill(Fill {
         dst,
         element,

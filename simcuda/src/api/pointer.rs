@@ -207,11 +207,14 @@ driver! {
             return Ok(());
         }
         let a = st.memory.device_at(ptr).ok_or(INVALID_VALUE)?;
-        // Of mappings as on hardware; of pool memory as the stricter drivers do.
-        if matches!(a.kind, Kind::Pool(_) | Kind::Mapped(_)) {
+        // As on hardware (driver 580): refused of mappings; of pool memory taken, and nothing comes of it.
+        if matches!(a.kind, Kind::Mapped(_)) {
             return Err(NOT_SUPPORTED);
         }
         a.sync_memops.store(value != 0, Relaxed);
+        if matches!(a.kind, Kind::Pool(_)) {
+            return Ok(());
+        }
         let legacy = st.contexts.get(&a.context).and_then(|c| st.streams.get(&c.legacy));
         let pending: Vec<_> = legacy.and_then(|s| s.tail.clone()).into_iter().collect();
         drop(st);
