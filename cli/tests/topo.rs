@@ -185,15 +185,15 @@ fn a_switch_is_told_from_links() {
     assert_eq!(report["model"]["fabric"], "switch");
     let rate = number(&report, "GPU0", "GPU3", "push", "gb_s");
     assert!((rate / 396.0 - 1.0).abs() < 0.05, "{rate}");
-    // Four GPUs at once: as measured on H200, 131 and 164 GB/s.
+    // Four GPUs at once write 131 GB/s and read 164 (measured on H200). Both ways at once the slower one holds.
     let segments = report["model"]["segments"].as_array().expect("segments");
-    for (kind, expected) in [("host-write", 131.0), ("host-read", 164.0)] {
+    for (kind, expected) in [("host-write", 131.0), ("host-read", 131.0)] {
         let segment = segments
             .iter()
             .find(|segment| segment["kind"] == kind)
             .expect(kind);
         let gb_s = segment["gb_s"].as_f64().expect("a rate");
-        assert!((gb_s / expected - 1.0).abs() < 0.1, "{kind}: {gb_s}");
+        assert!((gb_s / expected - 1.0_f64).abs() < 0.05, "{kind}: {gb_s}");
     }
 }
 

@@ -352,6 +352,9 @@ impl Fetch {
                 Begun::No => {}
             }
         }
+        let is_long = self.wanted >= env.config.multipath;
+        let is_planned = may_split && is_long && !env.config.paths.is_direct_only();
+        let depth = is_planned.then(|| ways.depth(&self.message));
         // Also what goes one way only waits for those that are received in its place.
         let place = (address, self.wanted);
         let overlapping = || ways.under_way.iter().filter(|other| other.overlaps(place));
@@ -378,14 +381,13 @@ impl Fetch {
         let before = before.map(|trail| Before { trail, is_below });
         let held = before.as_ref().filter(|before| before.is_below);
         let held = held.map(|before| vec![Arc::clone(&before.trail)]);
-        if may_split && self.begin_several(env, gpu, ways, before) {
+        if depth.is_some_and(|depth| self.begin_several(env, gpu, ways, before, depth)) {
             return true;
         }
         if let Some(trails) = held {
             self.hold(trails);
             return true;
         }
-        let is_long = self.wanted >= env.config.multipath;
         if is_long && self.message.flags & (flag::EXPORTED | flag::HOST) == 0 {
             // It comes by another lane than messages behind it that are received in its place.
             self.leave_trail();
@@ -412,11 +414,12 @@ impl Fetch {
         gpu: &mut Gpu,
         mut ways: Ways<'_>,
         before: Option<Before>,
+        depth: u32,
     ) -> bool {
         let Destination::Device { context, address } = self.to else {
             return false;
         };
-        let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message) else {
+        let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, depth) else {
             return false;
         };
         self.routed = Some(chosen.routed);

@@ -4,7 +4,7 @@
 
 use crate::support::{job, model, on};
 use anabranch_tests::ranks::{self, Random, Rank, Segment};
-use anabranch_tests::{needs_simulator, Job, Outcome};
+use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread;
@@ -303,8 +303,10 @@ fn the_survivor_is_told() {
                 .iter()
                 .filter(|line| line.contains("has died"))
                 .count();
+            // On a real node UCX may see it first, and raise the error itself.
+            let least = usize::from(!on_real_gpus());
             assert!(
-                (1..=6).contains(&told),
+                (least..=6).contains(&told),
                 "seed {run}: {told} lines\n{outcome}"
             );
         }

@@ -128,6 +128,18 @@ fn windows_in_one_place() {
     });
 }
 
+/// A single message of this length goes directly, a window of them over host memory, too. The first message of a window is
+/// planned like the rest, also where all of the window before went directly.
+#[test]
+fn windows_are_planned_as_deep_as_the_one_before() {
+    on("openmpi", |mpi| {
+        let job = on_node(mpi, "hgx-h200", 2, &["one_place"]).env("BYTES", "16777216");
+        let outcome = job.passes();
+        check_bytes(&outcome);
+        assert!(outcome.stats().total("receives_several") >= 5, "{outcome}");
+    });
+}
+
 /// A message that cannot be exported, in the place of others that take several paths: it is written in its turn.
 #[test]
 fn memory_from_a_pool_in_the_place_of_others() {

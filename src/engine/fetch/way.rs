@@ -97,23 +97,26 @@ pub struct Chosen {
 }
 
 impl Ways<'_> {
-    /// Chooses. `None`: one copy, and nobody needs to know.
+    /// How deep the window is taken to be of a message that begins. To be asked once for each that is long enough to be
+    /// split, whichever way it goes in the end: the next window is planned by it.
+    pub fn depth(&mut self, message: &Message) -> u32 {
+        let same = self.under_way.iter();
+        let same = same.filter(|other| other.source == message.source);
+        let in_flight = 1 + same.count() as u32;
+        self.depths.of(message.source, message.length, in_flight)
+    }
+
+    /// Chooses the way of a message in a window so deep. `None`: one copy, and nobody needs to know.
     pub fn choose(
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
         peer: &Peer,
         message: &Message,
+        in_flight: u32,
     ) -> Option<Chosen> {
         let to = self.to?;
         let bytes = message.length;
-        if bytes < env.config.multipath || env.config.paths.is_direct_only() {
-            return None;
-        }
-        let same = self.under_way.iter();
-        let same = same.filter(|other| other.source == message.source);
-        let in_flight = 1 + same.count() as u32;
-        let in_flight = self.depths.of(message.source, bytes, in_flight);
         let relays = if env.config.paths.relay {
             gpu.relays.candidates(env, message.source)
         } else {
