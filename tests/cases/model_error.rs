@@ -172,9 +172,6 @@ impl Question {
             .env("ANABRANCH_PATHS", self.paths)
             .env("ANABRANCH_ASSIGN", self.assign)
             // Times only: what is moved, and in which order, is looked at by other tests.
-            // As in ci/sim-paths: ranks that wait for a processor of this machine are waited for.
-            .env("SIMCUDA_QUIET_US", "30000")
-            .env("SIMCUDA_LOOKS", "32")
             .env("SIMCUDA_DATA", "0")
             .env("SIMCUDA_CHECK", "0")
             .output()
