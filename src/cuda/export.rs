@@ -5,7 +5,9 @@ use super::error::{Error, NotExportable, Result};
 use super::pointer::{self, Allocation, Buffer};
 use super::state::Entered;
 use super::types::{attribute, IpcHandle, Uuid};
+use hashbrown::hash_map::Entry;
 use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
 use std::collections::VecDeque;
 
 /// What a peer needs to map an allocation, and to know it again.
@@ -36,7 +38,7 @@ struct Prepared {
 /// The allocations of this process that the engine has copied from or to. Bounded: the least recently used is
 /// forgotten, at the price of asking the driver once more.
 pub struct Exports {
-    known: HashMap<(u64, u64), Prepared>,
+    known: HashMap<(u64, u64), Prepared, FxBuildHasher>,
     /// Those that were exported, the one to be looked at next first.
     exported: VecDeque<(u64, u64)>,
     /// Those that were, and had to make room for others.
@@ -50,7 +52,7 @@ impl Exports {
     #[must_use]
     pub fn new(rows_max: usize) -> Exports {
         Exports {
-            known: HashMap::new(),
+            known: HashMap::default(),
             exported: VecDeque::new(),
             evicted: Vec::new(),
             clock: 0,
@@ -127,30 +129,22 @@ impl Exports {
     fn prepared(&mut self, buffer: &Buffer) -> Result<&mut Prepared> {
         self.clock += 1;
         let key = (buffer.base, buffer.buffer_id);
-        if !self.known.contains_key(&key) {
-            let synchronous = set_sync_memops(buffer)?;
+        if self.known.len() >= self.rows_max && !self.known.contains_key(&key) {
             self.make_room();
-            self.known.insert(
-                key,
-                Prepared {
-                    synchronous,
-                    handle: None,
-                    used: 0,
-                },
-            );
         }
-        let row = self
-            .known
-            .get_mut(&key)
-            .ok_or(Error::Exhausted("known allocations"))?;
+        let row = match self.known.entry(key) {
+            Entry::Occupied(row) => row.into_mut(),
+            Entry::Vacant(place) => place.insert(Prepared {
+                synchronous: set_sync_memops(buffer)?,
+                handle: None,
+                used: 0,
+            }),
+        };
         row.used = self.clock;
         Ok(row)
     }
 
     fn make_room(&mut self) {
-        if self.known.len() < self.rows_max {
-            return;
-        }
         if let Some(oldest) = self
             .known
             .iter()

@@ -13,6 +13,7 @@ use super::reach;
 use super::state::{ContextKey, Entered};
 use super::types::{code, Uuid, IPC_LAZY_ENABLE_PEER_ACCESS};
 use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -163,7 +164,7 @@ pub struct MappingStats {
 
 /// The open mappings of this process.
 pub struct Mappings {
-    rows: HashMap<Key, Row>,
+    rows: HashMap<Key, Row, FxBuildHasher>,
     limits: Limits,
     clock: u64,
     open_bytes: Arc<AtomicU64>,
@@ -176,7 +177,7 @@ impl Mappings {
     #[must_use]
     pub fn new(limits: Limits) -> Mappings {
         Mappings {
-            rows: HashMap::new(),
+            rows: HashMap::default(),
             limits,
             clock: 0,
             open_bytes: Arc::new(AtomicU64::new(0)),

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
 use slab::Slab;
 
 use crate::config::Config;
@@ -44,7 +45,7 @@ const HOUSE_ROUNDS: u32 = 1024;
 /// The engine's mutable state.
 pub struct Core {
     /// Requests in the program's hands. No key is a native send request: those are not unique.
-    pub(super) table: HashMap<Handle, Entry>,
+    pub(super) table: HashMap<Handle, Entry, FxBuildHasher>,
     pub(super) receives: Slab<Receive>,
     /// Receives posted while this rank is not live, under their native handles, which are no keys of `table`.
     pub(super) early: Pending,
@@ -104,7 +105,7 @@ impl Core {
     /// Nothing under way.
     pub fn new(config: &Config) -> Core {
         Core {
-            table: HashMap::new(),
+            table: HashMap::default(),
             receives: Slab::new(),
             early: Pending::default(),
             sends: Slab::new(),

@@ -5,6 +5,7 @@
 //! too; messages of one such stream do not overtake one another (MPI 4.1 section 3.5), so the numbers agree.
 
 use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
 
 /// A stream of messages between two ranks, as one of them sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +44,7 @@ const STREAMS_MAX: usize = 1 << 20;
 /// The counts of one direction.
 #[derive(Debug, Default)]
 pub struct Counts {
-    next: HashMap<Stream, u64>,
+    next: HashMap<Stream, u64, FxBuildHasher>,
     overflowed: bool,
 }
 

@@ -158,7 +158,7 @@ impl Fetch {
         to: Destination,
         capacity: u64,
         ways: Ways<'_>,
-    ) -> Result<Fetch, NotTaken> {
+    ) -> Result<Box<Fetch>, NotTaken> {
         let descriptor = match Descriptor::decode(bytes, env.node.launch().hash) {
             Ok(descriptor) => descriptor,
             Err(crate::node::Rejection::NotADescriptor) => return Err(NotTaken::Value),
@@ -200,7 +200,7 @@ impl Fetch {
         } else {
             message.length
         };
-        let mut fetch = Fetch {
+        let mut fetch = Box::new(Fetch {
             peer,
             slot: descriptor.slot,
             nonce: descriptor.nonce,
@@ -215,7 +215,7 @@ impl Fetch {
             routed: None,
             trail: None,
             began: 0,
-        };
+        });
         fetch.note_wish(env);
         if wanted > 0 && hosted {
             fetch.path = Path::ring(State::Hosted);
@@ -381,8 +381,14 @@ impl Fetch {
         let before = before.map(|trail| Before { trail, is_below });
         let held = before.as_ref().filter(|before| before.is_below);
         let held = held.map(|before| vec![Arc::clone(&before.trail)]);
-        if depth.is_some_and(|depth| self.begin_several(env, gpu, ways, before, depth)) {
-            return true;
+        if let Some(depth) = depth {
+            if before.is_none() && ways.is_likely_direct(&self.message, depth) {
+                self.begin_directly(env, gpu, ways);
+                return true;
+            }
+            if self.begin_several(env, gpu, ways, before, depth) {
+                return true;
+            }
         }
         if let Some(trails) = held {
             self.hold(trails);
@@ -406,6 +412,20 @@ impl Fetch {
         let trail = Trail::new(Vec::new());
         trail.set_claimed();
         self.trail = Some(TrailEnd(Arc::new(trail)));
+    }
+
+    /// A single message that is likely to take one direct copy does so this time. What is planned while it runs counts for
+    /// the next one.
+    fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
+        self.start(gpu);
+        gpu.launch();
+        if let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, 1) {
+            if chosen.parts.is_empty() {
+                self.routed = Some(chosen.routed);
+            } else {
+                chosen.routed.withdraw();
+            }
+        }
     }
 
     fn begin_several(

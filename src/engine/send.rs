@@ -70,7 +70,7 @@ pub enum Sorted {
     /// By the MPI library; it is as long as a descriptor, and counted.
     Counted(Stream),
     /// By the engine.
-    Device(Box<Buffer>, TypeInfo),
+    Device(Buffer, TypeInfo),
     /// By the engine, from host memory: its receiver wishes it so.
     Host(*const u8, TypeInfo),
 }
@@ -133,7 +133,7 @@ impl Engine {
         let address = args.buffer.wrapping_byte_offset(first as isize);
         if bytes > 0 {
             if let Kind::Device(buffer) = cuda::classify(address) {
-                return Sorted::Device(Box::new(buffer), info);
+                return Sorted::Device(buffer, info);
             }
         }
         // SAFETY: the program's handle.

@@ -11,7 +11,7 @@
 //! | 40..48 | true length, bytes |
 //! | 48..50 | protocol version |
 //! | 50..57 | digest of what the slot says of the message |
-//! | 57..61 | CRC-32 of the 57 bytes before |
+//! | 57..61 | seal: a digest of the 57 bytes before, 32 bits |
 //!
 //! All numbers are little-endian. Sender and receiver are of one node, but may be of different builds.
 
@@ -22,7 +22,7 @@ use thiserror::Error;
 pub const DESCRIPTOR_BYTES: usize = 61;
 /// The first 8 bytes: no text, no small numbers, no common float.
 const MAGIC: [u8; 8] = [0xa7, b'A', b'n', b'B', 0xd3, 0x1c, 0xe9, 0x9b];
-const CRC_AT: usize = DESCRIPTOR_BYTES - 4;
+const SEAL_AT: usize = DESCRIPTOR_BYTES - 4;
 
 /// The contents of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub enum Rejection {
 /// What is wrong with a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Corruption {
-    /// The CRC-32 differs.
+    /// The seal is not that of the bytes before it.
     #[error("checksum differs")]
     Checksum,
     /// Sent by a library that speaks another protocol.
@@ -104,9 +104,9 @@ impl Descriptor {
         bytes[32..40].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.length.to_le_bytes());
         bytes[48..50].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        bytes[50..CRC_AT].copy_from_slice(&self.digest.to_le_bytes()[..7]);
-        let crc = crc32fast::hash(&bytes[..CRC_AT]);
-        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        bytes[50..SEAL_AT].copy_from_slice(&self.digest.to_le_bytes()[..7]);
+        let seal = seal(&bytes);
+        bytes[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
         bytes
     }
 
@@ -123,7 +123,7 @@ impl Descriptor {
     }
 
     fn checked(bytes: &[u8; DESCRIPTOR_BYTES], job: u64) -> Result<Self, Corruption> {
-        if u32_at(bytes, CRC_AT) != crc32fast::hash(&bytes[..CRC_AT]) {
+        if u32_at(bytes, SEAL_AT) != seal(bytes) {
             return Err(Corruption::Checksum);
         }
         let version = u16::from_le_bytes([bytes[48], bytes[49]]);
@@ -148,6 +148,16 @@ impl Descriptor {
         }
         Ok(found)
     }
+}
+
+/// Of all bytes but the last four: tells a message that is not a descriptor, or is not all there yet.
+fn seal(bytes: &[u8; DESCRIPTOR_BYTES]) -> u32 {
+    let mut words = [0; 8];
+    for (word, at) in words.iter_mut().zip((0..).step_by(8)).take(7) {
+        *word = u64_at(bytes, at);
+    }
+    words[7] = u64::from(bytes[SEAL_AT - 1]);
+    (super::digest(&words) >> 32) as u32
 }
 
 fn u32_at(bytes: &[u8; DESCRIPTOR_BYTES], at: usize) -> u32 {
@@ -187,18 +197,39 @@ mod tests {
         )
     }
 
-    /// CRC-32 bit by bit (ISO 3309, reflected 0xEDB88320), not the crate that the code uses.
-    fn crc32(bytes: &[u8]) -> u32 {
-        !bytes.iter().fold(!0_u32, |crc, &byte| {
-            (0..8).fold(crc ^ u32::from(byte), |crc, _| {
-                (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
+    /// The seal by numbers of 128 bits and long multiplication, word after word, and not by the code that is used.
+    fn sealed_as(bytes: &[u8]) -> u32 {
+        fn mix(mut z: u64) -> u64 {
+            for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
+                z = (z ^ (z >> shift)).wrapping_mul(factor);
+            }
+            z ^ (z >> 31)
+        }
+        let mut padded = bytes[..57].to_vec();
+        padded.resize(64, 0);
+        let keyed: Vec<u64> = (0..8)
+            .map(|at| {
+                let word = padded[8 * at..8 * at + 8].iter().rev();
+                let word = word.fold(0, |word, &byte| word << 8 | u64::from(byte));
+                word ^ mix((at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
             })
-        })
+            .collect();
+        let mut sum = 0_u64;
+        for pair in keyed.chunks(2) {
+            let mut product = 0_u128;
+            for bit in 0..64 {
+                if pair[1] >> bit & 1 == 1 {
+                    product += u128::from(pair[0]) << bit;
+                }
+            }
+            sum = sum.wrapping_add((product >> 64) as u64 ^ product as u64);
+        }
+        (mix(sum) >> 32) as u32
     }
 
     fn resealed(mut bytes: [u8; DESCRIPTOR_BYTES]) -> [u8; DESCRIPTOR_BYTES] {
-        let crc = crc32(&bytes[..57]);
-        bytes[57..].copy_from_slice(&crc.to_le_bytes());
+        let seal = sealed_as(&bytes);
+        bytes[57..].copy_from_slice(&seal.to_le_bytes());
         bytes
     }
 
@@ -242,6 +273,13 @@ mod tests {
                 prop_assert!(descriptor.slot < SLOTS_MAX);
             }
         }
+    }
+
+    #[test]
+    fn the_seal_has_its_check_value() {
+        // By numbers of any length (Python), from the words of these bytes.
+        let bytes: [u8; DESCRIPTOR_BYTES] = std::array::from_fn(|at| at as u8 + 1);
+        assert_eq!(seal(&bytes), 0x6e4d_1966);
     }
 
     #[test]

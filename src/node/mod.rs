@@ -46,7 +46,7 @@ pub use wait::Backoff;
 
 use directory::{Directory, Row};
 use parking_lot::RwLock;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -54,7 +54,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]
@@ -186,9 +186,21 @@ pub struct Node {
 /// What scans of the directory have found.
 #[derive(Debug, Default)]
 struct Known {
-    peers: HashMap<u32, Arc<Peer>>,
+    /// In the order of their ranks: every message looks for one, and they are few.
+    peers: Vec<Arc<Peer>>,
     /// All ranks ever seen registered here, ourselves included, reachable or not.
     ranks: HashSet<u32>,
+}
+
+impl Known {
+    fn place(&self, world_rank: u32) -> Result<usize, usize> {
+        self.peers
+            .binary_search_by_key(&world_rank, |peer| peer.world_rank())
+    }
+
+    fn peer(&self, world_rank: u32) -> Option<&Arc<Peer>> {
+        self.place(world_rank).ok().map(|place| &self.peers[place])
+    }
 }
 
 impl Node {
@@ -313,21 +325,19 @@ impl Node {
     /// Another rank of this node (or this one, as its peers see it), if it is registered and its segment is sound.
     /// A known peer costs a look-up; an unknown one a look at the directory, if that has changed.
     pub fn peer(&self, world_rank: u32) -> Option<Arc<Peer>> {
-        if let Some(peer) = self.known.read().peers.get(&world_rank) {
+        if let Some(peer) = self.known.read().peer(world_rank) {
             return Some(Arc::clone(peer));
         }
         if !self.scan_if_changed() {
             return None;
         }
-        self.known.read().peers.get(&world_rank).map(Arc::clone)
+        self.known.read().peer(world_rank).map(Arc::clone)
     }
 
     /// All reachable ranks of this node, in the order of their ranks, this one included.
     pub fn peers(&self) -> Vec<Arc<Peer>> {
         self.scan_if_changed();
-        let mut peers: Vec<_> = self.known.read().peers.values().cloned().collect();
-        peers.sort_by_key(|peer| peer.world_rank());
-        peers
+        self.known.read().peers.clone()
     }
 
     /// Ranks of this node that were ever seen registered, this one included.
@@ -370,8 +380,7 @@ impl Node {
             let owner = peer.owner();
             owner.pid == row.pid && proc::low32(owner.start) == row.start_low
         };
-        if row.version != PROTOCOL_VERSION || known.peers.get(&row.world_rank).is_some_and(is_known)
-        {
+        if row.version != PROTOCOL_VERSION || known.peer(row.world_rank).is_some_and(is_known) {
             return;
         }
         match Peer::open(
@@ -381,9 +390,10 @@ impl Node {
             row.start_low,
             row.memfd,
         ) {
-            Ok(peer) => {
-                known.peers.insert(row.world_rank, Arc::new(peer));
-            }
+            Ok(peer) => match known.place(row.world_rank) {
+                Ok(place) => known.peers[place] = Arc::new(peer),
+                Err(place) => known.peers.insert(place, Arc::new(peer)),
+            },
             Err(error) => log::info!(
                 "rank {} is left to the MPI library: {error}",
                 row.world_rank
@@ -417,6 +427,37 @@ const fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)
 }
+
+/// A digest of words, 64 bits. Not against an adversary: against what is half written, or written over.
+///
+/// A message waits for it on both sides. So words are multiplied in pairs, each pair with keys of its place, and a
+/// processor does them all at once (a chain of steps over the words took three times as long).
+fn digest<const N: usize>(words: &[u64; N]) -> u64 {
+    const { assert!(N % 2 == 0 && N <= DIGEST_WORDS_MAX) };
+    let mut sum = 0_u64;
+    for at in (0..N).step_by(2) {
+        let pair = (
+            words[at] ^ DIGEST_KEYS[at],
+            words[at + 1] ^ DIGEST_KEYS[at + 1],
+        );
+        let product = u128::from(pair.0) * u128::from(pair.1);
+        sum = sum.wrapping_add((product >> 64) as u64 ^ product as u64);
+    }
+    mix(sum)
+}
+
+const DIGEST_WORDS_MAX: usize = 22;
+
+/// A key for each word, without a pattern.
+const DIGEST_KEYS: [u64; DIGEST_WORDS_MAX] = {
+    let mut keys = [0; DIGEST_WORDS_MAX];
+    let mut at = 0;
+    while at < DIGEST_WORDS_MAX {
+        keys[at] = mix((at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        at += 1;
+    }
+    keys
+};
 
 /// What [`mix`] made a value of.
 const fn unmix(value: u64) -> u64 {

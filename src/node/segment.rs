@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Slots that the outbox grows by at first (one step is 64 KiB); it doubles from then on, up to the largest step.
@@ -27,7 +28,7 @@ pub struct Segment {
     outbox: Mutex<Outbox>,
     staging: Mutex<Staging>,
     /// Memory for it has been asked for, once and for all.
-    is_staging_tried: AtomicBool,
+    has_staging: OnceLock<bool>,
     board: OwnBoard,
     nonce_base: u64,
     nonces: AtomicU64,
@@ -108,7 +109,7 @@ impl Segment {
             file: GuardedFd::new(fd, sys::FD_MINIMUM)?,
             outbox: Mutex::default(),
             staging: Mutex::default(),
-            is_staging_tried: AtomicBool::new(false),
+            has_staging: OnceLock::new(),
             board: OwnBoard::default(),
             nonce_base: sys::random_u64(),
             nonces: AtomicU64::new(0),
@@ -327,13 +328,14 @@ impl Segment {
         (staging.chunks.free.len(), staging.cells.free.len())
     }
 
-    /// Allocates the staging region, or has it allocated already. What the CUDA part registers is `View::staging`.
-    pub fn prepare_staging(&self) {
+    /// Allocates the staging region, or has it allocated already; false if there is none. What the CUDA part registers is
+    /// `View::staging`.
+    pub fn prepare_staging(&self) -> bool {
         // Every message asks.
-        if !self.is_staging_tried.load(Ordering::Acquire) {
+        *self.has_staging.get_or_init(|| {
             self.fill_once(&mut self.staging.lock());
-            self.is_staging_tried.store(true, Ordering::Release);
-        }
+            self.staging().is_some()
+        })
     }
 
     /// On first use: memory for the cells and as many chunks as can be had, halving. Never tried twice.

@@ -117,9 +117,6 @@ pub struct Message {
 
 impl Message {
     /// A digest of all of it, 56 bits: it travels in the descriptor, out of reach of whoever writes to the segment.
-    ///
-    /// A message waits for it on both sides. So words are multiplied in pairs, each pair with keys of its place, and a
-    /// processor does them all at once (a chain of steps over the words took three times as long).
     pub fn digest(&self) -> u64 {
         let numbers = [
             self.communicator,
@@ -144,28 +141,12 @@ impl Message {
             bytes.copy_from_slice(chunk);
             *word = u64::from_ne_bytes(bytes);
         }
-        let pairs = words.chunks_exact(2).zip(DIGEST_KEYS.chunks_exact(2));
-        let sum = pairs.fold(0_u64, |sum, (words, keys)| {
-            let product = u128::from(words[0] ^ keys[0]) * u128::from(words[1] ^ keys[1]);
-            sum.wrapping_add((product >> 64) as u64 ^ product as u64)
-        });
-        super::mix(sum) >> 8
+        super::digest(&words) >> 8
     }
 }
 
 /// Words of a message that its digest is made of.
 const DIGEST_WORDS: usize = 22;
-
-/// A key for each of them, without a pattern.
-const DIGEST_KEYS: [u64; DIGEST_WORDS] = {
-    let mut keys = [0; DIGEST_WORDS];
-    let mut at = 0;
-    while at < DIGEST_WORDS {
-        keys[at] = super::mix((at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        at += 1;
-    }
-    keys
-};
 
 impl Default for Message {
     fn default() -> Self {

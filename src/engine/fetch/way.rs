@@ -58,6 +58,8 @@ struct Depth {
     last: u32,
     /// Of this window, so far.
     now: u32,
+    /// Single messages between these two GPUs of up to so many bytes took one direct copy when last planned.
+    direct: Option<([Uuid; 2], u64)>,
 }
 
 /// No window is taken for deeper.
@@ -74,6 +76,23 @@ impl Depths {
         }
         depth.now = depth.now.max(in_flight);
         depth.now.max(depth.last)
+    }
+
+    /// Takes note of how a single message was planned.
+    fn planned(&mut self, source: u32, ends: [Uuid; 2], bytes: u64, is_direct: bool) {
+        let depth = self.0.entry(source).or_default();
+        let known = depth.direct.filter(|(known, _)| *known == ends);
+        depth.direct = match known.map_or(0, |(_, most)| most) {
+            most if is_direct => Some((ends, most.max(bytes))),
+            most if most < bytes => known,
+            _ => None,
+        };
+    }
+
+    /// Whether a single message is likely to take one direct copy.
+    fn is_likely_direct(&self, source: u32, ends: [Uuid; 2], bytes: u64) -> bool {
+        let direct = self.0.get(&source).and_then(|depth| depth.direct);
+        direct.is_some_and(|(known, most)| known == ends && bytes <= most)
     }
 }
 
@@ -104,6 +123,15 @@ impl Ways<'_> {
         let same = same.filter(|other| other.source == message.source);
         let in_flight = 1 + same.count() as u32;
         self.depths.of(message.source, message.length, in_flight)
+    }
+
+    /// Whether the plan of a message is likely to be one direct copy: then that is launched first, and the plan made while it
+    /// runs. In a window planning is hidden by the messages before.
+    pub fn is_likely_direct(&self, message: &Message, depth: u32) -> bool {
+        let source = message.source;
+        let ends = self.to.map(|to| [message.device, to]);
+        depth == 1
+            && ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, message.length))
     }
 
     /// Chooses the way of a message in a window so deep. `None`: one copy, and nobody needs to know.
@@ -143,6 +171,10 @@ impl Ways<'_> {
         let parts = self.parts(&routed, &relays, peer);
         let kinds = routed.plan.paths().iter().map(|path| path.path.kind());
         let has_direct = kinds.into_iter().any(|kind| kind == PathKind::Direct);
+        if in_flight == 1 {
+            let (source, ends) = (message.source, [route.from, route.to]);
+            self.depths.planned(source, ends, bytes, parts.is_empty());
+        }
         Some(Chosen {
             parts,
             has_direct,
@@ -219,5 +251,39 @@ mod tests {
         assert_eq!(window(100, 1), [1], "the depth has changed");
         assert_eq!(window(7, 2), [1, 2], "so has the length");
         assert_eq!(depths.of(4, 7, 1), 1, "another sender");
+    }
+
+    #[test]
+    fn what_was_planned_to_go_directly_is_likely_to_do_so_again() {
+        let mut depths = Depths::default();
+        let (ends, others) = ([[1; 16], [2; 16]], [[1; 16], [3; 16]]);
+        assert!(!depths.is_likely_direct(3, ends, 1), "nothing is known");
+        depths.planned(3, ends, 100, true);
+        depths.planned(3, ends, 50, true);
+        let likely = [
+            (3, ends, 100),
+            (3, ends, 101),
+            (3, others, 100),
+            (4, ends, 100),
+        ];
+        let likely =
+            likely.map(|(source, ends, bytes)| depths.is_likely_direct(source, ends, bytes));
+        assert_eq!(likely, [true, false, false, false]);
+        depths.planned(3, ends, 200, false);
+        assert!(
+            depths.is_likely_direct(3, ends, 100),
+            "longer ones may be split"
+        );
+        depths.planned(3, ends, 80, false);
+        assert!(
+            !depths.is_likely_direct(3, ends, 50),
+            "splitting pays again"
+        );
+        depths.planned(3, ends, 10, true);
+        depths.planned(3, others, 90, false);
+        assert!(
+            !depths.is_likely_direct(3, ends, 10),
+            "the last pair counts"
+        );
     }
 }

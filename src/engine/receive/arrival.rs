@@ -213,7 +213,7 @@ impl Core {
             landing.note_touched(DESCRIPTOR_BYTES as u64);
         }
         receive.to_check = ToCheck::of_fetch(env, &fetch);
-        receive.stage = Stage::Fetching(Box::new(fetch));
+        receive.stage = Stage::Fetching(fetch);
         self.taken += 1;
         self.moving.push(id);
         Ok(())

@@ -195,7 +195,7 @@ impl Ledger {
 
     /// What everybody uses, but for this pair of this rank's.
     fn seen(&self, book: &mut Book, except: (u8, u8)) -> Vec<Seen> {
-        let mut seen = Vec::new();
+        let mut seen = Vec::with_capacity(16);
         for (pair, entry) in book.pairs.iter().filter(|(pair, _)| **pair != except) {
             seen.extend(entry.totals.iter().map(|(hop, total)| {
                 let using = entry.uses.iter().find(|used| used.hop == *hop);

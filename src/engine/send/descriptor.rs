@@ -27,8 +27,8 @@ pub(super) struct Out {
     slot: u32,
     nonce: u64,
     pub(super) native: Handle,
-    /// What the native send reads; kept until that is complete.
-    _wire: Box<[u8; DESCRIPTOR_BYTES]>,
+    /// What the native send reads. It stays where it is, and as it is, until that is complete.
+    wire: [u8; DESCRIPTOR_BYTES],
     source: Source,
     bytes: u64,
     serve: Option<Serve>,
@@ -201,28 +201,41 @@ impl Core {
             length: bytes,
             digest: message.digest(),
         };
-        let wire = Box::new(descriptor.encode());
-        let mut request = env.abi.request_null;
+        let mut out = Box::new(Out {
+            peer,
+            slot,
+            nonce,
+            native: env.abi.request_null,
+            wire: descriptor.encode(),
+            source,
+            bytes,
+            serve: None,
+            tracks: None,
+            hosting: None,
+            failures: 0,
+            is_given_up: false,
+            is_open: true,
+        });
         let carrier = SendArgs {
             mode: if args.mode == Mode::Ready {
                 Mode::Ready
             } else {
                 Mode::Standard
             },
-            buffer: wire.as_ptr().cast(),
+            buffer: out.wire.as_ptr().cast(),
             count: DESCRIPTOR_BYTES as i64,
             datatype: env.abi.byte,
             ..*args
         };
         // SAFETY: the wire bytes are kept until the native send is complete.
-        let code = unsafe { native_isend(&carrier, &raw mut request) };
+        let code = unsafe { native_isend(&carrier, &raw mut out.native) };
         if code != env.abi.success {
             give_back();
             return Err(Unsent::Code(code));
         }
         self.sent.take(stream);
-        peer.announce();
-        peer.ring_doorbell();
+        out.peer.announce();
+        out.peer.ring_doorbell();
         let (messages, of_bytes) = match origin {
             Origin::Device(_) => (Counter::SendsDescriptor, Counter::SendsDescriptorBytes),
             Origin::Host(_) => (
@@ -232,28 +245,13 @@ impl Core {
         };
         stats::add(messages, 1);
         stats::add(of_bytes, bytes);
-        let hosting = match (cell, source) {
+        out.hosting = match (cell, source) {
             (Some(cell), Source::Device { context, address }) => {
                 let key = Wish::Cell.key(message.communicator, env.world_rank, args.tag);
-                let is_expected = !peer.wishes(key);
+                let is_expected = !out.peer.wishes(key);
                 Some(Hosting::new(context, address, bytes, cell, is_expected))
             }
             _ => None,
-        };
-        let out = Out {
-            peer,
-            slot,
-            nonce,
-            native: request,
-            _wire: wire,
-            source,
-            bytes,
-            serve: None,
-            tracks: None,
-            hosting,
-            failures: 0,
-            is_given_up: false,
-            is_open: true,
         };
         let is_exported = message.flags & (flag::EXPORTED | flag::HOST) != 0;
         let story = Story {
@@ -270,7 +268,7 @@ impl Core {
             code: env.abi.success,
             story,
             is_raised: false,
-            kind: SendKind::Descriptor(Box::new(out)),
+            kind: SendKind::Descriptor(out),
         });
         self.open.push(id);
         // A small message is to be looked at before its receiver has done anything.
@@ -296,8 +294,7 @@ impl Core {
             return Err(Reason::NonContiguous);
         }
         // Without staging a receiver that cannot map the buffer could not be served.
-        env.node.own().prepare_staging();
-        if env.node.own().staging().is_none() || env.node.own().layout().chunks == 0 {
+        if !env.node.own().prepare_staging() || env.node.own().layout().chunks == 0 {
             return Err(Reason::OutOfMemory);
         }
         if !self.helper_runs {
