@@ -247,7 +247,7 @@ impl Gpu {
     }
 
     /// A bounce buffer; `Exhausted` means that later, when copies have ended, there will be one.
-    pub fn bounce(&mut self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
+    pub fn bounce(&self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
         self.pinned.take(context, bytes)
     }
 

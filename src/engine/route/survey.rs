@@ -156,7 +156,15 @@ impl Survey {
     }
 
     fn advance_own(&mut self, env: &Env, gpu: &mut Gpu, at: usize) {
-        if !self.has_turn && !self.take_turn(env) {
+        // What takes longest, first memory, needs no turn.
+        let is_ready = match self.own[at].prepare(gpu) {
+            Ok(()) => self.has_turn || self.take_turn(env),
+            Err(error) => {
+                self.own[at].failed(&error);
+                false
+            }
+        };
+        if !is_ready {
             return;
         }
         let own = &mut self.own[at];
@@ -182,15 +190,10 @@ impl Survey {
             },
             Stage::Over => Ok(Stage::Over),
         };
-        own.stage = next.unwrap_or_else(|error| {
-            own.failures += 1;
-            log::debug!("measuring the way to the host: {error}");
-            if own.failures < ATTEMPTS || is_for_now(&error) {
-                Stage::Waiting
-            } else {
-                Stage::Over
-            }
-        });
+        match next {
+            Ok(next) => own.stage = next,
+            Err(error) => own.failed(&error),
+        }
         // Also while it waits: another rank may have what this one lacks.
         if matches!(self.own[at].stage, Stage::Over | Stage::Waiting) {
             env.node.give_turn();
@@ -223,19 +226,38 @@ impl Survey {
 }
 
 impl Own {
-    /// Launches copies between the GPU and pinned memory of the host.
-    fn start(&mut self, gpu: &mut Gpu, is_up: bool) -> Result<Run> {
-        let address = match &self.memory {
-            Some(memory) => memory.address(),
-            None => {
-                let memory = StagedMemory::allocate(self.context, LARGE)?;
-                self.memory.insert(memory).address()
-            }
-        };
+    /// Sees that there is memory to copy from and to.
+    fn prepare(&mut self, gpu: &mut Gpu) -> Result<()> {
+        if self.memory.is_none() {
+            self.memory = Some(StagedMemory::allocate(self.context, LARGE)?);
+            // The pool keeps it.
+            drop(self.host(gpu)?);
+        }
+        Ok(())
+    }
+
+    fn host(&self, gpu: &Gpu) -> Result<PinnedBuffer> {
         let host = gpu.bounce(self.context, LARGE as usize)?;
         if !host.is_pinned() {
             return Err(Error::NoContext);
         }
+        Ok(host)
+    }
+
+    fn failed(&mut self, error: &Error) {
+        self.failures += 1;
+        log::debug!("measuring the way to the host: {error}");
+        self.stage = if self.failures < ATTEMPTS || is_for_now(error) {
+            Stage::Waiting
+        } else {
+            Stage::Over
+        };
+    }
+
+    /// Launches copies between the GPU and pinned memory of the host.
+    fn start(&mut self, gpu: &mut Gpu, is_up: bool) -> Result<Run> {
+        let address = self.memory.as_ref().ok_or(Error::NoContext)?.address();
+        let host = self.host(gpu)?;
         let (dst, src, purpose) = if is_up {
             (host.address(), address, Purpose::DeviceToHost)
         } else {
