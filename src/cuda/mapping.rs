@@ -117,9 +117,7 @@ impl Shown {
             (_, Ok(_)) => Some(Shown::Works),
             (Some(Shown::Works | Shown::Refused), Err(_)) => before,
             // It is open here already, so it can be opened.
-            (_, Err(error)) if error.is(code::ALREADY_MAPPED) || *error == Error::AlreadyMapped => {
-                before
-            }
+            (_, Err(Error::AlreadyMapped)) => before,
             (_, Err(error)) if error.is_refusal() => Some(Shown::Refused),
             (_, Err(error)) if error.code().is_none() || error.context_is_gone() => before,
             (Some(Shown::Unsure(refusals)), Err(_)) if refusals + 1 >= UNSURE_ATTEMPTS => {
@@ -292,9 +290,12 @@ impl Mappings {
 
     fn open_handle(&mut self, key: Key, export: &Export) -> Result<Mapping> {
         let mut opened = open_in(key.context, export);
-        // Another context of the same device has it: nothing is wrong with the handle or with the two devices.
-        let refused = opened.is_err_and(|error| error.is(code::INVALID_HANDLE));
-        if refused && self.is_open_elsewhere(&key) {
+        // By the program, or in another context of the same device: nothing is wrong with the handle or with the two devices.
+        let is_open = |error: &Error| {
+            error.is(code::ALREADY_MAPPED)
+                || (error.is(code::INVALID_HANDLE) && self.is_open_elsewhere(&key))
+        };
+        if opened.as_ref().is_err_and(is_open) {
             opened = Err(Error::AlreadyMapped);
         }
         self.learn(&key, &opened);
@@ -309,7 +310,7 @@ impl Mappings {
                     open_bytes: Arc::clone(&self.open_bytes),
                 })
             }
-            Err(error) if error.is(code::ALREADY_MAPPED) || error == Error::AlreadyMapped => {
+            Err(Error::AlreadyMapped) => {
                 self.stats.already_mapped += 1;
                 Err(Error::AlreadyMapped)
             }
@@ -457,7 +458,6 @@ mod tests {
         assert_eq!(after(&[unknown]), Some(Shown::Unsure(1)));
         assert_eq!(after(&[unknown, Ok(1)]), Some(Shown::Works));
         assert_eq!(after(&[unknown, unknown]), Some(Shown::Refused));
-        assert_eq!(after(&[refused(code::ALREADY_MAPPED)]), None);
         assert_eq!(after(&[Err(Error::AlreadyMapped)]), None);
         assert_eq!(after(&[Err(Error::ContextLost)]), None);
     }
