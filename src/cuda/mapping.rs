@@ -289,15 +289,8 @@ impl Mappings {
     }
 
     fn open_handle(&mut self, key: Key, export: &Export) -> Result<Mapping> {
-        let mut opened = open_in(key.context, export);
-        // By the program, or in another context of the same device: nothing is wrong with the handle or with the two devices.
-        let is_open = |error: &Error| {
-            error.is(code::ALREADY_MAPPED)
-                || (error.is(code::INVALID_HANDLE) && self.is_open_elsewhere(&key))
-        };
-        if opened.as_ref().is_err_and(is_open) {
-            opened = Err(Error::AlreadyMapped);
-        }
+        let opened = open_in(key.context, export);
+        let opened = opened.map_err(|error| told(error, || self.is_open_elsewhere(&key)));
         self.learn(&key, &opened);
         match opened {
             Ok(address) => {
@@ -386,6 +379,16 @@ impl Mappings {
     }
 }
 
+/// What an answer of the driver's means for an allocation that may be open already, by the program or in another context of
+/// the same device: then nothing is wrong with the handle or with the two devices.
+fn told(error: Error, is_open_elsewhere: impl FnOnce() -> bool) -> Error {
+    if error.is(code::ALREADY_MAPPED) || (error.is(code::INVALID_HANDLE) && is_open_elsewhere()) {
+        Error::AlreadyMapped
+    } else {
+        error
+    }
+}
+
 fn pair_of(key: &Key) -> Pair {
     (key.peer, key.uuid, key.context)
 }
@@ -458,6 +461,12 @@ mod tests {
         assert_eq!(after(&[unknown]), Some(Shown::Unsure(1)));
         assert_eq!(after(&[unknown, Ok(1)]), Some(Shown::Works));
         assert_eq!(after(&[unknown, unknown]), Some(Shown::Refused));
+        let told =
+            |result: Result<u64>, elsewhere| result.map_err(|error| told(error, || elsewhere));
+        assert_eq!(after(&[told(refused(code::ALREADY_MAPPED), false)]), None);
+        assert_eq!(after(&[told(refused(code::INVALID_HANDLE), true)]), None);
+        let wrong = told(refused(code::INVALID_HANDLE), false);
+        assert_eq!(wrong, refused(code::INVALID_HANDLE));
         assert_eq!(after(&[Err(Error::AlreadyMapped)]), None);
         assert_eq!(after(&[Err(Error::ContextLost)]), None);
     }

@@ -433,7 +433,7 @@ const fn mix(value: u64) -> u64 {
 /// A message waits for it on both sides. So words are multiplied in pairs, each pair with keys of its place, and a
 /// processor does them all at once (a chain of steps over the words took three times as long).
 fn digest<const N: usize>(words: &[u64; N]) -> u64 {
-    const { assert!(N % 2 == 0 && N <= DIGEST_WORDS_MAX) };
+    const { assert!(N % 2 == 0 && N <= DIGEST_WORDS) };
     let mut sum = 0_u64;
     for at in (0..N).step_by(2) {
         let pair = (
@@ -446,13 +446,14 @@ fn digest<const N: usize>(words: &[u64; N]) -> u64 {
     mix(sum)
 }
 
-const DIGEST_WORDS_MAX: usize = 22;
+/// As many as a message has: the most of which a digest is made.
+const DIGEST_WORDS: usize = 22;
 
 /// A key for each word, without a pattern.
-const DIGEST_KEYS: [u64; DIGEST_WORDS_MAX] = {
-    let mut keys = [0; DIGEST_WORDS_MAX];
+const DIGEST_KEYS: [u64; DIGEST_WORDS] = {
+    let mut keys = [0; DIGEST_WORDS];
     let mut at = 0;
-    while at < DIGEST_WORDS_MAX {
+    while at < DIGEST_WORDS {
         keys[at] = mix((at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         at += 1;
     }

@@ -27,7 +27,7 @@ pub struct Segment {
     file: GuardedFd,
     outbox: Mutex<Outbox>,
     staging: Mutex<Staging>,
-    /// Memory for it has been asked for, once and for all.
+    /// Whether there is memory for it, which is asked for once and for all.
     has_staging: OnceLock<bool>,
     board: OwnBoard,
     nonce_base: u64,
@@ -55,7 +55,6 @@ struct Outbox {
 /// Which pieces of staging are in use.
 #[derive(Debug, Default)]
 struct Staging {
-    is_tried: bool,
     chunks: Pool,
     cells: Pool,
 }
@@ -301,16 +300,15 @@ impl Segment {
 
     /// Takes a staging chunk. `None` when all are in use, or there is no memory for any.
     pub fn take_chunk(&self) -> Option<u32> {
-        let mut staging = self.staging.lock();
-        self.fill_once(&mut staging);
-        staging.chunks.take()
+        self.prepare_staging();
+        self.staging.lock().chunks.take()
     }
 
     /// Takes a cell for an eager payload. `None` when all are in use, or there is no memory for any.
     pub fn take_cell(&self) -> Option<u32> {
-        let mut staging = self.staging.lock();
-        self.fill_once(&mut staging);
-        staging.cells.take().map(|index| FIRST_CELL + index)
+        self.prepare_staging();
+        let cell = self.staging.lock().cells.take();
+        cell.map(|index| FIRST_CELL + index)
     }
 
     /// Gives a chunk or a cell back. Giving back what is not out does nothing, and returns false.
@@ -333,16 +331,13 @@ impl Segment {
     pub fn prepare_staging(&self) -> bool {
         // Every message asks.
         *self.has_staging.get_or_init(|| {
-            self.fill_once(&mut self.staging.lock());
+            self.fill(&mut self.staging.lock());
             self.staging().is_some()
         })
     }
 
-    /// On first use: memory for the cells and as many chunks as can be had, halving. Never tried twice.
-    fn fill_once(&self, staging: &mut Staging) {
-        if std::mem::replace(&mut staging.is_tried, true) {
-            return;
-        }
+    /// On first use: memory for the cells and as many chunks as can be had, halving.
+    fn fill(&self, staging: &mut Staging) {
         let layout = self.view.layout();
         let start = layout.cells_offset();
         if let Err(error) = self.reserve(start, (layout.chunks_offset() - start).max(1)) {

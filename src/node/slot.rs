@@ -16,6 +16,7 @@
 //! ```
 
 use super::ring::{Ring, RingCells};
+use super::DIGEST_WORDS;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Size of a slot, bytes.
@@ -144,9 +145,6 @@ impl Message {
         super::digest(&words) >> 8
     }
 }
-
-/// Words of a message that its digest is made of.
-const DIGEST_WORDS: usize = 22;
 
 impl Default for Message {
     fn default() -> Self {

@@ -375,16 +375,24 @@ fn predictions_on_two_nodes() {
         // On a busy machine a run is now and then a quarter slower without being late, which is not understood: then all
         // are made again.
         let mut seen = String::new();
-        let is_good = (0..3).any(|_| {
+        for _ in 0..3 {
             let rows = ask(&nodes, &[question("own"), question("one")], &folder);
             let good: Vec<&Row> = rows.iter().filter(|row| row.late <= LATE_MAX).collect();
+            // On a machine that is too busy nothing is measured, which makes good nothing that was.
+            if good.len() < 4 {
+                if seen.is_empty() {
+                    return;
+                }
+                continue;
+            }
             let (_, mean, worst) = spread(good.iter().map(|row| row.error()));
+            if mean <= 0.06 && worst <= 0.12 && unmoved_error(&rows).1 > 0.06 {
+                let _ = fs::remove_dir_all(folder);
+                return;
+            }
             seen += &table(&rows);
-            // On a machine that is too busy nothing is measured.
-            good.len() < 4 || (mean <= 0.06 && worst <= 0.12 && unmoved_error(&rows).1 > 0.06)
-        });
-        assert!(is_good, "{seen}");
-        let _ = fs::remove_dir_all(folder);
+        }
+        panic!("{seen}");
     });
 }
 
