@@ -338,11 +338,18 @@ impl Fetch {
             match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to) {
                 Begun::Driven(driven) => {
                     self.path = Path::Driven(driven);
+                    self.leave_trail(false);
                     return true;
                 }
                 Begun::Direct(routed) => {
                     self.routed = Some(*routed);
-                    return false;
+                    let trails = ways.trails((address, self.wanted));
+                    if trails.iter().all(|trail| trail.is_direct()) {
+                        self.leave_trail(true);
+                        return false;
+                    }
+                    self.hold(trails);
+                    return true;
                 }
                 Begun::No => {}
             }
@@ -358,9 +365,7 @@ impl Fetch {
         };
         if !overlapping().all(is_alike) {
             // Copies of one lane stay in order; those of messages over several paths have several.
-            let trails: Vec<_> = overlapping()
-                .filter_map(|other| other.trail.clone())
-                .collect();
+            let trails = ways.trails(place);
             if trails.is_empty() {
                 return false;
             }
@@ -391,7 +396,7 @@ impl Fetch {
         }
         if is_long && self.message.flags & (flag::EXPORTED | flag::HOST) == 0 {
             // It comes by another lane than messages behind it that are received in its place.
-            self.leave_trail();
+            self.leave_trail(false);
         }
         false
     }
@@ -399,14 +404,12 @@ impl Fetch {
     /// Not begun before these are over.
     fn hold(&mut self, trails: Vec<Arc<Trail>>) {
         self.path = Path::Held(trails);
-        self.leave_trail();
+        self.leave_trail(false);
     }
 
     /// Messages behind this one that are received in its place wait for it; others need not.
-    fn leave_trail(&mut self) {
-        let trail = Trail::new(Vec::new());
-        trail.set_claimed();
-        self.trail = Some(TrailEnd(Arc::new(trail)));
+    fn leave_trail(&mut self, is_direct: bool) {
+        self.trail = Some(TrailEnd(Arc::new(Trail::undivided(is_direct))));
     }
 
     /// A single message that is likely to take one direct copy does so this time. What is planned while it runs counts for

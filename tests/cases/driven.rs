@@ -137,6 +137,34 @@ fn with_one_path_nothing_is_driven() {
     });
 }
 
+/// Messages of a window that are received in one place, as bandwidth tests do: no two copies to one byte are unordered, whatever
+/// executes them.
+#[test]
+fn windows_in_one_place() {
+    on("openmpi", |mpi| {
+        let model = model("beluga");
+        for (executor, bytes) in [
+            ("auto", "33554432"),
+            ("streams", "8388608"),
+            ("batch", "8388608"),
+            ("graph", "8388608"),
+        ] {
+            let outcome = job(mpi, 2, "paths")
+                .args(&["one_place"])
+                .env("SIMCUDA_TOPOLOGY", "beluga")
+                .env("ANABRANCH_MODEL", &model.display().to_string())
+                .env("ANABRANCH_ASSIGN", "one")
+                .env("ANABRANCH_EXECUTOR", executor)
+                .env("BYTES", bytes)
+                .passes();
+            let driven: u64 = launches(&outcome).iter().sum();
+            assert_eq!(driven, 15, "{executor} {bytes}: {outcome}");
+            let [_, relay, _] = bytes_by_path(&outcome);
+            assert!(relay > 0, "{executor} {bytes}: {outcome}");
+        }
+    });
+}
+
 /// A driver call that fails, wherever it is: the bytes are right, and it is told and counted.
 #[test]
 fn a_call_that_fails_costs_a_detour_and_no_byte() {

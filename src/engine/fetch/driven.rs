@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::config::Assign;
 use crate::cuda::{reach, ContextKey, Error, Export, IpcHandle, Mapping};
+use crate::engine::fetch::trail::Trail;
 use crate::engine::fetch::Ways;
 use crate::engine::gpu::Gpu;
 use crate::engine::route::{RouteUse, Routed};
@@ -59,6 +60,8 @@ pub struct Driven {
     target: u64,
     mappings: Vec<Arc<Mapping>>,
     drive: Option<Drive>,
+    /// Messages that are received in the same place: nothing is launched before they are over.
+    after: Vec<Arc<Trail>>,
     /// Plans of this rank that had ended when this one was last refused.
     seen: u64,
 }
@@ -134,6 +137,7 @@ impl Driven {
             target: to.address,
             mappings: Vec::new(),
             drive: None,
+            after: ways.trails((to.address, message.length)),
             seen: u64::MAX,
         };
         let export = Export {
@@ -162,9 +166,10 @@ impl Driven {
         Ok(driven)
     }
 
-    /// Launches, unless others of this rank have to end first; whether it did.
+    /// Launches, unless other messages have to end first; whether it did.
     fn try_launch(&mut self, gpu: &mut Gpu) -> Result<bool, Error> {
-        if self.seen == gpu.exec.ended() {
+        self.after.retain(|trail| !trail.is_over());
+        if !self.after.is_empty() || self.seen == gpu.exec.ended() {
             return Ok(false);
         }
         let request = Request {

@@ -21,6 +21,8 @@ pub struct Trail {
     /// Another message is received in the same place.
     has_follower: AtomicBool,
     is_over: AtomicBool,
+    /// It is one copy, on the lane of its sender.
+    is_direct: bool,
 }
 
 impl Trail {
@@ -32,7 +34,23 @@ impl Trail {
             launched: AtomicU32::new(0),
             has_follower: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            is_direct: false,
         }
+    }
+
+    /// Of a message that is not split: what is behind it waits for its end, but for other such ones from its sender.
+    pub fn undivided(is_direct: bool) -> Trail {
+        let trail = Trail {
+            is_direct,
+            ..Trail::new(Vec::new())
+        };
+        trail.set_claimed();
+        trail
+    }
+
+    /// Whether it is one copy, on the lane of its sender, where such copies stay in order.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
     }
 
     /// Nothing is left to claim.

@@ -116,6 +116,12 @@ pub struct Chosen {
 }
 
 impl Ways<'_> {
+    /// How far those are that are received in the same place, an address and a length.
+    pub fn trails(&self, place: (u64, u64)) -> Vec<Arc<Trail>> {
+        let overlapping = self.under_way.iter().filter(|row| row.overlaps(place));
+        overlapping.filter_map(|row| row.trail.clone()).collect()
+    }
+
     /// How deep the window is taken to be of a message that begins. To be asked once for each that is long enough to be
     /// split, whichever way it goes in the end: the next window is planned by it.
     pub fn depth(&mut self, message: &Message) -> u32 {
