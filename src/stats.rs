@@ -70,6 +70,7 @@ counters! {
     SeveralDirectBytes   "several_direct_bytes"    Bytes "their payload that came straight from the sender's device memory";
     SeveralRelayBytes    "several_relay_bytes"     Bytes "their payload that came over other GPUs";
     SeveralHostBytes     "several_host_bytes"      Bytes "their payload that came through host memory";
+    SeveralPushedBytes   "several_pushed_bytes"    Bytes "their payload that the sender wrote straight to the receiver's device memory, as messages went both ways";
     ChunksClaimedBack    "chunks_claimed_back"     Count "chunks of theirs that the receiver took over from the sender, which had not begun with them";
     TracksRetired        "tracks_retired"          Count "paths of theirs that were given up, the rest of their part being taken directly";
     StagingRefused       "staging_refused"         Count "attempts to take staging memory on a GPU, for messages that lead over it, that failed";

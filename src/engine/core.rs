@@ -10,7 +10,7 @@ use slab::Slab;
 use crate::config::Config;
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
-use crate::engine::fetch::Depths;
+use crate::engine::fetch::{Depths, Exchanges};
 use crate::engine::gpu::Gpu;
 use crate::engine::matched::Matched;
 use crate::engine::persistent::PersistentSend;
@@ -69,6 +69,7 @@ pub struct Core {
     /// Which paths messages take.
     pub(super) router: Router,
     pub(super) depths: Depths,
+    pub(super) exchanges: Exchanges,
     pub(super) landings: landing::Pool,
     /// Descriptors that this rank has taken, of those announced to it.
     pub(super) taken: u64,
@@ -121,6 +122,7 @@ impl Core {
             gpu: Gpu::new(config),
             router: Router::new(config),
             depths: Depths::default(),
+            exchanges: Exchanges::default(),
             landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
             taken: 0,
             blind: 0,

@@ -1,6 +1,7 @@
 //! The receiver's side of a transfer: brings the payload of a descriptor.
 
 mod driven;
+mod push;
 mod ring;
 mod several;
 mod trail;
@@ -13,6 +14,7 @@ use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping,
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::driven::{Begun, Driven};
+pub use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::several::{Before, Several};
 use crate::engine::fetch::trail::{Trail, TrailEnd};
 pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
@@ -20,7 +22,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::route::Routed;
 use crate::engine::story;
 use crate::engine::Env;
-use crate::node::{Corruption, Descriptor, Message, Peer, Refused, Slot, State, Sums};
+use crate::node::{Corruption, Descriptor, Message, Peer, Refused, Slot, State, Sums, Target};
 use crate::stats::{self, Counter, Reason};
 
 /// Flags of a slot's message.
@@ -382,11 +384,20 @@ impl Fetch {
         let held = before.as_ref().filter(|before| before.is_below);
         let held = held.map(|before| vec![Arc::clone(&before.trail)]);
         if let Some(depth) = depth {
-            if before.is_none() && ways.is_likely_direct(&self.message, depth) {
+            let push = match &before {
+                // As the one before it, on whose lanes it follows.
+                Some(Before {
+                    trail,
+                    is_below: true,
+                }) if trail.is_pushed() => ways.target(env, gpu),
+                Some(Before { is_below: true, .. }) => None,
+                _ => ways.push(env, gpu, &self.message, depth),
+            };
+            if before.is_none() && push.is_none() && ways.is_likely_direct(&self.message, depth) {
                 self.begin_directly(env, gpu, ways);
                 return true;
             }
-            if self.begin_several(env, gpu, ways, before, depth) {
+            if self.begin_several(env, gpu, ways, before, depth, push) {
                 return true;
             }
         }
@@ -433,6 +444,7 @@ impl Fetch {
         mut ways: Ways<'_>,
         before: Option<Before>,
         depth: u32,
+        push: Option<Target>,
     ) -> bool {
         let Destination::Device { context, address } = self.to else {
             return false;
@@ -441,7 +453,8 @@ impl Fetch {
             return false;
         };
         self.routed = Some(chosen.routed);
-        if chosen.parts.is_empty() {
+        let push = push.filter(|_| chosen.has_direct);
+        if chosen.parts.is_empty() && push.is_none() {
             return false;
         }
         let mapping = match self.map(gpu, context) {
@@ -460,6 +473,7 @@ impl Fetch {
             from: mapping.address_of(self.message.offset),
             mapping,
             is_path: chosen.has_direct,
+            push,
         };
         let slot = (self.slot, self.nonce);
         let (peer, parts) = (&self.peer, &chosen.parts);

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::config::{Config, Executor};
 use crate::cuda::{
@@ -34,6 +34,8 @@ pub struct Gpu {
     registrations: Registrations,
     /// How many freed allocations each rank had told of when last looked at.
     retired: HashMap<u32, u64>,
+    /// Ranks between which and this one a push has failed.
+    not_pushed: HashSet<u32>,
     /// Staging on GPUs.
     pub relays: Relays,
     /// What is measured while the program runs.
@@ -56,6 +58,7 @@ impl Gpu {
             pinned: PinnedPool::new(BOUNCE_BYTES_MAX),
             registrations: Registrations::new(),
             retired: HashMap::new(),
+            not_pushed: HashSet::new(),
             relays: Relays::default(),
             survey: Survey::default(),
             exec: Exec::new(Settings {
@@ -130,6 +133,17 @@ impl Gpu {
                 }
             }
         });
+    }
+
+    /// A push to or from a rank has failed: there will be no more. (What is pushed after it would not be in order with what is
+    /// pulled instead.)
+    pub fn push_failed(&mut self, rank: u32) {
+        self.not_pushed.insert(rank);
+    }
+
+    /// Whether messages to and from a rank may be pushed.
+    pub fn may_push(&self, rank: u32) -> bool {
+        !self.not_pushed.contains(&rank)
     }
 
     /// Maps an allocation of a peer's.

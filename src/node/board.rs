@@ -4,7 +4,7 @@
 use super::relay::{Exported, GpuRow, GPUS_MAX};
 use super::retired::Retired;
 use super::slot::Slot;
-use super::track::{Asked, Offer, Part, TRACKS};
+use super::track::{Asked, Offer, Part, Target, Way, TRACKS};
 use super::units::{units_of, Taker, Units, UNIT_BYTES};
 use super::view::View;
 use super::Segment;
@@ -146,16 +146,17 @@ impl Segment {
     }
 
     /// Writes an offer. `None` where all are in use.
-    pub fn open_offer(&self, parts: &[Part]) -> Option<Asked> {
+    pub fn open_offer(&self, parts: &[Part], target: Option<&Target>) -> Option<Asked> {
         let board = self.board()?;
-        if parts.is_empty() || parts.len() > TRACKS {
+        let has_target = |part: &Part| part.way != Way::Push || target.is_some();
+        if parts.is_empty() || parts.len() > TRACKS || !parts.iter().all(has_target) {
             return None;
         }
         let mut own = self.own_board().lock();
         let index = own.idle.pop()?;
         own.tags += 1;
         let tag = own.tags;
-        board.offer(index)?.open(tag, parts);
+        board.offer(index)?.open(tag, parts, target);
         Some(Asked { index, tag })
     }
 

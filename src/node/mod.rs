@@ -39,7 +39,7 @@ pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
 pub use segment::Segment;
 pub use sheet::{Sums, BLOCKS};
 pub use slot::{Message, Refused, Slot, State};
-pub use track::{Asked, Part, TrackError, Way};
+pub use track::{Asked, Part, Target, TrackError, Way};
 pub use units::{units_of, Taker, UNIT_BYTES};
 pub use view::{Layout, Owner, Readiness, View, COUNTERS, FIRST_CELL, SLOTS_MAX};
 pub use wait::Backoff;
@@ -54,7 +54,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]

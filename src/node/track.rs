@@ -3,7 +3,9 @@
 //! An *offer* lies in the receiver's segment and is about one message. It has a *track* for each path with staging: a part
 //! of the message, in chunks. The sender takes chunks in order, moves each into a piece of staging memory and appends the
 //! piece to the track's ring; the receiver moves it on and gives the piece back. Only the receiver writes to its buffer, so
-//! it needs nobody's leave to pull a chunk from the sender's buffer itself: a sender that does not come is no harm.
+//! it needs nobody's leave to pull a chunk from the sender's buffer itself: a sender that does not come is no harm. The one
+//! exception is a part that the sender is to *push*, straight into the receiver's buffer ([`Target`]): of what it has claimed
+//! there, only the sender can say when nothing is written any more.
 //!
 //! ```text
 //! claim   tag | end | next     the sender raises next, the receiver lowers end: chunks from end on it pulls itself
@@ -15,7 +17,7 @@
 //! entry is scrambled with the tag and its position. Counters are moved by one side only, which knows where it has left
 //! them, so what somebody else writes there is noticed.
 
-use super::{mix, unmix};
+use super::{digest, mix, unmix};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 use thiserror::Error;
 
@@ -34,6 +36,8 @@ const COUNT_BITS: u32 = 12;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 const TAG_SHIFT: u32 = 2 * COUNT_BITS;
 const TAG_MAX: u64 = u64::MAX >> TAG_SHIFT;
+/// In the word `way`: see [`Way::Push`].
+const PUSHED: u64 = 1 << 61;
 /// In the word `filled`: the sender brings no more.
 const OVER: u64 = 1 << COUNT_BITS;
 
@@ -49,6 +53,72 @@ pub enum Way {
         /// Which of its GPUs.
         row: u8,
     },
+    /// Nothing: the sender writes to the receiver's buffer.
+    Push,
+}
+
+/// The receiver's buffer, for parts that are pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// CUDA IPC handle of the allocation.
+    pub ipc_handle: [u8; 64],
+    /// UUID of its GPU.
+    pub device: [u8; 16],
+    /// Base address of the allocation, in the receiver.
+    pub base: u64,
+    /// Size of the allocation, bytes.
+    pub allocation_bytes: u64,
+    /// Where the message belongs in it, bytes.
+    pub offset: u64,
+    /// CU_POINTER_ATTRIBUTE_BUFFER_ID.
+    pub buffer_id: u64,
+}
+
+/// A target as words, and one for a digest of the others: it must not be written anywhere else.
+const TARGET_WORDS: usize = 16;
+
+impl Target {
+    fn words(&self, tag: u64) -> [u64; TARGET_WORDS] {
+        let mut words = [0; TARGET_WORDS];
+        let bytes = self.ipc_handle.chunks_exact(8);
+        let bytes = bytes.chain(self.device.chunks_exact(8));
+        for (word, chunk) in words.iter_mut().zip(bytes) {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(chunk);
+            *word = u64::from_ne_bytes(bytes);
+        }
+        let numbers = [
+            self.base,
+            self.allocation_bytes,
+            self.offset,
+            self.buffer_id,
+            tag,
+        ];
+        words[10..15].copy_from_slice(&numbers);
+        words[15] = digest(&words);
+        words
+    }
+
+    fn from_words(words: &[u64; TARGET_WORDS], tag: u64) -> Result<Target, TrackError> {
+        let mut target = Target {
+            ipc_handle: [0; 64],
+            device: [0; 16],
+            base: words[10],
+            allocation_bytes: words[11],
+            offset: words[12],
+            buffer_id: words[13],
+        };
+        let bytes = target.ipc_handle.chunks_exact_mut(8);
+        let bytes = bytes.chain(target.device.chunks_exact_mut(8));
+        for (word, chunk) in words.iter().zip(bytes) {
+            chunk.copy_from_slice(&word.to_ne_bytes());
+        }
+        if target.words(tag) == *words {
+            Ok(target)
+        } else {
+            Err(TrackError::Corrupt)
+        }
+    }
 }
 
 /// A part of a message that goes by a path with staging.
@@ -125,6 +195,7 @@ pub enum TrackError {
 #[repr(C, align(64))]
 pub struct Offer {
     word: AtomicU64,
+    target: [AtomicU64; TARGET_WORDS],
     tracks: [Track; TRACKS],
 }
 
@@ -173,10 +244,15 @@ impl Asked {
 
 impl Offer {
     /// Receiver: writes an offer. The tag is one that was never used before.
-    pub(super) fn open(&self, tag: u64, parts: &[Part]) {
+    pub(super) fn open(&self, tag: u64, parts: &[Part], target: Option<&Target>) {
         debug_assert!((1..=TAG_MAX).contains(&tag) && parts.len() <= TRACKS);
         self.close();
         fence(Ordering::Release);
+        if let Some(target) = target {
+            let words = target.words(tag);
+            let places = self.target.iter().zip(words);
+            places.for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+        }
         for (track, part) in self.tracks.iter().zip(parts) {
             track.open(tag, part);
         }
@@ -207,6 +283,15 @@ impl Offer {
         Ok(tracks)
     }
 
+    /// Sender: where to push what is to be pushed.
+    pub fn target(&self, tag: u64) -> Result<Target, TrackError> {
+        self.len(tag)?;
+        let words = std::array::from_fn(|at| self.target[at].load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        self.len(tag)?;
+        Target::from_words(&words, tag)
+    }
+
     /// A track, for the use with this tag.
     pub fn track(&self, tag: u64, number: usize) -> Option<TrackOf<'_>> {
         let track = self.tracks.get(number)?;
@@ -218,6 +303,7 @@ impl Track {
     fn open(&self, tag: u64, part: &Part) {
         let way = match part.way {
             Way::Host => 0,
+            Way::Push => PUSHED,
             Way::Relay { owner, row } => 1 << 63 | u64::from(row) << 32 | u64::from(owner),
         } | u64::from(part.in_turn) << 62;
         let relaxed = Ordering::Relaxed;
@@ -247,13 +333,13 @@ impl TrackOf<'_> {
         let relaxed = Ordering::Relaxed;
         let way = self.track.way.load(relaxed);
         let part = Part {
-            way: if way >> 63 == 0 {
-                Way::Host
-            } else {
-                Way::Relay {
+            way: match (way >> 63, way & PUSHED) {
+                (0, 0) => Way::Host,
+                (0, _) => Way::Push,
+                _ => Way::Relay {
                     owner: way as u32,
                     row: (way >> 32) as u8,
-                }
+                },
             },
             offset: self.track.offset.load(relaxed),
             bytes: self.track.bytes.load(relaxed),
@@ -288,6 +374,14 @@ impl TrackOf<'_> {
             if self.swap_claim((now, end), (now + 1, end)) {
                 return Ok(true);
             }
+        }
+    }
+
+    /// Whether the sender has claimed chunks that it has not brought yet, and may still bring.
+    pub fn is_being_filled(&self) -> bool {
+        match (self.claimed(), self.filled()) {
+            (Ok((claimed, _)), Ok((filled, is_over))) => filled < claimed && !is_over,
+            _ => false,
         }
     }
 

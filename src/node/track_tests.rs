@@ -26,7 +26,7 @@ fn an_offer_says_what_was_written() {
         chunk_bytes: 1000,
         in_turn: true,
     };
-    offer.open(5, &[PART, relay]);
+    offer.open(5, &[PART, relay], None);
     assert_eq!(offer.len(5), Ok(2));
     assert_eq!(offer.len(6), Err(TrackError::Stale));
     let read = |number| offer.track(5, number).map(|track| track.part());
@@ -83,6 +83,7 @@ fn each_chunk_is_claimed_by_one_side() {
                 chunk_bytes: 1,
                 ..PART
             }],
+            None,
         );
         let track = offer.track(round + 1, 0).expect("there");
         let (mut sent, mut back) = (0, 4000);
@@ -119,6 +120,7 @@ fn chunks_pass_in_order_and_the_ring_is_bounded() {
             chunk_bytes: 1,
             ..PART
         }],
+        None,
     );
     let track = offer.track(9, 0).expect("there");
     let (mut filled, mut emptied) = (0, 0);
@@ -148,11 +150,11 @@ fn chunks_pass_in_order_and_the_ring_is_bounded() {
 #[test]
 fn a_late_side_is_refused_and_changes_nothing() {
     let offer = offer();
-    offer.open(1, &[PART]);
+    offer.open(1, &[PART], None);
     let late = offer.track(1, 0).expect("there");
     assert_eq!(late.claim(0), Ok(true));
     offer.close();
-    offer.open(2, &[PART]);
+    offer.open(2, &[PART], None);
     let track = offer.track(2, 0).expect("there");
     let (mut filled, mut emptied) = (0, 0);
     assert_eq!(late.claim(1), Err(TrackError::Stale));
@@ -170,7 +172,7 @@ fn a_late_side_is_refused_and_changes_nothing() {
 #[test]
 fn what_is_written_over_is_noticed() {
     let offer = offer();
-    offer.open(3, &[PART]);
+    offer.open(3, &[PART], None);
     let track = offer.track(3, 0).expect("there");
     let mut filled = 0;
     assert_eq!(
@@ -226,4 +228,61 @@ fn the_name_of_an_offer_is_read_with_its_nonce_only() {
     assert_eq!(Asked::unpack(word, 0xabcd_ef00), Some(asked));
     assert_ne!(Asked::unpack(word, 0xabcd_ee00), Some(asked));
     assert_eq!(Asked::unpack(0, 0xabcd_ef00), None);
+}
+
+#[test]
+fn a_target_is_read_as_it_was_written_or_not_at_all() {
+    let pushed = Part {
+        way: Way::Push,
+        ..PART
+    };
+    let target = Target {
+        ipc_handle: std::array::from_fn(|at| at as u8 + 1),
+        device: [7; 16],
+        base: 0x7f00_0000_0000,
+        allocation_bytes: 1 << 30,
+        offset: 4096,
+        buffer_id: 11,
+    };
+    let offer = offer();
+    offer.open(5, &[PART, pushed], Some(&target));
+    let way = |number| {
+        offer
+            .track(5, number)
+            .map(|track| track.part().map(|part| part.way))
+    };
+    assert_eq!(way(0), Some(Ok(Way::Host)));
+    assert_eq!(way(1), Some(Ok(Way::Push)));
+    assert_eq!(offer.target(5), Ok(target));
+    assert_eq!(offer.target(6), Err(TrackError::Stale));
+    for word in &offer.target {
+        word.fetch_xor(1 << 17, Ordering::Relaxed);
+        assert_eq!(offer.target(5), Err(TrackError::Corrupt));
+        word.fetch_xor(1 << 17, Ordering::Relaxed);
+    }
+    offer.open(6, &[pushed], None);
+    assert_eq!(offer.target(6), Err(TrackError::Corrupt), "of another use");
+}
+
+#[test]
+fn what_the_sender_may_still_bring_is_known() {
+    let offer = offer();
+    offer.open(5, &[PART], None);
+    let track = offer.track(5, 0).expect("a track");
+    let (mut filled, entry) = (
+        0,
+        Filled {
+            unit: 0,
+            bytes: 256,
+        },
+    );
+    assert!(!track.is_being_filled(), "nothing is claimed");
+    assert_eq!(track.claim(0), Ok(true));
+    assert!(track.is_being_filled());
+    assert_eq!(track.push(&mut filled, entry), Ok(true));
+    assert!(!track.is_being_filled(), "it is there");
+    assert_eq!(track.claim(1), Ok(true));
+    assert!(track.is_being_filled());
+    track.give_up(filled);
+    assert!(!track.is_being_filled(), "it will not come");
 }

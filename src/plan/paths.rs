@@ -253,7 +253,8 @@ impl Engines {
 pub struct Planner {
     topology: Topology,
     model: Model,
-    pub(crate) capacities: Vec<f64>,
+    /// What segments carry, bytes a microsecond: for single messages, and for those of windows.
+    capacities: [Vec<f64>; 2],
     pairs: Vec<OnceLock<Vec<Candidate>>>,
 }
 
@@ -262,13 +263,12 @@ impl Planner {
     #[must_use]
     pub fn new(topology: &Topology, model: &Model) -> Planner {
         let pairs = topology.gpus.len().pow(2);
+        let capacities = |window| {
+            let capacities = model.capacities(topology, window).into_iter();
+            capacities.map(|gb_s| gb_s * BYTES_PER_US).collect()
+        };
         Planner {
-            // Bytes a microsecond.
-            capacities: model
-                .capacities(topology)
-                .iter()
-                .map(|gb_s| gb_s * BYTES_PER_US)
-                .collect(),
+            capacities: [1, 2].map(capacities),
             topology: topology.clone(),
             model: model.clone(),
             pairs: (0..pairs).map(|_| OnceLock::new()).collect(),
@@ -332,7 +332,12 @@ impl Planner {
             return false;
         };
         let mut common = direct.segments.common(&other.segments).iter();
-        common.any(|segment| direct.rate() >= 0.95 * self.capacities[usize::from(segment)])
+        common.any(|segment| direct.rate() >= 0.95 * self.capacities(1)[usize::from(segment)])
+    }
+
+    /// What segments carry for messages in windows so deep, bytes a microsecond.
+    pub(crate) fn capacities(&self, window: u32) -> &[f64] {
+        &self.capacities[usize::from(window > 1)]
     }
 
     fn list(&self, from: u8, to: u8) -> Vec<Candidate> {
@@ -381,7 +386,7 @@ impl Planner {
             let capacity = hop
                 .segments()
                 .iter()
-                .map(|segment| self.capacities[usize::from(*segment)]);
+                .map(|segment| self.capacities(1)[usize::from(*segment)]);
             let capacity = capacity.fold(f64::INFINITY, f64::min);
             let is_last = at + 2 == places.len();
             let pace = |line: Line| Pace {
@@ -414,7 +419,7 @@ impl Planner {
     /// together is a question of which links they share, so several orders are tried, always the same ones.
     fn order_by_use(&self, short: &[Candidate], long: Vec<Candidate>) -> Vec<Candidate> {
         const TRIES: u64 = 64;
-        let mut left = self.capacities.clone();
+        let mut left = self.capacities(1).to_vec();
         let take = |left: &mut [f64], candidate: &Candidate| {
             let room = candidate
                 .segments

@@ -368,7 +368,8 @@ impl<'a> Problem<'a> {
             len += 1;
         }
         assert!(len > 0, "a split over no path");
-        let rates = contention::rates(&chosen[..len], &self.planner.capacities, self.occupancy);
+        let capacities = self.planner.capacities(self.message.window);
+        let rates = contention::rates(&chosen[..len], capacities, self.occupancy);
         let mut engines = Engines::new(self.planner, self.pushes, self.options.relays_push);
         let mut pipelines = [Pipeline::default(); MAX_PATHS];
         for at in 0..len {

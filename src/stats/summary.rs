@@ -57,6 +57,7 @@ const EVENTS: &[Counter] = &[
     Counter::SeveralDirectBytes,
     Counter::SeveralRelayBytes,
     Counter::SeveralHostBytes,
+    Counter::SeveralPushedBytes,
     Counter::ChunksClaimedBack,
     Counter::TracksRetired,
     Counter::CopiesBatched,

@@ -446,13 +446,21 @@ fn several_traffic(mpi: &Mpi, arguments: &[&str]) -> Job {
         .limit_seconds(300)
 }
 
+/// The same, one message at a time, so that each is written by its sender.
+fn pushed_traffic(mpi: &Mpi, arguments: &[&str]) -> Job {
+    several_traffic(mpi, arguments)
+        .env("WINDOW", "1")
+        .env("ANABRANCH_PUSH", "1M")
+        .env("ALLOCATION", "1048576")
+}
+
 /// A rank is killed while a message over several paths is unfinished, of its own or over its GPU.
-fn killed_in_several(mpi: &Mpi, moments: u64) {
+fn killed_in_several(mpi: &Mpi, moments: u64, traffic: impl Fn(&[&str]) -> Job) {
     let seed = setting("FAULT_SEED", 1);
     for run in seed..seed + setting("FAULT_RUNS", moments) {
         let mut random = Random::new(run);
         let victim = (run % 3) as usize;
-        let job = several_traffic(mpi, &["endless"]);
+        let job = traffic(&["endless"]);
         let (outcome, open) = disturbed(job, move |ranks| {
             let open = stop_in_several(ranks, victim, &mut random);
             ranks[victim].signal(libc::SIGKILL);
@@ -474,19 +482,29 @@ fn killed_in_several(mpi: &Mpi, moments: u64) {
 
 #[test]
 fn killed_in_several_with_mpich() {
-    on("mpich", |mpi| killed_in_several(mpi, 15));
+    on("mpich", |mpi| {
+        killed_in_several(mpi, 15, |mode| several_traffic(mpi, mode))
+    });
 }
 
 #[test]
 fn killed_in_several_with_openmpi() {
-    on("openmpi", |mpi| killed_in_several(mpi, 15));
+    on("openmpi", |mpi| {
+        killed_in_several(mpi, 15, |mode| several_traffic(mpi, mode))
+    });
+}
+
+#[test]
+fn killed_while_pushing() {
+    on("openmpi", |mpi| {
+        killed_in_several(mpi, 9, |mode| pushed_traffic(mpi, mode))
+    });
 }
 
 /// Stops a rank in the middle of messages, for seconds each time. (Simulated time, too, stands still for a tenth of one at
 /// each step, as long as a process does not run.)
-fn stopped(mpi: &Mpi, victim: usize, seed: u64, times: usize) -> Outcome {
+fn stopped(job: Job, victim: usize, seed: u64, times: usize) -> Outcome {
     let mut random = Random::new(seed);
-    let job = several_traffic(mpi, &["rounds", "25"]);
     let (outcome, stops) = disturbed(job, move |ranks| {
         let pause = Duration::from_millis(5000);
         stop_for(ranks, &vec![victim; times], pause, |victim| {
@@ -509,7 +527,7 @@ fn a_sender_stopped_in_several() {
         let (mut claimed_back, mut retired) = (0, 0);
         // It may have begun with nothing that it has not ended.
         for run in seed..seed + 8 {
-            let outcome = stopped(mpi, 0, run, 2);
+            let outcome = stopped(several_traffic(mpi, &["rounds", "25"]), 0, run, 2);
             claimed_back += outcome.stats().of_rank(1, "chunks_claimed_back");
             retired += outcome.stats().of_rank(1, "tracks_retired");
             for line in lines(&outcome) {
@@ -525,12 +543,28 @@ fn a_sender_stopped_in_several() {
     });
 }
 
+/// One that is stopped while it writes to its receiver's buffer is waited for: what it has claimed it may still write.
+#[test]
+fn a_sender_stopped_while_pushing() {
+    on("openmpi", |mpi| {
+        let job = pushed_traffic(mpi, &["rounds", "40"]);
+        let outcome = stopped(job, 0, setting("FAULT_SEED", 1), 3);
+        let pushed = outcome.stats().of_rank(1, "several_pushed_bytes");
+        assert!(pushed > 0, "{outcome}");
+    });
+}
+
 /// Of the rank that has the staging nothing is asked while messages lead over its GPU. (The simulated node's time slows down
 /// when it is stopped, so that a sender may seem to do nothing.)
 #[test]
 fn the_owner_of_a_relay_stopped() {
     on("mpich", |mpi| {
-        let outcome = stopped(mpi, 2, setting("FAULT_SEED", 1), 2);
+        let outcome = stopped(
+            several_traffic(mpi, &["rounds", "25"]),
+            2,
+            setting("FAULT_SEED", 1),
+            2,
+        );
         for line in lines(&outcome) {
             assert!(line.contains("its sender does not go on"), "{outcome}");
         }

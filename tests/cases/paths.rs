@@ -43,8 +43,8 @@ fn check_host_path(outcome: &Outcome) {
 fn check_bytes(outcome: &Outcome) {
     let stats = outcome.stats();
     stats.check_complete();
-    let parts =
-        ["direct", "relay", "host"].map(|path| stats.total(&format!("several_{path}_bytes")));
+    let parts = ["direct", "pushed", "relay", "host"]
+        .map(|path| stats.total(&format!("several_{path}_bytes")));
     assert_eq!(
         parts.iter().sum::<u64>(),
         stats.total("receives_several_bytes"),
@@ -125,6 +125,103 @@ fn windows_in_one_place() {
             check_bytes(&outcome);
             check_host_path(&outcome);
         }
+    });
+}
+
+/// Messages that go both ways at once are written by their senders, on the direct path; in one direction, in allocations of odd
+/// sizes, and where that is switched off, nothing is.
+#[test]
+fn what_goes_both_ways_is_pushed() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            for (topology, push, allocation, case, pushes) in [
+                ("beluga", "4M", "1048576", "exchange", true),
+                ("hgx-h200", "4M", "1048576", "exchange", true),
+                ("beluga", "4M", "1048576", "exchange_windows", true),
+                ("hgx-h200", "4M", "1048576", "exchange_windows", true),
+                ("beluga", "4M", "1048576", "odd_sizes", false),
+                ("beluga", "4M", "4096", "exchange", false),
+                ("beluga", "0", "1048576", "exchange", false),
+                ("beluga", "1G", "1048576", "exchange_windows", false),
+            ] {
+                let outcome = on_any_node(mpi, topology, "8388608", &[case])
+                    .env("ANABRANCH_PUSH", push)
+                    .env("ALLOCATION", allocation)
+                    .passes();
+                let stats = outcome.stats();
+                stats.check_complete();
+                let pushed = stats.total("several_pushed_bytes");
+                let told = format!("{topology} {push} {allocation} {case}");
+                assert_eq!(pushed > 0, pushes, "{told}: {outcome}");
+                if pushes {
+                    check_bytes(&outcome);
+                    // The first message comes before anything is sent.
+                    assert!(stats.total("receives_several") > 30, "{told}: {outcome}");
+                }
+                assert_eq!(stats.total("tracks_retired"), 0, "{told}: {outcome}");
+            }
+        });
+    }
+}
+
+/// Whatever fails of a push, at either end, the receiver pulls what has not come, once nothing is written any more.
+#[test]
+fn a_push_that_fails_is_left() {
+    on("openmpi", |mpi| {
+        let faults = [
+            ("exchange", "cuMemcpyAsync@0", &[3, 4, 6, 9, 14][..]),
+            ("exchange", "cuMemcpyAsync@1", &[3, 5, 8]),
+            ("exchange", "cuIpcOpenMemHandle@0", &[1, 2, 3]),
+            ("exchange", "cuIpcGetMemHandle@1", &[1, 2]),
+            ("exchange", "cuEventRecord@0", &[3, 4, 11]),
+            ("exchange", "cuEventQuery@0", &[7, 30]),
+            ("exchange_windows", "cuMemcpyAsync@0", &[20, 33, 50, 71]),
+            ("exchange_windows", "cuIpcOpenMemHandle@1", &[4, 7]),
+            ("exchange_windows", "cuEventRecord@1", &[40]),
+        ];
+        let (mut troubled, mut pushed) = (0, 0);
+        for (case, function, calls) in faults {
+            for call in calls {
+                let plan = format!("{function}:{call}=CUDA_ERROR_UNKNOWN");
+                let outcome = on_node(mpi, "beluga", 2, &[case])
+                    .env("SIMCUDA_FAULT", &plan)
+                    .env("ANABRANCH_PUSH", "4M")
+                    .env("ALLOCATION", "1048576")
+                    .env("BYTES", "8388608")
+                    .run();
+                // The program's own calls fail, too, which it reports.
+                if outcome.finished.stderr.contains("returned CUDA error") {
+                    continue;
+                }
+                outcome.check_passed();
+                let total = |name| outcome.stats().total(name);
+                assert_eq!(total("errors"), 0, "{plan}: {outcome}");
+                pushed += total("several_pushed_bytes");
+                troubled += total("tracks_retired") + total("retries") + total("driver_retries");
+            }
+        }
+        assert!(troubled > 5 && pushed > 0, "{troubled} faults were met");
+    });
+}
+
+/// A rank that cannot map its receiver's memory is asked once, and what it should have pushed is pulled.
+#[test]
+fn a_rank_that_cannot_push_is_not_asked_again() {
+    on("mpich", |mpi| {
+        let outcome = on_node(mpi, "beluga", 2, &["exchange"])
+            .env(
+                "SIMCUDA_FAULT",
+                "cuIpcOpenMemHandle@0:1+=CUDA_ERROR_UNKNOWN",
+            )
+            .env("ANABRANCH_PUSH", "4M")
+            .env("ALLOCATION", "1048576")
+            .env("BYTES", "8388608")
+            .passes();
+        let of = |rank, name| outcome.stats().of_rank(rank, name);
+        assert_eq!(of(1, "several_pushed_bytes"), 0, "{outcome}");
+        assert!(of(1, "several_direct_bytes") > 0, "{outcome}");
+        assert_eq!(of(1, "tracks_retired"), 1, "{outcome}");
+        assert_eq!(outcome.stats().total("errors"), 0, "{outcome}");
     });
 }
 

@@ -68,6 +68,63 @@ static void window_to(int one_place) {
 static void window(void) { window_to(0); }
 static void one_place(void) { window_to(1); }
 
+// The two ranks send to each other at once, one message at a time, from and to memory that nothing else has touched.
+static void exchange(void) {
+    static const size_t more[] = {0, 1, 4095, 65537};
+    if (me > 1) return;
+    for (int round = 0; round < 2 * ROUNDS; round++)
+        for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+            size_t bytes = base_bytes() + more[i];
+            buf out = buf_new(DEVICE, bytes, 5 * i + round), in = buf_new(DEVICE, bytes, 3 * i + me);
+            buf_fill(out, 1000 * me + 10 * round + i);
+            MPI_Status s;
+            if (round % 2) {
+                OK(MPI_Sendrecv(out.p, bytes, MPI_BYTE, !me, TAG, in.p, bytes, MPI_BYTE, !me, TAG, MPI_COMM_WORLD, &s));
+            } else {
+                MPI_Request r[2];
+                MPI_Status both[2];
+                OK(MPI_Irecv(in.p, bytes, MPI_BYTE, !me, TAG, MPI_COMM_WORLD, &r[0]));
+                OK(MPI_Isend(out.p, bytes, MPI_BYTE, !me, TAG, MPI_COMM_WORLD, &r[1]));
+                OK(MPI_Waitall(2, r, both));
+                s = both[0];
+            }
+            STATUS_CHECK(&s, !me, TAG, bytes);
+            BUF_CHECK(in, 1000 * !me + 10 * round + i, bytes);
+            BUF_CHECK(out, 1000 * me + 10 * round + i, bytes);
+            buf_free(in);
+            buf_free(out);
+        }
+}
+
+// The same, several messages at once, in odd rounds received in one place, where the last one is what is left.
+static void exchange_windows(void) {
+    enum { WINDOW = 5 };
+    if (me > 1) return;
+    size_t bytes = base_bytes() + 11;
+    buf first = buf_new(DEVICE, 1000, 3);
+    until_ready(first);
+    buf_free(first);
+    for (int round = 0; round < 2 * ROUNDS; round++) {
+        int places = round % 2 ? 1 : WINDOW;
+        buf out[WINDOW], in[WINDOW];
+        MPI_Request r[2 * WINDOW];
+        for (int i = 0; i < WINDOW; i++) {
+            out[i] = buf_new(DEVICE, bytes, 5 * i + round);
+            in[i] = i < places ? buf_new(DEVICE, bytes, 3 * i + me) : in[0];
+            buf_fill(out[i], 1000 * me + 10 * round + i);
+        }
+        for (int i = 0; i < WINDOW; i++) OK(MPI_Irecv(in[i].p, bytes, MPI_BYTE, !me, TAG, MPI_COMM_WORLD, &r[i]));
+        for (int i = 0; i < WINDOW; i++) OK(MPI_Isend(out[i].p, bytes, MPI_BYTE, !me, TAG, MPI_COMM_WORLD, &r[WINDOW + i]));
+        OK(MPI_Waitall(2 * WINDOW, r, MPI_STATUSES_IGNORE));
+        for (int i = 0; i < places; i++) BUF_CHECK(in[i], 1000 * !me + 10 * round + (places == 1 ? WINDOW - 1 : i), bytes);
+        for (int i = 0; i < WINDOW; i++) {
+            BUF_CHECK(out[i], 1000 * me + 10 * round + i, bytes);
+            buf_free(out[i]);
+            if (i < places) buf_free(in[i]);
+        }
+    }
+}
+
 // Between messages that take several paths one from a pool, which cannot be exported: all are received in one place, and the
 // last one is what is left there.
 static void pool_in_between(void) {
@@ -181,7 +238,8 @@ static void truncated(void) {
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"odd_sizes", odd_sizes}, {"window", window}, {"one_place", one_place},
-        {"pool_in_between", pool_in_between}, {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated}, {0},
+        {"pool_in_between", pool_in_between}, {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated},
+        {"exchange", exchange}, {"exchange_windows", exchange_windows}, {0},
     };
     return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);
 }

@@ -170,9 +170,15 @@ static void buf_poison(buf b) {
     memory_put(b.kind, b.base, image, b.total);
 }
 
+// Bytes of an allocation with room for so many: a multiple of $ALLOCATION, if that is set.
+static size_t allocation(size_t bytes) {
+    size_t unit = number_from("ALLOCATION", 1);
+    return (bytes + unit - 1) / unit * unit;
+}
+
 static buf buf_new(enum kind kind, size_t bytes, size_t offset) {
     buf b = {.bytes = bytes, .kind = role == 'H' ? HOST : kind, .lead = GUARD + offset};
-    b.total = b.lead + bytes + GUARD;
+    b.total = allocation(b.lead + bytes + GUARD);
     if (b.kind == HOST) b.base = scratch(b.total);
     else { CUdeviceptr p; CU(cu.alloc(&p, b.total)); b.base = (unsigned char *)(uintptr_t)p; }
     b.p = b.base + b.lead;

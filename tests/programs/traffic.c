@@ -6,8 +6,8 @@
 //   traffic survivor       until an operation ends in an error: the other rank has died
 //   traffic outlived N     N rounds, then every rank ends by itself: one that takes no part may have died
 //
-// With $BYTES all messages are as long, between plain device buffers. Ranks beyond the first two use their device once and
-// send nothing from then on.
+// With $BYTES all messages are as long, between plain device buffers; with $WINDOW so many of them are under way each way.
+// Ranks beyond the first two use their device once and send nothing from then on.
 #include "transfer.h"
 #include <errno.h>
 
@@ -18,6 +18,7 @@ static CUresult (*from_pool)(CUdeviceptr *, size_t, void *);
 static MPI_Comm comm;
 static int handled, errors, good;
 static size_t fixed_bytes;
+static int window;
 
 static void on_error(MPI_Comm *c, int *code, ...) {
     (void)c;
@@ -30,7 +31,7 @@ static void on_error(MPI_Comm *c, int *code, ...) {
 // Plain device memory, memory from a pool, which cannot be exported, or the host's.
 static buf block(int sort, size_t bytes) {
     buf b = {.bytes = bytes, .kind = sort == 2 ? HOST : DEVICE, .lead = GUARD};
-    b.total = bytes + 2 * GUARD;
+    b.total = allocation(bytes + 2 * GUARD);
     if (sort == 2) b.base = scratch(b.total);
     else {
         CUdeviceptr p;
@@ -55,7 +56,7 @@ static int one_round(uint64_t number, int check) {
     MPI_Request r[2 * WINDOW];
     size_t bytes[WINDOW];
     int failed = 0;
-    for (int i = 0; i < WINDOW; i++) {
+    for (int i = 0; i < window; i++) {
         bytes[i] = fixed_bytes ? fixed_bytes : sizes[(number + i) % (sizeof sizes / sizeof *sizes)];
         if (!out[i].base) {
             out[i] = block(fixed_bytes ? 0 : i % 3, fixed_bytes ? fixed_bytes : LARGEST);
@@ -69,23 +70,23 @@ static int one_round(uint64_t number, int check) {
             buf_fill(b, 1);
         }
     }
-    for (int i = 0; i < WINDOW; i++) {
-        r[i] = r[WINDOW + i] = MPI_REQUEST_NULL;
+    for (int i = 0; i < window; i++) {
+        r[i] = r[window + i] = MPI_REQUEST_NULL;
         failed += note(MPI_Irecv(in[i].p, bytes[i], MPI_BYTE, peer, i, comm, &r[i]), "MPI_Irecv");
     }
-    for (int i = 0; i < WINDOW; i++)
-        failed += note(MPI_Isend(out[i].p, bytes[i], MPI_BYTE, peer, i, comm, &r[WINDOW + i]), "MPI_Isend");
+    for (int i = 0; i < window; i++)
+        failed += note(MPI_Isend(out[i].p, bytes[i], MPI_BYTE, peer, i, comm, &r[window + i]), "MPI_Isend");
     // In any order, so that what a dead rank has not sent, which natively never ends either, keeps nobody from hearing of the rest.
-    for (int i = 0; i < 2 * WINDOW && !check; i++) {
+    for (int i = 0; i < 2 * window && !check; i++) {
         int at;
-        int code = MPI_Waitany(2 * WINDOW, r, &at, MPI_STATUS_IGNORE);
+        int code = MPI_Waitany(2 * window, r, &at, MPI_STATUS_IGNORE);
         failed += note(code, "MPI_Waitany");
         if (code != MPI_SUCCESS) return failed;
     }
-    for (int i = 0; i < 2 * WINDOW && check; i++) {
+    for (int i = 0; i < 2 * window && check; i++) {
         int code = MPI_Wait(&r[i], MPI_STATUS_IGNORE);
         failed += note(code, "MPI_Wait");
-        if (code == MPI_SUCCESS && i < WINDOW) {
+        if (code == MPI_SUCCESS && i < window) {
             BYTES_CHECK(in[i].kind, in[i].p, bytes[i], number * 100 + peer * 10 + i);
             good++;
         }
@@ -116,6 +117,8 @@ int main(int argc, char **argv) {
     device_start(me);
     CHECK(ranks >= 2 && argc > 1, "arguments");
     fixed_bytes = number_from("BYTES", 0);
+    window = number_from("WINDOW", WINDOW);
+    CHECK(window > 0 && window <= WINDOW, "a window of %d", window);
     const char *mode = argv[1];
     running = mode;
     *(void **)&from_pool = dlsym(cu.library, "cuMemAllocAsync");

@@ -30,6 +30,9 @@ const VERIFIED: usize = 32 << 20;
 const ARRIVAL: usize = 1 << 30;
 /// The same in the memory of a simulated device, whose checker reports what two messages write to one place.
 const SIMULATED_ARRIVAL: usize = 256 << 20;
+/// Device memory comes in whole pages, as from the allocators of frameworks, or from programs whose buffers are powers of two. A
+/// driver puts other allocations into small pages, in which copies are slower that write over a link.
+const PAGE: usize = 2 << 20;
 /// Most blocks of a row.
 const BLOCKS: usize = 16;
 /// A void block is repeated so often at most.
@@ -251,7 +254,11 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
             .as_ref()
             .map(|device| &device.driver)
             .filter(|_| place == Place::D);
-        let buffer = |bytes| {
+        let buffer = |bytes: usize| {
+            let bytes = match driver {
+                Some(_) if bytes >= PAGE => bytes.next_multiple_of(PAGE),
+                _ => bytes,
+            };
             Buffer::new(driver, bytes).context("the buffers do not fit: use smaller --sizes")
         };
         let arrival = match (place, simulated) {

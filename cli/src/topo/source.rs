@@ -85,7 +85,7 @@ fn place(kept: Option<&Path>, machine: &Machine) -> Result<PathBuf, Failure> {
 
 impl Source {
     fn measured(mut topology: Topology, model: Model) -> Source {
-        let capacities = model.capacities(&topology);
+        let capacities = model.capacities(&topology, 1);
         topology.set_rates(&capacities, |from, to| {
             let hop = model.hop(from, to)?;
             let lines = [hop.push, hop.pull];

@@ -2,7 +2,8 @@
 //! memory, and empties the staging that the sender fills with the rest (`serve/tracks.rs` is the other side).
 //!
 //! Whatever the sender does not bring, the receiver pulls itself: chunks that it has not begun with when the receiver has
-//! nothing left to do, those of a track that has failed, and all that it has begun with if it then does nothing more.
+//! nothing left to do, those of a track that has failed, and all that it has begun with if it then does nothing more. Only
+//! where the sender writes to the receiver's buffer itself it is waited for, until it writes no more, or has died.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::relays::Reached;
 use crate::engine::Env;
 use crate::node::track::{TrackOf, TRACKS};
-use crate::node::{Asked, Part, Peer, Taker, TrackError, Way, UNIT_BYTES};
+use crate::node::{Asked, Part, Peer, Taker, Target, TrackError, Way, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
 /// How long a sender may do nothing about the chunks that it has claimed, once all else is there.
@@ -24,6 +25,11 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const LOOKS: u32 = 256;
 /// What it claims back at one time at least, bytes, if there is as much.
 const CLAIM_BYTES_MIN: u64 = 1 << 20;
+
+/// What is pushed goes in copies as long as a chunk may be: two behind each other cost 3 us more than one.
+const PUSH_BYTES_MAX: u64 = 1 << 30;
+/// How long a sender that is to push may not begin, before its part is pulled after all.
+const PUSH_PATIENCE: Duration = Duration::from_micros(300);
 
 /// What is needed to pull from the sender's memory.
 pub struct Direct {
@@ -37,6 +43,8 @@ pub struct Direct {
     pub mapping: Arc<Mapping>,
     /// It may be pulled from also where nothing stands in the way of the other paths.
     pub is_path: bool,
+    /// The receiver's buffer, where the sender is to push the direct part instead.
+    pub push: Option<Target>,
 }
 
 /// A message on its way over several paths.
@@ -55,6 +63,12 @@ pub struct Several {
     tracks: Vec<Track>,
     /// The message must come another way, once nothing is in flight.
     lost: Option<Error>,
+    /// The sender has died, and writes nowhere any more.
+    is_orphan: bool,
+    /// The sender is to push, and has not begun.
+    is_pusher_awaited: bool,
+    /// Since when, with nothing before it.
+    awaited: Option<Instant>,
     is_open: bool,
     looks: u32,
     /// When the clock was last read, and when something last moved.
@@ -100,6 +114,8 @@ enum Staging {
         row: u8,
         reached: Reached,
     },
+    /// None: the sender writes to the receiver's buffer.
+    Push,
 }
 
 struct Flying {
@@ -165,7 +181,12 @@ impl Several {
         let mut tracks: Vec<Track> = Vec::new();
         let below = before.as_ref().filter(|before| before.is_below);
         let parts = below.map_or(parts, |before| &before.trail.parts[..]);
-        for part in parts {
+        // First, as it takes longest: before the sender has begun with all others, 8 us would have gone.
+        let pushed = match (&direct.push, below) {
+            (Some(_), None) => longest_gap(parts, length),
+            _ => None,
+        };
+        for part in pushed.iter().chain(parts) {
             match Staging::reach(env, gpu, &direct, peer, part) {
                 Some(staging) if tracks.len() < TRACKS => {
                     tracks.push(Track::new(tracks.len(), *part, staging))
@@ -180,7 +201,7 @@ impl Several {
         if let Some(before) = below {
             before.trail.follow();
         }
-        let asked = env.node.own().open_offer(&offered)?;
+        let asked = env.node.own().open_offer(&offered, direct.push.as_ref())?;
         let mut several = Several {
             peer: Arc::clone(peer),
             direct,
@@ -192,6 +213,9 @@ impl Several {
             pulls: Vec::new(),
             tracks,
             lost: None,
+            is_orphan: false,
+            is_pusher_awaited: false,
+            awaited: None,
             is_open: true,
             looks: 0,
             looked: Instant::now(),
@@ -212,11 +236,15 @@ impl Several {
 
     /// Offers the message to its sender, if the one before it is claimed. True if that was done now.
     fn ask(&mut self) -> bool {
-        let before = self.before.as_ref();
-        if self.is_asked || before.is_some_and(|before| !before.trail.is_claimed()) {
+        let may_ask = |before: &Before| match before.is_below {
+            true => before.trail.may_be_followed(),
+            false => before.trail.is_claimed(),
+        };
+        if self.is_asked || !self.before.as_ref().is_none_or(may_ask) {
             return false;
         }
         self.is_asked = true;
+        self.is_pusher_awaited = self.tracks.iter().any(Track::is_pushed);
         let (slot, nonce) = self.slot;
         if let Some(slot) = self.peer.slot(slot) {
             slot.ask(nonce, self.asked);
@@ -238,7 +266,11 @@ impl Several {
             self.trail.set_claimed();
         }
         for track in &self.tracks {
-            if !track.is_retired && !track.is_cut && track.launched == track.end {
+            let is_launched = match track.staging {
+                Staging::Push => is_claimed(track),
+                _ => track.launched == track.end,
+            };
+            if !track.is_retired && !track.is_cut && is_launched {
                 self.trail.set_launched(track.number);
             }
         }
@@ -265,7 +297,7 @@ impl Several {
     /// Moves on, without waiting.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
         if let Some(error) = self.lost {
-            return if self.is_drained() {
+            return if self.is_drained(env) {
                 self.close(env);
                 Step::Lost(error)
             } else {
@@ -277,7 +309,11 @@ impl Several {
             moved |= self.poll_track(env, gpu, number);
         }
         if self.lost.is_some() {
-            self.close(env);
+            // What the sender has claimed it may still bring.
+            let asked = self.asked;
+            for track in &self.tracks {
+                shared(env, asked, track.number).map(|shared| shared.take_back(u32::MAX));
+            }
             return Step::Pending(true);
         }
         self.leave_trail(env);
@@ -288,7 +324,13 @@ impl Several {
         {
             self.before = None;
         }
-        let is_idle = self.pulls.is_empty() && !self.tracks.iter().all(Track::is_done);
+        if self.is_pusher_awaited && self.before.is_none() {
+            moved |= self.await_pusher(env, gpu);
+        }
+        let is_pushed = |track: &Track| track.is_pushed() && !track.is_done();
+        let is_idle = self.pulls.is_empty()
+            && !self.tracks.iter().all(Track::is_done)
+            && !self.tracks.iter().any(is_pushed);
         let is_alone = !self.trail.has_follower() && !self.is_behind();
         if is_idle && is_alone && self.direct.is_path && self.is_lane_free(gpu) {
             moved |= self.claim_back(env, gpu);
@@ -299,6 +341,24 @@ impl Several {
         }
         self.watch(env, moved);
         Step::Pending(moved)
+    }
+
+    /// Looks whether the sender has begun to push. One that does not come is not waited for.
+    fn await_pusher(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
+        let Some(number) = self.tracks.iter().position(Track::is_pushed) else {
+            return false;
+        };
+        let claimed = shared(env, self.asked, number).map(|shared| shared.claimed());
+        if self.tracks[number].is_retired || !matches!(claimed, Some(Ok((0, _)))) {
+            self.is_pusher_awaited = false;
+            return false;
+        }
+        let since = *self.awaited.get_or_insert_with(Instant::now);
+        if since.elapsed() <= PUSH_PATIENCE {
+            return false;
+        }
+        self.is_pusher_awaited = false;
+        self.take_over(env, gpu, number, u32::MAX)
     }
 
     /// Whether a message that is received in the same place is not over.
@@ -349,6 +409,9 @@ impl Several {
             Ok(moved) => moved,
             Err(trouble) => {
                 self.retire(env, number, &trouble);
+                if self.tracks[number].is_pushed() {
+                    gpu.push_failed(self.peer.world_rank());
+                }
                 if let Trouble::Driver(_) = trouble {
                     self.tracks[number].blame(gpu);
                 }
@@ -356,9 +419,9 @@ impl Several {
             }
         };
         // What a track that is not used any more has not brought is pulled, once nothing writes there.
-        let is_behind = self.is_behind();
+        let is_busy = self.is_behind() || self.is_written(env, &self.tracks[number]);
         let track = &mut self.tracks[number];
-        if track.is_retired && track.flying.is_empty() && !is_behind {
+        if track.is_retired && track.flying.is_empty() && !is_busy {
             let (first, count) = (track.emptied, track.end - track.emptied);
             track.end = track.emptied;
             let (offset, bytes) = track.part.span(first, count);
@@ -408,14 +471,19 @@ impl Several {
         let Some(((bytes, _), number)) = open.max().filter(|((bytes, _), _)| *bytes > 0) else {
             return false;
         };
-        let track = &mut self.tracks[number];
-        let chunk = track.part.chunk_bytes;
+        let chunk = self.tracks[number].part.chunk_bytes;
         // Half of what is left, as the sender goes on with the other half.
         let most = (bytes / 2).max(CLAIM_BYTES_MIN).div_ceil(chunk);
-        let Some(shared) = shared(env, asked, track.number) else {
+        self.take_over(env, gpu, number, most as u32)
+    }
+
+    /// Pulls the last of a track's chunks that the sender has not begun with. False where there is none.
+    fn take_over(&mut self, env: &Env, gpu: &mut Gpu, number: usize, most: u32) -> bool {
+        let track = &mut self.tracks[number];
+        let Some(shared) = shared(env, self.asked, track.number) else {
             return false;
         };
-        let Ok((first, count)) = shared.take_back(most as u32) else {
+        let Ok((first, count)) = shared.take_back(most) else {
             return false;
         };
         if count == 0 {
@@ -459,15 +527,25 @@ impl Several {
 
     /// The sender has died: what it has not brought is read from its memory, which is there as long as it is mapped.
     pub fn give_up_on_the_dead(&mut self, env: &Env) {
+        self.is_orphan = true;
         self.leave_sender(env, &Trouble::Stalled);
     }
 
     fn leave_sender(&mut self, env: &Env, trouble: &Trouble) {
         for number in 0..self.tracks.len() {
-            if !self.tracks[number].is_done() {
+            let track = &self.tracks[number];
+            // What is being pushed is waited for in any case.
+            if !track.is_done() && !self.is_written(env, track) {
                 self.retire(env, number, trouble);
             }
         }
+    }
+
+    /// Whether the sender may be writing to the receiver's buffer.
+    fn is_written(&self, env: &Env, track: &Track) -> bool {
+        let shared = shared(env, self.asked, track.number);
+        let is_being_filled = || shared.is_some_and(|shared| shared.is_being_filled());
+        track.is_pushed() && !self.is_orphan && is_being_filled()
     }
 
     fn close(&mut self, env: &Env) {
@@ -477,12 +555,13 @@ impl Several {
     }
 
     /// Whether nothing writes to the receiver's buffer any more.
-    pub fn is_drained(&mut self) -> bool {
+    fn is_drained(&mut self, env: &Env) -> bool {
         self.pulls.retain_mut(|pull| !pull.copy.is_over());
         for track in &mut self.tracks {
             track.flying.retain_mut(|flying| !flying.copy.is_over());
         }
-        self.pulls.is_empty() && self.tracks.iter().all(|track| track.flying.is_empty())
+        let is_quiet = |track: &Track| track.flying.is_empty() && !self.is_written(env, track);
+        self.pulls.is_empty() && self.tracks.iter().all(is_quiet)
     }
 
     /// Counts what has come by which path.
@@ -492,6 +571,7 @@ impl Several {
             let counter = match track.staging {
                 Staging::Host => Counter::SeveralHostBytes,
                 Staging::Relay { .. } => Counter::SeveralRelayBytes,
+                Staging::Push => Counter::SeveralPushedBytes,
             };
             stats::add(counter, track.arrived);
         }
@@ -501,6 +581,19 @@ impl Several {
 fn shared(env: &Env, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
     let offer = env.node.own().board()?.offer(asked.index)?;
     offer.track(asked.tag, number)
+}
+
+/// What is to be pushed, where other parts go by staging: the longest part that they leave.
+fn longest_gap(parts: &[Part], length: u64) -> Option<Part> {
+    let gaps = gaps(parts, length).into_iter();
+    let (offset, bytes) = gaps.max_by_key(|(_, bytes)| *bytes)?;
+    Some(Part {
+        way: Way::Push,
+        offset,
+        bytes,
+        chunk_bytes: bytes.min(PUSH_BYTES_MAX),
+        in_turn: false,
+    })
 }
 
 /// What parts leave of a message.
@@ -533,6 +626,10 @@ impl Track {
         }
     }
 
+    fn is_pushed(&self) -> bool {
+        matches!(self.staging, Staging::Push)
+    }
+
     fn is_done(&self) -> bool {
         self.emptied == self.end && self.flying.is_empty()
     }
@@ -540,6 +637,8 @@ impl Track {
     /// On which lane the next copy runs. A chunk of messages that are split alike always has the same.
     fn lane(&self) -> (Purpose, u64) {
         match self.staging {
+            // The sender's.
+            Staging::Push => (Purpose::Push, 0),
             Staging::Host => (Purpose::HostToDevice, 0),
             Staging::Relay { .. } => (
                 Purpose::PullStaged,
@@ -599,6 +698,16 @@ impl Track {
         if filled > self.end || filled < self.launched {
             return Err(TrackError::Corrupt.into());
         }
+        while self.is_pushed() && self.launched < filled {
+            let (_, bytes) = self.part.chunk(self.launched);
+            if u64::from(shared.entry_of(self.launched).bytes) != bytes {
+                return Err(TrackError::Corrupt.into());
+            }
+            self.launched += 1;
+            shared.pop(&mut self.emptied)?;
+            self.arrived += bytes;
+            moved = true;
+        }
         while may_launch && self.launched < filled {
             match self.launch(gpu, shared, peer, direct) {
                 Ok(()) => moved = true,
@@ -628,6 +737,7 @@ impl Track {
         let context = direct.context;
         let corrupt = || Trouble::Track(TrackError::Corrupt);
         let (src, taker) = match &self.staging {
+            Staging::Push => return Err(corrupt()),
             Staging::Host => {
                 let address = peer.wide(entry.unit, bytes).ok_or_else(corrupt)?;
                 gpu.pin_wide(context, peer, entry.unit);
@@ -672,6 +782,7 @@ impl Staging {
     ) -> Option<Staging> {
         match part.way {
             Way::Host => (peer.layout().wide_blocks > 0).then_some(Staging::Host),
+            Way::Push => direct.push.map(|_| Staging::Push),
             Way::Relay { owner: rank, row } => {
                 let owner = env.node.peer(rank)?;
                 match gpu.reach_relay(direct.context, &owner, row) {
@@ -695,7 +806,7 @@ impl Staging {
 
     fn mapping(&self) -> Option<Arc<Mapping>> {
         match self {
-            Staging::Host => None,
+            Staging::Host | Staging::Push => None,
             Staging::Relay { reached, .. } => reached.mapping.clone(),
         }
     }

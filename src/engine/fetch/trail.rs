@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 
-use crate::node::Part;
+use crate::node::{Part, Way};
 
 /// How far a message has got, for the one behind it.
 #[derive(Debug)]
@@ -71,6 +71,23 @@ impl Trail {
     /// Whether the next message may launch copies of this track.
     pub fn is_launched(&self, track: usize) -> bool {
         self.launched.load(Ordering::Acquire) & 1 << track != 0 || self.is_over()
+    }
+
+    /// Whether its sender pushes a part of it.
+    pub fn is_pushed(&self) -> bool {
+        self.parts.iter().any(|part| part.way == Way::Push)
+    }
+
+    /// Whether what its sender pushes is on the sender's lane.
+    fn is_push_launched(&self) -> bool {
+        let pushed = self.parts.iter().enumerate();
+        let mut pushed = pushed.filter(|(_, part)| part.way == Way::Push);
+        pushed.all(|(track, _)| self.is_launched(track))
+    }
+
+    /// Whether a message that is received in the same place may be offered.
+    pub fn may_be_followed(&self) -> bool {
+        self.is_claimed() && (self.is_push_launched() || self.is_over())
     }
 
     /// Another message is to be written over this one: it stays on its lanes.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::config::Assign;
-use crate::cuda::Uuid;
+use crate::cuda::{Buffer, Uuid};
+use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Relay;
@@ -22,10 +23,14 @@ pub struct Ways<'a> {
     pub router: &'a mut Router,
     /// The GPU of the receiver's buffer; None where that is no device memory.
     pub to: Option<Uuid>,
+    /// The receiver's buffer, likewise.
+    pub buffer: Option<&'a Buffer>,
     /// The messages under way, oldest first.
     pub under_way: &'a [UnderWay],
     /// How deep the windows of messages were that came before.
     pub depths: &'a mut Depths,
+    /// With whom messages go both ways.
+    pub exchanges: &'a mut Exchanges,
 }
 
 /// A message that is being fetched into device memory.

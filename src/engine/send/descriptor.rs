@@ -254,6 +254,9 @@ impl Core {
             _ => None,
         };
         let is_exported = message.flags & (flag::EXPORTED | flag::HOST) != 0;
+        if message.flags & flag::EXPORTED != 0 {
+            self.exchanges.sent(env, out.peer.world_rank(), bytes);
+        }
         let story = Story {
             is_send: true,
             bytes,

@@ -2,12 +2,13 @@
 //! memory and on other GPUs, as far as its receiver leaves them to it.
 //!
 //! The receiver reads this rank's buffer itself and needs none of this: what goes wrong here, or does not go on, costs
-//! speed only.
+//! speed only. What is pushed into the receiver's buffer is different in one thing: it is waited for, here and there, until
+//! nothing of it is written any more.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, InFlight, Purpose};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Reached;
@@ -21,6 +22,11 @@ use crate::stats::{self, Counter};
 const LAUNCHED_MAX: usize = 3;
 /// The same on each of two lanes that are used in turn.
 const LAUNCHED_IN_TURN_MAX: usize = 2;
+
+/// Once a push has failed.
+const NOT_PUSHED: &str = "a push between these ranks has failed before";
+/// Of the lanes for pushes the one that few relays use.
+const PUSH_LANE: u64 = 3;
 
 /// The tracks of one message.
 pub struct Tracks {
@@ -47,6 +53,8 @@ struct Track {
     is_over: bool,
     /// It was given up: what is being filled only waits to be given back.
     is_left: bool,
+    /// It will be, once nothing is written to the receiver's buffer any more.
+    is_failed: bool,
 }
 
 enum Staging {
@@ -55,6 +63,11 @@ enum Staging {
         owner: Arc<Peer>,
         row: u8,
         reached: Reached,
+    },
+    /// None: the receiver's buffer, and where it begins here.
+    Push {
+        mapping: Arc<Mapping>,
+        to: u64,
     },
 }
 
@@ -67,6 +80,7 @@ struct Filling {
 enum Piece {
     Host(Wide),
     Relay { unit: u32, count: u32, taker: Taker },
+    None,
 }
 
 /// Why a track goes no further.
@@ -122,9 +136,12 @@ impl Tracks {
                 break;
             };
             let Ok(part) = track.part() else { break };
-            match Track::begin(env, gpu, number, part, length, context) {
+            match Track::begin(env, gpu, peer, asked, number, part, length, context) {
                 Ok(track) => tracks.tracks.push(track),
                 Err(trouble) => {
+                    if part.way == Way::Push {
+                        gpu.push_failed(peer.world_rank());
+                    }
                     track.give_up(0);
                     tracks.told(&trouble);
                 }
@@ -144,8 +161,8 @@ impl Tracks {
         });
         // A chunk of each in turn: none waits at the beginning until another has all that may be launched.
         let (context, source) = (self.context, self.source);
-        while self.each(gpu, |track, gpu, _, shared| {
-            track.add(env, gpu, shared, context, source)
+        while self.each(gpu, |track, gpu, peer, shared| {
+            track.add(env, gpu, peer, shared, context, source)
         }) {
             moved = true;
         }
@@ -169,8 +186,13 @@ impl Tracks {
                 // The receiver is through with it.
                 Err(Trouble::Track(TrackError::Stale)) => track.is_left = true,
                 Err(trouble) => {
-                    track.is_left = true;
-                    shared.give_up(track.filled);
+                    if let Staging::Push { .. } = track.staging {
+                        gpu.push_failed(self.peer.world_rank());
+                        track.is_failed = true;
+                    } else {
+                        track.is_left = true;
+                        shared.give_up(track.filled);
+                    }
                     if let Staging::Relay { owner, row, .. } = &track.staging {
                         gpu.relays.blame(owner.world_rank(), *row);
                     }
@@ -184,7 +206,9 @@ impl Tracks {
 
     /// Whether nothing more will be filled.
     pub fn is_over(&self) -> bool {
-        let is_over = |track: &Track| track.is_left || (track.is_over && track.filling.is_empty());
+        let is_over = |track: &Track| {
+            track.is_left || (!track.is_failed && track.is_over && track.filling.is_empty())
+        };
         self.tracks.iter().all(is_over)
     }
 
@@ -225,9 +249,12 @@ fn tell(peer: &Peer, trouble: &Trouble) {
 }
 
 impl Track {
+    #[allow(clippy::too_many_arguments)]
     fn begin(
         env: &Env,
         gpu: &mut Gpu,
+        peer: &Arc<Peer>,
+        asked: Asked,
         number: usize,
         part: Part,
         length: u64,
@@ -238,6 +265,7 @@ impl Track {
         }
         let staging = match part.way {
             Way::Host => Staging::Host,
+            Way::Push => Staging::target(gpu, peer, asked, length, context)?,
             Way::Relay { owner: rank, row } => {
                 let Some(owner) = env.node.peer(rank) else {
                     return Err(Trouble::No("the rank that has the staging is not there"));
@@ -266,11 +294,20 @@ impl Track {
             held: VecDeque::new(),
             is_over: false,
             is_left: false,
+            is_failed: false,
         })
     }
 
     /// Takes note of what has ended, here and at the receiver. True if anything has.
     fn settle(&mut self, env: &Env, peer: &Peer, shared: &TrackOf<'_>) -> Result<bool, Trouble> {
+        if self.is_failed {
+            self.filling.retain_mut(|filling| !filling.copy.is_over());
+            self.is_left = self.filling.is_empty();
+            if self.is_left {
+                shared.give_up(self.filled);
+            }
+            return Ok(self.is_left);
+        }
         let mut moved = self.take_back(env, shared)?;
         while let Some(filling) = self.filling.front_mut() {
             match filling.copy.poll() {
@@ -295,12 +332,18 @@ impl Track {
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
+        peer: &Peer,
         shared: &TrackOf<'_>,
         context: ContextKey,
         source: u64,
     ) -> Result<bool, Trouble> {
-        if self.is_over || self.filling.len() + self.held.len() >= TRACK_ENTRIES {
+        let is_full = self.filling.len() + self.held.len() >= TRACK_ENTRIES;
+        if self.is_over || self.is_failed || is_full {
             return Ok(false);
+        }
+        let is_push = matches!(self.staging, Staging::Push { .. });
+        if is_push && self.claimed < self.part.chunks() && !gpu.may_push(peer.world_rank()) {
+            return Err(Trouble::No(NOT_PUSHED));
         }
         let (purpose, affinity) = self.lane();
         let most = if self.part.in_turn {
@@ -319,6 +362,7 @@ impl Track {
         match self.staging {
             Staging::Host => (Purpose::DeviceToHost, 0),
             Staging::Relay { .. } => (Purpose::Push, self.part.lane(self.number, self.claimed)),
+            Staging::Push { .. } => (Purpose::Push, PUSH_LANE),
         }
     }
 
@@ -337,7 +381,8 @@ impl Track {
         }
         let (offset, bytes) = self.part.chunk(self.claimed);
         // The piece first: a chunk that is claimed is launched.
-        let Some((piece, unit, to)) = self.staging.take(env, gpu, context, bytes)? else {
+        let taken = self.staging.take(env, gpu, context, (offset, bytes))?;
+        let Some((piece, unit, to)) = taken else {
             return Ok(false);
         };
         let claimed = shared.claim(self.claimed);
@@ -394,7 +439,40 @@ impl Staging {
         match self {
             Staging::Host => None,
             Staging::Relay { reached, .. } => reached.mapping.clone(),
+            Staging::Push { mapping, .. } => Some(Arc::clone(mapping)),
         }
+    }
+
+    /// The receiver's buffer, for a message of so many bytes.
+    fn target(
+        gpu: &mut Gpu,
+        peer: &Peer,
+        asked: Asked,
+        length: u64,
+        context: ContextKey,
+    ) -> Result<Staging, Trouble> {
+        if !gpu.may_push(peer.world_rank()) {
+            return Err(Trouble::No(NOT_PUSHED));
+        }
+        let offer = peer.board().and_then(|board| board.offer(asked.index));
+        let target = offer.ok_or(TrackError::Stale)?.target(asked.tag)?;
+        let export = Export {
+            handle: IpcHandle(target.ipc_handle),
+            base: target.base,
+            size: target.allocation_bytes,
+            offset: target.offset,
+            buffer_id: target.buffer_id,
+            uuid: target.device,
+        };
+        let end = target.offset.checked_add(length);
+        if end.is_none_or(|end| end > export.size) {
+            return Err(TrackError::Corrupt.into());
+        }
+        let mapping = gpu.map(context, peer, &export)?;
+        Ok(Staging::Push {
+            to: mapping.address_of(target.offset),
+            mapping,
+        })
     }
 
     /// A piece, its first unit and its address. None where all are in use.
@@ -403,9 +481,10 @@ impl Staging {
         env: &Env,
         gpu: &mut Gpu,
         context: ContextKey,
-        bytes: u64,
+        (offset, bytes): (u64, u64),
     ) -> Result<Option<(Piece, u32, u64)>, Trouble> {
         match self {
+            Staging::Push { to, .. } => Ok(Some((Piece::None, 0, to + offset))),
             Staging::Host => {
                 let own = env.node.own();
                 let Some(wide) = own.take_wide(bytes) else {
@@ -469,7 +548,7 @@ impl Staging {
                     gpu.units(&reached.exported).give(*unit, *count, *taker);
                 }
             }
-            (Staging::Host, Piece::Relay { .. }) => {}
+            (_, Piece::None) | (Staging::Host | Staging::Push { .. }, Piece::Relay { .. }) => {}
         }
     }
 }
