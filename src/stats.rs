@@ -71,6 +71,8 @@ counters! {
     SeveralRelayBytes    "several_relay_bytes"     Bytes "their payload that came over other GPUs";
     SeveralHostBytes     "several_host_bytes"      Bytes "their payload that came through host memory";
     SeveralPushedBytes   "several_pushed_bytes"    Bytes "their payload that the sender wrote straight to the receiver's device memory, as messages went both ways";
+    HostShareRaised      "host_share_raised"       Count "times that messages which use host memory beside others were found to leave some of it unused";
+    HostShareLowered     "host_share_lowered"      Count "times that they were found to count on more of it than there is";
     ChunksClaimedBack    "chunks_claimed_back"     Count "chunks of theirs that the receiver took over from the sender, which had not begun with them";
     TracksRetired        "tracks_retired"          Count "paths of theirs that were given up, the rest of their part being taken directly";
     StagingRefused       "staging_refused"         Count "attempts to take staging memory on a GPU, for messages that lead over it, that failed";

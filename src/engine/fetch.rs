@@ -479,7 +479,10 @@ impl Fetch {
         let (peer, parts) = (&self.peer, &chosen.parts);
         let several = Several::begin(env, gpu, peer, slot, direct, self.wanted, parts, before);
         let is_begun = several.is_some();
-        if let Some(several) = several {
+        if let Some(mut several) = several {
+            if self.routed.as_ref().is_some_and(Routed::is_to_tell) {
+                several.time_parts();
+            }
             self.trail = Some(TrailEnd(Arc::clone(several.trail())));
             self.path = Path::Several(Box::new(several));
         }
@@ -614,6 +617,9 @@ impl Fetch {
                 several::Step::Pending(moved) => Step::Pending(moved),
                 several::Step::Arrived => {
                     several.count();
+                    if let (Some(routed), Some(lead_us)) = (&self.routed, several.lead_us()) {
+                        routed.fared(lead_us);
+                    }
                     self.complete((Counter::SeveralReceives, Counter::SeveralBytes))
                 }
                 several::Step::Lost(error) => {

@@ -4,6 +4,7 @@
 //! long message, by the one rank that leads its transfer, and answers with a plan and a reservation, which is in the ledger
 //! until it is dropped.
 
+mod host_use;
 mod ledger;
 mod source;
 mod survey;
@@ -19,11 +20,12 @@ use hashbrown::HashMap;
 use crate::config::{Assign, Config};
 use crate::cuda::{Buffer, ContextKey, Uuid};
 use crate::engine::{Core, Env};
-use crate::model::Model;
+use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::Peer;
 use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
 use crate::topology::{Place, Topology};
+use host_use::HostUse;
 use ledger::{Ledger, Use};
 
 /// Plans that are remembered: those of a few message lengths between all pairs of a node.
@@ -49,9 +51,29 @@ pub struct Routed {
     pub plan: Arc<Plan>,
     /// What it uses of the links, known to all ranks of the node. To be kept until the message is over.
     pub reservation: Reservation,
+    /// It goes through host memory beside others: what it counts on, and whom it may tell how that was.
+    host: Option<(HostPart, Arc<HostUse>)>,
 }
 
 impl Routed {
+    /// The message is over. Its part in host memory was over so much before the others, microseconds.
+    pub fn fared(&self, lead_us: f64) {
+        if let Some((part, host)) = &self.host {
+            let window = self.plan.message.window;
+            host.note(
+                window,
+                *part,
+                lead_us * f64::from(window) / self.plan.predicted_us,
+            );
+        }
+    }
+
+    /// Whether that is of use.
+    #[must_use]
+    pub fn is_to_tell(&self) -> bool {
+        self.host.is_some()
+    }
+
     /// Whether there is more to do than one direct copy.
     #[must_use]
     pub fn is_split(&self) -> bool {
@@ -108,6 +130,7 @@ struct Question {
     relays_over: u32,
     host: bool,
     assign: Assign,
+    host_part: HostPart,
     others: Occupancy,
 }
 
@@ -131,6 +154,8 @@ pub struct Router {
     file: Option<PathBuf>,
     known: Known,
     ledger: Option<Arc<Ledger>>,
+    /// What the host's memory was found to carry.
+    host: Arc<HostUse>,
     /// The answers to questions of late.
     plans: Answers,
 }
@@ -148,6 +173,7 @@ impl Router {
             file: config.model.as_ref().map(absolute),
             known: Known::Unread,
             ledger: None,
+            host: Arc::default(),
             plans: Answers::new(),
         }
     }
@@ -201,6 +227,7 @@ impl Router {
     ) -> Option<Routed> {
         let node = self.known.node()?;
         let (from, to) = (node.number(&from)?, node.number(&to)?);
+        let host_part = self.host.part(in_flight);
         let question = |others| Question {
             message: Message {
                 from,
@@ -212,6 +239,7 @@ impl Router {
             relays_over: node.relays(from, to, usable.relay),
             host: usable.host && node.may_stage(from, to),
             assign: usable.assign,
+            host_part,
             others,
         };
         let ledger = self.ledger.as_ref()?;
@@ -220,15 +248,19 @@ impl Router {
         let alone = node.answer(plans, options, question(Occupancy::free()))?;
         let (mut reservation, others) =
             ledger.reserve(&node.topology, &node.ends, &alone.plan, &alone.uses);
+        let is_shared = node.shares_host(&others);
         let answer = if others.is_free() {
             alone
         } else {
             node.answer(plans, options, question(others))?
         };
         reservation.settle(&answer.plan, answer.uses);
+        let mut kinds = answer.plan.paths().iter().map(|path| path.path.kind());
+        let is_told = is_shared && kinds.any(|kind| kind == PathKind::Host);
         Some(Routed {
             plan: answer.plan,
             reservation,
+            host: is_told.then(|| (host_part, Arc::clone(&self.host))),
         })
     }
 
@@ -311,6 +343,13 @@ impl Node {
         self.is_whole || (is_known && direct.is_some_and(|hop| hop.is_nvlink()))
     }
 
+    /// Whether others use the host's memory.
+    fn shares_host(&self, others: &Occupancy) -> bool {
+        let segments = self.topology.segments.iter().zip(0..);
+        let mut host = segments.filter(|(segment, _)| segment.kind.is_host());
+        host.any(|(_, at)| others.is_used(at))
+    }
+
     fn number(&self, uuid: &Uuid) -> Option<u8> {
         let at = self.uuids.iter().position(|known| known == uuid)?;
         u8::try_from(at).ok()
@@ -334,6 +373,7 @@ impl Node {
         let options = Options {
             host: options.host && question.host,
             relays_over: question.relays_over,
+            host_part: Some(question.host_part),
             ..*options
         };
         let (planner, options) = match question.assign {

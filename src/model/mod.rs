@@ -17,6 +17,9 @@
 
 pub mod cache;
 pub mod fit;
+mod host_part;
+
+pub use host_part::HostPart;
 
 use crate::topology::{Fabric, Place, SegmentKind, Topology};
 use serde::{Deserialize, Serialize};
@@ -125,13 +128,6 @@ const EVENT_HAND_OVER_US: f64 = 1.0;
 /// costs more than the path gains.
 pub const PCIE_SPREAD: f64 = 0.05;
 
-/// How much of what the host's memory carries for all GPUs at once messages of windows may plan to use together. Beside direct
-/// copies the hand-over of chunks stumbles before all of it is used, and a message that the host path holds up holds up those
-/// behind it. Two H200s, whose host carries 79 GB/s each way, both directions, windows of 16, by the share of this: 256 MiB
-/// 1.104 of one path with 0.77, 1.106 with 0.85 (a round in three 0.98), 0.97 with 0.98; 64 MiB 1.08 with each. A single message
-/// uses all of it, as its first and last chunks meet nobody: 256 MiB 1.065 with 0.85, 1.09 with 0.98, 1.11 with 1.06.
-const HOST_SHARED: f64 = 0.77;
-
 impl Model {
     /// What the figures of a topology amount to.
     #[must_use]
@@ -221,20 +217,18 @@ impl Model {
         }
     }
 
-    /// What segments carry for messages in windows so deep, by their index in the topology.
+    /// What segments carry, by their index in the topology: the host's memory a part of what it does.
     #[must_use]
-    pub fn capacities(&self, topology: &Topology, window: u32) -> Vec<f64> {
-        let of_host = if window > 1 { HOST_SHARED } else { 1.0 };
+    pub fn capacities(&self, topology: &Topology, host: HostPart) -> Vec<f64> {
         let told = |kind: SegmentKind| {
             let segment = self.segments.iter().find(|segment| segment.kind == kind);
             segment.map(|segment| segment.gb_s)
         };
-        let is_host = |kind| matches!(kind, SegmentKind::HostWrite | SegmentKind::HostRead);
         let kinds = topology.segments.iter().map(|segment| segment.kind);
         let (mut capacities, is_at_least): (Vec<f64>, Vec<bool>) = kinds
             .map(|kind| match told(kind) {
                 // At least what a single copy makes of it.
-                Some(gb_s) if is_host(kind) => (of_host * gb_s, true),
+                Some(gb_s) if kind.is_host() => (host.factor() * gb_s, true),
                 Some(gb_s) => (gb_s, false),
                 None => (0.0, true),
             })
@@ -252,6 +246,12 @@ impl Model {
                 if is_at_least[segment] {
                     capacities[segment] = capacities[segment].max(fastest);
                 }
+            }
+        }
+        for (segment, capacity) in topology.segments.iter().zip(&mut capacities) {
+            // Perhaps it was found to carry more than the fastest copy takes.
+            if segment.kind.is_host() && told(segment.kind).is_none() {
+                *capacity *= host.factor().max(1.0);
             }
         }
         capacities
@@ -340,7 +340,7 @@ mod tests {
             .iter_mut()
             .find(|hop| hop.from == Place::Gpu(2) && hop.to == Place::Gpu(3));
         hop.expect("a hop").push = Some(fast);
-        let capacities = model.capacities(&topology, 16);
+        let capacities = model.capacities(&topology, HostPart::ALL);
         let of = |kind| {
             let at = topology
                 .segments

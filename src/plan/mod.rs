@@ -23,7 +23,7 @@ pub use graph::{Copy, Engine, Graph};
 pub use paths::{Path, PathKind, Planner, MAX_HOPS};
 pub use policy::{FastestEnd, Policy};
 
-use crate::model::Model;
+use crate::model::{HostPart, Model};
 use crate::topology::{Place, Topology};
 use serde::Serialize;
 
@@ -106,6 +106,8 @@ pub struct Options {
     /// The same for the path through host memory while two others or more use the host, too. Their chunks come late now and
     /// then, and each message that waits for one holds others up: four H200s in a ring lost at every share.
     pub gain_min_crowded: f64,
+    /// What messages count on that use the host's memory beside others; what they do at first, if nothing was found out.
+    pub host_part: Option<HostPart>,
     /// Order of launches.
     pub order: Order,
 }
@@ -127,6 +129,7 @@ impl Default for Options {
             staging_bytes: 16 << 20,
             gain_min: 0.02,
             gain_min_crowded: 0.1,
+            host_part: None,
             order: Order::default(),
         }
     }
@@ -136,6 +139,11 @@ impl Default for Options {
 pub const SLOTS_MIN: u32 = 3;
 
 impl Options {
+    /// What messages in windows so deep count on that use the host's memory beside others.
+    pub(crate) fn host_part(&self, window: u32) -> HostPart {
+        self.host_part.unwrap_or_else(|| HostPart::at_first(window))
+    }
+
     /// A chunk's length at most, such that the staging memory holds [`SLOTS_MIN`] of them.
     #[must_use]
     pub fn chunk_bytes_max(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! The paths between two GPUs.
 
 use super::Message;
-use crate::model::{Line, Model, BYTES_PER_US};
+use crate::model::{HostPart, Line, Model, BYTES_PER_US};
 use crate::topology::{Place, Topology, HOP_SEGMENTS, MAX_GPUS};
 use serde::Serialize;
 use std::fmt;
@@ -253,8 +253,8 @@ impl Engines {
 pub struct Planner {
     topology: Topology,
     model: Model,
-    /// What segments carry, bytes a microsecond: for single messages, and for those of windows.
-    capacities: [Vec<f64>; 2],
+    /// What segments carry, bytes a microsecond, for each part of the host's memory.
+    capacities: Vec<Vec<f64>>,
     pairs: Vec<OnceLock<Vec<Candidate>>>,
 }
 
@@ -263,12 +263,12 @@ impl Planner {
     #[must_use]
     pub fn new(topology: &Topology, model: &Model) -> Planner {
         let pairs = topology.gpus.len().pow(2);
-        let capacities = |window| {
-            let capacities = model.capacities(topology, window).into_iter();
+        let capacities = |host| {
+            let capacities = model.capacities(topology, host).into_iter();
             capacities.map(|gb_s| gb_s * BYTES_PER_US).collect()
         };
         Planner {
-            capacities: [1, 2].map(capacities),
+            capacities: HostPart::every().map(capacities).collect(),
             topology: topology.clone(),
             model: model.clone(),
             pairs: (0..pairs).map(|_| OnceLock::new()).collect(),
@@ -332,12 +332,14 @@ impl Planner {
             return false;
         };
         let mut common = direct.segments.common(&other.segments).iter();
-        common.any(|segment| direct.rate() >= 0.95 * self.capacities(1)[usize::from(segment)])
+        common.any(|segment| {
+            direct.rate() >= 0.95 * self.capacities(HostPart::ALL)[usize::from(segment)]
+        })
     }
 
-    /// What segments carry for messages in windows so deep, bytes a microsecond.
-    pub(crate) fn capacities(&self, window: u32) -> &[f64] {
-        &self.capacities[usize::from(window > 1)]
+    /// What segments carry, bytes a microsecond: the host's memory a part of what it does.
+    pub(crate) fn capacities(&self, host: HostPart) -> &[f64] {
+        &self.capacities[host.number()]
     }
 
     fn list(&self, from: u8, to: u8) -> Vec<Candidate> {
@@ -386,7 +388,7 @@ impl Planner {
             let capacity = hop
                 .segments()
                 .iter()
-                .map(|segment| self.capacities(1)[usize::from(*segment)]);
+                .map(|segment| self.capacities(HostPart::ALL)[usize::from(*segment)]);
             let capacity = capacity.fold(f64::INFINITY, f64::min);
             let is_last = at + 2 == places.len();
             let pace = |line: Line| Pace {
@@ -419,7 +421,7 @@ impl Planner {
     /// together is a question of which links they share, so several orders are tried, always the same ones.
     fn order_by_use(&self, short: &[Candidate], long: Vec<Candidate>) -> Vec<Candidate> {
         const TRIES: u64 = 64;
-        let mut left = self.capacities(1).to_vec();
+        let mut left = self.capacities(HostPart::ALL).to_vec();
         let take = |left: &mut [f64], candidate: &Candidate| {
             let room = candidate
                 .segments

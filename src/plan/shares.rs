@@ -368,7 +368,9 @@ impl<'a> Problem<'a> {
             len += 1;
         }
         assert!(len > 0, "a split over no path");
-        let capacities = self.planner.capacities(self.message.window);
+        let capacities = self
+            .planner
+            .capacities(self.options.host_part(self.message.window));
         let rates = contention::rates(&chosen[..len], capacities, self.occupancy);
         let mut engines = Engines::new(self.planner, self.pushes, self.options.relays_push);
         let mut pipelines = [Pipeline::default(); MAX_PATHS];

@@ -58,6 +58,8 @@ const EVENTS: &[Counter] = &[
     Counter::SeveralRelayBytes,
     Counter::SeveralHostBytes,
     Counter::SeveralPushedBytes,
+    Counter::HostShareRaised,
+    Counter::HostShareLowered,
     Counter::ChunksClaimedBack,
     Counter::TracksRetired,
     Counter::CopiesBatched,

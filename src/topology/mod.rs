@@ -81,6 +81,14 @@ pub enum SegmentKind {
     HostRead,
 }
 
+impl SegmentKind {
+    /// Whether it is memory of the host.
+    #[must_use]
+    pub fn is_host(self) -> bool {
+        matches!(self, SegmentKind::HostWrite | SegmentKind::HostRead)
+    }
+}
+
 impl fmt::Display for SegmentKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -390,6 +390,33 @@ fn bandwidth_once(topology: &str, paths: &str, size: &str, window: &str) -> f64 
     figure.unwrap_or_else(|| panic!("{text}"))
 }
 
+/// Without a measurement of the node it is not known what the host's memory carries for two messages at once. They find out:
+/// this node's carries 100 GB/s, one GPU's link 55. A message alone has nothing to find out.
+#[test]
+fn what_the_host_carries_is_found_out() {
+    on("openmpi", |_| {
+        let counted = |kind: &str, name: &str| -> u64 {
+            let output = Command::new(&built().command)
+                .args(["run", "--sim", "hgx-h200", "--mpi", "openmpi", "-np", "2"])
+                .args(["--", "env", "ANABRANCH_STATS=1"])
+                .arg(&built().command)
+                .args(["bench", kind, "-m", "256M", "-W", "1", "-i", "30"])
+                .env("HOME", "/nonexistent")
+                .env_remove("XDG_CACHE_HOME")
+                .output()
+                .expect("the command runs");
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{text}");
+            let line = text.lines().find(|line| line.contains(name));
+            let value = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+            value.unwrap_or(0)
+        };
+        assert!(counted("bw", "several_host_bytes") > 0);
+        assert_eq!(counted("bw", "host_share_raised"), 0);
+        assert!(counted("bibw", "host_share_raised") > 2);
+    });
+}
+
 /// Simulated time only. The bars are below what was seen, for a run whose processes were kept from their cores.
 #[test]
 fn several_paths_are_faster_than_one() {

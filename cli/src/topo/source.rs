@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anabranch_engine::model::cache::{self, CacheError, Machine};
-use anabranch_engine::model::Model;
+use anabranch_engine::model::{HostPart, Model};
 use anabranch_engine::topology::found::Facts;
 use anabranch_engine::topology::Topology;
 
@@ -85,7 +85,7 @@ fn place(kept: Option<&Path>, machine: &Machine) -> Result<PathBuf, Failure> {
 
 impl Source {
     fn measured(mut topology: Topology, model: Model) -> Source {
-        let capacities = model.capacities(&topology, 1);
+        let capacities = model.capacities(&topology, HostPart::ALL);
         topology.set_rates(&capacities, |from, to| {
             let hop = model.hop(from, to)?;
             let lines = [hop.push, hop.pull];

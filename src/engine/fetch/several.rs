@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cuda::{ContextKey, Copy, Error, InFlight, Mapping, Purpose};
+use crate::cuda::{clock_ns, ContextKey, Copy, Error, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::{is_for_now, Gpu};
@@ -47,6 +47,13 @@ pub struct Direct {
     pub push: Option<Target>,
 }
 
+/// When the part in host memory, and all others, were over, nanoseconds.
+#[derive(Default)]
+struct Ends {
+    host: Option<u64>,
+    others: Option<u64>,
+}
+
 /// A message on its way over several paths.
 pub struct Several {
     peer: Arc<Peer>,
@@ -69,6 +76,8 @@ pub struct Several {
     is_pusher_awaited: bool,
     /// Since when, with nothing before it.
     awaited: Option<Instant>,
+    /// When its parts were over, if that is asked for.
+    ends: Option<Ends>,
     is_open: bool,
     looks: u32,
     /// When the clock was last read, and when something last moved.
@@ -216,6 +225,7 @@ impl Several {
             is_orphan: false,
             is_pusher_awaited: false,
             awaited: None,
+            ends: None,
             is_open: true,
             looks: 0,
             looked: Instant::now(),
@@ -335,6 +345,7 @@ impl Several {
         if is_idle && is_alone && self.direct.is_path && self.is_lane_free(gpu) {
             moved |= self.claim_back(env, gpu);
         }
+        self.note_ends();
         if self.pulls.is_empty() && self.tracks.iter().all(Track::is_done) {
             self.close(env);
             return Step::Arrived;
@@ -564,6 +575,44 @@ impl Several {
         self.pulls.is_empty() && self.tracks.iter().all(is_quiet)
     }
 
+    /// Takes note of when its parts are over.
+    pub fn time_parts(&mut self) {
+        self.ends = Some(Ends::default());
+    }
+
+    fn note_ends(&mut self) {
+        let Some(ends) = &mut self.ends else { return };
+        let tracks = &self.tracks;
+        let is_over = |is_host: bool| {
+            let mut tracks = tracks.iter().filter(|track| track.is_host() == is_host);
+            tracks.all(Track::is_done)
+        };
+        if ends.host.is_none() && is_over(true) {
+            ends.host = Some(clock_ns());
+        }
+        if ends.others.is_none() && self.pulls.is_empty() && is_over(false) {
+            ends.others = Some(clock_ns());
+        }
+    }
+
+    /// By how much the part in host memory was over before the others, microseconds. None where that was not asked for, or tells
+    /// nothing.
+    pub fn lead_us(&self) -> Option<f64> {
+        let ends = self.ends.as_ref()?;
+        if self.tracks.iter().any(|track| track.is_retired) {
+            return None;
+        }
+        // Some of it had to be taken over.
+        if self
+            .tracks
+            .iter()
+            .any(|track| track.is_host() && track.is_cut)
+        {
+            return Some(f64::NEG_INFINITY);
+        }
+        Some((ends.others? as f64 - ends.host? as f64) * 1e-3)
+    }
+
     /// Counts what has come by which path.
     pub fn count(&self) {
         stats::add(Counter::SeveralDirectBytes, self.by_direct);
@@ -624,6 +673,10 @@ impl Track {
             is_cut: false,
             arrived: 0,
         }
+    }
+
+    fn is_host(&self) -> bool {
+        matches!(self.staging, Staging::Host)
     }
 
     fn is_pushed(&self) -> bool {
