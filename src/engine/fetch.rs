@@ -617,8 +617,8 @@ impl Fetch {
                 several::Step::Pending(moved) => Step::Pending(moved),
                 several::Step::Arrived => {
                     several.count();
-                    if let (Some(routed), Some(lead_us)) = (&self.routed, several.lead_us()) {
-                        routed.fared(lead_us);
+                    if let (Some(routed), Some(how)) = (&self.routed, several.host_fared()) {
+                        routed.fared(how);
                     }
                     self.complete((Counter::SeveralReceives, Counter::SeveralBytes))
                 }

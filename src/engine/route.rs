@@ -25,6 +25,7 @@ use crate::node::traffic::Ends;
 use crate::node::Peer;
 use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
 use crate::topology::{Place, Topology};
+pub use host_use::HostFared;
 use host_use::HostUse;
 use ledger::{Ledger, Use};
 
@@ -56,15 +57,12 @@ pub struct Routed {
 }
 
 impl Routed {
-    /// The message is over. Its part in host memory was over so much before the others, microseconds.
-    pub fn fared(&self, lead_us: f64) {
+    /// The message is over, and its part in host memory was.
+    pub fn fared(&self, how: HostFared) {
         if let Some((part, host)) = &self.host {
             let window = self.plan.message.window;
-            host.note(
-                window,
-                *part,
-                lead_us * f64::from(window) / self.plan.predicted_us,
-            );
+            let each_us = self.plan.predicted_us / f64::from(window);
+            host.note(window, *part, how, each_us);
         }
     }
 

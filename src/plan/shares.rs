@@ -324,11 +324,17 @@ impl<'a> Problem<'a> {
     pub fn worth(&self, number: u32) -> f64 {
         let candidate = &self.candidates[number as usize];
         let by_host = candidate.path.kind() == PathKind::Host;
-        let gain = if by_host && self.occupancy.flows(&candidate.segments) >= CROWD {
-            self.options.gain_min.max(self.options.gain_min_crowded)
+        let others = if by_host {
+            self.occupancy.flows(&candidate.segments)
         } else {
-            self.options.gain_min
+            0
         };
+        let least = match others {
+            CROWD.. => self.options.gain_min_crowded,
+            1.. if self.message.window == 1 => self.options.gain_min_beside,
+            _ => 0.0,
+        };
+        let gain = self.options.gain_min.max(least);
         // A hair, if that is nothing, for rounding.
         1.0 - gain.max(1e-9)
     }

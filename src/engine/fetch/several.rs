@@ -14,6 +14,7 @@ use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::relays::Reached;
+use crate::engine::route::HostFared;
 use crate::engine::Env;
 use crate::node::track::{TrackOf, TRACKS};
 use crate::node::{Asked, Part, Peer, Taker, Target, TrackError, Way, UNIT_BYTES};
@@ -595,22 +596,18 @@ impl Several {
         }
     }
 
-    /// By how much the part in host memory was over before the others, microseconds. None where that was not asked for, or tells
-    /// nothing.
-    pub fn lead_us(&self) -> Option<f64> {
+    /// How the part in host memory was. None where that was not asked for, or tells nothing.
+    pub fn host_fared(&self) -> Option<HostFared> {
         let ends = self.ends.as_ref()?;
         if self.tracks.iter().any(|track| track.is_retired) {
             return None;
         }
-        // Some of it had to be taken over.
-        if self
-            .tracks
-            .iter()
-            .any(|track| track.is_host() && track.is_cut)
-        {
-            return Some(f64::NEG_INFINITY);
+        let is_taken_over = |track: &Track| track.is_host() && track.is_cut;
+        if self.tracks.iter().any(is_taken_over) {
+            return Some(HostFared::TakenOver);
         }
-        Some((ends.others? as f64 - ends.host? as f64) * 1e-3)
+        let lead_ns = ends.others? as f64 - ends.host? as f64;
+        Some(HostFared::Before(1e-3 * lead_ns))
     }
 
     /// Counts what has come by which path.

@@ -25,6 +25,15 @@ const LATE_ONES: u32 = 2;
 const MEMORY: u32 = 32;
 const MEMORY_MAX: u32 = 1024;
 
+/// How the part of a message in host memory was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HostFared {
+    /// Over so much before the others, microseconds.
+    Before(f64),
+    /// Late: some of it had to be taken over.
+    TakenOver,
+}
+
 /// For single messages, and for those of windows.
 #[derive(Debug)]
 pub struct HostUse([Mutex<Found>; 2]);
@@ -63,9 +72,14 @@ impl HostUse {
         self.of(window).lock().part
     }
 
-    /// A message that counted on a part was over. `lead` is by how much its part in host memory was over before the others, of
-    /// the time that it was to take.
-    pub(super) fn note(&self, window: u32, part: HostPart, lead: f64) {
+    /// A message that counted on a part is over, which was to take `us`.
+    pub(super) fn note(&self, window: u32, part: HostPart, how: HostFared, us: f64) {
+        let lead = match how {
+            HostFared::TakenOver => -1.0,
+            // It waited for something else.
+            HostFared::Before(lead_us) if lead_us < -us * NOT_BY_ITSELF => return,
+            HostFared::Before(lead_us) => lead_us / us,
+        };
         self.of(window).lock().note(part, lead);
     }
 
@@ -97,7 +111,6 @@ impl Found {
         }
         self.calm = self.calm.saturating_add(1);
         match lead {
-            lead if lead < -NOT_BY_ITSELF => {}
             lead if lead < -self.too_late => {
                 self.late = if self.calm > self.early_ones {
                     1
@@ -139,11 +152,15 @@ impl Found {
 mod tests {
     use super::*;
 
+    fn note(host: &HostUse, window: u32, part: HostPart, lead: f64) {
+        host.note(window, part, HostFared::Before(100.0 * lead), 100.0);
+    }
+
     /// A node whose host carries so much, of what was measured: messages are over in host memory when that says.
     fn settle(host: &HostUse, window: u32, carries: f64, messages: u32) -> Vec<f64> {
         let each = |_| {
             let part = host.part(window);
-            host.note(window, part, 1.0 - part.factor() / carries);
+            note(host, window, part, 1.0 - part.factor() / carries);
             part.factor()
         };
         (0..messages).map(each).collect()
@@ -177,12 +194,19 @@ mod tests {
     fn one_that_is_late_or_waited_for_something_else_says_nothing() {
         let host = HostUse::default();
         for _ in 0..50 {
-            host.note(1, HostPart::ALL, -0.5);
-            host.note(1, HostPart::ALL, -5.0);
-            host.note(1, HostPart::ALL.more().expect("more"), -0.5);
-            (0..5).for_each(|_| host.note(1, HostPart::ALL, 0.0));
+            note(&host, 1, HostPart::ALL, -0.5);
+            note(&host, 1, HostPart::ALL, -5.0);
+            note(&host, 1, HostPart::ALL.more().expect("more"), -0.5);
+            (0..5).for_each(|_| note(&host, 1, HostPart::ALL, 0.0));
         }
         assert_eq!(host.part(1), HostPart::ALL);
+    }
+
+    #[test]
+    fn what_is_taken_over_is_late() {
+        let host = HostUse::default();
+        (0..4).for_each(|_| host.note(1, host.part(1), HostFared::TakenOver, 100.0));
+        assert!(host.part(1) < HostPart::ALL);
     }
 
     #[test]
@@ -191,8 +215,8 @@ mod tests {
         let first = host.part(16);
         for _ in 0..4 {
             let part = host.part(16);
-            (0..14).for_each(|_| host.note(16, part, 0.5));
-            (0..2).for_each(|_| host.note(16, part, -0.2));
+            (0..14).for_each(|_| note(&host, 16, part, 0.5));
+            (0..2).for_each(|_| note(&host, 16, part, -0.2));
         }
         assert!(host.part(16) < first);
     }

@@ -75,6 +75,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             staging_bytes: 1 << staging,
             gain_min,
             gain_min_crowded: 2.0 * gain_min,
+            gain_min_beside: 1.5 * gain_min,
             host_part: None,
             order,
         },
