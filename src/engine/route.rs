@@ -204,6 +204,9 @@ impl Router {
                 .fold(0, |sum: u64, peer| sum.wrapping_add(peer.traffic().told()));
             if *sum != now {
                 let told = source::told(peers.iter().map(|peer| peer.traffic()));
+                if let Some((_, model)) = &told {
+                    tell_model(model);
+                }
                 *node = told
                     .and_then(|(topology, model)| Node::new(topology, &model, false).map(Box::new));
                 *sum = now;
@@ -394,6 +397,9 @@ impl Node {
         };
         // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
         let plan = planner.plan(&question.others, &question.message, &options);
+        if let Ok(plan) = &plan {
+            tell_plan(plan, &question);
+        }
         let answer = plan.ok().map(|plan| Answer {
             uses: ledger::uses(&self.topology, &self.uuids, &plan).into(),
             plan: Arc::new(plan),
@@ -403,6 +409,46 @@ impl Node {
         }
         known.insert(question, answer.clone());
         answer
+    }
+}
+
+/// What a plan that was not made before is, for who wants to know why a message took its way.
+fn tell_plan(plan: &Plan, question: &Question) {
+    if !log::log_enabled!(log::Level::Debug) {
+        return;
+    }
+    let Message {
+        from,
+        to,
+        bytes,
+        window,
+        ..
+    } = question.message;
+    let paths = plan.paths().iter();
+    let paths = paths.map(|part| format!("{} {} B in {}", part.path, part.bytes, part.chunks));
+    log::debug!(
+        "plan: GPU{from} to GPU{to}, {bytes} B, window {window}, {}: {}; {:.1} us",
+        if question.others.is_free() {
+            "alone"
+        } else {
+            "beside others"
+        },
+        paths.collect::<Vec<_>>().join(", "),
+        plan.predicted_us
+    );
+}
+
+/// What is known of the node, by what its ranks have measured.
+fn tell_model(model: &Model) {
+    for hop in &model.hops {
+        for line in [hop.push, hop.pull].into_iter().flatten() {
+            let (alpha_us, gb_s) = (line.alpha_us, line.gb_s);
+            log::debug!(
+                "measured: {} to {}, {alpha_us:.1} us, {gb_s:.1} GB/s",
+                hop.from,
+                hop.to
+            );
+        }
     }
 }
 

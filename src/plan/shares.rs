@@ -189,12 +189,20 @@ impl Pipeline {
         }
     }
 
+    /// Chunks that a share needs at least.
+    fn fewest(&self, share: f64, options: &Options) -> u32 {
+        if self.hops == 1 {
+            return 1;
+        }
+        ((share / options.chunk_bytes_max() as f64).ceil() as u32).max(1)
+    }
+
     /// The number of chunks, of those allowed, that ends first.
     fn chunks(&self, share: f64, window: u32, options: &Options) -> u32 {
         if self.hops == 1 {
             return 1;
         }
-        let fewest = ((share / options.chunk_bytes_max() as f64).ceil() as u32).max(1);
+        let fewest = self.fewest(share, options);
         let least = self.in_turn.map_or(0.0, |turn| {
             turn.least_us / self.us_per_byte[self.slowest(share / f64::from(fewest))]
         });
@@ -467,16 +475,27 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Longest share that a path may have: the direct copy needs no chunks.
-    fn share_max(&self, pipeline: &Pipeline) -> f64 {
+    /// Longest share that a path may have in so many chunks: the direct copy needs none.
+    fn share_max(&self, pipeline: &Pipeline, chunks: u32) -> f64 {
         if pipeline.hops == 1 {
             return f64::INFINITY;
         }
-        self.options.chunk_bytes_max() as f64 * f64::from(self.options.chunks_max)
+        self.options.chunk_bytes_max() as f64 * f64::from(chunks)
     }
 
-    /// Shares and chunks in turn.
+    /// Shares and chunks in turn: as many chunks as the shares need, and also shares that the chunks of the turn before have
+    /// room for, as a little less in fewer chunks may end sooner.
     fn solve(&self, pipelines: &[Pipeline]) -> Solution {
+        let free = self.settle(pipelines, false);
+        let fitting = self.settle(pipelines, true);
+        if fitting.us < free.us {
+            fitting
+        } else {
+            free
+        }
+    }
+
+    fn settle(&self, pipelines: &[Pipeline], is_fitting: bool) -> Solution {
         const ROUNDS: usize = 8;
         let len = pipelines.len();
         let window = self.message.window;
@@ -500,14 +519,31 @@ impl<'a> Problem<'a> {
             for at in 0..len {
                 lines[at] = pipelines[at].affine(shares[at], chunks[at], window);
             }
-            shares = self.equal_ends(pipelines, &lines[..len]);
-            let end = |at: usize| pipelines[at].us(shares[at], chunks[at], window, u32::MAX);
+            let mut most = [f64::INFINITY; MAX_PATHS];
+            for at in 0..len {
+                let chunks = if is_fitting {
+                    chunks[at]
+                } else {
+                    self.options.chunks_max
+                };
+                most[at] = self.share_max(&pipelines[at], chunks);
+            }
+            shares = self.equal_ends(&most[..len], &lines[..len]);
+            let mut needed = chunks;
+            for at in 0..len {
+                needed[at] = chunks[at].max(pipelines[at].fewest(shares[at], self.options));
+            }
+            let end = |at: usize| pipelines[at].us(shares[at], needed[at], window, u32::MAX);
             let us = (0..len)
                 .filter(|at| shares[*at] > 0.0)
                 .map(end)
                 .fold(0.0, f64::max);
             if best.as_ref().is_none_or(|best| us < best.us) {
-                best = Some(Solution { shares, chunks, us });
+                best = Some(Solution {
+                    shares,
+                    chunks: needed,
+                    us,
+                });
             }
             let mut changed = false;
             for at in 0..len {
@@ -530,7 +566,7 @@ impl<'a> Problem<'a> {
 
     /// The closed form: shares with which all paths end together. Negative ones are dropped, those beyond what a path may
     /// carry are held there, and the rest is solved again.
-    fn equal_ends(&self, pipelines: &[Pipeline], lines: &[Affine]) -> [f64; MAX_PATHS] {
+    fn equal_ends(&self, most: &[f64], lines: &[Affine]) -> [f64; MAX_PATHS] {
         let mut shares = [0.0; MAX_PATHS];
         let mut open = [false; MAX_PATHS];
         open[..lines.len()].fill(true);
@@ -556,10 +592,9 @@ impl<'a> Problem<'a> {
             }
             if !again {
                 // Only once nobody is negative: what is held back from one is for the others to carry.
-                for (at, pipeline) in pipelines.iter().enumerate() {
-                    let most = self.share_max(pipeline);
-                    if open[at] && shares[at] > most {
-                        (shares[at], open[at], again) = (most, false, true);
+                for (at, most) in most.iter().enumerate() {
+                    if open[at] && shares[at] > *most {
+                        (shares[at], open[at], again) = (*most, false, true);
                         left -= most;
                     }
                 }

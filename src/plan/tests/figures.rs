@@ -199,3 +199,37 @@ fn the_host_path_is_given_up_when_others_have_it() {
     // Half the port, and more of the host than before.
     assert_within("busy port", busy.predicted_gb_s(), 198.0, 198.0 + 55.0);
 }
+
+/// Numbers that the ranks of an H200 node had measured of themselves, by which the host's part of 64 MiB is just longer than one
+/// chunk may be from windows of 7 messages on: it is to be cut to one chunk, not split in two, and not given up. A message more
+/// takes no longer than those before it.
+#[test]
+fn a_part_just_longer_than_a_chunk_may_be_is_cut() {
+    let topology = file("hgx-h200").topology().expect("a topology");
+    let mut model = Model::nominal(&topology);
+    for hop in &mut model.hops {
+        let (alpha_us, gb_s) = match (hop.from, hop.to) {
+            (_, Place::Host) => (4.2, 44.8),
+            (Place::Host, _) => (14.5, 61.0),
+            _ => (8.4, 384.8),
+        };
+        for line in [&mut hop.push, &mut hop.pull].into_iter().flatten() {
+            (line.alpha_us, line.gb_s) = (alpha_us, gb_s);
+        }
+    }
+    let planner = Planner::new(&topology, &model);
+    let node = Node {
+        name: "H200, as its ranks found it".into(),
+        topology,
+        planner,
+    };
+    let us = |messages| window(&node, 64, messages, &Options::default()).predicted_us;
+    for messages in 3..=16 {
+        let more = us(messages) - us(messages - 1);
+        let before = us(messages - 1) / f64::from(messages - 1);
+        assert!(
+            more < 1.01 * before,
+            "message {messages}: {more} us, before {before}"
+        );
+    }
+}
