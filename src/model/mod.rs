@@ -217,6 +217,12 @@ impl Model {
         }
     }
 
+    /// Whether it was measured what the host's memory carries for several at once, not only for one.
+    #[must_use]
+    pub fn knows_host(&self) -> bool {
+        self.segments.iter().any(|segment| segment.kind.is_host())
+    }
+
     /// What segments carry, by their index in the topology: the host's memory a part of what it does.
     #[must_use]
     pub fn capacities(&self, topology: &Topology, host: HostPart) -> Vec<f64> {

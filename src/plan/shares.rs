@@ -339,7 +339,10 @@ impl<'a> Problem<'a> {
         };
         let least = match others {
             CROWD.. => self.options.gain_min_crowded,
-            1.. if self.message.window == 1 => self.options.gain_min_beside,
+            // What is gained at least, where what the host carries is still to be found out by such messages.
+            1.. if self.message.window == 1 && self.planner.model().knows_host() => {
+                self.options.gain_min_beside
+            }
             _ => 0.0,
         };
         let gain = self.options.gain_min.max(least);
