@@ -4,6 +4,7 @@ mod driven;
 mod push;
 mod ring;
 mod several;
+mod track;
 mod trail;
 mod way;
 
@@ -206,7 +207,7 @@ impl Fetch {
             to,
             path: Path::Nothing,
             own,
-            device: ways.to.unwrap_or_default(),
+            device: ways.to().unwrap_or_default(),
             reason: None,
             failures: 0,
             routed: None,
@@ -332,6 +333,7 @@ impl Fetch {
         let Destination::Device { context, address } = self.to else {
             return false;
         };
+        let place = (address, self.wanted);
         let may_split = !self.own
             && self.message.flags & flag::EXPORTED != 0
             && self.wanted == self.message.length;
@@ -345,7 +347,7 @@ impl Fetch {
                 }
                 Begun::Direct(routed) => {
                     self.routed = Some(*routed);
-                    let trails = ways.trails((address, self.wanted));
+                    let trails = ways.trails(place);
                     if trails.iter().all(|trail| trail.is_direct()) {
                         self.leave_trail(true);
                         return false;
@@ -360,8 +362,7 @@ impl Fetch {
         let is_planned = may_split && is_long && !env.config.paths.is_direct_only();
         let depth = is_planned.then(|| ways.depth(&self.message));
         // Also what goes one way only waits for those that are received in its place.
-        let place = (address, self.wanted);
-        let overlapping = || ways.under_way.iter().filter(|other| other.overlaps(place));
+        let overlapping = || ways.overlapping(place);
         let is_alike = |other: &UnderWay| {
             other.source == self.message.source && other.to == place && other.trail.is_some()
         };

@@ -368,15 +368,24 @@ fn bandwidth(topology: &str, paths: &str, size: &str, window: &str) -> f64 {
     runs.fold(0.0, f64::max)
 }
 
-fn bandwidth_once(topology: &str, paths: &str, size: &str, window: &str) -> f64 {
-    let output = Command::new(&built().command)
+/// The bench between two ranks of a simulated node.
+fn bench(topology: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(&built().command);
+    command
         .args([
             "run", "--sim", topology, "--mpi", "openmpi", "-np", "2", "--",
         ])
         .arg(&built().command)
-        .args([
-            "bench", "bw", "D", "D", "-m", size, "-W", window, "-i", "4", "-x", "3",
-        ])
+        .arg("bench")
+        .args(arguments);
+    command
+}
+
+fn bandwidth_once(topology: &str, paths: &str, size: &str, window: &str) -> f64 {
+    let arguments = [
+        "bw", "D", "D", "-m", size, "-W", window, "-i", "4", "-x", "3",
+    ];
+    let output = bench(topology, &arguments)
         .env("ANABRANCH_PATHS", paths)
         .env("ANABRANCH_MODEL", model(topology))
         .output()
@@ -399,25 +408,36 @@ fn bandwidth_once(topology: &str, paths: &str, size: &str, window: &str) -> f64 
 #[test]
 fn what_the_host_carries_is_found_out() {
     on("openmpi", |_| {
-        let counted = |kind: &str, name: &str| -> u64 {
-            let output = Command::new(&built().command)
-                .args(["run", "--sim", "hgx-h200", "--mpi", "openmpi", "-np", "2"])
-                .args(["--", "env", "ANABRANCH_STATS=1"])
-                .arg(&built().command)
-                .args(["bench", kind, "-m", "256M", "-W", "1", "-i", "30"])
+        let counted = |kind: &str| -> String {
+            let output = bench("hgx-h200", &[kind, "-m", "256M", "-W", "1", "-i", "30"])
+                .env("ANABRANCH_STATS", "1")
                 .env("HOME", "/nonexistent")
                 .env_remove("XDG_CACHE_HOME")
+                // What ranks measure of a node that waits for a processor is not what it is.
+                .env("SIMCUDA_QUIET_US", "30000")
+                .env("SIMCUDA_LOOKS", "32")
                 .output()
                 .expect("the command runs");
-            let text = String::from_utf8_lossy(&output.stderr);
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success(), "{text}");
+            text
+        };
+        let value = |text: &str, name: &str| -> u64 {
             let line = text.lines().find(|line| line.contains(name));
             let value = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
             value.unwrap_or(0)
         };
-        assert!(counted("bw", "several_host_bytes") > 0);
-        assert_eq!(counted("bw", "host_share_raised"), 0);
-        assert!(counted("bibw", "host_share_raised") > 2);
+        // Again, where they were kept from their cores all the same.
+        let mut seen = Vec::new();
+        let is_found = (0..3).any(|_| {
+            let (alone, both) = (counted("bw"), counted("bibw"));
+            assert_eq!(value(&alone, "host_share_raised"), 0, "{alone}");
+            let is_found =
+                value(&alone, "several_host_bytes") > 0 && value(&both, "host_share_raised") > 2;
+            seen.push((alone, both));
+            is_found
+        });
+        assert!(is_found, "{seen:#?}");
     });
 }
 

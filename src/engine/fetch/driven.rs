@@ -77,7 +77,7 @@ impl Driven {
         to: To,
     ) -> Begun {
         let is_one = env.config.assign == Assign::One;
-        let Some(uuid) = ways.to.filter(|_| is_one) else {
+        let Some(uuid) = ways.to().filter(|_| is_one) else {
             return Begun::No;
         };
         let is_seen = |uuid: &_| reach::by_uuid(uuid).is_some();

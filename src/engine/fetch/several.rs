@@ -1,23 +1,22 @@
 //! The receiver's side of a message that comes over several paths: it pulls its own part straight from the sender's
-//! memory, and empties the staging that the sender fills with the rest (`serve/tracks.rs` is the other side).
+//! memory, and empties the staging that the sender fills with the rest (`track.rs`; `serve/tracks.rs` is the other side).
 //!
 //! Whatever the sender does not bring, the receiver pulls itself: chunks that it has not begun with when the receiver has
 //! nothing left to do, those of a track that has failed, and all that it has begun with if it then does nothing more. Only
 //! where the sender writes to the receiver's buffer itself it is waited for, until it writes no more, or has died.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cuda::{clock_ns, ContextKey, Copy, Error, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path};
+use crate::engine::fetch::track::{Staging, Track, Trouble};
 use crate::engine::fetch::trail::Trail;
-use crate::engine::gpu::{is_for_now, Gpu};
-use crate::engine::relays::Reached;
+use crate::engine::gpu::Gpu;
 use crate::engine::route::HostFared;
 use crate::engine::Env;
 use crate::node::track::{TrackOf, TRACKS};
-use crate::node::{Asked, Part, Peer, Taker, Target, TrackError, Way, UNIT_BYTES};
+use crate::node::{Asked, Part, Peer, Target, TrackError, Way};
 use crate::stats::{self, Counter};
 
 /// How long a sender may do nothing about the chunks that it has claimed, once all else is there.
@@ -100,41 +99,6 @@ struct Pull {
     bytes: u64,
 }
 
-struct Track {
-    number: usize,
-    part: Part,
-    staging: Staging,
-    /// Chunks from this one on are not the sender's any more.
-    end: u32,
-    /// Chunks whose copies out of staging were launched, and those that have arrived.
-    launched: u32,
-    emptied: u32,
-    flying: VecDeque<Flying>,
-    /// It is not used any more, but for what is in flight.
-    is_retired: bool,
-    /// Some of its chunks were claimed back.
-    is_cut: bool,
-    arrived: u64,
-}
-
-enum Staging {
-    Host,
-    Relay {
-        owner: Arc<Peer>,
-        row: u8,
-        reached: Reached,
-    },
-    /// None: the sender writes to the receiver's buffer.
-    Push,
-}
-
-struct Flying {
-    copy: InFlight,
-    bytes: u64,
-    /// Who had the piece when the copy was launched: the sender, to the end.
-    taker: Option<(u32, Taker)>,
-}
-
 /// How a step ended.
 pub enum Step {
     /// Under way; whether something moved.
@@ -143,33 +107,6 @@ pub enum Step {
     Arrived,
     /// It must come another way; nothing is in flight.
     Lost(Error),
-}
-
-/// Why a track is not used any more.
-enum Trouble {
-    Driver(Error),
-    Track(TrackError),
-    GivenUp,
-    Stalled,
-    Reclaimed,
-}
-
-impl From<TrackError> for Trouble {
-    fn from(error: TrackError) -> Trouble {
-        Trouble::Track(error)
-    }
-}
-
-impl std::fmt::Display for Trouble {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Trouble::Driver(error) => error.fmt(f),
-            Trouble::Track(error) => error.fmt(f),
-            Trouble::GivenUp => f.write_str("its sender could not go on with a path"),
-            Trouble::Stalled => f.write_str("its sender does not go on"),
-            Trouble::Reclaimed => f.write_str("staging was taken from its sender"),
-        }
-    }
 }
 
 impl Several {
@@ -407,10 +344,7 @@ impl Several {
         if track.is_done() {
             return false;
         }
-        let shared = env.node.own().board().and_then(|board| {
-            let offer = board.offer(self.asked.index)?;
-            offer.track(self.asked.tag, track.number)
-        });
+        let shared = shared(env, self.asked, track.number);
         let below = self.before.as_ref().filter(|before| before.is_below);
         let may_launch = below.is_none_or(|before| before.trail.is_launched(track.number));
         let step = match &shared {
@@ -431,9 +365,10 @@ impl Several {
             }
         };
         // What a track that is not used any more has not brought is pulled, once nothing writes there.
-        let is_busy = self.is_behind() || self.is_written(env, &self.tracks[number]);
-        let track = &mut self.tracks[number];
-        if track.is_retired && track.flying.is_empty() && !is_busy {
+        let track = &self.tracks[number];
+        let is_left = track.is_retired && track.flying.is_empty();
+        if is_left && !self.is_behind() && !self.is_written(env, track) {
+            let track = &mut self.tracks[number];
             let (first, count) = (track.emptied, track.end - track.emptied);
             track.end = track.emptied;
             let (offset, bytes) = track.part.span(first, count);
@@ -555,8 +490,8 @@ impl Several {
 
     /// Whether the sender may be writing to the receiver's buffer.
     fn is_written(&self, env: &Env, track: &Track) -> bool {
-        let shared = shared(env, self.asked, track.number);
-        let is_being_filled = || shared.is_some_and(|shared| shared.is_being_filled());
+        let shared = || shared(env, self.asked, track.number);
+        let is_being_filled = || shared().is_some_and(|shared| shared.is_being_filled());
         track.is_pushed() && !self.is_orphan && is_being_filled()
     }
 
@@ -654,229 +589,6 @@ fn gaps(parts: &[Part], length: u64) -> Vec<(u64, u64)> {
         at = offset + bytes;
     }
     gaps
-}
-
-impl Track {
-    fn new(number: usize, part: Part, staging: Staging) -> Track {
-        Track {
-            number,
-            part,
-            staging,
-            end: part.chunks(),
-            launched: 0,
-            emptied: 0,
-            flying: VecDeque::new(),
-            is_retired: false,
-            is_cut: false,
-            arrived: 0,
-        }
-    }
-
-    fn is_host(&self) -> bool {
-        matches!(self.staging, Staging::Host)
-    }
-
-    fn is_pushed(&self) -> bool {
-        matches!(self.staging, Staging::Push)
-    }
-
-    fn is_done(&self) -> bool {
-        self.emptied == self.end && self.flying.is_empty()
-    }
-
-    /// On which lane the next copy runs. A chunk of messages that are split alike always has the same.
-    fn lane(&self) -> (Purpose, u64) {
-        match self.staging {
-            // The sender's.
-            Staging::Push => (Purpose::Push, 0),
-            Staging::Host => (Purpose::HostToDevice, 0),
-            Staging::Relay { .. } => (
-                Purpose::PullStaged,
-                self.part.lane(self.number, self.launched),
-            ),
-        }
-    }
-
-    fn blame(&self, gpu: &mut Gpu) {
-        if let Staging::Relay { owner, row, .. } = &self.staging {
-            gpu.relays.blame(owner.world_rank(), *row);
-        }
-    }
-
-    /// Empties what is filled. True if anything moved.
-    fn poll(
-        &mut self,
-        gpu: &mut Gpu,
-        shared: &TrackOf<'_>,
-        peer: &Peer,
-        direct: &Direct,
-        may_launch: bool,
-    ) -> Result<bool, Trouble> {
-        let mut moved = false;
-        while let Some(flying) = self.flying.front_mut() {
-            match flying.copy.poll() {
-                Ok(false) => break,
-                Ok(true) => {}
-                Err(error) if flying.copy.is_lost() => {
-                    self.flying.pop_front();
-                    return Err(Trouble::Driver(error));
-                }
-                Err(error) => {
-                    fault::tried_again(Of::From(peer.world_rank()), Path::Several, &error);
-                    break;
-                }
-            }
-            let flying = self.flying.pop_front();
-            moved = true;
-            if self.is_retired {
-                continue;
-            }
-            if let Some(flying) = flying {
-                // A piece that is another's by now may have been written while it was read.
-                if flying.taker.is_some() && self.staging.taker(flying.taker) != flying.taker {
-                    return Err(Trouble::Reclaimed);
-                }
-                shared.pop(&mut self.emptied)?;
-                self.arrived += flying.bytes;
-                peer.ring_doorbell();
-            }
-        }
-        if self.is_retired {
-            return Ok(moved);
-        }
-        let (filled, is_over) = shared.filled()?;
-        if filled > self.end || filled < self.launched {
-            return Err(TrackError::Corrupt.into());
-        }
-        while self.is_pushed() && self.launched < filled {
-            let (_, bytes) = self.part.chunk(self.launched);
-            if u64::from(shared.entry_of(self.launched).bytes) != bytes {
-                return Err(TrackError::Corrupt.into());
-            }
-            self.launched += 1;
-            shared.pop(&mut self.emptied)?;
-            self.arrived += bytes;
-            moved = true;
-        }
-        while may_launch && self.launched < filled {
-            match self.launch(gpu, shared, peer, direct) {
-                Ok(()) => moved = true,
-                Err(Trouble::Driver(error)) if is_for_now(&error) => return Ok(moved),
-                Err(trouble) => return Err(trouble),
-            }
-        }
-        if is_over && self.flying.is_empty() && self.emptied < self.end {
-            return Err(Trouble::GivenUp);
-        }
-        Ok(moved)
-    }
-
-    /// Starts the copy of the next chunk out of its piece.
-    fn launch(
-        &mut self,
-        gpu: &mut Gpu,
-        shared: &TrackOf<'_>,
-        peer: &Peer,
-        direct: &Direct,
-    ) -> Result<(), Trouble> {
-        let entry = shared.entry_of(self.launched);
-        let (offset, bytes) = self.part.chunk(self.launched);
-        if u64::from(entry.bytes) != bytes {
-            return Err(TrackError::Corrupt.into());
-        }
-        let context = direct.context;
-        let corrupt = || Trouble::Track(TrackError::Corrupt);
-        let (src, taker) = match &self.staging {
-            Staging::Push => return Err(corrupt()),
-            Staging::Host => {
-                let address = peer.wide(entry.unit, bytes).ok_or_else(corrupt)?;
-                gpu.pin_wide(context, peer, entry.unit);
-                (address.as_ptr().expose_provenance() as u64, None)
-            }
-            Staging::Relay { reached, .. } => {
-                let offset = u64::from(entry.unit) * UNIT_BYTES;
-                let taker = self
-                    .staging
-                    .taker(Some((entry.unit, Taker { rank: 0, tag: 0 })));
-                let is_senders = taker.is_some_and(|(_, taker)| taker.rank == peer.world_rank());
-                if offset + bytes > reached.exported.bytes || !is_senders {
-                    return Err(corrupt());
-                }
-                (reached.base + offset, taker)
-            }
-        };
-        let (purpose, affinity) = self.lane();
-        let mapping = self.staging.mapping();
-        let copy = Copy::Linear {
-            dst: direct.to + offset,
-            src,
-            bytes,
-        };
-        let copy = gpu
-            .copy_on(context, purpose, affinity, copy, mapping)
-            .map_err(Trouble::Driver)?;
-        self.launched += 1;
-        self.flying.push_back(Flying { copy, bytes, taker });
-        Ok(())
-    }
-}
-
-impl Staging {
-    /// How this rank gets at the staging of a part; None where there is none (yet).
-    fn reach(
-        env: &Env,
-        gpu: &mut Gpu,
-        direct: &Direct,
-        peer: &Peer,
-        part: &Part,
-    ) -> Option<Staging> {
-        match part.way {
-            Way::Host => (peer.layout().wide_blocks > 0).then_some(Staging::Host),
-            Way::Push => direct.push.map(|_| Staging::Push),
-            Way::Relay { owner: rank, row } => {
-                let owner = env.node.peer(rank)?;
-                match gpu.reach_relay(direct.context, &owner, row) {
-                    Ok(Some(reached)) => Some(Staging::Relay {
-                        owner,
-                        row,
-                        reached,
-                    }),
-                    Ok(None) => None,
-                    Err(error) => {
-                        gpu.relays.blame(rank, row);
-                        stats::add(Counter::TracksRetired, 1);
-                        let of = Of::From(peer.world_rank());
-                        fault::survived(of, Path::Several, &error, "over fewer paths");
-                        None
-                    }
-                }
-            }
-        }
-    }
-
-    fn mapping(&self) -> Option<Arc<Mapping>> {
-        match self {
-            Staging::Host | Staging::Push => None,
-            Staging::Relay { reached, .. } => reached.mapping.clone(),
-        }
-    }
-
-    /// Who has the unit now.
-    fn taker(&self, of: Option<(u32, Taker)>) -> Option<(u32, Taker)> {
-        let (
-            Staging::Relay {
-                owner,
-                row,
-                reached,
-            },
-            Some((unit, _)),
-        ) = (self, of)
-        else {
-            return None;
-        };
-        let row = owner.board()?.gpus().get(usize::from(*row))?;
-        Some((unit, row.units(&reached.exported).taker(unit)?))
-    }
 }
 
 #[cfg(test)]

@@ -21,9 +21,7 @@ use crate::topology::Place;
 pub struct Ways<'a> {
     /// Who knows the node.
     pub router: &'a mut Router,
-    /// The GPU of the receiver's buffer; None where that is no device memory.
-    pub to: Option<Uuid>,
-    /// The receiver's buffer, likewise.
+    /// The receiver's buffer; None where that is no device memory.
     pub buffer: Option<&'a Buffer>,
     /// The messages under way, oldest first.
     pub under_way: &'a [UnderWay],
@@ -121,9 +119,20 @@ pub struct Chosen {
 }
 
 impl Ways<'_> {
-    /// How far those are that are received in the same place, an address and a length.
+    /// The GPU of the receiver's buffer.
+    pub fn to(&self) -> Option<Uuid> {
+        self.buffer.map(|buffer| buffer.uuid)
+    }
+
+    /// Those that are received in the same place, an address and a length.
+    pub fn overlapping(&self, place: (u64, u64)) -> impl Iterator<Item = &UnderWay> {
+        let rows = self.under_way.iter();
+        rows.filter(move |row| row.overlaps(place))
+    }
+
+    /// How far they are.
     pub fn trails(&self, place: (u64, u64)) -> Vec<Arc<Trail>> {
-        let overlapping = self.under_way.iter().filter(|row| row.overlaps(place));
+        let overlapping = self.overlapping(place);
         overlapping.filter_map(|row| row.trail.clone()).collect()
     }
 
@@ -140,7 +149,7 @@ impl Ways<'_> {
     /// runs. In a window planning is hidden by the messages before.
     pub fn is_likely_direct(&self, message: &Message, depth: u32) -> bool {
         let source = message.source;
-        let ends = self.to.map(|to| [message.device, to]);
+        let ends = self.to().map(|to| [message.device, to]);
         depth == 1
             && ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, message.length))
     }
@@ -154,7 +163,7 @@ impl Ways<'_> {
         message: &Message,
         in_flight: u32,
     ) -> Option<Chosen> {
-        let to = self.to?;
+        let to = self.to()?;
         let bytes = message.length;
         let relays = if env.config.paths.relay {
             gpu.relays.candidates(env, message.source)

@@ -181,7 +181,7 @@ impl Core {
                 Destination::Host(receive.landed)
             }
         };
-        let (mut uuid, mut kept) = (None, None);
+        let mut kept = None;
         if let (Target::Device { buffer, .. }, Destination::Device { context, .. }) =
             (&receive.target, to)
         {
@@ -189,13 +189,12 @@ impl Core {
                 log::debug!("device buffer {:#x}: {error}", buffer.address);
             }
             self.gpu.relays.note(env, buffer, context);
-            (uuid, kept) = (Some(buffer.uuid), Some(*buffer));
+            kept = Some(*buffer);
         }
         // A copy: a payload that goes to host memory is written over it.
         let bytes = receive.read_landed().ok_or(NotTaken::Value)?;
         let ways = Ways {
             router: &mut self.router,
-            to: uuid,
             buffer: kept.as_ref(),
             under_way: &under_way,
             depths: &mut self.depths,

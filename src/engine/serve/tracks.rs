@@ -435,7 +435,7 @@ impl Track {
 }
 
 impl Staging {
-    fn mapping(&self) -> Option<Arc<crate::cuda::Mapping>> {
+    fn mapping(&self) -> Option<Arc<Mapping>> {
         match self {
             Staging::Host => None,
             Staging::Relay { reached, .. } => reached.mapping.clone(),

@@ -1,0 +1,305 @@
+//! One track of a message over several paths, at its receiver: a part of the message that its sender brings by staging, or
+//! pushes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::cuda::{Copy, Error, InFlight, Mapping, Purpose};
+use crate::engine::fault::{self, Of, Path};
+use crate::engine::fetch::several::Direct;
+use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::relays::Reached;
+use crate::engine::Env;
+use crate::node::track::TrackOf;
+use crate::node::{Part, Peer, Taker, TrackError, Way, UNIT_BYTES};
+use crate::stats::{self, Counter};
+
+/// A track, and how far it is.
+pub(super) struct Track {
+    /// Its number in the offer.
+    pub(super) number: usize,
+    pub(super) part: Part,
+    pub(super) staging: Staging,
+    /// Chunks from this one on are not the sender's any more.
+    pub(super) end: u32,
+    /// Chunks whose copies out of staging were launched, and those that have arrived.
+    pub(super) launched: u32,
+    pub(super) emptied: u32,
+    pub(super) flying: VecDeque<Flying>,
+    /// It is not used any more, but for what is in flight.
+    pub(super) is_retired: bool,
+    /// Some of its chunks were claimed back.
+    pub(super) is_cut: bool,
+    /// Bytes that have arrived.
+    pub(super) arrived: u64,
+}
+
+/// Where it leads.
+pub(super) enum Staging {
+    Host,
+    Relay {
+        owner: Arc<Peer>,
+        row: u8,
+        reached: Reached,
+    },
+    /// None: the sender writes to the receiver's buffer.
+    Push,
+}
+
+/// A copy out of staging.
+pub(super) struct Flying {
+    pub(super) copy: InFlight,
+    bytes: u64,
+    /// Who had the piece when the copy was launched: the sender, to the end.
+    taker: Option<(u32, Taker)>,
+}
+
+/// Why a track is not used any more.
+pub(super) enum Trouble {
+    Driver(Error),
+    Track(TrackError),
+    GivenUp,
+    Stalled,
+    Reclaimed,
+}
+
+impl From<TrackError> for Trouble {
+    fn from(error: TrackError) -> Trouble {
+        Trouble::Track(error)
+    }
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Trouble::Driver(error) => error.fmt(f),
+            Trouble::Track(error) => error.fmt(f),
+            Trouble::GivenUp => f.write_str("its sender could not go on with a path"),
+            Trouble::Stalled => f.write_str("its sender does not go on"),
+            Trouble::Reclaimed => f.write_str("staging was taken from its sender"),
+        }
+    }
+}
+
+impl Track {
+    pub(super) fn new(number: usize, part: Part, staging: Staging) -> Track {
+        Track {
+            number,
+            part,
+            staging,
+            end: part.chunks(),
+            launched: 0,
+            emptied: 0,
+            flying: VecDeque::new(),
+            is_retired: false,
+            is_cut: false,
+            arrived: 0,
+        }
+    }
+
+    pub(super) fn is_host(&self) -> bool {
+        matches!(self.staging, Staging::Host)
+    }
+
+    pub(super) fn is_pushed(&self) -> bool {
+        matches!(self.staging, Staging::Push)
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.emptied == self.end && self.flying.is_empty()
+    }
+
+    /// On which lane the next copy runs. A chunk of messages that are split alike always has the same.
+    fn lane(&self) -> (Purpose, u64) {
+        match self.staging {
+            // The sender's.
+            Staging::Push => (Purpose::Push, 0),
+            Staging::Host => (Purpose::HostToDevice, 0),
+            Staging::Relay { .. } => (
+                Purpose::PullStaged,
+                self.part.lane(self.number, self.launched),
+            ),
+        }
+    }
+
+    pub(super) fn blame(&self, gpu: &mut Gpu) {
+        if let Staging::Relay { owner, row, .. } = &self.staging {
+            gpu.relays.blame(owner.world_rank(), *row);
+        }
+    }
+
+    /// Empties what is filled. True if anything moved.
+    pub(super) fn poll(
+        &mut self,
+        gpu: &mut Gpu,
+        shared: &TrackOf<'_>,
+        peer: &Peer,
+        direct: &Direct,
+        may_launch: bool,
+    ) -> Result<bool, Trouble> {
+        let mut moved = false;
+        while let Some(flying) = self.flying.front_mut() {
+            match flying.copy.poll() {
+                Ok(false) => break,
+                Ok(true) => {}
+                Err(error) if flying.copy.is_lost() => {
+                    self.flying.pop_front();
+                    return Err(Trouble::Driver(error));
+                }
+                Err(error) => {
+                    fault::tried_again(Of::From(peer.world_rank()), Path::Several, &error);
+                    break;
+                }
+            }
+            let flying = self.flying.pop_front();
+            moved = true;
+            if self.is_retired {
+                continue;
+            }
+            if let Some(flying) = flying {
+                // A piece that is another's by now may have been written while it was read.
+                if flying.taker.is_some() && self.staging.taker(flying.taker) != flying.taker {
+                    return Err(Trouble::Reclaimed);
+                }
+                shared.pop(&mut self.emptied)?;
+                self.arrived += flying.bytes;
+                peer.ring_doorbell();
+            }
+        }
+        if self.is_retired {
+            return Ok(moved);
+        }
+        let (filled, is_over) = shared.filled()?;
+        if filled > self.end || filled < self.launched {
+            return Err(TrackError::Corrupt.into());
+        }
+        while self.is_pushed() && self.launched < filled {
+            let (_, bytes) = self.part.chunk(self.launched);
+            if u64::from(shared.entry_of(self.launched).bytes) != bytes {
+                return Err(TrackError::Corrupt.into());
+            }
+            self.launched += 1;
+            shared.pop(&mut self.emptied)?;
+            self.arrived += bytes;
+            moved = true;
+        }
+        while may_launch && self.launched < filled {
+            match self.launch(gpu, shared, peer, direct) {
+                Ok(()) => moved = true,
+                Err(Trouble::Driver(error)) if is_for_now(&error) => return Ok(moved),
+                Err(trouble) => return Err(trouble),
+            }
+        }
+        if is_over && self.flying.is_empty() && self.emptied < self.end {
+            return Err(Trouble::GivenUp);
+        }
+        Ok(moved)
+    }
+
+    /// Starts the copy of the next chunk out of its piece.
+    fn launch(
+        &mut self,
+        gpu: &mut Gpu,
+        shared: &TrackOf<'_>,
+        peer: &Peer,
+        direct: &Direct,
+    ) -> Result<(), Trouble> {
+        let entry = shared.entry_of(self.launched);
+        let (offset, bytes) = self.part.chunk(self.launched);
+        if u64::from(entry.bytes) != bytes {
+            return Err(TrackError::Corrupt.into());
+        }
+        let context = direct.context;
+        let corrupt = || Trouble::Track(TrackError::Corrupt);
+        let (src, taker) = match &self.staging {
+            Staging::Push => return Err(corrupt()),
+            Staging::Host => {
+                let address = peer.wide(entry.unit, bytes).ok_or_else(corrupt)?;
+                gpu.pin_wide(context, peer, entry.unit);
+                (address.as_ptr().expose_provenance() as u64, None)
+            }
+            Staging::Relay { reached, .. } => {
+                let offset = u64::from(entry.unit) * UNIT_BYTES;
+                let taker = self
+                    .staging
+                    .taker(Some((entry.unit, Taker { rank: 0, tag: 0 })));
+                let is_senders = taker.is_some_and(|(_, taker)| taker.rank == peer.world_rank());
+                if offset + bytes > reached.exported.bytes || !is_senders {
+                    return Err(corrupt());
+                }
+                (reached.base + offset, taker)
+            }
+        };
+        let (purpose, affinity) = self.lane();
+        let mapping = self.staging.mapping();
+        let copy = Copy::Linear {
+            dst: direct.to + offset,
+            src,
+            bytes,
+        };
+        let copy = gpu
+            .copy_on(context, purpose, affinity, copy, mapping)
+            .map_err(Trouble::Driver)?;
+        self.launched += 1;
+        self.flying.push_back(Flying { copy, bytes, taker });
+        Ok(())
+    }
+}
+
+impl Staging {
+    /// How this rank gets at the staging of a part; None where there is none (yet).
+    pub(super) fn reach(
+        env: &Env,
+        gpu: &mut Gpu,
+        direct: &Direct,
+        peer: &Peer,
+        part: &Part,
+    ) -> Option<Staging> {
+        match part.way {
+            Way::Host => (peer.layout().wide_blocks > 0).then_some(Staging::Host),
+            Way::Push => direct.push.map(|_| Staging::Push),
+            Way::Relay { owner: rank, row } => {
+                let owner = env.node.peer(rank)?;
+                match gpu.reach_relay(direct.context, &owner, row) {
+                    Ok(Some(reached)) => Some(Staging::Relay {
+                        owner,
+                        row,
+                        reached,
+                    }),
+                    Ok(None) => None,
+                    Err(error) => {
+                        gpu.relays.blame(rank, row);
+                        stats::add(Counter::TracksRetired, 1);
+                        let of = Of::From(peer.world_rank());
+                        fault::survived(of, Path::Several, &error, "over fewer paths");
+                        None
+                    }
+                }
+            }
+        }
+    }
+
+    fn mapping(&self) -> Option<Arc<Mapping>> {
+        match self {
+            Staging::Host | Staging::Push => None,
+            Staging::Relay { reached, .. } => reached.mapping.clone(),
+        }
+    }
+
+    /// Who has the unit now.
+    fn taker(&self, of: Option<(u32, Taker)>) -> Option<(u32, Taker)> {
+        let (
+            Staging::Relay {
+                owner,
+                row,
+                reached,
+            },
+            Some((unit, _)),
+        ) = (self, of)
+        else {
+            return None;
+        };
+        let row = owner.board()?.gpus().get(usize::from(*row))?;
+        Some((unit, row.units(&reached.exported).taker(unit)?))
+    }
+}
