@@ -108,6 +108,7 @@ counters! {
     DrivenStreams        "driven_by_streams"       Count "messages over several paths that this rank drove alone, launched copy by copy";
     DrivenBatch          "driven_by_batch"         Count "the same, launched in batches of copies";
     DrivenGraph          "driven_by_graph"         Count "the same, launched as a CUDA graph";
+    DrivenBehind         "driven_behind"           Count "of the three, launched while messages that are received in the same place were not over";
     GraphsBuilt          "graphs_built"            Count "CUDA graphs built";
     GraphsUpdated        "graphs_updated"          Count "launches of a graph that was there, with other addresses";
     GraphsRelaunched     "graphs_relaunched"       Count "launches of a graph that was there, as it was";

@@ -471,12 +471,21 @@ pub fn thread_cpu_ns() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// True when a thread wants a core (running or waiting for one).
+/// State of a thread: `R` where it wants a core (running or waiting for one), `T` where it was stopped.
+fn thread_state(pid: u32, thread: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.chars().next()
+}
+
+/// True when a thread wants a core.
 pub fn runnable(pid: u32, thread: u32) -> bool {
-    let stat =
-        std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).unwrap_or_default();
-    stat.rfind(')')
-        .is_some_and(|i| stat[i..].starts_with(") R"))
+    thread_state(pid, thread) == Some('R')
+}
+
+/// True when a process was stopped, by a signal or by a debugger.
+pub fn stopped(pid: u32) -> bool {
+    matches!(thread_state(pid, pid), Some('T' | 't'))
 }
 
 /// Sleeps while `word` is `seen`, at most `timeout_ns`.
@@ -551,6 +560,18 @@ fn hydra_proxy(fd: c_int) -> Option<String> {
 }
 
 impl Body {
+    /// How many operations of each process have ended and are still in the table.
+    pub fn ended(&self) -> [u32; crate::shared::MAX_PROCS] {
+        let mut ended = [0; crate::shared::MAX_PROCS];
+        for row in &self.active[..self.active_len as usize] {
+            let flow = &self.flows[usize::from(*row)];
+            if flow.stage == crate::shared::Stage::Done {
+                ended[usize::from(flow.proc)] += 1;
+            }
+        }
+        ended
+    }
+
     /// Stages of flows, for tests and reports.
     pub fn in_flight(&self) -> usize {
         self.active[..self.active_len as usize]

@@ -65,6 +65,8 @@ pub struct Proc {
     pub idle_polls: AtomicU32,
     /// Finished operations whose effects the process has still to apply.
     pub unapplied: AtomicU32,
+    /// CLOCK_MONOTONIC nanoseconds since which there have been some.
+    pub unapplied_at: AtomicU64,
     /// It has taken up finished operations, and its host code has not looked since.
     pub awake: AtomicU32,
     /// Futex word of the background thread, which runs when no thread is parked.

@@ -9,7 +9,7 @@
 use crate::driver::Driver;
 use crate::job::{futex_wait, futex_wake, real_ns};
 use crate::sched::pump;
-use crate::shared::{Proc, Stage};
+use crate::shared::Proc;
 use crate::state::State;
 use std::sync::atomic::Ordering::*;
 
@@ -207,6 +207,14 @@ impl Driver {
             || now.saturating_sub(p.base_at.load(Relaxed)) >= LOOK_NS
     }
 
+    /// Whether a process with ended operations to take up has been stopped: it keeps nobody's GPU from going on then, and takes
+    /// them up before it tells anybody of them.
+    fn is_stopped(&self, p: &Proc, now: u64) -> bool {
+        now.saturating_sub(p.unapplied_at.load(Acquire)) >= STARVED_NS
+            && self.job.sees(p)
+            && crate::job::stopped(p.pid.load(Relaxed))
+    }
+
     /// Moves time to the next end of an operation if nobody is busy. `polls`: for one that polls, and does not wait.
     fn advance(&self, polls: bool) -> Time {
         let shared = self.job.shared();
@@ -237,7 +245,7 @@ impl Driver {
             if p.pid.load(Acquire) == 0 {
                 continue;
             }
-            if p.unapplied.load(Acquire) > 0 {
+            if p.unapplied.load(Acquire) > 0 && !self.is_stopped(p, real) {
                 busy = busy.max(50_000);
             }
             // The caller itself waits, or it would not be here.
@@ -248,19 +256,19 @@ impl Driver {
         if busy > 0 {
             return Time::Busy(busy);
         }
+        let ended = body.ended();
         let now = crate::clock::advance(&self.machine, &mut body, self.job.now(), u64::MAX);
         shared.clock.store(now, Release);
-        let mut ended = [0u32; crate::shared::MAX_PROCS];
-        for row in &body.active[..body.active_len as usize] {
-            let flow = &body.flows[usize::from(*row)];
-            if flow.stage == Stage::Done {
-                ended[usize::from(flow.proc)] += 1;
-            }
-        }
         let mut any = false;
-        for (slot, count) in ended.iter().enumerate().filter(|(_, c)| **c > 0) {
+        for (slot, (before, after)) in ended.iter().zip(body.ended()).enumerate() {
+            if after == *before {
+                continue;
+            }
             any = true;
-            shared.procs[slot].unapplied.store(*count, Release);
+            let proc = &shared.procs[slot];
+            if proc.unapplied.fetch_add(after - before, AcqRel) == 0 {
+                proc.unapplied_at.store(real, Release);
+            }
             if slot != me {
                 self.notify(slot);
             }

@@ -27,6 +27,15 @@ pub struct Export {
     pub uuid: Uuid,
 }
 
+impl Export {
+    /// Whether so many bytes from where the message starts lie in the allocation.
+    #[must_use]
+    pub fn holds(&self, bytes: u64) -> bool {
+        let end = self.offset.checked_add(bytes);
+        end.is_some_and(|end| end <= self.size)
+    }
+}
+
 /// What is remembered of an allocation.
 struct Prepared {
     /// Whether copies called as synchronous are so on it.

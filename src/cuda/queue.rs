@@ -81,7 +81,9 @@ struct Waiting {
 struct Launch {
     /// Number of the last of them.
     last: u64,
-    event: Event,
+    /// Marks their end. None while nothing is launched behind them: then the stream itself is asked, which spares a message
+    /// that comes alone the call.
+    event: Option<Event>,
     /// Kept open until they are done, whoever still wants them.
     mappings: Mapped,
 }
@@ -261,7 +263,7 @@ impl Queue {
             Some(event) => unsafe { entered.driver().event_record(*event, self.stream) },
             None => Ok(()),
         };
-        self.mark(
+        self.start(
             &mut state,
             entered,
             member.number,
@@ -285,9 +287,11 @@ impl Queue {
 
     /// Lets everything that is launched from now on wait for an event of the context that is entered.
     pub(super) fn follow(&self, entered: &Entered, event: Event) -> Result<()> {
-        if let Some(end) = self.state.lock().end {
+        let mut state = self.state.lock();
+        if let Some(end) = state.end {
             return Err(end.error());
         }
+        self.seal(&mut state, entered)?;
         // SAFETY: stream and event were made in the context that is entered, and are live.
         unsafe { entered.driver().stream_wait_event(self.stream, event, 0) }
     }
@@ -361,7 +365,7 @@ impl Queue {
         }
         let last = members.last().map_or(0, |member| member.number);
         let mut held = mappings.clone();
-        let started = self.mark(state, entered, last, &mut held, || {
+        let started = self.start(state, entered, last, &mut held, || {
             copy::start_all(entered, self.stream, &copies)
         });
         if started.is_ok() {
@@ -375,7 +379,7 @@ impl Queue {
         // stay as they are until their copies are done.
         for (copy, member) in copies.iter().zip(members) {
             let mut held = mappings.clone();
-            let started = self.mark(state, entered, member.number, &mut held, || {
+            let started = self.start(state, entered, member.number, &mut held, || {
                 copy::start(entered, self.stream, copy)
             });
             if let Err(error) = started {
@@ -396,7 +400,7 @@ impl Queue {
         }
         let mut held = Mapped::from(mapping);
         let mut start = || {
-            self.mark(state, entered, member.number, &mut held, || {
+            self.start(state, entered, member.number, &mut held, || {
                 copy::start(entered, self.stream, &copy)
             })
         };
@@ -417,9 +421,9 @@ impl Queue {
         self.failures.store(state.failed.len(), Ordering::Release);
     }
 
-    /// Starts copies by `start`, the last of which has this number, and marks their end, until which the mappings are kept.
-    /// On an error none runs any more, and the mappings are left to the caller.
-    fn mark(
+    /// Starts copies by `start`, the last of which has this number, and notes them down: the mappings are kept until their
+    /// end. On an error none runs any more, and the mappings are left to the caller.
+    fn start(
         &self,
         state: &mut State,
         entered: &Entered,
@@ -430,22 +434,35 @@ impl Queue {
         if let Some(end) = state.end {
             return Err(end.error());
         }
-        let event = self.take_event(state, entered)?;
-        let started = start().and_then(|()| {
-            // SAFETY: both were made in the context that is entered, and are live.
-            unsafe { entered.driver().event_record(event, self.stream) }
-        });
-        if let Err(error) = started {
-            // SAFETY: as above. What this call has started must not run on once its caller believes it failed.
+        self.seal(state, entered)?;
+        if let Err(error) = start() {
+            // What this call has started must not run on once its caller believes it failed.
+            // SAFETY: the stream was made in the context that is entered, and is live.
             let _ = unsafe { entered.driver().stream_synchronize(self.stream) };
-            state.idle.push(event);
             return Err(error);
         }
         state.flying.push_back(Launch {
             last,
-            event,
+            event: None,
             mappings: std::mem::take(mappings),
         });
+        Ok(())
+    }
+
+    /// Marks the end of what was launched last, before anything comes behind it.
+    fn seal(&self, state: &mut State, entered: &Entered) -> Result<()> {
+        if state.flying.back().is_none_or(|last| last.event.is_some()) {
+            return Ok(());
+        }
+        let event = self.take_event(state, entered)?;
+        // SAFETY: both were made in the context that is entered, and are live.
+        if let Err(error) = unsafe { entered.driver().event_record(event, self.stream) } {
+            state.idle.push(event);
+            return Err(error);
+        }
+        if let Some(last) = state.flying.back_mut() {
+            last.event = Some(event);
+        }
         Ok(())
     }
 
@@ -491,8 +508,14 @@ impl Queue {
     /// Takes note of launches that are done, oldest first.
     fn reap(&self, state: &mut State, entered: &Entered, done: &mut Mapped) -> Result<()> {
         while let Some(oldest) = state.flying.front() {
-            // SAFETY: the event belongs to the context that is entered, which still is the one it was made in.
-            match unsafe { entered.driver().event_query(oldest.event) } {
+            // SAFETY: event and stream belong to the context that is entered, which still is the one they were made in.
+            let asked = unsafe {
+                match oldest.event {
+                    Some(event) => entered.driver().event_query(event),
+                    None => entered.driver().stream_query(self.stream),
+                }
+            };
+            match asked {
                 Ok(()) => self.pop(state, done),
                 Err(error) if error.is(code::NOT_READY) => break,
                 Err(error) => return Err(error),
@@ -505,7 +528,7 @@ impl Queue {
     fn pop(&self, state: &mut State, done: &mut Mapped) {
         if let Some(oldest) = state.flying.pop_front() {
             done.append(oldest.mappings);
-            state.idle.push(oldest.event);
+            state.idle.extend(oldest.event);
             self.finished.fetch_max(oldest.last, Ordering::AcqRel);
         }
     }
@@ -570,7 +593,7 @@ impl Queue {
             if let Err(error) = drained.and(destroyed) {
                 log::debug!("closing a lane: {error}");
             }
-            let flying = state.flying.iter().map(|launch| launch.event);
+            let flying = state.flying.iter().filter_map(|launch| launch.event);
             for event in flying.chain(state.idle.iter().copied()) {
                 // SAFETY: made in this context, and in nobody's hands any more.
                 let _ = unsafe { driver.event_destroy(event) };

@@ -4,6 +4,7 @@ use super::error::{Error, Result};
 use super::reach;
 use super::state::{ContextKey, Entered};
 use super::types::{code, Context, IpcHandle};
+use crate::stats::{self, Counter};
 
 /// Memory of a GPU that is left to others: no staging is taken from the last of it, and what was taken is given back.
 pub const RESERVE: u64 = 256 << 20;
@@ -128,7 +129,12 @@ impl StagedMemory {
 pub fn is_short(context: ContextKey) -> bool {
     match Entered::enter_same(context).and_then(|entered| free_bytes(&entered)) {
         Ok(free) => free < RESERVE,
-        Err(error) => error.context_is_gone() || !context.is_alive(),
+        Err(error) if error.context_is_gone() => true,
+        Err(_) => {
+            // Asked again when the house is kept the next time.
+            stats::add(Counter::DriverRetries, 1);
+            !context.is_alive()
+        }
     }
 }
 

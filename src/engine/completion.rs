@@ -167,8 +167,11 @@ impl Engine {
     pub unsafe fn wait(&self, request: *mut Handle, status: *mut c_void) -> c_int {
         // SAFETY: passed on.
         let handle = unsafe { self.env.abi.read(request) };
-        let scope = NativeScope::enter();
-        if !self.core.lock().table.contains_key(&handle) {
+        let scope = NativeScope::brief(self);
+        let core = self.core.lock();
+        if !core.table.contains_key(&handle) {
+            let _inside = self.leave_to_helper(&core);
+            drop(core);
             // SAFETY: passed on.
             return unsafe {
                 self.one_natively(request, status, None, |status| {
@@ -176,6 +179,7 @@ impl Engine {
                 })
             };
         }
+        drop(core);
         drop(scope);
         self.until(|engine, core| {
             let entry = *core.table.get(&handle)?;

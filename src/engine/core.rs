@@ -38,9 +38,11 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(250);
 /// Rounds of progress for each that reads the clock. Few enough for a helper that sleeps a millisecond between rounds.
 const LIVENESS_ROUNDS: u32 = 64;
 
-/// How often the house is kept, and rounds of progress for each that looks whether it is time.
+/// How often the house is kept, and rounds of progress for each that looks whether it is time; fewer for a program that makes
+/// calls which do not wait.
 const HOUSE_PERIOD: Duration = Duration::from_millis(100);
 const HOUSE_ROUNDS: u32 = 1024;
+pub(super) const HOUSE_CALLS: u32 = 8;
 
 /// The engine's mutable state.
 pub struct Core {
@@ -96,10 +98,13 @@ pub struct Core {
     pub(super) ready: Readiness,
     /// A send is to be looked at again whether or not a peer rings.
     pub(super) serving: bool,
+    /// Whoever works now is a thread of the program's, or one is inside an MPI call meanwhile: it does not destroy its contexts.
+    pub(super) is_inside: bool,
     bell: u32,
     checked: Instant,
+    told: Instant,
     kept: Instant,
-    rounds: u32,
+    pub(super) rounds: u32,
 }
 
 impl Core {
@@ -136,8 +141,10 @@ impl Core {
             helper_runs: false,
             ready: Readiness::No,
             serving: false,
+            is_inside: false,
             bell: 0,
             checked: Instant::now(),
+            told: Instant::now(),
             kept: Instant::now(),
             rounds: 0,
         }
@@ -154,13 +161,13 @@ impl Core {
         !self.moving.is_empty()
             || self.serving
             || (!self.open.is_empty() && env.node.own().doorbell() != self.bell)
-            || (self.posted != 0 && env.node.own().announced() != self.taken)
+            || (self.posted != 0 && env.node.own().announced() != self.taken as u32)
     }
 
     /// Moves on everything that can be moved without an MPI call. True if anything did.
     pub fn progress(&mut self, env: &Env) -> bool {
         let mut moved = false;
-        if self.posted != 0 && env.node.own().announced() != self.taken {
+        if self.posted != 0 && env.node.own().announced() != self.taken as u32 {
             moved |= self.scan_landed(env);
             self.gpu.launch();
         }
@@ -202,14 +209,21 @@ impl Core {
     }
 
     /// Now and then: what the program has freed is told to peers, what they have freed is unmapped, and staging is given
-    /// back where memory is short.
+    /// back where memory is short. The latter two enter contexts, which a program may destroy while it makes no MPI call: a
+    /// driver that is in one meanwhile may crash. So they wait until it makes one.
     pub fn keep_house(&mut self, env: &Env) {
         // Only who has met a device buffer has anything of the kind.
-        if env.node.own().board().is_none() || self.kept.elapsed() < HOUSE_PERIOD {
+        if env.node.own().board().is_none() {
+            return;
+        }
+        if self.told.elapsed() >= HOUSE_PERIOD {
+            self.told = Instant::now();
+            self.gpu.tell_freed(env);
+        }
+        if !self.is_inside || self.kept.elapsed() < HOUSE_PERIOD {
             return;
         }
         self.kept = Instant::now();
-        self.gpu.tell_freed(env);
         for peer in env.node.peers() {
             self.gpu.let_go(&peer);
         }

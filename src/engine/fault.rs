@@ -8,6 +8,8 @@ use std::fmt::Display;
 
 use parking_lot::Mutex;
 
+use crate::cuda::Error;
+use crate::node::TrackError;
 use crate::stats::{self, Counter};
 
 /// The way that a message was on.
@@ -51,6 +53,20 @@ pub enum Of {
     Sent,
     /// From a rank that the MPI library knows.
     Received,
+}
+
+/// Why one of several paths is not used any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// A driver call.
+    #[error(transparent)]
+    Driver(#[from] Error),
+    /// What the two sides share about it.
+    #[error(transparent)]
+    Track(#[from] TrackError),
+    /// Another reason, as the user reads it.
+    #[error("{0}")]
+    Told(&'static str),
 }
 
 /// Attempts of one step of a transfer that has no simpler path, the first included.

@@ -11,7 +11,7 @@ mod way;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Uuid};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Uuid};
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::driven::{Begun, Driven};
@@ -341,8 +341,8 @@ impl Fetch {
             let to = driven::To { context, address };
             match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to) {
                 Begun::Driven(driven) => {
+                    self.trail = Some(TrailEnd(Arc::clone(driven.trail())));
                     self.path = Path::Driven(driven);
-                    self.leave_trail(false);
                     return true;
                 }
                 Begun::Direct(routed) => {
@@ -496,16 +496,8 @@ impl Fetch {
         gpu: &mut Gpu,
         context: ContextKey,
     ) -> Result<Arc<Mapping>, Option<(Reason, Error)>> {
-        let export = Export {
-            handle: IpcHandle(self.message.ipc_handle),
-            base: self.message.base,
-            size: self.message.allocation_bytes,
-            offset: self.message.offset,
-            buffer_id: self.message.buffer_id,
-            uuid: self.message.device,
-        };
-        let end = self.message.offset.checked_add(self.wanted);
-        if end.is_none_or(|end| end > export.size) {
+        let export = Export::from(&self.message);
+        if !export.holds(self.wanted) {
             return Err(None);
         }
         gpu.map(context, &self.peer, &export)

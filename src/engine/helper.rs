@@ -24,6 +24,10 @@ const PAUSE_MIN: Duration = Duration::from_micros(20);
 /// The same of a program that has gone on making calls. Each end of a pause takes the core away from a program that is
 /// bound to it: on a virtual machine 13 us, so that pauses of 20 us made a round trip take 16 us instead of 9.
 const PAUSE_MAX: Duration = Duration::from_micros(500);
+/// Pauses in a row in which one and the same call may go on waiting: 20 ms, after which the helper sleeps until it is woken.
+const WAITS_MAX: u32 = 40;
+/// Times that the helper does not count on a call that waits, once it came late because of that.
+const DOUBTS: u32 = 16;
 /// Rounds of yielding before the first sleep, while something is owed.
 const YIELDS: u32 = 200;
 
@@ -122,13 +126,18 @@ fn run() {
 
 fn serve(engine: &Engine) {
     let own = engine.env.node.own();
-    let mut idle = 0u32;
+    let (mut idle, mut doubts) = (0u32, 0u32);
+    let mut may_be_late = false;
     while !engine.helper.stop.load(Ordering::SeqCst) {
         let seen = own.doorbell();
         let (moved, owed) = engine.help();
+        let is_late = std::mem::take(&mut may_be_late);
         if moved {
             stats::add(Counter::HelperServed, 1);
             idle = 0;
+            if is_late {
+                doubts = DOUBTS;
+            }
             std::thread::yield_now();
             continue;
         }
@@ -146,7 +155,8 @@ fn serve(engine: &Engine) {
         if own.wait_doorbell(seen, sleep) != seen {
             stats::add(Counter::HelperWakeups, 1);
             idle = 0;
-            engine.leave_it_to_the_program();
+            may_be_late = engine.leave_it_to_the_program(doubts == 0);
+            doubts = doubts.saturating_sub(1);
         } else if !owed {
             engine.keep_house();
         }
@@ -164,23 +174,32 @@ impl Engine {
     }
 
     /// Waits while the program makes one call after the other: it looks by itself, and would only be kept waiting for the
-    /// lock. Peers need not wake this thread meanwhile, which for them is a system call less a message.
-    fn leave_it_to_the_program(&self) {
-        let mut pause = PAUSE_MIN;
+    /// lock. Peers need not wake this thread meanwhile, which for them is a system call less a message. With `counts_on_it`
+    /// also while one call waits, which is followed by another, mostly. Returns whether it paused for so long
+    /// that what has come meanwhile was kept waiting.
+    fn leave_it_to_the_program(&self, counts_on_it: bool) -> bool {
+        let (mut pause, mut quiet) = (PAUSE_MIN, 0);
         while !self.helper.stop.load(Ordering::SeqCst) {
             let before = self.activity.load(Ordering::Relaxed);
             std::thread::sleep(pause);
-            // One that waits inside a call is looking, and wakes this thread if it leaves anything to do.
-            if before == self.activity.load(Ordering::Relaxed) {
-                return;
+            if before != self.activity.load(Ordering::Relaxed) {
+                quiet = 0;
+            } else {
+                quiet += 1;
+                let waits = self.driving.load(Ordering::Acquire) != 0;
+                if !waits || !counts_on_it || quiet > WAITS_MAX {
+                    break;
+                }
             }
             pause = (pause * 2).min(PAUSE_MAX);
         }
+        pause > PAUSE_MIN
     }
 
     /// Nothing has happened for a while.
     fn keep_house(&self) {
         if let Some(mut core) = self.core.try_lock() {
+            core.is_inside = self.is_inside();
             core.keep_house(&self.env);
         }
     }
@@ -193,6 +212,7 @@ impl Engine {
         let Some(mut core) = self.core.try_lock() else {
             return (false, true);
         };
+        core.is_inside = self.is_inside();
         let moved = core.progress(&self.env);
         (moved, core.is_owing(&self.env))
     }

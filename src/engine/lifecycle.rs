@@ -94,6 +94,7 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
         live: AtomicBool::new(false),
         driving: AtomicU32::new(0),
         activity: AtomicU32::new(0),
+        native: AtomicU32::new(0),
         native_before_live: AtomicU32::new(0),
         pump: OnceLock::new(),
         helper: helper::Handle::new(),

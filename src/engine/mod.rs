@@ -8,6 +8,7 @@ pub mod completion;
 mod core;
 mod counts;
 mod early;
+mod export;
 mod fault;
 mod fetch;
 mod gpu;
@@ -82,6 +83,8 @@ pub struct Engine {
     driving: AtomicU32,
     /// Calls of the program's that the engine had a part in: a helper that was woken waits until they pause.
     activity: AtomicU32,
+    /// Threads of the program inside a native call that may block, begun when this rank was live.
+    native: AtomicU32,
     /// Threads of the program inside a native call that was begun before this rank was live.
     native_before_live: AtomicU32,
     /// A request that never completes, to make the MPI library progress.

@@ -385,14 +385,9 @@ impl Node {
                     ..options
                 },
             ),
-            // One rank that makes all copies needs nobody on the way, and launches those of relays as it likes.
             Assign::One => (
                 &self.planner_of_one,
-                Options {
-                    relay_depth_max: 2,
-                    relays_push: true,
-                    ..options
-                },
+                options.by_one(self.planner_of_one.model()),
             ),
         };
         // Where no path is allowed, as without a link and without the rest, there is nothing to plan.

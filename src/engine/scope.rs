@@ -2,44 +2,54 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::engine::{engine, Engine};
+use crate::engine::{engine, Core, Engine};
 
 /// Held across a native call that may block, from before it is decided that the call is to be native: once entered, a
 /// rank that was not live does not become ready for descriptors until the scope ends. While it lives, the helper thread
 /// alone drives the engine; it needs no sign of that, since it works whenever no thread of the program is driving. What
-/// the scope does is to let the engine take part if a rank of the node has begun to use devices, and to wake the helper
-/// if there is work.
+/// the scope does is to let the engine take part if a rank of the node has begun to use devices, to wake the helper
+/// if there is work, and to let its housekeeping enter the program's contexts, which are not destroyed meanwhile.
 #[derive(Debug)]
-pub struct NativeScope {
-    counted: bool,
+pub struct NativeScope(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    /// Nobody needs to know of it.
+    Unseen,
+    /// Of a rank that was not live: it does not become ready meanwhile.
+    BeforeLive,
+    /// Its thread counts as being inside MPI.
+    Inside,
 }
 
 impl NativeScope {
+    pub(super) const UNSEEN: NativeScope = NativeScope(Kind::Unseen);
+
     /// Enters.
     #[inline]
     pub fn enter() -> NativeScope {
         match engine() {
             Some(engine) => engine.enter_native(),
-            None => NativeScope { counted: false },
+            None => NativeScope::UNSEEN,
         }
     }
 
-    /// Enters a native call that does not block: whether it is to be made is decided under this scope.
+    /// Enters a native call that does not block, or may never be made: whether it is to be is decided under this scope.
     #[inline]
     pub(super) fn brief(engine: &Engine) -> NativeScope {
-        engine.early().unwrap_or(NativeScope { counted: false })
+        engine.early().unwrap_or(NativeScope::UNSEEN)
     }
 
     /// Enters a call of a rank that is not live. `None` if another thread has just made it so.
     #[inline]
     pub(super) fn before_live(engine: &Engine) -> Option<NativeScope> {
         if !engine.env.multiple {
-            return Some(NativeScope { counted: false });
+            return Some(NativeScope::UNSEEN);
         }
         // Another thread may make this rank live meanwhile: it is not ready before this one is out. One of the two
         // sees the other, as both write before they read.
         engine.native_before_live.fetch_add(1, Ordering::SeqCst);
-        let scope = NativeScope { counted: true };
+        let scope = NativeScope(Kind::BeforeLive);
         (!engine.is_live()).then_some(scope)
     }
 }
@@ -56,27 +66,51 @@ impl Engine {
     }
 
     fn enter_live(&self) -> NativeScope {
-        // What peers ask for from now on, they wake the helper for by themselves.
-        if self.core.lock().is_owing(&self.env) {
+        self.leave_to_helper(&self.core.lock())
+    }
+
+    /// Before a native call that may block: the helper does what is to be done now. What peers ask for from now on, they wake
+    /// it for by themselves.
+    #[inline]
+    pub(super) fn leave_to_helper(&self, core: &Core) -> NativeScope {
+        if !self.is_live() {
+            return NativeScope::UNSEEN;
+        }
+        if core.is_owing(&self.env) {
             self.helper.wake(&self.env);
         }
-        NativeScope { counted: false }
+        self.native.fetch_add(1, Ordering::SeqCst);
+        NativeScope(Kind::Inside)
+    }
+
+    /// Whether a thread of the program is inside a native call that may block.
+    pub(super) fn is_inside(&self) -> bool {
+        self.native.load(Ordering::SeqCst) != 0
     }
 }
 
 impl Drop for NativeScope {
     #[inline]
     fn drop(&mut self) {
-        if self.counted {
-            leave_counted();
+        match self.0 {
+            Kind::Unseen => {}
+            Kind::BeforeLive => leave_before_live(),
+            Kind::Inside => leave_inside(),
         }
     }
 }
 
-fn leave_counted() {
+fn leave_before_live() {
     let Some(engine) = engine() else { return };
     engine.native_before_live.fetch_sub(1, Ordering::SeqCst);
     if engine.is_live() {
         engine.try_ready(&mut engine.core.lock());
     }
+}
+
+fn leave_inside() {
+    let Some(engine) = engine() else { return };
+    engine.native.fetch_sub(1, Ordering::SeqCst);
+    // What the helper does in the program's contexts, it has done when the program goes on.
+    drop(engine.core.lock());
 }

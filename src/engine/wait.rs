@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::engine::core::HOUSE_CALLS;
 use crate::engine::send::DRAINING_TESTS_MAX;
 use crate::engine::{requests, Core, Engine};
 use crate::mpi::native;
@@ -33,7 +34,11 @@ impl Engine {
     pub(super) fn once<T>(&self, step: impl FnOnce(&Engine, &mut Core) -> T) -> T {
         let _driving = self.drive();
         let mut core = self.core.lock();
+        core.is_inside = true;
         core.progress(&self.env);
+        if core.rounds % HOUSE_CALLS == 0 {
+            core.keep_house(&self.env);
+        }
         self.tidy(&mut core);
         core.asked = false;
         let result = step(self, &mut core);
@@ -53,6 +58,7 @@ impl Engine {
         loop {
             {
                 let mut core = self.core.lock();
+                core.is_inside = true;
                 if core.progress(&self.env) {
                     backoff.reset();
                 }

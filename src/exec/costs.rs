@@ -2,6 +2,7 @@
 //!
 //! Each way is tried for plans of one class first, and what its calls take is remembered. A plan cannot end before all of
 //! it is launched; until then its launch is hidden behind the copies, and costs the program's thread a part of its time.
+//! Nothing of a graph runs before it is launched: that is hidden only behind the copies of other messages.
 //! Chunks that are launched together are handed on together, which delays the plan by what filling its pipeline takes
 //! longer.
 
@@ -35,26 +36,35 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// The way to run a plan. `possible` says which can be, `plan_ns` how long the plan takes once it is launched.
+    /// The way to run a plan. `possible` says which can be, `plan_ns` how long the plan takes once it is launched; one that
+    /// `is_alone` has no others before it.
     #[must_use]
     pub fn choose(
         &self,
         class: Class,
+        is_alone: bool,
         possible: impl Fn(How) -> bool,
         plan_ns: impl Fn(How) -> f64,
     ) -> How {
         let row = self.of(class);
         let ways = || How::ALL.into_iter().filter(|how| possible(*how));
-        if let Some(untried) = ways().find(|how| row[*how as usize].launches < TRIALS) {
-            return untried;
-        }
+        let is_tried = |how: &How| row[*how as usize].launches >= TRIALS;
         let total = |how: &How| {
             let launch = row[*how as usize].ns;
-            plan_ns(*how).max(launch) + launch * THREAD_WEIGHT
+            let taken = if is_alone && *how == How::Graph {
+                plan_ns(*how) + launch
+            } else {
+                plan_ns(*how).max(launch)
+            };
+            taken + launch * THREAD_WEIGHT
         };
-        ways()
-            .min_by(|a, b| total(a).total_cmp(&total(b)))
-            .unwrap_or(How::Streams)
+        let best = ways()
+            .filter(is_tried)
+            .min_by(|a, b| total(a).total_cmp(&total(b)));
+        // What would be slower if its launch cost nothing is not tried.
+        let may_win = |how: &How| best.is_none_or(|best| plan_ns(*how) < total(&best));
+        let untried = ways().find(|how| !is_tried(how) && may_win(how));
+        untried.or(best).unwrap_or(How::Streams)
     }
 
     /// Takes note of a launch.
@@ -92,7 +102,7 @@ mod tests {
         };
         let mut taken = Vec::new();
         for _ in 0..8 {
-            let how = costs.choose(CLASS, |_| true, |_| 0.0);
+            let how = costs.choose(CLASS, false, |_| true, |_| 0.0);
             costs.note(CLASS, how, price(how));
             taken.push(how);
         }
@@ -100,20 +110,35 @@ mod tests {
         assert_eq!([How::Streams, How::Batch, How::Graph].map(count), [2, 2, 4]);
         // A delay of the plan counts for more than what its launch hides behind.
         let slow = |how| if how == How::Graph { 205.0 } else { 200.0 };
-        assert_eq!(costs.choose(CLASS, |_| true, slow), How::Batch);
+        assert_eq!(costs.choose(CLASS, false, |_| true, slow), How::Batch);
         let slow = |how| if how == How::Graph { 202.0 } else { 200.0 };
-        assert_eq!(costs.choose(CLASS, |_| true, slow), How::Graph);
+        assert_eq!(costs.choose(CLASS, false, |_| true, slow), How::Graph);
         let slow = |how| if how == How::Streams { 60.0 } else { 90.0 };
         assert_eq!(
-            costs.choose(CLASS, |_| true, slow),
+            costs.choose(CLASS, false, |_| true, slow),
             How::Graph,
             "bound by its launch"
         );
+        // Alone, nothing of a graph is hidden.
+        let slow = |_| 200.0;
+        assert_eq!(costs.choose(CLASS, false, |_| true, slow), How::Graph);
+        assert_eq!(costs.choose(CLASS, true, |_| true, slow), How::Batch);
+        // What would be slower in any case is not tried.
+        let mut costs = Costs::default();
+        let slow = |how| if how == How::Batch { 320.0 } else { 200.0 };
+        let taken: Vec<How> = (0..6)
+            .map(|_| {
+                let how = costs.choose(CLASS, false, |_| true, slow);
+                costs.note(CLASS, how, price(how));
+                how
+            })
+            .collect();
+        assert!(!taken.contains(&How::Batch), "{taken:?}");
         // What cannot be is not taken, and another class begins anew.
         let only = |how| how == How::Streams;
-        assert_eq!(costs.choose(CLASS, only, |_| 0.0), How::Streams);
+        assert_eq!(costs.choose(CLASS, false, only, |_| 0.0), How::Streams);
         assert_eq!(
-            costs.choose((6, 2), |how| how != How::Streams, |_| 0.0),
+            costs.choose((6, 2), false, |how| how != How::Streams, |_| 0.0),
             How::Batch
         );
     }
@@ -126,10 +151,10 @@ mod tests {
                 costs.note(CLASS, how, if how == How::Graph { 50 } else { 70 });
             }
         }
-        assert_eq!(costs.choose(CLASS, |_| true, |_| 0.0), How::Graph);
+        assert_eq!(costs.choose(CLASS, false, |_| true, |_| 0.0), How::Graph);
         for _ in 0..64 {
             costs.note(CLASS, How::Graph, 500);
         }
-        assert_ne!(costs.choose(CLASS, |_| true, |_| 0.0), How::Graph);
+        assert_ne!(costs.choose(CLASS, false, |_| true, |_| 0.0), How::Graph);
     }
 }

@@ -13,6 +13,7 @@
 
 pub mod costs;
 pub mod graphs;
+mod launch;
 pub mod script;
 pub mod staging;
 pub mod tracks;
@@ -25,7 +26,6 @@ use std::sync::{Arc, Weak};
 
 use slab::Slab;
 
-use crate::cuda::copy::{self, Copy};
 use crate::cuda::types::code;
 use crate::cuda::{clock_ns, ContextKey, Entered, Error, Mapping, Result};
 use crate::plan::Plan;
@@ -109,6 +109,8 @@ pub struct Request<'a> {
     pub target: u64,
     /// Kept open until the copies are done.
     pub mappings: Vec<Arc<Mapping>>,
+    /// Plans ([`Drive::number`]) that write to some of the receiver's buffer: this one writes there after them.
+    pub after: Vec<u64>,
 }
 
 /// A plan under way. Dropped before its end it runs on, and what it needs is kept.
@@ -116,6 +118,8 @@ pub struct Request<'a> {
 #[must_use = "poll it until the copies are done"]
 pub struct Drive {
     id: usize,
+    /// Which one: from 1 on, in the order of the launches.
+    pub number: u64,
     _owner: Arc<()>,
     /// How it was launched.
     pub how: How,
@@ -141,6 +145,10 @@ struct Row {
 
 /// A plan under way.
 struct Running {
+    number: u64,
+    script: Arc<Script>,
+    contexts: [Option<ContextKey>; MAX_GPUS],
+    target: u64,
     owner: Weak<()>,
     /// Events behind its last copies.
     ends: VecDeque<Mark>,
@@ -171,6 +179,8 @@ pub struct Exec {
     unsure: Vec<Running>,
     clock: u64,
     graph_failures: u32,
+    /// Plans that were launched.
+    launched: u64,
     /// Plans that have ended.
     ended: u64,
     failures: u32,
@@ -191,6 +201,7 @@ impl Exec {
             unsure: Vec::new(),
             clock: 0,
             graph_failures: 0,
+            launched: 0,
             ended: 0,
             failures: 0,
         }
@@ -230,7 +241,14 @@ impl Exec {
             rings: leases.iter().map(|lease| lease.address).collect(),
         };
         let class: Class = (script.steps.len().ilog2(), script.gpus.count_ones());
+        self.launched += 1;
+        let number = self.launched;
+        let contexts = only(&request.contexts, script.gpus);
         let mut running = Running {
+            number,
+            script: Arc::clone(&script),
+            contexts,
+            target: request.target,
             owner: Weak::new(),
             ends: VecDeque::new(),
             ways: Vec::new(),
@@ -242,14 +260,16 @@ impl Exec {
             error: None,
             is_unsure: false,
         };
-        let mut how = self.choose(class, at, request.plan);
+        // A graph is launched behind all of what is written before in its place, copies on streams only where they write.
+        let before = self.ends_of(&request.after, |_| true);
+        let mut how = self.choose(class, at, request.plan, before.is_empty());
         if how == How::Graph {
             let key = Key {
                 shape,
-                contexts: only(&request.contexts, script.gpus),
+                contexts,
                 launcher,
             };
-            if !self.launch_graph(class, &key, &script, &binding, &mut running) {
+            if !self.launch_graph(class, &key, &binding, &before, &mut running) {
                 how = How::Streams;
             }
         }
@@ -259,9 +279,10 @@ impl Exec {
                 (Some(together), How::Batch) => Arc::clone(together),
                 _ => Arc::clone(&row.single),
             };
+            // What writes the same bytes on the same streams is in order.
+            let behind = self.ends_of(&request.after, |other| !other.is_in_order_with(&running));
             let begun = clock_ns();
-            let launched =
-                self.launch_units(&script, &units, &request.contexts, &binding, &mut running);
+            let launched = self.launch_units(&units, &binding, &behind, &mut running);
             match launched {
                 Ok(()) => self.costs.note(class, how, clock_ns() - begun),
                 Err(error) => {
@@ -282,15 +303,26 @@ impl Exec {
             },
             1,
         );
+        stats::add(Counter::DrivenBehind, u64::from(!before.is_empty()));
         let owner = Arc::new(());
         running.owner = Arc::downgrade(&owner);
         let id = self.running.insert(running);
         Ok(Drive {
             id,
+            number,
             _owner: owner,
             how,
             over: None,
         })
+    }
+
+    /// Events behind the last copies of plans, of those that are chosen and have not ended.
+    fn ends_of(&self, numbers: &[u64], is_chosen: impl Fn(&Running) -> bool) -> Vec<Mark> {
+        let running = self.running.iter().map(|(_, running)| running);
+        running
+            .filter(|running| numbers.contains(&running.number) && is_chosen(running))
+            .flat_map(|running| running.ends.iter().copied())
+            .collect()
     }
 
     /// Whether plans are under way, so that what is exhausted comes back.
@@ -438,7 +470,7 @@ impl Exec {
         Ok(())
     }
 
-    fn choose(&self, class: Class, at: usize, plan: &Plan) -> How {
+    fn choose(&self, class: Class, at: usize, plan: &Plan, is_first: bool) -> How {
         let row = &self.rows[at];
         let has_graphs = self.settings.graphs_max > 0 && self.graph_failures < GRAPH_FAILURES_MAX;
         let possible = |how| match how {
@@ -453,11 +485,12 @@ impl Exec {
                 How::Streams
             };
         }
+        let possible = |how| possible(how) && (is_first || how != How::Graph);
         // A pipeline of batches is filled by a batch, no more by a chunk.
         let paths = plan.paths().iter().filter(|path| path.slots > 1);
         let filling = paths.map(|path| {
             let chunk_us = path.predicted_us * path.chunk_bytes as f64 / path.bytes as f64;
-            f64::from((path.slots / 2).max(1) - 1) * chunk_us * 1000.0
+            f64::from(script::together(path) - 1) * chunk_us * 1000.0
         });
         let filling = filling.fold(0.0, f64::max);
         let window = f64::from(plan.message.window);
@@ -465,185 +498,8 @@ impl Exec {
             let delay = if how == How::Batch { filling } else { 0.0 };
             (plan.predicted_us * 1000.0 + delay) / window
         };
-        self.costs.choose(class, possible, plan_ns)
-    }
-
-    /// Launches a plan as a graph; false where that cannot be. Then nothing of it runs.
-    fn launch_graph(
-        &mut self,
-        class: Class,
-        key: &Key,
-        script: &Script,
-        binding: &Binding,
-        running: &mut Running,
-    ) -> bool {
-        // Once more with a graph built anew.
-        for _ in 0..2 {
-            let begun = clock_ns();
-            let (id, is_new) = match self.graphs.take(&mut self.tracks, key, script, binding) {
-                Ok(Some(taken)) => taken,
-                Ok(None) => return false,
-                Err(error) => {
-                    self.graph_failed("built", &error);
-                    return false;
-                }
-            };
-            // What building takes is paid once.
-            let begun = if is_new { clock_ns() } else { begun };
-            match self.launch_instance(id, key.launcher, running) {
-                Ok(()) => {
-                    self.costs.note(class, How::Graph, clock_ns() - begun);
-                    self.graph_failures = 0;
-                    running.graph = Some(id);
-                    return true;
-                }
-                Err(error) => {
-                    if synchronize(&running.ways) {
-                        running.ways.clear();
-                    } else {
-                        running.is_unsure = true;
-                    }
-                    self.graphs.destroy(id);
-                    self.graph_failed("launched", &error);
-                }
-            }
-        }
-        false
-    }
-
-    fn launch_instance(
-        &mut self,
-        id: u64,
-        launcher: ContextKey,
-        running: &mut Running,
-    ) -> Result<()> {
-        let (exec, number) = self.graphs.exec(id).ok_or(Error::Exhausted("graphs"))?;
-        let way = self.tracks.launcher(launcher, number)?;
-        let entered = Entered::enter_same(launcher)?;
-        let end = self.tracks.mark(&entered, launcher)?;
-        running.ways.push(way);
-        // SAFETY: the instance does not run, its contexts are live, and so are the addresses it is bound to; the stream
-        // and the event belong to the context that is entered.
-        let launched = unsafe {
-            let driver = entered.driver();
-            driver
-                .graph_launch(exec, way.stream)
-                .and_then(|()| driver.event_record(end.event, way.stream))
-        };
-        match launched {
-            Ok(()) => running.ends.push_back(end),
-            Err(_) => self.tracks.give_back(end),
-        }
-        launched
-    }
-
-    fn graph_failed(&mut self, what: &str, error: &Error) {
-        self.graph_failures += 1;
-        stats::add(Counter::GraphsFailed, 1);
-        log::debug!("a graph could not be {what}: {error}");
-        if self.graph_failures == GRAPH_FAILURES_MAX {
-            log::warn!("cuda graphs are given up: {error}; plans go by streams");
-        }
-    }
-
-    /// Launches a plan on streams. After an error some of it may run.
-    fn launch_units(
-        &mut self,
-        script: &Script,
-        units: &[Unit],
-        contexts: &[Option<ContextKey>; MAX_GPUS],
-        binding: &Binding,
-        running: &mut Running,
-    ) -> Result<()> {
-        let mut marks: Vec<Option<Mark>> = vec![None; units.len()];
-        let mut ways: Vec<Option<Way>> = vec![None; script.lanes.len()];
-        let mut entered: Option<(ContextKey, Entered)> = None;
-        let mut copies: Vec<Copy> = Vec::new();
-        for (number, unit) in units.iter().enumerate() {
-            let lane = &script.lanes[usize::from(unit.lane)];
-            let gpu = lane.gpu();
-            let key = contexts[usize::from(gpu)].ok_or(Error::NoContext)?;
-            if entered.as_ref().is_none_or(|(now, _)| *now != key) {
-                // One is left before the next is entered.
-                drop(entered.take());
-                entered = Some((key, Entered::enter_same(key)?));
-            }
-            let Some((_, inside)) = &entered else {
-                continue;
-            };
-            let way = match ways[usize::from(unit.lane)] {
-                Some(way) => way,
-                None => {
-                    let way = self.tracks.lane(key, lane.engine, lane.number)?;
-                    running.ways.push(way);
-                    *ways[usize::from(unit.lane)].insert(way)
-                }
-            };
-            for before in &unit.waits {
-                if let Some(mark) = marks[*before] {
-                    // SAFETY: stream and event are live; the event was recorded behind copies launched above.
-                    unsafe {
-                        inside
-                            .driver()
-                            .stream_wait_event(way.stream, mark.event, 0)?;
-                    }
-                }
-            }
-            copies.clear();
-            copies.extend(unit.steps.iter().map(|step| {
-                let step = &script.steps[*step as usize];
-                Copy::Linear {
-                    dst: binding.address(gpu, step.to),
-                    src: binding.address(gpu, step.from),
-                    bytes: step.bytes,
-                }
-            }));
-            copy::start_all(inside, way.stream, &copies)?;
-            if unit.is_awaited {
-                let mark = self.tracks.mark(inside, key)?;
-                running.marks.push(mark);
-                // SAFETY: both belong to the context that is entered, and are live.
-                unsafe { inside.driver().event_record(mark.event, way.stream)? };
-                marks[number] = Some(mark);
-            }
-        }
-        drop(entered);
-        // Every copy of a path is before its last one.
-        for (lane, way) in script.lanes.iter().zip(ways) {
-            let (true, Some(way)) = (lane.is_last, way) else {
-                continue;
-            };
-            let inside = Entered::enter_same(way.key)?;
-            let end = self.tracks.mark(&inside, way.key)?;
-            running.marks.push(end);
-            // SAFETY: both belong to the context that is entered, and are live.
-            unsafe { inside.driver().event_record(end.event, way.stream)? };
-            running.marks.pop();
-            running.ends.push_back(end);
-        }
-        Ok(())
-    }
-
-    /// Marks the end of what was launched of a plan, on each of its streams; waits for those that cannot be marked.
-    fn mark_ends(&mut self, running: &mut Running) {
-        running.marks.extend(running.ends.drain(..));
-        for way in &running.ways {
-            let marked = Entered::enter_same(way.key).and_then(|entered| {
-                let mark = self.tracks.mark(&entered, way.key)?;
-                // SAFETY: both belong to the context that is entered, and are live.
-                match unsafe { entered.driver().event_record(mark.event, way.stream) } {
-                    Ok(()) => Ok(mark),
-                    Err(error) => {
-                        self.tracks.give_back(mark);
-                        Err(error)
-                    }
-                }
-            });
-            match marked {
-                Ok(mark) => running.ends.push_back(mark),
-                Err(_) => running.is_unsure |= !synchronize(std::slice::from_ref(way)),
-            }
-        }
+        self.costs
+            .choose(class, plan.message.window == 1, possible, plan_ns)
     }
 
     /// Asks the driver how far a plan has got. `None`: not to its end.
@@ -723,6 +579,17 @@ impl Exec {
                 self.end(running);
             }
         }
+    }
+}
+
+impl Running {
+    /// Whether what another plan writes, launched on streams as well, is on the same streams, the same bytes on each.
+    fn is_in_order_with(&self, other: &Running) -> bool {
+        Arc::ptr_eq(&self.script, &other.script)
+            && self.target == other.target
+            && self.contexts == other.contexts
+            && self.graph.is_none()
+            && self.error.is_none()
     }
 }
 

@@ -4,7 +4,7 @@
 //! Where bytes are is said as a [`Base`] and an offset, so that a script serves all messages of its shape.
 
 use crate::plan::graph::{End, Why};
-use crate::plan::{Engine, Plan};
+use crate::plan::{Engine, PathPlan, Plan};
 use crate::topology::{Place, MAX_GPUS};
 
 /// Copies of a plan that one process drives, at most: all are launched at once.
@@ -92,7 +92,7 @@ pub struct Script {
     pub lanes: Vec<Lane>,
     /// The rings.
     pub rings: Vec<Ring>,
-    /// For each lane, how many chunks can be launched together without emptying the pipeline: half a ring.
+    /// For each lane, how many chunks can be launched together: see [`together`].
     pub together: Vec<u32>,
     /// GPUs that the copies run on or are staged on, as bits.
     pub gpus: u32,
@@ -133,6 +133,12 @@ impl Shape {
         }
         Shape(words.into())
     }
+}
+
+/// How many chunks of a path can be launched together without emptying its pipeline: half a ring.
+#[must_use]
+pub fn together(path: &PathPlan) -> u32 {
+    (path.slots / 2).max(1)
 }
 
 impl Script {
@@ -184,7 +190,7 @@ impl Script {
                     number,
                     is_last: hop + 1 == hops,
                 });
-                script.together.push((path.slots / 2).max(1));
+                script.together.push(together(path));
             }
         }
         let graph = plan.graph();

@@ -204,6 +204,22 @@ impl Tracks {
         Ok(Mark { key, event })
     }
 
+    /// Marks the end of what is launched on a stream of the context that is entered.
+    ///
+    /// # Errors
+    /// The driver has no event, or does not record it.
+    pub fn record(&mut self, entered: &Entered, way: Way) -> Result<Mark> {
+        let mark = self.mark(entered, way.key)?;
+        // SAFETY: stream and event belong to the context that is entered, and are live.
+        match unsafe { entered.driver().event_record(mark.event, way.stream) } {
+            Ok(()) => Ok(mark),
+            Err(error) => {
+                self.give_back(mark);
+                Err(error)
+            }
+        }
+    }
+
     /// Takes an event back, once nothing waits for it any more.
     pub fn give_back(&mut self, mark: Mark) {
         // Where the context is gone, so is the event.

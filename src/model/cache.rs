@@ -16,8 +16,6 @@ use std::path::{Path, PathBuf};
 const FORMAT: u32 = 3;
 /// No file is longer: sixteen GPUs need a tenth of it.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// Files of a folder that are looked at.
-const FILES_MAX: usize = 256;
 
 /// What a measurement is valid for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,37 +138,37 @@ pub fn load_with(file: &Path, gpus: &[String], driver: &str) -> Result<Measured,
     take(file, &text, kept, driver)
 }
 
-/// Looks in a folder for a node that was measured and has all of `gpus`. Of several the latest.
+/// Looks in a folder for a node that was measured and has all of `gpus`: by the link of each, so that the folder may be that
+/// of all machines of a cluster.
 ///
 /// # Errors
 /// There is none. The reason is that of a file for these GPUs, if there is one.
 pub fn find(folder: &Path, gpus: &[String], driver: &str) -> Result<Measured, CacheError> {
-    let mut files: Vec<(std::time::SystemTime, PathBuf)> = std::fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            name.starts_with("model-") && name.ends_with(".json")
-        })
-        .take(FILES_MAX)
-        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
-        .collect();
-    // All ranks come to the same order.
-    files.sort_by(|x, y| y.cmp(x));
     let mut why = None;
-    for (_, file) in files {
+    for file in gpus.iter().filter_map(|gpu| linked(folder, gpu)) {
         match load_with(&file, gpus, driver) {
             Ok(measured) => return Ok(measured),
-            // A home folder may be that of many machines.
-            Err(CacheError::OtherMachine(..)) => {}
+            // A part of the machine that was measured by itself, or a file that was removed by hand.
+            Err(CacheError::OtherMachine(..) | CacheError::Absent(_)) => {}
             Err(error) => {
                 why.get_or_insert(error);
             }
         }
     }
     Err(why.unwrap_or_else(|| CacheError::Absent(folder.join("model-*.json"))))
+}
+
+/// The link by which the file of a GPU's machine is found; none for what is no identity.
+fn link_of(folder: &Path, gpu: &str) -> Option<PathBuf> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_identity = !gpu.is_empty() && gpu.bytes().all(is_plain);
+    is_identity.then(|| folder.join(format!("{gpu}.json")))
+}
+
+/// The file that the link of a GPU names, in the same folder.
+fn linked(folder: &Path, gpu: &str) -> Option<PathBuf> {
+    let target = std::fs::read_link(link_of(folder, gpu)?).ok()?;
+    Some(folder.join(target.file_name()?))
 }
 
 fn read(file: &Path) -> Result<String, CacheError> {
@@ -249,14 +247,52 @@ pub fn store(
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;
     }
+    replace(file, |new| std::fs::write(new, text + "\n"))
+}
+
+/// Makes the links by which [`find`] finds a file that was stored, in the folder where it is. Files that no link leads to any
+/// more, as that of the same machine with an older driver, are removed.
+///
+/// # Errors
+/// A link cannot be written.
+pub fn link(file: &Path, machine: &Machine) -> Result<(), CacheError> {
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let name = file.file_name().unwrap_or_default();
+    let mut before: Vec<PathBuf> = Vec::new();
+    for gpu in &machine.gpus {
+        let Some(link) = link_of(folder, gpu) else {
+            continue;
+        };
+        before.extend(linked(folder, gpu).filter(|old| old != file));
+        replace(&link, |new| std::os::unix::fs::symlink(name, new))?;
+    }
+    before.sort();
+    before.dedup();
+    for old in before {
+        let machine = read(&old).and_then(|text| machine_of(&old, &text));
+        let gpus = machine.map(|machine| machine.gpus).unwrap_or_default();
+        let leads_there = |gpu: &String| linked(folder, gpu).is_some_and(|file| file == old);
+        if !gpus.iter().any(leads_there) {
+            let _ = std::fs::remove_file(&old);
+        }
+    }
+    Ok(())
+}
+
+/// Puts what `make` makes at another place into that of `file`, in one step.
+fn replace(file: &Path, make: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), CacheError> {
     let mut new = file.as_os_str().to_owned();
     new.push(format!(".{}", std::process::id()));
-    std::fs::write(&new, text + "\n").map_err(failed)?;
-    std::fs::rename(&new, file).map_err(|error| {
-        // The half that failed is of no use to anyone.
-        let _ = std::fs::remove_file(&new);
-        failed(error)
-    })
+    let new = Path::new(&new);
+    // What a process that ended in the midst of it has left.
+    let _ = std::fs::remove_file(new);
+    make(new)
+        .and_then(|()| std::fs::rename(new, file))
+        .map_err(|error| {
+            // The half that failed is of no use to anyone.
+            let _ = std::fs::remove_file(new);
+            CacheError::Io(file.to_path_buf(), error)
+        })
 }
 
 fn one_line(error: &serde_json::Error) -> String {
@@ -378,18 +414,75 @@ mod tests {
     }
 
     #[test]
+    fn what_is_measured_again_takes_the_place_of_what_was() {
+        let folder = Folder::new("again");
+        let files = || {
+            let entries = std::fs::read_dir(&folder.0).expect("listed");
+            let names = entries.map(|entry| entry.expect("an entry").file_name());
+            let mut names: Vec<_> = names.map(|name| folder.0.join(name)).collect();
+            names.sort();
+            names.retain(|name| !name.is_symlink());
+            names
+        };
+        let keep = |machine: &Machine| {
+            let mut topology = of("beluga", &self::machine());
+            topology.gpus.truncate(machine.gpus.len());
+            for (gpu, uuid) in topology.gpus.iter_mut().zip(&machine.gpus) {
+                gpu.uuid = Some(uuid.clone());
+            }
+            let model = Model::nominal(&shipped("beluga"));
+            let file = machine.file(&folder.0);
+            store(&file, machine, &topology, &model).expect("stored");
+            link(&file, machine).expect("linked");
+            file
+        };
+        let newer = Machine {
+            driver: "13.0".into(),
+            ..machine()
+        };
+        let (old, new) = (keep(&machine()), keep(&newer));
+        assert_ne!(old, new);
+        assert_eq!(files(), std::slice::from_ref(&new));
+        assert_eq!(keep(&newer), new, "in the same place");
+        // A machine of which a part has been measured since: both are there as long as a link leads to each.
+        let renamed = Machine {
+            gpus: ["GPU-2", "GPU-5", "GPU-6", "GPU-7"]
+                .map(String::from)
+                .into(),
+            ..newer.clone()
+        };
+        let other = keep(&renamed);
+        let mut both = [new.clone(), other.clone()];
+        both.sort();
+        assert_eq!(files(), both);
+        let found = |gpus: [&str; 2]| {
+            let gpus = gpus.map(String::from);
+            find(&folder.0, &gpus, "13.0").map(|found| found.file).ok()
+        };
+        assert_eq!(found(["GPU-0", "GPU-2"]), Some(new.clone()));
+        assert_eq!(found(["GPU-2", "GPU-3"]), Some(new));
+        assert_eq!(found(["GPU-2", "GPU-7"]), Some(other.clone()));
+        assert_eq!(found(["GPU-0", "GPU-7"]), None);
+        // What is no identity names no file.
+        assert_eq!(found(["../GPU-0", ""]), None);
+        std::fs::remove_file(&other).expect("removed");
+        assert_eq!(found(["GPU-6", "GPU-7"]), None);
+    }
+
+    #[test]
     fn a_part_of_the_gpus_finds_the_file_of_the_machine() {
         let folder = Folder::new("part");
         let other = Machine {
             gpus: (4..8).map(|gpu| format!("GPU-{gpu}")).collect(),
             ..machine()
         };
-        for (name, machine) in [("beluga", machine()), ("narval", other.clone())] {
+        for (name, machine) in [("beluga", machine()), ("narval", other)] {
             let topology = of(name, &machine);
             let model = Model::nominal(&topology);
-            store(&machine.file(&folder.0), &machine, &topology, &model).expect("stored");
+            let file = machine.file(&folder.0);
+            store(&file, &machine, &topology, &model).expect("stored");
+            link(&file, &machine).expect("linked");
         }
-        std::fs::write(folder.0.join("model-0.json"), "{}").expect("written");
         let two = ["GPU-3".to_owned(), "GPU-1".to_owned()];
         let found = find(&folder.0, &two, "12.8").expect("found");
         assert_eq!(found.file, machine().file(&folder.0));
@@ -407,14 +500,7 @@ mod tests {
         let mixed = ["GPU-3".to_owned(), "GPU-5".to_owned()];
         assert!(find(&folder.0, &mixed, "12.8").is_err());
         let error = find(&folder.0, &two, "13.0").expect_err("another driver");
-        // The damaged file is as old or younger: either may be told, neither is used.
-        assert!(
-            matches!(
-                error,
-                CacheError::OtherDriver(..) | CacheError::Unusable(..)
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, CacheError::OtherDriver(..)), "{error}");
         let error = find(&folder.0.join("none"), &two, "12.8").expect_err("no folder");
         assert!(matches!(error, CacheError::Absent(_)), "{error}");
     }

@@ -312,29 +312,29 @@ impl Slot {
     }
 
     const LIVE: [State; 4] = [
-        State::Posted,
         State::Claimed,
+        State::Posted,
         State::WantHost,
         State::Hosted,
     ];
 
+    /// From any of these states, the likeliest first.
     fn transition(&self, nonce: u64, from: &[State], to: State) -> Result<(), Refused> {
-        let mut word = self.word.load(Ordering::Acquire);
-        // Bounded: a slot has few transitions, and each failure has seen one (or a stale nonce, which ends it).
-        loop {
-            let state = split(word, nonce)?;
-            if !from.contains(&state) {
-                return Err(Refused::State(state));
-            }
-            let next = nonce | to as u64;
-            match self
-                .word
-                .compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire)
-            {
-                Ok(_) => return Ok(()),
-                Err(now) => word = now,
-            }
+        if !is_nonce(nonce) {
+            return Err(Refused::Stale);
         }
+        // Not read before: the line would be fetched twice, once to be read and once to be written.
+        let (mut state, next) = (from[0], nonce | to as u64);
+        // Bounded: a slot has few transitions, and each failure has seen one (or a stale nonce, which ends it).
+        while from.contains(&state) {
+            let word = nonce | state as u64;
+            let order = (Ordering::AcqRel, Ordering::Acquire);
+            state = match self.word.compare_exchange(word, next, order.0, order.1) {
+                Ok(_) => return Ok(()),
+                Err(now) => split(now, nonce)?,
+            };
+        }
+        Err(Refused::State(state))
     }
 
     /// The message, if the slot held it under this nonce from the first byte read to the last.

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Descriptor numbers below this stay the program's.
@@ -229,8 +229,14 @@ pub fn random_u64() -> u64 {
     clock.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40)
 }
 
-/// Sleeps while `*word == seen`, at most `timeout`. The word may lie in memory shared between processes.
-pub fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
+/// The high half of a word, as the system is to see it.
+fn high_half(word: &AtomicU64) -> *const u32 {
+    let first: *const u32 = word.as_ptr().cast_const().cast();
+    first.wrapping_add(usize::from(cfg!(target_endian = "little")))
+}
+
+/// Sleeps while the high half of `*word` is `seen`, at most `timeout`. The word may lie in memory shared between processes.
+pub fn futex_wait_high(word: &AtomicU64, seen: u32, timeout: Duration) {
     let timeout = libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
@@ -239,7 +245,7 @@ pub fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
     unsafe {
         libc::syscall(
             libc::SYS_futex,
-            word.as_ptr(),
+            high_half(word),
             libc::FUTEX_WAIT,
             seen,
             &raw const timeout,
@@ -247,10 +253,10 @@ pub fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
     };
 }
 
-/// Wakes everyone who sleeps on the word, in any process.
-pub fn futex_wake_all(word: &AtomicU32) {
+/// Wakes everyone who sleeps on the high half of the word, in any process.
+pub fn futex_wake_high(word: &AtomicU64) {
     // SAFETY: the word is mapped; waking changes no memory.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    unsafe { libc::syscall(libc::SYS_futex, high_half(word), libc::FUTEX_WAKE, i32::MAX) };
 }
 
 /// Bytes of this process's own memory, or `None` where nothing is mapped that can be read.

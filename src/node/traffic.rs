@@ -52,9 +52,9 @@ fn unpack(word: u64) -> (f32, u32) {
 }
 
 /// Owner: writes a word, unless it is there already.
-fn put(word: &AtomicU64, value: u64) {
+fn put(word: &AtomicU64, value: u64, order: Ordering) {
     if word.load(Ordering::Relaxed) != value {
-        word.store(value, Ordering::SeqCst);
+        word.store(value, order);
     }
 }
 
@@ -232,9 +232,16 @@ impl Page {
             cells.ends.store(0, Ordering::SeqCst);
             cells.load.store(0, Ordering::SeqCst);
         }
-        put(&cells.total, traffic.total);
+        // What is used no longer may be seen later: nobody waits for the lines that others have read.
+        let order = if traffic.flows > 0 {
+            Ordering::SeqCst
+        } else {
+            Ordering::Release
+        };
+        put(&cells.total, traffic.total, order);
         let yields = if traffic.yields { YIELDS } else { 0 };
-        put(&cells.load, pack(traffic.gb_s, traffic.flows | yields));
+        let load = pack(traffic.gb_s, traffic.flows | yields);
+        put(&cells.load, load, order);
         if is_other {
             cells.ends.store(traffic.ends.0, Ordering::SeqCst);
         }

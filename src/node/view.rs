@@ -14,6 +14,8 @@ use super::sheet::{Sheet, SHEET_BYTES};
 use super::slot::{Slot, SLOT_BYTES};
 use super::units::UNIT_BYTES;
 use super::{sys, traffic, PROTOCOL_VERSION};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -76,13 +78,16 @@ struct Flags {
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Doorbell {
-    /// Descriptors that were sent to the owner.
-    announced: AtomicU64,
-    rings: AtomicU32,
+    /// Rings in the high half, descriptors that were sent to the owner in the low one: who sends one does both, in one step.
+    /// Each half starts over after 4 billion; where the low one does, that is one ring more.
+    calls: AtomicU64,
     asleep: AtomicU32,
     /// Threads of the owner's that look by themselves, again and again: its sleepers need not be woken.
     attended: AtomicU32,
 }
+
+/// One ring of [`Doorbell::calls`].
+const RING: u64 = 1 << 32;
 
 /// A bit for all streams of messages that share a hash. Written by the owner.
 #[derive(Debug)]
@@ -273,27 +278,21 @@ impl View {
         Self::open(map, owner).ok()
     }
 
+    /// From outside the job: maps a segment, whoever's it is.
+    pub fn look(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<Self> {
+        let map = Mapping::new(fd, bytes)?;
+        let owner = Self::owner_in(&map).map_err(io::Error::other)?;
+        Self::open(map, owner).map_err(io::Error::other)
+    }
+
     /// Checks a mapped segment: it must be `owner`'s, and its layout must fit the mapping exactly.
     pub(super) fn open(map: Mapping, owner: Owner) -> Result<Self, BadSegment> {
-        // SAFETY: Header is made of atomics.
-        let header = unsafe { map.object::<Header>(0) }.ok_or(BadSegment::Layout)?;
-        if header.magic.load(Ordering::Acquire) != MAGIC {
-            return Err(BadSegment::Magic);
-        }
-        let relaxed = Ordering::Relaxed;
-        let version = header.version.load(relaxed);
-        if version != u32::from(PROTOCOL_VERSION) {
-            return Err(BadSegment::Version(version));
-        }
-        let found = Owner {
-            job: header.job.load(relaxed),
-            world_rank: header.world_rank.load(relaxed),
-            pid: header.pid.load(relaxed),
-            start: header.start.load(relaxed),
-        };
-        if found != owner {
+        if Self::owner_in(&map)? != owner {
             return Err(BadSegment::Owner);
         }
+        // SAFETY: Header is made of atomics.
+        let header = unsafe { map.object::<Header>(0) }.ok_or(BadSegment::Layout)?;
+        let relaxed = Ordering::Relaxed;
         // Read once: what others write there later changes nothing here.
         let wide = header.wide.load(relaxed);
         let layout = Layout {
@@ -321,6 +320,26 @@ impl View {
             sheets_seen: AtomicU32::new(0),
             board_seen: AtomicU32::new(0),
             wide_seen: AtomicU32::new(0),
+        })
+    }
+
+    /// Whose segment lies in a mapping.
+    fn owner_in(map: &Mapping) -> Result<Owner, BadSegment> {
+        // SAFETY: Header is made of atomics.
+        let header = unsafe { map.object::<Header>(0) }.ok_or(BadSegment::Layout)?;
+        if header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(BadSegment::Magic);
+        }
+        let relaxed = Ordering::Relaxed;
+        let version = header.version.load(relaxed);
+        if version != u32::from(PROTOCOL_VERSION) {
+            return Err(BadSegment::Version(version));
+        }
+        Ok(Owner {
+            job: header.job.load(relaxed),
+            world_rank: header.world_rank.load(relaxed),
+            pid: header.pid.load(relaxed),
+            start: header.start.load(relaxed),
         })
     }
 
@@ -415,15 +434,14 @@ impl View {
         self.header().flags.published.store(1, Ordering::Release);
     }
 
-    /// Descriptors that were sent to the owner, ever.
-    pub fn announced(&self) -> u64 {
-        self.header().doorbell.announced.load(Ordering::Acquire)
+    /// Descriptors that were sent to the owner, ever, modulo 2^32.
+    pub fn announced(&self) -> u32 {
+        self.header().doorbell.calls.load(Ordering::Acquire) as u32
     }
 
-    /// Sender: counts a descriptor that is about to be sent to the owner.
+    /// Sender: counts a descriptor that was sent to the owner, and rings.
     pub fn announce(&self) {
-        let announced = &self.header().doorbell.announced;
-        announced.fetch_add(1, Ordering::AcqRel);
+        self.call(RING | 1);
     }
 
     /// The owner's counters.
@@ -438,7 +456,14 @@ impl View {
 
     /// Tells the owner that there is something to look at. A system call only if it sleeps, and nobody attends.
     pub fn ring_doorbell(&self) {
-        self.ring_quietly();
+        self.call(RING);
+    }
+
+    fn call(&self, what: u64) {
+        self.header()
+            .doorbell
+            .calls
+            .fetch_add(what, Ordering::SeqCst);
         // All sequentially consistent: whoever stops attending sees the new value, or we see that nobody attends.
         if self.header().doorbell.attended.load(Ordering::SeqCst) == 0 {
             self.wake_if_asleep();
@@ -447,7 +472,10 @@ impl View {
 
     /// As [`View::ring_doorbell`], for what can wait until the owner looks by itself: nobody is woken.
     pub fn ring_quietly(&self) {
-        self.header().doorbell.rings.fetch_add(1, Ordering::SeqCst);
+        self.header()
+            .doorbell
+            .calls
+            .fetch_add(RING, Ordering::SeqCst);
     }
 
     /// Owner: wakes its own sleepers, whoever attends.
@@ -460,7 +488,7 @@ impl View {
     fn wake_if_asleep(&self) {
         let doorbell = &self.header().doorbell;
         if doorbell.asleep.load(Ordering::SeqCst) != 0 {
-            sys::futex_wake_all(&doorbell.rings);
+            sys::futex_wake_high(&doorbell.calls);
         }
     }
 
@@ -482,14 +510,14 @@ impl View {
 
     /// How often the doorbell rang; read it before looking for work, then pass it to `Segment::wait_doorbell`.
     pub fn doorbell(&self) -> u32 {
-        self.header().doorbell.rings.load(Ordering::SeqCst)
+        (self.header().doorbell.calls.load(Ordering::SeqCst) / RING) as u32
     }
 
     pub(super) fn wait_doorbell(&self, seen: u32, timeout: std::time::Duration) -> u32 {
         let doorbell = &self.header().doorbell;
         if self.doorbell() == seen {
             doorbell.asleep.fetch_add(1, Ordering::SeqCst);
-            sys::futex_wait(&doorbell.rings, seen, timeout);
+            sys::futex_wait_high(&doorbell.calls, seen, timeout);
             doorbell.asleep.fetch_sub(1, Ordering::SeqCst);
         }
         self.doorbell()

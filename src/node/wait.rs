@@ -5,6 +5,9 @@ use std::time::Duration;
 /// Rounds that only spin, one pause each: what the caller looks at between them takes a fifth of a microsecond and more,
 /// and a pause that grew would make it miss by microseconds what comes meanwhile.
 const SPIN_ROUNDS: u32 = 64;
+/// Of the rounds after those, one in so many gives the core away: that takes as long as two or three looks, and what is waited
+/// for is seen as much later.
+const ROUNDS_PER_YIELD: u32 = 8;
 /// Rounds that give the core away before the first sleep.
 const YIELD_ROUNDS: u32 = 64;
 /// The first sleep; it doubles up to the maximum.
@@ -24,7 +27,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Spins, then yields; never sleeps. For waits inside MPI calls, where latency counts.
+    /// Spins, then yields now and then; never sleeps. For waits inside MPI calls, where latency counts.
     pub const fn new() -> Self {
         Self {
             round: 0,
@@ -44,7 +47,9 @@ impl Backoff {
     pub fn snooze(&mut self) {
         let round = self.round;
         self.round = round.saturating_add(1);
-        if round < SPIN_ROUNDS {
+        let gives_way =
+            self.sleep_max.is_some() || round % ROUNDS_PER_YIELD == ROUNDS_PER_YIELD - 1;
+        if round < SPIN_ROUNDS || !gives_way {
             std::hint::spin_loop();
             return;
         }
@@ -99,5 +104,6 @@ mod tests {
         backoff.snooze();
         backoff.snooze();
         assert_eq!(backoff.rounds(), u32::MAX);
+        assert_eq!(backoff.rounds() % ROUNDS_PER_YIELD, ROUNDS_PER_YIELD - 1);
     }
 }

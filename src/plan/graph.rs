@@ -93,28 +93,37 @@ pub struct Graph {
 }
 
 impl Plan {
-    /// The chunks in the order of their launches: numbers of path and chunk.
-    pub fn launches(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+    /// The copies in the order of their launches: numbers of path, chunk and hop.
+    pub fn launches(&self) -> impl Iterator<Item = (usize, u32, usize)> + '_ {
         let is_first = |path: usize| {
             self.order == Order::DirectFirst && self.paths()[path].path.kind() == PathKind::Direct
         };
-        let paths = self.paths().len();
-        let chunks_of =
-            move |path: usize| (0..self.paths()[path].chunks).map(move |chunk| (path, chunk));
-        let first = (0..paths)
-            .filter(move |path| is_first(*path))
-            .flat_map(chunks_of);
-        let others = (0..paths).filter(move |path| !is_first(*path));
-        let mut others: Vec<(usize, u32)> = others.flat_map(chunks_of).collect();
-        if self.order != Order::PathByPath {
-            // In turn, so that paths with many chunks are as far as those with few: the thread that launches them may be what
-            // all wait for.
-            let progress = |&(path, chunk): &(usize, u32)| {
-                f64::from(chunk) / f64::from(self.paths()[path].chunks)
+        let copies_of = |path: usize| {
+            let chunks = 0..self.paths()[path].chunks;
+            let hops = self.paths()[path].path.hops();
+            chunks.flat_map(move |chunk| (0..hops).map(move |hop| (path, chunk, hop)))
+        };
+        let mut copies: Vec<_> = (0..self.paths().len()).flat_map(copies_of).collect();
+        // In the order in which they can begin, a chunk being a hop further at each step, so that none is launched while
+        // others could run: the thread that launches them may be what all wait for. And all paths equally far, those with
+        // many chunks as those with few.
+        let progress = |&(path, chunk, hop): &(usize, u32, usize)| {
+            let of = &self.paths()[path];
+            let step = f64::from(chunk) + hop as f64;
+            let turn = match self.order {
+                Order::PathByPath => path,
+                _ => usize::from(!is_first(path)),
             };
-            others.sort_by(|x, y| progress(x).total_cmp(&progress(y)));
-        }
-        first.chain(others)
+            (
+                turn,
+                step / (f64::from(of.chunks) + of.path.hops() as f64 - 1.0),
+            )
+        };
+        copies.sort_by(|x, y| {
+            let (x, y) = (progress(x), progress(y));
+            x.0.cmp(&y.0).then(x.1.total_cmp(&y.1))
+        });
+        copies.into_iter()
     }
 
     /// The plan as copies.
@@ -127,27 +136,25 @@ impl Plan {
             .iter()
             .map(|path| vec![u32::MAX; path.chunks as usize * path.path.hops()])
             .collect();
-        for (number, chunk) in self.launches() {
+        for (number, chunk, hop) in self.launches() {
             let path = &self.paths()[number];
             let hops = path.path.hops();
             let at = |chunk: u32, hop: usize| chunk as usize * hops + hop;
-            for hop in 0..hops {
-                let this = graph.copies.len() as u32;
-                graph.copies.push(self.copy(number, chunk, hop));
-                made[number][at(chunk, hop)] = this;
-                let mut wait = |before: u32, why: Why| {
-                    let after = this;
-                    graph.edges.push(Edge { before, after, why });
-                };
-                if chunk > 0 {
-                    wait(made[number][at(chunk - 1, hop)], Why::Stream);
-                }
-                if hop > 0 {
-                    wait(made[number][at(chunk, hop - 1)], Why::Data);
-                }
-                if hop + 1 < hops && chunk >= path.slots {
-                    wait(made[number][at(chunk - path.slots, hop + 1)], Why::Slot);
-                }
+            let this = graph.copies.len() as u32;
+            graph.copies.push(self.copy(number, chunk, hop));
+            made[number][at(chunk, hop)] = this;
+            let mut wait = |before: u32, why: Why| {
+                let after = this;
+                graph.edges.push(Edge { before, after, why });
+            };
+            if chunk > 0 {
+                wait(made[number][at(chunk - 1, hop)], Why::Stream);
+            }
+            if hop > 0 {
+                wait(made[number][at(chunk, hop - 1)], Why::Data);
+            }
+            if hop + 1 < hops && chunk >= path.slots {
+                wait(made[number][at(chunk - path.slots, hop + 1)], Why::Slot);
             }
         }
         graph

@@ -29,6 +29,9 @@ const IN_TURN_UNEVEN_MAX: f64 = 1.1;
 /// they come in pairs.
 const IN_TURN_CHUNKS: f64 = 0.75;
 
+/// What a launch counts against more chunks, where one thread makes all of them and does not keep up: the least comes first.
+const LAUNCHER_WEIGHTS: [f64; 6] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0];
+
 /// One message between two GPUs, and what may be done with it.
 pub struct Problem<'a> {
     planner: &'a Planner,
@@ -84,15 +87,10 @@ struct Pipeline {
     alpha_us: [f64; super::MAX_HOPS],
     us_per_byte: [f64; super::MAX_HOPS],
     hops: usize,
-    /// Two copies of each hop are under way at a time.
-    in_turn: Option<InTurn>,
-}
-
-/// What more chunks cost where what a copy takes beside its bytes is hidden.
-#[derive(Clone, Copy)]
-struct InTurn {
-    /// What a chunk counts when the number of chunks is chosen.
-    chunk_us: f64,
+    /// Two copies of each hop are under way at a time, so that what a copy takes beside its bytes is hidden.
+    in_turn: bool,
+    /// What a chunk counts beside its time when the number of chunks is chosen: its launches.
+    counted_us: f64,
     /// Time of a chunk at least.
     least_us: f64,
 }
@@ -114,7 +112,7 @@ impl Pipeline {
     /// Of two copies at a time one is through with what it costs beside its bytes while those of the other move.
     fn period(&self, hop: usize, bytes: f64) -> (f64, f64) {
         let (alpha_us, us_per_byte) = (self.alpha_us[hop], self.us_per_byte[hop]);
-        if self.in_turn.is_none() {
+        if !self.in_turn {
             (alpha_us, us_per_byte)
         } else if alpha_us < bytes * us_per_byte {
             (0.0, us_per_byte)
@@ -130,11 +128,7 @@ impl Pipeline {
 
     /// Time of a byte on a hop, in as much as filling the pipeline takes longer where two copies share it.
     fn shared(&self, hop: usize) -> f64 {
-        let chunks = if self.in_turn.is_some() {
-            IN_TURN_CHUNKS
-        } else {
-            0.0
-        };
+        let chunks = if self.in_turn { IN_TURN_CHUNKS } else { 0.0 };
         chunks * self.us_per_byte[hop]
     }
 
@@ -168,7 +162,7 @@ impl Pipeline {
     /// From one use of a slot to the next: the copy into it, the copy out of it, a hand-over each way.
     fn round_trip_us(&self, bytes: f64) -> f64 {
         let stages = (self.hops - 1) as f64;
-        let lanes = if self.in_turn.is_some() { 2.0 } else { 1.0 };
+        let lanes = if self.in_turn { 2.0 } else { 1.0 };
         let one = |hop: usize| self.alpha_us[hop] + lanes * bytes * self.us_per_byte[hop];
         let both = (1..self.hops).map(|hop| one(hop - 1) + one(hop));
         both.fold(0.0, f64::max) + 2.0 * self.epsilon_us / stages
@@ -203,9 +197,7 @@ impl Pipeline {
             return 1;
         }
         let fewest = self.fewest(share, options);
-        let least = self.in_turn.map_or(0.0, |turn| {
-            turn.least_us / self.us_per_byte[self.slowest(share / f64::from(fewest))]
-        });
+        let least = self.least_us / self.us_per_byte[self.slowest(share / f64::from(fewest))];
         let most = ((share / least.max(options.chunk_bytes_min as f64)) as u32)
             .min(options.chunks_max)
             .max(fewest);
@@ -218,15 +210,18 @@ impl Pipeline {
                 .map(|hop| self.us_per_byte[hop])
                 .sum();
             let others = others + self.shared(slowest);
-            let chunk_us = self
-                .in_turn
-                .map_or(self.alpha_us[slowest], |turn| turn.chunk_us);
+            let alpha_us = if self.in_turn {
+                0.0
+            } else {
+                self.alpha_us[slowest]
+            };
+            let chunk_us = alpha_us + self.counted_us;
             let optimum = (share * others / (f64::from(window) * chunk_us.max(1e-6))).sqrt();
             let below = (optimum.floor().min(f64::from(most)) as u32).clamp(fewest, most);
             let above = (below + 1).min(most);
             let us = |chunks| {
-                let counted = f64::from(chunks) * self.in_turn.map_or(0.0, |turn| turn.chunk_us);
-                self.us(share, chunks, window, u32::MAX) + counted
+                let counted_us = f64::from(chunks) * f64::from(window) * self.counted_us;
+                self.us(share, chunks, window, u32::MAX) + counted_us
             };
             best = if us(above) < us(below) { above } else { below };
         }
@@ -241,6 +236,12 @@ impl Pipeline {
         let bytes = part.bytes as f64 / f64::from(part.chunks);
         let period = self.period_us(self.slowest(bytes), bytes);
         let wanted = (self.round_trip_us(bytes) / period).ceil().min(1e6) as u32 + 1;
+        // A slot that is used again is waited for, which is two more calls for the one thread that launches all.
+        let wanted = if options.launcher_us > 0.0 && window == 1 {
+            part.chunks
+        } else {
+            wanted
+        };
         let room =
             (options.staging_bytes / part.chunk_bytes.max(1)).min(u64::from(u32::MAX)) as u32;
         wanted
@@ -376,6 +377,53 @@ impl<'a> Problem<'a> {
     /// If the set is empty or names a path that is not there.
     #[must_use]
     pub fn split(&self, set: u32) -> Split {
+        let launcher_us = self.options.launcher_us;
+        if launcher_us == 0.0 {
+            return self.split_by(set, 0.0);
+        }
+        // Also whether the thread is through with its launches by the end.
+        let weighed = |weight: f64| {
+            let mut split = self.split_by(set, weight * launcher_us);
+            let launched_us = self.launched_us(&split);
+            let keeps_up = launched_us <= split.us;
+            split.us = split.us.max(launched_us);
+            (split, keeps_up)
+        };
+        let (mut best, mut keeps_up) = weighed(0.0);
+        for weight in LAUNCHER_WEIGHTS {
+            if keeps_up {
+                break;
+            }
+            let split;
+            (split, keeps_up) = weighed(weight);
+            if split.us < best.us {
+                best = split;
+            }
+        }
+        best
+    }
+
+    /// When the copies end that are launched last of each path, if one thread launches all of the window's.
+    fn launched_us(&self, split: &Split) -> f64 {
+        let candidate = |part: &Part| &self.candidates[usize::from(part.candidate)];
+        let hops = |part: &Part| candidate(part).legs().len() as f64;
+        let window = f64::from(self.message.window);
+        let copies = |part: &Part| f64::from(part.chunks) * hops(part);
+        let copies = window * split.parts().iter().map(copies).sum::<f64>();
+        let launcher_us = self.options.launcher_us;
+        let end = |part: &Part| {
+            // All paths are equally far, and so is each of its hops, a chunk behind the one before.
+            let steps = window * (f64::from(part.chunks) + hops(part) - 1.0);
+            let leg = candidate(part).legs().last();
+            let last_us = leg.map_or(0.0, |leg| part.chunk_bytes as f64 / leg.rate());
+            launcher_us * (copies * (1.0 - 1.0 / steps) + 1.0) + last_us
+        };
+        let last = split.parts().iter().map(end).fold(0.0, f64::max);
+        last + self.planner.model().finish_us
+    }
+
+    /// The same, each launch of a chunk counting so much when the number of chunks is chosen.
+    fn split_by(&self, set: u32, launch_us: f64) -> Split {
         let mut chosen = [&self.candidates[0]; MAX_PATHS];
         let mut which = [0u8; MAX_PATHS];
         let mut len = 0;
@@ -394,6 +442,7 @@ impl<'a> Problem<'a> {
         for at in 0..len {
             let pushed = engines.next(&chosen[at].path);
             pipelines[at] = self.pipeline(chosen[at], at, &rates, pushed);
+            pipelines[at].counted_us = launch_us * pipelines[at].hops as f64;
         }
         self.take_turns(&chosen[..len], &mut pipelines[..len]);
         let pipelines = &pipelines[..len];
@@ -403,7 +452,7 @@ impl<'a> Problem<'a> {
             let rest = dropped.fold(set, |set, at| set & !(1 << which[at]));
             // Those that are left may get in each other's way less.
             if rest != set {
-                return self.split(if rest == 0 { 1 << which[0] } else { rest });
+                return self.split_by(if rest == 0 { 1 << which[0] } else { rest }, launch_us);
             }
             return self.round(pipelines, &which, &solution);
         }
@@ -426,9 +475,10 @@ impl<'a> Problem<'a> {
         pushed: [bool; super::MAX_HOPS],
     ) -> Pipeline {
         let model = self.planner.model();
+        let launch_us = model.launch_us.max(self.options.launcher_us);
         let mut pipeline = Pipeline {
             // Those before it are launched first.
-            startup_us: model.launch_us * (position + 1) as f64 + model.finish_us,
+            startup_us: launch_us * (position + 1) as f64 + model.finish_us,
             epsilon_us: candidate.epsilon_us,
             hops: candidate.legs().len(),
             ..Pipeline::default()
@@ -471,10 +521,9 @@ impl<'a> Problem<'a> {
             .zip(pipelines)
             .filter(|(path, _)| is_relay(path))
         {
-            pipeline.in_turn = Some(InTurn {
-                chunk_us: launch_us * IN_TURN_LAUNCH_WEIGHT,
-                least_us: launch_us * IN_TURN_LAUNCHES * f64::from(relays),
-            });
+            pipeline.in_turn = true;
+            pipeline.counted_us += launch_us * IN_TURN_LAUNCH_WEIGHT;
+            pipeline.least_us = launch_us * IN_TURN_LAUNCHES * f64::from(relays);
         }
     }
 
@@ -628,7 +677,7 @@ impl<'a> Problem<'a> {
                 chunk_bytes: bytes,
                 chunks: 1,
                 slots: 0,
-                in_turn: pipelines[at].in_turn.is_some(),
+                in_turn: pipelines[at].in_turn,
                 us: 0.0,
             };
             if pipelines[at].hops > 1 {

@@ -27,6 +27,16 @@ fn allocations(mpi: &Mpi) {
     assert_eq!(stats.fallback("mapping_failed"), 0, "{outcome}");
 }
 
+on_every_mpi!(mappings_stay_while_the_program_is_away);
+
+fn mappings_stay_while_the_program_is_away(mpi: &Mpi) {
+    let outcome = job(mpi, 2, "churn").args(&["while_away"]).passes();
+    let stats = outcome.stats();
+    stats.check_complete();
+    assert!(stats.of_rank(1, "mappings_closed") > 0, "{outcome}");
+    assert!(stats.of_rank(0, "allocations_retired") > 0, "{outcome}");
+}
+
 #[test]
 fn staging_is_given_back_where_memory_runs_short() {
     on("openmpi", |mpi| {

@@ -28,7 +28,8 @@ fn bytes_by_path(outcome: &Outcome) -> [u64; 3] {
     bytes
 }
 
-fn launches(outcome: &Outcome) -> [u64; 3] {
+/// Messages driven by streams, by batches and by graphs.
+pub fn launches(outcome: &Outcome) -> [u64; 3] {
     let stats = outcome.stats();
     ["streams", "batch", "graph"].map(|how| stats.total(&format!("driven_by_{how}")))
 }
@@ -110,7 +111,7 @@ fn graphs_are_built_once_and_changed_in_place() {
     });
 }
 
-/// Left to itself, a rank tries all ways and settles.
+/// Left to itself, a rank tries all ways but those that would lose if they cost nothing, and settles.
 #[test]
 fn the_executor_is_chosen_after_a_trial_of_each() {
     on("openmpi", |mpi| {
@@ -119,7 +120,9 @@ fn the_executor_is_chosen_after_a_trial_of_each() {
         bytes_by_path(&outcome);
         let launches = launches(&outcome);
         assert_eq!(launches.iter().sum::<u64>(), 20, "{outcome}");
-        assert!(launches.iter().all(|count| *count >= 2), "{outcome}");
+        let [streams, batch, graph] = launches;
+        assert!(streams >= 2 && graph >= 2, "{outcome}");
+        assert!(batch == 0 || batch >= 2, "{outcome}");
         assert!(launches.iter().any(|count| *count >= 14), "{outcome}");
     });
 }
@@ -159,6 +162,11 @@ fn windows_in_one_place() {
                 .passes();
             let driven: u64 = launches(&outcome).iter().sum();
             assert_eq!(driven, 15, "{executor} {bytes}: {outcome}");
+            let behind = outcome.stats().total("driven_behind");
+            assert!(
+                behind > 0,
+                "{executor} {bytes}: none waits for another in the driver: {outcome}"
+            );
             let [_, relay, _] = bytes_by_path(&outcome);
             assert!(relay > 0, "{executor} {bytes}: {outcome}");
         }

@@ -30,6 +30,10 @@ fn each_told_once(outcome: &Outcome) {
     assert_eq!(distinct.len(), lines.len(), "said twice:\n{outcome}");
     for line in lines {
         let level = line.contains("]: warn: ") || line.contains("]: error: ");
+        // Staging is allocated on a GPU for no message in particular.
+        if level && line.contains("]: warn: GPU ") && line.contains("no staging there") {
+            continue;
+        }
         assert!(level && line.contains(" path: "), "{line}\n{outcome}");
         assert!(line.contains("message "), "{line}\n{outcome}");
     }
@@ -161,7 +165,10 @@ fn all(folder: &Path, count: usize) -> Option<Vec<Rank>> {
     let found: Vec<Rank> = (0..count).map(find).collect::<Option<_>>()?;
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
-        let has_slots = |rank: &Rank| rank.segment().is_some_and(|segment| segment.slots() > 0);
+        let has_slots = |rank: &Rank| {
+            rank.segment()
+                .is_some_and(|segment| segment.slot_count() > 0)
+        };
         if found[..2].iter().all(has_slots) {
             return Some(found);
         }
@@ -193,7 +200,7 @@ fn stop_in_several(ranks: &[Rank], victim: usize, random: &mut Random) -> Option
     };
     let segments: Vec<Segment> = senders.iter().filter_map(Rank::segment).collect();
     stop_when(&ranks[victim], random, || {
-        let open = segments.iter().map(Segment::over_several).sum();
+        let open = segments.iter().map(Segment::count_over_several).sum();
         (open > 0).then_some(open)
     })
 }
@@ -354,8 +361,8 @@ fn stopped_for_seconds() {
 
 /// What somebody writes over in a segment. Staging is left alone: no check can tell its payload from another.
 fn scribble(segment: &Segment, random: &mut Random) {
-    let slots = segment.slots().clamp(1, 64);
-    let slot = segment.slots_at + random.below(slots) * ranks::SLOT_BYTES;
+    let slots = segment.slot_count().clamp(1, 64);
+    let slot = segment.slot_at(random.below(slots));
     let noise = |random: &mut Random| random.below(u64::MAX).to_le_bytes();
     match random.below(8) {
         // The state of a message, its nonce kept.
@@ -378,7 +385,7 @@ fn scribble(segment: &Segment, random: &mut Random) {
         // Where in its allocation a message starts, for all that nobody has claimed: data, but not the message's.
         5 | 6 => {
             for slot in 0..slots {
-                let at = segment.slots_at + slot * ranks::SLOT_BYTES;
+                let at = segment.slot_at(slot);
                 if segment.read::<1>(at) == [1] {
                     let offset = u64::from_le_bytes(segment.read(at + 96));
                     segment.write(at + 96, &(offset ^ 8).to_le_bytes());
@@ -506,7 +513,7 @@ fn killed_while_pushing() {
 fn stopped(job: Job, victim: usize, seed: u64, times: usize) -> Outcome {
     let mut random = Random::new(seed);
     let (outcome, stops) = disturbed(job, move |ranks| {
-        let pause = Duration::from_millis(5000);
+        let pause = Duration::from_secs(5);
         stop_for(ranks, &vec![victim; times], pause, |victim| {
             stop_in_several(ranks, victim, &mut random).is_some()
         })
@@ -519,27 +526,67 @@ fn stopped(job: Job, victim: usize, seed: u64, times: usize) -> Outcome {
     outcome
 }
 
+/// Stops the sender of a message over several paths when it has begun with chunks and not brought them, and lets it go on
+/// when the message is over. How often one was over by then: the simulated node stands still as a whole where the process was
+/// stopped with its lock, or before it has done what was due in its own memory.
+fn over_while_stopped(ranks: &[Rank], random: &mut Random, times: usize) -> usize {
+    let [sender, receiver] = [&ranks[0], &ranks[1]].map(Rank::segment);
+    let (Some(sender), Some(receiver)) = (sender, receiver) else {
+        return 0;
+    };
+    let mut over = 0;
+    for _ in 0..times {
+        let owed = stop_when(&ranks[0], random, || {
+            let message = sender.owed_to(&receiver)?;
+            // The process counts as stopped before the last of its threads is.
+            thread::sleep(Duration::from_millis(5));
+            sender.owed_to(&receiver).filter(|now| *now == message)
+        });
+        let Some(message) = owed else { break };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while sender.is_claimed(message) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        over += usize::from(!sender.is_claimed(message));
+        ranks[0].signal(libc::SIGCONT);
+    }
+    over
+}
+
 /// A sender that is stopped costs speed: its receiver takes over what it has not begun with and, after a while, what it has.
+/// So a message ends while its sender stands still.
 #[test]
 fn a_sender_stopped_in_several() {
     on("mpich", |mpi| {
         let seed = setting("FAULT_SEED", 1);
-        let (mut claimed_back, mut retired) = (0, 0);
-        // It may have begun with nothing that it has not ended.
+        let (mut claimed_back, mut over) = (0, 0);
         for run in seed..seed + 8 {
-            let outcome = stopped(several_traffic(mpi, &["rounds", "25"]), 0, run, 2);
-            claimed_back += outcome.stats().of_rank(1, "chunks_claimed_back");
-            retired += outcome.stats().of_rank(1, "tracks_retired");
+            let mut random = Random::new(run);
+            let job = several_traffic(mpi, &["rounds", "25"]);
+            let (outcome, stopped) =
+                disturbed(job, move |ranks| over_while_stopped(ranks, &mut random, 3));
+            outcome.check_passed();
+            let stats = outcome.stats();
+            stats.check_complete();
+            let stopped = stopped.expect("messages of the library's");
+            let retired = stats.of_rank(1, "tracks_retired");
+            assert!(
+                retired >= stopped as u64,
+                "seed {run}: {retired} paths left, {stopped} messages over\n{outcome}"
+            );
             for line in lines(&outcome) {
                 // The simulated node's time slows down meanwhile, so that the other one may seem to do nothing, too.
                 let is_told = line.contains("several paths path: its sender does not go on");
                 assert!(is_told, "{outcome}");
             }
-            if claimed_back > 0 && retired > 0 {
+            over += stopped;
+            // It may have begun with all that there was.
+            claimed_back += stats.of_rank(1, "chunks_claimed_back");
+            if claimed_back > 0 && over > 0 {
                 return;
             }
         }
-        panic!("{claimed_back} chunks claimed back, {retired} paths left");
+        panic!("{claimed_back} chunks claimed back, {over} messages over while their sender stood still");
     });
 }
 
@@ -635,9 +682,12 @@ fn staging_of_the_dead_is_taken_back() {
 fn each_call_of_several(mpi: &Mpi, paths: &str) {
     let step = setting("FAULT_STEP", 2);
     let first = 1 + setting("FAULT_SEED", 1) % step;
-    let outcome = on_several(mpi, 2, "faults")
-        .args(&["once", "999", "several"])
-        .env("ANABRANCH_PATHS", paths)
+    let job = || {
+        on_several(mpi, 2, "faults")
+            .args(&["once", "999", "several"])
+            .env("ANABRANCH_PATHS", paths)
+    };
+    let outcome = job()
         .env("STEP", &step.to_string())
         .env("FIRST", &first.to_string())
         // Behind these a message only asks whether its copies are done.
@@ -655,12 +705,9 @@ fn each_call_of_several(mpi: &Mpi, paths: &str) {
         let bytes = stats.total(&format!("several_{path}_bytes"));
         assert!(bytes > 0, "{path}:\n{outcome}");
     }
-    // A path, or a few, for each call that was hit.
+    // At most a path, or a few, for each call that was hit. Most that fail are made again.
     let retired = stats.total("tracks_retired");
-    assert!(
-        (1..=4 * hit).contains(&retired),
-        "{retired} of {hit}:\n{outcome}"
-    );
+    assert!(retired <= 4 * hit, "{retired} of {hit}:\n{outcome}");
     assert!(stats.total("retries") > 0, "{outcome}");
     assert!(stats.total("driver_retries") > 0, "{outcome}");
     // What is done without where the driver refuses it, or gives back what an earlier message had.
@@ -683,10 +730,27 @@ fn each_call_of_several(mpi: &Mpi, paths: &str) {
     assert!(bad.iter().all(is_around), "{bad:?}\n{outcome}");
     assert!(bad.len() as u64 <= 3 + hit / 20, "{bad:?}\n{outcome}");
     each_told_once(&outcome);
-    assert!(
-        !outcome.finished.stderr.contains("written over"),
-        "{outcome}"
-    );
+    let is_upset = |outcome: &Outcome| outcome.finished.stderr.contains("written over");
+    assert!(!is_upset(&outcome), "{outcome}");
+    // Where the copy to a path's staging fails, the path is left. On busy cores a sender may get to none in time: all that
+    // goes by itself then is taken over, and no such copy fails.
+    let is_left = (0..5).any(|_| {
+        let outcome = job()
+            .env("FUNCTION", "cuMemcpyAsync")
+            .env("SIMCUDA_QUIET_US", "30000")
+            .passes();
+        let stats = outcome.stats();
+        stats.check_complete();
+        let (hit, _, lost) = tally(&outcome, 1);
+        let retired = stats.total("tracks_retired");
+        assert!(
+            lost == 0 && retired <= 2 * hit,
+            "{retired} of {hit}:\n{outcome}"
+        );
+        assert!(!is_upset(&outcome), "{outcome}");
+        retired > 0
+    });
+    assert!(is_left, "no path was ever left");
 }
 
 #[test]

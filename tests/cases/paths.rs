@@ -1,14 +1,18 @@
 //! Long messages over several paths: what arrives is right whatever fails, every byte is counted on its path, staging
 //! that is too small for all holds nobody up, and it is faster.
 
+use crate::driven::launches;
 use crate::support::{job, model, model_of_this_machine, on};
-use anabranch_tests::{built, on_real_gpus, Job, Outcome};
+use anabranch_tests::{built, needs_simulator, on_real_gpus, Job, Outcome};
 use std::process::Command;
 use xtask::mpi::Mpi;
 
 fn on_node(mpi: &Mpi, topology: &str, ranks: usize, cases: &[&str]) -> Job {
-    job(mpi, ranks, "paths")
-        .args(cases)
+    on_node_running(mpi, topology, ranks, "paths").args(cases)
+}
+
+fn on_node_running(mpi: &Mpi, topology: &str, ranks: usize, program: &str) -> Job {
+    job(mpi, ranks, program)
         .env("SIMCUDA_TOPOLOGY", topology)
         .env("ANABRANCH_MODEL", &model(topology).display().to_string())
 }
@@ -303,6 +307,43 @@ fn everyone_through_minimal_staging() {
             outcome.stats().check_complete();
             let outcome = on_node(mpi, "beluga", 4, &["everyone"]).passes();
             outcome.stats().check_complete();
+        });
+    }
+}
+
+/// Random traffic among four ranks, near half of it long: every way of completing messages over several paths beside every
+/// way of posting them.
+#[test]
+fn random_traffic() {
+    const STAGING: &str = "ANABRANCH_RELAY_STAGING=1M ANABRANCH_PATH_STAGING=512K";
+    const TURNS: [(&str, &str, &str); 4] = [
+        ("openmpi", "beluga", "ANABRANCH_PUSH=1M"),
+        ("mpich", "narval", "ANABRANCH_ASSIGN=one"),
+        ("openmpi", "dgx1-v100", "ANABRANCH_ASSIGN=one"),
+        ("mpich", "beluga", STAGING),
+    ];
+    if on_real_gpus() {
+        needs_simulator("nodes with links of their own between GPUs");
+    }
+    for (turn, (name, topology, settings)) in TURNS.into_iter().enumerate() {
+        on(name, |mpi| {
+            let mut job = on_node_running(mpi, topology, 4, "stress")
+                .args(&[&(2000 + 10 * turn).to_string(), "2"])
+                .env("LONG", "40");
+            for (option, value) in settings.split(' ').filter_map(|it| it.split_once('=')) {
+                job = job.env(option, value);
+            }
+            let outcome = job.passes();
+            let stats = outcome.stats();
+            stats.check_complete();
+            for counter in ["several_direct_bytes", "several_relay_bytes"] {
+                assert!(
+                    stats.total(counter) > 0,
+                    "{topology}, {counter}:\n{outcome}"
+                );
+            }
+            let is_driven = settings.contains("ASSIGN=one");
+            assert_eq!(launches(&outcome) != [0; 3], is_driven, "{outcome}");
         });
     }
 }

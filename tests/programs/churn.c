@@ -1,5 +1,6 @@
 // Device memory that comes and goes: what the library keeps of it must not keep it from the program.
 #include "sim.h"
+#include "../../include/anabranch.h"
 
 enum { TAG = 9, MIB = 1 << 20 };
 
@@ -127,9 +128,35 @@ static void short_of_memory(void) {
     CU(cu.release(p));
 }
 
+static uint64_t closed(void) { return ANABRANCH_CALL(UINT64_MAX, anabranch_counter, "mappings_closed"); }
+
+// A program that makes no MPI call may destroy its contexts: nothing of the library enters them then, not to close a mapping of
+// what the other one has freed either. That waits for a call.
+static void while_away(void) {
+    CUdeviceptr p = allocate(4 * MIB);
+    pass(p, MIB, 1);
+    pass(p, MIB, 2);
+    barrier();
+    uint64_t before = closed();
+    CHECK(before != UINT64_MAX, "the library");
+    if (me == 0) {
+        CU(cu.release(p));
+        usleep(1500000);
+    } else {
+        usleep(700000);
+        CHECK(closed() == before, "a mapping was closed while the program was away");
+    }
+    // The other one waits in it.
+    barrier();
+    if (me == 1) {
+        CHECK(closed() > before, "no mapping was closed while the program waited");
+        CU(cu.release(p));
+    }
+}
+
 static const struct test_case cases[] = {
     {"rounds", rounds}, {"freed_and_silent", freed_and_silent}, {"one_address", one_address},
-    {"in_the_middle", in_the_middle}, {"short_of_memory", short_of_memory}, {0},
+    {"in_the_middle", in_the_middle}, {"short_of_memory", short_of_memory}, {"while_away", while_away}, {0},
 };
 
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

@@ -1,6 +1,6 @@
 // Driver calls that fail, one after the other: each message arrives as it was sent, or the error handler is called.
 //
-//   faults once CODE PATH...       the Nth driver call of any kind fails once, for every N that a transfer reaches, on
+//   faults once CODE PATH...       the Nth driver call (of FUNCTION, or of any) fails once, for every N that a transfer reaches, on
 //                                  the sender's side and on the receiver's
 //   faults lasting CODE PATH...    all calls of one function fail, for every function that a transfer calls
 //   faults handler CODE            an error handler waits for a rank that waits for a message of this one
@@ -142,7 +142,7 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
 // What both ranks have counted of things that went wrong.
 static unsigned long long noted(void) {
     static const char *const names[] = {"retries", "driver_retries", "tracks_retired", "fallback_mapping_failed", "fallback_driver_error",
-                                        "fallback_not_exportable", "fallback_out_of_memory", "fallback_no_context"};
+                                        "fallback_not_exportable", "fallback_out_of_memory", "fallback_no_context", "staging_refused"};
     unsigned long long sum = 0, all;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) sum += more.counter(names[i]);
     OK(MPI_Allreduce(&sum, &all, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD));
@@ -150,9 +150,11 @@ static unsigned long long noted(void) {
 }
 
 static void once(enum path path, int side, int code, int step, int first, int last) {
-    static char name[200], plan[80];
-    for (int at = first, misses = 0; misses < 2 && at <= last; at += step) {
-        snprintf(plan, sizeof plan, "*:%d=%d", at, code);
+    static char name[200], plan[120];
+    const char *function = getenv("FUNCTION") ? getenv("FUNCTION") : "*";
+    // How often a message asks whether its copies are done is not always the same.
+    for (int at = first, misses = 0; misses < 8 && at <= last; at += step) {
+        snprintf(plan, sizeof plan, "%s:%d=%d", function, at, code);
         snprintf(name, sizeof name, "%s, call %d of rank %d fails", path_name[path], at, side);
         running = name;
         int before = lost;
@@ -170,7 +172,7 @@ static void once(enum path path, int side, int code, int step, int first, int la
 static void lasting(enum path path, int side, int code) {
     static const char *const functions[] = {
         "cuPointerSetAttribute", "cuCtxPushCurrent", "cuCtxGetId", "cuThreadExchangeStreamCaptureMode",
-        "cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize",
+        "cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuStreamQuery", "cuEventSynchronize", "cuStreamSynchronize",
         "cuMemcpyAsync", "cuMemcpy2DAsync", "cuMemHostRegister", "cuIpcGetMemHandle", "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"};
     static char name[200], plan[120];
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {

@@ -1,6 +1,7 @@
 // Random traffic. From a seed every rank draws the same script of rounds; in each round every rank posts its receives,
 // sends, receives by matched probes what it left for later, and completes what it feels like. Everything is checked.
 //   stress FIRST_SEED SEEDS
+// $LONG percent of the messages, 3 if it is not said, are of up to 8 MiB.
 #include "transfer.h"
 
 enum { ROUNDS = 6, PER_ROUND = 40, COMMS = 3, LATER = 1000 };
@@ -8,15 +9,16 @@ enum { ROUNDS = 6, PER_ROUND = 40, COMMS = 3, LATER = 1000 };
 struct letter { int from, to, tag, comm, later, send_kind, receive_kind, out, window; size_t bytes; uint64_t seed; };
 
 static MPI_Comm comms[COMMS];
+static uint64_t share_of_long;
 
 static size_t random_size(uint64_t *state) {
     uint64_t pick = next_random(state) % 100;
+    if (pick >= 100 - share_of_long) return next_random(state) % (8 << 20);
     if (pick < 5) return 0;
     if (pick < 25) return 61;
     if (pick < 50) return next_random(state) % 200;
     if (pick < 70) return next_random(state) % 20000;
-    if (pick < 97) return next_random(state) % (1 << 20);
-    return next_random(state) % (8 << 20);
+    return next_random(state) % (1 << 20);
 }
 
 static struct letter draw(uint64_t *state, int i) {
@@ -122,6 +124,7 @@ static void one_round(uint64_t *script, uint64_t *own) {
 int main(int argc, char **argv) {
     start(&argc, &argv, MPI_THREAD_SINGLE);
     int first = argc > 1 ? atoi(argv[1]) : 1, seeds = argc > 2 ? atoi(argv[2]) : 4;
+    share_of_long = number_from("LONG", 3);
     for (int seed = first; seed < first + seeds; seed++) {
         static char name[40];
         snprintf(name, sizeof name, "seed %d", seed);

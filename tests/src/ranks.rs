@@ -1,7 +1,9 @@
 //! The ranks of a job that is running, from outside: found by their environment, stopped and ended by signals, and
 //! looked at through the segments that they share.
 
+use anabranch_engine::node::{Asked, Slot, State, View};
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
@@ -77,86 +79,104 @@ impl Rank {
             .flatten()
         {
             let target = fs::read_link(entry.path()).unwrap_or_default();
-            if target.as_os_str() == "/memfd:anabranch (deleted)" {
-                let file = OpenOptions::new().read(true).write(true).open(entry.path());
-                return Segment::new(file.ok()?);
+            if target.as_os_str() != "/memfd:anabranch (deleted)" {
+                continue;
+            }
+            let file = OpenOptions::new().read(true).write(true).open(entry.path());
+            let segment = Segment::new(file.ok()?);
+            // It may be about to map another rank's.
+            let is_own = |segment: &Segment| segment.view.pid() as libc::pid_t == self.pid;
+            if let Some(segment) = segment.filter(is_own) {
+                return Some(segment);
             }
         }
         None
     }
 }
 
-/// A segment as it lies in memory: header, cells, chunks, slots (`src/node/view.rs`).
+/// A segment, from outside.
 #[derive(Debug)]
 pub struct Segment {
     file: File,
-    /// Where its slots start, bytes.
-    pub slots_at: u64,
+    view: View,
 }
 
-/// Size of a slot, bytes.
-pub const SLOT_BYTES: u64 = 256;
-/// Where a slot names what its receiver has offered.
-const ASKED_AT: u64 = 232;
+/// A message of a segment's owner: which slot it has, and the nonce of that use.
+pub type Posted = (u32, u64);
 
 impl Segment {
     fn new(file: File) -> Option<Segment> {
-        let mut header = [0; 64];
-        file.read_exact_at(&mut header, 0).ok()?;
-        if &header[..8] != b"anabsegm" {
-            return None;
-        }
-        let word = |at: usize| {
-            u64::from(u32::from_le_bytes([
-                header[at],
-                header[at + 1],
-                header[at + 2],
-                header[at + 3],
-            ]))
-        };
-        let cells = (word(48) * word(52)).next_multiple_of(4096);
-        let chunks = (word(40) * word(44)).next_multiple_of(4096);
-        Some(Segment {
-            file,
-            slots_at: 4096 + cells + chunks,
-        })
+        let bytes = file.metadata().ok()?.len();
+        let view = View::look(file.as_fd(), bytes).ok()?;
+        Some(Segment { file, view })
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &Slot> {
+        (0..).map_while(|index| self.view.slot(index))
     }
 
     /// How many slots its owner has in use or had.
-    pub fn slots(&self) -> u64 {
-        let mut ready = [0; 4];
-        match self.file.read_exact_at(&mut ready, 80) {
-            Ok(()) => u64::from(u32::from_le_bytes(ready)),
-            Err(_) => 0,
-        }
+    pub fn slot_count(&self) -> u64 {
+        self.slots().count() as u64
+    }
+
+    /// Where one of its slots lies, bytes.
+    pub fn slot_at(&self, slot: u64) -> u64 {
+        self.view.layout().slots_offset() + slot * size_of::<Slot>() as u64
     }
 
     /// Messages whose descriptor is out and which are not finished, by state: posted, claimed, wanted through host
     /// memory, hosted.
     pub fn unfinished(&self) -> [usize; 4] {
         let mut counts = [0; 4];
-        for slot in 0..self.slots().min(1024) {
-            let mut word = [0; 8];
-            if self
-                .file
-                .read_exact_at(&mut word, self.slots_at + slot * SLOT_BYTES)
-                .is_ok()
-                && (1..=4).contains(&word[0])
+        for state in self
+            .slots()
+            .filter_map(|slot| slot.state(slot.nonce()?).ok())
+        {
+            if let Some(count) = (state as usize)
+                .checked_sub(1)
+                .and_then(|at| counts.get_mut(at))
             {
-                counts[usize::from(word[0]) - 1] += 1;
+                *count += 1;
             }
         }
         counts
     }
 
     /// Messages of its owner's that come over several paths: claimed, and a part in them was offered to it.
-    pub fn over_several(&self) -> usize {
-        let slots = 0..self.slots().min(1024);
-        let is_offered = |slot: &u64| {
-            let at = self.slots_at + slot * SLOT_BYTES;
-            self.read::<1>(at) == [2] && self.read::<8>(at + ASKED_AT) != [0; 8]
+    fn over_several(&self) -> impl Iterator<Item = (Posted, Asked)> + '_ {
+        (0..).zip(self.slots()).filter_map(|(index, slot)| {
+            let nonce = slot.nonce()?;
+            let is_claimed = slot.state(nonce) == Ok(State::Claimed);
+            let asked = slot.offered(nonce).filter(|_| is_claimed)?;
+            Some(((index, nonce), asked))
+        })
+    }
+
+    /// How many of those there are.
+    pub fn count_over_several(&self) -> usize {
+        self.over_several().count()
+    }
+
+    /// One of those to the owner of `receiver` of which its sender has begun with chunks that it has not brought yet.
+    pub fn owed_to(&self, receiver: &Segment) -> Option<Posted> {
+        let board = receiver.view.board()?;
+        let is_owed = |asked: Asked| {
+            let offer = board.offer(asked.index)?;
+            let mut tracks =
+                (0..offer.len(asked.tag).ok()?).filter_map(|number| offer.track(asked.tag, number));
+            Some(tracks.any(|track| track.is_being_filled()))
         };
-        slots.filter(is_offered).count()
+        let (posted, _) = self
+            .over_several()
+            .find(|(_, asked)| is_owed(*asked) == Some(true))?;
+        Some(posted)
+    }
+
+    /// Whether the receiver still brings a message that it has claimed.
+    pub fn is_claimed(&self, (slot, nonce): Posted) -> bool {
+        let slot = self.view.slot(slot);
+        slot.is_some_and(|slot| slot.state(nonce) == Ok(State::Claimed))
     }
 
     /// Writes over a part of it.

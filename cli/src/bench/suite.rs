@@ -290,6 +290,13 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         on_device,
         on_host,
     };
+    // So that no message of the first row is sent to a rank that does not take part yet. Ranks without a device buffer do
+    // at their next call after the others.
+    if let Some(pair) = &suite.on_device {
+        pair.try_out(&mut suite.requests);
+    }
+    mpi.barrier();
+    mpi.barrier();
     for ask in &plan.rows {
         let place = ask.place(mpi.rank, mpi.size);
         let measured = suite.row(mpi, ask, place)?;

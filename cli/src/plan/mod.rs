@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anabranch_engine::config::{format_size, parse_size};
+use anabranch_engine::model::Model;
 use anabranch_engine::plan::{Graph, Message, Occupancy, Options, Order, PathKind, Plan, Planner};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -150,8 +151,9 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(Assignment::One) => Planner::new(&source.topology, &source.model.of_one()),
         _ => Planner::new(&source.topology, &source.model),
     };
+    let options = arguments.options(&source.model);
     let plan = planner
-        .plan(&Occupancy::free(), &message, &arguments.options())
+        .plan(&Occupancy::free(), &message, &options)
         .map_err(|error| Failure::new(2, error.to_string()))?;
     let text = if arguments.json {
         format!(
@@ -173,16 +175,17 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 impl Arguments {
-    fn options(&self) -> Options {
-        let defaults = Options::default();
-        let is_one = self.assign == Some(Assignment::One);
+    fn options(&self, model: &Model) -> Options {
+        let defaults = match self.assign {
+            Some(Assignment::One) => Options::default().by_one(model),
+            _ => Options::default(),
+        };
         Options {
             direct: self.paths.contains(&Kind::Direct),
             relay: self.paths.contains(&Kind::Relay),
             host: self.paths.contains(&Kind::Host),
             relays_max: self.relays.unwrap_or(defaults.relays_max),
-            relay_depth_max: self.depth.unwrap_or_else(|| 1 + u32::from(is_one)),
-            relays_push: is_one,
+            relay_depth_max: self.depth.unwrap_or(defaults.relay_depth_max),
             relays_in_turn: self.assign == Some(Assignment::Own),
             chunks_max: self.chunks.unwrap_or(defaults.chunks_max),
             order: match self.order {

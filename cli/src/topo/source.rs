@@ -42,6 +42,10 @@ pub fn find(file: Option<&str>, kept: Option<&Path>, measure: bool) -> anyhow::R
     if measure {
         let (topology, model) = measure::run(&node, &mut facts)?;
         cache::store(&place, &machine, &topology, &model)?;
+        if kept.is_none() {
+            // In the folder in which the library looks.
+            cache::link(&place, &machine)?;
+        }
         crate::complain(&format!("measured; kept in {}", place.display()));
         return Ok(Source::measured(topology, model));
     }

@@ -9,25 +9,23 @@ use crate::engine::{Engine, NativeScope};
 use crate::mpi::{native, Handle, Status};
 
 impl Engine {
-    /// The scope of a completing call, entered before it is decided who makes it.
-    #[inline]
-    pub(super) fn completing(&self, blocks: bool) -> NativeScope {
-        if blocks {
-            NativeScope::enter()
-        } else {
-            NativeScope::brief(self)
-        }
-    }
-
-    /// Whether all requests of a call are native, so that it may be passed on as it is. Asked under a scope.
-    pub(super) unsafe fn is_native(&self, requests: Requests) -> bool {
+    /// The scope of a call of which all requests are native, so that it may be passed on as it is. Asked under a scope.
+    pub(super) unsafe fn enter_if_native(
+        &self,
+        requests: Requests,
+        blocks: bool,
+    ) -> Option<NativeScope> {
         let core = self.core.lock();
-        core.table.is_empty()
+        let is_native = core.table.is_empty()
             || (0..requests.count).all(|i| {
                 // SAFETY: the program's array.
                 let handle = unsafe { self.env.abi.load(requests.array, i) };
                 !core.table.contains_key(&handle)
-            })
+            });
+        is_native.then(|| match blocks {
+            true => self.leave_to_helper(&core),
+            false => NativeScope::UNSEEN,
+        })
     }
 
     /// As [`Engine::natively`] for one request.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use super::split::Codes;
 use super::{Look, Requests, Statuses};
 use crate::engine::core::Core;
-use crate::engine::Engine;
+use crate::engine::{Engine, NativeScope};
 use crate::mpi::native;
 
 /// What became of a multiple completion.
@@ -28,10 +28,10 @@ impl Engine {
         statuses: Statuses,
     ) -> c_int {
         let count = requests.count as c_int;
-        let scope = self.completing(flag.is_none());
+        let scope = NativeScope::brief(self);
         // SAFETY: passed on, here and below.
         unsafe {
-            if self.is_native(requests) {
+            if let Some(_inside) = self.enter_if_native(requests, flag.is_none()) {
                 return self.natively(requests, statuses, flag, None, |to| match flag {
                     None => native::waitall(count, requests.array, to),
                     Some(flag) => native::testall(count, requests.array, flag, to),
@@ -120,9 +120,9 @@ impl Engine {
         status: *mut c_void,
     ) -> c_int {
         let (abi, count) = (self.env.abi, requests.count as c_int);
-        let scope = self.completing(flag.is_none());
+        let scope = NativeScope::brief(self);
         // SAFETY: passed on.
-        if unsafe { self.is_native(requests) } {
+        if let Some(_inside) = unsafe { self.enter_if_native(requests, flag.is_none()) } {
             // SAFETY: passed on.
             return unsafe {
                 self.natively(
@@ -211,9 +211,9 @@ impl Engine {
         block: bool,
     ) -> c_int {
         let (abi, count) = (self.env.abi, requests.count as c_int);
-        let scope = self.completing(block);
+        let scope = NativeScope::brief(self);
         // SAFETY: passed on.
-        if unsafe { self.is_native(requests) } {
+        if let Some(_inside) = unsafe { self.enter_if_native(requests, block) } {
             // SAFETY: passed on.
             return unsafe {
                 self.some_natively(requests, outcount, indices, statuses, block, count)

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::config::Assign;
-use crate::cuda::{reach, ContextKey, Error, Export, IpcHandle, Mapping};
+use crate::cuda::{reach, ContextKey, Error, Export, Mapping};
 use crate::engine::fetch::trail::Trail;
 use crate::engine::fetch::Ways;
 use crate::engine::gpu::Gpu;
@@ -60,8 +60,10 @@ pub struct Driven {
     target: u64,
     mappings: Vec<Arc<Mapping>>,
     drive: Option<Drive>,
-    /// Messages that are received in the same place: nothing is launched before they are over.
+    /// Messages that are received in the same place: nothing is launched before they are over, or launched by this rank as a
+    /// whole, so that the driver keeps the order.
     after: Vec<Arc<Trail>>,
+    trail: Arc<Trail>,
     /// Plans of this rank that had ended when this one was last refused.
     seen: u64,
 }
@@ -138,18 +140,11 @@ impl Driven {
             mappings: Vec::new(),
             drive: None,
             after: ways.trails((to.address, message.length)),
+            trail: Arc::new(Trail::undivided(false)),
             seen: u64::MAX,
         };
-        let export = Export {
-            handle: IpcHandle(message.ipc_handle),
-            base: message.base,
-            size: message.allocation_bytes,
-            offset: message.offset,
-            buffer_id: message.buffer_id,
-            uuid: message.device,
-        };
-        let end = message.offset.checked_add(message.length);
-        if end.is_none_or(|end| end > export.size) {
+        let export = Export::from(message);
+        if !export.holds(message.length) {
             return Err(Error::Exhausted("the sender's allocation"));
         }
         for path in driven.routed.plan.paths() {
@@ -169,18 +164,24 @@ impl Driven {
     /// Launches, unless other messages have to end first; whether it did.
     fn try_launch(&mut self, gpu: &mut Gpu) -> Result<bool, Error> {
         self.after.retain(|trail| !trail.is_over());
-        if !self.after.is_empty() || self.seen == gpu.exec.ended() {
+        if self.seen == gpu.exec.ended() {
             return Ok(false);
         }
+        let launched = self.after.iter().map(|trail| trail.drive());
+        let Some(after) = launched.collect::<Option<Vec<u64>>>() else {
+            return Ok(false);
+        };
         let request = Request {
             plan: &self.routed.plan,
             contexts: self.contexts,
             source: self.source,
             target: self.target,
             mappings: self.mappings.clone(),
+            after,
         };
         match gpu.exec.launch(request) {
             Ok(drive) => {
+                self.trail.set_drive(drive.number);
                 self.drive = Some(drive);
                 Ok(true)
             }
@@ -190,6 +191,11 @@ impl Driven {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// What messages behind it that are received in the same place have to know.
+    pub fn trail(&self) -> &Arc<Trail> {
+        &self.trail
     }
 
     /// Moves it on, without waiting.
@@ -202,6 +208,8 @@ impl Driven {
             Ok((true, _)) => Step::Arrived,
             Ok((false, launched)) => Step::Pending(launched),
             Err(error) => {
+                // What is received in its place waits for what is done instead.
+                self.trail.set_drive(0);
                 gpu.exec.note_failure();
                 stats::add(Counter::DrivenFailed, 1);
                 Step::Lost(error)

@@ -5,7 +5,6 @@
 
 use hashbrown::HashMap;
 
-use crate::cuda::Export;
 use crate::engine::fetch::Ways;
 use crate::engine::gpu::Gpu;
 use crate::engine::Env;
@@ -82,18 +81,7 @@ impl Ways<'_> {
     /// The receiver's buffer, where it can be pushed to as fast as it can be pulled to.
     pub fn target(&self, env: &Env, gpu: &mut Gpu) -> Option<Target> {
         let export = gpu.export(env, self.buffer?).ok()?;
-        (export.size % PAGE_BYTES == 0).then(|| target_of(&export))
-    }
-}
-
-fn target_of(export: &Export) -> Target {
-    Target {
-        ipc_handle: export.handle.0,
-        device: export.uuid,
-        base: export.base,
-        allocation_bytes: export.size,
-        offset: export.offset,
-        buffer_id: export.buffer_id,
+        (export.size % PAGE_BYTES == 0).then(|| Target::from(&export))
     }
 }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cuda::{clock_ns, ContextKey, Copy, Error, InFlight, Mapping, Purpose};
-use crate::engine::fault::{self, Of, Path};
-use crate::engine::fetch::track::{Staging, Track, Trouble};
+use crate::engine::fault::{self, Of, Path, Trouble};
+use crate::engine::fetch::track::{Staging, Track, STALLED};
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::Gpu;
 use crate::engine::route::HostFared;
@@ -22,7 +22,7 @@ use crate::stats::{self, Counter};
 /// How long a sender may do nothing about the chunks that it has claimed, once all else is there.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Looks for each that reads the clock.
-const LOOKS: u32 = 256;
+const LOOKS: u32 = 32;
 /// What it claims back at one time at least, bytes, if there is as much.
 const CLAIM_BYTES_MIN: u64 = 1 << 20;
 
@@ -466,7 +466,7 @@ impl Several {
             }
             self.looked = now;
             if now.duration_since(self.moved) > PATIENCE {
-                self.leave_sender(env, &Trouble::Stalled);
+                self.leave_sender(env, &STALLED);
                 self.moved = now;
             }
         }
@@ -475,7 +475,7 @@ impl Several {
     /// The sender has died: what it has not brought is read from its memory, which is there as long as it is mapped.
     pub fn give_up_on_the_dead(&mut self, env: &Env) {
         self.is_orphan = true;
-        self.leave_sender(env, &Trouble::Stalled);
+        self.leave_sender(env, &STALLED);
     }
 
     fn leave_sender(&mut self, env: &Env, trouble: &Trouble) {

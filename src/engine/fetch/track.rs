@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{Copy, Error, InFlight, Mapping, Purpose};
-use crate::engine::fault::{self, Of, Path};
+use crate::cuda::{Copy, InFlight, Mapping, Purpose};
+use crate::engine::fault::{self, Of, Path, Trouble};
 use crate::engine::fetch::several::Direct;
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::relays::Reached;
@@ -54,32 +54,10 @@ pub(super) struct Flying {
     taker: Option<(u32, Taker)>,
 }
 
-/// Why a track is not used any more.
-pub(super) enum Trouble {
-    Driver(Error),
-    Track(TrackError),
-    GivenUp,
-    Stalled,
-    Reclaimed,
-}
-
-impl From<TrackError> for Trouble {
-    fn from(error: TrackError) -> Trouble {
-        Trouble::Track(error)
-    }
-}
-
-impl std::fmt::Display for Trouble {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Trouble::Driver(error) => error.fmt(f),
-            Trouble::Track(error) => error.fmt(f),
-            Trouble::GivenUp => f.write_str("its sender could not go on with a path"),
-            Trouble::Stalled => f.write_str("its sender does not go on"),
-            Trouble::Reclaimed => f.write_str("staging was taken from its sender"),
-        }
-    }
-}
+/// Why a track is not used any more: what the sender says, does, or has had taken.
+const GIVEN_UP: Trouble = Trouble::Told("its sender could not go on with a path");
+pub(super) const STALLED: Trouble = Trouble::Told("its sender does not go on");
+const RECLAIMED: Trouble = Trouble::Told("staging was taken from its sender");
 
 impl Track {
     pub(super) fn new(number: usize, part: Part, staging: Staging) -> Track {
@@ -159,7 +137,7 @@ impl Track {
             if let Some(flying) = flying {
                 // A piece that is another's by now may have been written while it was read.
                 if flying.taker.is_some() && self.staging.taker(flying.taker) != flying.taker {
-                    return Err(Trouble::Reclaimed);
+                    return Err(RECLAIMED);
                 }
                 shared.pop(&mut self.emptied)?;
                 self.arrived += flying.bytes;
@@ -191,7 +169,7 @@ impl Track {
             }
         }
         if is_over && self.flying.is_empty() && self.emptied < self.end {
-            return Err(Trouble::GivenUp);
+            return Err(GIVEN_UP);
         }
         Ok(moved)
     }
@@ -237,9 +215,7 @@ impl Track {
             src,
             bytes,
         };
-        let copy = gpu
-            .copy_on(context, purpose, affinity, copy, mapping)
-            .map_err(Trouble::Driver)?;
+        let copy = gpu.copy_on(context, purpose, affinity, copy, mapping)?;
         self.launched += 1;
         self.flying.push_back(Flying { copy, bytes, taker });
         Ok(())

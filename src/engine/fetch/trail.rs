@@ -4,7 +4,7 @@
 //! one first. Where both are received in the same place (bandwidth tests do so), they are split alike: what one track
 //! writes it writes on one lane, in the order of the messages.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crate::node::{Part, Way};
@@ -23,6 +23,8 @@ pub struct Trail {
     is_over: AtomicBool,
     /// It is one copy, on the lane of its sender.
     is_direct: bool,
+    /// The plan under way of which all of its copies are, 0 where there is none (yet).
+    drive: AtomicU64,
 }
 
 impl Trail {
@@ -35,6 +37,7 @@ impl Trail {
             has_follower: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             is_direct: false,
+            drive: AtomicU64::new(0),
         }
     }
 
@@ -51,6 +54,16 @@ impl Trail {
     /// Whether it is one copy, on the lane of its sender, where such copies stay in order.
     pub fn is_direct(&self) -> bool {
         self.is_direct
+    }
+
+    /// All of its copies are launched, by this rank, as the plan with this number; with 0 no more are.
+    pub fn set_drive(&self, number: u64) {
+        self.drive.store(number, Ordering::Release);
+    }
+
+    /// The plan that is all of it, if it is launched: what is received in its place may be ordered behind that.
+    pub fn drive(&self) -> Option<u64> {
+        Some(self.drive.load(Ordering::Acquire)).filter(|number| *number != 0)
     }
 
     /// Nothing is left to claim.

@@ -22,7 +22,7 @@ use crate::node::traffic::{Card, Ends, Measured};
 
 const SMALL: u64 = 256 << 10;
 const LARGE: u64 = 4 << 20;
-/// Messages of a pair that are timed: what else is under way can only make them slower, so the fastest counts.
+/// Messages of a pair that are timed.
 const PULLS: u32 = 3;
 /// GPUs of other ranks that are remembered.
 const PAIRS_MAX: usize = 1024;
@@ -39,11 +39,61 @@ enum Stage {
     Over,
 }
 
+/// Why a way was not measured.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Driver(#[from] Error),
+    /// The processor was late with every launch.
+    #[error("the times of copies do not grow with their lengths")]
+    NoLine,
+}
+
 /// Copies under way.
 struct Run {
     copies: InFlight,
     timed: Timed,
     host: PinnedBuffer,
+}
+
+/// The least that copies of some lengths took: what else is under way, and a processor that is late with the next launch, can
+/// only make them slower.
+#[derive(Debug)]
+struct Takes {
+    small_us: f64,
+    longer: Vec<(u64, f64)>,
+}
+
+impl Default for Takes {
+    fn default() -> Takes {
+        Takes {
+            small_us: f64::INFINITY,
+            longer: Vec::new(),
+        }
+    }
+}
+
+impl Takes {
+    /// Adds the times of copies that were launched together. The first only brings the engine up to speed, and keeps it busy
+    /// until the others are launched.
+    fn add(&mut self, times: &[(u64, f64)]) {
+        for &(bytes, us) in times.iter().skip(1) {
+            if bytes == SMALL {
+                self.small_us = self.small_us.min(us);
+            } else if let Some((_, least)) = self.longer.iter_mut().find(|row| row.0 == bytes) {
+                *least = us.min(*least);
+            } else {
+                self.longer.push((bytes, us));
+            }
+        }
+    }
+
+    /// The fastest line through the short copies and longer ones, if there is one.
+    fn line(&self) -> Option<Line> {
+        let lines = self.longer.iter();
+        let lines = lines.filter_map(|long| fit::line(&[(SMALL, self.small_us), *long]));
+        lines.max_by(|a, b| a.gb_s.total_cmp(&b.gb_s))
+    }
 }
 
 /// A GPU that this rank uses.
@@ -63,8 +113,8 @@ pub struct Survey {
     own: Vec<Own>,
     /// Pulls that are timed, and their ends.
     pulls: Vec<(Ends, Timed)>,
-    /// How often a pair was timed.
-    timed: HashMap<Ends, u32>,
+    /// How often a pair was timed, and what that took.
+    timed: HashMap<Ends, (u32, Takes)>,
     /// Who has had the turn since when, one more than its rank.
     holder: Option<(u32, Instant)>,
     has_turn: bool,
@@ -97,7 +147,7 @@ impl Survey {
     }
 
     /// The pieces in which a message is pulled so that its time tells something, if it is to be timed.
-    pub fn pieces(&self, from: &Uuid, to: &Uuid, copy: &Copy) -> Option<[Copy; 3]> {
+    pub fn pieces(&self, from: &Uuid, to: &Uuid, copy: &Copy) -> Option<[Copy; 4]> {
         let Copy::Linear { dst, src, bytes } = *copy else {
             return None;
         };
@@ -106,7 +156,7 @@ impl Survey {
             return None;
         }
         let often = self.timed.get(&Ends::new(Some(from), Some(to)));
-        let is_wanted = often.is_none_or(|often| *often < PULLS);
+        let is_wanted = often.is_none_or(|(often, _)| *often < PULLS);
         let has_room = self.timed.len() < PAIRS_MAX || often.is_some();
         if !is_wanted || !has_room {
             return None;
@@ -116,18 +166,19 @@ impl Survey {
             src: src + offset,
             bytes,
         };
-        // The first only brings the engine up to speed.
+        let long = bytes - 2 * SMALL;
         Some([
-            piece(0, SMALL),
-            piece(SMALL, SMALL),
-            piece(2 * SMALL, bytes - 2 * SMALL),
+            piece(0, long / 2),
+            piece(long / 2, long - long / 2),
+            piece(long, SMALL),
+            piece(long + SMALL, SMALL),
         ])
     }
 
     /// A message was begun in such pieces.
     pub fn pulled(&mut self, from: &Uuid, to: &Uuid, timed: Timed) {
         let ends = Ends::new(Some(from), Some(to));
-        *self.timed.entry(ends).or_default() += 1;
+        self.timed.entry(ends).or_default().0 += 1;
         self.pulls.push((ends, timed));
     }
 
@@ -136,8 +187,9 @@ impl Survey {
         self.pulls.retain(|(ends, timed)| match timed.times() {
             Ok(None) => true,
             Ok(Some(times)) => {
-                if let Some(line) = line(&times) {
-                    tell(env, *ends, None, Some(line));
+                if let Some((_, takes)) = self.timed.get_mut(ends) {
+                    takes.add(&times);
+                    tell(env, *ends, None, takes.line());
                 }
                 false
             }
@@ -160,7 +212,7 @@ impl Survey {
         let is_ready = match self.own[at].prepare(gpu) {
             Ok(()) => self.has_turn || self.take_turn(env),
             Err(error) => {
-                self.own[at].failed(&error);
+                self.own[at].failed(&error.into());
                 false
             }
         };
@@ -174,7 +226,7 @@ impl Survey {
             Stage::Up(mut run) => match run.line() {
                 Ok(None) => Ok(Stage::Up(run)),
                 Ok(Some(line)) => {
-                    tell(env, Ends::new(Some(&own.uuid), None), line, None);
+                    tell(env, Ends::new(Some(&own.uuid), None), Some(line), None);
                     drop(run);
                     own.start(gpu, false).map(Stage::Down)
                 }
@@ -183,7 +235,7 @@ impl Survey {
             Stage::Down(mut run) => match run.line() {
                 Ok(None) => Ok(Stage::Down(run)),
                 Ok(Some(line)) => {
-                    tell(env, Ends::new(None, Some(&own.uuid)), None, line);
+                    tell(env, Ends::new(None, Some(&own.uuid)), None, Some(line));
                     Ok(Stage::Over)
                 }
                 Err(error) => Err(error),
@@ -244,10 +296,11 @@ impl Own {
         Ok(host)
     }
 
-    fn failed(&mut self, error: &Error) {
+    fn failed(&mut self, failure: &Failure) {
         self.failures += 1;
-        log::debug!("measuring the way to the host: {error}");
-        self.stage = if self.failures < ATTEMPTS || is_for_now(error) {
+        log::debug!("measuring the way to the host: {failure}");
+        let passes = matches!(failure, Failure::Driver(error) if is_for_now(error));
+        self.stage = if self.failures < ATTEMPTS || passes {
             Stage::Waiting
         } else {
             Stage::Over
@@ -255,7 +308,7 @@ impl Own {
     }
 
     /// Launches copies between the GPU and pinned memory of the host.
-    fn start(&mut self, gpu: &mut Gpu, is_up: bool) -> Result<Run> {
+    fn start(&mut self, gpu: &mut Gpu, is_up: bool) -> std::result::Result<Run, Failure> {
         let address = self.memory.as_ref().ok_or(Error::NoContext)?.address();
         let host = self.host(gpu)?;
         let (dst, src, purpose) = if is_up {
@@ -263,7 +316,7 @@ impl Own {
         } else {
             (address, host.address(), Purpose::HostToDevice)
         };
-        let copies = [SMALL, SMALL, LARGE].map(|bytes| Copy::Linear { dst, src, bytes });
+        let copies = [LARGE, LARGE, SMALL, SMALL].map(|bytes| Copy::Linear { dst, src, bytes });
         let (copies, timed) = gpu.timed(self.context, purpose, 0, &copies, None)?;
         Ok(Run {
             copies,
@@ -274,12 +327,17 @@ impl Own {
 }
 
 impl Run {
-    /// What the copies tell, once they are done; nothing if no line goes through their times.
-    fn line(&mut self) -> Result<Option<Option<Line>>> {
+    /// What the copies tell, once they are done.
+    fn line(&mut self) -> std::result::Result<Option<Line>, Failure> {
         if !self.copies.poll()? {
             return Ok(None);
         }
-        Ok(self.timed.times()?.map(|times| line(&times)))
+        let Some(times) = self.timed.times()? else {
+            return Ok(None);
+        };
+        let mut takes = Takes::default();
+        takes.add(&times);
+        takes.line().map(Some).ok_or(Failure::NoLine)
     }
 }
 
@@ -331,24 +389,15 @@ impl Gpu {
     }
 }
 
-/// The line through the times of a small and a large copy, the first being for warming up.
-fn line(times: &[(u64, f64)]) -> Option<Line> {
-    fit::line(times.get(1..)?)
-}
-
-/// Publishes what was measured, if it is better than what is known.
+/// Publishes what was measured, in the place of what this rank has published of it before.
 fn tell(env: &Env, ends: Ends, push: Option<Line>, pull: Option<Line>) {
     let own = env.node.own();
     let known = own.traffic().measured().find(|line| line.ends == ends);
-    let better = |new: Option<Line>, old: Option<(f32, f32)>| match (new, old) {
-        (Some(line), Some(old)) if line.gb_s <= f64::from(old.1) => Some(old),
-        (Some(line), _) => Some((line.alpha_us as f32, line.gb_s as f32)),
-        (None, old) => old,
-    };
+    let told = |line: Line| (line.alpha_us as f32, line.gb_s as f32);
     let measured = Measured {
         ends,
-        push: better(push, known.and_then(|known| known.push)),
-        pull: better(pull, known.and_then(|known| known.pull)),
+        push: push.map(told).or(known.and_then(|known| known.push)),
+        pull: pull.map(told).or(known.and_then(|known| known.pull)),
     };
     if known != Some(measured) {
         own.tell_measured(&measured);
@@ -402,6 +451,50 @@ mod tests {
         assert_eq!(pci_number("none"), None);
     }
 
+    /// 2 us and 50 GB/s, by hand: 7.24288 us for 256 KiB, 85.88608 us for 4 MiB, 43.94304 us for 2 MiB.
+    #[test]
+    fn a_launch_that_comes_late_spoils_nothing() {
+        let is_right = |takes: &Takes| {
+            let line = takes.line().expect("a line");
+            assert!(
+                (line.gb_s - 50.0).abs() < 1e-6 && (line.alpha_us - 2.0).abs() < 1e-6,
+                "{line:?}"
+            );
+        };
+        let mut takes = Takes::default();
+        assert!(takes.line().is_none());
+        takes.add(&[
+            (LARGE, 300.0),
+            (LARGE, 85.88608),
+            (SMALL, 90.0),
+            (SMALL, 7.24288),
+        ]);
+        is_right(&takes);
+        // Short ones that all came late tell of no line, or of one that is too fast, until others come.
+        let mut takes = Takes::default();
+        takes.add(&[
+            (LARGE, 85.9),
+            (LARGE, 85.88608),
+            (SMALL, 90.0),
+            (SMALL, 86.0),
+        ]);
+        assert!(takes.line().is_none());
+        takes.add(&[
+            (2 << 20, 50.0),
+            (2 << 20, 43.94304),
+            (SMALL, 20.0),
+            (SMALL, 40.0),
+        ]);
+        assert!(takes.line().expect("a line").gb_s > 55.0);
+        takes.add(&[
+            (2 << 20, 50.0),
+            (2 << 20, 60.0),
+            (SMALL, 20.0),
+            (SMALL, 7.24288),
+        ]);
+        is_right(&takes);
+    }
+
     #[test]
     fn pieces_are_the_whole_message() {
         let mut survey = Survey::default();
@@ -423,7 +516,8 @@ mod tests {
         }
         assert_eq!(at, 3_000_001);
         assert!(survey.pieces(&a, &a, &copy).is_none());
-        survey.timed.insert(Ends::new(Some(&a), Some(&b)), PULLS);
+        let often = (PULLS, Takes::default());
+        survey.timed.insert(Ends::new(Some(&a), Some(&b)), often);
         assert!(survey.pieces(&a, &b, &copy).is_none());
         assert!(survey.pieces(&b, &a, &copy).is_some());
     }

@@ -235,7 +235,6 @@ impl Core {
         }
         self.sent.take(stream);
         out.peer.announce();
-        out.peer.ring_doorbell();
         let (messages, of_bytes) = match origin {
             Origin::Device(_) => (Counter::SendsDescriptor, Counter::SendsDescriptorBytes),
             Origin::Host(_) => (

@@ -8,8 +8,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, IpcHandle, Mapping, Purpose};
-use crate::engine::fault::{self, Of, Path};
+use crate::cuda::{ContextKey, Copy, Export, InFlight, Mapping, Purpose};
+use crate::engine::fault::{self, Of, Path, Trouble};
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Reached;
 use crate::engine::Env;
@@ -81,36 +81,6 @@ enum Piece {
     Host(Wide),
     Relay { unit: u32, count: u32, taker: Taker },
     None,
-}
-
-/// Why a track goes no further.
-enum Trouble {
-    Driver(Error),
-    Track(TrackError),
-    /// It cannot be begun.
-    No(&'static str),
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Trouble {
-        Trouble::Driver(error)
-    }
-}
-
-impl From<TrackError> for Trouble {
-    fn from(error: TrackError) -> Trouble {
-        Trouble::Track(error)
-    }
-}
-
-impl std::fmt::Display for Trouble {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Trouble::Driver(error) => error.fmt(f),
-            Trouble::Track(error) => error.fmt(f),
-            Trouble::No(why) => f.write_str(why),
-        }
-    }
 }
 
 impl Tracks {
@@ -268,7 +238,7 @@ impl Track {
             Way::Push => Staging::target(gpu, peer, asked, length, context)?,
             Way::Relay { owner: rank, row } => {
                 let Some(owner) = env.node.peer(rank) else {
-                    return Err(Trouble::No("the rank that has the staging is not there"));
+                    return Err(Trouble::Told("the rank that has the staging is not there"));
                 };
                 match gpu.reach_relay(context, &owner, row) {
                     Ok(Some(reached)) => Staging::Relay {
@@ -276,7 +246,7 @@ impl Track {
                         row,
                         reached,
                     },
-                    Ok(None) => return Err(Trouble::No("there is no staging on that GPU")),
+                    Ok(None) => return Err(Trouble::Told("there is no staging on that GPU")),
                     Err(error) => {
                         gpu.relays.blame(rank, row);
                         return Err(error.into());
@@ -343,7 +313,7 @@ impl Track {
         }
         let is_push = matches!(self.staging, Staging::Push { .. });
         if is_push && self.claimed < self.part.chunks() && !gpu.may_push(peer.world_rank()) {
-            return Err(Trouble::No(NOT_PUSHED));
+            return Err(Trouble::Told(NOT_PUSHED));
         }
         let (purpose, affinity) = self.lane();
         let most = if self.part.in_turn {
@@ -452,20 +422,12 @@ impl Staging {
         context: ContextKey,
     ) -> Result<Staging, Trouble> {
         if !gpu.may_push(peer.world_rank()) {
-            return Err(Trouble::No(NOT_PUSHED));
+            return Err(Trouble::Told(NOT_PUSHED));
         }
         let offer = peer.board().and_then(|board| board.offer(asked.index));
         let target = offer.ok_or(TrackError::Stale)?.target(asked.tag)?;
-        let export = Export {
-            handle: IpcHandle(target.ipc_handle),
-            base: target.base,
-            size: target.allocation_bytes,
-            offset: target.offset,
-            buffer_id: target.buffer_id,
-            uuid: target.device,
-        };
-        let end = target.offset.checked_add(length);
-        if end.is_none_or(|end| end > export.size) {
+        let export = Export::from(&target);
+        if !export.holds(length) {
             return Err(TrackError::Corrupt.into());
         }
         let mapping = gpu.map(context, peer, &export)?;
@@ -492,7 +454,7 @@ impl Staging {
                     return if is_possible {
                         Ok(None)
                     } else {
-                        Err(Trouble::No(
+                        Err(Trouble::Told(
                             "no staging in host memory is as large as a chunk",
                         ))
                     };
@@ -500,7 +462,7 @@ impl Staging {
                 let unit = wide.unit;
                 let Some(address) = own.wide(unit, bytes) else {
                     own.give_wide(&wide);
-                    return Err(Trouble::No("staging in host memory is not there"));
+                    return Err(Trouble::Told("staging in host memory is not there"));
                 };
                 gpu.pin_wide(context, own, unit);
                 let address = address.as_ptr().expose_provenance() as u64;
@@ -516,7 +478,7 @@ impl Staging {
                     return Err(TrackError::Corrupt.into());
                 };
                 if listed.exported() != Some(reached.exported) {
-                    return Err(Trouble::No("staging on a GPU was withdrawn"));
+                    return Err(Trouble::Told("staging on a GPU was withdrawn"));
                 }
                 let count = units_of(bytes);
                 let taker = Taker {

@@ -200,6 +200,7 @@ fn role() {
         "exec_bytes" => scenarios::bytes(),
         "exec_cache" => scenarios::cache(),
         "exec_window" => scenarios::window(),
+        "exec_order" => scenarios::order(),
         "exec_choice" => scenarios::choice(),
         "exec_faults" => scenarios::faults(),
         "exec_memory" => scenarios::memory(),
@@ -231,6 +232,12 @@ fn graphs_are_kept_changed_in_place_and_bounded() {
 #[test]
 fn a_graph_that_runs_is_not_launched_again() {
     over_simulator("exec_window", "beluga");
+}
+
+#[test]
+fn plans_that_write_in_one_place_are_in_order() {
+    over_simulator("exec_order", "beluga");
+    over_simulator("exec_order", "dgx1-v100");
 }
 
 #[test]

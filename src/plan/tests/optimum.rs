@@ -263,3 +263,41 @@ fn a_plan_of_another_model_is_found_out() {
     }
     assert!(worst > 0.06, "{worst}");
 }
+
+/// One thread that launches every copy: chunks are as many as it keeps up with, and what is predicted is what then happens.
+#[test]
+fn one_thread_launches_no_more_than_it_can() {
+    const LAUNCHER_US: f64 = 3.3;
+    let mut most: f64 = 1.0;
+    for (name, from, to) in [("beluga", 0, 1), ("dgx1-v100", 0, 5), ("dgx1-v100", 0, 1)] {
+        let mut node = Node::shipped(name);
+        let mut model = node.planner.model().of_one();
+        model.finish_us = 0.0;
+        node.planner = Planner::new(&node.topology, &model);
+        for mib in [4, 16, 64, 256] {
+            let options = |launcher_us| Options {
+                launcher_us,
+                ..Options::default().by_one(&model)
+            };
+            let message = Message::new(from, to, mib * MIB);
+            let plan = node.plan(&message, &options(LAUNCHER_US));
+            let us = |plan: &Plan| reference::run_launched(&node, plan, LAUNCHER_US);
+            let taken = us(&plan);
+            let heedless = us(&node.plan(&message, &options(0.0)));
+            println!(
+                "{name} {from} to {to}, {mib} MiB: {taken:.0} us, {heedless:.0} without, predicted {:.0}",
+                plan.predicted_us
+            );
+            assert!(taken < 1.02 * heedless, "{name}, {mib} MiB: {plan:?}");
+            // What neither of the two bounds says is how they add up where they are close: in short messages.
+            let error = if mib < 64 { 0.25 } else { 0.05 };
+            assert!(
+                (taken / plan.predicted_us - 1.0).abs() < error,
+                "{name}, {mib} MiB: {taken} us, predicted {}",
+                plan.predicted_us
+            );
+            most = most.max(heedless / taken);
+        }
+    }
+    assert!(most > 1.5, "it never matters: {most}");
+}

@@ -69,6 +69,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             relays_push: relays_max % 2 == 1,
             relays_in_turn: chunks_max % 2 == 1,
             relay_depth_max: depth,
+            launcher_us: f64::from(depth - 1) * 2.5,
             chunks_max,
             chunk_bytes_min: 1 << least,
             align: 1 << align,
@@ -213,7 +214,7 @@ proptest! {
     #[test]
     fn nothing_gets_faster_when_others_come((number, message) in any_message(), seed in any::<u64>(), gain in prop_oneof![Just(0.0), Just(0.02)]) {
         let node = node(number);
-        let options = Options { gain_min: gain, gain_min_crowded: gain, ..Options::default() };
+        let options = Options { gain_min: gain, gain_min_crowded: gain, gain_min_beside: gain, ..Options::default() };
         let mut random = Random::new(seed);
         let mut occupancy = any_occupancy(node, seed);
         let before = node.planner.plan(&occupancy, &message, &options).expect("a plan");
@@ -280,19 +281,22 @@ fn launches_come_in_the_order_that_was_asked_for() {
         let plan = node.plan(&Message::new(0, 1, 64 * MIB), &options);
         assert_eq!(plan.paths().len(), 4);
         let all: Vec<_> = plan.launches().collect();
-        let chunks: u32 = plan.paths().iter().map(|path| path.chunks).sum();
-        assert_eq!(all.len() as u32, chunks);
+        let copies = plan.paths().iter();
+        let copies = copies.map(|path| path.chunks as usize * path.path.hops());
+        assert_eq!(all.len(), copies.sum::<usize>());
         all
     };
+    // The first hop of each path before the second of any.
+    let firsts = [(0, 0, 0), (1, 0, 0), (2, 0, 0), (3, 0, 0)];
+    for order in [Order::DirectFirst, Order::RoundRobin] {
+        let all = launches(order);
+        assert_eq!(all[..4], firsts);
+        assert_eq!(all[4].1 as usize + all[4].2, 1, "{all:?}");
+    }
     assert_eq!(
-        launches(Order::DirectFirst)[..5],
-        [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1)]
+        launches(Order::PathByPath)[..4],
+        [(0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 0)]
     );
-    assert_eq!(
-        launches(Order::RoundRobin)[..5],
-        [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1)]
-    );
-    assert_eq!(launches(Order::PathByPath)[..3], [(0, 0), (1, 0), (1, 1)]);
     let relays = Options {
         direct: false,
         host: false,
@@ -301,8 +305,15 @@ fn launches_come_in_the_order_that_was_asked_for() {
     };
     let plan = node.plan(&Message::new(0, 1, 64 * MIB), &relays);
     assert_eq!(
-        plan.launches().take(4).collect::<Vec<_>>(),
-        [(0, 0), (1, 0), (0, 1), (1, 1)]
+        plan.launches().take(6).collect::<Vec<_>>(),
+        [
+            (0, 0, 0),
+            (1, 0, 0),
+            (0, 0, 1),
+            (0, 1, 0),
+            (1, 0, 1),
+            (1, 1, 0)
+        ]
     );
     // What the thread is through with after half of its launches is half of each path, however many chunks that is.
     let node = Node::shipped("dgx1-v100");
@@ -314,9 +325,10 @@ fn launches_come_in_the_order_that_was_asked_for() {
     let count = plan.launches().count();
     for (number, path) in plan.paths().iter().enumerate().skip(1) {
         let half = plan.launches().take(count / 2);
-        let launched = half.filter(|(of, _)| *of == number).count() as f64;
+        let launched = half.filter(|(of, ..)| *of == number).count() as f64;
+        let hops = path.path.hops() as f64;
         assert!(
-            (launched - f64::from(path.chunks) / 2.0).abs() <= 1.0,
+            (launched - hops * f64::from(path.chunks) / 2.0).abs() <= hops,
             "{path:?}"
         );
     }

@@ -18,6 +18,28 @@ struct Task {
 
 /// When the last copy of the window ends and is seen.
 pub fn run(node: &Node, plan: &Plan) -> f64 {
+    run_launched(node, plan, 0.0)
+}
+
+/// The same, where one thread launches all copies, in the order of the plan's graph, each in so many microseconds. Of a single
+/// message.
+pub fn run_launched(node: &Node, plan: &Plan, launcher_us: f64) -> f64 {
+    assert!(launcher_us == 0.0 || plan.message.window == 1);
+    let graph = plan.graph();
+    let launched_us = |path: usize, chunk: usize, hop: usize| {
+        let of = |copy: &Copy| {
+            (
+                usize::from(copy.path),
+                copy.chunk as usize,
+                usize::from(copy.hop),
+            )
+        };
+        let turn = graph
+            .copies
+            .iter()
+            .position(|copy| of(copy) == (path, chunk, hop));
+        turn.map_or(0.0, |turn| (turn + 1) as f64 * launcher_us)
+    };
     let model = node.planner.model();
     let mut tasks: Vec<Task> = Vec::new();
     for (position, path) in plan.paths().iter().enumerate() {
@@ -58,7 +80,11 @@ pub fn run(node: &Node, plan: &Plan) -> f64 {
                     .expect("a hop");
                 tasks.push(Task {
                     after,
-                    not_before: model.launch_us * (position + 1 + launched) as f64,
+                    not_before: if launcher_us > 0.0 {
+                        launched_us(position, chunk, hop)
+                    } else {
+                        model.launch_us * (position + 1 + launched) as f64
+                    },
                     alpha_us: line.alpha_us.max(model.launch_us) + flag,
                     cap: line.sure_gb_s() * 1e3,
                     segments: way
