@@ -64,11 +64,11 @@ fn a_file_gives_the_matrix() {
         .lines()
         .find(|line| line.starts_with("GPU0 "))
         .expect("a row");
-    // NVIDIA's DGX-1: GPU 0 has links to 1, 2, 3 and 4.
+    // NVIDIA's DGX-1: GPU 0 has a link each to 1 and 2, and two each to 3 and 4.
     let cells: Vec<&str> = row.split_whitespace().collect();
     assert_eq!(
         cells,
-        ["GPU0", "X", "NV", "NV", "NV", "NV", "SYS", "SYS", "SYS", "PCIe", "0"],
+        ["GPU0", "X", "NV1", "NV1", "NV2", "NV2", "SYS", "SYS", "SYS", "PCIe", "0"],
         "{text}"
     );
     assert!(text.contains("nominal, not measured"), "{text}");

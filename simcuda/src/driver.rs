@@ -168,27 +168,26 @@ fn env(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|v| !v.is_empty())
 }
 
-fn flag(name: &str, default: bool) -> bool {
+pub(crate) fn flag(name: &str, default: bool) -> bool {
     env(name).map_or(default, |v| !matches!(v.as_str(), "0" | "off" | "no"))
+}
+
+/// The node that the environment names, and a number that tells it from others.
+///
+/// # Errors
+/// A sentence that says what is wrong with it.
+pub fn node() -> Result<(Topology, u64), String> {
+    let which = env("SIMCUDA_TOPOLOGY").unwrap_or_else(|| "hgx-h200".into());
+    let gpus = env("SIMCUDA_GPUS").map(|text| {
+        let bad = |_| format!("SIMCUDA_GPUS: \"{text}\" is not a number of GPUs");
+        text.parse().map_err(bad)
+    });
+    Topology::load(&which, gpus.transpose()?).map_err(|e| e.to_string())
 }
 
 impl Driver {
     fn new() -> Result<Driver, (String, CUresult)> {
-        let which = env("SIMCUDA_TOPOLOGY").unwrap_or_else(|| "hgx-h200".into());
-        let gpus = match env("SIMCUDA_GPUS") {
-            Some(text) => {
-                let bad = || {
-                    (
-                        format!("SIMCUDA_GPUS: \"{text}\" is not a number of GPUs"),
-                        INVALID_VALUE,
-                    )
-                };
-                Some(text.parse().map_err(|_| bad())?)
-            }
-            None => None,
-        };
-        let (topology, hash) =
-            Topology::load(&which, gpus).map_err(|e| (e.to_string(), INVALID_VALUE))?;
+        let (topology, hash) = node().map_err(|message| (message, INVALID_VALUE))?;
         let faults = Faults::parse(&env("SIMCUDA_FAULT").unwrap_or_default())
             .map_err(|e| (e, INVALID_VALUE))?;
         let planned = env("SIMCUDA_CORRUPT").unwrap_or_default();

@@ -4,7 +4,8 @@
 //! copies and kernels take the time that a topology file (`topology`) says, device memory that host
 //! code cannot touch (`vm`, `memory`, `alloc`), memory pools (`pool`), mappings (`virt`), and a checker of happens-before (`checker`). Operations of a
 //! process form a graph of dependencies (`sched`, `work`), driven by whoever waits (`wait`).
-//! The exported functions are in `api`, one file an area; `build.rs` adds stubs for all others.
+//! The exported functions are in `api`, one file an area; `build.rs` adds stubs for all others. Of the management library
+//! that comes with a driver there is what tells of links (`nvml`).
 //!
 //! | variable | meaning |
 //! | --- | --- |
@@ -12,6 +13,7 @@
 //! | `SIMCUDA_GPUS` | only the first so many GPUs of the topology |
 //! | `SIMCUDA_JOB` | name of the node; default: the launcher's job, else the process alone |
 //! | `SIMCUDA_HOST_ACCESS=1` | host code may touch device addresses |
+//! | `SIMCUDA_NVML=0` | there is no management library |
 //! | `SIMCUDA_CHECK=0` | no happens-before checker |
 //! | `SIMCUDA_DATA=0` | copies and fills above 4 KiB take their time but move nothing: for measurements only |
 //! | `SIMCUDA_REPORT=FILE` | appends JSON lines: findings as they occur, one `exit` line a process |
@@ -50,6 +52,7 @@ mod ipc;
 mod job;
 mod memory;
 mod module;
+pub mod nvml;
 mod ops;
 mod pool;
 mod report;

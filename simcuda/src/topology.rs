@@ -85,6 +85,8 @@ pub struct Fabric {
     pub kind: FabricKind,
     /// Rate of a GPU's port, each direction (switch only).
     pub port_gb_s: Option<f64>,
+    /// NVLinks that make up a port (switch only); what nobody says is one.
+    pub links: Option<u32>,
 }
 
 /// A link between two GPUs.
@@ -95,6 +97,8 @@ pub struct Link {
     pub gpus: [usize; 2],
     /// Rate, each direction.
     pub gb_s: f64,
+    /// NVLinks that make it up; what nobody says is one.
+    pub links: Option<u32>,
 }
 
 /// A GPU's PCIe link.

@@ -20,6 +20,7 @@ mod host_range;
 pub mod lanes;
 pub mod mapping;
 mod measure;
+pub mod nvml;
 pub mod pinned;
 pub mod pointer;
 mod queue;

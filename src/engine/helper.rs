@@ -54,14 +54,7 @@ impl Handle {
         if thread.is_some() {
             return true;
         }
-        // The program's signal handlers run on its own threads.
-        let restore = block_signals();
-        let started = std::thread::Builder::new()
-            .name("anabranch".into())
-            .stack_size(512 << 10)
-            .spawn(run);
-        restore_signals(&restore);
-        match started {
+        match spawn("anabranch", run) {
             Ok(handle) => *thread = Some(handle),
             Err(error) => {
                 log::warn!("no helper thread ({error}): peers send this rank plain messages only")
@@ -84,6 +77,20 @@ impl Handle {
             let _ = thread.join();
         }
     }
+}
+
+/// Starts a thread that takes no signals: the program's handlers run on its own threads.
+pub(super) fn spawn<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<JoinHandle<T>> {
+    let restore = block_signals();
+    let started = std::thread::Builder::new()
+        .name(name.into())
+        .stack_size(512 << 10)
+        .spawn(run);
+    restore_signals(&restore);
+    started
 }
 
 fn block_signals() -> libc::sigset_t {

@@ -8,6 +8,7 @@ mod host_use;
 mod ledger;
 mod source;
 mod survey;
+mod wiring;
 
 pub use ledger::Reservation;
 pub use survey::Survey;
@@ -94,10 +95,17 @@ struct Node {
     ends: Vec<Ends>,
     /// Identities of its GPUs.
     uuids: Vec<Uuid>,
-    /// It was measured as a whole, not by what ranks find out in passing: it is known which links its paths share.
-    is_whole: bool,
+    /// It was not measured as a whole, but by what ranks find out in passing.
+    partly: Option<Partly>,
+}
+
+/// What is known of a node that was not measured as a whole.
+#[derive(Default)]
+struct Partly {
     /// From which GPU to which the direct copy was measured.
     direct: Vec<(u8, u8)>,
+    /// The system has told which pairs have links of their own: otherwise it is not known what relays share with others.
+    is_wired: bool,
 }
 
 /// What is known of the node.
@@ -203,12 +211,15 @@ impl Router {
                 .iter()
                 .fold(0, |sum: u64, peer| sum.wrapping_add(peer.traffic().told()));
             if *sum != now {
-                let told = source::told(peers.iter().map(|peer| peer.traffic()));
-                if let Some((_, model)) = &told {
-                    tell_model(model);
+                let boards = peers.iter().filter_map(|peer| peer.board());
+                let rows = boards.flat_map(|board| board.gpus());
+                let wired = rows.filter_map(|row| Some((row.uuid(), row.wiring()?)));
+                let wired: Vec<_> = wired.collect();
+                let told = source::told(peers.iter().map(|peer| peer.traffic()), &wired);
+                if let Some(told) = &told {
+                    tell_model(&told.model);
                 }
-                *node = told
-                    .and_then(|(topology, model)| Node::new(topology, &model, false).map(Box::new));
+                *node = told.and_then(Node::told).map(Box::new);
                 *sum = now;
                 self.plans.clear();
             }
@@ -297,7 +308,7 @@ impl Router {
         self.known = match source::kept(self.file.as_deref(), ends) {
             Ok(measured) => {
                 log::info!("paths are chosen by {}", measured.file.display());
-                Node::new(measured.topology, &measured.model, true)
+                Node::new(measured.topology, &measured.model, None)
                     .map_or(Known::Told(None, 0), |node| Known::Measured(Box::new(node)))
             }
             Err(why) => {
@@ -309,22 +320,22 @@ impl Router {
 }
 
 impl Node {
+    fn told(told: source::Told) -> Option<Node> {
+        let partly = Partly {
+            direct: told.direct,
+            is_wired: told.is_wired,
+        };
+        Node::new(told.topology, &told.model, Some(partly))
+    }
+
     /// `None` if a GPU has no identity, or one that cannot be read.
-    fn new(topology: Topology, model: &Model, is_whole: bool) -> Option<Node> {
+    fn new(topology: Topology, model: &Model, partly: Option<Partly>) -> Option<Node> {
         let uuids = topology.gpus.iter();
         let uuids = uuids.map(|gpu| source::uuid(gpu.uuid.as_deref()?));
-        let direct = model
-            .hops
-            .iter()
-            .filter_map(|hop| match (hop.from, hop.to) {
-                (Place::Gpu(from), Place::Gpu(to)) => Some((from, to)),
-                _ => None,
-            });
         let uuids = uuids.collect::<Option<Vec<Uuid>>>()?;
         let hops = topology.hops();
         Some(Node {
-            is_whole,
-            direct: direct.collect(),
+            partly,
             ends: hops
                 .map(|(from, to, _)| ledger::ends(&uuids, from, to))
                 .collect(),
@@ -340,8 +351,18 @@ impl Node {
     /// it would leave nothing by which it could be.
     fn may_stage(&self, from: u8, to: u8) -> bool {
         let direct = self.topology.hop(Place::Gpu(from), Place::Gpu(to));
-        let is_known = self.direct.contains(&(from, to));
-        self.is_whole || (is_known && direct.is_some_and(|hop| hop.is_nvlink()))
+        let is_nvlink = direct.is_some_and(|hop| hop.is_nvlink());
+        self.partly
+            .as_ref()
+            .is_none_or(|partly| is_nvlink && partly.direct.contains(&(from, to)))
+    }
+
+    /// Whether paths over other GPUs may be planned: where it is known what they share with others, and also only once the
+    /// direct copy was measured.
+    fn may_relay(&self, from: u8, to: u8) -> bool {
+        self.partly
+            .as_ref()
+            .is_none_or(|partly| partly.is_wired && partly.direct.contains(&(from, to)))
     }
 
     /// Whether others use the host's memory.
@@ -357,12 +378,12 @@ impl Node {
     }
 
     fn relays(&self, from: u8, to: u8, may: &dyn Fn(&Uuid) -> bool) -> u32 {
+        if !self.may_relay(from, to) {
+            return 0;
+        }
         let is_end = |at: usize| at == usize::from(from) || at == usize::from(to);
-        let usable = self
-            .uuids
-            .iter()
-            .enumerate()
-            .filter(|(at, uuid)| self.is_whole && !is_end(*at) && may(uuid));
+        let gpus = self.uuids.iter().enumerate();
+        let usable = gpus.filter(|(at, uuid)| !is_end(*at) && may(uuid));
         usable.fold(0, |set, (at, _)| set | 1 << at)
     }
 

@@ -1,7 +1,7 @@
 //! The part of a segment that is about memory on GPUs and messages over several paths: the GPUs that its owner sees, the
 //! allocations of its that are gone, and what it offers its senders as a receiver. Its memory is taken when it is first needed.
 
-use super::relay::{Exported, GpuRow, GPUS_MAX};
+use super::relay::{Exported, GpuRow, Wiring, GPUS_MAX};
 use super::retired::Retired;
 use super::slot::Slot;
 use super::track::{Asked, Offer, Part, Target, Way, TRACKS};
@@ -124,6 +124,15 @@ impl Segment {
         let mine = board.gpus().iter().find(|row| row.uuid() == *used);
         if let Some(row) = mine {
             row.set_used();
+        }
+    }
+
+    /// Says what links a GPU has that this rank sees.
+    pub fn tell_wiring(&self, uuid: &[u8; 16], wiring: &Wiring) {
+        let Some(board) = self.board() else { return };
+        if let Some(row) = board.gpus().iter().find(|row| row.uuid() == *uuid) {
+            row.wire(wiring);
+            self.traffic().touch();
         }
     }
 

@@ -33,7 +33,7 @@ pub use board::Wide;
 pub use descriptor::{Corruption, Descriptor, Rejection, DESCRIPTOR_BYTES};
 pub use launch::Launch;
 pub use peer::{Peer, PeerError};
-pub use relay::{Exported, GpuRow, RELAY_BYTES_MAX};
+pub use relay::{Exported, GpuRow, Wiring, RELAY_BYTES_MAX};
 pub use retired::Gone;
 pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
 pub use segment::Segment;
@@ -54,7 +54,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 11;
+pub const PROTOCOL_VERSION: u16 = 12;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]

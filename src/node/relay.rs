@@ -27,11 +27,45 @@ pub struct Exported {
     pub handle: [u8; 64],
 }
 
+/// The NVLinks of a GPU, as the system tells of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wiring {
+    /// The GPU's PCI address, `domain << 16 | bus << 8 | device << 3 | function`.
+    pub pci: u64,
+    /// Links lead to a switch.
+    pub is_switched: bool,
+    /// What one link carries in a direction by its generation, GB/s; 0 if that is not known.
+    pub link_gb_s: f32,
+    /// PCI addresses of the GPUs to which links lead, and how many to each.
+    pub to: Vec<(u64, u32)>,
+}
+
+/// GPUs that one GPU has links to at most.
+const NEIGHBOURS: usize = 16;
+/// Bits of a PCI address.
+const PCI_BITS: u32 = 48;
+/// A link of NVLink 1 to 5 has 20 to 50.
+const LINK_GB_S_MAX: f32 = 1000.0;
+
+#[derive(Debug)]
+#[repr(C)]
+struct WiringCells {
+    pci: AtomicU64,
+    /// A link's rate, whether links lead to a switch, and that all of this is written.
+    known: AtomicU64,
+    /// An address and a count each; 0 behind the last.
+    to: [AtomicU64; NEIGHBOURS],
+}
+
+const WRITTEN: u64 = 1;
+const SWITCHED: u64 = 2;
+
 /// A GPU that the owner of the segment sees.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct GpuRow {
     uuid: [AtomicU64; 2],
+    wiring: WiringCells,
     is_used: AtomicU32,
     /// Peers that want staging there raise it.
     wished: AtomicU32,
@@ -73,6 +107,45 @@ impl GpuRow {
         fence(Ordering::Acquire);
         let is_whole = self.generation.load(Ordering::Relaxed) == generation;
         (is_whole && exported.bytes <= RELAY_BYTES_MAX).then_some(exported)
+    }
+
+    /// The GPU's links, if the owner could find out.
+    pub fn wiring(&self) -> Option<Wiring> {
+        let cells = &self.wiring;
+        let known = cells.known.load(Ordering::Acquire);
+        let link_gb_s = f32::from_bits((known >> 32) as u32);
+        if known & WRITTEN == 0 || !(0.0..=LINK_GB_S_MAX).contains(&link_gb_s) {
+            return None;
+        }
+        let to = cells.to.iter().map(|word| word.load(Ordering::Relaxed));
+        let to = to.take_while(|word| *word != 0);
+        Some(Wiring {
+            pci: cells.pci.load(Ordering::Relaxed),
+            is_switched: known & SWITCHED != 0,
+            link_gb_s,
+            to: to
+                .map(|word| (word & ((1 << PCI_BITS) - 1), (word >> PCI_BITS) as u32))
+                .collect(),
+        })
+    }
+
+    /// Owner: says what links the GPU has, once. More than there is room for is as if nobody knew.
+    pub(super) fn wire(&self, wiring: &Wiring) {
+        let cells = &self.wiring;
+        let is_written = cells.known.load(Ordering::Relaxed) != 0;
+        let fits = |&(pci, count): &(u64, u32)| {
+            pci >> PCI_BITS == 0 && (1..1 << (u64::BITS - PCI_BITS)).contains(&count)
+        };
+        if is_written || wiring.to.len() > NEIGHBOURS || !wiring.to.iter().all(fits) {
+            return;
+        }
+        cells.pci.store(wiring.pci, Ordering::Relaxed);
+        for (cell, (pci, count)) in cells.to.iter().zip(&wiring.to) {
+            cell.store(pci | u64::from(*count) << PCI_BITS, Ordering::Relaxed);
+        }
+        let flags = WRITTEN | if wiring.is_switched { SWITCHED } else { 0 };
+        let known = u64::from(wiring.link_gb_s.to_bits()) << 32 | flags;
+        cells.known.store(known, Ordering::Release);
     }
 
     /// The units of what is exported there.
@@ -133,5 +206,56 @@ fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
 fn load_bytes(words: &[AtomicU64], bytes: &mut [u8]) {
     for (word, chunk) in words.iter().zip(bytes.chunks_exact_mut(8)) {
         chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Box<GpuRow> {
+        // SAFETY: GpuRow is made of atomics, for which zeros are valid.
+        unsafe { Box::new(std::mem::zeroed()) }
+    }
+
+    #[test]
+    fn links_that_are_told_are_read() {
+        let wiring = Wiring {
+            pci: 0xffff_ffff_0018 << 8 & ((1 << PCI_BITS) - 1),
+            is_switched: false,
+            link_gb_s: 25.0,
+            to: (1..=NEIGHBOURS as u32)
+                .map(|n| (u64::from(n) << 8, n))
+                .collect(),
+        };
+        let row = row();
+        assert_eq!(row.wiring(), None);
+        row.wire(&wiring);
+        assert_eq!(row.wiring(), Some(wiring.clone()));
+        let other = Wiring {
+            is_switched: true,
+            to: Vec::new(),
+            ..wiring.clone()
+        };
+        row.wire(&other);
+        assert_eq!(row.wiring(), Some(wiring.clone()), "said once");
+        let second = self::row();
+        second.wire(&other);
+        assert_eq!(second.wiring(), Some(other));
+        let mut too_many = wiring;
+        too_many.to.push((77, 1));
+        let third = self::row();
+        third.wire(&too_many);
+        assert_eq!(third.wiring(), None);
+    }
+
+    #[test]
+    fn links_that_make_no_sense_are_passed_over() {
+        let row = row();
+        for rate in [f32::NAN, -1.0, f32::INFINITY] {
+            let known = u64::from(rate.to_bits()) << 32 | WRITTEN;
+            row.wiring.known.store(known, Ordering::Relaxed);
+            assert_eq!(row.wiring(), None, "{rate}");
+        }
     }
 }

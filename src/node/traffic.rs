@@ -196,9 +196,14 @@ impl Page {
         })
     }
 
-    /// Changes whenever [`Page::cards`] or [`Page::measured`] do.
+    /// Changes whenever [`Page::cards`] or [`Page::measured`] do, or what the owner says of links.
     pub fn told(&self) -> u64 {
         self.told.load(Ordering::Acquire)
+    }
+
+    /// Owner: what it says elsewhere of links has changed.
+    pub(super) fn touch(&self) {
+        self.told.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Owner: lists a GPU, unless it is listed or there are too many.
@@ -215,7 +220,7 @@ impl Page {
         let numa = card.numa.map_or(0, |numa| u64::from(numa) + 1);
         cells.numa.store(numa, Ordering::Relaxed);
         self.cards.store(count as u32 + 1, Ordering::Release);
-        self.told.fetch_add(1, Ordering::AcqRel);
+        self.touch();
     }
 
     /// Owner: writes row `index`. What is published before others are read is seen by those who do the same: of two
@@ -267,7 +272,7 @@ impl Page {
         if at.is_none() {
             self.lines.store(count as u32 + 1, Ordering::Release);
         }
-        self.told.fetch_add(1, Ordering::AcqRel);
+        self.touch();
         true
     }
 }

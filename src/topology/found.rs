@@ -43,7 +43,7 @@ pub struct Facts {
 }
 
 /// Share of a link's raw rate that copies reach: 396 of 18 x 26.6 GB/s on H200, 55 of 63 over PCIe 5.
-const REACHED: f64 = 0.83;
+pub(crate) const REACHED: f64 = 0.83;
 /// Rate of an NVLink of unknown generation: half a GPU's links of the oldest that matters, V100.
 const LINK_GB_S: f64 = 25.0;
 /// Rate of a PCIe link that nobody tells: PCIe 3 x16.

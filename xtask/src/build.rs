@@ -44,6 +44,8 @@ pub fn build(options: &Options) -> Result<Layout, String> {
     install(&driver, &simcuda.join("libcuda.so.1"))?;
     // A link, not a copy: the two names must never load two drivers into one process.
     link("libcuda.so.1", &simcuda.join("libcuda.so"))?;
+    // What tells of NVLinks, as the vendor's driver brings it along.
+    link("libcuda.so.1", &simcuda.join("libnvidia-ml.so.1"))?;
     for mpi in mpi::find(&layout.wheels()) {
         let wanted = options
             .solver_for

@@ -2,13 +2,14 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 
+use anabranch_engine::cuda::nvml::{pci_number, Nvml};
 use anabranch_engine::model::cache::{driver_text, Machine};
 use anabranch_engine::topology::found::{Facts, PairFacts};
 use anabranch_engine::topology::Gpu;
 use anyhow::{bail, Context};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use super::nvml::{self, Nvml};
+use super::nvml;
 use crate::bench::cuda::{DeviceContext, DevicePtr, Driver};
 use crate::Failure;
 
@@ -195,7 +196,8 @@ impl Node {
         }
         // Of a simulated node the system's NVML knows nothing.
         let nvml = Nvml::open().filter(|_| !self.is_simulated());
-        if let Some((links, pcie)) = nvml.and_then(|nvml| nvml::all(&nvml, &uuids, &pci)) {
+        let at: Vec<_> = pci.iter().map(|text| pci_number(text)).collect();
+        if let Some((links, pcie)) = nvml.and_then(|nvml| nvml::all(&nvml, &uuids, &at)) {
             facts.nvlinks = Some(links);
             facts.pcie_gb_s = pcie;
         }

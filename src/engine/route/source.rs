@@ -7,9 +7,12 @@ use crate::engine::Env;
 use crate::model::cache::{self, CacheError};
 use crate::model::{HopModel, Line, Model, PCIE_SPREAD};
 use crate::node::traffic::{Card, Ends, Measured, Page};
+use crate::node::Wiring;
 use crate::topology::{
     Costs, Fabric, Gpu, Hop, HostSide, Linked, Parts, Place, Topology, MAX_GPUS,
 };
+
+use super::wiring::Mesh;
 
 /// A direct copy that is so much faster than one to or from the host goes by other links.
 const FASTER_THAN_PCIE: f64 = 1.3;
@@ -40,16 +43,47 @@ pub(super) fn tell(env: &Env, is_named: bool, why: &CacheError) {
     log::log!(level, "paths are measured while the program runs: {why}");
 }
 
+/// A copy between two GPUs takes so long before its bytes move, us, where none over such links was measured.
+const ALPHA_US: f64 = 5.0;
+
+/// A node as its ranks have told.
+pub(super) struct Told {
+    pub topology: Topology,
+    pub model: Model,
+    /// From which GPU to which the direct copy was measured.
+    pub direct: Vec<(u8, u8)>,
+    /// It is known which pairs have links of their own.
+    pub is_wired: bool,
+}
+
 /// The node as its ranks have told: the GPUs that they use, the way of each to the host and back, and direct copies between
-/// them. What nobody has measured is not there, and no path leads over it. Nothing is known of links that direct copies
-/// share, so this is no ground for relays.
+/// them. What nobody has measured is not there, and no path leads over it.
+///
+/// Where the system has told which links there are (`wired`) and that they lead from GPU to GPU, what pairs have that nobody has
+/// measured follows from their number and from what one such link was seen to carry, and the GPUs that no rank uses are
+/// there, too: that is ground for relays.
 ///
 /// `None` as long as nobody has measured a way to the host.
-pub(super) fn told<'a>(pages: impl Iterator<Item = &'a Page> + Clone) -> Option<(Topology, Model)> {
+pub(super) fn told<'a>(
+    pages: impl Iterator<Item = &'a Page> + Clone,
+    wired: &[(Uuid, Wiring)],
+) -> Option<Told> {
     let mut cards: Vec<Card> = Vec::new();
     for card in pages.clone().flat_map(Page::cards) {
         if !cards.iter().any(|known| known.uuid == card.uuid) {
             cards.push(card);
+        }
+    }
+    let used: Vec<Uuid> = cards.iter().map(|card| card.uuid).collect();
+    if Mesh::of(&used, wired).is_some() {
+        for (uuid, wiring) in wired {
+            if !wiring.is_switched && !cards.iter().any(|known| known.uuid == *uuid) {
+                cards.push(Card {
+                    uuid: *uuid,
+                    pci: wiring.pci,
+                    numa: None,
+                });
+            }
         }
     }
     // All ranks number them alike.
@@ -64,6 +98,8 @@ pub(super) fn told<'a>(pages: impl Iterator<Item = &'a Page> + Clone) -> Option<
         told.max_by(|x, y| x.1.total_cmp(&y.1))
     };
     let n = cards.len();
+    let uuids: Vec<Uuid> = cards.iter().map(|card| card.uuid).collect();
+    let mesh = Mesh::of(&uuids, wired);
     let ways = |at: usize| [line(Some(&cards[at]), None), line(None, Some(&cards[at]))];
     let pcie = (0..n)
         .flat_map(ways)
@@ -81,9 +117,37 @@ pub(super) fn told<'a>(pages: impl Iterator<Item = &'a Page> + Clone) -> Option<
             .map(|line| f64::from(line.1))
             .fold(0.0, f64::max)
     };
+    let ordered = (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
+    let measured = ordered.clone().filter(|(a, b)| direct(*a, *b).is_some());
+    let measured: Vec<(usize, usize)> = measured.collect();
+    let links = |a: usize, b: usize| mesh.as_ref().map_or(0, |mesh| mesh.links(a, b));
+    // What others had under way can only have slowed a copy.
+    let one_link = measured.iter().filter(|(a, b)| links(*a, *b) > 0);
+    let one_link = one_link.filter_map(|&(a, b)| {
+        let (alpha_us, gb_s) = direct(a, b)?;
+        Some((alpha_us, f64::from(gb_s) / f64::from(links(a, b))))
+    });
+    let one_link = one_link.max_by(|x, y| x.1.total_cmp(&y.1)).or_else(|| {
+        let gb_s = mesh.as_ref()?.link_gb_s()?;
+        Some((ALPHA_US as f32, gb_s))
+    });
+    let derived = |a: usize, b: usize| {
+        let (alpha_us, gb_s) = one_link?;
+        let links = Some(links(a, b)).filter(|links| *links > 0)?;
+        Some((alpha_us, (gb_s * f64::from(links)) as f32))
+    };
+    let rate = |a: usize, b: usize| {
+        let derived = derived(a, b).map_or(0.0, |line| f64::from(line.1));
+        Some(fastest(a, b))
+            .filter(|rate| *rate > 0.0)
+            .unwrap_or(derived)
+    };
     let pairs = (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b)));
-    // What is faster than PCIe does not go by PCIe. What is not, is taken to.
-    let linked = pairs.filter(|(a, b)| fastest(*a, *b) > FASTER_THAN_PCIE * pcie);
+    let linked = pairs.filter(|(a, b)| match mesh {
+        Some(_) => links(*a, *b) > 0 && rate(*a, *b) > 0.0,
+        // What is faster than PCIe does not go by PCIe. What is not, is taken to.
+        None => fastest(*a, *b) > FASTER_THAN_PCIE * pcie,
+    });
     let topology = Topology::assemble(Parts {
         name: "this-node".into(),
         description: format!("{n} GPUs, as their ranks have measured them"),
@@ -100,8 +164,8 @@ pub(super) fn told<'a>(pages: impl Iterator<Item = &'a Page> + Clone) -> Option<
         links: linked
             .map(|(a, b)| Linked {
                 gpus: [a as u8, b as u8],
-                gb_s: fastest(a, b),
-                links: None,
+                gb_s: rate(a, b),
+                links: Some(links(a, b)).filter(|links| *links > 0),
             })
             .collect(),
         host: Some(HostSide {
@@ -116,12 +180,17 @@ pub(super) fn told<'a>(pages: impl Iterator<Item = &'a Page> + Clone) -> Option<
         costs: Costs::default(),
     });
     let topology = topology.ok()?;
-    let at = |place: Place| match place {
-        Place::Gpu(gpu) => cards.get(usize::from(gpu)),
-        Place::Host => None,
-    };
     let hop = |(from, to, hop): (Place, Place, &Hop)| {
-        let (alpha_us, gb_s) = line(at(from), at(to))?;
+        let of_pair = match (from, to) {
+            (Place::Gpu(from), Place::Gpu(to)) => Some((usize::from(from), usize::from(to))),
+            _ => None,
+        };
+        let at = |place: Place| match place {
+            Place::Gpu(gpu) => cards.get(usize::from(gpu)),
+            Place::Host => None,
+        };
+        let derived = || of_pair.and_then(|(a, b)| derived(a, b));
+        let (alpha_us, gb_s) = line(at(from), at(to)).or_else(derived)?;
         let line = Some(Line {
             alpha_us: f64::from(alpha_us),
             gb_s: f64::from(gb_s),
@@ -131,7 +200,8 @@ pub(super) fn told<'a>(pages: impl Iterator<Item = &'a Page> + Clone) -> Option<
         Some(HopModel {
             from,
             to,
-            push: line.filter(|_| is_up),
+            // Chunks are pushed to relays. It is a little quicker than what was measured.
+            push: line.filter(|_| is_up || (mesh.is_some() && of_pair.is_some())),
             pull: line.filter(|_| !is_up),
         })
     };
@@ -142,7 +212,15 @@ pub(super) fn told<'a>(pages: impl Iterator<Item = &'a Page> + Clone) -> Option<
         ..Model::nominal(&topology)
     };
     model.check().ok()?;
-    Some((topology, model))
+    Some(Told {
+        direct: measured
+            .into_iter()
+            .map(|(a, b)| (a as u8, b as u8))
+            .collect(),
+        is_wired: mesh.is_some(),
+        topology,
+        model,
+    })
 }
 
 /// An identity as nvidia-smi prints it.

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
+use super::wiring;
+use crate::cuda::nvml::pci_number;
 use crate::cuda::{
     self, reach, ContextKey, Copy, Error, InFlight, Mapping, PinnedBuffer, Purpose, Result,
     StagedMemory, Timed, Uuid,
@@ -118,18 +120,35 @@ pub struct Survey {
     /// Who has had the turn since when, one more than its rank.
     holder: Option<(u32, Instant)>,
     has_turn: bool,
+    /// What nobody can measure by copies.
+    wiring: Wires,
+}
+
+/// How far the question has got which NVLinks there are.
+#[derive(Default)]
+enum Wires {
+    #[default]
+    Unasked,
+    Asked(wiring::Asked),
+    Over,
 }
 
 impl Survey {
     /// Something is measured, or is to be.
     pub fn is_active(&self) -> bool {
         let is_open = |own: &Own| !matches!(own.stage, Stage::Over);
-        self.is_on && (!self.pulls.is_empty() || self.own.iter().any(is_open))
+        let is_asked = matches!(self.wiring, Wires::Asked(_));
+        self.is_on && (is_asked || !self.pulls.is_empty() || self.own.iter().any(is_open))
     }
 
     /// A long message to or from a GPU of this rank's was met, and nobody has measured the node.
     pub fn meet(&mut self, env: &Env, uuid: &Uuid, context: ContextKey) {
         self.is_on = true;
+        if matches!(self.wiring, Wires::Unasked) {
+            // Only relays need it.
+            let asked = env.config.paths.relay.then(wiring::Asked::ask).flatten();
+            self.wiring = asked.map_or(Wires::Over, Wires::Asked);
+        }
         match self.own.iter_mut().find(|own| own.uuid == *uuid) {
             Some(own) if own.context == context || !matches!(own.stage, Stage::Over) => {}
             Some(own) => own.context = context,
@@ -198,11 +217,26 @@ impl Survey {
                 false
             }
         });
+        self.advance_wiring(env);
         for at in 0..self.own.len() {
             if !matches!(self.own[at].stage, Stage::Over) {
                 self.advance_own(env, gpu, at);
                 // One after the other.
                 break;
+            }
+        }
+    }
+
+    fn advance_wiring(&mut self, env: &Env) {
+        // Told in the list of this rank's GPUs, which its first buffer begins.
+        let has_list = |env: &Env| {
+            let board = env.node.own().board();
+            board.is_some_and(|board| !board.gpus().is_empty())
+        };
+        let is_there = matches!(&self.wiring, Wires::Asked(asked) if asked.is_there());
+        if is_there && has_list(env) {
+            if let Wires::Asked(asked) = std::mem::replace(&mut self.wiring, Wires::Over) {
+                asked.tell(env.node.own());
             }
         }
     }
@@ -273,7 +307,9 @@ impl Survey {
 
     /// At finalize, when no copy runs any more.
     pub fn close(&mut self) {
-        *self = Survey::default();
+        if let Wires::Asked(asked) = std::mem::take(self).wiring {
+            asked.leave();
+        }
     }
 }
 
@@ -416,15 +452,6 @@ fn card(uuid: &Uuid) -> Card {
     }
 }
 
-/// `domain:bus:device.function` as a number that sorts as they do.
-fn pci_number(text: &str) -> Option<u64> {
-    let mut number = 0;
-    for (part, bits) in text.split([':', '.']).zip([16, 8, 5, 3]) {
-        number = number << bits | u64::from_str_radix(part, 16).ok()?;
-    }
-    Some(number)
-}
-
 /// The NUMA node of a PCI device, where the machine has more than one.
 fn numa_node(pci: &str) -> Option<u32> {
     let pci = pci.to_ascii_lowercase();
@@ -438,18 +465,6 @@ fn numa_node(pci: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_sort_as_they_are_written() {
-        let number = |text| pci_number(text).expect("an address");
-        assert_eq!(number("0000:18:00.0"), 0x18 << 8);
-        assert_eq!(
-            number("00000001:3b:02.1"),
-            0x1_0000 | 0x3b << 8 | 2 << 3 | 1
-        );
-        assert!(number("0000:ff:1f.7") < number("0001:00:00.0"));
-        assert_eq!(pci_number("none"), None);
-    }
 
     /// 2 us and 50 GB/s, by hand: 7.24288 us for 256 KiB, 85.88608 us for 4 MiB, 43.94304 us for 2 MiB.
     #[test]

@@ -22,7 +22,7 @@ pub(super) fn router(node: &str, change: impl FnOnce(&mut Config)) -> Router {
     }
     let model = Model::nominal(&topology);
     router.known = Known::Measured(Box::new(
-        Node::new(topology, &model, true).expect("identities"),
+        Node::new(topology, &model, None).expect("identities"),
     ));
     router
 }

@@ -53,13 +53,19 @@ impl Job {
         }));
     }
 
-    fn router(&self) -> Option<Router> {
-        let pages = self.ranks.iter().map(|rank| rank.own().traffic());
-        let (topology, model) = told(pages)?;
+    fn told(&self, wired: &[(Uuid, Wiring)]) -> Option<Told> {
+        told(self.ranks.iter().map(|rank| rank.own().traffic()), wired)
+    }
+
+    fn router_with(&self, wired: &[(Uuid, Wiring)]) -> Option<Router> {
         let mut router = router("beluga", |_| ());
-        let node = Node::new(topology, &model, false).expect("identities");
+        let node = Node::told(self.told(wired)?).expect("identities");
         router.known = Known::Told(Some(Box::new(node)), 0);
         Some(router)
+    }
+
+    fn router(&self) -> Option<Router> {
+        self.router_with(&[])
     }
 
     fn host_share(&self, from: u8, to: u8) -> Option<f64> {
@@ -68,6 +74,28 @@ impl Job {
         assert_eq!(routed.plan.share(PathKind::Relay), 0.0);
         Some(routed.plan.share(PathKind::Host))
     }
+
+    fn relay_share(&self, wired: &[(Uuid, Wiring)], from: u8, to: u8) -> Option<f64> {
+        let mut router = self.router_with(wired)?;
+        let routed = router.route(uuid(from), uuid(to), LONG, 1, all())?;
+        Some(routed.plan.share(PathKind::Relay))
+    }
+}
+
+/// What the system says of GPUs with so many links between each two; the first are those of ranks.
+fn wired(gpus: u8, links: impl Fn(u8, u8) -> u32) -> Vec<(Uuid, Wiring)> {
+    let pci = |gpu: u8| 100 - u64::from(gpu);
+    let wiring = |gpu: u8| Wiring {
+        pci: pci(gpu),
+        is_switched: false,
+        link_gb_s: 25.0,
+        to: (0..gpus)
+            .filter(|other| *other != gpu)
+            .map(|other| (pci(other), links(gpu.min(other), gpu.max(other))))
+            .filter(|(_, links)| *links > 0)
+            .collect(),
+    };
+    (0..gpus).map(|gpu| (uuid(gpu), wiring(gpu))).collect()
 }
 
 impl Drop for Job {
@@ -119,7 +147,7 @@ fn what_is_as_slow_as_pcie_shares_its_links() {
     assert_eq!(job.host_share(0, 1), Some(0.0));
 }
 
-/// What a rank tells of three GPUs would do for a relay, were it known which links they share.
+/// What ranks tell of three GPUs would do for a relay, were it known which links they share.
 #[test]
 fn measured_copies_are_no_ground_for_relays() {
     let job = Job::new("relays", 3);
@@ -128,6 +156,82 @@ fn measured_copies_are_no_ground_for_relays() {
     }
     job.tell(0, Some(0), None, 12.0);
     assert_eq!(job.host_share(0, 1), Some(0.0));
+}
+
+/// Four GPUs, two of them in use: a message takes 3 links at 48 and the host's 12, as on a node that was measured.
+#[test]
+fn gpus_that_nobody_uses_are_relays_where_the_system_tells_of_links() {
+    let job = Job::new("wired", 2);
+    let mesh = wired(4, |_, _| 2);
+    job.tell(0, Some(0), None, 12.0);
+    job.tell(1, None, Some(1), 12.0);
+    assert_eq!(job.relay_share(&mesh, 0, 1), Some(0.0), "not measured yet");
+    job.tell(1, Some(0), Some(1), 48.0);
+    let share = job.relay_share(&mesh, 0, 1).expect("a plan");
+    assert!((0.55..0.66).contains(&share), "{share}");
+    assert_eq!(job.relay_share(&mesh, 1, 0), Some(0.0), "not this way");
+    assert_eq!(job.relay_share(&[], 0, 1), Some(0.0), "nobody tells");
+    // The links of one of the GPUs in use are not known.
+    assert_eq!(job.relay_share(&mesh[1..], 0, 1), Some(0.0));
+    // Those of one that nobody uses are not: the other one is left.
+    let share = job.relay_share(&mesh[..3], 0, 1).expect("a plan");
+    assert!((0.35..0.5).contains(&share), "{share}");
+}
+
+#[test]
+fn no_relays_behind_a_switch() {
+    let job = Job::new("switch", 2);
+    job.tell(0, Some(0), None, 12.0);
+    job.tell(1, Some(0), Some(1), 48.0);
+    for switched in [0, 3] {
+        let mut node = wired(4, |_, _| 2);
+        node[switched].1.is_switched = true;
+        let told = job.told(&node).expect("a node");
+        // A GPU that nobody uses is left out, one that is used says what the node is.
+        assert_eq!(told.is_wired, switched == 3);
+        assert_eq!(told.topology.gpus.len(), if switched == 3 { 3 } else { 2 });
+    }
+    let none = wired(4, |_, _| 0);
+    assert!(!job.told(&none).expect("a node").is_wired);
+}
+
+/// A cube mesh: 24 GB/s a link.
+#[test]
+fn rates_that_nobody_measured_follow_from_the_number_of_links() {
+    let job = Job::new("counts", 2);
+    job.tell(0, Some(0), None, 12.0);
+    let mesh = wired(4, |a, b| match (a, b) {
+        (0, 1) => 0,
+        (0, 2) | (1, 3) => 2,
+        _ => 1,
+    });
+    let rate = |from, to| {
+        let told = job.told(&mesh).expect("a node");
+        // All number the GPUs by their addresses.
+        let at = |gpu: u8| Place::Gpu(3 - gpu);
+        let hop = *told.model.hop(at(from), at(to))?;
+        assert!(hop.push == hop.pull);
+        Some(hop.pull?.gb_s)
+    };
+    // By the generation, as long as no copy over such links was measured: 25 less a sixth.
+    let near =
+        |rate: Option<f64>, wanted: f64| rate.is_some_and(|rate| (rate - wanted).abs() < 0.1);
+    assert!(near(rate(0, 2), 41.5) && near(rate(2, 1), 20.75));
+    job.tell(1, Some(0), Some(1), 7.0);
+    assert!(near(rate(3, 1), 41.5));
+    // A pair without links goes by PCIe.
+    let told = job.told(&mesh).expect("a node");
+    let hop = told
+        .topology
+        .hop(Place::Gpu(3), Place::Gpu(2))
+        .expect("a hop");
+    assert!(!hop.is_nvlink() && told.direct == [(3, 2)]);
+    // The fastest link counts: what else was under way only slows copies.
+    job.tell(0, Some(2), Some(3), 20.0);
+    job.tell(1, Some(0), Some(2), 48.0);
+    assert!(near(rate(1, 3), 48.0) && near(rate(3, 0), 24.0) && near(rate(2, 3), 20.0));
+    let share = job.relay_share(&mesh, 0, 1).expect("a plan");
+    assert!(share > 0.7, "{share}");
 }
 
 #[test]
@@ -140,7 +244,10 @@ fn the_fastest_of_several_measurements_counts_and_all_number_the_gpus_alike() {
         (router.gpu(uuid(1)), router.gpu(uuid(0))),
         (Some(0), Some(1))
     );
-    let (_, model) = told(job.ranks.iter().map(|rank| rank.own().traffic())).expect("a model");
-    let hop = model.hop(Place::Gpu(1), Place::Host).expect("measured");
+    let told = job.told(&[]).expect("a node");
+    let hop = told
+        .model
+        .hop(Place::Gpu(1), Place::Host)
+        .expect("measured");
     assert_eq!(hop.push.map(|line| line.gb_s), Some(12.0));
 }
