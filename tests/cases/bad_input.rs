@@ -155,27 +155,31 @@ fn a_command_that_does_not_exist() {
     refused(&finished, "/no/such/program");
 }
 
-/// Directories of jobs in /dev/shm that no process has mapped.
+/// Directories of jobs in /dev/shm that no process has mapped. Those of jobs that begin while this looks are not meant: a file
+/// is there a moment before its job has mapped it.
 pub(crate) fn abandoned() -> BTreeSet<PathBuf> {
-    let names = fs::read_dir("/dev/shm")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path());
-    let ours = names.filter(|path| {
-        path.file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with("anabranch-"))
-    });
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let maps: Vec<String> = processes
-        .filter_map(|entry| fs::read_to_string(entry.path().join("maps")).ok())
-        .collect();
-    ours.filter(|path| {
-        !maps
-            .iter()
-            .any(|text| text.contains(&path.display().to_string()))
-    })
-    .collect()
+    let before = unmapped();
+    std::thread::sleep(Duration::from_millis(500));
+    unmapped().intersection(&before).cloned().collect()
+}
+
+fn unmapped() -> BTreeSet<PathBuf> {
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy());
+        name.is_some_and(|name| name.starts_with("anabranch-"))
+    };
+    let paths = |folder| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path())
+    };
+    // Listed before processes are looked at: a job that begins in between is not among them.
+    let mut ours: BTreeSet<PathBuf> = paths("/dev/shm").filter(is_ours).collect();
+    for process in paths("/proc") {
+        if let Ok(maps) = fs::read_to_string(process.join("maps")) {
+            ours.retain(|path| !maps.contains(&path.display().to_string()));
+        }
+    }
+    ours
 }
 
 /// Ranks that are killed leave at most a page in /dev/shm, and the next job takes it away.

@@ -264,14 +264,9 @@ fn killed_with_openmpi() {
     on("openmpi", |mpi| killed(mpi, 25));
 }
 
-/// Directories of jobs in /dev/shm that no process has open.
-fn abandoned() -> BTreeSet<std::path::PathBuf> {
-    crate::bad_input::abandoned()
-}
-
 /// What killed jobs leave is a page each, and the next job takes it away.
 fn leftovers_are_reclaimed(mpi: &Mpi) {
-    let left = abandoned();
+    let left = crate::bad_input::abandoned();
     for path in &left {
         let bytes = std::fs::metadata(path).map_or(0, |about| about.len());
         assert!(bytes <= 4096, "{} has {bytes} bytes", path.display());

@@ -463,10 +463,12 @@ static void several_gpus(void) {
 // Contexts that the program makes and destroys between messages, on one side or on both. Memory that the other side has
 // mapped goes with them.
 static void own_contexts(void) {
+    int count = 0;
+    CU(cu.device_count(&count));
     for (int round = 0; round < 6; round++) {
         CUcontext own = NULL;
         int mine = round % 3 == 2 || round % 3 == me; // who has one this time
-        if (mine) CU(more.context_create(&own, 0, me));
+        if (mine) CU(more.context_create(&own, 0, me % count));
         BOTH_WAYS(round);
         // Still allocated when its context goes.
         buf left = buf_new(DEVICE, LARGE, 1);
