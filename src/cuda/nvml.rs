@@ -39,7 +39,7 @@ struct PciInfo {
 const LINKS: c_uint = 18;
 /// What is at a link's other end (nvmlIntNvLinkDeviceType_t).
 const GPU: c_uint = 0;
-const SWITCH: c_uint = 2;
+const PROCESSOR: c_uint = 1;
 
 /// NVML, initialized.
 pub struct Nvml {
@@ -108,13 +108,13 @@ impl Nvml {
                 links.link_gb_s = nvlink_gb_s(version);
             }
             let mut kind: c_uint = GPU;
-            // An older NVML does not tell; it knows no switches either.
+            // An older NVML does not tell; it knows no switches either. What is neither a GPU nor a processor is one.
             let _ = call!(self, b"nvmlDeviceGetNvLinkRemoteDeviceType\0", (gpu => Handle, link => c_uint, &raw mut kind => *mut c_uint));
-            if kind == SWITCH {
-                links.to_switch += 1;
-                continue;
+            match kind {
+                GPU => links.to_gpus.extend(self.remote(gpu, link)),
+                PROCESSOR => {}
+                _ => links.to_switch += 1,
             }
-            links.to_gpus.extend(self.remote(gpu, link));
         }
         Some(links)
     }

@@ -99,7 +99,6 @@ pub(super) fn told<'a>(
     };
     let n = cards.len();
     let uuids: Vec<Uuid> = cards.iter().map(|card| card.uuid).collect();
-    let mesh = Mesh::of(&uuids, wired);
     let ways = |at: usize| [line(Some(&cards[at]), None), line(None, Some(&cards[at]))];
     let pcie = (0..n)
         .flat_map(ways)
@@ -117,6 +116,14 @@ pub(super) fn told<'a>(
             .map(|line| f64::from(line.1))
             .fold(0.0, f64::max)
     };
+    // A pair whose copies are faster than PCIe has links: what tells of none is about something else.
+    let pairs = (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b)));
+    let is_nvlink = |a: usize, b: usize| fastest(a, b) > FASTER_THAN_PCIE * pcie;
+    let mesh = Mesh::of(&uuids, wired).filter(|mesh| {
+        pairs
+            .clone()
+            .all(|(a, b)| mesh.links(a, b) > 0 || !is_nvlink(a, b))
+    });
     let ordered = (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
     let measured = ordered.clone().filter(|(a, b)| direct(*a, *b).is_some());
     let measured: Vec<(usize, usize)> = measured.collect();
@@ -142,11 +149,10 @@ pub(super) fn told<'a>(
             .filter(|rate| *rate > 0.0)
             .unwrap_or(derived)
     };
-    let pairs = (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b)));
     let linked = pairs.filter(|(a, b)| match mesh {
         Some(_) => links(*a, *b) > 0 && rate(*a, *b) > 0.0,
         // What is faster than PCIe does not go by PCIe. What is not, is taken to.
-        None => fastest(*a, *b) > FASTER_THAN_PCIE * pcie,
+        None => is_nvlink(*a, *b),
     });
     let topology = Topology::assemble(Parts {
         name: "this-node".into(),

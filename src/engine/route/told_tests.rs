@@ -195,6 +195,25 @@ fn no_relays_behind_a_switch() {
     assert!(!job.told(&none).expect("a node").is_wired);
 }
 
+/// Virtual machines tell of links to something else: the copies show that there are some.
+#[test]
+fn what_copies_contradict_is_not_believed() {
+    let job = Job::new("contradicted", 2);
+    let mut node = wired(3, |_, _| 2);
+    let elsewhere = node.iter_mut().flat_map(|(_, wiring)| &mut wiring.to);
+    elsewhere.for_each(|(pci, _)| *pci += 1000);
+    job.tell(0, Some(0), None, 12.0);
+    job.tell(1, None, Some(1), 12.0);
+    job.tell(1, Some(0), Some(1), 48.0);
+    let told = job.told(&node).expect("a node");
+    assert!(!told.is_wired);
+    assert_eq!(job.relay_share(&node, 0, 1), Some(0.0));
+    // As where nobody tells.
+    let mut router = job.router_with(&node).expect("a node");
+    let routed = router.route(uuid(0), uuid(1), LONG, 1, all());
+    assert!(routed.expect("a plan").plan.share(PathKind::Host) > 0.1);
+}
+
 /// A cube mesh: 24 GB/s a link.
 #[test]
 fn rates_that_nobody_measured_follow_from_the_number_of_links() {
