@@ -8,6 +8,7 @@ mod host_use;
 mod ledger;
 mod source;
 mod survey;
+mod told;
 mod wiring;
 
 pub use ledger::Reservation;
@@ -29,6 +30,7 @@ use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::HostUse;
 use ledger::{Ledger, Use};
+use told::Told;
 
 /// Plans that are remembered: those of a few message lengths between all pairs of a node.
 const PLANS_MAX: usize = 256;
@@ -215,7 +217,7 @@ impl Router {
                 let rows = boards.flat_map(|board| board.gpus());
                 let wired = rows.filter_map(|row| Some((row.uuid(), row.wiring()?)));
                 let wired: Vec<_> = wired.collect();
-                let told = source::told(peers.iter().map(|peer| peer.traffic()), &wired);
+                let told = Told::new(peers.iter().map(|peer| peer.traffic()), &wired);
                 if let Some(told) = &told {
                     tell_model(&told.model);
                 }
@@ -320,7 +322,7 @@ impl Router {
 }
 
 impl Node {
-    fn told(told: source::Told) -> Option<Node> {
+    fn told(told: Told) -> Option<Node> {
         let partly = Partly {
             direct: told.direct,
             is_wired: told.is_wired,

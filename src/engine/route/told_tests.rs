@@ -54,7 +54,7 @@ impl Job {
     }
 
     fn told(&self, wired: &[(Uuid, Wiring)]) -> Option<Told> {
-        told(self.ranks.iter().map(|rank| rank.own().traffic()), wired)
+        Told::new(self.ranks.iter().map(|rank| rank.own().traffic()), wired)
     }
 
     fn router_with(&self, wired: &[(Uuid, Wiring)]) -> Option<Router> {
