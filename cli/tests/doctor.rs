@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use serde_json::{json, Value};
 use xtask::layout::Layout;
 
 mod common;
@@ -48,6 +48,8 @@ impl Installation {
             fs::create_dir(place.parent().expect("a folder")).expect("created");
             fs::copy(file, place).expect("copied");
         }
+        let links = folder.join("sim/libnvidia-ml.so.1");
+        std::os::unix::fs::symlink("libcuda.so.1", links).expect("linked");
         installation
     }
 
@@ -292,6 +294,39 @@ fn on_two_gpus_every_pair_is_tried() {
         seen.text
     );
     assert!(seen.text.contains("GPU 1 -> 0"), "{}", seen.text);
+}
+
+/// An HGX H200 has 18 links a GPU, all to switches; a Beluga node two between each two of its four.
+#[test]
+fn links_tell_what_long_messages_may_take() {
+    let installation = Installation::new();
+    for (node, nvml, links, fate) in [
+        (
+            "hgx-h200",
+            "1",
+            json!({"to_gpus": 0, "to_switch": 18}),
+            "not over other GPUs: their links lead to a switch",
+        ),
+        (
+            "beluga",
+            "1",
+            json!({"to_gpus": 6, "to_switch": 0}),
+            "also over other GPUs and through host memory",
+        ),
+        ("beluga", "0", Value::Null, "NVML tells of no links"),
+    ] {
+        let mut command = installation.with_gpus();
+        command
+            .arg("--no-gpu-test")
+            .env("SIMCUDA_TOPOLOGY", node)
+            .env("SIMCUDA_GPUS", "4")
+            .env("SIMCUDA_NVML", nvml);
+        let seen = Seen::by(&mut command, &installation, &[]);
+        for gpu in seen.json["driver"]["gpus"].as_array().expect("a list") {
+            assert_eq!(gpu["nvlinks"], links, "{node}: {}", seen.text);
+        }
+        assert!(seen.text.contains(fate), "{node}: {}", seen.text);
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::child::{self, Ended, Running};
-use super::probe::{Gpu, Said};
+use super::probe::{Gpu, NvLinks, Said};
 
 /// How many processes try to map one GPU's memory at the same time.
 const AT_ONCE: usize = 4;
@@ -47,6 +47,8 @@ pub struct Listed {
     pub uuid: String,
     /// Whether `CUDA_VISIBLE_DEVICES` leaves it visible.
     pub visible: bool,
+    /// Its NVLinks, if NVML tells.
+    pub nvlinks: Option<NvLinks>,
 }
 
 /// Two visible GPUs, or twice the same, as for two ranks that share one.
@@ -97,6 +99,7 @@ pub fn examine(try_pairs: bool, limit: Duration) -> Driver {
     let ended = child::run(child::probe(&["driver"]), limit);
     let visible = driver.take_in(&ended);
     driver.list_all(visible, limit);
+    driver.ask_for_links(limit);
     if try_pairs {
         driver.try_pairs(limit);
     }
@@ -133,6 +136,7 @@ impl Driver {
                 Said::Version(version) => self.cuda = Some(version_text(version)),
                 Said::Gpu(gpu) => visible.push(gpu),
                 Said::Peer(from, to, can) => self.pairs.push(Pair::untried(from, to, Some(can))),
+                Said::Links(..) => {}
                 Said::Failed(why) => self.problem = Some(why),
                 Said::Complete => is_complete = true,
             }
@@ -155,6 +159,7 @@ impl Driver {
             name: gpu.name,
             uuid: gpu.uuid,
             visible,
+            nvlinks: None,
         };
         let mut hidden = Vec::new();
         if self.visible_devices.is_some() {
@@ -170,6 +175,22 @@ impl Driver {
             .extend(visible.into_iter().map(|gpu| listed(gpu, true)));
         self.gpus
             .extend(hidden.into_iter().map(|gpu| listed(gpu, false)));
+    }
+
+    /// A process of its own: NVML may take long, or hang where the driver does.
+    fn ask_for_links(&mut self, limit: Duration) {
+        if self.gpus.is_empty() {
+            return;
+        }
+        let uuids = self.gpus.iter().map(|gpu| gpu.uuid.as_str());
+        let arguments: Vec<&str> = std::iter::once("links").chain(uuids).collect();
+        let ended = child::run(child::probe(&arguments), limit);
+        for said in lines(&ended) {
+            if let Said::Links(uuid, links) = said {
+                let of = self.gpus.iter_mut().find(|gpu| gpu.uuid == uuid);
+                of.into_iter().for_each(|gpu| gpu.nvlinks = Some(links));
+            }
+        }
     }
 
     fn try_pairs(&mut self, limit: Duration) {

@@ -4,6 +4,7 @@ use std::ffi::{c_char, CStr, OsString};
 use std::io::{Read, Write};
 use std::path::Path;
 
+use anabranch_engine::cuda::nvml::Nvml;
 use anyhow::{bail, Context};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,11 @@ pub enum Probe {
     },
     /// Print what the CUDA driver reports, a JSON value a line
     Driver,
+    /// Print what NVML tells of the NVLinks of GPUs, a JSON value a line
+    Links {
+        /// Their identities
+        uuids: Vec<String>,
+    },
     /// Allocate on a GPU, print the handle of the allocation, and wait for the end of stdin
     Export {
         /// The GPU
@@ -63,6 +69,8 @@ pub enum Said {
     Gpu(Gpu),
     /// Whether the second GPU reaches the memory of the first.
     Peer(u32, u32, bool),
+    /// The NVLinks of the GPU of this identity.
+    Links(String, NvLinks),
     /// What a call reported; nothing more follows.
     Failed(String),
     /// All was said.
@@ -80,6 +88,15 @@ pub struct Gpu {
     pub uuid: String,
 }
 
+/// How many NVLinks of a GPU are up, by what they lead to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NvLinks {
+    /// Straight to other GPUs.
+    pub to_gpus: u32,
+    /// To a switch.
+    pub to_switch: u32,
+}
+
 /// Plays a role.
 ///
 /// # Errors
@@ -93,6 +110,7 @@ pub fn play(probe: &Probe) -> anyhow::Result<()> {
             }
             Ok(())
         }
+        Probe::Links { uuids } => links(uuids),
         Probe::Export { ordinal, seed } => export(*ordinal, *seed),
         Probe::Import {
             ordinal,
@@ -163,6 +181,20 @@ fn driver() -> anyhow::Result<()> {
         }
     }
     say(&Said::Complete)
+}
+
+fn links(uuids: &[String]) -> anyhow::Result<()> {
+    let nvml = Nvml::open().context("no NVML (libnvidia-ml.so.1) that works")?;
+    for uuid in uuids {
+        if let Some(links) = nvml.links(uuid) {
+            let links = NvLinks {
+                to_gpus: links.to_gpus.len() as u32,
+                to_switch: links.to_switch,
+            };
+            say(&Said::Links(uuid.clone(), links))?;
+        }
+    }
+    Ok(())
 }
 
 /// A GPU's identity, as nvidia-smi prints it.

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use super::gpus::{Ipc, Pair};
+use super::probe::NvLinks;
 use super::verdict::Verdict;
 use super::{Driver, Findings, Library, Node, Program};
 
@@ -190,7 +191,9 @@ fn driver(found: &Driver) -> Rows {
         } else {
             ", hidden by CUDA_VISIBLE_DEVICES"
         };
-        rows.add(label, format!("{}, {}{hidden}", gpu.name, gpu.uuid));
+        let links = gpu.nvlinks.map_or(String::new(), links_text);
+        let (name, uuid) = (&gpu.name, &gpu.uuid);
+        rows.add(label, format!("{name}, {uuid}{links}{hidden}"));
     }
     for pair in &found.pairs {
         let label = format!("GPU {} -> {}", pair.from, pair.to);
@@ -198,6 +201,13 @@ fn driver(found: &Driver) -> Rows {
         rows.rows.push((bad, label, pair_text(pair)));
     }
     rows
+}
+
+fn links_text(links: NvLinks) -> String {
+    let some = [(links.to_gpus, "to GPUs"), (links.to_switch, "to a switch")];
+    let some = some.iter().filter(|(count, _)| *count > 0);
+    some.map(|(count, to)| format!(", {count} NVLinks {to}"))
+        .collect()
 }
 
 fn pair_text(pair: &Pair) -> String {

@@ -4,7 +4,7 @@ use anabranch_engine::config::{format_size, Config};
 use anabranch_engine::mpi::Family;
 use serde::Serialize;
 
-use super::gpus::{Ipc, Pair};
+use super::gpus::{Driver, Ipc, Pair};
 use super::{Findings, Node, Program};
 
 /// The answer.
@@ -93,7 +93,7 @@ pub fn judge(findings: &Findings, config: &Config) -> Verdict {
         taken,
         reasons,
         messages: if taken {
-            fates(&driver.pairs, config)
+            fates(driver, config)
         } else {
             Vec::new()
         },
@@ -108,7 +108,8 @@ fn pairs_text(pairs: &[&Pair]) -> String {
     pairs.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-fn fates(pairs: &[Pair], config: &Config) -> Vec<Fate> {
+fn fates(driver: &Driver, config: &Config) -> Vec<Fate> {
+    let pairs = &driver.pairs;
     let with = |ipc: Ipc| {
         pairs
             .iter()
@@ -145,6 +146,9 @@ fn fates(pairs: &[Pair], config: &Config) -> Vec<Fate> {
                 .into(),
         );
     }
+    if driver.visible().len() > 1 {
+        add("long ones", long_ones(driver, config));
+    }
     let from_device = if direct.is_empty() && untried.is_empty() {
         "taken, through pinned host memory"
     } else {
@@ -167,6 +171,31 @@ fn fates(pairs: &[Pair], config: &Config) -> Vec<Fate> {
         "left to the MPI library: host to host, to other nodes, collectives, one-sided".into(),
     );
     fates
+}
+
+/// Over which paths long messages between two GPUs may come.
+fn long_ones(driver: &Driver, config: &Config) -> String {
+    let size = format_size(config.multipath);
+    let links = || driver.gpus.iter().filter_map(|gpu| gpu.nvlinks);
+    let relays = if !config.paths.relay {
+        Err("ANABRANCH_PATHS")
+    } else if links().any(|links| links.to_switch > 0) {
+        Err("their links lead to a switch")
+    } else if links().any(|links| links.to_gpus > 0) {
+        Ok("over other GPUs")
+    } else {
+        Err("NVML tells of no links between them; anabranch topo --measure may")
+    };
+    let host = config.paths.host.then_some("through host memory");
+    let ways: Vec<&str> = relays.ok().into_iter().chain(host).collect();
+    let but = relays
+        .err()
+        .map_or(String::new(), |why| format!("; not over other GPUs: {why}"));
+    if ways.is_empty() {
+        return format!("straight from GPU to GPU{but}");
+    }
+    let ways = ways.join(" and ");
+    format!("from {size} (ANABRANCH_MULTIPATH) also {ways} where that is faster{but}")
 }
 
 fn switch_on(program: Option<&Program>, node: &Node) -> String {
@@ -197,8 +226,9 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::gpus::{Driver, Listed};
+    use crate::doctor::gpus::Listed;
     use crate::doctor::library::Library;
+    use crate::doctor::probe::NvLinks;
 
     fn pair(from: u32, to: u32, ipc: Ipc) -> Pair {
         Pair {
@@ -216,6 +246,7 @@ mod tests {
             name: "N".into(),
             uuid: ordinal.to_string(),
             visible: true,
+            nvlinks: None,
         };
         Findings {
             library: Library::default(),
@@ -284,6 +315,32 @@ mod tests {
             broken.reasons[0].contains("broken between all GPUs"),
             "{broken:?}"
         );
+    }
+
+    #[test]
+    fn what_long_messages_may_take_is_told() {
+        let mut found = findings(vec![pair(0, 1, Ipc::Works)]);
+        let mut told = |links: Option<(u32, u32)>, paths: &str| {
+            let links = links.map(|(to_gpus, to_switch)| NvLinks { to_gpus, to_switch });
+            found
+                .driver
+                .gpus
+                .iter_mut()
+                .for_each(|gpu| gpu.nvlinks = links);
+            let mut config = Config::default();
+            config.paths.relay = paths.contains("relay");
+            config.paths.host = paths.contains("host");
+            let messages = judge(&found, &config).messages;
+            let long = messages.into_iter().find(|fate| fate.of == "long ones");
+            long.expect("two GPUs").fate
+        };
+        let both = "relay,host";
+        assert!(told(Some((6, 0)), both).contains("over other GPUs and through host memory"));
+        assert!(told(Some((0, 18)), both).contains("host memory where that is faster; not over"));
+        assert!(told(Some((0, 18)), both).ends_with("a switch"));
+        assert!(told(None, both).contains("topo --measure"));
+        assert!(told(Some((6, 0)), "host").ends_with("ANABRANCH_PATHS"));
+        assert!(told(Some((6, 0)), "").starts_with("straight"));
     }
 
     #[test]
