@@ -417,7 +417,9 @@ mod tests {
     #[test]
     fn bad_files_say_what_is_wrong() {
         let good = EMBEDDED[0].1;
-        let missing = good.replacen("[[link]]\ngpus = [0, 2]\ngb_s = 48.0", "", 1);
+        let (before, rest) = good.split_once("[[link]]\ngpus = [0, 2]").unwrap();
+        let (_, after) = rest.split_once("[[link]]").unwrap();
+        let missing = format!("{before}[[link]]{after}");
         let error = Topology::parse("x", &missing).unwrap_err().to_string();
         assert!(
             error.contains("link between GPU 0 and 2 is missing"),

@@ -74,7 +74,7 @@ fn pool_attributes() {
 
 #[test]
 fn pool_memory_is_known_for_what_it_is() {
-    succeeds(&run("pool_attributes", &[]));
+    succeeds(&run("pool_attributes", &[LONG]));
 }
 
 /// The same stream gets what it has freed at once, with another identity, while the old contents are still copied.
