@@ -141,7 +141,7 @@ fn relays_on_a_node_that_nobody_has_measured() {
             let total = |name| outcome.stats().total(name);
             let [relayed, all] = [total("several_relay_bytes"), total("sends_device_bytes")];
             let what = format!("{node} {gpus} {nvml}: {outcome}");
-            assert_eq!(all, 32 * 16 << 20, "{what}");
+            assert_eq!(all, (32 * 16) << 20, "{what}");
             assert_eq!(relayed > all / 8, relays, "{what}");
             assert!(relays || relayed == 0, "{what}");
         }
