@@ -4,9 +4,10 @@
 //! those of NVML's reference; the rest of that library is not here.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
+use crate::api;
 use crate::driver::{flag, node, uuid_text};
 use crate::topology::{FabricKind, Topology};
-use core::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::OnceLock;
 
@@ -96,24 +97,8 @@ fn end_of(device: Device, link: c_uint) -> Result<End> {
 /// # Safety
 /// `to` is null or writable.
 unsafe fn out<T>(to: *mut T, value: T) -> Result {
-    if to.is_null() {
-        return Err(INVALID_ARGUMENT);
-    }
     // SAFETY: the caller's contract.
-    unsafe { to.write(value) };
-    Ok(())
-}
-
-/// # Safety
-/// `from` is null or a C string.
-unsafe fn text(from: *const c_char) -> Result<String> {
-    if from.is_null() {
-        return Err(INVALID_ARGUMENT);
-    }
-    // SAFETY: the caller's contract.
-    Ok(unsafe { CStr::from_ptr(from) }
-        .to_string_lossy()
-        .into_owned())
+    unsafe { api::out(to, value) }.map_err(|_| INVALID_ARGUMENT)
 }
 
 /// A text and its NUL, in place of what is there.
@@ -136,7 +121,7 @@ fn pci(topology: &Topology, gpu: usize) -> PciInfo {
         bus_id: [0; 32],
     };
     fill(&mut info.bus_id_legacy, &format!("0000:{bus:02X}:00.0"));
-    fill(&mut info.bus_id, &format!("00000000:{bus:02X}:00.0"));
+    fill(&mut info.bus_id, &topology.pci_id(gpu));
     info
 }
 
@@ -189,7 +174,7 @@ nvml! {
 
     /// A GPU by its identity, `GPU-` and all.
     fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut Device) {
-        let (wanted, topology) = (text(uuid)?, topology()?);
+        let (wanted, topology) = (api::text(uuid).map_err(|_| INVALID_ARGUMENT)?, topology()?);
         let is_it = |gpu: &usize| format!("GPU-{}", uuid_text(&topology.uuid(*gpu))) == wanted;
         out(device, handle((0..topology.gpu.count).find(is_it).ok_or(NOT_FOUND)?))
     }
@@ -284,5 +269,52 @@ mod tests {
         assert_eq!(peers("hgx-h200", 0), []);
         let switched = Topology::load("hgx-h200", None).unwrap().0;
         assert_eq!(ends(&switched, 7).len(), 18);
+    }
+
+    /// As programs go through the GPUs of a node: the eight of the default one, their links, and nothing beyond.
+    #[test]
+    fn gpus_are_found_by_number_and_by_identity() {
+        let (mut count, mut kind, mut state) = (0, 9, 9);
+        let (mut first, mut again) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut text, mut info) = ([1; 80], pci(&Topology::load("beluga", None).unwrap().0, 1));
+        // SAFETY: all pointers are to live locals of the lengths given.
+        unsafe {
+            assert_eq!(nvmlDeviceGetCount_v2(&raw mut count), UNINITIALIZED);
+            assert_eq!(nvmlInit_v2(), SUCCESS);
+            assert_eq!(nvmlDeviceGetCount_v2(&raw mut count), SUCCESS);
+            assert_eq!(count, 8);
+            assert_eq!(
+                nvmlDeviceGetHandleByIndex_v2(8, &raw mut first),
+                INVALID_ARGUMENT
+            );
+            assert_eq!(nvmlDeviceGetHandleByIndex_v2(5, &raw mut first), SUCCESS);
+            assert_eq!(
+                nvmlDeviceGetUUID(first, text.as_mut_ptr(), 40),
+                INSUFFICIENT_SIZE
+            );
+            assert_eq!(nvmlDeviceGetUUID(first, text.as_mut_ptr(), 80), SUCCESS);
+            assert_eq!(
+                nvmlDeviceGetHandleByUUID(text.as_ptr(), &raw mut again),
+                SUCCESS
+            );
+            assert_eq!(first, again);
+            text[4] = b'x' as c_char;
+            assert_eq!(
+                nvmlDeviceGetHandleByUUID(text.as_ptr(), &raw mut again),
+                NOT_FOUND
+            );
+            assert_eq!(nvmlDeviceGetPciInfo_v3(first, &raw mut info), SUCCESS);
+            assert_eq!(info.bus, 0x68);
+            assert_eq!(nvmlDeviceGetNvLinkState(first, 17, &raw mut state), SUCCESS);
+            assert_eq!(
+                nvmlDeviceGetNvLinkState(first, 18, &raw mut state),
+                INVALID_ARGUMENT
+            );
+            assert_eq!(
+                nvmlDeviceGetNvLinkRemoteDeviceType(first, 0, &raw mut kind),
+                SUCCESS
+            );
+            assert_eq!((state, kind), (1, TO_SWITCH));
+        }
     }
 }

@@ -360,6 +360,11 @@ impl Topology {
         0x18 + 0x10 * gpu as i32
     }
 
+    /// PCI address of a physical GPU, as the driver writes it.
+    pub fn pci_id(&self, gpu: usize) -> String {
+        format!("00000000:{:02X}:00.0", self.pci_bus(gpu))
+    }
+
     /// NUMA node of a physical GPU: the GPUs are dealt to the nodes in blocks.
     pub fn numa_node(&self, gpu: usize) -> i32 {
         (gpu * self.host.numa_nodes / self.gpu.count) as i32

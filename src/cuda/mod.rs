@@ -46,4 +46,4 @@ pub use pointer::{
 pub use queue::InFlight;
 pub use staged::{free_bytes, is_short, StagedMemory, RESERVE};
 pub use state::{ContextKey, Entered};
-pub use types::{Context, IpcHandle, Uuid};
+pub use types::{uuid_text, Context, IpcHandle, Uuid};

@@ -59,6 +59,21 @@ pub struct Links {
     pub pcie_gb_s: Option<f64>,
 }
 
+impl Links {
+    /// The GPUs that links lead to, and how many lead to each.
+    #[must_use]
+    pub fn by_end(&self) -> Vec<(PciAddress, u32)> {
+        let mut ends: Vec<(PciAddress, u32)> = Vec::new();
+        for end in &self.to_gpus {
+            match ends.iter_mut().find(|(known, _)| known == end) {
+                Some((_, count)) => *count += 1,
+                None => ends.push((*end, 1)),
+            }
+        }
+        ends
+    }
+}
+
 macro_rules! call {
     ($nvml:expr, $name:literal, ($($value:expr => $type:ty),*)) => {{
         // SAFETY: NVML's header gives the function of this name this signature, and 0 for success; what it writes

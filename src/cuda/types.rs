@@ -74,6 +74,19 @@ pub type Device = i32;
 /// A 16-byte device identity, the same in every process of a node (`CUuuid`).
 pub type Uuid = [u8; 16];
 
+/// An identity as nvidia-smi prints it.
+#[must_use]
+pub fn uuid_text(uuid: &Uuid) -> String {
+    let mut text = String::from("GPU");
+    for (at, byte) in uuid.iter().enumerate() {
+        if [0, 4, 6, 8, 10].contains(&at) {
+            text.push('-');
+        }
+        text += &format!("{byte:02x}");
+    }
+    text
+}
+
 /// An exported allocation (`CUipcMemHandle`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]

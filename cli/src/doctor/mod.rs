@@ -28,7 +28,7 @@ use crate::Failure;
 use gpus::Driver;
 use library::Library;
 use node::Node;
-pub use probe::{uuid_text, Probe};
+pub use probe::Probe;
 use program::Program;
 use verdict::Verdict;
 

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use anabranch_engine::cuda::nvml::Nvml;
+use anabranch_engine::cuda::uuid_text;
 use anyhow::{bail, Context};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::{Deserialize, Serialize};
@@ -172,7 +173,7 @@ fn driver() -> anyhow::Result<()> {
         say(&Said::Gpu(Gpu {
             ordinal,
             name: driver.device_name(ordinal)?,
-            uuid: uuid_text(driver.device_uuid(ordinal)?),
+            uuid: uuid_text(&driver.device_uuid(ordinal)?),
         }))?;
     }
     for from in 0..count {
@@ -195,24 +196,6 @@ fn links(uuids: &[String]) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// A GPU's identity, as nvidia-smi prints it.
-pub fn uuid_text(uuid: [u8; 16]) -> String {
-    let part = |range: std::ops::Range<usize>| -> String {
-        uuid[range]
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
-    };
-    let parts = [
-        part(0..4),
-        part(4..6),
-        part(6..8),
-        part(8..10),
-        part(10..16),
-    ];
-    format!("GPU-{}", parts.join("-"))
 }
 
 /// Bytes that nothing else in memory looks like (splitmix64, by Steele, Lea and Flood).
@@ -307,7 +290,7 @@ mod tests {
     #[test]
     fn a_uuid_reads_as_nvidia_smi_prints_it() {
         let bytes: Vec<u8> = (0..16).map(|index| index * 17).collect();
-        let text = uuid_text(bytes.try_into().expect("16 bytes"));
+        let text = uuid_text(&bytes.try_into().expect("16 bytes"));
         assert_eq!(text, "GPU-00112233-4455-6677-8899-aabbccddeeff");
     }
 

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 
 use anabranch_engine::cuda::nvml::{pci_number, Nvml};
+use anabranch_engine::cuda::uuid_text;
 use anabranch_engine::model::cache::{driver_text, Machine};
 use anabranch_engine::topology::found::{Facts, PairFacts};
 use anabranch_engine::topology::Gpu;
@@ -110,7 +111,7 @@ impl Node {
 
     fn uuids(&self) -> anyhow::Result<Vec<String>> {
         (0..self.gpus)
-            .map(|gpu| Ok(crate::doctor::uuid_text(self.driver.device_uuid(gpu)?)))
+            .map(|gpu| Ok(uuid_text(&self.driver.device_uuid(gpu)?)))
             .collect()
     }
 
@@ -194,7 +195,7 @@ impl Node {
                 });
             }
         }
-        // Of a simulated node the system's NVML knows nothing.
+        // A simulated node is measured as one of which nobody tells.
         let nvml = Nvml::open().filter(|_| !self.is_simulated());
         let at: Vec<_> = pci.iter().map(|text| pci_number(text)).collect();
         if let Some((links, pcie)) = nvml.and_then(|nvml| nvml::all(&nvml, &uuids, &at)) {

@@ -23,13 +23,10 @@ pub fn all(
 }
 
 fn by_number(links: &Links, pci: &[Option<PciAddress>]) -> NvLinks {
+    let ends = links.by_end();
     let to = |number: usize| {
-        let count = links
-            .to_gpus
-            .iter()
-            .filter(|other| Some(**other) == pci[number])
-            .count();
-        (count > 0).then_some((number as u8, count as u32))
+        let (_, count) = ends.iter().find(|(end, _)| Some(*end) == pci[number])?;
+        Some((number as u8, *count))
     };
     NvLinks {
         to_switch: links.to_switch,

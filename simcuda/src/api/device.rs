@@ -16,10 +16,6 @@ fn gpu(d: &Driver, device: CUdevice) -> Res<usize> {
         .ok_or(INVALID_DEVICE)
 }
 
-fn pci_id(d: &Driver, gpu: usize) -> String {
-    format!("00000000:{:02X}:00.0", d.topology.pci_bus(gpu))
-}
-
 /// Attributes that real programs query; what a simulated GPU does not have is 0.
 fn attribute(d: &Driver, gpu: usize, attribute: c_int) -> Res<c_int> {
     let t = &d.topology.gpu;
@@ -116,7 +112,7 @@ driver! {
 
     fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, dev: CUdevice) {
         let d = driver()?;
-        copy_text(id, len, &pci_id(d, gpu(d, dev)?))
+        copy_text(id, len, &d.topology.pci_id(gpu(d, dev)?))
     }
 
     fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, id: CString) {
@@ -124,7 +120,7 @@ driver! {
         let wanted = text(id)?.to_uppercase();
         let short = |full: &str| full.trim_start_matches("0000").to_string();
         let found = d.visible.iter().position(|g| {
-            let full = pci_id(d, *g);
+            let full = d.topology.pci_id(*g);
             full == wanted || short(&full) == short(&wanted) || full.ends_with(&format!(":{wanted}"))
         });
         out(dev, found.ok_or(INVALID_DEVICE)? as CUdevice)

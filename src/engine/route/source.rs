@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use crate::cuda::{self, Uuid};
+use crate::cuda::{self, uuid_text, Uuid};
 use crate::engine::Env;
 use crate::model::cache::{self, CacheError};
 
 /// What `anabranch topo --measure` kept of a node that has these GPUs. A process may see but one of them, so the file is
 /// known by what it has, not by what is seen here.
 pub(super) fn kept(file: Option<&Path>, gpus: &[Uuid]) -> Result<cache::Measured, CacheError> {
-    let gpus: Vec<String> = gpus.iter().map(text).collect();
+    let gpus: Vec<String> = gpus.iter().map(uuid_text).collect();
     let driver = cache::driver_text(cuda::version(), cuda::is_simulated());
     match (file, cache::folder()) {
         (Some(file), _) => cache::load_with(file, &gpus, &driver),
@@ -32,19 +32,7 @@ pub(super) fn tell(env: &Env, is_named: bool, why: &CacheError) {
     log::log!(level, "paths are measured while the program runs: {why}");
 }
 
-/// An identity as nvidia-smi prints it.
-pub(super) fn text(uuid: &Uuid) -> String {
-    let mut text = String::from("GPU");
-    for (at, byte) in uuid.iter().enumerate() {
-        if [0, 4, 6, 8, 10].contains(&at) {
-            text.push('-');
-        }
-        text += &format!("{byte:02x}");
-    }
-    text
-}
-
-/// The identity of such a text.
+/// The identity of a text of [`uuid_text`].
 pub(super) fn uuid(text: &str) -> Option<Uuid> {
     let digits: String = text.strip_prefix("GPU-")?.split('-').collect();
     let is_hex = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -59,8 +47,11 @@ mod tests {
     #[test]
     fn identities_are_read_as_they_are_written() {
         let known: Uuid = std::array::from_fn(|at| at as u8 * 17);
-        assert_eq!(text(&known), "GPU-00112233-4455-6677-8899-aabbccddeeff");
-        assert_eq!(uuid(&text(&known)), Some(known));
+        assert_eq!(
+            uuid_text(&known),
+            "GPU-00112233-4455-6677-8899-aabbccddeeff"
+        );
+        assert_eq!(uuid(&uuid_text(&known)), Some(known));
         for bad in [
             "",
             "GPU-",

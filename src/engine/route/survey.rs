@@ -229,12 +229,10 @@ impl Survey {
 
     fn advance_wiring(&mut self, env: &Env) {
         // Told in the list of this rank's GPUs, which its first buffer begins.
-        let has_list = |env: &Env| {
-            let board = env.node.own().board();
-            board.is_some_and(|board| !board.gpus().is_empty())
-        };
+        let board = env.node.own().board();
+        let has_list = board.is_some_and(|board| !board.gpus().is_empty());
         let is_there = matches!(&self.wiring, Wires::Asked(asked) if asked.is_there());
-        if is_there && has_list(env) {
+        if is_there && has_list {
             if let Wires::Asked(asked) = std::mem::replace(&mut self.wiring, Wires::Over) {
                 asked.tell(env.node.own());
             }

@@ -1,8 +1,7 @@
 //! The node as its ranks tell of it, where nobody has measured it before.
 
-use super::source::text;
 use super::wiring::Mesh;
-use crate::cuda::Uuid;
+use crate::cuda::{uuid_text, Uuid};
 use crate::model::{HopModel, Line, Model, PCIE_SPREAD};
 use crate::node::traffic::{Card, Ends, Measured, Page};
 use crate::node::Wiring;
@@ -190,7 +189,7 @@ fn topology(cards: &[Card], lines: &Lines<'_>, links: &Links<'_>) -> Option<Topo
         })
     });
     let gpu = |card: &Card| Gpu {
-        uuid: Some(text(&card.uuid)),
+        uuid: Some(uuid_text(&card.uuid)),
         numa: card.numa,
         ..Gpu::default()
     };

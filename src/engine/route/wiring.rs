@@ -5,12 +5,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::cuda::nvml::{pci_number, Links, Nvml};
-use crate::cuda::{self, reach, Uuid};
+use crate::cuda::{self, reach, uuid_text, Uuid};
 use crate::engine::helper;
 use crate::node::{Segment, Wiring};
 use crate::topology::found::REACHED;
-
-use super::source;
 
 /// How long the end of the program waits for an answer: what runs on while a process ends may find its library gone.
 const END_WAIT: Duration = Duration::from_secs(2);
@@ -46,7 +44,7 @@ impl Asked {
     pub fn tell(self, own: &Segment) {
         // A panic is said where it happens: then nobody knows.
         for (uuid, wiring) in self.thread.join().unwrap_or_default() {
-            log::debug!("NVLinks of {}: {wiring:?}", source::text(&uuid));
+            log::debug!("NVLinks of {}: {wiring:?}", uuid_text(&uuid));
             own.tell_wiring(&uuid, &wiring);
         }
     }
@@ -101,24 +99,17 @@ fn ask(gpus: &[(Uuid, Option<String>)]) -> Vec<(Uuid, Wiring)> {
         return Vec::new();
     };
     let wiring = |(uuid, pci): &(Uuid, Option<String>)| {
-        let links = nvml.links(&source::text(uuid))?;
+        let links = nvml.links(&uuid_text(uuid))?;
         Some((*uuid, wiring(pci_number(pci.as_deref()?)?, &links)))
     };
     gpus.iter().filter_map(wiring).collect()
 }
 
 fn wiring(pci: u64, links: &Links) -> Wiring {
-    let mut to: Vec<(u64, u32)> = Vec::new();
-    for other in &links.to_gpus {
-        match to.iter_mut().find(|(known, _)| known == other) {
-            Some((_, count)) => *count += 1,
-            None => to.push((*other, 1)),
-        }
-    }
     Wiring {
         pci,
         is_switched: links.to_switch > 0,
         link_gb_s: links.link_gb_s.unwrap_or(0.0) as f32,
-        to,
+        to: links.by_end(),
     }
 }
