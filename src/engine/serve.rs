@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::cuda::{ContextKey, Error, InFlight, Purpose};
 use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::memory;
 use crate::node::{Entry, Ring, Segment, RING_ENTRIES};
+use crate::stats::{self, Counter};
 
 /// A message that its receiver wants through the host ring. Pieces of staging are taken only now that it is matched,
 /// so that no unmatched message can hold one.
@@ -53,6 +55,10 @@ pub fn piece_bytes(room: u64, total: u64) -> u64 {
     let even = total.div_ceil(PIECES).next_multiple_of(PIECE_BYTES_MIN);
     room.min(even)
 }
+
+/// Messages of so many bytes are written to pieces past the caches: to an H200, single messages of 4 MiB come at 14 to 15 GB/s
+/// then, of 16 MiB at 15 to 16, and otherwise at 11.4 and 12.6. Windows of 1 MiB would lose 7 %.
+const STREAMED_BYTES_MIN: u64 = 2 << 20;
 
 /// A piece of staging that a copy is filling.
 struct Filling {
@@ -148,7 +154,11 @@ impl Serve {
             // nobody else's until it is in the ring, and as long.
             unsafe {
                 let from = source.add(self.issued as usize);
-                to.as_ptr().copy_from_nonoverlapping(from, bytes as usize);
+                if self.length < STREAMED_BYTES_MIN {
+                    to.as_ptr().copy_from_nonoverlapping(from, bytes as usize);
+                } else {
+                    memory::copy_past_caches(to.as_ptr(), from, bytes as usize);
+                }
             }
             Entry { piece, bytes }
         });
@@ -324,6 +334,26 @@ impl Hosting {
         }
     }
 
+    /// Starts the copy where nothing is waited for. What fails is tried again when it is polled.
+    pub fn begin(&mut self, gpu: &mut Gpu, own: &Segment) {
+        if !self.delay.is_zero() {
+            return;
+        }
+        match self.start(gpu, own) {
+            Ok(copy) => self.copy = Some(copy),
+            Err(error) if is_for_now(&error) => {}
+            Err(error) => {
+                stats::add(Counter::DriverRetries, 1);
+                log::debug!("a copy into a cell: {error}");
+            }
+        }
+    }
+
+    fn start(&self, gpu: &mut Gpu, own: &Segment) -> Result<InFlight, Error> {
+        let (cell, from, bytes) = (self.cell, self.source, self.length);
+        bring_down(gpu, own, self.context, cell, from, bytes, u64::MAX).map(|(copy, _)| copy)
+    }
+
     /// Moves on, at once if the receiver waits for it. True if the payload has come to be in the ring, as its only entry.
     pub fn poll(
         &mut self,
@@ -340,16 +370,8 @@ impl Hosting {
         }
         let copy = match &mut self.copy {
             Some(copy) => copy,
-            None => match bring_down(
-                gpu,
-                own,
-                self.context,
-                self.cell,
-                self.source,
-                self.length,
-                u64::MAX,
-            ) {
-                Ok((copy, _)) => self.copy.insert(copy),
+            None => match self.start(gpu, own) {
+                Ok(copy) => self.copy.insert(copy),
                 Err(error) if is_for_now(&error) => return Ok(false),
                 Err(error) => return Err(error.into()),
             },
@@ -378,6 +400,13 @@ impl Hosting {
     /// Whether the payload is in the ring, and the program's buffer not read any more.
     pub fn is_in_ring(&self) -> bool {
         self.in_ring
+    }
+
+    /// Gives the cell back of a message that was not sent: what has been started ends by itself.
+    pub fn abandon(mut self, own: &Segment) {
+        while !self.release(own) {
+            std::thread::yield_now();
+        }
     }
 
     /// Gives the cell back once the message is over; false while a copy into it is under way.

@@ -158,25 +158,20 @@ impl Core {
         };
         let own = env.node.own();
         let is_eager = args.completes_alone(env, bytes);
-        let cell = if is_eager {
+        let mut hosting = None;
+        if let (true, Source::Device { context, address }) = (is_eager, source) {
             let fits = bytes <= u64::from(own.layout().cell_bytes);
             let cell = fits.then(|| own.take_cell()).flatten();
-            Some(cell.ok_or(Unsent::Reason(Reason::NoSlot))?)
-        } else {
-            None
-        };
-        let give_cell_back = || {
-            if let Some(cell) = cell {
-                own.give(cell);
-            }
-        };
+            let cell = cell.ok_or(Unsent::Reason(Reason::NoSlot))?;
+            let key = Wish::Cell.key(identity.id, env.world_rank, args.tag);
+            let is_expected = !peer.wishes(key);
+            let hosting = hosting.insert(Hosting::new(context, address, bytes, cell, is_expected));
+            // The device works while the descriptor is made and sent.
+            hosting.begin(&mut self.gpu, own);
+        }
         let Some(slot) = own.alloc() else {
-            give_cell_back();
+            hosting.map(|hosting| hosting.abandon(own));
             return Err(Unsent::Reason(Reason::NoSlot));
-        };
-        let give_back = || {
-            give_cell_back();
-            own.free(slot);
         };
         let stream = Stream {
             comm: identity.id,
@@ -189,7 +184,8 @@ impl Core {
             message.flags |= flag::SUMS;
         }
         let Some(nonce) = own.post_with(slot, &message, sums) else {
-            give_back();
+            hosting.map(|hosting| hosting.abandon(own));
+            own.free(slot);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
         let descriptor = Descriptor {
@@ -211,7 +207,7 @@ impl Core {
             bytes,
             serve: None,
             tracks: None,
-            hosting: None,
+            hosting,
             failures: 0,
             is_given_up: false,
             is_open: true,
@@ -230,7 +226,8 @@ impl Core {
         // SAFETY: the wire bytes are kept until the native send is complete.
         let code = unsafe { native_isend(&carrier, &raw mut out.native) };
         if code != env.abi.success {
-            give_back();
+            out.hosting.map(|hosting| hosting.abandon(own));
+            own.free(slot);
             return Err(Unsent::Code(code));
         }
         self.sent.take(stream);
@@ -244,14 +241,6 @@ impl Core {
         };
         stats::add(messages, 1);
         stats::add(of_bytes, bytes);
-        out.hosting = match (cell, source) {
-            (Some(cell), Source::Device { context, address }) => {
-                let key = Wish::Cell.key(message.communicator, env.world_rank, args.tag);
-                let is_expected = !out.peer.wishes(key);
-                Some(Hosting::new(context, address, bytes, cell, is_expected))
-            }
-            _ => None,
-        };
         let is_exported = message.flags & (flag::EXPORTED | flag::HOST) != 0;
         if message.flags & flag::EXPORTED != 0 {
             self.exchanges.sent(env, out.peer.world_rank(), bytes);
