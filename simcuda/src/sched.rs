@@ -6,6 +6,7 @@
 
 use crate::checker::{self, Actor, History};
 use crate::driver::Driver;
+use crate::job::real_ns;
 use crate::shared::{Flow, Stage};
 use crate::state::State;
 use crate::types::CUresult;
@@ -262,12 +263,13 @@ pub fn pump(d: &'static Driver, st: &mut MutexGuard<'_, State>) -> bool {
         }
         let taken = take_ended(d);
         let applied = taken.len() as u32;
+        let begun = if applied > 0 { real_ns() } else { 0 };
         for (id, end) in taken {
             apply(d, st, id, end);
         }
         let started = start_ready(d, st);
         if applied > 0 {
-            d.wake();
+            d.wake(real_ns() - begun);
             d.job.me().unapplied.fetch_sub(applied, AcqRel);
             d.notify(d.job.slot);
         }

@@ -21,6 +21,9 @@ const IDLE_POLLS: u32 = 3;
 pub const TURN_POLLS: u32 = 8;
 /// Copies with so many bytes left to move are given the strict rule: with it 200,000 small ones took minutes.
 const STRICT_BYTES_MIN: f64 = 65536.0;
+/// The same where they are waited for by blocking calls. A rank that has received all of a long exchange waits for its peers to
+/// say so too, and makes no call of the driver meanwhile; they say so, launch a kernel and wait for that.
+const LONG_BYTES_MIN: f64 = 8.0 * 1024.0 * 1024.0;
 /// Longest sleep of a waiter that has promised to watch the node.
 const WATCH_NS: u64 = 200_000;
 /// Sleep of a waiter while another watches.
@@ -86,19 +89,23 @@ impl Driver {
         me.told.store(1, Relaxed);
     }
 
-    /// Finished operations were taken up: whoever waits for one is about to act, also before it says so itself.
-    pub fn wake(&self) {
+    /// Finished operations were taken up, which took `ns`: whoever waits for one is about to act, also before it says so
+    /// itself. So is one that does not wait, and has made no call as long as its copies were made: those of 256 MiB keep a
+    /// processor for a tenth of a second.
+    pub fn wake(&self, ns: u64) {
         let me = self.job.me();
         // Whoever polls several operations in turn is to have polled this one, too, before time moves on.
         self.job.shared().turn.fetch_add(1, Relaxed);
         me.told.store(1, Relaxed);
-        if me.parked.load(Relaxed) == 0 && me.idle_polls.load(Relaxed) < IDLE_POLLS {
-            return;
+        let waits = me.parked.load(Relaxed) > 0 || me.idle_polls.load(Relaxed) >= IDLE_POLLS;
+        if waits || ns >= self.quiet_ns / 2 {
+            me.active_at.store(real_ns(), Relaxed);
+            me.active_cpu
+                .store(program_cpu(me, 0).unwrap_or(0), Relaxed);
         }
-        me.active_at.store(real_ns(), Relaxed);
-        me.active_cpu
-            .store(program_cpu(me, 0).unwrap_or(0), Relaxed);
-        me.awake.store(1, Relaxed);
+        if waits {
+            me.awake.store(1, Relaxed);
+        }
     }
 
     /// Lets the calling thread's virtual time pass by the cost of a call; returns the new time.
@@ -230,12 +237,19 @@ impl Driver {
         if body.active_len == 0 {
             return Time::Idle;
         }
-        // Where all that is under way is waited for by blocking calls, nobody can add to it in time but by accident. And
-        // only what takes some time has others beside it whose order tells.
+        // Where all that is under way is waited for by blocking calls, those who made them have nothing to add; others that
+        // they have told something before may have, which matters beside what takes long. And only what takes some time has
+        // others beside it whose order tells.
         let is_strict = body.active[..body.active_len as usize].iter().any(|row| {
             let flow = &body.flows[usize::from(*row)];
             let proc = &shared.procs[usize::from(flow.proc)];
-            flow.remaining >= STRICT_BYTES_MIN && proc.parked.load(Relaxed) == 0
+            let is_waited_for = proc.parked.load(Relaxed) != 0;
+            let least = if is_waited_for {
+                LONG_BYTES_MIN
+            } else {
+                STRICT_BYTES_MIN
+            };
+            flow.remaining >= least
         });
         if is_strict && polls && shared.procs[me].turn_polls.load(Relaxed) < self.turn_polls {
             return Time::Busy(20_000);

@@ -182,7 +182,13 @@ fn long_ones(driver: &Driver, config: &Config) -> String {
     } else if links().any(|links| links.to_switch > 0) {
         Err("their links lead to a switch")
     } else if links().any(|links| links.to_gpus > 0) {
-        Ok("over other GPUs")
+        // Ranks relay where the links of all GPUs in use are known.
+        let are_known = driver.gpus.iter().all(|gpu| gpu.nvlinks.is_some());
+        Ok(if are_known {
+            "over other GPUs"
+        } else {
+            "over other GPUs (while all in use are such whose links NVML tells)"
+        })
     } else {
         Err("NVML tells of no links between them; anabranch topo --measure may")
     };
@@ -341,6 +347,11 @@ mod tests {
         assert!(told(None, both).contains("topo --measure"));
         assert!(told(Some((6, 0)), "host").ends_with("ANABRANCH_PATHS"));
         assert!(told(Some((6, 0)), "").starts_with("straight"));
+        found.driver.gpus[0].nvlinks = None;
+        let messages = judge(&found, &Config::default()).messages;
+        let long = messages.iter().find(|fate| fate.of == "long ones");
+        let fate = &long.expect("two GPUs").fate;
+        assert!(fate.contains("GPUs (while all in use"), "{fate}");
     }
 
     #[test]
