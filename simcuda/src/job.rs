@@ -183,6 +183,7 @@ fn release(shared: &Shared, body: &mut Body, slot: usize) {
     }
     proc.unapplied.store(0, Relaxed);
     proc.awake.store(0, Relaxed);
+    proc.inside.store(0, Relaxed);
     proc.parked.store(0, Relaxed);
     proc.oldest_known.store(u64::MAX, Relaxed);
     proc.pid.store(0, Release);

@@ -59,6 +59,8 @@ pub struct Proc {
     pub pid: AtomicU32,
     /// Futex word: changes when the process has something to take up.
     pub word: AtomicU32,
+    /// Threads inside a call of the driver.
+    pub inside: AtomicU32,
     /// Threads inside a blocking call.
     pub parked: AtomicU32,
     /// Queries since the last call that changed anything, all answered "not ready".

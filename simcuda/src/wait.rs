@@ -72,7 +72,22 @@ enum Time {
     Idle,
 }
 
+/// A thread is inside a call of the driver.
+pub struct Inside(&'static Driver);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.job.me().inside.fetch_sub(1, Relaxed);
+    }
+}
+
 impl Driver {
+    /// The calling thread is inside a call until what is returned is dropped.
+    pub fn inside(&'static self) -> Inside {
+        self.job.me().inside.fetch_add(1, Relaxed);
+        Inside(self)
+    }
+
     /// A call that issued or took up work.
     pub fn active(&self) {
         let me = self.job.me();
@@ -187,7 +202,11 @@ impl Driver {
             cpu.saturating_sub(p.active_cpu.load(Relaxed))
         });
         let over = used >= QUIET_CPU_NS || since >= self.quiet_ns + STARVED_NS;
-        let is_runnable = || crate::job::runnable(pid, p.active_thread.load(Relaxed));
+        // One that sleeps inside a call which does not block waits for a lock of the driver.
+        let is_runnable = || {
+            p.inside.load(Relaxed) > p.parked.load(Relaxed)
+                || crate::job::runnable(pid, p.active_thread.load(Relaxed))
+        };
         if over || !is_runnable() {
             let acts = turn.saturating_sub(p.polled_turn.load(Relaxed)) <= ACTING_TURNS;
             return if !is_strict || !acts || self.has_looked(p, pid, turn, now) || !is_runnable() {

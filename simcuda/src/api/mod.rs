@@ -68,7 +68,9 @@ pub(crate) mod generated {
 /// Runs the body of an exported function: planned errors first, and no panic gets out.
 pub(crate) fn boundary(name: &'static str, body: impl FnOnce() -> Res) -> CUresult {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        if let Some(code) = driver().ok().and_then(|d| d.fault(name)) {
+        let driver = driver().ok();
+        let _inside = driver.map(|d| d.inside());
+        if let Some(code) = driver.and_then(|d| d.fault(name)) {
             return Err(code);
         }
         body()

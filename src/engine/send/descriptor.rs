@@ -169,8 +169,13 @@ impl Core {
             // The device works while the descriptor is made and sent.
             hosting.begin(&mut self.gpu, own);
         }
+        let abandon = |hosting: Option<Hosting>| {
+            if let Some(hosting) = hosting {
+                hosting.abandon(own);
+            }
+        };
         let Some(slot) = own.alloc() else {
-            hosting.map(|hosting| hosting.abandon(own));
+            abandon(hosting);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
         let stream = Stream {
@@ -184,7 +189,7 @@ impl Core {
             message.flags |= flag::SUMS;
         }
         let Some(nonce) = own.post_with(slot, &message, sums) else {
-            hosting.map(|hosting| hosting.abandon(own));
+            abandon(hosting);
             own.free(slot);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
@@ -226,7 +231,7 @@ impl Core {
         // SAFETY: the wire bytes are kept until the native send is complete.
         let code = unsafe { native_isend(&carrier, &raw mut out.native) };
         if code != env.abi.success {
-            out.hosting.map(|hosting| hosting.abandon(own));
+            abandon(out.hosting);
             own.free(slot);
             return Err(Unsent::Code(code));
         }
