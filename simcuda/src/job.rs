@@ -473,15 +473,10 @@ pub fn thread_cpu_ns() -> u64 {
 }
 
 /// State of a thread: `R` where it wants a core (running or waiting for one), `T` where it was stopped.
-fn thread_state(pid: u32, thread: u32) -> Option<char> {
+pub fn thread_state(pid: u32, thread: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.chars().next()
-}
-
-/// True when a thread wants a core.
-pub fn runnable(pid: u32, thread: u32) -> bool {
-    thread_state(pid, thread) == Some('R')
 }
 
 /// True when a process was stopped, by a signal or by a debugger.

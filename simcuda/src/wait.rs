@@ -202,10 +202,11 @@ impl Driver {
             cpu.saturating_sub(p.active_cpu.load(Relaxed))
         });
         let over = used >= QUIET_CPU_NS || since >= self.quiet_ns + STARVED_NS;
-        // One that sleeps inside a call which does not block waits for a lock of the driver.
-        let is_runnable = || {
-            p.inside.load(Relaxed) > p.parked.load(Relaxed)
-                || crate::job::runnable(pid, p.active_thread.load(Relaxed))
+        let is_runnable = || match crate::job::thread_state(pid, p.active_thread.load(Relaxed)) {
+            Some('R') => true,
+            Some('T' | 't') | None => false,
+            // One that sleeps inside a call which does not block waits for a lock of the driver.
+            Some(_) => p.inside.load(Relaxed) > p.parked.load(Relaxed),
         };
         if over || !is_runnable() {
             let acts = turn.saturating_sub(p.polled_turn.load(Relaxed)) <= ACTING_TURNS;

@@ -182,6 +182,8 @@ impl Core {
                 i += 1;
             }
         }
+        // Values that have landed together are lifted together.
+        self.gpu.launch();
         moved |= self.gpu.relays.serve(env);
         self.gpu.advance_survey(env);
         let bell = env.node.own().doorbell();

@@ -194,7 +194,13 @@ impl Gpu {
             .add(context, Purpose::Pull, u64::from(peer), copy, mapping)
     }
 
-    /// Starts what [`Gpu::pull`] has queued. Whoever queues, calls it before the engine's lock is given back.
+    /// Queues a copy between pinned and device memory, to be started by [`Gpu::launch`] together with others.
+    pub fn queue(&mut self, context: ContextKey, purpose: Purpose, copy: Copy) -> Result<InFlight> {
+        self.lanes.add(context, purpose, 0, copy, None)
+    }
+
+    /// Starts what [`Gpu::pull`] and [`Gpu::queue`] have queued. Whoever queues, calls it before the engine's lock is given
+    /// back.
     pub fn launch(&mut self) {
         self.lanes.launch();
     }

@@ -167,6 +167,27 @@ fn bench(mpi: &Mpi) {
     }
 }
 
+/// Values that land while the device brings others up are brought up in one batch: from host memory, a window of small
+/// messages.
+#[test]
+fn values_of_a_window_are_lifted_together() {
+    on("openmpi", |mpi| {
+        let outcome = Job::new(mpi, 2, &built().command)
+            .args(&["bench", "bw", "H", "D", "--check", "--sizes", "4K"])
+            .args(&["--window", "16", "--iterations", "20", "--warmup", "5"])
+            .args(&["--mpi", "openmpi"])
+            .run();
+        assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+        assert!(outcome.report.findings().is_empty(), "{outcome}");
+        assert_eq!(outcome.finished.stdout.matches("Pass").count(), 1);
+        let stats = outcome.stats();
+        stats.check_complete();
+        let values = stats.total("receives_value");
+        assert!(values >= 25 * 16, "{outcome}");
+        assert!(2 * stats.total("copies_batched") > values, "{outcome}");
+    });
+}
+
 /// Three ranks in a ring, and each to all: every byte verified, and every message counted.
 #[test]
 fn bench_of_all_ranks() {
