@@ -1,11 +1,26 @@
 //! Copies of host memory.
 
+/// As [`std::ptr::copy_nonoverlapping`], past the caches where they are of no use.
+///
+/// # Safety
+/// As there.
+pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, is_past_caches: bool) {
+    // SAFETY: passed on.
+    unsafe {
+        if is_past_caches {
+            copy_past_caches(to, from, bytes);
+        } else {
+            to.copy_from_nonoverlapping(from, bytes);
+        }
+    }
+}
+
 /// As [`std::ptr::copy_nonoverlapping`], but what is written does not go through the caches: memory that is not in them
 /// is not read first, which costs half of the time of a long copy.
 ///
 /// # Safety
 /// As there.
-pub unsafe fn copy_past_caches(to: *mut u8, from: *const u8, bytes: usize) {
+unsafe fn copy_past_caches(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: passed on.
     unsafe { past_caches(to, from, bytes) };
 }

@@ -154,11 +154,8 @@ impl Serve {
             // nobody else's until it is in the ring, and as long.
             unsafe {
                 let from = source.add(self.issued as usize);
-                if self.length < STREAMED_BYTES_MIN {
-                    to.as_ptr().copy_from_nonoverlapping(from, bytes as usize);
-                } else {
-                    memory::copy_past_caches(to.as_ptr(), from, bytes as usize);
-                }
+                let is_long = self.length >= STREAMED_BYTES_MIN;
+                memory::copy(to.as_ptr(), from, bytes as usize, is_long);
             }
             Entry { piece, bytes }
         });

@@ -2,7 +2,7 @@
 //!
 //! `FAULT_SEED=N` picks other random moments (each failure names its seed), `FAULT_RUNS=N` their number.
 
-use crate::support::{job, model, on};
+use crate::support::{job, model, on, SENDER_IS_LATE};
 use anabranch_tests::ranks::{self, Random, Rank, Segment};
 use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
 use std::collections::BTreeSet;
@@ -571,8 +571,7 @@ fn a_sender_stopped_in_several() {
             );
             for line in lines(&outcome) {
                 // The simulated node's time slows down meanwhile, so that the other one may seem to do nothing, too.
-                let is_told = line.contains("several paths path: its sender does not go on");
-                assert!(is_told, "{outcome}");
+                assert!(line.contains(SENDER_IS_LATE), "{outcome}");
             }
             over += stopped;
             // It may have begun with all that there was.
@@ -608,7 +607,7 @@ fn the_owner_of_a_relay_stopped() {
             2,
         );
         for line in lines(&outcome) {
-            assert!(line.contains("its sender does not go on"), "{outcome}");
+            assert!(line.contains(SENDER_IS_LATE), "{outcome}");
         }
     });
 }

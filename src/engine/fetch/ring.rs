@@ -78,11 +78,8 @@ impl Fetch {
                     // piece is mapped, `bytes` long, and the sender's until it is popped.
                     unsafe {
                         let to = address.add(started as usize);
-                        if self.wanted < STREAMED_BYTES_MIN {
-                            to.copy_from_nonoverlapping(piece.as_ptr(), bytes as usize);
-                        } else {
-                            memory::copy_past_caches(to, piece.as_ptr(), bytes as usize);
-                        }
+                        let is_long = self.wanted >= STREAMED_BYTES_MIN;
+                        memory::copy(to, piece.as_ptr(), bytes as usize, is_long);
                     }
                     pop(popped)?;
                     *arrived += bytes;
