@@ -161,6 +161,8 @@ options! {
         "how many CUDA graphs of split messages are kept; 0: none is made";
     library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
         "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
+    patience_us: u32 = Count { min: 0, max: 1 << 31 }, "ANABRANCH_PATIENCE_US", "500000", Test,
+        "how long a sender may do nothing about the parts of a message that it has begun with, once all else is there, before its receiver pulls them itself";
     inject_panic: Option<String> = Name, "ANABRANCH_INJECT_PANIC", "", Test,
         "name of an MPI function whose wrapper panics when it is called";
 }

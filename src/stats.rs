@@ -70,6 +70,7 @@ counters! {
     SeveralDirectBytes   "several_direct_bytes"    Bytes "their payload that came straight from the sender's device memory";
     SeveralRelayBytes    "several_relay_bytes"     Bytes "their payload that came over other GPUs";
     SeveralHostBytes     "several_host_bytes"      Bytes "their payload that came through host memory";
+    SeveralOvertakenBytes "several_overtaken_bytes" Bytes "their payload that was not brought again when a path had failed, as that of a later message, received in the same place, was there";
     SeveralPushedBytes   "several_pushed_bytes"    Bytes "their payload that the sender wrote straight to the receiver's device memory, as messages went both ways";
     HostShareRaised      "host_share_raised"       Count "times that messages which use host memory beside others were found to leave some of it unused";
     HostShareLowered     "host_share_lowered"      Count "times that they were found to count on more of it than there is";

@@ -364,7 +364,10 @@ impl Fetch {
         // Also what goes one way only waits for those that are received in its place.
         let overlapping = || ways.overlapping(place);
         let is_alike = |other: &UnderWay| {
-            other.source == self.message.source && other.to == place && other.trail.is_some()
+            let is_in_order = |trail: &Arc<Trail>| trail.is_in_order();
+            other.source == self.message.source
+                && other.to == place
+                && other.trail.as_ref().is_some_and(is_in_order)
         };
         if !overlapping().all(is_alike) {
             // Copies of one lane stay in order; those of messages over several paths have several.

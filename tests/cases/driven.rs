@@ -173,6 +173,35 @@ fn windows_in_one_place() {
     });
 }
 
+/// One of a window in one place that fails is not brought again over those behind it, which may be there already.
+#[test]
+fn one_that_fails_in_a_window_in_one_place() {
+    on("openmpi", |mpi| {
+        let model = model("beluga");
+        let mut overtaken = 0;
+        for call in [12, 17, 24, 31] {
+            let outcome = job(mpi, 2, "paths")
+                .args(&["one_place"])
+                .env("SIMCUDA_TOPOLOGY", "beluga")
+                .env("ANABRANCH_MODEL", &model.display().to_string())
+                .env("ANABRANCH_ASSIGN", "one")
+                .env(
+                    "SIMCUDA_FAULT",
+                    &format!("cuMemcpyAsync@1:{call}=CUDA_ERROR_UNKNOWN"),
+                )
+                .env("BYTES", "8388608")
+                .run();
+            outcome.check_passed();
+            let stats = outcome.stats();
+            stats.check_complete();
+            assert_eq!(stats.total("errors"), 0, "{outcome}");
+            assert_eq!(stats.total("driven_failed"), 1, "{outcome}");
+            overtaken += stats.total("several_overtaken_bytes");
+        }
+        assert!(overtaken > 0, "none was followed by another");
+    });
+}
+
 /// A driver call that fails, wherever it is: the bytes are right, and it is told and counted.
 #[test]
 fn a_call_that_fails_costs_a_detour_and_no_byte() {

@@ -60,12 +60,41 @@ pub struct Driven {
     target: u64,
     mappings: Vec<Arc<Mapping>>,
     drive: Option<Drive>,
-    /// Messages that are received in the same place: nothing is launched before they are over, or launched by this rank as a
-    /// whole, so that the driver keeps the order.
-    after: Vec<Arc<Trail>>,
+    /// Messages that it is written over: nothing is launched before they are over, or launched by this rank as a whole, so that the
+    /// driver keeps the order.
+    after: Vec<After>,
+    /// It did not come to its end.
+    lost: Option<Error>,
     trail: Arc<Trail>,
     /// Plans of this rank that had ended when this one was last refused.
     seen: u64,
+}
+
+/// A message under way that another is written over.
+struct After {
+    trail: Arc<Trail>,
+    /// All of it is.
+    is_covered: bool,
+}
+
+impl After {
+    fn all(ways: &Ways<'_>, place: (u64, u64)) -> Vec<After> {
+        let rows = ways.overlapping(place).filter_map(|row| {
+            let trail = Arc::clone(row.trail.as_ref()?);
+            let is_covered = row.to == place;
+            Some(After { trail, is_covered })
+        });
+        rows.collect()
+    }
+
+    fn is_under_way(&self) -> bool {
+        !self.trail.is_over()
+    }
+
+    /// The plan behind which the other may be launched.
+    fn drive(&self) -> Option<u64> {
+        self.trail.drive().filter(|_| self.is_covered)
+    }
 }
 
 impl Driven {
@@ -139,7 +168,8 @@ impl Driven {
             target: to.address,
             mappings: Vec::new(),
             drive: None,
-            after: ways.trails((to.address, message.length)),
+            after: After::all(ways, (to.address, message.length)),
+            lost: None,
             trail: Arc::new(Trail::undivided(false)),
             seen: u64::MAX,
         };
@@ -163,11 +193,11 @@ impl Driven {
 
     /// Launches, unless other messages have to end first; whether it did.
     fn try_launch(&mut self, gpu: &mut Gpu) -> Result<bool, Error> {
-        self.after.retain(|trail| !trail.is_over());
+        self.after.retain(After::is_under_way);
         if self.seen == gpu.exec.ended() {
             return Ok(false);
         }
-        let launched = self.after.iter().map(|trail| trail.drive());
+        let launched = self.after.iter().map(After::drive);
         let Some(after) = launched.collect::<Option<Vec<u64>>>() else {
             return Ok(false);
         };
@@ -181,6 +211,7 @@ impl Driven {
         };
         match gpu.exec.launch(request) {
             Ok(drive) => {
+                self.after.iter().for_each(|after| after.trail.follow());
                 self.trail.set_drive(drive.number);
                 self.drive = Some(drive);
                 Ok(true)
@@ -200,6 +231,15 @@ impl Driven {
 
     /// Moves it on, without waiting.
     pub fn poll(&mut self, gpu: &mut Gpu) -> Step {
+        if let Some(error) = self.lost {
+            self.after.retain(After::is_under_way);
+            return match (self.after.is_empty(), self.trail.has_follower()) {
+                (false, _) => Step::Pending(false),
+                (true, false) => Step::Lost(error),
+                // What follows it may have been written.
+                (true, true) => Step::Arrived,
+            };
+        }
         let ended = match &mut self.drive {
             Some(drive) => gpu.exec.poll(drive).map(|done| (done, false)),
             None => self.try_launch(gpu).map(|launched| (false, launched)),
@@ -208,11 +248,12 @@ impl Driven {
             Ok((true, _)) => Step::Arrived,
             Ok((false, launched)) => Step::Pending(launched),
             Err(error) => {
-                // What is received in its place waits for what is done instead.
+                // What is received in its place from now on waits for what is done instead.
                 self.trail.set_drive(0);
                 gpu.exec.note_failure();
                 stats::add(Counter::DrivenFailed, 1);
-                Step::Lost(error)
+                self.lost = Some(error);
+                Step::Pending(true)
             }
         }
     }
@@ -223,9 +264,11 @@ impl Driven {
             (Counter::SeveralDirectBytes, 0),
             (Counter::SeveralRelayBytes, 0),
             (Counter::SeveralHostBytes, 0),
+            (Counter::SeveralOvertakenBytes, 0),
         ];
         for path in self.routed.plan.paths() {
             let at = match path.path.kind() {
+                _ if self.lost.is_some() => 3,
                 PathKind::Direct => 0,
                 PathKind::Relay => 1,
                 PathKind::Host => 2,
@@ -237,7 +280,7 @@ impl Driven {
 }
 
 /// Bytes, and where they are counted.
-pub type Bytes = [(Counter, u64); 3];
+pub type Bytes = [(Counter, u64); 4];
 
 /// Counts bytes by the kind of path that they came by.
 pub fn count(bytes: &Bytes) {

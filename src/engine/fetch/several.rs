@@ -19,8 +19,8 @@ use crate::node::track::{TrackOf, TRACKS};
 use crate::node::{Asked, Part, Peer, Target, TrackError, Way};
 use crate::stats::{self, Counter};
 
-/// How long a sender may do nothing about the chunks that it has claimed, once all else is there.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// A receiver that has not looked for so long does not know how long its sender has done nothing.
+const ABSENCE: Duration = Duration::from_millis(500);
 /// Looks for each that reads the clock.
 const LOOKS: u32 = 32;
 /// What it claims back at one time at least, bytes, if there is as much.
@@ -59,6 +59,7 @@ pub struct Several {
     peer: Arc<Peer>,
     direct: Direct,
     asked: Asked,
+    length: u64,
     slot: (u32, u64),
     /// It has been offered to the sender.
     is_asked: bool,
@@ -84,6 +85,8 @@ pub struct Several {
     looked: Instant,
     moved: Instant,
     by_direct: u64,
+    /// Bytes that were not brought, as those of the message behind it are in their place.
+    overtaken: u64,
 }
 
 /// A message from the same sender that has been begun before.
@@ -153,6 +156,7 @@ impl Several {
             peer: Arc::clone(peer),
             direct,
             asked,
+            length,
             slot,
             is_asked: false,
             trail: Arc::new(Trail::new(offered.clone())),
@@ -169,6 +173,7 @@ impl Several {
             looked: Instant::now(),
             moved: Instant::now(),
             by_direct: 0,
+            overtaken: 0,
         };
         for (offset, bytes) in gaps(&offered, length) {
             several.pull(gpu, offset, bytes);
@@ -245,12 +250,17 @@ impl Several {
     /// Moves on, without waiting.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
         if let Some(error) = self.lost {
-            return if self.is_drained(env) {
-                self.close(env);
-                Step::Lost(error)
-            } else {
-                Step::Pending(false)
-            };
+            if !self.is_drained(env) || self.is_behind() {
+                return Step::Pending(false);
+            }
+            self.close(env);
+            if !self.trail.has_follower() {
+                return Step::Lost(error);
+            }
+            // What follows it may have been written.
+            self.tracks.iter_mut().for_each(|track| track.arrived = 0);
+            (self.by_direct, self.overtaken) = (0, self.length);
+            return Step::Arrived;
         }
         let mut moved = self.ask() | self.poll_pulls();
         for number in 0..self.tracks.len() {
@@ -262,16 +272,11 @@ impl Several {
             for track in &self.tracks {
                 shared(env, asked, track.number).map(|shared| shared.take_back(u32::MAX));
             }
+            self.trail.set_out_of_order();
             return Step::Pending(true);
         }
         self.leave_trail(env);
-        if self
-            .before
-            .as_ref()
-            .is_some_and(|before| before.trail.is_over())
-        {
-            self.before = None;
-        }
+        self.before.take_if(|before| before.trail.is_over());
         if self.is_pusher_awaited && self.before.is_none() {
             moved |= self.await_pusher(env, gpu);
         }
@@ -312,7 +317,8 @@ impl Several {
 
     /// Whether a message that is received in the same place is not over.
     fn is_behind(&self) -> bool {
-        self.before.as_ref().is_some_and(|before| before.is_below)
+        let before = self.before.as_ref();
+        before.is_some_and(|before| before.is_below && !before.trail.is_over())
     }
 
     fn poll_pulls(&mut self) -> bool {
@@ -372,6 +378,14 @@ impl Several {
             let (first, count) = (track.emptied, track.end - track.emptied);
             track.end = track.emptied;
             let (offset, bytes) = track.part.span(first, count);
+            if self.trail.is_launched(number) {
+                // What follows it may have been written there.
+                if self.trail.has_follower() {
+                    self.overtaken += bytes;
+                    return true;
+                }
+                self.trail.set_out_of_order();
+            }
             self.pull(gpu, offset, bytes);
             gpu.launch();
             return true;
@@ -451,7 +465,10 @@ impl Several {
         if moved {
             self.looks = 0;
         }
-        if moved || !self.pulls.is_empty() || self.before.is_some() {
+        // This rank's own copies may take long, too.
+        let mut flying = self.tracks.iter().map(|track| track.flying.len());
+        let is_at_work = !self.pulls.is_empty() || flying.any(|count| count > 0);
+        if moved || is_at_work || self.before.is_some() {
             if self.looks % LOOKS == 0 {
                 self.moved = Instant::now();
                 self.looked = self.moved;
@@ -460,12 +477,12 @@ impl Several {
         }
         if self.looks % LOOKS == 0 {
             let now = Instant::now();
-            // Who has been stopped itself does not know what the sender did meanwhile.
-            if now.duration_since(self.looked) > PATIENCE {
+            let patience = Duration::from_micros(env.config.patience_us.into());
+            if now.duration_since(self.looked) > ABSENCE {
                 self.moved = now;
             }
             self.looked = now;
-            if now.duration_since(self.moved) > PATIENCE {
+            if now.duration_since(self.moved) > patience {
                 self.leave_sender(env, &STALLED);
                 self.moved = now;
             }
@@ -481,8 +498,8 @@ impl Several {
     fn leave_sender(&mut self, env: &Env, trouble: &Trouble) {
         for number in 0..self.tracks.len() {
             let track = &self.tracks[number];
-            // What is being pushed is waited for in any case.
-            if !track.is_done() && !self.is_written(env, track) {
+            // What is being pushed is waited for in any case, and so are this rank's own copies, if they are all.
+            if track.launched < track.end && !self.is_written(env, track) {
                 self.retire(env, number, trouble);
             }
         }
@@ -548,6 +565,7 @@ impl Several {
     /// Counts what has come by which path.
     pub fn count(&self) {
         stats::add(Counter::SeveralDirectBytes, self.by_direct);
+        stats::add(Counter::SeveralOvertakenBytes, self.overtaken);
         for track in &self.tracks {
             let counter = match track.staging {
                 Staging::Host => Counter::SeveralHostBytes,

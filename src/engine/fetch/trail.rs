@@ -2,7 +2,8 @@
 //!
 //! A message is offered to its sender only once the one before it is claimed, so that pieces of staging go to the older
 //! one first. Where both are received in the same place (bandwidth tests do so), they are split alike: what one track
-//! writes it writes on one lane, in the order of the messages.
+//! writes it writes on one lane, in the order of the messages. What has to be brought another way after all is not brought
+//! where the next message may have been written there already: that one is all that is left in the end.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -21,6 +22,8 @@ pub struct Trail {
     /// Another message is received in the same place.
     has_follower: AtomicBool,
     is_over: AtomicBool,
+    /// Some of it is written another way than it says.
+    is_out_of_order: AtomicBool,
     /// It is one copy, on the lane of its sender.
     is_direct: bool,
     /// The plan under way of which all of its copies are, 0 where there is none (yet).
@@ -36,6 +39,7 @@ impl Trail {
             launched: AtomicU32::new(0),
             has_follower: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            is_out_of_order: AtomicBool::new(false),
             is_direct: false,
             drive: AtomicU64::new(0),
         }
@@ -103,7 +107,17 @@ impl Trail {
         self.is_claimed() && (self.is_push_launched() || self.is_over())
     }
 
-    /// Another message is to be written over this one: it stays on its lanes.
+    /// Some of it is written another way: what is received in its place from now on waits for its end.
+    pub fn set_out_of_order(&self) {
+        self.is_out_of_order.store(true, Ordering::Release);
+    }
+
+    /// Whether it stays on its lanes.
+    pub fn is_in_order(&self) -> bool {
+        !self.is_out_of_order.load(Ordering::Acquire)
+    }
+
+    /// Another message is to be written over all of this one: it stays on its lanes.
     pub fn follow(&self) {
         self.has_follower.store(true, Ordering::Release);
     }
