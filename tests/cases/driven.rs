@@ -140,6 +140,16 @@ fn with_one_path_nothing_is_driven() {
     });
 }
 
+/// Windows of messages that are received in one place.
+fn in_one_place(mpi: &Mpi, model: &Path, bytes: &str) -> Job {
+    job(mpi, 2, "paths")
+        .args(&["one_place"])
+        .env("SIMCUDA_TOPOLOGY", "beluga")
+        .env("ANABRANCH_MODEL", &model.display().to_string())
+        .env("ANABRANCH_ASSIGN", "one")
+        .env("BYTES", bytes)
+}
+
 /// Messages of a window that are received in one place, as bandwidth tests do: no two copies to one byte are unordered, whatever
 /// executes them.
 #[test]
@@ -152,13 +162,8 @@ fn windows_in_one_place() {
             ("batch", "8388608"),
             ("graph", "8388608"),
         ] {
-            let outcome = job(mpi, 2, "paths")
-                .args(&["one_place"])
-                .env("SIMCUDA_TOPOLOGY", "beluga")
-                .env("ANABRANCH_MODEL", &model.display().to_string())
-                .env("ANABRANCH_ASSIGN", "one")
+            let outcome = in_one_place(mpi, &model, bytes)
                 .env("ANABRANCH_EXECUTOR", executor)
-                .env("BYTES", bytes)
                 .passes();
             let driven: u64 = launches(&outcome).iter().sum();
             assert_eq!(driven, 15, "{executor} {bytes}: {outcome}");
@@ -180,16 +185,9 @@ fn one_that_fails_in_a_window_in_one_place() {
         let model = model("beluga");
         let mut overtaken = 0;
         for call in [12, 17, 24, 31] {
-            let outcome = job(mpi, 2, "paths")
-                .args(&["one_place"])
-                .env("SIMCUDA_TOPOLOGY", "beluga")
-                .env("ANABRANCH_MODEL", &model.display().to_string())
-                .env("ANABRANCH_ASSIGN", "one")
-                .env(
-                    "SIMCUDA_FAULT",
-                    &format!("cuMemcpyAsync@1:{call}=CUDA_ERROR_UNKNOWN"),
-                )
-                .env("BYTES", "8388608")
+            let fault = format!("cuMemcpyAsync@1:{call}=CUDA_ERROR_UNKNOWN");
+            let outcome = in_one_place(mpi, &model, "8388608")
+                .env("SIMCUDA_FAULT", &fault)
                 .run();
             outcome.check_passed();
             let stats = outcome.stats();

@@ -254,13 +254,11 @@ impl Several {
                 return Step::Pending(false);
             }
             self.close(env);
-            if !self.trail.has_follower() {
-                return Step::Lost(error);
-            }
-            // What follows it may have been written.
-            self.tracks.iter_mut().for_each(|track| track.arrived = 0);
-            (self.by_direct, self.overtaken) = (0, self.length);
-            return Step::Arrived;
+            return match self.trail.has_follower() {
+                false => Step::Lost(error),
+                // What follows it may have been written.
+                true => Step::Arrived,
+            };
         }
         let mut moved = self.ask() | self.poll_pulls();
         for number in 0..self.tracks.len() {
@@ -466,8 +464,8 @@ impl Several {
             self.looks = 0;
         }
         // This rank's own copies may take long, too.
-        let mut flying = self.tracks.iter().map(|track| track.flying.len());
-        let is_at_work = !self.pulls.is_empty() || flying.any(|count| count > 0);
+        let is_flying = |track: &Track| !track.flying.is_empty();
+        let is_at_work = !self.pulls.is_empty() || self.tracks.iter().any(is_flying);
         if moved || is_at_work || self.before.is_some() {
             if self.looks % LOOKS == 0 {
                 self.moved = Instant::now();
@@ -564,6 +562,10 @@ impl Several {
 
     /// Counts what has come by which path.
     pub fn count(&self) {
+        if self.lost.is_some() {
+            stats::add(Counter::SeveralOvertakenBytes, self.length);
+            return;
+        }
         stats::add(Counter::SeveralDirectBytes, self.by_direct);
         stats::add(Counter::SeveralOvertakenBytes, self.overtaken);
         for track in &self.tracks {
