@@ -11,7 +11,6 @@ mod status;
 use std::ffi::{c_int, c_void};
 
 use crate::engine::core::{Core, Entry};
-use crate::engine::requests::finish_request;
 use crate::engine::{Engine, Env, NativeScope};
 use crate::mpi::{native, Handle};
 
@@ -121,11 +120,11 @@ impl Engine {
                     core.table.remove(&handle);
                     let stands_for_null = core.sends[id].stands_for_null;
                     let code = core.retire_send(env, id);
-                    let native = finish_request(env, handle, status);
+                    core.requests.finish(env.abi, handle, status);
                     if stands_for_null {
                         empty_null_status(env, status);
                     }
-                    (null, first_error(env, code, native))
+                    (null, code)
                 }
                 Entry::Persistent(id) => {
                     let code = match core.persistents[id].active.take() {

@@ -15,6 +15,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::matched::Matched;
 use crate::engine::persistent::PersistentSend;
 use crate::engine::receive::{Places, Receive};
+use crate::engine::requests;
 use crate::engine::route::Router;
 use crate::engine::send::Send;
 use crate::engine::{landing, Env};
@@ -53,6 +54,8 @@ pub struct Core {
     pub(super) early: Pending,
     pub(super) sends: Slab<Send>,
     pub(super) persistents: Slab<PersistentSend>,
+    /// What the program holds of sends.
+    pub(super) requests: requests::Pool,
     /// Receives whose payload is on its way.
     pub(super) moving: Vec<usize>,
     /// Receives and sends that the program has freed and that are not complete.
@@ -116,6 +119,7 @@ impl Core {
             early: Pending::default(),
             sends: Slab::new(),
             persistents: Slab::new(),
+            requests: requests::Pool::default(),
             moving: Vec::new(),
             orphans: Vec::new(),
             open: Vec::new(),
@@ -153,6 +157,11 @@ impl Core {
     /// Streams could not be counted any more, so that a probe could not tell a descriptor from a value.
     pub fn counts_lost(&self) -> bool {
         self.sent.overflowed() || self.received.overflowed()
+    }
+
+    /// Nothing is under way, and nothing is posted: no ring of a peer's is about this rank's messages.
+    pub fn is_at_rest(&self) -> bool {
+        self.moving.is_empty() && self.open.is_empty() && self.posted == 0 && !self.serving
     }
 
     /// Something that is worth looking at again soon: copies under way, a peer being served, one that has rung, or a

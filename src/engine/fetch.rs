@@ -146,17 +146,15 @@ pub enum NotTaken {
     Lost,
 }
 
-impl Fetch {
-    /// Reads what has landed; if it is a descriptor for this rank, the message is claimed and its payload set in
-    /// motion. `capacity` is what the receive can hold: of a longer message nothing is fetched.
-    pub fn begin(
-        env: &Env,
-        gpu: &mut Gpu,
-        bytes: &[u8],
-        to: Destination,
-        capacity: u64,
-        ways: Ways<'_>,
-    ) -> Result<Box<Fetch>, NotTaken> {
+/// A descriptor that has landed, of a message that is not claimed yet.
+pub struct Landed {
+    descriptor: Descriptor,
+    peer: Arc<Peer>,
+}
+
+impl Landed {
+    /// Reads what has landed.
+    pub fn read(env: &Env, bytes: &[u8]) -> Result<Landed, NotTaken> {
         let descriptor = match Descriptor::decode(bytes, env.node.launch().hash) {
             Ok(descriptor) => descriptor,
             Err(crate::node::Rejection::NotADescriptor) => return Err(NotTaken::Value),
@@ -165,9 +163,24 @@ impl Fetch {
                 return Err(NotTaken::Bad);
             }
         };
-        let Some(peer) = env.node.peer(descriptor.sender) else {
-            return Err(NotTaken::Lost);
-        };
+        let peer = env.node.peer(descriptor.sender).ok_or(NotTaken::Lost)?;
+        peer.will_change(descriptor.slot);
+        Ok(Landed { descriptor, peer })
+    }
+}
+
+impl Fetch {
+    /// Claims the message of a descriptor, if it is for this rank, and sets its payload in motion. `capacity` is what the
+    /// receive can hold: of a longer message nothing is fetched.
+    pub fn begin(
+        env: &Env,
+        gpu: &mut Gpu,
+        landed: Landed,
+        to: Destination,
+        capacity: u64,
+        ways: Ways<'_>,
+    ) -> Result<Box<Fetch>, NotTaken> {
+        let Landed { descriptor, peer } = landed;
         // Claimed first: the line is then this core's to write, and is not fetched twice.
         let slot = peer.slot(descriptor.slot);
         let hosted = match slot.map(|slot| slot.claim(descriptor.nonce)) {

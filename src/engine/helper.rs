@@ -213,7 +213,7 @@ impl Engine {
 
     /// One round of the helper: whether anything moved, and whether anything is owed.
     fn help(&self) -> (bool, bool) {
-        if self.driving.load(Ordering::Acquire) != 0 {
+        if self.driving.load(Ordering::SeqCst) != 0 {
             return (false, false);
         }
         let Some(mut core) = self.core.try_lock() else {

@@ -172,7 +172,7 @@ pub unsafe fn finalize() -> c_int {
     engine.serve_out();
     engine.close_relays();
     engine.helper.stop(&engine.env);
-    engine.end_orphans();
+    engine.end_requests();
     engine.core.lock().gpu.close();
     engine.end_pump();
     guard::set_armed(false);
@@ -262,11 +262,13 @@ impl Engine {
         }
     }
 
-    /// Ends the generalized requests of sends that the program has freed and nobody has received: MPI must not find
-    /// them in Finalize.
-    fn end_orphans(&self) {
-        let orphans = std::mem::take(&mut self.core.lock().orphans);
-        for (handle, entry) in orphans {
+    /// Ends the generalized requests of sends that the program has freed and nobody has received, and those that are kept:
+    /// MPI must not find them in Finalize.
+    fn end_requests(&self) {
+        let mut core = self.core.lock();
+        // SAFETY: inside MPI_Finalize.
+        unsafe { core.requests.close() };
+        for (handle, entry) in core.orphans.drain(..) {
             if let (Entry::Send(_), true) = (entry, handle != 0) {
                 // SAFETY: our own request, which nobody knows any more.
                 unsafe { requests::drop_request(handle) };

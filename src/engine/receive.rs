@@ -444,6 +444,23 @@ impl Core {
         }
     }
 
+    /// Gives the program the request of a receive.
+    ///
+    /// # Safety
+    /// `request` is the program's.
+    pub(super) unsafe fn hand_out_receive(
+        &mut self,
+        abi: &Abi,
+        id: usize,
+        request: *mut Handle,
+    ) -> c_int {
+        let handle = self.native_of(id);
+        self.enter(abi, handle, id);
+        // SAFETY: the program's request.
+        unsafe { abi.write(request, handle) };
+        abi.success
+    }
+
     /// Puts a receive into the program's hands.
     pub(super) fn enter(&mut self, abi: &Abi, handle: Handle, id: usize) {
         if let Some(Entry::Receive(before)) = self.table.insert(handle, Entry::Receive(id)) {

@@ -2,20 +2,77 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::engine::Env;
-use crate::mpi::{native, Abi, Handle, Status};
+use crate::mpi::{native, Abi, Handle};
 
-extern "C" fn on_query(_extra: *mut c_void, status: *mut c_void) -> c_int {
-    let Some(abi) = crate::mpi::abi() else {
-        return 0;
-    };
-    // SAFETY: MPI passes a status to fill (MPI 4.1 section 13.2).
+/// Requests without an operation that are kept for the next sends: a program's window, mostly.
+const KEPT_MAX: usize = 256;
+
+/// The generalized requests of sends. One whose send is over is given out again, not ended: to start, complete and free one
+/// takes the MPI library longer than the engine takes for the rest of a send.
+#[derive(Debug, Default)]
+pub struct Pool {
+    idle: Vec<Handle>,
+}
+
+impl Pool {
+    /// A request for a send.
+    ///
+    /// # Safety
+    /// MPI may be called, here and below.
+    pub unsafe fn take(&mut self, abi: &Abi) -> Result<Handle, c_int> {
+        match self.idle.pop() {
+            Some(handle) => Ok(handle),
+            // SAFETY: passed on.
+            None => unsafe { start_generalized(abi) },
+        }
+    }
+
+    /// Takes a request back whose send is over, and that is not in the program's hands any more; fills the status.
+    ///
+    /// # Safety
+    /// As [`Pool::take`]; `status` is the program's, if it wants one.
+    pub unsafe fn finish(&mut self, abi: &Abi, handle: Handle, status: *mut c_void) {
+        if !abi.ignores_status(status) {
+            // SAFETY: passed on.
+            unsafe { fill(abi, status) };
+        }
+        if self.idle.len() < KEPT_MAX {
+            self.idle.push(handle);
+        } else {
+            // SAFETY: a request of ours that nobody knows any more.
+            unsafe { drop_request(handle) };
+        }
+    }
+
+    /// Ends those that are kept: before MPI is finalized.
+    ///
+    /// # Safety
+    /// As [`Pool::take`].
+    pub unsafe fn close(&mut self) {
+        for handle in self.idle.drain(..) {
+            // SAFETY: as in `finish`.
+            unsafe { drop_request(handle) };
+        }
+    }
+}
+
+/// The status of a send: it was not cancelled, and nothing else is defined (MPI 4.1 section 3.7.3).
+unsafe fn fill(abi: &Abi, status: *mut c_void) {
+    // SAFETY: a status of this ABI, to be filled.
     unsafe {
         native::status_set_elements(status, abi.byte, 0);
         native::status_set_cancelled(status, 0);
         abi.set_status_source(status, abi.undefined);
         abi.set_status_tag(status, abi.undefined);
     }
+}
+
+extern "C" fn on_query(_extra: *mut c_void, status: *mut c_void) -> c_int {
+    let Some(abi) = crate::mpi::abi() else {
+        return 0;
+    };
+    // SAFETY: MPI passes a status to fill (MPI 4.1 section 13.2).
+    unsafe { fill(abi, status) };
     abi.success
 }
 
@@ -60,24 +117,5 @@ pub unsafe fn drop_request(handle: Handle) {
     unsafe {
         native::grequest_complete(handle);
         native::request_free(&raw mut handle);
-    }
-}
-
-/// Completes a generalized request and has MPI free it, filling the status.
-///
-/// # Safety
-/// `handle` is a generalized request of ours whose operation is over.
-pub unsafe fn finish_request(env: &Env, handle: Handle, status: *mut c_void) -> c_int {
-    let mut handle = handle;
-    let mut own = Status::new();
-    let status = if env.abi.ignores_status(status) {
-        own.as_mut_ptr()
-    } else {
-        status
-    };
-    // SAFETY: passed on; the status is the program's or a local.
-    unsafe {
-        native::grequest_complete(handle);
-        native::wait(&raw mut handle, status)
     }
 }

@@ -13,7 +13,6 @@ use crate::engine::comms;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::{Stream, Wish};
 use crate::engine::native::{native_isend, raise};
-use crate::engine::requests::start_generalized;
 use crate::engine::story::{self, Path, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::Summing;
@@ -424,7 +423,7 @@ impl Core {
         request: *mut Handle,
     ) -> c_int {
         // SAFETY: passed on.
-        match unsafe { start_generalized(env.abi) } {
+        match unsafe { self.requests.take(env.abi) } {
             Ok(handle) => {
                 self.sends[id].handle = handle;
                 self.table.insert(handle, Entry::Send(id));

@@ -59,12 +59,8 @@ impl Engine {
     /// # Safety
     /// As [`Engine::hand_out_send`].
     pub unsafe fn hand_out_receive(&self, id: usize, request: *mut Handle) -> c_int {
-        let mut core = self.core.lock();
-        let handle = core.native_of(id);
-        core.enter(self.env.abi, handle, id);
-        // SAFETY: the program's request.
-        unsafe { self.env.abi.write(request, handle) };
-        self.env.abi.success
+        // SAFETY: passed on.
+        unsafe { self.core.lock().hand_out_receive(self.env.abi, id, request) }
     }
 
     /// Starts a send and a receive; `None` if both can be left to MPI. With `replace`, the send's buffer is the

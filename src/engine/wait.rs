@@ -9,30 +9,83 @@ use crate::mpi::native;
 use crate::node::Backoff;
 
 /// Marks a thread of the program as driving the engine.
-struct Driving<'a>(&'a Engine);
+struct Driving<'a> {
+    engine: &'a Engine,
+    /// The helper was asleep when this began, and peers are told that they need not wake it.
+    attends: bool,
+    left: Left,
+}
+
+/// What there was to do when a thread gave the core back for the last time.
+enum Left {
+    /// It has not looked.
+    Unknown,
+    /// Nothing that a peer could want.
+    Nothing,
+    /// Something is under way: what the doorbell read then, and whether there was something to do at once.
+    Some { bell: u32, owes: bool },
+}
+
+impl Driving<'_> {
+    /// This thread is about to give the core back, and does nothing more.
+    fn end(&mut self, core: &Core) {
+        let env = &self.engine.env;
+        // Another thread may post something meanwhile.
+        self.left = if core.is_at_rest() && !env.multiple {
+            Left::Nothing
+        } else {
+            // Read before the look: what comes after it has rung once more.
+            let bell = env.node.own().doorbell();
+            let owes = core.is_owing(env);
+            Left::Some { bell, owes }
+        };
+    }
+}
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
-        let Engine { env, core, .. } = self.0;
-        // Before the last look: peers that ring from now on wake the helper.
-        env.node.own().leave_unattended();
-        if self.0.driving.fetch_sub(1, Ordering::AcqRel) == 1 && core.lock().is_owing(env) {
-            self.0.helper.wake(env);
+        let Engine {
+            env, core, driving, ..
+        } = self.engine;
+        let own = env.node.own();
+        if self.attends {
+            // Before the last look: peers that ring from now on wake the helper.
+            own.leave_unattended();
+        }
+        // All sequentially consistent, as is the helper's look at both: a helper that has seen a ring, and this thread still at
+        // work, has left the ring to it, and it is seen here.
+        let is_last = driving.fetch_sub(1, Ordering::SeqCst) == 1;
+        let owes = || match self.left {
+            Left::Nothing => false,
+            Left::Some { bell, owes } if own.doorbell() == bell => owes,
+            Left::Some { .. } | Left::Unknown => core.lock().is_owing(env),
+        };
+        if is_last && owes() {
+            self.engine.helper.wake(env);
         }
     }
 }
 
 impl Engine {
     fn drive(&self) -> Driving<'_> {
-        self.driving.fetch_add(1, Ordering::AcqRel);
+        self.driving.fetch_add(1, Ordering::SeqCst);
         self.note_activity();
-        self.env.node.own().attend();
-        Driving(self)
+        let own = self.env.node.own();
+        // A helper that is awake need not be woken, and to say so writes to a line that peers write to.
+        let attends = own.sleeps();
+        if attends {
+            own.attend();
+        }
+        Driving {
+            engine: self,
+            attends,
+            left: Left::Unknown,
+        }
     }
 
     /// One step under the lock, then progress of everything else.
     pub(super) fn once<T>(&self, step: impl FnOnce(&Engine, &mut Core) -> T) -> T {
-        let _driving = self.drive();
+        let mut driving = self.drive();
         let mut core = self.core.lock();
         core.is_inside = true;
         core.progress(&self.env);
@@ -47,13 +100,14 @@ impl Engine {
         if std::mem::take(&mut core.pump_wanted) {
             self.pump();
         }
+        driving.end(&core);
         result
     }
 
     /// Repeats `step` until it has a result, with progress of everything else in between. A step that waits for what
     /// the MPI library must bring tests a native request, or sets `pump_wanted`.
     pub(super) fn until<T>(&self, mut step: impl FnMut(&Engine, &mut Core) -> Option<T>) -> T {
-        let _driving = self.drive();
+        let mut driving = self.drive();
         let mut backoff = Backoff::new();
         loop {
             {
@@ -69,6 +123,7 @@ impl Engine {
                 if let Some(result) = result {
                     core.pump_wanted = false;
                     self.try_ready(&mut core);
+                    driving.end(&core);
                     return result;
                 }
                 if std::mem::take(&mut core.pump_wanted) {

@@ -70,10 +70,7 @@ unsafe fn immediate(args: RecvArgs, request: *mut Handle, natively: impl Fn() ->
         }
         match engine.plan_receive(&args, Watch::Always) {
             Ok(Plan::Native) => natively(),
-            Ok(Plan::Watched(prepared)) => match engine.post_irecv(&args, prepared) {
-                Ok(receive) => engine.hand_out_receive(receive, request),
-                Err(code) => code,
-            },
+            Ok(Plan::Watched(prepared)) => engine.irecv(&args, prepared, request),
             Err(code) => code,
         }
     }

@@ -5,6 +5,17 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
+/// Has the processor bring the first cache line of something in shared memory that will soon be written: it comes while other
+/// work is done. A line that another core has written last takes a tenth of a microsecond.
+pub(super) fn will_write<T>(_object: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint at the address of a live reference, which changes no memory and no register; processors without it do
+    // nothing.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) std::ptr::from_ref(_object), options(nostack, preserves_flags, readonly));
+    }
+}
+
 /// A read-write MAP_SHARED mapping, of the file's size at the time. Not part of core dumps.
 #[derive(Debug)]
 pub struct Mapping {

@@ -92,6 +92,7 @@ impl Peer {
     /// Tells the peer that its message with this nonce is dealt with; false if the slot is about it no longer. The peer
     /// needs to know no sooner than at its next MPI call, so its helper is left asleep.
     pub fn acknowledge(&self, slot: u32, nonce: u64) -> bool {
+        self.view.will_ring();
         let slot = self.view.slot(slot);
         let told = slot.is_some_and(|slot| slot.acknowledge(nonce).is_ok());
         self.view.ring_quietly();

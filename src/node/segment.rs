@@ -160,6 +160,11 @@ impl Segment {
         self.view.wake_sleepers();
     }
 
+    /// Whether anybody sleeps in [`Segment::wait_doorbell`], or is about to.
+    pub fn sleeps(&self) -> bool {
+        self.view.sleeps()
+    }
+
     /// A thread of this process looks at the doorbell again and again from now on: peers spare the system call that would
     /// wake its sleepers.
     pub fn attend(&self) {

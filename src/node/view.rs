@@ -8,7 +8,7 @@
 //! and all words are atomics.
 
 use super::board::{Board, BOARD_BYTES};
-use super::map::Mapping;
+use super::map::{will_write, Mapping};
 use super::ring::Entry;
 use super::sheet::{Sheet, SHEET_BYTES};
 use super::slot::{Slot, SLOT_BYTES};
@@ -444,6 +444,18 @@ impl View {
         self.call(RING | 1);
     }
 
+    /// Before a ring that is soon to come.
+    pub fn will_ring(&self) {
+        will_write(&self.header().doorbell);
+    }
+
+    /// Before a change of slot `index` that is soon to come. A number that is not believed yet will do.
+    pub fn will_change(&self, index: u32) {
+        if index < self.slots_seen.load(Ordering::Relaxed) {
+            self.slot(index).into_iter().for_each(will_write);
+        }
+    }
+
     /// The owner's counters.
     pub fn counters(&self) -> &[AtomicU64; COUNTERS] {
         &self.header().counters.0
@@ -506,6 +518,10 @@ impl View {
             .doorbell
             .attended
             .fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn sleeps(&self) -> bool {
+        self.header().doorbell.asleep.load(Ordering::Relaxed) != 0
     }
 
     /// How often the doorbell rang; read it before looking for work, then pass it to `Segment::wait_doorbell`.

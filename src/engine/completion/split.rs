@@ -3,6 +3,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use smallvec::SmallVec;
+
 use super::{Requests, Statuses};
 use crate::engine::core::{Core, Entry};
 use crate::engine::Engine;
@@ -11,7 +13,7 @@ use crate::mpi::{native, Handle};
 /// The requests of a call, sorted.
 pub(super) struct Split {
     /// (index, handle, entry) of those of the engine.
-    pub(super) taken: Vec<(usize, Handle, Entry)>,
+    pub(super) taken: SmallVec<[(usize, Handle, Entry); 4]>,
     /// Indices of the native ones, and their handles in the ABI's layout.
     pub(super) native: Vec<usize>,
     pub(super) handles: Vec<Handle>,
@@ -44,7 +46,7 @@ impl Engine {
         let abi = self.env.abi;
         let null = abi.normalize(abi.request_null);
         let mut split = Split {
-            taken: Vec::new(),
+            taken: SmallVec::new(),
             native: Vec::new(),
             handles: Vec::new(),
         };

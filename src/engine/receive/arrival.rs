@@ -9,7 +9,7 @@ use crate::cuda;
 use crate::engine::core::Core;
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
-use crate::engine::fetch::{Destination, Fetch, NotTaken, Step, UnderWay, Ways};
+use crate::engine::fetch::{Destination, Fetch, Landed, NotTaken, Step, UnderWay, Ways};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::send::HOST_BYTES_MIN;
 use crate::engine::story::Path;
@@ -164,6 +164,9 @@ impl Core {
 
     /// If a descriptor has landed, claims its message.
     fn take_descriptor(&mut self, env: &Env, id: usize) -> Result<(), NotTaken> {
+        // A copy: a payload that goes to host memory is written over it.
+        let bytes = self.receives[id].read_landed().ok_or(NotTaken::Value)?;
+        let landed = Landed::read(env, &bytes)?;
         if let (Target::Device { buffer, .. }, Ok(Destination::Device { context, .. })) =
             (&self.receives[id].target, self.receives[id].destination())
         {
@@ -191,8 +194,6 @@ impl Core {
             self.gpu.relays.note(env, buffer, context);
             kept = Some(*buffer);
         }
-        // A copy: a payload that goes to host memory is written over it.
-        let bytes = receive.read_landed().ok_or(NotTaken::Value)?;
         let ways = Ways {
             router: &mut self.router,
             buffer: kept.as_ref(),
@@ -200,7 +201,7 @@ impl Core {
             depths: &mut self.depths,
             exchanges: &mut self.exchanges,
         };
-        let mut fetch = Fetch::begin(env, &mut self.gpu, &bytes, to, receive.capacity, ways)?;
+        let mut fetch = Fetch::begin(env, &mut self.gpu, landed, to, receive.capacity, ways)?;
         fetch.set_began(self.taken);
         let length = fetch.length();
         receive.length = Some(length);

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use super::{Receive, RecvArgs, Stage, Target};
 use crate::cuda::{self, Buffer, Kind};
 use crate::engine::comms;
-use crate::engine::landing::Landing;
+use crate::engine::core::Core;
 use crate::engine::layout::Layout;
 use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
 use crate::engine::native::{native_irecv, raise};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::Engine;
-use crate::mpi::{native, Handle};
+use crate::mpi::{native, Abi, Handle};
 use crate::node::DESCRIPTOR_BYTES;
 use crate::stats::{self, Counter};
 
@@ -28,6 +28,8 @@ pub struct Prepared {
     pub datatype: Handle,
     /// The datatype was made for this call.
     temporary: bool,
+    /// It lands in a range of the library's own, which it gets when it is posted.
+    is_to_land: bool,
 }
 
 /// Which receives into host memory the engine watches.
@@ -162,11 +164,9 @@ impl Engine {
         capacity: u64,
         target: Target,
     ) -> Result<Plan, c_int> {
-        let room = capacity.max(DESCRIPTOR_BYTES as u64);
-        let landing = self.take_landing(args, room)?;
-        let mut prepared = Prepared::new(args, capacity, landing.start(), target);
-        prepared.receive.room = room;
-        prepared.receive.landing = Some(landing);
+        let mut prepared = Prepared::new(args, capacity, std::ptr::null_mut(), target);
+        prepared.receive.room = capacity.max(DESCRIPTOR_BYTES as u64);
+        prepared.is_to_land = true;
         // SAFETY: passed on.
         unsafe { self.by_bytes(args, info, prepared) }
     }
@@ -201,29 +201,34 @@ impl Engine {
         Ok(Plan::Watched(Box::new(prepared)))
     }
 
-    fn take_landing(&self, args: &RecvArgs, capacity: u64) -> Result<Landing, c_int> {
-        self.core.lock().landings.take(capacity).ok_or_else(|| {
-            log::error!("no address space for a receive of {capacity} bytes");
-            // SAFETY: the program's communicator.
-            unsafe { raise(args.comm, self.env.abi.err_other) }
-        })
-    }
-
     /// Posts a prepared receive by `post`, which gets the buffer, count, datatype and place of the request.
     ///
     /// # Safety
     /// MPI may be called; `post` passes the arguments on to a native non-blocking receive.
     pub unsafe fn post_receive(
         &self,
+        prepared: Box<Prepared>,
+        post: impl FnOnce(&Prepared, *mut Handle) -> c_int,
+    ) -> Result<usize, c_int> {
+        self.note_activity();
+        // Under the lock, so that no probe counts while this receive takes its message unseen.
+        // SAFETY: passed on.
+        unsafe { self.post_locked(&mut self.core.lock(), prepared, post) }
+    }
+
+    unsafe fn post_locked(
+        &self,
+        core: &mut Core,
         mut prepared: Box<Prepared>,
         post: impl FnOnce(&Prepared, *mut Handle) -> c_int,
     ) -> Result<usize, c_int> {
         let abi = self.env.abi;
         let mut request = abi.request_null;
-        self.note_activity();
+        if prepared.is_to_land {
+            // SAFETY: passed on.
+            unsafe { prepared.land(core, abi) }?;
+        }
         prepared.receive.cover();
-        // Under the lock, so that no probe counts while this receive takes its message unseen.
-        let mut core = self.core.lock();
         let code = post(&prepared, &raw mut request);
         if prepared.temporary {
             // SAFETY: made for this receive, which holds its own reference now.
@@ -263,6 +268,31 @@ impl Engine {
             })
         }
     }
+
+    /// As [`Engine::post_irecv`], and gives the program the request.
+    ///
+    /// # Safety
+    /// As [`Engine::post_receive`]; `request` is the program's.
+    pub unsafe fn irecv(
+        &self,
+        args: &RecvArgs,
+        prepared: Box<Prepared>,
+        request: *mut Handle,
+    ) -> c_int {
+        self.note_activity();
+        let mut core = self.core.lock();
+        // SAFETY: as in `post_irecv`.
+        let posted = unsafe {
+            self.post_locked(&mut core, prepared, |to, request| {
+                native_irecv(&to.args(args), request)
+            })
+        };
+        match posted {
+            // SAFETY: the program's request.
+            Ok(id) => unsafe { core.hand_out_receive(self.env.abi, id, request) },
+            Err(code) => code,
+        }
+    }
 }
 
 impl Prepared {
@@ -273,7 +303,22 @@ impl Prepared {
             count: args.count,
             datatype: args.datatype,
             temporary: false,
+            is_to_land: false,
         }
+    }
+
+    /// Takes the range in which it lands.
+    unsafe fn land(&mut self, core: &mut Core, abi: &Abi) -> Result<(), c_int> {
+        let receive = &mut self.receive;
+        let Some(landing) = core.landings.take(receive.room) else {
+            log::error!("no address space for a receive of {} bytes", receive.room);
+            // SAFETY: the program's communicator.
+            return Err(unsafe { raise(receive.comm, abi.err_other) });
+        };
+        receive.landed = landing.start();
+        receive.landing = Some(landing);
+        self.buffer = receive.landed.cast();
+        Ok(())
     }
 
     /// The arguments for the native call: the source, tag and communicator are the program's.

@@ -228,6 +228,7 @@ impl Core {
             datatype: env.abi.byte,
             ..*args
         };
+        out.peer.will_ring();
         // SAFETY: the wire bytes are kept until the native send is complete.
         let code = unsafe { native_isend(&carrier, &raw mut out.native) };
         if code != env.abi.success {
