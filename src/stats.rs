@@ -62,6 +62,7 @@ counters! {
     SendsNativeBytes     "sends_native_bytes"      Bytes "their payload";
     DirectReceives       "receives_direct"         Count "messages fetched straight from the sender's device memory";
     DirectBytes          "receives_direct_bytes"   Bytes "their payload";
+    DirectPushedBytes    "receives_direct_pushed_bytes" Bytes "of their payload what the sender wrote to the receiver's device memory, as messages went both ways or the two share a GPU";
     SelfReceives         "receives_self"           Count "messages of a rank to itself copied in place";
     SelfBytes            "receives_self_bytes"     Bytes "their payload";
     CopiesBatched        "copies_batched"          Count "copies of these two, and of values up to device memory, that were started in one batch with others";

@@ -1,7 +1,7 @@
 //! The virtual clock: operations on engines and links, fluid rates, and when time moves.
 
-use crate::shared::{Body, Flow, Stage, MAX_FLOWS, MAX_SEGMENTS, NO_ENGINE};
-use crate::topology::{FabricKind, Topology};
+use crate::shared::{Body, Flow, Stage, MAX_FLOWS, MAX_SEGMENTS, NO_ENGINE, NO_TURN};
+use crate::topology::{FabricKind, Topology, MAX_GPUS};
 
 /// Capacities of a topology, indexed as flows name them.
 pub struct Machine {
@@ -9,6 +9,8 @@ pub struct Machine {
     pub segments: Vec<f64>,
     /// Operations that each engine runs at once.
     pub engines: Vec<usize>,
+    /// What it costs a process to follow another on a GPU, where they take turns.
+    pub turn_ns: u64,
     per_gpu: usize,
     links: usize,
     host: usize,
@@ -95,6 +97,7 @@ impl Machine {
         Machine {
             segments,
             engines,
+            turn_ns: (topology.gpu.turn_us * 1000.0).round() as u64,
             per_gpu: SEGMENTS_PER_GPU,
             links,
             host,
@@ -229,14 +232,58 @@ pub fn remove(body: &mut Body, mut gone: impl FnMut(&Flow) -> bool) {
     body.active_len = kept as u32;
 }
 
+/// Whose turn it is on each GPU. A turn lasts until another process has something to start and nothing of the first runs any
+/// more. (A real one ends after some milliseconds, too, in the middle of a kernel.)
+struct Turns<'a> {
+    holders: &'a mut [u16; MAX_GPUS],
+    is_running: [bool; MAX_GPUS],
+    is_awaited: [bool; MAX_GPUS],
+    turn_ns: u64,
+}
+
+impl Turns<'_> {
+    /// Something runs already.
+    fn runs(&mut self, flow: &Flow) {
+        if flow.turn != NO_TURN {
+            self.is_running[usize::from(flow.turn)] = true;
+        }
+    }
+
+    /// Lets an operation start, if its process has its turn or can have it now: what that takes. To be asked in the order
+    /// in which they became ready.
+    fn take(&mut self, flow: &Flow) -> Option<u64> {
+        if flow.turn == NO_TURN {
+            return Some(0);
+        }
+        let (gpu, process) = (usize::from(flow.turn), flow.proc + 1);
+        let is_other = self.holders[gpu] != process && self.holders[gpu] != 0;
+        if self.is_awaited[gpu] || (is_other && self.is_running[gpu]) {
+            self.is_awaited[gpu] = true;
+            return None;
+        }
+        self.holders[gpu] = process;
+        self.is_running[gpu] = true;
+        Some(if is_other { self.turn_ns } else { 0 })
+    }
+}
+
 /// Starts whatever may start at `now`.
 fn start(machine: &Machine, body: &mut Body, now: u64) {
     let active = body.active[..body.active_len as usize].to_vec();
     let mut busy = vec![0usize; machine.engines.len()];
+    let mut turns = Turns {
+        holders: &mut body.holders,
+        is_running: [false; MAX_GPUS],
+        is_awaited: [false; MAX_GPUS],
+        turn_ns: machine.turn_ns,
+    };
     for &row in &active {
         let f = &body.flows[usize::from(row)];
-        if matches!(f.stage, Stage::Setup | Stage::Moving) && f.engine != NO_ENGINE {
-            busy[usize::from(f.engine)] += 1;
+        if matches!(f.stage, Stage::Setup | Stage::Moving) {
+            turns.runs(f);
+            if f.engine != NO_ENGINE {
+                busy[usize::from(f.engine)] += 1;
+            }
         }
     }
     let mut queued: Vec<u16> = active
@@ -254,15 +301,18 @@ fn start(machine: &Machine, body: &mut Body, now: u64) {
     });
     for row in queued {
         let f = &mut body.flows[usize::from(row)];
+        let engine = usize::from(f.engine);
+        if f.engine != NO_ENGINE && busy[engine] >= machine.engines[engine] {
+            continue;
+        }
+        let Some(turn_ns) = turns.take(f) else {
+            continue;
+        };
         if f.engine != NO_ENGINE {
-            let engine = usize::from(f.engine);
-            if busy[engine] >= machine.engines[engine] {
-                continue;
-            }
             busy[engine] += 1;
         }
         f.stage = Stage::Setup;
-        f.setup_until = now + f.setup_ns;
+        f.setup_until = now + turn_ns + f.setup_ns;
     }
 }
 
@@ -339,6 +389,7 @@ mod tests {
             segment_count: route.count,
             proc: 0,
             engine,
+            turn: NO_TURN,
             segments: route.segments,
             token: 0,
             order: 0,
@@ -387,6 +438,40 @@ mod tests {
         // 500 ns until ready, 1000 ns setup, 48,000 B at 48 B/ns.
         assert_eq!(advance(&m, &mut body, 0, u64::MAX), 2500);
         assert_eq!(body.flows[0].stage, Stage::Done);
+    }
+
+    #[test]
+    fn processes_take_turns_on_a_gpu() {
+        let (_, m) = machine();
+        let turn = m.turn_ns;
+        let of = |proc, turn, ready_at| Flow {
+            proc,
+            turn,
+            ..flow(Route::default(), NO_ENGINE, 0.0, ready_at)
+        };
+        let ends = |flows: &[Flow]| {
+            let mut body = body();
+            let mut now = 0;
+            flows.iter().for_each(|flow| {
+                submit(&mut body, *flow);
+            });
+            let ends = |body: &Body| {
+                let rows = body.flows[..flows.len()].iter();
+                rows.map(|flow| flow.end).collect::<Vec<u64>>()
+            };
+            while ends(&body).contains(&0) {
+                now = advance(&m, &mut body, now, u64::MAX);
+            }
+            ends(&body)
+        };
+        // The first of all waits for nobody, and the same process goes on at once.
+        assert_eq!(ends(&[of(4, 0, 0), of(4, 0, 2000)]), [1000, 3000]);
+        // Another waits until that is over, and then for its turn; so does who comes behind it, whoever that is.
+        let rows = [of(4, 0, 0), of(5, 0, 10), of(4, 0, 20)];
+        assert_eq!(ends(&rows), [1000, 2000 + turn, 3000 + 2 * turn]);
+        // Not on another GPU, and not what needs no turn.
+        let rows = [of(4, 0, 0), of(5, 1, 10), of(5, NO_TURN, 10)];
+        assert_eq!(ends(&rows), [1000, 1010, 1010]);
     }
 
     #[test]

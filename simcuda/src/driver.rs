@@ -42,6 +42,8 @@ pub struct Driver {
     pub launch_blocking: bool,
     /// Large copies and fills take their time without moving bytes.
     pub timing_only: bool,
+    /// Processes use a GPU at the same time.
+    pub mps: bool,
     /// See [`QUIET_US`].
     pub quiet_ns: u64,
     /// See [`crate::wait::TURN_POLLS`].
@@ -233,6 +235,7 @@ impl Driver {
             checking: flag("SIMCUDA_CHECK", true),
             launch_blocking: flag("CUDA_LAUNCH_BLOCKING", false),
             timing_only: !flag("SIMCUDA_DATA", true),
+            mps: flag("SIMCUDA_MPS", false),
             quiet_ns: quiet_us * 1000,
             turn_polls,
             connections: env("CUDA_DEVICE_MAX_CONNECTIONS")

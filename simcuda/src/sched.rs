@@ -7,7 +7,7 @@
 use crate::checker::{self, Actor, History};
 use crate::driver::Driver;
 use crate::job::real_ns;
-use crate::shared::{Flow, Stage};
+use crate::shared::{Flow, Stage, NO_TURN};
 use crate::state::State;
 use crate::types::CUresult;
 use crate::work::{Piece, Work};
@@ -451,11 +451,17 @@ fn start_one(d: &'static Driver, st: &mut MutexGuard<'_, State>, id: u64, again:
     // A wait stands in the way until it is over, everything else until its engine has it.
     let waits = matches!(op.work, Work::MemOps(_));
     let ready_at = op.ready_at;
+    let takes_turn = !d.mps && op.work.takes_turn();
     let flow = Flow {
         stage: Stage::Queued,
         segment_count: demand.route.count,
         proc: d.job.slot as u16,
         engine: demand.engine,
+        turn: if takes_turn {
+            op.position.gpu as u16
+        } else {
+            NO_TURN
+        },
         segments: demand.route.segments,
         token: id,
         order: 0,

@@ -142,6 +142,8 @@ pub struct Flow {
     pub proc: u16,
     /// Engine, or [`NO_ENGINE`].
     pub engine: u16,
+    /// GPU on which processes take turns with it, or [`NO_TURN`].
+    pub turn: u16,
     /// Segments loaded, with how often each byte passes.
     pub segments: [(u16, f32); MAX_SEGMENTS],
     /// Owner's name for it.
@@ -164,6 +166,9 @@ pub struct Flow {
 
 /// An operation that needs no engine.
 pub const NO_ENGINE: u16 = u16::MAX;
+
+/// An operation for which processes take no turns.
+pub const NO_TURN: u16 = u16::MAX;
 
 /// An allocation that its owner has exported.
 #[derive(Clone, Copy)]
@@ -263,6 +268,8 @@ pub struct Body {
     pub active_len: u32,
     /// Submissions so far.
     pub flow_order: u64,
+    /// Of each GPU the process whose turn it is, as the number of its row and 1; 0 before there was one.
+    pub holders: [u16; crate::topology::MAX_GPUS],
     /// Exported allocations.
     pub exports: [Export; MAX_EXPORTS],
     /// Rows of `exports` ever used.

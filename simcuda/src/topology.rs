@@ -47,6 +47,8 @@ pub struct Gpu {
     pub memory_gb_s: f64,
     pub l2_mib: i32,
     pub shared_kib: i32,
+    /// Until a process begins with kernels, copies to the GPU or copies within it, after another process's.
+    pub turn_us: f64,
 }
 
 /// Copy engines of one GPU.
@@ -258,6 +260,7 @@ impl Topology {
         }
         let c = &self.calls;
         let times = [
+            self.gpu.turn_us,
             self.copy.setup_us,
             self.copy.host_setup_us,
             self.copy.ramp_kib,

@@ -441,6 +441,19 @@ impl Work {
         }
     }
 
+    /// Whether processes take turns on the GPU that does it: seen with kernels and fills, copies within it and copies up.
+    /// Copies down run beside other processes' work.
+    pub fn takes_turn(&self) -> bool {
+        match self {
+            Work::Copy(copies) => copies.first().is_some_and(|copy| {
+                let (from, to) = (copy.src.gpu(), copy.dst.gpu());
+                to.is_some() && (from.is_none() || from == to)
+            }),
+            Work::Fill(_) | Work::Kernel(_) => true,
+            _ => false,
+        }
+    }
+
     /// What the checker sees.
     pub fn accesses(&self) -> Vec<Access> {
         match self {

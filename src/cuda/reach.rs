@@ -5,7 +5,7 @@
 use super::driver::required;
 use super::error::{Error, Result};
 use super::state::{insist, ContextKey, Entered};
-use super::types::{Context, Device, Uuid};
+use super::types::{Context, Device, Uuid, DEVICE_MPS_ENABLED};
 use parking_lot::Mutex;
 use std::sync::OnceLock;
 
@@ -18,6 +18,8 @@ pub struct DeviceInfo {
     pub device: Device,
     /// Its identity.
     pub uuid: Uuid,
+    /// Processes use it through MPS, at the same time; otherwise they take turns.
+    pub is_mps: bool,
     /// Its name, as the driver prints it.
     pub name: String,
 }
@@ -84,10 +86,15 @@ fn list_devices() -> Result<Vec<DeviceInfo>> {
                     .unwrap_or_default();
             }
             let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+            let mut mps = 0;
+            // SAFETY: `mps` is written. A driver that does not know the attribute leaves it.
+            let _ =
+                unsafe { driver.device_get_attribute(&raw mut mps, DEVICE_MPS_ENABLED, device) };
             Ok(DeviceInfo {
                 ordinal,
                 device,
                 uuid,
+                is_mps: mps == 1,
                 name: String::from_utf8_lossy(name).into_owned(),
             })
         })

@@ -101,6 +101,9 @@ pub mod memory_type {
     pub const UNIFIED: u32 = 4;
 }
 
+/// Whether contexts of a device are made through MPS (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`).
+pub const DEVICE_MPS_ENABLED: i32 = 133;
+
 /// Attributes of a pointer (`CUpointer_attribute`).
 #[allow(missing_docs)]
 pub mod attribute {

@@ -16,6 +16,7 @@ use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::driven::{Begun, Driven};
 pub use crate::engine::fetch::push::Exchanges;
+use crate::engine::fetch::push::Push;
 use crate::engine::fetch::several::{Before, Several};
 use crate::engine::fetch::trail::{Trail, TrailEnd};
 pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
@@ -23,7 +24,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::route::Routed;
 use crate::engine::story;
 use crate::engine::Env;
-use crate::node::{Corruption, Descriptor, Message, Peer, Refused, Slot, State, Sums, Target};
+use crate::node::{Corruption, Descriptor, Message, Part, Peer, Refused, Slot, State, Sums};
 use crate::stats::{self, Counter, Reason};
 
 /// Flags of a slot's message.
@@ -58,8 +59,12 @@ enum Path {
     Direct(InFlight),
     /// Over several paths at once.
     Several(Box<Several>),
-    /// Not begun before these messages over several paths, which are received in the same place, are over.
-    Held(Vec<Arc<Trail>>),
+    /// Not begun before these messages, which are received in the same place and written in other ways, are over.
+    Held {
+        trails: Vec<Arc<Trail>>,
+        /// It then comes from the host memory where its sender has put it.
+        is_hosted: bool,
+    },
     /// The same, every copy being this rank's.
     Driven(Box<Driven>),
     /// Through the sender's host ring; the pieces in flight to a device, oldest first.
@@ -229,7 +234,7 @@ impl Fetch {
         });
         fetch.note_wish(env);
         if wanted > 0 && hosted {
-            fetch.path = Path::ring(State::Hosted);
+            fetch.start_hosted(env, gpu, &ways);
         } else if wanted > 0 && !fetch.start_several(env, gpu, ways) {
             fetch.start(gpu);
         }
@@ -289,7 +294,8 @@ impl Fetch {
         match &self.path {
             Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
             Path::Ring { .. } => story::Path::HostRing,
-            Path::Draining(_) | Path::Held(_) => story::Path::Unknown,
+            Path::Draining(_) | Path::Held { .. } => story::Path::Unknown,
+            Path::Several(several) if several.is_direct() => story::Path::Direct,
             Path::Several(_) | Path::Driven(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
             Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
@@ -365,7 +371,7 @@ impl Fetch {
                         self.leave_trail(true);
                         return false;
                     }
-                    self.hold(trails);
+                    self.hold(trails, false);
                     return true;
                 }
                 Begun::No => {}
@@ -388,7 +394,7 @@ impl Fetch {
             if trails.is_empty() {
                 return false;
             }
-            self.hold(trails);
+            self.hold(trails, false);
             return true;
         }
         let is_below = overlapping().next().is_some();
@@ -400,13 +406,27 @@ impl Fetch {
         let before = before.map(|trail| Before { trail, is_below });
         let held = before.as_ref().filter(|before| before.is_below);
         let held = held.map(|before| vec![Arc::clone(&before.trail)]);
-        if let Some(depth) = depth {
+        if may_split && ways.is_for_sender(env, gpu, &self.message) {
+            // Nothing else of the sender's is in the way: it is offered at once, unless it is received in the same place.
+            let before = before.filter(|before| before.is_below);
+            let is_in_order = |before: &Before| before.trail.is_pushed();
+            let push = ways.push_in_turn(env, gpu);
+            if before.as_ref().is_none_or(is_in_order)
+                && self.begin_parts(env, gpu, &[], push, true, before)
+            {
+                return true;
+            }
+            if held.is_none() {
+                // What is pushed to its place is on no lane of this rank's.
+                self.leave_trail(true);
+            }
+        } else if let Some(depth) = depth {
             let push = match &before {
                 // As the one before it, on whose lanes it follows.
                 Some(Before {
                     trail,
                     is_below: true,
-                }) if trail.is_pushed() => ways.target(env, gpu),
+                }) if trail.is_pushed() => ways.push_as_before(env, gpu),
                 Some(Before { is_below: true, .. }) => None,
                 _ => ways.push(env, gpu, &self.message, depth),
             };
@@ -419,7 +439,7 @@ impl Fetch {
             }
         }
         if let Some(trails) = held {
-            self.hold(trails);
+            self.hold(trails, false);
             return true;
         }
         if is_long && self.message.flags & (flag::EXPORTED | flag::HOST) == 0 {
@@ -429,9 +449,28 @@ impl Fetch {
         false
     }
 
+    /// The payload lies in its sender's host memory. On its way to a device it stays in order with direct copies from the same
+    /// sender, which may be received in the same place, and waits for what is written there in another way.
+    fn start_hosted(&mut self, env: &Env, gpu: &mut Gpu, ways: &Ways<'_>) {
+        self.path = Path::ring(State::Hosted);
+        let Destination::Device { address, .. } = self.to else {
+            return;
+        };
+        let trails = ways.trails((address, self.wanted));
+        if !trails.is_empty() {
+            self.hold(trails, true);
+            return;
+        }
+        if ways.is_for_sender(env, gpu, &self.message) {
+            self.leave_trail(false);
+        }
+        // What is wrong with it comes up again when it is polled.
+        let _ = self.empty_ring(gpu);
+    }
+
     /// Not begun before these are over.
-    fn hold(&mut self, trails: Vec<Arc<Trail>>) {
-        self.path = Path::Held(trails);
+    fn hold(&mut self, trails: Vec<Arc<Trail>>, is_hosted: bool) {
+        self.path = Path::Held { trails, is_hosted };
         self.leave_trail(false);
     }
 
@@ -461,17 +500,31 @@ impl Fetch {
         mut ways: Ways<'_>,
         before: Option<Before>,
         depth: u32,
-        push: Option<Target>,
+        push: Option<Push>,
     ) -> bool {
-        let Destination::Device { context, address } = self.to else {
-            return false;
-        };
         let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, depth) else {
             return false;
         };
         self.routed = Some(chosen.routed);
         let push = push.filter(|_| chosen.has_direct);
-        if chosen.parts.is_empty() && push.is_none() {
+        let (parts, has_direct) = (&chosen.parts, chosen.has_direct);
+        self.begin_parts(env, gpu, parts, push, has_direct, before)
+    }
+
+    /// The parts are brought over staging, the rest directly: pushed, where there is a target for that.
+    fn begin_parts(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        parts: &[Part],
+        push: Option<Push>,
+        has_direct: bool,
+        before: Option<Before>,
+    ) -> bool {
+        let Destination::Device { context, address } = self.to else {
+            return false;
+        };
+        if parts.is_empty() && push.is_none() {
             return false;
         }
         let mapping = match self.map(gpu, context) {
@@ -489,11 +542,11 @@ impl Fetch {
             to: address,
             from: mapping.address_of(self.message.offset),
             mapping,
-            is_path: chosen.has_direct,
+            is_path: has_direct,
             push,
         };
         let slot = (self.slot, self.nonce);
-        let (peer, parts) = (&self.peer, &chosen.parts);
+        let peer = &self.peer;
         let several = Several::begin(env, gpu, peer, slot, direct, self.wanted, parts, before);
         let is_begun = several.is_some();
         if let Some(mut several) = several {
@@ -613,23 +666,32 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
-            Path::Held(trails) => {
+            Path::Held { trails, is_hosted } => {
                 trails.retain(|trail| !trail.is_over());
                 if !trails.is_empty() {
                     return Step::Pending(false);
                 }
-                self.start(gpu);
-                gpu.launch();
+                if *is_hosted {
+                    self.path = Path::ring(State::Hosted);
+                } else {
+                    self.start(gpu);
+                    gpu.launch();
+                }
                 Step::Pending(true)
             }
             Path::Several(several) => match several.poll(env, gpu) {
                 several::Step::Pending(moved) => Step::Pending(moved),
                 several::Step::Arrived => {
-                    several.count();
-                    if let (Some(routed), Some(how)) = (&self.routed, several.host_fared()) {
+                    let (arrived, fared) = (several.arrived(), several.host_fared());
+                    if self.is_hosted_all_the_same() {
+                        self.path = Path::ring(State::Claimed);
+                        return Step::Pending(true);
+                    }
+                    arrived.count();
+                    if let (Some(routed), Some(how)) = (&self.routed, fared) {
                         routed.fared(how);
                     }
-                    self.complete((Counter::SeveralReceives, Counter::SeveralBytes))
+                    self.complete(arrived.message)
                 }
                 several::Step::Lost(error) => {
                     self.survived(&error, "again through host memory");
@@ -724,7 +786,7 @@ impl Fetch {
         }
         if matches!(
             self.path,
-            Path::Direct(_) | Path::Driven(_) | Path::Draining(_) | Path::Held(_)
+            Path::Direct(_) | Path::Driven(_) | Path::Draining(_) | Path::Held { .. }
         ) {
             return false;
         }
@@ -743,7 +805,7 @@ impl Fetch {
             Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
             Path::Draining(copies) => copies,
             // Whole, or drained.
-            Path::Nothing | Path::Several(_) | Path::Driven(_) | Path::Held(_) => Vec::new(),
+            Path::Nothing | Path::Several(_) | Path::Driven(_) | Path::Held { .. } => Vec::new(),
         };
         self.path = Path::Draining(copies);
         Step::Pending(true)

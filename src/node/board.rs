@@ -155,7 +155,12 @@ impl Segment {
     }
 
     /// Writes an offer. `None` where all are in use.
-    pub fn open_offer(&self, parts: &[Part], target: Option<&Target>) -> Option<Asked> {
+    pub fn open_offer(
+        &self,
+        parts: &[Part],
+        target: Option<&Target>,
+        behind: Option<Asked>,
+    ) -> Option<Asked> {
         let board = self.board()?;
         let has_target = |part: &Part| part.way != Way::Push || target.is_some();
         if parts.is_empty() || parts.len() > TRACKS || !parts.iter().all(has_target) {
@@ -165,7 +170,7 @@ impl Segment {
         let index = own.idle.pop()?;
         own.tags += 1;
         let tag = own.tags;
-        board.offer(index)?.open(tag, parts, target);
+        board.offer(index)?.open(tag, parts, target, behind);
         Some(Asked { index, tag })
     }
 

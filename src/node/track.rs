@@ -195,6 +195,8 @@ pub enum TrackError {
 #[repr(C, align(64))]
 pub struct Offer {
     word: AtomicU64,
+    /// The offer of the same receiver that the sender is to claim first, as [`Asked::pack`] has it; 0 for none.
+    behind: AtomicU64,
     target: [AtomicU64; TARGET_WORDS],
     tracks: [Track; TRACKS],
 }
@@ -244,10 +246,18 @@ impl Asked {
 
 impl Offer {
     /// Receiver: writes an offer. The tag is one that was never used before.
-    pub(super) fn open(&self, tag: u64, parts: &[Part], target: Option<&Target>) {
+    pub(super) fn open(
+        &self,
+        tag: u64,
+        parts: &[Part],
+        target: Option<&Target>,
+        behind: Option<Asked>,
+    ) {
         debug_assert!((1..=TAG_MAX).contains(&tag) && parts.len() <= TRACKS);
         self.close();
         fence(Ordering::Release);
+        let behind = behind.map_or(0, |behind| behind.pack(tag));
+        self.behind.store(behind, Ordering::Relaxed);
         if let Some(target) = target {
             let words = target.words(tag);
             let places = self.target.iter().zip(words);
@@ -281,6 +291,21 @@ impl Offer {
             return Err(TrackError::Corrupt);
         }
         Ok(tracks)
+    }
+
+    /// Sender: the offer whose chunks are to be claimed before any of this one.
+    pub fn behind(&self, tag: u64) -> Option<Asked> {
+        let word = self.behind.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        self.len(tag).ok()?;
+        Asked::unpack(word, tag)
+    }
+
+    /// Sender: whether nothing of it is left to claim.
+    pub fn is_claimed(&self, tag: u64) -> bool {
+        let tracks = self.len(tag).unwrap_or(0);
+        let mut tracks = (0..tracks).filter_map(|number| self.track(tag, number));
+        tracks.all(|track| track.is_claimed() || track.claimed().is_err())
     }
 
     /// Sender: where to push what is to be pushed.

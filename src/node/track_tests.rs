@@ -26,7 +26,7 @@ fn an_offer_says_what_was_written() {
         chunk_bytes: 1000,
         in_turn: true,
     };
-    offer.open(5, &[PART, relay], None);
+    offer.open(5, &[PART, relay], None, None);
     assert_eq!(offer.len(5), Ok(2));
     assert_eq!(offer.len(6), Err(TrackError::Stale));
     let read = |number| offer.track(5, number).map(|track| track.part());
@@ -84,6 +84,7 @@ fn each_chunk_is_claimed_by_one_side() {
                 ..PART
             }],
             None,
+            None,
         );
         let track = offer.track(round + 1, 0).expect("there");
         let (mut sent, mut back) = (0, 4000);
@@ -121,6 +122,7 @@ fn chunks_pass_in_order_and_the_ring_is_bounded() {
             ..PART
         }],
         None,
+        None,
     );
     let track = offer.track(9, 0).expect("there");
     let (mut filled, mut emptied) = (0, 0);
@@ -150,11 +152,11 @@ fn chunks_pass_in_order_and_the_ring_is_bounded() {
 #[test]
 fn a_late_side_is_refused_and_changes_nothing() {
     let offer = offer();
-    offer.open(1, &[PART], None);
+    offer.open(1, &[PART], None, None);
     let late = offer.track(1, 0).expect("there");
     assert_eq!(late.claim(0), Ok(true));
     offer.close();
-    offer.open(2, &[PART], None);
+    offer.open(2, &[PART], None, None);
     let track = offer.track(2, 0).expect("there");
     let (mut filled, mut emptied) = (0, 0);
     assert_eq!(late.claim(1), Err(TrackError::Stale));
@@ -172,7 +174,7 @@ fn a_late_side_is_refused_and_changes_nothing() {
 #[test]
 fn what_is_written_over_is_noticed() {
     let offer = offer();
-    offer.open(3, &[PART], None);
+    offer.open(3, &[PART], None, None);
     let track = offer.track(3, 0).expect("there");
     let mut filled = 0;
     assert_eq!(
@@ -245,7 +247,7 @@ fn a_target_is_read_as_it_was_written_or_not_at_all() {
         buffer_id: 11,
     };
     let offer = offer();
-    offer.open(5, &[PART, pushed], Some(&target));
+    offer.open(5, &[PART, pushed], Some(&target), None);
     let way = |number| {
         offer
             .track(5, number)
@@ -260,14 +262,14 @@ fn a_target_is_read_as_it_was_written_or_not_at_all() {
         assert_eq!(offer.target(5), Err(TrackError::Corrupt));
         word.fetch_xor(1 << 17, Ordering::Relaxed);
     }
-    offer.open(6, &[pushed], None);
+    offer.open(6, &[pushed], None, None);
     assert_eq!(offer.target(6), Err(TrackError::Corrupt), "of another use");
 }
 
 #[test]
 fn what_the_sender_may_still_bring_is_known() {
     let offer = offer();
-    offer.open(5, &[PART], None);
+    offer.open(5, &[PART], None, None);
     let track = offer.track(5, 0).expect("a track");
     let (mut filled, entry) = (
         0,
@@ -285,4 +287,29 @@ fn what_the_sender_may_still_bring_is_known() {
     assert!(track.is_being_filled());
     track.give_up(filled);
     assert!(!track.is_being_filled(), "it will not come");
+}
+
+#[test]
+fn an_offer_names_the_one_before_it() {
+    let (first, second) = (offer(), offer());
+    first.open(5, &[PART], None, None);
+    assert_eq!(first.behind(5), None);
+    let before = Asked { index: 3, tag: 5 };
+    second.open(6, &[PART], None, Some(before));
+    assert_eq!(second.behind(6), Some(before));
+    assert_eq!(second.behind(5), None, "of another use");
+    second.open(7, &[PART], None, None);
+    assert_eq!(second.behind(7), None);
+    // Until all of its chunks are claimed, by whichever side, or it is over.
+    let track = first.track(5, 0).expect("there");
+    let chunks = PART.chunks();
+    assert!(!first.is_claimed(5));
+    assert_eq!(track.claim(0), Ok(true));
+    assert!(!first.is_claimed(5), "{chunks} chunks");
+    track.take_back(u32::MAX).expect("sound");
+    assert!(first.is_claimed(5));
+    first.open(8, &[PART], None, None);
+    assert!(first.is_claimed(5) && !first.is_claimed(8));
+    first.close();
+    assert!(first.is_claimed(8));
 }

@@ -58,6 +58,7 @@ const EVENTS: &[Counter] = &[
     Counter::SeveralRelayBytes,
     Counter::SeveralHostBytes,
     Counter::SeveralPushedBytes,
+    Counter::DirectPushedBytes,
     Counter::SeveralOvertakenBytes,
     Counter::HostShareRaised,
     Counter::HostShareLowered,

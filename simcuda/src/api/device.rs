@@ -49,6 +49,7 @@ fn attribute(d: &Driver, gpu: usize, attribute: c_int) -> Res<c_int> {
         97 => t.shared_kib << 10,
         106 => 32,
         111 => 1024,
+        133 => d.mps.into(),
         134 => d.topology.numa_node(gpu),
         known if (1..=160).contains(&known) => 0,
         _ => return Err(INVALID_VALUE),

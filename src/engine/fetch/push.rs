@@ -2,9 +2,15 @@
 //!
 //! Two copies that read against each other carry less than two that write (H200, 240 MiB each: 736 and 771 GB/s), as what asks
 //! for the data of one goes against the data of the other. One alone is as fast either way.
+//!
+//! Two processes on one GPU take turns there, unless they use it through MPS: a copy by one after a copy by the other waits
+//! for 0.14 ms (H200), whichever it is. So one of the two makes all copies between them, and pushes what goes to the other.
+
+use std::time::Duration;
 
 use hashbrown::HashMap;
 
+use crate::cuda::{reach, Uuid};
 use crate::engine::fetch::Ways;
 use crate::engine::gpu::Gpu;
 use crate::engine::Env;
@@ -18,6 +24,19 @@ const RECENT: u64 = 64;
 /// An allocation that is not a whole number of these lies in small pages, and two copies that write to such memory carry less than
 /// two that read it: 610 GB/s, 736 read (256 MiB and 4 or 16 KiB more; with 64 KiB, 512 KiB or 1 MiB more it is as without).
 const PAGE_BYTES: u64 = 64 << 10;
+
+/// How long a sender that is to push may not begin, before its part is pulled after all.
+const PATIENCE: Duration = Duration::from_micros(300);
+/// The same where it would have to wait for its turn on the GPU, and the sender for the next one then.
+const TURN_PATIENCE: Duration = Duration::from_millis(5);
+
+/// The receiver's buffer, which the sender is to push to.
+pub struct Push {
+    /// What the sender needs to know of it.
+    pub target: Target,
+    /// How long it may not begin, with nothing before it, before its part is pulled after all.
+    pub patience: Duration,
+}
 
 /// To whom this rank has sent long messages of late.
 #[derive(Default)]
@@ -64,7 +83,7 @@ impl Ways<'_> {
         gpu: &mut Gpu,
         message: &Message,
         depth: u32,
-    ) -> Option<Target> {
+    ) -> Option<Push> {
         if !is_long(env, message.length) {
             return None;
         }
@@ -72,16 +91,40 @@ impl Ways<'_> {
         let is_exchange = self.exchanges.received(source, depth);
         let is_alone = self.under_way.iter().all(|row| row.source == source);
         if is_exchange && is_alone && env.config.paths.direct && gpu.may_push(source) {
-            self.target(env, gpu)
+            self.push_as_before(env, gpu)
         } else {
             None
         }
     }
 
     /// The receiver's buffer, where it can be pushed to as fast as it can be pulled to.
-    pub fn target(&self, env: &Env, gpu: &mut Gpu) -> Option<Target> {
+    pub fn push_as_before(&self, env: &Env, gpu: &mut Gpu) -> Option<Push> {
+        self.exported(env, gpu, PATIENCE)
+            .filter(|push| push.target.allocation_bytes % PAGE_BYTES == 0)
+    }
+
+    /// Whether the sender makes the copies between the two: both buffers are on a GPU on which processes take turns, and it is
+    /// the lower rank.
+    pub fn is_for_sender(&self, env: &Env, gpu: &Gpu, message: &Message) -> bool {
+        let is_shared = |device: &Uuid| {
+            *device == message.device && reach::by_uuid(device).is_some_and(|device| !device.is_mps)
+        };
+        message.source < env.world_rank
+            && self.to().is_some_and(|device| is_shared(&device))
+            && env.config.push > 0
+            && env.config.paths.direct
+            && gpu.may_push(message.source)
+    }
+
+    /// The receiver's buffer, for such a message.
+    pub fn push_in_turn(&self, env: &Env, gpu: &mut Gpu) -> Option<Push> {
+        self.exported(env, gpu, TURN_PATIENCE)
+    }
+
+    fn exported(&self, env: &Env, gpu: &mut Gpu, patience: Duration) -> Option<Push> {
         let export = gpu.export(env, self.buffer?).ok()?;
-        (export.size % PAGE_BYTES == 0).then(|| Target::from(&export))
+        let target = Target::from(&export);
+        Some(Push { target, patience })
     }
 }
 

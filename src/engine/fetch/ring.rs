@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::{Destination, Fetch, Lost, Path, Step};
-use crate::cuda::Purpose;
+use crate::cuda::{Copy, Error, Purpose};
 use crate::engine::fault::{self, Of};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::memory;
 use crate::engine::serve::piece_bytes;
-use crate::node::{State, FIRST_CELL};
+use crate::node::{Peer, Ring, State, FIRST_CELL};
 use crate::stats::Counter;
 
 /// Messages of so many bytes are written to host memory past the caches: pieces that a device wrote are copied at 16 GB/s
@@ -16,8 +16,8 @@ use crate::stats::Counter;
 const STREAMED_BYTES_MIN: u64 = 1 << 20;
 
 impl Fetch {
-    /// Empties the ring into its place, piece by piece.
-    pub(super) fn poll_ring(&mut self, gpu: &mut Gpu) -> Result<Step, Lost> {
+    /// Starts what can be brought out of the ring. Whether anything moved, and what stopped it.
+    pub(super) fn empty_ring(&mut self, gpu: &mut Gpu) -> Result<(bool, Option<Error>), Lost> {
         let peer = Arc::clone(&self.peer);
         let slot = peer.slot(self.slot).ok_or(Lost::Corrupt)?;
         let ring = slot.ring(self.nonce);
@@ -30,7 +30,7 @@ impl Fetch {
             state,
         } = &mut self.path
         else {
-            return Ok(Step::Pending(false));
+            return Ok((false, None));
         };
         if now != Ok(*state) {
             return Err(why_gone);
@@ -39,17 +39,6 @@ impl Fetch {
         if !ring.is_emptied_to(*popped) {
             return Err(Lost::Corrupt);
         }
-        // A piece is the sender's again once its entry is popped: what was read of it counts only if this was ours to do.
-        let pop = |popped: &mut u64| {
-            *popped += 1;
-            let is_ours = ring.pop() == Ok(true) && ring.is_emptied_to(*popped);
-            peer.ring_doorbell();
-            if is_ours {
-                Ok(())
-            } else {
-                Err(Lost::Corrupt)
-            }
-        };
         let mut moved = false;
         let mut trouble = None;
         loop {
@@ -81,7 +70,7 @@ impl Fetch {
                         let is_long = self.wanted >= STREAMED_BYTES_MIN;
                         memory::copy(to, piece.as_ptr(), bytes as usize, is_long);
                     }
-                    pop(popped)?;
+                    pop(&peer, &ring, popped)?;
                     *arrived += bytes;
                     moved = true;
                 }
@@ -92,13 +81,17 @@ impl Fetch {
                         unsafe { gpu.pin(context, start.as_ptr(), length) };
                     }
                     let from = piece.as_ptr().expose_provenance() as u64;
-                    match gpu.copy(
-                        context,
-                        Purpose::HostToDevice,
-                        address + started,
-                        from,
+                    let copy = Copy::Linear {
+                        dst: address + started,
+                        src: from,
                         bytes,
-                    ) {
+                    };
+                    // A whole message is in order with direct copies, on their lane.
+                    let (purpose, affinity) = match state {
+                        State::WantHost => (Purpose::HostToDevice, 0),
+                        _ => (Purpose::Pull, u64::from(self.message.source)),
+                    };
+                    match gpu.copy_on(context, purpose, affinity, copy, None) {
                         Ok(copy) => flying.push_back((copy, bytes)),
                         Err(error) if is_for_now(&error) => break,
                         Err(error) => {
@@ -110,13 +103,31 @@ impl Fetch {
                 }
             }
         }
+        Ok((moved, trouble))
+    }
+
+    /// Empties the ring into its place, piece by piece.
+    pub(super) fn poll_ring(&mut self, gpu: &mut Gpu) -> Result<Step, Lost> {
+        let (mut moved, mut trouble) = self.empty_ring(gpu)?;
+        let peer = Arc::clone(&self.peer);
+        let slot = peer.slot(self.slot).ok_or(Lost::Corrupt)?;
+        let ring = slot.ring(self.nonce);
+        let Path::Ring {
+            flying,
+            arrived,
+            popped,
+            state,
+        } = &mut self.path
+        else {
+            return Ok(Step::Pending(false));
+        };
         while let Some((copy, bytes)) = flying.front_mut() {
             match copy.poll() {
                 Ok(false) => break,
                 Ok(true) => {
                     *arrived += *bytes;
                     flying.pop_front();
-                    pop(popped)?;
+                    pop(&peer, &ring, popped)?;
                     moved = true;
                 }
                 Err(error) if copy.is_lost() => return Err(Lost::Driver(error)),
@@ -143,5 +154,17 @@ impl Fetch {
             fault::tried_again(of, self.path.told(), &error);
         }
         Ok(Step::Pending(moved))
+    }
+}
+
+/// Gives a piece back. It is the sender's again once its entry is popped: what was read of it counts only if this was ours to do.
+fn pop(peer: &Peer, ring: &Ring<'_>, popped: &mut u64) -> Result<(), Lost> {
+    *popped += 1;
+    let is_ours = ring.pop() == Ok(true) && ring.is_emptied_to(*popped);
+    peer.ring_doorbell();
+    if is_ours {
+        Ok(())
+    } else {
+        Err(Lost::Corrupt)
     }
 }

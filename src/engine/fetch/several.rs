@@ -8,15 +8,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
 use crate::cuda::{clock_ns, ContextKey, Copy, Error, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path, Trouble};
+use crate::engine::fetch::push::Push;
 use crate::engine::fetch::track::{Staging, Track, STALLED};
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::Gpu;
 use crate::engine::route::HostFared;
 use crate::engine::Env;
 use crate::node::track::{TrackOf, TRACKS};
-use crate::node::{Asked, Part, Peer, Target, TrackError, Way};
+use crate::node::{Asked, Part, Peer, TrackError, Way};
 use crate::stats::{self, Counter};
 
 /// A receiver that has not looked for so long does not know how long its sender has done nothing.
@@ -28,8 +31,6 @@ const CLAIM_BYTES_MIN: u64 = 1 << 20;
 
 /// What is pushed goes in copies as long as a chunk may be: two behind each other cost 3 us more than one.
 const PUSH_BYTES_MAX: u64 = 1 << 30;
-/// How long a sender that is to push may not begin, before its part is pulled after all.
-const PUSH_PATIENCE: Duration = Duration::from_micros(300);
 
 /// What is needed to pull from the sender's memory.
 pub struct Direct {
@@ -44,7 +45,7 @@ pub struct Direct {
     /// It may be pulled from also where nothing stands in the way of the other paths.
     pub is_path: bool,
     /// The receiver's buffer, where the sender is to push the direct part instead.
-    pub push: Option<Target>,
+    pub push: Option<Push>,
 }
 
 /// When the part in host memory, and all others, were over, nanoseconds.
@@ -151,7 +152,9 @@ impl Several {
         if let Some(before) = below {
             before.trail.follow();
         }
-        let asked = env.node.own().open_offer(&offered, direct.push.as_ref())?;
+        let target = direct.push.as_ref().map(|push| &push.target);
+        let behind = before.as_ref().and_then(|before| before.trail.asked);
+        let asked = env.node.own().open_offer(&offered, target, behind)?;
         let mut several = Several {
             peer: Arc::clone(peer),
             direct,
@@ -159,7 +162,7 @@ impl Several {
             length,
             slot,
             is_asked: false,
-            trail: Arc::new(Trail::new(offered.clone())),
+            trail: Arc::new(Trail::new(offered.clone(), Some(asked))),
             before,
             pulls: Vec::new(),
             tracks,
@@ -187,16 +190,14 @@ impl Several {
         &self.trail
     }
 
-    /// Offers the message to its sender, if the one before it is claimed. True if that was done now.
+    /// Offers the message to its sender, if the one before it is. True if that was done now.
     fn ask(&mut self) -> bool {
-        let may_ask = |before: &Before| match before.is_below {
-            true => before.trail.may_be_followed(),
-            false => before.trail.is_claimed(),
-        };
+        let may_ask = |before: &Before| before.trail.is_offered();
         if self.is_asked || !self.before.as_ref().is_none_or(may_ask) {
             return false;
         }
         self.is_asked = true;
+        self.trail.set_offered();
         self.is_pusher_awaited = self.tracks.iter().any(Track::is_pushed);
         let (slot, nonce) = self.slot;
         if let Some(slot) = self.peer.slot(slot) {
@@ -207,26 +208,26 @@ impl Several {
     }
 
     /// Says how far it is.
-    fn leave_trail(&self, env: &Env) {
-        let open = |track: &&Track| !track.is_retired && !track.is_done();
-        let is_claimed = |track: &Track| {
-            shared(env, self.asked, track.number).is_none_or(|shared| shared.is_claimed())
-        };
-        if self.is_asked
-            && !self.trail.is_claimed()
-            && self.tracks.iter().filter(open).all(is_claimed)
-        {
-            self.trail.set_claimed();
-        }
+    fn leave_trail(&self) {
         for track in &self.tracks {
-            let is_launched = match track.staging {
-                Staging::Push => is_claimed(track),
-                _ => track.launched == track.end,
-            };
-            if !track.is_retired && !track.is_cut && is_launched {
+            if !track.is_retired && !track.is_cut && track.launched == track.end {
                 self.trail.set_launched(track.number);
             }
         }
+    }
+
+    /// Bytes of a track that are not brought by it any more come by a copy of this rank's, which is not on the track's lane.
+    fn bring_otherwise(&mut self, gpu: &mut Gpu, number: usize, (offset, bytes): (u64, u64)) {
+        // What its sender pushes for the message behind this one, if there is one, may be there before.
+        if self.tracks[number].is_pushed() || self.trail.is_launched(number) {
+            if self.trail.has_follower() {
+                self.overtaken += bytes;
+                return;
+            }
+            self.trail.set_out_of_order();
+        }
+        self.pull(gpu, offset, bytes);
+        gpu.launch();
     }
 
     /// Queues a copy from the sender's memory.
@@ -273,7 +274,7 @@ impl Several {
             self.trail.set_out_of_order();
             return Step::Pending(true);
         }
-        self.leave_trail(env);
+        self.leave_trail();
         self.before.take_if(|before| before.trail.is_over());
         if self.is_pusher_awaited && self.before.is_none() {
             moved |= self.await_pusher(env, gpu);
@@ -306,7 +307,8 @@ impl Several {
             return false;
         }
         let since = *self.awaited.get_or_insert_with(Instant::now);
-        if since.elapsed() <= PUSH_PATIENCE {
+        let push = self.direct.push.as_ref();
+        if push.is_some_and(|push| since.elapsed() <= push.patience) {
             return false;
         }
         self.is_pusher_awaited = false;
@@ -375,17 +377,8 @@ impl Several {
             let track = &mut self.tracks[number];
             let (first, count) = (track.emptied, track.end - track.emptied);
             track.end = track.emptied;
-            let (offset, bytes) = track.part.span(first, count);
-            if self.trail.is_launched(number) {
-                // What follows it may have been written there.
-                if self.trail.has_follower() {
-                    self.overtaken += bytes;
-                    return true;
-                }
-                self.trail.set_out_of_order();
-            }
-            self.pull(gpu, offset, bytes);
-            gpu.launch();
+            let span = track.part.span(first, count);
+            self.bring_otherwise(gpu, number, span);
             return true;
         }
         moved
@@ -450,10 +443,9 @@ impl Several {
         }
         track.end = first;
         track.is_cut = true;
-        let (offset, bytes) = track.part.span(first, count);
+        let span = track.part.span(first, count);
         stats::add(Counter::ChunksClaimedBack, u64::from(count));
-        self.pull(gpu, offset, bytes);
-        gpu.launch();
+        self.bring_otherwise(gpu, number, span);
         true
     }
 
@@ -560,22 +552,50 @@ impl Several {
         Some(HostFared::Before(1e-3 * lead_ns))
     }
 
-    /// Counts what has come by which path.
+    /// Whether it comes by the direct path alone, as its sender pushes all of it.
+    pub fn is_direct(&self) -> bool {
+        self.tracks.iter().all(Track::is_pushed)
+    }
+
+    /// What has come by which path.
+    pub fn arrived(&self) -> Arrived {
+        let is_lost = self.lost.is_some();
+        let overtaken = if is_lost { self.length } else { self.overtaken };
+        let mut bytes = SmallVec::from_slice(&[(Counter::SeveralOvertakenBytes, overtaken)]);
+        if self.is_direct() {
+            let pushed = self.tracks.iter().map(|track| track.arrived).sum();
+            bytes.push((Counter::DirectPushedBytes, pushed));
+            let message = (Counter::DirectReceives, Counter::DirectBytes);
+            return Arrived { message, bytes };
+        }
+        if !is_lost {
+            bytes.push((Counter::SeveralDirectBytes, self.by_direct));
+            bytes.extend(self.tracks.iter().map(|track| {
+                let counter = match track.staging {
+                    Staging::Host => Counter::SeveralHostBytes,
+                    Staging::Relay { .. } => Counter::SeveralRelayBytes,
+                    Staging::Push => Counter::SeveralPushedBytes,
+                };
+                (counter, track.arrived)
+            }));
+        }
+        let message = (Counter::SeveralReceives, Counter::SeveralBytes);
+        Arrived { message, bytes }
+    }
+}
+
+/// How a message has come.
+pub struct Arrived {
+    /// The counters of messages that come so, and of their bytes.
+    pub message: (Counter, Counter),
+    bytes: SmallVec<[(Counter, u64); 4]>,
+}
+
+impl Arrived {
+    /// Counts what came by which path.
     pub fn count(&self) {
-        if self.lost.is_some() {
-            stats::add(Counter::SeveralOvertakenBytes, self.length);
-            return;
-        }
-        stats::add(Counter::SeveralDirectBytes, self.by_direct);
-        stats::add(Counter::SeveralOvertakenBytes, self.overtaken);
-        for track in &self.tracks {
-            let counter = match track.staging {
-                Staging::Host => Counter::SeveralHostBytes,
-                Staging::Relay { .. } => Counter::SeveralRelayBytes,
-                Staging::Push => Counter::SeveralPushedBytes,
-            };
-            stats::add(counter, track.arrived);
-        }
+        let bytes = self.bytes.iter();
+        bytes.for_each(|(counter, bytes)| stats::add(*counter, *bytes));
     }
 }
 

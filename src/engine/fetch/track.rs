@@ -233,7 +233,7 @@ impl Staging {
     ) -> Option<Staging> {
         match part.way {
             Way::Host => (peer.layout().wide_blocks > 0).then_some(Staging::Host),
-            Way::Push => direct.push.map(|_| Staging::Push),
+            Way::Push => direct.push.as_ref().map(|_| Staging::Push),
             Way::Relay { owner: rank, row } => {
                 let owner = env.node.peer(rank)?;
                 match gpu.reach_relay(direct.context, &owner, row) {

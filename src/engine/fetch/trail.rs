@@ -1,22 +1,25 @@
 //! The order of messages over several paths that follow each other from one sender.
 //!
-//! A message is offered to its sender only once the one before it is claimed, so that pieces of staging go to the older
-//! one first. Where both are received in the same place (bandwidth tests do so), they are split alike: what one track
-//! writes it writes on one lane, in the order of the messages. What has to be brought another way after all is not brought
-//! where the next message may have been written there already: that one is all that is left in the end.
+//! An offer names the one before it, whose chunks its sender claims first, so that pieces of staging go to the older
+//! message, and what is pushed is in order on the sender's lane. Where both are received in the same place (bandwidth tests
+//! do so), they are split alike: what one track writes it writes on one lane, in the order of the messages. What has to be
+//! brought another way after all is not brought where the next message may have been written there already: that one is all
+//! that is left in the end.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use crate::node::{Part, Way};
+use crate::node::{Asked, Part, Way};
 
 /// How far a message has got, for the one behind it.
 #[derive(Debug)]
 pub struct Trail {
     /// How it is split.
     pub parts: Vec<Part>,
-    /// The sender has claimed every chunk that it may.
-    is_claimed: AtomicBool,
+    /// Its offer, if it has one.
+    pub asked: Option<Asked>,
+    /// The one behind it may be offered.
+    is_offered: AtomicBool,
     /// Tracks, as bits, of which every copy has been launched on the track's own lanes.
     launched: AtomicU32,
     /// Another message is received in the same place.
@@ -32,10 +35,11 @@ pub struct Trail {
 
 impl Trail {
     /// At its beginning.
-    pub fn new(parts: Vec<Part>) -> Trail {
+    pub fn new(parts: Vec<Part>, asked: Option<Asked>) -> Trail {
         Trail {
             parts,
-            is_claimed: AtomicBool::new(false),
+            asked,
+            is_offered: AtomicBool::new(false),
             launched: AtomicU32::new(0),
             has_follower: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -49,9 +53,9 @@ impl Trail {
     pub fn undivided(is_direct: bool) -> Trail {
         let trail = Trail {
             is_direct,
-            ..Trail::new(Vec::new())
+            ..Trail::new(Vec::new(), None)
         };
-        trail.set_claimed();
+        trail.set_offered();
         trail
     }
 
@@ -70,14 +74,14 @@ impl Trail {
         Some(self.drive.load(Ordering::Acquire)).filter(|number| *number != 0)
     }
 
-    /// Nothing is left to claim.
-    pub fn set_claimed(&self) {
-        self.is_claimed.store(true, Ordering::Release);
+    /// Its sender knows of it, or need not.
+    pub fn set_offered(&self) {
+        self.is_offered.store(true, Ordering::Release);
     }
 
     /// Whether the next message may be offered.
-    pub fn is_claimed(&self) -> bool {
-        self.is_claimed.load(Ordering::Acquire) || self.is_over()
+    pub fn is_offered(&self) -> bool {
+        self.is_offered.load(Ordering::Acquire) || self.is_over()
     }
 
     /// Every copy of a track is launched.
@@ -93,18 +97,6 @@ impl Trail {
     /// Whether its sender pushes a part of it.
     pub fn is_pushed(&self) -> bool {
         self.parts.iter().any(|part| part.way == Way::Push)
-    }
-
-    /// Whether what its sender pushes is on the sender's lane.
-    fn is_push_launched(&self) -> bool {
-        let pushed = self.parts.iter().enumerate();
-        let mut pushed = pushed.filter(|(_, part)| part.way == Way::Push);
-        pushed.all(|(track, _)| self.is_launched(track))
-    }
-
-    /// Whether a message that is received in the same place may be offered.
-    pub fn may_be_followed(&self) -> bool {
-        self.is_claimed() && (self.is_push_launched() || self.is_over())
     }
 
     /// Some of it is written another way: what is received in its place from now on waits for its end.

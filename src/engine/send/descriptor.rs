@@ -400,11 +400,11 @@ impl Core {
                 return Advance::default()
             }
             // The receiver reads the buffer itself, and may leave some of it to this rank.
-            (Ok(State::Claimed), None) => {
+            (Ok(State::Claimed), _) => {
                 let asked = slot.offered(out.nonce);
                 return out.help(env, &mut self.gpu, asked);
             }
-            (Ok(State::Claimed), _) | (Ok(State::Posted), None) => return Advance::default(),
+            (Ok(State::Posted), None) => return Advance::default(),
             (Ok(State::Posted), Some(hosting)) => {
                 let step = hosting.poll(&mut self.gpu, own, &ring, false);
                 // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
@@ -491,7 +491,11 @@ impl Core {
             let is_asked_for = hosted.is_some_and(|hosting| hosting.is_asked_for);
             send.story.path = if out.serve.is_some() || is_asked_for {
                 story::Path::HostRing
-            } else if out.tracks.is_some() {
+            } else if out
+                .tracks
+                .as_ref()
+                .is_some_and(|tracks| !tracks.is_direct())
+            {
                 story::Path::Several
             } else if hosted.is_some() {
                 story::Path::Eager

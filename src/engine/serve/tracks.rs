@@ -13,7 +13,7 @@ use crate::engine::fault::{self, Of, Path, Trouble};
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Reached;
 use crate::engine::Env;
-use crate::node::track::{Filled, TrackOf, TRACKS, TRACK_ENTRIES};
+use crate::node::track::{Filled, Offer, TrackOf, TRACKS, TRACK_ENTRIES};
 use crate::node::{units_of, Asked, Part, Peer, Taker, TrackError, Way, Wide, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
@@ -32,6 +32,8 @@ const PUSH_LANE: u64 = 3;
 pub struct Tracks {
     peer: Arc<Peer>,
     asked: Asked,
+    /// The receiver's offer whose chunks are to be claimed first.
+    behind: Option<Asked>,
     context: ContextKey,
     source: u64,
     tracks: Vec<Track>,
@@ -97,6 +99,7 @@ impl Tracks {
         let mut tracks = Tracks {
             peer: Arc::clone(peer),
             asked,
+            behind: offer_of(peer, asked).and_then(|offer| offer.behind(asked.tag)),
             context,
             source,
             tracks: Vec::new(),
@@ -120,6 +123,12 @@ impl Tracks {
         tracks
     }
 
+    /// Whether all that this rank is to bring it pushes into the receiver's buffer.
+    pub fn is_direct(&self) -> bool {
+        let is_push = |track: &Track| track.part.way == Way::Push;
+        self.tracks.iter().all(is_push)
+    }
+
     fn told(&self, trouble: &Trouble) {
         tell(&self.peer, trouble);
     }
@@ -130,10 +139,15 @@ impl Tracks {
             track.settle(env, peer, shared)
         });
         // A chunk of each in turn: none waits at the beginning until another has all that may be launched.
+        self.behind.take_if(|behind| {
+            offer_of(&self.peer, *behind).is_none_or(|offer| offer.is_claimed(behind.tag))
+        });
         let (context, source) = (self.context, self.source);
-        while self.each(gpu, |track, gpu, peer, shared| {
-            track.add(env, gpu, peer, shared, context, source)
-        }) {
+        while self.behind.is_none()
+            && self.each(gpu, |track, gpu, peer, shared| {
+                track.add(env, gpu, peer, shared, context, source)
+            })
+        {
             moved = true;
         }
         moved
@@ -201,8 +215,12 @@ impl Tracks {
     }
 }
 
+fn offer_of(peer: &Peer, asked: Asked) -> Option<&Offer> {
+    peer.board()?.offer(asked.index)
+}
+
 fn track_of(peer: &Peer, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
-    let offer = peer.board()?.offer(asked.index)?;
+    let offer = offer_of(peer, asked)?;
     let is_there = offer.len(asked.tag).is_ok_and(|tracks| number < tracks);
     offer.track(asked.tag, number).filter(|_| is_there)
 }
@@ -424,7 +442,7 @@ impl Staging {
         if !gpu.may_push(peer.world_rank()) {
             return Err(Trouble::Told(NOT_PUSHED));
         }
-        let offer = peer.board().and_then(|board| board.offer(asked.index));
+        let offer = offer_of(peer, asked);
         let target = offer.ok_or(TrackError::Stale)?.target(asked.tag)?;
         let export = Export::from(&target);
         if !export.holds(length) {
