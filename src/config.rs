@@ -140,7 +140,7 @@ options! {
     multipath: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_MULTIPATH", "2M", User,
         "messages of less than this size take one path";
     push: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_PUSH", "32M", User,
-        "messages of at least this size are written by their sender instead of being read by their receiver, where one goes the other way meanwhile; 0: none";
+        "messages of at least this size are written by their sender instead of being read by their receiver, where one goes the other way meanwhile; 0: none, nor any between ranks that share a GPU";
     relays: u32 = Count { min: 0, max: 8 }, "ANABRANCH_RELAYS", "8", User,
         "over how many other GPUs a message is split at most";
     path_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_PATH_STAGING", "48M", User,
