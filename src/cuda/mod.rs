@@ -23,7 +23,7 @@ mod measure;
 pub mod nvml;
 pub mod pinned;
 pub mod pointer;
-mod queue;
+pub mod queue;
 pub mod reach;
 mod staged;
 pub mod state;

@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Launches in flight beyond which copies are collected for a batch.
-const LAUNCHES_MAX: usize = 2;
+pub const LAUNCHES_MAX: usize = 2;
 /// Copies in a batch: the first of them waits until the driver has taken the last, half a microsecond each.
-const BATCH_COUNT_MAX: usize = 32;
+pub const BATCH_COUNT_MAX: usize = 32;
 /// A batch that holds so many bytes takes no more: it is marked as done as a whole, and the gap to the next one, 3 us, is
 /// nothing beside the 170 us that these take at 400 GB/s.
-const BATCH_BYTES_MAX: u64 = 64 << 20;
+pub const BATCH_BYTES_MAX: u64 = 64 << 20;
 /// Copies that one stream may have in flight, launched one by one.
 const IN_FLIGHT_MAX: usize = 1024;
 /// Errors in a row that the driver answers questions about a copy with, before it is waited for.

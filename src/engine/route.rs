@@ -405,6 +405,7 @@ impl Node {
                 &self.planner,
                 Options {
                     relays_in_turn: true,
+                    batches: true,
                     ..options
                 },
             ),

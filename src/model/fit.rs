@@ -30,6 +30,7 @@ pub fn line(samples: &[(u64, f64)]) -> Option<Line> {
         alpha_us: ((wy - us_per_byte * wx) / w).max(0.0),
         gb_s: 1.0 / (us_per_byte * BYTES_PER_US),
         spread: 0.0,
+        batched_us: None,
     })
 }
 

@@ -35,6 +35,9 @@ pub struct Line {
     /// is given too much holds the whole message up, one that is given too little only helps less.
     #[serde(default)]
     pub spread: f64,
+    /// What each costs that is launched in one batch with others, but for the first; None where nobody has measured that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batched_us: Option<f64>,
 }
 
 impl Line {
@@ -138,6 +141,7 @@ impl Model {
                 alpha_us: costs.setup_us + extra,
                 gb_s: hop.gb_s,
                 spread: if hop.is_nvlink() { 0.0 } else { PCIE_SPREAD },
+                batched_us: None,
             };
             let (mut push, mut pull) = (Some(line(0.0)), Some(line(costs.pull_extra_us)));
             if from == Place::Host {
@@ -285,6 +289,7 @@ impl Model {
             for line in [hop.push, hop.pull].iter().flatten() {
                 let what = format!("{} to {}: ", hop.from, hop.to);
                 time(&format!("{what}alpha_us"), line.alpha_us)?;
+                time(&format!("{what}batched_us"), line.batched_us.unwrap_or(0.0))?;
                 if !(line.gb_s.is_finite() && line.gb_s > 0.0) {
                     return Err(format!("{what}gb_s is {}, must be positive", line.gb_s));
                 }
@@ -340,6 +345,7 @@ mod tests {
             alpha_us: 1.0,
             gb_s: 400.0,
             spread: 0.0,
+            batched_us: None,
         };
         let hop = model
             .hops
@@ -362,7 +368,11 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_are_refused() {
         let good = Model::nominal(&shipped("narval"));
-        let broken: [fn(&mut Model); 5] = [
+        let broken: [fn(&mut Model); 6] = [
+            |model| {
+                let push = model.hops[0].push.as_mut();
+                push.expect("a hop").batched_us = Some(-0.5);
+            },
             |model| model.launch_us = f64::NAN,
             |model| model.host.chunk_us = -1.0,
             |model| {
@@ -370,6 +380,7 @@ mod tests {
                     alpha_us: 1.0,
                     gb_s: 0.0,
                     spread: 0.0,
+                    batched_us: None,
                 })
             },
             |model| {
@@ -377,6 +388,7 @@ mod tests {
                     alpha_us: 1.0,
                     gb_s: 1.0,
                     spread: 1.0,
+                    batched_us: None,
                 })
             },
             |model| model.segments[0].gb_s = -3.0,

@@ -91,6 +91,8 @@ pub struct Options {
     /// The copies of a hop of such a path may go on two streams in turn, for a single message over few of these paths: what
     /// one costs beside its bytes is then hidden behind the bytes of the other.
     pub relays_in_turn: bool,
+    /// Direct copies of a window that wait for others are launched in batches (`cuda::queue`).
+    pub batches: bool,
     /// How many GPUs one such path may lead over: 1 or 2.
     pub relay_depth_max: u32,
     /// What each copy takes the one thread that launches all of them, with the events around it; 0 where those that launch
@@ -127,6 +129,7 @@ impl Default for Options {
             relays_over: u32::MAX,
             relays_push: false,
             relays_in_turn: false,
+            batches: false,
             relay_depth_max: 1,
             launcher_us: 0.0,
             chunks_max: 1024,

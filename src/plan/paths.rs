@@ -155,6 +155,8 @@ impl SegmentSet {
 pub(crate) struct Pace {
     /// Each copy, before its bytes move: alpha, and what its chunk adds.
     pub alpha_us: f64,
+    /// The same of one that is launched in one batch with those before it, if that was measured.
+    pub batched_us: Option<f64>,
     /// Bytes a microsecond that can be counted on.
     pub rate: f64,
 }
@@ -394,6 +396,7 @@ impl Planner {
             let pace = |line: Line| Pace {
                 alpha_us: line.alpha_us.max(self.model.launch_us)
                     + if is_last { 0.0 } else { staging.chunk_us },
+                batched_us: line.batched_us,
                 rate: (line.sure_gb_s() * BYTES_PER_US).min(capacity),
             };
             let mut leg = Leg {

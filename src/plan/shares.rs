@@ -16,6 +16,7 @@
 use super::contention::{self, Occupancy, Rates};
 use super::paths::{Candidate, Engines, Path, PathKind, Planner};
 use super::{Message, Options, MAX_PATHS, SLOTS_MIN};
+use crate::cuda::queue::{BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
 use crate::topology::Place;
 
 /// Where two copies of a hop are under way at a time, what a launch counts against more chunks: it costs the message nothing
@@ -85,6 +86,8 @@ struct Pipeline {
     startup_us: f64,
     epsilon_us: f64,
     alpha_us: [f64; super::MAX_HOPS],
+    /// What a direct copy that is launched in a batch takes beside its bytes, but for the first of the batch.
+    batched_us: Option<f64>,
     us_per_byte: [f64; super::MAX_HOPS],
     hops: usize,
     /// Two copies of each hop are under way at a time, so that what a copy takes beside its bytes is hidden.
@@ -156,7 +159,20 @@ impl Pipeline {
         if self.hops > 1 && all > f64::from(slots) {
             period = period.max(self.round_trip_us(bytes) / f64::from(slots));
         }
-        self.startup_us + self.epsilon_us + sum + (all - 1.0) * period
+        let saved_us = self.saved_us(share, window);
+        self.startup_us + self.epsilon_us + sum + (all - 1.0) * period - saved_us
+    }
+
+    /// What direct copies of a window need not take, as those that wait for others are launched in batches.
+    fn saved_us(&self, share: f64, window: u32) -> f64 {
+        let Some(batched_us) = self.batched_us.filter(|_| self.hops == 1) else {
+            return 0.0;
+        };
+        let (window, alone) = (f64::from(window), LAUNCHES_MAX as f64);
+        let in_batch = (BATCH_BYTES_MAX as f64 / share.max(1.0)).ceil();
+        let in_batch = in_batch.min(BATCH_COUNT_MAX as f64);
+        let launches = alone + ((window - alone) / in_batch).ceil();
+        (window - launches).max(0.0) * (self.alpha_us[0] - batched_us).max(0.0)
     }
 
     /// From one use of a slot to the next: the copy into it, the copy out of it, a hand-over each way.
@@ -178,7 +194,8 @@ impl Pipeline {
         };
         let shared = self.shared(slowest);
         Affine {
-            at_zero_us: self.startup_us + self.epsilon_us + sum(&self.alpha_us, fixed_us),
+            at_zero_us: self.startup_us + self.epsilon_us + sum(&self.alpha_us, fixed_us)
+                - self.saved_us(share, window),
             us_per_byte: (sum(&self.us_per_byte, us_per_byte) + shared) / f64::from(chunks),
         }
     }
@@ -486,6 +503,7 @@ impl<'a> Problem<'a> {
         for (hop, leg) in candidate.legs().iter().enumerate() {
             let pace = if pushed[hop] { leg.pushed } else { leg.pulled };
             pipeline.alpha_us[hop] = pace.alpha_us;
+            pipeline.batched_us = pace.batched_us.filter(|_| self.options.batches);
             // A segment that is taken altogether still lets a byte through now and then.
             pipeline.us_per_byte[hop] = 1.0 / rates[position][hop].min(pace.rate).max(1e-3);
         }

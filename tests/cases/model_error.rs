@@ -29,6 +29,8 @@ struct Node {
     origin: &'static str,
     file: PathBuf,
     model: PathBuf,
+    /// What a message of four bytes takes.
+    acknowledgement_us: f64,
 }
 
 /// A figure of a topology file that is moved: times and rates, no counts and no properties of the GPUs.
@@ -90,12 +92,25 @@ impl Node {
             .output()
             .expect("the command runs");
         assert!(output.status.success(), "{name}: {output:?}");
-        Node {
+        let mut node = Node {
             name,
             origin,
             file,
             model,
-        }
+            acknowledgement_us: 0.0,
+        };
+        let direct = Question {
+            assign: "own",
+            paths: "direct",
+            window: 1,
+            sizes: &["4", "5", "6"],
+        };
+        let latencies = direct.bench("latency", direct.sizes, &node, folder, 0);
+        let mut latencies: Vec<f64> = latencies.iter().map(|(us, _)| *us).collect();
+        latencies.sort_by(f64::total_cmp);
+        // Some go by the sender's host memory, as their receivers are a little late; an acknowledgement is waited for.
+        node.acknowledgement_us = latencies[0];
+        node
     }
 }
 
@@ -126,29 +141,54 @@ impl Question {
         plan["predicted_gb_s"].as_f64().expect("a number")
     }
 
-    /// GB/s of the simulated node and how late host code was, for each size: the run in which it was least late, unless an
-    /// earlier one was in time.
+    /// GB/s of the simulated node and how late host code was, for each size: the faster of the first two runs in which it was
+    /// in time, as what a busy machine does can only add to a time, else the one in which it was least late.
     fn simulated(&self, node: &Node, folder: &Path) -> Vec<(f64, f64)> {
-        let mut best: Vec<(f64, f64)> = Vec::new();
+        let mut runs: Vec<Vec<(f64, f64)>> = vec![Vec::new(); self.sizes.len()];
+        let is_good = |(_, late): &&(f64, f64)| *late <= LATE_MAX;
         for attempt in 0..ATTEMPTS {
             let rows = self.simulated_once(node, folder, attempt);
-            if best.is_empty() {
-                best = rows;
-            } else {
-                for (best, row) in best.iter_mut().zip(rows) {
-                    if row.1 < best.1 && best.1 > LATE_MAX {
-                        *best = row;
-                    }
-                }
-            }
-            if best.iter().all(|(_, late)| *late <= LATE_MAX) {
+            runs.iter_mut()
+                .zip(rows)
+                .for_each(|(runs, row)| runs.push(row));
+            if runs
+                .iter()
+                .all(|runs| runs.iter().filter(is_good).count() >= 2)
+            {
                 break;
             }
         }
-        best
+        let best = |runs: &Vec<(f64, f64)>| {
+            let good = runs.iter().filter(is_good).take(2);
+            let fastest = good.max_by(|x, y| x.0.total_cmp(&y.0));
+            let in_time = || runs.iter().min_by(|x, y| x.1.total_cmp(&y.1));
+            *fastest.or_else(in_time).expect("a run")
+        };
+        runs.iter().map(best).collect()
     }
 
+    /// The messages of a window are acknowledged by one of four bytes, which is no part of what they take.
     fn simulated_once(&self, node: &Node, folder: &Path, attempt: usize) -> Vec<(f64, f64)> {
+        let windows = self.bench("bw", self.sizes, node, folder, attempt);
+        let windows = self.sizes.iter().zip(windows);
+        windows
+            .map(|(size, (mb_s, late))| {
+                let bytes = mib(size) * 1048576.0 * f64::from(self.window);
+                let us = bytes / mb_s - node.acknowledgement_us;
+                (bytes / us * 1e-3, late)
+            })
+            .collect()
+    }
+
+    /// Values and how late host code was, of each size.
+    fn bench(
+        &self,
+        kind: &str,
+        sizes: &[&str],
+        node: &Node,
+        folder: &Path,
+        attempt: usize,
+    ) -> Vec<(f64, f64)> {
         let json = folder.join(format!("bench-{attempt}.json"));
         let output = Command::new(&built().command)
             .args(["run", "--sim"])
@@ -156,18 +196,14 @@ impl Question {
             .args(["--mpi", "openmpi", "-np", "2", "--"])
             .arg(&built().command)
             // Short ones first: until both ranks have used a device and said so, messages go by value.
-            .args(["bench", "bw", "D", "D", "-m"])
-            .arg(format!("1K,{}", self.sizes.join(",")))
-            .args([
-                "-W",
-                &self.window.to_string(),
-                "-i",
-                "6",
-                "-x",
-                "5",
-                "--json",
-            ])
+            .args(["bench", kind, "D", "D", "-m"])
+            .arg(format!("1K,{}", sizes.join(",")))
+            .args(["-i", "6", "-x", "12", "--json"])
             .arg(&json)
+            .args(match kind {
+                "bw" => vec!["-W".to_owned(), self.window.to_string()],
+                _ => Vec::new(),
+            })
             .env("ANABRANCH_MODEL", &node.model)
             .env("ANABRANCH_PATHS", self.paths)
             .env("ANABRANCH_ASSIGN", self.assign)
@@ -183,8 +219,8 @@ impl Question {
         let rows = report["rows"].as_array().expect("rows").iter();
         rows.skip(1)
             .map(|row| {
-                let mb_s = row["value"].as_f64().expect("a bandwidth");
-                (mb_s * 1e-3, row["late"].as_f64().expect("lateness"))
+                let value = row["value"].as_f64().expect("a figure");
+                (value, row["late"].as_f64().expect("lateness"))
             })
             .collect()
     }
@@ -372,8 +408,7 @@ fn predictions_on_two_nodes() {
             window: 1,
             sizes: &["64M", "256M"],
         };
-        // On a busy machine a run is now and then a quarter slower without being late, which is not understood: then all
-        // are made again.
+        // On a busy machine even the faster of two runs is now and then slower without being late: then all are made again.
         let mut seen = String::new();
         for _ in 0..3 {
             let rows = ask(&nodes, &[question("own"), question("one")], &folder);

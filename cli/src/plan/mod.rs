@@ -187,6 +187,7 @@ impl Arguments {
             relays_max: self.relays.unwrap_or(defaults.relays_max),
             relay_depth_max: self.depth.unwrap_or(defaults.relay_depth_max),
             relays_in_turn: self.assign == Some(Assignment::Own),
+            batches: self.assign == Some(Assignment::Own),
             chunks_max: self.chunks.unwrap_or(defaults.chunks_max),
             order: match self.order {
                 OrderName::DirectFirst => Order::DirectFirst,

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 
 use anabranch_engine::cuda::nvml::{pci_number, Nvml};
+use anabranch_engine::cuda::types::{BatchAttributes, SOURCE_ORDER_STREAM};
 use anabranch_engine::cuda::uuid_text;
 use anabranch_engine::model::cache::{driver_text, Machine};
 use anabranch_engine::topology::found::{Facts, PairFacts};
@@ -42,10 +43,25 @@ functions! {
     host_free = b"cuMemFreeHost\0" (*mut c_void);
     copy_async = b"cuMemcpyAsync\0" (u64, u64, usize, Handle);
     stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
-    stream_synchronize = b"cuStreamSynchronize\0" (Handle);
+    stream_query = b"cuStreamQuery\0" (Handle);
     stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
 }
 
+/// `cuMemcpyBatchAsync`, as of CUDA 13: destinations, sources, sizes, their number, attributes, from which copy on each holds,
+/// their number, stream. In 12.8 and 12.9 the index of a copy that fails comes before the stream.
+type BatchAsync = unsafe extern "C" fn(
+    *mut u64,
+    *mut u64,
+    *mut usize,
+    usize,
+    *mut BatchAttributes,
+    *mut usize,
+    usize,
+    Handle,
+) -> c_int;
+
+const NOT_READY: c_int = 600;
+const NOT_SUPPORTED: c_int = 801;
 const HOST_NUMA_ID: c_int = 134;
 const P2P_ACCESS_SUPPORTED: c_int = 2;
 const P2P_NATIVE_ATOMIC_SUPPORTED: c_int = 3;
@@ -56,6 +72,7 @@ const STREAM_NON_BLOCKING: c_uint = 1;
 pub struct Node {
     driver: Driver,
     more: Functions,
+    batch_async: Option<BatchAsync>,
     /// How many GPUs there are.
     pub gpus: u32,
     _library: Library,
@@ -79,6 +96,9 @@ impl Node {
             Failure::new(1, "no CUDA driver (libcuda.so.1) on this machine: name a topology with --topology NAME or FILE")
         })?;
         let more = Functions::resolve(&library)?;
+        // SAFETY: the driver's documentation gives the function of this name this signature.
+        let batch_async = unsafe { library.get::<BatchAsync>(b"cuMemcpyBatchAsync_v2\0") };
+        let batch_async = batch_async.ok().map(|function| *function);
         let driver = Driver::open()?;
         driver.init()?;
         let gpus = driver.device_count()?;
@@ -88,6 +108,7 @@ impl Node {
         Ok(Node {
             driver,
             more,
+            batch_async,
             gpus,
             _library: library,
         })
@@ -280,12 +301,60 @@ impl Node {
         self.check(code, "cuMemcpyAsync")
     }
 
-    /// Waits for a stream.
+    /// Launches so many copies as one batch, of pieces that lie behind each other. False where the driver has none (before
+    /// CUDA 13).
+    pub fn copy_batch(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: usize,
+        copies: usize,
+        stream: Stream,
+    ) -> anyhow::Result<bool> {
+        let Some(batch_async) = self.batch_async else {
+            return Ok(false);
+        };
+        self.driver.select(stream.context)?;
+        let pieces = |base: DevicePtr| (0..copies).map(move |at| base + (at * bytes) as DevicePtr);
+        let mut to: Vec<DevicePtr> = pieces(to).collect();
+        let mut from: Vec<DevicePtr> = pieces(from).collect();
+        let (mut sizes, mut first) = (vec![bytes; copies], 0);
+        let mut attributes = BatchAttributes {
+            source_order: SOURCE_ORDER_STREAM,
+            ..BatchAttributes::default()
+        };
+        // SAFETY: three arrays of `copies` entries, one row of attributes that holds from entry 0 on; bad addresses are an
+        // error code; the stream came from the driver.
+        let code = unsafe {
+            batch_async(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                copies,
+                &raw mut attributes,
+                &raw mut first,
+                1,
+                stream.handle,
+            )
+        };
+        if code == NOT_SUPPORTED {
+            return Ok(false);
+        }
+        self.check(code, "cuMemcpyBatchAsync")?;
+        Ok(true)
+    }
+
+    /// Waits for a stream, as the engine does.
     pub fn wait(&self, stream: Stream) -> anyhow::Result<()> {
         self.driver.select(stream.context)?;
-        // SAFETY: the stream came from the driver.
-        let code = unsafe { (self.more.stream_synchronize)(stream.handle) };
-        self.check(code, "cuStreamSynchronize")
+        loop {
+            // SAFETY: the stream came from the driver.
+            let code = unsafe { (self.more.stream_query)(stream.handle) };
+            if code != NOT_READY {
+                return self.check(code, "cuStreamQuery");
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Destroys a stream.

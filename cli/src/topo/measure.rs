@@ -17,7 +17,7 @@ const MIB: usize = 1 << 20;
 const SIZES: [usize; 4] = [MIB / 4, MIB, 4 * MIB, 16 * MIB];
 /// Room for the largest copy.
 const ROOM: usize = SIZES[SIZES.len() - 1];
-/// Copies in a row, to tell what each costs apart from what their launch and end cost.
+/// Copies in a row, to tell what each costs apart from what their launch and end cost. Twice as many of [`MIB`] have room.
 const ROW: usize = 8;
 /// Host memory of each GPU in each direction while all copy at once: more than caches hold, or they would be measured.
 const HOST_ROOM: usize = 2 * ROOM;
@@ -110,6 +110,29 @@ impl Measurement<'_> {
             best = (best.0.min(all), best.1.min(launches));
         }
         Ok(best)
+    }
+
+    /// What a copy of [`MIB`] takes that is launched in one batch with those before it. None where the driver has no batches.
+    fn batched(&self, transfer: Transfer) -> anyhow::Result<Option<f64>> {
+        let mut best = [f64::INFINITY; 2];
+        for (copies, best) in [ROW, 2 * ROW].into_iter().zip(&mut best) {
+            // The first is not timed.
+            for time in 0..=TIMES {
+                let start = self.node.now_us();
+                let (to, from) = (transfer.to, transfer.from);
+                if !self
+                    .node
+                    .copy_batch(to, from, MIB, copies, transfer.stream)?
+                {
+                    return Ok(None);
+                }
+                self.node.wait(transfer.stream)?;
+                if time > 0 {
+                    *best = best.min(self.node.now_us() - start);
+                }
+            }
+        }
+        Ok(Some((best[1] - best[0]) / ROW as f64))
     }
 
     fn between(&self, from: Place, to: Place, pushed: bool) -> Transfer {
@@ -206,10 +229,15 @@ impl Measurement<'_> {
                     (each - MIB as f64 / (fitted.gb_s * BYTES_PER_US)).clamp(0.0, fitted.alpha_us);
                 around.push(fitted.alpha_us - alpha_us);
                 launches.push(calls / ROW as f64);
+                let batched_us = self.batched(transfer[0])?.map(|each| {
+                    let us = each - MIB as f64 / (fitted.gb_s * BYTES_PER_US);
+                    rounded(us.clamp(0.0, alpha_us))
+                });
                 Ok(Line {
                     alpha_us: rounded(alpha_us),
                     gb_s: rounded(fitted.gb_s),
                     spread: if by_nvlink { 0.0 } else { PCIE_SPREAD },
+                    batched_us,
                 })
             };
             hops.push(HopModel {

@@ -225,6 +225,7 @@ fn model(topology: &Topology, lines: &Lines<'_>, links: &Links<'_>) -> Option<Mo
         let derived = || links.line(ends.0?, ends.1?);
         let (alpha_us, gb_s) = lines.of(ends.0, ends.1).or_else(derived)?;
         let line = Some(Line {
+            batched_us: None,
             alpha_us: f64::from(alpha_us),
             gb_s: f64::from(gb_s),
             spread: if hop.is_nvlink() { 0.0 } else { PCIE_SPREAD },

@@ -61,6 +61,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             gain_min,
             order,
         )| Options {
+            batches: chunks_max % 3 == 1,
             direct,
             relay,
             host,
