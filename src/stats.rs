@@ -160,7 +160,7 @@ reasons! {
     MappingFailed   "mapping_failed"   "the peer could not map the memory";
     NonContiguous   "non_contiguous"   "a non-contiguous datatype";
     Buffered        "buffered"         "a buffered send";
-    Persistent      "persistent"       "a persistent or partitioned send";
+    Partitioned     "partitioned"      "a partitioned send";
     Replace         "replace"          "a send and receive in one buffer";
     Intercomm       "intercomm"        "an intercommunicator";
     NoContext       "no_context"       "no CUDA context for the memory";
@@ -194,6 +194,18 @@ pub fn add(counter: Counter, n: u64) {
 pub fn fallback(reason: Reason, bytes: u64) {
     VALUES[message_word(reason)].fetch_add(1, Ordering::Relaxed);
     VALUES[message_word(reason) + 1].fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// Counts a send of `bytes` from a device buffer that is handed to the MPI library as it is.
+pub fn left_native(reason: Reason, bytes: u64) {
+    for (messages, of_bytes) in [
+        (Counter::SendsDevice, Counter::SendsDeviceBytes),
+        (Counter::SendsNative, Counter::SendsNativeBytes),
+    ] {
+        add(messages, 1);
+        add(of_bytes, bytes);
+    }
+    fallback(reason, bytes);
 }
 
 /// The present value of a counter of this process.
