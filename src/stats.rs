@@ -155,6 +155,8 @@ reasons! {
     NotReady        "not_ready"        "the peer had not used a device yet, so its helper was not running";
     HelperOff       "helper_off"       "the helper is switched off here or at the peer";
     UnknownComm     "unknown_comm"     "a communicator that the library did not see being made";
+    Intercomm       "intercomm"        "an intercommunicator";
+    UnknownType     "unknown_type"     "a datatype whose layout the MPI library does not tell";
     NoSlot          "no_slot"          "no slot was free (ANABRANCH_SLOTS, or shared memory is full)";
     NotExportable   "not_exportable"   "device memory that cannot be shared between processes";
     MappingFailed   "mapping_failed"   "the peer could not map the memory";
@@ -162,13 +164,9 @@ reasons! {
     Buffered        "buffered"         "a buffered send";
     Partitioned     "partitioned"      "a partitioned send";
     Replace         "replace"          "a send and receive in one buffer";
-    Intercomm       "intercomm"        "an intercommunicator";
     NoContext       "no_context"       "no CUDA context for the memory";
-    Capturing       "capturing"        "the device memory cannot be reached while a stream is captured";
     DriverError     "driver_error"     "the CUDA driver reported an error";
     OutOfMemory     "out_of_memory"    "no memory for landing or staging";
-    Shutdown        "shutdown"         "MPI_Finalize had begun";
-    Off             "off"              "switched off";
 }
 
 /// Number of 64-bit words in a snapshot: the counters, then messages and bytes of each reason.
