@@ -1,6 +1,7 @@
 //! `cargo xtask report`: compares runs of the solver and says what the library did in one of them.
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 
@@ -11,12 +12,16 @@ struct Files {
     without: Option<String>,
     with: Option<String>,
     stats: Option<String>,
+    taken_but_for: Option<String>,
 }
+
+const TAKEN_BUT_FOR: &str = "--taken-but-for";
 
 /// Prints the comparison.
 ///
 /// # Errors
-/// If a file cannot be read, or if the fields differ, or if the library's counters do not account for the messages.
+/// If a file cannot be read, or if the fields differ, or if the library's counters do not account for the messages, or not
+/// as is demanded.
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let mut files = Files::default();
     let mut rest = arguments.iter();
@@ -26,11 +31,12 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
             "--without" => &mut files.without,
             "--with" => &mut files.with,
             "--stats" => &mut files.stats,
+            TAKEN_BUT_FOR => &mut files.taken_but_for,
             other => return Err(format!("report does not know {other:?}")),
         };
         *slot = Some(
             rest.next()
-                .ok_or_else(|| format!("{option} needs a file"))?
+                .ok_or_else(|| format!("{option} needs a value"))?
                 .clone(),
         );
     }
@@ -49,20 +55,31 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let stats = given(&files.stats, "--stats")?;
     print!("{}{}", table(&runs), what_happened(&stats));
     check(&runs, &stats)?;
+    if let Some(list) = &files.taken_but_for {
+        taken_but_for(&stats, list)?;
+    }
     println!("\nThe three fields are bit-identical, and every message is accounted for.");
     Ok(())
 }
 
-/// `cargo xtask counters FILE`: what a summary of the library says.
+/// `cargo xtask counters FILE`: what a summary of the library says, and whether it is what is demanded.
 ///
 /// # Errors
-/// If the file cannot be read.
+/// If the file cannot be read, or does not say what is demanded.
 pub fn counters(arguments: &[String]) -> Result<(), String> {
-    let [file] = arguments else {
-        return Err("counters needs one file".to_owned());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (file, demanded) = match arguments[..] {
+        [file] => (file, None),
+        [file, TAKEN_BUT_FOR, list] => (file, Some(list)),
+        _ => {
+            return Err(format!(
+                "counters needs one file, and may have {TAKEN_BUT_FOR} LIST"
+            ))
+        }
     };
-    print!("{}", what_happened(&read(file)?));
-    Ok(())
+    let stats = read(file)?;
+    print!("{}", what_happened(&stats));
+    demanded.map_or(Ok(()), |list| taken_but_for(&stats, list))
 }
 
 fn read(file: &str) -> Result<Value, String> {
@@ -220,6 +237,59 @@ fn accounted(stats: &Value) -> Result<(), String> {
     Ok(())
 }
 
+/// Counters that are zero where nothing went wrong.
+const TROUBLE: [&str; 6] = [
+    "errors",
+    "dead_peers",
+    "corrupt",
+    "bad_descriptors",
+    "verify_mismatches",
+    "panics",
+];
+
+/// Whether every message from a device buffer was taken but for the reasons in the list, `REASON=MOST,...` or `none`, whether
+/// all have arrived, and nothing went wrong.
+fn taken_but_for(stats: &Value, list: &str) -> Result<(), String> {
+    let reasons = stats["totals"]["fallbacks"].as_object();
+    let reasons = reasons.ok_or("the summary has no reasons")?;
+    let mut expected = BTreeMap::new();
+    for entry in list.split(',').filter(|_| list != "none") {
+        let (reason, most) = entry.split_once('=').unwrap_or((entry, ""));
+        let most: u64 = most
+            .parse()
+            .map_err(|_| format!("{TAKEN_BUT_FOR} needs REASON=MOST, not {entry:?}"))?;
+        if !reasons.contains_key(reason) {
+            return Err(format!("{TAKEN_BUT_FOR}: there is no reason {reason:?}"));
+        }
+        expected.insert(reason, most);
+    }
+    accounted(stats)?;
+    if count(stats, "sends_device") == 0 {
+        return Err("no message from a device buffer was seen".to_owned());
+    }
+    let mut told = 0;
+    for (reason, entry) in reasons {
+        let messages = entry["messages"].as_u64().unwrap_or(0);
+        let most = expected.get(reason.as_str()).copied().unwrap_or(0);
+        if messages > most {
+            return Err(format!(
+                "{messages} messages were not taken for the reason {reason}, at most {most} are expected"
+            ));
+        }
+        told += messages;
+    }
+    let left = count(stats, "sends_value") + count(stats, "sends_native");
+    if left > told {
+        return Err(format!(
+            "{left} messages did not go by descriptor, of {told} it is known why"
+        ));
+    }
+    match TROUBLE.iter().find(|name| count(stats, name) != 0) {
+        Some(name) => Err(format!("{name}: {}", count(stats, name))),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,6 +371,40 @@ mod tests {
             stats["totals"]["counters"][counter] = less.into();
             assert!(check(&runs(12, 12_000), &stats).is_err(), "{counter}");
         }
+    }
+
+    #[test]
+    fn messages_that_should_have_been_taken_are_missed() {
+        let stats = long_halos();
+        let refused = |stats: &Value, list: &str| taken_but_for(stats, list).unwrap_err();
+        assert_eq!(taken_but_for(&stats, "not_ready=2"), Ok(()));
+        assert!(refused(&stats, "not_ready=1").contains("at most 1"));
+        assert!(refused(&stats, "none").contains("not_ready"));
+        assert!(refused(&stats, "not_redy=2").contains("no reason"));
+        for list in ["", "not_ready", "not_ready=many"] {
+            assert!(refused(&stats, list).contains("REASON=MOST"), "{list}");
+        }
+        let with = |changes: &[(&str, u64)]| {
+            let mut stats = long_halos();
+            for (name, value) in changes {
+                stats["totals"]["counters"][*name] = (*value).into();
+            }
+            refused(&stats, "not_ready=2")
+        };
+        // One more went by value than there are reasons.
+        let one_more = [("sends_value", 3), ("sends_device", 13)];
+        assert!(with(&one_more).contains("3 messages did not go"));
+        // Three of 6000 bytes that came over several paths are missing.
+        let lost = [("receives_several_bytes", 5997)];
+        assert!(with(&lost).contains("80500 bytes were taken, 80497 arrived"));
+        assert!(with(&[("corrupt", 1)]).contains("corrupt: 1"));
+        // Another reason, which nobody expects, for a message that went by descriptor.
+        let mut stats = long_halos();
+        stats["totals"]["fallbacks"]["mapping_failed"] = json!({"messages": 1, "bytes": 1000});
+        assert!(refused(&stats, "not_ready=2").contains("mapping_failed"));
+        // Nothing was seen at all.
+        let idle = json!({"totals": {"counters": {}, "fallbacks": {"not_ready": {"messages": 0, "bytes": 0}}}});
+        assert!(refused(&idle, "not_ready=2").contains("no message"));
     }
 
     /// A counter of messages that is added to the library's table is known here, too.
