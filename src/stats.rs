@@ -155,20 +155,18 @@ reasons! {
     NotReady        "not_ready"        "the peer had not used a device yet, so its helper was not running";
     HelperOff       "helper_off"       "the helper is switched off here or at the peer";
     UnknownComm     "unknown_comm"     "a communicator that the library did not see being made";
+    Intercomm       "intercomm"        "an intercommunicator";
+    UnknownType     "unknown_type"     "a datatype whose layout the MPI library does not tell";
     NoSlot          "no_slot"          "no slot was free (ANABRANCH_SLOTS, or shared memory is full)";
     NotExportable   "not_exportable"   "device memory that cannot be shared between processes";
     MappingFailed   "mapping_failed"   "the peer could not map the memory";
     NonContiguous   "non_contiguous"   "a non-contiguous datatype";
     Buffered        "buffered"         "a buffered send";
-    Persistent      "persistent"       "a persistent or partitioned send";
+    Partitioned     "partitioned"      "a partitioned send";
     Replace         "replace"          "a send and receive in one buffer";
-    Intercomm       "intercomm"        "an intercommunicator";
     NoContext       "no_context"       "no CUDA context for the memory";
-    Capturing       "capturing"        "the device memory cannot be reached while a stream is captured";
     DriverError     "driver_error"     "the CUDA driver reported an error";
     OutOfMemory     "out_of_memory"    "no memory for landing or staging";
-    Shutdown        "shutdown"         "MPI_Finalize had begun";
-    Off             "off"              "switched off";
 }
 
 /// Number of 64-bit words in a snapshot: the counters, then messages and bytes of each reason.
@@ -194,6 +192,18 @@ pub fn add(counter: Counter, n: u64) {
 pub fn fallback(reason: Reason, bytes: u64) {
     VALUES[message_word(reason)].fetch_add(1, Ordering::Relaxed);
     VALUES[message_word(reason) + 1].fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// Counts a send of `bytes` from a device buffer that is handed to the MPI library as it is.
+pub fn left_native(reason: Reason, bytes: u64) {
+    for (messages, of_bytes) in [
+        (Counter::SendsDevice, Counter::SendsDeviceBytes),
+        (Counter::SendsNative, Counter::SendsNativeBytes),
+    ] {
+        add(messages, 1);
+        add(of_bytes, bytes);
+    }
+    fallback(reason, bytes);
 }
 
 /// The present value of a counter of this process.

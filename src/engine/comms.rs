@@ -158,6 +158,21 @@ pub unsafe fn identity(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
     }
 }
 
+/// Whether `comm` is an intercommunicator. These have no identity: their two groups have no parent in common whose
+/// constructors could be counted.
+///
+/// # Safety
+/// As [`identity`].
+pub unsafe fn is_inter(abi: &Abi, comm: Handle) -> bool {
+    if abi.normalize(comm) == abi.normalize(abi.comm_null) {
+        return false;
+    }
+    let mut inter: c_int = 0;
+    // SAFETY: the flag is a live local.
+    let code = unsafe { native::comm_test_inter(comm, &raw mut inter) };
+    code == abi.success && inter != 0
+}
+
 /// A constructor call about to be made on `parent`: counted now, also where this process gets no new communicator.
 pub struct Birth {
     parent: Option<Arc<Identity>>,
@@ -219,11 +234,11 @@ unsafe fn members(abi: &Abi, comm: Handle) -> Option<Vec<u32>> {
     if abi.normalize(comm) == abi.normalize(abi.comm_null) {
         return None;
     }
-    let (mut inter, mut size) = (0 as c_int, 0 as c_int);
+    let mut size: c_int = 0;
     let (mut ours, mut world): (Handle, Handle) = (0, 0);
     // SAFETY: out-pointers are live locals.
     unsafe {
-        if native::comm_test_inter(comm, &raw mut inter) != abi.success || inter != 0 {
+        if is_inter(abi, comm) {
             return None;
         }
         if native::comm_size(comm, &raw mut size) != abi.success

@@ -44,11 +44,6 @@ enum Look {
 }
 
 impl Engine {
-    /// Whether a request can be given to the MPI library as it is: this rank has no request of the engine's.
-    pub(super) fn all_native(&self) -> bool {
-        self.core.lock().table.is_empty()
-    }
-
     /// Whether a request of the program's is complete. If a send is not because its receiver has not come, the MPI library
     /// is made to progress after this step: that may be what the receiver waits for. A receive's own request has been
     /// tested.

@@ -54,6 +54,8 @@ pub struct Core {
     pub(super) early: Pending,
     pub(super) sends: Slab<Send>,
     pub(super) persistents: Slab<PersistentSend>,
+    /// Bytes of each partitioned send from a device buffer, under its native handle: such requests last, so theirs are unique.
+    pub(super) partitioned: HashMap<Handle, u64, FxBuildHasher>,
     /// What the program holds of sends.
     pub(super) requests: requests::Pool,
     /// Receives whose payload is on its way.
@@ -119,6 +121,7 @@ impl Core {
             early: Pending::default(),
             sends: Slab::new(),
             persistents: Slab::new(),
+            partitioned: HashMap::default(),
             requests: requests::Pool::default(),
             moving: Vec::new(),
             orphans: Vec::new(),

@@ -300,7 +300,7 @@ impl Engine {
         args.source == self.env.abi.proc_null || args.count < 0
     }
 
-    /// Whether a send is of host memory, and of a length that need not be counted.
+    /// Whether a send is of host memory for certain, and of a length that need not be counted.
     ///
     /// # Safety
     /// As [`Engine::is_host_receive`].
@@ -312,7 +312,7 @@ impl Engine {
         }
         // SAFETY: the program's handle.
         let Some(info) = (unsafe { types::info(abi, args.datatype) }) else {
-            return true;
+            return false;
         };
         let bytes = info.bytes(args.count);
         let address = args

@@ -1,8 +1,8 @@
-//! Persistent requests (MPI 4.1 section 3.9).
+//! Persistent requests (MPI 4.1 section 3.9), and partitioned sends (section 4.2).
 //!
 //! A persistent receive is native, and watched like any other. A persistent send of a device buffer is a send of the
 //! engine's at every start; its handle is a persistent request to MPI_PROC_NULL that is never started, since such
-//! handles are unique.
+//! handles are unique. A partitioned send stays native, as it matches partitioned receives only: its starts are counted.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,6 +12,7 @@ use crate::engine::send::{SendArgs, Sorted};
 use crate::engine::{types, Engine};
 use crate::mpi::{native, Abi, Handle};
 use crate::node::DESCRIPTOR_BYTES;
+use crate::stats::{self, Reason};
 
 /// A persistent send of the engine's.
 pub struct PersistentSend {
@@ -52,12 +53,8 @@ impl Engine {
         if args.dest == abi.proc_null || args.count < 0 {
             return None;
         }
-        // SAFETY: the program's handle.
-        let info = unsafe { types::info(abi, args.datatype) }?;
-        let (first, _) = info.span(args.count);
-        let bytes = info.bytes(args.count);
-        let address = args.buffer.wrapping_byte_offset(first as isize);
-        let device = bytes > 0 && matches!(cuda::classify(address), Kind::Device(_));
+        // SAFETY: passed on.
+        let (bytes, device) = unsafe { self.payload_of(args) }?;
         if !device && bytes != DESCRIPTOR_BYTES as u64 {
             return None;
         }
@@ -96,6 +93,33 @@ impl Engine {
         Some(abi.success)
     }
 
+    /// Bytes of a message, and whether they lie in device memory; `None` if the datatype's layout is not known.
+    unsafe fn payload_of(&self, args: &SendArgs) -> Option<(u64, bool)> {
+        // SAFETY: the program's handle.
+        let info = unsafe { types::info(self.env.abi, args.datatype) }?;
+        let (first, _) = info.span(args.count);
+        let bytes = info.bytes(args.count);
+        let address = args.buffer.wrapping_byte_offset(first as isize);
+        let device = bytes > 0 && matches!(cuda::classify(address), Kind::Device(_));
+        Some((bytes, device))
+    }
+
+    /// The MPI library has made a partitioned send of these arguments, all partitions together, under this request.
+    ///
+    /// # Safety
+    /// The arguments are those of the program's call, here and below.
+    pub unsafe fn note_partitioned(&self, args: &SendArgs, request: *const Handle) {
+        if args.dest == self.env.abi.proc_null {
+            return;
+        }
+        // SAFETY: passed on.
+        if let Some((bytes, true)) = unsafe { self.payload_of(args) } {
+            // SAFETY: the program's request.
+            let handle = unsafe { self.env.abi.read(request) };
+            self.core.lock().partitioned.insert(handle, bytes);
+        }
+    }
+
     /// `MPI_Start`.
     ///
     /// # Safety
@@ -105,7 +129,13 @@ impl Engine {
         let abi = self.env.abi;
         // SAFETY: the program's request.
         let handle = unsafe { abi.read(request) };
-        let entry = self.core.lock().table.get(&handle).copied();
+        let core = self.core.lock();
+        let entry = core.table.get(&handle).copied();
+        let partitioned = core.partitioned.get(&handle).copied();
+        drop(core);
+        if let Some(bytes) = partitioned {
+            stats::left_native(Reason::Partitioned, bytes);
+        }
         match entry {
             Some(Entry::Receive(id)) => {
                 let mut core = self.core.lock();
@@ -147,7 +177,11 @@ impl Engine {
     /// # Safety
     /// The requests are the program's.
     pub unsafe fn start_all(&self, count: c_int, requests: *mut c_void) -> c_int {
-        if self.all_native() {
+        let is_for_mpi = {
+            let core = self.core.lock();
+            core.table.is_empty() && core.partitioned.is_empty()
+        };
+        if is_for_mpi {
             // SAFETY: passed on.
             return unsafe { native::startall(count, requests) };
         }

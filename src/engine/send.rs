@@ -125,6 +125,10 @@ impl Engine {
         }
         // SAFETY: the program's handle.
         let Some(info) = (unsafe { types::info(abi, args.datatype) }) else {
+            // Neither how long the message is, nor where its first byte lies.
+            if cuda::is_device(args.buffer) {
+                stats::left_native(Reason::UnknownType, 0);
+            }
             return Sorted::Native;
         };
         let bytes = info.bytes(args.count);

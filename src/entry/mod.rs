@@ -23,12 +23,8 @@ pub use sendrecv::*;
 use crate::engine::NativeScope;
 use crate::mpi::Function;
 
-/// Around a watched call that may block: the helper serves meanwhile.
+/// Around a watched call: the helper serves meanwhile.
 #[inline]
 pub fn blocking(_function: Function) -> NativeScope {
     NativeScope::enter()
 }
-
-/// Around a watched call that does not block.
-#[inline]
-pub fn passing(_function: Function) {}

@@ -301,15 +301,16 @@ functions! {
     FileReadSharedC "MPI_File_read_shared_c" Watched file_read_shared_c(fh: Handle, buf: *mut c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int => file_read_shared(fh, buf, narrow(count)?, datatype, status);
     FileWriteShared "MPI_File_write_shared" Watched file_write_shared(fh: Handle, buf: *const c_void, count: c_int, datatype: Handle, status: *mut c_void) -> c_int;
     FileWriteSharedC "MPI_File_write_shared_c" Watched file_write_shared_c(fh: Handle, buf: *const c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int => file_write_shared(fh, buf, narrow(count)?, datatype, status);
+    // Partitioned sends
+    PsendInit "MPI_Psend_init" Taken psend_init(buf: *const c_void, partitions: c_int, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int;
     // Partitioned communication
-    PsendInit "MPI_Psend_init" Watched psend_init(buf: *const c_void, partitions: c_int, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int;
-    PrecvInit "MPI_Precv_init" Watched precv_init(buf: *mut c_void, partitions: c_int, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int;
-    Pready "MPI_Pready" Watched pready(partition: c_int, request: Handle) -> c_int;
-    PreadyRange "MPI_Pready_range" Watched pready_range(partition_low: c_int, partition_high: c_int, request: Handle) -> c_int;
-    PreadyList "MPI_Pready_list" Watched pready_list(length: c_int, array_of_partitions: *const c_int, request: Handle) -> c_int;
-    Parrived "MPI_Parrived" Watched parrived(request: Handle, partition: c_int, flag: *mut c_int) -> c_int;
+    PrecvInit "MPI_Precv_init" Native precv_init(buf: *mut c_void, partitions: c_int, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int;
+    Pready "MPI_Pready" Native pready(partition: c_int, request: Handle) -> c_int;
+    PreadyRange "MPI_Pready_range" Native pready_range(partition_low: c_int, partition_high: c_int, request: Handle) -> c_int;
+    PreadyList "MPI_Pready_list" Native pready_list(length: c_int, array_of_partitions: *const c_int, request: Handle) -> c_int;
+    Parrived "MPI_Parrived" Native parrived(request: Handle, partition: c_int, flag: *mut c_int) -> c_int;
     // Progress without completion
-    WinTest "MPI_Win_test" Watched win_test(win: Handle, flag: *mut c_int) -> c_int;
+    WinTest "MPI_Win_test" Native win_test(win: Handle, flag: *mut c_int) -> c_int;
     // Non-blocking collectives
     Iallgather "MPI_Iallgather" Native iallgather(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcount: c_int, recvtype: Handle, comm: Handle, request: *mut Handle) -> c_int;
     IallgatherC "MPI_Iallgather_c" Native iallgather_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, comm: Handle, request: *mut Handle) -> c_int => iallgather(sendbuf, narrow(sendcount)?, sendtype, recvbuf, narrow(recvcount)?, recvtype, comm, request);

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 pub enum Class {
     /// Exported; the engine decides.
     Taken,
-    /// Exported; called natively, and the engine is told.
+    /// Exported; called natively while the helper serves peers.
     Watched,
     /// Not exported.
     Native,

@@ -36,10 +36,16 @@ const SENDS: &[(&str, Counter, Counter)] = &[
     ),
     ("by value", Counter::SendsValue, Counter::SendsValueBytes),
     ("native", Counter::SendsNative, Counter::SendsNativeBytes),
+    (
+        "descriptor, from host memory",
+        Counter::SendsHostDescriptor,
+        Counter::SendsHostDescriptorBytes,
+    ),
 ];
 
 /// Printed as name and value where they are not zero.
 const EVENTS: &[Counter] = &[
+    Counter::SendsHosted,
     Counter::NativeReceives,
     Counter::HostFetched,
     Counter::ProbesDescriptor,
@@ -254,7 +260,7 @@ fn is_plain(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{add, fallback, snapshot, TEST_LOCK, WORDS};
+    use super::super::{add, fallback, snapshot, Unit, TEST_LOCK, WORDS};
     use super::*;
 
     fn two_ranks() -> Summary {
@@ -320,6 +326,16 @@ mod tests {
         listed.sort_unstable();
         listed.dedup();
         assert_eq!(listed.len(), count);
+        // The first line has the sends from device buffers.
+        let of_messages = Counter::ALL.iter().filter(|counter| {
+            let is_of_messages = ["sends_", "receives_"]
+                .iter()
+                .any(|prefix| counter.name().starts_with(prefix));
+            is_of_messages && counter.unit() == Unit::Count && **counter != Counter::SendsDevice
+        });
+        for counter in of_messages {
+            assert!(listed.contains(&(*counter as usize)), "{}", counter.name());
+        }
     }
 
     #[test]

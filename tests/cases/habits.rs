@@ -30,7 +30,7 @@ fn complete(job: Job) -> Outcome {
     stats.check_complete();
     assert_eq!(stats.ranks(), 2, "{outcome}");
     assert_eq!(stats.total("retries"), 0, "{outcome}");
-    for reason in ["mapping_failed", "driver_error", "no_context", "capturing"] {
+    for reason in ["mapping_failed", "driver_error", "no_context"] {
         assert_eq!(stats.fallback(reason), 0, "{reason}:\n{outcome}");
     }
     outcome

@@ -6,6 +6,7 @@ mod bad_input;
 mod bindings;
 mod churn;
 mod compare;
+mod counts;
 mod driven;
 mod faults;
 mod habits;

@@ -1,7 +1,9 @@
 //! The repository is as its own documents say.
 
+use anabranch_engine::stats::{Counter, Reason};
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use xtask::layout::repository_root;
 
@@ -71,4 +73,31 @@ fn scripts_are_well_formed() {
             }
         }
     }
+}
+
+/// Every counter and every reason of the table is used where something is counted, not only where it is told.
+#[test]
+fn what_the_table_names_is_counted() {
+    fn read(folder: &Path, text: &mut String) {
+        for entry in fs::read_dir(folder).expect("a folder of sources").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                read(&path, text);
+            } else if !path.ends_with("stats/summary.rs") {
+                *text += &fs::read_to_string(&path).unwrap_or_default();
+            }
+        }
+    }
+    let mut text = String::new();
+    read(&repository_root().join("src"), &mut text);
+    let used: BTreeSet<&str> = text
+        .split(|c: char| !c.is_alphanumeric() && c != ':')
+        .collect();
+    let counters = Counter::ALL.iter().map(|it| format!("Counter::{it:?}"));
+    let reasons = Reason::ALL.iter().map(|it| format!("Reason::{it:?}"));
+    let idle: Vec<String> = counters
+        .chain(reasons)
+        .filter(|name| !used.contains(name.as_str()))
+        .collect();
+    assert!(idle.is_empty(), "never counted: {idle:?}");
 }

@@ -196,10 +196,13 @@ static void wrong_arguments(void) {
     MPI_Request r;
     buf b = buf_new(DEVICE, 100, 0);
     OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    // The first before this rank has told of its device, unless another case has.
+    EQUAL(class_of(MPI_Send(b.p, 1, MPI_DATATYPE_NULL, 0, 1, MPI_COMM_WORLD)), MPI_ERR_TYPE);
     EQUAL(class_of(MPI_Send(b.p, -1, MPI_BYTE, 0, 1, MPI_COMM_WORLD)), MPI_ERR_COUNT);
     EQUAL(class_of(MPI_Isend(b.p, 1, MPI_BYTE, ranks, 1, MPI_COMM_WORLD, &r)), MPI_ERR_RANK);
     EQUAL(class_of(MPI_Recv(b.p, 1, MPI_BYTE, ranks + 5, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE)), MPI_ERR_RANK);
     EQUAL(class_of(MPI_Send(b.p, 1, MPI_BYTE, 0, -7, MPI_COMM_WORLD)), MPI_ERR_TAG);
+    EQUAL(class_of(MPI_Isend(b.p, 1, MPI_DATATYPE_NULL, 0, 1, MPI_COMM_WORLD, &r)), MPI_ERR_TYPE);
     EQUAL(class_of(MPI_Irecv(b.p, 1, MPI_DATATYPE_NULL, 0, 1, MPI_COMM_WORLD, &r)), MPI_ERR_TYPE);
     OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL));
     buf_free(b);

@@ -107,8 +107,19 @@ impl Stats {
     /// # Panics
     /// If there is no such reason.
     pub fn fallback(&self, reason: &str) -> u64 {
-        let entry = &self.0["totals"]["fallbacks"][reason]["messages"];
-        entry
+        self.not_taken(reason, "messages")
+    }
+
+    /// Bytes of those.
+    ///
+    /// # Panics
+    /// If there is no such reason.
+    pub fn fallback_bytes(&self, reason: &str) -> u64 {
+        self.not_taken(reason, "bytes")
+    }
+
+    fn not_taken(&self, reason: &str, of: &str) -> u64 {
+        self.0["totals"]["fallbacks"][reason][of]
             .as_u64()
             .unwrap_or_else(|| panic!("no reason {reason}"))
     }

@@ -135,10 +135,10 @@ macro_rules! decided {
     };
 }
 
-/// Functions that are called natively between two calls of the engine.
+/// Functions that are called natively while the helper serves.
 macro_rules! watched {
-    ($tell:ident $bodies:ident; $($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
-        mod $bodies {
+    ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
+        mod watched_bodies {
             use super::*;
             use crate::boundary::{after, around, entry};
             use anabranch_engine::mpi::{guard, native, Function};
@@ -150,7 +150,7 @@ macro_rules! watched {
                         // SAFETY: the arguments are the program's, passed on as they are.
                         return unsafe { native::$name($($argument),*) };
                     };
-                    let scope = around(Function::$variant, || entry::$tell(Function::$variant));
+                    let scope = around(Function::$variant, || entry::blocking(Function::$variant));
                     // SAFETY: as above.
                     let code = unsafe { native::$name($($argument),*) };
                     after(Function::$variant, scope);
@@ -159,19 +159,9 @@ macro_rules! watched {
             )*
         }
         crate::boundary::export! {
-            anabranch_engine::mpi::guard::armed(), $bodies; $($mpi $pmpi $name($($argument: $type),*);)*
+            anabranch_engine::mpi::guard::armed(), watched_bodies; $($mpi $pmpi $name($($argument: $type),*);)*
         }
     };
 }
 
-/// Functions during which the helper serves.
-macro_rules! blocking {
-    ($($functions:tt)*) => { crate::boundary::watched! { blocking blocking_bodies; $($functions)* } };
-}
-
-/// Functions of which the engine is told.
-macro_rules! passing {
-    ($($functions:tt)*) => { crate::boundary::watched! { passing passing_bodies; $($functions)* } };
-}
-
-pub(crate) use {arming, blocking, decided, export, passing, taken, watched};
+pub(crate) use {arming, decided, export, taken, watched};

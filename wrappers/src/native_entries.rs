@@ -46,5 +46,3 @@ pub(crate) unsafe fn session_init(info: Handle, errhandler: Handle, session: *mu
 }
 
 pub(crate) fn blocking(_: Function) {}
-
-pub(crate) fn passing(_: Function) {}

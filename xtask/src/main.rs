@@ -15,10 +15,11 @@ usage: cargo xtask COMMAND
   codegen [--check]
             write the files generated from the table of MPI functions (or check that they are current)
   mpi       list the MPI libraries found
-  report --reference FILE --without FILE --with FILE --stats FILE
+  report --reference FILE --without FILE --with FILE --stats FILE [--taken-but-for LIST]
             compare three runs of the solver, and say what the library did in the last
-  counters FILE
-            say what the library did in a run, from the file that ANABRANCH_STATS named
+  counters FILE [--taken-but-for LIST]
+            say what the library did in a run, from the file that ANABRANCH_STATS named; with a list, as in
+            not_ready=32 or none, fail if a message from a device buffer was not taken for any other reason or more often
   fresh [--release]
             succeed if the layout was built from the present sources";
 

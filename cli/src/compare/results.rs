@@ -115,8 +115,8 @@ const TROUBLE: &[&str] = &[
     "bad_descriptors",
     "panics",
 ];
-/// Reasons for which a message goes by value that are no fault.
-const USUAL: &[&str] = &["fallback_too_small", "fallback_off"];
+/// The reason for which a message goes by value that is no fault.
+const USUAL: &str = "fallback_too_small";
 
 /// The reason for which short messages go by value.
 const SHORT: &str = "fallback_not_ready";
@@ -156,7 +156,7 @@ fn doubts(measured: &Measured, counters: &BTreeMap<String, u64>) -> Vec<String> 
     let unusual = counters.iter().filter(|(name, value)| {
         name.starts_with("fallback_")
             && !name.ends_with("_bytes")
-            && !USUAL.contains(&name.as_str())
+            && *name != USUAL
             && (*name != SHORT || **value > expected.short)
     });
     doubts.extend(unusual.map(|(name, value)| format!("{name} {value}")));

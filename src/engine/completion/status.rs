@@ -18,6 +18,7 @@ impl Engine {
         let handle = unsafe { abi.read(request) };
         let mut core = self.core.lock();
         core.take_over_one(abi, handle);
+        core.partitioned.remove(&handle);
         let Some(entry) = core.table.remove(&handle) else {
             drop(core);
             // SAFETY: passed on.

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::{Advance, Mode, Send, SendArgs, SendKind};
-use crate::cuda::Buffer;
+use crate::cuda::{Buffer, Error};
 use crate::engine::comms::{self, Identity};
 use crate::engine::core::Core;
 use crate::engine::counts::{Stream, Wish};
@@ -148,7 +148,10 @@ impl Core {
                 let context = self.gpu.prepare(buffer).map_err(|error| {
                     let of = Of::To(peer.world_rank());
                     fault::survived(of, Path::Descriptor, &error, "goes by value");
-                    Unsent::Reason(Reason::DriverError)
+                    Unsent::Reason(match error {
+                        Error::NoContext => Reason::NoContext,
+                        _ => Reason::DriverError,
+                    })
                 })?;
                 self.gpu.relays.note(env, buffer, context);
                 self.survey(env, buffer, context, bytes);
@@ -301,7 +304,15 @@ impl Core {
             return Err(Reason::UnknownComm);
         }
         // SAFETY: the program's handle.
-        let identity = unsafe { comms::identity(env.abi, args.comm) }.ok_or(Reason::UnknownComm)?;
+        let Some(identity) = (unsafe { comms::identity(env.abi, args.comm) }) else {
+            // SAFETY: as above.
+            let is_inter = unsafe { comms::is_inter(env.abi, args.comm) };
+            return Err(if is_inter {
+                Reason::Intercomm
+            } else {
+                Reason::UnknownComm
+            });
+        };
         let world = identity.world_rank(args.dest).ok_or(Reason::UnknownComm)?;
         let Some(peer) = env.node.peer(world) else {
             let off_node = env.node.proves_off_node(world);

@@ -10,9 +10,7 @@ pub enum Class {
     /// The engine decides.
     Taken,
     /// Native, while the helper serves.
-    WatchedBlocking,
-    /// Native, after the engine has been told.
-    WatchedPassing,
+    Watched,
     /// Not exported.
     Native,
 }
@@ -22,8 +20,7 @@ impl Class {
         Some(match text {
             "taken arming" => Class::TakenArming,
             "taken" => Class::Taken,
-            "watched blocking" => Class::WatchedBlocking,
-            "watched passing" => Class::WatchedPassing,
+            "watched" => Class::Watched,
             "native" => Class::Native,
             _ => return None,
         })
@@ -33,7 +30,7 @@ impl Class {
     pub fn broad(self) -> &'static str {
         match self {
             Class::TakenArming | Class::Taken => "Taken",
-            Class::WatchedBlocking | Class::WatchedPassing => "Watched",
+            Class::Watched => "Watched",
             Class::Native => "Native",
         }
     }

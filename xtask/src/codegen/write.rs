@@ -67,15 +67,14 @@ fn twin(sections: &[Section], large: &Function) -> Result<String, String> {
 pub fn wrappers(sections: &[Section]) -> Result<String, String> {
     let mut out = format!(
         "// {NOTICE}\n\n\
-         use crate::boundary::{{arming, blocking, passing, taken}};\n\
+         use crate::boundary::{{arming, taken, watched}};\n\
          use anabranch_engine::mpi::Handle;\n\
          use std::ffi::{{c_char, c_int, c_void}};\n"
     );
     for (class, name) in [
         (Class::TakenArming, "arming"),
         (Class::Taken, "taken"),
-        (Class::WatchedBlocking, "blocking"),
-        (Class::WatchedPassing, "passing"),
+        (Class::Watched, "watched"),
     ] {
         out += &format!("\n{name}! {{\n");
         for function in functions(sections, class) {
@@ -129,8 +128,7 @@ pub fn coverage(sections: &[Section]) -> String {
          library does with it.\n\n\
          | class | functions | meaning |\n| --- | --- | --- |\n\
          | taken | {} | exported as `MPI_X` and `PMPI_X`; the engine decides about each message |\n\
-         | watched | {} | exported likewise; the call is native, and the engine knows of it (blocking: its helper serves \
-         peers meanwhile; passing: it makes progress first) |\n\
+         | watched | {} | exported likewise; the call is native, and the engine knows of it: its helper serves peers meanwhile |\n\
          | native | {} | not exported: the program reaches the MPI library directly |\n\n\
          Exported too is every large-count form of an exported function. Fortran bindings call `PMPI_X` or `MPI_X` of \
          the C interface and so arrive at the same place. Callback constants that are functions \
@@ -140,8 +138,7 @@ pub fn coverage(sections: &[Section]) -> String {
     for section in sections {
         let class = match section.class {
             Class::TakenArming | Class::Taken => "taken",
-            Class::WatchedBlocking => "watched, blocking",
-            Class::WatchedPassing => "watched, passing",
+            Class::Watched => "watched",
             Class::Native => "native",
         };
         let names: Vec<String> = section
