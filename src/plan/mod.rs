@@ -86,7 +86,8 @@ pub struct Options {
     pub relays_max: u32,
     /// Over which GPUs, as a set of bits by their numbers.
     pub relays_over: u32,
-    /// Their engines push to the receiver, as where one process makes all copies: a push begins sooner than a pull.
+    /// Their engines push to the receiver, as where one process makes all copies: a push begins sooner than a pull. A plan that
+    /// is one copy only is left to the receiver then, which pulls it as it pulls everything that is not planned.
     pub relays_push: bool,
     /// The copies of a hop of such a path may go on two streams in turn, for a single message over few of these paths: what
     /// one costs beside its bytes is then hidden behind the bytes of the other.
@@ -168,6 +169,11 @@ impl Options {
             launcher_us: LAUNCHER * model.launch_us,
             ..self
         }
+    }
+
+    /// Whether a plan over so many paths, of which this is one, is left to the receiver: see `relays_push`.
+    pub(crate) fn is_left_to_receiver(&self, paths: usize, path: &Path) -> bool {
+        self.relays_push && paths == 1 && path.kind() == PathKind::Direct
     }
 
     /// A chunk's length at most, such that the staging memory holds [`SLOTS_MIN`] of them.
@@ -427,9 +433,10 @@ impl Planner {
     }
 
     fn assign_engines(&self, plan: &mut Plan, message: &Message, options: &Options) {
-        let direct_is_pushed = self.pushes(message.from, message.to, message);
-        let mut engines = paths::Engines::new(self, direct_is_pushed, options.relays_push);
         let len = usize::from(plan.len);
+        let is_left = options.is_left_to_receiver(len, &plan.paths[0].path);
+        let direct_is_pushed = !is_left && self.pushes(message.from, message.to, message);
+        let mut engines = paths::Engines::new(self, direct_is_pushed, options.relays_push);
         for path in &mut plan.paths[..len] {
             let pushed = engines.next(&path.path);
             for (hop, ends) in path.path.places().windows(2).enumerate() {

@@ -395,7 +395,9 @@ impl<'a> Problem<'a> {
     #[must_use]
     pub fn split(&self, set: u32) -> Split {
         let launcher_us = self.options.launcher_us;
-        if launcher_us == 0.0 {
+        let first = &self.candidates[set.trailing_zeros() as usize].path;
+        let paths = set.count_ones() as usize;
+        if launcher_us == 0.0 || self.options.is_left_to_receiver(paths, first) {
             return self.split_by(set, 0.0);
         }
         // Also whether the thread is through with its launches by the end.
@@ -454,11 +456,22 @@ impl<'a> Problem<'a> {
             .planner
             .capacities(self.options.host_part(self.message.window));
         let rates = contention::rates(&chosen[..len], capacities, self.occupancy);
-        let mut engines = Engines::new(self.planner, self.pushes, self.options.relays_push);
+        let is_left = self.options.is_left_to_receiver(len, &chosen[0].path);
+        let pushes = self.pushes && !is_left;
+        let launcher_us = if is_left {
+            0.0
+        } else {
+            self.options.launcher_us
+        };
+        let each_launch_us = self.planner.model().launch_us.max(launcher_us);
+        let mut engines = Engines::new(self.planner, pushes, self.options.relays_push);
         let mut pipelines = [Pipeline::default(); MAX_PATHS];
         for at in 0..len {
             let pushed = engines.next(&chosen[at].path);
-            pipelines[at] = self.pipeline(chosen[at], at, &rates, pushed);
+            pipelines[at] = self.pipeline(chosen[at], at, &rates, pushed, each_launch_us);
+            if !self.options.batches && !is_left {
+                pipelines[at].batched_us = None;
+            }
             pipelines[at].counted_us = launch_us * pipelines[at].hops as f64;
         }
         self.take_turns(&chosen[..len], &mut pipelines[..len]);
@@ -490,12 +503,11 @@ impl<'a> Problem<'a> {
         position: usize,
         rates: &Rates,
         pushed: [bool; super::MAX_HOPS],
+        each_launch_us: f64,
     ) -> Pipeline {
-        let model = self.planner.model();
-        let launch_us = model.launch_us.max(self.options.launcher_us);
         let mut pipeline = Pipeline {
             // Those before it are launched first.
-            startup_us: launch_us * (position + 1) as f64 + model.finish_us,
+            startup_us: each_launch_us * (position + 1) as f64 + self.planner.model().finish_us,
             epsilon_us: candidate.epsilon_us,
             hops: candidate.legs().len(),
             ..Pipeline::default()
@@ -503,7 +515,7 @@ impl<'a> Problem<'a> {
         for (hop, leg) in candidate.legs().iter().enumerate() {
             let pace = if pushed[hop] { leg.pushed } else { leg.pulled };
             pipeline.alpha_us[hop] = pace.alpha_us;
-            pipeline.batched_us = pace.batched_us.filter(|_| self.options.batches);
+            pipeline.batched_us = pace.batched_us;
             // A segment that is taken altogether still lets a byte through now and then.
             pipeline.us_per_byte[hop] = 1.0 / rates[position][hop].min(pace.rate).max(1e-3);
         }
