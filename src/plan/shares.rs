@@ -438,7 +438,10 @@ impl<'a> Problem<'a> {
             launcher_us * (copies * (1.0 - 1.0 / steps) + 1.0) + last_us
         };
         let last = split.parts().iter().map(end).fold(0.0, f64::max);
-        last + self.planner.model().finish_us
+        // Behind the last copy of a path there is one event more: half of what a copy takes beside its launch.
+        let model = self.planner.model();
+        let event_us = (launcher_us - model.launch_us).max(0.0) / 2.0;
+        last + window * split.parts().len() as f64 * event_us + model.finish_us
     }
 
     /// The same, each launch of a chunk counting so much when the number of chunks is chosen.
