@@ -421,7 +421,7 @@ fn predictions_on_two_nodes() {
                 continue;
             }
             let (_, mean, worst) = spread(good.iter().map(|row| row.error()));
-            if mean <= 0.06 && worst <= 0.12 && unmoved_error(&rows).1 > 0.06 {
+            if mean <= 0.03 && worst <= 0.06 && unmoved_error(&rows).1 > 0.06 {
                 let _ = fs::remove_dir_all(folder);
                 return;
             }
