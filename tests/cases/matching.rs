@@ -2,7 +2,7 @@
 
 use crate::support::{self, job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
 use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
-use xtask::mpi::Mpi;
+use xtask::mpi::{Family, Mpi};
 
 /// Programs in which every message is received whole, with the number of ranks they want.
 const PROGRAMS: [(&str, usize); 6] = [
@@ -32,7 +32,7 @@ on_every_mpi!(
     memory_kinds,
 );
 
-fn complete(job: Job) {
+fn complete(job: Job) -> Outcome {
     let outcome = job.passes();
     let stats = outcome.stats();
     stats.check_complete();
@@ -40,10 +40,16 @@ fn complete(job: Job) {
         stats.total("sends_descriptor") > 0,
         "no message was taken:\n{outcome}"
     );
+    outcome
 }
 
 fn p2p(mpi: &Mpi) {
-    complete(job(mpi, 2, "p2p"));
+    let outcome = complete(job(mpi, 2, "p2p"));
+    // Both ranks, from the device to either kind of memory: five sizes by each call, four by those with large counts.
+    let is_open_mpi = matches!(mpi.family, Family::OpenMpi4 | Family::OpenMpi5);
+    let calls = if is_open_mpi { 1 } else { 2 };
+    let replaced = outcome.stats().fallback("replace");
+    assert_eq!(replaced, 2 * 2 * (5 + 4) * calls, "{outcome}");
 }
 
 /// Long messages from host memory go by descriptor once their receiver was seen to bring them to a device.
