@@ -39,6 +39,7 @@ int MPI_Isendrecv(const void *, int, MPI_Datatype, int, int, void *, int, MPI_Da
 int MPI_Isendrecv_c(const void *, MPI_Count, MPI_Datatype, int, int, void *, MPI_Count, MPI_Datatype, int, int, MPI_Comm, MPI_Request *);
 int MPI_Isendrecv_replace(void *, int, MPI_Datatype, int, int, int, int, MPI_Comm, MPI_Request *);
 int MPI_Isendrecv_replace_c(void *, MPI_Count, MPI_Datatype, int, int, int, int, MPI_Comm, MPI_Request *);
+int MPI_Info_create_env(int, char **, MPI_Info *);
 #endif
 #define WEAK(name) WEAKLY(weak name)
 #define WEAKLY(words) _Pragma(#words)
@@ -55,6 +56,7 @@ LARGE_ISENDS(WEAK)
 #pragma weak MPI_Isendrecv_c
 #pragma weak MPI_Isendrecv_replace
 #pragma weak MPI_Isendrecv_replace_c
+#pragma weak MPI_Info_create_env
 
 // Whether every rank has the functions with large counts; the preloaded library has them all, and a rank may be without it.
 // To be asked by all ranks together.
@@ -64,7 +66,8 @@ static void look_for_large_counts(void) {
     OK(MPI_Allreduce(&here, &large_counts, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD));
 }
 
-static int has_isendrecv(void) { return MPI_VERSION >= 4; }
+// Whether the library has what came with MPI 4.0: what the preloaded one exports it may lack, but this nobody intercepts.
+static int has_isendrecv(void) { return MPI_Info_create_env != NULL; }
 
 enum { TAG_READY = 32000, TAG_SIDE = 32001 }; // beside the message: "the receive is posted", the other half of a Sendrecv
 
