@@ -1,6 +1,6 @@
 //! Wrong input of every kind: a line that says what to do, or a fallback; never a crash or a wrong result.
 
-use crate::support::{job, on, on_every_mpi};
+use crate::support::{self, job, on, on_every_mpi};
 use anabranch_tests::{built, run_bounded, scratch_folder, Finished};
 use std::collections::BTreeSet;
 use std::fs;
@@ -229,17 +229,8 @@ int posix_fallocate(int file, off_t offset, off_t bytes) {
 fn no_room_in_shared_memory() {
     on("mpich", |mpi| {
         let folder = scratch_folder("scarce");
-        fs::write(folder.join("scarce.c"), SCARCE_MEMORY).expect("source");
-        let mut compiler = Command::new("cc");
-        compiler.current_dir(&folder);
-        compiler.args(["-shared", "-fPIC", "-o", "scarce.so", "scarce.c"]);
-        let compiled = run_bounded(&mut compiler, &folder, Duration::from_secs(60));
-        assert_eq!(compiled.code, Some(0), "{compiled:?}");
-        let preload = format!(
-            "{}/scarce.so:{}",
-            folder.display(),
-            built().library.display()
-        );
+        let scarce = support::shared_object(&folder, "scarce", SCARCE_MEMORY);
+        let preload = format!("{scarce}:{}", built().library.display());
         let with_room = |room: u64| {
             job(mpi, 2, "p2p")
                 .args(&["medium"])
