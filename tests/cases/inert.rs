@@ -1,7 +1,9 @@
 //! Where the library has nothing to do, it does nothing and says nothing.
 
 use crate::support::{job, knows_cuda, natively, on, on_every_mpi};
+use anabranch_engine::mpi::{Class, Function};
 use anabranch_tests::{built, run_bounded, scratch_folder, Finished, Stats};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -235,6 +237,19 @@ fn a_panic_stays_inside() {
     }
 }
 
+/// One around a call in which other ranks wait leaves the call as it is.
+#[test]
+fn a_panic_leaves_a_collective_alone() {
+    on("openmpi", |mpi| {
+        let job = job(mpi, 2, "p2p").args(&["medium"]);
+        let outcome = job.env("ANABRANCH_INJECT_PANIC", "MPI_Barrier").passes();
+        for rank in 0..2 {
+            let said = format!("anabranch[{rank}]: error: internal error around MPI_Barrier: ");
+            assert!(outcome.finished.stderr.contains(&said), "{outcome}");
+        }
+    });
+}
+
 /// An MPI library that is none of the known ones: native, and no crash.
 #[test]
 fn an_unknown_mpi() {
@@ -275,29 +290,32 @@ fn symbols(arguments: &[&str]) -> Vec<String> {
     finished.stdout.lines().filter_map(name).collect()
 }
 
-/// The library defines MPI functions and its own small interface, nothing else.
+/// The library defines the MPI functions of the table, each under both names, and its own small interface, nothing else.
 #[test]
 fn defined_symbols() {
-    let defined = symbols(&["--defined-only"]);
-    let ours = |name: &str| {
-        name.starts_with("MPI_") || name.starts_with("PMPI_") || name.starts_with("anabranch_")
-    };
-    let others: Vec<_> = defined.iter().filter(|name| !ours(name)).collect();
-    assert!(others.is_empty(), "{others:?}");
-    for name in [
-        "MPI_Send",
-        "PMPI_Send",
-        "MPI_Send_c",
-        "MPI_Mprobe",
-        "MPI_Waitsome",
-        "MPI_Finalize",
-        "anabranch_counter",
-    ] {
-        assert!(
-            defined.iter().any(|symbol| symbol == name),
-            "{name} is not exported"
-        );
-    }
+    let exported = Function::ALL.iter();
+    let exported = exported.filter(|function| function.class() != Class::Native);
+    let both =
+        exported.flat_map(|function| [function.name().to_owned(), format!("P{}", function.name())]);
+    let header = xtask::layout::repository_root().join("include/anabranch.h");
+    let header = std::fs::read_to_string(header).expect("the header");
+    // A declaration begins its line; all else that names a function stands in a comment or a macro.
+    let declared = header
+        .lines()
+        .filter(|line| line.starts_with(char::is_alphabetic));
+    let declared = declared.filter_map(|line| {
+        let (name, _) = line.split_once('(')?;
+        name.rsplit([' ', '*']).next().map(str::to_owned)
+    });
+    let expected: BTreeSet<String> = both.chain(declared).collect();
+    assert!(expected.contains("MPI_Send") && expected.contains("anabranch_last"));
+    let defined: BTreeSet<String> = symbols(&["--defined-only"]).into_iter().collect();
+    let missing: Vec<_> = expected.difference(&defined).collect();
+    let others: Vec<_> = defined.difference(&expected).collect();
+    assert!(
+        missing.is_empty() && others.is_empty(),
+        "missing {missing:?}, too many {others:?}"
+    );
 }
 
 /// It needs no MPI and no CUDA library: their functions are looked up at run time.
@@ -312,6 +330,7 @@ fn undefined_symbols() {
             || name.starts_with("PMPI_")
             || name.starts_with("ompi_")
             || name.starts_with("cuda")
+            || name.starts_with("nvml")
             || driver
     };
     let undefined = symbols(&["--undefined-only"]);
