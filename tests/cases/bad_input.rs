@@ -79,6 +79,7 @@ fn topology_files_that_are_wrong() {
         let cases = [
             ("negative.toml", negative_figure(&good)),
             ("missing.toml", missing_figure(&good)),
+            ("unlinked.toml", missing_link(&good)),
             ("cut.toml", good[..good.len() / 2].to_owned() + "\n[["),
             ("empty.toml", String::new()),
         ];
@@ -101,6 +102,9 @@ fn topology_files_that_are_wrong() {
             );
             refused(&finished, name);
             assert!(!finished.stderr.contains("lacks"), "{finished:?}");
+            let is_about_link = name == "unlinked.toml";
+            let why = "link between GPU 0 and 2 is missing";
+            assert_eq!(finished.stderr.contains(why), is_about_link, "{finished:?}");
         }
         let finished = anabranch(
             &[
@@ -137,6 +141,14 @@ fn missing_figure(text: &str) -> String {
         "{before}[[link]]{}",
         links.replacen("gb_s = ", "# gb_s = ", 1)
     )
+}
+
+/// Without the second link.
+fn missing_link(text: &str) -> String {
+    let mut sections = text.split("[[link]]");
+    let kept = sections.by_ref().take(2).collect::<Vec<_>>();
+    let rest = sections.skip(1).collect::<Vec<_>>();
+    [kept, rest].concat().join("[[link]]")
 }
 
 #[test]
