@@ -1,7 +1,7 @@
 //! Every message arrives whole, where and in the order in which MPI says.
 
 use crate::support::{self, job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
-use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
+use anabranch_tests::{needs_simulator, on_real_gpus, solver, Job, Outcome};
 use xtask::mpi::{Family, Mpi};
 
 /// Programs in which every message is received whole, with the number of ranks they want.
@@ -205,13 +205,29 @@ mod natively {
     }
 }
 
-/// The same device buffers crash the plain MPICH, which proves that device addresses fault under host code.
+/// The same device buffers, of a test program and of the solver, crash the plain MPICH, which proves that device addresses
+/// fault under host code.
 #[test]
 fn device_buffers_crash_without_the_library() {
-    on("mpich", |mpi| {
-        let outcome = job(mpi, 2, "p2p").args(&["medium"]).without_preload().run();
-        assert_ne!(outcome.finished.code, Some(0), "{outcome}");
-    });
+    needs_simulator("an MPI library that does not know CUDA");
+    for name in ["mpich", "mpich5"] {
+        on(name, |mpi| {
+            let small = job(mpi, 2, "p2p").args(&["small"]);
+            let solver = Job::new(mpi, 2, &solver(mpi));
+            for job in [
+                small,
+                solver.args(&["--size", "64x64", "--iterations", "1"]),
+            ] {
+                let outcome = job.without_preload().run();
+                let finished = &outcome.finished;
+                assert!(finished.code.is_some_and(|code| code != 0), "{outcome}");
+                let said = finished.stdout.lines();
+                let mut said = said.filter(|line| line.contains("THE EXIT STRING"));
+                let by_signal = |line: &str| line.contains("(signal 11)");
+                assert!(said.any(by_signal), "{outcome}");
+            }
+        });
+    }
 }
 
 /// Two ranks, and then four, share a GPU.
