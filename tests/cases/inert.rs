@@ -13,7 +13,9 @@ on_every_mpi!(
     switched_off,
     without_a_driver,
     without_a_device_buffer,
-    launcher_preloaded
+    launcher_preloaded,
+    a_panic_stays_inside,
+    a_panic_leaves_a_collective_alone,
 );
 
 fn run(command: &mut Command) -> Finished {
@@ -202,43 +204,35 @@ fn unknown_options() {
 }
 
 /// A panic inside an exported call becomes an MPI error; it never unwinds into the program.
-#[test]
-fn a_panic_stays_inside() {
-    for name in ["openmpi", "mpich"] {
-        on(name, |mpi| {
-            // What is written right before MPI_Abort does not always come through a launcher.
-            let folder = scratch_folder("panic");
-            let said = folder.join("stderr");
-            let to_file = format!("exec \"$@\" 2>> {}", said.display());
-            let outcome = job(mpi, 2, "p2p")
-                .args(&["medium"])
-                .env("ANABRANCH_INJECT_PANIC", "MPI_Send")
-                .ranks_under(&["sh", "-c", &to_file, "sh"])
-                .run();
-            let said = std::fs::read_to_string(said).expect("what the ranks said");
-            // The program sees that MPI_Send failed and says so, then ends by MPI_Abort with this code.
-            assert_eq!(outcome.finished.code, Some(3), "{said}\n{outcome}");
-            // The library says so in one line of its own.
-            for part in ["MPI_Send(", "FAILED rank 0", "internal error in MPI_Send"] {
-                assert!(said.contains(part), "{part}:\n{said}\n{outcome}");
-            }
-            assert!(!outcome.finished.stderr.contains("SIGSEGV"), "{outcome}");
-            let _ = std::fs::remove_dir_all(folder);
-        });
+fn a_panic_stays_inside(mpi: &Mpi) {
+    // What is written right before MPI_Abort does not always come through a launcher.
+    let folder = scratch_folder("panic");
+    let said = folder.join("stderr");
+    let to_file = format!("exec \"$@\" 2>> {}", said.display());
+    let outcome = job(mpi, 2, "p2p")
+        .args(&["medium"])
+        .env("ANABRANCH_INJECT_PANIC", "MPI_Send")
+        .ranks_under(&["sh", "-c", &to_file, "sh"])
+        .run();
+    let said = std::fs::read_to_string(said).expect("what the ranks said");
+    // The program sees that MPI_Send failed and says so, then ends by MPI_Abort with this code.
+    assert_eq!(outcome.finished.code, Some(3), "{said}\n{outcome}");
+    // The library says so in one line of its own.
+    for part in ["MPI_Send(", "FAILED rank 0", "internal error in MPI_Send"] {
+        assert!(said.contains(part), "{part}:\n{said}\n{outcome}");
     }
+    assert!(!outcome.finished.stderr.contains("SIGSEGV"), "{outcome}");
+    let _ = std::fs::remove_dir_all(folder);
 }
 
 /// One around a call in which other ranks wait leaves the call as it is.
-#[test]
-fn a_panic_leaves_a_collective_alone() {
-    on("openmpi", |mpi| {
-        let job = job(mpi, 2, "p2p").args(&["medium"]);
-        let outcome = job.env("ANABRANCH_INJECT_PANIC", "MPI_Barrier").passes();
-        for rank in 0..2 {
-            let said = format!("anabranch[{rank}]: error: internal error around MPI_Barrier: ");
-            assert!(outcome.finished.stderr.contains(&said), "{outcome}");
-        }
-    });
+fn a_panic_leaves_a_collective_alone(mpi: &Mpi) {
+    let job = job(mpi, 2, "p2p").args(&["pieces"]);
+    let outcome = job.env("ANABRANCH_INJECT_PANIC", "MPI_Barrier").passes();
+    for rank in 0..2 {
+        let said = format!("anabranch[{rank}]: error: internal error around MPI_Barrier: ");
+        assert!(outcome.finished.stderr.contains(&said), "{outcome}");
+    }
 }
 
 /// An MPI library as far as the program below needs one, which says that it is VERSION.
