@@ -50,6 +50,8 @@ enum Target {
     InPlace,
     /// As above, but not in one run, so a descriptor is not recognized (posted before this rank was live).
     Unseen,
+    /// As above, and no descriptor comes: the MPI library brings it to whatever memory that is.
+    LeftToMpi,
     /// Packed bytes in the landing range are scattered to host memory.
     HostRuns { base: *mut u8, layout: Arc<Layout> },
     /// To device memory, dense or by runs.
@@ -207,20 +209,26 @@ impl Receive {
     }
 
     fn may_hold_descriptor(&self) -> bool {
-        self.room >= DESCRIPTOR_BYTES as u64 && !matches!(self.target, Target::Unseen)
+        self.room >= DESCRIPTOR_BYTES as u64
+            && !matches!(self.target, Target::Unseen | Target::LeftToMpi)
     }
 
     /// A descriptor that lands here cannot be recognized, nor found by its number: no peer may send one meanwhile.
     fn is_blind(&self, abi: &Abi) -> bool {
         // A library that reports the true length of a truncated message lets the slot be found by number.
         let tells_length = abi.family == Family::OpenMpi;
-        matches!(self.target, Target::Unseen)
-            || (self.room < DESCRIPTOR_BYTES as u64 && !tells_length)
+        match self.target {
+            Target::Unseen => true,
+            Target::LeftToMpi => false,
+            _ => self.room < DESCRIPTOR_BYTES as u64 && !tells_length,
+        }
     }
 
     /// A descriptor does not fit in here, though a message that is shorter than one may.
     fn is_blind_to_small(&self) -> bool {
-        !self.may_hold_descriptor() || (self.place().is_some() && self.covered.is_none())
+        let is_left = matches!(self.target, Target::LeftToMpi);
+        let is_short = !is_left && !self.may_hold_descriptor();
+        is_short || (self.place().is_some() && self.covered.is_none())
     }
 
     /// Whether something that begins like a descriptor has landed. No more than a look, if the memory can be relied on.

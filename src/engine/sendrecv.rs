@@ -94,7 +94,8 @@ impl Engine {
                 None
             };
             let received = match plan {
-                Plan::Native => None,
+                Plan::Native if receive.source == self.env.abi.proc_null => None,
+                Plan::Native => Some(self.post_irecv(receive, self.watch_native(receive))?),
                 Plan::Watched(prepared) => Some(self.post_irecv(receive, prepared)?),
             };
             let sent = match (copied, sorted) {

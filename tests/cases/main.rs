@@ -12,6 +12,7 @@ mod faults;
 mod habits;
 mod inert;
 mod interface;
+mod loading;
 mod matching;
 mod model_error;
 mod nodes;

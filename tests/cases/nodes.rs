@@ -1,11 +1,11 @@
 //! Habits of nodes: GPUs that a rank does not see or cannot map, little or no `/dev/shm`, limits, containers, other jobs
 //! and other nodes. Messages arrive by whatever way is left, and the counters say which and why.
 
-use crate::support::{job, on, on_every_mpi};
+use crate::support::{self, job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
 use anabranch_tests::nodes::{nodes_permitted, own_container, own_mounts, permitted};
 use anabranch_tests::{Job, Outcome};
 use std::thread;
-use xtask::mpi::Mpi;
+use xtask::mpi::{Family, Mpi};
 
 on_every_mpi!(hidden_gpus, refused_for_good);
 
@@ -60,6 +60,8 @@ fn on_two_nodes(mpi: &Mpi) {
     assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
     all_by_value(&outcome, "not_on_node");
     assert_eq!(outcome.stats().fallback("not_registered"), 0, "{outcome}");
+    // It says that it does not know device memory, and is handed none.
+    assert_eq!(outcome.stats().total("receives_native"), 0, "{outcome}");
 
     // Pairs of one node, and a ring over all.
     let cases = ["medium", "ring", "both_ways"];
@@ -72,6 +74,60 @@ fn on_two_nodes(mpi: &Mpi) {
     // Rank 1 sends to rank 2, rank 3 to rank 0, 20 times; and every odd rank to its left in `ring` only.
     assert_eq!(stats.fallback("not_on_node"), 40, "{outcome}");
     assert!(stats.total("receives_direct") > 0, "{outcome}");
+}
+
+/// What an MPI library answers that knows device memory, put in the place of its own answer by the dynamic linker.
+const KNOWS_CUDA: &str = r#"
+#define _GNU_SOURCE
+#include <link.h>
+#include <string.h>
+unsigned la_version(unsigned version) { return version; }
+unsigned la_objopen(struct link_map *map, Lmid_t id, uintptr_t *cookie) { return LA_FLG_BINDTO | LA_FLG_BINDFROM; }
+static int yes(void) { return 1; }
+uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned index, uintptr_t *from, uintptr_t *to, unsigned *flags, const char *name) {
+    const char *plain = name + (name[0] == 'P');
+    return strcmp(plain, "MPIX_Query_cuda_support") ? symbol->st_value : (uintptr_t)yes;
+}
+"#;
+
+/// An MPI library that knows device memory, or of which that is said, receives into it what comes from another node; what
+/// is sent there goes by host memory all the same.
+#[test]
+fn two_nodes_over_an_mpi_that_knows_cuda() {
+    if !nodes_permitted() {
+        return;
+    }
+    let check = |mpi: &Mpi, adjust: fn(Job) -> Job| {
+        let job = job(mpi, 2, "p2p").args(&["ring", "both_ways", "pieces", "reallocated"]);
+        let outcome = quiet(over_an_mpi_that_knows_cuda(adjust(job)).on_two_nodes());
+        let stats = outcome.stats();
+        // Of each call that sends and receives at once nine sizes, to the device from two kinds of memory.
+        let calls = if mpi.family == Family::OpenMpi4 { 2 } else { 4 };
+        let exchanged = 20 + 2 * 9 * calls;
+        // And Irecv and Recv.
+        let streamed = 64 + 60;
+        for (rank, counter, count) in [
+            (0, "receives_native", exchanged),
+            (1, "receives_native", exchanged + streamed),
+            (0, "sends_value", exchanged + streamed),
+            (1, "sends_value", exchanged),
+        ] {
+            assert_eq!(stats.of_rank(rank, counter), count, "{counter}:\n{outcome}");
+        }
+        assert_eq!(stats.total("receives_value"), 0, "{outcome}");
+    };
+    on("openmpi", |mpi| {
+        check(mpi, |job| job.env("ANABRANCH_MPI_CUDA", "yes"))
+    });
+    // The one exports its answer under one name, the other under two.
+    for name in ["openmpi5", "mpich5"] {
+        on(name, |mpi| {
+            check(mpi, |job| {
+                let audit = support::shared_object(job.folder(), "audit", KNOWS_CUDA);
+                job.env("LD_AUDIT", &audit)
+            });
+        });
+    }
 }
 
 /// Each rank sees its own GPU only, and maps the other's memory all the same.
@@ -209,6 +265,30 @@ fn shared_memory_that_is_read_only() {
     for name in WITHOUT_SHM {
         on(name, |mpi| no_shared_memory(mpi, lock, "Read-only"));
     }
+}
+
+/// There a rank over an MPI library that knows device memory leaves all to that.
+#[test]
+fn no_shared_memory_over_an_mpi_that_knows_cuda() {
+    let own = own_mounts("mount -t tmpfs -o ro tmpfs /dev/shm");
+    if !permitted(&own) {
+        return;
+    }
+    on("openmpi", |mpi| {
+        let job = over_an_mpi_that_knows_cuda(job(mpi, 2, "p2p").args(&["medium", "both_ways"]));
+        let job = job.env("ANABRANCH_MPI_CUDA", "yes").native_over_tcp();
+        let outcome = job.under(&words(&own)).passes();
+        assert!(outcome.stats.is_none(), "{outcome}");
+        let said = |line: &&str| line.contains("]: warn: ") && line.contains("/dev/shm/anabranch-");
+        let lines: Vec<_> = outcome.finished.stderr.lines().filter(said).collect();
+        let why = "Read-only file system";
+        let so = "; every message of this rank stays native";
+        assert_eq!(lines.len(), 2, "{outcome}");
+        let are_right = lines
+            .iter()
+            .all(|line| line.contains(why) && line.ends_with(so));
+        assert!(are_right, "{outcome}");
+    });
 }
 
 /// It is full for one rank and not for the other one.

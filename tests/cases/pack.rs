@@ -3,7 +3,7 @@
 use anabranch_tests::{all_programs, program, solver, ALL_MPI};
 use std::fs;
 use std::path::PathBuf;
-use xtask::mpi::{Family, Mpi};
+use xtask::mpi::Mpi;
 
 /// The programs for each MPI library that is carried, and the solver, in the folder that TEST_PACK names.
 #[test]
@@ -23,7 +23,7 @@ fn programs() {
 }
 
 fn take_solver(mpi: &Mpi, folder: &std::path::Path) {
-    if mpi.family != Family::StandardAbi {
+    if mpi.has_solver() {
         let built = solver(mpi);
         let name = built.file_name().expect("a name");
         fs::create_dir_all(folder.join("bin")).expect("a folder for programs");

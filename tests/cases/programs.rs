@@ -1,7 +1,7 @@
 //! The programs that come with the project, on simulated nodes.
 
 use crate::support::{on, on_every_mpi};
-use anabranch_tests::{built, solver, Job, Outcome};
+use anabranch_tests::{built, cannot_be_made_here, solver, Job, Outcome};
 use serde_json::Value;
 use std::fs;
 use xtask::mpi::{Family, Mpi};
@@ -38,8 +38,8 @@ fn number(report: &Value, name: &str) -> u64 {
 /// Four ranks with the library, four without, and one alone compute the same field, bit for bit, and each message of
 /// the solver is accounted for in the library's counters.
 fn jacobi(mpi: &Mpi) {
-    if mpi.family == Family::StandardAbi {
-        return; // the MPI binding of the solver knows the interfaces of Open MPI and of MPICH
+    if !mpi.has_solver() {
+        return cannot_be_made_here("no solver", "its MPI binding does not know the MPI 5 ABI");
     }
     // The split is for four ranks: one alone has the whole domain.
     let variants: [(&[&str], &[&str]); 3] = [

@@ -1,7 +1,7 @@
 //! What the tests share.
 
 use anabranch_tests::{built, mpi_or_skip, on_real_gpus, program, scratch_folder, Job};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use xtask::mpi::{Family, Mpi};
@@ -125,6 +125,18 @@ fn measured(node: &str, on_it: impl FnOnce(&mut Command) -> &mut Command) -> Pat
     assert!(output.status.success(), "{output:?}");
     std::fs::rename(&draft, &file).expect("kept");
     file
+}
+
+/// Compiles a library from this source, in C, to be loaded into ranks.
+pub fn shared_object(folder: &Path, name: &str, source: &str) -> String {
+    let file = folder.join(format!("{name}.c"));
+    let library = folder.join(format!("{name}.so"));
+    std::fs::write(&file, source).expect("source");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library);
+    let output = compiler.arg(&file).output().expect("the compiler runs");
+    assert!(output.status.success(), "{output:?}");
+    library.display().to_string()
 }
 
 /// What is said of a path whose sender does nothing for half a second, for which a busy machine is enough.

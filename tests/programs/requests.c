@@ -277,6 +277,109 @@ static void get_status(void) {
         }
 }
 
+// The functions of MPI 4.1 that look at several requests, where the library has them, or the preloaded one in its place.
+#pragma weak MPI_Request_get_status_any
+#pragma weak MPI_Request_get_status_all
+#pragma weak MPI_Request_get_status_some
+#if MPI_VERSION < 5
+int MPI_Request_get_status_any(int, const MPI_Request *, int *, int *, MPI_Status *);
+int MPI_Request_get_status_all(int, const MPI_Request *, int *, MPI_Status *);
+int MPI_Request_get_status_some(int, const MPI_Request *, int *, int *, MPI_Status *);
+#endif
+
+enum { NULLS = N, IDLE_HOST, IDLE_DEVICE, LOOKED_AT }; // after the set: what is not active, and is to be passed over
+
+// Looks at what is there, which completes nothing, then completes it.
+static void looked_at_by(int form, MPI_Request *all, int round) {
+    int index, flag = 0, count, indices[LOOKED_AT], left = N;
+    MPI_Status s[LOOKED_AT], status;
+    MPI_Request before[LOOKED_AT];
+    memset(s, 0, sizeof s);
+    while (left) {
+        memcpy(before, all, sizeof before);
+        switch (form) {
+        case 0:
+            OK(MPI_Request_get_status_any(LOOKED_AT, all, &index, &flag, s));
+            if (!flag) EQUAL(index, MPI_UNDEFINED);
+            indices[0] = index;
+            count = flag != 0;
+            break;
+        case 1:
+            OK(MPI_Request_get_status_all(LOOKED_AT, all, &flag, s));
+            for (int i = 0; i < N; i++) indices[i] = i;
+            for (int i = N; flag && i < LOOKED_AT; i++) check_empty(&s[i]);
+            count = flag ? N : 0;
+            break;
+        default:
+            OK(MPI_Request_get_status_some(LOOKED_AT, all, &count, indices, s));
+        }
+        CHECK(!memcmp(before, all, sizeof before), "no request changes");
+        CHECK(count >= 0 && count <= left, "%d of %d", count, left);
+        for (int k = 0; k < count; k++) {
+            int i = indices[k];
+            CHECK(i >= 0 && i < N && all[i] != MPI_REQUEST_NULL, "an active request once, not %d", i);
+            STATUS_CHECK(&s[k], peer, i, set_size(i));
+            BUF_CHECK(into[i], round * 100 + i, set_size(i));
+            flag = 0;
+            memset(&status, 0, sizeof status);
+            OK(MPI_Test(&all[i], &flag, &status));
+            CHECK(flag, "complete already");
+            request[i] = all[i];
+            check_one(i, &status, round);
+            left--;
+        }
+    }
+}
+
+static void get_status_of_several(void) {
+    for (int round = 0; round < 6; round++) {
+        if (me % 2 == 0) {
+            OK(MPI_Recv(NULL, 0, MPI_BYTE, peer, 1000, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            send_set(round);
+            continue;
+        }
+        MPI_Request all[LOOKED_AT];
+        MPI_Status s[LOOKED_AT];
+        int index = 0, flag = 1, count, indices[LOOKED_AT], is_there = MPI_Request_get_status_any != NULL;
+        buf idle[2] = {buf_new(HOST, 10, 0), buf_new(DEVICE, 10, 0)};
+        post_set(round);
+        memcpy(all, request, sizeof request);
+        all[NULLS] = MPI_REQUEST_NULL;
+        for (int k = 0; k < 2; k++) OK(MPI_Recv_init(idle[k].p, 10, MPI_BYTE, peer, 999, MPI_COMM_WORLD, &all[IDLE_HOST + k]));
+        if (is_there) { // nothing was sent yet
+            OK(MPI_Request_get_status_any(LOOKED_AT, all, &index, &flag, s));
+            CHECK(!flag && index == MPI_UNDEFINED, "any: flag %d, index %d", flag, index);
+            flag = 1;
+            OK(MPI_Request_get_status_all(LOOKED_AT, all, &flag, s));
+            CHECK(!flag, "all");
+            OK(MPI_Request_get_status_some(LOOKED_AT, all, &count, indices, s));
+            EQUAL(count, 0);
+        }
+        OK(MPI_Send(NULL, 0, MPI_BYTE, peer, 1000, MPI_COMM_WORLD));
+        if (is_there) looked_at_by(round / 2, all, round);
+        OK(MPI_Waitall(N, all, MPI_STATUSES_IGNORE));
+        if (is_there) { // nothing active is left
+            memset(s, 0, sizeof s);
+            flag = index = count = 0;
+            OK(MPI_Request_get_status_any(LOOKED_AT, all, &index, &flag, s));
+            CHECK(flag && index == MPI_UNDEFINED, "any: flag %d, index %d", flag, index);
+            check_empty(s);
+            flag = 0;
+            memset(s, 0, sizeof s);
+            OK(MPI_Request_get_status_all(LOOKED_AT, all, &flag, s));
+            CHECK(flag, "all");
+            for (int i = 0; i < LOOKED_AT; i++) check_empty(&s[i]);
+            OK(MPI_Request_get_status_some(LOOKED_AT, all, &count, indices, s));
+            EQUAL(count, MPI_UNDEFINED);
+            OK(MPI_Request_get_status_any(LOOKED_AT, all, &index, &flag, MPI_STATUS_IGNORE));
+            OK(MPI_Request_get_status_all(LOOKED_AT, all, &flag, MPI_STATUSES_IGNORE));
+            OK(MPI_Request_get_status_some(LOOKED_AT, all, &count, indices, MPI_STATUSES_IGNORE));
+        }
+        for (int k = 0; k < 2; k++) { OK(MPI_Request_free(&all[IDLE_HOST + k])); buf_free(idle[k]); }
+        drop_set();
+    }
+}
+
 static void cancelled(void) {
     size_t sizes[] = {10, 61, 5000, 1000001};
     FOR_ENDS(from, to)
@@ -320,6 +423,58 @@ static void cancelled(void) {
         }
 }
 
+// A send that is cancelled arrives, or was cancelled, and says which. The next message of its stream is what it is either way.
+static void cancelled_sends(void) {
+    size_t sizes[] = {10, 61, 5000, 1000001};
+    for (int is_late = 0; is_late < 2; is_late++) // the receive is posted after the send is cancelled, or before it is made
+        FOR_ENDS(from, to)
+            for (int i = 0; i < 8; i++) {
+                size_t n = sizes[i / 2], next = 70001;
+                uint64_t seed = 10 * i + is_late;
+                int flag = -1, was_cancelled = -1;
+                MPI_Request r;
+                MPI_Status s;
+                MPI_Message m;
+                memset(&s, 0, sizeof s);
+                buf b = buf_new(me % 2 ? to : from, n, 1), after = buf_new(DEVICE, next, 3);
+                if (me % 2 == 0) {
+                    buf_fill(b, seed);
+                    buf_fill(after, seed + 1);
+                    if (!is_late) OK(MPI_Recv(NULL, 0, MPI_BYTE, peer, TAG_READY, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+                    if (i % 2) OK(MPI_Issend(b.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD, &r));
+                    else OK(MPI_Isend(b.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD, &r));
+                    OK(MPI_Cancel(&r));
+                    CHECK(r != MPI_REQUEST_NULL, "a cancelled request stays until it is complete");
+                    if (is_late) OK(MPI_Send(NULL, 0, MPI_BYTE, peer, TAG_SIDE, MPI_COMM_WORLD));
+                    OK(MPI_Wait(&r, &s));
+                    CHECK(r == MPI_REQUEST_NULL, "a completed request is null");
+                    OK(MPI_Test_cancelled(&s, &flag));
+                    BUF_CHECK(b, seed, n);
+                    OK(MPI_Send(&flag, 1, MPI_INT, peer, TAG_SIDE, MPI_COMM_WORLD));
+                    OK(MPI_Recv(NULL, 0, MPI_BYTE, peer, TAG_READY, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+                    OK(MPI_Send(after.p, next, MPI_BYTE, peer, 5, MPI_COMM_WORLD));
+                } else {
+                    if (is_late) OK(MPI_Recv(NULL, 0, MPI_BYTE, peer, TAG_SIDE, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+                    OK(MPI_Irecv(b.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD, &r));
+                    if (!is_late) OK(MPI_Send(NULL, 0, MPI_BYTE, peer, TAG_READY, MPI_COMM_WORLD));
+                    OK(MPI_Recv(&flag, 1, MPI_INT, peer, TAG_SIDE, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+                    CHECK(flag == 0 || flag == 1, "%d", flag);
+                    if (flag) OK(MPI_Cancel(&r)); // nothing will come
+                    OK(MPI_Wait(&r, &s));
+                    OK(MPI_Test_cancelled(&s, &was_cancelled));
+                    EQUAL(was_cancelled, flag);
+                    OK(MPI_Send(NULL, 0, MPI_BYTE, peer, TAG_READY, MPI_COMM_WORLD));
+                    if (!flag) { STATUS_CHECK(&s, peer, 5, n); BUF_CHECK(b, seed, n); }
+                    OK(MPI_Mprobe(peer, 5, MPI_COMM_WORLD, &m, &s));
+                    STATUS_CHECK(&s, peer, 5, next);
+                    OK(MPI_Mrecv(after.p, next, MPI_BYTE, &m, &s));
+                    BUF_CHECK(after, seed + 1, next);
+                }
+                buf_free(b);
+                buf_free(after);
+            }
+}
+
 // Types other than bytes: counts in elements, and MPI_UNDEFINED where a message is no whole number of them.
 static void counts(void) {
     FOR_ENDS(from, to) {
@@ -349,6 +504,6 @@ static void counts(void) {
 
 static const struct test_case cases[] = {
     {"sets", sets}, {"mixed", mixed}, {"persistent", persistent}, {"freed", freed}, {"get_status", get_status},
-    {"cancelled", cancelled}, {"counts", counts}, {0},
+    {"get_status_of_several", get_status_of_several}, {"cancelled", cancelled}, {"cancelled_sends", cancelled_sends}, {"counts", counts}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

@@ -51,8 +51,7 @@ pub fn build(options: &Options) -> Result<Layout, String> {
             .solver_for
             .as_ref()
             .is_none_or(|names| names.contains(&mpi.name));
-        // The MPI binding knows the interfaces of Open MPI and of MPICH.
-        if wanted && mpi.family != mpi::Family::StandardAbi {
+        if wanted && mpi.has_solver() {
             solver(&layout, options, &mpi)?;
             write_stamp(
                 &solver_stamp(&layout, &mpi.name),

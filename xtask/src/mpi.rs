@@ -33,6 +33,13 @@ pub struct Mpi {
     pub library_folder: Option<PathBuf>,
 }
 
+impl Mpi {
+    /// Whether the solver can be built for it: its MPI binding knows the interfaces of Open MPI and of MPICH.
+    pub fn has_solver(&self) -> bool {
+        self.family != Family::StandardAbi
+    }
+}
+
 /// What a machine may have, and what to do about one that is missing.
 pub const KNOWN: [(&str, &str); 5] = [
     ("openmpi", "apt-get install openmpi-bin libopenmpi-dev"),

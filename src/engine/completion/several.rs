@@ -146,7 +146,9 @@ impl Engine {
             // SAFETY: the program's arrays, index and status, here and below.
             if let Some((at, code)) =
                 // SAFETY: the program's arrays, index, flag and status.
-                unsafe { engine.any_native(&mut split, requests, status, &mut active) }
+                unsafe {
+                    engine.any_native(&mut split, requests, status, &mut active, native::testany)
+                }
             {
                 // SAFETY: the program's arrays, index, flag and status.
                 unsafe { index.write(at as c_int) };
@@ -227,7 +229,9 @@ impl Engine {
         let mut step = |engine: &Engine, core: &mut Core| -> Option<Outcome> {
             split.next();
             // SAFETY: the program's arrays; statuses are filled in the order of `done`.
-            let mut active = unsafe { codes.test_native_some(&mut split, requests, &mut done) };
+            let mut active = unsafe {
+                codes.test_native_some(&mut split, requests, &mut done, native::testsome)
+            };
             for (i, handle, entry) in &split.taken {
                 match engine.look(core, *entry) {
                     Look::Inactive => {}

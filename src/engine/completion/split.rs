@@ -10,6 +10,9 @@ use crate::engine::core::{Core, Entry};
 use crate::engine::Engine;
 use crate::mpi::{native, Handle};
 
+/// A native function about several requests: their number, the array, what it found in two numbers, and statuses.
+pub(super) type Ask = unsafe fn(c_int, *mut c_void, *mut c_int, *mut c_int, *mut c_void) -> c_int;
+
 /// The requests of a call, sorted.
 pub(super) struct Split {
     /// (index, handle, entry) of those of the engine.
@@ -75,12 +78,14 @@ impl Engine {
         split
     }
 
+    /// The native request that `ask`, which is `MPI_Testany` or its like, names. Says whether one is active if none is named.
     pub(super) unsafe fn any_native(
         &self,
         split: &mut Split,
         requests: Requests,
         status: *mut c_void,
         active: &mut bool,
+        ask: Ask,
     ) -> Option<(usize, c_int)> {
         if split.native.is_empty() {
             return None;
@@ -89,7 +94,7 @@ impl Engine {
         let (mut at, mut flag) = (abi.undefined, 0);
         // SAFETY: the compacted array is ours.
         let code = unsafe {
-            native::testany(
+            ask(
                 count,
                 split.handles.as_mut_ptr().cast(),
                 &raw mut at,
@@ -206,12 +211,14 @@ impl<'a> Codes<'a> {
         split.handles.clear();
     }
 
-    /// Tests the native requests; completed ones are appended to `done`. True while one is active.
+    /// Tests the native requests by `ask`, which is `MPI_Testsome` or its like; completed ones are appended to `done`. True
+    /// while one is active.
     pub(super) unsafe fn test_native_some(
         &mut self,
         split: &mut Split,
         requests: Requests,
         done: &mut Vec<usize>,
+        ask: Ask,
     ) -> bool {
         if split.native.is_empty() {
             return false;
@@ -224,7 +231,7 @@ impl<'a> Codes<'a> {
         unsafe {
             let statuses = own.as_mut_ptr().cast::<c_void>();
             let array = split.handles.as_mut_ptr().cast();
-            let code = native::testsome(
+            let code = ask(
                 count as c_int,
                 array,
                 &raw mut completed,

@@ -2,10 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
+use super::split::Codes;
 use super::{Look, Requests, Statuses};
 use crate::engine::core::{Core, Entry};
-use crate::engine::{Engine, NativeScope};
-use crate::mpi::{native, Handle};
+use crate::engine::{Engine, Env, NativeScope};
+use crate::mpi::{abi, native, Function, Handle};
 
 impl Engine {
     /// `MPI_Request_free`.
@@ -108,24 +109,31 @@ impl Engine {
             return unsafe { native::request_get_status(request, flag, status) };
         };
         self.once(|engine, core| {
-            let look = engine.look(core, entry);
             // SAFETY: the program's flag and status.
             unsafe {
+                let (look, code) = engine.peek(core, entry, status);
                 flag.write(c_int::from(look != Look::Pending));
-                match (look, entry) {
-                    (Look::Pending, _) => engine.env.abi.success,
-                    (Look::Ready, Entry::Receive(id)) => core.peek_status(&engine.env, id, status),
-                    // The status of a send says nothing: that of a null request is as good.
-                    _ => {
-                        let mut null = engine.env.abi.request_null;
-                        native::wait(&raw mut null, status)
-                    }
-                }
+                code
             }
         })
     }
 
-    /// `MPI_Request_get_status_any` (MPI 4.1 section 3.7.6), on single queries.
+    /// The state of a request of the engine's, and its status if it is not pending, empty if it is inactive.
+    unsafe fn peek(&self, core: &mut Core, entry: Entry, status: *mut c_void) -> (Look, c_int) {
+        let look = self.look(core, entry);
+        // SAFETY: passed on.
+        let code = unsafe {
+            match (look, entry) {
+                (Look::Pending, _) => self.env.abi.success,
+                (Look::Ready, Entry::Receive(id)) => core.peek_status(&self.env, id, status),
+                // The status of a send says nothing: that of a null request is as good.
+                _ => empty(&self.env, status),
+            }
+        };
+        (look, code)
+    }
+
+    /// `MPI_Request_get_status_any` (MPI 4.1 section 3.7.6).
     ///
     /// # Safety
     /// As [`Engine::wait`].
@@ -137,26 +145,47 @@ impl Engine {
         status: *mut c_void,
     ) -> c_int {
         let abi = self.env.abi;
-        let null = abi.normalize(abi.request_null);
-        let mut active = false;
-        // SAFETY: the program's arrays.
-        unsafe {
-            for i in 0..requests.count {
-                let handle = abi.load(requests.array, i);
-                if handle == null {
-                    continue;
-                }
-                active = true;
-                let code = self.get_status(handle, flag, status);
-                if code != abi.success || flag.read() != 0 {
-                    index.write(i as c_int);
-                    return code;
+        if Function::RequestGetStatusAny.available() {
+            let _scope = NativeScope::brief(self);
+            // SAFETY: passed on.
+            unsafe {
+                if let Some(_inside) = self.enter_if_native(requests, false) {
+                    let count = requests.count as c_int;
+                    return native::request_get_status_any(
+                        count,
+                        requests.array,
+                        index,
+                        flag,
+                        status,
+                    );
                 }
             }
-            index.write(abi.undefined);
-            flag.write(c_int::from(!active));
         }
-        abi.success
+        self.once(|engine, core| {
+            // SAFETY: the program's arrays, index, flag and status.
+            unsafe {
+                let mut split = engine.split(core, requests);
+                let mut active = false;
+                let found =
+                    engine.any_native(&mut split, requests, status, &mut active, native_any);
+                let found = found.or_else(|| {
+                    split.taken.iter().find_map(|(i, _, entry)| {
+                        let (look, code) = engine.peek(core, *entry, status);
+                        active |= look == Look::Pending;
+                        (look == Look::Ready).then_some((*i, code))
+                    })
+                });
+                core.pump_wanted |= found.is_none() && active;
+                flag.write(c_int::from(found.is_some() || !active));
+                let (at, code) = match found {
+                    Some((i, code)) => (i as c_int, code),
+                    None if active => (abi.undefined, abi.success),
+                    None => (abi.undefined, empty(&engine.env, status)),
+                };
+                index.write(at);
+                code
+            }
+        })
     }
 
     /// `MPI_Request_get_status_all`.
@@ -203,28 +232,119 @@ impl Engine {
         statuses: Statuses,
     ) -> c_int {
         let abi = self.env.abi;
-        let null = abi.normalize(abi.request_null);
-        let (mut active, mut done) = (false, 0usize);
-        // SAFETY: the program's arrays.
-        unsafe {
-            for i in 0..requests.count {
-                let handle = abi.load(requests.array, i);
-                if handle == null {
-                    continue;
-                }
-                active = true;
-                let mut one = 0;
-                let code = self.get_status(handle, &raw mut one, abi.status_at(statuses.0, done));
-                if code != abi.success {
-                    return code;
-                }
-                if one != 0 {
-                    indices.add(done).write(i as c_int);
-                    done += 1;
+        if Function::RequestGetStatusSome.available() {
+            let _scope = NativeScope::brief(self);
+            // SAFETY: passed on.
+            unsafe {
+                if let Some(_inside) = self.enter_if_native(requests, false) {
+                    let count = requests.count as c_int;
+                    return native::request_get_status_some(
+                        count,
+                        requests.array,
+                        outcount,
+                        indices,
+                        statuses.0,
+                    );
                 }
             }
-            outcount.write(if active { done as c_int } else { abi.undefined });
         }
+        self.once(|engine, core| {
+            let mut codes = Codes::new(engine, requests, statuses);
+            let mut done: Vec<usize> = Vec::new();
+            // SAFETY: the program's arrays have room for as many entries as there are requests.
+            unsafe {
+                let mut split = engine.split(core, requests);
+                let mut active =
+                    codes.test_native_some(&mut split, requests, &mut done, native_some);
+                for (i, _, entry) in &split.taken {
+                    let (look, code) = engine.peek(core, *entry, codes.status(done.len()));
+                    active |= look == Look::Pending;
+                    if look == Look::Ready {
+                        codes.note(done.len(), code);
+                        done.push(*i);
+                    }
+                }
+                core.pump_wanted |= done.is_empty() && active;
+                let is_nothing = done.is_empty() && !active;
+                outcount.write(if is_nothing {
+                    abi.undefined
+                } else {
+                    done.len() as c_int
+                });
+                for (k, i) in done.iter().enumerate() {
+                    indices.add(k).write(*i as c_int);
+                }
+                codes.result(Requests {
+                    count: done.len(),
+                    ..requests
+                })
+            }
+        })
+    }
+}
+
+/// The status of a null request.
+unsafe fn empty(env: &Env, status: *mut c_void) -> c_int {
+    let mut null = env.abi.request_null;
+    // SAFETY: passed on.
+    unsafe { native::wait(&raw mut null, status) }
+}
+
+/// `MPI_Request_get_status_any` on native requests. Where the library lacks it they are asked about one by one, and an
+/// inactive one is taken for complete: nothing tells.
+unsafe fn native_any(
+    count: c_int,
+    array: *mut c_void,
+    index: *mut c_int,
+    flag: *mut c_int,
+    status: *mut c_void,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        if Function::RequestGetStatusAny.available() {
+            return native::request_get_status_any(count, array, index, flag, status);
+        }
+        let Some(abi) = abi() else { return 0 };
+        for i in 0..count {
+            let handle = abi.load(array, i as usize);
+            let code = native::request_get_status(handle, flag, status);
+            if code != abi.success || flag.read() != 0 {
+                index.write(i);
+                return code;
+            }
+        }
+        abi.success
+    }
+}
+
+/// `MPI_Request_get_status_some` on native requests; without it in the library as [`native_any`].
+unsafe fn native_some(
+    count: c_int,
+    array: *mut c_void,
+    outcount: *mut c_int,
+    indices: *mut c_int,
+    statuses: *mut c_void,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        if Function::RequestGetStatusSome.available() {
+            return native::request_get_status_some(count, array, outcount, indices, statuses);
+        }
+        let Some(abi) = abi() else { return 0 };
+        let mut done = 0;
+        for i in 0..count {
+            let (handle, mut flag) = (abi.load(array, i as usize), 0);
+            let status = abi.status_at(statuses, done);
+            let code = native::request_get_status(handle, &raw mut flag, status);
+            if code != abi.success {
+                return code;
+            }
+            if flag != 0 {
+                indices.add(done).write(i);
+                done += 1;
+            }
+        }
+        outcount.write(done as c_int);
         abi.success
     }
 }

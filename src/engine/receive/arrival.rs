@@ -298,7 +298,7 @@ impl Core {
         let bytes = bytes.min(receive.capacity);
         receive.stage = Stage::Done;
         match &receive.target {
-            Target::InPlace | Target::Unseen => {}
+            Target::InPlace | Target::Unseen | Target::LeftToMpi => {}
             Target::HostRuns { base, layout } => {
                 for piece in layout.pieces(0, bytes) {
                     // SAFETY: the runs are those of the program's buffer and datatype; the landing range holds the

@@ -129,7 +129,9 @@ impl Receive {
             Reading::Host(HostReading::new(base.cast_const(), layout, length))
         };
         Ok(match &self.target {
-            Target::InPlace | Target::Unseen => host(self.landed, Arc::new(Layout::dense(length))),
+            Target::InPlace | Target::Unseen | Target::LeftToMpi => {
+                host(self.landed, Arc::new(Layout::dense(length)))
+            }
             Target::HostRuns { base, layout } => host(*base, Arc::clone(layout)),
             Target::Device { buffer, shape } => {
                 let context = gpu.prepare(buffer)?;

@@ -115,6 +115,18 @@ impl Engine {
         unsafe { self.land(args, &info, capacity, Target::HostRuns { base, layout }) }
     }
 
+    /// Has the engine post what the MPI library may make as it is, where one request or one wait stands for more than that.
+    ///
+    /// # Safety
+    /// As [`Engine::plan_receive`].
+    pub unsafe fn watch_native(&self, args: &RecvArgs) -> Box<Prepared> {
+        // SAFETY: the program's handle.
+        let info = unsafe { types::info(self.env.abi, args.datatype) };
+        let capacity = info.map_or(0, |info| info.bytes(args.count.max(0)));
+        let landed = args.buffer.cast();
+        Box::new(Prepared::new(args, capacity, landed, Target::LeftToMpi))
+    }
+
     unsafe fn is_off_node(&self, comm: Handle, source: c_int) -> bool {
         // SAFETY: passed on.
         let identity = unsafe { comms::identity(self.env.abi, comm) };

@@ -111,6 +111,7 @@ impl Tracks {
             let Ok(part) = track.part() else { break };
             match Track::begin(env, gpu, peer, asked, number, part, length, context) {
                 Ok(track) => tracks.tracks.push(track),
+                Err(_) if track.is_closed() => {}
                 Err(trouble) => {
                     if part.way == Way::Push {
                         gpu.push_failed(peer.world_rank());
