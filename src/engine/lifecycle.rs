@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::config::{Config, MpiCuda, StatsTarget};
 use crate::engine::core::Entry;
 use crate::engine::{comms, early, engine, helper, requests, Core, Engine, Env, ENGINE};
-use crate::mpi::{guard, native, Abi, Function};
+use crate::mpi::{guard, native, Abi, Family, Function};
 use crate::node::{Launch, Node, NodeError, Options, Peer};
 use crate::stats::{self, Counter, Snapshot, Summary};
 use crate::{cuda, logging, mpi};
@@ -220,10 +220,11 @@ fn summarize(engine: &Engine, peers: &[Arc<Peer>]) {
 }
 
 impl Engine {
-    /// Serves until every message of this rank is received, or its receiver is past receiving. The MPI library is made
-    /// to progress only as far as descriptors that it still has to send need it: MPICH 5 fails in `MPI_Finalize` where
-    /// it has taken in a message that nobody received, and a program that leaves such messages behind passes there
-    /// as long as it makes no further call that progresses.
+    /// Serves until every message of this rank is received, or its receiver is past receiving. MPICH is made to progress
+    /// only as far as descriptors that it still has to send need it: version 5 fails in `MPI_Finalize` where it has taken
+    /// in a message that nobody received, and a program that leaves such messages behind passes there as long as it makes
+    /// no further call that progresses. Open MPI is made to progress: a receiver may be in a native send to this rank that
+    /// does not end before, and natively ends while this rank finalizes.
     fn serve_out(&self) {
         self.env.node.own().set_finalizing();
         if !self.live.load(Ordering::Acquire) {
@@ -239,6 +240,7 @@ impl Engine {
                 unsafe { core.test_value(&engine.env, id) };
                 waiting |= core.is_wanted(&engine.env, id);
             }
+            core.pump_wanted = engine.env.abi.family == Family::OpenMpi;
             // What has begun to move is brought to its end; what never matched is not waited for.
             (!waiting && core.moving.is_empty()).then_some(())
         });

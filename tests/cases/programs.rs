@@ -1,7 +1,7 @@
 //! The programs that come with the project, on simulated nodes.
 
 use crate::support::{on, on_every_mpi};
-use anabranch_tests::{built, cannot_be_made_here, solver, Job, Outcome};
+use anabranch_tests::{built, cannot_be_made_here, scratch_folder, solver, Job, Outcome};
 use serde_json::Value;
 use std::fs;
 use xtask::mpi::{Family, Mpi};
@@ -35,15 +35,25 @@ fn number(report: &Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {report:#}"))
 }
 
-/// Four ranks with the library, four without, and one alone compute the same field, bit for bit, and each message of
-/// the solver is accounted for in the library's counters.
+/// Four ranks with the library, four without, and one alone compute the same field, bit for bit, stop after as many
+/// iterations, find the same norm and draw the same picture; and each message of the solver is accounted for in the
+/// library's counters.
 fn jacobi(mpi: &Mpi) {
     if !mpi.has_solver() {
         return cannot_be_made_here("no solver", "its MPI binding does not know the MPI 5 ABI");
     }
-    // The split is for four ranks: one alone has the whole domain.
-    let variants: [(&[&str], &[&str]); 3] = [
-        (&["--size", "512x8200"], &[]),
+    let pictures = scratch_folder("pictures");
+    let picture = |of: &str| pictures.join(of).display().to_string();
+    let (small, large) = (picture("alone.png"), picture("carried.png"));
+    // The split is for four ranks: one alone has the whole domain. The rest is for one alone and for those with the library.
+    type Words<'a> = &'a [&'a str];
+    let variants: [(Words<'_>, Words<'_>, Words<'_>, Words<'_>); 3] = [
+        (
+            &["--size", "512x8200", "--tolerance", "0.07"],
+            &[],
+            &[],
+            &[],
+        ),
         (
             &[
                 "--size",
@@ -54,13 +64,17 @@ fn jacobi(mpi: &Mpi) {
                 "concurrent",
             ],
             &[],
+            &["--norm", "l2"],
+            &["--norm", "l2"],
         ),
         (
             &["--size", "1030x777", "--boundary", "torus"],
             &["--dims", "2x2"],
+            &["--png", &small],
+            &["--png", &large],
         ),
     ];
-    for (variant, split) in variants {
+    for (variant, split, for_one, for_carried) in variants {
         let mut arguments = vec![
             "--iterations",
             "40",
@@ -76,14 +90,19 @@ fn jacobi(mpi: &Mpi) {
                 .env("SIMCUDA_HOST_ACCESS", "1")
                 .env("SIMCUDA_CHECK", "0")
         };
-        let (alone, _) = solve(mpi, 1, &arguments, native);
+        let (alone, _) = solve(mpi, 1, &arguments, |job| native(job.args(for_one)));
         arguments.extend(split);
         let (plain, _) = solve(mpi, 4, &arguments, native);
-        let (carried, outcome) = solve(mpi, 4, &arguments, |job| job);
+        let (carried, outcome) = solve(mpi, 4, &arguments, |job| job.args(for_carried));
+        let converges = variant.contains(&"--tolerance");
         for report in [&alone, &plain, &carried] {
             assert_eq!(report["check"]["equal"], true, "{report:#}");
             assert_eq!(report["hash"], alone["hash"]);
+            assert_eq!(report["converged"], converges, "{report:#}");
+            let iterations = if converges { 20 } else { 40 };
+            assert_eq!(report["iterations"], iterations, "{report:#}");
         }
+        check_norms(&alone, &plain, &carried);
         let stats = outcome.stats();
         stats.check_complete();
         assert_eq!(
@@ -110,6 +129,68 @@ fn jacobi(mpi: &Mpi) {
             "switched off"
         );
     }
+    let drawn = [small, large].map(|file| fs::read(file).expect("a picture"));
+    assert!(drawn[0] == drawn[1], "the pictures differ");
+    // A PNG begins with its signature and a chunk that has its width and height: the longest side is 1024.
+    assert_eq!(drawn[0][..8], *b"\x89PNG\r\n\x1a\n");
+    let side = |at: usize| u32::from_be_bytes(drawn[0][at..at + 4].try_into().expect("four"));
+    assert_eq!((side(16), side(20)), (777 * 1024 / 1030, 1024));
+    assert!(drawn[0].len() > 100_000, "noise: {} bytes", drawn[0].len());
+    let _ = fs::remove_dir_all(pictures);
+}
+
+/// The largest change is the same for any number of ranks. The square root of the sum of all squares is rounded otherwise,
+/// and lies between the largest change and that of as many cells as there are.
+fn check_norms(alone: &Value, plain: &Value, carried: &Value) {
+    let [one, most, found] = [alone, plain, carried].map(|report| {
+        let norm = report["norm"].as_f64();
+        norm.unwrap_or_else(|| panic!("no norm in {report:#}"))
+    });
+    assert!(most > 0.0, "{plain:#}");
+    assert_eq!(plain["norm_kind"], "max");
+    if carried["norm_kind"] == "max" {
+        assert_eq!((one, found), (most, most));
+        return;
+    }
+    assert_eq!(carried["norm_kind"], "l2");
+    assert!((found - one).abs() <= 1e-12 * one, "{found} and {one}");
+    let cells: f64 = [0, 1]
+        .map(|at| carried["size"][at].as_f64().expect("a size"))
+        .iter()
+        .product();
+    assert!(
+        most < found && found < most * cells.sqrt(),
+        "{most}, {found}"
+    );
+}
+
+/// A domain that is larger than the memory of the GPU that two ranks share: said by one, in a line.
+#[test]
+fn a_domain_that_does_not_fit() {
+    on("mpich", |mpi| {
+        let outcome = Job::new(mpi, 2, &solver(mpi))
+            .args(&["--size", "160000x160000"])
+            .env("CUDA_VISIBLE_DEVICES", "0")
+            .run();
+        assert_eq!(outcome.finished.code, Some(2), "{outcome}");
+        let lines: Vec<&str> = outcome.finished.stderr.lines().collect();
+        assert_eq!(lines.len(), 1, "{outcome}");
+        let words: Vec<&str> = lines[0].split_whitespace().collect();
+        // Two buffers of four bytes a cell, and a little for edges.
+        let needed: u64 = words[4].parse().expect("MiB");
+        assert_eq!(
+            needed / 1000,
+            ((160_000 * 160_000 * 8) >> 20) / 1000,
+            "{outcome}"
+        );
+        for part in [
+            "jacobi: the domain needs ",
+            " MiB on the 2 ranks on ",
+            ": use more GPUs or a smaller --size",
+        ] {
+            assert!(lines[0].contains(part), "{part}: {outcome}");
+        }
+    });
 }
 
 /// What the library must count of `bench` below, by hand: of each size but the empty one 6 iterations of windows of 8 each
