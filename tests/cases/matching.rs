@@ -245,7 +245,13 @@ fn ranks_share_a_gpu(mpi: &Mpi) {
         let outcome = complete(job);
         let said = outcome.finished.stderr.lines();
         let mut said = said.filter(|line| line.starts_with("anabranch["));
-        let is_expected = |line: &str| line.contains(support::SENDER_IS_LATE);
+        // A real MPI library may have a buffer open itself, in a context of its own, which then cannot be pushed to.
+        let is_open = |line: &str| {
+            on_real_gpus()
+                && (line.contains("the handle is already open in this process")
+                    || line.contains("its sender could not go on with a path"))
+        };
+        let is_expected = |line: &str| line.contains(support::SENDER_IS_LATE) || is_open(line);
         assert!(said.all(is_expected), "{outcome}");
     }
 }

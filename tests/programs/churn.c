@@ -91,7 +91,10 @@ static void one_address(void) {
         pass(p + 7 * i, 300001, 50 + i);
         CU(cu.release(p));
     }
-    CHECK(me != 0 || again > 0, "no address came twice");
+    // At either end: what a rank has mapped of its peer may lie where its own memory was.
+    int others = 0;
+    OK(MPI_Sendrecv(&again, 1, MPI_INT, !me, TAG, &others, 1, MPI_INT, !me, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    CHECK(again + others > 0, "no address came twice");
 }
 
 // Odd places of one allocation of 16 GiB.

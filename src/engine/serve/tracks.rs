@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Export, InFlight, Mapping, Purpose};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path, Trouble};
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Reached;
@@ -113,7 +113,9 @@ impl Tracks {
                 Ok(track) => tracks.tracks.push(track),
                 Err(_) if track.is_closed() => {}
                 Err(trouble) => {
-                    if part.way == Way::Push {
+                    // That this buffer cannot be mapped here says nothing of others.
+                    let is_of_buffer = matches!(trouble, Trouble::Driver(Error::AlreadyMapped));
+                    if part.way == Way::Push && !is_of_buffer {
                         gpu.push_failed(peer.world_rank());
                     }
                     track.give_up(0);
