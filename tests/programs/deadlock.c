@@ -135,8 +135,7 @@ static void reverse_tags(void) {
 }
 
 // Many small sends each way before the first receive.
-static void unreceived(enum kind kind, int many) {
-    size_t n = 1024;
+static void unreceived(enum kind kind, int many, size_t n) {
     if (me > 1) return;
     buf a = buf_new(kind, n, 1), b = buf_new(kind, n, 2);
     buf_fill(a, me);
@@ -148,9 +147,11 @@ static void unreceived(enum kind kind, int many) {
     buf_free(a);
     buf_free(b);
 }
-static void unreceived_host(void) { unreceived(HOST, 200000); }
+static void unreceived_host(void) { unreceived(HOST, 200000, 1024); }
 // More than 16 bits count, and more bytes than may be in flight by value (64 MiB): the simulated driver takes its time for each.
-static void unreceived_device(void) { unreceived(DEVICE, 200000); }
+static void unreceived_device(void) { unreceived(DEVICE, 200000, 1024); }
+// As many bytes in fewer messages, of which each may still be sent before it is received by a plain library, too.
+static void unreceived_bytes(void) { unreceived(DEVICE, 34000, 2000); }
 
 // A receiver, then a sender, that computes for long between posting and waiting; the other side waits in MPI.
 static void busy(void) {
@@ -164,7 +165,8 @@ static void busy(void) {
                 buf b = buf_new(me % 2 ? to : from, n, 1);
                 if (me % 2 == 0) { buf_fill(b, i); OK(MPI_Isend(b.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD, &r)); }
                 else OK(MPI_Irecv(b.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD, &r));
-                if (me % 2 == who) usleep(i == 2 && from && to ? 1000000 : 50000);
+                int is_long = i == 2 && from && to;
+                if (me % 2 == who) usleep(!is_long ? 50000 : who ? 2000000 : 1000000);
                 OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
                 BUF_CHECK(b, i, n);
                 buf_free(b);
@@ -201,6 +203,7 @@ static const struct test_case cases[] = {
     {"pending_barrier", pending_barrier}, {"pending_allreduce", pending_allreduce}, {"pending_comm_dup", pending_comm_dup},
     {"pending_win_fence", pending_win_fence}, {"pending_write_all", pending_write_all}, {"head_to_head", head_to_head},
     {"reverse_tags", reverse_tags}, {"unreceived_host", unreceived_host}, {"unreceived_device", unreceived_device},
+    {"unreceived_bytes", unreceived_bytes},
     {"busy", busy}, {"everyone", everyone}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }
