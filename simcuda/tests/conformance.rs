@@ -52,11 +52,16 @@ fn run(program: &str, arguments: &[&str], env: &[(&str, &str)]) -> String {
     text
 }
 
+/// The project's kernels.
+fn ptx() -> String {
+    let ptx = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/src/kernels.ptx");
+    ptx.to_str().unwrap().to_owned()
+}
+
 /// Every call of the list is answered: none is missing, hangs or kills its process.
 #[test]
 fn every_call_is_answered() {
-    let ptx = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/src/kernels.ptx");
-    let text = run("conformance", &[ptx.to_str().unwrap()], &[]);
+    let text = run("conformance", &[&ptx()], &[]);
     let answers: Vec<&str> = text.lines().filter(|l| l.contains(" | ")).collect();
     assert!(answers.len() > 1500, "{} answers", answers.len());
     // The write that one of these waits is for was refused: they wait for ever, as on the vendor's driver.
@@ -75,11 +80,8 @@ fn every_call_is_answered() {
 #[test]
 fn the_h200_node_is_as_fast_as_the_measured_one() {
     let measured = include_str!("../conformance/measured.tsv");
-    let text = run(
-        "fidelity",
-        &[],
-        &[("SIMCUDA_DATA", "0"), ("SIMCUDA_CHECK", "0")],
-    );
+    let env = [("SIMCUDA_DATA", "0"), ("SIMCUDA_CHECK", "0")];
+    let text = run("fidelity", &[], &env) + &run("turns", &[&ptx()], &env);
     let simulated: HashMap<&str, f64> = text
         .lines()
         .filter_map(|line| {
@@ -88,6 +90,11 @@ fn the_h200_node_is_as_fast_as_the_measured_one() {
         })
         .collect();
     let late = simulated["late"];
+    let (alone, in_turns) = (simulated["turns.down.alone"], simulated["turns.down"]);
+    assert!(
+        in_turns < 1.1 * alone,
+        "copies down take no turns: {in_turns} us, {alone} us alone"
+    );
     assert!(late < 2.0, "late by {late} % of the time: void");
     let mut rows = 0;
     let mut off = Vec::new();
