@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -180,5 +181,19 @@ static void load_driver(void) {
 #undef X
     simcuda_clock_ns = (uint64_t(*)(void))dlsym(library, "simcuda_clock_ns");
     simcuda_late_ns = (uint64_t(*)(void))dlsym(library, "simcuda_late_ns");
+}
+
+/* Microseconds since some moment, by the clock of the node: a simulated one has its own. */
+__attribute__((unused)) static double now_us(void) {
+    if (simcuda_clock_ns) return simcuda_clock_ns() / 1000.0;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
+}
+
+/* For qsort of doubles. */
+__attribute__((unused)) static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
 }
 #endif

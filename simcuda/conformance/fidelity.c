@@ -5,7 +5,6 @@
  * then reads. Medians of 9 on hardware. Some 20 s there. PREFIX: only the rows that begin so. */
 #define _GNU_SOURCE
 #include "driver.h"
-#include <time.h>
 #include <unistd.h>
 
 #define KIB ((size_t)1 << 10)
@@ -32,13 +31,6 @@ static void ok(CUresult r, const char *what) {
     }
 }
 
-static double now_us(void) {
-    if (simcuda_clock_ns) return simcuda_clock_ns() / 1000.0;
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
-}
-
 static void use(int gpu) { Q(cuCtxSetCurrent(ctx[gpu])); }
 
 static void settle(void) {
@@ -46,11 +38,6 @@ static void settle(void) {
         use(g);
         Q(cuCtxSynchronize());
     }
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static double median(double *t, int n) {

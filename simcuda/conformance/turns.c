@@ -8,7 +8,6 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { BYTES = 4096, ROUNDS = 21 };
@@ -26,18 +25,6 @@ static void ok(CUresult r, const char *what) {
         fprintf(stderr, "%s: error %d\n", what, r);
         exit(1);
     }
-}
-
-static double now_us(void) {
-    if (simcuda_clock_ns) return simcuda_clock_ns() / 1000.0;
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static char *read_file(const char *path) {
