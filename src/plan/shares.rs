@@ -467,14 +467,12 @@ impl<'a> Problem<'a> {
             self.options.launcher_us
         };
         let each_launch_us = self.planner.model().launch_us.max(launcher_us);
+        let batches = self.options.batches || is_left;
         let mut engines = Engines::new(self.planner, pushes, self.options.relays_push);
         let mut pipelines = [Pipeline::default(); MAX_PATHS];
         for at in 0..len {
             let pushed = engines.next(&chosen[at].path);
-            pipelines[at] = self.pipeline(chosen[at], at, &rates, pushed, each_launch_us);
-            if !self.options.batches && !is_left {
-                pipelines[at].batched_us = None;
-            }
+            pipelines[at] = self.pipeline(chosen[at], at, &rates, pushed, each_launch_us, batches);
             pipelines[at].counted_us = launch_us * pipelines[at].hops as f64;
         }
         self.take_turns(&chosen[..len], &mut pipelines[..len]);
@@ -507,6 +505,7 @@ impl<'a> Problem<'a> {
         rates: &Rates,
         pushed: [bool; super::MAX_HOPS],
         each_launch_us: f64,
+        batches: bool,
     ) -> Pipeline {
         let mut pipeline = Pipeline {
             // Those before it are launched first.
@@ -518,7 +517,7 @@ impl<'a> Problem<'a> {
         for (hop, leg) in candidate.legs().iter().enumerate() {
             let pace = if pushed[hop] { leg.pushed } else { leg.pulled };
             pipeline.alpha_us[hop] = pace.alpha_us;
-            pipeline.batched_us = pace.batched_us;
+            pipeline.batched_us = pace.batched_us.filter(|_| batches);
             // A segment that is taken altogether still lets a byte through now and then.
             pipeline.us_per_byte[hop] = 1.0 / rates[position][hop].min(pace.rate).max(1e-3);
         }
