@@ -7,61 +7,88 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::OnceLock;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::Once;
 
-/// Image of the executable and start of the heap, which do not move.
-struct Fixed {
-    image: Range<usize>,
-    heap_start: usize,
-    /// Where glibc keeps the program break, if it says so.
-    program_break: Option<&'static AtomicUsize>,
-}
+/// Image of the executable and start of the heap, which do not move: found once, and without an address in them before. They
+/// are looked at in each call of a program on host memory, so nothing else is between them and it.
+static IMAGE_START: AtomicUsize = AtomicUsize::new(0);
+static IMAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
+static HEAP_START: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Where glibc keeps the program break; null if it does not say so.
+static PROGRAM_BREAK: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
 
-static FIXED: OnceLock<Fixed> = OnceLock::new();
+static FOUND: Once = Once::new();
 
 /// Whether an address is host memory for certain.
 #[inline]
 #[must_use]
 pub fn is_certainly_host(address: *const c_void) -> bool {
     let address = address.addr();
-    let fixed = FIXED.get_or_init(Fixed::find);
-    fixed.image.contains(&address)
-        || (address >= fixed.heap_start && address < fixed.program_break())
+    is_in_image(address)
+        || is_in_heap(address, || program_break().unwrap_or(0))
+        || is_elsewhere(address)
+}
+
+#[inline]
+fn is_in_image(address: usize) -> bool {
+    address.wrapping_sub(IMAGE_START.load(Ordering::Relaxed)) < IMAGE_BYTES.load(Ordering::Relaxed)
+}
+
+#[inline]
+fn is_in_heap(address: usize, end: impl FnOnce() -> usize) -> bool {
+    address >= HEAP_START.load(Ordering::Relaxed) && address < end()
+}
+
+/// End of the heap, if glibc says so.
+#[inline]
+fn program_break() -> Option<usize> {
+    // SAFETY: null, or a variable of the C library, which is never unloaded.
+    let variable = unsafe { PROGRAM_BREAK.load(Ordering::Relaxed).as_ref() };
+    variable.map(|variable| variable.load(Ordering::Relaxed))
+}
+
+/// The whole answer, where the first look at image and heap has not found the address.
+#[inline(never)]
+fn is_elsewhere(address: usize) -> bool {
+    FOUND.call_once(find);
+    is_in_image(address)
+        || is_in_heap(address, || {
+            program_break().unwrap_or_else(ask_program_break)
+        })
         || is_on_own_stack(address)
 }
 
-impl Fixed {
-    fn find() -> Fixed {
-        Fixed {
-            image: image_of_executable(),
-            heap_start: heap_start().unwrap_or(usize::MAX),
-            program_break: variable_of_break(),
-        }
-    }
+fn find() {
+    let image = image_of_executable();
+    IMAGE_START.store(image.start, Ordering::Relaxed);
+    IMAGE_BYTES.store(image.len(), Ordering::Relaxed);
+    PROGRAM_BREAK.store(variable_of_break(), Ordering::Relaxed);
+    HEAP_START.store(heap_start().unwrap_or(usize::MAX), Ordering::Relaxed);
+}
 
-    /// End of the heap.
-    #[inline]
-    fn program_break(&self) -> usize {
-        match self.program_break {
-            Some(variable) => variable.load(Ordering::Relaxed),
-            // SAFETY: an increment of 0 changes nothing.
-            None => unsafe { libc::sbrk(0) }.addr(),
-        }
-    }
+fn ask_program_break() -> usize {
+    // SAFETY: an increment of 0 changes nothing.
+    unsafe { libc::sbrk(0) }.addr()
 }
 
 /// glibc's `__curbrk`, which it exports. UCX replaces `sbrk` by a function of its own that makes a system call (measured:
 /// 286 ns against 4 ns) and keeps the variable current (measured: while the heap grows and when it is trimmed); so
-/// does glibc. Nothing, if it is not what the kernel says now.
-fn variable_of_break() -> Option<&'static AtomicUsize> {
+/// does glibc. Null, if it is not what the kernel says now.
+fn variable_of_break() -> *mut AtomicUsize {
     // SAFETY: a look-up by name in what is loaded.
     let place = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__curbrk".as_ptr()) };
+    let place = place.cast::<AtomicUsize>();
     // SAFETY: a pointer variable of the C library, which is never unloaded; it is only read here.
-    let variable = unsafe { place.cast::<AtomicUsize>().as_ref() }?;
+    let variable = unsafe { place.as_ref() }.map(|variable| variable.load(Ordering::Relaxed));
     // SAFETY: a break of 0 is refused, and the present one returned.
     let kernel = unsafe { libc::syscall(libc::SYS_brk, 0) };
-    (usize::try_from(kernel) == Ok(variable.load(Ordering::Relaxed))).then_some(variable)
+    if variable.is_some() && variable == usize::try_from(kernel).ok() {
+        place
+    } else {
+        null_mut()
+    }
 }
 
 /// Start of the heap (`start_brk` of the kernel, field 47 of /proc/self/stat).
@@ -184,13 +211,13 @@ mod tests {
 
     #[test]
     fn the_heap_is_certain_up_to_the_break() {
-        let fixed = Fixed::find();
-        // SAFETY: an increment of 0 changes nothing.
-        let end = unsafe { libc::sbrk(0) };
-        assert_eq!(fixed.program_break(), end.addr());
-        assert!(!certain(end.cast::<u8>()));
-        if end.addr() > fixed.heap_start {
-            assert!(certain(end.cast::<u8>().wrapping_sub(1)));
+        assert!(!certain(std::ptr::null::<u8>()));
+        let end = ask_program_break();
+        // The variable of glibc, as here, or none.
+        assert!(program_break().is_none_or(|told| told == end));
+        assert!(!certain(std::ptr::without_provenance::<u8>(end)));
+        if end > HEAP_START.load(Ordering::Relaxed) {
+            assert!(certain(std::ptr::without_provenance::<u8>(end - 1)));
         }
     }
 

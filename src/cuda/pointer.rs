@@ -160,12 +160,13 @@ pub fn classify(address: *const c_void) -> Kind {
 }
 
 /// The driver to ask, or none where the answer is host memory for certain.
-#[inline]
+#[inline(always)]
 fn certain(address: *const c_void) -> Option<&'static Driver> {
-    let driver = driver()?;
     // What costs least first: the driver is asked for its state until it is initialized.
-    (!host_range::is_certainly_host(address) && !address.is_null() && initialized(driver))
-        .then_some(driver)
+    if host_range::is_certainly_host(address) || address.is_null() {
+        return None;
+    }
+    driver().filter(|driver| initialized(driver))
 }
 
 /// Whether an address still begins the allocation with this number. True if the driver does not say.

@@ -39,6 +39,9 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(250);
 /// Rounds of progress for each that reads the clock. Few enough for a helper that sleeps a millisecond between rounds.
 const LIVENESS_ROUNDS: u32 = 64;
 
+/// Looks at a copy that is waited for between two rounds.
+const CLOSER_LOOKS: u32 = 3;
+
 /// How often the house is kept, and rounds of progress for each that looks whether it is time; fewer for a program that makes
 /// calls which do not wait.
 const HOUSE_PERIOD: Duration = Duration::from_millis(100);
@@ -219,6 +222,35 @@ impl Core {
         if self.rounds % HOUSE_ROUNDS == 0 {
             self.keep_house(env);
         }
+        moved
+    }
+
+    /// Looks again at the one thing under way, some times in a row: the rest of a round takes three times as long as the
+    /// question whether a copy has ended, which is what a small message waits for. True if anything moved.
+    pub(super) fn look_closer(&mut self, env: &Env) -> bool {
+        // What is yet to land is not kept waiting.
+        if self.posted != 0 || (self.moving.is_empty() && !self.serving) {
+            return false;
+        }
+        let mut moved = false;
+        for _ in 0..CLOSER_LOOKS {
+            moved = match (self.moving.as_slice(), self.open.as_slice()) {
+                ([only], _) => {
+                    let (did, done) = self.advance_receive(env, *only);
+                    if done {
+                        self.moving.swap_remove(0);
+                    }
+                    did || done
+                }
+                ([], [_]) if self.serving => self.look_at_open_sends(env),
+                _ => false,
+            };
+            if moved {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        self.gpu.launch();
         moved
     }
 

@@ -200,6 +200,21 @@ impl Before {
 }
 
 impl Env {
+    /// Bytes that a status reports.
+    ///
+    /// # Safety
+    /// The MPI library has filled the status.
+    #[inline]
+    pub(super) unsafe fn length_of(&self, status: &Status) -> u64 {
+        // SAFETY: passed on.
+        unsafe {
+            let read = self
+                .reads_lengths
+                .then(|| self.abi.status_length(status.as_ptr()));
+            read.flatten().unwrap_or_else(|| received(self.abi, status))
+        }
+    }
+
     /// Whether a message that has completed a receive with this status is as long as a descriptor.
     ///
     /// # Safety

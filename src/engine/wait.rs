@@ -128,6 +128,9 @@ impl Engine {
                 }
                 if std::mem::take(&mut core.pump_wanted) {
                     self.pump();
+                } else if !backoff.is_yielding() && core.look_closer(&self.env) {
+                    backoff.reset();
+                    continue;
                 }
             }
             backoff.snooze();

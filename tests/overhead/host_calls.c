@@ -1,73 +1,87 @@
 // What a program that never touches a device buffer pays for each call. Each mode does one kind of call many times
 // between two ranks (or one with itself) and prints the nanoseconds a call took; under callgrind the same modes are
 // compared by instructions between two numbers of repetitions, so that start and end cancel out.
-//   host_calls MODE BYTES REPEATS [cuda]      (cuda: a program that uses a GPU, but gives MPI host memory, mapped apart)
+//   host_calls MODE BYTES REPEATS [cuda] [alternated]
+//       cuda:       a program that uses a GPU, but gives MPI host memory, mapped apart
+//       alternated: blocks of calls to what is preloaded and to the MPI library itself in turns, in one process: prints the
+//                   medians of both and of the difference of neighbouring blocks
 // modes of two ranks: pingpong     Send and Recv in turn          window      Irecv or Isend of 64, Waitall
 // modes of one rank:  self         Sendrecv with itself           selfwindow  Irecv and Isend of 64 each, Waitall
 //                     iprobe       Iprobe that finds nothing      testsome    Testsome over 1000 requests, none complete
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <link.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-enum { WINDOW = 64, LISTED = 1000 };
+enum { WINDOW = 64, LISTED = 1000, BLOCKS = 101 };
 static int me, peer, bytes;
-static long repeats;
 static char *data;
 
-static void pingpong(void) {
+/* The calls that are timed: the program's, or the MPI library's own. */
+static struct calls {
+    int (*send)(const void *, int, MPI_Datatype, int, int, MPI_Comm);
+    int (*recv)(void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Status *);
+    int (*isend)(const void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request *);
+    int (*irecv)(void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request *);
+    int (*waitall)(int, MPI_Request[], MPI_Status *);
+    int (*sendrecv)(const void *, int, MPI_Datatype, int, int, void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Status *);
+    int (*iprobe)(int, int, MPI_Comm, int *, MPI_Status *);
+    int (*testsome)(int, MPI_Request[], int *, int[], MPI_Status *);
+} program = {MPI_Send, MPI_Recv, MPI_Isend, MPI_Irecv, MPI_Waitall, MPI_Sendrecv, MPI_Iprobe, MPI_Testsome};
+
+static void pingpong(const struct calls *mpi, long repeats) {
     for (long i = 0; i < repeats; i++) {
-        if (me == 0) MPI_Send(data, bytes, MPI_BYTE, peer, 1, MPI_COMM_WORLD);
-        MPI_Recv(data, bytes, MPI_BYTE, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        if (me == 1) MPI_Send(data, bytes, MPI_BYTE, peer, 1, MPI_COMM_WORLD);
+        if (me == 0) mpi->send(data, bytes, MPI_BYTE, peer, 1, MPI_COMM_WORLD);
+        mpi->recv(data, bytes, MPI_BYTE, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        if (me == 1) mpi->send(data, bytes, MPI_BYTE, peer, 1, MPI_COMM_WORLD);
     }
 }
 
-static void window(void) {
+static void window(const struct calls *mpi, long repeats) {
     MPI_Request r[WINDOW];
     char token;
     for (long i = 0; i < repeats; i++) {
         for (int k = 0; k < WINDOW; k++)
-            if (me == 0) MPI_Isend(data, bytes, MPI_BYTE, peer, k, MPI_COMM_WORLD, &r[k]);
-            else MPI_Irecv(data, bytes, MPI_BYTE, peer, k, MPI_COMM_WORLD, &r[k]);
-        MPI_Waitall(WINDOW, r, MPI_STATUSES_IGNORE);
-        if (me == 1) MPI_Send(&token, 1, MPI_BYTE, peer, 100, MPI_COMM_WORLD);
-        else MPI_Recv(&token, 1, MPI_BYTE, peer, 100, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            if (me == 0) mpi->isend(data, bytes, MPI_BYTE, peer, k, MPI_COMM_WORLD, &r[k]);
+            else mpi->irecv(data, bytes, MPI_BYTE, peer, k, MPI_COMM_WORLD, &r[k]);
+        mpi->waitall(WINDOW, r, MPI_STATUSES_IGNORE);
+        if (me == 1) mpi->send(&token, 1, MPI_BYTE, peer, 100, MPI_COMM_WORLD);
+        else mpi->recv(&token, 1, MPI_BYTE, peer, 100, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     }
 }
 
-static void self(void) {
+static void self(const struct calls *mpi, long repeats) {
     for (long i = 0; i < repeats; i++)
-        MPI_Sendrecv(data, bytes, MPI_BYTE, 0, 1, data + bytes, bytes, MPI_BYTE, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        mpi->sendrecv(data, bytes, MPI_BYTE, 0, 1, data + bytes, bytes, MPI_BYTE, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-static void selfwindow(void) {
+static void selfwindow(const struct calls *mpi, long repeats) {
     MPI_Request r[2 * WINDOW];
     for (long i = 0; i < repeats; i++) {
-        for (int k = 0; k < WINDOW; k++) MPI_Irecv(data + bytes, bytes, MPI_BYTE, 0, k, MPI_COMM_WORLD, &r[k]);
-        for (int k = 0; k < WINDOW; k++) MPI_Isend(data, bytes, MPI_BYTE, 0, k, MPI_COMM_WORLD, &r[WINDOW + k]);
-        MPI_Waitall(2 * WINDOW, r, MPI_STATUSES_IGNORE);
+        for (int k = 0; k < WINDOW; k++) mpi->irecv(data + bytes, bytes, MPI_BYTE, 0, k, MPI_COMM_WORLD, &r[k]);
+        for (int k = 0; k < WINDOW; k++) mpi->isend(data, bytes, MPI_BYTE, 0, k, MPI_COMM_WORLD, &r[WINDOW + k]);
+        mpi->waitall(2 * WINDOW, r, MPI_STATUSES_IGNORE);
     }
 }
 
-static void iprobe(void) {
+static void iprobe(const struct calls *mpi, long repeats) {
     int flag;
-    for (long i = 0; i < repeats; i++) MPI_Iprobe(peer, 1, MPI_COMM_WORLD, &flag, MPI_STATUS_IGNORE);
+    for (long i = 0; i < repeats; i++) mpi->iprobe(peer, 1, MPI_COMM_WORLD, &flag, MPI_STATUS_IGNORE);
 }
 
-static void testsome(void) {
-    static MPI_Request r[LISTED];
+static MPI_Request listed[LISTED];
+
+static void testsome(const struct calls *mpi, long repeats) {
     static int at[LISTED];
     int count;
-    for (int k = 0; k < LISTED; k++) MPI_Irecv(data, 0, MPI_BYTE, peer, k, MPI_COMM_WORLD, &r[k]);
-    for (long i = 0; i < repeats; i++) MPI_Testsome(LISTED, r, &count, at, MPI_STATUSES_IGNORE);
-    for (int k = 0; k < LISTED; k++) { MPI_Cancel(&r[k]); MPI_Wait(&r[k], MPI_STATUS_IGNORE); }
+    for (long i = 0; i < repeats; i++) mpi->testsome(LISTED, listed, &count, at, MPI_STATUSES_IGNORE);
 }
 
-// A program that uses the GPU: the driver is initialized, and a context is current.
+/* A program that uses the GPU: the driver is initialized, and a context is current. */
 static int use_cuda(void) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *context;
     if (!driver) return 0;
@@ -77,9 +91,55 @@ static int use_cuda(void) {
     return init && retain && current && !init(0) && !retain(&context, 0) && !current(context);
 }
 
+/* Finds the MPI library itself: what is preloaded before it has the same names. */
+static int find_mpi(struct dl_phdr_info *object, size_t size, void *found) {
+    (void)size;
+    void *handle = object->dlpi_name[0] ? dlopen(object->dlpi_name, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    struct link_map *map;
+    Dl_info of;
+    void *send = handle ? dlsym(handle, "MPI_Send") : NULL;
+    int is_its_own = send && !dlinfo(handle, RTLD_DI_LINKMAP, &map) && dladdr(send, &of) && of.dli_fbase == (void *)map->l_addr;
+    int is_preloaded = is_its_own && dlsym(handle, "anabranch_version");
+    if (is_its_own && !is_preloaded) *(void **)found = handle;
+    return is_its_own && !is_preloaded;
+}
+
+static int library(struct calls *calls) {
+    void *handle = NULL;
+    dl_iterate_phdr(find_mpi, &handle);
+    if (!handle) return 0;
+    static const char *const names[] = {"MPI_Send", "MPI_Recv", "MPI_Isend", "MPI_Irecv", "MPI_Waitall", "MPI_Sendrecv", "MPI_Iprobe", "MPI_Testsome"};
+    void **call = (void **)calls;
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++) if (!(call[i] = dlsym(handle, names[i]))) return 0;
+    return 1;
+}
+
+static double timed(void (*run)(const struct calls *, long), const struct calls *mpi, long repeats, double calls) {
+    double begin = MPI_Wtime();
+    run(mpi, repeats);
+    return 1e9 * (MPI_Wtime() - begin) / repeats / calls;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(const double *values) {
+    double sorted[BLOCKS];
+    memcpy(sorted, values, sizeof sorted);
+    qsort(sorted, BLOCKS, sizeof *sorted, ascending);
+    return sorted[BLOCKS / 2];
+}
+
 int main(int argc, char **argv) {
-    int with_cuda = argc == 5 && !strcmp(argv[4], "cuda");
-    if (argc != 4 && !with_cuda) return 2;
+    int with_cuda = 0, alternated = 0;
+    for (int i = 4; i < argc; i++) {
+        if (!strcmp(argv[i], "cuda")) with_cuda = 1;
+        else if (!strcmp(argv[i], "alternated")) alternated = 1;
+        else return 2;
+    }
+    if (argc < 4) return 2;
     if (with_cuda && !use_cuda()) { fprintf(stderr, "host_calls: no CUDA driver\n"); return 3; }
     int size;
     MPI_Init(&argc, &argv);
@@ -87,22 +147,37 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     peer = size == 1 ? 0 : 1 - me;
     bytes = atoi(argv[2]);
-    repeats = atol(argv[3]);
+    long repeats = atol(argv[3]);
     data = with_cuda ? mmap(NULL, 2 * ((size_t)bytes + 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : calloc(2, bytes + 1);
-    static const struct { const char *name; void (*run)(void); double calls; } modes[] = {
-        {"pingpong", pingpong, 2}, {"window", window, WINDOW}, {"self", self, 2}, {"selfwindow", selfwindow, 2 * WINDOW},
+    /* Calls that follow each other: in a ping-pong, those of both ranks. */
+    static const struct { const char *name; void (*run)(const struct calls *, long); double calls; } modes[] = {
+        {"pingpong", pingpong, 4}, {"window", window, WINDOW}, {"self", self, 1}, {"selfwindow", selfwindow, 2 * WINDOW},
         {"iprobe", iprobe, 1}, {"testsome", testsome, 1},
     };
-    void (*mode)(void) = NULL;
+    void (*mode)(const struct calls *, long) = NULL;
     double calls = 1;
     for (unsigned i = 0; i < sizeof modes / sizeof *modes; i++)
         if (!strcmp(argv[1], modes[i].name)) { mode = modes[i].run; calls = modes[i].calls; }
-    if (!mode) MPI_Abort(MPI_COMM_WORLD, 2);
+    struct calls own;
+    if (!mode || (alternated && !library(&own))) { fprintf(stderr, "host_calls: no such mode, or no MPI library\n"); MPI_Abort(MPI_COMM_WORLD, 2); }
+    if (mode == testsome)
+        for (int k = 0; k < LISTED; k++) MPI_Irecv(data, 0, MPI_BYTE, peer, k, MPI_COMM_WORLD, &listed[k]);
     MPI_Barrier(MPI_COMM_WORLD);
-    double begin = MPI_Wtime();
-    mode();
-    double end = MPI_Wtime();
-    if (me == 0) printf("%.2f\n", 1e9 * (end - begin) / repeats / calls);
+    if (alternated) {
+        /* Neighbouring blocks are as fast or slow as the machine is just then. */
+        double without[BLOCKS], with[BLOCKS], difference[BLOCKS];
+        for (int i = 0; i < BLOCKS; i++) {
+            without[i] = timed(mode, &own, repeats, calls);
+            with[i] = timed(mode, &program, repeats, calls);
+            difference[i] = with[i] - without[i];
+        }
+        if (me == 0) printf("%.2f %.2f %.2f\n", median(without), median(with), median(difference));
+    } else {
+        double took = timed(mode, &program, repeats, calls);
+        if (me == 0) printf("%.2f\n", took);
+    }
+    if (mode == testsome)
+        for (int k = 0; k < LISTED; k++) { MPI_Cancel(&listed[k]); MPI_Wait(&listed[k], MPI_STATUS_IGNORE); }
     MPI_Finalize();
     return 0;
 }

@@ -70,8 +70,8 @@ impl Fetch {
                         let is_long = self.wanted >= STREAMED_BYTES_MIN;
                         memory::copy(to, piece.as_ptr(), bytes as usize, is_long);
                     }
-                    pop(&peer, &ring, popped)?;
                     *arrived += bytes;
+                    pop(&peer, &ring, popped, *arrived == self.wanted)?;
                     moved = true;
                 }
                 Destination::Device { context, address } => {
@@ -127,7 +127,7 @@ impl Fetch {
                 Ok(true) => {
                     *arrived += *bytes;
                     flying.pop_front();
-                    pop(&peer, &ring, popped)?;
+                    pop(&peer, &ring, popped, *arrived == self.wanted)?;
                     moved = true;
                 }
                 Err(error) if copy.is_lost() => return Err(Lost::Driver(error)),
@@ -158,10 +158,13 @@ impl Fetch {
 }
 
 /// Gives a piece back. It is the sender's again once its entry is popped: what was read of it counts only if this was ours to do.
-fn pop(peer: &Peer, ring: &Ring<'_>, popped: &mut u64) -> Result<(), Lost> {
+/// The sender waits for pieces that it can fill again; after the last one the acknowledgement tells it all.
+fn pop(peer: &Peer, ring: &Ring<'_>, popped: &mut u64, is_last: bool) -> Result<(), Lost> {
     *popped += 1;
     let is_ours = ring.pop() == Ok(true) && ring.is_emptied_to(*popped);
-    peer.ring_doorbell();
+    if !is_last {
+        peer.ring_doorbell();
+    }
     if is_ours {
         Ok(())
     } else {

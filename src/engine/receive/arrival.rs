@@ -68,7 +68,7 @@ impl Core {
             (
                 abi.status_source(s),
                 abi.status_tag(s),
-                received(abi, status),
+                env.length_of(status),
                 is_cancelled(status),
             )
         };
@@ -318,8 +318,10 @@ impl Core {
                 match self.gpu.prepare(&buffer) {
                     Ok(context) => {
                         // SAFETY: the landing range holds the bytes, and is kept until the receive is complete.
-                        let lift =
+                        let mut lift =
                             unsafe { Lift::new(Way::Up, context, shape, receive.landed, bytes) };
+                        // Its first pieces are launched when this round ends. What is wrong comes up again.
+                        let _ = lift.poll(&mut self.gpu);
                         receive.stage = Stage::Lifting(Box::new(lift));
                         self.moving.push(id);
                     }

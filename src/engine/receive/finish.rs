@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::arrival::{is_cancelled, received};
+use super::arrival::is_cancelled;
 use super::Stage;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
@@ -53,11 +53,8 @@ impl Core {
     ) -> c_int {
         let abi = env.abi;
         let mut own = Status::new();
-        let status = if abi.ignores_status(status) {
-            own.as_mut_ptr()
-        } else {
-            status
-        };
+        let is_ignored = abi.ignores_status(status);
+        let status = if is_ignored { own.as_mut_ptr() } else { status };
         // SAFETY: the request is complete.
         let mut code = unsafe { self.complete_natively(env, id, status) };
         let receive = &mut self.receives[id];
@@ -67,7 +64,7 @@ impl Core {
             // SAFETY: passed on.
             unsafe { self.release_truncated(env, id, code) };
         } else {
-            if let Some(length) = length {
+            if let Some(length) = length.filter(|_| !is_ignored) {
                 // SAFETY: a filled status.
                 unsafe { native::status_set_elements_x(status, abi.byte, length as _) };
             }
@@ -216,7 +213,7 @@ impl Core {
             return;
         }
         // SAFETY: passed on.
-        if unsafe { received(env.abi, status) != DESCRIPTOR_BYTES as u64 || is_cancelled(status) } {
+        if unsafe { env.length_of(status) != DESCRIPTOR_BYTES as u64 || is_cancelled(status) } {
             return;
         }
         // SAFETY: as above.
