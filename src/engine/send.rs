@@ -21,8 +21,10 @@ use crate::mpi::{native, Handle};
 use crate::node::DESCRIPTOR_BYTES;
 use crate::stats::{self, Counter, Reason};
 
-/// Messages from host memory below that are left to the MPI library, bytes.
-pub(super) const HOST_BYTES_MIN: u64 = 64 << 10;
+/// Messages from host memory below that are left to the MPI library, bytes. One H100, H D, times without the library, left and
+/// by descriptor: single messages of 8 KiB 1.06 and 1.17, 16 KiB 1.23 and 1.41, 32 KiB 1.56 and 2.06; windows of 16 of 32 KiB 1.09
+/// and 1.39.
+pub(super) const HOST_BYTES_MIN: u64 = 8 << 10;
 
 /// Mode of a send (MPI 4.1 section 3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +142,7 @@ impl Engine {
             }
         }
         // SAFETY: the program's handle.
-        if bytes >= HOST_BYTES_MIN && unsafe { self.is_wished_for(args, &info, bytes) } {
+        if bytes >= HOST_BYTES_MIN && unsafe { self.is_wished_for(args, &info) } {
             return Sorted::Host(address.cast(), info);
         }
         if bytes == DESCRIPTOR_BYTES as u64 {
@@ -154,11 +156,8 @@ impl Engine {
 
     /// Whether the receiver of a message from host memory would rather fetch it: it brings such messages to a device, and
     /// then its device works while this rank brings the next piece.
-    unsafe fn is_wished_for(&self, args: &SendArgs, info: &TypeInfo, bytes: u64) -> bool {
-        let is_for_engine = self.is_live()
-            && args.mode != Mode::Buffered
-            && info.dense(args.count)
-            && !args.completes_alone(&self.env, bytes);
+    unsafe fn is_wished_for(&self, args: &SendArgs, info: &TypeInfo) -> bool {
+        let is_for_engine = self.is_live() && args.mode != Mode::Buffered && info.dense(args.count);
         if !is_for_engine {
             return false;
         }

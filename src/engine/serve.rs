@@ -296,8 +296,7 @@ const DELAY: Duration = Duration::from_micros(30);
 /// A payload of a standard send below the eager limit: copied into a cell of this rank's segment unless its receiver is
 /// quick to read the buffer itself, so that the send completes without its receiver.
 pub struct Hosting {
-    context: ContextKey,
-    source: u64,
+    source: Source,
     length: u64,
     cell: u32,
     sent: Instant,
@@ -310,16 +309,9 @@ pub struct Hosting {
 
 impl Hosting {
     /// Nothing is started yet. The cell is this rank's, and holds `length` bytes. It is filled at once where the receiver
-    /// is not expected to read the buffer.
-    pub fn new(
-        context: ContextKey,
-        source: u64,
-        length: u64,
-        cell: u32,
-        is_expected: bool,
-    ) -> Hosting {
+    /// is not expected to read the buffer: from host memory it never does.
+    pub fn new(source: Source, length: u64, cell: u32, is_expected: bool) -> Hosting {
         Hosting {
-            context,
             source,
             length,
             cell,
@@ -333,10 +325,13 @@ impl Hosting {
 
     /// Starts the copy where nothing is waited for. What fails is tried again when it is polled.
     pub fn begin(&mut self, gpu: &mut Gpu, own: &Segment) {
+        let Source::Device { context, address } = self.source else {
+            return;
+        };
         if !self.delay.is_zero() {
             return;
         }
-        match self.start(gpu, own) {
+        match self.start(gpu, own, context, address) {
             Ok(copy) => self.copy = Some(copy),
             Err(error) if is_for_now(&error) => {}
             Err(error) => {
@@ -346,9 +341,42 @@ impl Hosting {
         }
     }
 
-    fn start(&self, gpu: &mut Gpu, own: &Segment) -> Result<InFlight, Error> {
-        let (cell, from, bytes) = (self.cell, self.source, self.length);
-        bring_down(gpu, own, self.context, cell, from, bytes, u64::MAX).map(|(copy, _)| copy)
+    fn start(
+        &self,
+        gpu: &mut Gpu,
+        own: &Segment,
+        context: ContextKey,
+        from: u64,
+    ) -> Result<InFlight, Error> {
+        let (cell, bytes) = (self.cell, self.length);
+        bring_down(gpu, own, context, cell, from, bytes, u64::MAX).map(|(copy, _)| copy)
+    }
+
+    /// Whether the cell is filled; starts what fills it.
+    fn fill(&mut self, gpu: &mut Gpu, own: &Segment) -> Result<bool, Error> {
+        let (context, address) = match self.source {
+            Source::Device { context, address } => (context, address),
+            Source::Host(from) => {
+                let (cell, _) = own.piece(self.cell).ok_or(Error::Exhausted("staging"))?;
+                // SAFETY: the program has lent the message to this send; the cell is this rank's, nobody else's until it is
+                // in the ring, and long enough by `Hosting::new`.
+                unsafe { memory::copy(cell.as_ptr(), from, self.length as usize, false) };
+                return Ok(true);
+            }
+        };
+        let copy = match &mut self.copy {
+            Some(copy) => copy,
+            None => match self.start(gpu, own, context, address) {
+                Ok(copy) => self.copy.insert(copy),
+                Err(error) if is_for_now(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            },
+        };
+        let answer = copy.poll();
+        if copy.is_lost() {
+            self.copy = None;
+        }
+        answer
     }
 
     /// Moves on, at once if the receiver waits for it. True if the payload has come to be in the ring, as its only entry.
@@ -365,19 +393,7 @@ impl Hosting {
         if self.in_ring || (!is_wanted && self.copy.is_none() && self.sent.elapsed() < self.delay) {
             return Ok(false);
         }
-        let copy = match &mut self.copy {
-            Some(copy) => copy,
-            None => match self.start(gpu, own) {
-                Ok(copy) => self.copy.insert(copy),
-                Err(error) if is_for_now(&error) => return Ok(false),
-                Err(error) => return Err(error.into()),
-            },
-        };
-        let answer = copy.poll();
-        if copy.is_lost() {
-            self.copy = None;
-        }
-        if !answer? {
+        if !self.fill(gpu, own)? {
             return Ok(false);
         }
         self.copy = None;

@@ -86,12 +86,15 @@ impl Fetch {
                         src: from,
                         bytes,
                     };
-                    // A whole message is in order with direct copies, on their lane.
-                    let (purpose, affinity) = match state {
-                        State::WantHost => (Purpose::HostToDevice, 0),
-                        _ => (Purpose::Pull, u64::from(self.message.source)),
+                    // A whole message is in order with direct copies, on their lane, and together with others that have
+                    // landed it costs the device less.
+                    let started = match state {
+                        State::WantHost => {
+                            gpu.copy_on(context, Purpose::HostToDevice, 0, copy, None)
+                        }
+                        _ => gpu.pull(context, self.message.source, copy, None),
                     };
-                    match gpu.copy_on(context, purpose, affinity, copy, None) {
+                    match started {
                         Ok(copy) => flying.push_back((copy, bytes)),
                         Err(error) if is_for_now(&error) => break,
                         Err(error) => {

@@ -117,7 +117,7 @@ impl Out {
 pub(super) enum Origin<'a> {
     /// In device memory.
     Device(&'a Buffer),
-    /// In host memory. It never goes to this rank itself, nor below the eager limit.
+    /// In host memory. It never goes to this rank itself.
     Host(*const u8),
 }
 
@@ -162,13 +162,13 @@ impl Core {
         let own = env.node.own();
         let is_eager = args.completes_alone(env, bytes);
         let mut hosting = None;
-        if let (true, Source::Device { context, address }) = (is_eager, source) {
+        if is_eager {
             let fits = bytes <= u64::from(own.layout().cell_bytes);
             let cell = fits.then(|| own.take_cell()).flatten();
             let cell = cell.ok_or(Unsent::Reason(Reason::NoSlot))?;
             let key = Wish::Cell.key(identity.id, env.world_rank, args.tag);
-            let is_expected = !peer.wishes(key);
-            let hosting = hosting.insert(Hosting::new(context, address, bytes, cell, is_expected));
+            let is_expected = matches!(origin, Origin::Device(_)) && !peer.wishes(key);
+            let hosting = hosting.insert(Hosting::new(source, bytes, cell, is_expected));
             // The device works while the descriptor is made and sent.
             hosting.begin(&mut self.gpu, own);
         }
@@ -196,6 +196,15 @@ impl Core {
             own.free(slot);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
+        // What is in host memory is in the ring before the receiver hears of it.
+        let mut is_hosted = false;
+        if let (Origin::Host(_), Some(hosting), Some(posted)) =
+            (origin, &mut hosting, own.slot(slot))
+        {
+            let filled = hosting.poll(&mut self.gpu, own, &posted.ring(nonce), true);
+            is_hosted = matches!(filled, Ok(true)) && posted.retire(nonce).is_ok();
+        }
+        stats::add(Counter::SendsHosted, u64::from(is_hosted));
         let descriptor = Descriptor {
             job: env.node.launch().hash,
             sender: env.world_rank,
@@ -258,12 +267,17 @@ impl Core {
             is_send: true,
             bytes,
             reason: (!is_exported).then_some(Reason::NotExportable),
+            path: if is_hosted {
+                story::Path::Eager
+            } else {
+                story::Path::Unknown
+            },
             ..Story::default()
         };
         let id = self.sends.insert(Send {
             handle: 0,
             comm: args.comm,
-            complete: false,
+            complete: is_hosted,
             stands_for_null: false,
             code: env.abi.success,
             story,
