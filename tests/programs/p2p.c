@@ -142,13 +142,14 @@ static void both_ways(void) {
 }
 
 // Streams of long messages from host memory whose receiver is now a device buffer and now host memory. Each is answered, so
-// that its sender knows what the receiver made of the one before: after one for a device the next goes by descriptor.
+// that its sender knows what the receiver made of the one before: after one for a device the next goes by descriptor. Those of
+// the last two streams complete without their receivers, but for synchronous ones, and those of the last are received late.
 static void from_host(void) {
     if (peer == MPI_PROC_NULL) return;
     const char *into = "DDDHHDDHD"; // by descriptor: the second, third, fourth, seventh and eighth
     const enum send_way ways[] = {SEND, ISEND, SSEND, SENDRECV_OUT};
-    const size_t sizes[] = {65536, 70001, (1 << 20) + 1, (5 << 20) + 7, 300000};
-    for (int stream = 0; stream < 5; stream++)
+    const size_t sizes[] = {65536, 70001, (1 << 20) + 1, (5 << 20) + 7, 300000, 8192, 16383};
+    for (int stream = 0; stream < 7; stream++)
         for (int i = 0; into[i]; i++) {
             size_t n = sizes[stream];
             uint64_t seed = 4000 + stream * 100 + i;
@@ -159,11 +160,13 @@ static void from_host(void) {
                 buf_fill(b, seed);
                 transfer_send(way, b.p, n, peer, 40 + stream, MPI_COMM_WORLD);
                 BUF_CHECK(b, seed, n);
+                buf_poison(b); // it is the program's again
                 buf_free(b);
                 OK(MPI_Recv(&answer, 1, MPI_BYTE, peer, 39, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
             } else {
                 buf b = buf_new(into[i] == 'D' ? DEVICE : HOST, n + 100, (seed + 3) % 17);
                 MPI_Status s;
+                if (stream == 6) usleep(2000);
                 transfer_receive(i % 2 ? IRECV_WAIT : RECV, way, b.p, n + 50, n, peer, 40 + stream, MPI_COMM_WORLD, &s);
                 STATUS_CHECK(&s, peer, 40 + stream, n);
                 BUF_CHECK(b, seed, n);
