@@ -300,14 +300,33 @@ impl Engine {
         })
     }
 
+    /// Bytes of a message that is in host memory for certain.
+    ///
+    /// # Safety
+    /// `datatype` is the program's handle.
+    #[inline(always)]
+    unsafe fn host_bytes(
+        &self,
+        buffer: *const c_void,
+        count: i64,
+        datatype: Handle,
+    ) -> Option<u64> {
+        // SAFETY: passed on.
+        let info = unsafe { types::info(self.env.abi, datatype) }?;
+        let bytes = info.bytes(count);
+        let first = buffer.wrapping_byte_offset(info.first(count) as isize);
+        (bytes == 0 || !cuda::is_device(first)).then_some(bytes)
+    }
+
     /// Whether a receive is into host memory, or none at all.
     ///
     /// # Safety
     /// The arguments are those of the program's call, here and below.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn is_host_receive(&self, args: &RecvArgs) -> bool {
         // SAFETY: passed on.
-        self.is_none(args) || unsafe { self.host_landing(args) }.is_some()
+        let bytes = || unsafe { self.host_bytes(args.buffer, args.count, args.datatype) };
+        self.is_none(args) || bytes().is_some()
     }
 
     #[inline]
@@ -319,21 +338,14 @@ impl Engine {
     ///
     /// # Safety
     /// As [`Engine::is_host_receive`].
-    #[inline]
+    #[inline(always)]
     pub unsafe fn is_host_send(&self, args: &SendArgs) -> bool {
-        let abi = self.env.abi;
-        if args.count <= 0 || args.dest == abi.proc_null {
+        if args.count <= 0 || args.dest == self.env.abi.proc_null {
             return true;
         }
-        // SAFETY: the program's handle.
-        let Some(info) = (unsafe { types::info(abi, args.datatype) }) else {
-            return false;
-        };
-        let bytes = info.bytes(args.count);
-        let address = args
-            .buffer
-            .wrapping_byte_offset(info.first(args.count) as isize);
-        bytes != DESCRIPTOR_BYTES as u64 && (bytes == 0 || !cuda::is_device(address))
+        // SAFETY: passed on.
+        let bytes = unsafe { self.host_bytes(args.buffer, args.count, args.datatype) };
+        bytes.is_some_and(|bytes| bytes != DESCRIPTOR_BYTES as u64)
     }
 
     /// `MPI_Irecv` by the MPI library, remembered; `None` if it is not for the MPI library alone.
