@@ -229,7 +229,10 @@ impl Measurement<'_> {
                     (each - MIB as f64 / (fitted.gb_s * BYTES_PER_US)).clamp(0.0, fitted.alpha_us);
                 around.push(fitted.alpha_us - alpha_us);
                 launches.push(calls / ROW as f64);
-                let batched_us = self.batched(transfer[0])?.map(|each| {
+                // Only what goes from one GPU to another by one copy is launched in batches.
+                let is_between_gpus = hop.from != Place::Host && hop.to != Place::Host;
+                let batched = is_between_gpus.then(|| self.batched(transfer[0]));
+                let batched_us = batched.transpose()?.flatten().map(|each| {
                     let us = each - MIB as f64 / (fitted.gb_s * BYTES_PER_US);
                     rounded(us.clamp(0.0, alpha_us))
                 });
