@@ -403,7 +403,14 @@ impl Fetch {
             other.source == self.message.source && (!is_below || other.overlaps(place))
         });
         let before = before.and_then(|other| other.trail.clone());
-        let before = before.map(|trail| Before { trail, is_below });
+        let mut of_sender = ways.under_way.iter().rev();
+        let last = of_sender.find(|other| other.source == self.message.source);
+        let last = last.and_then(|other| other.trail.clone());
+        let before = before.map(|trail| Before {
+            trail,
+            is_below,
+            last,
+        });
         let held = before.as_ref().filter(|before| before.is_below);
         let held = held.map(|before| vec![Arc::clone(&before.trail)]);
         if may_split && ways.is_for_sender(env, gpu, &self.message) {
@@ -426,6 +433,7 @@ impl Fetch {
                 Some(Before {
                     trail,
                     is_below: true,
+                    ..
                 }) if trail.is_pushed() => ways.push_as_before(env, gpu),
                 Some(Before { is_below: true, .. }) => None,
                 _ => ways.push(env, gpu, &self.message, depth),

@@ -96,6 +96,16 @@ pub struct Before {
     pub trail: Arc<Trail>,
     /// It is received in the same place, and split alike.
     pub is_below: bool,
+    /// The last of all that its sender still has to do with, wherever that is received.
+    pub last: Option<Arc<Trail>>,
+}
+
+impl Before {
+    /// Whether its sender has nothing to do before this message any more.
+    fn is_over(&self) -> bool {
+        let last = self.last.as_ref();
+        self.trail.is_over() && last.is_none_or(|trail| trail.is_over())
+    }
 }
 
 struct Pull {
@@ -275,7 +285,7 @@ impl Several {
             return Step::Pending(true);
         }
         self.leave_trail();
-        self.before.take_if(|before| before.trail.is_over());
+        self.before.take_if(|before| before.is_over());
         if self.is_pusher_awaited && self.before.is_none() {
             moved |= self.await_pusher(env, gpu);
         }
