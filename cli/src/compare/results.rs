@@ -107,8 +107,10 @@ impl Cell {
     }
 }
 
-/// Counters that are zero in a healthy run.
+/// Counters that are zero in a healthy run. What was overtaken is right in the end, but was not moved: a rate that counts it is
+/// above what the links carry.
 const TROUBLE: &[&str] = &[
+    "several_overtaken_bytes",
     "errors",
     "retries",
     "dead_peers",
@@ -419,6 +421,14 @@ mod tests {
                 ("retries", 1)
             ]),
             ["retries 1, expected 0"]
+        );
+        assert_eq!(
+            void(&[
+                ("sends_device", 51),
+                ("sends_descriptor", 48),
+                ("several_overtaken_bytes", 7)
+            ]),
+            ["several_overtaken_bytes 7, expected 0"]
         );
         let short = [("sends_device", 51), ("sends_descriptor", 51)];
         assert!(void(&short).is_empty(), "{:?}", void(&short));
