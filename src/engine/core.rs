@@ -229,7 +229,7 @@ impl Core {
     /// question whether a copy has ended, which is what a small message waits for. True if anything moved.
     pub(super) fn look_closer(&mut self, env: &Env) -> bool {
         // What is yet to land is not kept waiting.
-        if self.posted != 0 || (self.moving.is_empty() && !self.serving) {
+        if self.posted != 0 {
             return false;
         }
         let mut moved = false;
@@ -243,7 +243,7 @@ impl Core {
                     did || done
                 }
                 ([], [_]) if self.serving => self.look_at_open_sends(env),
-                _ => false,
+                _ => break,
             };
             if moved {
                 break;

@@ -14,7 +14,8 @@ use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
 use crate::engine::receive::{is_cancelled, received, Receive, RecvArgs};
 use crate::engine::send::SendArgs;
-use crate::engine::{comms, types, Engine, Env, NativeScope};
+use crate::engine::types::{self, TypeInfo};
+use crate::engine::{comms, Engine, Env, NativeScope};
 use crate::mpi::{native, Abi, Family, Handle, Status};
 use crate::node::DESCRIPTOR_BYTES;
 
@@ -203,35 +204,29 @@ impl Env {
     /// Bytes that a status reports.
     ///
     /// # Safety
-    /// The MPI library has filled the status.
+    /// The MPI library has filled the status, here and below.
     #[inline]
-    pub(super) unsafe fn length_of(&self, status: &Status) -> u64 {
+    pub(super) unsafe fn length_of(&self, status: *const c_void) -> u64 {
         // SAFETY: passed on.
         unsafe {
-            let read = self
-                .reads_lengths
-                .then(|| self.abi.status_length(status.as_ptr()));
-            read.flatten().unwrap_or_else(|| received(self.abi, status))
+            let read = self.reads_lengths.then(|| self.abi.status_length(status));
+            read.flatten()
+                .unwrap_or_else(|| received(self.abi, &self.copy_status(status)))
         }
     }
 
     /// Whether a message that has completed a receive with this status is as long as a descriptor.
     ///
     /// # Safety
-    /// The MPI library has filled the status.
+    /// As [`Env::length_of`].
     #[inline]
     pub(super) unsafe fn is_descriptor_long(&self, status: *const c_void) -> bool {
         // SAFETY: passed on.
-        unsafe {
-            if self.reads_lengths {
-                return self.abi.status_length(status) == Some(DESCRIPTOR_BYTES as u64);
-            }
-            received(self.abi, &self.copy_status(status)) == DESCRIPTOR_BYTES as u64
-        }
+        unsafe { self.length_of(status) == DESCRIPTOR_BYTES as u64 }
     }
 
     /// # Safety
-    /// As [`Env::is_descriptor_long`].
+    /// As [`Env::length_of`].
     pub(super) unsafe fn copy_status(&self, status: *const c_void) -> Status {
         let mut copy = Status::new();
         // SAFETY: a status of this ABI, no longer than our storage.
@@ -280,19 +275,13 @@ impl Engine {
     #[inline]
     unsafe fn host_landing(&self, args: &RecvArgs) -> Option<Early> {
         // SAFETY: the program's handle.
-        let info = unsafe { types::info(self.env.abi, args.datatype) }?;
-        let capacity = info.bytes(args.count);
-        let landed = args
-            .buffer
-            .wrapping_byte_offset(info.first(args.count) as isize);
-        if capacity > 0 && cuda::is_device(landed) {
-            return None;
-        }
+        let place = unsafe { self.host_place(args.buffer, args.count, args.datatype) };
+        let (info, capacity, landed) = place?;
         // MPICH 5 aborts on a part of an element, which a descriptor is of most types: none may land there.
         let whole = info.size == 1 || self.env.abi.family == Family::OpenMpi;
         let dense = (info.dense(args.count) && whole) || capacity == 0;
         Some(Early {
-            landed: landed.cast(),
+            landed: landed.cast_mut().cast(),
             capacity,
             comm: args.comm,
             serial: 0,
@@ -300,22 +289,22 @@ impl Engine {
         })
     }
 
-    /// Bytes of a message that is in host memory for certain.
+    /// The type, length and first byte of a message that is in host memory for certain.
     ///
     /// # Safety
     /// `datatype` is the program's handle.
     #[inline(always)]
-    unsafe fn host_bytes(
+    unsafe fn host_place(
         &self,
         buffer: *const c_void,
         count: i64,
         datatype: Handle,
-    ) -> Option<u64> {
+    ) -> Option<(TypeInfo, u64, *const c_void)> {
         // SAFETY: passed on.
         let info = unsafe { types::info(self.env.abi, datatype) }?;
         let bytes = info.bytes(count);
         let first = buffer.wrapping_byte_offset(info.first(count) as isize);
-        (bytes == 0 || !cuda::is_device(first)).then_some(bytes)
+        (bytes == 0 || !cuda::is_device(first)).then_some((info, bytes, first))
     }
 
     /// Whether a receive is into host memory, or none at all.
@@ -325,8 +314,8 @@ impl Engine {
     #[inline(always)]
     pub unsafe fn is_host_receive(&self, args: &RecvArgs) -> bool {
         // SAFETY: passed on.
-        let bytes = || unsafe { self.host_bytes(args.buffer, args.count, args.datatype) };
-        self.is_none(args) || bytes().is_some()
+        let place = || unsafe { self.host_place(args.buffer, args.count, args.datatype) };
+        self.is_none(args) || place().is_some()
     }
 
     #[inline]
@@ -344,8 +333,8 @@ impl Engine {
             return true;
         }
         // SAFETY: passed on.
-        let bytes = unsafe { self.host_bytes(args.buffer, args.count, args.datatype) };
-        bytes.is_some_and(|bytes| bytes != DESCRIPTOR_BYTES as u64)
+        let place = unsafe { self.host_place(args.buffer, args.count, args.datatype) };
+        place.is_some_and(|(_, bytes, _)| bytes != DESCRIPTOR_BYTES as u64)
     }
 
     /// `MPI_Irecv` by the MPI library, remembered; `None` if it is not for the MPI library alone.

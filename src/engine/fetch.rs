@@ -398,14 +398,12 @@ impl Fetch {
             return true;
         }
         let is_below = overlapping().next().is_some();
-        let mut of_sender = ways.under_way.iter().rev();
-        let before = of_sender.find(|other| {
-            other.source == self.message.source && (!is_below || other.overlaps(place))
-        });
+        let source = self.message.source;
+        let of_sender = ways.under_way.iter().rev();
+        let mut of_sender = of_sender.filter(|other| other.source == source).peekable();
+        let last = of_sender.peek().and_then(|other| other.trail.clone());
+        let before = of_sender.find(|other| !is_below || other.overlaps(place));
         let before = before.and_then(|other| other.trail.clone());
-        let mut of_sender = ways.under_way.iter().rev();
-        let last = of_sender.find(|other| other.source == self.message.source);
-        let last = last.and_then(|other| other.trail.clone());
         let before = before.map(|trail| Before {
             trail,
             is_below,

@@ -68,7 +68,7 @@ impl Core {
             (
                 abi.status_source(s),
                 abi.status_tag(s),
-                env.length_of(status),
+                env.length_of(s),
                 is_cancelled(status),
             )
         };

@@ -213,7 +213,9 @@ impl Core {
             return;
         }
         // SAFETY: passed on.
-        if unsafe { env.length_of(status) != DESCRIPTOR_BYTES as u64 || is_cancelled(status) } {
+        if unsafe {
+            env.length_of(status.as_ptr()) != DESCRIPTOR_BYTES as u64 || is_cancelled(status)
+        } {
             return;
         }
         // SAFETY: as above.
