@@ -314,8 +314,8 @@ impl Engine {
     #[inline(always)]
     pub unsafe fn is_host_receive(&self, args: &RecvArgs) -> bool {
         // SAFETY: passed on.
-        let place = || unsafe { self.host_place(args.buffer, args.count, args.datatype) };
-        self.is_none(args) || place().is_some()
+        self.is_none(args)
+            || unsafe { self.host_place(args.buffer, args.count, args.datatype) }.is_some()
     }
 
     #[inline]
