@@ -356,9 +356,13 @@ impl Fetch {
         let may_split = !self.own
             && self.message.flags & flag::EXPORTED != 0
             && self.wanted == self.message.length;
+        let is_long = self.wanted >= env.config.multipath;
+        let is_planned = may_split && is_long && !env.config.paths.is_direct_only();
+        let depth = is_planned.then(|| ways.depth(&self.message));
         if may_split {
             let to = driven::To { context, address };
-            match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to) {
+            let window = depth.unwrap_or(1);
+            match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to, window) {
                 Begun::Driven(driven) => {
                     self.trail = Some(TrailEnd(Arc::clone(driven.trail())));
                     self.path = Path::Driven(driven);
@@ -377,9 +381,6 @@ impl Fetch {
                 Begun::No => {}
             }
         }
-        let is_long = self.wanted >= env.config.multipath;
-        let is_planned = may_split && is_long && !env.config.paths.is_direct_only();
-        let depth = is_planned.then(|| ways.depth(&self.message));
         // Also what goes one way only waits for those that are received in its place.
         let overlapping = || ways.overlapping(place);
         let is_alike = |other: &UnderWay| {

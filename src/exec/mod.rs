@@ -140,6 +140,9 @@ struct Row {
     script: Arc<Script>,
     single: Arc<Vec<Unit>>,
     together: Option<Arc<Vec<Unit>>>,
+    /// In the windows of such messages each is received in the place of the one before: nothing can be launched behind a graph
+    /// there before all of it has ended.
+    is_in_place: bool,
     used: u64,
 }
 
@@ -262,6 +265,15 @@ impl Exec {
         };
         // A graph is launched behind all of what is written before in its place, copies on streams only where they write.
         let before = self.ends_of(&request.after, |_| true);
+        if !before.is_empty() {
+            self.rows[at].is_in_place = true;
+        } else if self
+            .running
+            .iter()
+            .any(|(_, other)| Arc::ptr_eq(&other.script, &script))
+        {
+            self.rows[at].is_in_place = false;
+        }
         let mut how = self.choose(class, at, request.plan, before.is_empty());
         if how == How::Graph {
             let key = Key {
@@ -348,7 +360,8 @@ impl Exec {
         self.failures
     }
 
-    /// Whether the copies are done. Does not wait, but for a driver that answers nothing but errors.
+    /// Whether the copies are done. Does not wait, but for a driver that answers nothing but errors. One that follows another on
+    /// the same streams is done only once that one is known to be: all that are kept are to be polled.
     ///
     /// # Errors
     /// They were not all made, and none runs any more.
@@ -435,6 +448,7 @@ impl Exec {
                     single: Arc::new(script.units(false)),
                     together: (together.len() < script.steps.len()).then(|| Arc::new(together)),
                     script: Arc::new(script),
+                    is_in_place: false,
                     used: 0,
                 });
                 self.rows.len() - 1
@@ -472,6 +486,8 @@ impl Exec {
 
     fn choose(&self, class: Class, at: usize, plan: &Plan, is_first: bool) -> How {
         let row = &self.rows[at];
+        let is_alone = plan.message.window == 1;
+        let may_be_graph = is_first && (is_alone || !row.is_in_place);
         let has_graphs = self.settings.graphs_max > 0 && self.graph_failures < GRAPH_FAILURES_MAX;
         let possible = |how| match how {
             How::Streams => true,
@@ -485,7 +501,7 @@ impl Exec {
                 How::Streams
             };
         }
-        let possible = |how| possible(how) && (is_first || how != How::Graph);
+        let possible = |how| possible(how) && (may_be_graph || how != How::Graph);
         // A pipeline of batches is filled by a batch, no more by a chunk.
         let paths = plan.paths().iter().filter(|path| path.slots > 1);
         let filling = paths.map(|path| {
@@ -498,12 +514,31 @@ impl Exec {
             let delay = if how == How::Batch { filling } else { 0.0 };
             (plan.predicted_us * 1000.0 + delay) / window
         };
-        self.costs
-            .choose(class, plan.message.window == 1, possible, plan_ns)
+        self.costs.choose(class, is_alone, possible, plan_ns)
+    }
+
+    /// Whether it is in order behind one that somebody still asks about.
+    fn is_behind_another(&self, id: usize) -> bool {
+        let Some(running) = self.running.get(id) else {
+            return false;
+        };
+        let mut others = self.running.iter().map(|(_, other)| other);
+        others.any(|other| {
+            other.number < running.number
+                && other.owner.strong_count() > 0
+                && running.error.is_none()
+                && running.graph.is_none()
+                && other.is_on_streams_of(running)
+        })
     }
 
     /// Asks the driver how far a plan has got. `None`: not to its end.
     fn advance(&mut self, id: usize) -> Option<Result<()>> {
+        // What is in order behind another need not be asked about before that has ended: of a window the driver would be asked
+        // about each message at every look, which a thread that has to launch the next ones has no time for.
+        if self.is_behind_another(id) {
+            return None;
+        }
         let Some(running) = self.running.get_mut(id) else {
             return Some(Err(Error::Exhausted("plans under way")));
         };
@@ -585,8 +620,12 @@ impl Exec {
 impl Running {
     /// Whether what another plan writes, launched on streams as well, is on the same streams, the same bytes on each.
     fn is_in_order_with(&self, other: &Running) -> bool {
+        self.target == other.target && self.is_on_streams_of(other)
+    }
+
+    /// Whether all copies of another plan, launched on streams as well, are on the same streams as this one's.
+    fn is_on_streams_of(&self, other: &Running) -> bool {
         Arc::ptr_eq(&self.script, &other.script)
-            && self.target == other.target
             && self.contexts == other.contexts
             && self.graph.is_none()
             && self.error.is_none()

@@ -99,6 +99,10 @@ pub struct SegmentModel {
 pub struct Model {
     /// A launch, to the calling thread.
     pub launch_us: f64,
+    /// A launch of a copy that an event joins to one on another stream, with the call about that event, to the calling thread; if
+    /// it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined_us: Option<f64>,
     /// From the end of the last copy until the waiter knows.
     pub finish_us: f64,
     /// Staging on a GPU.
@@ -159,6 +163,7 @@ impl Model {
         };
         Model {
             launch_us: costs.launch_us,
+            joined_us: None,
             finish_us: costs.finish_us,
             relay: Staging {
                 // The flag is written, seen at the next look but one, and answered by a launch.
@@ -279,6 +284,7 @@ impl Model {
             Err(format!("{what} is {us} us, must not be negative"))
         };
         time("launch_us", self.launch_us)?;
+        time("joined_us", self.joined_us.unwrap_or(0.0))?;
         time("finish_us", self.finish_us)?;
         let of_paths = self.paths.iter().map(|path| &path.staging);
         for staging in [&self.relay, &self.host].into_iter().chain(of_paths) {

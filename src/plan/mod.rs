@@ -146,8 +146,9 @@ impl Default for Options {
     }
 }
 
-/// What a copy takes the one thread that launches all of a message's, in launches: there are events before and behind it, and
-/// its stream may be idle. By the simulated DGX-1, 3.4 us of launches of 2.4; on H200, 17 copies over two GPUs took 33 us.
+/// What a copy takes the one thread that launches all of a message's, in launches, if it was not measured: there are events before
+/// and behind it, and its stream may be idle. By the simulated DGX-1, 3.4 us of launches of 2.4; on H200, 17 copies over two
+/// GPUs took 33 us.
 const LAUNCHER: f64 = 1.4;
 
 /// Slots of a staging ring that a path needs at least, to fill one, empty another, and hand over a third.
@@ -166,7 +167,7 @@ impl Options {
         Options {
             relay_depth_max: 2,
             relays_push: true,
-            launcher_us: LAUNCHER * model.launch_us,
+            launcher_us: model.joined_us.unwrap_or(LAUNCHER * model.launch_us),
             ..self
         }
     }

@@ -15,7 +15,7 @@
 
 use super::contention::{self, Occupancy, Rates};
 use super::paths::{Candidate, Engines, Path, PathKind, Planner};
-use super::{Message, Options, MAX_PATHS, SLOTS_MIN};
+use super::{Message, Options, Order, MAX_PATHS, SLOTS_MIN};
 use crate::cuda::queue::{BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
 use crate::topology::Place;
 
@@ -422,26 +422,68 @@ impl<'a> Problem<'a> {
         best
     }
 
-    /// When the copies end that are launched last of each path, if one thread launches all of the window's.
+    /// When the copies end that are launched last of each path, if one thread launches all of the window's, and when it has heard
+    /// that they have: see [`Plan::launches`](super::Plan::launches) for their order.
     fn launched_us(&self, split: &Split) -> f64 {
-        let candidate = |part: &Part| &self.candidates[usize::from(part.candidate)];
-        let hops = |part: &Part| candidate(part).legs().len() as f64;
-        let window = f64::from(self.message.window);
-        let copies = |part: &Part| f64::from(part.chunks) * hops(part);
-        let copies = window * split.parts().iter().map(copies).sum::<f64>();
         let launcher_us = self.options.launcher_us;
-        let end = |part: &Part| {
-            // All paths are equally far, and so is each of its hops, a chunk behind the one before.
-            let steps = window * (f64::from(part.chunks) + hops(part) - 1.0);
-            let leg = candidate(part).legs().last();
-            let last_us = leg.map_or(0.0, |leg| part.chunk_bytes as f64 / leg.rate());
-            launcher_us * (copies * (1.0 - 1.0 / steps) + 1.0) + last_us
-        };
-        let last = split.parts().iter().map(end).fold(0.0, f64::max);
-        // Behind the last copy of a path there is one event more: half of what a copy takes beside its launch.
         let model = self.planner.model();
+        // An event is half of what a copy takes beside its launch.
         let event_us = (launcher_us - model.launch_us).max(0.0) / 2.0;
-        last + window * split.parts().len() as f64 * event_us + model.finish_us
+        let parts = split.parts();
+        let candidate = |part: &Part| &self.candidates[usize::from(part.candidate)];
+        let hops = |part: &Part| candidate(part).legs().len() as u32;
+        let steps = |part: &Part| part.chunks + hops(part) - 1;
+        let is_first = |part: &Part| {
+            self.options.order == Order::DirectFirst
+                && candidate(part).path.kind() == PathKind::Direct
+        };
+        let copies = |part: &Part| f64::from(part.chunks * hops(part));
+        // Of the messages before, each path is asked about when it has ended, and slots are waited for that are used again.
+        let reused =
+            |part: &Part| f64::from(part.chunks.saturating_sub(part.slots) * (hops(part) - 1));
+        let of_message =
+            |part: &Part| launcher_us * copies(part) + event_us * (2.0 + 2.0 * reused(part));
+        let before = f64::from(self.message.window - 1);
+        let before = before * parts.iter().map(of_message).sum::<f64>();
+        let end = |at: usize| {
+            let last = &parts[at];
+            // All paths are equally far, and so is each of its hops, a chunk behind the one before.
+            let launched = |(number, part): (usize, &Part)| {
+                if self.options.order == Order::PathByPath || is_first(last) || is_first(part) {
+                    let is_before = number <= at || is_first(part) && !is_first(last);
+                    return if is_before { copies(part) } else { 0.0 };
+                }
+                let far = u64::from(steps(last) - 1) * u64::from(steps(part));
+                // Steps of it that are no further, or of those behind it nearer.
+                let far = if number <= at {
+                    far / u64::from(steps(last)) + 1
+                } else {
+                    far.div_ceil(u64::from(steps(last)))
+                };
+                let of_hop = |hop: u32| {
+                    far.saturating_sub(u64::from(hop))
+                        .min(u64::from(part.chunks))
+                };
+                (0..hops(part)).map(of_hop).sum::<u64>() as f64
+            };
+            let launched = parts.iter().enumerate().map(launched).sum::<f64>();
+            let pushed = match candidate(last).path.kind() {
+                PathKind::Direct => self.pushes,
+                PathKind::Relay => self.options.relays_push,
+                PathKind::Host => false,
+            };
+            let leg = candidate(last).legs().last();
+            let copy_us = leg.map_or(0.0, |leg| {
+                let pace = if pushed { leg.pushed } else { leg.pulled };
+                pace.alpha_us + last.chunk_bytes as f64 / pace.rate
+            });
+            before + launcher_us * launched + copy_us
+        };
+        let last = (0..parts.len()).map(end).fold(0.0, f64::max);
+        // Behind the last copy of each path there is one event more.
+        let all = parts.iter().map(copies).sum::<f64>() * launcher_us;
+        let all = before + all + parts.len() as f64 * event_us;
+        last.max(all) + model.finish_us
     }
 
     /// The same, each launch of a chunk counting so much when the number of chunks is chosen.

@@ -124,10 +124,19 @@ struct Question {
 }
 
 impl Question {
-    /// GB/s by the plan of a model.
+    /// GB/s by the plan of a model. Single messages go there and back.
     fn predicted(&self, node: &Node, model: &Path, size: &str) -> f64 {
+        let there = self.planned(node, model, size, ["0", "1"]);
+        if self.window > 1 {
+            return there;
+        }
+        let back = self.planned(node, model, size, ["1", "0"]);
+        2.0 / (1.0 / there + 1.0 / back)
+    }
+
+    fn planned(&self, node: &Node, model: &Path, size: &str, [from, to]: [&str; 2]) -> f64 {
         let output = Command::new(&built().command)
-            .args(["plan", "--from", "0", "--to", "1", "--json", "--model"])
+            .args(["plan", "--from", from, "--to", to, "--json", "--model"])
             .arg(model)
             .args(["--size", size, "--window", &self.window.to_string()])
             .args(["--paths", self.paths, "--assign", self.assign])
@@ -167,8 +176,15 @@ impl Question {
         runs.iter().map(best).collect()
     }
 
-    /// The messages of a window are acknowledged by one of four bytes, which is no part of what they take.
+    /// A single message takes half of a ping-pong. The messages of a window are acknowledged by one of four bytes, which is no part
+    /// of what they take.
     fn simulated_once(&self, node: &Node, folder: &Path, attempt: usize) -> Vec<(f64, f64)> {
+        if self.window == 1 {
+            let times = self.bench("latency", self.sizes, node, folder, attempt);
+            let rate =
+                |(size, (us, late)): (&&str, (f64, f64))| (mib(size) * 1048576.0 / us * 1e-3, late);
+            return self.sizes.iter().zip(times).map(rate).collect();
+        }
         let windows = self.bench("bw", self.sizes, node, folder, attempt);
         let windows = self.sizes.iter().zip(windows);
         windows

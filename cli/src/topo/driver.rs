@@ -45,6 +45,10 @@ functions! {
     stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
     stream_query = b"cuStreamQuery\0" (Handle);
     stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
+    event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
+    event_record = b"cuEventRecord\0" (Handle, Handle);
+    event_destroy = b"cuEventDestroy_v2\0" (Handle);
+    stream_wait_event = b"cuStreamWaitEvent\0" (Handle, Handle, c_uint);
 }
 
 /// `cuMemcpyBatchAsync`, as of CUDA 13: destinations, sources, sizes, their number, attributes, from which copy on each holds,
@@ -67,6 +71,7 @@ const P2P_ACCESS_SUPPORTED: c_int = 2;
 const P2P_NATIVE_ATOMIC_SUPPORTED: c_int = 3;
 const HOST_ALLOC_PORTABLE: c_uint = 1;
 const STREAM_NON_BLOCKING: c_uint = 1;
+const EVENT_DISABLE_TIMING: c_uint = 2;
 
 /// The driver, initialized.
 pub struct Node {
@@ -81,6 +86,13 @@ pub struct Node {
 /// A stream, in the context of its GPU.
 #[derive(Clone, Copy)]
 pub struct Stream {
+    context: DeviceContext,
+    handle: Handle,
+}
+
+/// An event, in the context of its GPU.
+#[derive(Clone, Copy)]
+pub struct Event {
     context: DeviceContext,
     handle: Handle,
 }
@@ -285,6 +297,37 @@ impl Node {
         let code = unsafe { (self.more.stream_create)(&raw mut handle, STREAM_NON_BLOCKING) };
         self.check(code, "cuStreamCreate")?;
         Ok(Stream { context, handle })
+    }
+
+    /// An event in the context of a stream.
+    pub fn event(&self, stream: Stream) -> anyhow::Result<Event> {
+        let context = stream.context;
+        self.driver.select(context)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the driver writes one handle.
+        let code = unsafe { (self.more.event_create)(&raw mut handle, EVENT_DISABLE_TIMING) };
+        self.check(code, "cuEventCreate")?;
+        Ok(Event { context, handle })
+    }
+
+    /// Gives it back.
+    pub fn destroy_event(&self, event: Event) -> anyhow::Result<()> {
+        self.driver.select(event.context)?;
+        // SAFETY: the event came from the driver, and nobody uses it afterwards.
+        let code = unsafe { (self.more.event_destroy)(event.handle) };
+        self.check(code, "cuEventDestroy")
+    }
+
+    /// What is launched on `after` from now on waits for what was launched on `before`.
+    pub fn join(&self, before: Stream, event: Event, after: Stream) -> anyhow::Result<()> {
+        self.driver.select(before.context)?;
+        // SAFETY: event and stream came from the driver, and belong to the context that is selected.
+        let code = unsafe { (self.more.event_record)(event.handle, before.handle) };
+        self.check(code, "cuEventRecord")?;
+        self.driver.select(after.context)?;
+        // SAFETY: event and stream came from the driver.
+        let code = unsafe { (self.more.stream_wait_event)(after.handle, event.handle, 0) };
+        self.check(code, "cuStreamWaitEvent")
     }
 
     /// Launches a copy between any two addresses.

@@ -98,7 +98,7 @@ impl After {
 }
 
 impl Driven {
-    /// Begins, if this rank is to drive messages and sees the GPUs.
+    /// Begins, if this rank is to drive messages and sees the GPUs; the message is one of a window so deep.
     pub fn begin(
         env: &Env,
         gpu: &mut Gpu,
@@ -106,6 +106,7 @@ impl Driven {
         peer: &Peer,
         message: &Message,
         to: To,
+        depth: u32,
     ) -> Begun {
         let is_one = env.config.assign == Assign::One;
         let Some(uuid) = ways.to().filter(|_| is_one) else {
@@ -115,10 +116,6 @@ impl Driven {
         if gpu.exec.failures() >= FAILURES_MAX || !is_seen(&message.device) || !is_seen(&uuid) {
             return Begun::No;
         }
-        let follows = ways
-            .under_way
-            .iter()
-            .any(|other| other.source == message.source);
         let usable = RouteUse {
             relay: &is_seen,
             host: true,
@@ -130,7 +127,7 @@ impl Driven {
             message.device,
             uuid,
             message.length,
-            if follows { WINDOW } else { 1 },
+            if depth > 1 { WINDOW } else { 1 },
             usable,
         );
         let Some(routed) = routed else {

@@ -201,6 +201,7 @@ fn role() {
         "exec_cache" => scenarios::cache(),
         "exec_window" => scenarios::window(),
         "exec_order" => scenarios::order(),
+        "exec_in_place" => scenarios::in_place(),
         "exec_choice" => scenarios::choice(),
         "exec_faults" => scenarios::faults(),
         "exec_memory" => scenarios::memory(),
@@ -238,6 +239,11 @@ fn a_graph_that_runs_is_not_launched_again() {
 fn plans_that_write_in_one_place_are_in_order() {
     over_simulator("exec_order", "beluga");
     over_simulator("exec_order", "dgx1-v100");
+}
+
+#[test]
+fn no_graph_is_launched_where_others_have_to_wait_for_all_of_it() {
+    over_simulator("exec_in_place", "beluga");
 }
 
 #[test]

@@ -308,6 +308,51 @@ pub(super) fn order() {
     exec.close();
 }
 
+/// Windows of which each message is received in the place of the one before, then windows in places of their own.
+pub(super) fn in_place() {
+    const MESSAGES: u64 = 4;
+    let room = Room::new(16 * MIB);
+    let mut exec = exec(None);
+    let mut plan = room.plan(0, 1, MIB + 5);
+    plan.message.window = MESSAGES as u32;
+    plan.predicted_us *= MESSAGES as f64;
+    let mut streams = 0;
+    let mut window = |exec: &mut Exec, apart: u64| -> Vec<How> {
+        let mut drives: Vec<Drive> = Vec::new();
+        for message in 0..MESSAGES {
+            let mut request = room.request(&plan, message * apart);
+            if apart == 0 {
+                request.after = drives.iter().map(|drive| drive.number).collect();
+            }
+            drives.push(exec.launch(request).unwrap());
+        }
+        let hows: Vec<How> = drives.iter().map(|drive| drive.how).collect();
+        // Before the first is known to be over, the driver is not asked about those that follow it on its streams.
+        if !hows.contains(&How::Graph) {
+            wait_for_all(&room);
+            for drive in drives.iter_mut().skip(1) {
+                assert!(!exec.poll(drive).unwrap(), "the driver was asked");
+            }
+            streams += 1;
+        }
+        for drive in drives {
+            finish(exec, drive).unwrap();
+        }
+        hows
+    };
+    // Nothing could be launched behind a graph before all of it has ended.
+    let hows: Vec<Vec<How>> = (0..8).map(|_| window(&mut exec, 0)).collect();
+    let later = || hows[1..].iter().flatten();
+    assert!(later().all(|how| *how != How::Graph), "{hows:?}");
+    let apart: Vec<Vec<How>> = (0..8).map(|_| window(&mut exec, MIB + 100)).collect();
+    assert!(
+        apart.iter().flatten().any(|how| *how == How::Graph),
+        "{apart:?}"
+    );
+    assert!(streams >= 7, "{hows:?}, {apart:?}");
+    exec.close();
+}
+
 pub(super) fn choice() {
     let room = Room::new(16 * MIB);
     let mut exec = exec(None);
