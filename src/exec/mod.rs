@@ -38,7 +38,7 @@ use staging::{Lease, Staging};
 use tracks::{Mark, Tracks, Way};
 
 /// Plans under way at once.
-const DRIVES_MAX: usize = 8;
+pub const DRIVES_MAX: u32 = 8;
 /// Scripts that are remembered.
 const SCRIPTS_MAX: usize = 64;
 /// Errors in a row that the driver answers questions about a plan with, before its streams are waited for.
@@ -224,7 +224,7 @@ impl Exec {
     /// Nothing of it runs.
     pub fn launch(&mut self, request: Request<'_>) -> Result<Drive> {
         self.reap();
-        if self.running.len() + self.unsure.len() >= DRIVES_MAX {
+        if self.running.len() + self.unsure.len() >= DRIVES_MAX as usize {
             return Err(Error::Exhausted("plans under way"));
         }
         let at = self.look_up(request.plan)?;

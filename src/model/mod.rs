@@ -94,15 +94,25 @@ pub struct SegmentModel {
     pub gb_s: f64,
 }
 
+/// What calls take the thread that makes them, beside launches.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Calls {
+    /// A launch on a stream in which nothing is under way, beyond any other.
+    pub idle_us: f64,
+    /// To record an event behind a copy, or to let a stream wait for one.
+    pub event_us: f64,
+    /// To ask whether an event has come.
+    pub query_us: f64,
+}
+
 /// All numbers of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     /// A launch, to the calling thread.
     pub launch_us: f64,
-    /// A launch of a copy that an event joins to one on another stream, with the call about that event, to the calling thread; if
-    /// it was measured.
+    /// What else a thread pays that launches many copies, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub joined_us: Option<f64>,
+    pub calls: Option<Calls>,
     /// From the end of the last copy until the waiter knows.
     pub finish_us: f64,
     /// Staging on a GPU.
@@ -163,7 +173,7 @@ impl Model {
         };
         Model {
             launch_us: costs.launch_us,
-            joined_us: None,
+            calls: None,
             finish_us: costs.finish_us,
             relay: Staging {
                 // The flag is written, seen at the next look but one, and answered by a launch.
@@ -284,7 +294,11 @@ impl Model {
             Err(format!("{what} is {us} us, must not be negative"))
         };
         time("launch_us", self.launch_us)?;
-        time("joined_us", self.joined_us.unwrap_or(0.0))?;
+        if let Some(calls) = &self.calls {
+            time("idle_us", calls.idle_us)?;
+            time("event_us", calls.event_us)?;
+            time("query_us", calls.query_us)?;
+        }
         time("finish_us", self.finish_us)?;
         let of_paths = self.paths.iter().map(|path| &path.staging);
         for staging in [&self.relay, &self.host].into_iter().chain(of_paths) {

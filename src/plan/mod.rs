@@ -23,7 +23,7 @@ pub use graph::{Copy, Engine, Graph};
 pub use paths::{Path, PathKind, Planner, MAX_HOPS};
 pub use policy::{FastestEnd, Policy};
 
-use crate::model::{HostPart, Model};
+use crate::model::{Calls, HostPart, Model};
 use crate::topology::{Place, Topology};
 use serde::Serialize;
 
@@ -96,9 +96,9 @@ pub struct Options {
     pub batches: bool,
     /// How many GPUs one such path may lead over: 1 or 2.
     pub relay_depth_max: u32,
-    /// What each copy takes the one thread that launches all of them, with the events around it; 0 where those that launch
-    /// are several, or are through long before their copies.
-    pub launcher_us: f64,
+    /// What the one thread pays that launches all copies; none where those that launch are several, or are through long before
+    /// their copies.
+    pub launcher: Option<Launcher>,
     /// Chunks of a path at most.
     pub chunks_max: u32,
     /// A chunk's length at least, but for the last of a path.
@@ -132,7 +132,7 @@ impl Default for Options {
             relays_in_turn: false,
             batches: false,
             relay_depth_max: 1,
-            launcher_us: 0.0,
+            launcher: None,
             chunks_max: 1024,
             chunk_bytes_min: 64 << 10,
             align: 256,
@@ -146,10 +146,44 @@ impl Default for Options {
     }
 }
 
-/// What a copy takes the one thread that launches all of a message's, in launches, if it was not measured: there are events before
-/// and behind it, and its stream may be idle. By the simulated DGX-1, 3.4 us of launches of 2.4; on H200, 17 copies over two
-/// GPUs took 33 us.
-const LAUNCHER: f64 = 1.4;
+/// What calls take the one thread that launches all copies of a message, us.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Launcher {
+    /// A launch.
+    pub launch_us: f64,
+    /// What it takes beside that.
+    pub calls: Calls,
+    /// From the end of the last copy until it knows.
+    pub finish_us: f64,
+}
+
+/// What a call about an event takes, in launches, if it was not measured, and what a launch takes more on an idle stream. Such that
+/// a copy of a relay, which is launched, handed on by an event, and perhaps the first of its stream, takes 1.4: 17 copies
+/// over two GPUs took 33 us on H200, each of which took 1.4 us to launch.
+const EVENT: f64 = 0.2;
+
+impl Launcher {
+    fn of(model: &Model) -> Launcher {
+        let launch_us = model.launch_us;
+        let unmeasured = Calls {
+            idle_us: EVENT * launch_us,
+            event_us: EVENT * launch_us,
+            query_us: EVENT * launch_us,
+        };
+        // A single copy, by which the end was measured, is launched on an idle stream.
+        let is_in_finish = model.calls.map_or(0.0, |calls| calls.idle_us);
+        Launcher {
+            launch_us,
+            calls: model.calls.unwrap_or(unmeasured),
+            finish_us: (model.finish_us - is_in_finish).max(0.0),
+        }
+    }
+
+    /// A copy of a relay, with the call about an event that joins it to the one behind or before it.
+    fn joined_us(&self) -> f64 {
+        self.launch_us + self.calls.event_us
+    }
+}
 
 /// Slots of a staging ring that a path needs at least, to fill one, empty another, and hand over a third.
 pub const SLOTS_MIN: u32 = 3;
@@ -167,7 +201,7 @@ impl Options {
         Options {
             relay_depth_max: 2,
             relays_push: true,
-            launcher_us: model.joined_us.unwrap_or(LAUNCHER * model.launch_us),
+            launcher: Some(Launcher::of(model)),
             ..self
         }
     }

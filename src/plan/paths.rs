@@ -153,7 +153,7 @@ impl SegmentSet {
 /// What one engine makes of a hop.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
-    /// Each copy, before its bytes move: alpha, and what its chunk adds.
+    /// Each copy, before its bytes move.
     pub alpha_us: f64,
     /// The same of one that is launched in one batch with those before it, if that was measured.
     pub batched_us: Option<f64>,
@@ -168,6 +168,8 @@ pub(crate) struct Leg {
     pub pushed: Pace,
     /// By the engine of the destination; the same as `pushed` where it cannot.
     pub pulled: Pace,
+    /// What a chunk adds, if this is not the last hop.
+    pub chunk_us: f64,
     segments: [u16; HOP_SEGMENTS],
     segment_count: u8,
 }
@@ -394,14 +396,14 @@ impl Planner {
             let capacity = capacity.fold(f64::INFINITY, f64::min);
             let is_last = at + 2 == places.len();
             let pace = |line: Line| Pace {
-                alpha_us: line.alpha_us.max(self.model.launch_us)
-                    + if is_last { 0.0 } else { staging.chunk_us },
+                alpha_us: line.alpha_us,
                 batched_us: line.batched_us,
                 rate: (line.sure_gb_s() * BYTES_PER_US).min(capacity),
             };
             let mut leg = Leg {
                 pushed: pace(numbers.push.or(numbers.pull)?),
                 pulled: pace(numbers.pull.or(numbers.push)?),
+                chunk_us: if is_last { 0.0 } else { staging.chunk_us },
                 segment_count: hop.segments().len() as u8,
                 ..Leg::default()
             };

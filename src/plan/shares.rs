@@ -15,8 +15,10 @@
 
 use super::contention::{self, Occupancy, Rates};
 use super::paths::{Candidate, Engines, Path, PathKind, Planner};
-use super::{Message, Options, Order, MAX_PATHS, SLOTS_MIN};
+use super::{Launcher, Message, Options, Order, MAX_PATHS, SLOTS_MIN};
 use crate::cuda::queue::{BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
+use crate::exec::DRIVES_MAX;
+use crate::model::Calls;
 use crate::topology::Place;
 
 /// Where two copies of a hop are under way at a time, what a launch counts against more chunks: it costs the message nothing
@@ -96,6 +98,9 @@ struct Pipeline {
     counted_us: f64,
     /// Time of a chunk at least.
     least_us: f64,
+    /// Another path of the plan goes over one of its links. If this one ran ahead there, as far as it has slots, it would take from
+    /// that one what both need until the end.
+    shares: bool,
 }
 
 /// A path's time as a line in its share.
@@ -254,7 +259,7 @@ impl Pipeline {
         let period = self.period_us(self.slowest(bytes), bytes);
         let wanted = (self.round_trip_us(bytes) / period).ceil().min(1e6) as u32 + 1;
         // A slot that is used again is waited for, which is two more calls for the one thread that launches all.
-        let wanted = if options.launcher_us > 0.0 && window == 1 {
+        let wanted = if options.launcher.is_some() && window == 1 && !self.shares {
             part.chunks
         } else {
             wanted
@@ -394,16 +399,16 @@ impl<'a> Problem<'a> {
     /// If the set is empty or names a path that is not there.
     #[must_use]
     pub fn split(&self, set: u32) -> Split {
-        let launcher_us = self.options.launcher_us;
         let first = &self.candidates[set.trailing_zeros() as usize].path;
         let paths = set.count_ones() as usize;
-        if launcher_us == 0.0 || self.options.is_left_to_receiver(paths, first) {
+        let is_left = self.options.is_left_to_receiver(paths, first);
+        let Some(launcher) = self.options.launcher.filter(|_| !is_left) else {
             return self.split_by(set, 0.0);
-        }
+        };
         // Also whether the thread is through with its launches by the end.
         let weighed = |weight: f64| {
-            let mut split = self.split_by(set, weight * launcher_us);
-            let launched_us = self.launched_us(&split);
+            let mut split = self.split_by(set, weight * launcher.joined_us());
+            let launched_us = self.launched_us(&split, &launcher);
             let keeps_up = launched_us <= split.us;
             split.us = split.us.max(launched_us);
             (split, keeps_up)
@@ -424,11 +429,12 @@ impl<'a> Problem<'a> {
 
     /// When the copies end that are launched last of each path, if one thread launches all of the window's, and when it has heard
     /// that they have: see [`Plan::launches`](super::Plan::launches) for their order.
-    fn launched_us(&self, split: &Split) -> f64 {
-        let launcher_us = self.options.launcher_us;
-        let model = self.planner.model();
-        // An event is half of what a copy takes beside its launch.
-        let event_us = (launcher_us - model.launch_us).max(0.0) / 2.0;
+    fn launched_us(&self, split: &Split, launcher: &Launcher) -> f64 {
+        let Calls {
+            idle_us,
+            event_us,
+            query_us,
+        } = launcher.calls;
         let parts = split.parts();
         let candidate = |part: &Part| &self.candidates[usize::from(part.candidate)];
         let hops = |part: &Part| candidate(part).legs().len() as u32;
@@ -438,17 +444,44 @@ impl<'a> Problem<'a> {
                 && candidate(part).path.kind() == PathKind::Direct
         };
         let copies = |part: &Part| f64::from(part.chunks * hops(part));
-        // Of the messages before, each path is asked about when it has ended, and slots are waited for that are used again.
-        let reused =
-            |part: &Part| f64::from(part.chunks.saturating_sub(part.slots) * (hops(part) - 1));
-        let of_message =
-            |part: &Part| launcher_us * copies(part) + event_us * (2.0 + 2.0 * reused(part));
-        let before = f64::from(self.message.window - 1);
-        let before = before * parts.iter().map(of_message).sum::<f64>();
+        let copy_us = |part: &Part, hop: usize| {
+            let pushed = match candidate(part).path.kind() {
+                PathKind::Direct => self.pushes,
+                PathKind::Relay => hop == 0 || self.options.relays_push,
+                PathKind::Host => hop == 0,
+            };
+            let leg = &candidate(part).legs()[hop];
+            let pace = if pushed { leg.pushed } else { leg.pulled };
+            pace.alpha_us + part.chunk_bytes as f64 / pace.rate
+        };
+        // An event joins each hop of a chunk to the next, recorded and waited for; so it does where a slot is used again.
+        let joins = |part: &Part| {
+            let again = part.chunks.saturating_sub(part.slots);
+            f64::from((part.chunks + again) * (hops(part) - 1))
+        };
+        let calls_us =
+            |part: &Part| launcher.launch_us * copies(part) + 2.0 * event_us * joins(part);
+        // Behind the last copy of each path there is one event more. The thread has to ask about those of messages that must end before
+        // the last ones are launched.
+        let window = self.message.window;
+        let asked = f64::from(window.saturating_sub(DRIVES_MAX)) / f64::from(window);
+        let ends_us = parts.len() as f64 * (event_us + asked * query_us);
+        let message_us = parts.iter().map(calls_us).sum::<f64>() + ends_us;
+        // Later hops have to wait for the first, whose stream is idle when it gets the next chunk if that comes late enough: always
+        // where it is a quarter later than the one before has ended, sometimes where both take as long.
+        let idle = |part: &Part| {
+            let chunks = f64::from(part.chunks);
+            let late = message_us / chunks / copy_us(part, 0) - 1.0;
+            let first = if window == 1 { 1.0 } else { 0.0 };
+            (chunks * (4.0 * late).clamp(0.0, 1.0)).max(first)
+        };
+        let part_us = |part: &Part| calls_us(part) + idle(part) * idle_us;
+        let all_us = parts.iter().map(part_us).sum::<f64>();
+        let before = f64::from(self.message.window - 1) * (all_us + ends_us);
         let end = |at: usize| {
             let last = &parts[at];
             // All paths are equally far, and so is each of its hops, a chunk behind the one before.
-            let launched = |(number, part): (usize, &Part)| {
+            let launched = |number: usize, part: &Part| {
                 if self.options.order == Order::PathByPath || is_first(last) || is_first(part) {
                     let is_before = number <= at || is_first(part) && !is_first(last);
                     return if is_before { copies(part) } else { 0.0 };
@@ -466,24 +499,14 @@ impl<'a> Problem<'a> {
                 };
                 (0..hops(part)).map(of_hop).sum::<u64>() as f64
             };
-            let launched = parts.iter().enumerate().map(launched).sum::<f64>();
-            let pushed = match candidate(last).path.kind() {
-                PathKind::Direct => self.pushes,
-                PathKind::Relay => self.options.relays_push,
-                PathKind::Host => false,
-            };
-            let leg = candidate(last).legs().last();
-            let copy_us = leg.map_or(0.0, |leg| {
-                let pace = if pushed { leg.pushed } else { leg.pulled };
-                pace.alpha_us + last.chunk_bytes as f64 / pace.rate
-            });
-            before + launcher_us * launched + copy_us
+            let numbered = parts.iter().enumerate();
+            let launched_us = numbered
+                .map(|(number, part)| launched(number, part) / copies(part) * part_us(part));
+            before + launched_us.sum::<f64>() + copy_us(last, hops(last) as usize - 1)
         };
         let last = (0..parts.len()).map(end).fold(0.0, f64::max);
-        // Behind the last copy of each path there is one event more.
-        let all = parts.iter().map(copies).sum::<f64>() * launcher_us;
-        let all = before + all + parts.len() as f64 * event_us;
-        last.max(all) + model.finish_us
+        let all = before + all_us + parts.len() as f64 * event_us;
+        last.max(all) + launcher.finish_us
     }
 
     /// The same, each launch of a chunk counting so much when the number of chunks is chosen.
@@ -503,19 +526,33 @@ impl<'a> Problem<'a> {
         let rates = contention::rates(&chosen[..len], capacities, self.occupancy);
         let is_left = self.options.is_left_to_receiver(len, &chosen[0].path);
         let pushes = self.pushes && !is_left;
-        let launcher_us = if is_left {
-            0.0
-        } else {
-            self.options.launcher_us
+        let launcher = self.options.launcher.filter(|_| !is_left);
+        // Who launches copy behind copy takes as long for each at least; where one thread launches all, its time is counted apart.
+        let least_us = launcher.map_or(self.planner.model().launch_us, |_| 0.0);
+        // Those before it are launched first.
+        let startup_us_of = |position: usize| match launcher {
+            // Each by an idle stream, and those before it handed on, but for the direct one.
+            Some(launcher) => {
+                let each_us = launcher.joined_us() + launcher.calls.idle_us;
+                each_us * (position + 1) as f64 - launcher.calls.event_us + launcher.finish_us
+            }
+            None => {
+                let model = self.planner.model();
+                model.launch_us * (position + 1) as f64 + model.finish_us
+            }
         };
-        let each_launch_us = self.planner.model().launch_us.max(launcher_us);
         let batches = self.options.batches || is_left;
         let mut engines = Engines::new(self.planner, pushes, self.options.relays_push);
         let mut pipelines = [Pipeline::default(); MAX_PATHS];
         for at in 0..len {
             let pushed = engines.next(&chosen[at].path);
-            pipelines[at] = self.pipeline(chosen[at], at, &rates, pushed, each_launch_us, batches);
+            pipelines[at] =
+                self.pipeline(chosen[at], at, &rates, pushed, startup_us_of(at), least_us);
+            pipelines[at].batched_us = pipelines[at].batched_us.filter(|_| batches);
             pipelines[at].counted_us = launch_us * pipelines[at].hops as f64;
+            let mut others = (0..len).filter(|other| *other != at);
+            let common = |other: usize| chosen[at].segments.common(&chosen[other].segments);
+            pipelines[at].shares = others.any(|other| !common(other).is_empty());
         }
         self.take_turns(&chosen[..len], &mut pipelines[..len]);
         let pipelines = &pipelines[..len];
@@ -546,20 +583,19 @@ impl<'a> Problem<'a> {
         position: usize,
         rates: &Rates,
         pushed: [bool; super::MAX_HOPS],
-        each_launch_us: f64,
-        batches: bool,
+        startup_us: f64,
+        least_us: f64,
     ) -> Pipeline {
         let mut pipeline = Pipeline {
-            // Those before it are launched first.
-            startup_us: each_launch_us * (position + 1) as f64 + self.planner.model().finish_us,
+            startup_us,
             epsilon_us: candidate.epsilon_us,
             hops: candidate.legs().len(),
             ..Pipeline::default()
         };
         for (hop, leg) in candidate.legs().iter().enumerate() {
             let pace = if pushed[hop] { leg.pushed } else { leg.pulled };
-            pipeline.alpha_us[hop] = pace.alpha_us;
-            pipeline.batched_us = pace.batched_us.filter(|_| batches);
+            pipeline.alpha_us[hop] = pace.alpha_us.max(least_us) + leg.chunk_us;
+            pipeline.batched_us = pace.batched_us;
             // A segment that is taken altogether still lets a byte through now and then.
             pipeline.us_per_byte[hop] = 1.0 / rates[position][hop].min(pace.rate).max(1e-3);
         }

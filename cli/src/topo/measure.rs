@@ -2,7 +2,7 @@
 //! share a port, and what the host's memory carries for all GPUs at once, written and read at the same time.
 
 use anabranch_engine::model::{
-    fit, HopModel, Line, Model, SegmentModel, BYTES_PER_US, PCIE_SPREAD,
+    fit, Calls, HopModel, Line, Model, SegmentModel, BYTES_PER_US, PCIE_SPREAD,
 };
 use anabranch_engine::topology::found::Facts;
 use anabranch_engine::topology::{Fabric, Place, SegmentKind, Topology};
@@ -23,9 +23,6 @@ const ROW: usize = 8;
 const HOST_ROOM: usize = 2 * ROOM;
 /// Copied at once there: about a chunk of a long message.
 const HOST_PIECE: usize = ROOM / 4;
-/// Of a copy that is joined to another: its stream is idle by the time that it gets the next one, as where launches are what a message
-/// over relays takes.
-const JOINED: usize = 4 << 10;
 /// Each is timed so often; the shortest time counts, since whatever else runs can only add to it.
 const TIMES: usize = 3;
 
@@ -138,37 +135,39 @@ impl Measurement<'_> {
         Ok(Some((best[1] - best[0]) / ROW as f64))
     }
 
-    /// What a copy takes the calling thread that an event joins to one by another GPU, as where one rank makes all copies of a
-    /// message over relays. None where no copy leads from one GPU to another.
-    fn joined(&self, model: &Model) -> anyhow::Result<Option<f64>> {
-        let is_gpu = |place: Place| place != Place::Host;
-        let hops = model.hops.iter();
-        let mut hops = hops.filter(|hop| is_gpu(hop.from) && is_gpu(hop.to) && hop.push.is_some());
-        let Some(hop) = hops.next() else {
+    /// What the thread pays that launches copies which events join to others, as where one rank makes all copies of a message
+    /// over relays.
+    fn calls(&self, model: &Model) -> anyhow::Result<Option<Calls>> {
+        let Some(hop) = model.hops.first() else {
             return Ok(None);
         };
-        let there = self.between(hop.from, hop.to, true);
-        // The engine of the other GPU takes it up.
-        let back = self.between(hop.to, hop.from, true);
-        let event = self.node.event(there.stream)?;
-        let mut best = f64::INFINITY;
+        let pushed = self.between(hop.from, hop.to, hop.push.is_some());
+        let stream = pushed.stream;
+        let event = self.node.event(stream)?;
+        let [mut idle_us, mut event_us, mut query_us] = [f64::INFINITY; 3];
         // The first is not timed.
-        for time in 0..=TIMES {
+        for time in 0..=TIMES * ROW {
             let start = self.node.now_us();
-            for _ in 0..ROW {
-                self.node.copy(there.to, there.from, JOINED, there.stream)?;
-                self.node.join(there.stream, event, back.stream)?;
-                self.node.copy(back.to, back.from, JOINED, back.stream)?;
-            }
+            self.node.copy(pushed.to, pushed.from, MIB, stream)?;
             let launched = self.node.now_us();
-            self.node.wait(there.stream)?;
-            self.node.wait(back.stream)?;
+            self.node.join(stream, event, stream)?;
+            let joined = self.node.now_us();
+            self.node.wait(stream)?;
+            let waited = self.node.now_us();
+            self.node.has_come(event)?;
+            let asked = self.node.now_us();
             if time > 0 {
-                best = best.min(launched - start);
+                idle_us = idle_us.min(launched - start - model.launch_us);
+                event_us = event_us.min((joined - launched) / 2.0);
+                query_us = query_us.min(asked - waited);
             }
         }
         self.node.destroy_event(event)?;
-        Ok(Some(rounded(best / (2 * ROW) as f64)))
+        Ok(Some(Calls {
+            idle_us: rounded(idle_us.max(0.0)),
+            event_us: rounded(event_us),
+            query_us: rounded(query_us),
+        }))
     }
 
     fn between(&self, from: Place, to: Place, pushed: bool) -> Transfer {
@@ -290,7 +289,7 @@ impl Measurement<'_> {
         model.hops = hops;
         model.fabric = fabric;
         model.launch_us = rounded(median(&mut launches));
-        model.joined_us = self.joined(&model)?;
+        model.calls = self.calls(&model)?;
         model.finish_us = rounded((median(&mut around) - model.launch_us).max(0.0));
         // Those through which a single hop is measured carry what it does; the host's memory serves all.
         let gb_s = self.host_capacity()?;

@@ -276,7 +276,7 @@ fn one_thread_launches_no_more_than_it_can() {
         node.planner = Planner::new(&node.topology, &model);
         for mib in [4, 16, 64, 256] {
             let options = |launcher_us| Options {
-                launcher_us,
+                launcher: of_launches(launcher_us),
                 ..Options::default().by_one(&model)
             };
             let message = Message::new(from, to, mib * MIB);

@@ -70,7 +70,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             relays_push: relays_max % 2 == 1,
             relays_in_turn: chunks_max % 2 == 1,
             relay_depth_max: depth,
-            launcher_us: f64::from(depth - 1) * 2.5,
+            launcher: of_launches(f64::from(depth - 1) * 2.5),
             chunks_max,
             chunk_bytes_min: 1 << least,
             align: 1 << align,

@@ -85,7 +85,11 @@ pub fn run_launched(node: &Node, plan: &Plan, launcher_us: f64) -> f64 {
                     } else {
                         model.launch_us * (position + 1 + launched) as f64
                     },
-                    alpha_us: line.alpha_us.max(model.launch_us) + flag,
+                    alpha_us: if launcher_us > 0.0 {
+                        line.alpha_us + flag
+                    } else {
+                        line.alpha_us.max(model.launch_us) + flag
+                    },
                     cap: line.sure_gb_s() * 1e3,
                     segments: way
                         .segments()
