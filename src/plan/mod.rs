@@ -14,6 +14,7 @@
 
 pub mod contention;
 pub mod graph;
+mod launched;
 pub mod paths;
 pub mod policy;
 pub mod shares;

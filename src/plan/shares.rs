@@ -14,11 +14,10 @@
 //! the slowest and `k` the messages of the window. Shares and chunks are solved in turn until neither changes.
 
 use super::contention::{self, Occupancy, Rates};
+use super::launched;
 use super::paths::{Candidate, Engines, Path, PathKind, Planner};
-use super::{Launcher, Message, Options, Order, MAX_PATHS, SLOTS_MIN};
+use super::{Launcher, Message, Options, MAX_PATHS, SLOTS_MIN};
 use crate::cuda::queue::{BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
-use crate::exec::DRIVES_MAX;
-use crate::model::Calls;
 use crate::topology::Place;
 
 /// Where two copies of a hop are under way at a time, what a launch counts against more chunks: it costs the message nothing
@@ -34,6 +33,9 @@ const IN_TURN_CHUNKS: f64 = 0.75;
 
 /// What a launch counts against more chunks, where one thread makes all of them and does not keep up: the least comes first.
 const LAUNCHER_WEIGHTS: [f64; 6] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0];
+
+/// The thread keeps up where a split takes no longer than this, in times of its pipelines.
+const KEEPS_UP: f64 = 1.002;
 
 /// One message between two GPUs, and what may be done with it.
 pub struct Problem<'a> {
@@ -84,14 +86,14 @@ impl Split {
 
 /// The pipeline of one path: what its time depends on but for its share.
 #[derive(Clone, Copy, Default)]
-struct Pipeline {
+pub(super) struct Pipeline {
     startup_us: f64,
-    epsilon_us: f64,
+    pub(super) epsilon_us: f64,
     alpha_us: [f64; super::MAX_HOPS],
     /// What a direct copy that is launched in a batch takes beside its bytes, but for the first of the batch.
     batched_us: Option<f64>,
     us_per_byte: [f64; super::MAX_HOPS],
-    hops: usize,
+    pub(super) hops: usize,
     /// Two copies of each hop are under way at a time, so that what a copy takes beside its bytes is hidden.
     in_turn: bool,
     /// What a chunk counts beside its time when the number of chunks is chosen: its launches.
@@ -112,7 +114,7 @@ struct Affine {
 
 impl Pipeline {
     /// Time of one chunk on a hop.
-    fn chunk_us(&self, hop: usize, bytes: f64) -> f64 {
+    pub(super) fn chunk_us(&self, hop: usize, bytes: f64) -> f64 {
         self.alpha_us[hop] + bytes * self.us_per_byte[hop]
     }
 
@@ -405,13 +407,11 @@ impl<'a> Problem<'a> {
         let Some(launcher) = self.options.launcher.filter(|_| !is_left) else {
             return self.split_by(set, 0.0);
         };
-        // Also whether the thread is through with its launches by the end.
+        // With fewer chunks, where pipelines wait for launches.
         let weighed = |weight: f64| {
-            let mut split = self.split_by(set, weight * launcher.joined_us());
-            let launched_us = self.launched_us(&split, &launcher);
-            let keeps_up = launched_us <= split.us;
-            split.us = split.us.max(launched_us);
-            (split, keeps_up)
+            let split = self.split_by(set, weight * launcher.joined_us());
+            let pipelined_us = split.parts().iter().map(|part| part.us).fold(0.0, f64::max);
+            (split, split.us <= KEEPS_UP * pipelined_us)
         };
         let (mut best, mut keeps_up) = weighed(0.0);
         for weight in LAUNCHER_WEIGHTS {
@@ -425,88 +425,6 @@ impl<'a> Problem<'a> {
             }
         }
         best
-    }
-
-    /// When the copies end that are launched last of each path, if one thread launches all of the window's, and when it has heard
-    /// that they have: see [`Plan::launches`](super::Plan::launches) for their order.
-    fn launched_us(&self, split: &Split, launcher: &Launcher) -> f64 {
-        let Calls {
-            idle_us,
-            event_us,
-            query_us,
-        } = launcher.calls;
-        let parts = split.parts();
-        let candidate = |part: &Part| &self.candidates[usize::from(part.candidate)];
-        let hops = |part: &Part| candidate(part).legs().len() as u32;
-        let steps = |part: &Part| part.chunks + hops(part) - 1;
-        let is_first = |part: &Part| {
-            self.options.order == Order::DirectFirst
-                && candidate(part).path.kind() == PathKind::Direct
-        };
-        let copies = |part: &Part| f64::from(part.chunks * hops(part));
-        let copy_us = |part: &Part, hop: usize| {
-            let pushed = match candidate(part).path.kind() {
-                PathKind::Direct => self.pushes,
-                PathKind::Relay => hop == 0 || self.options.relays_push,
-                PathKind::Host => hop == 0,
-            };
-            let leg = &candidate(part).legs()[hop];
-            let pace = if pushed { leg.pushed } else { leg.pulled };
-            pace.alpha_us + part.chunk_bytes as f64 / pace.rate
-        };
-        // An event joins each hop of a chunk to the next, recorded and waited for; so it does where a slot is used again.
-        let joins = |part: &Part| {
-            let again = part.chunks.saturating_sub(part.slots);
-            f64::from((part.chunks + again) * (hops(part) - 1))
-        };
-        let calls_us =
-            |part: &Part| launcher.launch_us * copies(part) + 2.0 * event_us * joins(part);
-        // Behind the last copy of each path there is one event more. The thread has to ask about those of messages that must end before
-        // the last ones are launched.
-        let window = self.message.window;
-        let asked = f64::from(window.saturating_sub(DRIVES_MAX)) / f64::from(window);
-        let ends_us = parts.len() as f64 * (event_us + asked * query_us);
-        let message_us = parts.iter().map(calls_us).sum::<f64>() + ends_us;
-        // Later hops have to wait for the first, whose stream is idle when it gets the next chunk if that comes late enough: always
-        // where it is a quarter later than the one before has ended, sometimes where both take as long.
-        let idle = |part: &Part| {
-            let chunks = f64::from(part.chunks);
-            let late = message_us / chunks / copy_us(part, 0) - 1.0;
-            let first = if window == 1 { 1.0 } else { 0.0 };
-            (chunks * (4.0 * late).clamp(0.0, 1.0)).max(first)
-        };
-        let part_us = |part: &Part| calls_us(part) + idle(part) * idle_us;
-        let all_us = parts.iter().map(part_us).sum::<f64>();
-        let before = f64::from(self.message.window - 1) * (all_us + ends_us);
-        let end = |at: usize| {
-            let last = &parts[at];
-            // All paths are equally far, and so is each of its hops, a chunk behind the one before.
-            let launched = |number: usize, part: &Part| {
-                if self.options.order == Order::PathByPath || is_first(last) || is_first(part) {
-                    let is_before = number <= at || is_first(part) && !is_first(last);
-                    return if is_before { copies(part) } else { 0.0 };
-                }
-                let far = u64::from(steps(last) - 1) * u64::from(steps(part));
-                // Steps of it that are no further, or of those behind it nearer.
-                let far = if number <= at {
-                    far / u64::from(steps(last)) + 1
-                } else {
-                    far.div_ceil(u64::from(steps(last)))
-                };
-                let of_hop = |hop: u32| {
-                    far.saturating_sub(u64::from(hop))
-                        .min(u64::from(part.chunks))
-                };
-                (0..hops(part)).map(of_hop).sum::<u64>() as f64
-            };
-            let numbered = parts.iter().enumerate();
-            let launched_us = numbered
-                .map(|(number, part)| launched(number, part) / copies(part) * part_us(part));
-            before + launched_us.sum::<f64>() + copy_us(last, hops(last) as usize - 1)
-        };
-        let last = (0..parts.len()).map(end).fold(0.0, f64::max);
-        let all = before + all_us + parts.len() as f64 * event_us;
-        last.max(all) + launcher.finish_us
     }
 
     /// The same, each launch of a chunk counting so much when the number of chunks is chosen.
@@ -564,7 +482,7 @@ impl<'a> Problem<'a> {
             if rest != set {
                 return self.split_by(if rest == 0 { 1 << which[0] } else { rest }, launch_us);
             }
-            return self.round(pipelines, &which, &solution);
+            return self.round(pipelines, &which, &solution, launcher);
         }
         let share = self.message.bytes as f64;
         let mut solution = Solution {
@@ -574,7 +492,7 @@ impl<'a> Problem<'a> {
         };
         solution.shares[0] = share;
         solution.chunks[0] = pipelines[0].chunks(share, self.message.window, self.options);
-        self.round(pipelines, &which, &solution)
+        self.round(pipelines, &which, &solution, launcher)
     }
 
     fn pipeline(
@@ -768,7 +686,13 @@ impl<'a> Problem<'a> {
     }
 
     /// Whole bytes: each path but the first gets a multiple of the alignment, the first the rest.
-    fn round(&self, pipelines: &[Pipeline], which: &[u8; MAX_PATHS], solution: &Solution) -> Split {
+    fn round(
+        &self,
+        pipelines: &[Pipeline],
+        which: &[u8; MAX_PATHS],
+        solution: &Solution,
+        launcher: Option<Launcher>,
+    ) -> Split {
         let len = pipelines.len();
         let (window, options) = (self.message.window, self.options);
         let mut split = Split {
@@ -808,6 +732,23 @@ impl<'a> Problem<'a> {
                 split.us = f64::INFINITY;
             }
             split.parts[at] = part;
+        }
+        let copies = split.parts().iter().zip(pipelines);
+        let copies: f64 = copies
+            .map(|(part, pipeline)| f64::from(part.chunks) * pipeline.hops as f64)
+            .sum();
+        // A thread that needs less than half of the time is no question.
+        let may_matter = |launcher: &Launcher| {
+            let launches_us = launcher.joined_us() * copies * f64::from(window);
+            split.us.is_finite() && (window == 1 || 2.0 * launches_us > split.us)
+        };
+        if let Some(launcher) = launcher.filter(may_matter) {
+            split.us = launched::us(split.parts(), pipelines, options.order, window, &launcher);
+            // What a path takes by itself is a little less exact.
+            let parts = &mut split.parts[..len];
+            parts
+                .iter_mut()
+                .for_each(|part| part.us = part.us.min(split.us));
         }
         split
     }

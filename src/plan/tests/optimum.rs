@@ -289,10 +289,8 @@ fn one_thread_launches_no_more_than_it_can() {
                 plan.predicted_us
             );
             assert!(taken < 1.02 * heedless, "{name}, {mib} MiB: {plan:?}");
-            // What neither of the two bounds says is how they add up where they are close: in short messages.
-            let error = if mib < 64 { 0.1 } else { 0.02 };
             assert!(
-                (taken / plan.predicted_us - 1.0).abs() < error,
+                (taken / plan.predicted_us - 1.0).abs() < 0.01,
                 "{name}, {mib} MiB: {taken} us, predicted {}",
                 plan.predicted_us
             );
