@@ -94,15 +94,15 @@ pub struct SegmentModel {
     pub gb_s: f64,
 }
 
-/// What calls take the thread that makes them, beside launches.
+/// What calls take the thread that makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Calls {
+    /// A launch on a stream in which something is under way.
+    pub launch_us: f64,
     /// A launch on a stream in which nothing is under way, beyond any other.
     pub idle_us: f64,
     /// To record an event behind a copy, or to let a stream wait for one.
     pub event_us: f64,
-    /// To ask whether an event has come.
-    pub query_us: f64,
 }
 
 /// All numbers of a node.
@@ -295,9 +295,9 @@ impl Model {
         };
         time("launch_us", self.launch_us)?;
         if let Some(calls) = &self.calls {
+            time("launch_us", calls.launch_us)?;
             time("idle_us", calls.idle_us)?;
             time("event_us", calls.event_us)?;
-            time("query_us", calls.query_us)?;
         }
         time("finish_us", self.finish_us)?;
         let of_paths = self.paths.iter().map(|path| &path.staging);

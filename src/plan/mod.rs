@@ -150,9 +150,7 @@ impl Default for Options {
 /// What calls take the one thread that launches all copies of a message, us.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Launcher {
-    /// A launch.
-    pub launch_us: f64,
-    /// What it takes beside that.
+    /// Launches, and what is said of events.
     pub calls: Calls,
     /// From the end of the last copy until it knows.
     pub finish_us: f64,
@@ -167,22 +165,22 @@ impl Launcher {
     fn of(model: &Model) -> Launcher {
         let launch_us = model.launch_us;
         let unmeasured = Calls {
+            launch_us,
             idle_us: EVENT * launch_us,
             event_us: EVENT * launch_us,
-            query_us: EVENT * launch_us,
         };
         // A single copy, by which the end was measured, is launched on an idle stream.
-        let is_in_finish = model.calls.map_or(0.0, |calls| calls.idle_us);
+        let measured_us =
+            |calls: Calls| launch_us + model.finish_us - calls.launch_us - calls.idle_us;
         Launcher {
-            launch_us,
             calls: model.calls.unwrap_or(unmeasured),
-            finish_us: (model.finish_us - is_in_finish).max(0.0),
+            finish_us: model.calls.map_or(model.finish_us, measured_us).max(0.0),
         }
     }
 
     /// A copy of a relay, with the call about an event that joins it to the one behind or before it.
     fn joined_us(&self) -> f64 {
-        self.launch_us + self.calls.event_us
+        self.calls.launch_us + self.calls.event_us
     }
 }
 

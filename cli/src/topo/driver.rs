@@ -47,7 +47,6 @@ functions! {
     stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
     event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
     event_record = b"cuEventRecord\0" (Handle, Handle);
-    event_query = b"cuEventQuery\0" (Handle);
     event_destroy = b"cuEventDestroy_v2\0" (Handle);
     stream_wait_event = b"cuStreamWaitEvent\0" (Handle, Handle, c_uint);
 }
@@ -329,16 +328,6 @@ impl Node {
         // SAFETY: event and stream came from the driver.
         let code = unsafe { (self.more.stream_wait_event)(after.handle, event.handle, 0) };
         self.check(code, "cuStreamWaitEvent")
-    }
-
-    /// Whether an event has come.
-    pub fn has_come(&self, event: Event) -> anyhow::Result<bool> {
-        self.driver.select(event.context)?;
-        // SAFETY: the event came from the driver.
-        match unsafe { (self.more.event_query)(event.handle) } {
-            NOT_READY => Ok(false),
-            code => self.check(code, "cuEventQuery").map(|()| true),
-        }
     }
 
     /// Launches a copy between any two addresses.

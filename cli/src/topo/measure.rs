@@ -144,29 +144,28 @@ impl Measurement<'_> {
         let pushed = self.between(hop.from, hop.to, hop.push.is_some());
         let stream = pushed.stream;
         let event = self.node.event(stream)?;
-        let [mut idle_us, mut event_us, mut query_us] = [f64::INFINITY; 3];
+        let [mut launch_us, mut idle_us, mut event_us] = [f64::INFINITY; 3];
         // The first is not timed.
         for time in 0..=TIMES * ROW {
             let start = self.node.now_us();
+            self.node.copy(pushed.to, pushed.from, MIB, stream)?;
+            let first = self.node.now_us();
             self.node.copy(pushed.to, pushed.from, MIB, stream)?;
             let launched = self.node.now_us();
             self.node.join(stream, event, stream)?;
             let joined = self.node.now_us();
             self.node.wait(stream)?;
-            let waited = self.node.now_us();
-            self.node.has_come(event)?;
-            let asked = self.node.now_us();
             if time > 0 {
-                idle_us = idle_us.min(launched - start - model.launch_us);
+                launch_us = launch_us.min(launched - first);
+                idle_us = idle_us.min(first - start);
                 event_us = event_us.min((joined - launched) / 2.0);
-                query_us = query_us.min(asked - waited);
             }
         }
         self.node.destroy_event(event)?;
         Ok(Some(Calls {
-            idle_us: rounded(idle_us.max(0.0)),
+            launch_us: rounded(launch_us),
+            idle_us: rounded((idle_us - launch_us).max(0.0)),
             event_us: rounded(event_us),
-            query_us: rounded(query_us),
         }))
     }
 

@@ -101,12 +101,11 @@ fn moved(seed: u64) -> Node {
 /// A thread that needs so long for each launch, and nothing for anything else; none where that is nothing.
 fn of_launches(launch_us: f64) -> Option<Launcher> {
     let calls = Calls {
+        launch_us,
         idle_us: 0.0,
         event_us: 0.0,
-        query_us: 0.0,
     };
     (launch_us > 0.0).then_some(Launcher {
-        launch_us,
         calls,
         finish_us: 0.0,
     })
