@@ -4,7 +4,7 @@
 //! the bytes must be there (*data*), the slot must be empty (*slot*), copies of one hop of a path follow one another
 //! (*stream*).
 
-use super::{Order, PathKind, Plan};
+use super::{Order, Plan};
 use crate::topology::Place;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -92,38 +92,40 @@ pub struct Graph {
     pub edges: Vec<Edge>,
 }
 
+/// The copies of paths with so many chunks and hops each, in the order of their launches: numbers of path, chunk and hop.
+pub(super) fn launches(paths: &[(u32, usize)], order: Order) -> Vec<(usize, u32, usize)> {
+    let copies_of = |path: usize| {
+        let (chunks, hops) = paths[path];
+        (0..chunks).flat_map(move |chunk| (0..hops).map(move |hop| (path, chunk, hop)))
+    };
+    let mut copies: Vec<_> = (0..paths.len()).flat_map(copies_of).collect();
+    // In the order in which they can begin, a chunk being a hop further at each step, so that none is launched while
+    // others could run: the thread that launches them may be what all wait for. And all paths equally far, those with
+    // many chunks as those with few.
+    let progress = |&(path, chunk, hop): &(usize, u32, usize)| {
+        let (chunks, hops) = paths[path];
+        let turn = match order {
+            Order::PathByPath => path,
+            Order::RoundRobin => 0,
+            // Only the direct path has one hop.
+            Order::DirectFirst => usize::from(hops > 1),
+        };
+        let step = f64::from(chunk) + hop as f64;
+        (turn, step / (f64::from(chunks) + hops as f64 - 1.0))
+    };
+    copies.sort_by(|x, y| {
+        let (x, y) = (progress(x), progress(y));
+        x.0.cmp(&y.0).then(x.1.total_cmp(&y.1))
+    });
+    copies
+}
+
 impl Plan {
     /// The copies in the order of their launches: numbers of path, chunk and hop.
-    pub fn launches(&self) -> impl Iterator<Item = (usize, u32, usize)> + '_ {
-        let is_first = |path: usize| {
-            self.order == Order::DirectFirst && self.paths()[path].path.kind() == PathKind::Direct
-        };
-        let copies_of = |path: usize| {
-            let chunks = 0..self.paths()[path].chunks;
-            let hops = self.paths()[path].path.hops();
-            chunks.flat_map(move |chunk| (0..hops).map(move |hop| (path, chunk, hop)))
-        };
-        let mut copies: Vec<_> = (0..self.paths().len()).flat_map(copies_of).collect();
-        // In the order in which they can begin, a chunk being a hop further at each step, so that none is launched while
-        // others could run: the thread that launches them may be what all wait for. And all paths equally far, those with
-        // many chunks as those with few.
-        let progress = |&(path, chunk, hop): &(usize, u32, usize)| {
-            let of = &self.paths()[path];
-            let step = f64::from(chunk) + hop as f64;
-            let turn = match self.order {
-                Order::PathByPath => path,
-                _ => usize::from(!is_first(path)),
-            };
-            (
-                turn,
-                step / (f64::from(of.chunks) + of.path.hops() as f64 - 1.0),
-            )
-        };
-        copies.sort_by(|x, y| {
-            let (x, y) = (progress(x), progress(y));
-            x.0.cmp(&y.0).then(x.1.total_cmp(&y.1))
-        });
-        copies.into_iter()
+    pub fn launches(&self) -> impl Iterator<Item = (usize, u32, usize)> {
+        let paths = self.paths().iter();
+        let paths: Vec<_> = paths.map(|path| (path.chunks, path.path.hops())).collect();
+        launches(&paths, self.order).into_iter()
     }
 
     /// The plan as copies.

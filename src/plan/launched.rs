@@ -2,46 +2,13 @@
 //!
 //! The closed form of [`super::shares`] knows pipelines whose copies are launched in time. Where one thread launches all of a plan,
 //! and of a window of them, it may be what a copy waits for, and which of both it is changes from copy to copy. So this goes
-//! through the launches in their order ([`super::Plan::launches`]) once, with the same times of copies.
+//! through the launches in their order ([`graph::launches`]) once, with the same times of copies.
 
+use super::graph;
 use super::shares::{Part, Pipeline};
 use super::{Launcher, Order, MAX_HOPS, MAX_PATHS};
 use crate::exec::DRIVES_MAX;
 use crate::model::Calls;
-
-/// A copy of a message, and when it is launched.
-struct Launch {
-    part: usize,
-    chunk: u32,
-    hop: usize,
-    /// See [`super::Plan::launches`].
-    progress: (usize, f64),
-}
-
-fn launches(parts: &[Part], pipelines: &[Pipeline], order: Order) -> Vec<Launch> {
-    let mut launches = Vec::new();
-    for (at, (part, pipeline)) in parts.iter().zip(pipelines).enumerate() {
-        let turn = match order {
-            Order::PathByPath => at,
-            Order::RoundRobin => 1,
-            Order::DirectFirst => usize::from(pipeline.hops > 1),
-        };
-        let steps = f64::from(part.chunks) + pipeline.hops as f64 - 1.0;
-        for chunk in 0..part.chunks {
-            launches.extend((0..pipeline.hops).map(|hop| Launch {
-                part: at,
-                chunk,
-                hop,
-                progress: (turn, (f64::from(chunk) + hop as f64) / steps),
-            }));
-        }
-    }
-    launches.sort_by(|x, y| {
-        let (x, y) = (x.progress, y.progress);
-        x.0.cmp(&y.0).then(x.1.total_cmp(&y.1))
-    });
-    launches
-}
 
 /// When the last copy of the last message of a window has ended and the thread knows.
 pub(super) fn us(
@@ -56,7 +23,11 @@ pub(super) fn us(
         idle_us,
         event_us,
     } = launcher.calls;
-    let launches = launches(parts, pipelines, order);
+    let paths = parts.iter().zip(pipelines);
+    let paths: Vec<_> = paths
+        .map(|(part, pipeline)| (part.chunks, pipeline.hops))
+        .collect();
+    let launches = graph::launches(&paths, order);
     // Where the ends of a part's copies begin.
     let mut firsts = [0; MAX_PATHS];
     for at in 1..parts.len() {
@@ -74,8 +45,7 @@ pub(super) fn us(
             now = now.max(over[(message - DRIVES_MAX) as usize]);
         }
         let mut last = 0.0_f64;
-        for launch in &launches {
-            let (at, hop, chunk) = (launch.part, launch.hop, launch.chunk);
+        for &(at, chunk, hop) in &launches {
             let (part, pipeline) = (&parts[at], &pipelines[at]);
             let end_of = |chunk: u32, hop: usize| firsts[at] + chunk as usize * pipeline.hops + hop;
             let (is_first, is_last) = (hop == 0, hop + 1 == pipeline.hops);

@@ -318,15 +318,15 @@ impl Node {
         self.check(code, "cuEventDestroy")
     }
 
-    /// What is launched on `after` from now on waits for what was launched on `before`.
-    pub fn join(&self, before: Stream, event: Event, after: Stream) -> anyhow::Result<()> {
-        self.driver.select(before.context)?;
+    /// Records an event behind what was launched on its stream, and lets the stream wait for it: the two calls that join copies of
+    /// different streams.
+    pub fn join(&self, event: Event, stream: Stream) -> anyhow::Result<()> {
+        self.driver.select(stream.context)?;
         // SAFETY: event and stream came from the driver, and belong to the context that is selected.
-        let code = unsafe { (self.more.event_record)(event.handle, before.handle) };
+        let code = unsafe { (self.more.event_record)(event.handle, stream.handle) };
         self.check(code, "cuEventRecord")?;
-        self.driver.select(after.context)?;
-        // SAFETY: event and stream came from the driver.
-        let code = unsafe { (self.more.stream_wait_event)(after.handle, event.handle, 0) };
+        // SAFETY: as above.
+        let code = unsafe { (self.more.stream_wait_event)(stream.handle, event.handle, 0) };
         self.check(code, "cuStreamWaitEvent")
     }
 

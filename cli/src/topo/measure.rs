@@ -152,7 +152,7 @@ impl Measurement<'_> {
             let first = self.node.now_us();
             self.node.copy(pushed.to, pushed.from, MIB, stream)?;
             let launched = self.node.now_us();
-            self.node.join(stream, event, stream)?;
+            self.node.join(event, stream)?;
             let joined = self.node.now_us();
             self.node.wait(stream)?;
             if time > 0 {
