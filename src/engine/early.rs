@@ -260,6 +260,14 @@ pub(super) unsafe fn reads_lengths(abi: &Abi) -> bool {
         })
 }
 
+/// Length and first byte of a message that is in host memory for certain.
+#[inline(always)]
+fn host_run(info: &TypeInfo, buffer: *const c_void, count: i64) -> Option<(u64, *const c_void)> {
+    let bytes = info.bytes(count);
+    let first = buffer.wrapping_byte_offset(info.first(count) as isize);
+    (bytes == 0 || !cuda::is_device(first)).then_some((bytes, first))
+}
+
 impl Engine {
     /// Entered at the start of a call that the MPI library is to make alone: while the scope lives, this rank does not
     /// become ready for descriptors. `None` if descriptors may be about.
@@ -302,9 +310,8 @@ impl Engine {
     ) -> Option<(TypeInfo, u64, *const c_void)> {
         // SAFETY: passed on.
         let info = unsafe { types::info(self.env.abi, datatype) }?;
-        let bytes = info.bytes(count);
-        let first = buffer.wrapping_byte_offset(info.first(count) as isize);
-        (bytes == 0 || !cuda::is_device(first)).then_some((info, bytes, first))
+        let (bytes, first) = host_run(&info, buffer, count)?;
+        Some((info, bytes, first))
     }
 
     /// Whether a receive is into host memory, or none at all.
@@ -329,12 +336,38 @@ impl Engine {
     /// As [`Engine::is_host_receive`].
     #[inline(always)]
     pub unsafe fn is_host_send(&self, args: &SendArgs) -> bool {
-        if args.count <= 0 || args.dest == self.env.abi.proc_null {
-            return true;
-        }
         // SAFETY: passed on.
-        let place = unsafe { self.host_place(args.buffer, args.count, args.datatype) };
-        place.is_some_and(|(_, bytes, _)| bytes != DESCRIPTOR_BYTES as u64)
+        self.sends_nothing(args)
+            || unsafe { self.host_place(args.buffer, args.count, args.datatype) }
+                .is_some_and(|(_, bytes, _)| bytes != DESCRIPTOR_BYTES as u64)
+    }
+
+    #[inline]
+    fn sends_nothing(&self, args: &SendArgs) -> bool {
+        args.dest == self.env.abi.proc_null || args.count <= 0
+    }
+
+    /// Both at once: where they are of one type, it is looked up once.
+    ///
+    /// # Safety
+    /// As [`Engine::is_host_receive`].
+    #[inline(always)]
+    pub unsafe fn is_host_pair(&self, send: &SendArgs, receive: &RecvArgs) -> bool {
+        // SAFETY: passed on, here and below.
+        unsafe {
+            if send.datatype != receive.datatype
+                || self.sends_nothing(send)
+                || self.is_none(receive)
+            {
+                return self.is_host_send(send) && self.is_host_receive(receive);
+            }
+            let Some(info) = types::info(self.env.abi, send.datatype) else {
+                return false;
+            };
+            let sent = host_run(&info, send.buffer, send.count);
+            sent.is_some_and(|(bytes, _)| bytes != DESCRIPTOR_BYTES as u64)
+                && host_run(&info, receive.buffer, receive.count).is_some()
+        }
     }
 
     /// `MPI_Irecv` by the MPI library, remembered; `None` if it is not for the MPI library alone.

@@ -42,6 +42,7 @@ macro_rules! receive {
 ///
 /// # Safety
 /// The arguments are valid for MPI.
+#[inline(always)]
 pub unsafe fn native_send(args: &SendArgs) -> c_int {
     // SAFETY: passed on.
     unsafe { send_by_mode!(args, [send send_c, bsend bsend_c, ssend ssend_c, rsend rsend_c]) }
@@ -51,6 +52,7 @@ pub unsafe fn native_send(args: &SendArgs) -> c_int {
 ///
 /// # Safety
 /// The arguments are valid for MPI, and the buffer until the request completes.
+#[inline(always)]
 pub unsafe fn native_isend(args: &SendArgs, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -77,7 +79,7 @@ pub unsafe fn native_send_init(args: &SendArgs, request: *mut Handle) -> c_int {
 ///
 /// # Safety
 /// The arguments are valid for MPI.
-#[inline]
+#[inline(always)]
 pub unsafe fn native_recv(args: &RecvArgs, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe { receive!(recv or recv_c, args, status) }
@@ -87,6 +89,7 @@ pub unsafe fn native_recv(args: &RecvArgs, status: *mut c_void) -> c_int {
 ///
 /// # Safety
 /// The arguments are valid for MPI, and the buffer until the request completes.
+#[inline(always)]
 pub unsafe fn native_irecv(args: &RecvArgs, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe { receive!(irecv or irecv_c, args, request) }

@@ -29,11 +29,12 @@ pub(super) unsafe fn unwatched(
     code
 }
 
-#[inline]
+/// `args` makes the arguments where they are used: a call on host memory does not store them.
+#[inline(always)]
 unsafe fn blocking(
-    args: RecvArgs,
+    args: impl Fn() -> RecvArgs,
     status: *mut c_void,
-    natively: impl FnOnce(*mut c_void) -> c_int,
+    natively: impl Fn(*mut c_void) -> c_int,
 ) -> c_int {
     let Some(engine) = engine() else {
         return natively(status);
@@ -41,10 +42,11 @@ unsafe fn blocking(
     // SAFETY: the program's arguments.
     unsafe {
         if let Some(scope) = engine.early() {
-            if engine.is_host_receive(&args) {
-                return unwatched(engine, args.comm, status, scope, natively);
+            if engine.is_host_receive(&args()) {
+                return unwatched(engine, args().comm, status, scope, natively);
             }
         }
+        let args = args();
         match engine.plan_receive(&args, Watch::IfLive) {
             Ok(Plan::Native) => {
                 unwatched(engine, args.comm, status, NativeScope::enter(), natively)
@@ -58,16 +60,22 @@ unsafe fn blocking(
     }
 }
 
-#[inline]
-unsafe fn immediate(args: RecvArgs, request: *mut Handle, natively: impl Fn() -> c_int) -> c_int {
+/// As [`blocking`].
+#[inline(always)]
+unsafe fn immediate(
+    args: impl Fn() -> RecvArgs,
+    request: *mut Handle,
+    natively: impl Fn() -> c_int,
+) -> c_int {
     let Some(engine) = engine() else {
         return natively();
     };
     // SAFETY: the program's arguments.
     unsafe {
-        if let Some(code) = engine.irecv_early(&args, request, &natively) {
+        if let Some(code) = engine.irecv_early(&args(), request, &natively) {
             return code;
         }
+        let args = args();
         match engine.plan_receive(&args, Watch::Always) {
             Ok(Plan::Native) => natively(),
             Ok(Plan::Watched(prepared)) => engine.irecv(&args, prepared, request),
@@ -84,9 +92,9 @@ macro_rules! receives {
         /// The arguments are those of the program's call.
         pub unsafe fn $recv(buf: *mut c_void, count: $count, datatype: Handle, source: c_int, tag: c_int, comm: Handle, status: *mut c_void) -> c_int {
             #[allow(clippy::useless_conversion)]
-            let args = RecvArgs { buffer: buf, count: count.into(), datatype, source, tag, comm };
+            let args = || RecvArgs { buffer: buf, count: count.into(), datatype, source, tag, comm };
             // SAFETY: passed on.
-            unsafe { blocking(args, status, |status| native_recv(&args, status)) }
+            unsafe { blocking(args, status, |status| native_recv(&args(), status)) }
         }
 
         /// `MPI_Irecv` (MPI 4.1 section 3.7.2).
@@ -95,9 +103,9 @@ macro_rules! receives {
         /// The arguments are those of the program's call.
         pub unsafe fn $irecv(buf: *mut c_void, count: $count, datatype: Handle, source: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
             #[allow(clippy::useless_conversion)]
-            let args = RecvArgs { buffer: buf, count: count.into(), datatype, source, tag, comm };
+            let args = || RecvArgs { buffer: buf, count: count.into(), datatype, source, tag, comm };
             // SAFETY: passed on.
-            unsafe { immediate(args, request, || native_irecv(&args, request)) }
+            unsafe { immediate(args, request, || native_irecv(&args(), request)) }
         }
 
         /// `MPI_Mrecv` (MPI 4.1 section 3.8.3).

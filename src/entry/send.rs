@@ -5,18 +5,20 @@ use std::ffi::{c_int, c_void};
 use crate::engine::{engine, native_isend, native_send, Mode, NativeScope, SendArgs, Sorted};
 use crate::mpi::Handle;
 
-#[inline]
-unsafe fn blocking(args: SendArgs, natively: impl FnOnce() -> c_int) -> c_int {
+/// `args` makes the arguments where they are used: a call on host memory does not store them.
+#[inline(always)]
+unsafe fn blocking(args: impl Fn() -> SendArgs, natively: impl Fn() -> c_int) -> c_int {
     let Some(engine) = engine() else {
         return natively();
     };
     // SAFETY: the program's arguments.
     unsafe {
         if let Some(_scope) = engine.early() {
-            if engine.is_host_send(&args) {
+            if engine.is_host_send(&args()) {
                 return natively();
             }
         }
+        let args = args();
         let started = match engine.sort_send(&args) {
             Sorted::Native => {
                 let _scope = NativeScope::enter();
@@ -33,20 +35,22 @@ unsafe fn blocking(args: SendArgs, natively: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
-#[inline]
+/// As [`blocking`].
+#[inline(always)]
 unsafe fn immediate(
-    args: SendArgs,
+    args: impl Fn() -> SendArgs,
     request: *mut Handle,
-    natively: impl FnOnce() -> c_int,
+    natively: impl Fn() -> c_int,
 ) -> c_int {
     let Some(engine) = engine() else {
         return natively();
     };
     // SAFETY: the program's arguments.
     unsafe {
-        if !engine.live() && engine.is_host_send(&args) {
+        if !engine.live() && engine.is_host_send(&args()) {
             return natively();
         }
+        let args = args();
         match engine.sort_send(&args) {
             Sorted::Native => {
                 engine.live();
@@ -76,18 +80,18 @@ macro_rules! sends {
         #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 section 3.4), name in snake case.\n\n# Safety\nThe arguments are those of the program's call.")]
         pub unsafe fn $name(buf: *const c_void, count: $count, datatype: Handle, dest: c_int, tag: c_int, comm: Handle) -> c_int {
             #[allow(clippy::useless_conversion)]
-            let args = SendArgs { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };
+            let args = || SendArgs { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };
             // SAFETY: passed on.
-            unsafe { blocking(args, || native_send(&args)) }
+            unsafe { blocking(args, || native_send(&args())) }
         }
     };
     (@immediate $mode:ident $name:ident $count:ty) => {
         #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 section 3.7.2), name in snake case.\n\n# Safety\nThe arguments are those of the program's call.")]
         pub unsafe fn $name(buf: *const c_void, count: $count, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
             #[allow(clippy::useless_conversion)]
-            let args = SendArgs { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };
+            let args = || SendArgs { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };
             // SAFETY: passed on.
-            unsafe { immediate(args, request, || native_isend(&args, request)) }
+            unsafe { immediate(args, request, || native_isend(&args(), request)) }
         }
     };
 }

@@ -26,16 +26,17 @@ macro_rules! pairs {
                 }
             };
             let Some(engine) = engine() else { return natively(status) };
-            let send = SendArgs { mode: Mode::Standard, buffer: sendbuf, count: sendcount.into(), datatype: sendtype, dest, tag: sendtag, comm };
-            let receive = RecvArgs { buffer: recvbuf, count: recvcount.into(), datatype: recvtype, source, tag: recvtag, comm };
+            // Made where they are used: a call on host memory does not store them.
+            let send = || SendArgs { mode: Mode::Standard, buffer: sendbuf, count: sendcount.into(), datatype: sendtype, dest, tag: sendtag, comm };
+            let receive = || RecvArgs { buffer: recvbuf, count: recvcount.into(), datatype: recvtype, source, tag: recvtag, comm };
             // SAFETY: passed on.
             unsafe {
                 if let Some(scope) = engine.early() {
-                    if engine.is_host_send(&send) && engine.is_host_receive(&receive) {
+                    if engine.is_host_pair(&send(), &receive()) {
                         return unwatched(engine, comm, status, scope, natively);
                     }
                 }
-                match engine.start_pair(&send, &receive, false, false) {
+                match engine.start_pair(&send(), &receive(), false, false) {
                     Ok(None) => unwatched(engine, comm, status, NativeScope::enter(), natively),
                     Ok(Some(pair)) => engine.await_pair(pair, status),
                     Err(code) => code,

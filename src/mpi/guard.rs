@@ -133,6 +133,13 @@ pub fn enter_armed() -> Option<Guard> {
     }
 }
 
+/// As [`enter`], for the functions that arm the library.
+#[inline(always)]
+pub fn enter_arming() -> Option<Guard> {
+    keep_panics();
+    enter()
+}
+
 /// Whether this thread is inside an exported function.
 #[inline]
 pub fn inside() -> bool {

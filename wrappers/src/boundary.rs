@@ -62,31 +62,21 @@ pub(crate) fn after<T>(function: Function, scope: Option<T>) {
     }
 }
 
-/// Exports functions under both names. `$open` says when the body is reached; otherwise the call goes on at once.
+/// Exports functions under both names. An exported function is a jump: nothing but the body looks at the arguments.
 macro_rules! export {
-    ($open:expr, $bodies:ident; $($mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {$(
+    ($bodies:ident; $($mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[no_mangle]
         #[allow(non_snake_case, clippy::too_many_arguments)]
         unsafe extern "C-unwind" fn $mpi($($argument: $type),*) -> c_int {
-            if $open {
-                // SAFETY: the arguments are the program's, passed on as they are.
-                unsafe { $bodies::$name($($argument),*) }
-            } else {
-                // SAFETY: as above.
-                unsafe { anabranch_engine::mpi::native::$name($($argument),*) }
-            }
+            // SAFETY: the arguments are the program's, passed on as they are.
+            unsafe { $bodies::$name($($argument),*) }
         }
 
         #[no_mangle]
         #[allow(non_snake_case, clippy::too_many_arguments)]
         unsafe extern "C-unwind" fn $pmpi($($argument: $type),*) -> c_int {
-            if $open {
-                // SAFETY: the arguments are the program's, passed on as they are.
-                unsafe { $bodies::$name($($argument),*) }
-            } else {
-                // SAFETY: as above.
-                unsafe { anabranch_engine::mpi::native::$name($($argument),*) }
-            }
+            // SAFETY: the arguments are the program's, passed on as they are.
+            unsafe { $bodies::$name($($argument),*) }
         }
     )*};
 }
@@ -94,27 +84,23 @@ macro_rules! export {
 /// Functions about which the engine decides.
 macro_rules! taken {
     ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
-        crate::boundary::decided! { taken_bodies; $($variant $name($($argument: $type),*);)* }
-        crate::boundary::export! {
-            anabranch_engine::mpi::guard::armed(), taken_bodies; $($mpi $pmpi $name($($argument: $type),*);)*
-        }
+        crate::boundary::decided! { enter_armed, taken_bodies; $($variant $name($($argument: $type),*);)* }
+        crate::boundary::export! { taken_bodies; $($mpi $pmpi $name($($argument: $type),*);)* }
     };
 }
 
 /// As [`taken`], reached also while the library is not armed.
 macro_rules! arming {
     ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
-        crate::boundary::decided! { arming_bodies; $($variant $name($($argument: $type),*);)* }
-        crate::boundary::export! {
-            { anabranch_engine::mpi::guard::keep_panics(); true }, arming_bodies;
-            $($mpi $pmpi $name($($argument: $type),*);)*
-        }
+        crate::boundary::decided! { enter_arming, arming_bodies; $($variant $name($($argument: $type),*);)* }
+        crate::boundary::export! { arming_bodies; $($mpi $pmpi $name($($argument: $type),*);)* }
     };
 }
 
-/// Bodies that call the engine's entry point of the same name.
+/// Bodies that call the engine's entry point of the same name. `$enter` of the gate says when; otherwise the call
+/// goes on at once.
 macro_rules! decided {
-    ($bodies:ident; $($variant:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
+    ($enter:ident, $bodies:ident; $($variant:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
         mod $bodies {
             use super::*;
             use crate::boundary::{entry, guarded};
@@ -123,7 +109,7 @@ macro_rules! decided {
                 #[inline(never)]
                 #[allow(clippy::too_many_arguments)]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
-                    let Some(_inside) = guard::enter() else {
+                    let Some(_inside) = guard::$enter() else {
                         // SAFETY: the arguments are the program's, passed on as they are.
                         return unsafe { native::$name($($argument),*) };
                     };
@@ -146,7 +132,7 @@ macro_rules! watched {
                 #[inline(never)]
                 #[allow(clippy::too_many_arguments)]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
-                    let Some(_inside) = guard::enter() else {
+                    let Some(_inside) = guard::enter_armed() else {
                         // SAFETY: the arguments are the program's, passed on as they are.
                         return unsafe { native::$name($($argument),*) };
                     };
@@ -158,9 +144,7 @@ macro_rules! watched {
                 }
             )*
         }
-        crate::boundary::export! {
-            anabranch_engine::mpi::guard::armed(), watched_bodies; $($mpi $pmpi $name($($argument: $type),*);)*
-        }
+        crate::boundary::export! { watched_bodies; $($mpi $pmpi $name($($argument: $type),*);)* }
     };
 }
 
