@@ -302,7 +302,7 @@ impl Several {
             self.close(env);
             return Step::Arrived;
         }
-        self.watch(env, moved);
+        self.watch(env, gpu, moved);
         Step::Pending(moved)
     }
 
@@ -439,6 +439,17 @@ impl Several {
         self.take_over(env, gpu, number, most as u32)
     }
 
+    /// Pulls all that the sender has not begun with. False where there is nothing of the kind.
+    fn take_over_all(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
+        let mut took = false;
+        for number in 0..self.tracks.len() {
+            if !self.tracks[number].is_retired {
+                took |= self.take_over(env, gpu, number, u32::MAX);
+            }
+        }
+        took
+    }
+
     /// Pulls the last of a track's chunks that the sender has not begun with. False where there is none.
     fn take_over(&mut self, env: &Env, gpu: &mut Gpu, number: usize, most: u32) -> bool {
         let track = &mut self.tracks[number];
@@ -459,8 +470,8 @@ impl Several {
         true
     }
 
-    /// A sender that has claimed chunks and does not bring them is not waited for.
-    fn watch(&mut self, env: &Env, moved: bool) {
+    /// A sender that brings nothing is not waited for.
+    fn watch(&mut self, env: &Env, gpu: &mut Gpu, moved: bool) {
         self.looks = self.looks.wrapping_add(1);
         if moved {
             self.looks = 0;
@@ -483,7 +494,10 @@ impl Several {
             }
             self.looked = now;
             if now.duration_since(self.moved) > patience {
-                self.leave_sender(env, &STALLED);
+                // A sender that waits for staging has begun with nothing that is missed: other messages have it all.
+                if !self.take_over_all(env, gpu) {
+                    self.leave_sender(env, &STALLED);
+                }
                 self.moved = now;
             }
         }
