@@ -9,7 +9,7 @@ mod trail;
 mod way;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Uuid};
 use crate::engine::counts::Wish;
@@ -18,7 +18,7 @@ use crate::engine::fetch::driven::{Begun, Driven};
 pub use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::push::Push;
 use crate::engine::fetch::several::{Before, Several};
-use crate::engine::fetch::trail::{Trail, TrailEnd};
+pub use crate::engine::fetch::trail::{Trail, TrailEnd};
 pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
 use crate::engine::route::Routed;
@@ -124,6 +124,8 @@ pub struct Fetch {
     trail: Option<TrailEnd>,
     /// Which message of this rank it is.
     began: u64,
+    /// Gone when it is over, if somebody waits for that who needs no trail.
+    end: Option<Arc<()>>,
 }
 
 // SAFETY: the destination belongs to a pending receive, which MPI has lent to the library until it completes.
@@ -231,6 +233,7 @@ impl Fetch {
             routed: None,
             trail: None,
             began: 0,
+            end: None,
         });
         fetch.note_wish(env);
         if wanted > 0 && hosted {
@@ -336,6 +339,12 @@ impl Fetch {
             to: (address, self.wanted),
             trail: self.trail.as_ref().map(|end| Arc::clone(&end.0)),
         })
+    }
+
+    /// What a value waits for that is lifted to its place. None where it is written elsewhere.
+    pub fn end(&mut self, place: (u64, u64)) -> Option<Weak<()>> {
+        let is_there = self.under_way().is_some_and(|row| row.overlaps(place));
+        is_there.then(|| Arc::downgrade(self.end.get_or_insert_default()))
     }
 
     /// The sender.

@@ -31,6 +31,25 @@ pub enum Shape {
     Runs(u64, Arc<Layout>),
 }
 
+impl Shape {
+    /// From the first to behind the last of so many bytes, as an address and a length.
+    pub fn place(&self, bytes: u64) -> (u64, u64) {
+        match self {
+            Shape::Dense(device) => (*device, bytes),
+            Shape::Runs(device, layout) => {
+                let ends = layout.pieces(0, bytes).map(|piece| {
+                    let start = device.wrapping_add_signed(piece.offset);
+                    (start, start + piece.length)
+                });
+                let (start, end) = ends.fold((u64::MAX, 0), |(start, end), (first, last)| {
+                    (start.min(first), end.max(last))
+                });
+                (start, end.saturating_sub(start))
+            }
+        }
+    }
+}
+
 /// Pieces under way at a time: one is copied by the device while the CPU fills or empties another.
 const PIECES: usize = 2;
 /// Size of a piece, bytes: large enough to amortize a launch, small enough to overlap.
@@ -128,6 +147,11 @@ impl Lift {
             Some(error) if self.pieces.is_empty() => Err(error),
             _ => Ok(false),
         }
+    }
+
+    /// Whether all of its copies are launched, or queued to be.
+    pub fn is_issued(&self) -> bool {
+        self.issued == self.total
     }
 
     /// Whether an error leaves something to try. A copy that is lost is not made again: its context is gone.

@@ -3,6 +3,7 @@
 mod arrival;
 mod check;
 mod finish;
+mod lifting;
 mod places;
 mod plan;
 
@@ -12,6 +13,7 @@ use std::sync::Arc;
 pub(super) use self::arrival::{is_cancelled, received};
 use self::check::ToCheck;
 pub(super) use self::finish::{find_slot, release};
+use self::lifting::Lifting;
 pub(super) use self::places::Places;
 pub use self::plan::{Plan, Prepared, Watch};
 
@@ -23,7 +25,7 @@ use crate::engine::early::Early;
 use crate::engine::fetch::{Destination, Fetch};
 use crate::engine::landing::Landing;
 use crate::engine::layout::Layout;
-use crate::engine::lift::{Lift, Shape};
+use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
 use crate::engine::story::{Path, Story};
 use crate::engine::verify::Checking;
@@ -66,7 +68,7 @@ enum Stage {
     /// A descriptor has landed.
     Fetching(Box<Fetch>),
     /// The payload is in the landing range, on its way to the device.
-    Lifting(Box<Lift>),
+    Lifting(Box<Lifting>),
     /// The payload is where it belongs, and compared with what was sent.
     Checking(Box<Checking>),
     /// The payload is where it belongs, or never will be.

@@ -137,6 +137,29 @@ fn options_choose_the_paths() {
     });
 }
 
+/// The first message of a window in one place goes by value, as its receiver is not ready yet: what comes by descriptors is
+/// not written there while that is.
+#[test]
+fn a_value_before_descriptors_in_one_place() {
+    for (name, paths, bytes) in [
+        ("mpich", "direct,relay,host", "16777216"),
+        ("mpich", "direct", "1000000"),
+        ("openmpi", "direct,relay,host", "8388608"),
+    ] {
+        on(name, |mpi| {
+            let outcome = on_any_node(mpi, "narval", bytes, &["one_place_early"])
+                .env("ANABRANCH_PATHS", paths)
+                .env("BYTES", bytes)
+                .passes();
+            let stats = outcome.stats();
+            stats.check_complete();
+            for counter in ["receives_value", "sends_descriptor"] {
+                assert!(stats.total(counter) > 0, "{name}, {counter}:\n{outcome}");
+            }
+        });
+    }
+}
+
 /// Messages of a window that are received in one place, as bandwidth tests do: no two copies to one byte are unordered.
 #[test]
 fn windows_in_one_place() {

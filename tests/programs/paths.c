@@ -65,6 +65,31 @@ static void window_to(int one_place) {
         }
     }
 }
+// The first message goes by value, as it is sent before its receiver has used a device, and the others to its place by
+// descriptors.
+static void one_place_early(void) {
+    enum { WINDOW = 16 };
+    if (me > 1) return;
+    size_t bytes = base_bytes() + 11;
+    buf b = buf_new(DEVICE, bytes, 5);
+    MPI_Request r[WINDOW];
+    char ready;
+    if (me == 0) {
+        buf_fill(b, 77);
+        OK(MPI_Isend(b.p, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r[0]));
+        OK(MPI_Send(&ready, 1, MPI_BYTE, 1, TAG + 1, MPI_COMM_WORLD));
+        OK(MPI_Recv(&ready, 1, MPI_BYTE, 1, TAG + 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        for (int i = 1; i < WINDOW; i++) OK(MPI_Isend(b.p, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r[i]));
+    } else {
+        OK(MPI_Recv(&ready, 1, MPI_BYTE, 0, TAG + 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        for (int i = 0; i < WINDOW; i++) OK(MPI_Irecv(b.p, bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &r[i]));
+        OK(MPI_Send(&ready, 1, MPI_BYTE, 0, TAG + 1, MPI_COMM_WORLD));
+    }
+    OK(MPI_Waitall(WINDOW, r, MPI_STATUSES_IGNORE));
+    BUF_CHECK(b, 77, bytes);
+    buf_free(b);
+}
+
 static void window(void) { window_to(0); }
 static void one_place(void) { window_to(1); }
 
@@ -237,7 +262,7 @@ static void truncated(void) {
 
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
-        {"odd_sizes", odd_sizes}, {"window", window}, {"one_place", one_place},
+        {"odd_sizes", odd_sizes}, {"window", window}, {"one_place", one_place}, {"one_place_early", one_place_early},
         {"pool_in_between", pool_in_between}, {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated},
         {"exchange", exchange}, {"exchange_windows", exchange_windows}, {0},
     };

@@ -1,9 +1,11 @@
 //! What has landed in a receive: a descriptor, whose payload is fetched, or a value; brought to where it belongs.
 
 use std::ffi::c_int;
+use std::sync::Weak;
 
 use super::check::ToCheck;
 use super::finish::Quiet;
+use super::lifting::Lifting;
 use super::{Arrival, Stage, Target};
 use crate::cuda;
 use crate::engine::core::Core;
@@ -221,22 +223,42 @@ impl Core {
         Ok(())
     }
 
-    /// The messages under way to device memory, oldest first, where one may come over several paths.
+    /// The messages under way to device memory, oldest first, where one may come over several paths, or is lifted.
     fn under_way(&self, env: &Env, capacity: u64) -> Vec<UnderWay> {
-        let has_trail = |id: &usize| matches!(&self.receives[*id].stage, Stage::Fetching(fetch) if fetch.has_trail());
-        let is_short = capacity < env.config.multipath;
-        if env.config.paths.is_direct_only() || (is_short && !self.moving.iter().any(has_trail)) {
+        let has_trail = |id: &usize| match &self.receives[*id].stage {
+            Stage::Fetching(fetch) => fetch.has_trail(),
+            Stage::Lifting(_) => true,
+            _ => false,
+        };
+        let is_short = env.config.paths.is_direct_only() || capacity < env.config.multipath;
+        if is_short && !self.moving.iter().any(has_trail) {
             return Vec::new();
         }
-        let mut fetches: Vec<(u64, UnderWay)> = Vec::new();
+        let mut all: Vec<(u64, UnderWay)> = Vec::new();
         for id in &self.moving {
-            let receive = &self.receives[*id];
-            if let Stage::Fetching(fetch) = &receive.stage {
-                fetches.extend(fetch.under_way().map(|row| (fetch.began(), row)));
+            match &self.receives[*id].stage {
+                Stage::Fetching(fetch) => {
+                    all.extend(fetch.under_way().map(|row| (fetch.began(), row)));
+                }
+                Stage::Lifting(lifting) => all.push((lifting.began(), lifting.under_way())),
+                _ => {}
             }
         }
-        fetches.sort_by_key(|(began, _)| *began);
-        fetches.into_iter().map(|(_, row)| row).collect()
+        all.sort_by_key(|(began, _)| *began);
+        all.into_iter().map(|(_, row)| row).collect()
+    }
+
+    /// What is being written to some of these bytes of device memory, for a value that is lifted there.
+    fn ends_at(&mut self, place: (u64, u64)) -> Vec<Weak<()>> {
+        let (moving, receives) = (&self.moving, &mut self.receives);
+        let ends = moving
+            .iter()
+            .filter_map(|id| match &mut receives[*id].stage {
+                Stage::Fetching(fetch) => fetch.end(place),
+                Stage::Lifting(lifting) => lifting.end(place),
+                _ => None,
+            });
+        ends.collect()
     }
 
     /// A value has landed.
@@ -317,12 +339,15 @@ impl Core {
                 let (buffer, shape) = (*buffer, shape.clone());
                 match self.gpu.prepare(&buffer) {
                     Ok(context) => {
+                        let place = shape.place(bytes);
+                        let landed = receive.landed;
                         // SAFETY: the landing range holds the bytes, and is kept until the receive is complete.
-                        let mut lift =
-                            unsafe { Lift::new(Way::Up, context, shape, receive.landed, bytes) };
+                        let lift = unsafe { Lift::new(Way::Up, context, shape, landed, bytes) };
+                        let after = self.ends_at(place);
+                        let mut lifting = Lifting::new(lift, place, after, self.taken);
                         // Its first pieces are launched when this round ends. What is wrong comes up again.
-                        let _ = lift.poll(&mut self.gpu);
-                        receive.stage = Stage::Lifting(Box::new(lift));
+                        let _ = lifting.poll(&mut self.gpu);
+                        self.receives[id].stage = Stage::Lifting(Box::new(lifting));
                         self.moving.push(id);
                     }
                     Err(error) => self.spoil(id, &error),
@@ -362,7 +387,7 @@ impl Core {
                     (true, true)
                 }
             },
-            Stage::Lifting(lift) => match lift.poll(&mut self.gpu) {
+            Stage::Lifting(lifting) => match lifting.poll(&mut self.gpu) {
                 Ok(false) => (false, false),
                 Ok(true) => {
                     receive.stage = Stage::Done;
