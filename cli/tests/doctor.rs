@@ -13,6 +13,11 @@ use xtask::layout::Layout;
 mod common;
 use common::{Installation, ANABRANCH};
 
+#[path = "doctor/fates.rs"]
+mod fates;
+#[path = "doctor/installed.rs"]
+mod installed;
+
 /// Says why a test shows nothing here.
 fn skip(what: &str, reason: &str) {
     println!("skipped: {what}: {reason}");

@@ -47,7 +47,7 @@ pub use self::native::{
 };
 pub use self::receive::{Plan, Prepared, RecvArgs, Watch};
 pub use self::scope::NativeScope;
-pub use self::send::{Mode, SendArgs, Sorted};
+pub use self::send::{Mode, SendArgs, Sorted, HOST_BYTES_MIN};
 
 use crate::config::Config;
 use crate::mpi::{Abi, Handle};

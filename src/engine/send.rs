@@ -24,7 +24,7 @@ use crate::stats::{self, Counter, Reason};
 /// Messages from host memory below that are left to the MPI library, bytes. One H100, H D, times without the library, left and
 /// by descriptor: single messages of 8 KiB 1.06 and 1.17, 16 KiB 1.23 and 1.41, 32 KiB 1.56 and 2.06; windows of 16 of 32 KiB 1.09
 /// and 1.39.
-pub(super) const HOST_BYTES_MIN: u64 = 8 << 10;
+pub const HOST_BYTES_MIN: u64 = 8 << 10;
 
 /// Mode of a send (MPI 4.1 section 3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 
 mod child;
 mod gpus;
+mod installed;
 mod library;
 mod loader;
 mod node;
@@ -26,6 +27,7 @@ use serde::Serialize;
 
 use crate::Failure;
 use gpus::Driver;
+use installed::Installed;
 use library::Library;
 use node::Node;
 pub use probe::Probe;
@@ -56,6 +58,8 @@ pub struct Findings {
     pub library: Library,
     /// The program, if one was given.
     pub program: Option<Program>,
+    /// The MPI of this machine, where no program was given that would tell which one counts.
+    pub installed_mpi: Option<Installed>,
     /// The machine, or the container around this command.
     pub node: Node,
     /// The driver and the GPUs.
@@ -83,6 +87,10 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let findings = Findings {
         library: library::examine(config.library.as_deref(), limit),
         program: arguments.program.first().map(|name| program::examine(name)),
+        installed_mpi: arguments
+            .program
+            .is_empty()
+            .then(|| installed::examine(limit)),
         node: node::examine(limit),
         driver: gpus::examine(!arguments.no_gpu_test, limit),
         warnings: warnings.iter().map(ToString::to_string).collect(),

@@ -62,7 +62,7 @@ pub struct Mpi {
     pub family: Option<Family>,
 }
 
-fn abi_name(family: Family) -> &'static str {
+pub fn abi_name(family: Family) -> &'static str {
     match family {
         Family::OpenMpi => "Open MPI",
         Family::Mpich => "MPICH",

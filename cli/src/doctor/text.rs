@@ -4,8 +4,9 @@ use std::fmt::Display;
 
 use super::gpus::{Ipc, Pair};
 use super::probe::NvLinks;
+use super::program::Mpi;
 use super::verdict::Verdict;
-use super::{Driver, Findings, Library, Node, Program};
+use super::{Driver, Findings, Installed, Library, Node, Program};
 
 /// Rows of a label and a text, with a mark where something is wrong.
 #[derive(Default)]
@@ -34,6 +35,9 @@ pub fn render(findings: &Findings, verdict: &Verdict) -> String {
     let mut sections = vec![("the library", library(&findings.library))];
     if let Some(found) = &findings.program {
         sections.push(("the program", program(found)));
+    }
+    if let Some(found) = &findings.installed_mpi {
+        sections.push(("the program", installed(found)));
     }
     sections.push(("the node", node(&findings.node)));
     sections.push(("the driver", driver(&findings.driver)));
@@ -89,18 +93,7 @@ fn program(found: &Program) -> Rows {
     );
     if found.is_dynamic == Some(true) {
         match &found.mpi {
-            Some(mpi) => {
-                let abi = mpi
-                    .abi
-                    .map_or("not a known binary interface".to_owned(), |abi| {
-                        format!("{abi} binary interface")
-                    });
-                let path = mpi
-                    .path
-                    .as_ref()
-                    .map_or("not found".into(), |path| path.display().to_string());
-                rows.add("MPI", format!("{} ({abi}), {path}", mpi.soname));
-            }
+            Some(mpi) => rows.add("MPI", mpi_text(mpi)),
             None if found.has_static_mpi => {
                 rows.add_bad("MPI", "inside the program (statically linked)")
             }
@@ -121,6 +114,34 @@ fn program(found: &Program) -> Rows {
         .iter()
         .for_each(|problem| rows.add_bad("problem", problem));
     found.notes.iter().for_each(|note| rows.add("note", note));
+    rows
+}
+
+fn mpi_text(mpi: &Mpi) -> String {
+    let abi = mpi
+        .abi
+        .map_or("not a known binary interface".to_owned(), |abi| {
+            format!("{abi} binary interface")
+        });
+    let path = mpi
+        .path
+        .as_ref()
+        .map_or("not found".into(), |path| path.display().to_string());
+    format!("{} ({abi}), {path}", mpi.soname)
+}
+
+fn installed(found: &Installed) -> Rows {
+    let mut rows = Rows::default();
+    rows.add("given", "none: ./app may be linked with another MPI than the one in PATH, and anabranch doctor ./app tells");
+    rows.add(
+        "launcher in PATH",
+        found
+            .launcher
+            .as_ref()
+            .map_or("none".into(), |path| path.display().to_string()),
+    );
+    rows.add_known("MPI", found.mpi.as_ref().map(mpi_text));
+    rows.add_known("note", found.note.as_ref());
     rows
 }
 

@@ -1,11 +1,12 @@
 //! What follows from all that was found.
 
 use anabranch_engine::config::{format_size, Config};
+use anabranch_engine::engine::HOST_BYTES_MIN;
 use anabranch_engine::mpi::Family;
 use serde::Serialize;
 
 use super::gpus::{Driver, Ipc, Pair};
-use super::{Findings, Node, Program};
+use super::Findings;
 
 /// The answer.
 #[derive(Serialize, Debug, PartialEq, Eq)]
@@ -98,7 +99,7 @@ pub fn judge(findings: &Findings, config: &Config) -> Verdict {
             Vec::new()
         },
         warnings,
-        switch_on: taken.then(|| switch_on(findings.program.as_ref(), &findings.node)),
+        switch_on: taken.then(|| switch_on(findings)),
     }
 }
 
@@ -157,20 +158,42 @@ fn fates(driver: &Driver, config: &Config) -> Vec<Fate> {
     add("device to host", from_device.into());
     add(
         "host to device",
-        "sent by the MPI library, then copied to the GPU".into(),
-    );
-    add(
-        "small ones",
         format!(
-            "from device buffers below {} (ANABRANCH_THRESHOLD): by value, through host memory",
-            format_size(config.threshold)
+            "from {} taken, through pinned host memory, if the one before it (same ranks, communicator and tag) went to a GPU too; otherwise, and shorter ones: sent by the MPI library, then copied to the GPU",
+            format_size(HOST_BYTES_MIN.max(config.threshold))
         ),
     );
+    if let Some(fate) = small_ones(config) {
+        add("small ones", fate);
+    }
+    add(
+        "pool and VMM memory",
+        "what CUDA IPC does not export (cudaMallocAsync, cuMemMap, all of a MIG device): taken, from there through the sender's pinned host memory, into it as above".into(),
+    );
+    add("managed memory", "counts as host memory".into());
     add(
         "all others",
         "left to the MPI library: host to host, to other nodes, collectives, one-sided".into(),
     );
     fates
+}
+
+/// What becomes of messages from device buffers that are short, if it is something else.
+fn small_ones(config: &Config) -> Option<String> {
+    let by_value = (config.threshold > 1).then(|| {
+        format!(
+            "from device buffers below {} (ANABRANCH_THRESHOLD): by value, through host memory",
+            format_size(config.threshold)
+        )
+    });
+    let eager = (config.eager > 0).then(|| {
+        format!(
+            "up to {} (ANABRANCH_EAGER): if the receiver is not there at once, through a copy in host memory, with which the send is complete",
+            format_size(config.eager)
+        )
+    });
+    let parts: Vec<String> = by_value.into_iter().chain(eager).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// Over which paths long messages between two GPUs may come.
@@ -204,9 +227,15 @@ fn long_ones(driver: &Driver, config: &Config) -> String {
     format!("from {size} (ANABRANCH_MULTIPATH) also {ways} where that is faster{but}")
 }
 
-fn switch_on(program: Option<&Program>, node: &Node) -> String {
-    let family = program.and_then(|program| program.mpi.as_ref()?.family);
-    let in_slurm = node
+fn switch_on(findings: &Findings) -> String {
+    let program = findings.program.as_ref();
+    let mpi = match (program, &findings.installed_mpi) {
+        (Some(program), _) => program.mpi.as_ref(),
+        (None, installed) => installed.as_ref().and_then(|found| found.mpi.as_ref()),
+    };
+    let family = mpi.and_then(|mpi| mpi.family);
+    let in_slurm = findings
+        .node
         .launcher_variables
         .iter()
         .any(|(name, _)| name.starts_with("SLURM_"));
@@ -235,6 +264,7 @@ mod tests {
     use crate::doctor::gpus::Listed;
     use crate::doctor::library::Library;
     use crate::doctor::probe::NvLinks;
+    use crate::doctor::{Node, Program};
 
     fn pair(from: u32, to: u32, ipc: Ipc) -> Pair {
         Pair {
@@ -257,6 +287,7 @@ mod tests {
         Findings {
             library: Library::default(),
             program: None,
+            installed_mpi: None,
             node: Node {
                 container: None,
                 shm_bytes: Some(1),

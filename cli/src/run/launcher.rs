@@ -63,6 +63,15 @@ impl Family {
     }
 }
 
+/// Names of launchers of any family, in the order in which they are looked for in `PATH`.
+pub const IN_PATH: [&str; 5] = [
+    "mpirun",
+    "mpiexec",
+    "mpirun.openmpi",
+    "mpirun.mpich",
+    "mpiexec.hydra",
+];
+
 /// A launcher on this machine.
 #[derive(Clone, Debug)]
 pub struct Launcher {
@@ -100,21 +109,15 @@ impl Launcher {
     /// There is none.
     pub fn for_program(program: &Program) -> Result<Launcher, Failure> {
         let Some((library, family)) = program.mpi.as_deref().zip(program.family()) else {
-            return [
-                "mpirun",
-                "mpiexec",
-                "mpirun.openmpi",
-                "mpirun.mpich",
-                "mpiexec.hydra",
-            ]
-            .iter()
-            .find_map(|name| in_path(name).and_then(Launcher::at))
-            .ok_or_else(|| {
-                Failure::new(
-                    127,
-                    "no mpirun or mpiexec in PATH; install one, or use --mpi PATH",
-                )
-            });
+            return IN_PATH
+                .iter()
+                .find_map(|name| in_path(name).and_then(Launcher::at))
+                .ok_or_else(|| {
+                    Failure::new(
+                        127,
+                        "no mpirun or mpiexec in PATH; install one, or use --mpi PATH",
+                    )
+                });
         };
         beside_library(library, family).or_else(|| of_family(family)).ok_or_else(|| {
             Failure::new(
@@ -214,7 +217,7 @@ impl Launcher {
 }
 
 /// Family and major version from what a launcher prints for `--version`.
-fn identify(text: &str) -> Option<(Family, u32)> {
+pub fn identify(text: &str) -> Option<(Family, u32)> {
     // Debian's Open MPI 4 calls itself by the name of its run-time layer.
     let open_mpi = ["(Open MPI) ", "(OpenRTE) "]
         .iter()

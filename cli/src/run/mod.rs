@@ -2,7 +2,7 @@
 //! wanted.
 
 pub mod gpus;
-mod launcher;
+pub mod launcher;
 pub mod program;
 mod simulator;
 mod supervise;
