@@ -218,7 +218,7 @@ fn take(file: &Path, text: &str, of: Machine, driver: &str) -> Result<Measured, 
     if topology.gpus.len() != of.gpus.len() || !topology.gpus.iter().zip(&of.gpus).all(named) {
         return Err(unusable("its topology has other GPUs".into()));
     }
-    kept.model.check().map_err(unusable)?;
+    kept.model.check_for(&topology).map_err(unusable)?;
     Ok(Measured {
         topology,
         model: kept.model,
@@ -315,6 +315,7 @@ fn brief(gpus: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::HopModel;
     use crate::topology::tests::shipped;
 
     fn machine() -> Machine {
@@ -411,6 +412,47 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_hop_without_numbers_is_named() {
+        let folder = Folder::new("hops");
+        let file = machine().file(&folder.0);
+        let topology = of("beluga", &machine());
+        let good = Model::nominal(&topology);
+        let error = |change: &dyn Fn(&mut Vec<HopModel>)| {
+            let mut model = good.clone();
+            change(&mut model.hops);
+            store(&file, &machine(), &topology, &model).expect("stored");
+            let error = load(&file, &machine()).expect_err("incomplete");
+            let error = error.to_string();
+            assert!(
+                error.contains("measure again") && !error.contains('\n'),
+                "{error}"
+            );
+            error
+        };
+        let ends = |hop: &HopModel| (hop.from.to_string(), hop.to.to_string());
+        let is = |hop: &HopModel, from: &str, to: &str| ends(hop) == (from.into(), to.into());
+        let none = error(&|hops| hops.clear());
+        assert!(
+            none.contains("no numbers of the hop from GPU0 to GPU1"),
+            "{none}"
+        );
+        let one = error(&|hops| hops.retain(|hop| !is(hop, "GPU3", "host")));
+        assert!(
+            one.contains("no numbers of the hop from GPU3 to host"),
+            "{one}"
+        );
+        let empty = error(&|hops| {
+            let hop = hops.iter_mut().find(|hop| is(hop, "GPU2", "GPU1"));
+            let hop = hop.expect("a hop");
+            (hop.push, hop.pull) = (None, None);
+        });
+        assert!(
+            empty.contains("no numbers of the hop from GPU2 to GPU1"),
+            "{empty}"
+        );
     }
 
     #[test]

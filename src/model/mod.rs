@@ -282,6 +282,23 @@ impl Model {
         capacities
     }
 
+    /// Whether the numbers can be used, and each hop of a topology has some, as where all of it was measured at once.
+    ///
+    /// # Errors
+    /// The first that is wrong or missing, in one line.
+    pub fn check_for(&self, topology: &Topology) -> Result<(), String> {
+        self.check()?;
+        let is_missing = |from: Place, to: Place| {
+            let hop = self.hop(from, to);
+            hop.is_none_or(|hop| hop.push.is_none() && hop.pull.is_none())
+        };
+        let mut hops = topology.hops();
+        match hops.find(|(from, to, _)| is_missing(*from, *to)) {
+            Some((from, to, _)) => Err(format!("no numbers of the hop from {from} to {to}")),
+            None => Ok(()),
+        }
+    }
+
     /// Whether the numbers can be used.
     ///
     /// # Errors
