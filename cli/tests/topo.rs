@@ -90,6 +90,64 @@ fn what_is_dumped_can_be_read_again() {
     assert_eq!(output.status.code(), Some(2));
 }
 
+/// How many links lead from GPU to GPU by the simulator's own file, `None` for a pair that has none.
+fn links_by_file(node: &str) -> impl Fn(usize, usize) -> Option<i64> {
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../simcuda/topologies/{node}.toml"));
+    let text = std::fs::read_to_string(file).expect("a shipped file");
+    let file: toml::Value = toml::from_str(&text).expect("TOML");
+    move |from, to| {
+        if let Some(links) = file["fabric"].get("links") {
+            return links.as_integer();
+        }
+        let links = file["link"].as_array().expect("links");
+        let pair = [from.min(to), from.max(to)].map(|gpu| toml::Value::from(gpu as i64));
+        let link = links
+            .iter()
+            .find(|link| link["gpus"].as_array().is_some_and(|gpus| **gpus == pair))?;
+        link["links"].as_integer()
+    }
+}
+
+/// The driver's NVML tells how many links there are, and whether they lead to a switch.
+#[test]
+fn links_are_those_that_nvml_tells() {
+    let installation = Installation::bare();
+    for (node, gpus, fabric) in [
+        ("beluga", 4, "the pair's own"),
+        ("dgx1-v100", 8, "the pair's own"),
+        ("hgx-h200", 8, "all by way of a switch"),
+    ] {
+        let links = links_by_file(node);
+        let (text, _) = finished(on(node, &installation, &[]));
+        assert!(
+            text.contains(&format!("NV# NVLinks ({fabric}")),
+            "{node}: {text}"
+        );
+        for from in 0..gpus {
+            let name = format!("GPU{from} ");
+            let row = text.lines().find(|line| line.starts_with(&name));
+            let cells: Vec<&str> = row.expect("a row").split_whitespace().collect();
+            for to in 0..gpus {
+                let cell = cells[1 + to];
+                match links(from, to) {
+                    _ if from == to => assert_eq!(cell, "X"),
+                    Some(count) => assert_eq!(cell, format!("NV{count}"), "{node} {from} {to}"),
+                    None => assert!(
+                        ["NODE", "SYS"].contains(&cell),
+                        "{node} {from} {to}: {cell}"
+                    ),
+                }
+            }
+        }
+    }
+    // A node whose NVML is not there.
+    let mut command = on("beluga", &installation, &[]);
+    command.env("SIMCUDA_NVML", "0");
+    let (text, _) = finished(command);
+    assert!(!text.contains("NV2"), "{text}");
+}
+
 fn number(report: &Value, from: &str, to: &str, engine: &str, what: &str) -> f64 {
     let hops = report["model"]["hops"].as_array().expect("hops");
     let hop = hops
@@ -122,7 +180,9 @@ fn a_node_is_measured_once_and_remembered() {
         ["0", "0", "1", "1"].map(Some),
         "{text}"
     );
-    let (json, stderr) = finished(on("beluga", &installation, &["--measure", "--json"]));
+    let mut command = on("beluga", &installation, &["--measure", "--json"]);
+    command.env("SIMCUDA_NVML", "0");
+    let (json, stderr) = finished(command);
     assert!(stderr.contains(".cache/anabranch/model-"), "{stderr}");
     let report: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(report["measured"], true);
@@ -156,7 +216,9 @@ fn a_node_is_measured_once_and_remembered() {
         "{kinds:?}"
     );
 
-    let (again, stderr) = finished(on("beluga", &installation, &["--json"]));
+    let mut command = on("beluga", &installation, &["--json"]);
+    command.env("SIMCUDA_NVML", "0");
+    let (again, stderr) = finished(command);
     assert_eq!((again, stderr.as_str()), (json, ""));
     let mut plan = on("beluga", &installation, &[]);
     plan = {
@@ -179,7 +241,7 @@ fn a_node_is_measured_once_and_remembered() {
 fn a_switch_is_told_from_links() {
     let installation = Installation::bare();
     let mut command = on("hgx-h200", &installation, &["--measure", "--json"]);
-    command.env("SIMCUDA_GPUS", "4");
+    command.env("SIMCUDA_GPUS", "4").env("SIMCUDA_NVML", "0");
     let (json, _) = finished(command);
     let report: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(report["model"]["fabric"], "switch");
