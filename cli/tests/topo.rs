@@ -90,6 +90,79 @@ fn what_is_dumped_can_be_read_again() {
     assert_eq!(output.status.code(), Some(2));
 }
 
+/// What was measured is in the file that is written, so that reading it gives the same figures, of the node that was measured
+/// and not those that its topology amounts to.
+#[test]
+fn a_measurement_survives_its_dump() {
+    let installation = Installation::bare();
+    let file = installation.path("node.toml");
+    let file = file.to_str().expect("UTF-8");
+    for node in ["beluga", "hgx-h200"] {
+        let arguments = ["--measure", "--json", "--dump", file];
+        let (json, _) = finished(on(node, &installation, &arguments));
+        let (again, _) = finished(topo(&["--topology", file, "--json"]));
+        let [json, again] =
+            [json, again].map(|text| serde_json::from_str::<Value>(&text).expect("JSON"));
+        assert_eq!(json, again, "{node}");
+        assert_eq!(again["measured"], true);
+        // What a topology has none of.
+        let model = &again["model"];
+        assert!(model["calls"]["event_us"].as_f64().is_some(), "{model}");
+        for what in ["alpha_us", "batched_us"] {
+            assert!(number(&again, "GPU0", "GPU1", "push", what) > 0.0);
+        }
+        // Once more, by way of a file.
+        let second = installation.path("second.toml");
+        let second = second.to_str().expect("UTF-8");
+        finished(topo(&["--topology", file, "--dump", second]));
+        let read = |file| std::fs::read_to_string(file).expect("read");
+        assert_eq!(read(file), read(second), "{node}");
+        let plan = Command::new(ANABRANCH)
+            .args(["plan", "--from", "0", "--to", "1", "--size", "64M"])
+            .args(["--topology", file])
+            .output()
+            .expect("started");
+        let plan = String::from_utf8_lossy(&plan.stdout).into_owned();
+        assert!(plan.contains("measured numbers"), "{plan}");
+    }
+    // A file that somebody has shortened.
+    let kept = std::fs::read_to_string(file).expect("read");
+    let at = kept.rfind("[[model.hops]]").expect("hops");
+    let end = kept[at + 1..].find("\n[[model.s").expect("the last hop");
+    let short = format!("{}{}", &kept[..at], &kept[at + 1 + end..]);
+    std::fs::write(file, short).expect("written");
+    let output = topo(&["--topology", file]).output().expect("started");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("[model]: no numbers of the hop from") && stderr.lines().count() == 1,
+        "{stderr}"
+    );
+}
+
+/// Copies of one process tell nothing of what is handed over between two.
+#[test]
+fn hand_overs_are_assumed_even_where_the_rest_is_measured() {
+    let installation = Installation::bare();
+    let (text, _) = finished(on("narval", &installation, &["--measure"]));
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("launch "))
+        .expect("a line");
+    let (measured, assumed) = line.split_once(';').expect("two parts");
+    assert!(measured.ends_with("(measured)"), "{line}");
+    assert!(assumed.ends_with("(assumed)"), "{line}");
+    let (json, _) = finished(on("narval", &installation, &["--json"]));
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(report["measured"], true);
+    assert_eq!(report["assumed"], serde_json::json!(["relay", "host"]));
+    for part in ["relay", "host"] {
+        // What is said to be assumed is in the model, and in the line.
+        let us = report["model"][part]["epsilon_us"].as_f64().expect(part);
+        assert!(assumed.contains(&format!(" {us:.1} us")), "{line}");
+    }
+}
+
 /// How many links lead from GPU to GPU by the simulator's own file, `None` for a pair that has none.
 fn links_by_file(node: &str) -> impl Fn(usize, usize) -> Option<i64> {
     let file =

@@ -141,6 +141,10 @@ const HOST_HAND_OVER_US: f64 = 13.5;
 /// assumption, until it is measured.
 const EVENT_HAND_OVER_US: f64 = 1.0;
 
+/// The parts of a model that no measurement gives, by their names in JSON: what a hand-over between processes or streams
+/// takes.
+pub const ASSUMED: [&str; 2] = ["relay", "host"];
+
 /// How far the rate of a PCIe link is to be trusted: on H200 a host share two points too large (of a tenth of the message)
 /// costs more than the path gains.
 pub const PCIE_SPREAD: f64 = 0.05;

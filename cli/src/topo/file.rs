@@ -1,9 +1,37 @@
-//! Topology files: those that come with the command, by name, and others by path.
+//! Topology files: those that come with the command, by name, and others by path. One that was written from a measured node
+//! has its numbers, too.
 
+use anabranch_engine::model::{Model, ASSUMED};
 use anabranch_engine::topology::file::File;
 use anabranch_engine::topology::Topology;
+use serde::{Deserialize, Serialize};
 
+use super::source::Source;
 use crate::Failure;
+
+/// What a file has beside the topology.
+#[derive(Serialize, Deserialize)]
+struct Numbers {
+    /// What was measured of it.
+    model: Option<Model>,
+}
+
+/// A node as a file that [`read`] reads.
+///
+/// # Errors
+/// It cannot be written as TOML.
+pub fn text(source: &Source) -> anyhow::Result<String> {
+    let mut text = toml::to_string(&File::of(&source.topology))?;
+    if source.measured {
+        let model = Some(source.model.clone());
+        text += &format!(
+            "\n# Measured, but for what is assumed: {}.\n{}",
+            ASSUMED.join(", "),
+            toml::to_string(&Numbers { model })?
+        );
+    }
+    Ok(text)
+}
 
 /// The nodes that the simulated driver ships.
 const SHIPPED: [(&str, &str); 4] = [
@@ -25,11 +53,11 @@ const SHIPPED: [(&str, &str); 4] = [
     ),
 ];
 
-/// Reads a topology that was named on the command line.
+/// Reads a topology that was named on the command line, and what was measured of it if the file says so.
 ///
 /// # Errors
 /// There is no such file, or something is wrong with it; one line.
-pub fn read(which: &str) -> Result<Topology, Failure> {
+pub fn read(which: &str) -> Result<(Topology, Option<Model>), Failure> {
     let failed = |why: String| Failure::new(2, format!("--topology {which}: {why}"));
     let text = match SHIPPED.iter().find(|(name, _)| *name == which) {
         Some((_, text)) => (*text).to_owned(),
@@ -41,14 +69,21 @@ pub fn read(which: &str) -> Result<Topology, Failure> {
             ))
         })?,
     };
-    let file: File = toml::from_str(&text).map_err(|error| {
+    let broken = |error: toml::de::Error| {
         let line = error
             .span()
             .map_or(0, |span| text[..span.start].lines().count().max(1));
         let message = error.message().lines().next().unwrap_or("not valid TOML");
         failed(format!("line {line}: {message}"))
-    })?;
-    file.topology().map_err(|error| failed(error.to_string()))
+    };
+    let file: File = toml::from_str(&text).map_err(broken)?;
+    let Numbers { model } = toml::from_str(&text).map_err(broken)?;
+    let topology = file.topology().map_err(|error| failed(error.to_string()))?;
+    if let Some(model) = &model {
+        let checked = model.check_for(&topology);
+        checked.map_err(|why| failed(format!("[model]: {why}")))?;
+    }
+    Ok((topology, model))
 }
 
 #[cfg(test)]
@@ -58,7 +93,7 @@ mod tests {
     #[test]
     fn shipped_ones_go_by_name() {
         for (name, _) in SHIPPED {
-            assert_eq!(read(name).expect(name).name, name);
+            assert_eq!(read(name).expect(name).0.name, name);
         }
         let error = read("no-such").expect_err("no file").to_string();
         assert!(

@@ -1,9 +1,9 @@
 //! `anabranch topo`: how the GPUs of a node are connected, and how fast.
 
 mod driver;
+mod file;
 mod measure;
 mod nvml;
-mod shipped;
 pub mod source;
 pub mod text;
 
@@ -11,8 +11,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anabranch_engine::model::Model;
-use anabranch_engine::topology::file::File;
+use anabranch_engine::model::{Model, ASSUMED};
 use anabranch_engine::topology::{Gpu, HopKind, Place, Segment, Topology};
 use clap::Args;
 use serde::Serialize;
@@ -31,7 +30,7 @@ pub struct Arguments {
     /// Where the measurement of this machine is kept [default: in the user's cache folder]
     #[arg(long, value_name = "FILE", conflicts_with = "topology")]
     model: Option<PathBuf>,
-    /// Write the topology to a file that --topology reads
+    /// Write the topology, and what was measured of it, to a file that --topology reads
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
     /// Print JSON
@@ -44,6 +43,8 @@ struct Report<'a> {
     name: &'a str,
     description: &'a str,
     measured: bool,
+    /// Parts of `model` that were not, all the same.
+    assumed: [&'static str; 2],
     gpus: &'a [Gpu],
     numa_nodes: u32,
     segments: &'a [Segment],
@@ -71,8 +72,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         arguments.measure,
     )?;
     if let Some(file) = &arguments.dump {
-        let text = toml::to_string(&File::of(&source.topology))?;
-        std::fs::write(file, text)
+        std::fs::write(file, file::text(&source)?)
             .map_err(|error| Failure::new(2, format!("--dump {}: {error}", file.display())))?;
     }
     let out = if arguments.json {
@@ -108,6 +108,7 @@ fn report<'a>(topology: &'a Topology, model: &'a Model, measured: bool) -> Repor
         name: &topology.name,
         description: &topology.description,
         measured,
+        assumed: ASSUMED,
         gpus: &topology.gpus,
         numa_nodes: topology.numa_nodes,
         segments: &topology.segments,

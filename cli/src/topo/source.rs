@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anabranch_engine::model::cache::{self, CacheError, Machine};
 use anabranch_engine::model::{HostPart, Model};
-use anabranch_engine::topology::found::Facts;
 use anabranch_engine::topology::Topology;
 
 use super::driver::Node;
-use super::{measure, shipped};
+use super::{file, measure};
 use crate::Failure;
 
 /// A node with its numbers.
@@ -25,14 +24,12 @@ pub struct Source {
 ///
 /// # Errors
 /// There is no such file, or no driver.
-pub fn find(file: Option<&str>, kept: Option<&Path>, measure: bool) -> anyhow::Result<Source> {
-    if let Some(which) = file {
-        let topology = shipped::read(which)?;
-        let model = Model::nominal(&topology);
-        return Ok(Source {
-            topology,
-            model,
-            measured: false,
+pub fn find(named: Option<&str>, kept: Option<&Path>, measure: bool) -> anyhow::Result<Source> {
+    if let Some(which) = named {
+        let (topology, model) = file::read(which)?;
+        return Ok(match model {
+            Some(model) => Source::measured(topology, model),
+            None => Source::nominal(topology),
         });
     }
     let node = Node::open()?;
@@ -61,19 +58,9 @@ pub fn find(file: Option<&str>, kept: Option<&Path>, measure: bool) -> anyhow::R
             crate::complain(
                 "rates are assumed, not measured: anabranch topo --measure measures them",
             );
-            nominal(&facts)
+            Ok(Source::nominal(facts.topology()?))
         }
     }
-}
-
-fn nominal(facts: &Facts) -> anyhow::Result<Source> {
-    let topology = facts.topology()?;
-    let model = Model::nominal(&topology);
-    Ok(Source {
-        topology,
-        model,
-        measured: false,
-    })
 }
 
 fn place(kept: Option<&Path>, machine: &Machine) -> Result<PathBuf, Failure> {
@@ -88,6 +75,14 @@ fn place(kept: Option<&Path>, machine: &Machine) -> Result<PathBuf, Failure> {
 }
 
 impl Source {
+    fn nominal(topology: Topology) -> Source {
+        Source {
+            model: Model::nominal(&topology),
+            topology,
+            measured: false,
+        }
+    }
+
     fn measured(mut topology: Topology, model: Model) -> Source {
         let capacities = model.capacities(&topology, HostPart::ALL);
         topology.set_rates(&capacities, |from, to| {
