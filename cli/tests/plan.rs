@@ -138,12 +138,80 @@ fn paths_and_windows_can_be_chosen() {
             "512M",
             "--topology",
             "dgx1-v100",
+            "--assign",
+            "one",
             "--depth",
             depth,
         ];
         json(&arguments)["predicted_gb_s"].as_f64().expect("a rate")
     };
     assert!(cube("2") > 2.0 * cube("1"));
+}
+
+/// A plan is that of somebody: of each rank by itself, unless it is said otherwise.
+#[test]
+fn whose_plan_it_is_is_said() {
+    let of = |assign: &[&str]| {
+        let arguments = [&BELUGA[..], assign].concat();
+        (planned(&arguments), json(&arguments))
+    };
+    let (usual, own, one) = (of(&[]), of(&["--assign", "own"]), of(&["--assign", "one"]));
+    assert_eq!(usual, own);
+    assert!(usual.0.contains("(ANABRANCH_ASSIGN=own)"), "{}", usual.0);
+    assert!(one.0.contains("(ANABRANCH_ASSIGN=one)"), "{}", one.0);
+    assert_eq!(
+        (&own.1["assign"], &one.1["assign"]),
+        (&"own".into(), &"one".into())
+    );
+    // Each rank uses the engines of its own GPU; who makes all copies has the relays push.
+    let engines = |plan: &Value| -> Vec<String> {
+        let paths = plan["paths"].as_array().expect("paths").iter();
+        let relays = paths.filter(|path| path["kind"] == "relay");
+        relays.map(|path| path["engines"][1].to_string()).collect()
+    };
+    assert_eq!(engines(&own.1), ["1", "1"]);
+    assert_eq!(engines(&one.1), ["2", "3"]);
+    for arguments in [&["--depth", "2"][..], &["--json", "--dot", "-"]] {
+        let output = plan(&[&BELUGA[..], arguments].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains(arguments[0]) && stderr.lines().count() == 1,
+            "{stderr}"
+        );
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn what_is_no_message_is_not_planned() {
+    let size = |size: &str| {
+        let output = plan(&[
+            "--from",
+            "0",
+            "--to",
+            "1",
+            "--topology",
+            "narval",
+            "--size",
+            size,
+        ]);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), stderr)
+    };
+    for (bytes, why) in [
+        ("0", "no byte"),
+        ("70368744177664", "no GPU has so much memory: 1T at most"),
+        ("18446744073709551615", "no GPU has so much memory"),
+        ("many", "is no size"),
+    ] {
+        let (status, stderr) = size(bytes);
+        assert_eq!(status, Some(2), "{bytes}: {stderr}");
+        assert!(stderr.contains(why), "{bytes}: {stderr}");
+    }
+    for bytes in ["1", "1T"] {
+        assert_eq!(size(bytes), (Some(0), String::new()), "{bytes}");
+    }
 }
 
 #[test]

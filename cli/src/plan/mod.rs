@@ -1,11 +1,11 @@
 //! `anabranch plan`: how a message would be split, and what that brings.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anabranch_engine::config::{format_size, parse_size};
-use anabranch_engine::model::Model;
+use anabranch_engine::model::{Model, ASSUMED};
 use anabranch_engine::plan::{Graph, Message, Occupancy, Options, Order, PathKind, Plan, Planner};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -26,9 +26,10 @@ enum Kind {
 }
 
 /// Who makes the copies.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
 enum Assignment {
-    /// Each rank those of its own GPU, as by default
+    /// Each rank those of its own GPU, as by default in a program
     Own,
     /// The receiver all of them, as with ANABRANCH_ASSIGN=one
     One,
@@ -45,8 +46,19 @@ enum OrderName {
     PathByPath,
 }
 
+/// More than any GPU's memory.
+const BYTES_MAX: u64 = 1 << 40;
+
 fn size(text: &str) -> Result<u64, String> {
-    parse_size(text).ok_or_else(|| format!("{text:?} is no size: write 16K, 4M or 1G"))
+    match parse_size(text) {
+        None => Err(format!("{text:?} is no size: write 16K, 4M or 1G")),
+        Some(0) => Err("nothing is sent where there is no byte".into()),
+        Some(bytes) if bytes > BYTES_MAX => Err(format!(
+            "no GPU has so much memory: {} at most",
+            format_size(BYTES_MAX)
+        )),
+        Some(bytes) => Ok(bytes),
+    }
 }
 
 /// Arguments of `anabranch plan`.
@@ -84,10 +96,9 @@ pub struct Arguments {
     /// How many GPUs one such path may lead over [default: 1, with --assign one 2]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=2))]
     depth: Option<u32>,
-    /// Plan as a receiver does in a program of which the copies are made by these; without it, as one process would that
-    /// drives all GPUs
-    #[arg(long, value_name = "WHO")]
-    assign: Option<Assignment>,
+    /// Plan as a receiver does in a program of which the copies are made by these
+    #[arg(long, value_name = "WHO", default_value = "own")]
+    assign: Assignment,
     /// How many chunks a path may have
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
@@ -106,6 +117,8 @@ pub struct Arguments {
 struct Report {
     topology: String,
     measured: bool,
+    assumed: [&'static str; 2],
+    assign: Assignment,
     message: Message,
     predicted_us: f64,
     predicted_gb_s: f64,
@@ -136,6 +149,15 @@ struct PathReport {
 /// # Errors
 /// There is no such node, or no such plan.
 pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let is_dot_alone = arguments.dot.as_deref() == Some(Path::new("-"));
+    if is_dot_alone && arguments.json {
+        let text = "--dot - and --json both write to stdout: give --dot a file";
+        return Err(Failure::new(2, text).into());
+    }
+    if arguments.assign == Assignment::Own && arguments.depth == Some(2) {
+        let text = "--depth 2 needs --assign one: where each rank makes the copies of its own GPU, a path leads over one other";
+        return Err(Failure::new(2, text).into());
+    }
     let source = source::find(
         arguments.topology.as_deref(),
         arguments.model.as_deref(),
@@ -144,12 +166,12 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let message = Message {
         window: arguments.window,
         // A receiver pulls what comes straight, where the sender makes copies of its own.
-        may_push: arguments.assign != Some(Assignment::Own),
+        may_push: arguments.assign != Assignment::Own,
         ..Message::new(arguments.from, arguments.to, arguments.size)
     };
     let planner = match arguments.assign {
-        Some(Assignment::One) => Planner::new(&source.topology, &source.model.of_one()),
-        _ => Planner::new(&source.topology, &source.model),
+        Assignment::One => Planner::new(&source.topology, &source.model.of_one()),
+        Assignment::Own => Planner::new(&source.topology, &source.model),
     };
     let options = arguments.options(&source.model);
     let plan = planner
@@ -158,14 +180,14 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let text = if arguments.json {
         format!(
             "{}\n",
-            serde_json::to_string_pretty(&report(&source, &plan))?
+            serde_json::to_string_pretty(&report(&source, arguments.assign, &plan))?
         )
     } else {
-        render(&source, &plan)
+        render(&source, arguments.assign, &plan)
     };
     if let Some(file) = &arguments.dot {
         let dot = plan.graph().dot(&plan);
-        if file.as_os_str() == "-" {
+        if is_dot_alone {
             return crate::topo::print(&dot);
         }
         std::fs::write(file, dot)
@@ -177,8 +199,8 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 impl Arguments {
     fn options(&self, model: &Model) -> Options {
         let defaults = match self.assign {
-            Some(Assignment::One) => Options::default().by_one(model),
-            _ => Options::default(),
+            Assignment::One => Options::default().by_one(model),
+            Assignment::Own => Options::default(),
         };
         Options {
             direct: self.paths.contains(&Kind::Direct),
@@ -186,8 +208,8 @@ impl Arguments {
             host: self.paths.contains(&Kind::Host),
             relays_max: self.relays.unwrap_or(defaults.relays_max),
             relay_depth_max: self.depth.unwrap_or(defaults.relay_depth_max),
-            relays_in_turn: self.assign == Some(Assignment::Own),
-            batches: self.assign == Some(Assignment::Own),
+            relays_in_turn: self.assign == Assignment::Own,
+            batches: self.assign == Assignment::Own,
             chunks_max: self.chunks.unwrap_or(defaults.chunks_max),
             order: match self.order {
                 OrderName::DirectFirst => Order::DirectFirst,
@@ -203,7 +225,7 @@ fn share(plan: &Plan, bytes: u64) -> f64 {
     bytes as f64 / (plan.message.bytes as f64).max(1.0)
 }
 
-fn report(source: &Source, plan: &Plan) -> Report {
+fn report(source: &Source, assign: Assignment, plan: &Plan) -> Report {
     let path = |path: &anabranch_engine::plan::PathPlan| PathReport {
         path: path.path.to_string(),
         kind: path.path.kind(),
@@ -221,6 +243,8 @@ fn report(source: &Source, plan: &Plan) -> Report {
     Report {
         topology: source.topology.name.clone(),
         measured: source.measured,
+        assumed: ASSUMED,
+        assign,
         message: plan.message,
         predicted_us: plan.predicted_us,
         predicted_gb_s: plan.predicted_gb_s(),
@@ -232,19 +256,23 @@ fn report(source: &Source, plan: &Plan) -> Report {
     }
 }
 
-fn render(source: &Source, plan: &Plan) -> String {
+fn render(source: &Source, assign: Assignment, plan: &Plan) -> String {
     let message = &plan.message;
     let mut out = format!(
-        "{}: {} from GPU{} to GPU{}, window {}, {} numbers\n\n",
+        "{}: {} from GPU{} to GPU{}, window {}, {}\n{}\n\n",
         source.topology.name,
         format_size(message.bytes),
         message.from,
         message.to,
         message.window,
         if source.measured {
-            "measured"
+            "measured numbers, hand-overs assumed"
         } else {
-            "nominal"
+            "nominal numbers"
+        },
+        match assign {
+            Assignment::Own => "each rank makes the copies of its own GPU (ANABRANCH_ASSIGN=own)",
+            Assignment::One => "the receiver makes all copies (ANABRANCH_ASSIGN=one)",
         }
     );
     let mut rows = vec![[
