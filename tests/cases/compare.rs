@@ -169,3 +169,68 @@ fn a_budget_ends_it_between_rounds() {
         assert!((1..50).contains(&rounds), "{json:#}");
     });
 }
+
+/// Configurations that go by a name do what it says: by which paths messages come, and who makes the copies.
+#[test]
+fn configurations_by_name() {
+    let help = Command::new(&built().command)
+        .args(["compare", "--help"])
+        .output()
+        .expect("started");
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    let help: Vec<&str> = help.split_whitespace().collect();
+    let help = help.join(" ");
+    let names = ["one", "relays", "host", "all", "driven"];
+    for name in names {
+        assert!(help.contains(&format!("{name} (")), "{name}: {help}");
+    }
+    let refused = Command::new(&built().command)
+        .args(["compare", "--configs", "nothing"])
+        .output()
+        .expect("started");
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.contains(&names.join(", ")), "{refused}");
+    on("openmpi", |mpi| {
+        let (finished, json, _) = compare(
+            mpi,
+            &[
+                "--sim",
+                "beluga",
+                "--benches",
+                "bw",
+                "--sizes",
+                "64M",
+                "--windows",
+                "4",
+                "--iterations",
+                "4",
+                "--rounds",
+                "1",
+                "--configs",
+                &names.join(","),
+            ],
+        );
+        assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
+        let cells = &rows(&json)[0]["configurations"];
+        // Whether messages came over other GPUs, through host memory, and by copies of the receiver's alone.
+        for (name, expected) in [
+            ("one", [false, false, false]),
+            ("relays", [true, false, false]),
+            ("host", [false, true, false]),
+            ("all", [true, true, false]),
+            ("driven", [true, true, true]),
+        ] {
+            let counters = &cells[name]["counters"];
+            let count = |name: &str| counters[name].as_u64().unwrap_or(0);
+            let driven =
+                ["streams", "batch", "graph"].map(|how| count(&format!("driven_by_{how}")));
+            let seen = [
+                count("several_relay_bytes") > 0,
+                count("several_host_bytes") > 0,
+                driven.iter().sum::<u64>() > 0,
+            ];
+            assert_eq!(seen, expected, "{name}: {counters:#}");
+            assert!(count("sends_descriptor") > 0, "{name}: {counters:#}");
+        }
+    });
+}

@@ -86,7 +86,9 @@ pub struct Arguments {
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     windows: Vec<u32>,
     /// Configurations that take turns: vanilla (without the library), best (without it, the best of a sweep of UCX's
-    /// settings), anabranch, those given by --with and --without; NAME2 is NAME once more [default:
+    /// settings), anabranch; one (ANABRANCH_PATHS=direct), relays (ANABRANCH_PATHS=direct,relay), host
+    /// (ANABRANCH_PATHS=direct,host), all (ANABRANCH_PATHS=direct,relay,host), driven (as all, and ANABRANCH_ASSIGN=one);
+    /// those given by --with and --without; NAME2 is NAME once more [default:
     /// vanilla,vanilla2,anabranch; with --sim anabranch,anabranch2, since there nothing but the library takes time]
     #[arg(
         overrides_with = "configs",

@@ -8,6 +8,16 @@ pub type Variables = BTreeMap<String, String>;
 /// The configuration whose variables a sweep chooses for each row.
 pub const BEST: &str = "best";
 
+/// Configurations of the library that go by a name: which paths a long message may take, and who makes the copies. Those given
+/// by the user take the place of these.
+const PRESETS: [&str; 5] = [
+    "one=ANABRANCH_PATHS=direct",
+    "relays=ANABRANCH_PATHS=direct,relay",
+    "host=ANABRANCH_PATHS=direct,host",
+    "all=ANABRANCH_PATHS=direct,relay,host",
+    "driven=ANABRANCH_ASSIGN=one,ANABRANCH_PATHS=direct,relay,host",
+];
+
 /// One configuration.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Setting {
@@ -99,6 +109,16 @@ pub fn choose(
         Setting::new(BEST, false),
         Setting::new("anabranch", true),
     ];
+    let is_given = |name: &String| with.iter().chain(without).any(|given| given.0 == *name);
+    let presets = PRESETS.iter().filter_map(|text| parse(text).ok());
+    known.extend(
+        presets
+            .filter(|(name, _)| !is_given(name))
+            .map(|(name, variables)| Setting {
+                variables,
+                ..Setting::new(&name, true)
+            }),
+    );
     let given = with
         .iter()
         .map(|given| (given, true))
@@ -174,6 +194,28 @@ mod tests {
     }
 
     #[test]
+    fn a_name_of_ones_own_is_ones_own() {
+        let with = [
+            parse("all=A=1").expect("well formed"),
+            parse("x=A=2").expect("well formed"),
+        ];
+        let names: Vec<String> = ["all", "one2"].map(String::from).into();
+        let chosen = choose(&names, &with, &[]).expect("known");
+        let as_text: Vec<String> = chosen
+            .iter()
+            .map(|setting| format!("{}: {}", setting.name, setting.describe()))
+            .collect();
+        assert_eq!(
+            as_text,
+            [
+                "all: with the library A=1",
+                "one2: with the library ANABRANCH_PATHS=direct",
+                "x: with the library A=2"
+            ]
+        );
+    }
+
+    #[test]
     fn a_two_is_the_same_once_more() {
         let names = |list: &[&str]| -> Vec<String> { list.iter().map(|&n| n.into()).collect() };
         let with = [parse("x=A=1").expect("well formed")];
@@ -191,7 +233,9 @@ mod tests {
                 "x: with the library A=1"
             ]
         );
-        assert!(choose(&names(&["nothing"]), &[], &[]).is_err());
+        let unknown = choose(&names(&["nothing"]), &[], &[]).expect_err("unknown");
+        let all = "vanilla, best, anabranch, one, relays, host, all, driven, or one";
+        assert!(unknown.contains(all), "{unknown}");
         assert!(choose(&[], &[parse("best=A=1").expect("well formed")], &[]).is_err());
     }
 }
