@@ -120,15 +120,18 @@ fn enter_node(
         Ok(node) => return Ok(node),
         Err(error) => error,
     };
-    if refused.leaves_alone() && !cuda_aware {
-        log::warn!("{refused}; all device buffers of this rank go by host memory");
-        return Node::alone(launch, world_rank, options);
-    }
     // A world inside another's is no fault.
     let level = match refused {
         NodeError::RankDiffers { .. } => log::Level::Info,
         _ => log::Level::Warn,
     };
+    if refused.leaves_alone() && !cuda_aware {
+        log::log!(
+            level,
+            "{refused}; all device buffers of this rank go by host memory"
+        );
+        return Node::alone(launch, world_rank, options);
+    }
     log::log!(level, "{refused}; every message of this rank stays native");
     Err(refused)
 }

@@ -84,7 +84,7 @@ pub enum NodeError {
         /// Who has it.
         pid: u32,
     },
-    /// The launcher gave this process another rank: this is a spawned or nested world.
+    /// The launcher gave this process another rank: this is a spawned or nested world, or the launcher is another MPI's.
     #[error(
         "this process is rank {world_rank} of its world, but rank {launched} of the launcher's"
     )]
@@ -100,11 +100,15 @@ pub enum NodeError {
 }
 
 impl NodeError {
-    /// Whether only the meeting place of the ranks is missing: this rank can still be [`Node::alone`].
+    /// Whether only the meeting place of the ranks is missing, or is another world's: this rank can still be [`Node::alone`].
     pub fn leaves_alone(&self) -> bool {
         matches!(
             self,
-            Self::Directory { .. } | Self::Untrusted(_) | Self::Foreign(_) | Self::Full
+            Self::Directory { .. }
+                | Self::Untrusted(_)
+                | Self::Foreign(_)
+                | Self::Full
+                | Self::RankDiffers { .. }
         )
     }
 
@@ -210,6 +214,12 @@ impl Node {
         world_rank: u32,
         options: &Options,
     ) -> Result<Self, NodeError> {
+        if let Some(launched) = launch.world_rank.filter(|&launched| launched != world_rank) {
+            return Err(NodeError::RankDiffers {
+                world_rank,
+                launched,
+            });
+        }
         let open = || Directory::open(&options.folder, launch.hash);
         Self::enter(launch, world_rank, options, open)
     }
@@ -232,12 +242,6 @@ impl Node {
         options: &Options,
         open: impl FnOnce() -> Result<Directory, NodeError>,
     ) -> Result<Self, NodeError> {
-        if let Some(launched) = launch.world_rank.filter(|&launched| launched != world_rank) {
-            return Err(NodeError::RankDiffers {
-                world_rank,
-                launched,
-            });
-        }
         let (pid, start) = proc::own_identity();
         let owner = Owner {
             job: launch.hash,
