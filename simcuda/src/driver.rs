@@ -44,6 +44,8 @@ pub struct Driver {
     pub timing_only: bool,
     /// Processes use a GPU at the same time.
     pub mps: bool,
+    /// An allocation of another process is opened once: what is open is refused.
+    pub ipc_once: bool,
     /// See [`QUIET_US`].
     pub quiet_ns: u64,
     /// See [`crate::wait::TURN_POLLS`].
@@ -236,6 +238,7 @@ impl Driver {
             launch_blocking: flag("CUDA_LAUNCH_BLOCKING", false),
             timing_only: !flag("SIMCUDA_DATA", true),
             mps: flag("SIMCUDA_MPS", false),
+            ipc_once: flag("SIMCUDA_IPC_ONCE", false),
             quiet_ns: quiet_us * 1000,
             turn_polls,
             connections: env("CUDA_DEVICE_MAX_CONNECTIONS")

@@ -79,7 +79,7 @@ pub fn export(d: &Driver, a: &Allocation) -> Res<CUipcHandle> {
 }
 
 /// cuIpcOpenMemHandle in `context`. As driver 580 does it: what is open in the context is opened once more and lies where
-/// it lay; in another context of the same device it cannot be opened.
+/// it lay; in another context of the same device it cannot be opened. With `SIMCUDA_IPC_ONCE` neither.
 pub fn open(d: &Driver, st: &mut State, handle: &CUipcHandle, context: CUcontext) -> Res<u64> {
     let [_, owner, row, buffer, ..] = unpack(handle, MEMORY_MAGIC)?;
     if owner == d.job.uid {
@@ -90,6 +90,9 @@ pub fn open(d: &Driver, st: &mut State, handle: &CUipcHandle, context: CUcontext
         a.buffer == buffer && a.import.is_some() && st.devices.get(&a.context) == device
     };
     if let Some(a) = st.memory.device.values().find(open_here) {
+        if d.ipc_once {
+            return Err(ALREADY_MAPPED);
+        }
         if a.context != context {
             return Err(INVALID_HANDLE);
         }

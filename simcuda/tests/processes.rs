@@ -18,6 +18,7 @@ fn scenario() {
     match std::env::var("SCENARIO").as_deref() {
         Ok("export") => export(),
         Ok("import") => import(),
+        Ok("import_once") => import_once(),
         Ok("first") => first(true),
         Ok("first_unsynchronized") => first(false),
         Ok("second") => second(),
@@ -38,6 +39,10 @@ fn scenario() {
 
 /// Runs two scenarios of one job at once, each seeing one GPU.
 fn pair(a: &str, b: &str) -> (std::process::Output, std::process::Output) {
+    pair_with(a, b, ("SIMCUDA_IPC_ONCE", "0"))
+}
+
+fn pair_with(a: &str, b: &str, set: (&str, &str)) -> (std::process::Output, std::process::Output) {
     let folder = tempfile::tempdir().unwrap();
     let job = format!("pair {} {a} {b}", std::process::id());
     let env = |gpu| {
@@ -45,6 +50,7 @@ fn pair(a: &str, b: &str) -> (std::process::Output, std::process::Output) {
             ("SIMCUDA_JOB", job.as_str()),
             ("FOLDER", folder.path().to_str().unwrap()),
             ("CUDA_VISIBLE_DEVICES", gpu),
+            set,
         ]
     };
     let first = command(a, &env("0")).spawn().unwrap();
@@ -112,6 +118,26 @@ fn import() {
     say("done", b"");
 }
 
+/// A driver that opens what another process has once, and again when it has been closed.
+fn import_once() {
+    let first = start(0);
+    let h = heard("handle");
+    let p = open(h);
+    let mut q = 0;
+    assert_eq!(unsafe { ipc::cuIpcOpenMemHandle_v2(&mut q, h, 1) }, 208);
+    let mut second = 0;
+    ok(unsafe { context::cuCtxCreate_v2(&mut second, 0, 0) });
+    assert_eq!(unsafe { ipc::cuIpcOpenMemHandle_v2(&mut q, h, 1) }, 208);
+    ok(unsafe { context::cuCtxDestroy_v2(second) });
+    ok(unsafe { context::cuCtxSetCurrent(first) });
+    assert_eq!(download(p, N), pattern(4, N));
+    ok(unsafe { ipc::cuIpcCloseMemHandle(p) });
+    let p = open(h);
+    upload(p + 5, &pattern(6, N - 5));
+    ok(unsafe { ipc::cuIpcCloseMemHandle(p) });
+    say("done", b"");
+}
+
 /// What is open in one context is not opened in another one of the same device, which reaches it all the same.
 fn in_a_second_context(first: usize, h: CUipcHandle, p: u64) {
     let (mut second, mut q) = (0, 0);
@@ -125,6 +151,13 @@ fn in_a_second_context(first: usize, h: CUipcHandle, p: u64) {
 #[test]
 fn memory_goes_both_ways_between_processes_that_see_one_gpu_each() {
     let (a, b) = pair("export", "import");
+    succeeds(&a);
+    succeeds(&b);
+}
+
+#[test]
+fn memory_is_opened_once_where_the_driver_is_to() {
+    let (a, b) = pair_with("export", "import_once", ("SIMCUDA_IPC_ONCE", "1"));
     succeeds(&a);
     succeeds(&b);
 }

@@ -37,6 +37,7 @@ pub fn command(name: &str, env: &[(&str, &str)]) -> Command {
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "SIMCUDA_GPUS",
         "SIMCUDA_HOST_ACCESS",
+        "SIMCUDA_IPC_ONCE",
     ] {
         c.env_remove(var);
     }
