@@ -4,11 +4,14 @@
 //! at level `error` one that is lost. What repeats itself is said once; the counters go on counting.
 
 use std::collections::HashSet;
+use std::ffi::c_int;
 use std::fmt::Display;
 
 use parking_lot::Mutex;
 
 use crate::cuda::Error;
+use crate::engine::comms;
+use crate::mpi::{Abi, Handle};
 use crate::node::TrackError;
 use crate::stats::{self, Counter};
 
@@ -50,9 +53,45 @@ pub enum Of {
     /// From a rank of MPI_COMM_WORLD.
     From(u32),
     /// To a rank of a communicator that has no identity.
-    Sent,
-    /// From a rank that the MPI library knows.
-    Received,
+    ToLocal(c_int),
+    /// From such a rank.
+    FromLocal(c_int),
+    /// From a rank that only the MPI library knows.
+    FromAny,
+}
+
+impl Of {
+    /// The rank in MPI_COMM_WORLD, if it is known.
+    fn rank(self) -> Option<u32> {
+        match self {
+            Of::To(rank) | Of::From(rank) => Some(rank),
+            Of::ToLocal(_) | Of::FromLocal(_) | Of::FromAny => None,
+        }
+    }
+
+    /// To a rank of a communicator.
+    ///
+    /// # Safety
+    /// `comm` is the program's.
+    pub unsafe fn to(abi: &Abi, comm: Handle, rank: c_int) -> Of {
+        // SAFETY: passed on.
+        let identity = unsafe { comms::identity(abi, comm) };
+        let world = identity.and_then(|identity| identity.world_rank(rank));
+        world.map_or(Of::ToLocal(rank), Of::To)
+    }
+
+    /// From a rank of a communicator, or any.
+    ///
+    /// # Safety
+    /// `comm` is the program's.
+    pub unsafe fn from(abi: &Abi, comm: Handle, rank: c_int) -> Of {
+        // SAFETY: passed on.
+        match unsafe { Of::to(abi, comm, rank) } {
+            Of::To(world) => Of::From(world),
+            _ if rank == abi.any_source => Of::FromAny,
+            _ => Of::FromLocal(rank),
+        }
+    }
 }
 
 /// Why one of several paths is not used any more.
@@ -75,7 +114,14 @@ pub const ATTEMPTS: u32 = 4;
 /// Different lines that are written, at most.
 const LINES_MAX: usize = 256;
 
-static SAID: Mutex<Option<HashSet<(Of, Path, String)>>> = Mutex::new(None);
+#[derive(Default)]
+struct Said {
+    lines: HashSet<(Of, Path, String)>,
+    /// Ranks that have died. Of what else goes wrong with them nothing is said.
+    dead: HashSet<u32>,
+}
+
+static SAID: Mutex<Option<Said>> = Mutex::new(None);
 
 /// A message goes on another way, or by another attempt (`remedy`).
 pub fn survived(of: Of, path: Path, why: &dyn Display, remedy: &str) {
@@ -88,9 +134,42 @@ pub fn tried_again(of: Of, path: Path, why: &dyn Display) {
     survived(of, path, why, "tried again");
 }
 
-/// A message is lost.
-pub fn lost(of: Of, path: Path, why: &dyn Display) {
+/// A message is lost. What its error handler is told.
+pub fn lost(of: Of, path: Path, why: &dyn Display) -> Box<str> {
     say(log::Level::Error, of, path, why, "the message is lost");
+    text(of, path, why)
+}
+
+/// What an error handler is told of a message that is lost.
+pub fn text(of: Of, path: Path, why: &dyn Display) -> Box<str> {
+    line(of, path, &why.to_string(), "the message is lost").into()
+}
+
+/// The rank at a message's other end has died, which is said once for each rank; what else was under way with it is counted.
+/// What the message's error handler is told, if it is lost.
+pub fn died(of: Of, path: Path, is_lost: bool) -> Box<str> {
+    let why = match of {
+        Of::To(_) | Of::ToLocal(_) => "the receiver has died",
+        _ => "the sender has died",
+    };
+    let (level, end) = if is_lost {
+        (log::Level::Error, "the message is lost")
+    } else {
+        (log::Level::Warn, "the rest is read from its memory")
+    };
+    let end = format!("{end}, and what else was under way with that rank is only counted");
+    say(level, of, path, &why, &end);
+    let mut said = SAID.lock();
+    let said = said.get_or_insert_with(Said::default);
+    said.dead.extend(of.rank());
+    text(of, path, &why)
+}
+
+/// A call is refused: the message cannot be sent or received. What its error handler is told.
+pub fn refused(of: Of, why: &dyn Display) -> Box<str> {
+    let end = "the call ends in an error";
+    say(log::Level::Error, of, Path::Value, why, end);
+    line(of, Path::Value, &why.to_string(), end).into()
 }
 
 #[cold]
@@ -98,8 +177,11 @@ fn say(level: log::Level, of: Of, path: Path, why: &dyn Display, end: &str) {
     let why = why.to_string();
     let is_new = {
         let mut said = SAID.lock();
-        let said = said.get_or_insert_with(HashSet::new);
-        said.len() < LINES_MAX && said.insert((of, path, format!("{why}; {end}")))
+        let said = said.get_or_insert_with(Said::default);
+        let is_dead = of.rank().is_some_and(|rank| said.dead.contains(&rank));
+        !is_dead
+            && said.lines.len() < LINES_MAX
+            && said.lines.insert((of, path, format!("{why}; {end}")))
     };
     if is_new {
         log::log!(level, "{}", line(of, path, &why, end));
@@ -110,8 +192,9 @@ fn line(of: Of, path: Path, why: &str, end: &str) -> String {
     let of = match of {
         Of::To(rank) => format!("to rank {rank}"),
         Of::From(rank) => format!("from rank {rank}"),
-        Of::Sent => "that is sent".to_owned(),
-        Of::Received => "that is received".to_owned(),
+        Of::ToLocal(rank) => format!("to rank {rank} of its communicator"),
+        Of::FromLocal(rank) => format!("from rank {rank} of its communicator"),
+        Of::FromAny => "from any rank".to_owned(),
     };
     format!("message {of}, {} path: {why}; {end}", path.name())
 }

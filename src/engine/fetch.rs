@@ -77,8 +77,8 @@ enum Path {
         /// (or Claimed) where it has put the whole payload there by itself.
         state: State,
     },
-    /// The message is lost. Copies into the program's buffer that still run are waited for.
-    Draining(Vec<InFlight>),
+    /// The message is lost, as the text says. Copies into the program's buffer that still run are waited for.
+    Draining(Vec<InFlight>, Box<str>),
 }
 
 impl Path {
@@ -132,14 +132,14 @@ pub struct Fetch {
 unsafe impl Send for Fetch {}
 
 /// What became of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Under way; whether something moved.
     Pending(bool),
     /// The payload is there and the sender knows.
     Done,
     /// It cannot be had.
-    Failed,
+    Failed(Box<str>),
 }
 
 /// Why a landed message is no descriptor to be served.
@@ -160,6 +160,11 @@ pub struct Landed {
 }
 
 impl Landed {
+    /// The rank that has sent it.
+    pub fn sender(&self) -> u32 {
+        self.descriptor.sender
+    }
+
     /// Reads what has landed.
     pub fn read(env: &Env, bytes: &[u8]) -> Result<Landed, NotTaken> {
         let descriptor = match Descriptor::decode(bytes, env.node.launch().hash) {
@@ -297,7 +302,7 @@ impl Fetch {
         match &self.path {
             Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
             Path::Ring { .. } => story::Path::HostRing,
-            Path::Draining(_) | Path::Held { .. } => story::Path::Unknown,
+            Path::Draining(..) | Path::Held { .. } => story::Path::Unknown,
             Path::Several(several) if several.is_direct() => story::Path::Direct,
             Path::Several(_) | Path::Driven(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
@@ -741,12 +746,13 @@ impl Fetch {
                 Ok(step) => step,
                 Err(why) => self.fail(&why),
             },
-            Path::Draining(copies) => {
+            Path::Draining(copies, why) => {
                 copies.retain_mut(|copy| !copy.is_over());
                 if copies.is_empty() {
+                    let why = std::mem::take(why);
                     (self.routed, self.trail) = (None, None);
                     self.acknowledge();
-                    Step::Failed
+                    Step::Failed(why)
                 } else {
                     Step::Pending(false)
                 }
@@ -790,19 +796,23 @@ impl Fetch {
 
     fn survived(&self, error: &Error, remedy: &str) {
         let of = Of::From(self.message.source);
-        fault::survived(of, self.path.told(), error, remedy);
+        // What fails because the sender has died is told when its messages are given up.
+        if self.peer.alive() {
+            fault::survived(of, self.path.told(), error, remedy);
+        }
     }
 
     /// The sender has died. What is being read from its memory is still there, as long as it is mapped: such a copy comes
     /// to its end. False if so.
     pub fn give_up_on_the_dead(&mut self, env: &Env) -> bool {
         if let Path::Several(several) = &mut self.path {
+            fault::died(Of::From(self.message.source), fault::Path::Several, false);
             several.give_up_on_the_dead(env);
             return false;
         }
         if matches!(
             self.path,
-            Path::Direct(_) | Path::Driven(_) | Path::Draining(_) | Path::Held { .. }
+            Path::Direct(_) | Path::Driven(_) | Path::Draining(..) | Path::Held { .. }
         ) {
             return false;
         }
@@ -812,18 +822,23 @@ impl Fetch {
 
     /// The message is lost. Its sender is told, and the receive ends, once nothing is written to its buffer any more.
     fn fail(&mut self, why: &Lost) -> Step {
-        fault::lost(Of::From(self.message.source), self.path.told(), why);
+        let (of, path) = (Of::From(self.message.source), self.path.told());
+        let text = if *why == Lost::Dead || !self.peer.alive() {
+            fault::died(of, path, true)
+        } else {
+            fault::lost(of, path, why)
+        };
         if *why == Lost::Corrupt {
             stats::add(Counter::Corrupt, 1);
         }
         let copies = match std::mem::replace(&mut self.path, Path::Nothing) {
             Path::Direct(copy) => vec![copy],
             Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
-            Path::Draining(copies) => copies,
+            Path::Draining(copies, _) => copies,
             // Whole, or drained.
             Path::Nothing | Path::Several(_) | Path::Driven(_) | Path::Held { .. } => Vec::new(),
         };
-        self.path = Path::Draining(copies);
+        self.path = Path::Draining(copies, text);
         Step::Pending(true)
     }
 

@@ -73,6 +73,8 @@ pub struct Lift {
     pieces: VecDeque<Piece>,
     /// What comes down is not kept: only its checksums are wanted.
     summing: Option<Box<Summing>>,
+    /// Whose payload it is.
+    of: Of,
     /// Driver calls that have failed.
     failures: u32,
     /// It cannot be done; what is in flight is waited for.
@@ -94,6 +96,7 @@ impl Lift {
         shape: Shape,
         host: *mut u8,
         total: u64,
+        of: Of,
     ) -> Lift {
         Lift {
             way,
@@ -104,13 +107,14 @@ impl Lift {
             issued: 0,
             pieces: VecDeque::new(),
             summing: None,
+            of,
             failures: 0,
             given_up: None,
         }
     }
 
     /// A copy of `total` bytes of device memory for their checksums alone.
-    pub fn summing(context: ContextKey, shape: Shape, total: u64) -> Lift {
+    pub fn summing(context: ContextKey, shape: Shape, total: u64, of: Of) -> Lift {
         Lift {
             way: Way::Down,
             context,
@@ -120,6 +124,7 @@ impl Lift {
             issued: 0,
             pieces: VecDeque::new(),
             summing: Some(Box::new(Summing::new(total))),
+            of,
             failures: 0,
             given_up: None,
         }
@@ -160,11 +165,7 @@ impl Lift {
         let lost = self.pieces.iter().any(|piece| piece.copy.is_lost());
         let goes_on = !lost && !error.context_is_gone() && self.failures < fault::ATTEMPTS;
         if goes_on {
-            let of = match self.way {
-                Way::Up => Of::Received,
-                Way::Down => Of::Sent,
-            };
-            fault::tried_again(of, Path::Value, error);
+            fault::tried_again(self.of, Path::Value, error);
         }
         goes_on
     }

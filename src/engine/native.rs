@@ -2,9 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
+use crate::engine::codes;
 use crate::engine::receive::RecvArgs;
 use crate::engine::send::{Mode, SendArgs};
-use crate::mpi::{guard, native, Handle};
+use crate::mpi::{guard, native, Abi, Handle};
 
 /// Calls a native function whose first arguments are a buffer and a count. The function with a large count is called
 /// for large counts only: not every library has it, and where it has none the way to the other is longer.
@@ -143,4 +144,13 @@ pub unsafe fn raise(comm: Handle, code: c_int) -> c_int {
     // SAFETY: passed on.
     unsafe { guard::raise_on_leaving(comm, code) };
     code
+}
+
+/// As [`raise`], with a code that says which message it is about, and why.
+///
+/// # Safety
+/// `comm` is the program's; MPI may be called.
+pub unsafe fn raise_told(abi: &Abi, comm: Handle, why: &str) -> c_int {
+    // SAFETY: passed on.
+    unsafe { raise(comm, codes::code_of(abi, why)) }
 }

@@ -22,6 +22,7 @@ use crate::engine::comms::{self, Identity};
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
 use crate::engine::early::Early;
+use crate::engine::fault::Of;
 use crate::engine::fetch::{Destination, Fetch};
 use crate::engine::landing::Landing;
 use crate::engine::layout::Layout;
@@ -107,6 +108,10 @@ pub struct Receive {
     length: Option<u64>,
     /// Error found by the engine, to be raised at completion.
     code: c_int,
+    /// Which message that is about and why, where the code says no more than MPI_ERR_OTHER.
+    why: Option<Box<str>>,
+    /// Its message, once that is known to be for a device or by descriptor.
+    of: Option<Of>,
     /// What the payload should be, and how it came: it is to be checked once it is where it belongs.
     to_check: Option<Box<ToCheck>>,
     /// By which path it came, once that is known.
@@ -182,6 +187,8 @@ impl Receive {
             arrival: None,
             length: None,
             code: 0,
+            why: None,
+            of: None,
             to_check: None,
             path: Path::Unknown,
             reason: None,
@@ -193,6 +200,16 @@ impl Receive {
             covered: None,
             serial: 0,
         }
+    }
+
+    /// The message is lost, as this text says.
+    fn lose(&mut self, abi: &Abi, why: Box<str>) {
+        (self.code, self.why) = (abi.err_other, Some(why));
+    }
+
+    /// Its message, as the user reads it.
+    fn of(&self) -> Of {
+        self.of.unwrap_or(Of::FromAny)
     }
 
     /// What is known of it.

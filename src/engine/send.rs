@@ -8,16 +8,16 @@ pub(in crate::engine) use value::DRAINING_TESTS_MAX;
 use std::ffi::{c_int, c_void};
 
 use self::descriptor::{Origin, Out, Unsent};
-use crate::cuda::{self, Buffer, Kind};
+use crate::cuda::{self, Buffer, Error, Kind};
 use crate::engine::comms;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::{Stream, Wish};
-use crate::engine::native::{native_isend, raise};
+use crate::engine::native::{native_isend, raise, raise_told};
 use crate::engine::story::{self, Path, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::Summing;
 use crate::engine::{Engine, Env};
-use crate::mpi::{native, Handle};
+use crate::mpi::{native, Abi, Handle};
 use crate::node::DESCRIPTOR_BYTES;
 use crate::stats::{self, Counter, Reason};
 
@@ -88,6 +88,8 @@ pub struct Send {
     pub stands_for_null: bool,
     /// An error of the operation's, to be raised at completion.
     code: c_int,
+    /// Which message that is about and why, where the code says no more than MPI_ERR_OTHER.
+    why: Option<Box<str>>,
     /// The MPI library has raised it.
     is_raised: bool,
     /// What becomes of it, for a program that asks.
@@ -113,6 +115,13 @@ pub struct Advance {
     pub serving: bool,
     /// The descriptor is dealt with.
     pub closed: bool,
+}
+
+impl Send {
+    /// The message is lost, as this text says.
+    fn lose(&mut self, abi: &Abi, why: Box<str>) {
+        (self.code, self.why) = (abi.err_other, Some(why));
+    }
 }
 
 impl Engine {
@@ -278,7 +287,7 @@ impl Engine {
             match unsafe { core.send_descriptor(&self.env, args, &origin, info, sums.as_ref()) } {
                 Ok(id) => return Ok(id),
                 Err(Unsent::Code(code)) => return Err(code),
-                Err(Unsent::Reason(_)) => {}
+                Err(Unsent::Reason(_) | Unsent::Trouble(_)) => {}
             }
         }
         // SAFETY: passed on. Such a message is longer than a descriptor, so it is not counted.
@@ -315,8 +324,8 @@ impl Engine {
         stats::add(Counter::SendsDeviceBytes, bytes);
         // SAFETY: passed on.
         let sums = unsafe { self.sums_of(args, buffer, info) };
-        let reason = match by_value {
-            Some(reason) => reason,
+        let (reason, trouble) = match by_value {
+            Some(reason) => (reason, None),
             None => {
                 let mut core = self.core.lock();
                 let sums = sums.as_ref();
@@ -326,13 +335,17 @@ impl Engine {
                 match unsafe { core.send_descriptor(&self.env, args, &origin, info, sums) } {
                     Ok(id) => return Ok(id),
                     Err(Unsent::Code(code)) => return Err(code),
-                    Err(Unsent::Reason(reason)) => reason,
+                    Err(Unsent::Reason(reason)) => (reason, None),
+                    Err(Unsent::Trouble(error @ Error::NoContext)) => {
+                        (Reason::NoContext, Some(error))
+                    }
+                    Err(Unsent::Trouble(error)) => (Reason::DriverError, Some(error)),
                 }
             }
         };
         stats::fallback(reason, bytes);
         // SAFETY: passed on.
-        unsafe { self.send_value(args, buffer, info, reason, sums) }
+        unsafe { self.send_value(args, buffer, info, (reason, trouble), sums) }
     }
 
     /// Whether a send of the engine's is complete. Lets MPI progress as far as the send itself needs it.
@@ -395,12 +408,17 @@ impl Core {
     pub(super) unsafe fn retire_send(&mut self, env: &Env, id: usize) -> c_int {
         // SAFETY: passed on.
         unsafe { self.test_value(env, id) };
-        let send = &self.sends[id];
-        let code = send.code;
+        let send = &mut self.sends[id];
+        let mut code = send.code;
         story::tell(send.story);
         if code != env.abi.success && !send.is_raised {
             // SAFETY: the program's communicator.
-            unsafe { raise(send.comm, code) };
+            code = unsafe {
+                match send.why.take() {
+                    Some(why) => raise_told(env.abi, send.comm, &why),
+                    None => raise(send.comm, code),
+                }
+            };
         }
         if self.is_gone(env, id) {
             self.sends.remove(id);

@@ -188,16 +188,15 @@ pub struct About {
 }
 
 impl About {
-    /// Counts a message that was checked, and reports it if it is not as it was sent. True if all is well.
-    pub fn judge(&self, expected: &Sums, found: &Sums) -> bool {
+    /// Counts a message that was checked, and reports it if it is not as it was sent: what its error handler is told.
+    pub fn judge(&self, expected: &Sums, found: &Sums) -> Option<Box<str>> {
         stats::add(Counter::Verified, 1);
-        let Some(offset) = first_difference(expected, found, self.length) else {
-            return true;
-        };
+        let offset = first_difference(expected, found, self.length)?;
         stats::add(Counter::VerifyMismatches, 1);
         stats::add(Counter::Errors, 1);
-        log::error!("{}", self.report(offset));
-        false
+        let report = self.report(offset);
+        log::error!("{report}");
+        Some(report.into())
     }
 
     fn report(&self, offset: u64) -> String {
@@ -229,8 +228,8 @@ pub struct Checking {
 }
 
 impl Checking {
-    /// Moves on, without waiting: the verdict once there is one.
-    pub fn poll(&mut self, gpu: &mut Gpu) -> Result<Option<bool>> {
+    /// Moves on, without waiting: the verdict once there is one, which is what is wrong.
+    pub fn poll(&mut self, gpu: &mut Gpu) -> Result<Option<Option<Box<str>>>> {
         // Both, so that a step of one does not wait for the other.
         let expected = self.expected.poll(gpu)?;
         let found = self.found.poll(gpu)?;

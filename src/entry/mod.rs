@@ -4,6 +4,7 @@
 
 mod communicator;
 mod completion;
+mod errors;
 mod lifecycle;
 mod persistent;
 mod probe;
@@ -13,6 +14,7 @@ mod sendrecv;
 
 pub use communicator::*;
 pub use completion::*;
+pub use errors::*;
 pub use lifecycle::*;
 pub use persistent::*;
 pub use probe::*;

@@ -644,7 +644,6 @@ functions! {
     RequestC2f "MPI_Request_c2f" Native request_c2f(request: Handle) -> c_int;
     RequestF2c "MPI_Request_f2c" Native request_f2c(request: c_int) -> Handle;
     // Errors
-    ErrorClass "MPI_Error_class" Native error_class(errorcode: c_int, errorclass: *mut c_int) -> c_int;
     ErrorString "MPI_Error_string" Native error_string(errorcode: c_int, string: *mut c_char, resultlen: *mut c_int) -> c_int;
     ErrhandlerFree "MPI_Errhandler_free" Native errhandler_free(errhandler: *mut Handle) -> c_int;
     ErrhandlerCreate "MPI_Errhandler_create" Native errhandler_create(comm_errhandler_fn: *const c_void, errhandler: *mut Handle) -> c_int;
@@ -656,6 +655,8 @@ functions! {
     RemoveErrorClass "MPI_Remove_error_class" Native remove_error_class(errorclass: c_int) -> c_int;
     RemoveErrorCode "MPI_Remove_error_code" Native remove_error_code(errorcode: c_int) -> c_int;
     RemoveErrorString "MPI_Remove_error_string" Native remove_error_string(errorcode: c_int) -> c_int;
+    // Classes of errors
+    ErrorClass "MPI_Error_class" Taken error_class(errorcode: c_int, errorclass: *mut c_int) -> c_int;
     // Environment
     Initialized "MPI_Initialized" Native initialized(flag: *mut c_int) -> c_int;
     Finalized "MPI_Finalized" Native finalized(flag: *mut c_int) -> c_int;

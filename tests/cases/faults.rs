@@ -2,7 +2,7 @@
 //!
 //! `FAULT_SEED=N` picks other random moments (each failure names its seed), `FAULT_RUNS=N` their number.
 
-use crate::support::{job, model, on, SENDER_IS_LATE};
+use crate::support::{job, model, on, on_every_mpi, SENDER_IS_LATE};
 use anabranch_tests::ranks::{self, Random, Rank, Segment};
 use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
 use std::collections::BTreeSet;
@@ -21,6 +21,63 @@ fn lines(outcome: &Outcome) -> Vec<&str> {
         .collect()
 }
 
+/// What is said of a message.
+#[derive(Debug, PartialEq, Eq)]
+struct Told<'a> {
+    is_sent: bool,
+    /// Its other end.
+    peer: u32,
+    path: &'a str,
+    reason: &'a str,
+    end: &'a str,
+}
+
+/// The paths, as the user reads them.
+const PATH_NAMES: [&str; 6] = [
+    "direct",
+    "several paths",
+    "host ring",
+    "eager cell",
+    "by value",
+    "descriptor",
+];
+
+impl Told<'_> {
+    /// `message to rank 1, direct path: cuMemcpyAsync failed; tried again`
+    fn parse(text: &str) -> Option<Told<'_>> {
+        let text = text.strip_prefix("message ")?;
+        let (is_sent, text) = match text.strip_prefix("to rank ") {
+            Some(text) => (true, text),
+            None => (false, text.strip_prefix("from rank ")?),
+        };
+        let (peer, text) = text.split_once(", ")?;
+        let (path, text) = text.split_once(" path: ")?;
+        let (reason, end) = text.rsplit_once("; ")?;
+        let is_whole = PATH_NAMES.contains(&path) && reason.len() > 8 && !end.is_empty();
+        is_whole.then_some(Told {
+            is_sent,
+            peer: peer.parse().ok()?,
+            path,
+            reason,
+            end,
+        })
+    }
+
+    /// All messages of `faults` go from rank 0 to rank 1.
+    fn is_by(&self, rank: u32) -> bool {
+        self.is_sent == (rank == 0) && self.peer == 1 - rank
+    }
+}
+
+/// A line of a rank's: who says it, and what.
+fn said(line: &str) -> Option<(u32, &str)> {
+    let (rank, text) = line.strip_prefix("anabranch[")?.split_once("]: ")?;
+    let text = text
+        .strip_prefix("warn: ")
+        .or(text.strip_prefix("error: "))?;
+    Some((rank.parse().ok()?, text))
+}
+
 /// Each fault is told once: in a line that names the rank, the message's other end, its path and the reason.
 #[track_caller]
 fn each_told_once(outcome: &Outcome) {
@@ -29,14 +86,27 @@ fn each_told_once(outcome: &Outcome) {
     let distinct: BTreeSet<_> = lines.iter().collect();
     assert_eq!(distinct.len(), lines.len(), "said twice:\n{outcome}");
     for line in lines {
-        let level = line.contains("]: warn: ") || line.contains("]: error: ");
+        let (rank, text) = said(line).unwrap_or_else(|| panic!("{line}\n{outcome}"));
         // Staging is allocated on a GPU for no message in particular.
-        if level && line.contains("]: warn: GPU ") && line.contains("no staging there") {
+        if text.starts_with("GPU ") && text.contains("no staging there") {
             continue;
         }
-        assert!(level && line.contains(" path: "), "{line}\n{outcome}");
-        assert!(line.contains("message "), "{line}\n{outcome}");
+        let told = Told::parse(text).unwrap_or_else(|| panic!("{line}\n{outcome}"));
+        assert!(rank < 2 && told.is_by(rank), "{line}\n{outcome}");
     }
+}
+
+/// What the error handlers of `faults` have found as the texts of their codes.
+fn handlers_were_told(outcome: &Outcome) -> Vec<(u32, Told<'_>)> {
+    let lines = outcome.finished.stderr.lines();
+    let texts = lines.filter_map(|line| line.strip_prefix("rank ")?.split_once(" is told: "));
+    texts
+        .map(|(rank, text)| {
+            let told = text.strip_prefix("anabranch: ").and_then(Told::parse);
+            let told = told.unwrap_or_else(|| panic!("{text}\n{outcome}"));
+            (rank.parse().expect("a rank"), told)
+        })
+        .collect()
 }
 
 /// What `faults` says of itself: positions, messages that arrived, messages lost.
@@ -120,6 +190,34 @@ fn one_function_fails_for_good() {
         each_told_once(&outcome);
     });
 }
+
+/// An error handler finds in its code which message is lost, and why, and that it is of class MPI_ERR_OTHER.
+fn error_handlers_are_told(mpi: &Mpi) {
+    needs_simulator("driver calls that fail");
+    let outcome = job(mpi, 2, "faults")
+        .args(&["lasting", "2", "direct", "host_ring", "value"])
+        .env("ANABRANCH_CHUNK", "64K")
+        .limit_seconds(600)
+        .passes();
+    let told = handlers_were_told(&outcome);
+    let lost = [0, 1].map(|rank| tally(&outcome, rank).2);
+    assert_eq!(told.len() as u64, lost.iter().sum::<u64>(), "{outcome}");
+    assert!(lost.iter().all(|lost| *lost > 0), "{outcome}");
+    for (rank, told) in &told {
+        assert!(told.is_by(*rank), "{told:?} on rank {rank}\n{outcome}");
+        assert_eq!(told.end, "the message is lost", "{outcome}");
+    }
+    // The sender's copy down to host memory fails for good, which has no other way.
+    let is_value = |(rank, told): &(u32, Told)| *rank == 0 && told.path == "by value";
+    let reason = |(_, told): &(u32, Told)| told.reason.contains("CUDA_ERROR_OUT_OF_MEMORY");
+    assert!(
+        told.iter().any(|told| is_value(told) && reason(told)),
+        "{outcome}"
+    );
+    each_told_once(&outcome);
+}
+
+on_every_mpi!(error_handlers_are_told);
 
 /// An error handler that waits for a rank that waits for this one: it is called when the helper may serve.
 #[test]
@@ -305,12 +403,15 @@ fn the_survivor_is_told() {
                 .iter()
                 .filter(|line| line.contains("has died"))
                 .count();
-            // On a real node UCX may see it first, and raise the error itself.
+            // Once for the rank, whatever was under way with it. On a real node UCX may see it first, and raise the error itself.
             let least = usize::from(!on_real_gpus());
             assert!(
-                (least..=6).contains(&told),
+                (least..=1).contains(&told),
                 "seed {run}: {told} lines\n{outcome}"
             );
+            assert_eq!(lines(&outcome).len(), told, "seed {run}\n{outcome}");
+            let words = finished.stdout.contains("times, 0 of them");
+            assert!(on_real_gpus() || !words, "seed {run}\n{outcome}");
         }
     });
 }

@@ -24,16 +24,19 @@ enum path { DIRECT, HOST_RING, DEVICE_TO_HOST, HOST_TO_DEVICE, VALUE, EAGER, EAG
 static const char *const path_name[] = {"direct", "host_ring", "device_to_host", "host_to_device", "value", "eager", "eager_late", "several"};
 static const size_t path_bytes[] = {300001, 150001, 150001, 300001, 40000, 9001, 9001, 4000011};
 
-static MPI_Comm comm;
+static MPI_Comm comm; // the ranks of MPI_COMM_WORLD in reverse: what is said names those
+static int at(int rank) { return ranks - 1 - rank; }
 static int handled, handled_code, device_number, arrived, lost, positions;
 
 static void on_error(MPI_Comm *c, int *code, ...) {
     (void)c;
     char text[MPI_MAX_ERROR_STRING];
-    int length = 0, rank = -1;
+    int length = 0, rank = -1, class = -1;
     // A handler may call MPI.
-    if (MPI_Error_string(*code, text, &length) != MPI_SUCCESS || length < 5) FAIL("an error without a text");
-    if (MPI_Comm_rank(comm, &rank) != MPI_SUCCESS || rank != me) FAIL("the handler's MPI call");
+    if (MPI_Error_string(*code, text, &length) != MPI_SUCCESS || length != (int)strlen(text)) FAIL("an error without a text");
+    if (MPI_Error_class(*code, &class) != MPI_SUCCESS || class != MPI_ERR_OTHER) FAIL("class %d of %s", class, text);
+    if (MPI_Comm_rank(comm, &rank) != MPI_SUCCESS || rank != at(me)) FAIL("the handler's MPI call");
+    fprintf(stderr, "rank %d is told: %s\n", me, text);
     handled++;
     handled_code = *code;
 }
@@ -55,6 +58,22 @@ static void more_load(void) {
     device_number = me % count;
 }
 
+enum { RUN = 4, STRIDE = 2 * RUN }; // a message by value: runs of its bytes with as much room between them
+
+// Writes a message in runs into its buffer, or checks that all of it is as it was written.
+static void in_runs(buf b, uint64_t seed, int is_written) {
+    unsigned char *all = scratch(b.total), *found = scratch(b.total), *bytes = scratch(b.bytes);
+    memset(all, 0xa5, b.total);
+    pattern(bytes, b.bytes, seed);
+    for (size_t i = 0; i < b.bytes; i += RUN) memcpy(all + b.lead + i / RUN * STRIDE, bytes + i, RUN);
+    memory_get(b.kind, found, b.base, b.total);
+    if (is_written) CHECK(!memcmp(all, found, b.total), "the sender's buffer was written to");
+    else memory_put(b.kind, b.base, all, b.total);
+    free(all);
+    free(found);
+    free(bytes);
+}
+
 // Sends one message, with errors planned on one side. Returns the function that was hit, if any.
 static const char *message(enum path path, int side, const char *plan, uint64_t seed) {
     int on_device = me == 0 ? path != HOST_TO_DEVICE : path != DEVICE_TO_HOST;
@@ -64,7 +83,8 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
         CU(cu.set_current(own));
     }
     buf b = {.bytes = path_bytes[path], .kind = on_device, .lead = GUARD + seed % 13};
-    b.total = b.lead + b.bytes + GUARD;
+    int is_in_runs = path == VALUE && me == 0;
+    b.total = b.lead + b.bytes * (is_in_runs ? STRIDE / RUN : 1) + GUARD;
     CUdeviceptr block = 0;
     if (!on_device) b.base = scratch(b.total);
     else {
@@ -75,13 +95,12 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
     }
     b.p = b.base + b.lead;
     buf_poison(b);
-    if (me == 0) buf_fill(b, seed);
-    // Every other byte: such a message goes by value.
+    if (is_in_runs) in_runs(b, seed, 0);
+    else if (me == 0) buf_fill(b, seed);
     MPI_Datatype type = MPI_BYTE;
     int count = b.bytes;
-    if (path == VALUE && me == 0) {
-        OK(MPI_Type_vector(1, b.bytes, b.bytes + 5, MPI_BYTE, &type));
-        OK(MPI_Type_create_resized(type, 0, b.bytes + 64, &type));
+    if (is_in_runs) {
+        OK(MPI_Type_vector(b.bytes / RUN, RUN, STRIDE, MPI_BYTE, &type));
         OK(MPI_Type_commit(&type));
         count = 1;
     }
@@ -90,7 +109,7 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
     int rc, before = handled, sent = 0, sent_late = 0;
     if (me == side) CHECK(more.plan(plan) == 0, "a plan of errors");
     if (me == 0) {
-        rc = MPI_Send(b.p, count, type, 1, 7, comm);
+        rc = MPI_Send(b.p, count, type, at(1), 7, comm);
         OK(MPI_Send(&rc, 1, MPI_INT, 1, 8, MPI_COMM_WORLD));
     } else {
         MPI_Request r, word;
@@ -98,7 +117,7 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
         int flag = 0, code_known = 0, patience = 2000;
         if (path == EAGER_LATE) usleep(3000);
         OK(MPI_Irecv(&sent, 1, MPI_INT, 0, 8, MPI_COMM_WORLD, &word));
-        rc = MPI_Irecv(b.p, b.bytes, MPI_BYTE, 0, 7, comm, &r);
+        rc = MPI_Irecv(b.p, b.bytes, MPI_BYTE, at(0), 7, comm, &r);
         if (rc == MPI_SUCCESS) {
             while (!flag) {
                 rc = MPI_Test(&r, &flag, &s);
@@ -115,7 +134,7 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
             }
         }
         if (!code_known) OK(MPI_Wait(&word, MPI_STATUS_IGNORE));
-        if (rc == MPI_SUCCESS && !sent_late) STATUS_CHECK(&s, 0, 7, b.bytes);
+        if (rc == MPI_SUCCESS && !sent_late) STATUS_CHECK(&s, at(0), 7, b.bytes);
     }
     const char *hit = me == side ? more.hit() : NULL;
     if (me == side) CHECK(more.plan(NULL) == 0, "no more errors");
@@ -125,7 +144,8 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
     } else {
         CHECK(handled == 0, "an error was raised (%d), and none returned", handled_code);
         if (me == 1 && !sent_late) { BUF_CHECK(b, seed, b.bytes); arrived++; }
-        if (me == 0) BUF_CHECK(b, seed, b.bytes); // nothing was written to the sender's
+        if (is_in_runs) in_runs(b, seed, 1);
+        else if (me == 0) BUF_CHECK(b, seed, b.bytes); // nothing was written to the sender's
     }
     if (on_device) {
         CU(cu.get_current(&current));
@@ -147,6 +167,20 @@ static unsigned long long noted(void) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) sum += more.counter(names[i]);
     OK(MPI_Allreduce(&sum, &all, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD));
     return all;
+}
+
+// How many of so many messages without faults took the path. What a receiver may do in time for the sender or not is either.
+static int taken(enum path path, int messages) {
+    static const struct { int rank; const char *counters[2]; } by[] = {
+        [DIRECT] = {1, {"receives_direct"}}, [HOST_RING] = {1, {"receives_host_ring"}}, [DEVICE_TO_HOST] = {1, {"receives_host_ring"}},
+        [HOST_TO_DEVICE] = {1, {"receives_host_ring"}}, [VALUE] = {0, {"sends_value"}},
+        [EAGER] = {1, {"receives_eager", "receives_direct"}}, [EAGER_LATE] = {1, {"receives_eager"}}, [SEVERAL] = {1, {"receives_several"}}};
+    int count = 0;
+    for (int i = 0; i < 2; i++) if (by[path].counters[i]) count -= (int)more.counter(by[path].counters[i]);
+    for (int i = 0; i < messages; i++) message(path, -1, "", i);
+    for (int i = 0; i < 2; i++) if (by[path].counters[i]) count += (int)more.counter(by[path].counters[i]);
+    OK(MPI_Bcast(&count, 1, MPI_INT, by[path].rank, MPI_COMM_WORLD));
+    return count;
 }
 
 static void once(enum path path, int side, int code, int step, int first, int last) {
@@ -188,8 +222,8 @@ static void lasting(enum path path, int side, int code) {
 
 static void on_error_wait(MPI_Comm *c, int *code, ...) {
     (void)c;
-    (void)code;
     handled++;
+    handled_code = *code;
     CHECK(more.plan(NULL) == 0, "no more errors");
     OK(MPI_Barrier(MPI_COMM_WORLD)); // rank 0 comes here once it has the message that is under way to it
 }
@@ -207,19 +241,22 @@ static void handler_that_waits(int code) {
     buf b = {.p = (unsigned char *)(uintptr_t)block, .bytes = bytes, .kind = DEVICE};
     if (me == 0) {
         buf_fill(a, 1);
-        OK(MPI_Send(a.p, bytes, MPI_BYTE, 1, 1, comm));
-        OK(MPI_Recv(b.p, bytes, MPI_BYTE, 1, 2, comm, MPI_STATUS_IGNORE));
+        OK(MPI_Send(a.p, bytes, MPI_BYTE, at(1), 1, comm));
+        OK(MPI_Recv(b.p, bytes, MPI_BYTE, at(1), 2, comm, MPI_STATUS_IGNORE));
         BYTES_CHECK(DEVICE, b.p, bytes, 2);
         OK(MPI_Barrier(MPI_COMM_WORLD));
     } else {
         char plan[80];
-        MPI_Request r;
+        MPI_Request r, in;
+        MPI_Status s;
         buf_fill(b, 2);
-        OK(MPI_Isend(b.p, bytes, MPI_BYTE, 0, 2, comm, &r));
+        OK(MPI_Isend(b.p, bytes, MPI_BYTE, at(0), 2, comm, &r));
         snprintf(plan, sizeof plan, "cuMemcpyAsync:1+=%d", code);
         CHECK(more.plan(plan) == 0, "a plan of errors");
-        int rc = MPI_Recv(a.p, bytes, MPI_BYTE, 0, 1, comm, MPI_STATUS_IGNORE);
-        CHECK(rc != MPI_SUCCESS && handled == 1, "code %d, %d calls of the handler", rc, handled);
+        OK(MPI_Irecv(a.p, bytes, MPI_BYTE, at(0), 1, comm, &in));
+        int rc = MPI_Waitall(1, &in, &s);
+        CHECK(rc == MPI_ERR_IN_STATUS && handled == 1, "code %d, %d calls of the handler", rc, handled);
+        CHECK(s.MPI_ERROR == handled_code, "%d in the status, the handler got %d", s.MPI_ERROR, handled_code);
         OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
     }
     CU(more.pool_free(block, NULL));
@@ -233,7 +270,7 @@ int main(int argc, char **argv) {
     CHECK(argc > 2 && ranks == 2, "arguments");
     int is_once = !strcmp(argv[1], "once"), code = atoi(argv[2]);
     MPI_Errhandler handler;
-    OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+    OK(MPI_Comm_split(MPI_COMM_WORLD, 0, -me, &comm));
     OK(MPI_Comm_create_errhandler(on_error, &handler));
     OK(MPI_Comm_set_errhandler(comm, handler));
     int cases = 0;
@@ -242,7 +279,10 @@ int main(int argc, char **argv) {
     else for (int path = 0; path < PATH_COUNT; path++) {
         if (!selected(path_name[path], argc - 2, argv + 2)) continue;
         cases++;
-        for (int i = 0; i < 3; i++) message(path, -1, "", i); // both know of each other's devices
+        // The first one of a stream from host memory goes natively, and a sender that is late may be waited for.
+        int count = 0;
+        for (int tries = 0; tries < 5 && count < 2; tries++) count = taken(path, 3);
+        CHECK(count >= 2, "%d of 3 messages without faults took the path %s", count, path_name[path]);
         for (int side = 0; side < 2; side++) {
             int touches = side == 0 ? path != HOST_TO_DEVICE : path != DEVICE_TO_HOST;
             if (!touches) continue;

@@ -103,6 +103,7 @@ taken! {
     CommDisconnect MPI_Comm_disconnect PMPI_Comm_disconnect comm_disconnect(comm: *mut Handle);
     TypeFree MPI_Type_free PMPI_Type_free type_free(datatype: *mut Handle);
     PsendInit MPI_Psend_init PMPI_Psend_init psend_init(buf: *const c_void, partitions: c_int, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, info: Handle, request: *mut Handle);
+    ErrorClass MPI_Error_class PMPI_Error_class error_class(errorcode: c_int, errorclass: *mut c_int);
 }
 
 watched! {

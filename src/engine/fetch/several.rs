@@ -408,7 +408,9 @@ impl Several {
         }
         stats::add(Counter::TracksRetired, 1);
         let of = Of::From(self.peer.world_rank());
-        fault::survived(of, Path::Several, trouble, "its part is taken directly");
+        if self.peer.alive() {
+            fault::survived(of, Path::Several, trouble, "its part is taken directly");
+        }
     }
 
     /// Whether the receiver has nothing else to pull from this sender.

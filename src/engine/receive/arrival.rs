@@ -116,24 +116,27 @@ impl Core {
                 Err(NotTaken::Value) => false,
             };
         if !taken {
-            self.take_value(env, id, bytes);
+            self.take_value(env, id, bytes, source);
             self.check_value(env, id, bytes, source, tag);
         }
     }
 
     /// A descriptor has arrived whose slot does not bear it out. Its bytes are none of the program's.
     fn lose_descriptor(&mut self, env: &Env, id: usize, source: c_int) {
-        let sender = self
-            .stream_of(env, id, source, 0)
-            .map_or(Of::Received, |stream| Of::From(stream.peer));
         let why = "its sender gave it up, or its slot was written over";
-        fault::lost(sender, fault::Path::Descriptor, &why);
+        let why = fault::lost(self.sender(env, id, source), fault::Path::Descriptor, &why);
         stats::add(Counter::Errors, 1);
         self.taken += 1;
         let receive = &mut self.receives[id];
-        receive.code = env.abi.err_other;
+        receive.lose(env.abi, why);
         receive.length = Some(0);
         receive.stage = Stage::Done;
+    }
+
+    /// The message of a receive, by the rank that the MPI library names.
+    fn sender(&self, env: &Env, id: usize, source: c_int) -> Of {
+        self.stream_of(env, id, source, 0)
+            .map_or(Of::FromLocal(source), |stream| Of::From(stream.peer))
     }
 
     /// Looks into the landing places of posted receives for descriptors. No MPI call.
@@ -177,12 +180,14 @@ impl Core {
         }
         let under_way = self.under_way(env, self.receives[id].capacity);
         let receive = &mut self.receives[id];
+        let of = Of::From(landed.sender());
+        receive.of = Some(of);
         let to = match receive.destination() {
             Ok(to) => to,
             Err(error) => {
-                fault::lost(Of::Received, fault::Path::Direct, &error);
+                let why = fault::lost(of, fault::Path::Direct, &error);
                 stats::add(Counter::Errors, 1);
-                receive.code = env.abi.err_other;
+                receive.lose(env.abi, why);
                 Destination::Host(receive.landed)
             }
         };
@@ -262,8 +267,11 @@ impl Core {
     }
 
     /// A value has landed.
-    fn take_value(&mut self, env: &Env, id: usize, bytes: u64) {
+    fn take_value(&mut self, env: &Env, id: usize, bytes: u64, source: c_int) {
         self.spare_descriptors(env, id, bytes);
+        if let Target::Device { .. } = self.receives[id].target {
+            self.receives[id].of = Some(self.sender(env, id, source));
+        }
         let receive = &mut self.receives[id];
         if let Some(landing) = &mut receive.landing {
             landing.note_touched(bytes);
@@ -280,7 +288,7 @@ impl Core {
             stats::add(Counter::ValueBytes, bytes);
             self.wish_for_descriptors(env, id, bytes);
         }
-        self.deliver(id, bytes);
+        self.deliver(env, id, bytes);
     }
 
     /// A long value for device memory has landed: the next one of its stream had better be fetched in pieces, so that the
@@ -315,7 +323,7 @@ impl Core {
     }
 
     /// Brings packed bytes from where they landed to where they belong.
-    fn deliver(&mut self, id: usize, bytes: u64) {
+    fn deliver(&mut self, env: &Env, id: usize, bytes: u64) {
         let receive = &mut self.receives[id];
         let bytes = bytes.min(receive.capacity);
         receive.stage = Stage::Done;
@@ -337,12 +345,12 @@ impl Core {
             Target::Device { .. } if bytes == 0 => {}
             Target::Device { buffer, shape } => {
                 let (buffer, shape) = (*buffer, shape.clone());
+                let (landed, of) = (receive.landed, receive.of());
                 match self.gpu.prepare(&buffer) {
                     Ok(context) => {
                         let place = shape.place(bytes);
-                        let landed = receive.landed;
                         // SAFETY: the landing range holds the bytes, and is kept until the receive is complete.
-                        let lift = unsafe { Lift::new(Way::Up, context, shape, landed, bytes) };
+                        let lift = unsafe { Lift::new(Way::Up, context, shape, landed, bytes, of) };
                         let after = self.ends_at(place);
                         let mut lifting = Lifting::new(lift, place, after, self.taken);
                         // Its first pieces are launched when this round ends. What is wrong comes up again.
@@ -350,18 +358,18 @@ impl Core {
                         self.receives[id].stage = Stage::Lifting(Box::new(lifting));
                         self.moving.push(id);
                     }
-                    Err(error) => self.spoil(id, &error),
+                    Err(error) => self.spoil(env, id, &error),
                 }
             }
         }
     }
 
     /// The payload cannot be brought to where it belongs.
-    fn spoil(&mut self, id: usize, error: &cuda::Error) {
-        fault::lost(Of::Received, fault::Path::Value, error);
-        stats::add(Counter::Errors, 1);
+    fn spoil(&mut self, env: &Env, id: usize, error: &cuda::Error) {
         let receive = &mut self.receives[id];
-        receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_other);
+        let why = fault::lost(receive.of(), fault::Path::Value, error);
+        stats::add(Counter::Errors, 1);
+        receive.lose(env.abi, why);
         receive.stage = Stage::Done;
     }
 
@@ -380,9 +388,9 @@ impl Core {
                     let is_placed = matches!(self.receives[id].stage, Stage::Done);
                     (true, is_placed && !self.begin_check(id))
                 }
-                Step::Failed => {
+                Step::Failed(why) => {
                     stats::add(Counter::Errors, 1);
-                    receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_other);
+                    receive.lose(env.abi, why);
                     receive.stage = Stage::Done;
                     (true, true)
                 }
@@ -394,11 +402,11 @@ impl Core {
                     (true, !self.begin_check(id))
                 }
                 Err(error) => {
-                    self.spoil(id, &error);
+                    self.spoil(env, id, &error);
                     (true, true)
                 }
             },
-            Stage::Checking(_) => self.advance_check(id),
+            Stage::Checking(_) => self.advance_check(env, id),
             _ => (false, true),
         }
     }
@@ -427,7 +435,7 @@ impl Core {
             landing.note_touched(bytes);
         }
         let moving = self.moving.len();
-        self.deliver(id, bytes);
+        self.deliver(env, id, bytes);
         // It is in the list already.
         self.moving.truncate(moving);
     }

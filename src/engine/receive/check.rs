@@ -105,15 +105,15 @@ impl Core {
     }
 
     /// Moves a check on, as [`Core::advance_receive`].
-    pub(super) fn advance_check(&mut self, id: usize) -> (bool, bool) {
+    pub(super) fn advance_check(&mut self, env: &Env, id: usize) -> (bool, bool) {
         let receive = &mut self.receives[id];
         let Stage::Checking(checking) = &mut receive.stage else {
             return (false, true);
         };
         match checking.poll(&mut self.gpu) {
             Ok(None) => return (false, false),
-            Ok(Some(true)) => {}
-            Ok(Some(false)) => receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_other),
+            Ok(Some(None)) => {}
+            Ok(Some(Some(why))) => receive.lose(env.abi, why),
             Err(error) => log::warn!("verify: a device buffer cannot be read: {error}"),
         }
         receive.stage = Stage::Done;
@@ -136,7 +136,7 @@ impl Receive {
             Target::Device { buffer, shape } => {
                 let context = gpu.prepare(buffer)?;
                 let shape: Shape = shape.clone();
-                Reading::Device(Lift::summing(context, shape, length))
+                Reading::Device(Lift::summing(context, shape, length, self.of()))
             }
         })
     }

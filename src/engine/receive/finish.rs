@@ -6,7 +6,7 @@ use super::arrival::is_cancelled;
 use super::Stage;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
-use crate::engine::native::raise;
+use crate::engine::native::{raise, raise_told};
 use crate::engine::story::{self, Path};
 use crate::engine::Env;
 use crate::mpi::{native, Abi, Family, Handle, Status};
@@ -60,6 +60,7 @@ impl Core {
         let receive = &mut self.receives[id];
         story::tell(receive.story());
         let (comm, length, own_code) = (receive.comm, receive.length, receive.code);
+        let why = receive.why.take();
         if code != abi.success {
             // SAFETY: passed on.
             unsafe { self.release_truncated(env, id, code) };
@@ -70,7 +71,12 @@ impl Core {
             }
             if own_code != abi.success {
                 // SAFETY: the program's communicator.
-                code = unsafe { raise(comm, own_code) };
+                code = unsafe {
+                    match why {
+                        Some(why) => raise_told(abi, comm, &why),
+                        None => raise(comm, own_code),
+                    }
+                };
             }
         }
         self.dismiss(id);
@@ -117,7 +123,7 @@ impl Core {
             receive.stage = Stage::Idle;
             receive.arrival = None;
             receive.length = None;
-            receive.code = 0;
+            (receive.code, receive.why, receive.of) = (0, None, None);
             receive.path = Path::Unknown;
             receive.reason = None;
             receive.to_check = None;

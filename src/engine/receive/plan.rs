@@ -7,10 +7,11 @@ use super::{Receive, RecvArgs, Stage, Target};
 use crate::cuda::{self, Buffer, Kind};
 use crate::engine::comms;
 use crate::engine::core::Core;
+use crate::engine::fault::{self, Of};
 use crate::engine::layout::Layout;
 use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
-use crate::engine::native::{native_irecv, raise};
+use crate::engine::native::{native_irecv, raise_told};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::Engine;
 use crate::mpi::{native, Abi, Handle};
@@ -26,6 +27,8 @@ pub struct Prepared {
     pub count: i64,
     /// Datatype for the native call.
     pub datatype: Handle,
+    /// From which rank of the communicator.
+    source: c_int,
     /// The datatype was made for this call.
     temporary: bool,
     /// It lands in a range of the library's own, which it gets when it is posted.
@@ -141,8 +144,8 @@ impl Engine {
             Layout::of(self.env.abi, args.datatype, info)
                 .map(Arc::new)
                 .ok_or_else(|| {
-                    log::error!("the layout of a datatype cannot be determined");
-                    raise(args.comm, self.env.abi.err_other)
+                    let why = "the layout of its datatype cannot be determined";
+                    refuse(self.env.abi, args.comm, args.source, why)
                 })
         }
     }
@@ -208,7 +211,10 @@ impl Engine {
                 .or_else(|| types::blocks(abi, room))
         };
         // SAFETY: passed on.
-        let (datatype, count) = blocks.ok_or_else(|| unsafe { raise(args.comm, abi.err_other) })?;
+        let (datatype, count) = blocks.ok_or_else(|| unsafe {
+            let why = "the MPI library makes no datatype of its length";
+            refuse(abi, args.comm, args.source, why)
+        })?;
         (prepared.datatype, prepared.count, prepared.temporary) = (datatype, count, true);
         Ok(Plan::Watched(Box::new(prepared)))
     }
@@ -314,6 +320,7 @@ impl Prepared {
             buffer: args.buffer,
             count: args.count,
             datatype: args.datatype,
+            source: args.source,
             temporary: false,
             is_to_land: false,
         }
@@ -323,9 +330,9 @@ impl Prepared {
     unsafe fn land(&mut self, core: &mut Core, abi: &Abi) -> Result<(), c_int> {
         let receive = &mut self.receive;
         let Some(landing) = core.landings.take(receive.room) else {
-            log::error!("no address space for a receive of {} bytes", receive.room);
+            let why = format!("no address space for {} bytes", receive.room);
             // SAFETY: the program's communicator.
-            return Err(unsafe { raise(receive.comm, abi.err_other) });
+            return Err(unsafe { refuse(abi, receive.comm, self.source, &why) });
         };
         receive.landed = landing.start();
         receive.landing = Some(landing);
@@ -354,5 +361,14 @@ impl Prepared {
     pub fn matched(mut self: Box<Self>, matched: Option<Matched>) -> Box<Self> {
         self.receive.matched = matched;
         self
+    }
+}
+
+/// A receive that cannot be posted.
+unsafe fn refuse(abi: &Abi, comm: Handle, source: c_int, why: &str) -> c_int {
+    // SAFETY: the program's communicator.
+    unsafe {
+        let of = Of::from(abi, comm, source);
+        raise_told(abi, comm, &fault::refused(of, &why))
     }
 }

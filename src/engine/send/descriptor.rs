@@ -40,6 +40,8 @@ pub(super) struct Out {
     failures: u32,
     /// This rank has said that the message cannot be had.
     is_given_up: bool,
+    /// Why the message is lost, if this rank has found that.
+    lost: Option<Box<str>>,
     /// The slot is in use: the receiver may still read it.
     pub(super) is_open: bool,
 }
@@ -92,7 +94,11 @@ impl Out {
     /// A step of the sender's part has failed. It is tried again, some times: no simpler path is left.
     fn step_failed(&mut self, env: &Env, trouble: Trouble) {
         let Trouble::Driver(error) = trouble else {
-            fault::lost(self.of(), self.path(), &"its ring was written over");
+            self.lost = Some(fault::lost(
+                self.of(),
+                self.path(),
+                &"its ring was written over",
+            ));
             stats::add(Counter::Corrupt, 1);
             self.give_up(env);
             return;
@@ -106,7 +112,7 @@ impl Out {
         let slot = env.node.own().slot(self.slot);
         if slot.is_some_and(|slot| slot.refuse(self.nonce, env.abi.err_other).is_ok()) {
             self.is_given_up = true;
-            fault::lost(self.of(), self.path(), error);
+            self.lost = Some(fault::lost(self.of(), self.path(), error));
         } else {
             fault::survived(self.of(), self.path(), error, "left to its receiver");
         }
@@ -125,6 +131,8 @@ pub(super) enum Origin<'a> {
 pub(super) enum Unsent {
     /// The message goes by value.
     Reason(Reason),
+    /// The same, as its buffer's context cannot be had, which is told once the message is on its way.
+    Trouble(Error),
     /// The MPI library refused it.
     Code(c_int),
 }
@@ -145,14 +153,7 @@ impl Core {
         let source = match origin {
             Origin::Host(address) => Source::Host(*address),
             Origin::Device(buffer) => {
-                let context = self.gpu.prepare(buffer).map_err(|error| {
-                    let of = Of::To(peer.world_rank());
-                    fault::survived(of, Path::Descriptor, &error, "goes by value");
-                    Unsent::Reason(match error {
-                        Error::NoContext => Reason::NoContext,
-                        _ => Reason::DriverError,
-                    })
-                })?;
+                let context = self.gpu.prepare(buffer).map_err(Unsent::Trouble)?;
                 self.gpu.relays.note(env, buffer, context);
                 self.survey(env, buffer, context, bytes);
                 let address = buffer.address;
@@ -227,6 +228,7 @@ impl Core {
             hosting,
             failures: 0,
             is_given_up: false,
+            lost: None,
             is_open: true,
         });
         let carrier = SendArgs {
@@ -280,6 +282,7 @@ impl Core {
             complete: is_hosted,
             stands_for_null: false,
             code: env.abi.success,
+            why: None,
             story,
             is_raised: false,
             kind: SendKind::Descriptor(out),
@@ -457,7 +460,8 @@ impl Core {
                 // Only the owner sets these states, and it has not.
                 if out.failures != u32::MAX {
                     out.failures = u32::MAX;
-                    fault::lost(out.of(), out.path(), &"its slot was written over");
+                    let why = "its slot was written over";
+                    out.lost = Some(fault::lost(out.of(), out.path(), &why));
                     stats::add(Counter::Corrupt, 1);
                 }
                 return self.close_send(env, id, true);
@@ -503,7 +507,10 @@ impl Core {
         }
         // A send that is complete already is nobody's error any more.
         if has_failed && !send.complete && send.code == env.abi.success {
-            send.code = env.abi.err_other;
+            let why = out.lost.take();
+            let by_receiver = || fault::text(out.of(), out.path(), &"its receiver cannot have it");
+            let why = why.unwrap_or_else(by_receiver);
+            (send.code, send.why) = (env.abi.err_other, Some(why));
             stats::add(Counter::Errors, 1);
         }
         if send.story.path == story::Path::Unknown && !has_failed {
@@ -587,7 +594,7 @@ impl Core {
             log::debug!("rank {} ended without it", out.peer.world_rank());
             return;
         }
-        fault::lost(out.of(), out.path(), &"the receiver has died");
+        out.lost = Some(fault::died(out.of(), out.path(), true));
         stats::add(Counter::DeadPeers, 1);
     }
 }

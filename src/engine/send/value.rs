@@ -4,13 +4,13 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::{Mode, Send, SendArgs, SendKind};
-use crate::cuda::{self, Buffer};
+use crate::cuda::{self, Buffer, Error};
 use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape, Way};
-use crate::engine::native::{native_isend, raise};
+use crate::engine::native::{native_isend, raise_told};
 use crate::engine::story::{self, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::{About, Reading, Summing};
@@ -49,26 +49,33 @@ impl Engine {
         Ok(core.insert_value(env, args.comm, request, data, false, story))
     }
 
-    /// Copies the payload to host memory, then sends it natively.
+    /// Copies the payload to host memory, then sends it natively. The reason why comes with what the driver said, if it did.
     pub(super) unsafe fn send_value(
         &self,
         args: &SendArgs,
         buffer: &Buffer,
         info: &TypeInfo,
-        reason: Reason,
+        (reason, trouble): (Reason, Option<Error>),
         sums: Option<Sums>,
     ) -> Result<usize, c_int> {
         let env = &self.env;
         let bytes = info.bytes(args.count);
         // SAFETY: passed on.
         let data = unsafe { self.bring_down(args, buffer, info) }.map_err(|error| {
-            fault::lost(Of::Sent, Path::Value, &error);
             stats::add(Counter::Errors, 1);
             // SAFETY: the program's communicator.
-            unsafe { raise(args.comm, env.abi.err_other) }
+            unsafe {
+                let why = fault::lost(self.of(args), Path::Value, &error);
+                raise_told(env.abi, args.comm, &why)
+            }
         })?;
+        if let Some(error) = trouble {
+            // SAFETY: the program's communicator.
+            let of = unsafe { self.of(args) };
+            fault::survived(of, Path::Descriptor, &error, "goes by value");
+        }
         // SAFETY: the program's communicator.
-        let is_right = sums.is_none_or(|sums| unsafe { self.judge_copy(args, &sums, &data) });
+        let wrong = sums.and_then(|sums| unsafe { self.judge_copy(args, &sums, &data) });
         self.make_room_for_draining(bytes);
         let mut core = self.core.lock();
         // SAFETY: the data are kept until the native send is complete.
@@ -85,14 +92,20 @@ impl Engine {
             ..Story::default()
         };
         let id = core.insert_value(env, args.comm, request, data, complete, story);
-        if !is_right {
-            core.sends[id].code = env.abi.err_other;
+        if let Some(why) = wrong {
+            core.sends[id].lose(env.abi, why);
         }
         Ok(id)
     }
 
-    /// Whether what was copied down is what the buffer holds; reported if not.
-    unsafe fn judge_copy(&self, args: &SendArgs, sums: &Sums, data: &[u8]) -> bool {
+    /// The message, as the user reads it.
+    unsafe fn of(&self, args: &SendArgs) -> Of {
+        // SAFETY: the program's communicator.
+        unsafe { Of::to(self.env.abi, args.comm, args.dest) }
+    }
+
+    /// What is wrong with what was copied down, if it is not what the buffer holds.
+    unsafe fn judge_copy(&self, args: &SendArgs, sums: &Sums, data: &[u8]) -> Option<Box<str>> {
         // SAFETY: the program's communicator.
         let identity = unsafe { comms::identity(self.env.abi, args.comm) };
         let about = About {
@@ -119,7 +132,9 @@ impl Engine {
         // SAFETY: passed on.
         let read = unsafe { self.shape_of(args, buffer, info) }.and_then(|shape| {
             let key = self.core.lock().gpu.prepare(buffer)?;
-            let lift = Lift::summing(key, shape, info.bytes(args.count));
+            // SAFETY: the program's communicator.
+            let of = unsafe { self.of(args) };
+            let lift = Lift::summing(key, shape, info.bytes(args.count), of);
             let mut reading = Reading::Device(lift);
             // As in `bring_down`: the copy ends by itself.
             self.until(|_, core| reading.poll(&mut core.gpu).transpose())
@@ -169,7 +184,10 @@ impl Engine {
         let env = &self.env;
         // SAFETY: the program's buffer, datatype and communicator.
         unsafe {
-            let refused = || raise(args.comm, env.abi.err_other);
+            let refused = || {
+                let why = "the layout of its datatype cannot be determined";
+                raise_told(env.abi, args.comm, &fault::refused(self.of(args), &why))
+            };
             let info = types::info(env.abi, args.datatype).ok_or_else(refused)?;
             let layout = Layout::of(env.abi, args.datatype, &info).ok_or_else(refused)?;
             let bytes = info.bytes(args.count);
@@ -197,8 +215,11 @@ impl Engine {
         // SAFETY: passed on.
         let shape = unsafe { self.shape_of(args, buffer, info) }?;
         let key = self.core.lock().gpu.prepare(buffer)?;
-        // SAFETY: the vector has room for `bytes`, and is not touched before the copy is done.
-        let mut lift = unsafe { Lift::new(Way::Down, key, shape, data.as_mut_ptr(), bytes) };
+        // SAFETY: the program's communicator; the vector has room for `bytes`, and is not touched before the copy is done.
+        let mut lift = unsafe {
+            let of = self.of(args);
+            Lift::new(Way::Down, key, shape, data.as_mut_ptr(), bytes, of)
+        };
         // The copy ends by itself, so the MPI library is not made to progress meanwhile: see `Engine::serve_out`.
         self.until(|_, core| match lift.poll(&mut core.gpu) {
             Ok(true) => Some(Ok(())),
@@ -236,6 +257,7 @@ impl Core {
             complete,
             stands_for_null: false,
             code: env.abi.success,
+            why: None,
             story,
             is_raised: false,
             kind: SendKind::Value { native, data },
@@ -277,8 +299,7 @@ unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle,
     let code = unsafe {
         if args.mode == Mode::Buffered {
             // A buffered send copies before it returns, so its data need not be kept.
-            let count =
-                c_int::try_from(bytes.count).map_err(|_| raise(args.comm, env.abi.err_other))?;
+            let count = c_int::try_from(bytes.count).map_err(|_| refuse_length(env, args))?;
             native::bsend(
                 bytes.buffer,
                 count,
@@ -290,8 +311,8 @@ unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle,
         } else if c_int::try_from(bytes.count).is_ok() {
             native_isend(&bytes, &raw mut request)
         } else {
-            let (mut block, count) =
-                types::blocks(env.abi, bytes.count as u64).ok_or(env.abi.err_other)?;
+            let (mut block, count) = types::blocks(env.abi, bytes.count as u64)
+                .ok_or_else(|| refuse_length(env, args))?;
             bytes.datatype = block;
             bytes.count = count;
             let code = native_isend(&bytes, &raw mut request);
@@ -303,5 +324,15 @@ unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle,
         Ok(request)
     } else {
         Err(code)
+    }
+}
+
+/// The MPI library takes no message of this length in the mode of the arguments.
+unsafe fn refuse_length(env: &Env, args: &SendArgs) -> c_int {
+    // SAFETY: the program's communicator.
+    unsafe {
+        let of = Of::to(env.abi, args.comm, args.dest);
+        let why = "the MPI library takes no value of its length";
+        raise_told(env.abi, args.comm, &fault::refused(of, &why))
     }
 }

@@ -231,12 +231,11 @@ fn track_of(peer: &Peer, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
 fn tell(peer: &Peer, trouble: &Trouble) {
     stats::add(Counter::TracksRetired, 1);
     let of = Of::To(peer.world_rank());
-    fault::survived(
-        of,
-        Path::Several,
-        trouble,
-        "its part is left to the receiver",
-    );
+    // What fails because the receiver has died is told when its messages are given up.
+    if peer.alive() {
+        let remedy = "its part is left to the receiver";
+        fault::survived(of, Path::Several, trouble, remedy);
+    }
 }
 
 impl Track {

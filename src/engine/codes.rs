@@ -1,0 +1,129 @@
+//! Error codes of the library's own, whose text says which message an error handler is called about, and why.
+//!
+//! A code is made when the first error with its text is raised, by a thread of the program's: the calls are local, and
+//! call nothing back. Its class is `MPI_ERR_OTHER`. MPICH 4.0 has no text for codes of the classes that it defines itself
+//! (`MPI_Error_string` finds another's): there they are of a class that was made for them, and `MPI_Error_class`, which is
+//! intercepted for that, says `MPI_ERR_OTHER`.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, CString};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::mpi::{native, Abi};
+
+/// Codes that are made, at most.
+const CODES_MAX: usize = 64;
+
+/// What is raised when there are as many, with a code of its own.
+const GENERAL: &str = "a message between buffers of this node is lost; stderr says which";
+
+/// Longest text, bytes: `MPI_MAX_ERROR_STRING` is 256 in Open MPI, and more elsewhere.
+const TEXT_MAX: usize = 255;
+
+/// Room for any text of an MPI library's.
+const ANY_TEXT: usize = 4096;
+
+static CODES: Mutex<Option<HashMap<Box<str>, c_int>>> = Mutex::new(None);
+
+/// The class of the codes where it is not `MPI_ERR_OTHER`; 0 where it is.
+static OWN_CLASS: AtomicI32 = AtomicI32::new(0);
+
+/// The code for an error with this text, or `MPI_ERR_OTHER` where the MPI library makes none.
+///
+/// # Safety
+/// MPI may be called.
+pub unsafe fn code_of(abi: &Abi, text: &str) -> c_int {
+    let mut codes = CODES.lock();
+    let codes = codes.get_or_insert_with(HashMap::new);
+    let text = if codes.contains_key(text) || codes.len() < CODES_MAX {
+        text
+    } else {
+        GENERAL
+    };
+    *codes.entry(text.into()).or_insert_with(|| {
+        // SAFETY: passed on.
+        unsafe { make(abi, text) }.unwrap_or(abi.err_other)
+    })
+}
+
+/// The class that a program is to see.
+pub fn class_seen(abi: &Abi, class: c_int) -> c_int {
+    let own = OWN_CLASS.load(Ordering::Relaxed);
+    if own != 0 && class == own {
+        abi.err_other
+    } else {
+        class
+    }
+}
+
+unsafe fn make(abi: &Abi, text: &str) -> Option<c_int> {
+    let text = written(text);
+    // SAFETY: passed on.
+    unsafe {
+        match OWN_CLASS.load(Ordering::Relaxed) {
+            0 => match add(abi, abi.err_other, &text) {
+                Some(code) if has_text(abi, code, &text) => Some(code),
+                _ => add(abi, own_class(abi)?, &text),
+            },
+            class => add(abi, class, &text),
+        }
+    }
+}
+
+/// A text as the MPI library takes it.
+fn written(text: &str) -> CString {
+    let mut text = format!("anabranch: {text}").replace('\0', "");
+    let mut end = text.len().min(TEXT_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    CString::new(text).unwrap_or_default()
+}
+
+unsafe fn own_class(abi: &Abi) -> Option<c_int> {
+    let mut class = 0;
+    // SAFETY: a live local.
+    let made = unsafe { native::add_error_class(&raw mut class) };
+    let is_made = made == abi.success && class != 0;
+    is_made.then(|| {
+        OWN_CLASS.store(class, Ordering::Relaxed);
+        class
+    })
+}
+
+unsafe fn add(abi: &Abi, class: c_int, text: &CString) -> Option<c_int> {
+    let mut code = 0;
+    // SAFETY: a live local and a string.
+    let is_made = unsafe {
+        native::add_error_code(class, &raw mut code) == abi.success
+            && native::add_error_string(code, text.as_ptr()) == abi.success
+    };
+    is_made.then_some(code)
+}
+
+/// Whether the library finds the text of a code.
+unsafe fn has_text(abi: &Abi, code: c_int, text: &CString) -> bool {
+    let mut found = [0u8; ANY_TEXT];
+    let mut length = 0;
+    // SAFETY: there is room for what any library has as its longest text.
+    let said =
+        unsafe { native::error_string(code, found.as_mut_ptr().cast::<c_char>(), &raw mut length) };
+    said == abi.success && found.starts_with(text.as_bytes_with_nul())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_cut_to_what_every_library_takes() {
+        let text = written(&"ä\0".repeat(300));
+        assert_eq!(text.as_bytes().len(), 255);
+        assert!(text
+            .to_str()
+            .is_ok_and(|text| text.starts_with("anabranch: ää")));
+    }
+}
