@@ -2,11 +2,11 @@
 //!
 //! `FAULT_SEED=N` picks other random moments (each failure names its seed), `FAULT_RUNS=N` their number.
 
-use crate::support::{job, model, on, on_every_mpi, SENDER_IS_LATE};
+use crate::support::{job, model, on, on_every_mpi, over_an_mpi_that_knows_cuda, SENDER_IS_LATE};
 use anabranch_tests::ranks::{self, Random, Rank, Segment};
 use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 use xtask::mpi::Mpi;
@@ -320,22 +320,63 @@ fn stop_when<T>(victim: &Rank, random: &mut Random, look: impl Fn() -> Option<T>
     None
 }
 
-/// A rank is killed while messages are unfinished: the job ends, and no process is left.
+/// How long the launcher itself takes for a job of which a rank is killed, without the library: the longest of three times.
+fn time_without_the_library(mpi: &Mpi) -> Duration {
+    let times = (0..3).map(|run| {
+        let job = job(mpi, 2, "traffic").args(&["endless"]).limit_seconds(120);
+        let job = over_an_mpi_that_knows_cuda(job).without_preload();
+        let folder = job.folder().to_path_buf();
+        let (outcome, at) = thread::scope(|scope| {
+            let killer = scope.spawn(move || {
+                let ranks: Vec<Rank> = (0..2)
+                    .filter_map(|rank| ranks::find(&folder, "traffic", rank, PATIENCE))
+                    .collect();
+                // By then they have met.
+                thread::sleep(Duration::from_secs(1));
+                ranks[run % 2].signal(libc::SIGKILL);
+                Instant::now()
+            });
+            (job.run(), killer.join().expect("no panic"))
+        });
+        assert!(outcome.finished.code.is_some(), "{outcome}");
+        at.elapsed()
+    });
+    times.max().unwrap_or_default()
+}
+
+/// A rank is killed while messages are unfinished: the job ends, about as soon as without the library, no process is left,
+/// and at most a page in /dev/shm.
 fn killed(mpi: &Mpi, moments: u64) {
+    needs_simulator("messages of device buffers without the library");
+    // A busy machine counts for both.
+    let bound = 10 * time_without_the_library(mpi) + Duration::from_secs(20);
     let seed = setting("FAULT_SEED", 1);
     let mut seen = [0; 4];
     for run in seed..seed + setting("FAULT_RUNS", moments) {
         let mut random = Random::new(run);
         let victim = random.below(2) as usize;
         let job = job(mpi, 2, "traffic").args(&["endless"]).limit_seconds(300);
-        let (outcome, moment) = disturbed(job, move |ranks| {
+        let (outcome, seen_then) = disturbed(job, move |ranks| {
             let moment = stop_in_transfer(ranks, victim, &mut random);
+            let files: BTreeSet<PathBuf> = ranks.iter().flat_map(Rank::shared_files).collect();
             ranks[victim].signal(libc::SIGKILL);
-            moment
+            moment.map(|moment| (moment, files, Instant::now()))
         });
-        let moment = moment
+        let (moment, files, at) = seen_then
             .flatten()
             .unwrap_or_else(|| panic!("seed {run}: never in a transfer\n{outcome}"));
+        let took = at.elapsed();
+        assert!(took < bound, "seed {run}: {took:?} of {bound:?}\n{outcome}");
+        // All ranks of the job have one directory, which is a page.
+        assert_eq!(files.len(), 1, "seed {run}: {files:?}\n{outcome}");
+        for file in &files {
+            let left = std::fs::metadata(file).map_or(0, |about| about.len());
+            assert!(
+                left <= 4096,
+                "seed {run}: {left} bytes in {}",
+                file.display()
+            );
+        }
         for (sum, count) in seen.iter_mut().zip(moment) {
             *sum += count;
         }
@@ -435,22 +476,37 @@ fn stop_for(
     stops
 }
 
-/// Ranks that are stopped for seconds go on as if nothing had been.
+/// Ranks that are stopped for seconds go on as if nothing had been, and their peers do not spin meanwhile.
 #[test]
 fn stopped_for_seconds() {
+    const PAUSE: Duration = Duration::from_millis(1500);
     on("mpich", |mpi| {
         let seed = setting("FAULT_SEED", 1);
         let mut random = Random::new(seed);
         let job = job(mpi, 2, "traffic").args(&["rounds", "60"]);
         let (outcome, stops) = disturbed(job, move |ranks| {
-            let pause = Duration::from_millis(1500);
-            stop_for(ranks, &[0, 1, 0], pause, |victim| {
-                stop_in_transfer(ranks, victim, &mut random).is_some()
-            })
+            let mut stops = Vec::new();
+            for victim in [0, 1, 0] {
+                if stop_in_transfer(ranks, victim, &mut random).is_none() {
+                    break;
+                }
+                let before = ranks[1 - victim].helper_time();
+                thread::sleep(PAUSE);
+                let after = ranks[1 - victim].helper_time();
+                ranks[victim].signal(libc::SIGCONT);
+                stops.push(after.zip(before).map(|(after, before)| after - before));
+            }
+            stops
         });
         outcome.check_passed();
         outcome.stats().check_complete();
-        assert!(stops > Some(0), "{outcome}");
+        let stops = stops.expect("messages of the library's");
+        assert!(!stops.is_empty(), "{outcome}");
+        // The program's thread waits as it does for MPI; the helper of a rank whose peer does nothing sleeps.
+        for taken in stops {
+            let taken = taken.expect("a helper thread");
+            assert!(taken < PAUSE / 5, "{taken:?} of {PAUSE:?}\n{outcome}");
+        }
         assert!(lines(&outcome).is_empty(), "{outcome}");
     });
 }

@@ -2,10 +2,11 @@
 //! looked at through the segments that they share.
 
 use anabranch_engine::node::{Asked, Slot, State, View};
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,9 @@ use std::time::{Duration, Instant};
 pub struct Rank {
     pid: libc::pid_t,
 }
+
+/// Name of the library's helper thread.
+const HELPER: &str = "anabranch";
 
 /// The names under which launchers tell a process its rank.
 const RANK_NAMES: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
@@ -70,6 +74,31 @@ impl Rank {
             }
         }
         false
+    }
+
+    /// Processor time that the library's helper thread has taken so far.
+    pub fn helper_time(&self) -> Option<Duration> {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid)).ok()?;
+        let helper = threads.flatten().map(|thread| thread.path()).find(|path| {
+            fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim_end() == HELPER)
+        })?;
+        let stat = fs::read_to_string(helper.join("stat")).ok()?;
+        // Behind the name: state, and from the twelfth on user and system time, in ticks of 10 ms.
+        let mut times = stat.rsplit_once(") ")?.1.split(' ').skip(11);
+        let mut ticks = || times.next()?.parse::<u64>().ok();
+        Some(Duration::from_millis(10 * (ticks()? + ticks()?)))
+    }
+
+    /// Files of the library's in /dev/shm that it has open or mapped.
+    pub fn shared_files(&self) -> BTreeSet<PathBuf> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+        let mapped = maps.lines().filter_map(|line| line.split(' ').next_back());
+        let mut files: BTreeSet<PathBuf> = mapped.map(PathBuf::from).collect();
+        let open = fs::read_dir(format!("/proc/{}/fd", self.pid));
+        let open = open.into_iter().flatten().flatten();
+        files.extend(open.filter_map(|entry| fs::read_link(entry.path()).ok()));
+        files.retain(|file| file.to_string_lossy().starts_with("/dev/shm/anabranch-"));
+        files
     }
 
     /// The segment that it shares with the other ranks of its node.
