@@ -25,7 +25,10 @@ const TEXT_MAX: usize = 255;
 /// Room for any text of an MPI library's.
 const ANY_TEXT: usize = 4096;
 
-static CODES: Mutex<Option<HashMap<Box<str>, c_int>>> = Mutex::new(None);
+static CODES: Mutex<Option<Codes>> = Mutex::new(None);
+
+/// The codes that there are, by their texts.
+type Codes = HashMap<Box<str>, c_int>;
 
 /// The class of the codes where it is not `MPI_ERR_OTHER`; 0 where it is.
 static OWN_CLASS: AtomicI32 = AtomicI32::new(0);
@@ -37,15 +40,20 @@ static OWN_CLASS: AtomicI32 = AtomicI32::new(0);
 pub unsafe fn code_of(abi: &Abi, text: &str) -> c_int {
     let mut codes = CODES.lock();
     let codes = codes.get_or_insert_with(HashMap::new);
-    let text = if codes.contains_key(text) || codes.len() < CODES_MAX {
-        text
-    } else {
-        GENERAL
-    };
+    let text = text_with(codes, text);
     *codes.entry(text.into()).or_insert_with(|| {
         // SAFETY: passed on.
         unsafe { make(abi, text) }.unwrap_or(abi.err_other)
     })
+}
+
+/// The text with a code that stands for this one.
+fn text_with<'a>(codes: &Codes, text: &'a str) -> &'a str {
+    if codes.contains_key(text) || codes.len() < CODES_MAX {
+        text
+    } else {
+        GENERAL
+    }
 }
 
 /// The class that a program is to see.
@@ -117,6 +125,18 @@ unsafe fn has_text(abi: &Abi, code: c_int, text: &CString) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn codes_are_limited() {
+        let mut codes = Codes::new();
+        for number in 0..200 {
+            let text = format!("message {number}");
+            codes.insert(text_with(&codes, &text).into(), number);
+        }
+        assert_eq!(codes.len(), CODES_MAX + 1);
+        assert_eq!(text_with(&codes, "message 7"), "message 7");
+        assert_eq!(text_with(&codes, "message 70"), GENERAL);
+    }
 
     #[test]
     fn a_text_is_cut_to_what_every_library_takes() {
