@@ -797,7 +797,7 @@ impl Fetch {
     fn survived(&self, error: &Error, remedy: &str) {
         let of = Of::From(self.message.source);
         // What fails because the sender has died is told when its messages are given up.
-        if self.peer.alive() {
+        if self.peer.goes_on() {
             fault::survived(of, self.path.told(), error, remedy);
         }
     }
@@ -823,7 +823,7 @@ impl Fetch {
     /// The message is lost. Its sender is told, and the receive ends, once nothing is written to its buffer any more.
     fn fail(&mut self, why: &Lost) -> Step {
         let (of, path) = (Of::From(self.message.source), self.path.told());
-        let text = if *why == Lost::Dead || !self.peer.alive() {
+        let text = if *why == Lost::Dead || !self.peer.goes_on() {
             fault::died(of, path, true)
         } else {
             fault::lost(of, path, why)

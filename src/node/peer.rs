@@ -89,6 +89,12 @@ impl Peer {
         proc::is_alive(owner.pid, owner.start)
     }
 
+    /// Whether its process runs and has not begun to end: while it ends, what it shares is gone already.
+    pub fn goes_on(&self) -> bool {
+        let owner = self.view.owner();
+        proc::goes_on(owner.pid, owner.start)
+    }
+
     /// Tells the peer that its message with this nonce is dealt with; false if the slot is about it no longer. The peer
     /// needs to know no sooner than at its next MPI call, so its helper is left asleep.
     pub fn acknowledge(&self, slot: u32, nonce: u64) -> bool {

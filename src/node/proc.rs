@@ -11,9 +11,14 @@ pub struct ProcessStat {
     pub state: char,
     /// Pid of the parent.
     pub parent: u32,
+    /// The kernel is ending it: what it has open may be gone before it is a zombie.
+    pub is_ending: bool,
     /// Start time in clock ticks since boot; with the pid it names one process only.
     pub start: u64,
 }
+
+/// Flag of a process that the kernel is ending (`PF_EXITING`).
+const EXITING: u64 = 4;
 
 impl ProcessStat {
     /// False for a zombie: it has ended, though its parent has not asked for its status yet.
@@ -37,12 +42,14 @@ fn parse(text: &str) -> Option<ProcessStat> {
     let mut fields = text.get(after + 1..)?.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
     let parent = fields.next()?.parse().ok()?;
-    // proc(5): state is field 3, ppid 4, starttime 22.
-    let start = fields.nth(17)?.parse().ok()?;
+    // proc(5): state is field 3, ppid 4, flags 9, starttime 22.
+    let flags: u64 = fields.nth(4)?.parse().ok()?;
+    let start = fields.nth(12)?.parse().ok()?;
     Some(ProcessStat {
         name,
         state,
         parent,
+        is_ending: flags & EXITING != 0,
         start,
     })
 }
@@ -56,6 +63,12 @@ pub fn own_identity() -> (u32, u64) {
 /// True while the process of this pid and start time runs.
 pub fn is_alive(pid: u32, start: u64) -> bool {
     pid != 0 && stat(pid).is_some_and(|stat| stat.start == start && stat.is_running())
+}
+
+/// True while the process of this pid and start time runs and has not begun to end.
+pub fn goes_on(pid: u32, start: u64) -> bool {
+    let is_well = |stat: ProcessStat| stat.start == start && stat.is_running() && !stat.is_ending;
+    pid != 0 && stat(pid).is_some_and(is_well)
 }
 
 /// Like [`is_alive`], where only the low 32 bits of the start time are known.
@@ -91,7 +104,9 @@ mod tests {
         let stat = parse(line).expect("a well-formed line");
         assert_eq!(stat.name, "a (b) c");
         assert_eq!((stat.parent, stat.start), (17, 987_654));
-        assert!(stat.is_running());
+        assert!(stat.is_running() && !stat.is_ending);
+        let ending = line.replace("4194560", "4194564");
+        assert!(parse(&ending).is_some_and(|stat| stat.is_ending && stat.start == 987_654));
     }
 
     #[test]
@@ -108,6 +123,7 @@ mod tests {
         let (pid, start) = own_identity();
         assert!(start > 0);
         assert!(is_alive(pid, start) && is_alive_low32(pid, low32(start)));
+        assert!(goes_on(pid, start) && !goes_on(pid, start + 1));
         assert!(!is_alive(pid, start + 1));
         assert!(!is_alive(0, 0));
 

@@ -408,7 +408,7 @@ impl Several {
         }
         stats::add(Counter::TracksRetired, 1);
         let of = Of::From(self.peer.world_rank());
-        if self.peer.alive() {
+        if self.peer.goes_on() {
             fault::survived(of, Path::Several, trouble, "its part is taken directly");
         }
     }

@@ -232,7 +232,7 @@ fn tell(peer: &Peer, trouble: &Trouble) {
     stats::add(Counter::TracksRetired, 1);
     let of = Of::To(peer.world_rank());
     // What fails because the receiver has died is told when its messages are given up.
-    if peer.alive() {
+    if peer.goes_on() {
         let remedy = "its part is left to the receiver";
         fault::survived(of, Path::Several, trouble, remedy);
     }
