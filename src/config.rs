@@ -146,7 +146,7 @@ options! {
     path_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_PATH_STAGING", "48M", User,
         "pinned memory of a rank for messages that are split over several paths, at most, beside ANABRANCH_STAGING";
     relay_staging: u64 = Size { min: MIB, max: 16 * GIB }, "ANABRANCH_RELAY_STAGING", "64M", User,
-        "memory that is taken on a GPU for messages of others that lead over it, at most";
+        "memory that is taken on a GPU for messages that lead over it, at most: 60M for all ranks together; with ANABRANCH_ASSIGN=one, by each rank that makes such copies";
     chunks: u32 = Count { min: 1, max: 1024 }, "ANABRANCH_CHUNKS", "1024", User,
         "in how many pieces a path's part of a message moves at most";
     order: crate::plan::Order = Choice(ORDERS), "ANABRANCH_ORDER", "direct-first", User,

@@ -19,6 +19,8 @@ pub struct Report {
     copies: [(AtomicU64, AtomicU64); 5],
     kernels: AtomicU64,
     fills: AtomicU64,
+    /// Host memory that was page-locked at one time, at most.
+    pinned_bytes: AtomicU64,
 }
 
 const COPY_KINDS: [&str; 5] = [
@@ -40,6 +42,7 @@ impl Report {
             copies: Default::default(),
             kernels: AtomicU64::new(0),
             fills: AtomicU64::new(0),
+            pinned_bytes: AtomicU64::new(0),
         }
     }
 
@@ -82,6 +85,11 @@ impl Report {
         }
     }
 
+    /// So much host memory is page-locked now.
+    pub fn pinned(&self, bytes: u64) {
+        self.pinned_bytes.fetch_max(bytes, Relaxed);
+    }
+
     /// Two accesses that nothing orders.
     pub fn race(&self, race: &Race) {
         let (a, b) = (describe(&race.earlier), describe(&race.later));
@@ -119,6 +127,7 @@ impl Report {
             "copies": copies,
             "kernels": self.kernels.load(Relaxed),
             "fills": self.fills.load(Relaxed),
+            "pinned_bytes_max": self.pinned_bytes.load(Relaxed),
         }));
     }
 }

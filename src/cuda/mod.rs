@@ -39,7 +39,7 @@ pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};
 pub use mapping::{Limits, Mapping, MappingStats, Mappings};
 pub use measure::Timed;
-pub use pinned::{PinnedBuffer, PinnedPool, Registrations};
+pub use pinned::{Budget, PinnedBuffer, PinnedPool, Registrations};
 pub use pointer::{
     classify, driver_in_use, gpu_seen, is_device, Allocation, Buffer, HostMemory, Kind,
 };

@@ -10,6 +10,7 @@ use super::types::{code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
 use parking_lot::Mutex;
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// A range that the engine has pinned, or found pinned.
@@ -150,6 +151,38 @@ fn unpin(range: &Range) {
     }
 }
 
+/// A bound on pinned memory that several share.
+#[derive(Clone, Debug)]
+pub struct Budget(Arc<AtomicUsize>);
+
+impl Budget {
+    /// So many bytes.
+    #[must_use]
+    pub fn new(bytes: usize) -> Budget {
+        Budget(Arc::new(AtomicUsize::new(bytes)))
+    }
+
+    /// Takes so many bytes of it; false if they are not left.
+    #[must_use]
+    pub fn take(&self, bytes: usize) -> bool {
+        let less = |left: usize| left.checked_sub(bytes);
+        let taken = self
+            .0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        taken.is_ok()
+    }
+
+    fn give(&self, bytes: usize) {
+        self.0.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// Bytes that nobody has.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// Bounce buffers of the engine's own, in classes of powers of two, kept for the next use.
 #[derive(Clone)]
 pub struct PinnedPool {
@@ -160,7 +193,7 @@ struct Shared {
     idle: Vec<Block>,
     /// Bytes mapped, idle and in use.
     bytes: usize,
-    bytes_max: usize,
+    budget: Budget,
 }
 
 /// A mapping of host memory, pinned where that worked.
@@ -182,18 +215,19 @@ pub struct PinnedBuffer {
 
 /// Blocks of at least that size are made of such pages, if the system has them: of small ones 4 MiB took 1.4 ms to pin.
 const HUGE_PAGE: usize = 2 << 20;
+const PAGE: usize = 4096;
 /// The smallest class: less than this is not worth a mapping of its own.
 const BLOCK_MIN: usize = 64 << 10;
 
 impl PinnedPool {
-    /// A pool that maps at most so many bytes.
+    /// A pool that maps what the budget allows.
     #[must_use]
-    pub fn new(bytes_max: usize) -> PinnedPool {
+    pub fn new(budget: Budget) -> PinnedPool {
         PinnedPool {
             shared: Arc::new(Mutex::new(Shared {
                 idle: Vec::new(),
                 bytes: 0,
-                bytes_max,
+                budget,
             })),
         }
     }
@@ -201,7 +235,16 @@ impl PinnedPool {
     /// A buffer of at least so many bytes, pinned by the context if that works. [`Error::Exhausted`] where the pool
     /// is at its bound: later, or in smaller pieces, it may work.
     pub fn take(&self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
-        let class = class_of(bytes).ok_or(Error::Exhausted("address space"))?;
+        self.take_class(context, class_of(bytes))
+    }
+
+    /// The same of so many bytes, in whole pages, and no more: for buffers that are kept.
+    pub fn take_exact(&self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
+        self.take_class(context, bytes.checked_next_multiple_of(PAGE))
+    }
+
+    fn take_class(&self, context: ContextKey, class: Option<usize>) -> Result<PinnedBuffer> {
+        let class = class.ok_or(Error::Exhausted("address space"))?;
         let mut block = match self.take_idle(class)? {
             Some(block) => block,
             None => self.map(class)?,
@@ -224,7 +267,8 @@ impl PinnedPool {
     pub fn clear(&self) {
         let mut shared = self.shared.lock();
         let idle = std::mem::take(&mut shared.idle);
-        shared.bytes -= idle.iter().map(|block| block.bytes).sum::<usize>();
+        let bytes = idle.iter().map(|block| block.bytes).sum::<usize>();
+        shared.forget(bytes);
     }
 
     /// An idle block of the class; else room for a new one is made, and counted.
@@ -233,11 +277,11 @@ impl PinnedPool {
         if let Some(place) = shared.idle.iter().position(|block| block.bytes == class) {
             return Ok(Some(shared.idle.swap_remove(place)));
         }
-        while shared.bytes + class > shared.bytes_max {
+        while !shared.budget.take(class) {
             let Some(dropped) = shared.idle.pop() else {
                 return Err(Error::Exhausted("pinned memory"));
             };
-            shared.bytes -= dropped.bytes;
+            shared.forget(dropped.bytes);
         }
         shared.bytes += class;
         Ok(None)
@@ -245,9 +289,17 @@ impl PinnedPool {
 
     fn map(&self, class: usize) -> Result<Block> {
         Block::map(class).ok_or_else(|| {
-            self.shared.lock().bytes -= class;
+            self.shared.lock().forget(class);
             Error::Exhausted("host memory")
         })
+    }
+}
+
+impl Shared {
+    /// So many bytes are mapped no longer.
+    fn forget(&mut self, bytes: usize) {
+        self.bytes -= bytes;
+        self.budget.give(bytes);
     }
 }
 

@@ -7,7 +7,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::config::{Config, Executor};
 use crate::cuda::{
-    Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping,
+    Budget, Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping,
     MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed,
 };
 use crate::engine::fault;
@@ -18,8 +18,9 @@ use crate::exec::{Exec, How, Settings};
 use crate::node::{Gone, Peer, View};
 use crate::stats::{self, Counter};
 
-/// Bounce memory of a rank for copies that cannot use shared staging, bytes.
-const BOUNCE_BYTES_MAX: usize = 16 << 20;
+/// Bounce memory of a rank for copies that cannot use shared staging, bytes: with all that the options allow by default,
+/// cells for eager payloads included, a rank pins 64 MiB.
+const BOUNCE_BYTES_MAX: usize = 7 << 20;
 /// Allocations whose export is remembered.
 const EXPORTS_MAX: usize = 4096;
 /// Exported allocations that are looked at in one go, whether the program has freed them.
@@ -31,6 +32,8 @@ pub struct Gpu {
     mappings: Mappings,
     exports: Exports,
     pinned: PinnedPool,
+    /// Pinned memory for messages over several paths: of this rank's wide staging, and of the plans that it drives.
+    for_paths: Budget,
     registrations: Registrations,
     /// How many freed allocations each rank had told of when last looked at.
     retired: HashMap<u32, u64>,
@@ -51,11 +54,12 @@ impl Gpu {
             count_max: config.mapping_count as usize,
             bytes_max: config.mappings,
         };
+        let for_paths = Budget::new(usize::try_from(config.path_staging).unwrap_or(usize::MAX));
         Gpu {
             lanes: Lanes::new(),
             mappings: Mappings::new(limits),
             exports: Exports::new(EXPORTS_MAX),
-            pinned: PinnedPool::new(BOUNCE_BYTES_MAX),
+            pinned: PinnedPool::new(Budget::new(BOUNCE_BYTES_MAX)),
             registrations: Registrations::new(),
             retired: HashMap::new(),
             not_pushed: HashSet::new(),
@@ -63,6 +67,7 @@ impl Gpu {
             survey: Survey::default(),
             exec: Exec::new(Settings {
                 gpu_bytes_max: config.relay_staging,
+                host_budget: for_paths.clone(),
                 graphs_max: config.graphs as usize,
                 forced: match config.executor {
                     Executor::Auto => None,
@@ -70,8 +75,8 @@ impl Gpu {
                     Executor::Batch => Some(How::Batch),
                     Executor::Graph => Some(How::Graph),
                 },
-                ..Settings::default()
             }),
+            for_paths,
         }
     }
 
@@ -266,6 +271,18 @@ impl Gpu {
         }
     }
 
+    /// Whether this rank's wide staging may have so many bytes more. They stay with it.
+    pub fn may_widen(&mut self, bytes: u64) -> bool {
+        let Ok(bytes) = usize::try_from(bytes) else {
+            return false;
+        };
+        if self.for_paths.take(bytes) {
+            return true;
+        }
+        self.exec.free_idle_host();
+        self.for_paths.take(bytes)
+    }
+
     /// A bounce buffer; `Exhausted` means that later, when copies have ended, there will be one.
     pub fn bounce(&self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
         self.pinned.take(context, bytes)
@@ -308,4 +325,38 @@ impl Gpu {
 /// Whether an error only means that a bound is reached for now.
 pub fn is_for_now(error: &Error) -> bool {
     matches!(error, Error::Exhausted(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::lifecycle::node_options;
+
+    #[test]
+    fn a_rank_pins_64_mib_by_default() {
+        let config = Config::default();
+        let segment = node_options(&config);
+        let cells = u64::from(segment.cells) * u64::from(segment.cell_bytes);
+        let gpu = Gpu::new(&config);
+        // Wide staging and what plans of this rank's have are taken out of one budget.
+        let for_paths = gpu.for_paths.left() as u64;
+        assert!(segment.wide_bytes <= for_paths);
+        assert_eq!(gpu.exec.staging_in_host_max(), for_paths);
+        let sum = cells + segment.staging_bytes + for_paths + BOUNCE_BYTES_MAX as u64;
+        assert!(sum <= 64 << 20, "{sum}");
+    }
+
+    #[test]
+    fn wide_staging_and_plans_share_what_the_option_allows() {
+        let config = Config {
+            path_staging: 32 << 20,
+            ..Config::default()
+        };
+        let mut gpu = Gpu::new(&config);
+        assert!(gpu.may_widen(16 << 20));
+        assert_eq!(gpu.exec.staging_in_host_max(), 16 << 20);
+        assert!(!gpu.may_widen(17 << 20));
+        assert!(gpu.may_widen(16 << 20));
+        assert_eq!(gpu.exec.staging_in_host_max(), 0);
+    }
 }

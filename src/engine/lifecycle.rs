@@ -57,16 +57,7 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     }
     let world_rank = u32::try_from(rank).map_err(|_| "no rank in MPI_COMM_WORLD".to_string())?;
     let launch = Launch::detect();
-    let options = Options {
-        slots: config.slots.max(1),
-        staging_bytes: config.staging,
-        chunk_bytes: u32::try_from(config.chunk).unwrap_or(1 << 20),
-        // Larger eager messages go by value.
-        cell_bytes: config.eager.min(CELL_BYTES_MAX) as u32,
-        sheets: config.verify,
-        wide_bytes: config.path_staging,
-        ..Options::default()
-    };
+    let options = node_options(&config);
     let cuda_aware = is_cuda_aware(&config);
     let node =
         enter_node(&launch, world_rank, &options, cuda_aware).map_err(|error| error.to_string())?;
@@ -106,6 +97,20 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     unsafe { libc::pthread_atfork(None, None, Some(disarm_child)) };
     guard::set_armed(true);
     Ok(())
+}
+
+/// Sizes of this rank's segment.
+pub(super) fn node_options(config: &Config) -> Options {
+    Options {
+        slots: config.slots.max(1),
+        staging_bytes: config.staging,
+        chunk_bytes: u32::try_from(config.chunk).unwrap_or(1 << 20),
+        // Larger eager messages go by value.
+        cell_bytes: config.eager.min(CELL_BYTES_MAX) as u32,
+        sheets: config.verify,
+        wide_bytes: config.path_staging,
+        ..Options::default()
+    }
 }
 
 /// Registers with the other ranks of the node. Where they cannot be met, this rank goes on by itself for an MPI library

@@ -9,10 +9,13 @@ use crate::cuda::{
     reach, Buffer, ContextKey, Error, Export, IpcHandle, Mapping, Result, StagedMemory, Uuid,
 };
 use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::route::SURVEY_BYTES;
 use crate::engine::Env;
-use crate::node::{Exported, GpuRow, Peer};
+use crate::node::{Exported, GpuRow, Peer, RELAY_BYTES_MAX};
 use crate::stats::{self, Counter};
 
+/// Staging on one GPU at most, bytes: with what its rank measures its links by, 64 MiB.
+const EXPORTED_BYTES_MAX: u64 = RELAY_BYTES_MAX - SURVEY_BYTES;
 /// Attempts to allocate staging on one GPU.
 const ATTEMPTS: u32 = 3;
 /// How long after one wish for staging on a GPU the next is raised, and how often that doubles while none is granted.
@@ -112,10 +115,10 @@ impl Relays {
         let Some(held) = self.held.get_mut(row) else {
             return;
         };
-        if held.memory.is_some() || held.failures >= ATTEMPTS {
+        if held.memory.is_some() || held.failures >= ATTEMPTS || is_exported_by_another(env, row) {
             return;
         }
-        let bytes = env.config.relay_staging.min(crate::node::RELAY_BYTES_MAX);
+        let bytes = env.config.relay_staging.min(EXPORTED_BYTES_MAX);
         let context = held.context.filter(ContextKey::is_alive);
         let memory = match context {
             Some(context) => StagedMemory::allocate(context, bytes),
@@ -152,6 +155,8 @@ impl Relays {
     /// first that sees it.
     pub fn candidates(&self, env: &Env, sender: u32) -> Vec<Relay> {
         let mut found: Vec<(Relay, bool)> = Vec::new();
+        // Nobody else is asked meanwhile, or there would be staging on a GPU twice.
+        let mut asked: Vec<Uuid> = Vec::new();
         for peer in env.node.peers() {
             let owner = peer.world_rank();
             let is_end = owner == env.world_rank || owner == sender;
@@ -161,8 +166,13 @@ impl Relays {
                 let bytes = gpu.exported().map_or(0, |exported| exported.bytes);
                 // An end's own buffers' GPU, or another one in a context of the program's.
                 let is_not = is_end && is_used;
-                if is_not || self.is_bad(owner, row) || (bytes == 0 && self.has_wished(owner, row))
-                {
+                if is_not || self.is_bad(owner, row) {
+                    continue;
+                }
+                if bytes == 0 && self.has_wished(owner, row) {
+                    if self.wishes_of(owner, row) < ATTEMPTS {
+                        asked.push(gpu.uuid());
+                    }
                     continue;
                 }
                 let relay = Relay {
@@ -181,7 +191,10 @@ impl Relays {
                 }
             }
         }
-        found.into_iter().map(|(relay, _)| relay).collect()
+        let relays = found.into_iter().map(|(relay, _)| relay);
+        relays
+            .filter(|relay| relay.bytes > 0 || !asked.contains(&relay.uuid))
+            .collect()
     }
 
     /// Asks for staging on a GPU over which it would pay to lead messages.
@@ -197,6 +210,13 @@ impl Relays {
         if let Some(owner) = env.node.peer(relay.owner) {
             owner.wish_for(usize::from(relay.row));
         }
+    }
+
+    /// How often this rank has asked for staging on a GPU.
+    fn wishes_of(&self, owner: u32, row: u8) -> u32 {
+        self.wished
+            .get(&(owner, row))
+            .map_or(0, |(often, _)| *often)
     }
 
     /// Whether this rank has asked for staging on a GPU of late.
@@ -305,6 +325,27 @@ impl Relays {
             }
         }
     }
+}
+
+/// Whether there is staging on one of this rank's GPUs already, of another rank that sees it.
+fn is_exported_by_another(env: &Env, row: usize) -> bool {
+    let own = env
+        .node
+        .own()
+        .board()
+        .and_then(|board| board.gpus().get(row));
+    let Some(uuid) = own.map(GpuRow::uuid) else {
+        return false;
+    };
+    let peers = env.node.peers();
+    let mut others = peers
+        .iter()
+        .filter(|peer| peer.world_rank() != env.world_rank && peer.alive());
+    others.any(|peer| {
+        let rows = peer.board().map_or(&[][..], |board| board.gpus());
+        let is_there = |gpu: &GpuRow| gpu.uuid() == uuid && gpu.exported().is_some();
+        rows.iter().any(is_there)
+    })
 }
 
 /// Lets nobody take pieces of what is exported on a GPU, and takes back those of the dead. True once nobody has one.

@@ -12,7 +12,7 @@ mod told;
 mod wiring;
 
 pub use ledger::Reservation;
-pub use survey::Survey;
+pub use survey::{Survey, LARGE as SURVEY_BYTES};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -169,6 +169,12 @@ pub struct Router {
 }
 
 impl Router {
+    /// Staging that one path may use at each of its staging places, bytes.
+    #[must_use]
+    pub fn staging_bytes(&self) -> u64 {
+        self.options.staging_bytes
+    }
+
     /// Nothing is looked at before the first message that is long enough.
     #[must_use]
     pub fn new(config: &Config) -> Router {
@@ -481,16 +487,28 @@ impl Core {
     }
 }
 
+/// With less pinned memory no message goes through the host's: its chunks, and with them those of relays, would be too short.
+const HOST_STAGING_MIN: u64 = crate::node::UNIT_BYTES;
+
 /// What the planner may do by the options of this process.
 fn options(config: &Config) -> Options {
     let defaults = Options::default();
+    let for_host = config.paths.host && config.path_staging >= HOST_STAGING_MIN;
+    let host_bytes = if for_host {
+        config.path_staging
+    } else {
+        u64::MAX
+    };
     Options {
         direct: config.paths.direct,
         relay: config.paths.relay,
-        host: config.paths.host,
+        host: for_host,
         relays_max: config.relays,
         chunks_max: config.chunks,
-        staging_bytes: defaults.staging_bytes.min(config.relay_staging),
+        staging_bytes: defaults
+            .staging_bytes
+            .min(config.relay_staging)
+            .min(host_bytes),
         order: config.order,
         ..defaults
     }

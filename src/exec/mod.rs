@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 use slab::Slab;
 
 use crate::cuda::types::code;
-use crate::cuda::{clock_ns, ContextKey, Entered, Error, Mapping, Result};
+use crate::cuda::{clock_ns, Budget, ContextKey, Entered, Error, Mapping, Result};
 use crate::plan::Plan;
 use crate::stats::{self, Counter};
 use crate::topology::MAX_GPUS;
@@ -74,12 +74,12 @@ impl How {
 }
 
 /// Bounds, and what is forced.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Staging memory on each GPU.
     pub gpu_bytes_max: u64,
-    /// Pinned staging memory.
-    pub host_bytes_max: u64,
+    /// Pinned staging memory; others may take of it, too.
+    pub host_budget: Budget,
     /// CUDA graphs that are kept; none with 0.
     pub graphs_max: usize,
     /// The executor, if it is not to be chosen.
@@ -90,7 +90,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             gpu_bytes_max: 64 << 20,
-            host_bytes_max: 64 << 20,
+            host_budget: Budget::new(48 << 20),
             graphs_max: 32,
             forced: None,
         }
@@ -194,10 +194,10 @@ impl Exec {
     #[must_use]
     pub fn new(settings: Settings) -> Exec {
         Exec {
+            staging: Staging::new(settings.gpu_bytes_max, settings.host_budget.clone()),
+            graphs: Graphs::new(settings.graphs_max),
             settings,
             tracks: Tracks::default(),
-            staging: Staging::new(settings.gpu_bytes_max, settings.host_bytes_max),
-            graphs: Graphs::new(settings.graphs_max),
             costs: Costs::default(),
             rows: Vec::new(),
             running: Slab::new(),
@@ -401,6 +401,17 @@ impl Exec {
     #[must_use]
     pub fn staging_in_host(&self) -> u64 {
         self.staging.host_bytes()
+    }
+
+    /// Pinned staging memory that plans may have, bytes.
+    #[must_use]
+    pub fn staging_in_host_max(&self) -> u64 {
+        self.staging.host_bytes_max()
+    }
+
+    /// Gives pinned staging memory back that no plan uses.
+    pub fn free_idle_host(&mut self) {
+        self.staging.free_idle_host();
     }
 
     /// Graphs that are kept.

@@ -5,7 +5,8 @@
 //! arena is not given back for one of another size unless there is no other way.
 
 use crate::cuda::{
-    free_bytes, is_short, ContextKey, Entered, Error, PinnedBuffer, PinnedPool, Result, RESERVE,
+    free_bytes, is_short, Budget, ContextKey, Entered, Error, PinnedBuffer, PinnedPool, Result,
+    RESERVE,
 };
 use crate::exec::script::Ring;
 use crate::topology::{Place, MAX_GPUS};
@@ -44,20 +45,19 @@ pub struct Lease {
 pub struct Staging {
     arenas: Vec<Arena>,
     host: PinnedPool,
+    host_budget: Budget,
     gpu_bytes_max: u64,
-    host_bytes_max: u64,
 }
 
 impl Staging {
     /// Nothing is allocated yet.
     #[must_use]
-    pub fn new(gpu_bytes_max: u64, host_bytes_max: u64) -> Staging {
-        let host = usize::try_from(host_bytes_max).unwrap_or(usize::MAX);
+    pub fn new(gpu_bytes_max: u64, host_budget: Budget) -> Staging {
         Staging {
             arenas: Vec::new(),
-            host: PinnedPool::new(host),
+            host: PinnedPool::new(host_budget.clone()),
+            host_budget,
             gpu_bytes_max,
-            host_bytes_max,
         }
     }
 
@@ -117,6 +117,18 @@ impl Staging {
         self.bytes_at(Home::Host)
     }
 
+    /// Bytes of pinned host memory that plans may have together: what others have left.
+    #[must_use]
+    pub fn host_bytes_max(&self) -> u64 {
+        (self.host.bytes() + self.host_budget.left()) as u64
+    }
+
+    /// Frees the pinned memory that nobody has taken.
+    pub fn free_idle_host(&mut self) {
+        self.free_idle(|arena| arena.home == Home::Host);
+        self.host.clear();
+    }
+
     /// Frees what nobody has taken on GPUs that have little memory left.
     pub fn mind_memory(&mut self) {
         let mut homes: Vec<Home> = self.arenas.iter().map(|arena| arena.home).collect();
@@ -143,7 +155,7 @@ impl Staging {
         let bytes = bytes.max(1).next_multiple_of(ALIGN);
         let most = match home {
             Home::Gpu(_) => self.gpu_bytes_max,
-            Home::Host => self.host_bytes_max,
+            Home::Host => self.host_bytes_max(),
         };
         let mut there = self.arenas.iter_mut().filter(|arena| arena.home == home);
         if let Some(address) = there.find_map(|arena| arena.take(bytes)) {
@@ -179,7 +191,7 @@ impl Staging {
             _pinned: None,
         };
         let Home::Gpu(key) = home else {
-            let buffer = self.host.take(pinned_by, size)?;
+            let buffer = self.host.take_exact(pinned_by, size)?;
             // The driver may copy memory that is not pinned before it returns.
             if !buffer.is_pinned() {
                 return Err(Error::Exhausted("memory that can be pinned"));

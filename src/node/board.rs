@@ -182,8 +182,9 @@ impl Segment {
         }
     }
 
-    /// Takes a piece of the wide staging region, which grows up to its bound. `None` where all is in use.
-    pub fn take_wide(&self, bytes: u64) -> Option<Wide> {
+    /// Takes a piece of the wide staging region, which grows up to its bound if it may by so many bytes. `None` where all
+    /// is in use.
+    pub fn take_wide(&self, bytes: u64, mut may_grow: impl FnMut(u64) -> bool) -> Option<Wide> {
         let layout = self.layout();
         let block = units_of(u64::from(layout.wide_block_bytes));
         let count = units_of(bytes);
@@ -200,7 +201,8 @@ impl Segment {
             if let Some(unit) = Units::new(&own.wide, block).take(count, taker) {
                 return Some(Wide { unit, count, taker });
             }
-            if own.blocks == layout.wide_blocks || own.is_refused {
+            let is_at_its_end = own.blocks == layout.wide_blocks || own.is_refused;
+            if is_at_its_end || !may_grow(u64::from(layout.wide_block_bytes)) {
                 return None;
             }
             if let Err(error) = self.reserve_wide(own.blocks) {

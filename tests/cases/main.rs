@@ -14,6 +14,7 @@ mod inert;
 mod interface;
 mod loading;
 mod matching;
+mod memory;
 mod model_error;
 mod nodes;
 mod pack;

@@ -97,6 +97,18 @@ impl Stats {
             .unwrap_or_else(|| panic!("no counter {counter}"))
     }
 
+    /// The process of a rank.
+    ///
+    /// # Panics
+    /// If the rank is not in the summary.
+    pub fn pid(&self, rank: u64) -> u64 {
+        let ranks = self.0["ranks"].as_array().expect("ranks");
+        let entry = ranks.iter().find(|entry| entry["rank"] == rank);
+        entry
+            .and_then(|entry| entry["pid"].as_u64())
+            .unwrap_or_else(|| panic!("no rank {rank}"))
+    }
+
     /// How many ranks the summary covers.
     pub fn ranks(&self) -> usize {
         self.0["ranks"].as_array().map_or(0, Vec::len)
@@ -209,6 +221,17 @@ impl Report {
                 .filter_map(|line| serde_json::from_str(line).ok())
                 .collect(),
         )
+    }
+
+    /// Host memory that a process had page-locked at one time, at most; shared memory counts with each that locks it.
+    ///
+    /// # Panics
+    /// If the process has not reported its end.
+    pub fn pinned_bytes_max(&self, pid: u64) -> u64 {
+        let mut lines = self.0.iter();
+        let exit = lines.find(|line| line["event"] == "exit" && line["pid"] == pid);
+        exit.and_then(|line| line["pinned_bytes_max"].as_u64())
+            .unwrap_or_else(|| panic!("no report of process {pid}"))
     }
 
     /// What the simulated driver found wrong: unordered accesses to the same bytes, uses of freed memory.

@@ -84,6 +84,8 @@ fn add_host(
         space_start,
     };
     st.memory.host.insert(address, Arc::new(region));
+    d.report
+        .pinned(st.memory.host.values().map(|region| region.size).sum());
 }
 
 /// Work of the process that a free must wait for: everything, as the driver's implicit synchronization does.

@@ -128,7 +128,7 @@ impl Bench {
         Bench {
             key: ContextKey::of(context).unwrap(),
             lanes: Lanes::new(),
-            pool: PinnedPool::new(64 << 20),
+            pool: PinnedPool::new(Budget::new(64 << 20)),
         }
     }
 

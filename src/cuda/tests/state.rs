@@ -68,7 +68,7 @@ fn devices() {
 
 pub(super) fn pinned() {
     let key = ContextKey::of(use_device(0)).unwrap();
-    let pool = PinnedPool::new(1 << 20);
+    let pool = PinnedPool::new(Budget::new(1 << 20));
     let first = pool.take(key, 100_000).unwrap();
     assert!(first.is_pinned() && first.capacity() >= 100_000);
     let place = first.as_ptr();

@@ -118,7 +118,8 @@ impl Driven {
         }
         let usable = RouteUse {
             relay: &is_seen,
-            host: true,
+            // Of what the wide staging of this rank has left.
+            host: gpu.exec.staging_in_host_max() >= ways.router.staging_bytes(),
             may_push: true,
             assign: Assign::One,
         };

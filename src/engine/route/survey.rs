@@ -23,7 +23,8 @@ use crate::model::{fit, Line};
 use crate::node::traffic::{Card, Ends, Measured};
 
 const SMALL: u64 = 256 << 10;
-const LARGE: u64 = 4 << 20;
+/// What a rank has on each of its GPUs to measure with, bytes.
+pub const LARGE: u64 = 4 << 20;
 /// Messages of a pair that are timed.
 const PULLS: u32 = 3;
 /// GPUs of other ranks that are remembered.

@@ -469,7 +469,7 @@ impl Staging {
             Staging::Push { to, .. } => Ok(Some((Piece::None, 0, to + offset))),
             Staging::Host => {
                 let own = env.node.own();
-                let Some(wide) = own.take_wide(bytes) else {
+                let Some(wide) = own.take_wide(bytes, |more| gpu.may_widen(more)) else {
                     let is_possible = bytes <= u64::from(own.layout().wide_block_bytes);
                     return if is_possible {
                         Ok(None)

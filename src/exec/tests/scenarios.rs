@@ -2,7 +2,7 @@
 
 use super::{planner, random_plan, Random};
 use crate::cuda::tests::bench::{at, device_memory, pattern, retain, symbol, use_device, Bench};
-use crate::cuda::{driver, reach, ContextKey, Entered, Error};
+use crate::cuda::{driver, reach, Budget, ContextKey, Entered, Error};
 use crate::exec::*;
 use crate::plan::{Message, Occupancy, Options, Planner};
 use std::ffi::CString;
@@ -501,7 +501,7 @@ pub(super) fn memory() {
     let before: Vec<usize> = (0..4).map(|gpu| free_memory(key(gpu))).collect();
     let mut exec = Exec::new(Settings {
         gpu_bytes_max: 2 * MIB,
-        host_bytes_max: 2 * MIB,
+        host_budget: Budget::new(2 * MIB as usize),
         forced: Some(How::Streams),
         ..Settings::default()
     });

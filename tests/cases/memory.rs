@@ -1,0 +1,94 @@
+//! What the library takes of host memory and of GPUs: within its bounds by default, and given back at MPI_Finalize.
+
+use crate::support::{job, model, on};
+use anabranch_tests::{Job, Outcome};
+use xtask::mpi::Mpi;
+
+/// Of pinned memory a rank, and of memory a GPU.
+const BOUND: u64 = 64 << 20;
+
+/// Two of four ranks' GPUs, the others as relays. The program compares the free memory of each before MPI_Init and after
+/// MPI_Finalize.
+fn staging(mpi: &Mpi, assign: &str, paths: &str) -> Job {
+    job(mpi, 2, "memory")
+        .args(&["staging"])
+        .env("SIMCUDA_TOPOLOGY", "beluga")
+        .env("ANABRANCH_ASSIGN", assign)
+        .env("ANABRANCH_PATHS", paths)
+        // Or a receiver of small messages has the cells of their sender pinned, which are counted there.
+        .env("ANABRANCH_EAGER", "0")
+}
+
+fn pinned(outcome: &Outcome, rank: u64) -> u64 {
+    outcome.report.pinned_bytes_max(outcome.stats().pid(rank))
+}
+
+/// All kinds of staging at once: bounce buffers for values, the ring to host memory, and the host path of long messages.
+#[test]
+fn a_rank_pins_64_mib_at_most() {
+    on("openmpi", |mpi| {
+        let model = model("beluga").display().to_string();
+        // Who takes the staging of the host path: the sender, or the receiver that drives plans. (A receiver has the sender's
+        // staging pinned, too, which is counted there.)
+        for (assign, rank) in [("own", 0), ("one", 1)] {
+            let outcome = staging(mpi, assign, "host")
+                .env("ANABRANCH_MODEL", &model)
+                .passes();
+            let stats = outcome.stats();
+            stats.check_complete();
+            assert!(stats.total("several_host_bytes") > 200 << 20, "{outcome}");
+            assert!(stats.total("receives_value") > 16, "{outcome}");
+            let driven = stats.total("driven_by_streams") + stats.total("driven_by_graph");
+            assert_eq!(driven > 0, assign == "one", "{outcome}");
+            let most = pinned(&outcome, rank);
+            // More than two plans, or blocks of wide staging, have.
+            assert!(
+                (40 << 20..=BOUND).contains(&most),
+                "{assign}: {most}, {outcome}"
+            );
+        }
+    });
+}
+
+/// The option holds for plans that one rank drives, too.
+#[test]
+fn path_staging_bounds_driven_plans() {
+    on("openmpi", |mpi| {
+        let model = model("beluga").display().to_string();
+        for (bytes, goes, allowed) in [("0", false, 8 << 20), ("6M", true, 14 << 20)] {
+            let outcome = staging(mpi, "one", "direct,host")
+                .env("ANABRANCH_MODEL", &model)
+                .env("ANABRANCH_PATH_STAGING", bytes)
+                .passes();
+            let stats = outcome.stats();
+            stats.check_complete();
+            let total = |name| stats.total(name);
+            assert_eq!(total("several_host_bytes") > 0, goes, "{bytes}: {outcome}");
+            assert_eq!(total("driven_failed"), 0, "{bytes}: {outcome}");
+            // Beside what the option allows: bounce buffers.
+            let most = pinned(&outcome, 1);
+            assert!(most <= allowed, "{bytes}: {most}, {outcome}");
+        }
+    });
+}
+
+/// Staging for others' messages, and what links are measured by.
+#[test]
+fn a_gpu_gives_64_mib_at_most_and_has_all_of_it_back() {
+    on("openmpi", |mpi| {
+        for assign in ["own", "one"] {
+            // No file: the ranks measure, by memory of their own on each GPU.
+            let outcome = staging(mpi, assign, "direct,relay,host")
+                .env("ROUNDS", "4")
+                .passes();
+            let stats = outcome.stats();
+            stats.check_complete();
+            assert!(stats.total("several_relay_bytes") > 0, "{outcome}");
+            let line = "in use on a GPU: ";
+            let stdout = &outcome.finished.stdout;
+            let used = stdout.lines().find_map(|text| text.strip_prefix(line));
+            let used: u64 = used.and_then(|text| text.parse().ok()).expect("a number");
+            assert!((16 << 20..=BOUND).contains(&used), "{assign}: {used}");
+        }
+    });
+}
