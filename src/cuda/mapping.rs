@@ -359,7 +359,9 @@ impl Mappings {
         self.stats.stale += (before - self.rows.len()) as u64;
     }
 
-    /// Closes least recently used mappings that nobody holds until another one of `bytes` fits.
+    /// Closes least recently used mappings that nobody holds until another one of `bytes` fits, or none is left. What a
+    /// transfer holds must not be closed under its copies, and a message is not kept waiting for that: what is open goes
+    /// beyond the bound in bytes then, by no more than the messages under way need.
     fn make_room(&mut self, bytes: u64) {
         let count_max = self.limits.count_max.saturating_sub(usize::from(bytes > 0));
         while self.rows.len() > count_max

@@ -79,6 +79,23 @@ const EVENTS: &[Counter] = &[
     Counter::FinalizeUnmatched,
 ];
 
+/// Printed in these words where they are not zero: what makes the copies of long messages, and what became of it.
+const TOLD: &[(&str, Counter)] = &[
+    ("driven by one rank, copy by copy", Counter::DrivenStreams),
+    ("driven by one rank, in batches", Counter::DrivenBatch),
+    ("driven by one rank, as a graph", Counter::DrivenGraph),
+    ("behind others in their place", Counter::DrivenBehind),
+    ("begun again, one rank failed", Counter::DrivenFailed),
+    ("graphs built", Counter::GraphsBuilt),
+    ("graphs launched again, changed", Counter::GraphsUpdated),
+    ("graphs launched again as is", Counter::GraphsRelaunched),
+    ("graphs destroyed for room", Counter::GraphsEvicted),
+    ("graphs that failed", Counter::GraphsFailed),
+    ("staging on a GPU refused", Counter::StagingRefused),
+    ("staging on a GPU given back", Counter::RelaysReturned),
+    ("units taken back from the dead", Counter::UnitsReclaimed),
+];
+
 /// The values of one rank.
 #[derive(Clone, Debug)]
 pub struct RankSnapshot {
@@ -170,13 +187,11 @@ impl Summary {
                 let _ = writeln!(out, "    {name:<width$} {messages:>12} {bytes:>18}");
             }
         }
-        for counter in EVENTS.iter().filter(|counter| totals.get(**counter) != 0) {
-            let _ = writeln!(
-                out,
-                "  {:<wide$} {:>12}",
-                counter.name(),
-                totals.get(*counter)
-            );
+        let events = EVENTS.iter().map(|counter| (counter.name(), *counter));
+        for (name, counter) in events.chain(TOLD.iter().copied()) {
+            if totals.get(counter) != 0 {
+                let _ = writeln!(out, "  {name:<wide$} {:>12}", totals.get(counter));
+            }
         }
         out
     }
@@ -322,6 +337,7 @@ mod tests {
             .flat_map(|(_, m, b)| [*m as usize, *b as usize])
             .collect();
         listed.extend(EVENTS.iter().map(|counter| *counter as usize));
+        listed.extend(TOLD.iter().map(|(_, counter)| *counter as usize));
         let count = listed.len();
         listed.sort_unstable();
         listed.dedup();
@@ -333,7 +349,13 @@ mod tests {
                 .any(|prefix| counter.name().starts_with(prefix));
             is_of_messages && counter.unit() == Unit::Count && **counter != Counter::SendsDevice
         });
-        for counter in of_messages {
+        let of_plans = Counter::ALL.iter().filter(|counter| {
+            let prefixes = ["driven_", "graphs_", "staging_", "units_", "relays_"];
+            prefixes
+                .iter()
+                .any(|prefix| counter.name().starts_with(prefix))
+        });
+        for counter in of_messages.chain(of_plans) {
             assert!(listed.contains(&(*counter as usize)), "{}", counter.name());
         }
     }

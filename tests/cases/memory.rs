@@ -92,3 +92,48 @@ fn a_gpu_gives_64_mib_at_most_and_has_all_of_it_back() {
         }
     });
 }
+
+/// What is mapped goes beyond the bound while messages need it, and is unmapped for others then, not before.
+#[test]
+fn mappings_are_unmapped_for_others_beyond_their_bound() {
+    on("openmpi", |mpi| {
+        for (bound, evicts) in [("100M", true), ("64G", false)] {
+            let outcome = staging(mpi, "own", "direct")
+                .env("ANABRANCH_MAPPINGS", bound)
+                .passes();
+            let stats = outcome.stats();
+            stats.check_complete();
+            let total = |name| stats.total(name);
+            // Two windows of eight allocations of 48 MiB: more than twice the bound is under way at once.
+            assert!(total("receives_direct_bytes") >= 768 << 20, "{outcome}");
+            assert_eq!(total("mappings_evicted") > 0, evicts, "{bound}: {outcome}");
+        }
+    });
+}
+
+/// Who reads the summary sees by whom and how the copies of long messages were made.
+#[test]
+fn the_summary_tells_how_plans_were_driven() {
+    on("openmpi", |mpi| {
+        let model = model("beluga").display().to_string();
+        for (how, line) in [
+            ("streams", "driven by one rank, copy by copy"),
+            ("graph", "driven by one rank, as a graph"),
+        ] {
+            let outcome = staging(mpi, "one", "direct,relay")
+                .env("ANABRANCH_MODEL", &model)
+                .env("ANABRANCH_EXECUTOR", how)
+                .env("ANABRANCH_STATS", "1")
+                .passes();
+            let lines: Vec<&str> = outcome.finished.stderr.lines().map(str::trim).collect();
+            let of = |name: &str| lines.iter().find_map(|text| text.strip_prefix(name));
+            let count = of(line).and_then(|count| count.trim().parse::<u64>().ok());
+            // Two windows of eight.
+            assert!(
+                count.is_some_and(|count| (8..=16).contains(&count)),
+                "{outcome}"
+            );
+            assert_eq!(of("graphs built").is_some(), how == "graph", "{outcome}");
+        }
+    });
+}
