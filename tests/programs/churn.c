@@ -1,6 +1,7 @@
 // Device memory that comes and goes: what the library keeps of it must not keep it from the program.
 #include "sim.h"
 #include "../../include/anabranch.h"
+#include <dirent.h>
 
 enum { TAG = 9, MIB = 1 << 20 };
 
@@ -21,6 +22,21 @@ static void until_free(size_t bytes) {
         OK(MPI_Iprobe(MPI_ANY_SOURCE, TAG + 1, MPI_COMM_WORLD, &flag, MPI_STATUS_IGNORE));
         usleep(5000);
     }
+}
+
+// Files that this process has open, and mappings that it has.
+struct held { int files, mappings; };
+static struct held held_now(void) {
+    struct held now = {0, 0};
+    DIR *folder = opendir("/proc/self/fd");
+    CHECK(folder, "/proc/self/fd");
+    while (readdir(folder)) now.files++;
+    closedir(folder);
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps, "/proc/self/maps");
+    for (int c; (c = fgetc(maps)) != EOF;) now.mappings += c == '\n';
+    fclose(maps);
+    return now;
 }
 
 static CUdeviceptr allocate(size_t bytes) {
@@ -58,13 +74,21 @@ static void rounds(void) {
     pass(keep, bytes, 1);
     pass(keep, bytes, 2);
     size_t before = free_memory();
+    // From when all that is kept is there; what a hundredth of the rounds might leave is the heap's affair.
+    enum { WARM = 100, SLACK = 40 };
+    CHECK(count >= 5 * WARM, "ROUNDS");
+    struct held held = {0, 0};
     for (int i = 0; i < count; i++) {
+        if (i == WARM) held = held_now();
         CUdeviceptr p = allocate(block + (i % 3) * block);
         pass(p, bytes, i);
         CU(cu.release(p));
         CHECK(free_memory() + 100 * (size_t)MIB >= before, "memory of freed allocations stays in use");
     }
     until_free(before);
+    struct held now = held_now();
+    CHECK(now.files <= held.files, "%d files are open, after %d rounds %d were", now.files, WARM, held.files);
+    CHECK(now.mappings <= held.mappings + SLACK, "%d mappings, after %d rounds %d", now.mappings, WARM, held.mappings);
     CU(cu.release(keep));
 }
 
