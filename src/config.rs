@@ -83,7 +83,8 @@ macro_rules! options {
                 let mut config = Config {
                     $( $field: read(&$kind, $name, $default, look_up($name), &mut warnings), )*
                 };
-                warnings.extend(config.settle());
+                let is_named = |name| look_up(name).is_some_and(|value| !value.is_empty());
+                warnings.extend(config.settle(is_named("ANABRANCH_PATHS")));
                 (config, warnings)
             }
 
@@ -105,6 +106,10 @@ macro_rules! options {
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+/// Defaults that contradictory options get back, as the table has them.
+const RELAYS_DEFAULT: u32 = crate::plan::MAX_PATHS as u32;
+const PATH_STAGING_DEFAULT: u64 = 48 * MIB;
+const GRAPHS_DEFAULT: u32 = 32;
 
 options! {
     enabled: bool = Switch, "ANABRANCH", "on", User,
@@ -150,15 +155,15 @@ options! {
     chunks: u32 = Count { min: 1, max: 1024 }, "ANABRANCH_CHUNKS", "1024", User,
         "in how many pieces a path's part of a message moves at most";
     order: crate::plan::Order = Choice(ORDERS), "ANABRANCH_ORDER", "direct-first", User,
-        "in what order the copies of a split message are launched";
+        "in what order the copies of a split message are launched, where one rank launches all (ANABRANCH_ASSIGN=one)";
     model: Option<PathBuf> = File, "ANABRANCH_MODEL", "", User,
         "what `anabranch topo --measure --model FILE` wrote; empty: the one kept for this machine in the user's cache folder";
     assign: Assign = Choice(ASSIGN), "ANABRANCH_ASSIGN", "own", User,
         "who makes the copies of a split message: own, each rank those of its own GPU; one, a rank that sees all GPUs involved makes all of them";
     executor: Executor = Choice(EXECUTORS), "ANABRANCH_EXECUTOR", "auto", User,
-        "how the copies of a split message are launched; auto takes what costs least by measurement";
+        "how the copies of a split message are launched, where one rank launches all (ANABRANCH_ASSIGN=one); auto takes what costs least by measurement";
     graphs: u32 = Count { min: 0, max: 1024 }, "ANABRANCH_GRAPHS", "32", User,
-        "how many CUDA graphs of split messages are kept; 0: none is made";
+        "how many CUDA graphs of split messages are kept, where one rank launches all (ANABRANCH_ASSIGN=one); 0: none is made";
     library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
         "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
     patience_us: u32 = Count { min: 0, max: 1 << 31 }, "ANABRANCH_PATIENCE_US", "500000", Test,
@@ -168,16 +173,80 @@ options! {
 }
 
 impl Config {
-    /// Options that contradict each other get their defaults back.
-    fn settle(&mut self) -> Option<Warning> {
+    /// Options that contradict each other, or have no effect beside another, get their defaults back. The paths contradict
+    /// others only where they are named.
+    fn settle(&mut self, paths_are_named: bool) -> Vec<Warning> {
+        let mut told = Vec::new();
+        let mut contradict = |one: &str, other: &str, why: &str| {
+            told.push(Warning(format!(
+                "{one} and {other} contradict each other: {why}; using the default of both"
+            )));
+        };
         let over_relays_only = !self.paths.direct && !self.paths.host;
-        if !over_relays_only || self.relays > 0 {
-            return None;
+        if over_relays_only && self.relays == 0 {
+            contradict(
+                "ANABRANCH_PATHS=relay",
+                "ANABRANCH_RELAYS=0",
+                "no path is left",
+            );
+            (self.paths, self.relays) = (Paths::ALL, RELAYS_DEFAULT);
         }
-        (self.paths, self.relays) = (Paths::ALL, crate::plan::MAX_PATHS as u32);
-        Some(Warning(
-            "ANABRANCH_PATHS=relay and ANABRANCH_RELAYS=0 contradict each other: no path is left; using the default of both".into(),
-        ))
+        if self.paths.host && paths_are_named && self.path_staging == 0 {
+            contradict(
+                &format!("ANABRANCH_PATHS={}", Kind::show(&PathList, &self.paths)),
+                "ANABRANCH_PATH_STAGING=0",
+                "the path through host memory has none",
+            );
+            (self.paths, self.path_staging) = (Paths::ALL, PATH_STAGING_DEFAULT);
+        }
+        if self.executor == Executor::Graph && self.graphs == 0 {
+            contradict(
+                "ANABRANCH_EXECUTOR=graph",
+                "ANABRANCH_GRAPHS=0",
+                "no graph may be made",
+            );
+            (self.executor, self.graphs) = (Executor::Auto, GRAPHS_DEFAULT);
+        }
+        told.extend(self.drop_idle());
+        told
+    }
+
+    /// Options that have no effect beside another get their defaults back.
+    fn drop_idle(&mut self) -> Vec<Warning> {
+        let is_direct = self.paths.is_direct_only();
+        let is_own = self.assign == Assign::Own;
+        let mut told = Vec::new();
+        let mut tell = |name: &str| {
+            told.push(Warning(if is_direct {
+                format!("ANABRANCH_{name} has no effect with ANABRANCH_PATHS=direct, by which no message is split: take one of them away; using its default")
+            } else {
+                format!("ANABRANCH_{name} has no effect unless one rank makes all copies of a message: set ANABRANCH_ASSIGN=one, too, or take it away; using its default")
+            }));
+        };
+        if is_direct && self.relays != RELAYS_DEFAULT {
+            tell("RELAYS");
+            self.relays = RELAYS_DEFAULT;
+        }
+        if is_direct && !is_own {
+            tell("ASSIGN");
+            self.assign = Assign::Own;
+        }
+        if !is_direct && !is_own {
+            return told;
+        }
+        if self.executor != Executor::Auto {
+            tell("EXECUTOR");
+            self.executor = Executor::Auto;
+        }
+        if self.order != crate::plan::Order::default() {
+            tell("ORDER");
+            self.order = crate::plan::Order::default();
+        }
+        if self.graphs != GRAPHS_DEFAULT {
+            tell("GRAPHS");
+            self.graphs = GRAPHS_DEFAULT;
+        }
+        told
     }
 
     /// Reads the options of this process, and warns of values that are not accepted and of
@@ -339,6 +408,60 @@ mod tests {
             ("ANABRANCH_RELAYS", "0"),
         ]);
         assert!(warnings.is_empty() && !config.paths.relay && config.relays == 0);
+        let names_in = |pairs: &[(&str, &str)]| {
+            let (config, warnings) = with(pairs);
+            assert_eq!(config, Config::default(), "{pairs:?}");
+            let lines: Vec<String> = warnings;
+            assert_eq!(
+                lines.iter().filter(|line| line.contains("using")).count(),
+                lines.len()
+            );
+            lines
+        };
+        for pair in [
+            [("ANABRANCH_PATHS", "host"), ("ANABRANCH_PATH_STAGING", "0")],
+            [
+                ("ANABRANCH_PATHS", "direct,host"),
+                ("ANABRANCH_PATH_STAGING", "0"),
+            ],
+            [("ANABRANCH_EXECUTOR", "graph"), ("ANABRANCH_GRAPHS", "0")],
+        ] {
+            let lines = names_in(&pair);
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            let both = pair.map(|(name, value)| format!("{name}={value}"));
+            assert!(both.iter().all(|name| lines[0].contains(name)), "{lines:?}");
+        }
+        for alone in [
+            ("ANABRANCH_EXECUTOR", "batch"),
+            ("ANABRANCH_ORDER", "round-robin"),
+            ("ANABRANCH_GRAPHS", "0"),
+        ] {
+            let lines = names_in(&[alone]);
+            assert!(lines.len() == 1 && lines[0].contains(alone.0), "{lines:?}");
+            assert!(lines[0].contains("ANABRANCH_ASSIGN=one"), "{lines:?}");
+            let (_, lines) = with(&[alone, ("ANABRANCH_ASSIGN", "one")]);
+            assert!(lines.is_empty(), "{lines:?}");
+        }
+        let (config, lines) = with(&[
+            ("ANABRANCH_PATHS", "direct"),
+            ("ANABRANCH_RELAYS", "1"),
+            ("ANABRANCH_ASSIGN", "one"),
+            ("ANABRANCH_EXECUTOR", "graph"),
+        ]);
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(
+            lines
+                .iter()
+                .all(|line| line.contains("ANABRANCH_PATHS=direct")),
+            "{lines:?}"
+        );
+        assert_eq!(
+            (config.relays, config.assign),
+            (RELAYS_DEFAULT, Assign::Own)
+        );
+        // Without memory for it the path through the host is left out, if nobody has asked for it.
+        let (config, lines) = with(&[("ANABRANCH_PATH_STAGING", "0")]);
+        assert!(lines.is_empty() && config.path_staging == 0, "{lines:?}");
         for bad in ["direct,nvlink", "none", ",", "direct,-relay"] {
             let (config, warnings) = with(&[("ANABRANCH_PATHS", bad)]);
             assert_eq!(config.paths, Paths::ALL, "{bad}");
@@ -395,6 +518,7 @@ mod tests {
             ("ANABRANCH_LIBRARY", "/a b/c.so"),
             ("ANABRANCH_PATHS", "Host relay"),
             ("ANABRANCH_ORDER", "round-robin"),
+            ("ANABRANCH_ASSIGN", "one"),
             ("ANABRANCH_MODEL", "/m/model.json"),
             ("ANABRANCH_INJECT_PANIC", "MPI_Send"),
         ]);

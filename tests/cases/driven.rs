@@ -249,3 +249,52 @@ fn a_call_that_fails_costs_a_detour_and_no_byte() {
         }
     });
 }
+
+/// What each option of plans does, by what the library has counted.
+#[test]
+fn options_of_plans_do_what_they_say() {
+    on("openmpi", |mpi| {
+        let model = model("beluga");
+        let counted = |options: &[(&str, &str)]| {
+            let job = driven(mpi, "beluga", 2, "again", &model);
+            let job = options
+                .iter()
+                .fold(job, |job, (name, value)| job.env(name, value));
+            let outcome = job.passes();
+            let bytes = bytes_by_path(&outcome);
+            assert!(!outcome.finished.stderr.contains("warn"), "{outcome}");
+            (bytes, launches(&outcome), outcome)
+        };
+        let ([_, relayed, _], _, usual) = counted(&[("ANABRANCH_PATHS", "direct,relay")]);
+        let options = [
+            ("ANABRANCH_PATHS", "direct,relay"),
+            ("ANABRANCH_RELAYS", "1"),
+        ];
+        let ([direct, over_one, _], ..) = counted(&options);
+        // Two relays carry two thirds of a message, one half of it.
+        assert!(
+            over_one > 0 && over_one < relayed && over_one <= direct * 11 / 10,
+            "{usual}"
+        );
+        // As the simulated driver has counted them.
+        let copies = |outcome: &Outcome| -> u64 {
+            let count =
+                |line: &serde_json::Value| line["copies"]["between_devices"]["count"].as_u64();
+            outcome.report.0.iter().filter_map(count).sum()
+        };
+        let options = [
+            ("ANABRANCH_PATHS", "direct,relay"),
+            ("ANABRANCH_CHUNKS", "1"),
+        ];
+        let (_, _, whole) = counted(&options);
+        assert!(
+            copies(&whole) > 20 && 2 * copies(&whole) < copies(&usual),
+            "{whole}"
+        );
+        let ([_, over_none, _], _, outcome) = counted(&[("ANABRANCH_RELAYS", "0")]);
+        assert_eq!(over_none, 0, "{outcome}");
+        let (_, [streams, batch, graph], outcome) = counted(&[("ANABRANCH_GRAPHS", "0")]);
+        assert!(graph == 0 && streams + batch == 20, "{outcome}");
+        assert_eq!(outcome.stats().total("graphs_built"), 0, "{outcome}");
+    });
+}

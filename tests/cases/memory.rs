@@ -56,7 +56,7 @@ fn path_staging_bounds_driven_plans() {
     on("openmpi", |mpi| {
         let model = model("beluga").display().to_string();
         for (bytes, goes, allowed) in [("0", false, 8 << 20), ("6M", true, 14 << 20)] {
-            let outcome = staging(mpi, "one", "direct,host")
+            let outcome = staging(mpi, "one", "")
                 .env("ANABRANCH_MODEL", &model)
                 .env("ANABRANCH_PATH_STAGING", bytes)
                 .passes();
