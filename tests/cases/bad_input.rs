@@ -1,7 +1,7 @@
 //! Wrong input of every kind: a line that says what to do, or a fallback; never a crash or a wrong result.
 
 use crate::support::{self, job, on, on_every_mpi};
-use anabranch_tests::{built, run_bounded, scratch_folder, Finished};
+use anabranch_tests::{built, run_bounded, scratch_folder, solver, Finished};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,6 +65,33 @@ fn more_ranks_than_simulated_gpus() {
         );
         refused(&finished, "5");
         assert!(finished.stderr.contains('4'), "{finished:?}");
+    });
+}
+
+/// The launcher of another MPI starts each process as a world of its own. One whose MPI does not know CUDA is not given device
+/// addresses for that.
+#[test]
+fn the_launcher_of_another_mpi() {
+    on("openmpi", |program_of| {
+        on("mpich", |launcher_of| {
+            let folder = scratch_folder("launcher");
+            let mut command = Command::new(&launcher_of.mpirun);
+            command
+                .args(["-np", "2"])
+                .args([&built().command, Path::new("exec"), &solver(program_of)])
+                .args(["--size", "128x128", "--iterations", "5"])
+                .env("LD_LIBRARY_PATH", &built().simcuda)
+                .env("SIMCUDA_TOPOLOGY", "narval")
+                .env("ANABRANCH_LOG", "info")
+                .env_remove("LD_PRELOAD");
+            let finished = run_bounded(&mut command, &folder, Duration::from_secs(120));
+            assert_eq!(finished.code, Some(0), "{finished:?}");
+            let fields = finished.stdout.matches("5 done").count();
+            assert_eq!(fields, 2, "{finished:?}");
+            let said = "rank 0 of its world, but rank 1 of the launcher's; all device buffers";
+            assert!(finished.stderr.contains(said), "{finished:?}");
+            let _ = fs::remove_dir_all(folder);
+        });
     });
 }
 
