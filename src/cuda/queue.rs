@@ -26,6 +26,8 @@ pub const BATCH_BYTES_MAX: u64 = 64 << 20;
 const IN_FLIGHT_MAX: usize = 1024;
 /// Errors in a row that the driver answers questions about a copy with, before it is waited for.
 const FAILURES_MAX: u32 = 3;
+/// The same where the context cannot even be entered.
+const ENTER_FAILURES_MAX: u32 = 1000;
 /// Polls of a copy that is not the oldest of its stream for each that asks the driver: whoever polls the oldest one finds
 /// out for all, unless nobody does.
 const SKIPS_MAX: u32 = 8;
@@ -163,7 +165,7 @@ impl InFlight {
             self.failures += 1;
             if self.failures >= FAILURES_MAX && !self.queue.is_lost() {
                 // The last question is one that waits: the copies end by themselves, if anything does.
-                self.queue.wait();
+                self.queue.wait(self.failures);
             }
             if self.queue.is_lost() {
                 self.lost = Some(error);
@@ -533,11 +535,18 @@ impl Queue {
         }
     }
 
-    /// Waits for all that is launched. Where even that fails, nothing more can be had of the stream.
-    fn wait(&self) {
+    /// Waits for all that is launched. Where even that fails, nothing more can be had of the stream. A thread that cannot enter
+    /// the context leaves the question to one that is in it already, as long as this is not its last failure: copies that run
+    /// on would write over what is brought another way.
+    fn wait(&self, failures: u32) {
         let mut done = Mapped::default();
         let mut state = self.state.lock();
         let entered = Entered::enter_same(self.key);
+        if let Err(error) = &entered {
+            if failures < ENTER_FAILURES_MAX && !error.context_is_gone() {
+                return;
+            }
+        }
         // SAFETY: the stream is live in the entered context.
         let waited =
             entered.and_then(|entered| unsafe { entered.driver().stream_synchronize(self.stream) });

@@ -28,7 +28,7 @@ const PAGE_BYTES: u64 = 64 << 10;
 /// How long a sender that is to push may not begin, before its part is pulled after all.
 const PATIENCE: Duration = Duration::from_micros(300);
 /// The same where it would have to wait for its turn on the GPU, and the sender for the next one then.
-const TURN_PATIENCE: Duration = Duration::from_millis(5);
+pub const TURN_PATIENCE: Duration = Duration::from_millis(5);
 
 /// The receiver's buffer, which the sender is to push to.
 pub struct Push {

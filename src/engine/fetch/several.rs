@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::cuda::{clock_ns, ContextKey, Copy, Error, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path, Trouble};
-use crate::engine::fetch::push::Push;
+use crate::engine::fetch::push::{Push, TURN_PATIENCE};
 use crate::engine::fetch::track::{Staging, Track, STALLED};
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::Gpu;
@@ -318,7 +318,12 @@ impl Several {
         }
         let since = *self.awaited.get_or_insert_with(Instant::now);
         let push = self.direct.push.as_ref();
-        if push.is_some_and(|push| since.elapsed() <= push.patience) {
+        // What the message behind it may have been written to is not pulled any more: its sender is given more time.
+        let has_time = |push: &Push| match self.trail.has_follower() {
+            true => since.elapsed() <= push.patience.max(TURN_PATIENCE),
+            false => since.elapsed() <= push.patience,
+        };
+        if push.is_some_and(has_time) {
             return false;
         }
         self.is_pusher_awaited = false;
