@@ -222,8 +222,15 @@ fn summarize(engine: &Engine, peers: &[Arc<Peer>]) {
             Snapshot::load(peer.counters()),
         );
     }
-    if let Err(error) = summary.write(&engine.env.config.stats.of_rank(engine.env.world_rank)) {
-        log::error!("ANABRANCH_STATS: {error}");
+    let target = engine.env.config.stats.of_rank(engine.env.world_rank);
+    if let Err(error) = summary.write(&target) {
+        match target {
+            StatsTarget::File(path) => log::warn!(
+                "ANABRANCH_STATS: {}: {error}; the counters are lost, name a file that can be written",
+                path.display()
+            ),
+            _ => log::warn!("ANABRANCH_STATS: {error}; the counters are lost"),
+        }
     }
 }
 

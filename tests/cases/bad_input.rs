@@ -68,6 +68,27 @@ fn more_ranks_than_simulated_gpus() {
     });
 }
 
+/// Counters that cannot be written cost the program nothing, and a line names the file.
+#[test]
+fn statistics_that_cannot_be_written() {
+    on("openmpi", |mpi| {
+        let file = "/no/such/folder/stats.json";
+        let outcome = job(mpi, 2, "p2p").env("ANABRANCH_STATS", file).run();
+        outcome.check_passed();
+        let lines = outcome
+            .finished
+            .stderr
+            .lines()
+            .filter(|line| line.contains(file));
+        let lines: Vec<&str> = lines.collect();
+        assert_eq!(lines.len(), 1, "{outcome}");
+        assert!(
+            lines[0].contains("name a file that can be written"),
+            "{outcome}"
+        );
+    });
+}
+
 /// The launcher of another MPI starts each process as a world of its own. One whose MPI does not know CUDA is not given device
 /// addresses for that.
 #[test]
