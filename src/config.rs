@@ -79,12 +79,19 @@ macro_rules! options {
             /// Reads every option through `look_up`, which answers with the value of a variable.
             /// A value that is not accepted gives a warning and the default.
             pub fn from_lookup(look_up: impl Fn(&str) -> Option<OsString>) -> (Config, Vec<Warning>) {
+                let (mut config, mut warnings) = Config::unsettled(&look_up);
+                let (defaults, _) = Config::unsettled(&|_| None);
+                let is_named = |name| look_up(name).is_some_and(|value| !value.is_empty());
+                warnings.extend(config.settle(&defaults, is_named("ANABRANCH_PATHS")));
+                (config, warnings)
+            }
+
+            /// Each option by itself.
+            fn unsettled(look_up: &dyn Fn(&str) -> Option<OsString>) -> (Config, Vec<Warning>) {
                 let mut warnings = Vec::new();
-                let mut config = Config {
+                let config = Config {
                     $( $field: read(&$kind, $name, $default, look_up($name), &mut warnings), )*
                 };
-                let is_named = |name| look_up(name).is_some_and(|value| !value.is_empty());
-                warnings.extend(config.settle(is_named("ANABRANCH_PATHS")));
                 (config, warnings)
             }
 
@@ -106,10 +113,6 @@ macro_rules! options {
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Defaults that contradictory options get back, as the table has them.
-const RELAYS_DEFAULT: u32 = crate::plan::MAX_PATHS as u32;
-const PATH_STAGING_DEFAULT: u64 = 48 * MIB;
-const GRAPHS_DEFAULT: u32 = 32;
 
 options! {
     enabled: bool = Switch, "ANABRANCH", "on", User,
@@ -175,7 +178,7 @@ options! {
 impl Config {
     /// Options that contradict each other, or have no effect beside another, get their defaults back. The paths contradict
     /// others only where they are named.
-    fn settle(&mut self, paths_are_named: bool) -> Vec<Warning> {
+    fn settle(&mut self, defaults: &Config, paths_are_named: bool) -> Vec<Warning> {
         let mut told = Vec::new();
         let mut contradict = |one: &str, other: &str, why: &str| {
             told.push(Warning(format!(
@@ -189,7 +192,7 @@ impl Config {
                 "ANABRANCH_RELAYS=0",
                 "no path is left",
             );
-            (self.paths, self.relays) = (Paths::ALL, RELAYS_DEFAULT);
+            (self.paths, self.relays) = (defaults.paths, defaults.relays);
         }
         if self.paths.host && paths_are_named && self.path_staging == 0 {
             contradict(
@@ -197,7 +200,7 @@ impl Config {
                 "ANABRANCH_PATH_STAGING=0",
                 "the path through host memory has none",
             );
-            (self.paths, self.path_staging) = (Paths::ALL, PATH_STAGING_DEFAULT);
+            (self.paths, self.path_staging) = (defaults.paths, defaults.path_staging);
         }
         if self.executor == Executor::Graph && self.graphs == 0 {
             contradict(
@@ -205,14 +208,14 @@ impl Config {
                 "ANABRANCH_GRAPHS=0",
                 "no graph may be made",
             );
-            (self.executor, self.graphs) = (Executor::Auto, GRAPHS_DEFAULT);
+            (self.executor, self.graphs) = (defaults.executor, defaults.graphs);
         }
-        told.extend(self.drop_idle());
+        told.extend(self.drop_idle(defaults));
         told
     }
 
     /// Options that have no effect beside another get their defaults back.
-    fn drop_idle(&mut self) -> Vec<Warning> {
+    fn drop_idle(&mut self, defaults: &Config) -> Vec<Warning> {
         let is_direct = self.paths.is_direct_only();
         let is_own = self.assign == Assign::Own;
         let mut told = Vec::new();
@@ -223,28 +226,28 @@ impl Config {
                 format!("ANABRANCH_{name} has no effect unless one rank makes all copies of a message: set ANABRANCH_ASSIGN=one, too, or take it away; using its default")
             }));
         };
-        if is_direct && self.relays != RELAYS_DEFAULT {
+        if is_direct && self.relays != defaults.relays {
             tell("RELAYS");
-            self.relays = RELAYS_DEFAULT;
+            self.relays = defaults.relays;
         }
         if is_direct && !is_own {
             tell("ASSIGN");
-            self.assign = Assign::Own;
+            self.assign = defaults.assign;
         }
         if !is_direct && !is_own {
             return told;
         }
-        if self.executor != Executor::Auto {
+        if self.executor != defaults.executor {
             tell("EXECUTOR");
-            self.executor = Executor::Auto;
+            self.executor = defaults.executor;
         }
-        if self.order != crate::plan::Order::default() {
+        if self.order != defaults.order {
             tell("ORDER");
-            self.order = crate::plan::Order::default();
+            self.order = defaults.order;
         }
-        if self.graphs != GRAPHS_DEFAULT {
+        if self.graphs != defaults.graphs {
             tell("GRAPHS");
-            self.graphs = GRAPHS_DEFAULT;
+            self.graphs = defaults.graphs;
         }
         told
     }
@@ -457,7 +460,7 @@ mod tests {
         );
         assert_eq!(
             (config.relays, config.assign),
-            (RELAYS_DEFAULT, Assign::Own)
+            (crate::plan::MAX_PATHS as u32, Assign::Own)
         );
         // Without memory for it the path through the host is left out, if nobody has asked for it.
         let (config, lines) = with(&[("ANABRANCH_PATH_STAGING", "0")]);

@@ -9,7 +9,7 @@ mod trail;
 mod way;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Uuid};
 use crate::engine::counts::Wish;
@@ -19,7 +19,7 @@ pub use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::push::Push;
 use crate::engine::fetch::several::{Before, Several};
 pub use crate::engine::fetch::trail::{Trail, TrailEnd};
-pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
+pub use crate::engine::fetch::way::{overlap, Depths, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
 use crate::engine::route::Routed;
 use crate::engine::story;
@@ -124,8 +124,8 @@ pub struct Fetch {
     trail: Option<TrailEnd>,
     /// Which message of this rank it is.
     began: u64,
-    /// Gone when it is over, if somebody waits for that who needs no trail.
-    end: Option<Arc<()>>,
+    /// What somebody waits for who is behind a message without a trail.
+    end: Option<TrailEnd>,
 }
 
 // SAFETY: the destination belongs to a pending receive, which MPI has lent to the library until it completes.
@@ -347,9 +347,14 @@ impl Fetch {
     }
 
     /// What a value waits for that is lifted to its place. None where it is written elsewhere.
-    pub fn end(&mut self, place: (u64, u64)) -> Option<Weak<()>> {
-        let is_there = self.under_way().is_some_and(|row| row.overlaps(place));
-        is_there.then(|| Arc::downgrade(self.end.get_or_insert_default()))
+    pub fn end(&mut self, place: (u64, u64)) -> Option<Arc<Trail>> {
+        let Destination::Device { address, .. } = self.to else {
+            return None;
+        };
+        overlap((address, self.wanted), place).then(|| match &self.trail {
+            Some(end) => Arc::clone(&end.0),
+            None => Arc::clone(&self.end.get_or_insert_with(|| TrailEnd::new(false)).0),
+        })
     }
 
     /// The sender.
@@ -497,7 +502,7 @@ impl Fetch {
 
     /// Messages behind this one that are received in its place wait for it; others need not.
     fn leave_trail(&mut self, is_direct: bool) {
-        self.trail = Some(TrailEnd(Arc::new(Trail::undivided(is_direct))));
+        self.trail = Some(TrailEnd::new(is_direct));
     }
 
     /// A single message that is likely to take one direct copy does so this time. What is planned while it runs counts for

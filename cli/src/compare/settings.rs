@@ -193,6 +193,12 @@ mod tests {
         assert_eq!(ucx().len(), 9);
     }
 
+    fn described(chosen: &[Setting]) -> Vec<String> {
+        let rows = chosen.iter();
+        rows.map(|setting| format!("{}: {}", setting.name, setting.describe()))
+            .collect()
+    }
+
     #[test]
     fn a_name_of_ones_own_is_ones_own() {
         let with = [
@@ -201,12 +207,8 @@ mod tests {
         ];
         let names: Vec<String> = ["all", "one2"].map(String::from).into();
         let chosen = choose(&names, &with, &[]).expect("known");
-        let as_text: Vec<String> = chosen
-            .iter()
-            .map(|setting| format!("{}: {}", setting.name, setting.describe()))
-            .collect();
         assert_eq!(
-            as_text,
+            described(&chosen),
             [
                 "all: with the library A=1",
                 "one2: with the library ANABRANCH_PATHS=direct",
@@ -220,12 +222,8 @@ mod tests {
         let names = |list: &[&str]| -> Vec<String> { list.iter().map(|&n| n.into()).collect() };
         let with = [parse("x=A=1").expect("well formed")];
         let chosen = choose(&names(&["vanilla", "x2", "vanilla2"]), &with, &[]).expect("known");
-        let as_text: Vec<String> = chosen
-            .iter()
-            .map(|setting| format!("{}: {}", setting.name, setting.describe()))
-            .collect();
         assert_eq!(
-            as_text,
+            described(&chosen),
             [
                 "vanilla: without the library",
                 "x2: with the library A=1",

@@ -319,11 +319,11 @@ impl Several {
         let since = *self.awaited.get_or_insert_with(Instant::now);
         let push = self.direct.push.as_ref();
         // What the message behind it may have been written to is not pulled any more: its sender is given more time.
-        let has_time = |push: &Push| match self.trail.has_follower() {
-            true => since.elapsed() <= push.patience.max(TURN_PATIENCE),
-            false => since.elapsed() <= push.patience,
+        let patience_min = match self.trail.has_follower() {
+            true => TURN_PATIENCE,
+            false => Duration::ZERO,
         };
-        if push.is_some_and(has_time) {
+        if push.is_some_and(|push| since.elapsed() <= push.patience.max(patience_min)) {
             return false;
         }
         self.is_pusher_awaited = false;

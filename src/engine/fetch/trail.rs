@@ -129,6 +129,13 @@ impl Trail {
 #[derive(Debug)]
 pub struct TrailEnd(pub Arc<Trail>);
 
+impl TrailEnd {
+    /// Of a message that is not split: see [`Trail::undivided`].
+    pub fn new(is_direct: bool) -> TrailEnd {
+        TrailEnd(Arc::new(Trail::undivided(is_direct)))
+    }
+}
+
 impl Drop for TrailEnd {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::Release);

@@ -43,9 +43,15 @@ pub struct UnderWay {
 
 impl UnderWay {
     /// Whether it is written to some of these bytes.
-    pub fn overlaps(&self, (start, length): (u64, u64)) -> bool {
-        self.to.0 < start.saturating_add(length) && start < self.to.0.saturating_add(self.to.1)
+    pub fn overlaps(&self, place: (u64, u64)) -> bool {
+        overlap(self.to, place)
     }
+}
+
+/// Whether two ranges, each an address and a length, have bytes in common.
+pub fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
+    let is_before_end = |start: u64, of: (u64, u64)| start < of.0.saturating_add(of.1);
+    is_before_end(one.0, other) && is_before_end(other.0, one)
 }
 
 /// How many messages were under way at once from each sender: programs send windows of the same depth again and again, and

@@ -1,7 +1,7 @@
 //! What has landed in a receive: a descriptor, whose payload is fetched, or a value; brought to where it belongs.
 
 use std::ffi::c_int;
-use std::sync::Weak;
+use std::sync::Arc;
 
 use super::check::ToCheck;
 use super::finish::Quiet;
@@ -11,7 +11,7 @@ use crate::cuda;
 use crate::engine::core::Core;
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
-use crate::engine::fetch::{Destination, Fetch, Landed, NotTaken, Step, UnderWay, Ways};
+use crate::engine::fetch::{Destination, Fetch, Landed, NotTaken, Step, Trail, UnderWay, Ways};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::send::HOST_BYTES_MIN;
 use crate::engine::story::Path;
@@ -254,7 +254,7 @@ impl Core {
     }
 
     /// What is being written to some of these bytes of device memory, for a value that is lifted there.
-    fn ends_at(&mut self, place: (u64, u64)) -> Vec<Weak<()>> {
+    fn ends_at(&mut self, place: (u64, u64)) -> Vec<Arc<Trail>> {
         let (moving, receives) = (&self.moving, &mut self.receives);
         let ends = moving
             .iter()
