@@ -1,28 +1,11 @@
 // What the library takes of the GPUs and of host memory, at most and in the end.
 #include "sim.h"
-#include <dirent.h>
 
 enum { TAG = 7, MIB = 1 << 20, GPUS_MAX = 16, BOUND = 64 * MIB };
 
 static int gpus;
 static CUcontext contexts[GPUS_MAX];
 static size_t before[GPUS_MAX];
-
-// All processes of the job have come here; without MPI, which has not begun or is over.
-static void meet(const char *phase) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s-%d", getenv("SCRATCH"), phase, (int)getpid());
-    FILE *file = fopen(path, "w");
-    CHECK(file && !fclose(file), "%s", path);
-    for (int there = 0; there < number_from("PROCESSES", 2); usleep(1000)) {
-        DIR *folder = opendir(getenv("SCRATCH"));
-        CHECK(folder, "SCRATCH");
-        there = 0;
-        for (struct dirent *entry; (entry = readdir(folder));)
-            there += !strncmp(entry->d_name, phase, strlen(phase)) && entry->d_name[strlen(phase)] == '-';
-        closedir(folder);
-    }
-}
 
 static size_t free_on(int gpu) {
     static CUresult (*info)(size_t *, size_t *);

@@ -6,6 +6,7 @@
 #ifndef SIM_H
 #define SIM_H
 #include <mpi.h>
+#include <dirent.h>
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -90,6 +91,22 @@ static char role_of(int rank) {
 static int number_from(const char *name, int otherwise) {
     const char *text = getenv(name);
     return text && *text ? atoi(text) : otherwise;
+}
+
+// All processes of the job have come here; without MPI.
+static inline void meet(const char *phase) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s-%d", getenv("SCRATCH"), phase, (int)getpid());
+    FILE *file = fopen(path, "w");
+    CHECK(file && !fclose(file), "%s", path);
+    for (int there = 0; there < number_from("PROCESSES", 2); usleep(1000)) {
+        DIR *folder = opendir(getenv("SCRATCH"));
+        CHECK(folder, "SCRATCH");
+        there = 0;
+        for (struct dirent *entry; (entry = readdir(folder));)
+            there += !strncmp(entry->d_name, phase, strlen(phase)) && entry->d_name[strlen(phase)] == '-';
+        closedir(folder);
+    }
 }
 
 // Makes this rank's device current in the calling thread. $GPUS bounds how many GPUs the ranks share.
