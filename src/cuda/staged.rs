@@ -25,6 +25,19 @@ pub struct StagedMemory {
 impl StagedMemory {
     /// Memory in a context that exists. [`Error::Exhausted`] where the device has little left.
     pub fn allocate(context: ContextKey, bytes: u64) -> Result<StagedMemory> {
+        let mut memory = StagedMemory::allocate_private(context, bytes)?;
+        let entered = Entered::enter_same(context)?;
+        // SAFETY: the handle is written; the memory was just allocated in this context.
+        unsafe {
+            entered
+                .driver()
+                .ipc_get_mem_handle(&raw mut memory.handle, memory.address)?;
+        }
+        Ok(memory)
+    }
+
+    /// The same for this process alone: nothing is exported, and the handle means nothing.
+    pub fn allocate_private(context: ContextKey, bytes: u64) -> Result<StagedMemory> {
         let entered = Entered::enter_same(context)?;
         let driver = entered.driver();
         let size = usize::try_from(bytes).map_err(|_| Error::Exhausted("address space"))?;
@@ -39,11 +52,8 @@ impl StagedMemory {
         if free_bytes(&entered)? < bytes.saturating_add(2 * RESERVE) {
             return Err(Error::Exhausted("memory of a GPU"));
         }
-        // SAFETY: both are written; the memory was just allocated in this context. It is freed on drop.
-        unsafe {
-            driver.mem_alloc(&raw mut memory.address, size)?;
-            driver.ipc_get_mem_handle(&raw mut memory.handle, memory.address)?;
-        }
+        // SAFETY: the address is written. The memory is freed on drop.
+        unsafe { driver.mem_alloc(&raw mut memory.address, size)? };
         Ok(memory)
     }
 
