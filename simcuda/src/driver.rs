@@ -128,8 +128,9 @@ extern "C" fn at_exit() {
             return;
         }
         let late = d.job.shared().late.load(Relaxed);
+        let now = d.host_now();
         d.report
-            .summary(&d.topology.name, &d.visible, d.host_now(), late);
+            .summary(&d.topology.name, &d.visible, d.checking, now, late);
         // The row may soon be another process's: nothing of this one may touch it any more.
         INIT_ERROR.store(DEINITIALIZED, Relaxed);
         DRIVER.store(core::ptr::null_mut(), Release);

@@ -18,7 +18,7 @@
 //! | `SIMCUDA_NVML=0` | there is no management library |
 //! | `SIMCUDA_CHECK=0` | no happens-before checker |
 //! | `SIMCUDA_DATA=0` | copies and fills above 4 KiB take their time but move nothing: for measurements only |
-//! | `SIMCUDA_REPORT=FILE` | appends JSON lines: findings as they occur, one `exit` line a process |
+//! | `SIMCUDA_REPORT=FILE` | appends JSON lines: findings as they occur, one `exit` line a process, which says whether it was checked |
 //! | `SIMCUDA_FAULT=F:N=CODE,..` | the N-th call of F returns CODE |
 //! | `SIMCUDA_CORRUPT=R:K:N:O,..` | the N-th asynchronous copy of kind K (`DtoD`, `DtoH`, `HtoD`) of rank R flips a bit at offset O |
 //! | `SIMCUDA_QUIET_US` | real time without a call after which a process counts as waiting (200) |

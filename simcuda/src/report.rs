@@ -108,7 +108,14 @@ impl Report {
     }
 
     /// The line at the end.
-    pub fn summary(&self, topology: &str, gpus: &[usize], virtual_ns: u64, late_ns: u64) {
+    pub fn summary(
+        &self,
+        topology: &str,
+        gpus: &[usize],
+        checked: bool,
+        virtual_ns: u64,
+        late_ns: u64,
+    ) {
         let mut copies = serde_json::Map::new();
         for (name, (count, bytes)) in COPY_KINDS.iter().zip(&self.copies) {
             copies.insert(
@@ -121,6 +128,7 @@ impl Report {
             "pid": std::process::id(),
             "topology": topology,
             "gpus": gpus,
+            "checked": checked,
             "virtual_ns": virtual_ns,
             "late_ns": late_ns,
             "findings": self.findings.load(Relaxed),

@@ -60,7 +60,7 @@ fn mpi4py_runs(script: &str, test: impl Fn(Job)) {
 #[test]
 fn mpi4py() {
     mpi4py_runs("host_only.py", |job| {
-        let outcome = job.passes();
+        let outcome = job.without_device().passes();
         assert!(
             outcome.stats.as_ref().is_none_or(Stats::is_idle),
             "{outcome}"
@@ -86,7 +86,7 @@ fn mpi4py_on_device_buffers() {
 #[test]
 fn mpi4py_natively() {
     mpi4py_runs("host_only.py", |job| {
-        job.without_preload().passes();
+        job.without_preload().without_device().passes();
     });
     mpi4py_runs("device_buffers.py", |job| {
         over_an_mpi_that_knows_cuda(job.without_preload()).passes();

@@ -280,7 +280,7 @@ fn options_of_plans_do_what_they_say() {
         let copies = |outcome: &Outcome| -> u64 {
             let count =
                 |line: &serde_json::Value| line["copies"]["between_devices"]["count"].as_u64();
-            outcome.report.0.iter().filter_map(count).sum()
+            outcome.report.exits().filter_map(count).sum()
         };
         let options = [
             ("ANABRANCH_PATHS", "direct,relay"),

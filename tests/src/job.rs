@@ -32,6 +32,8 @@ pub struct Job {
     wrapper: Vec<String>,
     /// Command that runs each rank.
     rank_wrapper: Vec<String>,
+    /// No process of it need start the driver.
+    without_device: bool,
 }
 
 /// What came of it.
@@ -43,6 +45,8 @@ pub struct Outcome {
     pub stats: Option<Stats>,
     /// The simulated driver's report.
     pub report: Report,
+    /// How many processes that must cover, at least, and whether its checker was on; `None` where there is no such driver.
+    watched: Option<(usize, bool)>,
     description: String,
 }
 
@@ -68,6 +72,7 @@ impl Job {
             launcher_arguments: Vec::new(),
             wrapper: Vec::new(),
             rank_wrapper: Vec::new(),
+            without_device: false,
             folder,
         };
         job = job.limit_seconds(150);
@@ -154,6 +159,29 @@ impl Job {
         self.env("NO_DRIVER", "1").roles("H")
     }
 
+    /// The program never starts the driver, though its ranks have it.
+    pub fn without_device(mut self) -> Job {
+        self.without_device = true;
+        self
+    }
+
+    /// How many processes use the simulated driver, and so report their end: every rank whose role is not that of a rank
+    /// without a device. And whether they are checked.
+    fn watched(&self) -> Option<(usize, bool)> {
+        if on_real_gpus() || !self.driver {
+            return None;
+        }
+        let roles = self.environment.get("ROLES").map_or("D", String::as_str);
+        let with_device = roles.bytes().cycle().take(self.ranks);
+        let with_device = with_device.filter(|role| *role == b'D').count();
+        let is_checked = self
+            .environment
+            .get("SIMCUDA_CHECK")
+            .is_none_or(|v| v != "0");
+        let processes = if self.without_device { 0 } else { with_device };
+        Some((processes, is_checked))
+    }
+
     /// The launcher is given the variables too, the preload included: what spawned processes inherit.
     pub fn through_launcher(mut self) -> Job {
         self.through_launcher = true;
@@ -238,6 +266,7 @@ impl Job {
             finished,
             stats: Stats::of_nodes(&self.folder),
             report: Report::read(&self.folder.join("simcuda.jsonl")),
+            watched: self.watched(),
             description,
         };
         if std::env::var_os("TEST_KEEP").is_none() {
@@ -368,11 +397,21 @@ impl Outcome {
             self.finished.left_behind, 0,
             "processes were left behind:\n{self}"
         );
-        let findings = self.report.findings();
-        assert!(
-            findings.is_empty(),
-            "the simulated driver found {findings:?}\n{self}"
-        );
+        self.check_watched();
+    }
+
+    /// The simulated driver has watched every rank with a device to its end, and found nothing. Not to be asked of ranks
+    /// that were killed.
+    ///
+    /// # Panics
+    /// If not.
+    pub fn check_watched(&self) {
+        let Some((processes, is_checked)) = self.watched else {
+            return;
+        };
+        if let Some(complaint) = self.report.complaint(processes, is_checked) {
+            panic!("{complaint}\n{self}");
+        }
     }
 
     /// The library's summary.

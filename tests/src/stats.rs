@@ -210,17 +210,33 @@ impl std::fmt::Display for Stats {
 
 /// The report of the simulated driver: one JSON object a line, for each finding and for the end of each process.
 #[derive(Clone, Debug, Default)]
-pub struct Report(pub Vec<Value>);
+pub struct Report {
+    lines: Vec<Value>,
+    /// Lines that are not understood.
+    odd: Vec<String>,
+}
 
 impl Report {
-    /// Reads a report; empty if there is none.
+    /// Reads a report; empty if there is none, which says nothing of the run (see [`Report::complaint`]).
     pub fn read(file: &Path) -> Report {
-        let text = fs::read_to_string(file).unwrap_or_default();
-        Report(
-            text.lines()
-                .filter_map(|line| serde_json::from_str(line).ok())
-                .collect(),
-        )
+        Report::of(&fs::read_to_string(file).unwrap_or_default())
+    }
+
+    fn of(text: &str) -> Report {
+        let mut report = Report::default();
+        for line in text.lines() {
+            match serde_json::from_str::<Value>(line) {
+                Ok(value) if value["event"].is_string() => report.lines.push(value),
+                _ => report.odd.push(line.to_owned()),
+            }
+        }
+        report
+    }
+
+    /// What each process said at its end.
+    pub fn exits(&self) -> impl Iterator<Item = &Value> {
+        let lines = self.lines.iter();
+        lines.filter(|line| line["event"] == "exit")
     }
 
     /// Host memory that a process had page-locked at one time, at most; shared memory counts with each that locks it.
@@ -228,17 +244,63 @@ impl Report {
     /// # Panics
     /// If the process has not reported its end.
     pub fn pinned_bytes_max(&self, pid: u64) -> u64 {
-        let mut lines = self.0.iter();
-        let exit = lines.find(|line| line["event"] == "exit" && line["pid"] == pid);
+        let exit = self.exits().find(|line| line["pid"] == pid);
         exit.and_then(|line| line["pinned_bytes_max"].as_u64())
             .unwrap_or_else(|| panic!("no report of process {pid}"))
     }
 
     /// What the simulated driver found wrong: unordered accesses to the same bytes, uses of freed memory.
-    pub fn findings(&self) -> Vec<&Value> {
-        self.0
-            .iter()
-            .filter(|line| line["event"] != "exit")
-            .collect()
+    fn findings(&self) -> Vec<&Value> {
+        let lines = self.lines.iter();
+        lines.filter(|line| line["event"] != "exit").collect()
+    }
+
+    /// Why the report does not say that all went well: something was found, or not everything was looked at. The driver must
+    /// have seen the end of so many processes, and have checked each unless that was switched off.
+    pub fn complaint(&self, processes: usize, is_checked: bool) -> Option<String> {
+        let findings = self.findings();
+        let ended = self.exits().count();
+        let sound = |line: &&Value| line["findings"] == 0 && line["checked"] == is_checked;
+        if !findings.is_empty() {
+            Some(format!("the simulated driver found {findings:?}"))
+        } else if !self.odd.is_empty() {
+            Some(format!("lines of the simulated driver: {:?}", self.odd))
+        } else if ended < processes {
+            Some(format!(
+                "the simulated driver saw the end of {ended} processes, not of {processes}"
+            ))
+        } else {
+            let exit = self.exits().find(|line| !sound(line))?;
+            Some(format!("the simulated driver ended with {exit}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_that_is_not_whole_is_no_good_one() {
+        const EXIT: &str = r#"{"event":"exit","pid":1,"findings":0,"checked":true}"#;
+        const UNCHECKED: &str = r#"{"event":"exit","pid":2,"findings":0,"checked":false}"#;
+        const FOUND: &str = r#"{"event":"exit","pid":2,"findings":1,"checked":true}"#;
+        const RACE: &str = r#"{"event":"race","pid":2}"#;
+        let complaint = |lines: &[&str]| Report::of(&lines.join("\n")).complaint(2, true);
+        assert_eq!(complaint(&[EXIT, EXIT]), None);
+        for (lines, why) in [
+            (&[][..], "the end of 0 processes, not of 2"),
+            (&[EXIT], "the end of 1 processes"),
+            (&[EXIT, EXIT, RACE], "race"),
+            (&[EXIT, FOUND], "ended with"),
+            (&[EXIT, UNCHECKED], "ended with"),
+            (&[EXIT, EXIT, &EXIT[..20]], "lines of"),
+            (&[EXIT, EXIT, "{}"], "lines of"),
+        ] {
+            let said = complaint(lines).unwrap_or_default();
+            assert!(said.contains(why), "{lines:?}: {said}");
+        }
+        let unchecked = Report::of(UNCHECKED);
+        assert_eq!(unchecked.complaint(1, false), None);
     }
 }
