@@ -1,12 +1,13 @@
 //! Wrong input of every kind: a line that says what to do, or a fallback; never a crash or a wrong result.
 
 use crate::support::{self, job, on, on_every_mpi};
+use anabranch_tests::ranks::{self, Rank};
 use anabranch_tests::{built, run_bounded, scratch_folder, solver, Finished};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use xtask::mpi::Mpi;
 
 on_every_mpi!(forged_descriptors);
@@ -242,27 +243,59 @@ fn unmapped() -> BTreeSet<PathBuf> {
     ours
 }
 
+/// Kills a job in which the first rank takes part, and the second does or does not. What they shared by then: how many
+/// segments, and the names of their directory.
+fn killed_with(mpi: &Mpi, second_takes_part: bool) -> (usize, BTreeSet<PathBuf>) {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let mut job = job(mpi, 2, "deadlock").args(&["acquainted", "unreceived_host"]);
+    if !second_takes_part {
+        job = job.without_preload_on(1).roles("DH");
+    }
+    let folder = job.folder().to_path_buf();
+    let (outcome, seen) = std::thread::scope(|scope| {
+        let killer = scope.spawn(move || {
+            let find = |number| ranks::find(&folder, "deadlock", number, PATIENCE);
+            let pair = [find(0)?, find(1)?];
+            let deadline = Instant::now() + PATIENCE;
+            // Once the first case is over both have come through MPI_Init, and the second takes seconds.
+            let is_on = || {
+                let said = fs::read_to_string(folder.join("stdout"));
+                said.is_ok_and(|text| text.contains("ok acquainted"))
+            };
+            while !is_on() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let segments = pair.iter().filter(|rank| rank.segment().is_some()).count();
+            let names = pair.iter().flat_map(Rank::named_files).collect();
+            pair.iter().for_each(|rank| rank.signal(libc::SIGKILL));
+            Some((segments, names))
+        });
+        (job.run(), killer.join().expect("no panic"))
+    });
+    let finished = &outcome.finished;
+    assert!(finished.code.is_some_and(|code| code != 0), "{outcome}");
+    assert_eq!(finished.left_behind, 0, "{outcome}");
+    seen.unwrap_or_else(|| panic!("the ranks were not found:\n{outcome}"))
+}
+
 /// Ranks that are killed leave at most a page in /dev/shm, and the next job takes it away.
 #[test]
 fn a_dead_job_leaves_nothing_to_the_next() {
     on("mpich", |mpi| {
-        // Killed in the middle: the case computes for seconds, and the limit is short.
-        let dead = job(mpi, 2, "deadlock")
-            .args(&["reverse_tags", "busy"])
-            .limit_seconds(1)
-            .env("WATCHDOG", "60")
-            .run();
-        assert_eq!(dead.finished.code, None, "{dead}");
-        let left = abandoned();
+        // Segments have no names; nor has the directory where all that the launcher has counted are registered.
+        assert_eq!(killed_with(mpi, true), (2, BTreeSet::new()));
+        // One that waits for a rank which never registers has, and none of its ranks is left to remove it.
+        let (segments, left) = killed_with(mpi, false);
+        assert_eq!((segments, left.len()), (1, 1), "{left:?}");
+        // It is a page, if no other test's job has taken it away already.
+        let found = left.iter().filter_map(|path| fs::metadata(path).ok());
+        assert!(found.map(|about| about.len()).all(|bytes| bytes == 4096));
         job(mpi, 2, "p2p")
             .args(&["medium", "pieces"])
             .passes()
             .stats()
             .check_complete();
-        let still: Vec<_> = left
-            .iter()
-            .filter(|path| Path::new(path).exists())
-            .collect();
+        let still: Vec<_> = left.iter().filter(|path| path.exists()).collect();
         assert!(still.is_empty(), "{still:?}");
     });
 }

@@ -5,7 +5,7 @@ use anabranch_engine::node::{Asked, Slot, State, View};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -99,6 +99,27 @@ impl Rank {
         files.extend(open.filter_map(|entry| fs::read_link(entry.path()).ok()));
         files.retain(|file| file.to_string_lossy().starts_with("/dev/shm/anabranch-"));
         files
+    }
+
+    /// Names in /dev/shm of files of the library's that it has open. Not by the links of what is open: who has made a file
+    /// has it open under no name.
+    pub fn named_files(&self) -> BTreeSet<PathBuf> {
+        let identity = |path: &Path| {
+            let about = fs::metadata(path).ok()?;
+            Some((about.dev(), about.ino()))
+        };
+        let paths = |folder: &str| {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path())
+        };
+        let open: BTreeSet<_> = paths(&format!("/proc/{}/fd", self.pid))
+            .filter_map(|path| identity(&path))
+            .collect();
+        let ours = |path: &PathBuf| path.to_string_lossy().starts_with("/dev/shm/anabranch-");
+        let named = paths("/dev/shm").filter(ours);
+        named
+            .filter(|path| identity(path).is_some_and(|identity| open.contains(&identity)))
+            .collect()
     }
 
     /// The segment that it shares with the other ranks of its node.
