@@ -17,6 +17,7 @@ mod matching;
 mod memory;
 mod model_error;
 mod nodes;
+mod overhead;
 mod pack;
 mod paths;
 mod programs;

@@ -161,7 +161,7 @@ fn size(all: &[Sent], is_so: impl Fn(&Sent) -> bool) -> u64 {
     those.map(|sent| sent.count * sent.bytes).sum()
 }
 
-/// What goes by value in a run.
+/// Nothing is too small for a descriptor.
 const NO_THRESHOLD: u64 = 0;
 
 /// A run in which the ranks knew of each other's devices before these messages were sent: all that were sent from device

@@ -1,7 +1,10 @@
 // What a program that never touches a device buffer pays for each call. Each mode does one kind of call many times
-// between two ranks (or one with itself) and prints the nanoseconds a call took; under callgrind the same modes are
-// compared by instructions between two numbers of repetitions, so that start and end cancel out.
+// between two ranks (or one with itself) and prints the nanoseconds a call took.
 //   host_calls MODE BYTES REPEATS [cuda] [alternated]
+//   host_calls counted BYTES REPEATS
+//       For callgrind: every mode of one rank, called by `natively` with the MPI library's own functions, and by `preloaded`
+//       with those that are preloaded. What is called in between is a mode, with the instructions of so many rounds: a
+//       hundred times as many of `iprobe` and ten times of `testsome`, as the MPI library looks at more in one of some calls.
 //       cuda:       a program that uses a GPU, but gives MPI host memory, mapped apart
 //       alternated: blocks of calls to what is preloaded and to the MPI library itself in turns, in one process: prints the
 //                   medians of both and of the difference of neighbouring blocks
@@ -114,6 +117,38 @@ static int library(struct calls *calls) {
     return 1;
 }
 
+/* Calls that follow each other in a round: in a ping-pong, those of both ranks. And rounds that are counted. */
+static const struct mode { const char *name; void (*run)(const struct calls *, long); double calls; long rounds; } modes[] = {
+    {"pingpong", pingpong, 4, 0}, {"window", window, WINDOW, 0}, {"self", self, 1, 1}, {"selfwindow", selfwindow, 2 * WINDOW, 1},
+    {"iprobe", iprobe, 1, 100}, {"testsome", testsome, 1, 10},
+};
+
+static void list(void) { for (int k = 0; k < LISTED; k++) MPI_Irecv(data, 0, MPI_BYTE, peer, k, MPI_COMM_WORLD, &listed[k]); }
+static void unlist(void) { for (int k = 0; k < LISTED; k++) { MPI_Cancel(&listed[k]); MPI_Wait(&listed[k], MPI_STATUS_IGNORE); } }
+
+__attribute__((noipa)) static void natively(const struct mode *mode, const struct calls *own, long repeats) {
+    mode->run(own, repeats);
+    __asm__ volatile(""); /* no tail call, which would not be seen as one */
+}
+
+__attribute__((noipa)) static void preloaded(const struct mode *mode, long repeats) {
+    mode->run(&program, repeats);
+    __asm__ volatile("");
+}
+
+/* The first round of each is not counted: functions are looked for, and tables grow. */
+static void counted(const struct calls *own, long repeats) {
+    for (unsigned i = 0; i < sizeof modes / sizeof *modes; i++) {
+        if (!modes[i].rounds) continue;
+        if (modes[i].run == testsome) list();
+        modes[i].run(own, 1);
+        modes[i].run(&program, 1);
+        natively(&modes[i], own, modes[i].rounds * repeats);
+        preloaded(&modes[i], modes[i].rounds * repeats);
+        if (modes[i].run == testsome) unlist();
+    }
+}
+
 static double timed(void (*run)(const struct calls *, long), const struct calls *mpi, long repeats, double calls) {
     double begin = MPI_Wtime();
     run(mpi, repeats);
@@ -149,21 +184,18 @@ int main(int argc, char **argv) {
     bytes = atoi(argv[2]);
     long repeats = atol(argv[3]);
     data = with_cuda ? mmap(NULL, 2 * ((size_t)bytes + 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : calloc(2, bytes + 1);
-    /* Calls that follow each other: in a ping-pong, those of both ranks. */
-    static const struct { const char *name; void (*run)(const struct calls *, long); double calls; } modes[] = {
-        {"pingpong", pingpong, 4}, {"window", window, WINDOW}, {"self", self, 1}, {"selfwindow", selfwindow, 2 * WINDOW},
-        {"iprobe", iprobe, 1}, {"testsome", testsome, 1},
-    };
     void (*mode)(const struct calls *, long) = NULL;
     double calls = 1;
     for (unsigned i = 0; i < sizeof modes / sizeof *modes; i++)
         if (!strcmp(argv[1], modes[i].name)) { mode = modes[i].run; calls = modes[i].calls; }
     struct calls own;
-    if (!mode || (alternated && !library(&own))) { fprintf(stderr, "host_calls: no such mode, or no MPI library\n"); MPI_Abort(MPI_COMM_WORLD, 2); }
-    if (mode == testsome)
-        for (int k = 0; k < LISTED; k++) MPI_Irecv(data, 0, MPI_BYTE, peer, k, MPI_COMM_WORLD, &listed[k]);
+    int is_counted = !strcmp(argv[1], "counted");
+    if ((!mode && !is_counted) || ((alternated || is_counted) && !library(&own))) { fprintf(stderr, "host_calls: no such mode, or no MPI library\n"); MPI_Abort(MPI_COMM_WORLD, 2); }
+    if (mode == testsome) list();
     MPI_Barrier(MPI_COMM_WORLD);
-    if (alternated) {
+    if (is_counted) {
+        counted(&own, repeats);
+    } else if (alternated) {
         /* Neighbouring blocks are as fast or slow as the machine is just then. */
         double without[BLOCKS], with[BLOCKS], difference[BLOCKS];
         for (int i = 0; i < BLOCKS; i++) {
@@ -176,8 +208,7 @@ int main(int argc, char **argv) {
         double took = timed(mode, &program, repeats, calls);
         if (me == 0) printf("%.2f\n", took);
     }
-    if (mode == testsome)
-        for (int k = 0; k < LISTED; k++) { MPI_Cancel(&listed[k]); MPI_Wait(&listed[k], MPI_STATUS_IGNORE); }
+    if (mode == testsome) unlist();
     MPI_Finalize();
     return 0;
 }
