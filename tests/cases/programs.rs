@@ -251,6 +251,7 @@ fn bench(mpi: &Mpi) {
                 ])
                 .args(&["--warmup", "2", "--iterations", "4"])
                 .args(&["--mpi", library, "--json", &path])
+                .roles(&format!("{first}{second}"))
                 .run();
             assert_eq!(outcome.finished.code, Some(0), "{outcome}");
             outcome.check_watched();
@@ -279,6 +280,7 @@ fn values_of_a_window_are_lifted_together() {
             .args(&["bench", "bw", "H", "D", "--check", "--sizes", "4K"])
             .args(&["--window", "16", "--iterations", "20", "--warmup", "5"])
             .args(&["--mpi", "openmpi"])
+            .roles("HD")
             .run();
         assert_eq!(outcome.finished.code, Some(0), "{outcome}");
         outcome.check_watched();

@@ -120,7 +120,8 @@ impl Job {
         self
     }
 
-    /// Which kinds of buffer each rank uses: `D` the device, `H` host memory only.
+    /// Which kinds of buffer each rank uses: `D` the device, `H` host memory only. Programs other than those of `programs/`
+    /// must be told in their own way, too.
     pub fn roles(self, roles: &str) -> Job {
         self.env("ROLES", roles)
     }
