@@ -247,6 +247,7 @@ fn unmapped() -> BTreeSet<PathBuf> {
 /// segments, and the names of their directory.
 fn killed_with(mpi: &Mpi, second_takes_part: bool) -> (usize, BTreeSet<PathBuf>) {
     const PATIENCE: Duration = Duration::from_secs(60);
+    built(); // or the ranks would be waited for until it is
     let mut job = job(mpi, 2, "deadlock").args(&["acquainted", "unreceived_host"]);
     if !second_takes_part {
         job = job.without_preload_on(1).roles("DH");
