@@ -42,6 +42,9 @@ fn try_take(d: &Driver, st: &mut State, gpu: usize, size: u64, align: u64) -> Re
         if used(d, gpu).saturating_add(size) > d.topology.memory_bytes() {
             return Err(OUT_OF_MEMORY);
         }
+        if !d.host_memory.backs(d, size) {
+            return Err(OUT_OF_MEMORY);
+        }
         d.job.me().used[gpu].fetch_add(size, Relaxed);
     }
     let offset = st.memory.take(gpu, size, align);

@@ -4,6 +4,7 @@ use crate::clock::Machine;
 use crate::corrupt::Corruptions;
 use crate::errors::*;
 use crate::fault::Faults;
+use crate::host::{Backing, HostMemory};
 use crate::job::Job;
 use crate::memory::FreeList;
 use crate::report::Report;
@@ -34,6 +35,8 @@ pub struct Driver {
     pub machine: Machine,
     /// Addresses.
     pub vm: Vm,
+    /// What backs device memory.
+    pub host_memory: HostMemory,
     /// Physical GPU of each visible ordinal.
     pub visible: Vec<usize>,
     /// The checker runs.
@@ -198,6 +201,9 @@ impl Driver {
         let planned = env("SIMCUDA_CORRUPT").unwrap_or_default();
         let corruptions =
             Corruptions::parse(&planned, crate::corrupt::rank()).map_err(|e| (e, INVALID_VALUE))?;
+        let timing_only = !flag("SIMCUDA_DATA", true);
+        let backing = Backing::parse(env("SIMCUDA_HOST_MIB").as_deref(), timing_only)
+            .map_err(|e| (e, INVALID_VALUE))?;
         let visible = visible(
             &topology,
             std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
@@ -209,8 +215,13 @@ impl Driver {
         let count = topology.gpu.count;
         let stride = crate::vm::stride(bytes);
         let os = |what: &str, e: std::io::Error| (format!("{what}: {e}"), OPERATING_SYSTEM);
-        let job = Job::join(&crate::job::job_name(), hash, stride * count as u64)
-            .map_err(|e| os("cannot join the simulated node", e))?;
+        let job = Job::join(
+            &crate::job::job_name(),
+            hash,
+            stride * count as u64,
+            backing,
+        )
+        .map_err(|e| os("cannot join the simulated node", e))?;
         let vm = Vm::new(
             &job.memory,
             count,
@@ -234,10 +245,11 @@ impl Driver {
             job,
             topology,
             vm,
+            host_memory: HostMemory::new(backing),
             visible,
             checking: flag("SIMCUDA_CHECK", true),
             launch_blocking: flag("CUDA_LAUNCH_BLOCKING", false),
-            timing_only: !flag("SIMCUDA_DATA", true),
+            timing_only,
             mps: flag("SIMCUDA_MPS", false),
             ipc_once: flag("SIMCUDA_IPC_ONCE", false),
             quiet_ns: quiet_us * 1000,

@@ -7,6 +7,7 @@
 //! Whether a process lives is asked of `/proc`, where a row's pid is one of this process's own pid namespace. The
 //! processes of another one (a container) are asked by a record lock, which each holds on the byte of its row.
 
+use crate::host::Backing;
 use crate::shared::{Body, Proc, Shared, Stage, MAGIC, MAX_PROCS};
 use core::ffi::c_int;
 use std::fs::{File, OpenOptions};
@@ -67,11 +68,11 @@ impl Drop for Locked<'_> {
 
 impl Job {
     /// Joins the node called `name`, creating it when no process of it lives.
-    pub fn join(name: &str, topology: u64, memory_bytes: u64) -> io::Result<Job> {
+    pub fn join(name: &str, topology: u64, memory_bytes: u64, backing: Backing) -> io::Result<Job> {
         let hash = crate::topology::fnv1a(name.as_bytes());
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for folder in folders() {
-            match join_in(&folder, hash, topology, memory_bytes) {
+            match join_in(&folder, hash, topology, memory_bytes, backing) {
                 Ok(job) => return Ok(job),
                 Err(e) => last = e,
             }
@@ -181,6 +182,7 @@ fn release(shared: &Shared, body: &mut Body, slot: usize) {
     for used in &proc.used {
         used.store(0, Relaxed);
     }
+    proc.contexts.store(0, Relaxed);
     proc.unapplied.store(0, Relaxed);
     proc.awake.store(0, Relaxed);
     proc.inside.store(0, Relaxed);
@@ -258,7 +260,13 @@ fn global_lock(path: &Path) -> io::Result<File> {
     }
 }
 
-fn join_in(folder: &Path, hash: u64, topology: u64, memory_bytes: u64) -> io::Result<Job> {
+fn join_in(
+    folder: &Path,
+    hash: u64,
+    topology: u64,
+    memory_bytes: u64,
+    backing: Backing,
+) -> io::Result<Job> {
     // SAFETY: getuid has no preconditions.
     let uid = unsafe { libc::getuid() };
     let lock_path = folder.join(format!("simcuda-{uid}.lock"));
@@ -283,7 +291,7 @@ fn join_in(folder: &Path, hash: u64, topology: u64, memory_bytes: u64) -> io::Re
     // SAFETY: mapped above; only this process uses a fresh file while the global lock is held.
     let state = unsafe { &*shared };
     if fresh {
-        init(state, topology);
+        init(state, topology, backing);
     }
     if state.magic.load(Acquire) != MAGIC {
         return Err(io::Error::other(
@@ -348,7 +356,7 @@ impl Job {
     }
 }
 
-fn init(state: &Shared, topology: u64) {
+fn init(state: &Shared, topology: u64, backing: Backing) {
     // SAFETY: attributes and mutex are initialised before use; the memory is shared between processes.
     unsafe {
         let mut attributes = core::mem::zeroed();
@@ -359,6 +367,7 @@ fn init(state: &Shared, topology: u64) {
         libc::pthread_mutexattr_destroy(&raw mut attributes);
     }
     state.topology.store(topology, Relaxed);
+    state.host_bytes.store(backing.at_first(), Relaxed);
     state.next_buffer.store(1, Relaxed);
     state.next_stream.store(1, Relaxed);
     state.observations.store(1, Relaxed);

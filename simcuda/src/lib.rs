@@ -13,11 +13,12 @@
 //! | `SIMCUDA_GPUS` | only the first so many GPUs of the topology |
 //! | `SIMCUDA_JOB` | name of the node; default: the launcher's job, else the process alone |
 //! | `SIMCUDA_HOST_ACCESS=1` | host code may touch device addresses |
+//! | `SIMCUDA_HOST_MIB=N` or `all` | what the host's memory can back of the GPUs' on this node; default: what is available |
 //! | `SIMCUDA_MPS=1` | processes use a GPU at the same time, as through MPS; otherwise they take turns |
 //! | `SIMCUDA_IPC_ONCE=1` | memory of another process that is open already is refused (`ALREADY_MAPPED`); driver 580 opens it again |
 //! | `SIMCUDA_NVML=0` | there is no management library |
 //! | `SIMCUDA_CHECK=0` | no happens-before checker |
-//! | `SIMCUDA_DATA=0` | copies and fills above 4 KiB take their time but move nothing: for measurements only |
+//! | `SIMCUDA_DATA=0` | copies and fills above 4 KiB take their time but move nothing: for measurements only. All memory can be had then |
 //! | `SIMCUDA_REPORT=FILE` | appends JSON lines: findings as they occur, one `exit` line a process, which says whether it was checked |
 //! | `SIMCUDA_FAULT=F:N=CODE,..` | the N-th call of F returns CODE |
 //! | `SIMCUDA_CORRUPT=R:K:N:O,..` | the N-th asynchronous copy of kind K (`DtoD`, `DtoH`, `HtoD`) of rank R flips a bit at offset O |
@@ -50,6 +51,7 @@ pub mod errors;
 mod event;
 mod fault;
 mod graph;
+mod host;
 mod ipc;
 mod job;
 mod memory;

@@ -7,7 +7,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Marks an initialised file; changes with every change of the layout.
-pub const MAGIC: u64 = 0x5349_4d43_5544_4137;
+pub const MAGIC: u64 = 0x5349_4d43_5544_4138;
 /// Processes a node may have at once.
 pub const MAX_PROCS: usize = 64;
 /// Operations in flight on a node at once.
@@ -42,6 +42,8 @@ pub struct Shared {
     pub known: AtomicU64,
     /// Virtual nanoseconds by which host code has reacted later than it could have, of all processes.
     pub late: AtomicU64,
+    /// Bytes that the host could back of the GPUs' memory when the node began.
+    pub host_bytes: AtomicU64,
     /// CLOCK_MONOTONIC nanoseconds until which some process has promised to look whether time may move.
     pub watch_until: AtomicU64,
     /// Robust process-shared mutex.
@@ -107,6 +109,8 @@ pub struct Proc {
     pub memory_fd: AtomicU32,
     /// Bytes allocated on each physical GPU.
     pub used: [AtomicU64; crate::topology::MAX_GPUS],
+    /// Physical GPUs on which the process has a context, one bit each.
+    pub contexts: AtomicU32,
     /// Oldest observation count that an issued, unstarted operation of this process relies on.
     pub oldest_known: AtomicU64,
 }

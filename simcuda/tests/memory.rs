@@ -20,6 +20,8 @@ fn scenario() {
         Ok("touch") => touch(),
         Ok("use_after_free") => use_after_free(),
         Ok("out_of_memory") => out_of_memory(),
+        Ok("host_is_full") => host_is_full(),
+        Ok("all_of_the_host") => all_of_the_host(),
         Ok("attributes") => attributes(),
         Ok(other) => panic!("no scenario {other}"),
         Err(_) => {}
@@ -120,6 +122,93 @@ fn out_of_memory() {
 #[test]
 fn memory_is_as_large_as_the_topology_says() {
     succeeds(&run("out_of_memory", &[]));
+}
+
+/// 64 MiB for the node: one GPU's as long as it is alone, then half of them for each of two.
+fn host_is_full() {
+    start(0);
+    assert_eq!(free_bytes(), 64 << 20);
+    let p = alloc(48 * MIB);
+    assert_eq!(free_bytes(), 16 << 20);
+    let mut q = 0;
+    assert_eq!(unsafe { memory::cuMemAlloc_v2(&mut q, 17 * MIB) }, 2);
+    assert_eq!(unsafe { pool::cuMemAllocManaged(&mut q, 17 * MIB, 1) }, 2);
+    assert_eq!(unsafe { pool::cuMemAllocAsync(&mut q, 17 * MIB, 0) }, 2);
+    ok(unsafe { memory::cuMemFree_v2(p) });
+    let small = alloc(8 * MIB);
+    assert_eq!(free_bytes(), 56 << 20);
+    start(1);
+    assert_eq!(free_bytes(), 32 << 20);
+    // Parts are told, not enforced: only the node's memory as a whole is.
+    let all = alloc(56 * MIB);
+    assert_eq!(free_bytes(), 0);
+    assert_eq!(unsafe { memory::cuMemAlloc_v2(&mut q, 1) }, 2);
+    upload(all + (56 * MIB) as u64 - 4, b"here");
+    assert_eq!(download(all + (56 * MIB) as u64 - 4, 4), b"here");
+    ok(unsafe { memory::cuMemFree_v2(small) });
+}
+
+#[test]
+fn what_the_host_cannot_back_is_refused() {
+    let out = run("host_is_full", &[("SIMCUDA_HOST_MIB", "64")]);
+    succeeds(&out);
+    let said =
+        "simcuda: the host's memory cannot back 17 MiB more of device memory, 16 MiB are left: ";
+    assert!(stderr(&out).contains(said), "{}", stderr(&out));
+    assert_eq!(
+        stderr(&out).matches("simcuda:").count(),
+        1,
+        "{}",
+        stderr(&out)
+    );
+    let out = run("host_is_full", &[("SIMCUDA_HOST_MIB", "plenty")]);
+    assert!(!out.status.success());
+    let said = "simcuda: SIMCUDA_HOST_MIB: \"plenty\" is neither a number of MiB nor \"all\"";
+    assert!(stderr(&out).contains(said), "{}", stderr(&out));
+}
+
+/// Takes what eight H200 have, and touches none of it.
+fn all_of_the_host() {
+    const GIB: usize = 1 << 30;
+    std::env::remove_var("SIMCUDA_HOST_MIB");
+    let (mut taken, mut last) = (0, 0);
+    for gpu in 0..8 {
+        start(gpu);
+        let mut p = 0;
+        for _ in 0..140 {
+            last = unsafe { memory::cuMemAlloc_v2(&mut p, GIB) };
+            if last != 0 {
+                break;
+            }
+            taken += GIB;
+        }
+    }
+    println!("took {taken}, then {last}");
+}
+
+#[test]
+fn the_host_itself_is_asked() {
+    let row = |name: &str| {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+        let kib = line.split_whitespace().next().unwrap();
+        kib.parse::<usize>().unwrap() << 10
+    };
+    let out = run("all_of_the_host", &[("SIMCUDA_TOPOLOGY", "hgx-h200")]);
+    succeeds(&out);
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let words: Vec<&str> = text
+        .split("took ")
+        .nth(1)
+        .unwrap()
+        .split(", then ")
+        .collect();
+    let taken: usize = words[0].parse().unwrap();
+    assert!(taken <= row("MemTotal:"), "{text}");
+    // A control group may leave less than the machine has; a GiB it does leave.
+    assert!(taken > 0, "{text}");
+    let is_refused = words[1].starts_with('2');
+    assert!(is_refused || taken == 8 * 140 << 30, "{text}");
 }
 
 fn attributes() {

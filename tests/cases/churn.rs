@@ -24,6 +24,8 @@ fn check(mpi: &Mpi, cases: &[&str], rounds: u64) {
         .args(cases)
         .env("ROUNDS", &rounds.to_string())
         .env("WATCHDOG", "300")
+        // Little of it is touched.
+        .env("SIMCUDA_HOST_MIB", "all")
         .limit_seconds(320)
         .passes();
     let stats = outcome.stats();
@@ -52,6 +54,7 @@ fn staging_is_given_back_where_memory_runs_short() {
         let outcome = job(mpi, 4, "churn")
             .args(&["short_of_memory"])
             .env("SIMCUDA_TOPOLOGY", "beluga")
+            .env("SIMCUDA_HOST_MIB", "all")
             .env("ANABRANCH_MODEL", &model("beluga").display().to_string())
             .env("ANABRANCH_PATHS", "direct,relay")
             .passes();

@@ -189,6 +189,31 @@ fn a_domain_that_does_not_fit() {
     });
 }
 
+/// What a rank allocates of a domain of 2048 x 2048 is 17 MiB (two buffers of 1026 rows of 2080 cells of 4 bytes): the GPUs have
+/// room for a thousand of them, the host's memory is said to have room for one. With room for both it is solved.
+#[test]
+fn a_domain_that_the_host_cannot_back() {
+    on("mpich", |mpi| {
+        let with_memory = |mib: &str| {
+            Job::new(mpi, 2, &solver(mpi))
+                .args(&["--size", "2Kx2K", "--iterations", "2", "--warmup", "0"])
+                .env("SIMCUDA_HOST_MIB", mib)
+                .run()
+        };
+        let outcome = with_memory("32");
+        assert_eq!(outcome.finished.code, Some(2), "{outcome}");
+        let lines: Vec<&str> = outcome.finished.stderr.lines().collect();
+        assert_eq!(lines.len(), 1, "{outcome}");
+        assert!(
+            lines[0].starts_with("jacobi: the domain needs 17 MiB on ")
+                && lines[0].contains(", 16 of "),
+            "{outcome}"
+        );
+        let outcome = with_memory("40");
+        assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+    });
+}
+
 /// What the library must count of `bench` below, by hand: of each size but the empty one 6 iterations of windows of 8 each
 /// way, or of one message; with bw each window, the empty ones too, is acknowledged by 4 bytes.
 fn check_counts(kind: &str, pair: (&str, &str), outcome: &Outcome) {

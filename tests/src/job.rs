@@ -103,7 +103,7 @@ impl Job {
     /// # Panics
     /// On real GPUs, if it asks for what only the simulated driver can do.
     pub fn env(mut self, name: &str, value: &str) -> Job {
-        let means_nothing = ["SIMCUDA_JOB", "SIMCUDA_REPORT"].contains(&name)
+        let means_nothing = ["SIMCUDA_JOB", "SIMCUDA_REPORT", "SIMCUDA_HOST_MIB"].contains(&name)
             || (name, value) == ("SIMCUDA_CHECK", "0")
             // It stands for an MPI library that knows CUDA, which on real GPUs Open MPI is.
             || (name == "SIMCUDA_HOST_ACCESS" && self.mpi.family == Family::OpenMpi5);

@@ -9,6 +9,7 @@ use crate::state::{current, pop_current, push_current, set_current, Context, Sta
 use crate::types::*;
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering::Relaxed;
 
 fn ordinal(d: &Driver, device: CUdevice) -> Res<usize> {
     usize::try_from(device)
@@ -41,6 +42,7 @@ fn enter(d: &Driver, st: &mut State, handle: CUcontext, ordinal: usize, primary:
     };
     st.devices.insert(handle, ordinal);
     st.contexts.insert(handle, context);
+    d.job.me().contexts.fetch_or(1 << gpu, Relaxed);
 }
 
 fn create(context: *mut CUcontext, flags: c_uint, device: CUdevice) -> Res {
@@ -88,7 +90,10 @@ fn destroy(d: &'static Driver, handle: CUcontext) -> Res {
     // What ran into an error is gone all the same.
     let _ = finish(d, &tails);
     let mut st = d.state.lock();
-    st.contexts.remove(&handle).ok_or(INVALID_CONTEXT)?;
+    let gone = st.contexts.remove(&handle).ok_or(INVALID_CONTEXT)?;
+    if st.contexts.values().all(|c| c.gpu != gone.gpu) {
+        d.job.me().contexts.fetch_and(!(1 << gone.gpu), Relaxed);
+    }
     st.streams.retain(|_, s| s.context != handle);
     let owned: Vec<u64> = st
         .memory

@@ -160,7 +160,7 @@ driver! {
             st.context()?.1.gpu
         };
         let all = d.topology.memory_bytes();
-        super::maybe(free, all.saturating_sub(used(d, gpu)) as usize);
+        super::maybe(free, crate::host::free(d, all, used(d, gpu)) as usize);
         super::maybe(total, all as usize);
         Ok(())
     }

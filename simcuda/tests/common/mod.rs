@@ -43,6 +43,8 @@ pub fn command(name: &str, env: &[(&str, &str)]) -> Command {
     }
     c.env("SCENARIO", name)
         .env("SIMCUDA_TOPOLOGY", "beluga")
+        // What is allocated here is as large as a GPU's memory, and hardly touched.
+        .env("SIMCUDA_HOST_MIB", "all")
         .env("SIMCUDA_JOB", format!("test {} {name}", std::process::id()));
     c.envs(env.iter().copied())
         .stdout(Stdio::piped())
