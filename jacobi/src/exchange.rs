@@ -108,7 +108,7 @@ impl<T: Cell> Exchange<T> {
         let at = |row: i64, col: i64| field.address + self.layout.at(row, col) * T::BYTES;
         let (rows, cols) = (self.part.rows as i64, self.part.cols as i64);
         let n = self.part.neighbours;
-        let count = self.part.cols as i32;
+        let count = mpi_count(self.part.cols);
         let mut shifts = vec![
             Shift {
                 tag: UP,
@@ -129,7 +129,7 @@ impl<T: Cell> Exchange<T> {
         ];
         if let Some(columns) = &self.columns {
             self.pack(gpu, columns, at(0, 0), at(0, cols - 1))?;
-            let count = self.part.rows as i32;
+            let count = mpi_count(self.part.rows);
             let (left, right) = (columns.send_left.address, columns.send_right.address);
             let (from_left, from_right) = (columns.from_left.address, columns.from_right.address);
             shifts.push(Shift {
@@ -286,6 +286,11 @@ impl<T: Cell> Exchange<T> {
     }
 }
 
+/// Cells of a message as MPI counts them. [`Part::new`] has refused what is longer, unless nobody is there to send it to.
+fn mpi_count(cells: u64) -> i32 {
+    i32::try_from(cells).unwrap_or(0)
+}
+
 fn rank_or_null(rank: Option<i32>) -> i32 {
     // SAFETY: a constant of the MPI library.
     rank.unwrap_or(unsafe { ffi::RSMPI_PROC_NULL })
@@ -296,5 +301,18 @@ fn succeeded(call: &str, code: i32) -> Outcome<()> {
         Ok(())
     } else {
         Err(Failure::input(format!("{call} failed with error {code}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row without a neighbour above or below may be longer than a count: 4 x 2^31 cells on one rank, all edges fixed.
+    #[test]
+    fn what_nobody_gets_has_no_negative_count() {
+        assert_eq!(mpi_count(i32::MAX as u64), i32::MAX);
+        assert_eq!(mpi_count(1 << 31), 0);
+        assert_eq!(mpi_count((1 << 33) + 5), 0);
     }
 }

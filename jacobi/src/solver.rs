@@ -156,3 +156,96 @@ impl<'a, T: Cell, C: Communicator> Solver<'a, T, C> {
         Ok(all.into_iter().fold(0, u64::wrapping_add))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Boundary, Dims, Size};
+
+    const CELLS: u64 = 8 << 30;
+    const BOUNDARIES: [Boundary; 3] = [Boundary::Ring, Boundary::Fixed, Boundary::Torus];
+
+    /// Bytes of a part of `rows` x `cols`, at least and at most, by sums of 128 bits: two fields with a halo, rows padded to
+    /// lines of 128 bytes with a line before them; four columns where columns travel; a number for each of 1024 blocks.
+    fn bounds(rows: u64, cols: u64, cell: u64) -> (u128, u128) {
+        let (rows, cols, cell) = (u128::from(rows), u128::from(cols), u128::from(cell));
+        let least = 2 * (rows + 2) * (cols + 2) * cell;
+        let padding = 2 * ((rows + 2) * 128 + 2 * 128);
+        (least, least + padding + 4 * rows * cell + 8 * 1024)
+    }
+
+    #[test]
+    fn needs_of_the_largest_domains_do_not_overflow() {
+        let (mut fit, mut refused) = (0, 0);
+        for shift in 0..=33 {
+            let size = Size {
+                rows: 1 << shift,
+                cols: CELLS >> shift,
+            };
+            for (p, q) in [
+                (1, 1),
+                (2, 1),
+                (1, 2),
+                (4, 1),
+                (2, 2),
+                (1, 4),
+                (8, 1),
+                (2, 4),
+            ] {
+                if p > size.rows || q > size.cols {
+                    continue;
+                }
+                let dims = Dims {
+                    rows: p as u32,
+                    cols: q as u32,
+                };
+                let (rows, cols) = (size.rows / p, size.cols / q);
+                for boundary in BOUNDARIES {
+                    let along = p > 1 || boundary != Boundary::Fixed;
+                    let across = q > 1 || boundary == Boundary::Torus;
+                    let countable = (!along || cols < 1 << 31) && (!across || rows < 1 << 31);
+                    let ranks = p as u32 * q as u32;
+                    let parts = (0..ranks).map(|rank| Part::new(size, dims, boundary, rank));
+                    let parts: Outcome<Vec<Part>> = parts.collect();
+                    assert_eq!(parts.is_ok(), countable, "{size} {dims:?} {boundary:?}");
+                    let Ok(parts) = parts else {
+                        refused += 1;
+                        continue;
+                    };
+                    fit += 1;
+                    for cell in [4, 8] {
+                        let (least, most) = bounds(rows, cols, cell);
+                        for part in &parts {
+                            assert_eq!((part.rows, part.cols), (rows, cols));
+                            let needed = u128::from(bytes_needed(part, cell));
+                            assert!(
+                                (least..=most).contains(&needed),
+                                "{size} {dims:?} {boundary:?} {cell}: {needed} of {least} to {most}"
+                            );
+                            let layout = Layout::new(rows, cols, cell);
+                            let last = u128::from(layout.at(rows as i64, cols as i64 - 1));
+                            let pitch = u128::from(layout.pitch);
+                            let by_hand = u128::from(layout.origin) + u128::from(rows) * pitch;
+                            assert_eq!(last, by_hand + u128::from(cols) - 1);
+                            assert!(last < u128::from(layout.elements));
+                        }
+                    }
+                }
+            }
+        }
+        assert!(fit > 500 && refused > 50, "{fit} and {refused}");
+    }
+
+    /// 8 x 2^30 cells of 8 bytes on four ranks: a part has 2 rows. Rows are 2^30 + 16 cells apart; before the first lie a row and
+    /// 16 cells, behind the last one a row and a cell.
+    #[test]
+    fn the_papers_domain_by_hand() {
+        let size = Size {
+            rows: 8,
+            cols: 1 << 30,
+        };
+        let part = Part::new(size, Dims { rows: 4, cols: 1 }, Boundary::Ring, 3).unwrap();
+        let elements = 4 * ((1u64 << 30) + 16) + 1;
+        assert_eq!(bytes_needed(&part, 8), 2 * elements * 8 + 1024 * 8);
+    }
+}
