@@ -163,6 +163,32 @@ impl fmt::Display for TopologyError {
     }
 }
 
+/// Where in the file the parser stopped, by line and field, and why.
+fn broken(text: &str, e: &toml::de::Error) -> String {
+    let at = e.span().map_or(0, |s| s.start.min(text.len()));
+    let message = e.message().lines().next().unwrap_or("not valid TOML");
+    let number = text[..at].matches('\n').count();
+    let is_header = |line: &&str| line.starts_with('[');
+    let header = text.lines().take(number + 1).filter(is_header).last();
+    let line = text.lines().nth(number).unwrap_or("");
+    let key = line.split_once('=').map(|(key, _)| key.trim());
+    let place = match (header, key) {
+        (Some(header), Some(key)) => format!(", {key} of {header}"),
+        (None, Some(key)) => format!(", {key}"),
+        (Some(header), None) => format!(", {header}"),
+        (None, None) => String::new(),
+    };
+    let remedy = if message.starts_with("missing field") {
+        "add it"
+    } else {
+        "correct it"
+    };
+    format!(
+        "line {}{place}: {message}; {remedy}, as in simcuda/topologies",
+        number + 1
+    )
+}
+
 const EMBEDDED: &[(&str, &str)] = &[
     ("beluga", include_str!("../topologies/beluga.toml")),
     ("narval", include_str!("../topologies/narval.toml")),
@@ -170,6 +196,8 @@ const EMBEDDED: &[(&str, &str)] = &[
     ("hgx-h200", include_str!("../topologies/hgx-h200.toml")),
 ];
 
+/// NVLinks that may make up one link or port: a GPU of today has 18.
+const MAX_LINKS: i128 = 64;
 /// GPUs a topology may have; bounds the tables in shared memory.
 pub const MAX_GPUS: usize = 16;
 
@@ -196,16 +224,8 @@ impl Topology {
     /// Parses and checks a file's text.
     pub fn parse(which: &str, text: &str) -> Result<Topology, TopologyError> {
         let topology: Topology = toml::from_str(text).map_err(|e| {
-            let line = e
-                .span()
-                .map_or(0, |s| text[..s.start].lines().count().max(1));
-            let message = e
-                .message()
-                .lines()
-                .next()
-                .unwrap_or("not valid TOML")
-                .to_string();
-            TopologyError(format!("topology \"{which}\", line {line}: {message}"))
+            let why = broken(text, &e);
+            TopologyError(format!("topology \"{which}\", {why}"))
         })?;
         topology
             .check()
@@ -217,7 +237,8 @@ impl Topology {
         if gpus == 0 || gpus > self.gpu.count {
             let count = self.gpu.count;
             return Err(TopologyError(format!(
-                "topology \"{which}\" has {count} GPUs, {gpus} asked for (SIMCUDA_GPUS)"
+                "topology \"{which}\" has {count} GPUs, {gpus} asked for (--gpus, SIMCUDA_GPUS): ask for 1 to {count}, \
+                 or take a topology with more"
             )));
         }
         self.gpu.count = gpus;
@@ -230,14 +251,27 @@ impl Topology {
         if n == 0 || n > MAX_GPUS {
             return Err(format!("gpu.count is {n}, must be 1 to {MAX_GPUS}"));
         }
-        if self.gpu.memory_mib == 0 {
-            return Err("gpu.memory_mib is 0".into());
-        }
-        if self.copy.host_engines == 0 || self.copy.peer_engines == 0 || self.host.numa_nodes == 0 {
-            return Err(
-                "copy.host_engines, copy.peer_engines and host.numa_nodes must be at least 1"
-                    .into(),
-            );
+        let (gpu, copy) = (&self.gpu, &self.copy);
+        // Least and most: what is more than any machine has would not fit the numbers that it becomes.
+        let counts = [
+            ("gpu.memory_mib", gpu.memory_mib as i128, 1 << 24),
+            ("gpu.multiprocessors", gpu.multiprocessors.into(), 1 << 16),
+            ("gpu.clock_mhz", gpu.clock_mhz.into(), 1 << 20),
+            ("gpu.l2_mib", gpu.l2_mib.into(), 2047),
+            ("gpu.shared_kib", gpu.shared_kib.into(), 1 << 20),
+            ("copy.host_engines", copy.host_engines as i128, 64),
+            ("copy.peer_engines", copy.peer_engines as i128, 64),
+            ("host.numa_nodes", self.host.numa_nodes as i128, 1 << 10),
+            (
+                "fabric.links",
+                self.fabric.links.unwrap_or(1).into(),
+                MAX_LINKS,
+            ),
+        ];
+        for (name, value, most) in counts {
+            if !(1..=most).contains(&value) {
+                return Err(format!("{name} is {value}, must be 1 to {most}"));
+            }
         }
         let rates = [
             ("gpu.memory_gb_s", self.gpu.memory_gb_s),
@@ -259,31 +293,33 @@ impl Topology {
             }
         }
         let c = &self.calls;
-        let times = [
-            self.gpu.turn_us,
-            self.copy.setup_us,
-            self.copy.host_setup_us,
-            self.copy.ramp_kib,
-            self.copy.batch_setup_us,
-            self.copy.pull_extra_us,
-            self.kernel.setup_us,
-            c.async_us,
-            c.first_us,
-            c.sync_us,
-            c.query_us,
-            c.event_us,
-            c.memop_us,
-            c.launch_us,
-            c.graph_launch_us,
-            c.graph_node_us,
-            c.graph_node_one_gpu_us,
-            c.graph_instantiate_us,
-            c.alloc_us,
-            c.ipc_open_us,
-            c.register_us_per_mib,
+        let costs = [
+            ("gpu.turn_us", gpu.turn_us),
+            ("copy.setup_us", copy.setup_us),
+            ("copy.host_setup_us", copy.host_setup_us),
+            ("copy.ramp_kib", copy.ramp_kib),
+            ("copy.batch_setup_us", copy.batch_setup_us),
+            ("copy.pull_extra_us", copy.pull_extra_us),
+            ("kernel.setup_us", self.kernel.setup_us),
+            ("calls.async_us", c.async_us),
+            ("calls.first_us", c.first_us),
+            ("calls.sync_us", c.sync_us),
+            ("calls.query_us", c.query_us),
+            ("calls.event_us", c.event_us),
+            ("calls.memop_us", c.memop_us),
+            ("calls.launch_us", c.launch_us),
+            ("calls.graph_launch_us", c.graph_launch_us),
+            ("calls.graph_node_us", c.graph_node_us),
+            ("calls.graph_node_one_gpu_us", c.graph_node_one_gpu_us),
+            ("calls.graph_instantiate_us", c.graph_instantiate_us),
+            ("calls.alloc_us", c.alloc_us),
+            ("calls.ipc_open_us", c.ipc_open_us),
+            ("calls.register_us_per_mib", c.register_us_per_mib),
         ];
-        if let Some(bad) = times.iter().find(|t| !(t.is_finite() && **t >= 0.0)) {
-            return Err(format!("a time is {bad} us, must not be negative"));
+        for (name, value) in costs {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(format!("{name} is {value}, must be 0 or more"));
+            }
         }
         self.check_links()
     }
@@ -294,34 +330,45 @@ impl Topology {
             let [a, b] = link.gpus;
             if a >= n || b >= n || a == b {
                 return Err(format!(
-                    "link between GPU {a} and {b}: no such pair among {n} GPUs"
+                    "link between GPU {a} and {b}: gpus must be two different ones of 0 to {}",
+                    n - 1
                 ));
             }
             if !(link.gb_s.is_finite() && link.gb_s > 0.0) {
                 return Err(format!(
-                    "link between GPU {a} and {b}: gb_s is {}, must be positive",
+                    "link between GPU {a} and {b}: gb_s is {}, must be a positive rate in GB/s",
                     link.gb_s
+                ));
+            }
+            let links = link.links.unwrap_or(1);
+            if !(1..=MAX_LINKS).contains(&links.into()) {
+                return Err(format!(
+                    "link between GPU {a} and {b}: links is {links}, must be 1 to {MAX_LINKS}"
                 ));
             }
             if self.link[..i]
                 .iter()
                 .any(|l| l.gpus == [a, b] || l.gpus == [b, a])
             {
-                return Err(format!("link between GPU {a} and {b} is listed twice"));
+                return Err(format!(
+                    "link between GPU {a} and {b} is listed twice: take one [[link]] out"
+                ));
             }
         }
         match self.fabric.kind {
             FabricKind::Switch if self.fabric.port_gb_s.is_none() => {
-                Err("fabric.port_gb_s is missing".into())
+                Err("fabric.port_gb_s is missing: a switch needs the rate of a GPU's port in GB/s".into())
             }
             FabricKind::Switch if !self.link.is_empty() => {
-                Err("a switch fabric has no [[link]]".into())
+                Err("fabric.kind is switch, which has no [[link]]: take them out, or set full-mesh or links".into())
             }
             FabricKind::FullMesh => {
                 for a in 0..n {
                     for b in a + 1..n {
                         if self.link_of(a, b).is_none() {
-                            return Err(format!("link between GPU {a} and {b} is missing (fabric.kind is full-mesh)"));
+                            return Err(format!(
+                                "link between GPU {a} and {b} is missing: add a [[link]], or set fabric.kind to links"
+                            ));
                         }
                     }
                 }
@@ -433,10 +480,102 @@ mod tests {
             error.contains("link between GPU 0 and 2 is missing"),
             "{error}"
         );
-        let negative = good.replacen("gb_s = 48.0", "gb_s = -48.0", 1);
-        let error = Topology::parse("x", &negative).unwrap_err().to_string();
+        // What is changed in a good file, and what is said of it: the field, and what to do.
+        for (from, to, said) in [
+            (
+                "\ngb_s = 48.0",
+                "\ngb_s = -48.0",
+                "link between GPU 0 and 1: gb_s is -48, must be a positive rate in GB/s",
+            ),
+            (
+                "\ngb_s = 48.0",
+                "\ngb_s = nan",
+                "gb_s is NaN, must be a positive rate in GB/s",
+            ),
+            (
+                "\ngb_s = 48.0",
+                "\n",
+                "[[link]]: missing field `gb_s`; add it",
+            ),
+            (
+                "\nlinks = 2",
+                "\nlinks = 0",
+                "link between GPU 0 and 1: links is 0, must be 1 to 64",
+            ),
+            (
+                "\nlinks = 2",
+                "\nlinks = -1",
+                ", links of [[link]]: invalid value: integer `-1`",
+            ),
+            (
+                "\ngpus = [0, 1]",
+                "\ngpus = [0, 4]",
+                "link between GPU 0 and 4: gpus must be two different ones of 0 to 3",
+            ),
+            (
+                "\ngpus = [0, 1]",
+                "\ngpus = [0, 2]",
+                "link between GPU 0 and 2 is listed twice: take one [[link]] out",
+            ),
+            (
+                "\nsetup_us = 2.5",
+                "\nsetup_us = -2.5",
+                "copy.setup_us is -2.5, must be 0 or more",
+            ),
+            (
+                "\nsetup_us = 2.5",
+                "\nsetup_us = \"2.5\"",
+                ", setup_us of [copy]: invalid type",
+            ),
+            ("\nasync_us = ", "\nasync_us = -", "calls.async_us is -"),
+            (
+                "\nmemory_mib = 16160",
+                "\nmemory_mib = 0",
+                "gpu.memory_mib is 0, must be 1 to ",
+            ),
+            (
+                "\nl2_mib = 6",
+                "\nl2_mib = 4096",
+                "gpu.l2_mib is 4096, must be 1 to 2047",
+            ),
+            (
+                "\nhost_engines = 1",
+                "\nhost_engines = 0",
+                "copy.host_engines is 0, must be 1 to 64",
+            ),
+            (
+                "kind = \"full-mesh\"",
+                "kind = \"switch\"",
+                "fabric.port_gb_s is missing: ",
+            ),
+            (
+                "kind = \"full-mesh\"",
+                "kind = \"switch\"\nport_gb_s = 0.0",
+                "fabric.port_gb_s is 0, must be ",
+            ),
+            (
+                "kind = \"full-mesh\"",
+                "kind = \"switch\"\nport_gb_s = 9.0\nlinks = 0",
+                "fabric.links is 0, must be ",
+            ),
+            (
+                "kind = \"full-mesh\"",
+                "kind = \"star\"",
+                ", kind of [fabric]: unknown variant",
+            ),
+        ] {
+            assert!(good.contains(from), "{from}");
+            let error = Topology::parse("a.toml", &good.replacen(from, to, 1));
+            let error = error.expect_err(said).to_string();
+            assert!(error.contains(said), "{error}");
+            assert!(
+                error.starts_with("topology \"a.toml\"") && !error.contains('\n'),
+                "{error}"
+            );
+        }
+        let error = Topology::load("beluga", Some(5)).unwrap_err().to_string();
         assert!(
-            error.contains("must be positive") && !error.contains('\n'),
+            error.contains("has 4 GPUs, 5 asked for") && error.contains(": ask for 1 to 4"),
             "{error}"
         );
         let error = Topology::parse("x", "name = 3").unwrap_err().to_string();

@@ -43,7 +43,8 @@ fn a_bad_topology_fails_init_with_one_line() {
         .collect();
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(
-        lines[0].contains("link between GPU 0 and 1") && lines[0].contains("must be positive"),
+        lines[0].contains("link between GPU 0 and 1")
+            && lines[0].contains("must be a positive rate"),
         "{lines:?}"
     );
     succeeds(&run("init_fails", &[("CUDA_VISIBLE_DEVICES", "")]));

@@ -474,6 +474,16 @@ impl Topology {
     }
 }
 
+/// Links that somebody gave a number of.
+fn check_count(name: &str, links: Option<u32>) -> Result<(), TopologyError> {
+    if links == Some(0) {
+        return Err(wrong(format!(
+            "{name} is 0, must be at least 1, or left out"
+        )));
+    }
+    Ok(())
+}
+
 /// A rate that can be used.
 fn check_rate(what: &str, value: f64) -> Result<(), TopologyError> {
     if value.is_finite() && value > 0.0 {
@@ -491,8 +501,9 @@ impl Parts {
             return Err(wrong(format!("{n} GPUs, must be 1 to {MAX_GPUS}")));
         }
         check_rate("copy.engine_gb_s", self.engine_gb_s)?;
-        if let Some((gb_s, _)) = self.port {
+        if let Some((gb_s, links)) = self.port {
             check_rate("fabric.port_gb_s", gb_s)?;
+            check_count("fabric.links", links)?;
         }
         if let Some(host) = &self.host {
             check_rate("pcie.to_host_gb_s", host.to_host_gb_s)?;
@@ -511,7 +522,7 @@ impl Parts {
             ("copy.pull_extra_us", costs.pull_extra_us),
         ];
         if let Some((name, time)) = times.iter().find(|(_, t)| !(t.is_finite() && *t >= 0.0)) {
-            return Err(wrong(format!("{name} is {time}, must not be negative")));
+            return Err(wrong(format!("{name} is {time}, must be 0 or more")));
         }
         if costs.peer_engines == 0 {
             return Err(wrong("copy.peer_engines is 0, must be at least 1"));
@@ -526,30 +537,34 @@ impl Parts {
             let [a, b] = link.gpus;
             if usize::from(a) >= n || usize::from(b) >= n || a == b {
                 return Err(wrong(format!(
-                    "link between GPU {a} and {b}: no such pair among {n} GPUs"
+                    "link between GPU {a} and {b}: gpus must be two different ones of 0 to {}",
+                    n - 1
                 )));
             }
             check_rate(&format!("link between GPU {a} and {b}: gb_s"), link.gb_s)?;
+            check_count(&format!("link between GPU {a} and {b}: links"), link.links)?;
             if self.links[..i]
                 .iter()
                 .any(|other| same(&other.gpus, &link.gpus))
             {
                 return Err(wrong(format!(
-                    "link between GPU {a} and {b} is listed twice"
+                    "link between GPU {a} and {b} is listed twice: take one [[link]] out"
                 )));
             }
         }
         match self.fabric {
-            Fabric::Switch if self.port.is_none() => Err(wrong("fabric.port_gb_s is missing")),
+            Fabric::Switch if self.port.is_none() => Err(wrong(
+                "fabric.port_gb_s is missing: a switch needs the rate of a GPU's port in GB/s",
+            )),
             Fabric::Switch if !self.links.is_empty() => {
-                Err(wrong("a switch fabric has no [[link]]"))
+                Err(wrong("fabric.kind is switch, which has no [[link]]: take them out, or set full-mesh or links"))
             }
             Fabric::FullMesh => {
                 for a in 0..n as u8 {
                     for b in a + 1..n as u8 {
                         if !self.links.iter().any(|link| same(&link.gpus, &[a, b])) {
                             return Err(wrong(format!(
-                                "link between GPU {a} and {b} is missing (fabric.kind is full-mesh)"
+                                "link between GPU {a} and {b} is missing: add a [[link]], or set fabric.kind to links"
                             )));
                         }
                     }

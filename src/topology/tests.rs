@@ -104,7 +104,7 @@ fn bad_files_say_in_one_line_what_is_wrong() {
         ),
         (
             beluga.replacen("gpus = [0, 2]", "gpus = [0, 9]", 1),
-            "link between GPU 0 and 9: no such pair among 4 GPUs",
+            "link between GPU 0 and 9: gpus must be two different ones of 0 to 3",
         ),
         (
             beluga.replacen("count = 4", "count = 99", 1),
@@ -116,7 +116,11 @@ fn bad_files_say_in_one_line_what_is_wrong() {
         ),
         (
             beluga.replacen("setup_us = 2.5", "setup_us = -1.0", 1),
-            "copy.setup_us is -1, must not be negative",
+            "copy.setup_us is -1, must be 0 or more",
+        ),
+        (
+            beluga.replacen("\nlinks = 2", "\nlinks = 0", 1),
+            "link between GPU 0 and 1: links is 0, must be at least 1",
         ),
         (
             links.into(),

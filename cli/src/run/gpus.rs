@@ -16,8 +16,13 @@ pub fn check(simulation: &Simulation, ranks: u32, oversubscribe: bool) -> anyhow
     if ranks > gpus && !oversubscribe {
         let node = simulation.name.to_string_lossy();
         let noun = if gpus == 1 { "GPU" } else { "GPUs" };
+        // Where --gpus has left some out, there may be enough.
+        let more = match simulation.gpus {
+            Some(_) => format!("--gpus {ranks}, a larger topology"),
+            None => "a larger topology".to_owned(),
+        };
         let text = format!(
-            "{ranks} ranks, but the simulated node {node} has {gpus} {noun}: use -np {gpus}, a larger topology, or --oversubscribe-gpus to share GPUs"
+            "{ranks} ranks, but the simulated node {node} has {gpus} {noun}: use -np {gpus}, {more}, or --oversubscribe-gpus to share GPUs"
         );
         return Err(Failure::new(2, text).into());
     }

@@ -21,7 +21,8 @@ pub struct Simulation {
     pub folder: PathBuf,
     topology: OsString,
     job: String,
-    gpus: Option<u32>,
+    /// How many of its GPUs are there, where not all.
+    pub gpus: Option<u32>,
 }
 
 impl Simulation {
