@@ -1,12 +1,16 @@
 //! The programs that lay the simulated driver beside the vendor's, run on the simulated one.
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Builds a program of `conformance/` and runs it on this driver; what it printed.
 fn run(program: &str, arguments: &[&str], env: &[(&str, &str)]) -> String {
+    run_reading(program, arguments, env, Stdio::null())
+}
+
+fn run_reading(program: &str, arguments: &[&str], env: &[(&str, &str)], stdin: Stdio) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     // Cargo puts the library beside the tests.
@@ -40,6 +44,7 @@ fn run(program: &str, arguments: &[&str], env: &[(&str, &str)]) -> String {
         .env("SIMCUDA_TOPOLOGY", "hgx-h200")
         .env("SIMCUDA_JOB", format!("{program} {}", std::process::id()))
         .envs(env.iter().copied())
+        .stdin(stdin)
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -74,6 +79,139 @@ fn every_call_is_answered() {
             assert!(!line.contains(bad), "{line}");
         }
     }
+}
+
+/// Functions that have something to do, or nothing to refuse, when all they are given is zeros: what sets, waits for all,
+/// frees no pointer or moves no byte. Without the suffixes of their forms.
+const DONE_WITH_NOTHING: &[&str] = &[
+    "cuCtxGetStreamPriorityRange",
+    "cuCtxPopCurrent",
+    "cuCtxResetPersistingL2Cache",
+    "cuCtxSetCacheConfig",
+    "cuCtxSetCurrent",
+    "cuCtxSetFlags",
+    "cuCtxSetLimit",
+    "cuCtxSetSharedMemConfig",
+    "cuCtxSynchronize",
+    "cuDevicePrimaryCtxRelease",
+    "cuDevicePrimaryCtxReset",
+    "cuDevicePrimaryCtxSetFlags",
+    "cuInit",
+    "cuMemFree",
+    "cuMemFreeAsync",
+    "cuMemFreeHost",
+    "cuMemGetInfo",
+    "cuMemcpy",
+    "cuMemcpyAsync",
+    "cuMemcpyDtoD",
+    "cuMemcpyDtoDAsync",
+    "cuMemcpyDtoH",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyHtoD",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyPeer",
+    "cuMemcpyPeerAsync",
+    "cuMemsetD16",
+    "cuMemsetD16Async",
+    "cuMemsetD2D16",
+    "cuMemsetD2D16Async",
+    "cuMemsetD2D32",
+    "cuMemsetD2D32Async",
+    "cuMemsetD2D8",
+    "cuMemsetD2D8Async",
+    "cuMemsetD32",
+    "cuMemsetD32Async",
+    "cuMemsetD8",
+    "cuMemsetD8Async",
+    "cuProfilerStart",
+    "cuProfilerStop",
+    "cuStreamBatchMemOp",
+    "cuStreamBeginCapture",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+];
+
+/// First forms whose arguments differ from the later ones', so that those cannot stand for them.
+const FIRST_FORMS: [&str; 3] = [
+    "cuStreamBeginCapture",
+    "cuStreamGetCaptureInfo",
+    "cuGraphAddKernelNode",
+];
+
+/// Whether the sources have a body for a function, or for another form of it that takes the same arguments.
+fn has_body(sources: &str, name: &str) -> bool {
+    let written = |name: &str| sources.contains(&format!("\n    fn {name}("));
+    let base = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
+    let later = || {
+        ["_v2", "_v3"]
+            .iter()
+            .any(|v| written(&format!("{base}{v}")))
+    };
+    written(base) || (!FIRST_FORMS.contains(&base) && later())
+}
+
+/// The library exports every listed name. Each of its functions, given nothing but zeros, answers: what the driver lacks, that
+/// it is not supported, by name and by cuGetProcAddress; what it has, an error, or it does what can be done with nothing.
+#[test]
+fn every_function_answers_to_nothing() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let library = std::env::current_exe()
+        .unwrap()
+        .with_file_name("libsimcuda.so");
+    let listed = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(&library)
+        .output()
+        .expect("nm");
+    let exported: BTreeSet<String> = String::from_utf8_lossy(&listed.stdout)
+        .lines()
+        .filter_map(|line| Some(line.split(' ').nth(2)?.to_owned()))
+        .filter(|name| name.starts_with("cu"))
+        .collect();
+    for name in include_str!("../symbols.txt").lines() {
+        assert!(!name.starts_with("cu") || exported.contains(name), "{name}");
+    }
+    let mut sources = String::new();
+    for file in std::fs::read_dir(root.join("src/api")).unwrap().flatten() {
+        sources += &std::fs::read_to_string(file.path()).unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let names = folder.path().join("names");
+    let all: Vec<&str> = exported.iter().map(String::as_str).collect();
+    std::fs::write(&names, all.join("\n")).unwrap();
+    let names = std::fs::File::open(&names).unwrap();
+    let text = run_reading("zeros", &[], &[], names.into());
+    let (mut stubs, mut bodies) = (0, 0);
+    for line in text.lines() {
+        let fields: Vec<&str> = line.split(" | ").collect();
+        let (name, way, answer) = (fields[0], fields[1], fields[2]);
+        // A pointer in the place of its count: it reads as much.
+        if (name, way) == ("cuPointerGetAttributes", "two pointers") {
+            continue;
+        }
+        let code: i32 = answer.parse().unwrap_or_else(|_| panic!("{line}"));
+        // By cuGetProcAddress a name is that of its newest form.
+        let by_address = way == "by cuGetProcAddress";
+        // One has a body that says what the others' generated ones say.
+        let is_body = has_body(&sources, name) && name != "cuMemGetLocationInfo";
+        let is_another = by_address && (is_body || FIRST_FORMS.contains(&name));
+        assert!(is_body == (code != 801) || is_another, "{line}");
+        stubs += i32::from(!is_body);
+        bodies += i32::from(is_body);
+        let mut base = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
+        for suffix in ["_v2", "_v3", "_v4"] {
+            base = base.trim_end_matches(suffix);
+        }
+        let expected = match way {
+            "before cuInit" => name == "cuInit",
+            "zeros" | "by cuGetProcAddress" => DONE_WITH_NOTHING.contains(&base),
+            // Where a pointer is what is asked for, all may be well.
+            _ => true,
+        };
+        assert!(code != 0 || expected, "{line}");
+    }
+    assert_eq!(stubs + bodies + 1, 5 * exported.len() as i32);
+    assert!(stubs > 5 * 250 && bodies > 5 * 300, "{stubs} and {bodies}");
 }
 
 /// The simulated H200 node does what the measured one did, within 10 %, and nobody reacted too late meanwhile.
