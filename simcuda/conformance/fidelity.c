@@ -10,7 +10,7 @@
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 #define MAX_GPUS 8
-#define LARGEST (512 * MIB)
+#define LARGEST (1024 * MIB)
 
 static const char *only;
 static int gpus, repeats = 9;
@@ -247,6 +247,23 @@ static void calls(void) {
             Q(cuStreamWriteValue32_v2(direct[0], (size_t)&flags[0], 1, 0)); while (!flags[0]) {});
         report("flag.behind.256B", us, "us");
     }
+    if (wanted("register.64MiB")) {
+        char *block = aligned_alloc(MIB, 64 * MIB);
+        memset(block, 1, 64 * MIB);
+        use(0);
+        double began = now_us();
+        Q(cuMemHostRegister_v2(block, 64 * MIB, 3));
+        report("register.64MiB", now_us() - began, "us");
+        Q(cuMemHostUnregister(block));
+        free(block);
+    }
+    if (wanted("graph.one.gpu.launch.16")) {
+        use(0);
+        CUgraphExec exec = chain(0, 65536, 16);
+        TIME(us, use(0), Q(cuGraphLaunch(exec, direct[0])));
+        report("graph.one.gpu.launch.16", us, "us");
+        Q(cuGraphExecDestroy(exec));
+    }
     /* A graph over two GPUs: copies of 64 KiB, every third waits for the two before it. */
     static const int counts[] = {3, 6, 12, 24, 48};
     for (int k = 0; k < 5; k++) {
@@ -343,7 +360,7 @@ static void mix(const char *name, size_t mib, double percent, int n, enum Hand h
 static void shares(void) {
     static const struct { size_t mib; double percent; int n; } one[] = {
         {16, 2, 4}, {16, 4, 4}, {16, 6, 4}, {16, 8, 4}, {64, 4, 4}, {64, 6, 4}, {64, 8, 4}, {64, 10, 4}, {64, 8, 8}, {64, 8, 16},
-        {256, 6, 4}, {256, 8, 4}, {256, 11, 4}, {256, 8, 8}, {256, 10, 8}, {256, 11, 8}, {256, 12, 8}, {256, 15, 8}, {256, 10, 16},
+        {256, 6, 4}, {256, 8, 4}, {256, 11, 4}, {256, 8, 8}, {256, 8, 20}, {256, 10, 8}, {256, 11, 8}, {256, 12, 8}, {256, 15, 8}, {256, 10, 16},
         {512, 8, 8}, {512, 10, 8}, {512, 11, 8}, {512, 12, 8}, {512, 15, 8}, {512, 10, 16}};
     for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
         mix("mixed.events", one[i].mib, one[i].percent, one[i].n, EVENTS, 0, 1, 0);
@@ -365,13 +382,16 @@ static void shares(void) {
     mix("both.window16", 64, 0, 0, FLAGS, 0, 16, 1);
     mix("both.window16.mixed", 64, 6, 4, FLAGS, 0, 16, 1);
     mix("both.window16.mixed", 256, 10, 4, FLAGS, 0, 16, 1);
+    mix("both.window16.mixed", 512, 10, 4, FLAGS, 0, 16, 1);
 }
 
 /* ---- more GPUs --------------------------------------------------------------------------------------------------- */
 
-static void relay(void) {
-    if (gpus < 3 || !wanted("relay.512MiB.20percent.8chunks")) return;
-    size_t bytes = 512 * MIB, part = bytes / 5, rest = bytes - part, chunk = part / 8;
+static void relay(size_t mib, double percent) {
+    char row[96];
+    snprintf(row, sizeof row, "relay.%zuMiB.%gpercent.8chunks", mib, percent);
+    if (gpus < 3 || !wanted(row)) return;
+    size_t bytes = mib * MIB, chunk = (size_t)(bytes * percent / 800) & ~(size_t)255, part = 8 * chunk, rest = bytes - part;
     double us;
     TIME(us, use(0), Q(cuMemcpyAsync(to[1], from[0], rest, direct[0]));
         for (int i = 0; i < 8; i++) {
@@ -383,7 +403,7 @@ static void relay(void) {
             Q(cuMemcpyAsync(to[1] + rest + i * chunk, to[2] + i * chunk, chunk, direct[2]));
         }
         Q(cuStreamSynchronize(direct[0])); Q(cuStreamSynchronize(direct[2])));
-    report("relay.512MiB.20percent.8chunks", rate(bytes, us), "GB/s");
+    report(row, rate(bytes, us), "GB/s");
 }
 
 static void ring(int n, size_t mib, double percent, int chunks) {
@@ -428,7 +448,9 @@ int main(int argc, char **argv) {
     calls();
     host_links();
     shares();
-    relay();
+    relay(512, 20);
+    relay(512, 10);
+    relay(64, 10);
     for (int n = 2; n <= 8; n *= 2) {
         ring(n, 64, 0, 0);
         ring(n, 64, 2, 1);
@@ -437,6 +459,7 @@ int main(int argc, char **argv) {
         ring(n, 256, 0, 0);
         ring(n, 256, 2, 4);
         alltoall(n, 64);
+        alltoall(n, 1024);
     }
     settle();
     if (simcuda_late_ns) report("late", simcuda_late_ns() / 1000.0 / now_us() * 100, "percent");

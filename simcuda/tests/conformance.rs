@@ -1,9 +1,10 @@
 //! The programs that lay the simulated driver beside the vendor's, run on the simulated one.
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks)]
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Builds a program of `conformance/` and runs it on this driver; what it printed.
 fn run(program: &str, arguments: &[&str], env: &[(&str, &str)]) -> String {
@@ -63,10 +64,28 @@ fn ptx() -> String {
     ptx.to_str().unwrap().to_owned()
 }
 
-/// Every call of the list is answered: none is missing, hangs or kills its process.
+/// Calls of the list of which no answer of the vendor's is kept: its driver crashed in those before them, which ended their
+/// sections (device, graph, capture), or they are asked in another order since (before cuInit). Not to become more: what is
+/// asked of the simulator anew is asked of a GPU, too (`ci/gpu-conformance run`).
+const WITHOUT_A_VENDOR: usize = 219;
+
+/// How often each call of the list was answered: section, call and case.
+fn questions(text: &str) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let key: Vec<&str> = line.splitn(4, " | ").take(3).collect();
+        if key.len() == 3 {
+            *counts.entry(key.join(" | ")).or_insert(0) += 1;
+        }
+    }
+    counts
+}
+
+/// Every call of the list is answered: none is missing, hangs or kills its process. The answers are those of an H200's driver,
+/// call by call, but for what is accepted with a reason.
 #[test]
 fn every_call_is_answered() {
-    let text = run("conformance", &[&ptx()], &[]);
+    let text = run("conformance", &[&ptx()], &[("PATIENCE", "6")]);
     let answers: Vec<&str> = text.lines().filter(|l| l.contains(" | ")).collect();
     assert!(answers.len() > 1500, "{} answers", answers.len());
     // The write that one of these waits is for was refused: they wait for ever, as on the vendor's driver.
@@ -79,6 +98,26 @@ fn every_call_is_answered() {
             assert!(!line.contains(bad), "{line}");
         }
     }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let vendor = root.join("docs/results/h200-answers.txt");
+    let folder = tempfile::tempdir().unwrap();
+    let ours = folder.path().join("answers");
+    std::fs::write(&ours, &text).unwrap();
+    let compared = Command::new("bash")
+        .arg(root.join("ci/gpu-conformance"))
+        .arg("compare")
+        .args([&ours, &vendor])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&compared.stdout);
+    assert!(compared.status.success(), "{said}");
+    assert!(said.contains("1316 answers of the vendor: "), "{said}");
+    let vendor = questions(&std::fs::read_to_string(vendor).unwrap());
+    let beside = |(key, asked): (&String, &usize)| {
+        asked.saturating_sub(vendor.get(key).copied().unwrap_or(0))
+    };
+    let beside: usize = questions(&text).iter().map(beside).sum();
+    assert!(beside <= WITHOUT_A_VENDOR, "{beside}");
 }
 
 /// Functions that have something to do, or nothing to refuse, when all they are given is zeros: what sets, waits for all,
@@ -214,6 +253,9 @@ fn every_function_answers_to_nothing() {
     assert!(stubs > 5 * 250 && bodies > 5 * 300, "{stubs} and {bodies}");
 }
 
+/// Rows marked so in `measured.tsv`; not to become more.
+const KNOWN_TO_BE_OFF: usize = 13;
+
 /// The simulated H200 node does what the measured one did, within 10 %, and nobody reacted too late meanwhile.
 #[test]
 fn the_h200_node_is_as_fast_as_the_measured_one() {
@@ -234,7 +276,7 @@ fn the_h200_node_is_as_fast_as_the_measured_one() {
         "copies down take no turns: {in_turns} us, {alone} us alone"
     );
     assert!(late < 2.0, "late by {late} % of the time: void");
-    let mut rows = 0;
+    let (mut rows, mut known) = (0, 0);
     let mut off = Vec::new();
     for line in measured
         .lines()
@@ -243,12 +285,54 @@ fn the_h200_node_is_as_fast_as_the_measured_one() {
         let mut fields = line.split('\t');
         let (row, value) = (fields.next().unwrap(), fields.next().unwrap());
         let value: f64 = value.parse().unwrap();
+        let is_known = row.starts_with('~');
+        let row = row.trim_start_matches('~');
         let ratio = simulated.get(row).unwrap_or_else(|| panic!("{row}")) / value;
         rows += 1;
-        if (ratio - 1.0).abs() > 0.1 {
+        known += usize::from(is_known);
+        if ((ratio - 1.0).abs() > 0.1) != is_known {
             off.push(format!("{row}: {ratio:.3}"));
         }
     }
-    assert!(rows > 60, "{rows} rows");
+    assert!(rows > 130 && known <= KNOWN_TO_BE_OFF, "{rows}, {known}");
     assert!(off.is_empty(), "{off:?}");
+}
+
+/// The same figures, of direct copies with a host share, while other work wants every core: virtual time does not see it.
+#[test]
+fn figures_do_not_depend_on_how_busy_the_machine_is() {
+    let env = [("SIMCUDA_DATA", "0"), ("SIMCUDA_CHECK", "0")];
+    let figures = || -> HashMap<String, f64> {
+        let text = run("fidelity", &["mixed.flags"], &env);
+        let row = |line: &str| {
+            let mut fields = line.split('\t');
+            Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+        };
+        text.lines().filter_map(row).collect()
+    };
+    let alone = figures();
+    let over = AtomicBool::new(false);
+    let busy = || {
+        while !over.load(Relaxed) {
+            std::hint::spin_loop();
+        }
+    };
+    let loaded = std::thread::scope(|scope| {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        for _ in 0..2 * cores {
+            scope.spawn(busy);
+        }
+        let loaded = std::panic::catch_unwind(figures);
+        over.store(true, Relaxed);
+        loaded.expect("figures")
+    });
+    assert!(loaded["late"] < 2.0, "late by {} %: void", loaded["late"]);
+    let rows = alone.iter().filter(|(row, _)| *row != "late");
+    let mut count = 0;
+    for (row, alone) in rows {
+        let ratio = loaded[row] / alone;
+        assert!((ratio - 1.0).abs() < 0.02, "{row}: {ratio:.3}");
+        count += 1;
+    }
+    assert!(count > 20, "{count} rows");
 }
