@@ -47,6 +47,8 @@ pub struct Driver {
     pub timing_only: bool,
     /// Processes use a GPU at the same time.
     pub mps: bool,
+    /// Pinned memory counts as locked, to which RLIMIT_MEMLOCK is the bound.
+    pub memlock: bool,
     /// An allocation of another process is opened once: what is open is refused.
     pub ipc_once: bool,
     /// See [`QUIET_US`].
@@ -251,6 +253,7 @@ impl Driver {
             launch_blocking: flag("CUDA_LAUNCH_BLOCKING", false),
             timing_only,
             mps: flag("SIMCUDA_MPS", false),
+            memlock: flag("SIMCUDA_MEMLOCK", false),
             ipc_once: flag("SIMCUDA_IPC_ONCE", false),
             quiet_ns: quiet_us * 1000,
             turn_polls,

@@ -14,6 +14,7 @@
 //! | `SIMCUDA_JOB` | name of the node; default: the launcher's job, else the process alone |
 //! | `SIMCUDA_HOST_ACCESS=1` | host code may touch device addresses |
 //! | `SIMCUDA_HOST_MIB=N` or `all` | what the host's memory can back of the GPUs' on this node; default: what is available |
+//! | `SIMCUDA_MEMLOCK=1` | memory that is pinned counts as locked: what exceeds RLIMIT_MEMLOCK is refused. The vendor's driver is not known to ask |
 //! | `SIMCUDA_MPS=1` | processes use a GPU at the same time, as through MPS; otherwise they take turns |
 //! | `SIMCUDA_IPC_ONCE=1` | memory of another process that is open already is refused (`ALREADY_MAPPED`); driver 580 opens it again |
 //! | `SIMCUDA_NVML=0` | there is no management library |

@@ -208,7 +208,7 @@ fn the_host_itself_is_asked() {
     // A control group may leave less than the machine has; a GiB it does leave.
     assert!(taken > 0, "{text}");
     let is_refused = words[1].starts_with('2');
-    assert!(is_refused || taken == 8 * 140 << 30, "{text}");
+    assert!(is_refused || taken == (8 * 140) << 30, "{text}");
 }
 
 fn attributes() {

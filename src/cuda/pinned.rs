@@ -7,10 +7,11 @@ use super::driver::is_forked_child;
 use super::error::{Error, Result};
 use super::state::{ContextKey, Entered};
 use super::types::{code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
+use crate::stats::{self, Counter};
 use parking_lot::Mutex;
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// A range that the engine has pinned, or found pinned.
@@ -123,7 +124,7 @@ impl Drop for Registrations {
 unsafe fn pin(entered: &Entered, start: *mut c_void, bytes: usize) -> Result<()> {
     let driver = entered.driver();
     // SAFETY: the caller keeps the range mapped.
-    unsafe {
+    let result = unsafe {
         match driver.mem_host_register(
             start,
             bytes,
@@ -134,7 +135,30 @@ unsafe fn pin(entered: &Entered, start: *mut c_void, bytes: usize) -> Result<()>
             }
             result => result,
         }
+    };
+    match result {
+        Err(error) if !error.is(code::HOST_MEMORY_ALREADY_REGISTERED) => {
+            tell(&error, bytes);
+            Err(error)
+        }
+        result => result,
     }
+}
+
+/// Counts what is not pinned, and says so once: everything works without.
+fn tell(error: &Error, bytes: usize) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    stats::add(Counter::PinningRefused, 1);
+    let level = if SAID.swap(true, Ordering::Relaxed) {
+        log::Level::Debug
+    } else {
+        log::Level::Warn
+    };
+    log::log!(
+        level,
+        "{bytes} bytes of host memory cannot be pinned: {error}; copies with it are slower. A limit on locked memory (ulimit -l) \
+         may be the cause"
+    );
 }
 
 fn unpin(range: &Range) {

@@ -93,6 +93,7 @@ const TOLD: &[(&str, Counter)] = &[
     ("graphs that failed", Counter::GraphsFailed),
     ("staging on a GPU refused", Counter::StagingRefused),
     ("staging on a GPU given back", Counter::RelaysReturned),
+    ("host memory not pinned", Counter::PinningRefused),
     ("units taken back from the dead", Counter::UnitsReclaimed),
 ];
 

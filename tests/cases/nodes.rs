@@ -4,6 +4,7 @@
 use crate::support::{self, job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
 use anabranch_tests::nodes::{nodes_permitted, own_container, own_mounts, permitted};
 use anabranch_tests::{Job, Outcome};
+use std::process::Command;
 use std::thread;
 use xtask::mpi::{Family, Mpi};
 
@@ -325,6 +326,53 @@ fn no_locked_memory() {
             assert!(outcome.stats().total("receives_host_ring") > 0, "{outcome}");
         });
     }
+}
+
+/// A driver whose pinned memory counts as locked, and little that may be locked, or some: what cannot be pinned is used all the
+/// same, each rank says so once, and no more is pinned than may be. Without a limit nothing is said.
+#[test]
+fn locked_memory_is_limited() {
+    on("mpich", |mpi| {
+        let pinned = |outcome: &Outcome| {
+            let of = |rank| outcome.report.pinned_bytes_max(outcome.stats().pid(rank));
+            of(0).max(of(1))
+        };
+        let under = |kib: &str, memlock: &str| {
+            let limit = format!("ulimit -l {kib} && exec \"$@\"");
+            let outcome = job(mpi, 2, "traffic")
+                .args(&["rounds", "10"])
+                .env("SIMCUDA_MEMLOCK", memlock)
+                .ranks_under(&["sh", "-c", &limit, "sh"])
+                .passes();
+            let stats = outcome.stats();
+            stats.check_complete();
+            assert!(stats.total("receives_host_ring") > 0, "{outcome}");
+            let said = outcome.finished.stderr.lines();
+            let lines = said.filter(|line| line.contains("of host memory cannot be pinned: "));
+            let lines = lines.count();
+            let refused = [0, 1].map(|rank| stats.of_rank(rank, "pinning_refused"));
+            (lines, refused, outcome)
+        };
+        let (lines, refused, outcome) = under("64", "0");
+        assert_eq!((lines, refused), (0, [0, 0]), "{outcome}");
+        let most = pinned(&outcome);
+        assert!(most > 4 << 20, "{most} {outcome}");
+        let (lines, refused, outcome) = under("64", "1");
+        let told = refused.iter().filter(|refused| **refused > 0).count();
+        assert!(told > 0 && lines == told, "{refused:?} {outcome}");
+        assert!(pinned(&outcome) <= 64 << 10, "{outcome}");
+        // Room for what is pinned in pieces, but not for the staging; if a process may lock as much here.
+        let hard = Command::new("sh").args(["-c", "ulimit -H -l"]).output();
+        let hard = String::from_utf8_lossy(&hard.expect("sh").stdout).into_owned();
+        if hard.trim().parse().is_ok_and(|kib: u64| kib < 4096) {
+            return;
+        }
+        let (lines, refused, outcome) = under("4096", "1");
+        let told = refused.iter().filter(|refused| **refused > 0).count();
+        assert!(told > 0 && lines == told, "{refused:?} {outcome}");
+        let pinned = pinned(&outcome);
+        assert!(pinned > 64 << 10 && pinned <= 4 << 20, "{pinned} {outcome}");
+    });
 }
 
 /// Each rank is in a container of its own on one node, and cannot see the other one's processes.

@@ -39,6 +39,24 @@ fn layout(bytes: usize) -> std::alloc::Layout {
         .unwrap_or(std::alloc::Layout::new::<u64>())
 }
 
+/// Where `SIMCUDA_MEMLOCK` says so, pinned memory counts as locked: more than the process may lock is refused.
+fn may_lock(d: &Driver, st: &State, bytes: usize) -> Res {
+    if !d.memlock {
+        return Ok(());
+    }
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes the struct it is given.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    let pinned: u64 = st.memory.host.values().map(|region| region.size).sum();
+    if asked == 0 && pinned.saturating_add(bytes as u64) > limit.rlim_cur {
+        return Err(OUT_OF_MEMORY);
+    }
+    Ok(())
+}
+
 fn host_alloc(to: *mut *mut c_void, bytes: usize, flags: c_uint) -> Res {
     let d = driver()?;
     if bytes > isize::MAX as usize / 2 || to.is_null() || flags & !7 != 0 {
@@ -51,6 +69,7 @@ fn host_alloc(to: *mut *mut c_void, bytes: usize, flags: c_uint) -> Res {
     let mut st = d.state.lock();
     illegal(&mut st)?;
     let context = st.context()?.0;
+    may_lock(d, &st, bytes)?;
     // SAFETY: not zero-sized.
     let p = unsafe { std::alloc::alloc_zeroed(layout(bytes)) };
     if p.is_null() {
@@ -216,6 +235,7 @@ driver! {
         if d.vm.contains(start) || st.memory.virt.reserved(start) || !is_mapped {
             return Err(INVALID_VALUE);
         }
+        may_lock(d, &st, bytes)?;
         add_host(d, &mut st, start, bytes as u64, flags, false, context);
         d.charge(d.topology.calls.register_us_per_mib * bytes as f64 / f64::from(1 << 20));
         Ok(())
