@@ -188,7 +188,14 @@ pub(crate) fn start(entered: &Entered, stream: Stream, copy: &Copy) -> Result<()
                     size(width)?,
                     size(rows)?,
                 );
-                driver.memcpy_2d_async(&raw const copy, stream)
+                match driver.memcpy_2d_async(&raw const copy, stream) {
+                    // Row by row then.
+                    Err(Error::Missing(_)) => (0..rows).try_for_each(|row| {
+                        let (dst, src) = (dst + row * dst_pitch, src + row * src_pitch);
+                        driver.memcpy_async(dst, src, size(width)?, stream)
+                    }),
+                    result => result,
+                }
             }
         }
     }

@@ -295,12 +295,31 @@ fn find(extra_flags: &[i32]) -> bool {
     false
 }
 
+/// Without these nothing can be told of memory, or nothing moved from or to it; every driver of CUDA 6 and later has them.
+const BASIC: [&str; 11] = [
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuPointerGetAttributes",
+    "cuStreamCreate",
+    "cuStreamQuery",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventDestroy_v2",
+    "cuMemcpyAsync",
+];
+
 /// Makes the table out of a library, which stays loaded from now on.
 fn publish(library: *mut c_void) {
     // SAFETY: `library` came from `dlopen` and is never closed.
     let table = Driver::resolve(|name| unsafe { libc::dlsym(library, name.as_ptr()) });
-    if table.ctx_get_current.is_none() || table.pointer_get_attributes.is_none() {
-        log::warn!("libcuda.so.1 lacks basic functions: device memory is not recognized");
+    let coverage = table.coverage();
+    let lacks = |name: &&&'static str| coverage.contains(&(**name, false));
+    if let Some(absent) = BASIC.iter().find(lacks) {
+        log::warn!(
+            "libcuda.so.1 lacks {absent}: device memory is not recognized, and every message stays native; use a newer driver"
+        );
         return;
     }
     static FORK_HANDLER: Once = Once::new();
@@ -429,6 +448,14 @@ mod tests {
         let result = unsafe { empty.ctx_push_current(Context::NULL) };
         assert_eq!(result, Err(Error::Missing("cuCtxPushCurrent_v2")));
         assert!(empty.coverage().iter().all(|(_, found)| !found));
+    }
+
+    #[test]
+    fn what_is_basic_is_in_the_table() {
+        let table = Driver::default().coverage();
+        for name in BASIC {
+            assert!(table.iter().any(|(known, _)| *known == name), "{name}");
+        }
     }
 
     #[test]

@@ -18,6 +18,35 @@ use crate::{cuda, logging, mpi};
 /// Largest cell for the payload of an eager message, bytes.
 const CELL_BYTES_MAX: u64 = 64 << 10;
 
+/// What the engine calls for messages that the program sends and receives by other functions: all of MPI 3.0 have these.
+/// What else a library lacks costs no more than what needs it.
+const NEEDED: [Function; 24] = [
+    Function::Bsend,
+    Function::Ibsend,
+    Function::Isend,
+    Function::Recv,
+    Function::Irecv,
+    Function::Sendrecv,
+    Function::Iprobe,
+    Function::Improbe,
+    Function::Imrecv,
+    Function::Test,
+    Function::Wait,
+    Function::RequestGetStatus,
+    Function::GrequestStart,
+    Function::GrequestComplete,
+    Function::GetElementsX,
+    Function::StatusSetElementsX,
+    Function::StatusSetCancelled,
+    Function::TypeDup,
+    Function::TypeSizeX,
+    Function::TypeGetExtent,
+    Function::TypeGetTrueExtent,
+    Function::CommRank,
+    Function::CommCreateKeyval,
+    Function::CommSetAttr,
+];
+
 /// Arms the library after a successful `MPI_Init`, unless there is nothing for it to do in this process. Makes no
 /// communicating call: a rank without the library must not be waited for.
 pub fn arm() {
@@ -40,6 +69,14 @@ pub fn arm() {
 unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     if !cuda::arm() {
         return Err("no cuda driver in this process".into());
+    }
+    if let Some(absent) = NEEDED.iter().find(|function| !function.available()) {
+        log::warn!(
+            "the MPI library lacks P{}, without which no message can be taken: every message stays native; use another MPI \
+             library, or ANABRANCH=off to silence this",
+            absent.name()
+        );
+        return Err("the MPI library lacks a function".into());
     }
     let (mut rank, mut provided) = (0, 0);
     let mut parent = abi.comm_null;

@@ -84,10 +84,14 @@ pub(super) fn find() -> Option<&'static Library> {
 
 /// The first object with the name of a known MPI library, else the first that has MPI at all.
 fn search() -> Option<Library> {
-    const INIT: &CStr = c"PMPI_Init";
+    search_by(c"PMPI_Init").or_else(|| search_by(c"PMPI_Init_thread"))
+}
+
+/// As [`search`], by the function that makes a library one of MPI.
+fn search_by(init: &'static CStr) -> Option<Library> {
     let mut first = None;
     // SAFETY: a look-up of a name; nothing is called.
-    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, INIT.as_ptr()) };
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, init.as_ptr()) };
     let global = if next.is_null() {
         None
     } else {
@@ -95,7 +99,7 @@ fn search() -> Option<Library> {
     };
     let (mut objects, _) = loaded_objects(true);
     objects.sort_by_key(|name| !file_name(&name.to_string_lossy()).contains("mpi"));
-    let scanned = objects.iter().filter_map(|name| Library::among(name, INIT));
+    let scanned = objects.iter().filter_map(|name| Library::among(name, init));
     for library in global.into_iter().chain(scanned) {
         if super::detect::known_soname(&library.soname).is_some() {
             return Some(library);

@@ -2,6 +2,7 @@
 
 mod support;
 
+mod absent;
 mod bad_input;
 mod bindings;
 mod churn;
