@@ -1,8 +1,8 @@
 /* How fast a node is, by driver calls of one process: the figures by which the simulated node is judged, one line
  * "row <tab> value <tab> unit" each.
- *   gcc -O2 -o fidelity fidelity.c -ldl -pthread -lm && ./fidelity [PREFIX] > table.tsv
+ *   gcc -O2 -o fidelity fidelity.c -ldl -pthread -lm && ./fidelity [PREFIX ...] > table.tsv
  * Runs unchanged on the vendor's driver (two GPUs; some rows ask for 3, 4 or 8) and on the simulated one, whose clock it
- * then reads. Medians of 9 on hardware. Some 20 s there. PREFIX: only the rows that begin so. */
+ * then reads. Medians of 9 on hardware. Some 20 s there. PREFIX: only the rows that begin so, or so. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #define MAX_GPUS 8
 #define LARGEST (1024 * MIB)
 
-static const char *only;
+static char **only; /* ends with a null pointer */
 static int gpus, repeats = 9;
 static CUcontext ctx[MAX_GPUS];
 /* Of each GPU: where it sends from, where it receives; a stream each for direct copies, to the host, from the host. */
@@ -45,7 +45,10 @@ static double median(double *t, int n) {
     return t[n / 2];
 }
 
-static int wanted(const char *row) { return !only || !strncmp(row, only, strlen(only)); }
+static int wanted(const char *row) {
+    for (char **prefix = only; *prefix; prefix++) if (!strncmp(row, *prefix, strlen(*prefix))) return 1;
+    return !*only;
+}
 
 static void report(const char *row, double value, const char *unit) {
     printf("%s\t%.4g\t%s\n", row, value, unit);
@@ -441,7 +444,8 @@ static void alltoall(int n, size_t mib) {
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1) only = argv[1];
+    (void)argc;
+    only = argv + 1;
     setup();
     curve();
     windows();

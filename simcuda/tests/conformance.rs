@@ -298,12 +298,18 @@ fn the_h200_node_is_as_fast_as_the_measured_one() {
     assert!(off.is_empty(), "{off:?}");
 }
 
-/// The same figures, of direct copies with a host share, while other work wants every core: virtual time does not see it.
+/// The figures of two GPUs in which the host's code has a part, while other work wants every core: virtual time does not see it,
+/// and waits for code that has lost its core.
 #[test]
 fn figures_do_not_depend_on_how_busy_the_machine_is() {
-    let env = [("SIMCUDA_DATA", "0"), ("SIMCUDA_CHECK", "0")];
+    let env = [
+        ("SIMCUDA_DATA", "0"),
+        ("SIMCUDA_CHECK", "0"),
+        ("SIMCUDA_GPUS", "2"),
+    ];
+    let rows = ["flag", "call", "window", "mixed.flags"];
     let figures = || -> HashMap<String, f64> {
-        let text = run("fidelity", &["mixed.flags"], &env);
+        let text = run("fidelity", &rows, &env);
         let row = |line: &str| {
             let mut fields = line.split('\t');
             Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
@@ -330,9 +336,11 @@ fn figures_do_not_depend_on_how_busy_the_machine_is() {
     let rows = alone.iter().filter(|(row, _)| *row != "late");
     let mut count = 0;
     for (row, alone) in rows {
-        let ratio = loaded[row] / alone;
-        assert!((ratio - 1.0).abs() < 0.02, "{row}: {ratio:.3}");
+        // One takes no time at all.
+        let loaded = loaded[row];
+        let off = (loaded - alone).abs();
+        assert!(off <= 0.02 * alone, "{row}: {loaded}, alone {alone}");
         count += 1;
     }
-    assert!(count > 20, "{count} rows");
+    assert!(count > 60, "{count} rows");
 }
