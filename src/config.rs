@@ -133,7 +133,7 @@ options! {
         "size of the pieces in which a message moves through staging memory";
     landing: u64 = Size { min: 0, max: 64 * GIB }, "ANABRANCH_LANDING", "64M", User,
         "host memory kept for messages that arrive by value in device buffers";
-    mappings: u64 = Size { min: 0, max: 1 << 50 }, "ANABRANCH_MAPPINGS", "64G", User,
+    mappings: u64 = Size { min: 0, max: 1 << 50 }, "ANABRANCH_MAPPINGS", "16T", User,
         "how much device memory of other ranks stays mapped when unused";
     mapping_count: u32 = Count { min: 1, max: 1 << 20 }, "ANABRANCH_MAPPING_COUNT", "1024", User,
         "how many allocations of other ranks stay mapped when unused";

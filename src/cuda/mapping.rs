@@ -88,7 +88,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             count_max: 1024,
-            bytes_max: 64 << 30,
+            bytes_max: 16 << 40,
         }
     }
 }
