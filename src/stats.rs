@@ -108,6 +108,7 @@ counters! {
     RelaysReturned       "relays_returned"         Count "times that staging on a GPU was given back because its memory ran short";
     MappingsRefused      "mappings_refused"        Count "attempts to map an allocation of another rank that the driver refused";
     DrivenFailed         "driven_failed"           Count "messages over several paths that this rank drove alone (ANABRANCH_ASSIGN=one) and that had to be begun again";
+    PlacesRetired        "places_retired"          Count "GPUs, or host memory, that messages are not led over any more which this rank drives alone, as paths over them failed twice";
     DrivenStreams        "driven_by_streams"       Count "messages over several paths that this rank drove alone, launched copy by copy";
     DrivenBatch          "driven_by_batch"         Count "the same, launched in batches of copies";
     DrivenGraph          "driven_by_graph"         Count "the same, launched as a CUDA graph";

@@ -275,7 +275,11 @@ impl Driver {
 
     /// The error planned for this call, if any.
     pub fn fault(&self, function: &'static str) -> Option<CUresult> {
-        self.faults.hit(function)
+        self.faults.hit(function, || {
+            let current = crate::state::current();
+            let state = self.state.lock();
+            state.contexts.get(&current).map(|context| context.ordinal)
+        })
     }
 
     /// The planned errors.

@@ -2,7 +2,8 @@
 //! third call of that function return that error. The version suffix of a name may be left out.
 //!
 //! `*` in the place of a name counts the calls of all functions together, `N+` makes that call and all later ones
-//! fail, and `@RANK` behind the name leaves the other ranks of a job alone (`*@1:40+=CUDA_ERROR_UNKNOWN`). A call that
+//! fail, `@RANK` behind the name leaves the other ranks of a job alone (`*@1:40+=CUDA_ERROR_UNKNOWN`), and `#GPU` behind
+//! that counts calls in a context of this GPU only, by its number in the process (`cuMemAlloc@1#2:1+=...`). A call that
 //! fails does nothing else. A test program plans errors itself, for a part of its run, by [`simcudaFaults`].
 
 use crate::types::CUresult;
@@ -14,6 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::Relaxed};
 struct Fault {
     /// `*` for any.
     function: String,
+    /// Only where a context of this GPU is current.
+    gpu: Option<usize>,
     at: u64,
     lasting: bool,
     code: CUresult,
@@ -22,8 +25,11 @@ struct Fault {
 
 impl Fault {
     /// The error, if this call is one that is to fail.
-    fn hit(&self, function: &str, base: &str) -> Option<CUresult> {
+    fn hit(&self, function: &str, base: &str, gpu: impl Fn() -> Option<usize>) -> Option<CUresult> {
         if self.function != "*" && self.function != function && self.function != base {
+            return None;
+        }
+        if self.gpu.is_some() && self.gpu != gpu() {
             return None;
         }
         let call = self.calls.fetch_add(1, Relaxed) + 1;
@@ -56,8 +62,8 @@ impl Faults {
         })
     }
 
-    /// The error planned for this call of `function`, if any.
-    pub fn hit(&self, function: &'static str) -> Option<CUresult> {
+    /// The error planned for this call of `function`, if any; `gpu` tells whose context is current.
+    pub fn hit(&self, function: &'static str, gpu: impl Fn() -> Option<usize>) -> Option<CUresult> {
         if !self.armed.load(Relaxed) || TRANSLATORS.contains(&function) {
             return None;
         }
@@ -69,7 +75,7 @@ impl Faults {
         // Every plan counts, whichever gives the error.
         let mut code = None;
         for fault in planned.iter() {
-            code = code.or(fault.hit(function, base));
+            code = code.or(fault.hit(function, base, &gpu));
         }
         if code.is_some() && self.first.load(Relaxed).is_null() {
             if let Ok(name) = std::ffi::CString::new(function) {
@@ -92,10 +98,15 @@ impl Faults {
 /// The errors of a plan that are for this rank.
 fn plan(text: &str, rank: Option<u64>) -> Result<Vec<Fault>, String> {
     let one = |part: &str| {
-        let bad =
-            || format!("SIMCUDA_FAULT: \"{part}\" is not FUNCTION[@RANK]:N[+]=CUDA_ERROR_NAME");
+        let bad = || {
+            format!("SIMCUDA_FAULT: \"{part}\" is not FUNCTION[@RANK][#GPU]:N[+]=CUDA_ERROR_NAME")
+        };
         let (call, code) = part.split_once('=').ok_or_else(bad)?;
         let (function, at) = call.split_once(':').unwrap_or((call, "1"));
+        let (function, gpu) = match function.split_once('#') {
+            Some((function, gpu)) => (function, Some(gpu.trim().parse().map_err(|_| bad())?)),
+            None => (function, None),
+        };
         let (function, for_rank) = match function.split_once('@') {
             Some((function, rank)) => (function, Some(rank.trim().parse().map_err(|_| bad())?)),
             None => (function, None),
@@ -110,6 +121,7 @@ fn plan(text: &str, rank: Option<u64>) -> Result<Vec<Fault>, String> {
             .ok_or_else(bad)?;
         let fault = Fault {
             function: function.trim().to_string(),
+            gpu,
             at,
             lasting,
             code,
@@ -197,9 +209,11 @@ mod tests {
     #[test]
     fn the_nth_call_fails_and_no_other() {
         let f = Faults::parse("cuMemcpyDtoDAsync:3=CUDA_ERROR_ILLEGAL_ADDRESS").unwrap();
-        let calls: Vec<_> = (0..4).map(|_| f.hit("cuMemcpyDtoDAsync_v2")).collect();
+        let calls: Vec<_> = (0..4)
+            .map(|_| f.hit("cuMemcpyDtoDAsync_v2", || None))
+            .collect();
         assert_eq!(calls, [None, None, Some(700), None]);
-        assert_eq!(f.hit("cuMemcpyAsync"), None);
+        assert_eq!(f.hit("cuMemcpyAsync", || None), None);
         assert!(Faults::parse("cuMemAlloc:0=CUDA_ERROR_UNKNOWN").is_err());
         assert!(Faults::parse("cuMemAlloc:1=NO_SUCH").is_err());
     }
@@ -207,16 +221,25 @@ mod tests {
     #[test]
     fn any_function_and_all_later_calls() {
         let f = Faults::parse("*:2=1, cuEventQuery:2+=2").unwrap();
-        assert_eq!(f.hit("cuMemAlloc_v2"), None);
-        assert_eq!(f.hit("cuGetErrorName"), None, "does not count");
-        assert_eq!(f.hit("cuMemFree_v2"), Some(1));
-        let calls: Vec<_> = (0..3).map(|_| f.hit("cuEventQuery")).collect();
+        assert_eq!(f.hit("cuMemAlloc_v2", || None), None);
+        assert_eq!(f.hit("cuGetErrorName", || None), None, "does not count");
+        assert_eq!(f.hit("cuMemFree_v2", || None), Some(1));
+        let calls: Vec<_> = (0..3).map(|_| f.hit("cuEventQuery", || None)).collect();
         assert_eq!(calls, [None, Some(2), Some(2)]);
         f.replace(Some("cuEventQuery:1=3")).unwrap();
-        assert_eq!(f.hit("cuEventQuery"), Some(3));
+        assert_eq!(f.hit("cuEventQuery", || None), Some(3));
         assert_eq!(f.calls.load(Relaxed), 1);
         f.replace(None).unwrap();
-        assert_eq!(f.hit("cuEventQuery"), None);
+        assert_eq!(f.hit("cuEventQuery", || None), None);
+    }
+
+    #[test]
+    fn a_gpu_of_its_own() {
+        let f = Faults::parse("cuMemAlloc#2:2+=2").unwrap();
+        let on = |gpu| f.hit("cuMemAlloc_v2", || gpu);
+        let calls = [Some(2), Some(1), None, Some(2), Some(1), Some(2)].map(on);
+        assert_eq!(calls, [None, None, None, Some(2), None, Some(2)]);
+        assert!(Faults::parse("cuMemAlloc#x:1=2").is_err());
     }
 
     #[test]

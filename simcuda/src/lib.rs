@@ -21,7 +21,7 @@
 //! | `SIMCUDA_CHECK=0` | no happens-before checker |
 //! | `SIMCUDA_DATA=0` | copies and fills above 4 KiB take their time but move nothing: for measurements only. All memory can be had then |
 //! | `SIMCUDA_REPORT=FILE` | appends JSON lines: findings as they occur, one `exit` line a process, which says whether it was checked |
-//! | `SIMCUDA_FAULT=F:N=CODE,..` | the N-th call of F returns CODE |
+//! | `SIMCUDA_FAULT=F[@RANK][#GPU]:N=CODE,..` | the N-th call of F returns CODE |
 //! | `SIMCUDA_CORRUPT=R:K:N:O,..` | the N-th asynchronous copy of kind K (`DtoD`, `DtoH`, `HtoD`) of rank R flips a bit at offset O |
 //! | `SIMCUDA_QUIET_US` | real time without a call after which a process counts as waiting (200) |
 //! | `SIMCUDA_LOOKS` | queries in vain after which a process that polls counts as waiting (8); 32 for measurements of many streams |

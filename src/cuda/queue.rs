@@ -193,7 +193,14 @@ impl InFlight {
 
     /// Whether nothing of it runs any more, well or not.
     pub fn is_over(&mut self) -> bool {
-        matches!(self.poll(), Ok(true)) || self.is_lost()
+        match self.poll() {
+            Ok(is_done) => is_done || self.is_lost(),
+            Err(_) => {
+                let is_lost = self.is_lost();
+                stats::add(Counter::DriverRetries, u64::from(!is_lost));
+                is_lost
+            }
+        }
     }
 }
 

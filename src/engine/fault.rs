@@ -30,6 +30,8 @@ pub enum Path {
     Value,
     /// As an MPI message that stands for the payload.
     Descriptor,
+    /// Any, while its checksums are taken.
+    Checksums,
 }
 
 impl Path {
@@ -41,6 +43,7 @@ impl Path {
             Path::Eager => "eager cell",
             Path::Value => "by value",
             Path::Descriptor => "descriptor",
+            Path::Checksums => "checksums",
         }
     }
 }

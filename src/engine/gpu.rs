@@ -12,6 +12,7 @@ use crate::cuda::{
 };
 use crate::engine::ahead::Ahead;
 use crate::engine::fault;
+use crate::engine::fetch::driven::Troubles;
 use crate::engine::relays::Relays;
 use crate::engine::route::Survey;
 use crate::engine::Env;
@@ -48,6 +49,8 @@ pub struct Gpu {
     ahead: Ahead,
     /// Plans that this rank drives alone.
     pub exec: Exec,
+    /// What has failed of them.
+    pub driven: Troubles,
 }
 
 impl Gpu {
@@ -81,6 +84,7 @@ impl Gpu {
                 },
             }),
             for_paths,
+            driven: Troubles::default(),
         }
     }
 

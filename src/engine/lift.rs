@@ -165,7 +165,11 @@ impl Lift {
         let lost = self.pieces.iter().any(|piece| piece.copy.is_lost());
         let goes_on = !lost && !error.context_is_gone() && self.failures < fault::ATTEMPTS;
         if goes_on {
-            fault::tried_again(self.of, Path::Value, error);
+            let path = match self.summing {
+                Some(_) => Path::Checksums,
+                None => Path::Value,
+            };
+            fault::tried_again(self.of, path, error);
         }
         goes_on
     }

@@ -6,10 +6,22 @@ use super::costs::Class;
 use super::graphs::Key;
 use super::script::{Binding, Unit};
 use super::tracks::{Mark, Way};
-use super::{synchronize, Exec, How, Running, GRAPH_FAILURES_MAX};
+use super::{synchronize, Exec, Failure, How, Running, GRAPH_FAILURES_MAX};
 use crate::cuda::copy::{self, Copy};
 use crate::cuda::{clock_ns, ContextKey, Entered, Error, Result};
 use crate::stats::{self, Counter};
+
+/// What has been launched of a plan's units.
+struct Launched {
+    /// The end of each unit that another waits for.
+    marks: Vec<Option<Mark>>,
+    /// The stream of each lane that has begun.
+    ways: Vec<Option<Way>>,
+    /// The context that is entered.
+    entered: Option<(ContextKey, Entered)>,
+    /// Room for the copies of a unit.
+    copies: Vec<Copy>,
+}
 
 impl Exec {
     /// Launches a plan as a graph; false where that cannot be. Then nothing of it runs.
@@ -112,69 +124,96 @@ impl Exec {
         binding: &Binding,
         behind: &[Mark],
         running: &mut Running,
-    ) -> Result<()> {
+    ) -> std::result::Result<(), Failure> {
         let script = Arc::clone(&running.script);
-        let mut marks: Vec<Option<Mark>> = vec![None; units.len()];
-        let mut ways: Vec<Option<Way>> = vec![None; script.lanes.len()];
-        let mut entered: Option<(ContextKey, Entered)> = None;
-        let mut copies: Vec<Copy> = Vec::new();
+        let mut launched = Launched {
+            marks: vec![None; units.len()],
+            ways: vec![None; script.lanes.len()],
+            entered: None,
+            copies: Vec::new(),
+        };
         for (number, unit) in units.iter().enumerate() {
             let lane = &script.lanes[usize::from(unit.lane)];
-            let gpu = lane.gpu();
-            let key = running.contexts[usize::from(gpu)].ok_or(Error::NoContext)?;
-            if entered.as_ref().is_none_or(|(now, _)| *now != key) {
-                // One is left before the next is entered.
-                drop(entered.take());
-                entered = Some((key, Entered::enter_same(key)?));
-            }
-            let Some((_, inside)) = &entered else {
-                continue;
-            };
-            let mut first_waits: &[Mark] = &[];
-            let way = match ways[usize::from(unit.lane)] {
-                Some(way) => way,
-                None => {
-                    if lane.is_last {
-                        first_waits = behind;
-                    }
-                    let way = self.tracks.lane(key, lane.engine, lane.number)?;
-                    running.ways.push(way);
-                    *ways[usize::from(unit.lane)].insert(way)
-                }
-            };
-            let waits = unit.waits.iter().filter_map(|before| marks[*before]);
-            for mark in waits.chain(first_waits.iter().copied()) {
-                // SAFETY: stream and event are live; the event was recorded behind copies launched before.
-                unsafe {
-                    inside
-                        .driver()
-                        .stream_wait_event(way.stream, mark.event, 0)?;
-                }
-            }
-            copies.clear();
-            copies.extend(unit.steps.iter().map(|step| {
-                let step = &script.steps[*step as usize];
-                Copy::Linear {
-                    dst: binding.address(gpu, step.to),
-                    src: binding.address(gpu, step.from),
-                    bytes: step.bytes,
-                }
-            }));
-            copy::start_all(inside, way.stream, &copies)?;
-            if unit.is_awaited {
-                let mark = self.tracks.record(inside, way)?;
-                running.marks.push(mark);
-                marks[number] = Some(mark);
-            }
+            self.launch_unit(number, unit, binding, behind, running, &mut launched)
+                .map_err(Failure::of(&script, lane))?;
         }
-        drop(entered);
+        drop(launched.entered);
         // Every copy of a path is before its last one.
-        for (lane, way) in script.lanes.iter().zip(ways) {
+        for (lane, way) in script.lanes.iter().zip(launched.ways) {
             let (true, Some(way)) = (lane.is_last, way) else {
                 continue;
             };
-            let inside = Entered::enter_same(way.key)?;
-            running.ends.push_back(self.tracks.record(&inside, way)?);
+            let marked =
+                Entered::enter_same(way.key).and_then(|inside| self.tracks.record(&inside, way));
+            running
+                .ends
+                .push_back(marked.map_err(Failure::of(&script, lane))?);
+        }
+        Ok(())
+    }
+
+    fn launch_unit(
+        &mut self,
+        number: usize,
+        unit: &Unit,
+        binding: &Binding,
+        behind: &[Mark],
+        running: &mut Running,
+        launched: &mut Launched,
+    ) -> Result<()> {
+        let script = Arc::clone(&running.script);
+        let Launched {
+            marks,
+            ways,
+            entered,
+            copies,
+        } = launched;
+        let lane = &script.lanes[usize::from(unit.lane)];
+        let gpu = lane.gpu();
+        let key = running.contexts[usize::from(gpu)].ok_or(Error::NoContext)?;
+        if entered.as_ref().is_none_or(|(now, _)| *now != key) {
+            // One is left before the next is entered.
+            drop(entered.take());
+            *entered = Some((key, Entered::enter_same(key)?));
+        }
+        let Some((_, inside)) = &entered else {
+            return Err(Error::NoContext);
+        };
+        let mut first_waits: &[Mark] = &[];
+        let way = match ways[usize::from(unit.lane)] {
+            Some(way) => way,
+            None => {
+                if lane.is_last {
+                    first_waits = behind;
+                }
+                let way = self.tracks.lane(key, lane.engine, lane.number)?;
+                running.ways.push(way);
+                *ways[usize::from(unit.lane)].insert(way)
+            }
+        };
+        let waits = unit.waits.iter().filter_map(|before| marks[*before]);
+        for mark in waits.chain(first_waits.iter().copied()) {
+            // SAFETY: stream and event are live; the event was recorded behind copies launched before.
+            unsafe {
+                inside
+                    .driver()
+                    .stream_wait_event(way.stream, mark.event, 0)?;
+            }
+        }
+        copies.clear();
+        copies.extend(unit.steps.iter().map(|step| {
+            let step = &script.steps[*step as usize];
+            Copy::Linear {
+                dst: binding.address(gpu, step.to),
+                src: binding.address(gpu, step.from),
+                bytes: step.bytes,
+            }
+        }));
+        copy::start_all(inside, way.stream, copies)?;
+        if unit.is_awaited {
+            let mark = self.tracks.record(inside, way)?;
+            running.marks.push(mark);
+            marks[number] = Some(mark);
         }
         Ok(())
     }

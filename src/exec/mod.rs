@@ -30,10 +30,10 @@ use crate::cuda::types::code;
 use crate::cuda::{clock_ns, Budget, ContextKey, Entered, Error, Mapping, Result};
 use crate::plan::Plan;
 use crate::stats::{self, Counter};
-use crate::topology::MAX_GPUS;
+use crate::topology::{Place, MAX_GPUS};
 use costs::{Class, Costs};
 use graphs::{Graphs, Key};
-use script::{Binding, Script, Shape, Unit};
+use script::{Binding, Lane, Script, Shape, Unit};
 use staging::{Lease, Staging};
 use tracks::{Mark, Tracks, Way};
 
@@ -113,6 +113,47 @@ pub struct Request<'a> {
     pub after: Vec<u64>,
 }
 
+/// Why a plan did not come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct Failure {
+    /// What went wrong.
+    pub error: Error,
+    /// The GPU, or host memory, over which the path leads that failed. `None`: that was the direct one, or all have it in common.
+    pub place: Option<Place>,
+}
+
+impl Failure {
+    /// Of a path over a place, if any.
+    #[must_use]
+    pub fn new(error: Error, place: Option<Place>) -> Failure {
+        Failure { error, place }
+    }
+
+    /// Makes errors failures of paths over a place.
+    pub fn at(place: Place) -> impl Fn(Error) -> Failure {
+        move |error| Failure::new(error, Some(place))
+    }
+
+    /// Makes errors failures of the path that a lane is of.
+    fn of<'a>(script: &'a Script, lane: &'a Lane) -> impl Fn(Error) -> Failure + 'a {
+        move |error| {
+            // Without the context of an end no path is left.
+            let is_end = error.context_is_gone() && script.relay(lane.gpu()).is_none();
+            Failure::new(error, script.place(lane).filter(|_| !is_end))
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::new(error, None)
+    }
+}
+
+/// What becomes of a plan.
+pub type Ended<T> = std::result::Result<T, Failure>;
+
 /// A plan under way. Dropped before its end it runs on, and what it needs is kept.
 #[derive(Debug)]
 #[must_use = "poll it until the copies are done"]
@@ -123,7 +164,7 @@ pub struct Drive {
     _owner: Arc<()>,
     /// How it was launched.
     pub how: How,
-    over: Option<Result<()>>,
+    over: Option<Ended<()>>,
 }
 
 impl Drive {
@@ -164,7 +205,7 @@ struct Running {
     graph: Option<u64>,
     failures: u32,
     /// Why not all of it was launched.
-    error: Option<Error>,
+    error: Option<Failure>,
     /// Nobody knows whether its copies have ended: the driver would not say, not even by waiting.
     is_unsure: bool,
 }
@@ -186,7 +227,6 @@ pub struct Exec {
     launched: u64,
     /// Plans that have ended.
     ended: u64,
-    failures: u32,
 }
 
 impl Exec {
@@ -206,7 +246,6 @@ impl Exec {
             graph_failures: 0,
             launched: 0,
             ended: 0,
-            failures: 0,
         }
     }
 
@@ -222,10 +261,10 @@ impl Exec {
     ///
     /// # Errors
     /// Nothing of it runs.
-    pub fn launch(&mut self, request: Request<'_>) -> Result<Drive> {
+    pub fn launch(&mut self, request: Request<'_>) -> Ended<Drive> {
         self.reap();
         if self.running.len() + self.unsure.len() >= DRIVES_MAX as usize {
-            return Err(Error::Exhausted("plans under way"));
+            return Err(Error::Exhausted("plans under way").into());
         }
         let at = self.look_up(request.plan)?;
         let (shape, script) = (
@@ -297,12 +336,12 @@ impl Exec {
             let launched = self.launch_units(&units, &binding, &behind, &mut running);
             match launched {
                 Ok(()) => self.costs.note(class, how, clock_ns() - begun),
-                Err(error) => {
-                    running.error = Some(error);
+                Err(failure) => {
+                    running.error = Some(failure);
                     self.mark_ends(&mut running);
                     if running.ends.is_empty() {
                         self.end(running);
-                        return Err(error);
+                        return Err(failure);
                     }
                 }
             }
@@ -349,23 +388,12 @@ impl Exec {
         self.ended
     }
 
-    /// Takes note that a plan did not come to its end.
-    pub fn note_failure(&mut self) {
-        self.failures += 1;
-    }
-
-    /// Plans that did not come to their end.
-    #[must_use]
-    pub fn failures(&self) -> u32 {
-        self.failures
-    }
-
     /// Whether the copies are done. Does not wait, but for a driver that answers nothing but errors. One that follows another on
     /// the same streams is done only once that one is known to be: all that are kept are to be polled.
     ///
     /// # Errors
     /// They were not all made, and none runs any more.
-    pub fn poll(&mut self, drive: &mut Drive) -> Result<bool> {
+    pub fn poll(&mut self, drive: &mut Drive) -> Ended<bool> {
         if let Some(over) = drive.over {
             return over.map(|()| true);
         }
@@ -471,23 +499,28 @@ impl Exec {
 
     /// Streams in each context that makes copies, and its access to what they touch. The sender's memory is reached by
     /// its mappings.
-    fn open(&mut self, script: &Script, request: &Request<'_>, launcher: ContextKey) -> Result<()> {
-        use crate::topology::Place;
-        let context = |gpu: u8| request.contexts[usize::from(gpu)].ok_or(Error::NoContext);
+    fn open(&mut self, script: &Script, request: &Request<'_>, launcher: ContextKey) -> Ended<()> {
         self.tracks.open(launcher)?;
         for lane in &script.lanes {
-            let own = context(lane.gpu())?;
-            self.tracks.open(own)?;
-            for base in [lane.from, lane.to] {
-                match base {
-                    script::Base::Source => {}
-                    script::Base::Target => {
-                        self.tracks.allow(own, context(request.plan.message.to)?)?;
-                    }
-                    script::Base::Ring(ring) => {
-                        if let Place::Gpu(gpu) = script.rings[usize::from(ring)].at {
-                            self.tracks.allow(own, context(gpu)?)?;
-                        }
+            let opened = self.open_lane(script, lane, request);
+            opened.map_err(Failure::of(script, lane))?;
+        }
+        Ok(())
+    }
+
+    fn open_lane(&mut self, script: &Script, lane: &Lane, request: &Request<'_>) -> Result<()> {
+        let context = |gpu: u8| request.contexts[usize::from(gpu)].ok_or(Error::NoContext);
+        let own = context(lane.gpu())?;
+        self.tracks.open(own)?;
+        for base in [lane.from, lane.to] {
+            match base {
+                script::Base::Source => {}
+                script::Base::Target => {
+                    self.tracks.allow(own, context(request.plan.message.to)?)?;
+                }
+                script::Base::Ring(ring) => {
+                    if let Place::Gpu(gpu) = script.rings[usize::from(ring)].at {
+                        self.tracks.allow(own, context(gpu)?)?;
                     }
                 }
             }
@@ -544,14 +577,14 @@ impl Exec {
     }
 
     /// Asks the driver how far a plan has got. `None`: not to its end.
-    fn advance(&mut self, id: usize) -> Option<Result<()>> {
+    fn advance(&mut self, id: usize) -> Option<Ended<()>> {
         // What is in order behind another need not be asked about before that has ended: of a window the driver would be asked
         // about each message at every look, which a thread that has to launch the next ones has no time for.
         if self.is_behind_another(id) {
             return None;
         }
         let Some(running) = self.running.get_mut(id) else {
-            return Some(Err(Error::Exhausted("plans under way")));
+            return Some(Err(Error::Exhausted("plans under way").into()));
         };
         while let Some(end) = running.ends.front() {
             let asked = Entered::enter_same(end.key).and_then(|entered| {
@@ -575,7 +608,8 @@ impl Exec {
                     }
                     // The last question is one that waits: the copies end by themselves, if anything does.
                     if !synchronize(&running.ways) {
-                        running.error.get_or_insert(error);
+                        let place = running.place_of(end.key);
+                        running.error.get_or_insert(Failure::new(error, place));
                         running.is_unsure = !error.context_is_gone();
                     }
                     running.marks.extend(running.ends.drain(..));
@@ -629,6 +663,12 @@ impl Exec {
 }
 
 impl Running {
+    /// The GPU of a context, if it is one that the message is led over.
+    fn place_of(&self, key: ContextKey) -> Option<Place> {
+        let gpu = self.contexts.iter().position(|of| *of == Some(key))?;
+        self.script.relay(u8::try_from(gpu).ok()?)
+    }
+
     /// Whether what another plan writes, launched on streams as well, is on the same streams, the same bytes on each.
     fn is_in_order_with(&self, other: &Running) -> bool {
         self.target == other.target && self.is_on_streams_of(other)

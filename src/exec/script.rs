@@ -96,6 +96,8 @@ pub struct Script {
     pub together: Vec<u32>,
     /// GPUs that the copies run on or are staged on, as bits.
     pub gpus: u32,
+    /// GPUs of the sender and of the receiver.
+    pub ends: [u8; 2],
 }
 
 /// What a script, and all that is kept of it, depends on.
@@ -153,7 +155,10 @@ impl Script {
         if copies > STEPS_MAX as u64 {
             return None;
         }
-        let mut script = Script::default();
+        let mut script = Script {
+            ends: [plan.message.from, plan.message.to],
+            ..Script::default()
+        };
         // Number of a path's first lane, and of its first ring.
         let mut firsts = Vec::new();
         for path in plan.paths() {
@@ -233,6 +238,24 @@ impl Script {
             }
         }
         Some(script)
+    }
+
+    /// The staging place without which a lane would not be: what fails there is not the message's ends' affair. `None` of a
+    /// direct copy.
+    #[must_use]
+    pub fn place(&self, lane: &Lane) -> Option<Place> {
+        let maker = self.relay(lane.gpu());
+        let ring = |base| match base {
+            Base::Ring(ring) => self.rings.get(usize::from(ring)).map(|ring| ring.at),
+            Base::Source | Base::Target => None,
+        };
+        maker.or_else(|| ring(lane.to)).or_else(|| ring(lane.from))
+    }
+
+    /// A GPU, as a staging place; `None` of one that is an end.
+    #[must_use]
+    pub fn relay(&self, gpu: u8) -> Option<Place> {
+        (!self.ends.contains(&gpu)).then_some(Place::Gpu(gpu))
     }
 
     /// The GPUs that take part.

@@ -9,6 +9,7 @@ use crate::cuda::{
     RESERVE,
 };
 use crate::exec::script::Ring;
+use crate::exec::Failure;
 use crate::topology::{Place, MAX_GPUS};
 
 /// An arena, unless a ring needs a larger one or the bound leaves less.
@@ -64,13 +65,13 @@ impl Staging {
     /// Memory for all rings, or for none. [`Error::Exhausted`]: others have it.
     ///
     /// # Errors
-    /// As above, or the driver has no memory to give.
+    /// As above, or the driver has no memory to give; with the place where that is.
     pub fn take(
         &mut self,
         rings: &[Ring],
         contexts: &[Option<ContextKey>; MAX_GPUS],
         pinned_by: ContextKey,
-    ) -> Result<Vec<Lease>> {
+    ) -> std::result::Result<Vec<Lease>, Failure> {
         let mut leases = Vec::with_capacity(rings.len());
         for ring in rings {
             let home = match ring.at {
@@ -83,7 +84,7 @@ impl Staging {
                 Ok(lease) => leases.push(lease),
                 Err(error) => {
                     leases.into_iter().for_each(|lease| self.give_back(&lease));
-                    return Err(error);
+                    return Err(Failure::at(ring.at)(error));
                 }
             }
         }

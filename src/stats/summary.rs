@@ -86,6 +86,7 @@ const TOLD: &[(&str, Counter)] = &[
     ("driven by one rank, as a graph", Counter::DrivenGraph),
     ("behind others in their place", Counter::DrivenBehind),
     ("begun again, one rank failed", Counter::DrivenFailed),
+    ("places led over no more", Counter::PlacesRetired),
     ("graphs built", Counter::GraphsBuilt),
     ("graphs launched again, changed", Counter::GraphsUpdated),
     ("graphs launched again as is", Counter::GraphsRelaunched),

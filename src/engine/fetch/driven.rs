@@ -5,13 +5,14 @@
 use std::sync::Arc;
 
 use crate::config::Assign;
-use crate::cuda::{reach, ContextKey, Error, Export, Mapping};
+use crate::cuda::{reach, ContextKey, Error, Export, Mapping, Uuid};
+use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::trail::Trail;
 use crate::engine::fetch::Ways;
-use crate::engine::gpu::Gpu;
+use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::route::{RouteUse, Routed};
 use crate::engine::Env;
-use crate::exec::{Drive, Request};
+use crate::exec::{Drive, Ended, Failure, Request};
 use crate::node::{Message, Peer};
 use crate::plan::{PathKind, Plan};
 use crate::stats::{self, Counter};
@@ -20,8 +21,129 @@ use crate::topology::{Place, MAX_GPUS};
 /// Messages that are taken to follow each other where several of a pair are under way. The number itself would give each
 /// message of a window a plan, and a graph, of its own.
 const WINDOW: u32 = 16;
-/// Plans that did not come to their end, after which no more are driven.
+/// Plans that did not come to their end because of the path over one place, after which none leads over it.
+const PLACE_FAILURES_MAX: u32 = 2;
+/// Plans that did not come to their end for another reason, after which no more are driven.
 const FAILURES_MAX: u32 = 3;
+
+/// Plans that come to their end, after which those that did not before do not count any more.
+const FORGIVEN_AFTER: u32 = 8;
+
+/// What has failed of the plans that this rank drove.
+#[derive(Default)]
+pub struct Troubles {
+    /// By the places that messages were led over: GPUs, and host memory (`None`).
+    places: Vec<(Option<Uuid>, Trouble)>,
+    /// What no such place has to do with.
+    others: Trouble,
+}
+
+/// How often something has failed of late.
+#[derive(Clone, Copy, Default)]
+struct Trouble {
+    failures: u32,
+    /// Plans that came to their end since.
+    since: u32,
+}
+
+impl Trouble {
+    /// Once more. Whether that was the last time.
+    fn note(&mut self, most: u32) -> bool {
+        self.failures += 1;
+        self.since = 0;
+        self.failures == most
+    }
+
+    /// A plan has come to its end. What has failed for the last time stays so.
+    fn forgive(&mut self, most: u32) {
+        self.since = self.since.saturating_add(1);
+        if self.since >= FORGIVEN_AFTER && self.failures < most {
+            self.failures = 0;
+        }
+    }
+}
+
+impl Troubles {
+    /// Whether messages may be led over a place.
+    fn may_lead_over(&self, place: Option<&Uuid>) -> bool {
+        let known = self.places.iter().find(|(of, _)| of.as_ref() == place);
+        known.is_none_or(|(_, trouble)| trouble.failures < PLACE_FAILURES_MAX)
+    }
+
+    /// Whether this rank drives messages no more.
+    fn is_end(&self) -> bool {
+        self.others.failures >= FAILURES_MAX
+    }
+
+    /// One more. Whether it was the last: there will be no more over this place or, without one, none at all.
+    fn note(&mut self, place: Option<Option<Uuid>>) -> bool {
+        let Some(place) = place else {
+            return self.others.note(FAILURES_MAX);
+        };
+        let known = self.places.iter().position(|(of, _)| *of == place);
+        let at = known.unwrap_or_else(|| {
+            self.places.push((place, Trouble::default()));
+            self.places.len() - 1
+        });
+        self.places[at].1.note(PLACE_FAILURES_MAX)
+    }
+
+    /// A plan that leads over these places has come to its end.
+    fn forgive(&mut self, places: impl Iterator<Item = Option<Uuid>>) {
+        self.others.forgive(FAILURES_MAX);
+        if self.places.is_empty() {
+            return;
+        }
+        for place in places {
+            let known = self.places.iter_mut().find(|(of, _)| *of == place);
+            if let Some((_, trouble)) = known {
+                trouble.forgive(PLACE_FAILURES_MAX);
+            }
+        }
+    }
+}
+
+/// Takes note of a message that did not come to its end, and says so; `again` is what is done instead.
+fn note(
+    gpu: &mut Gpu,
+    peer: &Peer,
+    failure: &Failure,
+    uuid: impl Fn(u8) -> Option<Uuid>,
+    again: &str,
+) {
+    // A GPU without an identity is as good as none.
+    let place = match failure.place {
+        Some(Place::Host) => Some(None),
+        Some(Place::Gpu(number)) => uuid(number).map(Some),
+        None => None,
+    };
+    let is_last = gpu.driven.note(place);
+    stats::add(Counter::DrivenFailed, 1);
+    stats::add(
+        Counter::PlacesRetired,
+        u64::from(is_last && place.is_some()),
+    );
+    let name = place.map(|uuid| match uuid {
+        None => "host memory".to_owned(),
+        Some(uuid) => match reach::by_uuid(&uuid) {
+            Some(device) => format!("GPU {}", device.ordinal),
+            None => "a GPU".to_owned(),
+        },
+    });
+    let why = match &name {
+        Some(name) => format!("over {name}: {failure}"),
+        None => failure.to_string(),
+    };
+    let end = match &name {
+        _ if !is_last => again.to_owned(),
+        Some(name) => format!("{again}, and none is led over {name} any more"),
+        None => format!("{again}, and this rank drives no message alone any more"),
+    };
+    // What fails because the sender has died is told when its messages are given up.
+    if peer.goes_on() {
+        fault::survived(Of::From(peer.world_rank()), Path::Several, &why, &end);
+    }
+}
 
 /// Where a message goes.
 #[derive(Clone, Copy)]
@@ -48,13 +170,16 @@ pub enum Step {
     Pending(bool),
     /// All bytes are there.
     Arrived,
-    /// It did not come to its end, and nothing of it runs any more.
-    Lost(Error),
+    /// It did not come to its end, which has been told, and nothing of it runs any more.
+    Lost,
 }
 
 /// A message whose copies are all this rank's.
 pub struct Driven {
+    peer: Arc<Peer>,
     routed: Routed,
+    /// The GPUs, by their numbers in the plan.
+    gpus: [Option<Uuid>; MAX_GPUS],
     contexts: [Option<ContextKey>; MAX_GPUS],
     source: [u64; MAX_GPUS],
     target: u64,
@@ -64,7 +189,7 @@ pub struct Driven {
     /// driver keeps the order.
     after: Vec<After>,
     /// It did not come to its end.
-    lost: Option<Error>,
+    is_lost: bool,
     trail: Arc<Trail>,
     /// Plans of this rank that had ended when this one was last refused.
     seen: u64,
@@ -103,7 +228,7 @@ impl Driven {
         env: &Env,
         gpu: &mut Gpu,
         ways: &mut Ways<'_>,
-        peer: &Peer,
+        peer: &Arc<Peer>,
         message: &Message,
         to: To,
         depth: u32,
@@ -113,13 +238,15 @@ impl Driven {
             return Begun::No;
         };
         let is_seen = |uuid: &_| reach::by_uuid(uuid).is_some();
-        if gpu.exec.failures() >= FAILURES_MAX || !is_seen(&message.device) || !is_seen(&uuid) {
+        if gpu.driven.is_end() || !is_seen(&message.device) || !is_seen(&uuid) {
             return Begun::No;
         }
+        let may_relay = |uuid: &Uuid| is_seen(uuid) && gpu.driven.may_lead_over(Some(uuid));
         let usable = RouteUse {
-            relay: &is_seen,
+            relay: &may_relay,
             // Of what the wide staging of this rank has left.
-            host: gpu.exec.staging_in_host_max() >= ways.router.staging_bytes(),
+            host: gpu.exec.staging_in_host_max() >= ways.router.staging_bytes()
+                && gpu.driven.may_lead_over(None),
             may_push: true,
             assign: Assign::One,
         };
@@ -139,13 +266,10 @@ impl Driven {
         }
         match Driven::launch(gpu, ways, peer, message, to, routed) {
             Ok(driven) => Begun::Driven(Box::new(driven)),
-            Err(error) => {
-                gpu.exec.note_failure();
-                stats::add(Counter::DrivenFailed, 1);
-                log::warn!(
-                    "message from rank {}, several paths: {error}; taken straight from its GPU",
-                    message.source
-                );
+            Err(failure) => {
+                let again = "moved by both ranks instead";
+                let uuid = |number| ways.router.uuid(Place::Gpu(number));
+                note(gpu, peer, &failure, uuid, again);
                 Begun::No
             }
         }
@@ -154,12 +278,14 @@ impl Driven {
     fn launch(
         gpu: &mut Gpu,
         ways: &Ways<'_>,
-        peer: &Peer,
+        peer: &Arc<Peer>,
         message: &Message,
         to: To,
         routed: Routed,
-    ) -> Result<Driven, Error> {
+    ) -> Ended<Driven> {
         let mut driven = Driven {
+            peer: Arc::clone(peer),
+            gpus: std::array::from_fn(|number| ways.router.uuid(Place::Gpu(number as u8))),
             contexts: contexts(gpu, ways, &routed.plan, to.context)?,
             routed,
             source: [0; MAX_GPUS],
@@ -167,13 +293,13 @@ impl Driven {
             mappings: Vec::new(),
             drive: None,
             after: After::all(ways, (to.address, message.length)),
-            lost: None,
+            is_lost: false,
             trail: Arc::new(Trail::undivided(false)),
             seen: u64::MAX,
         };
         let export = Export::from(message);
         if !export.holds(message.length) {
-            return Err(Error::Exhausted("the sender's allocation"));
+            return Err(Error::Exhausted("the sender's allocation").into());
         }
         for path in driven.routed.plan.paths() {
             let reader = usize::from(path.engines[0]);
@@ -181,7 +307,9 @@ impl Driven {
                 continue;
             }
             let context = driven.contexts[reader].ok_or(Error::NoContext)?;
-            let mapping = gpu.map(context, peer, &export)?;
+            let place = relay(&driven.routed.plan, path.engines[0]);
+            let mapping = gpu.map(context, peer, &export);
+            let mapping = mapping.map_err(|error| Failure::new(error, place))?;
             driven.source[reader] = mapping.address_of(export.offset);
             driven.mappings.push(mapping);
         }
@@ -190,7 +318,7 @@ impl Driven {
     }
 
     /// Launches, unless other messages have to end first; whether it did.
-    fn try_launch(&mut self, gpu: &mut Gpu) -> Result<bool, Error> {
+    fn try_launch(&mut self, gpu: &mut Gpu) -> Ended<bool> {
         self.after.retain(After::is_under_way);
         if self.seen == gpu.exec.ended() {
             return Ok(false);
@@ -214,11 +342,11 @@ impl Driven {
                 self.drive = Some(drive);
                 Ok(true)
             }
-            Err(Error::Exhausted(_)) if gpu.exec.is_busy() => {
+            Err(failure) if is_for_now(&failure.error) && gpu.exec.is_busy() => {
                 self.seen = gpu.exec.ended();
                 Ok(false)
             }
-            Err(error) => Err(error),
+            Err(failure) => Err(failure),
         }
     }
 
@@ -229,11 +357,11 @@ impl Driven {
 
     /// Moves it on, without waiting.
     pub fn poll(&mut self, gpu: &mut Gpu) -> Step {
-        if let Some(error) = self.lost {
+        if self.is_lost {
             self.after.retain(After::is_under_way);
             return match (self.after.is_empty(), self.trail.has_follower()) {
                 (false, _) => Step::Pending(false),
-                (true, false) => Step::Lost(error),
+                (true, false) => Step::Lost,
                 // What follows it may have been written.
                 (true, true) => Step::Arrived,
             };
@@ -243,14 +371,23 @@ impl Driven {
             None => self.try_launch(gpu).map(|launched| (false, launched)),
         };
         match ended {
-            Ok((true, _)) => Step::Arrived,
+            Ok((true, _)) => {
+                let paths = self.routed.plan.paths().iter();
+                let places = paths.flat_map(|path| path.path.via());
+                gpu.driven.forgive(places.filter_map(|place| match *place {
+                    Place::Host => Some(None),
+                    Place::Gpu(number) => Some(Some(self.gpus[usize::from(number)]?)),
+                }));
+                Step::Arrived
+            }
             Ok((false, launched)) => Step::Pending(launched),
-            Err(error) => {
+            Err(failure) => {
                 // What is received in its place from now on waits for what is done instead.
                 self.trail.set_drive(0);
-                gpu.exec.note_failure();
-                stats::add(Counter::DrivenFailed, 1);
-                self.lost = Some(error);
+                let again = "again straight from the sender's GPU";
+                let uuid = |number| self.gpus.get(usize::from(number)).copied().flatten();
+                note(gpu, &self.peer, &failure, uuid, again);
+                self.is_lost = true;
                 Step::Pending(true)
             }
         }
@@ -266,7 +403,7 @@ impl Driven {
         ];
         for path in self.routed.plan.paths() {
             let at = match path.path.kind() {
-                _ if self.lost.is_some() => 3,
+                _ if self.is_lost => 3,
                 PathKind::Direct => 0,
                 PathKind::Relay => 1,
                 PathKind::Host => 2,
@@ -293,7 +430,7 @@ fn contexts(
     ways: &Ways<'_>,
     plan: &Plan,
     own: ContextKey,
-) -> Result<[Option<ContextKey>; MAX_GPUS], Error> {
+) -> Ended<[Option<ContextKey>; MAX_GPUS]> {
     let mut contexts = [None; MAX_GPUS];
     let paths = plan.paths().iter();
     let numbers = paths.flat_map(|path| {
@@ -313,8 +450,56 @@ fn contexts(
         } else {
             let uuid = ways.router.uuid(Place::Gpu(number));
             let device = uuid.and_then(|uuid| reach::by_uuid(&uuid));
-            gpu.exec.hold(device.ok_or(Error::NoContext)?.ordinal)?
+            let held = device.ok_or(Error::NoContext);
+            let held = held.and_then(|device| gpu.exec.hold(device.ordinal));
+            held.map_err(|error| Failure::new(error, relay(plan, number)))?
         });
     }
     Ok(contexts)
+}
+
+/// A GPU, as a place that a plan leads over; `None` of one that is an end.
+fn relay(plan: &Plan, gpu: u8) -> Option<Place> {
+    let is_end = [plan.message.from, plan.message.to].contains(&gpu);
+    (!is_end).then_some(Place::Gpu(gpu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_fails_twice_is_left_and_driving_ends_with_the_third_other_failure() {
+        let mut troubles = Troubles::default();
+        let (one, other) = ([1; 16], [2; 16]);
+        assert!(!troubles.note(Some(Some(one))) && !troubles.note(Some(None)));
+        assert!(troubles.may_lead_over(Some(&one)) && troubles.may_lead_over(None));
+        assert!(troubles.note(Some(Some(one))), "the second");
+        assert!(!troubles.note(Some(Some(one))), "is told once");
+        let may = [Some(&one), Some(&other), None].map(|place| troubles.may_lead_over(place));
+        assert_eq!(may, [false, true, true]);
+        assert!(troubles.note(Some(None)) && !troubles.may_lead_over(None));
+        let last: Vec<bool> = (0..4).map(|_| troubles.note(None)).collect();
+        assert_eq!(last, [false, false, true, false]);
+        assert!(troubles.is_end());
+        (0..100).for_each(|_| troubles.forgive([Some(one), None].into_iter()));
+        assert!(troubles.is_end() && !troubles.may_lead_over(Some(&one)));
+    }
+
+    #[test]
+    fn what_fails_now_and_then_only_is_not_left() {
+        let mut troubles = Troubles::default();
+        let one = Some([1; 16]);
+        for _ in 0..5 {
+            assert!(!troubles.note(Some(one)) && !troubles.note(None));
+            (0..FORGIVEN_AFTER).for_each(|_| troubles.forgive([one].into_iter()));
+        }
+        assert!(!troubles.note(Some(one)));
+        (1..FORGIVEN_AFTER).for_each(|_| troubles.forgive([one].into_iter()));
+        (0..100).for_each(|_| troubles.forgive([None].into_iter()));
+        assert!(
+            troubles.note(Some(one)),
+            "plans over other places do not count"
+        );
+    }
 }

@@ -117,7 +117,7 @@ fn exec(how: Option<How>) -> Exec {
     })
 }
 
-fn finish(exec: &mut Exec, mut drive: Drive) -> Result<()> {
+fn finish(exec: &mut Exec, mut drive: Drive) -> Ended<()> {
     let start = Instant::now();
     while !exec.poll(&mut drive)? {
         assert!(start.elapsed() < Duration::from_secs(60), "it never ends");
@@ -259,7 +259,7 @@ pub(super) fn window() {
         }
         assert!(under_way.len() < 12, "no bound");
     };
-    assert!(matches!(refused, Error::Exhausted(_)) && exec.is_busy());
+    assert!(matches!(refused.error, Error::Exhausted(_)) && exec.is_busy());
     for drive in under_way {
         finish(&mut exec, drive).unwrap();
     }
@@ -522,7 +522,11 @@ pub(super) fn memory() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(refused, Error::Exhausted(_)), "{refused}");
+    assert!(matches!(refused.error, Error::Exhausted(_)), "{refused}");
+    assert!(
+        matches!(refused.place, Some(Place::Gpu(2 | 3))),
+        "{refused:?}"
+    );
     assert!((1..=2).contains(&drives.len()), "{} plans", drives.len());
     for gpu in [2, 3] {
         assert_eq!(exec.staging_in(key(gpu)), 2 * MIB);
