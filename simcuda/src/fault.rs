@@ -1,7 +1,8 @@
 //! Errors on demand: `SIMCUDA_FAULT="cuMemcpyDtoDAsync:3=CUDA_ERROR_ILLEGAL_ADDRESS,..."` makes the
 //! third call of that function return that error. The version suffix of a name may be left out.
 //!
-//! `*` in the place of a name counts the calls of all functions together, `N+` makes that call and all later ones
+//! `*` in the place of a name counts the calls of all functions together, `*!` of those that do something: not such that
+//! ask how far copies are, or enter and leave contexts. `N+` makes that call and all later ones
 //! fail, `@RANK` behind the name leaves the other ranks of a job alone (`*@1:40+=CUDA_ERROR_UNKNOWN`), and `#GPU` behind
 //! that counts calls in a context of this GPU only, by its number in the process (`cuMemAlloc@1#2:1+=...`). A call that
 //! fails does nothing else. A test program plans errors itself, for a part of its run, by [`simcudaFaults`].
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 /// One planned error.
 struct Fault {
-    /// `*` for any.
+    /// `*` for any, `*!` for any that does something.
     function: String,
     /// Only where a context of this GPU is current.
     gpu: Option<usize>,
@@ -26,7 +27,12 @@ struct Fault {
 impl Fault {
     /// The error, if this call is one that is to fail.
     fn hit(&self, function: &str, base: &str, gpu: impl Fn() -> Option<usize>) -> Option<CUresult> {
-        if self.function != "*" && self.function != function && self.function != base {
+        let is_meant = match self.function.as_str() {
+            "*" => true,
+            "*!" => !AROUND.contains(&function),
+            name => name == function || name == base,
+        };
+        if !is_meant {
             return None;
         }
         if self.gpu.is_some() && self.gpu != gpu() {
@@ -47,6 +53,17 @@ pub struct Faults {
     /// Name of the function that an error hit first, NUL-terminated and never freed.
     first: AtomicPtr<c_char>,
 }
+
+/// Calls that do nothing by themselves: questions about copies, and what is around them and all others.
+const AROUND: [&str; 7] = [
+    "cuEventQuery",
+    "cuStreamQuery",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuCtxGetId",
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+];
 
 /// Calls that only translate a code: no operation of the device's depends on them, and they are not counted.
 const TRANSLATORS: [&str; 2] = ["cuGetErrorName", "cuGetErrorString"];
@@ -231,6 +248,19 @@ mod tests {
         assert_eq!(f.calls.load(Relaxed), 1);
         f.replace(None).unwrap();
         assert_eq!(f.hit("cuEventQuery", || None), None);
+    }
+
+    #[test]
+    fn what_does_something() {
+        let f = Faults::parse("*!:2=2").unwrap();
+        let names = [
+            "cuMemAlloc_v2",
+            "cuCtxPushCurrent_v2",
+            "cuEventQuery",
+            "cuMemFree_v2",
+        ];
+        let calls = names.map(|name| f.hit(name, || None));
+        assert_eq!(calls, [None, None, None, Some(2)]);
     }
 
     #[test]

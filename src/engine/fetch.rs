@@ -435,7 +435,7 @@ impl Fetch {
             // Nothing else of the sender's is in the way: it is offered at once, unless it is received in the same place.
             let before = before.filter(|before| before.is_below);
             let is_in_order = |before: &Before| before.trail.is_pushed();
-            let push = ways.push_in_turn(env, gpu);
+            let push = ways.push_in_turn(env, gpu, source);
             if before.as_ref().is_none_or(is_in_order)
                 && self.begin_parts(env, gpu, &[], push, true, before)
             {
@@ -452,7 +452,7 @@ impl Fetch {
                     trail,
                     is_below: true,
                     ..
-                }) if trail.is_pushed() => ways.push_as_before(env, gpu),
+                }) if trail.is_pushed() => ways.push_as_before(env, gpu, source),
                 Some(Before { is_below: true, .. }) => None,
                 _ => ways.push(env, gpu, &self.message, depth),
             };

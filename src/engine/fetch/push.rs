@@ -11,10 +11,12 @@ use std::time::Duration;
 use hashbrown::HashMap;
 
 use crate::cuda::{reach, Uuid};
+use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::Ways;
 use crate::engine::gpu::Gpu;
 use crate::engine::Env;
 use crate::node::{Message, Target};
+use crate::stats::{self, Counter};
 
 /// Long messages, sent and received, within which a rank is taken to go on sending to another: two windows each way.
 const RECENT_WINDOWS: u64 = 4;
@@ -91,15 +93,15 @@ impl Ways<'_> {
         let is_exchange = self.exchanges.received(source, depth);
         let is_alone = self.under_way.iter().all(|row| row.source == source);
         if is_exchange && is_alone && env.config.paths.direct && gpu.may_push(source) {
-            self.push_as_before(env, gpu)
+            self.push_as_before(env, gpu, source)
         } else {
             None
         }
     }
 
     /// The receiver's buffer, where it can be pushed to as fast as it can be pulled to.
-    pub fn push_as_before(&self, env: &Env, gpu: &mut Gpu) -> Option<Push> {
-        self.exported(env, gpu, PATIENCE)
+    pub fn push_as_before(&self, env: &Env, gpu: &mut Gpu, source: u32) -> Option<Push> {
+        self.exported(env, gpu, source, PATIENCE)
             .filter(|push| push.target.allocation_bytes % PAGE_BYTES == 0)
     }
 
@@ -117,13 +119,23 @@ impl Ways<'_> {
     }
 
     /// The receiver's buffer, for such a message.
-    pub fn push_in_turn(&self, env: &Env, gpu: &mut Gpu) -> Option<Push> {
-        self.exported(env, gpu, TURN_PATIENCE)
+    pub fn push_in_turn(&self, env: &Env, gpu: &mut Gpu, source: u32) -> Option<Push> {
+        self.exported(env, gpu, source, TURN_PATIENCE)
     }
 
-    fn exported(&self, env: &Env, gpu: &mut Gpu, patience: Duration) -> Option<Push> {
-        let export = gpu.export(env, self.buffer?).ok()?;
-        let target = Target::from(&export);
+    fn exported(&self, env: &Env, gpu: &mut Gpu, source: u32, patience: Duration) -> Option<Push> {
+        let target = match gpu.export(env, self.buffer?) {
+            Ok(export) => Target::from(&export),
+            Err(error) => {
+                // What cannot be exported is no fault.
+                if error.code().is_some() && !error.is_refusal() {
+                    stats::add(Counter::Retries, 1);
+                    let of = Of::From(source);
+                    fault::survived(of, Path::Direct, &error, "pulled instead of pushed");
+                }
+                return None;
+            }
+        };
         Some(Push { target, patience })
     }
 }
