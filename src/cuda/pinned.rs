@@ -281,24 +281,6 @@ impl PinnedPool {
         })
     }
 
-    /// Maps a buffer of so many bytes, if there is room for one more, and has its pages present, which takes longer than to pin
-    /// it: for whoever takes one next. It makes no call of the driver's.
-    pub fn warm(&self, bytes: usize) {
-        let Some(class) = class_of(bytes) else { return };
-        {
-            let mut shared = self.shared.lock();
-            let has_one = shared.idle.iter().any(|block| block.bytes == class);
-            if has_one || !shared.budget.take(class) {
-                return;
-            }
-            shared.bytes += class;
-        }
-        if let Ok(mut block) = self.map(class) {
-            block.touch();
-            self.shared.lock().idle.push(block);
-        }
-    }
-
     /// Bytes mapped, idle and in use.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -389,17 +371,6 @@ impl Block {
             bytes,
             pinned_by: None,
         })
-    }
-
-    /// Has its pages present.
-    fn touch(&mut self) {
-        for at in (0..self.bytes).step_by(PAGE) {
-            // SAFETY: within the block, which nobody else has.
-            unsafe {
-                let byte = self.start.as_ptr().cast::<u8>().add(at);
-                byte.write_volatile(0);
-            }
-        }
     }
 
     /// Pins the block, unless it is by a context that still exists.
@@ -493,25 +464,6 @@ mod tests {
         assert_eq!(class_of(65536), Some(65536));
         assert_eq!(class_of(65537), Some(131072));
         assert_eq!(class_of(usize::MAX), None);
-    }
-
-    #[test]
-    fn what_is_warm_is_there_once_and_counted() {
-        let budget = Budget::new(12 << 20);
-        let pool = PinnedPool::new(budget.clone());
-        pool.warm(4 << 20);
-        pool.warm(4 << 20);
-        assert_eq!((pool.bytes(), budget.left()), (4 << 20, 8 << 20));
-        let mut residency = vec![0u8; (4 << 20) / PAGE];
-        let start = pool.shared.lock().idle[0].start;
-        // SAFETY: the block's range, and a byte for each of its pages.
-        let asked = unsafe { libc::mincore(start.as_ptr(), 4 << 20, residency.as_mut_ptr()) };
-        assert_eq!(asked, 0);
-        assert!(residency.iter().all(|page| page & 1 == 1));
-        pool.warm(16 << 20);
-        assert_eq!(pool.bytes(), 4 << 20, "beyond the bound");
-        pool.clear();
-        assert_eq!((pool.bytes(), budget.left()), (0, 12 << 20));
     }
 
     #[test]

@@ -10,7 +10,6 @@ use crate::cuda::{
     Budget, Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping,
     MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed,
 };
-use crate::engine::ahead::Ahead;
 use crate::engine::fault;
 use crate::engine::fetch::driven::Troubles;
 use crate::engine::relays::Relays;
@@ -45,8 +44,6 @@ pub struct Gpu {
     pub relays: Relays,
     /// What is measured while the program runs.
     pub survey: Survey,
-    /// Host memory that is got ready.
-    ahead: Ahead,
     /// Plans that this rank drives alone.
     pub exec: Exec,
     /// What has failed of them.
@@ -71,7 +68,6 @@ impl Gpu {
             not_pushed: HashSet::new(),
             relays: Relays::default(),
             survey: Survey::default(),
-            ahead: Ahead::default(),
             exec: Exec::new(Settings {
                 gpu_bytes_max: config.relay_staging,
                 host_budget: for_paths.clone(),
@@ -279,18 +275,6 @@ impl Gpu {
         }
     }
 
-    /// A long message was met: host memory that the next ones may need is got ready, so many blocks of this rank's wide
-    /// staging among it.
-    #[inline]
-    pub fn want_ahead(&mut self, env: &Env, blocks: u32) {
-        self.ahead.want(env, &self.pinned, blocks);
-    }
-
-    /// Whether memory to measure links with is being got ready.
-    pub fn is_warming(&self) -> bool {
-        self.ahead.is_warming()
-    }
-
     /// Whether this rank's wide staging may have so many bytes more. They stay with it.
     pub fn may_widen(&mut self, bytes: u64) -> bool {
         let Ok(bytes) = usize::try_from(bytes) else {
@@ -330,7 +314,6 @@ impl Gpu {
 
     /// Gives everything back: at finalize.
     pub fn close(&mut self) {
-        self.ahead.close();
         self.exec.close();
         self.lanes.close();
         self.survey.close();

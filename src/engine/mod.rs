@@ -3,7 +3,6 @@
 //! Everything mutable is in [`Core`], behind one lock. A thread of the program takes it for short steps that never
 //! block; the helper thread, which makes no MPI call, takes it while no thread of the program is in the engine.
 
-mod ahead;
 pub mod codes;
 pub mod comms;
 pub mod completion;

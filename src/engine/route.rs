@@ -486,23 +486,9 @@ fn tell_model(model: &Model) {
     }
 }
 
-/// From messages so many times shorter than those that are split on, memory is got ready for these.
-const AHEAD: u64 = 8;
-
 impl Core {
     /// A buffer of the program's is to be sent or received: where nobody has measured the node, its GPU's links are.
-    /// If it is sent, this rank may have to bring some of it through staging of its own.
-    pub(super) fn survey(
-        &mut self,
-        env: &Env,
-        buffer: &Buffer,
-        context: ContextKey,
-        bytes: u64,
-        is_sent: bool,
-    ) {
-        if self.router.is_long(bytes.saturating_mul(AHEAD)) {
-            self.gpu.want_ahead(env, u32::from(is_sent));
-        }
+    pub(super) fn survey(&mut self, env: &Env, buffer: &Buffer, context: ContextKey, bytes: u64) {
         if self.router.is_to_measure(env, &buffer.uuid, bytes) {
             self.gpu.survey.meet(env, &buffer.uuid, context);
         }

@@ -61,10 +61,6 @@ pub(super) struct Own {
     /// Units of the wide region, and in how many blocks they are.
     wide: Vec<AtomicU64>,
     blocks: u32,
-    /// Blocks for which there is memory.
-    reserved: u32,
-    /// Memory for the next one is being got ready: see [`Segment::begin_wide`].
-    is_reserving: bool,
     is_refused: bool,
     tag: u32,
 }
@@ -187,7 +183,7 @@ impl Segment {
     }
 
     /// Takes a piece of the wide staging region, which grows up to its bound if it may by so many bytes. `None` where all
-    /// is in use, also until a block is there that is being got ready.
+    /// is in use.
     pub fn take_wide(&self, bytes: u64, mut may_grow: impl FnMut(u64) -> bool) -> Option<Wide> {
         let layout = self.layout();
         let block = units_of(u64::from(layout.wide_block_bytes));
@@ -206,51 +202,18 @@ impl Segment {
                 return Some(Wide { unit, count, taker });
             }
             let is_at_its_end = own.blocks == layout.wide_blocks || own.is_refused;
-            let is_there = own.blocks < own.reserved;
-            if is_at_its_end || (!is_there && own.is_reserving) {
+            if is_at_its_end || !may_grow(u64::from(layout.wide_block_bytes)) {
                 return None;
             }
-            if !may_grow(u64::from(layout.wide_block_bytes)) {
+            if let Err(error) = self.reserve_wide(own.blocks) {
+                own.is_refused = true;
+                log::warn!("staging stays at {} blocks: {error}", own.blocks);
                 return None;
-            }
-            if !is_there {
-                if let Err(error) = self.reserve_wide(own.blocks) {
-                    own.is_refused = true;
-                    log::warn!("staging stays at {} blocks: {error}", own.blocks);
-                    return None;
-                }
-                own.reserved += 1;
             }
             own.blocks += 1;
             let units = (own.blocks * block) as usize;
             own.wide.resize_with(units, || AtomicU64::new(0));
         }
-    }
-
-    /// Memory for the next block is going to be got ready, unless there are so many. False where there is none to get ready.
-    pub fn begin_wide(&self, blocks: u32) -> bool {
-        let mut own = self.own_board().lock();
-        let is_wanted = own.reserved < blocks.min(self.layout().wide_blocks);
-        own.is_reserving = is_wanted && !own.is_refused;
-        own.is_reserving
-    }
-
-    /// Gets ready what [`Segment::begin_wide`] has announced. Where the system has no memory for it, this is told when it is
-    /// needed, as without.
-    pub fn reserve_ahead(&self) {
-        let next = self.own_board().lock().reserved;
-        let is_there = self.reserve_wide(next).is_ok();
-        if is_there {
-            self.reach_wide();
-        }
-        let mut own = self.own_board().lock();
-        own.reserved += u32::from(is_there);
-        own.is_reserving = false;
-    }
-
-    /// It is not got ready after all.
-    pub fn end_wide(&self) {
-        self.own_board().lock().is_reserving = false;
     }
 
     /// Gives a piece back.

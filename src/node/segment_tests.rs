@@ -48,55 +48,6 @@ fn all_of_a_million_slots_can_be_had() {
     assert_eq!(segment.post(1 << 20, &Message::default()), None);
 }
 
-/// Blocks of wide staging: got ready before they are needed, or then.
-#[test]
-fn a_block_that_is_being_got_ready_is_not_waited_for() {
-    const BLOCK: u64 = 16 << 20;
-    let options = Options {
-        wide_bytes: 2 * BLOCK,
-        ..small()
-    };
-    let segment = segment(&options);
-    let take = || segment.take_wide(BLOCK, |_| true);
-    let resident = || {
-        let statm = std::fs::read_to_string("/proc/self/statm").expect("statm");
-        let shared = statm.split(' ').nth(2).and_then(|pages| pages.parse().ok());
-        shared.map_or(0, |pages: u64| pages * 4096)
-    };
-    assert!(segment.begin_wide(1));
-    assert!(take().is_none(), "it is not there yet");
-    let before = resident();
-    segment.reserve_ahead();
-    assert!(resident() >= before + BLOCK / 2, "its pages are there");
-    assert!(!segment.begin_wide(1), "there is one already");
-    let first = take().expect("the block that was got ready");
-    assert_eq!((first.unit, segment.block_of(first.unit)), (0, 0));
-    // What is announced and does not come keeps nobody from having it.
-    assert!(segment.begin_wide(2));
-    assert!(take().is_none());
-    segment.end_wide();
-    let second = take().expect("a block that is made when it is needed");
-    assert_eq!(segment.block_of(second.unit), 1);
-    assert!(!segment.begin_wide(9), "there are no more");
-    assert!(take().is_none());
-    segment.give_wide(&first);
-    assert_eq!(take().expect("given back").unit, first.unit);
-}
-
-/// The bound on pinned memory counts what is in use, not what is ready.
-#[test]
-fn a_block_that_is_ready_is_not_taken_beyond_the_bound() {
-    let options = Options {
-        wide_bytes: 32 << 20,
-        ..small()
-    };
-    let segment = segment(&options);
-    assert!(segment.begin_wide(1));
-    segment.reserve_ahead();
-    assert!(segment.take_wide(1 << 20, |_| false).is_none());
-    assert!(segment.take_wide(1 << 20, |_| true).is_some());
-}
-
 #[test]
 fn a_reused_slot_refuses_its_former_message() {
     let segment = segment(&small());

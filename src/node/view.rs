@@ -12,7 +12,7 @@ use super::map::{will_write, Mapping};
 use super::ring::Entry;
 use super::sheet::{Sheet, SHEET_BYTES};
 use super::slot::{Slot, SLOT_BYTES};
-use super::units::{units_of, UNIT_BYTES};
+use super::units::UNIT_BYTES;
 use super::{sys, traffic, PROTOCOL_VERSION};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -626,13 +626,7 @@ impl View {
         unsafe { self.map.object(usize::try_from(offset).ok()?) }
     }
 
-    /// In which block of wide staging a unit lies.
-    pub fn block_of(&self, unit: u32) -> u32 {
-        let block = units_of(u64::from(self.layout.wide_block_bytes));
-        unit / block.max(1)
-    }
-
-    /// The block of wide staging that unit `unit` is in, and its memory.
+    /// The block of wide staging that unit `unit` is in.
     pub fn wide_block(&self, unit: u32) -> Option<(NonNull<u8>, usize)> {
         let flags = &self.header().flags;
         let layout = &self.layout;
@@ -647,25 +641,6 @@ impl View {
         let offset = region.0 + u64::from(index) * u64::from(region.1);
         let bytes = region.1 as usize;
         Some((self.map.range(usize::try_from(offset).ok()?, bytes)?, bytes))
-    }
-
-    /// Has present what there is of wide staging, so that who needs it first does not wait for that. Bit by bit: the system
-    /// keeps who maps memory waiting meanwhile, as the driver does.
-    pub fn reach_wide(&self) {
-        let layout = &self.layout;
-        let ready = self.header().flags.wide_ready.load(Ordering::Acquire);
-        let ready = ready.min(layout.wide_blocks);
-        let known = self.wide_seen.load(Ordering::Acquire);
-        let block = u64::from(layout.wide_block_bytes);
-        let (first, end) = (u64::from(known) * block, u64::from(ready) * block);
-        let mut units = (first..end).step_by(UNIT_BYTES as usize);
-        let is_there = units.all(|at| {
-            let at = usize::try_from(layout.wide_offset() + at);
-            at.is_ok_and(|at| self.map.populate(at, UNIT_BYTES as usize))
-        });
-        if is_there {
-            self.wide_seen.fetch_max(ready, Ordering::AcqRel);
-        }
     }
 
     /// Address of so many bytes of wide staging from a unit on, if they lie in one block.

@@ -176,7 +176,7 @@ impl Core {
             (&self.receives[id].target, self.receives[id].destination())
         {
             let (buffer, bytes) = (*buffer, self.receives[id].capacity);
-            self.survey(env, &buffer, context, bytes, false);
+            self.survey(env, &buffer, context, bytes);
         }
         let under_way = self.under_way(env, self.receives[id].capacity);
         let receive = &mut self.receives[id];

@@ -243,7 +243,7 @@ impl Survey {
     fn advance_own(&mut self, env: &Env, gpu: &mut Gpu, at: usize) {
         // What takes longest, first memory, needs no turn.
         let is_ready = match self.own[at].prepare(gpu) {
-            Ok(is_there) => is_there && (self.has_turn || self.take_turn(env)),
+            Ok(()) => self.has_turn || self.take_turn(env),
             Err(error) => {
                 self.own[at].failed(&error.into());
                 false
@@ -313,17 +313,14 @@ impl Survey {
 }
 
 impl Own {
-    /// Sees that there is memory to copy from and to; false while it is being got ready.
-    fn prepare(&mut self, gpu: &mut Gpu) -> Result<bool> {
+    /// Sees that there is memory to copy from and to.
+    fn prepare(&mut self, gpu: &mut Gpu) -> Result<()> {
         if self.memory.is_none() {
-            if gpu.is_warming() {
-                return Ok(false);
-            }
             self.memory = Some(StagedMemory::allocate_private(self.context, LARGE)?);
             // The pool keeps it.
             drop(self.host(gpu)?);
         }
-        Ok(true)
+        Ok(())
     }
 
     fn host(&self, gpu: &Gpu) -> Result<PinnedBuffer> {

@@ -155,7 +155,7 @@ impl Core {
             Origin::Device(buffer) => {
                 let context = self.gpu.prepare(buffer).map_err(Unsent::Trouble)?;
                 self.gpu.relays.note(env, buffer, context);
-                self.survey(env, buffer, context, bytes, true);
+                self.survey(env, buffer, context, bytes);
                 let address = buffer.address;
                 Source::Device { context, address }
             }

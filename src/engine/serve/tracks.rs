@@ -485,8 +485,6 @@ impl Staging {
                     return Err(Trouble::Told("staging in host memory is not there"));
                 };
                 gpu.pin_wide(context, own, unit);
-                // The next block, while this one is used.
-                gpu.want_ahead(env, own.block_of(unit) + 2);
                 let address = address.as_ptr().expose_provenance() as u64;
                 Ok(Some((Piece::Host(wide), unit, address)))
             }
