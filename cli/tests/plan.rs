@@ -272,7 +272,7 @@ fn what_cannot_be_is_said_in_one_line() {
             on(&negative),
             "link between GPU 0 and 1: gb_s is -9, must be a positive rate",
         ),
-        (on(&broken), "line 3: "),
+        (on(&broken), "line 3, count of [gpu]: "),
         (on("no-such-node"), "give a file or one of beluga, narval"),
         (
             [

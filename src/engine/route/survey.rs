@@ -25,8 +25,13 @@ use crate::node::traffic::{Card, Ends, Measured};
 const SMALL: u64 = 256 << 10;
 /// What a rank has on each of its GPUs to measure with, bytes.
 pub const LARGE: u64 = 4 << 20;
-/// Messages of a pair that are timed.
+/// Messages of a pair that are timed, and again of one that is at least twice as long, until its rate is known well.
 const PULLS: u32 = 3;
+/// Times tell a rate if they differ by so much, us: events tell half a microsecond, and while a piece takes less than the launch of
+/// the next one, that is what is timed.
+const TELLS_US: f64 = 10.0;
+/// Times that differ by so much tell it well.
+const TELLS_WELL_US: f64 = 40.0;
 /// GPUs of other ranks that are remembered.
 const PAIRS_MAX: usize = 1024;
 /// The turn is taken from a rank that keeps it for longer: it has died, or computes.
@@ -76,6 +81,30 @@ impl Default for Takes {
     }
 }
 
+/// What the pulls of a pair have taken.
+#[derive(Debug, Default)]
+struct Pulls {
+    /// How many messages about as long as the longest were timed.
+    often: u32,
+    longest: u64,
+    takes: Takes,
+}
+
+impl Pulls {
+    fn is_wanted(&self, bytes: u64) -> bool {
+        let is_longer = bytes >= 2 * self.longest;
+        self.often < PULLS || (is_longer && !self.takes.tell(TELLS_WELL_US))
+    }
+
+    /// One more is begun.
+    fn count(&mut self, bytes: u64) {
+        if bytes >= 2 * self.longest {
+            (self.often, self.longest) = (0, bytes);
+        }
+        self.often += 1;
+    }
+}
+
 impl Takes {
     /// Adds the times of copies that were launched together. The first only brings the engine up to speed, and keeps it busy
     /// until the others are launched.
@@ -91,9 +120,16 @@ impl Takes {
         }
     }
 
-    /// The fastest line through the short copies and longer ones, if there is one.
+    /// Whether some of the longer copies took so much longer than the short ones.
+    fn tell(&self, us: f64) -> bool {
+        let mut longer = self.longer.iter();
+        longer.any(|(_, least)| *least >= self.small_us + us)
+    }
+
+    /// The fastest line through the short copies and those that took long enough to tell one, if there is one.
     fn line(&self) -> Option<Line> {
         let lines = self.longer.iter();
+        let lines = lines.filter(|(_, least)| *least >= self.small_us + TELLS_US);
         let lines = lines.filter_map(|long| fit::line(&[(SMALL, self.small_us), *long]));
         lines.max_by(|a, b| a.gb_s.total_cmp(&b.gb_s))
     }
@@ -116,8 +152,8 @@ pub struct Survey {
     own: Vec<Own>,
     /// Pulls that are timed, and their ends.
     pulls: Vec<(Ends, Timed)>,
-    /// How often a pair was timed, and what that took.
-    timed: HashMap<Ends, (u32, Takes)>,
+    /// What is known of pairs by their messages.
+    timed: HashMap<Ends, Pulls>,
     /// Who has had the turn since when, one more than its rank.
     holder: Option<(u32, Instant)>,
     has_turn: bool,
@@ -175,9 +211,9 @@ impl Survey {
         if !self.is_on || bytes < 4 * SMALL || from == to {
             return None;
         }
-        let often = self.timed.get(&Ends::new(Some(from), Some(to)));
-        let is_wanted = often.is_none_or(|(often, _)| *often < PULLS);
-        let has_room = self.timed.len() < PAIRS_MAX || often.is_some();
+        let known = self.timed.get(&Ends::new(Some(from), Some(to)));
+        let is_wanted = known.is_none_or(|pulls| pulls.is_wanted(bytes));
+        let has_room = self.timed.len() < PAIRS_MAX || known.is_some();
         if !is_wanted || !has_room {
             return None;
         }
@@ -195,10 +231,10 @@ impl Survey {
         ])
     }
 
-    /// A message was begun in such pieces.
-    pub fn pulled(&mut self, from: &Uuid, to: &Uuid, timed: Timed) {
+    /// A message of so many bytes was begun in such pieces.
+    fn pulled(&mut self, from: &Uuid, to: &Uuid, bytes: u64, timed: Timed) {
         let ends = Ends::new(Some(from), Some(to));
-        self.timed.entry(ends).or_default().0 += 1;
+        self.timed.entry(ends).or_default().count(bytes);
         self.pulls.push((ends, timed));
     }
 
@@ -207,9 +243,9 @@ impl Survey {
         self.pulls.retain(|(ends, timed)| match timed.times() {
             Ok(None) => true,
             Ok(Some(times)) => {
-                if let Some((_, takes)) = self.timed.get_mut(ends) {
-                    takes.add(&times);
-                    tell(env, *ends, None, takes.line());
+                if let Some(pulls) = self.timed.get_mut(ends) {
+                    pulls.takes.add(&times);
+                    tell(env, *ends, None, pulls.takes.line());
                 }
                 false
             }
@@ -351,7 +387,11 @@ impl Own {
         } else {
             (address, host.address(), Purpose::HostToDevice)
         };
-        let copies = [LARGE, LARGE, SMALL, SMALL].map(|bytes| Copy::Linear { dst, src, bytes });
+        let copies = [LARGE, SMALL, LARGE, SMALL, LARGE, SMALL].map(|bytes| Copy::Linear {
+            dst,
+            src,
+            bytes,
+        });
         let (copies, timed) = gpu.timed(self.context, purpose, 0, &copies, None)?;
         Ok(Run {
             copies,
@@ -410,7 +450,8 @@ impl Gpu {
             &pieces,
             Some(mapping),
         )?;
-        self.survey.pulled(from, to, timed);
+        let bytes = pieces.iter().map(Copy::bytes).sum();
+        self.survey.pulled(from, to, bytes, timed);
         Ok(copies)
     }
 
@@ -509,6 +550,54 @@ mod tests {
         is_right(&takes);
     }
 
+    /// 400 GB/s, and half a microsecond more or less: what 768 KiB take is 1.3 us more than what 256 KiB do, so that the rate would
+    /// be anything from 200 to 1600. Two H200s were found to have 72 to 260 GB/s by messages of 2 MiB.
+    #[test]
+    fn short_times_tell_no_rate() {
+        let us = |bytes: u64| 3.0 + bytes as f64 / 400e3;
+        let times = |message: u64, error: f64| {
+            let long = message / 2 - SMALL;
+            [
+                (long, 0.0),
+                (long, us(long) + error),
+                (SMALL, us(SMALL)),
+                (SMALL, us(SMALL) + error),
+            ]
+        };
+        for error in [-0.5, 0.5] {
+            let mut takes = Takes::default();
+            takes.add(&times(2 << 20, error));
+            takes.add(&times(8 << 20, error));
+            assert!(takes.line().is_none(), "{takes:?}");
+            takes.add(&times(16 << 20, error));
+            let line = takes.line().expect("a line");
+            assert!((0.93..1.07).contains(&(line.gb_s / 400.0)), "{line:?}");
+            assert!(!takes.tell(TELLS_WELL_US));
+            takes.add(&times(64 << 20, error));
+            assert!(takes.tell(TELLS_WELL_US));
+        }
+    }
+
+    /// Three of about a length, and again of one twice as long, while the rate is not known well.
+    #[test]
+    fn messages_are_timed_until_they_tell() {
+        let mut pulls = Pulls::default();
+        let mut timed = |bytes: u64, us: f64| {
+            let is_wanted = pulls.is_wanted(bytes);
+            if is_wanted {
+                pulls.count(bytes);
+                pulls.takes.add(&[(bytes, 0.0), (bytes, us), (SMALL, 4.0)]);
+            }
+            is_wanted
+        };
+        let mut of = |bytes, us| (0..5).filter(|_| timed(bytes, us)).count();
+        assert_eq!(of(2 << 20, 6.0), 3);
+        assert_eq!(of(3 << 20, 9.0), 0);
+        assert_eq!(of(4 << 20, 12.0), 3);
+        assert_eq!(of(32 << 20, 90.0), 3);
+        assert_eq!(of(1 << 30, 2700.0), 0, "it is known");
+    }
+
     #[test]
     fn pieces_are_the_whole_message() {
         let mut survey = Survey::default();
@@ -530,8 +619,9 @@ mod tests {
         }
         assert_eq!(at, 3_000_001);
         assert!(survey.pieces(&a, &a, &copy).is_none());
-        let often = (PULLS, Takes::default());
-        survey.timed.insert(Ends::new(Some(&a), Some(&b)), often);
+        let known = survey.timed.entry(Ends::new(Some(&a), Some(&b)));
+        let known = known.or_default();
+        (0..PULLS).for_each(|_| known.count(3_000_001));
         assert!(survey.pieces(&a, &b, &copy).is_none());
         assert!(survey.pieces(&b, &a, &copy).is_some());
     }
