@@ -532,7 +532,11 @@ impl Fetch {
             return false;
         };
         self.routed = Some(chosen.routed);
-        let push = push.filter(|_| chosen.has_direct);
+        // Relays whose chunks go in turn need all lanes for pushes: behind one long copy there every other chunk would be late. A
+        // message in the place of another is split as that one was.
+        let is_below = before.as_ref().is_some_and(|before| before.is_below);
+        let has_lane = is_below || chosen.parts.iter().all(|part| !part.in_turn);
+        let push = push.filter(|_| chosen.has_direct && has_lane);
         let (parts, has_direct) = (&chosen.parts, chosen.has_direct);
         self.begin_parts(env, gpu, parts, push, has_direct, before)
     }
