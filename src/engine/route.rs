@@ -25,7 +25,7 @@ use crate::engine::{Core, Env};
 use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::Peer;
-use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, SegmentSet};
+use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
 use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::HostUse;
@@ -145,12 +145,11 @@ struct Question {
 // No rate is NaN: each is made of published ones, and those that are none are passed over.
 impl Eq for Question {}
 
-/// The answer to a question: a plan, what it uses of each hop, and where it matters what others use.
+/// The answer to a question: a plan, and what it uses of each hop.
 #[derive(Clone)]
 struct Answer {
     plan: Arc<Plan>,
     uses: Arc<[Use]>,
-    reach: SegmentSet,
 }
 
 type Answers = HashMap<Question, Option<Answer>>;
@@ -208,7 +207,7 @@ impl Router {
         in_flight: u32,
         usable: RouteUse<'_>,
     ) -> Option<Routed> {
-        if !self.is_long(bytes) || from == to {
+        if !self.is_on || bytes < self.threshold.max(1) || from == to {
             return None;
         }
         self.look(env, &[from, to]);
@@ -270,8 +269,6 @@ impl Router {
         let (mut reservation, others) =
             ledger.reserve(&node.topology, &node.ends, &alone.plan, &alone.uses);
         let is_shared = node.shares_host(&others);
-        // Of what moves elsewhere no plan depends, and as that is never the same twice, none would be remembered.
-        let others = others.on(&alone.reach);
         let answer = if others.is_free() {
             alone
         } else {
@@ -302,14 +299,9 @@ impl Router {
         self.known.node()?.number(&uuid)
     }
 
-    /// Whether messages of so many bytes may be split.
-    fn is_long(&self, bytes: u64) -> bool {
-        self.is_on && bytes >= self.threshold.max(1)
-    }
-
     /// Whether a rank that has a message of so many bytes on this GPU is to measure its links.
     pub fn is_to_measure(&mut self, env: &Env, uuid: &Uuid, bytes: u64) -> bool {
-        if !self.is_long(bytes) {
+        if !self.is_on || bytes < self.threshold.max(1) {
             return false;
         }
         self.look(env, &[*uuid]);
@@ -435,7 +427,6 @@ impl Node {
         }
         let answer = plan.ok().map(|plan| Answer {
             uses: ledger::uses(&self.topology, &self.uuids, &plan).into(),
-            reach: planner.reach(&question.message, &options),
             plan: Arc::new(plan),
         });
         if known.len() >= PLANS_MAX {

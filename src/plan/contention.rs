@@ -84,21 +84,6 @@ impl Occupancy {
         }
     }
 
-    /// What there is of it on some segments.
-    #[must_use]
-    pub fn on(&self, segments: &SegmentSet) -> Occupancy {
-        let mut occupancy = Occupancy {
-            loads: Vec::new(),
-            busy: self.busy.common(segments),
-        };
-        for segment in occupancy.busy.iter() {
-            let at = usize::from(segment);
-            occupancy.loads.resize(at, Loads::default());
-            occupancy.loads.push(self.of(segment));
-        }
-        occupancy
-    }
-
     /// How many transfers of others use one of these segments, at most.
     pub(crate) fn flows(&self, segments: &SegmentSet) -> u32 {
         let busy = self.busy.common(segments).iter();

@@ -21,7 +21,7 @@ pub mod shares;
 
 pub use contention::Occupancy;
 pub use graph::{Copy, Engine, Graph};
-pub use paths::{Path, PathKind, Planner, SegmentSet, MAX_HOPS};
+pub use paths::{Path, PathKind, Planner, MAX_HOPS};
 pub use policy::{FastestEnd, Policy};
 
 use crate::model::{Calls, HostPart, Model};
@@ -357,21 +357,6 @@ impl Planner {
         options: &Options,
     ) -> Result<Plan, PlanError> {
         self.plan_by(&FastestEnd, occupancy, message, options)
-    }
-
-    /// The segments on which it matters to a message's plan what others use. Both GPUs must be there.
-    #[must_use]
-    pub fn reach(&self, message: &Message, options: &Options) -> SegmentSet {
-        let candidates = self.between(message.from, message.to);
-        let free = Occupancy::free();
-        let problem = shares::Problem::new(self, candidates, &free, message, options);
-        // What the direct path would take alone is part of a plan, whether it is allowed or not.
-        let numbers = problem.allowed() | problem.direct().map_or(0, |direct| 1 << direct);
-        let reached = candidates.iter().enumerate();
-        let reached = reached.filter(|(at, _)| numbers >> at & 1 == 1);
-        reached.fold(SegmentSet::default(), |set, (_, candidate)| {
-            set.with(&candidate.segments)
-        })
     }
 
     /// Plans one message with a policy.

@@ -100,27 +100,27 @@ impl fmt::Debug for Path {
     }
 }
 
-/// A set of segments (indices into [`Topology::segments`]).
+/// A set of segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SegmentSet([u64; SegmentSet::WORDS]);
+pub(crate) struct SegmentSet([u64; SegmentSet::WORDS]);
 
 impl SegmentSet {
     /// Enough for a full mesh of as many GPUs as can be: six or fewer segments a GPU, two a pair, two of the host.
     const WORDS: usize = (MAX_GPUS * 6 + MAX_GPUS * (MAX_GPUS - 1) + 2).div_ceil(64);
 
-    pub(crate) fn insert(&mut self, segment: u16) {
+    pub fn insert(&mut self, segment: u16) {
         self.0[usize::from(segment / 64)] |= 1 << (segment % 64);
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
 
-    pub(crate) fn contains(&self, segment: u16) -> bool {
+    pub fn contains(&self, segment: u16) -> bool {
         self.0[usize::from(segment / 64)] & (1 << (segment % 64)) != 0
     }
 
-    pub(crate) fn with(mut self, other: &SegmentSet) -> SegmentSet {
+    pub fn with(mut self, other: &SegmentSet) -> SegmentSet {
         self.0
             .iter_mut()
             .zip(&other.0)
@@ -128,7 +128,7 @@ impl SegmentSet {
         self
     }
 
-    pub(crate) fn common(mut self, other: &SegmentSet) -> SegmentSet {
+    pub fn common(mut self, other: &SegmentSet) -> SegmentSet {
         self.0
             .iter_mut()
             .zip(&other.0)
@@ -136,7 +136,7 @@ impl SegmentSet {
         self
     }
 
-    pub(crate) fn iter(self) -> impl Iterator<Item = u16> {
+    pub fn iter(self) -> impl Iterator<Item = u16> {
         self.0.into_iter().enumerate().flat_map(|(at, mut word)| {
             std::iter::from_fn(move || {
                 if word == 0 {

@@ -136,37 +136,6 @@ fn messages_of_one_pair_do_not_keep_each_other_away() {
     assert!(window.iter().all(|routed| routed.plan == window[0].plan));
 }
 
-/// Traffic that none of a message's paths meets is never the same twice: it must not make the message be planned anew.
-#[test]
-fn plans_are_remembered_whatever_moves_elsewhere() {
-    let mut router = router("hgx-h200", |_| ());
-    let direct = RouteUse {
-        relay: &|_| false,
-        host: false,
-        ..all()
-    };
-    let plan = |router: &mut Router, to, bytes, usable| {
-        let (from, to) = (uuid(1 - to), uuid(to));
-        router.route(from, to, bytes, 1, usable).expect("a plan")
-    };
-    drop(plan(&mut router, 1, LONG, all()));
-    let known = router.plans.len();
-    for bytes in [3 << 20, 5 << 20, 9 << 20, 80 << 20] {
-        let back = plan(&mut router, 0, bytes, direct);
-        let before = router.plans.len();
-        drop(plan(&mut router, 1, LONG, all()));
-        assert_eq!(router.plans.len(), before, "{bytes} bytes the other way");
-        drop(back);
-    }
-    assert!(router.plans.len() > known);
-    // What does meet it is asked about.
-    let before = router.plans.len();
-    let other = router.route(uuid(0), uuid(2), LONG, 1, direct);
-    drop(plan(&mut router, 1, LONG, all()));
-    assert_eq!(router.plans.len(), before + 2);
-    drop(other);
-}
-
 #[test]
 fn options_reach_the_planner() {
     let mut narrow = router("beluga", |config| {

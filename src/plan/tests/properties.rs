@@ -161,24 +161,6 @@ proptest! {
     }
 
     #[test]
-    fn what_moves_elsewhere_does_not_matter((number, message) in any_message(), options in any_options(), seed in any::<u64>()) {
-        let node = node(number);
-        let occupancy = any_occupancy(node, seed);
-        let Ok(plan) = node.planner.plan(&occupancy, &message, &options) else { return Ok(()) };
-        let near = occupancy.on(&node.planner.reach(&message, &options));
-        prop_assert_eq!(&plan, &node.planner.plan(&near, &message, &options).expect("a plan"));
-        // Traffic between other GPUs is left out, whatever it is, unless a path may lead there.
-        let alone = Options { relay: false, host: false, direct: true, ..options };
-        let near = occupancy.on(&node.planner.reach(&message, &alone));
-        let direct = node.topology.hop(Place::Gpu(message.from), Place::Gpu(message.to));
-        let of_direct = direct.map_or(&[][..], |hop| hop.segments());
-        for segment in 0..node.topology.segments.len() as u16 {
-            let is_near = occupancy.is_used(segment) && of_direct.contains(&segment);
-            prop_assert_eq!(near.is_used(segment), is_near);
-        }
-    }
-
-    #[test]
     fn the_graph_is_the_plan((number, message) in any_message(), options in any_options()) {
         let node = node(number);
         let Ok(plan) = node.planner.plan(&Occupancy::free(), &message, &options) else { return Ok(()) };
