@@ -43,6 +43,7 @@
 
 mod alloc;
 pub mod api;
+mod broken;
 mod capture;
 pub mod checker;
 pub mod clock;

@@ -163,32 +163,6 @@ impl fmt::Display for TopologyError {
     }
 }
 
-/// Where in the file the parser stopped, by line and field, and why.
-fn broken(text: &str, e: &toml::de::Error) -> String {
-    let at = e.span().map_or(0, |s| s.start.min(text.len()));
-    let message = e.message().lines().next().unwrap_or("not valid TOML");
-    let number = text[..at].matches('\n').count();
-    let is_header = |line: &&str| line.starts_with('[');
-    let header = text.lines().take(number + 1).filter(is_header).last();
-    let line = text.lines().nth(number).unwrap_or("");
-    let key = line.split_once('=').map(|(key, _)| key.trim());
-    let place = match (header, key) {
-        (Some(header), Some(key)) => format!(", {key} of {header}"),
-        (None, Some(key)) => format!(", {key}"),
-        (Some(header), None) => format!(", {header}"),
-        (None, None) => String::new(),
-    };
-    let remedy = if message.starts_with("missing field") {
-        "add it"
-    } else {
-        "correct it"
-    };
-    format!(
-        "line {}{place}: {message}; {remedy}, as in simcuda/topologies",
-        number + 1
-    )
-}
-
 const EMBEDDED: &[(&str, &str)] = &[
     ("beluga", include_str!("../topologies/beluga.toml")),
     ("narval", include_str!("../topologies/narval.toml")),
@@ -224,7 +198,7 @@ impl Topology {
     /// Parses and checks a file's text.
     pub fn parse(which: &str, text: &str) -> Result<Topology, TopologyError> {
         let topology: Topology = toml::from_str(text).map_err(|e| {
-            let why = broken(text, &e);
+            let why = crate::broken::broken(text, &e);
             TopologyError(format!("topology \"{which}\", {why}"))
         })?;
         topology

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::costs::Class;
 use super::graphs::Key;
-use super::script::{Binding, Unit};
+use super::script::{Binding, Script, Unit};
 use super::tracks::{Mark, Way};
 use super::{synchronize, Exec, Failure, How, Running, GRAPH_FAILURES_MAX};
 use crate::cuda::copy::{self, Copy};
@@ -13,6 +13,7 @@ use crate::stats::{self, Counter};
 
 /// What has been launched of a plan's units.
 struct Launched {
+    script: Arc<Script>,
     /// The end of each unit that another waits for.
     marks: Vec<Option<Mark>>,
     /// The stream of each lane that has begun.
@@ -127,6 +128,7 @@ impl Exec {
     ) -> std::result::Result<(), Failure> {
         let script = Arc::clone(&running.script);
         let mut launched = Launched {
+            script: Arc::clone(&script),
             marks: vec![None; units.len()],
             ways: vec![None; script.lanes.len()],
             entered: None,
@@ -161,8 +163,8 @@ impl Exec {
         running: &mut Running,
         launched: &mut Launched,
     ) -> Result<()> {
-        let script = Arc::clone(&running.script);
         let Launched {
+            script,
             marks,
             ways,
             entered,

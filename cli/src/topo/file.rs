@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::source::Source;
 use crate::Failure;
 
+#[path = "../../../simcuda/src/broken.rs"]
+mod broken;
+
 /// What a file has beside the topology.
 #[derive(Serialize, Deserialize)]
 struct Numbers {
@@ -69,7 +72,7 @@ pub fn read(which: &str) -> Result<(Topology, Option<Model>), Failure> {
             ))
         })?,
     };
-    let broken = |error: toml::de::Error| failed(broken(&text, &error));
+    let broken = |error: toml::de::Error| failed(broken::broken(&text, &error));
     let file: File = toml::from_str(&text).map_err(broken)?;
     let Numbers { model } = toml::from_str(&text).map_err(broken)?;
     let topology = file.topology().map_err(|error| failed(error.to_string()))?;
@@ -78,32 +81,6 @@ pub fn read(which: &str) -> Result<(Topology, Option<Model>), Failure> {
         checked.map_err(|why| failed(format!("[model]: {why}")))?;
     }
     Ok((topology, model))
-}
-
-/// Where in the file the parser stopped, by line and field, and why.
-fn broken(text: &str, e: &toml::de::Error) -> String {
-    let at = e.span().map_or(0, |s| s.start.min(text.len()));
-    let message = e.message().lines().next().unwrap_or("not valid TOML");
-    let number = text[..at].matches('\n').count();
-    let is_header = |line: &&str| line.starts_with('[');
-    let header = text.lines().take(number + 1).filter(is_header).last();
-    let line = text.lines().nth(number).unwrap_or("");
-    let key = line.split_once('=').map(|(key, _)| key.trim());
-    let place = match (header, key) {
-        (Some(header), Some(key)) => format!(", {key} of {header}"),
-        (None, Some(key)) => format!(", {key}"),
-        (Some(header), None) => format!(", {header}"),
-        (None, None) => String::new(),
-    };
-    let remedy = if message.starts_with("missing field") {
-        "add it"
-    } else {
-        "correct it"
-    };
-    format!(
-        "line {}{place}: {message}; {remedy}, as in simcuda/topologies",
-        number + 1
-    )
 }
 
 #[cfg(test)]
