@@ -60,6 +60,22 @@ impl Copy {
             Copy::Rows { width, rows, .. } => width * rows,
         }
     }
+
+    /// Whether the two may write to the same bytes.
+    #[must_use]
+    pub fn overlaps(&self, other: &Copy) -> bool {
+        let place = |copy: &Copy| match *copy {
+            Copy::Linear { dst, bytes, .. } | Copy::Peer { dst, bytes, .. } => (dst, bytes),
+            Copy::Rows {
+                dst,
+                dst_pitch,
+                rows,
+                ..
+            } => (dst, dst_pitch.saturating_mul(rows)),
+        };
+        let (one, two) = (place(self), place(other));
+        one.0 < two.0.saturating_add(two.1) && two.0 < one.0.saturating_add(one.1)
+    }
 }
 
 /// Set where the driver has turned out to have no batches.

@@ -354,13 +354,26 @@ impl Queue {
                 .for_each(|only| self.launch_only(state, entered, only));
             return;
         }
-        let (mut copies, mut members, mut mappings) = (Vec::new(), Vec::new(), Mapped::default());
-        let mut bytes = 0;
+        let (mut copies, mut members, mut mappings): (Vec<Copy>, _, _) =
+            (Vec::new(), Vec::new(), Mapped::default());
+        let (mut bytes, mut kinds): (u64, Vec<bool>) = (0, Vec::new());
         while copies.len() < BATCH_COUNT_MAX && bytes < BATCH_BYTES_MAX {
+            // In a batch copies have no order among them. Bandwidth tests receive a window in one place, where any message may be
+            // the last; but one that lies in host memory is not to be written while another one is.
+            let is_apart = |next: &Waiting| {
+                let kind = next.mapping.is_some();
+                let mut others = copies.iter().zip(&kinds);
+                others.any(|(copy, other)| *other != kind && copy.overlaps(&next.copy))
+            };
+            let Some(next) = state.waiting.front().filter(|next| !is_apart(next)) else {
+                break;
+            };
+            let kind = next.mapping.is_some();
             let Some(next) = state.waiting.pop_front() else {
                 break;
             };
             if next.member.is_wanted() {
+                kinds.push(kind);
                 bytes += next.copy.bytes();
                 copies.push(next.copy);
                 members.push(next.member);

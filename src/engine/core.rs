@@ -12,6 +12,7 @@ use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
 use crate::engine::fetch::{Depths, Exchanges};
 use crate::engine::gpu::Gpu;
+use crate::engine::invite;
 use crate::engine::matched::Matched;
 use crate::engine::persistent::PersistentSend;
 use crate::engine::receive::{Places, Receive};
@@ -74,6 +75,9 @@ pub struct Core {
     /// Messages taken by a matched probe that may be descriptors.
     pub(super) matched: HashMap<Handle, Matched>,
     pub(super) sent: Counts,
+    /// The last messages of streams, for receives that are told of: as sender, and as receiver.
+    pub(super) last_sent: invite::Sent,
+    pub(super) known: invite::Received,
     pub(super) received: Counts,
     pub(super) gpu: Gpu,
     /// Which paths messages take.
@@ -133,6 +137,8 @@ impl Core {
             draining_bytes: 0,
             matched: HashMap::new(),
             sent: Counts::default(),
+            last_sent: invite::Sent::default(),
+            known: invite::Received::default(),
             received: Counts::default(),
             gpu: Gpu::new(config),
             router: Router::new(config),
@@ -235,12 +241,14 @@ impl Core {
         let mut moved = false;
         for _ in 0..CLOSER_LOOKS {
             moved = match (self.moving.as_slice(), self.open.as_slice()) {
-                ([only], _) => {
+                ([only], open) => {
+                    // What goes the other way may be written by this rank.
+                    let is_exchange = matches!(open, [_]) && self.serving;
                     let (did, done) = self.advance_receive(env, *only);
                     if done {
                         self.moving.swap_remove(0);
                     }
-                    did || done
+                    did || done || (is_exchange && self.look_at_open_sends(env))
                 }
                 ([], [_]) if self.serving => self.look_at_open_sends(env),
                 _ => break,

@@ -72,7 +72,7 @@ pub(super) struct Pending {
 
 impl Pending {
     #[inline]
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.by_handle.is_empty() && self.displaced.is_empty()
     }
 

@@ -24,7 +24,9 @@ use crate::engine::gpu::Gpu;
 use crate::engine::route::Routed;
 use crate::engine::story;
 use crate::engine::Env;
-use crate::node::{Corruption, Descriptor, Message, Part, Peer, Refused, Slot, State, Sums};
+use crate::node::{
+    Corruption, Descriptor, Invited, Message, Part, Peer, Refused, Slot, State, Sums, Told,
+};
 use crate::stats::{self, Counter, Reason};
 
 /// Flags of a slot's message.
@@ -35,6 +37,8 @@ pub mod flag {
     pub const SUMS: u32 = 2;
     /// The message is in host memory.
     pub const HOST: u32 = 4;
+    /// Its sender writes it to the receive of which it was told, and which `extra` names.
+    pub const INVITED: u32 = 8;
 }
 
 /// Where the payload goes.
@@ -57,6 +61,8 @@ enum Path {
     Nothing,
     /// Straight from the sender's device memory.
     Direct(InFlight),
+    /// The same, written by the sender, who was told of the receive before.
+    Pushed(Told),
     /// Over several paths at once.
     Several(Box<Several>),
     /// Not begun before these messages, which are received in the same place and written in other ways, are over.
@@ -165,6 +171,11 @@ impl Landed {
         self.descriptor.sender
     }
 
+    /// Of its message.
+    pub fn nonce(&self) -> u64 {
+        self.descriptor.nonce
+    }
+
     /// Reads what has landed.
     pub fn read(env: &Env, bytes: &[u8]) -> Result<Landed, NotTaken> {
         let descriptor = match Descriptor::decode(bytes, env.node.launch().hash) {
@@ -183,7 +194,7 @@ impl Landed {
 
 impl Fetch {
     /// Claims the message of a descriptor, if it is for this rank, and sets its payload in motion. `capacity` is what the
-    /// receive can hold: of a longer message nothing is fetched.
+    /// receive can hold: of a longer message nothing is fetched. `told`: what the sender was told of the receive.
     pub fn begin(
         env: &Env,
         gpu: &mut Gpu,
@@ -191,6 +202,7 @@ impl Fetch {
         to: Destination,
         capacity: u64,
         ways: Ways<'_>,
+        told: Option<Told>,
     ) -> Result<Box<Fetch>, NotTaken> {
         let Landed { descriptor, peer } = landed;
         // Claimed first: the line is then this core's to write, and is not fetched twice.
@@ -208,6 +220,17 @@ impl Fetch {
                 stats::add(Counter::Corrupt, u64::from(why == Corruption::Digest));
                 None
             }
+        });
+        // What its sender writes to this receive, and nothing else, comes that way.
+        let pushed =
+            told.filter(|told| matches!(&claimed, Some((message, _)) if is_for(message, *told)));
+        let is_withdrawn =
+            pushed.is_some() || told.is_none_or(|told| env.node.own().withdraw(told));
+        let claimed = claimed.filter(|(message, _)| {
+            let is_pushed = message.flags & flag::INVITED != 0;
+            let is_right = is_pushed == pushed.is_some() && is_withdrawn;
+            stats::add(Counter::Corrupt, u64::from(!is_right));
+            is_right
         });
         let Some((message, hosted)) = claimed else {
             // Its sender must not wait for a receiver that will never come.
@@ -241,7 +264,12 @@ impl Fetch {
             end: None,
         });
         fetch.note_wish(env);
-        if wanted > 0 && hosted {
+        if let Some(told) = pushed.filter(|_| wanted > 0) {
+            fetch.path = Path::Pushed(told);
+            // What is received in its place is on no lane of its sender's.
+            fetch.leave_trail(false);
+            fetch.plan_meanwhile(env, gpu, ways);
+        } else if wanted > 0 && hosted {
             fetch.start_hosted(env, gpu, &ways);
         } else if wanted > 0 && !fetch.start_several(env, gpu, ways) {
             fetch.start(gpu);
@@ -307,7 +335,7 @@ impl Fetch {
             Path::Several(_) | Path::Driven(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
             Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
-            Path::Nothing | Path::Direct(_) => story::Path::Direct,
+            Path::Nothing | Path::Direct(_) | Path::Pushed(_) => story::Path::Direct,
         }
     }
 
@@ -507,9 +535,23 @@ impl Fetch {
 
     /// A single message that is likely to take one direct copy does so this time. What is planned while it runs counts for
     /// the next one.
-    fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
+    fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, ways: Ways<'_>) {
         self.start(gpu);
         gpu.launch();
+        self.plan_single(env, gpu, ways);
+    }
+
+    /// As [`Fetch::begin_directly`], for one that its sender writes.
+    fn plan_meanwhile(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
+        if self.wanted >= env.config.multipath && !env.config.paths.is_direct_only() {
+            let depth = ways.depth(&self.message);
+            if depth == 1 {
+                self.plan_single(env, gpu, ways);
+            }
+        }
+    }
+
+    fn plan_single(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
         if let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, 1) {
             if chosen.parts.is_empty() {
                 self.routed = Some(chosen.routed);
@@ -696,6 +738,26 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
+            Path::Pushed(told) => {
+                let told = *told;
+                match env.node.own().invited(told) {
+                    Some(Invited::Taken) => Step::Pending(false),
+                    Some(Invited::Landed) => {
+                        env.node.own().close_invitation(told);
+                        stats::add(Counter::InvitedReceives, 1);
+                        stats::add(Counter::DirectPushedBytes, self.wanted);
+                        self.complete((Counter::DirectReceives, Counter::DirectBytes))
+                    }
+                    Some(Invited::Refused) => {
+                        env.node.own().close_invitation(told);
+                        stats::add(Counter::Retries, 1);
+                        self.start(gpu);
+                        gpu.launch();
+                        Step::Pending(true)
+                    }
+                    Some(Invited::Open) | None => self.fail(&Lost::Corrupt),
+                }
+            }
             Path::Held { trails, is_hosted } => {
                 trails.retain(|trail| !trail.is_over());
                 if !trails.is_empty() {
@@ -818,6 +880,11 @@ impl Fetch {
             several.give_up_on_the_dead(env);
             return false;
         }
+        if let Path::Pushed(told) = self.path {
+            // It writes no more, and what it has not is read from its memory, which is there as long as it is mapped.
+            env.node.own().take_invitation_back(told);
+            return false;
+        }
         if matches!(
             self.path,
             Path::Direct(_) | Path::Driven(_) | Path::Draining(..) | Path::Held { .. }
@@ -844,7 +911,11 @@ impl Fetch {
             Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
             Path::Draining(copies, _) => copies,
             // Whole, or drained.
-            Path::Nothing | Path::Several(_) | Path::Driven(_) | Path::Held { .. } => Vec::new(),
+            Path::Nothing
+            | Path::Pushed(_)
+            | Path::Several(_)
+            | Path::Driven(_)
+            | Path::Held { .. } => Vec::new(),
         };
         self.path = Path::Draining(copies, text);
         Step::Pending(true)
@@ -853,6 +924,11 @@ impl Fetch {
     fn acknowledge(&self) -> bool {
         self.peer.acknowledge(self.slot, self.nonce)
     }
+}
+
+/// Whether it is this receive of which its sender was told that a message is written to.
+fn is_for(message: &Message, told: Told) -> bool {
+    message.flags & flag::INVITED != 0 && message.extra == [told.tag, u64::from(told.line)]
 }
 
 /// Why a message cannot be had.

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::config::{Config, MpiCuda, StatsTarget};
 use crate::engine::core::Entry;
+use crate::engine::invite::Unseen;
 use crate::engine::{comms, early, engine, helper, requests, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, Abi, Family, Function};
 use crate::node::{Launch, Node, NodeError, Options, Peer};
@@ -115,6 +116,7 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
         multiple: provided == abi.thread_multiple,
         cuda_aware,
         reads_lengths,
+        unseen: Unseen::default(),
     };
     let armed = ENGINE.set(Engine {
         env,

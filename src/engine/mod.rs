@@ -14,6 +14,7 @@ mod fault;
 mod fetch;
 mod gpu;
 mod helper;
+pub mod invite;
 mod landing;
 mod layout;
 pub mod lifecycle;
@@ -71,6 +72,8 @@ pub struct Env {
     pub cuda_aware: bool,
     /// The length of a message can be read from its status, without asking the MPI library.
     pub reads_lengths: bool,
+    /// What of the program's messages the engine does not see.
+    pub unseen: invite::Unseen,
 }
 
 /// The engine of this process.

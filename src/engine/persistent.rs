@@ -139,7 +139,8 @@ impl Engine {
         match entry {
             Some(Entry::Receive(id)) => {
                 let mut core = self.core.lock();
-                core.start_receive(abi, id);
+                // SAFETY: an inactive persistent request.
+                unsafe { core.start_receive(&self.env, id) };
                 let mut native = core.native_of(id);
                 drop(core);
                 // SAFETY: an inactive persistent request.
@@ -147,8 +148,11 @@ impl Engine {
             }
             // SAFETY: passed on.
             Some(Entry::Persistent(id)) => unsafe { self.start_persistent(id) },
-            // SAFETY: passed on.
-            _ => unsafe { native::start(request) },
+            _ => {
+                self.env.unseen.note_send();
+                // SAFETY: passed on.
+                unsafe { native::start(request) }
+            }
         }
     }
 
@@ -182,6 +186,7 @@ impl Engine {
             core.table.is_empty() && core.partitioned.is_empty()
         };
         if is_for_mpi {
+            self.env.unseen.note_send();
             // SAFETY: passed on.
             return unsafe { native::startall(count, requests) };
         }

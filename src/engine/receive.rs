@@ -3,6 +3,7 @@
 mod arrival;
 mod check;
 mod finish;
+mod invite;
 mod lifting;
 mod places;
 mod plan;
@@ -32,7 +33,7 @@ use crate::engine::story::{Path, Story};
 use crate::engine::verify::Checking;
 use crate::engine::{Engine, Env};
 use crate::mpi::{Abi, Family, Handle, Status};
-use crate::node::{descriptor, sys, Peer, DESCRIPTOR_BYTES};
+use crate::node::{descriptor, sys, Peer, Told, DESCRIPTOR_BYTES};
 use crate::stats::Reason;
 
 /// The arguments of a receive.
@@ -101,6 +102,10 @@ pub struct Receive {
     landed: *mut u8,
     landing: Option<Landing>,
     comm: Handle,
+    /// Source and tag that it names; unknown where it was posted before this rank was live.
+    from: Option<(c_int, c_int)>,
+    /// Its sender was told of it, and what becomes of that is not known yet.
+    told: Option<Told>,
     /// Kept where the communicator was freed before the receive was complete.
     identity: Option<Arc<Identity>>,
     arrival: Option<Arrival>,
@@ -183,6 +188,8 @@ impl Receive {
             landed,
             landing: None,
             comm,
+            from: None,
+            told: None,
             identity: None,
             arrival: None,
             length: None,
@@ -368,7 +375,10 @@ impl Core {
     }
 
     /// A persistent receive is about to be started natively.
-    pub(super) fn start_receive(&mut self, abi: &Abi, id: usize) {
+    ///
+    /// # Safety
+    /// It is the program's, and inactive.
+    pub(super) unsafe fn start_receive(&mut self, env: &Env, id: usize) {
         let receive = &mut self.receives[id];
         receive.stage = Stage::Posted;
         if let Target::Device { buffer, .. } = &mut receive.target {
@@ -380,7 +390,11 @@ impl Core {
             unsafe { receive.landed.write_bytes(0, DESCRIPTOR_BYTES) };
         }
         receive.cover();
-        self.note_posted(abi, id);
+        if let Some(posting) = self.receives[id].posting(env.abi) {
+            // SAFETY: the communicator of a persistent request of the program's.
+            self.receives[id].told = unsafe { self.invite(env, &posting, Some(id)) };
+        }
+        self.note_posted(env.abi, id);
     }
 
     pub(super) fn is_received(&self, id: usize) -> bool {

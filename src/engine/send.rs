@@ -1,6 +1,7 @@
 //! Sends: who makes them, how they start, and how they end.
 
 mod descriptor;
+mod invited;
 mod value;
 
 pub(in crate::engine) use value::DRAINING_TESTS_MAX;
@@ -130,6 +131,15 @@ impl Engine {
     /// # Safety
     /// The arguments are those of the program's MPI call.
     pub unsafe fn sort_send(&self, args: &SendArgs) -> Sorted {
+        // SAFETY: passed on.
+        let sorted = unsafe { self.sort(args) };
+        if let Sorted::Native | Sorted::Counted(_) = sorted {
+            self.env.unseen.note_send();
+        }
+        sorted
+    }
+
+    unsafe fn sort(&self, args: &SendArgs) -> Sorted {
         let abi = self.env.abi;
         if args.count <= 0 || args.dest == abi.proc_null {
             return Sorted::Native;
@@ -290,6 +300,7 @@ impl Engine {
                 Err(Unsent::Reason(_) | Unsent::Trouble(_)) => {}
             }
         }
+        self.env.unseen.note_send();
         // SAFETY: passed on. Such a message is longer than a descriptor, so it is not counted.
         unsafe { self.start_native_send(args, None) }
     }
@@ -344,6 +355,7 @@ impl Engine {
             }
         };
         stats::fallback(reason, bytes);
+        self.env.unseen.note_send();
         // SAFETY: passed on.
         unsafe { self.send_value(args, buffer, info, (reason, trouble), sums) }
     }

@@ -106,7 +106,7 @@ impl Engine {
                 (None, Sorted::Host(address, info)) => self.start_host_send(send, address, &info),
             };
             if let (Err(_), Some(receive)) = (&sent, received) {
-                self.core.lock().abandon(receive);
+                self.core.lock().abandon(&self.env, receive);
             }
             sent.map(|sent| {
                 Some(Pair {

@@ -7,7 +7,7 @@ use super::{native, Function, Handle};
 use std::any::Any;
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU16, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU8, Ordering};
 use std::sync::Once;
 
 /// The library takes messages.
@@ -138,6 +138,34 @@ pub fn enter_armed() -> Option<Guard> {
 pub fn enter_arming() -> Option<Guard> {
     keep_panics();
     enter()
+}
+
+/// A message has been sent or received from inside another call, by a callback of the program's, say.
+static PASSED_ON: AtomicBool = AtomicBool::new(false);
+
+/// A call is passed on without a look at it, as this thread is inside another one or the library is not armed.
+#[inline(always)]
+pub fn pass_on(function: Function) {
+    if armed() {
+        note_passed_on(function);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn note_passed_on(function: Function) {
+    let name = function.name();
+    if ["send", "recv", "Send", "Recv", "MPI_Start"]
+        .iter()
+        .any(|part| name.contains(part))
+    {
+        PASSED_ON.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether a message may have been sent or received of which the engine does not know.
+pub fn has_passed_on() -> bool {
+    PASSED_ON.load(Ordering::Relaxed)
 }
 
 /// Whether this thread is inside an exported function.

@@ -1,6 +1,7 @@
 //! The part of a segment that is about memory on GPUs and messages over several paths: the GPUs that its owner sees, the
-//! allocations of its that are gone, and what it offers its senders as a receiver. Its memory is taken when it is first needed.
+//! allocations of its that are gone, and what it tells and offers its senders as a receiver. Its memory is taken when it is first needed.
 
+use super::invite::{Invitation, Invited, Told, Waiting, INVITATIONS};
 use super::relay::{Exported, GpuRow, Wiring, GPUS_MAX};
 use super::retired::Retired;
 use super::slot::Slot;
@@ -26,6 +27,7 @@ pub struct Board {
     rows: [GpuRow; GPUS_MAX],
     retired: Retired,
     offers: [Offer; OFFERS],
+    invitations: [Invitation; INVITATIONS],
 }
 
 impl Board {
@@ -48,6 +50,11 @@ impl Board {
     /// An offer of the owner's.
     pub fn offer(&self, index: u32) -> Option<&Offer> {
         self.offers.get(index as usize)
+    }
+
+    /// An invitation of the owner's.
+    pub fn invitation(&self, line: u32) -> Option<&Invitation> {
+        self.invitations.get(line as usize)
     }
 }
 
@@ -151,6 +158,49 @@ impl Segment {
         if let Some(board) = self.board() {
             let _own = self.own_board().lock();
             board.retired.tell(base, buffer_id);
+        }
+    }
+
+    /// Tells the sender of a receive. `None` where the line for its stream is in use.
+    pub fn invite(&self, waiting: &Waiting, target: &Target) -> Option<Told> {
+        let line = waiting.line();
+        let invitation = self.board()?.invitation(line)?;
+        if !invitation.is_free() {
+            return None;
+        }
+        let mut own = self.own_board().lock();
+        own.tags += 1;
+        let tag = own.tags;
+        invitation.open(tag, waiting, target);
+        Some(Told { line, tag })
+    }
+
+    fn invitation(&self, told: Told) -> Option<&Invitation> {
+        self.board()?.invitation(told.line)
+    }
+
+    /// How far a receive is that its sender was told of. `None` where somebody has written over that.
+    pub fn invited(&self, told: Told) -> Option<Invited> {
+        self.invitation(told)?.state(told.tag)
+    }
+
+    /// Its sender is not to take it any more. False if it has, and may still write to the buffer.
+    pub fn withdraw(&self, told: Told) -> bool {
+        self.invitation(told)
+            .is_none_or(|invitation| invitation.withdraw(told.tag))
+    }
+
+    /// Its sender has died while it wrote to the buffer.
+    pub fn take_invitation_back(&self, told: Told) {
+        if let Some(invitation) = self.invitation(told) {
+            invitation.refuse(told.tag);
+        }
+    }
+
+    /// Nothing is to be known of it any more.
+    pub fn close_invitation(&self, told: Told) {
+        if let Some(invitation) = self.invitation(told) {
+            invitation.close();
         }
     }
 

@@ -12,6 +12,7 @@
 pub mod board;
 pub mod descriptor;
 pub mod directory;
+pub mod invite;
 pub mod launch;
 mod map;
 pub mod peer;
@@ -31,6 +32,7 @@ pub mod wait;
 
 pub use board::Wide;
 pub use descriptor::{Corruption, Descriptor, Rejection, DESCRIPTOR_BYTES};
+pub use invite::{Invited, Told, Waiting};
 pub use launch::Launch;
 pub use peer::{Peer, PeerError};
 pub use relay::{Exported, GpuRow, Wiring, RELAY_BYTES_MAX};
@@ -54,7 +56,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 14;
+pub const PROTOCOL_VERSION: u16 = 15;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]

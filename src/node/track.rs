@@ -32,6 +32,10 @@ pub const TRACK_CHUNKS_MAX: u32 = COUNT as u32;
 /// Size of an offer, bytes.
 pub const OFFER_BYTES: usize = size_of::<Offer>();
 
+/// An allocation that is not a whole number of these lies in small pages, and two copies that write to such memory carry less than
+/// two that read it: 610 GB/s, 736 read (H200, 256 MiB and 4 or 16 KiB more; with 64 KiB, 512 KiB or 1 MiB more it is as without).
+const LARGE_PAGE_BYTES: u64 = 64 << 10;
+
 const COUNT_BITS: u32 = 12;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 const TAG_SHIFT: u32 = 2 * COUNT_BITS;
@@ -74,11 +78,18 @@ pub struct Target {
     pub buffer_id: u64,
 }
 
+impl Target {
+    /// Whether its allocation is a whole number of 64 KiB; what is not lies in small pages.
+    pub fn is_in_large_pages(&self) -> bool {
+        self.allocation_bytes % LARGE_PAGE_BYTES == 0
+    }
+}
+
 /// A target as words, and one for a digest of the others: it must not be written anywhere else.
-const TARGET_WORDS: usize = 16;
+pub(super) const TARGET_WORDS: usize = 16;
 
 impl Target {
-    fn words(&self, tag: u64) -> [u64; TARGET_WORDS] {
+    pub(super) fn words(&self, tag: u64) -> [u64; TARGET_WORDS] {
         let mut words = [0; TARGET_WORDS];
         let bytes = self.ipc_handle.chunks_exact(8);
         let bytes = bytes.chain(self.device.chunks_exact(8));
@@ -99,7 +110,7 @@ impl Target {
         words
     }
 
-    fn from_words(words: &[u64; TARGET_WORDS], tag: u64) -> Result<Target, TrackError> {
+    pub(super) fn from_words(words: &[u64; TARGET_WORDS], tag: u64) -> Result<Target, TrackError> {
         let mut target = Target {
             ipc_handle: [0; 64],
             device: [0; 16],

@@ -94,6 +94,8 @@ const TOLD: &[(&str, Counter)] = &[
     ("graphs that failed", Counter::GraphsFailed),
     ("staging on a GPU refused", Counter::StagingRefused),
     ("staging on a GPU given back", Counter::RelaysReturned),
+    ("senders invited to write", Counter::Invitations),
+    ("written before matched", Counter::InvitedReceives),
     ("host memory not pinned", Counter::PinningRefused),
     ("units taken back from the dead", Counter::UnitsReclaimed),
 ];

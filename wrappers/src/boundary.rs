@@ -110,6 +110,7 @@ macro_rules! decided {
                 #[allow(clippy::too_many_arguments)]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     let Some(_inside) = guard::$enter() else {
+                        guard::pass_on(Function::$variant);
                         // SAFETY: the arguments are the program's, passed on as they are.
                         return unsafe { native::$name($($argument),*) };
                     };

@@ -83,9 +83,11 @@ impl Engine {
         // SAFETY: passed on.
         unsafe {
             let handle = self.env.abi.read(request);
-            let entry = self.core.lock().table.get(&handle).copied();
-            match entry {
+            let mut core = self.core.lock();
+            match core.table.get(&handle).copied() {
                 Some(Entry::Send(_) | Entry::Persistent(_)) => self.env.abi.success,
+                // Its sender writes to it already: it is completed instead.
+                Some(Entry::Receive(id)) if !core.withdraw(&self.env, id) => self.env.abi.success,
                 _ => native::cancel(request),
             }
         }

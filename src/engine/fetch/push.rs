@@ -23,10 +23,6 @@ const RECENT_WINDOWS: u64 = 4;
 /// The same with regard to others, to be sure that there are none.
 const RECENT: u64 = 64;
 
-/// An allocation that is not a whole number of these lies in small pages, and two copies that write to such memory carry less than
-/// two that read it: 610 GB/s, 736 read (256 MiB and 4 or 16 KiB more; with 64 KiB, 512 KiB or 1 MiB more it is as without).
-const PAGE_BYTES: u64 = 64 << 10;
-
 /// How long a sender that is to push may not begin, before its part is pulled after all.
 const PATIENCE: Duration = Duration::from_micros(300);
 /// The same where it would have to wait for its turn on the GPU, and the sender for the next one then.
@@ -102,7 +98,7 @@ impl Ways<'_> {
     /// The receiver's buffer, where it can be pushed to as fast as it can be pulled to.
     pub fn push_as_before(&self, env: &Env, gpu: &mut Gpu, source: u32) -> Option<Push> {
         self.exported(env, gpu, source, PATIENCE)
-            .filter(|push| push.target.allocation_bytes % PAGE_BYTES == 0)
+            .filter(|push| push.target.is_in_large_pages())
     }
 
     /// Whether the sender makes the copies between the two: both buffers are on a GPU on which processes take turns, and it is

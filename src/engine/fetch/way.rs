@@ -99,7 +99,7 @@ impl Depths {
     }
 
     /// Whether a single message is likely to take one direct copy.
-    fn is_likely_direct(&self, source: u32, ends: [Uuid; 2], bytes: u64) -> bool {
+    pub fn is_likely_direct(&self, source: u32, ends: [Uuid; 2], bytes: u64) -> bool {
         let direct = self.0.get(&source).and_then(|depth| depth.direct);
         direct.is_some_and(|(known, most)| known == ends && bytes <= most)
     }

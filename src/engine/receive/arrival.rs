@@ -97,6 +97,7 @@ impl Core {
         }
         self.note_landed(env.abi, id);
         if cancelled {
+            self.withdraw(env, id);
             stats::add(Counter::Cancelled, 1);
             self.receives[id].stage = Stage::Done;
             return;
@@ -116,6 +117,11 @@ impl Core {
                 Err(NotTaken::Value) => false,
             };
         if !taken {
+            if !self.withdraw(env, id) {
+                // Only a message that its sender did not send is written where another one belongs.
+                log::error!("a receive was taken by a message that it is not for: its invitation was written over");
+                stats::add(Counter::Corrupt, 1);
+            }
             self.take_value(env, id, bytes, source);
             self.check_value(env, id, bytes, source, tag);
         }
@@ -208,7 +214,10 @@ impl Core {
             depths: &mut self.depths,
             exchanges: &mut self.exchanges,
         };
-        let mut fetch = Fetch::begin(env, &mut self.gpu, landed, to, receive.capacity, ways)?;
+        let told = receive.told.take();
+        let (capacity, nonce) = (receive.capacity, landed.nonce());
+        let mut fetch = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told)?;
+        self.known.note(env, fetch.message(), nonce, told.is_some());
         fetch.set_began(self.taken);
         let length = fetch.length();
         receive.length = Some(length);

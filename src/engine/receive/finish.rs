@@ -143,10 +143,13 @@ impl Core {
     ///
     /// # Safety
     /// MPI may be called; the request is in nobody's hands.
-    pub(in crate::engine) unsafe fn abandon(&mut self, id: usize) {
+    pub(in crate::engine) unsafe fn abandon(&mut self, env: &Env, id: usize) {
         let mut native = self.receives[id].native;
-        // SAFETY: the receive's own request, which is active.
-        unsafe { native::cancel(&raw mut native) };
+        // One that its sender writes to already is completed.
+        if self.withdraw(env, id) {
+            // SAFETY: the receive's own request, which is active.
+            unsafe { native::cancel(&raw mut native) };
+        }
         self.orphans.push((0, Entry::Receive(id)));
     }
 

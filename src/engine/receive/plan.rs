@@ -67,6 +67,7 @@ impl Engine {
         }
         // SAFETY: the program's handle.
         let Some(info) = (unsafe { types::info(abi, args.datatype) }) else {
+            env.unseen.note_receive();
             return Ok(Plan::Native);
         };
         let capacity = info.bytes(args.count);
@@ -247,6 +248,12 @@ impl Engine {
             unsafe { prepared.land(core, abi) }?;
         }
         prepared.receive.cover();
+        let is_posted = !matches!(prepared.receive.stage, Stage::Idle);
+        // First, so that the sender finds it while it is being posted: nothing comes between, under the lock.
+        if let Some(posting) = prepared.receive.posting(abi).filter(|_| is_posted) {
+            // SAFETY: the program's communicator.
+            prepared.receive.told = unsafe { core.invite(&self.env, &posting, None) };
+        }
         let code = post(&prepared, &raw mut request);
         if prepared.temporary {
             // SAFETY: made for this receive, which holds its own reference now.
@@ -257,12 +264,14 @@ impl Engine {
             if let Some(landing) = receive.landing.take() {
                 core.landings.give(landing);
             }
+            if let Some(told) = receive.told {
+                self.env.node.own().withdraw(told);
+            }
             return Err(code);
         }
         receive.native = abi.normalize(request);
         core.serial += 1;
         receive.serial = core.serial;
-        let is_posted = !matches!(receive.stage, Stage::Idle);
         let id = core.receives.insert(receive);
         if is_posted {
             core.note_posted(abi, id);
@@ -316,7 +325,10 @@ impl Engine {
 impl Prepared {
     fn new(args: &RecvArgs, capacity: u64, landed: *mut u8, target: Target) -> Prepared {
         Prepared {
-            receive: Receive::new(args.comm, capacity, landed, target),
+            receive: Receive {
+                from: Some((args.source, args.tag)),
+                ..Receive::new(args.comm, capacity, landed, target)
+            },
             buffer: args.buffer,
             count: args.count,
             datatype: args.datatype,

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use super::invited::{Pushed, Pushing};
 use super::{Advance, Mode, Send, SendArgs, SendKind};
 use crate::cuda::{Buffer, Error};
 use crate::engine::comms::{self, Identity};
@@ -34,6 +35,8 @@ pub(super) struct Out {
     serve: Option<Serve>,
     /// Its part in a message that comes over several paths.
     tracks: Option<Box<Tracks>>,
+    /// It is written to a receive that was told of.
+    pushed: Option<Pushed>,
     /// It completes without its receiver, as a standard send below the eager limit must.
     hosting: Option<Hosting>,
     /// Steps of the sender's part that have failed.
@@ -161,7 +164,19 @@ impl Core {
             }
         };
         let own = env.node.own();
-        let is_eager = args.completes_alone(env, bytes);
+        let stream = Stream {
+            comm: identity.id,
+            peer: peer.world_rank(),
+            tag: args.tag,
+        };
+        let pushed = match source {
+            // First, as it takes longest. What is written to its receiver needs no copy in host memory.
+            Source::Device { context, address } => {
+                self.push_invited(env, &peer, stream, bytes, (context, address))
+            }
+            Source::Host(_) => None,
+        };
+        let is_eager = args.completes_alone(env, bytes) && pushed.is_none();
         let mut hosting = None;
         if is_eager {
             let fits = bytes <= u64::from(own.layout().cell_bytes);
@@ -173,27 +188,30 @@ impl Core {
             // The device works while the descriptor is made and sent.
             hosting.begin(&mut self.gpu, own);
         }
-        let abandon = |hosting: Option<Hosting>| {
+        let abandon = |hosting: Option<Hosting>, pushed: Option<Pushed>| {
             if let Some(hosting) = hosting {
                 hosting.abandon(own);
             }
+            if let Some(pushed) = pushed {
+                pushed.abandon();
+            }
         };
         let Some(slot) = own.alloc() else {
-            abandon(hosting);
+            abandon(hosting, pushed);
             return Err(Unsent::Reason(Reason::NoSlot));
-        };
-        let stream = Stream {
-            comm: identity.id,
-            peer: peer.world_rank(),
-            tag: args.tag,
         };
         let sequence = self.sent.peek(stream);
         let mut message = self.message(env, args, origin, bytes, &identity, &peer, sequence);
         if sums.is_some() {
             message.flags |= flag::SUMS;
         }
+        if let Some(pushed) = &pushed {
+            let told = pushed.told();
+            message.flags |= flag::INVITED;
+            message.extra = [told.tag, u64::from(told.line)];
+        }
         let Some(nonce) = own.post_with(slot, &message, sums) else {
-            abandon(hosting);
+            abandon(hosting, pushed);
             own.free(slot);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
@@ -225,6 +243,7 @@ impl Core {
             bytes,
             serve: None,
             tracks: None,
+            pushed,
             hosting,
             failures: 0,
             is_given_up: false,
@@ -246,11 +265,12 @@ impl Core {
         // SAFETY: the wire bytes are kept until the native send is complete.
         let code = unsafe { native_isend(&carrier, &raw mut out.native) };
         if code != env.abi.success {
-            abandon(out.hosting);
+            abandon(out.hosting, out.pushed);
             own.free(slot);
             return Err(Unsent::Code(code));
         }
         self.sent.take(stream);
+        self.last_sent.note(env, stream, nonce);
         out.peer.announce();
         let (messages, of_bytes) = match origin {
             Origin::Device(_) => (Counter::SendsDescriptor, Counter::SendsDescriptorBytes),
@@ -276,6 +296,7 @@ impl Core {
             },
             ..Story::default()
         };
+        let is_pushed = out.pushed.is_some();
         let id = self.sends.insert(Send {
             handle: 0,
             comm: args.comm,
@@ -288,8 +309,8 @@ impl Core {
             kind: SendKind::Descriptor(out),
         });
         self.open.push(id);
-        // A small message is to be looked at before its receiver has done anything.
-        self.serving |= is_eager;
+        // A small message is to be looked at before its receiver has done anything, and one that is written at once.
+        self.serving |= is_eager || is_pushed;
         Ok(id)
     }
 
@@ -421,6 +442,26 @@ impl Core {
         if out.is_given_up && state.is_ok_and(|state| !state.is_final()) {
             state = Ok(State::Failed);
         }
+        if let Some(pushed) = out.pushed.as_mut().filter(|_| state.is_ok()) {
+            match pushed.poll(&mut self.gpu) {
+                Pushing::Flying => {
+                    return Advance {
+                        serving: true,
+                        ..Advance::default()
+                    }
+                }
+                Pushing::Ended { has_landed } => {
+                    // The buffer is not read any more.
+                    send.complete |= has_landed;
+                    return Advance {
+                        moved: true,
+                        serving: true,
+                        closed: false,
+                    };
+                }
+                Pushing::Over => {}
+            }
+        }
         let ring = slot.ring(out.nonce);
         let step = match (state, &mut out.hosting) {
             // The receiver has all that it needs.
@@ -489,7 +530,9 @@ impl Core {
             return Advance::default();
         };
         let is_released = out.tracks.as_mut().is_none_or(|tracks| tracks.release(env));
+        let is_written = out.pushed.as_mut().is_some_and(|pushed| !pushed.is_over());
         let drained = is_released
+            & !is_written
             & match (&mut out.serve, &mut out.hosting) {
                 (Some(serve), _) => {
                     serve.release_filled(own);
@@ -549,7 +592,7 @@ impl Core {
 
     /// Whether a send completes only when its receiver comes. One below the eager limit completes by itself.
     pub(in crate::engine) fn awaits_receiver(&self, id: usize) -> bool {
-        matches!(&self.sends[id].kind, SendKind::Descriptor(out) if out.hosting.is_none())
+        matches!(&self.sends[id].kind, SendKind::Descriptor(out) if out.hosting.is_none() && out.pushed.is_none())
     }
 
     /// The program waits for this send alone.

@@ -35,6 +35,7 @@ impl Engine {
         args: &SendArgs,
     ) -> Result<usize, c_int> {
         let env = &self.env;
+        env.unseen.note_send();
         // SAFETY: passed on.
         let data = unsafe { self.pack_host(args) }?;
         let mut core = self.core.lock();

@@ -26,7 +26,7 @@ const LAUNCHED_IN_TURN_MAX: usize = 2;
 /// Once a push has failed.
 const NOT_PUSHED: &str = "a push between these ranks has failed before";
 /// Of the lanes for pushes the one that few relays use.
-const PUSH_LANE: u64 = 3;
+pub(in crate::engine) const PUSH_LANE: u64 = 3;
 
 /// The tracks of one message.
 pub struct Tracks {

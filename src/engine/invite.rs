@@ -1,0 +1,154 @@
+//! Receives of which their sender is told before it sends, so that it writes to their buffer at once instead of waiting until
+//! its message is matched and its receiver has begun to read it.
+//!
+//! Whose message it will be is MPI's to say, and follows from its rules (MPI 4.1 section 3.5: messages of one stream do not
+//! overtake one another, and a message goes to the first receive posted that it matches). A receive that names its source and
+//! its tag takes the message behind the last one of that stream that was received, if no other receive that might is pending.
+//! The receiver tells the sender which that last one was. The sender knows what it has sent since: nothing, or it does not
+//! take the receive. What it sends by the MPI library alone, to whomever, counts as something (`Unseen`). Where several threads
+//! may call MPI at once nobody could know, and no receive is told of.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use crate::cuda::Uuid;
+use crate::engine::counts::Stream;
+use crate::engine::fetch::flag;
+use crate::engine::Env;
+use crate::mpi::guard;
+use crate::node::Message;
+
+/// Streams that are remembered.
+const STREAMS_MAX: usize = 1 << 12;
+/// Receives of a stream that must have been alone before one is told of: in a window of messages each would be in the way of
+/// the next.
+const ALONE: u32 = 2;
+/// Receives told of in vain, one after the other, until they are told of more rarely.
+const IN_VAIN: u32 = 4;
+/// How rarely.
+const RARELY: u32 = 32;
+
+/// What the program sends and receives and the engine does not see.
+#[derive(Debug, Default)]
+pub struct Unseen {
+    sends: AtomicU64,
+    receives: AtomicBool,
+}
+
+impl Unseen {
+    /// A message is about to go by the MPI library.
+    #[inline]
+    pub fn note_send(&self) {
+        // One thread at a time: with several no receive is told of.
+        let sends = self.sends.load(Ordering::Relaxed);
+        self.sends.store(sends.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// A receive that may match anything is posted by the MPI library alone.
+    #[cold]
+    pub fn note_receive(&self) {
+        self.receives.store(true, Ordering::Relaxed);
+    }
+
+    fn sends(&self) -> u64 {
+        self.sends.load(Ordering::Relaxed)
+    }
+}
+
+impl Env {
+    /// Whether this rank tells of receives, and takes those of others.
+    pub(super) fn may_invite(&self) -> bool {
+        let config = &self.config;
+        let is_wanted = config.invite && config.push > 0 && config.paths.direct;
+        let sees_all = !self.unseen.receives.load(Ordering::Relaxed) && !guard::has_passed_on();
+        is_wanted && sees_all && !self.multiple
+    }
+}
+
+/// As sender: the last message of each stream.
+#[derive(Debug, Default)]
+pub struct Sent(HashMap<Stream, (u64, u64), FxBuildHasher>);
+
+impl Sent {
+    /// A message has been sent by descriptor.
+    pub fn note(&mut self, env: &Env, stream: Stream, nonce: u64) {
+        if !env.may_invite() {
+            return;
+        }
+        if self.0.len() >= STREAMS_MAX && !self.0.contains_key(&stream) {
+            self.0.clear();
+        }
+        self.0.insert(stream, (nonce, env.unseen.sends()));
+    }
+
+    /// The nonce of the last message of a stream, if it was sent by descriptor.
+    pub fn last(&self, env: &Env, stream: Stream) -> Option<u64> {
+        let (nonce, sends) = self.0.get(&stream)?;
+        (*sends == env.unseen.sends()).then_some(*nonce)
+    }
+}
+
+/// As receiver: the last message of a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Last {
+    /// Its nonce.
+    pub nonce: u64,
+    /// The GPU that it came from.
+    pub device: Uuid,
+    /// Receives of it that must be alone before one is told of.
+    crowd: u32,
+    /// Receives that were told of in vain since one was not.
+    in_vain: u32,
+    /// Receives of which nobody is told.
+    silent: u32,
+}
+
+/// As receiver: what is known of each stream.
+#[derive(Debug, Default)]
+pub struct Received(HashMap<Stream, Last, FxBuildHasher>);
+
+impl Received {
+    /// A message has come by descriptor, in a receive that had been told of or not.
+    pub fn note(&mut self, env: &Env, message: &Message, nonce: u64, was_told: bool) {
+        if !env.may_invite() || message.flags & flag::HOST != 0 {
+            return;
+        }
+        let stream = Stream {
+            comm: message.communicator,
+            peer: message.source,
+            tag: message.tag,
+        };
+        if self.0.len() >= STREAMS_MAX && !self.0.contains_key(&stream) {
+            self.0.clear();
+        }
+        let last = self.0.entry(stream).or_insert(Last {
+            nonce,
+            device: message.device,
+            crowd: ALONE,
+            in_vain: 0,
+            silent: 0,
+        });
+        (last.nonce, last.device) = (nonce, message.device);
+        if message.flags & flag::INVITED != 0 {
+            last.in_vain = 0;
+        } else if was_told {
+            last.in_vain += 1;
+            last.silent = if last.in_vain >= IN_VAIN { RARELY } else { 0 };
+        }
+    }
+
+    /// A receive is about to be posted, beside others of its stream or alone: what its sender is to be told, if anything.
+    pub fn posting(&mut self, stream: Stream, is_alone: bool) -> Option<Last> {
+        let last = self.0.get_mut(&stream)?;
+        if !is_alone {
+            last.crowd = ALONE;
+            return None;
+        }
+        let is_due = last.crowd == 0 && last.silent == 0;
+        last.crowd = last.crowd.saturating_sub(1);
+        last.silent = last.silent.saturating_sub(1);
+        is_due.then_some(*last)
+    }
+}

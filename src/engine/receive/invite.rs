@@ -1,0 +1,145 @@
+//! A receive of which its sender is told: see [`crate::engine::invite`].
+
+use std::ffi::c_int;
+
+use super::{Receive, Stage, Target};
+use crate::cuda::Buffer;
+use crate::engine::comms;
+use crate::engine::core::Core;
+use crate::engine::counts::Stream;
+use crate::engine::fetch::overlap;
+use crate::engine::lift::Shape;
+use crate::engine::Env;
+use crate::mpi::{Abi, Handle};
+use crate::node::{Target as Place, Told, Waiting};
+use crate::stats::{self, Counter};
+
+/// Receives that are looked through for one that may take the same message.
+const LOOKED_THROUGH: usize = 64;
+/// From so many bytes on only memory in large pages is written to by senders.
+const LARGE_PAGES_FROM: u64 = 1 << 20;
+
+/// A receive into one run of device memory that names its source and its tag.
+#[derive(Clone, Copy)]
+pub(super) struct Posting {
+    buffer: Buffer,
+    bytes: u64,
+    comm: Handle,
+    source: c_int,
+    tag: c_int,
+}
+
+impl Receive {
+    pub(super) fn posting(&self, abi: &Abi) -> Option<Posting> {
+        let Target::Device {
+            buffer,
+            shape: Shape::Dense(_),
+        } = &self.target
+        else {
+            return None;
+        };
+        let (source, tag) = self.from?;
+        let is_named = source != abi.any_source && tag != abi.any_tag && source != abi.proc_null;
+        (is_named && self.matched.is_none() && buffer.ipc).then_some(Posting {
+            buffer: *buffer,
+            bytes: self.capacity,
+            comm: self.comm,
+            source,
+            tag,
+        })
+    }
+
+    /// Whether it is pending, and may take the message that another one is for.
+    fn competes(&self, abi: &Abi, with: &Posting) -> bool {
+        let is_pending =
+            matches!(self.stage, Stage::Posted) && self.arrival.is_none() && self.matched.is_none();
+        let is_same_comm = abi.normalize(self.comm) == abi.normalize(with.comm);
+        let may_match = self.from.is_none_or(|(source, tag)| {
+            (source == with.source || source == abi.any_source)
+                && (tag == with.tag || tag == abi.any_tag)
+        });
+        is_pending && is_same_comm && may_match
+    }
+}
+
+impl Core {
+    /// Before a receive is posted: tells its sender, if that can be sure to send what it takes. `me`: where the receive is, if
+    /// it is among the others already.
+    ///
+    /// # Safety
+    /// The communicator is the program's.
+    pub(super) unsafe fn invite(
+        &mut self,
+        env: &Env,
+        posting: &Posting,
+        me: Option<usize>,
+    ) -> Option<Told> {
+        if !env.may_invite() || !self.early.is_empty() {
+            return None;
+        }
+        // SAFETY: passed on.
+        let identity = unsafe { comms::identity(env.abi, posting.comm) }?;
+        let stream = Stream {
+            comm: identity.id,
+            peer: identity.world_rank(posting.source)?,
+            tag: posting.tag,
+        };
+        let is_alone = self.receives.len() <= LOOKED_THROUGH
+            && !self
+                .receives
+                .iter()
+                .any(|(id, other)| Some(id) != me && other.competes(env.abi, posting));
+        let last = self.known.posting(stream, is_alone)?;
+        let (buffer, bytes) = (&posting.buffer, posting.bytes);
+        let is_short = bytes < env.config.multipath
+            || self
+                .depths
+                .is_likely_direct(stream.peer, [last.device, buffer.uuid], bytes);
+        // Two processes on one GPU take turns there, and one of them makes all copies.
+        let is_fit = is_short && last.device != buffer.uuid && self.gpu.may_push(stream.peer);
+        let place = (buffer.address, bytes);
+        if !is_fit || self.is_written(place) {
+            return None;
+        }
+        self.gpu.prepare(buffer).ok()?;
+        let target = Place::from(&self.gpu.export(env, buffer).ok()?);
+        if bytes >= LARGE_PAGES_FROM && !target.is_in_large_pages() {
+            return None;
+        }
+        let waiting = Waiting {
+            communicator: stream.comm,
+            source: stream.peer,
+            tag: stream.tag,
+            after: last.nonce,
+            bytes,
+            offset: target.offset,
+            buffer_id: target.buffer_id,
+        };
+        let told = env.node.own().invite(&waiting, &target)?;
+        stats::add(Counter::Invitations, 1);
+        Some(told)
+    }
+
+    /// Whether a message is on its way to some of these bytes of device memory.
+    fn is_written(&self, place: (u64, u64)) -> bool {
+        self.moving
+            .iter()
+            .any(|id| match &self.receives[*id].stage {
+                Stage::Fetching(fetch) => fetch.under_way().is_some_and(|row| row.overlaps(place)),
+                Stage::Lifting(lifting) => overlap(lifting.under_way().to, place),
+                _ => false,
+            })
+    }
+
+    /// Nobody is to write to a receive's buffer any more of whose message nothing is known yet. False if its sender does.
+    pub(in crate::engine) fn withdraw(&mut self, env: &Env, id: usize) -> bool {
+        let receive = &mut self.receives[id];
+        let is_withdrawn = receive
+            .told
+            .is_none_or(|told| env.node.own().withdraw(told));
+        if is_withdrawn {
+            receive.told = None;
+        }
+        is_withdrawn
+    }
+}

@@ -1,0 +1,168 @@
+//! A send whose receiver has told of its receive: the message is written there before it is matched (see
+//! [`crate::engine::invite`]).
+
+use std::sync::Arc;
+
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Purpose};
+use crate::engine::core::Core;
+use crate::engine::counts::Stream;
+use crate::engine::fault::{self, Of, Path};
+use crate::engine::gpu::Gpu;
+use crate::engine::serve::tracks::PUSH_LANE;
+use crate::engine::Env;
+use crate::node::{Peer, Told, Waiting};
+use crate::stats::{self, Counter};
+
+/// A message on its way to a receive that was told of.
+pub(super) struct Pushed {
+    peer: Arc<Peer>,
+    told: Told,
+    /// None once it is over.
+    copy: Option<InFlight>,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pushing {
+    /// On its way.
+    Flying,
+    /// Over just now; all of it is there, or not.
+    Ended {
+        /// All of it is there.
+        has_landed: bool,
+    },
+    /// Over before.
+    Over,
+}
+
+impl Core {
+    /// Begins to write a message to the receive that its receiver has told of, if there is one that is for this message.
+    pub(super) fn push_invited(
+        &mut self,
+        env: &Env,
+        peer: &Arc<Peer>,
+        stream: Stream,
+        bytes: u64,
+        (context, address): (ContextKey, u64),
+    ) -> Option<Pushed> {
+        if !env.may_invite() || !self.gpu.may_push(peer.world_rank()) {
+            return None;
+        }
+        let after = self.last_sent.last(env, stream)?;
+        let expected = Waiting {
+            communicator: stream.comm,
+            source: env.world_rank,
+            tag: stream.tag,
+            after,
+            bytes,
+            offset: 0,
+            buffer_id: 0,
+        };
+        let line = expected.line();
+        let invitation = peer.board()?.invitation(line)?;
+        let (tag, waiting) = invitation.find(&expected)?;
+        let target = invitation.target(&waiting).ok()?;
+        let export = Export::from(&target);
+        if !export.holds(bytes) {
+            return None;
+        }
+        let mapping = match self.gpu.map(context, peer, &export) {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                // That this buffer cannot be mapped here says nothing of others.
+                if error != Error::AlreadyMapped {
+                    self.gpu.push_failed(peer.world_rank());
+                }
+                log::debug!("to rank {}: not pushed: {error}", peer.world_rank());
+                return None;
+            }
+        };
+        if !invitation.take(tag) {
+            return None;
+        }
+        let copy = Copy::Linear {
+            dst: mapping.address_of(target.offset),
+            src: address,
+            bytes,
+        };
+        match self
+            .gpu
+            .copy_on(context, Purpose::Push, PUSH_LANE, copy, Some(mapping))
+        {
+            Ok(copy) => Some(Pushed {
+                peer: Arc::clone(peer),
+                told: Told { line, tag },
+                copy: Some(copy),
+            }),
+            Err(error) => {
+                invitation.refuse(tag);
+                failed(&mut self.gpu, peer, &error);
+                None
+            }
+        }
+    }
+}
+
+fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
+    gpu.push_failed(peer.world_rank());
+    stats::add(Counter::DriverRetries, 1);
+    if peer.goes_on() {
+        let of = Of::To(peer.world_rank());
+        fault::survived(of, Path::Direct, error, "left to its receiver");
+    }
+}
+
+impl Pushed {
+    /// Which receive it is for.
+    pub(super) fn told(&self) -> Told {
+        self.told
+    }
+
+    /// Looks how far it is, and tells the receiver once it is over.
+    pub(super) fn poll(&mut self, gpu: &mut Gpu) -> Pushing {
+        let Some(copy) = &mut self.copy else {
+            return Pushing::Over;
+        };
+        let has_landed = match copy.poll() {
+            Ok(false) => return Pushing::Flying,
+            Ok(true) => true,
+            Err(error) if copy.is_lost() => {
+                failed(gpu, &self.peer, &error);
+                false
+            }
+            Err(error) => {
+                fault::tried_again(Of::To(self.peer.world_rank()), Path::Direct, &error);
+                return Pushing::Flying;
+            }
+        };
+        self.end(has_landed);
+        Pushing::Ended { has_landed }
+    }
+
+    fn end(&mut self, has_landed: bool) {
+        self.copy = None;
+        let board = self.peer.board();
+        if let Some(invitation) = board.and_then(|board| board.invitation(self.told.line)) {
+            if has_landed {
+                invitation.land(self.told.tag);
+            } else {
+                invitation.refuse(self.told.tag);
+            }
+        }
+        self.peer.ring_doorbell();
+    }
+
+    /// Whether nothing of it runs any more, well or not.
+    pub(super) fn is_over(&mut self) -> bool {
+        self.copy.as_mut().is_none_or(InFlight::is_over)
+    }
+
+    /// Its message could not be sent: waits until nothing is written any more, which is as long as the copy takes, and leaves
+    /// the receive to the next message.
+    pub(super) fn abandon(mut self) {
+        while !self.is_over() {
+            std::thread::yield_now();
+        }
+        self.end(false);
+    }
+}

@@ -1,0 +1,224 @@
+//! Receives of which their receiver has told their sender beforehand: it then writes to the buffer at once, before its
+//! message is matched (a rendezvous begun by the receiver).
+//!
+//! An invitation lies in the receiver's segment, a line for each stream that may have one. It names the message that was
+//! received last, so that the sender knows that the one it is about to send is the next of the stream, which this receive
+//! must match.
+//!
+//! ```text
+//!         receiver            sender
+//! Free ───open──▶ Open ───take──▶ Taken ───land──▶ Landed     all of it is in the buffer
+//!   ▲               │               └─────refuse──▶ Refused   nothing is written to it any more
+//!   └─withdraw──────┘
+//!   └─close (receiver): from any state
+//! ```
+
+use super::track::{Target, TrackError, TARGET_WORDS};
+use super::{digest, mix};
+use std::sync::atomic::{fence, AtomicU64, Ordering};
+
+/// Lines for invitations of one rank.
+pub const INVITATIONS: usize = 64;
+
+const STATE_BITS: u32 = 3;
+const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Invited {
+    /// The sender may take it.
+    Open = 1,
+    /// The sender writes to the buffer.
+    Taken = 2,
+    /// The whole message is there.
+    Landed = 3,
+    /// The sender could not bring it, and writes no more.
+    Refused = 4,
+}
+
+/// A receive that has been told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Identity of the communicator.
+    pub communicator: u64,
+    /// World rank of the sender.
+    pub source: u32,
+    /// Tag.
+    pub tag: i32,
+    /// Nonce of the message of the same stream that was received last.
+    pub after: u64,
+    /// Length of the buffer: the message must be as long.
+    pub bytes: u64,
+    /// Where it begins in its allocation.
+    pub offset: u64,
+    /// CU_POINTER_ATTRIBUTE_BUFFER_ID of the allocation.
+    pub buffer_id: u64,
+}
+
+impl Waiting {
+    fn words(&self) -> [u64; 6] {
+        [
+            self.communicator,
+            u64::from(self.source) << 32 | u64::from(self.tag as u32),
+            self.after,
+            self.bytes,
+            self.offset,
+            self.buffer_id,
+        ]
+    }
+
+    /// The line that is for this stream, at sender and receiver.
+    pub fn line(&self) -> u32 {
+        let words = self.words();
+        (mix(words[0] ^ mix(words[1])) >> 32) as u32 % INVITATIONS as u32
+    }
+}
+
+/// Which invitation of a receiver's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Its line.
+    pub line: u32,
+    /// The tag of its present use, which is never used again.
+    pub tag: u64,
+}
+
+/// An invitation as it lies in shared memory. The receiver writes the first line, and the second where the allocation is
+/// another one.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Invitation {
+    /// Tag and state.
+    word: AtomicU64,
+    waiting: [AtomicU64; 6],
+    digest: AtomicU64,
+    target: [AtomicU64; TARGET_WORDS],
+}
+
+impl Invitation {
+    /// Whether it may be opened.
+    pub(super) fn is_free(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == 0
+    }
+
+    /// Receiver: tells of a receive. Its allocation is the target's.
+    pub(super) fn open(&self, tag: u64, waiting: &Waiting, target: &Target) {
+        let relaxed = Ordering::Relaxed;
+        self.word.store(0, relaxed);
+        fence(Ordering::Release);
+        let of_allocation = Target {
+            offset: 0,
+            ..*target
+        };
+        // What stays the same stays in the sender's cache.
+        let words = of_allocation.words(target.buffer_id);
+        for (place, word) in self.target.iter().zip(words) {
+            if place.load(relaxed) != word {
+                place.store(word, relaxed);
+            }
+        }
+        let words = waiting.words();
+        let places = self.waiting.iter().zip(words);
+        places.for_each(|(place, word)| place.store(word, relaxed));
+        self.digest.store(digest_of(tag, &words), relaxed);
+        self.word.store(pack(tag, Invited::Open), Ordering::Release);
+    }
+
+    /// Sender: the tag of an invitation that is open, and is about this receive as far as the sender knows it. The offset and
+    /// the allocation are the receiver's to say.
+    pub fn find(&self, expected: &Waiting) -> Option<(u64, Waiting)> {
+        let word = self.word.load(Ordering::Acquire);
+        if word & STATE_MASK != Invited::Open as u64 {
+            return None;
+        }
+        let tag = word >> STATE_BITS;
+        let words: [u64; 6] = std::array::from_fn(|at| self.waiting[at].load(Ordering::Relaxed));
+        let found = Waiting {
+            offset: words[4],
+            buffer_id: words[5],
+            ..*expected
+        };
+        let is_it = found.words() == words;
+        let is_whole = self.digest.load(Ordering::Relaxed) == digest_of(tag, &words);
+        (is_it && is_whole).then_some((tag, found))
+    }
+
+    /// Sender: the receiver's buffer. To be read before the invitation is taken.
+    pub fn target(&self, waiting: &Waiting) -> Result<Target, TrackError> {
+        let words = std::array::from_fn(|at| self.target[at].load(Ordering::Relaxed));
+        let target = Target::from_words(&words, waiting.buffer_id)?;
+        Ok(Target {
+            offset: waiting.offset,
+            ..target
+        })
+    }
+
+    /// Sender: will write to the buffer. False where the receiver has withdrawn it.
+    pub fn take(&self, tag: u64) -> bool {
+        // What was read of it before is of this use, as no tag comes twice.
+        self.swap(tag, Invited::Open, Invited::Taken)
+    }
+
+    /// Sender: the whole message is there.
+    pub fn land(&self, tag: u64) {
+        self.swap(tag, Invited::Taken, Invited::Landed);
+    }
+
+    /// Sender: nothing is written any more, and not all of it is there.
+    pub fn refuse(&self, tag: u64) {
+        self.swap(tag, Invited::Taken, Invited::Refused);
+    }
+
+    /// Receiver: nobody is to take it any more. False if somebody has, and may still write.
+    pub(super) fn withdraw(&self, tag: u64) -> bool {
+        let word = pack(tag, Invited::Open);
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        match self.word.compare_exchange(word, 0, order.0, order.1) {
+            Ok(_) => true,
+            Err(now) if now == pack(tag, Invited::Refused) => {
+                self.close();
+                true
+            }
+            Err(now) => now >> STATE_BITS != tag,
+        }
+    }
+
+    /// Receiver: how far it is. `None` where somebody has written over it.
+    pub fn state(&self, tag: u64) -> Option<Invited> {
+        let word = self.word.load(Ordering::Acquire);
+        let all = [
+            Invited::Open,
+            Invited::Taken,
+            Invited::Landed,
+            Invited::Refused,
+        ];
+        all.into_iter().find(|state| word == pack(tag, *state))
+    }
+
+    /// Receiver: is through with it.
+    pub(super) fn close(&self) {
+        self.word.store(0, Ordering::Release);
+    }
+
+    fn swap(&self, tag: u64, from: Invited, to: Invited) -> bool {
+        let (from, to) = (pack(tag, from), pack(tag, to));
+        self.word
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+}
+
+fn pack(tag: u64, state: Invited) -> u64 {
+    tag << STATE_BITS | state as u64
+}
+
+fn digest_of(tag: u64, words: &[u64; 6]) -> u64 {
+    let mut all = [tag; 8];
+    all[..6].copy_from_slice(words);
+    digest(&all)
+}
+
+#[cfg(test)]
+#[path = "invite_tests.rs"]
+mod tests;

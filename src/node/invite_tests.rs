@@ -1,0 +1,206 @@
+use super::*;
+
+fn line() -> Box<Invitation> {
+    Box::new(Invitation {
+        word: AtomicU64::new(0),
+        waiting: std::array::from_fn(|_| AtomicU64::new(0)),
+        digest: AtomicU64::new(0),
+        target: std::array::from_fn(|_| AtomicU64::new(0)),
+    })
+}
+
+const WAITING: Waiting = Waiting {
+    communicator: 0x1234,
+    source: 3,
+    tag: -7,
+    after: 0x5500,
+    bytes: 4096,
+    offset: 512,
+    buffer_id: 99,
+};
+
+fn target() -> Target {
+    Target {
+        ipc_handle: std::array::from_fn(|at| at as u8),
+        device: [5; 16],
+        base: 1 << 40,
+        allocation_bytes: 1 << 20,
+        offset: 512,
+        buffer_id: 99,
+    }
+}
+
+/// As the sender knows it.
+fn expected() -> Waiting {
+    Waiting {
+        offset: 0,
+        buffer_id: 0,
+        ..WAITING
+    }
+}
+
+#[test]
+fn a_sender_finds_what_it_expects_and_nothing_else() {
+    let line = line();
+    assert!(line.find(&expected()).is_none(), "nobody is invited");
+    line.open(8, &WAITING, &target());
+    assert_eq!(line.find(&expected()), Some((8, WAITING)));
+    assert_eq!(line.target(&WAITING), Ok(target()));
+    let others = [
+        Waiting {
+            communicator: 0x1235,
+            ..expected()
+        },
+        Waiting {
+            source: 4,
+            ..expected()
+        },
+        Waiting {
+            tag: 7,
+            ..expected()
+        },
+        Waiting {
+            after: 0x5600,
+            ..expected()
+        },
+        Waiting {
+            bytes: 4095,
+            ..expected()
+        },
+    ];
+    for other in others {
+        assert!(line.find(&other).is_none(), "{other:?}");
+    }
+}
+
+#[test]
+fn it_is_taken_once_and_not_after_it_was_withdrawn() {
+    let line = line();
+    line.open(8, &WAITING, &target());
+    assert!(line.take(8));
+    assert!(!line.take(8));
+    assert_eq!(line.state(8), Some(Invited::Taken));
+    assert!(!line.withdraw(8), "somebody writes");
+    line.land(8);
+    line.refuse(8);
+    assert_eq!(line.state(8), Some(Invited::Landed), "what has landed has");
+    line.close();
+    assert!(line.is_free());
+
+    line.open(9, &WAITING, &target());
+    assert!(!line.take(8), "the tag of another use");
+    assert!(line.withdraw(9));
+    assert!(!line.take(9));
+    assert!(line.is_free());
+
+    line.open(10, &WAITING, &target());
+    assert!(line.take(10));
+    line.refuse(10);
+    assert_eq!(line.state(10), Some(Invited::Refused));
+    assert!(line.withdraw(10), "nobody writes any more");
+    assert!(line.is_free());
+}
+
+#[test]
+fn what_is_written_over_is_not_believed() {
+    for at in 0..6 {
+        let line = line();
+        line.open(8, &WAITING, &target());
+        line.waiting[at].fetch_xor(1 << 9, Ordering::Relaxed);
+        assert!(line.find(&expected()).is_none(), "word {at}");
+    }
+    for at in 0..TARGET_WORDS {
+        let line = line();
+        line.open(8, &WAITING, &target());
+        line.target[at].fetch_xor(1, Ordering::Relaxed);
+        assert_eq!(line.target(&WAITING), Err(TrackError::Corrupt), "word {at}");
+    }
+    let line = line();
+    line.open(8, &WAITING, &target());
+    assert!(line.take(8));
+    line.word.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(line.state(8), None);
+}
+
+#[test]
+fn sender_and_receiver_find_the_same_line() {
+    assert_eq!(WAITING.line(), expected().line());
+    let lines = (0..1000).map(|tag| Waiting { tag, ..WAITING }.line());
+    let lines: std::collections::HashSet<u32> = lines.collect();
+    assert!(lines.iter().all(|line| (*line as usize) < INVITATIONS));
+    assert!(lines.len() > 60, "{} lines for 1000 tags", lines.len());
+}
+
+/// One side invites, withdraws and is through; the other takes: never what was withdrawn, and what it takes is of the use that
+/// it has read.
+#[test]
+fn two_threads_agree() {
+    const ROUNDS: u64 = 20_000;
+    let line = line();
+    let now = AtomicU64::new(1);
+    let offset = |round: u64| round * 3;
+    let number = |round: u64| round % 5 + 1;
+    let send = || {
+        let mut taken = 0;
+        loop {
+            let round = now.load(Ordering::Acquire);
+            if round == 0 {
+                return taken;
+            }
+            let expected = Waiting {
+                after: round << 8,
+                ..expected()
+            };
+            let Some((tag, found)) = line.find(&expected) else {
+                std::thread::yield_now();
+                continue;
+            };
+            let to = line.target(&found);
+            if line.take(tag) {
+                let to = to.map(|to| (to.offset, to.buffer_id));
+                assert_eq!(to, Ok((offset(round), number(round))));
+                line.land(tag);
+                taken += 1;
+            }
+        }
+    };
+    let receive = || {
+        let mut withdrawn = 0;
+        for round in 1..=ROUNDS {
+            now.store(round, Ordering::Release);
+            let place = Target {
+                offset: offset(round),
+                buffer_id: number(round),
+                ..target()
+            };
+            let waiting = Waiting {
+                after: round << 8,
+                offset: place.offset,
+                buffer_id: place.buffer_id,
+                ..WAITING
+            };
+            line.open(round, &waiting, &place);
+            if round % 3 == 0 {
+                std::thread::yield_now();
+            }
+            if line.withdraw(round) {
+                withdrawn += 1;
+                continue;
+            }
+            while line.state(round) == Some(Invited::Taken) {
+                std::thread::yield_now();
+            }
+            assert_eq!(line.state(round), Some(Invited::Landed));
+            line.close();
+        }
+        now.store(0, Ordering::Release);
+        withdrawn
+    };
+    let (taken, withdrawn) = std::thread::scope(|scope| {
+        let sender = scope.spawn(send);
+        let withdrawn = receive();
+        (sender.join().expect("a thread"), withdrawn)
+    });
+    assert_eq!(taken + withdrawn, ROUNDS);
+    assert!(taken > 0 && withdrawn > 0, "{taken} and {withdrawn}");
+}
