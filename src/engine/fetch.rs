@@ -21,6 +21,7 @@ use crate::engine::fetch::several::{Before, Several};
 pub use crate::engine::fetch::trail::{Trail, TrailEnd};
 pub use crate::engine::fetch::way::{overlap, Depths, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
+use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
 use crate::engine::story;
 use crate::engine::Env;
@@ -347,6 +348,16 @@ impl Fetch {
             .or((to_device && !self.own && !is_exported).then_some(Reason::NotExportable))
     }
 
+    /// Whether this rank reads so much of a sender's memory that it had better not write there meanwhile.
+    pub fn reads_from(&self, rank: u32) -> bool {
+        let is_read = match &self.path {
+            Path::Direct(_) => !self.own,
+            Path::Several(several) => !several.is_direct(),
+            _ => false,
+        };
+        is_read && self.message.source == rank && self.wanted >= ONE_WAY_FROM
+    }
+
     /// Which message of this rank it is, in the order in which they were taken.
     pub fn began(&self) -> u64 {
         self.began
@@ -472,6 +483,12 @@ impl Fetch {
             if held.is_none() {
                 // What is pushed to its place is on no lane of this rank's.
                 self.leave_trail(true);
+            }
+        } else if may_split && ways.is_pushing && self.wanted >= ONE_WAY_FROM && held.is_none() {
+            // Both write, as one that also reads does one after the other.
+            let push = ways.push_as_before(env, gpu, source);
+            if self.begin_parts(env, gpu, &[], push, true, before) {
+                return true;
             }
         } else if let Some(depth) = depth {
             let push = match &before {

@@ -9,6 +9,7 @@
 //! may call MPI at once nobody could know, and no receive is told of.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -25,6 +26,13 @@ const STREAMS_MAX: usize = 1 << 12;
 /// Receives of a stream that must have been alone before one is told of: in a window of messages each would be in the way of
 /// the next.
 const ALONE: u32 = 2;
+/// From so many bytes on a GPU had better not write to a peer's memory and read it at once, in either order: by a process that
+/// has it mapped both are made one after the other (two H200s, 16 MiB each way: 99 us, by two that write 55; 4 MiB 34 and 22).
+pub const ONE_WAY_FROM: u64 = 256 << 10;
+/// How long a sender whose last message found a receive waits for the next one to be told of. Both ranks of an exchange come to
+/// it at the same time, within a microsecond.
+pub const PATIENCE: Duration = Duration::from_nanos(1500);
+
 /// Receives told of in vain, one after the other, until they are told of more rarely.
 const IN_VAIN: u32 = 4;
 /// How rarely.
@@ -69,24 +77,40 @@ impl Env {
 
 /// As sender: the last message of each stream.
 #[derive(Debug, Default)]
-pub struct Sent(HashMap<Stream, (u64, u64), FxBuildHasher>);
+pub struct Sent(HashMap<Stream, LastSent, FxBuildHasher>);
+
+/// The last message of a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct LastSent {
+    /// Its nonce.
+    pub nonce: u64,
+    /// It was written to a receive that was told of.
+    pub was_invited: bool,
+    /// Messages that had gone by the MPI library before it.
+    unseen: u64,
+}
 
 impl Sent {
     /// A message has been sent by descriptor.
-    pub fn note(&mut self, env: &Env, stream: Stream, nonce: u64) {
+    pub fn note(&mut self, env: &Env, stream: Stream, nonce: u64, was_invited: bool) {
         if !env.may_invite() {
             return;
         }
         if self.0.len() >= STREAMS_MAX && !self.0.contains_key(&stream) {
             self.0.clear();
         }
-        self.0.insert(stream, (nonce, env.unseen.sends()));
+        let last = LastSent {
+            nonce,
+            was_invited,
+            unseen: env.unseen.sends(),
+        };
+        self.0.insert(stream, last);
     }
 
-    /// The nonce of the last message of a stream, if it was sent by descriptor.
-    pub fn last(&self, env: &Env, stream: Stream) -> Option<u64> {
-        let (nonce, sends) = self.0.get(&stream)?;
-        (*sends == env.unseen.sends()).then_some(*nonce)
+    /// The last message of a stream, if that is known.
+    pub fn last(&self, env: &Env, stream: Stream) -> Option<LastSent> {
+        let last = self.0.get(&stream)?;
+        (last.unseen == env.unseen.sends()).then_some(*last)
     }
 }
 
@@ -110,8 +134,9 @@ pub struct Last {
 pub struct Received(HashMap<Stream, Last, FxBuildHasher>);
 
 impl Received {
-    /// A message has come by descriptor, in a receive that had been told of or not.
-    pub fn note(&mut self, env: &Env, message: &Message, nonce: u64, was_told: bool) {
+    /// A message has come by descriptor. `in_vain`: its receive had been told of, and its sender is not one that this rank sends
+    /// to meanwhile: what goes both ways meets the next time.
+    pub fn note(&mut self, env: &Env, message: &Message, nonce: u64, in_vain: bool) {
         if !env.may_invite() || message.flags & flag::HOST != 0 {
             return;
         }
@@ -133,7 +158,7 @@ impl Received {
         (last.nonce, last.device) = (nonce, message.device);
         if message.flags & flag::INVITED != 0 {
             last.in_vain = 0;
-        } else if was_told {
+        } else if in_vain {
             last.in_vain += 1;
             last.silent = if last.in_vain >= IN_VAIN { RARELY } else { 0 };
         }

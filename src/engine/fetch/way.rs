@@ -29,6 +29,8 @@ pub struct Ways<'a> {
     pub depths: &'a mut Depths,
     /// With whom messages go both ways.
     pub exchanges: &'a mut Exchanges,
+    /// This rank writes to a receive of the sender's, of which it was told.
+    pub is_pushing: bool,
 }
 
 /// A message that is being fetched into device memory.

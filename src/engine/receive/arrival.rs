@@ -185,6 +185,7 @@ impl Core {
             self.survey(env, &buffer, context, bytes);
         }
         let under_way = self.under_way(env, self.receives[id].capacity);
+        let (sends_to, is_pushing) = self.exchanges_with(landed.sender());
         let receive = &mut self.receives[id];
         let of = Of::From(landed.sender());
         receive.of = Some(of);
@@ -213,11 +214,13 @@ impl Core {
             under_way: &under_way,
             depths: &mut self.depths,
             exchanges: &mut self.exchanges,
+            is_pushing,
         };
         let told = receive.told.take();
         let (capacity, nonce) = (receive.capacity, landed.nonce());
         let mut fetch = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told)?;
-        self.known.note(env, fetch.message(), nonce, told.is_some());
+        self.known
+            .note(env, fetch.message(), nonce, told.is_some() && !sends_to);
         fetch.set_began(self.taken);
         let length = fetch.length();
         receive.length = Some(length);

@@ -131,6 +131,11 @@ impl Core {
             })
     }
 
+    /// Whether a receive reads so much of a sender's memory that this rank had better not write there meanwhile.
+    pub(in crate::engine) fn reads_from(&self, id: usize, rank: u32) -> bool {
+        matches!(&self.receives[id].stage, Stage::Fetching(fetch) if fetch.reads_from(rank))
+    }
+
     /// Nobody is to write to a receive's buffer any more of whose message nothing is known yet. False if its sender does.
     pub(in crate::engine) fn withdraw(&mut self, env: &Env, id: usize) -> bool {
         let receive = &mut self.receives[id];

@@ -22,6 +22,9 @@ use crate::mpi::Handle;
 use crate::node::{Asked, Descriptor, Message, Peer, State, Sums, DESCRIPTOR_BYTES};
 use crate::stats::{self, Counter, Reason};
 
+/// Open sends that are looked through for one to a certain rank.
+const LOOKED_AT: usize = 16;
+
 /// A descriptor that is out.
 pub(super) struct Out {
     peer: Arc<Peer>,
@@ -270,7 +273,8 @@ impl Core {
             return Err(Unsent::Code(code));
         }
         self.sent.take(stream);
-        self.last_sent.note(env, stream, nonce);
+        self.last_sent
+            .note(env, stream, nonce, out.pushed.is_some());
         out.peer.announce();
         let (messages, of_bytes) = match origin {
             Origin::Device(_) => (Counter::SendsDescriptor, Counter::SendsDescriptorBytes),
@@ -602,6 +606,20 @@ impl Core {
                 hosting.hurry();
             }
         }
+    }
+
+    /// Whether something is sent to a rank, and whether this rank writes it to a receive of which it was told. Of many sends some
+    /// are looked at.
+    pub(in crate::engine) fn exchanges_with(&self, rank: u32) -> (bool, bool) {
+        let (mut sends_to, mut is_pushing) = (false, false);
+        for id in self.open.iter().take(LOOKED_AT) {
+            if let SendKind::Descriptor(out) = &self.sends[*id].kind {
+                let is_to = out.peer.world_rank() == rank;
+                sends_to |= is_to;
+                is_pushing |= is_to && out.pushed.as_ref().is_some_and(Pushed::is_flying);
+            }
+        }
+        (sends_to, is_pushing)
     }
 
     pub(in crate::engine) fn peer_of_send(&self, id: usize) -> Option<Arc<Peer>> {

@@ -2,14 +2,17 @@
 //! [`crate::engine::invite`]).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Purpose};
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::gpu::Gpu;
+use crate::engine::invite::{ONE_WAY_FROM, PATIENCE};
 use crate::engine::serve::tracks::PUSH_LANE;
 use crate::engine::Env;
+use crate::node::invite::Invitation;
 use crate::node::{Peer, Told, Waiting};
 use crate::stats::{self, Counter};
 
@@ -48,19 +51,24 @@ impl Core {
         if !env.may_invite() || !self.gpu.may_push(peer.world_rank()) {
             return None;
         }
-        let after = self.last_sent.last(env, stream)?;
+        let last = self.last_sent.last(env, stream)?;
         let expected = Waiting {
             communicator: stream.comm,
             source: env.world_rank,
             tag: stream.tag,
-            after,
+            after: last.nonce,
             bytes,
             offset: 0,
             buffer_id: 0,
         };
         let line = expected.line();
         let invitation = peer.board()?.invitation(line)?;
-        let (tag, waiting) = invitation.find(&expected)?;
+        // What this rank reads from there it would write one after the other.
+        let is_reading = |id: &usize| self.reads_from(*id, peer.world_rank());
+        if bytes >= ONE_WAY_FROM && self.moving.iter().any(is_reading) {
+            return None;
+        }
+        let (tag, waiting) = find(invitation, &expected, last.was_invited)?;
         let target = invitation.target(&waiting).ok()?;
         let export = Export::from(&target);
         if !export.holds(bytes) {
@@ -103,6 +111,23 @@ impl Core {
     }
 }
 
+/// Looks for the receive, for a moment if the last one was there.
+fn find(invitation: &Invitation, expected: &Waiting, may_wait: bool) -> Option<(u64, Waiting)> {
+    let found = invitation.find(expected);
+    if found.is_some() || !may_wait {
+        return found;
+    }
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
+        std::hint::spin_loop();
+        let found = invitation.find(expected);
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
 fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
     gpu.push_failed(peer.world_rank());
     stats::add(Counter::DriverRetries, 1);
@@ -113,6 +138,11 @@ fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
 }
 
 impl Pushed {
+    /// Whether it is on its way.
+    pub(super) fn is_flying(&self) -> bool {
+        self.copy.is_some()
+    }
+
     /// Which receive it is for.
     pub(super) fn told(&self) -> Told {
         self.told
