@@ -761,6 +761,7 @@ impl Fetch {
                     Some(Invited::Taken) => Step::Pending(false),
                     Some(Invited::Landed) => {
                         env.node.own().close_invitation(told);
+                        env.node.own().promise_invitation(told);
                         stats::add(Counter::InvitedReceives, 1);
                         stats::add(Counter::DirectPushedBytes, self.wanted);
                         self.complete((Counter::DirectReceives, Counter::DirectBytes))

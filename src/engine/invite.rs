@@ -9,7 +9,7 @@
 //! may call MPI at once nobody could know, and no receive is told of.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -19,7 +19,8 @@ use crate::engine::counts::Stream;
 use crate::engine::fetch::flag;
 use crate::engine::Env;
 use crate::mpi::guard;
-use crate::node::Message;
+use crate::node::invite::Invitation;
+use crate::node::{Message, Waiting};
 
 /// Streams that are remembered.
 const STREAMS_MAX: usize = 1 << 12;
@@ -29,14 +30,17 @@ const ALONE: u32 = 2;
 /// From so many bytes on a GPU had better not write to a peer's memory and read it at once, in either order: by a process that
 /// has it mapped both are made one after the other (two H200s, 16 MiB each way: 99 us, by two that write 55; 4 MiB 34 and 22).
 pub const ONE_WAY_FROM: u64 = 256 << 10;
-/// How long a sender whose last message found a receive waits for the next one to be told of. Both ranks of an exchange come to
-/// it at the same time, within a microsecond.
-pub const PATIENCE: Duration = Duration::from_nanos(1500);
+/// How long a sender waits for a receive of which it is to be told: two ranks that send to each other, at once or in turns, come
+/// to it within a microsecond.
+const PATIENCE: Duration = Duration::from_nanos(1500);
 
-/// Receives told of in vain, one after the other, until they are told of more rarely.
-const IN_VAIN: u32 = 4;
-/// How rarely.
-const RARELY: u32 = 32;
+/// Senders that have waited in vain so often, one time after the other, wait no more until they find a receive.
+const WAITS: u32 = 4;
+/// Receives told of in vain, one after the other, until none is for a while; and where messages go both ways at once.
+const IN_VAIN: u32 = 3;
+const IN_VAIN_BOTH_WAYS: u32 = 16;
+/// For how many receives.
+const SILENT: u32 = 32;
 
 /// What the program sends and receives and the engine does not see.
 #[derive(Debug, Default)]
@@ -80,37 +84,59 @@ impl Env {
 pub struct Sent(HashMap<Stream, LastSent, FxBuildHasher>);
 
 /// The last message of a stream.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct LastSent {
     /// Its nonce.
     pub nonce: u64,
-    /// It was written to a receive that was told of.
-    pub was_invited: bool,
+    /// Waits for a receive that were in vain since one was not.
+    pub waited: u32,
     /// Messages that had gone by the MPI library before it.
     unseen: u64,
 }
 
 impl Sent {
     /// A message has been sent by descriptor.
-    pub fn note(&mut self, env: &Env, stream: Stream, nonce: u64, was_invited: bool) {
+    pub fn note(&mut self, env: &Env, stream: Stream, nonce: u64) {
         if !env.may_invite() {
             return;
         }
         if self.0.len() >= STREAMS_MAX && !self.0.contains_key(&stream) {
             self.0.clear();
         }
-        let last = LastSent {
-            nonce,
-            was_invited,
-            unseen: env.unseen.sends(),
-        };
-        self.0.insert(stream, last);
+        let last = self.0.entry(stream).or_default();
+        (last.nonce, last.unseen) = (nonce, env.unseen.sends());
     }
 
     /// The last message of a stream, if that is known.
-    pub fn last(&self, env: &Env, stream: Stream) -> Option<LastSent> {
-        let last = self.0.get(&stream)?;
-        (last.unseen == env.unseen.sends()).then_some(*last)
+    pub fn last(&mut self, env: &Env, stream: Stream) -> Option<&mut LastSent> {
+        let last = self.0.get_mut(&stream)?;
+        (last.unseen == env.unseen.sends()).then_some(last)
+    }
+}
+
+impl LastSent {
+    /// Looks for the receive that the next message will find, for a moment where its sender may be about to be told of it.
+    pub fn find(&mut self, invitation: &Invitation, expected: &Waiting) -> Option<(u64, Waiting)> {
+        let mut found = invitation.find(expected);
+        if found.is_none() {
+            if !invitation.is_promised() {
+                self.waited = 0;
+                return None;
+            }
+            if self.waited >= WAITS {
+                return None;
+            }
+            let began = Instant::now();
+            while found.is_none() && began.elapsed() < PATIENCE {
+                std::hint::spin_loop();
+                found = invitation.find(expected);
+            }
+        }
+        self.waited = match found {
+            Some(_) => 0,
+            None => self.waited + 1,
+        };
+        found
     }
 }
 
@@ -134,11 +160,18 @@ pub struct Last {
 pub struct Received(HashMap<Stream, Last, FxBuildHasher>);
 
 impl Received {
-    /// A message has come by descriptor. `in_vain`: its receive had been told of, and its sender is not one that this rank sends
-    /// to meanwhile: what goes both ways meets the next time.
-    pub fn note(&mut self, env: &Env, message: &Message, nonce: u64, in_vain: bool) {
+    /// A message has come by descriptor, in a receive that was told of or not, while this rank sends to its sender or does not.
+    /// Returns whether the next receive will be told of, if that is alone.
+    pub fn note(
+        &mut self,
+        env: &Env,
+        message: &Message,
+        nonce: u64,
+        was_told: bool,
+        sends_to: bool,
+    ) -> bool {
         if !env.may_invite() || message.flags & flag::HOST != 0 {
-            return;
+            return false;
         }
         let stream = Stream {
             comm: message.communicator,
@@ -158,10 +191,14 @@ impl Received {
         (last.nonce, last.device) = (nonce, message.device);
         if message.flags & flag::INVITED != 0 {
             last.in_vain = 0;
-        } else if in_vain {
+        } else if was_told {
             last.in_vain += 1;
-            last.silent = if last.in_vain >= IN_VAIN { RARELY } else { 0 };
+            let most = if sends_to { IN_VAIN_BOTH_WAYS } else { IN_VAIN };
+            if last.in_vain >= most {
+                (last.in_vain, last.silent) = (0, SILENT);
+            }
         }
+        last.silent == 0 && last.crowd == 0
     }
 
     /// A receive is about to be posted, beside others of its stream or alone: what its sender is to be told, if anything.

@@ -190,6 +190,13 @@ impl Segment {
             .is_none_or(|invitation| invitation.withdraw(told.tag))
     }
 
+    /// The next receive of the stream will be told of, too.
+    pub fn promise_invitation(&self, told: Told) {
+        if let Some(invitation) = self.invitation(told) {
+            invitation.promise();
+        }
+    }
+
     /// Its sender has died while it wrote to the buffer.
     pub fn take_invitation_back(&self, told: Told) {
         if let Some(invitation) = self.invitation(told) {

@@ -22,6 +22,8 @@ pub const INVITATIONS: usize = 64;
 
 const STATE_BITS: u32 = 3;
 const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
+/// Nobody is invited, but whoever sends next will be.
+const SOON: u64 = STATE_MASK;
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +101,19 @@ pub struct Invitation {
 impl Invitation {
     /// Whether it may be opened.
     pub(super) fn is_free(&self) -> bool {
-        self.word.load(Ordering::Relaxed) == 0
+        matches!(self.word.load(Ordering::Relaxed), 0 | SOON)
+    }
+
+    /// Receiver: the next receive of the stream will be told of, too: its sender may wait a moment for that.
+    pub(super) fn promise(&self) {
+        let order = (Ordering::Release, Ordering::Relaxed);
+        // Refused where it is open for another stream.
+        let _ = self.word.compare_exchange(0, SOON, order.0, order.1);
+    }
+
+    /// Sender: whether a receive will be told of soon.
+    pub fn is_promised(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == SOON
     }
 
     /// Receiver: tells of a receive. Its allocation is the target's.
@@ -129,7 +143,7 @@ impl Invitation {
     /// the allocation are the receiver's to say.
     pub fn find(&self, expected: &Waiting) -> Option<(u64, Waiting)> {
         let word = self.word.load(Ordering::Acquire);
-        if word & STATE_MASK != Invited::Open as u64 {
+        if word & STATE_MASK != Invited::Open as u64 || word == SOON {
             return None;
         }
         let tag = word >> STATE_BITS;

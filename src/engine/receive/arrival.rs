@@ -219,8 +219,12 @@ impl Core {
         let told = receive.told.take();
         let (capacity, nonce) = (receive.capacity, landed.nonce());
         let mut fetch = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told)?;
-        self.known
-            .note(env, fetch.message(), nonce, told.is_some() && !sends_to);
+        let was_told = told.is_some();
+        let known = &mut self.known;
+        let is_next = known.note(env, fetch.message(), nonce, was_told, sends_to);
+        if let (Some(told), true) = (told, is_next) {
+            env.node.own().promise_invitation(told);
+        }
         fetch.set_began(self.taken);
         let length = fetch.length();
         receive.length = Some(length);

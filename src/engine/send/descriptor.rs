@@ -273,8 +273,7 @@ impl Core {
             return Err(Unsent::Code(code));
         }
         self.sent.take(stream);
-        self.last_sent
-            .note(env, stream, nonce, out.pushed.is_some());
+        self.last_sent.note(env, stream, nonce);
         out.peer.announce();
         let (messages, of_bytes) = match origin {
             Origin::Device(_) => (Counter::SendsDescriptor, Counter::SendsDescriptorBytes),

@@ -2,17 +2,15 @@
 //! [`crate::engine::invite`]).
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Purpose};
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::gpu::Gpu;
-use crate::engine::invite::{ONE_WAY_FROM, PATIENCE};
+use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::serve::tracks::PUSH_LANE;
 use crate::engine::Env;
-use crate::node::invite::Invitation;
 use crate::node::{Peer, Told, Waiting};
 use crate::stats::{self, Counter};
 
@@ -51,12 +49,12 @@ impl Core {
         if !env.may_invite() || !self.gpu.may_push(peer.world_rank()) {
             return None;
         }
-        let last = self.last_sent.last(env, stream)?;
+        let after = self.last_sent.last(env, stream)?.nonce;
         let expected = Waiting {
             communicator: stream.comm,
             source: env.world_rank,
             tag: stream.tag,
-            after: last.nonce,
+            after,
             bytes,
             offset: 0,
             buffer_id: 0,
@@ -68,7 +66,8 @@ impl Core {
         if bytes >= ONE_WAY_FROM && self.moving.iter().any(is_reading) {
             return None;
         }
-        let (tag, waiting) = find(invitation, &expected, last.was_invited)?;
+        let last = self.last_sent.last(env, stream)?;
+        let (tag, waiting) = last.find(invitation, &expected)?;
         let target = invitation.target(&waiting).ok()?;
         let export = Export::from(&target);
         if !export.holds(bytes) {
@@ -109,23 +108,6 @@ impl Core {
             }
         }
     }
-}
-
-/// Looks for the receive, for a moment if the last one was there.
-fn find(invitation: &Invitation, expected: &Waiting, may_wait: bool) -> Option<(u64, Waiting)> {
-    let found = invitation.find(expected);
-    if found.is_some() || !may_wait {
-        return found;
-    }
-    let began = Instant::now();
-    while began.elapsed() < PATIENCE {
-        std::hint::spin_loop();
-        let found = invitation.find(expected);
-        if found.is_some() {
-            return found;
-        }
-    }
-    None
 }
 
 fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
