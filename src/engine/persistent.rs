@@ -34,7 +34,9 @@ impl PersistentSend {
     pub(super) unsafe fn release(mut self, abi: &Abi) -> c_int {
         // SAFETY: both are ours.
         unsafe {
+            // Its starts have asked for its layout, and the next type that is made has its handle.
             native::type_free(&raw mut self.args.datatype);
+            types::forget_all();
             let code = native::request_free(&raw mut self.handle);
             debug_assert_eq!(code, abi.success);
             code

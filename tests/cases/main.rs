@@ -13,6 +13,7 @@ mod faults;
 mod habits;
 mod inert;
 mod interface;
+mod invite;
 mod loading;
 mod matching;
 mod memory;

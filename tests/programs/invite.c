@@ -174,6 +174,7 @@ static void between(int from, int kind, int i) {
             unsigned char expected[3], got[3] = {0};
             pattern(expected, 3, more);
             OK(MPI_Recv(rows.p, 2, MPI_BYTE, from, TAG, MPI_COMM_WORLD, &s));
+            STATUS_CHECK(&s, from, TAG, 2);
             memory_get(rows.kind, got, rows.p, 3);
             CHECK(got[0] == expected[0] && got[1] == expected[2] && got[2] == 0xa5, "a message with gaps");
         }

@@ -1,0 +1,123 @@
+//! Receives of which their sender is told before it sends: what it writes is what belongs there, whatever else the two send,
+//! and nothing of the kind is done where nobody could be sure.
+
+use crate::support::{job, on, on_every_mpi};
+use anabranch_tests::{needs_simulator, Job, Outcome};
+use xtask::mpi::Mpi;
+
+fn invite(mpi: &Mpi, cases: &[&str]) -> Job {
+    job(mpi, 2, "invite").args(cases)
+}
+
+fn complete(job: Job) -> Outcome {
+    let outcome = job.passes();
+    let stats = outcome.stats();
+    stats.check_complete();
+    for counter in ["corrupt", "errors", "retries", "driver_retries"] {
+        assert_eq!(stats.total(counter), 0, "{counter}:\n{outcome}");
+    }
+    outcome
+}
+
+on_every_mpi!(exchanges, scripts);
+
+/// Two ranks that send to each other again and again: most messages are written before they are matched.
+fn exchanges(mpi: &Mpi) {
+    let steps = 200;
+    let outcome = complete(invite(mpi, &["steady"]).env("STEPS", &steps.to_string()));
+    let stats = outcome.stats();
+    let invited = stats.total("receives_direct_invited");
+    // Which rank is first is chance.
+    assert!(invited > steps / 2, "{invited} of {}\n{outcome}", 2 * steps);
+    let pushed = stats.total("receives_direct_pushed_bytes");
+    assert!(pushed >= invited * 65537, "{pushed}\n{outcome}");
+    complete(invite(mpi, &["exchange", "each"]));
+}
+
+/// Exchanges between which the two send in all the ways in which another message may come first.
+fn scripts(mpi: &Mpi) {
+    let mut invited = 0;
+    for seed in 1..=6 {
+        let outcome = complete(
+            invite(mpi, &["script"])
+                .env("SEED", &seed.to_string())
+                .env("STEPS", "150"),
+        );
+        invited += outcome.stats().total("receives_direct_invited");
+    }
+    assert!(invited > 0, "nothing was written before it was matched");
+}
+
+/// The same with checksums, and where both are on one GPU, which one of the two makes all copies for.
+#[test]
+fn scripts_with_checksums_and_on_one_gpu() {
+    for (name, option, value) in [
+        ("openmpi", "ANABRANCH_VERIFY", "1"),
+        ("mpich", "ANABRANCH_VERIFY", "1"),
+        ("mpich", "GPUS", "1"),
+    ] {
+        on(name, |mpi| {
+            for seed in 11..=13 {
+                let outcome = complete(
+                    invite(mpi, &["script", "steady"])
+                        .env("SEED", &seed.to_string())
+                        .env("STEPS", "120")
+                        .env(option, value),
+                );
+                let stats = outcome.stats();
+                let invited = stats.total("receives_direct_invited");
+                match option {
+                    "GPUS" => assert_eq!(stats.total("invitations"), 0, "{outcome}"),
+                    _ => {
+                        assert!(invited > 0, "{outcome}");
+                        let (checked, wrong) =
+                            (stats.total("verified"), stats.total("verify_mismatches"));
+                        assert!(checked > invited && wrong == 0, "{outcome}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Nobody is told of a receive where several threads may call MPI at once, or where that is switched off.
+#[test]
+fn nobody_is_invited_where_it_is_not_sure() {
+    on("openmpi", |mpi| {
+        for (option, value) in [
+            ("THREADS", "3"),
+            ("ANABRANCH_INVITE", "off"),
+            ("ANABRANCH_PUSH", "0"),
+        ] {
+            let job = invite(mpi, &["steady", "script"]);
+            let outcome = complete(job.env("STEPS", "40").env(option, value));
+            let stats = outcome.stats();
+            assert_eq!(stats.total("invitations"), 0, "{option}:\n{outcome}");
+            assert!(stats.total("sends_descriptor") > 0, "{outcome}");
+        }
+    });
+}
+
+/// Two messages of which one is written and the other read by the same rank would be made one after the other: the second is
+/// written, too, where it is long.
+#[test]
+fn what_goes_both_ways_is_written_by_both() {
+    needs_simulator("a node on which one rank is late");
+    on("openmpi", |mpi| {
+        let outcome = complete(
+            invite(mpi, &["steady"])
+                .env("LENGTH", "5")
+                // In large pages.
+                .env("ALLOCATION", "65536")
+                .env("STEPS", "200"),
+        );
+        let stats = outcome.stats();
+        let invited = stats.total("receives_direct_invited");
+        let bytes = (1 << 20) + 24;
+        let pushed = stats.total("receives_direct_pushed_bytes") / bytes;
+        assert!(
+            pushed >= invited && invited > 0,
+            "{pushed} of {invited}:\n{outcome}"
+        );
+    });
+}
