@@ -263,7 +263,7 @@ fn check_set(field: &str, set: &[u8], gpus: &[Gpu]) -> Result<(), TopologyError>
     match nodes.find(|node| Some(*node) != first) {
         None => Ok(()),
         Some(other) => Err(wrong(format!(
-            "{name}: they are on NUMA nodes {} and {other}, but must be on one: correct gpus, or numa of their [[device]]",
+            "{name}: they are on NUMA nodes {} and {other}, but must be on one: correct gpus, host.numa_nodes, or numa of their [[device]]",
             first.unwrap_or_default()
         ))),
     }
