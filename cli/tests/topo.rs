@@ -74,12 +74,279 @@ fn a_file_gives_the_matrix() {
     assert!(text.contains("nominal, not measured"), "{text}");
 }
 
+/// Rows of cells of a table, without its header and the names of rows.
+fn table<'a>(text: &'a str, header: &str, rows: usize) -> Vec<Vec<&'a str>> {
+    let mut lines = text.lines().skip_while(|line| !line.starts_with(header));
+    lines
+        .find(|line| line.trim_start().starts_with("GPU0"))
+        .expect("a header");
+    let cells = |line: &'a str| line.split_whitespace().skip(1).collect();
+    lines.take(rows).map(cells).collect()
+}
+
+/// DGX-1 by its block diagram (NVIDIA's white paper): two GPUs at each of four PCIe switches, two switches at each processor, and
+/// the NVLinks of the hybrid cube mesh.
+const DGX1: [&str; 8] = [
+    "X NV1 NV1 NV2 NV2 SYS SYS SYS PCIe 0",
+    "NV1 X NV2 NV1 SYS NV2 SYS SYS PCIe 0",
+    "NV1 NV2 X NV2 SYS SYS NV1 SYS PCIe 0",
+    "NV2 NV1 NV2 X SYS SYS SYS NV1 PCIe 0",
+    "NV2 SYS SYS SYS X NV1 NV1 NV2 PCIe 1",
+    "SYS NV2 SYS SYS NV1 X NV2 NV1 PCIe 1",
+    "SYS SYS NV1 SYS NV1 NV2 X NV2 PCIe 1",
+    "SYS SYS SYS NV1 NV2 NV1 NV2 X PCIe 1",
+];
+const DGX1_PCIE: [&str; 8] = [
+    "X PIX PHB PHB SYS SYS SYS SYS",
+    "PIX X PHB PHB SYS SYS SYS SYS",
+    "PHB PHB X PIX SYS SYS SYS SYS",
+    "PHB PHB PIX X SYS SYS SYS SYS",
+    "SYS SYS SYS SYS X PIX PHB PHB",
+    "SYS SYS SYS SYS PIX X PHB PHB",
+    "SYS SYS SYS SYS PHB PHB X PIX",
+    "SYS SYS SYS SYS PHB PHB PIX X",
+];
+
+fn rows<'a>(expected: &[&'a str]) -> Vec<Vec<&'a str>> {
+    expected
+        .iter()
+        .map(|row| row.split(' ').collect())
+        .collect()
+}
+
+/// By the driver and its NVML, which is all that the command can see of the simulated node.
+#[test]
+fn the_matrix_is_that_of_the_block_diagram() {
+    let installation = Installation::bare();
+    let (text, _) = finished(on("dgx1-v100", &installation, &[]));
+    assert_eq!(table(&text, "this-machine", 8), rows(&DGX1), "{text}");
+    assert_eq!(table(&text, "By PCIe", 8), rows(&DGX1_PCIE), "{text}");
+    // PCIe 3 with 16 lanes has 15.75 GB/s, of which copies reach five sixths.
+    let share = "PCIe switch 2: GPU4, GPU5 share 13.1 GB/s towards the host, 13.1 from it";
+    assert!(text.contains(share), "{text}");
+    let (file, _) = finished(topo(&["--topology", "dgx1-v100"]));
+    assert_eq!(table(&file, "dgx1-v100", 8), rows(&DGX1), "{file}");
+    assert_eq!(table(&file, "By PCIe", 8), rows(&DGX1_PCIE), "{file}");
+    // Two of its GPUs are where they are in the whole.
+    let mut two = on("dgx1-v100", &installation, &[]);
+    two.env("SIMCUDA_GPUS", "2");
+    let (text, _) = finished(two);
+    assert_eq!(
+        table(&text, "By PCIe", 2),
+        rows(&["X PIX", "PIX X"]),
+        "{text}"
+    );
+}
+
+/// A box of GPUs without NVLink, from the file of the simulated driver through its NVML to the matrix, by hand: two switches with two
+/// GPUs each below a third, a GPU at the same host bridge, one at another, two at the other processor.
+#[test]
+fn every_level_is_told_apart() {
+    const TREE: &str = "
+[[pcie.switch]]
+gpus = [0, 1]
+[[pcie.switch]]
+gpus = [2, 3]
+[[pcie.switch]]
+gpus = [0, 1, 2, 3]
+[[pcie.bridge]]
+gpus = [0, 1, 2, 3, 4]
+[[pcie.bridge]]
+gpus = [5]
+[[pcie.bridge]]
+gpus = [6]
+[[pcie.bridge]]
+gpus = [7]
+[[pcie.bridge]]
+gpus = [8]
+[[pcie.bridge]]
+gpus = [9]
+[[pcie.bridge]]
+gpus = [10, 11]
+";
+    const EXPECTED: [&str; 12] = [
+        "X PIX PXB PXB PHB NODE SYS SYS SYS SYS SYS SYS PCIe 0",
+        "PIX X PXB PXB PHB NODE SYS SYS SYS SYS SYS SYS PCIe 0",
+        "PXB PXB X PIX PHB NODE SYS SYS SYS SYS SYS SYS PCIe 0",
+        "PXB PXB PIX X PHB NODE SYS SYS SYS SYS SYS SYS PCIe 0",
+        "PHB PHB PHB PHB X NODE SYS SYS SYS SYS SYS SYS PCIe 0",
+        "NODE NODE NODE NODE NODE X SYS SYS SYS SYS SYS SYS PCIe 0",
+        "SYS SYS SYS SYS SYS SYS X NODE NODE NODE NODE NODE PCIe 1",
+        "SYS SYS SYS SYS SYS SYS NODE X NODE NODE NODE NODE PCIe 1",
+        "SYS SYS SYS SYS SYS SYS NODE NODE X NODE NODE NODE PCIe 1",
+        "SYS SYS SYS SYS SYS SYS NODE NODE NODE X NODE NODE PCIe 1",
+        "SYS SYS SYS SYS SYS SYS NODE NODE NODE NODE X PHB PCIe 1",
+        "SYS SYS SYS SYS SYS SYS NODE NODE NODE NODE PHB X PCIe 1",
+    ];
+    let installation = Installation::bare();
+    let without_links = |tree: &str| {
+        let dgx1 = shipped("dgx1-v100");
+        let (start, rest) = dgx1.split_once("[[link]]").expect("links");
+        let (_, rest) = rest.split_once("[pcie]").expect("PCIe");
+        let (pcie, rest) = rest.split_once("[[pcie.switch]]").expect("switches");
+        let (_, end) = rest.split_once("[host]").expect("a host");
+        let text = format!("{start}[pcie]{pcie}{tree}\n[host]{end}");
+        text.replacen("count = 8", "count = 12", 1)
+    };
+    let file = installation.path("box.toml");
+    let file = file.to_str().expect("UTF-8");
+    std::fs::write(file, without_links(TREE)).expect("written");
+    for command in [on(file, &installation, &[]), topo(&["--topology", file])] {
+        let (text, _) = finished(command);
+        assert_eq!(table(&text, "", 12), rows(&EXPECTED), "{text}");
+        assert!(!text.contains("By PCIe"), "{text}");
+        assert_eq!(text.matches("PCIe switch ").count(), 3, "{text}");
+        for level in ["SYS ", "NODE", "PHB ", "PXB ", "PIX ", "NV# "] {
+            let legend = text.lines().filter(|line| line.starts_with(level));
+            assert_eq!(legend.count(), 1, "{level}: {text}");
+        }
+        assert!(!text.contains("nobody tells"), "{text}");
+    }
+    // The same in JSON, of the machine that was found and of the file that it is dumped to.
+    let dumped = installation.path("dumped.toml");
+    let dumped = dumped.to_str().expect("UTF-8");
+    let (found, _) = finished(on(file, &installation, &["--json", "--dump", dumped]));
+    let (read, _) = finished(topo(&["--topology", dumped, "--json"]));
+    assert_eq!(found, read);
+    let report: Value = serde_json::from_str(&found).expect("JSON");
+    let gpus: Vec<&Value> = report["pcie"]["switches"]
+        .as_array()
+        .expect("switches")
+        .iter()
+        .map(|switch| &switch["gpus"])
+        .collect();
+    let expected = [
+        serde_json::json!([0, 1]),
+        serde_json::json!([2, 3]),
+        serde_json::json!([0, 1, 2, 3]),
+    ];
+    assert_eq!(gpus, expected.iter().collect::<Vec<_>>());
+    assert_eq!(report["pcie"]["bridges"].as_array().map(Vec::len), Some(7));
+    let hops = report["hops"].as_array().expect("hops");
+    let hop = |from: &str, to: &str| {
+        let is_it = |hop: &&Value| hop["from"] == from && hop["to"] == to;
+        hops.iter().find(is_it).expect("a hop")
+    };
+    assert_eq!(hop("GPU0", "GPU3")["level"], "PXB");
+    assert_eq!(hop("GPU5", "GPU4")["level"], "NODE");
+    assert!(hop("GPU5", "host").get("level").is_none());
+    // Its way to the host is by two switches.
+    let kinds = hop("GPU0", "host")["segments"]
+        .as_array()
+        .expect("segments")
+        .iter();
+    let kinds: Vec<&Value> = kinds
+        .map(|at| &report["segments"][at.as_u64().expect("a number") as usize]["kind"])
+        .collect();
+    let expected = [
+        serde_json::json!({"pcie-up": 0}),
+        serde_json::json!({"pcie-switch-up": 0}),
+        serde_json::json!({"pcie-switch-up": 2}),
+        serde_json::json!("host-write"),
+    ];
+    assert_eq!(kinds, expected.iter().collect::<Vec<_>>());
+    // A file that does not tell: what is nearer than the NUMA node is not claimed, and that is said.
+    std::fs::write(file, without_links("")).expect("written");
+    let (text, _) = finished(on(file, &installation, &[]));
+    assert_eq!(
+        table(&text, "", 1)[0][..7],
+        ["X", "NODE", "NODE", "NODE", "NODE", "NODE", "SYS"],
+        "{text}"
+    );
+    assert!(
+        text.contains("from one host bridge to another, or nearer: nobody tells"),
+        "{text}"
+    );
+    // Nor is anything without NVML.
+    std::fs::write(file, without_links(TREE)).expect("written");
+    let mut command = on(file, &installation, &[]);
+    command.env("SIMCUDA_NVML", "0");
+    let (text, _) = finished(command);
+    assert!(
+        !text.contains("PCIe switch ") && text.contains("nobody tells"),
+        "{text}"
+    );
+}
+
+/// GPUs under one switch of DGX-1 have together what one has alone, by copies.
+#[test]
+fn the_link_of_a_switch_is_measured() {
+    let installation = Installation::bare();
+    let mut command = on("dgx1-v100", &installation, &["--measure", "--json"]);
+    command.env("SIMCUDA_GPUS", "4");
+    let (json, _) = finished(command);
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let measured = report["model"]["segments"].as_array().expect("segments");
+    for kind in ["pcie-switch-up", "pcie-switch-down"] {
+        for switch in 0..2 {
+            let kind = serde_json::json!({ kind: switch });
+            let segment = measured
+                .iter()
+                .find(|segment| segment["kind"] == kind)
+                .expect("a segment");
+            let gb_s = segment["gb_s"].as_f64().expect("a rate");
+            assert!((gb_s / 12.3 - 1.0).abs() < 0.05, "{kind}: {gb_s}");
+        }
+    }
+    // A switch with a link of twice the lanes: each of its GPUs has its own rate.
+    let wide = shipped("dgx1-v100").replacen(
+        "[[pcie.switch]]\ngpus = [2, 3]",
+        "[[pcie.switch]]\ngpus = [2, 3]\ngb_s = 24.6",
+        1,
+    );
+    let file = installation.path("wide.toml");
+    std::fs::write(&file, wide).expect("written");
+    let mut command = on(
+        file.to_str().expect("UTF-8"),
+        &installation,
+        &["--measure", "--json"],
+    );
+    command.env("SIMCUDA_GPUS", "4");
+    let (json, _) = finished(command);
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let measured = report["model"]["segments"].as_array().expect("segments");
+    let of = |switch: u8| {
+        let kind = serde_json::json!({ "pcie-switch-up": switch });
+        let segment = measured.iter().find(|segment| segment["kind"] == kind);
+        segment.expect("a segment")["gb_s"]
+            .as_f64()
+            .expect("a rate")
+    };
+    assert!((of(0) / 12.3 - 1.0).abs() < 0.05, "{}", of(0));
+    assert!((of(1) / 24.6 - 1.0).abs() < 0.05, "{}", of(1));
+}
+
+/// What is wrong with the tree of a file is said in one line, which names the file, the field and what to do.
+#[test]
+fn a_bad_tree_is_said_in_one_line() {
+    let installation = Installation::bare();
+    let file = installation.path("bad.toml");
+    let file = file.to_str().expect("UTF-8");
+    for (tree, said) in [
+        ("[[pcie.switch]]\ngpus = [0, 2]", "pcie.switch of GPU 0, 2 and that of GPU 0, 1 overlap: one must have all GPUs of the other, or none"),
+        ("[[pcie.switch]]\ngpus = [6, 8]", "pcie.switch of GPU 6, 8: there is no GPU 8, gpus must be of 0 to 7"),
+        ("[[pcie.switch]]\ngpu = [6, 7]", ", [[pcie.switch]]: missing field `gpus`; add it"),
+        ("[[pcie.switch]]\ngpus = [6, 300]", "gpus of [[pcie.switch]]: invalid value: integer `300`"),
+    ] {
+        let dgx1 = shipped("dgx1-v100");
+        let (start, end) = dgx1.split_once("[[pcie.switch]]\ngpus = [2, 3]").expect("a switch");
+        std::fs::write(file, format!("{start}{tree}{end}")).expect("written");
+        let output = topo(&["--topology", file]).output().expect("started");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains(&format!("--topology {file}: ")) && stderr.contains(said) && stderr.lines().count() == 1,
+            "{stderr}"
+        );
+    }
+}
+
 #[test]
 fn what_is_dumped_can_be_read_again() {
     let installation = Installation::bare();
     let file = installation.path("node.toml");
     let file = file.to_str().expect("UTF-8");
-    for name in ["beluga", "hgx-h200"] {
+    for name in ["beluga", "dgx1-v100", "hgx-h200"] {
         let (json, _) = finished(topo(&["--topology", name, "--json", "--dump", file]));
         let (again, _) = finished(topo(&["--topology", file, "--json"]));
         assert_eq!(json, again, "{name}");
@@ -163,12 +430,16 @@ fn hand_overs_are_assumed_even_where_the_rest_is_measured() {
     }
 }
 
-/// How many links lead from GPU to GPU by the simulator's own file, `None` for a pair that has none.
-fn links_by_file(node: &str) -> impl Fn(usize, usize) -> Option<i64> {
+/// The simulator's own file of a node.
+fn shipped(node: &str) -> String {
     let file =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../simcuda/topologies/{node}.toml"));
-    let text = std::fs::read_to_string(file).expect("a shipped file");
-    let file: toml::Value = toml::from_str(&text).expect("TOML");
+    std::fs::read_to_string(file).expect("a shipped file")
+}
+
+/// How many links lead from GPU to GPU by the simulator's own file, `None` for a pair that has none.
+fn links_by_file(node: &str) -> impl Fn(usize, usize) -> Option<i64> {
+    let file: toml::Value = toml::from_str(&shipped(node)).expect("TOML");
     move |from, to| {
         if let Some(links) = file["fabric"].get("links") {
             return links.as_integer();
@@ -194,7 +465,7 @@ fn links_are_those_that_nvml_tells() {
         let links = links_by_file(node);
         let (text, _) = finished(on(node, &installation, &[]));
         assert!(
-            text.contains(&format!("NV# NVLinks ({fabric}")),
+            text.contains(&format!("NV#  NVLinks ({fabric}")),
             "{node}: {text}"
         );
         for from in 0..gpus {

@@ -14,6 +14,8 @@ pub struct Machine {
     per_gpu: usize,
     links: usize,
     host: usize,
+    /// Of each PCIe switch the link to the host, then that from it.
+    pcie: usize,
     switch: bool,
 }
 
@@ -84,6 +86,11 @@ impl Machine {
         }
         let host = segments.len();
         segments.extend([topology.host.write_gb_s, topology.host.read_gb_s]);
+        let pcie = segments.len();
+        for switch in &topology.pcie.switch {
+            let gpu = [topology.pcie.to_host_gb_s, topology.pcie.to_device_gb_s];
+            segments.extend(gpu.map(|gpu| switch.gb_s.unwrap_or(gpu)));
+        }
         let engines = (0..n)
             .flat_map(|_| {
                 [
@@ -101,6 +108,7 @@ impl Machine {
             per_gpu: SEGMENTS_PER_GPU,
             links,
             host,
+            pcie,
             switch,
         }
     }
@@ -115,19 +123,35 @@ impl Machine {
     }
 
     /// Device to pinned host memory.
-    pub fn to_host(&self, gpu: usize) -> Route {
-        Route::default()
+    pub fn to_host(&self, topology: &Topology, gpu: usize) -> Route {
+        let route = Route::default()
             .add(self.of(gpu, PCIE_UP), 1.0)
             .add(self.host, 1.0)
-            .add(self.of(gpu, MEMORY), 1.0)
+            .add(self.of(gpu, MEMORY), 1.0);
+        self.up(route, topology.above(gpu))
     }
 
     /// Host memory to device.
-    pub fn to_device(&self, gpu: usize) -> Route {
-        Route::default()
+    pub fn to_device(&self, topology: &Topology, gpu: usize) -> Route {
+        let route = Route::default()
             .add(self.of(gpu, PCIE_DOWN), 1.0)
             .add(self.host + 1, 1.0)
-            .add(self.of(gpu, MEMORY), 1.0)
+            .add(self.of(gpu, MEMORY), 1.0);
+        self.down(route, topology.above(gpu))
+    }
+
+    /// Through the links of PCIe switches, towards the host.
+    fn up(&self, route: Route, switches: impl Iterator<Item = usize>) -> Route {
+        switches.fold(route, |route, switch| {
+            route.add(self.pcie + 2 * switch, 1.0)
+        })
+    }
+
+    /// The same, from the host.
+    fn down(&self, route: Route, switches: impl Iterator<Item = usize>) -> Route {
+        switches.fold(route, |route, switch| {
+            route.add(self.pcie + 2 * switch + 1, 1.0)
+        })
     }
 
     /// Between two GPUs, or within one (read and written: twice over its memory).
@@ -143,10 +167,18 @@ impl Machine {
         }
         match topology.link_of(from, to) {
             Some((link, forward)) => ends.add(self.links + 2 * link + usize::from(!forward), 1.0),
-            None => ends
-                .add(self.of(from, PCIE_UP), 1.0)
-                .add(self.of(to, PCIE_DOWN), 1.0)
-                .add(self.of(from, PCIE_PEER), 1.0),
+            None => {
+                let route = ends
+                    .add(self.of(from, PCIE_UP), 1.0)
+                    .add(self.of(to, PCIE_DOWN), 1.0)
+                    .add(self.of(from, PCIE_PEER), 1.0);
+                // Up to the nearest switch that both are under, or to the host, and down again.
+                let passed = |gpu: usize, other: usize| {
+                    let common = move |switch: &usize| topology.above(other).any(|s| s == *switch);
+                    topology.above(gpu).filter(move |switch| !common(switch))
+                };
+                self.down(self.up(route, passed(from, to)), passed(to, from))
+            }
         }
     }
 
@@ -476,14 +508,35 @@ mod tests {
 
     #[test]
     fn an_engine_runs_its_copies_one_after_the_other() {
-        let (_, m) = machine();
+        let (t, m) = machine();
         let mut body = body();
         let engine = Machine::engine(0, Engine::ToHost);
-        submit(&mut body, flow(m.to_host(0), engine, 12_300.0, 0));
-        submit(&mut body, flow(m.to_host(0), engine, 12_300.0, 0));
+        submit(&mut body, flow(m.to_host(&t, 0), engine, 12_300.0, 0));
+        submit(&mut body, flow(m.to_host(&t, 0), engine, 12_300.0, 0));
         assert_eq!(advance(&m, &mut body, 0, u64::MAX), 2000);
         remove(&mut body, |f| f.stage == Stage::Done);
         assert_eq!(advance(&m, &mut body, 2000, u64::MAX), 4000);
+    }
+
+    /// One link of 16 lanes for the two GPUs of a switch of DGX-1, each direction by itself; the next switch has its own.
+    #[test]
+    fn gpus_under_one_switch_share_its_link() {
+        let topology = Topology::load("dgx1-v100", None).unwrap().0;
+        let m = Machine::new(&topology);
+        let up = |gpu| flow(m.to_host(&topology, gpu), NO_ENGINE, 1.0, 0);
+        let down = |gpu| flow(m.to_device(&topology, gpu), NO_ENGINE, 1.0, 0);
+        let rates = |flows: &[Flow]| m.rates(&flows.iter().collect::<Vec<_>>());
+        assert_eq!(
+            rates(&[up(0), up(1), down(0), up(2)]),
+            [6.15, 6.15, 12.3, 12.3]
+        );
+        assert_eq!(rates(&[down(6), down(7), down(4)]), [6.15, 6.15, 12.3]);
+        // GPU 0 to 5 has no NVLink: it goes up by the one switch and down by the other.
+        let peer = flow(m.between(&topology, 0, 5), NO_ENGINE, 1.0, 0);
+        assert_eq!(
+            rates(&[peer, up(1), down(4), up(4)]),
+            [6.15, 6.15, 6.15, 12.3]
+        );
     }
 
     #[test]

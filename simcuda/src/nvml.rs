@@ -6,7 +6,7 @@
 
 use crate::api;
 use crate::driver::{flag, node, uuid_text};
-use crate::topology::{FabricKind, Topology};
+use crate::topology::{Ancestor, FabricKind, Topology};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::OnceLock;
@@ -39,6 +39,13 @@ const UNKNOWN: c_int = 999;
 /// nvmlIntNvLinkDeviceType_t.
 const TO_GPU: c_uint = 0;
 const TO_SWITCH: c_uint = 2;
+/// nvmlGpuTopologyLevel_t.
+const INTERNAL: c_uint = 0;
+const SINGLE: c_uint = 10;
+const MULTIPLE: c_uint = 20;
+const HOSTBRIDGE: c_uint = 30;
+const NODE_LEVEL: c_uint = 40;
+const SYSTEM: c_uint = 50;
 /// NVML_NVLINK_MAX_LINKS.
 const LINKS_MAX: c_uint = 18;
 
@@ -231,6 +238,21 @@ nvml! {
                 out(info, switch)
             }
         }
+    }
+
+    /// What two GPUs have in common nearest on their ways to the host. Not supported where the node's file does not tell, which no
+    /// real node does.
+    fn nvmlDeviceGetTopologyCommonAncestor(device1: Device, device2: Device, level: *mut c_uint) {
+        let (a, b) = (gpu(device1)?, gpu(device2)?);
+        out(level, match topology()?.ancestor(a, b) {
+            _ if a == b => INTERNAL,
+            Some(Ancestor::Switch) => SINGLE,
+            Some(Ancestor::Switches) => MULTIPLE,
+            Some(Ancestor::Bridge) => HOSTBRIDGE,
+            Some(Ancestor::Node) => NODE_LEVEL,
+            Some(Ancestor::System) => SYSTEM,
+            None => return Err(NOT_SUPPORTED),
+        })
     }
 
     /// The generation of a GPU's PCIe link at its best.

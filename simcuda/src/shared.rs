@@ -131,8 +131,9 @@ pub enum Stage {
     Done,
 }
 
-/// Segments one operation can load.
-pub const MAX_SEGMENTS: usize = 6;
+/// Segments one operation can load: of a copy between two GPUs over PCIe the memory and the link of both, what one may send to
+/// others, and the switches above both.
+pub const MAX_SEGMENTS: usize = 5 + 2 * crate::topology::MAX_SWITCHES_ABOVE;
 
 /// An operation that takes virtual time.
 #[derive(Clone, Copy)]

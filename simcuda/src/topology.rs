@@ -31,6 +31,9 @@ pub struct Topology {
     pub kernel: Kernel,
     /// What driver calls cost the calling thread.
     pub calls: Calls,
+    /// GPUs of the whole node, of which only the first may be there.
+    #[serde(skip)]
+    whole: usize,
 }
 
 /// One GPU's own figures.
@@ -103,7 +106,7 @@ pub struct Link {
     pub links: Option<u32>,
 }
 
-/// A GPU's PCIe link.
+/// A GPU's PCIe link, and what the GPUs hang on, as far as that is known.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -111,6 +114,43 @@ pub struct Pcie {
     pub to_host_gb_s: f64,
     pub to_device_gb_s: f64,
     pub peer_gb_s: f64,
+    #[serde(default)]
+    pub switch: Vec<Switch>,
+    #[serde(default)]
+    pub bridge: Vec<Bridge>,
+}
+
+/// A PCIe switch.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Switch {
+    /// The GPUs under it, those under a switch below it, too.
+    pub gpus: Vec<usize>,
+    /// Rate of its link towards the host, each direction; what nobody says is that of a GPU's link.
+    pub gb_s: Option<f64>,
+}
+
+/// A PCI host bridge.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bridge {
+    /// The GPUs under it.
+    pub gpus: Vec<usize>,
+}
+
+/// What two GPUs have in common nearest on their ways to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ancestor {
+    /// One switch.
+    Switch,
+    /// Switches, one behind the other.
+    Switches,
+    /// A host bridge.
+    Bridge,
+    /// A NUMA node.
+    Node,
+    /// The machine.
+    System,
 }
 
 /// Host memory.
@@ -172,6 +212,8 @@ const EMBEDDED: &[(&str, &str)] = &[
 
 /// NVLinks that may make up one link or port: a GPU of today has 18.
 const MAX_LINKS: i128 = 64;
+/// PCIe switches that may be above a GPU; bounds what one copy passes.
+pub const MAX_SWITCHES_ABOVE: usize = 2;
 /// GPUs a topology may have; bounds the tables in shared memory.
 pub const MAX_GPUS: usize = 16;
 
@@ -197,10 +239,11 @@ impl Topology {
 
     /// Parses and checks a file's text.
     pub fn parse(which: &str, text: &str) -> Result<Topology, TopologyError> {
-        let topology: Topology = toml::from_str(text).map_err(|e| {
+        let mut topology: Topology = toml::from_str(text).map_err(|e| {
             let why = crate::broken::broken(text, &e);
             TopologyError(format!("topology \"{which}\", {why}"))
         })?;
+        topology.whole = topology.gpu.count;
         topology
             .check()
             .map_err(|e| TopologyError(format!("topology \"{which}\": {e}")))?;
@@ -217,6 +260,14 @@ impl Topology {
         }
         self.gpu.count = gpus;
         self.link.retain(|l| l.gpus.iter().all(|g| *g < gpus));
+        let pcie = &mut self.pcie;
+        let switches = pcie.switch.iter_mut().map(|switch| &mut switch.gpus);
+        let bridges = pcie.bridge.iter_mut().map(|bridge| &mut bridge.gpus);
+        switches
+            .chain(bridges)
+            .for_each(|set| set.retain(|g| *g < gpus));
+        pcie.switch.retain(|switch| !switch.gpus.is_empty());
+        pcie.bridge.retain(|bridge| !bridge.gpus.is_empty());
         Ok(())
     }
 
@@ -295,7 +346,133 @@ impl Topology {
                 return Err(format!("{name} is {value}, must be 0 or more"));
             }
         }
+        self.check_pcie()?;
         self.check_links()
+    }
+
+    /// The PCIe tree: sets of GPUs of which each is within another or apart from it.
+    fn check_pcie(&self) -> Result<(), String> {
+        let name = |field: &str, set: &[usize]| {
+            let gpus: Vec<String> = set.iter().map(ToString::to_string).collect();
+            format!("pcie.{field} of GPU {}", gpus.join(", "))
+        };
+        let common = |a: &[usize], b: &[usize]| a.iter().filter(|gpu| b.contains(gpu)).count();
+        let switches = self.pcie.switch.iter().map(|s| ("switch", &s.gpus));
+        let bridges = self.pcie.bridge.iter().map(|b| ("bridge", &b.gpus));
+        for (field, set) in switches.chain(bridges) {
+            self.check_set(field, set)
+                .map_err(|why| format!("{}: {why}", name(field, set)))?;
+        }
+        let switches = &self.pcie.switch;
+        for (i, Switch { gpus, gb_s }) in switches.iter().enumerate() {
+            let gb_s = gb_s.unwrap_or(1.0);
+            if !(gb_s.is_finite() && gb_s > 0.0) {
+                return Err(format!(
+                    "{}: gb_s is {gb_s}, must be a positive rate in GB/s",
+                    name("switch", gpus)
+                ));
+            }
+            for other in switches[..i].iter().map(|s| &s.gpus) {
+                match common(gpus, other) {
+                    c if c == gpus.len() && c == other.len() => {
+                        return Err(format!(
+                            "{} is listed twice: take one [[pcie.switch]] out",
+                            name("switch", gpus)
+                        ));
+                    }
+                    c if c == 0 || c == gpus.len() || c == other.len() => {}
+                    _ => {
+                        return Err(format!(
+                            "{} and {} overlap: one must have all GPUs of the other, or none",
+                            name("switch", gpus),
+                            name("switch", other)
+                        ));
+                    }
+                }
+            }
+        }
+        for (i, Bridge { gpus }) in self.pcie.bridge.iter().enumerate() {
+            if self.pcie.bridge[..i]
+                .iter()
+                .any(|other| common(gpus, &other.gpus) > 0)
+            {
+                return Err(format!(
+                    "{}: some are under another [[pcie.bridge]], too: take them out of one",
+                    name("bridge", gpus)
+                ));
+            }
+            let torn = |s: &&Switch| ![0, s.gpus.len()].contains(&common(gpus, &s.gpus));
+            if let Some(switch) = switches.iter().find(torn) {
+                return Err(format!(
+                    "{} has a part of {}: list all of them or none",
+                    name("bridge", gpus),
+                    name("switch", &switch.gpus)
+                ));
+            }
+        }
+        match (0..self.gpu.count).find(|gpu| self.above(*gpu).count() > MAX_SWITCHES_ABOVE) {
+            None => Ok(()),
+            Some(gpu) => Err(format!(
+                "pcie.switch: GPU {gpu} is under {} switches, at most {MAX_SWITCHES_ABOVE} are told apart: leave out those between \
+                 the first and the last",
+                self.above(gpu).count()
+            )),
+        }
+    }
+
+    fn check_set(&self, field: &str, set: &[usize]) -> Result<(), String> {
+        if set.is_empty() {
+            return Err(format!("gpus is empty, must list those under the {field}"));
+        }
+        for (i, gpu) in set.iter().enumerate() {
+            if *gpu >= self.gpu.count {
+                let last = self.gpu.count - 1;
+                return Err(format!(
+                    "there is no GPU {gpu}, gpus must be of 0 to {last}"
+                ));
+            }
+            if set[..i].contains(gpu) {
+                return Err(format!("GPU {gpu} is listed twice: take it out once"));
+            }
+        }
+        let node = self.numa_node(set[0]);
+        match set.iter().map(|gpu| self.numa_node(*gpu)).find(|other| *other != node) {
+            None => Ok(()),
+            Some(other) => Err(format!(
+                "they are on NUMA nodes {node} and {other}, but must be on one: correct gpus, or host.numa_nodes"
+            )),
+        }
+    }
+
+    /// The PCIe switches above a GPU, by their numbers.
+    pub fn above(&self, gpu: usize) -> impl Iterator<Item = usize> + '_ {
+        let switches = self.pcie.switch.iter().enumerate();
+        switches
+            .filter(move |(_, s)| s.gpus.contains(&gpu))
+            .map(|(number, _)| number)
+    }
+
+    /// What two GPUs have in common nearest on their ways to the host; `None` where the file does not tell.
+    pub fn ancestor(&self, a: usize, b: usize) -> Option<Ancestor> {
+        let size = |switch: usize| self.pcie.switch[switch].gpus.len();
+        let both = self
+            .above(a)
+            .filter(|switch| self.pcie.switch[*switch].gpus.contains(&b));
+        if let Some(nearest) = both.map(size).min() {
+            let is_direct = |gpu| self.above(gpu).all(|switch| size(switch) >= nearest);
+            return Some(if is_direct(a) && is_direct(b) {
+                Ancestor::Switch
+            } else {
+                Ancestor::Switches
+            });
+        }
+        let bridge = |gpu: usize| self.pcie.bridge.iter().position(|b| b.gpus.contains(&gpu));
+        match (bridge(a), bridge(b)) {
+            (Some(a), Some(b)) if a == b => Some(Ancestor::Bridge),
+            _ if self.numa_node(a) != self.numa_node(b) => Some(Ancestor::System),
+            (Some(_), Some(_)) => Some(Ancestor::Node),
+            _ => None,
+        }
     }
 
     fn check_links(&self) -> Result<(), String> {
@@ -389,9 +566,9 @@ impl Topology {
         format!("00000000:{:02X}:00.0", self.pci_bus(gpu))
     }
 
-    /// NUMA node of a physical GPU: the GPUs are dealt to the nodes in blocks.
+    /// NUMA node of a physical GPU: those of the whole node are dealt to the nodes in blocks.
     pub fn numa_node(&self, gpu: usize) -> i32 {
-        (gpu * self.host.numa_nodes / self.gpu.count) as i32
+        (gpu * self.host.numa_nodes / self.whole) as i32
     }
 }
 
@@ -429,6 +606,27 @@ mod tests {
                 .sum();
             assert_eq!(rate, 6.0 * 24.0, "GPU {g}");
         }
+    }
+
+    /// DGX-1's block diagram: two GPUs at each of four switches, two switches at each processor. Where the tree is not known, it is
+    /// known all the same which GPUs are at different processors.
+    #[test]
+    fn gpus_hang_on_what_is_known_of_the_machine() {
+        use Ancestor::{Bridge, Switch, System};
+        let (dgx1, _) = Topology::load("dgx1-v100", None).unwrap();
+        let of_0 = (1..8).map(|gpu| dgx1.ancestor(0, gpu));
+        let expected = [Switch, Bridge, Bridge, System, System, System, System];
+        assert_eq!(of_0.collect::<Vec<_>>(), expected.map(Some));
+        assert_eq!(dgx1.ancestor(7, 6), Some(Switch));
+        // A part of the node is where it is in the whole.
+        let (two, _) = Topology::load("dgx1-v100", Some(2)).unwrap();
+        assert_eq!(two.ancestor(0, 1), Some(Switch));
+        assert_eq!([two.numa_node(0), two.numa_node(1)], [0, 0]);
+        let (one, _) = Topology::load("dgx1-v100", Some(1)).unwrap();
+        assert_eq!((one.pcie.switch.len(), one.pcie.bridge.len()), (1, 1));
+        let (beluga, _) = Topology::load("beluga", None).unwrap();
+        assert_eq!(beluga.ancestor(0, 1), None);
+        assert_eq!(beluga.ancestor(1, 2), Some(System));
     }
 
     #[test]
@@ -546,6 +744,71 @@ mod tests {
                 error.starts_with("topology \"a.toml\"") && !error.contains('\n'),
                 "{error}"
             );
+        }
+        // What is put before a good file's [host], of four GPUs at two processors.
+        for (tree, said) in [
+            (
+                "[[pcie.switch]]\ngpus = [0, 4]",
+                "pcie.switch of GPU 0, 4: there is no GPU 4, gpus must be of 0 to 3",
+            ),
+            (
+                "[[pcie.switch]]\ngpus = [0, 1, 0]",
+                "pcie.switch of GPU 0, 1, 0: GPU 0 is listed twice: take it out once",
+            ),
+            (
+                "[[pcie.switch]]\ngpus = []",
+                "gpus is empty, must list those under the switch",
+            ),
+            (
+                "[[pcie.switch]]\ngpus = [1, 2]",
+                "pcie.switch of GPU 1, 2: they are on NUMA nodes 0 and 1, but must be on one",
+            ),
+            (
+                "[[pcie.switch]]\ngpus = [0, 1]\ngb_s = 0.0",
+                "pcie.switch of GPU 0, 1: gb_s is 0, must be a positive rate in GB/s",
+            ),
+            (
+                "[[pcie.switch]]\ngpus = [0, 1]\n[[pcie.switch]]\ngpus = [1, 0]",
+                "pcie.switch of GPU 1, 0 is listed twice: take one",
+            ),
+            (
+                "[[pcie.switch]]\ngpus = [0, 1]\n[[pcie.bridge]]\ngpus = [1]",
+                "pcie.bridge of GPU 1 has a part of pcie.switch of GPU 0, 1",
+            ),
+            (
+                "[[pcie.bridge]]\ngpus = [1]\n[[pcie.bridge]]\ngpus = [0, 1]",
+                "pcie.bridge of GPU 0, 1: some are under another",
+            ),
+            (
+                "[[pcie.bridge]]\ngpus = 1",
+                ", gpus of [[pcie.bridge]]: invalid type",
+            ),
+            ("[[pcie.swich]]\ngpus = [0]", "unknown field `swich`"),
+        ] {
+            let text = good.replacen("\n[host]", &format!("\n{tree}\n[host]"), 1);
+            let error = Topology::parse("a.toml", &text)
+                .expect_err(said)
+                .to_string();
+            assert!(error.contains(said) && !error.contains('\n'), "{error}");
+        }
+        let one_node = good.replacen("numa_nodes = 2", "numa_nodes = 1", 1);
+        for (sets, said) in [
+            (
+                &[&[0, 1, 2][..], &[2, 3]][..],
+                "pcie.switch of GPU 2, 3 and pcie.switch of GPU 0, 1, 2 overlap: one must",
+            ),
+            (
+                &[&[0], &[0, 1], &[0, 1, 2]],
+                "pcie.switch: GPU 0 is under 3 switches, at most 2 are told apart",
+            ),
+        ] {
+            let switch = |set: &&[i32]| format!("[[pcie.switch]]\ngpus = {set:?}\n");
+            let tree: String = sets.iter().map(switch).collect();
+            let text = one_node.replacen("\n[host]", &format!("\n{tree}[host]"), 1);
+            let error = Topology::parse("a.toml", &text)
+                .expect_err(said)
+                .to_string();
+            assert!(error.contains(said) && !error.contains('\n'), "{error}");
         }
         let error = Topology::load("beluga", Some(5)).unwrap_err().to_string();
         assert!(

@@ -201,13 +201,13 @@ impl Copy {
             }
             (Some(from), None) => (
                 Machine::engine(from, Engine::ToHost),
-                m.to_host(from),
+                m.to_host(t, from),
                 cap,
                 host_setup,
             ),
             (None, Some(to)) => (
                 Machine::engine(to, Engine::ToDevice),
-                m.to_device(to),
+                m.to_device(t, to),
                 cap,
                 host_setup,
             ),

@@ -1,4 +1,4 @@
-//! NVLinks and PCIe links of GPUs, from NVML where it is there.
+//! NVLinks and PCIe links of GPUs, and how far they are apart by PCIe, from NVML where it is there.
 //!
 //! Starting NVML may take long where nothing keeps the driver's state of idle GPUs: no thread that messages wait for does it.
 
@@ -98,15 +98,26 @@ impl Nvml {
         call!(nvml, b"nvmlInit_v2\0", ()).then_some(nvml)
     }
 
+    fn gpu(&self, uuid: &str) -> Option<Handle> {
+        let uuid = CString::new(uuid).ok()?;
+        let mut gpu: Handle = std::ptr::null_mut();
+        call!(self, b"nvmlDeviceGetHandleByUUID\0", (uuid.as_ptr() => *const c_char, &raw mut gpu => *mut Handle))
+            .then_some(gpu)
+    }
+
+    /// How far two GPUs are apart by PCIe (`nvmlGpuTopologyLevel_t`). `None` where it does not say.
+    #[must_use]
+    pub fn common_ancestor(&self, uuid: &str, other: &str) -> Option<c_uint> {
+        let (gpu, other) = (self.gpu(uuid)?, self.gpu(other)?);
+        let mut level: c_uint = 0;
+        call!(self, b"nvmlDeviceGetTopologyCommonAncestor\0", (gpu => Handle, other => Handle, &raw mut level => *mut c_uint))
+            .then_some(level)
+    }
+
     /// What it says of the GPU of this identity.
     #[must_use]
     pub fn links(&self, uuid: &str) -> Option<Links> {
-        let uuid = CString::new(uuid).ok()?;
-        let mut gpu: Handle = std::ptr::null_mut();
-        if !call!(self, b"nvmlDeviceGetHandleByUUID\0", (uuid.as_ptr() => *const c_char, &raw mut gpu => *mut Handle))
-        {
-            return None;
-        }
+        let gpu = self.gpu(uuid)?;
         let mut links = Links {
             pcie_gb_s: self.pcie(gpu),
             ..Links::default()

@@ -105,7 +105,8 @@ impl fmt::Debug for Path {
 pub(crate) struct SegmentSet([u64; SegmentSet::WORDS]);
 
 impl SegmentSet {
-    /// Enough for a full mesh of as many GPUs as can be: six or fewer segments a GPU, two a pair, two of the host.
+    /// Enough for a full mesh of as many GPUs as can be: six or fewer segments a GPU, of which two are of PCIe switches (they
+    /// are nested, each of two GPUs at least, so there are fewer than GPUs), two a pair, two of the host.
     const WORDS: usize = (MAX_GPUS * 6 + MAX_GPUS * (MAX_GPUS - 1) + 2).div_ceil(64);
 
     pub fn insert(&mut self, segment: u16) {

@@ -1,6 +1,7 @@
 //! Topology files. The format is that of the simulated driver's (`simcuda/topologies/`), of which only what the planner
 //! needs is read: a key that is not known here is passed over, and what is left out has the value measured on H200.
 
+use super::pcie::{Bridge, Switch, Tree};
 use super::{wrong, Costs, Fabric, Gpu, HostSide, Linked, Parts, Topology, TopologyError};
 use serde::{Deserialize, Serialize};
 
@@ -113,6 +114,13 @@ pub struct PcieSection {
     pub to_host_gb_s: f64,
     pub to_device_gb_s: f64,
     pub peer_gb_s: f64,
+    /// `[[pcie.switch]]`: which GPUs are under one switch, whose link towards the host they share (`gb_s`, that of a GPU's
+    /// link if it is left out). Of switches one below the other the upper one lists the GPUs of both.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub switch: Vec<Switch>,
+    /// `[[pcie.bridge]]`: which GPUs are under one host bridge.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bridge: Vec<Bridge>,
 }
 
 /// `[host]`
@@ -190,6 +198,10 @@ impl File {
                 .collect(),
             host,
             numa_nodes,
+            pcie: self.pcie.as_ref().map_or_else(Tree::default, |pcie| Tree {
+                switches: pcie.switch.clone(),
+                bridges: pcie.bridge.clone(),
+            }),
             engine_gb_s: self.copy.engine_gb_s.unwrap_or(f64::MAX),
             costs: Costs {
                 launch_us: self.calls.async_us,
@@ -273,6 +285,8 @@ impl File {
                 to_device_gb_s: rate(|kind| matches!(kind, Kind::PcieDown(_)))
                     .unwrap_or(to_host_gb_s),
                 peer_gb_s: rate(|kind| matches!(kind, Kind::PciePeer(_))).unwrap_or(to_host_gb_s),
+                switch: topology.pcie.switches.clone(),
+                bridge: topology.pcie.bridges.clone(),
             }),
             host: to_host.map(|to_host_gb_s| HostSection {
                 write_gb_s: rate(|kind| kind == Kind::HostWrite).unwrap_or(to_host_gb_s),

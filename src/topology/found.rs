@@ -3,6 +3,7 @@
 //! Whoever asks the driver fills in [`Facts`]; what follows from them is decided here, so that it can be tested without a
 //! GPU. Rates that nobody can tell are assumed, low rather than high, until they are measured.
 
+use super::pcie::{Level, Tree};
 use super::{
     numa_in_blocks, Costs, Fabric, Gpu, HostSide, Linked, Parts, Port, Topology, TopologyError,
 };
@@ -40,6 +41,8 @@ pub struct Facts {
     pub fabric: Option<Fabric>,
     /// Rate of a GPU's PCIe link as negotiated, GB/s and direction, if known.
     pub pcie_gb_s: Option<f64>,
+    /// How far each ordered pair is apart by PCIe, at `from * gpus + to`, if anybody could tell of all of them.
+    pub levels: Option<Vec<Level>>,
 }
 
 /// Share of a link's raw rate that copies reach: 396 of 18 x 26.6 GB/s on H200, 55 of 63 over PCIe 5.
@@ -59,6 +62,7 @@ impl Facts {
     pub fn topology(&self) -> Result<Topology, TopologyError> {
         let n = self.gpus.len();
         let mut gpus = self.gpus.clone();
+        self.number_nodes(&mut gpus);
         let numa_nodes = gpus
             .iter()
             .filter_map(|gpu| gpu.numa)
@@ -68,6 +72,12 @@ impl Facts {
             gpu.numa
                 .get_or_insert(numa_in_blocks(number, n, numa_nodes));
         }
+        // What cannot be is worth less than nothing: that copies share a link is then not assumed.
+        let levels = self.levels.as_ref().filter(|levels| levels.len() == n * n);
+        let pcie_tree = levels
+            .and_then(|levels| Tree::from_levels(n, |a, b| levels[a * n + b]))
+            .filter(|tree| tree.check(&gpus).is_ok())
+            .unwrap_or_default();
         let pcie = self.pcie_gb_s.map_or(PCIE_GB_S, |raw| raw * REACHED);
         let (fabric, port, links) = self.fabric();
         Topology::assemble(Parts {
@@ -87,9 +97,25 @@ impl Facts {
                 read_gb_s: pcie * HOST_LINKS,
             }),
             numa_nodes,
+            pcie: pcie_tree,
             engine_gb_s: f64::MAX,
             costs: Costs::default(),
         })
+    }
+
+    /// Where nobody tells the numbers of NUMA nodes, but which GPUs are on one: from 0, in the order of the GPUs.
+    fn number_nodes(&self, gpus: &mut [Gpu]) {
+        let n = gpus.len();
+        let levels = self.levels.as_ref().filter(|levels| levels.len() == n * n);
+        let (Some(levels), true) = (levels, gpus.iter().all(|gpu| gpu.numa.is_none())) else {
+            return;
+        };
+        let mut nodes = 0;
+        for gpu in 0..n {
+            let near = (0..gpu).find(|other| levels[gpu * n + other] < Level::Sys);
+            gpus[gpu].numa = near.map_or(Some(nodes), |other| gpus[other].numa);
+            nodes += u32::from(near.is_none());
+        }
     }
 
     fn pair(&self, from: usize, to: usize) -> PairFacts {

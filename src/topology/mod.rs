@@ -10,15 +10,17 @@
 
 pub mod file;
 pub mod found;
+pub mod pcie;
 
+use pcie::{Level, Switch, Tree};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// GPUs that a topology may have.
 pub const MAX_GPUS: usize = 16;
 
-/// Segments that one hop may run through.
-pub const HOP_SEGMENTS: usize = 4;
+/// Segments that one hop may run through: the links and the switches of two GPUs, and what one of them may send to others.
+pub const HOP_SEGMENTS: usize = 2 * (1 + pcie::SWITCHES_ABOVE_MAX) + 1;
 
 /// Where bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -75,6 +77,10 @@ pub enum SegmentKind {
     PcieDown(u8),
     /// What a GPU can send to other GPUs over PCIe, which is less than its link.
     PciePeer(u8),
+    /// The link of a PCIe switch, by its number in [`Topology::pcie`], towards the host.
+    PcieSwitchUp(u8),
+    /// The same, from the host.
+    PcieSwitchDown(u8),
     /// Memory of the host, written.
     HostWrite,
     /// Memory of the host, read.
@@ -98,6 +104,8 @@ impl fmt::Display for SegmentKind {
             SegmentKind::PcieUp(gpu) => write!(f, "PCIe out of GPU{gpu}"),
             SegmentKind::PcieDown(gpu) => write!(f, "PCIe into GPU{gpu}"),
             SegmentKind::PciePeer(gpu) => write!(f, "PCIe from GPU{gpu} to other GPUs"),
+            SegmentKind::PcieSwitchUp(switch) => write!(f, "PCIe out of switch {switch}"),
+            SegmentKind::PcieSwitchDown(switch) => write!(f, "PCIe into switch {switch}"),
             SegmentKind::HostWrite => f.write_str("host memory, written"),
             SegmentKind::HostRead => f.write_str("host memory, read"),
         }
@@ -178,6 +186,9 @@ pub struct Gpu {
     /// NUMA node of its PCIe root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa: Option<u32>,
+    /// Processors next to it, as the system lists them (`0-19,40-59`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<String>,
 }
 
 /// What copies cost apart from moving bytes, before anything is measured.
@@ -249,6 +260,8 @@ pub struct Topology {
     pub fabric: Fabric,
     /// Number of NUMA nodes.
     pub numa_nodes: u32,
+    /// What the GPUs hang on.
+    pub pcie: Tree,
     /// All segments.
     pub segments: Vec<Segment>,
     /// What copies cost apart from moving bytes.
@@ -277,6 +290,19 @@ pub(crate) struct HostSide {
 /// Rate of each GPU's port to a switch, GB/s, and the number of its links, if known.
 pub(crate) type Port = (f64, Option<u32>);
 
+/// The link of a PCIe switch, towards the host and from it.
+struct SwitchLink {
+    gpus: Vec<u8>,
+    segments: [u16; 2],
+    gb_s: [f64; 2],
+}
+
+impl SwitchLink {
+    fn is_above(&self, gpu: u8) -> bool {
+        self.gpus.contains(&gpu)
+    }
+}
+
 /// Parts that a topology is put together from, whoever knows them.
 pub(crate) struct Parts {
     pub name: String,
@@ -287,6 +313,7 @@ pub(crate) struct Parts {
     pub links: Vec<Linked>,
     pub host: Option<HostSide>,
     pub numa_nodes: u32,
+    pub pcie: Tree,
     /// What one copy reaches at most, by whatever way.
     pub engine_gb_s: f64,
     pub costs: Costs,
@@ -303,6 +330,7 @@ impl Topology {
             gpus: parts.gpus,
             fabric: parts.fabric,
             numa_nodes: parts.numa_nodes,
+            pcie: parts.pcie,
             segments: Vec::new(),
             costs: parts.costs,
         };
@@ -357,28 +385,36 @@ impl Topology {
         let n = self.gpus.len() as u8;
         let write = self.segment(SegmentKind::HostWrite, host.write_gb_s);
         let read = self.segment(SegmentKind::HostRead, host.read_gb_s);
-        let mut up = Vec::new();
-        let mut down = Vec::new();
+        let switches = self.add_switches(host);
+        let mut links = Vec::new();
         for gpu in 0..n {
-            up.push(self.segment(SegmentKind::PcieUp(gpu), host.to_host_gb_s));
-            down.push(self.segment(SegmentKind::PcieDown(gpu), host.to_device_gb_s));
-            let (here, up, down) = (
-                Place::Gpu(gpu),
-                up[usize::from(gpu)],
-                down[usize::from(gpu)],
-            );
-            let rate = host.to_host_gb_s.min(host.write_gb_s).min(cap);
-            self.set_hop(
-                here,
-                Place::Host,
-                Hop::new(HopKind::PcieHost, rate, &[up, write]),
-            );
-            let rate = host.to_device_gb_s.min(host.read_gb_s).min(cap);
-            self.set_hop(
-                Place::Host,
-                here,
-                Hop::new(HopKind::PcieHost, rate, &[down, read]),
-            );
+            let up = self.segment(SegmentKind::PcieUp(gpu), host.to_host_gb_s);
+            let down = self.segment(SegmentKind::PcieDown(gpu), host.to_device_gb_s);
+            links.push([up, down]);
+            let above = || switches.iter().filter(move |switch| switch.is_above(gpu));
+            let here = Place::Gpu(gpu);
+            for (from, to, way, memory, rate) in [
+                (
+                    here,
+                    Place::Host,
+                    0,
+                    write,
+                    host.to_host_gb_s.min(host.write_gb_s),
+                ),
+                (
+                    Place::Host,
+                    here,
+                    1,
+                    read,
+                    host.to_device_gb_s.min(host.read_gb_s),
+                ),
+            ] {
+                let rate = above().fold(rate.min(cap), |rate, switch| rate.min(switch.gb_s[way]));
+                let mut through = vec![links[usize::from(gpu)][way]];
+                through.extend(above().map(|switch| switch.segments[way]));
+                through.push(memory);
+                self.set_hop(from, to, Hop::new(HopKind::PcieHost, rate, &through));
+            }
         }
         let rate = host
             .peer_gb_s
@@ -394,11 +430,51 @@ impl Topology {
                 let peer = *peer.get_or_insert_with(|| {
                     self.segment(SegmentKind::PciePeer(from), host.peer_gb_s)
                 });
-                let through = [up[usize::from(from)], down[usize::from(to)], peer];
+                let mut through =
+                    vec![links[usize::from(from)][0], links[usize::from(to)][1], peer];
+                let mut rate = rate;
+                // Up to the nearest switch that both are under, or to the host, and down again.
+                for (gpu, other, way) in [(from, to, 0), (to, from, 1)] {
+                    let passed =
+                        |switch: &&SwitchLink| switch.is_above(gpu) && !switch.is_above(other);
+                    for switch in switches.iter().filter(passed) {
+                        through.push(switch.segments[way]);
+                        rate = rate.min(switch.gb_s[way]);
+                    }
+                }
                 let hop = Hop::new(HopKind::PciePeer, rate, &through);
                 self.set_hop(Place::Gpu(from), Place::Gpu(to), hop);
             }
         }
+    }
+
+    /// The links of the switches that several GPUs are under. One with a single GPU has that GPU's rate, and is no place where
+    /// copies meet.
+    fn add_switches(&mut self, host: &HostSide) -> Vec<SwitchLink> {
+        let shared: Vec<(u8, Switch)> = self
+            .pcie
+            .shared()
+            .map(|(number, switch)| (number, switch.clone()))
+            .collect();
+        let add = |(number, switch): (u8, Switch)| {
+            let gb_s =
+                [host.to_host_gb_s, host.to_device_gb_s].map(|gpu| switch.gb_s.unwrap_or(gpu));
+            SwitchLink {
+                segments: [
+                    self.segment(SegmentKind::PcieSwitchUp(number), gb_s[0]),
+                    self.segment(SegmentKind::PcieSwitchDown(number), gb_s[1]),
+                ],
+                gpus: switch.gpus,
+                gb_s,
+            }
+        };
+        shared.into_iter().map(add).collect()
+    }
+
+    /// How far two GPUs are apart by PCIe. None where nobody has told: they may have more in common than their NUMA node.
+    #[must_use]
+    pub fn level(&self, a: u8, b: u8) -> Option<Level> {
+        self.pcie.level(&self.gpus, a, b)
     }
 
     /// Puts measured rates in the place of nominal ones: of segments by their index, of hops by their ends.
@@ -527,7 +603,27 @@ impl Parts {
         if costs.peer_engines == 0 {
             return Err(wrong("copy.peer_engines is 0, must be at least 1"));
         }
+        self.check_cpus()?;
+        self.pcie.check(&self.gpus)?;
         self.check_links()
+    }
+
+    /// Lists of processors, which are printed as they are.
+    fn check_cpus(&self) -> Result<(), TopologyError> {
+        let is_number =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_list = |cpus: &str| {
+            cpus.split(',')
+                .all(|part| part.splitn(2, '-').all(is_number))
+        };
+        for (number, gpu) in self.gpus.iter().enumerate() {
+            if let Some(cpus) = gpu.cpus.as_deref().filter(|cpus| !is_list(cpus)) {
+                return Err(wrong(format!(
+                    "cpus of [[device]] {number} is {cpus:?}, must be a list of processors as \"0-19,40-59\", or left out"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn check_links(&self) -> Result<(), TopologyError> {

@@ -54,7 +54,7 @@ fn what_ships_can_be_read() {
 
 #[test]
 fn hops_share_what_the_machine_shares() {
-    use SegmentKind::{HostRead, HostWrite, Link, PcieDown, PciePeer, PcieUp, PortIn, PortOut};
+    use SegmentKind::*;
     let (gpu, host) = (Place::Gpu, Place::Host);
     let switch = shipped("hgx-h200");
     assert_eq!(names(&switch, gpu(0), gpu(5)), [PortOut(0), PortIn(5)]);
@@ -66,7 +66,13 @@ fn hops_share_what_the_machine_shares() {
     assert_eq!(names(&cube, gpu(0), gpu(3)), [Link(0, 3)]);
     assert_eq!(
         names(&cube, gpu(0), gpu(5)),
-        [PcieUp(0), PcieDown(5), PciePeer(0)]
+        [
+            PcieUp(0),
+            PcieDown(5),
+            PciePeer(0),
+            PcieSwitchUp(0),
+            PcieSwitchDown(2)
+        ]
     );
     // The GrCUDA paper's 7 GB/s for peers without NVLink.
     assert_eq!(cube.hop(gpu(0), gpu(5)).map(|hop| hop.gb_s), Some(7.0));

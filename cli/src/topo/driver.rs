@@ -7,11 +7,12 @@ use anabranch_engine::cuda::types::{BatchAttributes, SOURCE_ORDER_STREAM};
 use anabranch_engine::cuda::uuid_text;
 use anabranch_engine::model::cache::{driver_text, Machine};
 use anabranch_engine::topology::found::{Facts, PairFacts};
+use anabranch_engine::topology::pcie::Level;
 use anabranch_engine::topology::Gpu;
 use anyhow::{bail, Context};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use super::nvml;
+use super::{nvml, system};
 use crate::bench::cuda::{DeviceContext, DevicePtr, Driver};
 use crate::Failure;
 
@@ -185,7 +186,7 @@ impl Node {
         match u32::try_from(value) {
             Ok(node) if code == 0 => Ok(Some(node)),
             _ if self.is_simulated() => Ok(None),
-            _ => Ok(numa_node(pci)),
+            _ => Ok(system::numa_node(pci)),
         }
     }
 
@@ -214,6 +215,11 @@ impl Node {
                 name: self.driver.device_name(gpu)?,
                 numa: self.numa_node(gpu, &pci[at])?,
                 pci: Some(pci[at].clone()),
+                cpus: if self.is_simulated() {
+                    None
+                } else {
+                    system::cpus(&pci[at])
+                },
             });
         }
         for from in 0..self.gpus {
@@ -229,11 +235,27 @@ impl Node {
             }
         }
         let at: Vec<_> = pci.iter().map(|text| pci_number(text)).collect();
-        if let Some((links, pcie)) = Nvml::open().and_then(|nvml| nvml::all(&nvml, &uuids, &at)) {
+        let nvml = Nvml::open();
+        let links = nvml.as_ref().and_then(|nvml| nvml::all(nvml, &uuids, &at));
+        if let Some((links, pcie)) = links {
             facts.nvlinks = Some(links);
             facts.pcie_gb_s = pcie;
         }
+        let levels = nvml.as_ref().and_then(|nvml| nvml::levels(nvml, &uuids));
+        facts.levels = levels.or_else(|| self.levels(&pci, &facts.gpus));
         Ok(facts)
+    }
+
+    /// How far GPUs are apart by the system, where NVML does not tell. NVML is asked first: it is what `nvidia-smi` prints, so
+    /// that one can be laid beside the other, and it is there in containers that hide the system's devices. The system knows
+    /// nothing of simulated GPUs.
+    fn levels(&self, pci: &[String], gpus: &[Gpu]) -> Option<Vec<Level>> {
+        if self.is_simulated() {
+            return None;
+        }
+        let paths: Option<Vec<String>> = pci.iter().map(|pci| system::path(pci)).collect();
+        let numa: Vec<Option<u32>> = gpus.iter().map(|gpu| gpu.numa).collect();
+        system::levels(&paths?, &numa)
     }
 
     /// Contexts of all GPUs, each of which reaches the memory of the others where it may.
@@ -421,18 +443,4 @@ impl Node {
             }
         }
     }
-}
-
-/// The NUMA node that a PCI device hangs on, if the system tells.
-fn numa_node(pci: &str) -> Option<u32> {
-    // The driver writes the domain with four digits, as the system does, or with eight.
-    let pci = pci.to_ascii_lowercase();
-    let (domain, rest) = pci.split_once(':')?;
-    let domain = u32::from_str_radix(domain, 16).ok()?;
-    let text = std::fs::read_to_string(format!(
-        "/sys/bus/pci/devices/{domain:04x}:{rest}/numa_node"
-    ))
-    .ok()?;
-    // -1 where the machine has but one.
-    text.trim().parse().ok()
 }

@@ -308,7 +308,41 @@ impl Measurement<'_> {
             carries(SegmentKind::HostWrite, |gpu| (gpu, Place::Host)),
             carries(SegmentKind::HostRead, |gpu| (Place::Host, gpu)),
         ];
+        let switches = self.switches(topology, &model)?;
+        model.segments.extend(switches);
         Ok(model)
+    }
+
+    /// What the links of PCIe switches carry while all GPUs under one copy at once, each direction by itself.
+    fn switches(&self, topology: &Topology, model: &Model) -> anyhow::Result<Vec<SegmentModel>> {
+        let mut measured = Vec::new();
+        for segment in &topology.segments {
+            let (number, is_up) = match segment.kind {
+                SegmentKind::PcieSwitchUp(number) => (number, true),
+                SegmentKind::PcieSwitchDown(number) => (number, false),
+                _ => continue,
+            };
+            let gpus = topology.pcie.switches[usize::from(number)].gpus.iter();
+            let ends = gpus.map(|gpu| match is_up {
+                true => (Place::Gpu(*gpu), Place::Host),
+                false => (Place::Host, Place::Gpu(*gpu)),
+            });
+            let ways: Vec<Transfer> = ends
+                .clone()
+                .map(|(from, to)| self.between(from, to, is_up))
+                .collect();
+            let (us, _) = self.time(&ways, ROOM, 2)?;
+            let together = (2 * ways.len() * ROOM) as f64 / (us * BYTES_PER_US);
+            let alone = ends.filter_map(|(from, to)| {
+                let hop = model.hop(from, to)?;
+                Some(hop.push.or(hop.pull)?.gb_s)
+            });
+            measured.push(SegmentModel {
+                kind: segment.kind,
+                gb_s: rounded(alone.fold(together, f64::max)),
+            });
+        }
+        Ok(measured)
     }
 
     /// What the host's memory carries in each direction while all GPUs write to it and read from it, GB/s: messages that

@@ -5,6 +5,7 @@ mod file;
 mod measure;
 mod nvml;
 pub mod source;
+mod system;
 pub mod text;
 
 use std::io::{self, Write};
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anabranch_engine::model::{Model, ASSUMED};
+use anabranch_engine::topology::pcie::{Level, Tree};
 use anabranch_engine::topology::{Gpu, HopKind, Place, Segment, Topology};
 use clap::Args;
 use serde::Serialize;
@@ -47,6 +49,8 @@ struct Report<'a> {
     assumed: [&'static str; 2],
     gpus: &'a [Gpu],
     numa_nodes: u32,
+    /// Which GPUs are under which switch and host bridge; a switch's number is its place here.
+    pcie: &'a Tree,
     segments: &'a [Segment],
     hops: Vec<HopReport<'a>>,
     model: &'a Model,
@@ -57,6 +61,9 @@ struct HopReport<'a> {
     from: Place,
     to: Place,
     kind: HopKind,
+    /// How far two GPUs are apart by PCIe, whether the hop goes that way or not; none if nobody has told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    level: Option<Level>,
     gb_s: f64,
     segments: &'a [u16],
 }
@@ -101,6 +108,10 @@ fn report<'a>(topology: &'a Topology, model: &'a Model, measured: bool) -> Repor
         from,
         to,
         kind: hop.kind,
+        level: match (from, to) {
+            (Place::Gpu(from), Place::Gpu(to)) => topology.level(from, to),
+            _ => None,
+        },
         gb_s: hop.gb_s,
         segments: hop.segments(),
     };
@@ -111,6 +122,7 @@ fn report<'a>(topology: &'a Topology, model: &'a Model, measured: bool) -> Repor
         assumed: ASSUMED,
         gpus: &topology.gpus,
         numa_nodes: topology.numa_nodes,
+        pcie: &topology.pcie,
         segments: &topology.segments,
         hops: topology.hops().map(hop).collect(),
         model,

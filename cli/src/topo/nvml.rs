@@ -1,7 +1,8 @@
-//! NVLinks between the GPUs of this machine.
+//! What NVML tells of the GPUs of this machine: NVLinks between them, and how far they are apart by PCIe.
 
 use anabranch_engine::cuda::nvml::{Links, Nvml, PciAddress};
 use anabranch_engine::topology::found::NvLinks;
+use anabranch_engine::topology::pcie::Level;
 
 /// The links of all GPUs, with their ends by number, and the rate of the slowest PCIe link. `None` where NVML does not know
 /// one of them.
@@ -20,6 +21,16 @@ pub fn all(
         said.iter().map(|links| by_number(links, pci)).collect(),
         slowest,
     ))
+}
+
+/// How far each ordered pair is apart by PCIe. `None` where NVML does not know of one, or is too old to be asked.
+pub fn levels(nvml: &Nvml, uuids: &[String]) -> Option<Vec<Level>> {
+    let level = |(a, b): (&String, &String)| match a == b {
+        true => Some(Level::Pix),
+        false => Level::of_nvml(nvml.common_ancestor(a, b)?),
+    };
+    let pairs = uuids.iter().flat_map(|a| uuids.iter().map(move |b| (a, b)));
+    pairs.map(level).collect()
 }
 
 fn by_number(links: &Links, pci: &[Option<PciAddress>]) -> NvLinks {

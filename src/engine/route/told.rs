@@ -5,6 +5,7 @@ use crate::cuda::{uuid_text, Uuid};
 use crate::model::{HopModel, Line, Model, PCIE_SPREAD};
 use crate::node::traffic::{Card, Ends, Measured, Page};
 use crate::node::Wiring;
+use crate::topology::pcie::Tree;
 use crate::topology::{
     Costs, Fabric, Gpu, Hop, HostSide, Linked, Parts, Place, Topology, MAX_GPUS,
 };
@@ -209,6 +210,8 @@ fn topology(cards: &[Card], lines: &Lines<'_>, links: &Links<'_>) -> Option<Topo
             read_gb_s: pcie,
         }),
         numa_nodes: 1,
+        // Ranks do not tell each other of switches.
+        pcie: Tree::default(),
         engine_gb_s: f64::MAX,
         costs: Costs::default(),
     });

@@ -143,6 +143,44 @@ fn pairs_without_a_link_use_those_of_others() {
     assert_within("over two", over(2) / (144.0 + 12.3), 0.85, 1.0);
 }
 
+/// GPU 0 and 1 of the cube mesh are under one PCIe switch, whose link to the host carries as much as that of one GPU: a path through
+/// host memory has half of it while the other copies to the host. One under the next switch takes nothing of it.
+#[test]
+fn what_another_gpu_under_the_switch_uses_is_missing() {
+    let node = Node::shipped("dgx1-v100");
+    let options = Options {
+        direct: false,
+        relay: false,
+        ..Options::default()
+    };
+    let beside = |gpu: u8, from_host: bool| {
+        let ends = [Place::Gpu(gpu), Place::Host];
+        let [from, to] = if from_host { [ends[1], ends[0]] } else { ends };
+        let mut occupancy = Occupancy::free();
+        let hop = node.topology.hop(from, to).expect("a hop");
+        occupancy.add(hop.segments(), 1, 12.3, false);
+        let message = Message {
+            window: 16,
+            ..Message::new(0, 5, 512 * MIB)
+        };
+        let plan = node.planner.plan(&occupancy, &message, &options);
+        plan.expect("a plan").predicted_gb_s()
+    };
+    let alone = beside(2, false);
+    assert_within("alone", alone / 12.3, 0.9, 1.0);
+    assert_within("beside GPU 1", beside(1, false) / 12.3, 0.45, 0.5);
+    // At the other end GPU 4 is under the switch, and each direction is by itself.
+    assert_within(
+        "beside what goes to GPU 4",
+        beside(4, true) / 12.3,
+        0.45,
+        0.5,
+    );
+    for (gpu, from_host) in [(1, true), (4, false), (6, true)] {
+        assert_eq!(beside(gpu, from_host), alone, "GPU {gpu}");
+    }
+}
+
 /// Eight GPUs that send to their neighbours and each also by host memory were slower than without: what others use of the
 /// host is seen.
 #[test]
