@@ -5,6 +5,8 @@ use crate::driven::launches;
 use crate::support::{job, model, model_of_this_machine, on, SENDER_IS_LATE};
 use anabranch_tests::{built, needs_simulator, on_real_gpus, Job, Outcome};
 use std::process::Command;
+use xtask::flow::{Over, Rates};
+use xtask::layout::repository_root;
 use xtask::mpi::Mpi;
 
 fn on_node(mpi: &Mpi, topology: &str, ranks: usize, cases: &[&str]) -> Job {
@@ -585,7 +587,15 @@ fn bandwidth_once(topology: &str, paths: &str, size: &str, window: &str) -> f64 
         .lines()
         .rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()));
     let figure = row.and_then(|row| row.split_whitespace().nth(1)?.parse().ok());
-    figure.unwrap_or_else(|| panic!("{text}"))
+    let mb_s: f64 = figure.unwrap_or_else(|| panic!("{text}"));
+    let file = repository_root().join(format!("simcuda/topologies/{topology}.toml"));
+    let rates = Rates::read(&file).expect("a topology");
+    let max_flow = rates.max_flow(&[(0, 1)], Over::parse(paths).expect("paths"));
+    assert!(
+        mb_s * 1e-3 <= max_flow,
+        "{topology}, {paths}, {size}: {mb_s} MB/s, above the max-flow of {max_flow} GB/s"
+    );
+    mb_s
 }
 
 /// Without a measurement of the node it is not known what the host's memory carries for two messages at once. They find out:

@@ -5,6 +5,7 @@
 
 pub mod build;
 pub mod fingerprint;
+pub mod flow;
 pub mod layout;
 pub mod lock;
 pub mod mpi;

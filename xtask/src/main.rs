@@ -5,6 +5,8 @@ mod report;
 
 use std::process::ExitCode;
 use xtask::build::{build, Options};
+use xtask::flow::{Over, Rates};
+use xtask::layout::repository_root;
 
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
@@ -20,6 +22,8 @@ usage: cargo xtask COMMAND
   counters FILE [--taken-but-for LIST]
             say what the library did in a run, from the file that ANABRANCH_STATS named; with a list, as in
             not_ready=32 or none, fail if a message from a device buffer was not taken for any other reason or more often
+  max-flow NAME|FILE FROM TO PATHS [--both-ways]
+            print what a topology carries at most from one GPU to the other over these paths (direct,relay,host), GB/s
   fresh [--release]
             succeed if the layout was built from the present sources";
 
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
         "mpi" => list_mpi(),
         "report" => report::run(rest),
         "counters" => report::counters(rest),
+        "max-flow" => max_flow(rest),
         "fresh" => fresh(rest),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");
@@ -86,6 +91,35 @@ fn list_mpi() -> Result<(), String> {
     }
     // In one piece: a script that reads only its first line closes the pipe.
     print!("{list}");
+    Ok(())
+}
+
+fn max_flow(arguments: &[String]) -> Result<(), String> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (&[topology, from, to, paths], is_both_ways) = (match arguments[..] {
+        [ref given @ .., "--both-ways"] => (given, true),
+        ref given => (given, false),
+    }) else {
+        return Err(format!("max-flow needs four arguments\n{USAGE}"));
+    };
+    let shipped = repository_root().join(format!("simcuda/topologies/{topology}.toml"));
+    let file = if shipped.exists() {
+        shipped
+    } else {
+        topology.into()
+    };
+    let rates = Rates::read(&file)?;
+    let gpu = |text: &str| {
+        let number = text.parse().ok().filter(|gpu| *gpu < rates.gpus());
+        number.ok_or_else(|| format!("{text:?} is none of the {} GPUs", rates.gpus()))
+    };
+    let (from, to) = (gpu(from)?, gpu(to)?);
+    if from == to {
+        return Err(format!("from GPU {from} to itself: name two"));
+    }
+    let pairs = [(from, to), (to, from)];
+    let pairs = if is_both_ways { &pairs } else { &pairs[..1] };
+    println!("{:.3}", rates.max_flow(pairs, Over::parse(paths)?));
     Ok(())
 }
 
