@@ -407,14 +407,7 @@ impl Node {
             ..*options
         };
         let (planner, options) = match question.assign {
-            Assign::Own => (
-                &self.planner,
-                Options {
-                    relays_in_turn: true,
-                    batches: true,
-                    ..options
-                },
-            ),
+            Assign::Own => (&self.planner, options.by_each()),
             Assign::One => (
                 &self.planner_of_one,
                 options.by_one(self.planner_of_one.model()),
@@ -491,7 +484,7 @@ impl Core {
 const HOST_STAGING_MIN: u64 = crate::node::UNIT_BYTES;
 
 /// What the planner may do by the options of this process.
-fn options(config: &Config) -> Options {
+pub(crate) fn options(config: &Config) -> Options {
     let defaults = Options::default();
     let for_host = config.paths.host && config.path_staging >= HOST_STAGING_MIN;
     let host_bytes = if for_host {

@@ -193,6 +193,16 @@ impl Options {
         self.host_part.unwrap_or_else(|| HostPart::at_first(window))
     }
 
+    /// The same where each rank makes the copies of its own GPU.
+    #[must_use]
+    pub fn by_each(self) -> Options {
+        Options {
+            relays_in_turn: true,
+            batches: true,
+            ..self
+        }
+    }
+
     /// The same where one rank makes all copies: it needs nobody on the way, launches those of relays as it likes, and launches
     /// all of them.
     #[must_use]

@@ -427,8 +427,22 @@ impl<'a> Problem<'a> {
         best
     }
 
-    /// The same, each launch of a chunk counting so much when the number of chunks is chosen.
+    /// The same, each launch of a chunk counting so much when the number of chunks is chosen. With two copies of a hop of a relay at
+    /// a time if that is faster: with few chunks they only hold each other up.
     fn split_by(&self, set: u32, launch_us: f64) -> Split {
+        let split = self.split_as(set, launch_us, self.options.relays_in_turn);
+        if !split.parts().iter().any(|part| part.in_turn) {
+            return split;
+        }
+        let one_by_one = self.split_as(set, launch_us, false);
+        if one_by_one.us < split.us {
+            one_by_one
+        } else {
+            split
+        }
+    }
+
+    fn split_as(&self, set: u32, launch_us: f64, in_turn: bool) -> Split {
         let mut chosen = [&self.candidates[0]; MAX_PATHS];
         let mut which = [0u8; MAX_PATHS];
         let mut len = 0;
@@ -472,7 +486,9 @@ impl<'a> Problem<'a> {
             let common = |other: usize| chosen[at].segments.common(&chosen[other].segments);
             pipelines[at].shares = others.any(|other| !common(other).is_empty());
         }
-        self.take_turns(&chosen[..len], &mut pipelines[..len]);
+        if in_turn {
+            self.take_turns(&chosen[..len], &mut pipelines[..len]);
+        }
         let pipelines = &pipelines[..len];
         if len > 1 {
             let solution = self.solve(pipelines);
@@ -480,7 +496,8 @@ impl<'a> Problem<'a> {
             let rest = dropped.fold(set, |set, at| set & !(1 << which[at]));
             // Those that are left may get in each other's way less.
             if rest != set {
-                return self.split_by(if rest == 0 { 1 << which[0] } else { rest }, launch_us);
+                let rest = if rest == 0 { 1 << which[0] } else { rest };
+                return self.split_as(rest, launch_us, in_turn);
             }
             return self.round(pipelines, &which, &solution, launcher);
         }
@@ -540,7 +557,7 @@ impl<'a> Problem<'a> {
             .iter()
             .zip(&*pipelines)
             .all(|(path, pipeline)| !is_relay(path) || is_even(pipeline));
-        if !self.options.relays_in_turn || !is_alone || !are_even || 2 * relays > engines {
+        if !is_alone || !are_even || 2 * relays > engines {
             return;
         }
         let launch_us = self.planner.model().launch_us;

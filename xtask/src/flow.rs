@@ -354,8 +354,7 @@ mod tests {
         // Eight ports, and the host's memory, which is written at 131 by all of them.
         assert_is(h200.max_flow(&ring, all), 8.0 * 396.0 + 131.0);
         assert_is(h200.max_flow(&[(0, 1), (1, 0)], all), 2.0 * 451.0);
-        // Two pairs both ways: all links between the four but those of 0 to 2 and 1 to 3 are worth no more than a cut of
-        // what leaves the senders.
+        // Both ways each has what leads its way.
         let beluga = shipped("beluga");
         assert_is(beluga.max_flow(&[(0, 1), (1, 0)], all), 2.0 * 156.3);
         // From two GPUs to the two others lead four links of 48, and through the host 2 x 12.3. Each pair alone has 156.3.

@@ -200,7 +200,7 @@ impl Arguments {
     fn options(&self, model: &Model) -> Options {
         let defaults = match self.assign {
             Assignment::One => Options::default().by_one(model),
-            Assignment::Own => Options::default(),
+            Assignment::Own => Options::default().by_each(),
         };
         Options {
             direct: self.paths.contains(&Kind::Direct),
@@ -208,8 +208,6 @@ impl Arguments {
             host: self.paths.contains(&Kind::Host),
             relays_max: self.relays.unwrap_or(defaults.relays_max),
             relay_depth_max: self.depth.unwrap_or(defaults.relay_depth_max),
-            relays_in_turn: self.assign == Assignment::Own,
-            batches: self.assign == Assignment::Own,
             chunks_max: self.chunks.unwrap_or(defaults.chunks_max),
             order: match self.order {
                 OrderName::DirectFirst => Order::DirectFirst,

@@ -1,29 +1,35 @@
 //! Is what the closed form finds the best there is, and does it take as long as predicted?
 
 use super::*;
+use crate::config::Config;
+use std::collections::HashMap;
 
 /// Finest step of shares that the search looks at.
 const STEPS: usize = 100;
 /// Most chunks that it looks at.
 const CHUNKS: u32 = 80;
 
+/// What a rank plans with if no option is set: each rank makes the copies of its own GPU.
+fn as_shipped() -> Options {
+    crate::engine::route::options(&Config::default()).by_each()
+}
+
 /// Time of a path alone, chunk after chunk and hop after hop, as one would with a pencil.
-fn path_us(node: &Node, path: &Path, share: f64, chunks: u32, window: u32, pushed: bool) -> f64 {
+fn path_us(node: &Node, path: &Path, share: f64, chunks: u32, message: &Message) -> f64 {
     let model = node.planner.model();
     let places = path.places();
     let hops = path.hops();
     let staging = model.staging(places[0], path.via(), places[hops]);
     let mut ends = vec![model.launch_us; hops];
-    for _ in 0..chunks * window {
+    let all = chunks * message.window;
+    let mut steps = vec![0.0; hops];
+    for number in 0..all {
+        let before = ends.clone();
         let mut here = model.launch_us;
         for hop in 0..hops {
             let numbers = model.hop(places[hop], places[hop + 1]).expect("numbers");
             let last = hop + 1 == hops;
-            let line = match (hops, last) {
-                (1, _) => (if pushed { numbers.push } else { numbers.pull }).expect("a line"),
-                (_, true) => numbers.pull.expect("a line"),
-                (_, false) => numbers.push.expect("a line"),
-            };
+            let line = if last { numbers.pull } else { numbers.push }.expect("a line");
             let flag = if last { 0.0 } else { staging.chunk_us };
             let start = ends[hop].max(here);
             let bytes = share / f64::from(chunks);
@@ -33,123 +39,345 @@ fn path_us(node: &Node, path: &Path, share: f64, chunks: u32, window: u32, pushe
                 + bytes / (line.sure_gb_s() * 1e3);
             here = ends[hop] + staging.epsilon_us;
         }
+        // All chunks are alike: once each hop has taken as long as for the one before, it does for all that follow.
+        let now: Vec<f64> = ends
+            .iter()
+            .zip(&before)
+            .map(|(end, before)| end - before)
+            .collect();
+        if now
+            .iter()
+            .zip(&steps)
+            .all(|(now, before)| (now - before).abs() < 1e-9)
+        {
+            let left = f64::from(all - number - 1);
+            return ends[hops - 1] + left * now[hops - 1] + model.finish_us;
+        }
+        steps = now;
     }
     ends[hops - 1] + model.finish_us
 }
 
-/// The best that there is over `paths`, by trying: every set of them, shares in steps, every number of chunks.
-fn search(node: &Node, paths: &[Path], message: &Message, options: &Options) -> f64 {
-    let total = message.bytes as f64;
-    let table: Vec<Vec<f64>> = paths
-        .iter()
-        .map(|path| {
-            let best = |step: usize| {
-                let share = total * step as f64 / STEPS as f64;
-                if path.hops() == 1 {
-                    let us = |pushed| path_us(node, path, share, 1, message.window, pushed);
-                    return us(true).min(us(false));
-                }
-                let fewest = (share / options.chunk_bytes_max() as f64).ceil().max(1.0) as u32;
-                let most = ((share / options.chunk_bytes_min as f64) as u32)
-                    .max(fewest)
-                    .min(fewest.max(CHUNKS));
-                let us = |chunks| path_us(node, path, share, chunks, message.window, true);
-                // Around its minimum the time is flat: beyond eight, steps of an eighth.
-                let mut tried = fewest;
-                let mut least = f64::INFINITY;
-                while tried <= most {
-                    least = least.min(us(tried));
-                    tried += 1 + tried / 8;
-                }
-                least
+/// The same of the direct path: message after message, the first two by themselves, those behind in batches of 64 MiB or 32
+/// copies, which the first of a batch pays for.
+fn direct_us(node: &Node, path: &Path, share: f64, message: &Message) -> f64 {
+    let model = node.planner.model();
+    let numbers = model.hop(path.places()[0], path.places()[1]);
+    let numbers = numbers.expect("numbers");
+    let each = |line: crate::model::Line| {
+        let mut us = model.launch_us + model.finish_us;
+        let mut batch = (0.0, 0);
+        for number in 0..message.window {
+            let alpha_us = line.alpha_us.max(model.launch_us);
+            let is_first = number < 2 || batch.1 == 0;
+            us += match line.batched_us {
+                Some(batched_us) if !is_first => batched_us,
+                _ => alpha_us,
             };
-            (0..=STEPS).map(best).collect()
+            us += share / (line.sure_gb_s() * 1e3);
+            if number >= 2 {
+                batch = (batch.0 + share, batch.1 + 1);
+                if batch.0 >= 64.0 * MIB as f64 || batch.1 == 32 {
+                    batch = (0.0, 0);
+                }
+            }
+        }
+        us
+    };
+    let pushed = numbers.push.filter(|_| message.may_push);
+    let pulled = numbers.pull.or(numbers.push).expect("a line");
+    pushed.map_or(f64::INFINITY, each).min(each(pulled))
+}
+
+/// The same of a single message, two copies of each hop at a time, as one of so many paths: by the simulation, as the two share
+/// the hop.
+fn in_turn_us(
+    node: &Node,
+    path: &Path,
+    share: f64,
+    chunks: u32,
+    paths: usize,
+    options: &Options,
+) -> f64 {
+    let mut plan = node.plan(&Message::new(0, 1, MIB), &Options::default());
+    let chunk_bytes = ((share / f64::from(chunks)).ceil() as u64).next_multiple_of(options.align);
+    let places = path.places();
+    let gpu = |at: usize| match places[at] {
+        Place::Gpu(gpu) => gpu,
+        Place::Host => unreachable!("a relay"),
+    };
+    plan.message.bytes = chunk_bytes * u64::from(chunks);
+    plan.len = 1;
+    plan.paths[0] = PathPlan {
+        path: *path,
+        offset: 0,
+        bytes: plan.message.bytes,
+        chunk_bytes,
+        chunks,
+        slots: chunks.min((options.staging_bytes / chunk_bytes) as u32),
+        engines: [gpu(0), gpu(2), 0],
+        in_turn: true,
+        predicted_us: 0.0,
+    };
+    reference::run_among(node, &plan, paths, 0.0)
+}
+
+/// Numbers of chunks that a share may have, none shorter than `least` bytes: around its minimum the time is flat, so beyond eight
+/// in steps of an eighth.
+fn numbers_of_chunks(share: f64, least: f64, options: &Options) -> Vec<u32> {
+    let fewest = (share / options.chunk_bytes_max() as f64).ceil().max(1.0) as u32;
+    let most = ((share / least) as u32)
+        .max(fewest)
+        .min(fewest.max(CHUNKS))
+        .min(options.chunks_max.max(fewest));
+    let next = |tried: &u32| Some(tried + 1 + tried / 8);
+    std::iter::successors(Some(fewest), next)
+        .take_while(|tried| *tried <= most)
+        .collect()
+}
+
+/// What is searched: a message between two GPUs.
+struct Search<'a> {
+    node: &'a Node,
+    paths: Vec<Path>,
+    message: Message,
+    options: Options,
+    /// Least times with two copies of each hop at a time, by the rate of the path, the number of paths and that of relays among
+    /// them.
+    in_turn_us: HashMap<(u64, usize, usize), Vec<f64>>,
+}
+
+impl Search<'_> {
+    /// The rates of a path's slowest and of its fastest hop, GB/s.
+    fn rates(&self, path: &Path) -> (f64, f64) {
+        let hops = path.places().windows(2);
+        let rates = hops.map(|ends| {
+            let hop = self.node.topology.hop(ends[0], ends[1]);
+            hop.expect("a hop").gb_s
+        });
+        rates.fold((f64::INFINITY, 0.0_f64), |(least, most), rate| {
+            (least.min(rate), most.max(rate))
         })
-        .collect();
-    let launch = node.planner.model().launch_us;
-    let mut best = f64::INFINITY;
-    for set in 1u32..1 << paths.len() {
-        let members: Vec<usize> = (0..paths.len()).filter(|at| set & 1 << at != 0).collect();
-        // Each must have something; who is launched later starts later.
-        let us = |position: usize, step: usize| {
-            table[members[position]][step] + launch * position as f64
+    }
+
+    fn segments(&self, path: &Path) -> Vec<u16> {
+        let hops = path.places().windows(2);
+        let segments = hops.flat_map(|ends| {
+            let hop = self.node.topology.hop(ends[0], ends[1]);
+            hop.expect("a hop").segments().to_vec()
+        });
+        segments.collect()
+    }
+
+    /// The least time for each share.
+    fn least(&self, least: f64, us: impl Fn(f64, u32) -> f64) -> Vec<f64> {
+        let least = |step: usize| {
+            let share = self.message.bytes as f64 * step as f64 / STEPS as f64;
+            let all = numbers_of_chunks(share, least, &self.options);
+            let times = all.into_iter().map(|chunks| us(share, chunks));
+            times.fold(f64::INFINITY, f64::min)
         };
-        fn go(
-            us: &dyn Fn(usize, usize) -> f64,
-            members: usize,
-            position: usize,
-            left: usize,
-            so_far: f64,
-            best: &mut f64,
-        ) {
-            if so_far >= *best {
-                return;
+        // Who is in a set has something.
+        let none = std::iter::once(f64::INFINITY);
+        none.chain((1..=STEPS).map(least)).collect()
+    }
+
+    fn plain_us(&self, path: &Path) -> Vec<f64> {
+        let (node, message) = (self.node, &self.message);
+        let least = self.options.chunk_bytes_min as f64;
+        self.least(least, |share, chunks| match path.kind() {
+            PathKind::Direct => direct_us(node, path, share, message),
+            _ => path_us(node, path, share, chunks, message),
+        })
+    }
+
+    /// Two copies of each hop at a time; a thread launches two and a half of each relay while a chunk is under way.
+    fn in_turn_us(&mut self, path: &Path, paths: usize, relays: usize) -> &[f64] {
+        let key = (self.rates(path).0.to_bits(), paths, relays);
+        if !self.in_turn_us.contains_key(&key) {
+            let launches_us = 2.5 * relays as f64 * self.node.planner.model().launch_us;
+            let least =
+                (launches_us * self.rates(path).0 * 1e3).max(self.options.chunk_bytes_min as f64);
+            let us =
+                |share, chunks| in_turn_us(self.node, path, share, chunks, paths, &self.options);
+            let us = self.least(least, us);
+            self.in_turn_us.insert(key, us);
+        }
+        &self.in_turn_us[&key]
+    }
+
+    /// The best that there is, by trying: every set of paths in which none meets another, shares in steps, every number of
+    /// chunks; relays with one copy of a hop at a time or with two.
+    fn run(&mut self) -> f64 {
+        let paths = self.paths.clone();
+        let plain: Vec<Vec<f64>> = paths.iter().map(|path| self.plain_us(path)).collect();
+        let is_relay = |at: &usize| paths[*at].kind() == PathKind::Relay;
+        // Hops of different rates do not stay in turn.
+        let relays = paths.iter().filter(|path| path.kind() == PathKind::Relay);
+        let are_even = relays.clone().all(|path| {
+            let (slowest, fastest) = self.rates(path);
+            fastest <= 1.1 * slowest
+        });
+        let may_turn = are_even && self.options.relays_in_turn && self.message.window == 1;
+        let engines = self.node.topology.costs.peer_engines as usize;
+        let launch = self.node.planner.model().launch_us;
+        let mut best = f64::INFINITY;
+        for set in 1u32..1 << paths.len() {
+            let members: Vec<usize> = (0..paths.len()).filter(|at| set & 1 << at != 0).collect();
+            let mut segments: Vec<u16> = Vec::new();
+            members
+                .iter()
+                .for_each(|at| segments.extend(self.segments(&paths[*at])));
+            let count = segments.len();
+            segments.sort_unstable();
+            segments.dedup();
+            if segments.len() < count {
+                continue;
             }
-            if position + 1 == members {
-                *best = best.min(so_far.max(us(position, left)));
-                return;
-            }
-            for step in 1..left {
-                go(
-                    us,
-                    members,
-                    position + 1,
-                    left - step,
-                    so_far.max(us(position, step)),
+            best = least_of_set(
+                &members.iter().map(|at| &plain[*at][..]).collect::<Vec<_>>(),
+                launch,
+                best,
+            );
+            // An engine for each copy that a GPU makes at a time.
+            let relays = members.iter().filter(|at| is_relay(at)).count();
+            if may_turn && relays > 0 && 2 * relays <= engines {
+                let times: Vec<Vec<f64>> = members
+                    .iter()
+                    .map(|at| match is_relay(at) {
+                        true => self.in_turn_us(&paths[*at], members.len(), relays).to_vec(),
+                        false => plain[*at].clone(),
+                    })
+                    .collect();
+                best = least_of_set(
+                    &times.iter().map(|us| &us[..]).collect::<Vec<_>>(),
+                    launch,
                     best,
                 );
             }
         }
-        go(&us, members.len(), 0, STEPS, 0.0, &mut best);
+        best
     }
+}
+
+/// When all of a message has come over some paths, by the best shares of each, if that is before `best`. Who is launched later
+/// starts later.
+fn least_of_set(times: &[&[f64]], launch: f64, best: f64) -> f64 {
+    fn go(
+        times: &[&[f64]],
+        launch: f64,
+        position: usize,
+        left: usize,
+        so_far: f64,
+        best: &mut f64,
+    ) {
+        if so_far >= *best {
+            return;
+        }
+        let us = |step: usize| times[position][step] + launch * position as f64;
+        if position + 1 == times.len() {
+            *best = best.min(so_far.max(us(left)));
+            return;
+        }
+        for step in 1..left {
+            go(
+                times,
+                launch,
+                position + 1,
+                left - step,
+                so_far.max(us(step)),
+                best,
+            );
+        }
+    }
+    let mut best = best;
+    go(times, launch, 0, STEPS, 0.0, &mut best);
     best
 }
 
-/// Pairs of a node with up to four paths that have no segment in common, and more than one.
+/// Pairs of a node that differ: next to each other, and without a link.
 fn pairs(node: &Node) -> Vec<(u8, u8)> {
     match node.topology.gpus.len() {
         4 => vec![(0, 1), (2, 1)],
         _ if node.topology.fabric == crate::topology::Fabric::Switch => vec![(0, 1)],
-        _ => vec![(0, 1), (3, 2)],
+        _ => vec![(0, 1), (3, 2), (0, 5)],
     }
 }
 
+/// Copies of a batch cost less than others on a real node, which no topology file of ours says by how much.
+fn with_batches(mut node: Node, seed: u64) -> Node {
+    let mut random = Random::new(seed);
+    let mut model = node.planner.model().clone();
+    for hop in &mut model.hops {
+        for line in [&mut hop.push, &mut hop.pull].into_iter().flatten() {
+            line.batched_us = Some(0.5 * random.factor() * line.alpha_us);
+        }
+    }
+    node.planner = Planner::new(&node.topology, &model);
+    node
+}
+
+/// By the options that ship, and where no least gain is asked for of a path.
 #[test]
-fn the_closed_form_finds_what_an_exhaustive_search_finds() {
-    let options = Options {
-        gain_min: 0.0,
-        ..Options::default()
-    };
-    let mut worst: f64 = 0.0;
-    for node in nodes() {
+fn plans_are_next_to_the_best_that_an_exhaustive_search_finds() {
+    let mut worst = (0.0_f64, String::new());
+    let mut behind = Vec::new();
+    for (seed, node) in (0..).zip(nodes()) {
+        let node = with_batches(node, seed);
+        println!("{}", node.name);
         for (from, to) in pairs(&node) {
-            for mib in [1, 8, 128] {
-                for window in [1, 4] {
+            let mut paths = node.planner.paths(from, to);
+            paths.retain(|path| path.via().len() < 2);
+            for mib in [2, 8, 32, 128, 512] {
+                for window in [1, 16] {
+                    let options = as_shipped();
                     let message = Message {
                         window,
+                        // The receiver pulls what comes straight (`engine::fetch`).
+                        may_push: false,
                         ..Message::new(from, to, mib * MIB)
                     };
-                    let plan = node.plan(&message, &options);
-                    let mut paths = node.planner.paths(from, to);
-                    // Behind a switch a relay has the direct path's own port: the search takes paths for independent.
-                    let is_switch = node.topology.fabric == crate::topology::Fabric::Switch;
-                    paths.retain(|path| {
-                        path.via().len() < 2 && !(is_switch && path.kind() == PathKind::Relay)
-                    });
-                    assert!((2..=4).contains(&paths.len()), "{paths:?}");
-                    let best = search(&node, &paths, &message, &options);
-                    let off = plan.predicted_us / best - 1.0;
-                    worst = worst.max(off);
-                    assert!(
-                        off < 0.02,
-                        "{} GPU{from} to GPU{to}, {mib} MiB, window {window}: {} us, by search {best} us",
-                        node.name, plan.predicted_us
-                    );
+                    let mut search = Search {
+                        node: &node,
+                        paths: paths.clone(),
+                        message,
+                        options,
+                        in_turn_us: HashMap::new(),
+                    };
+                    let best = search.run();
+                    for gain_min in [options.gain_min, 0.0] {
+                        let options = Options {
+                            gain_min,
+                            ..options
+                        };
+                        let plan = node.plan(&message, &options);
+                        // How evenly two copies at a time share a hop is not in the closed form.
+                        let is_in_turn = plan.paths().iter().any(|path| path.in_turn);
+                        let us = match is_in_turn {
+                            true => reference::run(&node, &plan),
+                            false => plan.predicted_us,
+                        };
+                        let off = us / best - 1.0;
+                        let what = format!(
+                            "{} GPU{from} to GPU{to}, {mib} MiB, window {window}, least gain {gain_min}: {us:.1} us, by search \
+                             {best:.1} us ({:.2} %){}",
+                            node.name,
+                            100.0 * off,
+                            if is_in_turn { ", in turn" } else { "" },
+                        );
+                        if off > worst.0 {
+                            worst = (off, what.clone());
+                        }
+                        if off > 0.02 {
+                            behind.push(what);
+                        }
+                    }
                 }
             }
         }
     }
-    println!("at most {:.2} % behind the search", worst * 100.0);
+    println!("worst: {}", worst.1);
+    assert!(behind.is_empty(), "{}", behind.join("\n"));
 }
 
 #[test]

@@ -24,6 +24,11 @@ pub fn run(node: &Node, plan: &Plan) -> f64 {
 /// The same, where one thread launches all copies, in the order of the plan's graph, each in so many microseconds. Of a single
 /// message.
 pub fn run_launched(node: &Node, plan: &Plan, launcher_us: f64) -> f64 {
+    run_among(node, plan, plan.paths().len(), launcher_us)
+}
+
+/// The same of a part of a plan over so many paths, whose chunks are launched in turn.
+pub fn run_among(node: &Node, plan: &Plan, paths: usize, launcher_us: f64) -> f64 {
     assert!(launcher_us == 0.0 || plan.message.window == 1);
     let graph = plan.graph();
     let launched_us = |path: usize, chunk: usize, hop: usize| {
@@ -58,7 +63,7 @@ pub fn run_launched(node: &Node, plan: &Plan, launcher_us: f64) -> f64 {
                 let mut after = Vec::new();
                 let lanes = if path.in_turn { 2 } else { 1 };
                 // Lanes in turn do not begin together: a chunk of each path is launched before the next of the same.
-                let launched = (lanes - 1) * chunk.min(1) * plan.paths().len();
+                let launched = (lanes - 1) * chunk.min(1) * paths;
                 if chunk >= lanes {
                     after.push((number(chunk - lanes, hop), 0.0));
                 }
