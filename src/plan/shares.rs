@@ -24,7 +24,7 @@ use crate::topology::Place;
 /// as long as threads keep up, but their time.
 const IN_TURN_LAUNCH_WEIGHT: f64 = 0.5;
 /// Launches of one thread for each path that fit into the time of a chunk there, at least.
-const IN_TURN_LAUNCHES: f64 = 2.5;
+const IN_TURN_LAUNCHES: f64 = 3.0;
 /// How much slower one hop of a relay may be than another.
 const IN_TURN_UNEVEN_MAX: f64 = 1.1;
 /// There, what filling the pipeline takes longer, in chunks: half a one if those of the two lanes come evenly, a whole one if

@@ -208,11 +208,11 @@ impl Search<'_> {
         })
     }
 
-    /// Two copies of each hop at a time; a thread launches two and a half of each relay while a chunk is under way.
+    /// Two copies of each hop at a time; a thread launches three of each relay while a chunk is under way.
     fn in_turn_us(&mut self, path: &Path, paths: usize, relays: usize) -> &[f64] {
         let key = (self.rates(path).0.to_bits(), paths, relays);
         if !self.in_turn_us.contains_key(&key) {
-            let launches_us = 2.5 * relays as f64 * self.node.planner.model().launch_us;
+            let launches_us = 3.0 * relays as f64 * self.node.planner.model().launch_us;
             let least =
                 (launches_us * self.rates(path).0 * 1e3).max(self.options.chunk_bytes_min as f64);
             let us =
