@@ -407,54 +407,27 @@ fn a_measurement_survives_its_dump() {
     );
 }
 
-/// A chunk is handed over by whoever asks whether it has come, and then launches the next copy: what that takes is measured,
-/// whatever it is, and kept.
+/// Copies of one process tell nothing of what is handed over between two.
 #[test]
-fn hand_overs_are_measured() {
-    // By the simulator's own file a question takes so long, and a launch on an idle stream.
-    let mut seen = Vec::new();
-    for (node, async_us, first_us, query_us) in [
-        ("narval", 2.3, 0.56, 0.5),
-        ("hgx-h200", 1.5, 0.09, 0.5),
-        ("narval", 1.2, 0.84, 0.25),
-        ("dgx1-v100", 3.4, 0.3, 0.7),
-        ("beluga", 0.9, 0.7, 0.4),
-    ] {
-        let installation = Installation::bare();
-        let shipped = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let shipped = shipped.join(format!("../simcuda/topologies/{node}.toml"));
-        let text = std::fs::read_to_string(shipped).expect("a shipped file");
-        let lines = text.lines().map(|line| match line.split(" =").next() {
-            Some("async_us") => format!("async_us = {async_us:?}"),
-            Some("first_us") => format!("first_us = {first_us:?}"),
-            Some("query_us") => format!("query_us = {query_us:?}"),
-            _ => line.to_owned(),
-        });
-        let file = installation.path("moved.toml");
-        std::fs::write(&file, lines.collect::<Vec<_>>().join("\n")).expect("written");
-        let file = file.to_str().expect("UTF-8");
-        let (text, _) = finished(on(file, &installation, &["--measure"]));
-        let (json, _) = finished(on(file, &installation, &["--json"]));
-        let report: Value = serde_json::from_str(&json).expect("JSON");
-        assert_eq!(report["measured"], true);
-        let line = text.lines().find(|line| line.starts_with("launch "));
-        let line = line.expect("a line");
-        assert!(line.ends_with("(measured)"), "{line}");
-        let expected = async_us + first_us + query_us;
-        for part in ["relay", "host"] {
-            let staging = &report["model"][part];
-            let us = staging["epsilon_us"].as_f64().expect(part);
-            // A machine that is busy adds to it; a question comes up to one too late.
-            assert!(
-                us > expected - 0.1 && us < expected + 2.0 * query_us,
-                "{node}, {part}: {us}, not {expected}"
-            );
-            assert!(line.contains(&format!(" {us:.1} us")), "{line}");
-            seen.push(us);
-        }
+fn hand_overs_are_assumed_even_where_the_rest_is_measured() {
+    let installation = Installation::bare();
+    let (text, _) = finished(on("narval", &installation, &["--measure"]));
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("launch "))
+        .expect("a line");
+    let (measured, assumed) = line.split_once(';').expect("two parts");
+    assert!(measured.ends_with("(measured)"), "{line}");
+    assert!(assumed.ends_with("(assumed)"), "{line}");
+    let (json, _) = finished(on("narval", &installation, &["--json"]));
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(report["measured"], true);
+    assert_eq!(report["assumed"], serde_json::json!(["relay", "host"]));
+    for part in ["relay", "host"] {
+        // What is said to be assumed is in the model, and in the line.
+        let us = report["model"][part]["epsilon_us"].as_f64().expect(part);
+        assert!(assumed.contains(&format!(" {us:.1} us")), "{line}");
     }
-    seen.sort_by(f64::total_cmp);
-    assert!(seen[seen.len() - 1] > 2.0 * seen[0], "{seen:?}");
 }
 
 /// The simulator's own file of a node.

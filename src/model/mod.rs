@@ -133,13 +133,17 @@ pub struct Model {
 }
 
 /// The hand-over of a chunk in host memory between two processes, each of which drives its own GPU and polls for the
-/// other's flags, where nobody has measured it. From a measurement on H200: in chunks of 1 MiB, which take 19 us on the wire, a path passes 30 GB/s,
+/// other's flags. From a measurement on H200: in chunks of 1 MiB, which take 19 us on the wire, a path passes 30 GB/s,
 /// which is 35 us a chunk, of which 2.5 are the copy's own.
 const HOST_HAND_OVER_US: f64 = 13.5;
 
 /// From the end of a copy to the start of one on another stream that waits for its event, beside the launch itself: an
 /// assumption, until it is measured.
 const EVENT_HAND_OVER_US: f64 = 1.0;
+
+/// The parts of a model that no measurement gives, by their names in JSON: what a hand-over between processes or streams
+/// takes.
+pub const ASSUMED: [&str; 2] = ["relay", "host"];
 
 /// How far the rate of a PCIe link is to be trusted: on H200 a host share two points too large (of a tenth of the message)
 /// costs more than the path gains.

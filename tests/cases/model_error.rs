@@ -10,7 +10,6 @@
 use crate::support::on;
 use anabranch_tests::ranks::Random;
 use anabranch_tests::{built, needs_simulator, scratch_folder};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -115,7 +114,6 @@ impl Node {
             assign: "own",
             paths: "direct",
             window: 1,
-            is_single: false,
             sizes: &["4", "5", "6"],
         };
         let latencies = direct.bench("latency", direct.sizes, &node, folder, 0);
@@ -133,8 +131,6 @@ struct Question {
     assign: &'static str,
     paths: &'static str,
     window: u32,
-    /// One relay at most, and a path in one chunk.
-    is_single: bool,
     sizes: &'static [&'static str],
 }
 
@@ -159,26 +155,20 @@ impl Question {
         2.0 / (1.0 / one_way(0, 1) + 1.0 / one_way(1, 0))
     }
 
-    fn planned(&self, node: &Node, model: &Path, size: &str, ends: [&str; 2]) -> f64 {
-        let plan = self.plan(node, model, size, ends);
-        plan["predicted_gb_s"].as_f64().expect("a number")
-    }
-
-    fn plan(&self, node: &Node, model: &Path, size: &str, [from, to]: [&str; 2]) -> Value {
-        let single = ["--chunks", "1", "--relays", "1"];
+    fn planned(&self, node: &Node, model: &Path, size: &str, [from, to]: [&str; 2]) -> f64 {
         let output = Command::new(&built().command)
             .args(["plan", "--from", from, "--to", to, "--json", "--model"])
             .arg(model)
             .args(["--size", size, "--window", &self.window.to_string()])
             .args(["--paths", self.paths, "--assign", self.assign])
-            .args(single.into_iter().filter(|_| self.is_single))
             .env("SIMCUDA_TOPOLOGY", &node.file)
             .env("SIMCUDA_JOB", format!("plan-{}", std::process::id()))
             .env("LD_LIBRARY_PATH", &built().simcuda)
             .output()
             .expect("the command runs");
         assert!(output.status.success(), "{}: {output:?}", node.name);
-        serde_json::from_slice(&output.stdout).expect("JSON")
+        let plan: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        plan["predicted_gb_s"].as_f64().expect("a number")
     }
 
     /// GB/s of the simulated node and how late host code was, for each size: the faster of the first two runs in which it was
@@ -236,7 +226,6 @@ impl Question {
         folder: &Path,
         attempt: usize,
     ) -> Vec<(f64, f64)> {
-        let single = [("ANABRANCH_CHUNKS", "1"), ("ANABRANCH_RELAYS", "1")];
         let json = folder.join(format!("bench-{attempt}.json"));
         let output = Command::new(&built().command)
             .args(["run", "--sim"])
@@ -255,7 +244,6 @@ impl Question {
             .env("ANABRANCH_MODEL", &node.model)
             .env("ANABRANCH_PATHS", self.paths)
             .env("ANABRANCH_ASSIGN", self.assign)
-            .envs(single.into_iter().filter(|_| self.is_single))
             // Times only: what is moved, and in which order, is looked at by other tests.
             .env("SIMCUDA_DATA", "0")
             .env("SIMCUDA_CHECK", "0")
@@ -264,7 +252,7 @@ impl Question {
             .expect("the command runs");
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {said}", node.name);
-        let report: Value =
+        let report: serde_json::Value =
             serde_json::from_str(&fs::read_to_string(&json).expect("a report")).expect("JSON");
         let rows = report["rows"].as_array().expect("rows").iter();
         rows.skip(1)
@@ -559,7 +547,6 @@ fn predictions_on_two_nodes() {
             assign,
             paths: "direct,relay",
             window: 1,
-            is_single: false,
             sizes: &["64M", "256M"],
         };
         // On a busy machine even the faster of two runs is now and then slower without being late: then all are made again.
@@ -573,93 +560,6 @@ fn predictions_on_two_nodes() {
             seen += &format!("{why}\n{}", table(&rows));
         }
         panic!("{seen}");
-    });
-}
-
-/// Time of a single copy over each hop of a path, one after the other, added up from a model's file, us.
-fn added_up(model: &Value, path: &str, bytes: f64) -> f64 {
-    let model = &model["model"];
-    let us = |of: &Value, key: &str| of[key].as_f64().unwrap_or_else(|| panic!("{key} of {of}"));
-    let places: Vec<&str> = path.split('-').collect();
-    let [from, via, to] = places[..] else {
-        panic!("{path} has no staging");
-    };
-    let hops = model["hops"].as_array().expect("hops");
-    let copy = |from: &str, to: &str, by: &str| {
-        let hop = hops
-            .iter()
-            .find(|hop| hop["from"] == from && hop["to"] == to);
-        let line = &hop.expect("a hop")[by];
-        us(line, "alpha_us") + bytes / (us(line, "gb_s") * 1e3)
-    };
-    let staging = &model[if via == "host" { "host" } else { "relay" }];
-    us(model, "launch_us")
-        + copy(from, via, "push")
-        + us(staging, "epsilon_us")
-        + copy(via, to, "pull")
-        + us(model, "finish_us")
-}
-
-/// What is handed over once between two processes, in host memory or on a relay, takes as long as `topo --measure` found with
-/// one, whatever calls take on the node.
-#[test]
-fn a_hand_over_takes_what_was_measured() {
-    needs_simulator("simulated nodes");
-    on("openmpi", |_| {
-        let folder = scratch_folder("hand-over");
-        let nodes = [("beluga", None), ("narval", Some(5)), ("hgx-h200", Some(7))];
-        let nodes = nodes.map(|(name, seed)| Node::new(&folder, name, seed));
-        let mut epsilons = Vec::new();
-        for node in &nodes {
-            let model = fs::read_to_string(&node.model).expect("a model");
-            let model: Value = serde_json::from_str(&model).expect("JSON");
-            epsilons.push(
-                model["model"]["host"]["epsilon_us"]
-                    .as_f64()
-                    .expect("a time"),
-            );
-            for paths in ["host", "relay"] {
-                let question = Question {
-                    assign: "own",
-                    paths,
-                    window: 1,
-                    is_single: true,
-                    sizes: &["2M", "4M"],
-                };
-                let expected = |size: &str| {
-                    let way = |ends| {
-                        let plan = question.plan(node, &node.model, size, ends);
-                        let path = plan["paths"][0]["path"]
-                            .as_str()
-                            .expect("a path")
-                            .to_owned();
-                        added_up(&model, &path, mib(size) * 1048576.0)
-                    };
-                    (way(["0", "1"]) + way(["1", "0"])) / 2.0
-                };
-                // As above: again, where a busy machine was in the way.
-                let mut seen = Vec::new();
-                let is_found = (0..3).any(|_| {
-                    let runs = question.sizes.iter().zip(question.simulated(node, &folder));
-                    let off = runs.map(|(size, (gb_s, late))| {
-                        let us = mib(size) * 1048576.0 / gb_s * 1e-3;
-                        (us - expected(size), late)
-                    });
-                    seen.push(off.collect::<Vec<_>>());
-                    let is_good = |(us, late): &(f64, f64)| us.abs() < 1.0 && *late <= LATE_MAX;
-                    seen[seen.len() - 1].iter().all(is_good)
-                });
-                println!(
-                    "{}, {paths}: us beyond what was measured, and late: {seen:.3?}",
-                    node.name
-                );
-                assert!(is_found, "{}, {paths}: {seen:.3?}", node.name);
-            }
-        }
-        // They differ by as much as is to be told: by one for all this would fail.
-        epsilons.sort_by(f64::total_cmp);
-        assert!(epsilons[2] > epsilons[0] + 1.0, "{epsilons:?}");
-        let _ = fs::remove_dir_all(folder);
     });
 }
 
@@ -701,7 +601,6 @@ fn predictions_on_every_node() {
                         assign,
                         paths,
                         window,
-                        is_single: false,
                         sizes,
                     });
                 }

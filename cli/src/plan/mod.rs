@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anabranch_engine::config::{format_size, parse_size};
-use anabranch_engine::model::Model;
+use anabranch_engine::model::{Model, ASSUMED};
 use anabranch_engine::plan::{Graph, Message, Occupancy, Options, Order, PathKind, Plan, Planner};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -117,6 +117,7 @@ pub struct Arguments {
 struct Report {
     topology: String,
     measured: bool,
+    assumed: [&'static str; 2],
     assign: Assignment,
     message: Message,
     predicted_us: f64,
@@ -240,6 +241,7 @@ fn report(source: &Source, assign: Assignment, plan: &Plan) -> Report {
     Report {
         topology: source.topology.name.clone(),
         measured: source.measured,
+        assumed: ASSUMED,
         assign,
         message: plan.message,
         predicted_us: plan.predicted_us,
@@ -261,10 +263,10 @@ fn render(source: &Source, assign: Assignment, plan: &Plan) -> String {
         message.from,
         message.to,
         message.window,
-        match (source.measured, assign) {
-            (true, Assignment::Own) => "measured numbers",
-            (true, Assignment::One) => "measured numbers, hand-overs by events assumed",
-            (false, _) => "nominal numbers",
+        if source.measured {
+            "measured numbers, hand-overs assumed"
+        } else {
+            "nominal numbers"
         },
         match assign {
             Assignment::Own => "each rank makes the copies of its own GPU (ANABRANCH_ASSIGN=own)",

@@ -48,7 +48,6 @@ functions! {
     stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
     event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
     event_record = b"cuEventRecord\0" (Handle, Handle);
-    event_query = b"cuEventQuery\0" (Handle);
     event_destroy = b"cuEventDestroy_v2\0" (Handle);
     stream_wait_event = b"cuStreamWaitEvent\0" (Handle, Handle, c_uint);
 }
@@ -339,29 +338,14 @@ impl Node {
         self.check(code, "cuEventDestroy")
     }
 
-    /// Records an event behind what was launched on its stream.
-    pub fn record(&self, event: Event, stream: Stream) -> anyhow::Result<()> {
-        self.driver.select(stream.context)?;
-        // SAFETY: event and stream came from the driver, and belong to the context that is selected.
-        let code = unsafe { (self.more.event_record)(event.handle, stream.handle) };
-        self.check(code, "cuEventRecord")
-    }
-
-    /// Whether what an event was recorded behind has ended.
-    pub fn has_ended(&self, event: Event) -> anyhow::Result<bool> {
-        self.driver.select(event.context)?;
-        // SAFETY: the event came from the driver, and its context is selected.
-        match unsafe { (self.more.event_query)(event.handle) } {
-            NOT_READY => Ok(false),
-            code => self.check(code, "cuEventQuery").map(|()| true),
-        }
-    }
-
     /// Records an event behind what was launched on its stream, and lets the stream wait for it: the two calls that join copies of
     /// different streams.
     pub fn join(&self, event: Event, stream: Stream) -> anyhow::Result<()> {
-        self.record(event, stream)?;
+        self.driver.select(stream.context)?;
         // SAFETY: event and stream came from the driver, and belong to the context that is selected.
+        let code = unsafe { (self.more.event_record)(event.handle, stream.handle) };
+        self.check(code, "cuEventRecord")?;
+        // SAFETY: as above.
         let code = unsafe { (self.more.stream_wait_event)(stream.handle, event.handle, 0) };
         self.check(code, "cuStreamWaitEvent")
     }

@@ -1,7 +1,7 @@
 //! Topology files: those that come with the command, by name, and others by path. One that was written from a measured node
 //! has its numbers, too.
 
-use anabranch_engine::model::Model;
+use anabranch_engine::model::{Model, ASSUMED};
 use anabranch_engine::topology::file::File;
 use anabranch_engine::topology::Topology;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,11 @@ pub fn text(source: &Source) -> anyhow::Result<String> {
     let mut text = toml::to_string(&File::of(&source.topology))?;
     if source.measured {
         let model = Some(source.model.clone());
-        text += &format!("\n# Measured.\n{}", toml::to_string(&Numbers { model })?);
+        text += &format!(
+            "\n# Measured, but for what is assumed: {}.\n{}",
+            ASSUMED.join(", "),
+            toml::to_string(&Numbers { model })?
+        );
     }
     Ok(text)
 }

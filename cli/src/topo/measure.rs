@@ -1,16 +1,15 @@
 //! Measures the node by copies of one process: each hop by the engines of both its ends, whether two hops out of one GPU
-//! share a port, what handing a chunk over in staging memory takes, and what the host's memory carries for all GPUs at once, written
-//! and read at the same time.
+//! share a port, and what the host's memory carries for all GPUs at once, written and read at the same time.
 
 use anabranch_engine::model::{
-    fit, Calls, HopModel, Line, Model, SegmentModel, Staging, BYTES_PER_US, PCIE_SPREAD,
+    fit, Calls, HopModel, Line, Model, SegmentModel, BYTES_PER_US, PCIE_SPREAD,
 };
 use anabranch_engine::topology::found::Facts;
 use anabranch_engine::topology::{Fabric, Place, SegmentKind, Topology};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::driver::{Event, Node, Stream};
+use super::driver::{Node, Stream};
 use crate::bench::cuda::{DeviceContext, DevicePtr};
 
 const MIB: usize = 1 << 20;
@@ -26,13 +25,6 @@ const HOST_ROOM: usize = 2 * ROOM;
 const HOST_PIECE: usize = ROOM / 4;
 /// Each is timed so often; the shortest time counts, since whatever else runs can only add to it.
 const TIMES: usize = 3;
-/// The same of what goes by way of staging memory, where two copies may be late.
-const STAGED_TIMES: usize = 10;
-/// A chunk of a message by way of staging memory, and of how many there is room.
-const CHUNK: usize = 2 * MIB;
-const SLOTS: usize = ROOM / CHUNK;
-/// Copies of a stream that are under way at a time at most: as many as ranks launch ahead.
-const AHEAD: usize = 3;
 
 /// A GPU's memory and streams for the measurement.
 struct Bench {
@@ -50,36 +42,6 @@ struct Transfer {
     to: DevicePtr,
     from: DevicePtr,
     stream: Stream,
-}
-
-/// Copies of chunks on one stream.
-struct Lane {
-    transfer: Transfer,
-    /// Of the last copies, in turn.
-    events: Vec<Event>,
-    launched: usize,
-    ended: usize,
-}
-
-impl Lane {
-    fn rewind(&mut self) {
-        (self.launched, self.ended) = (0, 0);
-    }
-
-    /// Launches copies up to this number, as far as that is ahead, then looks whether the oldest has ended.
-    fn advance(&mut self, node: &Node, until: usize) -> anyhow::Result<()> {
-        let Transfer { to, from, stream } = self.transfer;
-        while self.launched < until.min(self.ended + AHEAD) {
-            let at = (self.launched % SLOTS * CHUNK) as DevicePtr;
-            node.copy(to + at, from + at, CHUNK, stream)?;
-            node.record(self.events[self.launched % AHEAD], stream)?;
-            self.launched += 1;
-        }
-        if self.ended < self.launched && node.has_ended(self.events[self.ended % AHEAD])? {
-            self.ended += 1;
-        }
-        Ok(())
-    }
 }
 
 struct Measurement<'a> {
@@ -207,117 +169,6 @@ impl Measurement<'_> {
         }))
     }
 
-    /// What staging costs, on a GPU and in host memory: of all ways to the next GPU the median.
-    fn hand_overs(
-        &self,
-        topology: &Topology,
-        model: &Model,
-    ) -> anyhow::Result<[Option<Staging>; 2]> {
-        let gpus: Vec<Place> = (0..self.gpus.len() as u8).map(Place::Gpu).collect();
-        let is_link = |from: Place, to: Place| {
-            let hop = topology.hop(from, to);
-            hop.is_some_and(|hop| hop.is_nvlink())
-        };
-        let (mut by_relay, mut by_host) = (Vec::new(), Vec::new());
-        for from in &gpus {
-            let ways = gpus.iter().filter(|to| *to != from).flat_map(|to| {
-                let others = gpus.iter().filter(move |via| *via != from && *via != to);
-                others.map(move |via| (*via, *to))
-            });
-            let mut relays = ways.filter(|(via, to)| is_link(*from, *via) && is_link(*via, *to));
-            if let Some((via, to)) = relays.next() {
-                by_relay.extend(self.hand_over(model, [*from, via, to])?);
-            }
-            if let Some(to) = gpus.iter().find(|to| *to != from) {
-                by_host.extend(self.hand_over(model, [*from, Place::Host, *to])?);
-            }
-        }
-        // Who hands over does the same in either case; two GPUs have no relay.
-        if by_relay.is_empty() {
-            by_relay.clone_from(&by_host);
-        }
-        Ok([by_relay, by_host].map(|all| {
-            let of = |part: fn(&Staging) -> f64| {
-                let mut values: Vec<f64> = all.iter().map(part).collect();
-                rounded(median(&mut values))
-            };
-            (!all.is_empty()).then(|| Staging {
-                epsilon_us: of(|staging| staging.epsilon_us),
-                chunk_us: of(|staging| staging.chunk_us),
-            })
-        }))
-    }
-
-    /// The same on one way. What a chunk takes longer than its two copies, which are launched and end as any, is its hand-over; what
-    /// more of them take longer than so many copies of the slower hop, is what each adds.
-    ///
-    /// This is one process, and the ranks of a message are two. They do the same: one asks whether its copy has ended, the other
-    /// launches the next. What is not in it is the word by which one tells the other, which is a line of the processor's caches on its
-    /// way from core to core, a tenth of a microsecond or two.
-    fn hand_over(&self, model: &Model, places: [Place; 3]) -> anyhow::Result<Option<Staging>> {
-        let [from, via, to] = places;
-        let line = |from, to, of: fn(&HopModel) -> Option<Line>| of(model.hop(from, to)?);
-        let lines = (
-            line(from, via, |hop| hop.push),
-            line(via, to, |hop| hop.pull),
-        );
-        let (Some(push), Some(pull)) = lines else {
-            return Ok(None);
-        };
-        let into = self.between(from, via, true);
-        let out = Transfer {
-            from: into.to,
-            ..self.between(via, to, false)
-        };
-        let copy_us = |line: Line| line.alpha_us + CHUNK as f64 / (line.gb_s * BYTES_PER_US);
-        let (push_us, pull_us) = (copy_us(push), copy_us(pull));
-        let one_us = self.staged(into, out, 1)?;
-        let more_us = self.staged(into, out, 1 + ROW)?;
-        let around_us = model.launch_us + model.finish_us;
-        Ok(Some(Staging {
-            epsilon_us: (one_us - around_us - push_us - pull_us).max(0.0),
-            chunk_us: ((more_us - one_us) / ROW as f64 - push_us.max(pull_us)).max(0.0),
-        }))
-    }
-
-    /// Time of so many chunks by way of staging memory, from the first launch until the last has ended: copies into it, a few
-    /// ahead, and of each that has ended one out of it, as ranks make them.
-    fn staged(&self, into: Transfer, out: Transfer, chunks: usize) -> anyhow::Result<f64> {
-        let mut lanes = [self.lane(into)?, self.lane(out)?];
-        let mut best = f64::INFINITY;
-        // The first is not timed.
-        for time in 0..=STAGED_TIMES {
-            let start = self.node.now_us();
-            lanes.iter_mut().for_each(Lane::rewind);
-            while lanes[1].ended < chunks {
-                let [into, out] = &mut lanes;
-                let room = chunks.min(out.ended + SLOTS);
-                into.advance(self.node, room)?;
-                out.advance(self.node, into.ended)?;
-            }
-            if time > 0 {
-                best = best.min(self.node.now_us() - start);
-            }
-        }
-        for event in lanes.into_iter().flat_map(|lane| lane.events) {
-            self.node.destroy_event(event)?;
-        }
-        Ok(best)
-    }
-
-    fn lane(&self, transfer: Transfer) -> anyhow::Result<Lane> {
-        let mut events = Vec::new();
-        for _ in 0..AHEAD {
-            events.push(self.node.event(transfer.stream)?);
-        }
-        Ok(Lane {
-            transfer,
-            events,
-            launched: 0,
-            ended: 0,
-        })
-    }
-
     fn between(&self, from: Place, to: Place, pushed: bool) -> Transfer {
         let gpu = |place: Place| match place {
             Place::Gpu(gpu) => Some(&self.gpus[usize::from(gpu)]),
@@ -439,9 +290,6 @@ impl Measurement<'_> {
         model.launch_us = rounded(median(&mut launches));
         model.calls = self.calls(&model)?;
         model.finish_us = rounded((median(&mut around) - model.launch_us).max(0.0));
-        let [relay, host] = self.hand_overs(topology, &model)?;
-        model.relay = relay.unwrap_or(model.relay);
-        model.host = host.unwrap_or(model.host);
         // Those through which a single hop is measured carry what it does; the host's memory serves all.
         let gb_s = self.host_capacity()?;
         let carries = |kind: SegmentKind, ends: fn(Place) -> (Place, Place)| {

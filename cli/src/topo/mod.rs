@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anabranch_engine::model::Model;
+use anabranch_engine::model::{Model, ASSUMED};
 use anabranch_engine::topology::pcie::{Level, Tree};
 use anabranch_engine::topology::{Gpu, HopKind, Place, Segment, Topology};
 use clap::Args;
@@ -45,6 +45,8 @@ struct Report<'a> {
     name: &'a str,
     description: &'a str,
     measured: bool,
+    /// Parts of `model` that were not, all the same.
+    assumed: [&'static str; 2],
     gpus: &'a [Gpu],
     numa_nodes: u32,
     /// Which GPUs are under which switch and host bridge; a switch's number is its place here.
@@ -117,6 +119,7 @@ fn report<'a>(topology: &'a Topology, model: &'a Model, measured: bool) -> Repor
         name: &topology.name,
         description: &topology.description,
         measured,
+        assumed: ASSUMED,
         gpus: &topology.gpus,
         numa_nodes: topology.numa_nodes,
         pcie: &topology.pcie,

@@ -49,7 +49,7 @@ pub fn render(source: &Source) -> String {
     out += &by_pair(source, &places, |line| line.alpha_us);
     let _ = writeln!(
         out,
-        "\nlaunch {:.1} us, end {:.1} us; hand-over at a relay {:.1} us, in host memory {:.1} us ({numbers})",
+        "\nlaunch {:.1} us, end {:.1} us ({numbers}); hand-over at a relay {:.1} us, in host memory {:.1} us (assumed)",
         source.model.launch_us,
         source.model.finish_us,
         source.model.relay.epsilon_us,
