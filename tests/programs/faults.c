@@ -21,10 +21,11 @@ static struct {
 } more;
 
 enum path { DIRECT, HOST_RING, DEVICE_TO_HOST, HOST_TO_DEVICE, VALUE, EAGER, EAGER_LATE, EAGER_TO_HOST, HOSTED, SELF, SEVERAL, ONE, PUSH,
-    PATH_COUNT };
+    INVITED, PATH_COUNT };
 static const char *const path_name[] = {"direct", "host_ring", "device_to_host", "host_to_device", "value", "eager", "eager_late",
-    "eager_to_host", "hosted", "self", "several", "one", "push"};
-static const size_t path_bytes[] = {300001, 150001, 150001, 300001, 40000, 9001, 9001, 9001, 12001, 300001, 4000011, 4000011, 2200003};
+    "eager_to_host", "hosted", "self", "several", "one", "push", "invited"};
+static const size_t path_bytes[] = {300001, 150001, 150001, 300001, 40000, 9001, 9001, 9001, 12001, 300001, 4000011, 4000011, 2200003,
+    300001};
 
 static MPI_Comm comm; // the ranks of MPI_COMM_WORLD in reverse: what is said names those
 static int at(int rank) { return ranks - 1 - rank; }
@@ -126,16 +127,23 @@ static void note_ends(int failures, int code) {
 }
 
 // Each rank sends to the other, or (`is_self`) one to itself, with errors planned on one side.
-static const char *exchange(int is_self, int side, const char *plan, uint64_t seed) {
+static const char *exchange(enum path path, int side, const char *plan, uint64_t seed) {
     CUcontext own = NULL, current = NULL;
     CU(more.create(&own, 0, device_number));
     CU(cu.set_current(own));
-    enum path path = is_self ? SELF : PUSH;
+    int is_self = path == SELF;
     int other = is_self ? me : 1 - me;
     // What is pushed needs a buffer of whole pages.
     buf out = room(path_bytes[path], seed % 13, 1), in = room(path_bytes[path], seed % 7, 64 << 10);
     buf_fill(out, seed + me);
     barrier();
+    if (path == INVITED) {
+        // What a rank has told the other by MPI alone is nothing of the stream: a message of that comes before the one that is invited.
+        MPI_Status s;
+        OK(MPI_Sendrecv(out.p, out.bytes, MPI_BYTE, at(other), 7, in.p, in.bytes, MPI_BYTE, at(other), 7, comm, &s));
+        BUF_CHECK(in, seed + other, in.bytes);
+        buf_poison(in);
+    }
     handled = 0;
     const char *hit = NULL;
     if (me == side) CHECK(more.plan(plan) == 0, "a plan of errors");
@@ -143,6 +151,8 @@ static const char *exchange(int is_self, int side, const char *plan, uint64_t se
         struct awaited a;
         MPI_Request request = MPI_REQUEST_NULL;
         await_from(&a, in, other);
+        // Each is told of the other's receive before it sends.
+        if (path == INVITED) barrier();
         int rc = MPI_Isend(out.p, out.bytes, MPI_BYTE, at(other), 7, comm, &request), is_sent = rc != MPI_SUCCESS, is_told = 0;
         while (!has_come(&a) || !is_told) {
             if (!is_sent) {
@@ -173,7 +183,7 @@ static const char *exchange(int is_self, int side, const char *plan, uint64_t se
 
 // Sends one message, with errors planned on one side. Returns the function that was hit, if any.
 static const char *message(enum path path, int side, const char *plan, uint64_t seed) {
-    if (path == PUSH || path == SELF) return exchange(path == SELF, side, plan, seed);
+    if (path == PUSH || path == SELF || path == INVITED) return exchange(path, side, plan, seed);
     int on_device = me == 0 ? !from_host(path) : !to_host(path);
     CUcontext own = NULL, current = NULL;
     if (on_device) {
@@ -257,7 +267,8 @@ static int taken(enum path path, int messages) {
         [HOST_TO_DEVICE] = {1, {"receives_host_ring"}}, [VALUE] = {0, {"sends_value"}},
         [EAGER] = {1, {"receives_eager", "receives_direct"}}, [EAGER_LATE] = {1, {"receives_eager"}},
         [EAGER_TO_HOST] = {1, {"receives_eager", "receives_host_ring"}}, [HOSTED] = {1, {"receives_eager"}}, [SELF] = {0, {"receives_self"}},
-        [SEVERAL] = {1, {"receives_several"}}, [ONE] = {1, {"receives_several"}}, [PUSH] = {1, {"several_pushed_bytes"}}};
+        [SEVERAL] = {1, {"receives_several"}}, [ONE] = {1, {"receives_several"}}, [PUSH] = {1, {"several_pushed_bytes"}},
+        [INVITED] = {1, {"receives_direct_invited"}}};
     int count = 0;
     for (int i = 0; i < 2; i++) if (by[path].counters[i]) count -= (int)more.counter(by[path].counters[i]);
     for (int i = 0; i < messages; i++) message(path, -1, "", i);
@@ -302,10 +313,11 @@ static void once(enum path path, int side, int code, int first, int last) {
         misses = found[0] ? 0 : misses + 1;
         positions += found[0];
         questions = found[1] ? questions + 1 : 0;
-        if (told != told_before) {
+        // After a push has failed there is no other.
+        if (told != told_before || (path == INVITED && is_noted)) {
             // What failed once is forgiven, after some messages. Where it is not, the rest is for another process.
             if (path == ONE) for (int i = 0; i < 8; i++) message(path, -1, "", i);
-            if ((path == SEVERAL || path == PUSH) && !is_taken(path, 1, 5)) {
+            if ((path == SEVERAL || path == PUSH || path == INVITED) && !is_taken(path, 1, 5)) {
                 if (me == 0) fprintf(stderr, "go on with call %d\n", at + 1);
                 return;
             }
@@ -400,7 +412,7 @@ int main(int argc, char **argv) {
         CHECK(is_taken(path, 2, 40), "messages without faults do not take the path %s", path_name[path]);
         for (int side = 0; side < 2; side++) {
             // A message to oneself has one side, and in an exchange each rank is both.
-            if (side > 0 && (path == SELF || path == PUSH)) continue;
+            if (side > 0 && (path == SELF || path == PUSH || path == INVITED)) continue;
             if (side != number_from("SIDE", side)) continue;
             if (is_once) once(path, side, code, number_from("FIRST", 1), number_from("LAST", 1 << 30));
             else lasting(path, side, code);

@@ -1,6 +1,6 @@
 // Receives of which their sender is told before it sends. In every case the two ranks draw the same script from a seed, send to
 // each other as it says, and check every byte, also those around and behind a message.
-//   invite CASE...; $SEED, $STEPS
+//   invite CASE...; $SEED, $STEPS, $LENGTH, $MEET
 #include "transfer.h"
 
 enum { TAG = 5, OTHER = 6, SIDE = 7, SIZES = 6 };
@@ -39,6 +39,8 @@ static void exchange_by(int way, int i) {
     switch (way) {
     case 0: case 1: case 2:
         OK(MPI_Irecv(in[i].p, n, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, &r[0]));
+        // Each is told of the other's receive before it sends, if that is to be sure.
+        if (number_from("MEET", 0)) barrier();
         if (way == 2) OK(MPI_Issend(out[i].p, n, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, &r[1]));
         else OK(MPI_Isend(out[i].p, n, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, &r[1]));
         if (way == 1) {

@@ -101,8 +101,18 @@ impl Core {
         if !is_fit || self.is_written(place) {
             return None;
         }
-        self.gpu.prepare(buffer).ok()?;
-        let target = Place::from(&self.gpu.export(env, buffer).ok()?);
+        let export = self
+            .gpu
+            .prepare(buffer)
+            .and_then(|_| self.gpu.export(env, buffer));
+        let target = match export {
+            Ok(export) => Place::from(&export),
+            Err(error) => {
+                let is_fault = error.code().is_some() && !error.is_refusal();
+                stats::add(Counter::DriverRetries, u64::from(is_fault));
+                return None;
+            }
+        };
         if bytes >= LARGE_PAGES_FROM && !target.is_in_large_pages() {
             return None;
         }

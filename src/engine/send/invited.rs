@@ -76,8 +76,10 @@ impl Core {
         let mapping = match self.gpu.map(context, peer, &export) {
             Ok(mapping) => mapping,
             Err(error) => {
-                // That this buffer cannot be mapped here says nothing of others.
-                if error != Error::AlreadyMapped {
+                // That this buffer cannot be mapped here says nothing of others, and what cannot be is no fault.
+                if error.code().is_some() && !error.is_refusal() {
+                    failed(&mut self.gpu, peer, &error);
+                } else if error != Error::AlreadyMapped {
                     self.gpu.push_failed(peer.world_rank());
                 }
                 log::debug!("to rank {}: not pushed: {error}", peer.world_rank());

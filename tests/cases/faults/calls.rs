@@ -490,6 +490,36 @@ fn each_call_of_pushes_fails_once() {
     on("openmpi", |mpi| each_call_of_pushes(mpi, Calls::All));
 }
 
+/// The same of messages that are written to a receive of which their sender was told.
+fn each_call_of_invited(mpi: &Mpi, calls: Calls) {
+    needs_simulator("driver calls that fail");
+    let job = || {
+        let job = job(mpi, 2, "faults").args(&["once", "999", "invited"]);
+        if calls.are_all() {
+            let function = std::env::var("FAULT_FUNCTION");
+            job.env("FUNCTION", function.as_deref().unwrap_or("*!"))
+        } else {
+            job
+        }
+    };
+    let outcomes = to_the_end(mpi, calls, &["0"], job);
+    for outcome in &outcomes {
+        none_is_lost(outcome, Between::BothWays);
+        let invited = outcome.stats().total("receives_direct_invited");
+        assert!(invited > 0, "{outcome}");
+    }
+    let last = outcomes.last().expect("a run");
+    let hit = hits(&outcomes);
+    let retries = sum(&outcomes, "driver_retries");
+    let is_enough = hit >= 5 && retries > 0;
+    assert!(!calls.are_all() || is_enough, "{hit} and {retries}\n{last}");
+}
+
+#[test]
+fn each_call_of_invited_messages_fails_once() {
+    on("mpich", |mpi| each_call_of_invited(mpi, Calls::All));
+}
+
 /// Messages whose copies are all the receiver's: what fails costs a detour, and the next messages are driven again.
 fn each_call_of_one(mpi: &Mpi, calls: Calls, executor: &str) {
     let job = on_several(mpi, 2, "faults")
@@ -535,6 +565,7 @@ fn a_sample_of_calls(mpi: &Mpi) {
     };
     each_call_of_several(mpi, Calls::OneIn(40), paths);
     each_call_of_pushes(mpi, Calls::OneIn(24));
+    each_call_of_invited(mpi, Calls::OneIn(12));
     each_call_of_one(mpi, Calls::OneIn(24), "graph");
 }
 
