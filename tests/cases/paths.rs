@@ -197,6 +197,8 @@ fn what_goes_both_ways_is_pushed() {
                 let outcome = on_any_node(mpi, topology, "8388608", &[case])
                     .env("ANABRANCH_PUSH", push)
                     .env("ALLOCATION", allocation)
+                    // Which is another reason to push.
+                    .env("ANABRANCH_INVITE", "off")
                     .passes();
                 let stats = outcome.stats();
                 stats.check_complete();

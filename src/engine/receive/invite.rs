@@ -108,8 +108,12 @@ impl Core {
         let target = match export {
             Ok(export) => Place::from(&export),
             Err(error) => {
-                let is_fault = error.code().is_some() && !error.is_refusal();
-                stats::add(Counter::DriverRetries, u64::from(is_fault));
+                // Memory that can be exported at all.
+                stats::add(Counter::DriverRetries, 1);
+                log::debug!(
+                    "device buffer {:#x}: nobody invited: {error}",
+                    buffer.address
+                );
                 return None;
             }
         };

@@ -455,7 +455,10 @@ impl Core {
                 }
                 Pushing::Ended { has_landed } => {
                     // The buffer is not read any more.
-                    send.complete |= has_landed;
+                    if has_landed {
+                        send.complete = true;
+                        send.story.path = story::Path::Direct;
+                    }
                     return Advance {
                         moved: true,
                         serving: true,
