@@ -567,6 +567,34 @@ fn bench(topology: &str, arguments: &[&str]) -> Command {
     command
 }
 
+/// Short messages of a window in one place, both ways: some are read from device memory, some from where their sender has put
+/// them in host memory, and no two of the two kinds are written at once.
+#[test]
+fn short_windows_in_one_place_both_ways() {
+    on("openmpi", |_| {
+        let arguments = [
+            "bibw", "D", "D", "-m", "8", "-W", "16", "-i", "20", "-x", "0",
+        ];
+        let output = bench("hgx-h200", &arguments)
+            .env("ANABRANCH_STATS", "1")
+            .output()
+            .expect("the command runs");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{told}");
+        for kind in ["direct ", "eager "] {
+            let is_there = |line: &str| {
+                line.split_once("and arrived")
+                    .is_some_and(|(_, by)| by.trim_start().starts_with(kind.trim_end()))
+            };
+            let is_other = |line: &str| line.trim_start().starts_with(kind);
+            assert!(
+                told.lines().any(|line| is_there(line) || is_other(line)),
+                "{kind}:\n{told}"
+            );
+        }
+    });
+}
+
 fn bandwidth_once(topology: &str, paths: &str, size: &str, window: &str) -> f64 {
     let arguments = [
         "bw", "D", "D", "-m", size, "-W", window, "-i", "4", "-x", "3",
