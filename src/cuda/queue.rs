@@ -204,6 +204,14 @@ impl InFlight {
     }
 }
 
+/// Whether a copy is not for a batch that has these, of each of which it is said whether it reads a peer's memory. In a batch
+/// copies have no order among them. Bandwidth tests receive a window in one place, where any message may be the last; but one
+/// that lies in host memory is not to be written while another one is.
+fn is_apart(batch: &[Copy], kinds: &[bool], next: &Copy, kind: bool) -> bool {
+    let mut others = batch.iter().zip(kinds);
+    others.any(|(copy, other)| *other != kind && copy.overlaps(next))
+}
+
 impl Queue {
     /// Makes a stream in the context that is entered, which is that of the key.
     pub(super) fn open(entered: &Entered, key: ContextKey) -> Result<Arc<Queue>> {
@@ -358,14 +366,9 @@ impl Queue {
             (Vec::new(), Vec::new(), Mapped::default());
         let (mut bytes, mut kinds): (u64, Vec<bool>) = (0, Vec::new());
         while copies.len() < BATCH_COUNT_MAX && bytes < BATCH_BYTES_MAX {
-            // In a batch copies have no order among them. Bandwidth tests receive a window in one place, where any message may be
-            // the last; but one that lies in host memory is not to be written while another one is.
-            let is_apart = |next: &Waiting| {
-                let kind = next.mapping.is_some();
-                let mut others = copies.iter().zip(&kinds);
-                others.any(|(copy, other)| *other != kind && copy.overlaps(&next.copy))
-            };
-            let Some(next) = state.waiting.front().filter(|next| !is_apart(next)) else {
+            let may_join =
+                |next: &&Waiting| !is_apart(&copies, &kinds, &next.copy, next.mapping.is_some());
+            let Some(next) = state.waiting.front().filter(may_join) else {
                 break;
             };
             let kind = next.mapping.is_some();
@@ -642,6 +645,43 @@ impl End {
         match self {
             End::Drained => Error::ContextLost,
             End::Lost(error) => error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_kinds_of_copies_to_one_place_are_not_in_one_batch() {
+        let to = |dst, bytes| Copy::Linear {
+            dst,
+            src: 0x9000,
+            bytes,
+        };
+        let rows = Copy::Rows {
+            dst: 100,
+            dst_pitch: 10,
+            src: 0,
+            src_pitch: 4,
+            width: 4,
+            rows: 5,
+        };
+        let batch = [to(0, 8), to(64, 8), rows];
+        let kinds = [true, true, false];
+        for (next, kind, expected) in [
+            (to(0, 8), true, false),
+            (to(0, 8), false, true),
+            (to(7, 2), false, true),
+            (to(8, 56), false, false),
+            (to(60, 8), false, true),
+            (to(149, 1), true, true),
+            (to(150, 1), true, false),
+            (to(149, 1), false, false),
+        ] {
+            let found = is_apart(&batch, &kinds, &next, kind);
+            assert_eq!(found, expected, "{next:?} {kind}");
         }
     }
 }
