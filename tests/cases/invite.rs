@@ -100,6 +100,18 @@ fn nobody_is_invited_where_it_is_not_sure() {
     });
 }
 
+/// What a rank sends from one of its GPUs to another is its own to copy.
+#[test]
+fn a_rank_does_not_invite_itself() {
+    needs_simulator("two GPUs a rank");
+    on("mpich", |mpi| {
+        let outcome = complete(invite(mpi, &["own"]));
+        let stats = outcome.stats();
+        assert_eq!(stats.total("invitations"), 0, "{outcome}");
+        assert_eq!(stats.total("receives_self"), 2 * 8, "{outcome}");
+    });
+}
+
 /// Two messages of which one is written and the other read by the same rank would be made one after the other: the second is
 /// written, too, where it is long.
 #[test]

@@ -262,7 +262,36 @@ static void each(void) {
     end();
 }
 
+// From one GPU of a rank to another one of its own: it has that memory, and maps it nowhere.
+static void own(void) {
+    CUcontext other, mine = context;
+    CUdevice device;
+    int count = 0;
+    CU(cu.device_count(&count));
+    CHECK(count >= 2 * ranks, "%d GPUs", count);
+    CU(cu.device_get(&device, ranks + me));
+    CU(cu.retain(&other, device));
+    buf from = buf_new(DEVICE, 4096, 3);
+    CU(cu.set_current(other));
+    buf to = buf_new(DEVICE, 4096, 5);
+    for (int step = 0; step < 8; step++) {
+        MPI_Request r[2];
+        CU(cu.set_current(mine));
+        buf_fill(from, 50 + step);
+        CU(cu.set_current(other));
+        buf_poison(to);
+        OK(MPI_Irecv(to.p, 4096, MPI_BYTE, me, TAG, MPI_COMM_WORLD, &r[0]));
+        OK(MPI_Isend(from.p, 4096, MPI_BYTE, me, TAG, MPI_COMM_WORLD, &r[1]));
+        OK(MPI_Waitall(2, r, MPI_STATUSES_IGNORE));
+        BUF_CHECK(to, 50 + step, 4096);
+    }
+    buf_free(to);
+    CU(cu.set_current(mine));
+    buf_free(from);
+}
+
 int main(int argc, char **argv) {
-    static const struct test_case cases[] = {{"exchange", exchange}, {"steady", steady}, {"each", each}, {"script", script}, {0}};
+    static const struct test_case cases[] = {{"exchange", exchange}, {"steady", steady}, {"each", each}, {"script", script},
+        {"own", own}, {0}};
     return run_cases(argc, argv, cases, number_from("THREADS", MPI_THREAD_SINGLE));
 }
