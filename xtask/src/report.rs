@@ -129,7 +129,10 @@ const ROWS: [(&str, &[&str]); 7] = [
     ("  of these", &["sends_hosted"]),
     ("sent from host memory", &["sends_host_descriptor"]),
     ("  and arrived", &ARRIVALS),
-    ("  of these", &["receives_host_fetched"]),
+    (
+        "  of these",
+        &["receives_direct_invited", "receives_host_fetched"],
+    ),
     ("  and otherwise", &["receives_value", "receives_native"]),
 ];
 
@@ -426,7 +429,12 @@ mod tests {
                 "no row has {name}"
             );
             // What does not end a descriptor is none of its paths.
-            let others = ["receives_value", "receives_native", "receives_host_fetched"];
+            let others = [
+                "receives_value",
+                "receives_native",
+                "receives_host_fetched",
+                "receives_direct_invited",
+            ];
             assert!(
                 name.starts_with("sends_") || others.contains(&name) || ARRIVALS.contains(&name),
                 "{name} is neither a path of what was taken nor known to be something else"
