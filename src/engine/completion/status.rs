@@ -83,12 +83,19 @@ impl Engine {
         // SAFETY: passed on.
         unsafe {
             let handle = self.env.abi.read(request);
-            let mut core = self.core.lock();
-            match core.table.get(&handle).copied() {
-                Some(Entry::Send(_) | Entry::Persistent(_)) => self.env.abi.success,
-                // Its sender writes to it already: it is completed instead.
-                Some(Entry::Receive(id)) if !core.withdraw(&self.env, id) => self.env.abi.success,
-                _ => native::cancel(request),
+            let is_completed_instead = {
+                let mut core = self.core.lock();
+                match core.table.get(&handle).copied() {
+                    Some(Entry::Send(_) | Entry::Persistent(_)) => true,
+                    // Unless its sender writes to it already.
+                    Some(Entry::Receive(id)) => !core.withdraw(&self.env, id),
+                    None => false,
+                }
+            };
+            if is_completed_instead {
+                self.env.abi.success
+            } else {
+                native::cancel(request)
             }
         }
     }
