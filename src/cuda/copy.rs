@@ -73,9 +73,15 @@ impl Copy {
                 ..
             } => (dst, dst_pitch.saturating_mul(rows)),
         };
-        let (one, two) = (place(self), place(other));
-        one.0 < two.0.saturating_add(two.1) && two.0 < one.0.saturating_add(one.1)
+        overlap(place(self), place(other))
     }
+}
+
+/// Whether two ranges, each an address and a length, have bytes in common.
+#[must_use]
+pub fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
+    let is_before_end = |start: u64, of: (u64, u64)| start < of.0.saturating_add(of.1);
+    is_before_end(one.0, other) && is_before_end(other.0, one)
 }
 
 /// Set where the driver has turned out to have no batches.

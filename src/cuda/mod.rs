@@ -32,7 +32,7 @@ pub mod types;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use copy::Copy;
+pub use copy::{overlap, Copy};
 pub use driver::{arm, clock_ns, driver, is_simulated, look_again, pci_address, version, Driver};
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};

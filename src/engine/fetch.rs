@@ -11,7 +11,7 @@ mod way;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Uuid};
+use crate::cuda::{overlap, ContextKey, Copy, Error, Export, InFlight, Mapping, Uuid};
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::driven::{Begun, Driven};
@@ -19,7 +19,7 @@ pub use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::push::Push;
 use crate::engine::fetch::several::{Before, Several};
 pub use crate::engine::fetch::trail::{Trail, TrailEnd};
-pub use crate::engine::fetch::way::{overlap, Depths, UnderWay, Ways};
+pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;

@@ -79,6 +79,13 @@ impl Env {
     }
 }
 
+/// Forgets all streams where there is no room for one more.
+fn make_room<T>(known: &mut HashMap<Stream, T, FxBuildHasher>, stream: Stream) {
+    if known.len() >= STREAMS_MAX && !known.contains_key(&stream) {
+        known.clear();
+    }
+}
+
 /// As sender: the last message of each stream.
 #[derive(Debug, Default)]
 pub struct Sent(HashMap<Stream, LastSent, FxBuildHasher>);
@@ -100,9 +107,7 @@ impl Sent {
         if !env.may_invite() {
             return;
         }
-        if self.0.len() >= STREAMS_MAX && !self.0.contains_key(&stream) {
-            self.0.clear();
-        }
+        make_room(&mut self.0, stream);
         let last = self.0.entry(stream).or_default();
         (last.nonce, last.unseen) = (nonce, env.unseen.sends());
     }
@@ -178,9 +183,7 @@ impl Received {
             peer: message.source,
             tag: message.tag,
         };
-        if self.0.len() >= STREAMS_MAX && !self.0.contains_key(&stream) {
-            self.0.clear();
-        }
+        make_room(&mut self.0, stream);
         let last = self.0.entry(stream).or_insert(Last {
             nonce,
             device: message.device,

@@ -13,6 +13,7 @@
 //!   └─close (receiver): from any state
 //! ```
 
+use super::slot::put;
 use super::track::{Target, TrackError, TARGET_WORDS};
 use super::{digest, mix};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
@@ -127,11 +128,8 @@ impl Invitation {
         };
         // What stays the same stays in the sender's cache.
         let words = of_allocation.words(target.buffer_id);
-        for (place, word) in self.target.iter().zip(words) {
-            if place.load(relaxed) != word {
-                place.store(word, relaxed);
-            }
-        }
+        let places = self.target.iter().zip(words);
+        places.for_each(|(place, word)| put(place, word));
         let words = waiting.words();
         let places = self.waiting.iter().zip(words);
         places.for_each(|(place, word)| place.store(word, relaxed));
@@ -143,7 +141,7 @@ impl Invitation {
     /// the allocation are the receiver's to say.
     pub fn find(&self, expected: &Waiting) -> Option<(u64, Waiting)> {
         let word = self.word.load(Ordering::Acquire);
-        if word & STATE_MASK != Invited::Open as u64 || word == SOON {
+        if word & STATE_MASK != Invited::Open as u64 {
             return None;
         }
         let tag = word >> STATE_BITS;

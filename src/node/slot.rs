@@ -399,7 +399,7 @@ fn witness(nonce: u64) -> i32 {
 }
 
 /// Writes a word, unless it is there already.
-fn put(word: &AtomicU64, value: u64) {
+pub(super) fn put(word: &AtomicU64, value: u64) {
     if word.load(Ordering::Relaxed) != value {
         word.store(value, Ordering::Relaxed);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::config::Assign;
-use crate::cuda::{Buffer, Uuid};
+use crate::cuda::{overlap, Buffer, Uuid};
 use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::Gpu;
@@ -48,12 +48,6 @@ impl UnderWay {
     pub fn overlaps(&self, place: (u64, u64)) -> bool {
         overlap(self.to, place)
     }
-}
-
-/// Whether two ranges, each an address and a length, have bytes in common.
-pub fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
-    let is_before_end = |start: u64, of: (u64, u64)| start < of.0.saturating_add(of.1);
-    is_before_end(one.0, other) && is_before_end(other.0, one)
 }
 
 /// How many messages were under way at once from each sender: programs send windows of the same depth again and again, and

@@ -3,11 +3,10 @@
 use std::ffi::c_int;
 
 use super::{Receive, Stage, Target};
-use crate::cuda::Buffer;
+use crate::cuda::{overlap, Buffer};
 use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
-use crate::engine::fetch::overlap;
 use crate::engine::lift::Shape;
 use crate::engine::Env;
 use crate::mpi::{Abi, Handle};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::cuda::Result;
-use crate::engine::fetch::{overlap, Trail, TrailEnd, UnderWay};
+use crate::cuda::{overlap, Result};
+use crate::engine::fetch::{Trail, TrailEnd, UnderWay};
 use crate::engine::gpu::Gpu;
 use crate::engine::lift::Lift;
 

@@ -184,6 +184,15 @@ impl Calls {
         }
     }
 
+    /// All of those that do something, where not a sample of them (`FAULT_FUNCTION=*`: all).
+    fn that_act(self, job: Job) -> Job {
+        if !self.are_all() {
+            return job;
+        }
+        let function = std::env::var("FAULT_FUNCTION");
+        job.env("FUNCTION", function.as_deref().unwrap_or("*!"))
+    }
+
     fn are_all(self) -> bool {
         matches!(self, Calls::All)
     }
@@ -463,15 +472,8 @@ fn each_call_of_messages_over_host_memory_fails_once() {
 /// (`FAULT_FUNCTION=*`: of all).
 fn each_call_of_pushes(mpi: &Mpi, calls: Calls) {
     let job = || {
-        let job = on_several(mpi, 2, "faults")
-            .args(&["once", "999", "push"])
-            .env("ANABRANCH_PUSH", "1M");
-        if calls.are_all() {
-            let function = std::env::var("FAULT_FUNCTION");
-            job.env("FUNCTION", function.as_deref().unwrap_or("*!"))
-        } else {
-            job
-        }
+        let job = on_several(mpi, 2, "faults").args(&["once", "999", "push"]);
+        calls.that_act(job.env("ANABRANCH_PUSH", "1M"))
     };
     let outcomes = to_the_end(mpi, calls, &["0"], job);
     for outcome in &outcomes {
@@ -494,15 +496,7 @@ fn each_call_of_pushes_fails_once() {
 /// The same of messages that are written to a receive of which their sender was told.
 fn each_call_of_invited(mpi: &Mpi, calls: Calls) {
     needs_simulator("driver calls that fail");
-    let job = || {
-        let job = job(mpi, 2, "faults").args(&["once", "999", "invited"]);
-        if calls.are_all() {
-            let function = std::env::var("FAULT_FUNCTION");
-            job.env("FUNCTION", function.as_deref().unwrap_or("*!"))
-        } else {
-            job
-        }
-    };
+    let job = || calls.that_act(job(mpi, 2, "faults").args(&["once", "999", "invited"]));
     let outcomes = to_the_end(mpi, calls, &["0"], job);
     for outcome in &outcomes {
         none_is_lost(outcome, Between::BothWays);
