@@ -414,8 +414,7 @@ impl Fetch {
         let may_split = !self.own
             && self.message.flags & flag::EXPORTED != 0
             && self.wanted == self.message.length;
-        let is_long = self.wanted >= env.config.multipath;
-        let is_planned = may_split && is_long && !env.config.paths.is_direct_only();
+        let is_planned = may_split && env.config.may_split(self.wanted);
         let depth = is_planned.then(|| ways.depth(&self.message));
         if may_split {
             let to = driven::To { context, address };
@@ -513,7 +512,9 @@ impl Fetch {
             self.hold(trails, false);
             return true;
         }
-        if is_long && self.message.flags & (flag::EXPORTED | flag::HOST) == 0 {
+        if self.wanted >= env.config.multipath
+            && self.message.flags & (flag::EXPORTED | flag::HOST) == 0
+        {
             // It comes by another lane than messages behind it that are received in its place.
             self.leave_trail(false);
         }
@@ -560,7 +561,7 @@ impl Fetch {
 
     /// As [`Fetch::begin_directly`], for one that its sender writes.
     fn plan_meanwhile(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
-        if self.wanted >= env.config.multipath && !env.config.paths.is_direct_only() {
+        if env.config.may_split(self.wanted) {
             let depth = ways.depth(&self.message);
             if depth == 1 {
                 self.plan_single(env, gpu, ways);

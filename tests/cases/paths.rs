@@ -628,6 +628,44 @@ fn bandwidth_once(topology: &str, paths: &str, size: &str, window: &str) -> f64 
     mb_s
 }
 
+/// Host memory must bring a single message more than an offer costs; one that it does not is left to one direct copy. Where no
+/// message is ever split, long ones are written before they are matched, too.
+#[test]
+fn single_messages_are_split_where_that_gains_enough() {
+    on("openmpi", |_| {
+        let counted = |size: &str, paths: &str| {
+            let arguments = ["bibw", "D", "D", "-m", size, "-W", "1", "-i", "12"];
+            let output = bench("hgx-h200", &arguments)
+                .env("ANABRANCH_STATS", "1")
+                .env("ANABRANCH_PATHS", paths)
+                .env("ANABRANCH_MODEL", model("hgx-h200"))
+                .output()
+                .expect("the command runs");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{text}");
+            let value = |name: &str| -> u64 {
+                let line = text.lines().find(|line| line.contains(name));
+                let value = line.and_then(|line| line.split_whitespace().last()?.parse().ok());
+                value.unwrap_or(0)
+            };
+            let [split, invited] = ["several_host_bytes", "written before matched"].map(value);
+            (split > 0, invited > 8, text)
+        };
+        for (size, paths, is_split, is_invited) in [
+            ("32M", "direct,host", false, true),
+            ("96M", "direct,host", true, false),
+            ("96M", "direct", false, true),
+        ] {
+            let (split, invited, text) = counted(size, paths);
+            assert_eq!(
+                (split, invited),
+                (is_split, is_invited),
+                "{size} {paths}:\n{text}"
+            );
+        }
+    });
+}
+
 /// Without a measurement of the node it is not known what the host's memory carries for two messages at once. They find out:
 /// this node's carries 100 GB/s, one GPU's link 55. A message alone has nothing to find out.
 #[test]

@@ -251,8 +251,7 @@ impl Core {
             Stage::Lifting(_) => true,
             _ => false,
         };
-        let is_short = env.config.paths.is_direct_only() || capacity < env.config.multipath;
-        if is_short && !self.moving.iter().any(has_trail) {
+        if !env.config.may_split(capacity) && !self.moving.iter().any(has_trail) {
             return Vec::new();
         }
         let mut all: Vec<(u64, UnderWay)> = Vec::new();

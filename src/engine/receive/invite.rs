@@ -90,13 +90,13 @@ impl Core {
                 .any(|(id, other)| Some(id) != me && other.competes(env.abi, posting));
         let last = self.known.posting(stream, is_alone)?;
         let (buffer, bytes) = (&posting.buffer, posting.bytes);
-        let is_short = bytes < env.config.multipath
+        let is_direct = !env.config.may_split(bytes)
             || self
                 .depths
                 .is_likely_direct(stream.peer, [last.device, buffer.uuid], bytes);
         // Two processes on one GPU take turns there, and one of them makes all copies; what a rank sends to itself it maps nowhere.
         let is_apart = last.device != buffer.uuid && stream.peer != env.world_rank;
-        let is_fit = is_short && is_apart && self.gpu.may_push(stream.peer);
+        let is_fit = is_direct && is_apart && self.gpu.may_push(stream.peer);
         let place = (buffer.address, bytes);
         if !is_fit || self.is_written(place) {
             return None;
