@@ -1,0 +1,184 @@
+// What a rank that computes loses to messages that are received meanwhile. Rank 1 works on streams of its own: kernels, copies
+// from the host, copies to it, all three at once. Rank 0 sends to it, or is yet to send.
+//   computing KERNELS.ptx BYTES MESSAGES WORK_US ROUNDS
+// prints for each kind of work, and for each state of its receives, medians of ROUNDS that take turns:
+//   WORK STATE us-a-unit ratio lost GB/s
+//     STATE   none: nothing is posted; pending: receives are posted, and nothing is sent; served: messages arrive while rank 1 makes
+//             no MPI call; tested: the same, and it calls MPI_Testall between units
+//     ratio   speed beside that of `none`
+//     lost    what is lost of the speed beyond what its messages took of its link from the host: that is in `GB/s`, and counts for
+//             copies from the host
+// Its messages are MESSAGES of BYTES, each in a place of its own; a round of work takes about WORK_US, and should be over
+// before them: what part of it was before they were there comes next, where that is tested, and then how long MPI_Testall takes of a unit, us.
+#define _GNU_SOURCE
+#include "../../simcuda/conformance/driver.h"
+#include <mpi.h>
+
+enum { NONE, PENDING, SERVED, TESTED, STATES };
+enum { KERNELS = 1, UP = 2, DOWN = 4 };
+enum { WORKS = 4, MOST = 64, COPY = 4 << 20, FILLED = 8 << 20, LAUNCHES = 8 };
+static const char *const states[STATES] = {"none", "pending", "served", "tested"};
+static const struct { const char *name; int kinds; } works[WORKS] = {
+    {"kernels", KERNELS}, {"up", UP}, {"down", DOWN}, {"all", KERNELS | UP | DOWN}};
+
+#define Q(call) ok(p_##call, #call)
+static void ok(CUresult r, const char *what) {
+    if (r) {
+        fprintf(stderr, "%s: error %d\n", what, r);
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+}
+
+static int me, messages;
+static size_t bytes;
+static CUdeviceptr data, filled, copied;
+static void *host[2];
+static CUstream streams[3];
+static CUfunction kernel;
+static MPI_Request requests[MOST];
+static unsigned long long (*counter)(const char *);
+
+static char *read_file(const char *path) {
+    static char text[1 << 20];
+    FILE *f = fopen(path, "rb");
+    if (!f || !fread(text, 1, sizeof text - 1, f)) {
+        perror(path);
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    fclose(f);
+    return text;
+}
+
+static void setup(const char *kernels) {
+    CUcontext context;
+    CUmodule module;
+    int gpus;
+    load_driver();
+    Q(cuInit(0));
+    Q(cuDeviceGetCount(&gpus));
+    Q(cuDevicePrimaryCtxRetain(&context, me % gpus));
+    Q(cuCtxSetCurrent(context));
+    for (int i = 0; i < 3; i++) Q(cuStreamCreate(&streams[i], 1));
+    Q(cuMemAlloc_v2(&data, bytes * messages));
+    Q(cuMemAlloc_v2(&filled, FILLED));
+    Q(cuMemAlloc_v2(&copied, 2 * COPY));
+    for (int i = 0; i < 2; i++) {
+        Q(cuMemHostAlloc(&host[i], COPY, 0));
+        memset(host[i], i + 1, COPY);
+    }
+    Q(cuMemsetD8Async(data, me + 1, bytes * messages, streams[0]));
+    Q(cuCtxSynchronize());
+    Q(cuModuleLoadData(&module, read_file(kernels)));
+    Q(cuModuleGetFunction(&kernel, module, "fill_pattern"));
+    *(void **)&counter = dlsym(RTLD_DEFAULT, "anabranch_counter");
+}
+
+/* A unit of work on this rank's GPU, to its end. */
+static void unit(int kinds) {
+    for (int i = 0; i < LAUNCHES; i++) {
+        if (kinds & KERNELS) {
+            unsigned long long length = FILLED, seed = i, start = 0;
+            void *params[] = {&filled, &length, &seed, &start};
+            Q(cuLaunchKernel(kernel, 264, 1, 1, 256, 1, 1, 0, streams[0], params, NULL));
+        }
+        if (kinds & UP) Q(cuMemcpyHtoDAsync_v2(copied, host[0], COPY, streams[1]));
+        if (kinds & DOWN) Q(cuMemcpyDtoHAsync_v2(host[1], copied + COPY, COPY, streams[2]));
+    }
+    for (int i = 0; i < 3; i++) if (kinds >> i & 1) Q(cuStreamSynchronize(streams[i]));
+}
+
+static int units_in(int kinds, double work_us) {
+    unit(kinds);
+    double began = now_us();
+    for (int i = 0; i < 4; i++) unit(kinds);
+    return 1 + (int)(4 * work_us / (now_us() - began));
+}
+
+static unsigned long long by_host(void) { return counter ? counter("several_host_bytes") : 0; }
+
+struct round { double us, host_gb_s, beside, test_us; };
+
+static void transfer(void) {
+    for (int k = 0; k < messages; k++) {
+        CUdeviceptr place = data + bytes * k;
+        if (me) MPI_Irecv((void *)place, (int)bytes, MPI_BYTE, 0, k, MPI_COMM_WORLD, &requests[k]);
+        else MPI_Isend((void *)place, (int)bytes, MPI_BYTE, 1, k, MPI_COMM_WORLD, &requests[k]);
+    }
+}
+
+static struct round one(int kinds, int state, int units) {
+    struct round r = {0, 0, 1, 0};
+    int are_here = 0;
+    if (me && state != NONE) transfer();
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (!me && (state == SERVED || state == TESTED)) {
+        transfer();
+        MPI_Waitall(messages, requests, MPI_STATUSES_IGNORE);
+    }
+    if (me) {
+        unsigned long long before = by_host();
+        double began = now_us(), last = 0;
+        for (int i = 0; i < units; i++) {
+            unit(kinds);
+            if (state == TESTED && !are_here) {
+                double asked = now_us();
+                MPI_Testall(messages, requests, &are_here, MPI_STATUSES_IGNORE);
+                double answered = now_us();
+                r.test_us += (answered - asked) / units;
+                if (are_here) last = answered;
+            }
+        }
+        double ended = now_us();
+        r.us = (ended - began) / units;
+        r.host_gb_s = (by_host() - before) / (ended - began) * 1e-3;
+        if (are_here) r.beside = (last - began) / (ended - began);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (!me && state == PENDING) {
+        transfer();
+        MPI_Waitall(messages, requests, MPI_STATUSES_IGNORE);
+    }
+    if (me && state != NONE && !are_here) MPI_Waitall(messages, requests, MPI_STATUSES_IGNORE);
+    return r;
+}
+
+static double median(double *values, int n) {
+    qsort(values, n, sizeof *values, by_value);
+    return values[n / 2];
+}
+
+int main(int argc, char **argv) {
+    int provided;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_SINGLE, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &me);
+    if (argc != 6 || (messages = atoi(argv[3])) < 1 || messages > MOST) {
+        fprintf(stderr, "computing KERNELS.ptx BYTES MESSAGES(1..%d) WORK_US ROUNDS, two ranks\n", MOST);
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    bytes = strtoull(argv[2], NULL, 10);
+    double work_us = atof(argv[4]);
+    int rounds = atoi(argv[5]);
+    setup(argv[1]);
+    double *us = calloc(rounds * STATES, sizeof *us), *gb_s = calloc(rounds * STATES, sizeof *gb_s), *beside = calloc(rounds * STATES, sizeof *beside), *test_us = calloc(rounds * STATES, sizeof *test_us);
+    for (int w = 0; w < (getenv("ONLY_KERNELS") ? 1 : WORKS); w++) {
+        int units = me == 1 ? units_in(works[w].kinds, work_us) : 0;
+        for (int i = -1; i < rounds; i++) /* the first of each does not count: memory is mapped, links are measured */
+            for (int state = 0; state < STATES; state++) {
+                struct round r = one(works[w].kinds, state, units);
+                int at = state * rounds + (i < 0 ? 0 : i);
+                us[at] = r.us, gb_s[at] = r.host_gb_s, beside[at] = r.beside, test_us[at] = r.test_us;
+            }
+        if (me != 1) continue;
+        double alone = median(us, rounds), link = LAUNCHES * COPY * 1e-3 / alone;
+        for (int state = 0; state < STATES; state++) {
+            double with = median(us + state * rounds, rounds), host_gb_s = median(gb_s + state * rounds, rounds);
+            /* What the messages took of the link that copies up go over, as a share of it. */
+            double taken = works[w].kinds & UP && link > 0 ? host_gb_s / link : 0;
+            double ratio = alone / with, lost = 1 - ratio - (taken < 1 ? taken : 1);
+            printf("%-8s %-8s %9.1f %6.3f %6.3f %6.1f %5.2f %6.2f\n", works[w].name, states[state], with, ratio, lost > 0 ? lost : 0, host_gb_s, median(beside + state * rounds, rounds), median(test_us + state * rounds, rounds));
+        }
+    }
+    fflush(stdout);
+    MPI_Finalize();
+    return 0;
+}
