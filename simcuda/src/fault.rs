@@ -5,7 +5,8 @@
 //! ask how far copies are, or enter and leave contexts. `N+` makes that call and all later ones
 //! fail, `@RANK` behind the name leaves the other ranks of a job alone (`*@1:40+=CUDA_ERROR_UNKNOWN`), and `#GPU` behind
 //! that counts calls in a context of this GPU only, by its number in the process (`cuMemAlloc@1#2:1+=...`). A call that
-//! fails does nothing else. A test program plans errors itself, for a part of its run, by [`simcudaFaults`].
+//! fails does nothing else. With `SIGSTOP` in the place of an error the process stops itself in that call, which goes on when
+//! somebody lets the process go on. A test program plans errors itself, for a part of its run, by [`simcudaFaults`].
 
 use crate::types::CUresult;
 use core::ffi::{c_char, c_int, c_ulonglong, CStr};
@@ -20,13 +21,22 @@ struct Fault {
     gpu: Option<usize>,
     at: u64,
     lasting: bool,
-    code: CUresult,
+    effect: Effect,
     calls: AtomicU64,
 }
 
+/// What is planned for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    /// It returns this error.
+    Error(CUresult),
+    /// The process is stopped in it.
+    Stop,
+}
+
 impl Fault {
-    /// The error, if this call is one that is to fail.
-    fn hit(&self, function: &str, base: &str, gpu: impl Fn() -> Option<usize>) -> Option<CUresult> {
+    /// What is planned for this call, if it is one that is meant.
+    fn hit(&self, function: &str, base: &str, gpu: impl Fn() -> Option<usize>) -> Option<Effect> {
         let is_meant = match self.function.as_str() {
             "*" => true,
             "*!" => !AROUND.contains(&function),
@@ -39,7 +49,7 @@ impl Fault {
             return None;
         }
         let call = self.calls.fetch_add(1, Relaxed) + 1;
-        (call == self.at || (self.lasting && call > self.at)).then_some(self.code)
+        (call == self.at || (self.lasting && call > self.at)).then_some(self.effect)
     }
 }
 
@@ -90,9 +100,17 @@ impl Faults {
             .map_or(function, |(base, _)| base);
         let planned = self.planned.read();
         // Every plan counts, whichever gives the error.
-        let mut code = None;
+        let (mut code, mut stops) = (None, false);
         for fault in planned.iter() {
-            code = code.or(fault.hit(function, base, &gpu));
+            match fault.hit(function, base, &gpu) {
+                Some(Effect::Error(error)) => code = code.or(Some(error)),
+                Some(Effect::Stop) => stops = true,
+                None => {}
+            }
+        }
+        if stops {
+            // SAFETY: no preconditions; all threads of this process stand still until somebody continues it.
+            unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
         }
         if code.is_some() && self.first.load(Relaxed).is_null() {
             if let Ok(name) = std::ffi::CString::new(function) {
@@ -116,7 +134,7 @@ impl Faults {
 fn plan(text: &str, rank: Option<u64>) -> Result<Vec<Fault>, String> {
     let one = |part: &str| {
         let bad = || {
-            format!("SIMCUDA_FAULT: \"{part}\" is not FUNCTION[@RANK][#GPU]:N[+]=CUDA_ERROR_NAME")
+            format!("SIMCUDA_FAULT: \"{part}\" is not FUNCTION[@RANK][#GPU]:N[+]=CUDA_ERROR_NAME or =SIGSTOP")
         };
         let (call, code) = part.split_once('=').ok_or_else(bad)?;
         let (function, at) = call.split_once(':').unwrap_or((call, "1"));
@@ -133,15 +151,17 @@ fn plan(text: &str, rank: Option<u64>) -> Result<Vec<Fault>, String> {
         let at = at.trim_end_matches('+').parse().ok();
         let at = at.filter(|n| *n > 0).ok_or_else(bad)?;
         let code = code.trim();
-        let code = crate::errors::by_name(code)
-            .or_else(|| code.parse().ok())
-            .ok_or_else(bad)?;
+        let error = || crate::errors::by_name(code).or_else(|| code.parse().ok());
+        let effect = match code {
+            "SIGSTOP" => Effect::Stop,
+            _ => Effect::Error(error().ok_or_else(bad)?),
+        };
         let fault = Fault {
             function: function.trim().to_string(),
             gpu,
             at,
             lasting,
-            code,
+            effect,
             calls: AtomicU64::new(0),
         };
         Ok((for_rank, fault))
@@ -270,6 +290,15 @@ mod tests {
         let calls = [Some(2), Some(1), None, Some(2), Some(1), Some(2)].map(on);
         assert_eq!(calls, [None, None, None, Some(2), None, Some(2)]);
         assert!(Faults::parse("cuMemAlloc#x:1=2").is_err());
+    }
+
+    #[test]
+    fn a_call_in_which_the_process_stops() {
+        let planned = plan("cuMemAlloc:2=SIGSTOP, cuMemAlloc:2=2", None).unwrap();
+        let hit = |fault: &Fault| fault.hit("cuMemAlloc_v2", "cuMemAlloc", || None);
+        assert_eq!([0, 1].map(|at| hit(&planned[at])), [None, None]);
+        let both = [Effect::Stop, Effect::Error(2)].map(Some);
+        assert_eq!([0, 1].map(|at| hit(&planned[at])), both);
     }
 
     #[test]

@@ -35,6 +35,29 @@ struct PciInfo {
     bus_id: [c_char; 32],
 }
 
+impl PciInfo {
+    /// To be written to.
+    fn new() -> PciInfo {
+        PciInfo {
+            bus_id_legacy: [0; 16],
+            domain: 0,
+            bus: 0,
+            device: 0,
+            pci_device_id: 0,
+            pci_subsystem_id: 0,
+            bus_id: [0; 32],
+        }
+    }
+
+    fn address(&self) -> Option<PciAddress> {
+        // SAFETY: NVML writes a text that ends within its 32 bytes, and it was zeros before.
+        let text = unsafe { CStr::from_ptr(self.bus_id.as_ptr()) };
+        pci_number(text.to_str().ok()?)
+    }
+}
+
+/// GPUs of a machine that are looked at.
+const SHOWN_MAX: c_uint = 64;
 /// Links that a GPU may have by NVML (NVML_NVLINK_MAX_LINKS).
 const LINKS: c_uint = 18;
 /// What is at a link's other end (nvmlIntNvLinkDeviceType_t).
@@ -114,6 +137,30 @@ impl Nvml {
             .then_some(level)
     }
 
+    /// The other GPUs of the machine, by their PCI addresses, as far as it shows them (also those that this process may not use),
+    /// and how far each is apart from the GPU of this identity by PCIe (`nvmlGpuTopologyLevel_t`).
+    #[must_use]
+    pub fn apart(&self, uuid: &str) -> Vec<(PciAddress, c_uint)> {
+        let mut count: c_uint = 0;
+        if !call!(self, b"nvmlDeviceGetCount_v2\0", (&raw mut count => *mut c_uint)) {
+            return Vec::new();
+        }
+        let Some(gpu) = self.gpu(uuid) else {
+            return Vec::new();
+        };
+        let apart = |index: c_uint| {
+            let mut other: Handle = std::ptr::null_mut();
+            let mut info = PciInfo::new();
+            let mut level: c_uint = 0;
+            let is_told = call!(self, b"nvmlDeviceGetHandleByIndex_v2\0", (index => c_uint, &raw mut other => *mut Handle))
+                && other != gpu
+                && call!(self, b"nvmlDeviceGetPciInfo_v3\0", (other => Handle, &raw mut info => *mut PciInfo))
+                && call!(self, b"nvmlDeviceGetTopologyCommonAncestor\0", (gpu => Handle, other => Handle, &raw mut level => *mut c_uint));
+            is_told.then(|| Some((info.address()?, level))).flatten()
+        };
+        (0..count.min(SHOWN_MAX)).filter_map(apart).collect()
+    }
+
     /// What it says of the GPU of this identity.
     #[must_use]
     pub fn links(&self, uuid: &str) -> Option<Links> {
@@ -146,22 +193,10 @@ impl Nvml {
     }
 
     fn remote(&self, gpu: Handle, link: c_uint) -> Option<PciAddress> {
-        let mut info = PciInfo {
-            bus_id_legacy: [0; 16],
-            domain: 0,
-            bus: 0,
-            device: 0,
-            pci_device_id: 0,
-            pci_subsystem_id: 0,
-            bus_id: [0; 32],
-        };
-        if !call!(self, b"nvmlDeviceGetNvLinkRemotePciInfo_v2\0", (gpu => Handle, link => c_uint, &raw mut info => *mut PciInfo))
-        {
-            return None;
-        }
-        // SAFETY: NVML writes a text that ends within its 32 bytes, and it was zeros before.
-        let text = unsafe { CStr::from_ptr(info.bus_id.as_ptr()) };
-        pci_number(text.to_str().ok()?)
+        let mut info = PciInfo::new();
+        call!(self, b"nvmlDeviceGetNvLinkRemotePciInfo_v2\0", (gpu => Handle, link => c_uint, &raw mut info => *mut PciInfo))
+            .then(|| info.address())
+            .flatten()
     }
 
     fn pcie(&self, gpu: Handle) -> Option<f64> {

@@ -768,10 +768,7 @@ impl Fetch {
                         self.complete((Counter::DirectReceives, Counter::DirectBytes))
                     }
                     Some(Invited::Refused) => {
-                        env.node.own().close_invitation(told);
-                        stats::add(Counter::Retries, 1);
-                        self.start(gpu);
-                        gpu.launch();
+                        self.pull_instead(env, gpu, told);
                         Step::Pending(true)
                     }
                     Some(Invited::Open) | None => self.fail(&Lost::Corrupt),
@@ -891,17 +888,29 @@ impl Fetch {
         }
     }
 
+    /// Its sender writes no more to the receive of which it was told, and not all of it is there.
+    fn pull_instead(&mut self, env: &Env, gpu: &mut Gpu, told: Told) {
+        env.node.own().close_invitation(told);
+        stats::add(Counter::Retries, 1);
+        self.start(gpu);
+        gpu.launch();
+    }
+
     /// The sender has died. What is being read from its memory is still there, as long as it is mapped: such a copy comes
     /// to its end. False if so.
-    pub fn give_up_on_the_dead(&mut self, env: &Env) -> bool {
+    pub fn give_up_on_the_dead(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
         if let Path::Several(several) = &mut self.path {
             fault::died(Of::From(self.message.source), fault::Path::Several, false);
             several.give_up_on_the_dead(env);
             return false;
         }
         if let Path::Pushed(told) = self.path {
-            // It writes no more, and what it has not is read from its memory, which is there as long as it is mapped.
+            // It writes no more, and what it has not is read from its memory, which is there as long as it is mapped: that is
+            // until its mappings are dropped, when all that is under way with it has been given up.
             env.node.own().take_invitation_back(told);
+            if env.node.own().invited(told) == Some(Invited::Refused) {
+                self.pull_instead(env, gpu, told);
+            }
             return false;
         }
         if matches!(

@@ -226,6 +226,7 @@ impl Router {
                 let told = Told::new(peers.iter().map(|peer| peer.traffic()), &wired);
                 if let Some(told) = &told {
                     tell_model(&told.model);
+                    tell_switches(&told.topology);
                 }
                 *node = told.and_then(Node::told).map(Box::new);
                 *sum = now;
@@ -467,6 +468,15 @@ fn tell_model(model: &Model) {
                 hop.to
             );
         }
+    }
+}
+
+/// What the ranks have told of links to the host that GPUs share.
+fn tell_switches(topology: &Topology) {
+    for (_, switch) in topology.pcie.shared() {
+        let gpus = switch.gpus.iter().map(|gpu| format!("GPU{gpu}"));
+        let gpus = gpus.collect::<Vec<_>>().join(", ");
+        log::debug!("one PCIe link to the host: {gpus}");
     }
 }
 

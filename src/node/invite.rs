@@ -208,6 +208,11 @@ impl Invitation {
         all.into_iter().find(|state| word == pack(tag, *state))
     }
 
+    /// Whether a sender writes to the buffer, whatever the invitation is about.
+    pub fn is_taken(&self) -> bool {
+        self.word.load(Ordering::Acquire) & STATE_MASK == Invited::Taken as u64
+    }
+
     /// Receiver: is through with it.
     pub(super) fn close(&self) {
         self.word.store(0, Ordering::Release);

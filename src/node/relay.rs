@@ -27,8 +27,8 @@ pub struct Exported {
     pub handle: [u8; 64],
 }
 
-/// The NVLinks of a GPU, as the system tells of them.
-#[derive(Clone, Debug, PartialEq)]
+/// The NVLinks of a GPU and its place in the PCIe tree, as the system tells of them.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wiring {
     /// The GPU's PCI address, `domain << 16 | bus << 8 | device << 3 | function`.
     pub pci: u64,
@@ -38,9 +38,12 @@ pub struct Wiring {
     pub link_gb_s: f32,
     /// PCI addresses of the GPUs to which links lead, and how many to each.
     pub to: Vec<(u64, u32)>,
+    /// PCI addresses of other GPUs, also such that the owner does not use, and how far each is apart by PCIe
+    /// (`nvmlGpuTopologyLevel_t`).
+    pub apart: Vec<(u64, u32)>,
 }
 
-/// GPUs that one GPU has links to at most.
+/// GPUs that one GPU has links to at most, and of which it is told how far they are apart.
 const NEIGHBOURS: usize = 16;
 /// Bits of a PCI address.
 const PCI_BITS: u32 = 48;
@@ -55,6 +58,8 @@ struct WiringCells {
     known: AtomicU64,
     /// An address and a count each; 0 behind the last.
     to: [AtomicU64; NEIGHBOURS],
+    /// An address and one more than a level each; 0 behind the last.
+    apart: [AtomicU64; NEIGHBOURS],
 }
 
 const WRITTEN: u64 = 1;
@@ -117,31 +122,37 @@ impl GpuRow {
         if known & WRITTEN == 0 || !(0.0..=LINK_GB_S_MAX).contains(&link_gb_s) {
             return None;
         }
-        let to = cells.to.iter().map(|word| word.load(Ordering::Relaxed));
-        let to = to.take_while(|word| *word != 0);
+        let apart = pairs(&cells.apart);
         Some(Wiring {
             pci: cells.pci.load(Ordering::Relaxed),
             is_switched: known & SWITCHED != 0,
             link_gb_s,
-            to: to
-                .map(|word| (word & ((1 << PCI_BITS) - 1), (word >> PCI_BITS) as u32))
+            to: pairs(&cells.to).collect(),
+            apart: apart
+                .map(|(pci, more)| (pci, more.saturating_sub(1)))
                 .collect(),
         })
     }
 
-    /// Owner: says what links the GPU has, once. More than there is room for is as if nobody knew.
+    /// Owner: says what links the GPU has and what it is near to, once. More than there is room for is as if nobody knew.
     pub(super) fn wire(&self, wiring: &Wiring) {
         let cells = &self.wiring;
         let is_written = cells.known.load(Ordering::Relaxed) != 0;
-        let fits = |&(pci, count): &(u64, u32)| {
-            pci >> PCI_BITS == 0 && (1..1 << (u64::BITS - PCI_BITS)).contains(&count)
+        let fits = |&(pci, number): &(u64, u32)| {
+            pci >> PCI_BITS == 0 && (1..1 << (u64::BITS - PCI_BITS)).contains(&number)
         };
-        if is_written || wiring.to.len() > NEIGHBOURS || !wiring.to.iter().all(fits) {
+        let fit = |pairs: &[(u64, u32)]| pairs.len() <= NEIGHBOURS && pairs.iter().all(fits);
+        if is_written || !fit(&wiring.to) {
             return;
         }
+        let apart = wiring.apart.iter();
+        let apart: Vec<_> = apart
+            .map(|(pci, level)| (*pci, level.saturating_add(1)))
+            .collect();
         cells.pci.store(wiring.pci, Ordering::Relaxed);
-        for (cell, (pci, count)) in cells.to.iter().zip(&wiring.to) {
-            cell.store(pci | u64::from(*count) << PCI_BITS, Ordering::Relaxed);
+        store_pairs(&cells.to, &wiring.to);
+        if fit(&apart) {
+            store_pairs(&cells.apart, &apart);
         }
         let flags = WRITTEN | if wiring.is_switched { SWITCHED } else { 0 };
         let known = u64::from(wiring.link_gb_s.to_bits()) << 32 | flags;
@@ -195,6 +206,19 @@ impl GpuRow {
     }
 }
 
+/// Addresses and numbers that are not 0.
+fn store_pairs(words: &[AtomicU64], pairs: &[(u64, u32)]) {
+    for (word, (pci, number)) in words.iter().zip(pairs) {
+        word.store(pci | u64::from(*number) << PCI_BITS, Ordering::Relaxed);
+    }
+}
+
+fn pairs(words: &[AtomicU64]) -> impl Iterator<Item = (u64, u32)> + '_ {
+    let words = words.iter().map(|word| word.load(Ordering::Relaxed));
+    let words = words.take_while(|word| *word != 0);
+    words.map(|word| (word & ((1 << PCI_BITS) - 1), (word >> PCI_BITS) as u32))
+}
+
 fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
     for (word, chunk) in words.iter().zip(bytes.chunks_exact(8)) {
         let mut value = [0; 8];
@@ -227,12 +251,16 @@ mod tests {
             to: (1..=NEIGHBOURS as u32)
                 .map(|n| (u64::from(n) << 8, n))
                 .collect(),
+            // The first level is 0, and so may an address be.
+            apart: (0..NEIGHBOURS as u32)
+                .map(|n| (u64::from(n) << 8, 10 * (n % 6)))
+                .collect(),
         };
         let row = row();
         assert_eq!(row.wiring(), None);
         row.wire(&wiring);
         assert_eq!(row.wiring(), Some(wiring.clone()));
-        let other = Wiring {
+        let mut other = Wiring {
             is_switched: true,
             to: Vec::new(),
             ..wiring.clone()
@@ -240,8 +268,10 @@ mod tests {
         row.wire(&other);
         assert_eq!(row.wiring(), Some(wiring.clone()), "said once");
         let second = self::row();
+        other.apart.push((88, 10));
         second.wire(&other);
-        assert_eq!(second.wiring(), Some(other));
+        other.apart.clear();
+        assert_eq!(second.wiring(), Some(other), "no room, so nobody knows");
         let mut too_many = wiring;
         too_many.to.push((77, 1));
         let third = self::row();

@@ -7,7 +7,7 @@ mod kills;
 
 use crate::support::{job, model, on, SENDER_IS_LATE};
 use anabranch_tests::ranks::{self, Random, Rank, Segment};
-use anabranch_tests::{on_real_gpus, Job, Outcome};
+use anabranch_tests::{built, on_real_gpus, Job, Outcome};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,6 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Runs `traffic` while `disturb` does something to its ranks.
 fn disturbed<T: Send>(job: Job, disturb: impl FnOnce(&[Rank]) -> T + Send) -> (Outcome, Option<T>) {
     let (folder, count) = (job.folder().to_path_buf(), job.ranks());
+    // The ranks are looked for as long as they can take to start, not to be built.
+    built();
     thread::scope(|scope| {
         let disturber = scope.spawn(move || {
             let ranks = all(&folder, count)?;

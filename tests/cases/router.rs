@@ -3,9 +3,11 @@
 
 use crate::support::{job, on};
 use anabranch_tests::{built, needs_simulator, on_real_gpus, scratch_folder, Job};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use xtask::layout::repository_root;
 use xtask::mpi::Mpi;
 
 /// A home of the test's own, with the folder for measurements in it.
@@ -146,6 +148,58 @@ fn relays_on_a_node_that_nobody_has_measured() {
             assert!(relays || relayed == 0, "{what}");
         }
         assert!(!Path::new(home.path()).join(".cache").exists());
+    });
+}
+
+/// The sets of GPUs under one PCIe switch, by the file of a simulated node.
+fn switches_of(node: &str) -> BTreeSet<String> {
+    let file = repository_root().join(format!("simcuda/topologies/{node}.toml"));
+    let text = fs::read_to_string(file).expect("a topology");
+    let sections = text.split("[[pcie.switch]]").skip(1);
+    let sets = sections.filter_map(|section| section.split_once("gpus = [")?.1.split_once(']'));
+    let names = |set: &str| {
+        let gpus = set.split(',').map(|gpu| format!("GPU{}", gpu.trim()));
+        gpus.collect::<Vec<_>>().join(", ")
+    };
+    sets.map(|(set, _)| names(set)).collect()
+}
+
+/// Ranks tell each other which GPUs share the link of a PCIe switch, where the system tells them: also such of which each sees its
+/// own GPU only.
+#[test]
+fn switches_on_a_node_that_nobody_has_measured() {
+    needs_simulator("GPUs under PCIe switches");
+    on("openmpi", |mpi| {
+        let home = Home::new("unmeasured-switches");
+        // What ranks have found, by the GPUs that each sees.
+        let found = |of_rank: [&str; 2], nvml: &str| {
+            let visible = format!(
+                "CUDA_VISIBLE_DEVICES=$([ $OMPI_COMM_WORLD_RANK = 0 ] && echo {} || echo {}) exec \"$@\"",
+                of_rank[0], of_rank[1]
+            );
+            let outcome = rounds(mpi, "dgx1-v100", &home)
+                .env("ROUNDS", "32")
+                .env("SIMCUDA_NVML", nvml)
+                .env("ANABRANCH_LOG", "debug")
+                .ranks_under(&["sh", "-c", &visible, "sh"])
+                .passes();
+            let lines = outcome.finished.stderr.lines();
+            let told = lines.filter_map(|line| line.split_once("one PCIe link to the host: "));
+            let told: BTreeSet<String> = told.map(|(_, gpus)| gpus.to_owned()).collect();
+            (told, outcome)
+        };
+        let switches = switches_of("dgx1-v100");
+        assert_eq!(switches.len(), 4, "{switches:?}");
+        let all = "0,1,2,3,4,5,6,7";
+        let (told, outcome) = found([all, all], "1");
+        assert_eq!(told, switches, "{outcome}");
+        let (told, outcome) = found(["0", "1"], "1");
+        assert_eq!(told, BTreeSet::from(["GPU0, GPU1".to_owned()]), "{outcome}");
+        // Numbered among those that are used: under two switches, and nobody tells.
+        for (of_rank, nvml) in [(["0", "2"], "1"), (["0", "1"], "0")] {
+            let (told, outcome) = found(of_rank, nvml);
+            assert!(told.is_empty(), "{of_rank:?}, {nvml}: {outcome}");
+        }
     });
 }
 

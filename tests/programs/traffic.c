@@ -5,6 +5,8 @@
 //   traffic tolerant N     N rounds; what does not arrive as it was sent ends in an error, of which the handler is told
 //   traffic survivor       until an operation ends in an error: the other rank has died
 //   traffic outlived N     N rounds, then every rank ends by itself: one that takes no part may have died
+//   traffic turns PLAN     in turns, so that each message is written before it is matched, until the other rank has died; PLAN is
+//                          what rank 0 does in driver calls while it sends the last one
 //
 // With $BYTES all messages are as long, between plain device buffers; with $WINDOW so many of them are under way each way.
 // Ranks beyond the first two use their device once and send nothing from then on.
@@ -102,6 +104,81 @@ static int one_round(uint64_t number, int check) {
     return failed;
 }
 
+static int (*plan_faults)(const char *);
+static uint64_t (*counter)(const char *);
+static int peer_pid;
+
+// Whether the other rank has died. Its launcher may not have waited for it yet.
+static int has_died(void) {
+    char path[40], line[256] = "", *state;
+    snprintf(path, sizeof path, "/proc/%d/stat", peer_pid);
+    FILE *file = fopen(path, "r");
+    if (!file) return 1;
+    if (!fgets(line, sizeof line, file)) *line = 0;
+    fclose(file);
+    state = strrchr(line, ')');
+    return !state || state[2] == 'Z' || state[2] == 'X';
+}
+
+// Waits for an operation. Once the library has found that the other rank is dead, driver calls are no more what they were planned
+// to be. A receive of which nothing has come for seconds after that death is cancelled, as natively it never ends either. Returns
+// whether the message has come.
+static int in_turn(MPI_Request *r, int is_receive, const char *what) {
+    MPI_Status s;
+    for (int done = 0, patience = 3000, cancelled = 0; !done;) {
+        int code = MPI_Test(r, &done, &s);
+        if (note(code, what)) return 0;
+        if (done && is_receive) OK(MPI_Test_cancelled(&s, &cancelled));
+        if (done) return !cancelled;
+        if (!has_died()) continue;
+        if (counter("dead_peers") > 0) plan_faults(NULL);
+        usleep(1000);
+        if (is_receive && --patience == 0) OK(MPI_Cancel(r));
+        CHECK(patience > -3000, "%s never ends, nor can it be cancelled", what);
+    }
+    return 1;
+}
+
+// Each receive is posted before its message is sent: from some on the sender is told of it.
+static void turns(const char *plan) {
+    enum { LAST = 12 };
+    int pid = getpid(), last = -1, lost = 0, sent = 0;
+    MPI_Request out_request, in_request;
+    buf out = block(0, fixed_bytes), in = block(0, fixed_bytes);
+    *(void **)&plan_faults = dlsym(cu.library, "simcudaFaults");
+    *(void **)&counter = dlsym(RTLD_DEFAULT, "anabranch_counter");
+    CHECK(fixed_bytes && plan_faults && counter, "a length, the simulated driver and the library");
+    OK(MPI_Sendrecv(&pid, 1, MPI_INT, peer, 1, &peer_pid, 1, MPI_INT, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    buf_fill(in, 1);
+    OK(MPI_Irecv(in.p, in.bytes, MPI_BYTE, peer, 2, comm, &in_request));
+    for (int number = 0; !errors; number++) {
+        for (int half = 0; half < 2 && !errors; half++) {
+            if (half == me) {
+                buf_fill(out, 1000 + 2 * number + me);
+                if (me == 0 && number == LAST) {
+                    printf("rank 0: %d invited\n", (int)counter("receives_direct_invited"));
+                    fflush(stdout);
+                    CHECK(!plan_faults(plan), "a plan");
+                }
+                if (note(MPI_Isend(out.p, out.bytes, MPI_BYTE, peer, 2, comm, &out_request), "MPI_Isend")) break;
+                sent += in_turn(&out_request, 0, "a send");
+            } else if (lost) continue;
+            else if (in_turn(&in_request, 1, "a receive")) {
+                BYTES_CHECK(DEVICE, in.p, in.bytes, 1000 + 2 * number + peer);
+                buf_fill(in, 1);
+                last = number;
+                OK(MPI_Irecv(in.p, in.bytes, MPI_BYTE, peer, 2, comm, &in_request));
+            } else lost++;
+        }
+    }
+    printf("survived: message %d was the last that came, %d cancelled, %d of %d errors in the library's words, %d sent\n", last, lost, named,
+           errors, sent);
+    printf("rank %d: %d invited, %d dead\n", me, (int)counter("receives_direct_invited"), (int)counter("dead_peers"));
+    fflush(stdout);
+    usleep(200000); // what this rank says last is passed on
+    _exit(0);
+}
+
 // A rank beyond the first two: the library learns of its device.
 static void use_device(void) {
     buf out = block(0, 100000), in = block(0, 100000);
@@ -133,8 +210,8 @@ int main(int argc, char **argv) {
     MPI_Errhandler handler;
     OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
     int tolerant = !strcmp(mode, "tolerant"), survives = !strcmp(mode, "survivor");
-    int outlived = !strcmp(mode, "outlived");
-    if (tolerant || survives || outlived) {
+    int outlived = !strcmp(mode, "outlived"), in_turns = !strcmp(mode, "turns");
+    if (tolerant || survives || outlived || in_turns) {
         OK(MPI_Comm_create_errhandler(on_error, &handler));
         OK(MPI_Comm_set_errhandler(comm, handler));
         OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
@@ -146,6 +223,7 @@ int main(int argc, char **argv) {
         if (me > 1) return finish(1);
     }
     if (!strcmp(mode, "endless")) for (uint64_t i = 0;; i++) one_round(i, 0);
+    if (in_turns) turns(argc > 2 ? argv[2] : "");
     if (survives) {
         while (!one_round(0, 0)) {}
         printf("survived: the handler was called %d times, %d of them with the library's words\n", handled, named);

@@ -223,6 +223,17 @@ impl Segment {
         Some(posted)
     }
 
+    /// Receives of its owner's to which a sender writes at once.
+    pub fn count_written_at_once(&self) -> usize {
+        let board = self.view.board();
+        let invitations = board
+            .into_iter()
+            .flat_map(|board| (0..).map_while(|line| board.invitation(line)));
+        invitations
+            .filter(|invitation| invitation.is_taken())
+            .count()
+    }
+
     /// Whether the receiver still brings a message that it has claimed.
     pub fn is_claimed(&self, (slot, nonce): Posted) -> bool {
         let slot = self.view.slot(slot);

@@ -39,6 +39,11 @@ pub enum Buffer {
     Device(Rc<Driver>, DevicePtr, usize),
 }
 
+/// What to do where there is no memory for buffers of this length.
+pub fn too_large(bytes: usize) -> String {
+    format!("the two buffers of {bytes} bytes do not fit: use smaller --sizes")
+}
+
 /// Page-aligned host memory.
 pub struct Pages {
     start: *mut u8,
@@ -54,6 +59,12 @@ impl Buffer {
         let bytes = bytes.max(1);
         if let Some(driver) = driver {
             return Ok(Buffer::Device(driver.clone(), driver.alloc(bytes)?, bytes));
+        }
+        // The system would give it, and kill somebody when it is touched. Each rank has two buffers.
+        if let Some(left) = available().filter(|left| bytes > *left / 2) {
+            return Err(anyhow!(
+                "no two times {bytes} bytes of host memory, of which {left} are left"
+            ));
         }
         let layout = Layout::from_size_align(bytes, 4096)?;
         // SAFETY: the layout's size is not zero.
@@ -137,6 +148,14 @@ impl Buffer {
             Buffer::Device(..) => Ok(()),
         }
     }
+}
+
+/// Bytes of the machine's memory that are free, or could be.
+fn available() -> Option<usize> {
+    let about = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = (about.lines()).find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: usize = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 impl Drop for Pages {

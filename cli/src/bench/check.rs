@@ -13,6 +13,8 @@ const GUARD: usize = 64;
 const SHIFT: usize = 256;
 /// All regions of one buffer together.
 const BUDGET: usize = 1 << 30;
+/// Data is made and compared in pieces of so many bytes, a multiple of 8: messages may be longer than half of the host's memory.
+const PIECE: usize = 16 << 20;
 
 /// Bytes that a message of this size takes in a buffer, with room for its shift and its guards.
 pub fn region(bytes: usize) -> usize {
@@ -62,11 +64,24 @@ fn mix(a: u64, b: u64) -> u64 {
 
 /// Random bytes, the same for the same seed.
 pub fn random_bytes(seed: u64, out: &mut [u8]) {
-    let mut state = seed;
+    random_bytes_at(seed, 0, out);
+}
+
+/// Those from a place on.
+fn random_bytes_at(seed: u64, place: usize, out: &mut [u8]) {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut state = seed.wrapping_add(STEP.wrapping_mul(place as u64 / 8));
     let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        state = state.wrapping_add(STEP);
         splitmix(state).to_le_bytes()
     };
+    let mut out = out;
+    if place % 8 != 0 {
+        let word = &next()[place % 8..];
+        let (begun, rest) = out.split_at_mut(word.len().min(out.len()));
+        begun.copy_from_slice(&word[..begun.len()]);
+        out = rest;
+    }
     // Whole words apart from the rest: gigabytes of this are made for one comparison.
     let mut words = out.chunks_exact_mut(8);
     for word in &mut words {
@@ -172,18 +187,23 @@ impl Checker {
         let mut scratch = Vec::new();
         if pair.sends() {
             for (spot, seed) in plan.out.iter().zip(&plan.out_seeds) {
-                scratch.resize(spot.bytes, 0);
-                random_bytes(*seed, &mut scratch);
-                pair.send.write(spot.offset, &scratch)?;
+                for (place, bytes) in pieces(spot.bytes) {
+                    scratch.resize(bytes, 0);
+                    random_bytes_at(*seed, place, &mut scratch);
+                    pair.send.write(spot.offset + place, &scratch)?;
+                }
             }
         }
         if pair.receives() {
             for (spot, seed) in plan.into.iter().zip(&plan.into_seeds) {
-                expected(*seed, spot.bytes, &mut scratch);
-                for byte in &mut scratch[GUARD..GUARD + spot.bytes] {
-                    *byte = !*byte;
+                for (place, bytes) in pieces(spot.bytes + 2 * GUARD) {
+                    scratch.resize(bytes, 0);
+                    expected(*seed, spot.bytes, place, &mut scratch);
+                    for byte in &mut scratch[common(GUARD, spot.bytes, place, bytes)] {
+                        *byte = !*byte;
+                    }
+                    pair.receive.write(spot.offset - GUARD + place, &scratch)?;
                 }
-                pair.receive.write(spot.offset - GUARD, &scratch)?;
             }
         }
         Ok(())
@@ -200,17 +220,22 @@ impl Checker {
         let mut errors = 0;
         let (mut wanted, mut found) = (Vec::new(), Vec::new());
         for (message, (spot, seed)) in plan.into.iter().zip(&plan.into_seeds).enumerate() {
-            expected(*seed, spot.bytes, &mut wanted);
-            found.resize(wanted.len(), 0);
-            pair.receive.read(spot.offset - GUARD, &mut found)?;
-            if found != wanted {
+            let mut difference = Difference::default();
+            for (place, bytes) in pieces(spot.bytes + 2 * GUARD) {
+                wanted.resize(bytes, 0);
+                expected(*seed, spot.bytes, place, &mut wanted);
+                found.resize(bytes, 0);
+                pair.receive.read(spot.offset - GUARD + place, &mut found)?;
+                difference.look(place, &wanted, &found);
+            }
+            if difference.wrong > 0 {
                 errors += 1;
                 self.report(
                     pair.mpi.rank,
                     plan.iteration,
                     message,
                     *spot,
-                    &difference(&wanted, &found, spot.bytes),
+                    &difference.told(spot.bytes),
                 );
             }
         }
@@ -230,42 +255,85 @@ impl Checker {
     }
 }
 
-/// What a region holds after its message has arrived: guard, data, guard.
-fn expected(seed: u64, bytes: usize, out: &mut Vec<u8>) {
-    out.resize(bytes + 2 * GUARD, 0);
-    random_bytes(seed, &mut out[GUARD..GUARD + bytes]);
-    random_bytes(!seed, &mut out[..GUARD]);
-    random_bytes(!seed.rotate_left(32), &mut out[GUARD + bytes..]);
+/// Where the pieces of so many bytes begin, and how long they are.
+fn pieces(bytes: usize) -> impl Iterator<Item = (usize, usize)> {
+    let begins = (0..bytes).step_by(PIECE);
+    begins.map(move |place| (place, PIECE.min(bytes - place)))
 }
 
-/// The first wrong byte in words.
-fn difference(wanted: &[u8], found: &[u8], bytes: usize) -> String {
-    let wrong = wanted.iter().zip(found).filter(|(a, b)| a != b).count();
-    let Some(first) = wanted.iter().zip(found).position(|(a, b)| a != b) else {
-        return "none".into();
-    };
-    if first < GUARD {
-        return format!(
-            "{wrong} bytes differ, the first {} before its start",
-            GUARD - first
-        );
+/// Which bytes of a piece of a region belong to a part of it.
+fn common(part: usize, part_bytes: usize, place: usize, bytes: usize) -> std::ops::Range<usize> {
+    let in_piece = |at: usize| at.clamp(place, place + bytes) - place;
+    in_piece(part)..in_piece(part + part_bytes)
+}
+
+/// What a region holds from a place on after its message has arrived: guard, data, guard.
+fn expected(seed: u64, bytes: usize, place: usize, out: &mut [u8]) {
+    let parts = [
+        (0, GUARD, !seed),
+        (GUARD, bytes, seed),
+        (GUARD + bytes, GUARD, !seed.rotate_left(32)),
+    ];
+    for (begin, length, seed) in parts {
+        let here = common(begin, length, place, out.len());
+        if !here.is_empty() {
+            random_bytes_at(seed, place + here.start - begin, &mut out[here]);
+        }
     }
-    let at = first - GUARD;
-    if at >= bytes {
-        return format!(
-            "{wrong} bytes differ, the first {} past its end",
-            at - bytes
-        );
+}
+
+/// How the bytes of a region differ from what is expected of it.
+#[derive(Default)]
+struct Difference {
+    /// How many do.
+    wrong: usize,
+    /// The first of them: where in the region, what it should be, and what it is.
+    first: Option<(usize, u8, u8)>,
+}
+
+impl Difference {
+    /// Looks at the piece from a place on.
+    fn look(&mut self, place: usize, wanted: &[u8], found: &[u8]) {
+        // Whole pieces at once: gigabytes of this are compared.
+        if wanted == found {
+            return;
+        }
+        for (at, (should, is)) in wanted.iter().zip(found).enumerate() {
+            if should != is {
+                self.wrong += 1;
+                self.first.get_or_insert((place + at, *should, *is));
+            }
+        }
     }
-    let (is, should) = (found[first], wanted[first]);
-    let never = if is == !should {
-        " (never written)"
-    } else {
-        ""
-    };
-    format!(
-        "{wrong} bytes differ, the first is byte {at}: {is:#04x} instead of {should:#04x}{never}"
-    )
+
+    /// The first wrong byte in words.
+    fn told(&self, bytes: usize) -> String {
+        let wrong = self.wrong;
+        let Some((first, should, is)) = self.first else {
+            return "none".into();
+        };
+        if first < GUARD {
+            return format!(
+                "{wrong} bytes differ, the first {} before its start",
+                GUARD - first
+            );
+        }
+        let at = first - GUARD;
+        if at >= bytes {
+            return format!(
+                "{wrong} bytes differ, the first {} past its end",
+                at - bytes
+            );
+        }
+        let never = if is == !should {
+            " (never written)"
+        } else {
+            ""
+        };
+        format!(
+            "{wrong} bytes differ, the first is byte {at}: {is:#04x} instead of {should:#04x}{never}"
+        )
+    }
 }
 
 #[cfg(test)]
@@ -317,16 +385,43 @@ mod tests {
 
     #[test]
     fn differences_are_told_apart() {
-        let mut wanted = Vec::new();
-        expected(9, 100, &mut wanted);
+        let mut wanted = [0; 100 + 2 * GUARD];
+        expected(9, 100, 0, &mut wanted);
         let damaged = |at: usize, bits: u8| {
-            let mut found = wanted.clone();
+            let mut found = wanted;
             found[at] ^= bits;
-            difference(&wanted, &found, 100)
+            // In two pieces, as longer messages are looked at.
+            let mut difference = Difference::default();
+            difference.look(0, &wanted[..GUARD + 9], &found[..GUARD + 9]);
+            difference.look(GUARD + 9, &wanted[GUARD + 9..], &found[GUARD + 9..]);
+            difference.told(100)
         };
         assert!(damaged(GUARD - 1, 1).contains("1 before its start"));
         assert!(damaged(GUARD + 100, 1).contains("0 past its end"));
         assert!(damaged(GUARD + 7, 1).contains("byte 7"));
         assert!(damaged(GUARD + 7, 0xff).contains("never written"));
+        assert!(damaged(GUARD + 70, 1).contains("byte 70"));
+    }
+
+    #[test]
+    fn pieces_of_a_region_are_those_of_the_whole() {
+        let bytes = 101;
+        let mut whole = [0; 101 + 2 * GUARD];
+        random_bytes(!5, &mut whole[..GUARD]);
+        random_bytes(5, &mut whole[GUARD..GUARD + bytes]);
+        random_bytes(!5u64.rotate_left(32), &mut whole[GUARD + bytes..]);
+        for length in [1, 3, 8, 61, 64, 100, whole.len()] {
+            let mut found = Vec::new();
+            for place in (0..whole.len()).step_by(length) {
+                let mut piece = vec![0; length.min(whole.len() - place)];
+                expected(5, bytes, place, &mut piece);
+                found.extend(piece);
+            }
+            assert_eq!(found, whole, "pieces of {length}");
+        }
+        let covered: usize = pieces(3 * PIECE + 5).map(|(_, bytes)| bytes).sum();
+        assert_eq!(covered, 3 * PIECE + 5);
+        assert_eq!(pieces(3 * PIECE + 5).last(), Some((3 * PIECE, 5)));
+        assert_eq!(pieces(0).count(), 0);
     }
 }

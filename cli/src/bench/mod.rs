@@ -117,7 +117,8 @@ pub struct Arguments {
     /// Buffers of rank 1
     #[arg(default_value = "D")]
     second: Place,
-    /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024
+    /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024. Up to 32G; from 2G on in whole
+    /// multiples of 64 bytes
     #[arg(long, short = 'm', default_value = "1:4M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
     sizes: sizes::Sizes,
     /// Messages under way at once from one rank to another (all but latency)
@@ -423,10 +424,8 @@ impl<'a> Session<'a> {
             largest
         };
         let bytes = bytes * legs[0].len();
-        let buffer = || {
-            Buffer::new(driver, bytes.max(64))
-                .context("the buffers do not fit: use smaller --sizes")
-        };
+        let buffer =
+            || Buffer::new(driver, bytes.max(64)).with_context(|| buffer::too_large(bytes));
         let (send, receive) = (buffer()?, buffer()?);
         let own = arguments.seed.unwrap_or_else(check::fresh_seed);
         let seed = match role {
@@ -621,10 +620,10 @@ impl<'a> Session<'a> {
         for iteration in 0..warmup + iterations {
             let timed = iteration >= warmup;
             // Odd lengths too, in the iterations that are not timed.
-            let bytes = if timed || iteration % 2 == 0 || bytes == 0 {
+            let bytes = if timed || iteration % 2 == 0 {
                 bytes
             } else {
-                (bytes - 1) | 1
+                sizes::odd(bytes)
             };
             let plan = self.checker.plan(&self.pair, bytes, window, iteration);
             self.checker.prepare(&self.pair, &plan)?;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anabranch_engine::mpi::{abi, library_version, Abi, Handle};
 use anyhow::{anyhow, bail};
 
+use super::sizes::BLOCK;
 use crate::Failure;
 
 const OPEN_MPI: &[&str] = &["libmpi.so.40"];
@@ -49,6 +50,9 @@ functions! {
     win_free = c"MPI_Win_free" (Pointer);
     win_fence = c"MPI_Win_fence" (c_int, Handle);
     put = c"MPI_Put" (Pointer, c_int, Handle, c_int, isize, c_int, Handle, Handle);
+    type_contiguous = c"MPI_Type_contiguous" (c_int, Handle, Pointer);
+    type_commit = c"MPI_Type_commit" (Pointer);
+    type_free = c"MPI_Type_free" (Pointer);
     sendrecv = c"MPI_Sendrecv"
         (Pointer, c_int, Handle, c_int, c_int, Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
 }
@@ -67,6 +71,8 @@ fn symbol(name: &CStr) -> anyhow::Result<*mut c_void> {
 pub struct Mpi {
     functions: Functions,
     abi: &'static Abi,
+    /// [`BLOCK`] bytes in one run: what a message is a count of that is too long for a count of bytes.
+    block: Handle,
     /// Rank in MPI_COMM_WORLD.
     pub rank: c_int,
     /// Size of MPI_COMM_WORLD.
@@ -111,13 +117,22 @@ impl Mpi {
         let mut mpi = Mpi {
             functions,
             abi,
+            block: 0,
             rank: 0,
             size: 0,
         };
-        // SAFETY: MPI is initialized; each call writes one int.
-        unsafe {
+        // SAFETY: MPI is initialized; each call writes one int, or one handle, which is a word at most.
+        let code = unsafe {
             (mpi.functions.rank)(abi.comm_world, &raw mut mpi.rank);
             (mpi.functions.size)(abi.comm_world, &raw mut mpi.size);
+            let block = (&raw mut mpi.block).cast();
+            match (mpi.functions.type_contiguous)(BLOCK as c_int, abi.byte, block) {
+                code if code == abi.success => (mpi.functions.type_commit)(block),
+                code => code,
+            }
+        };
+        if code != abi.success {
+            bail!("MPI_Type_contiguous or MPI_Type_commit failed with error {code}");
         }
         Ok(mpi)
     }
@@ -182,10 +197,14 @@ impl Mpi {
         place: usize,
         window: &Window,
     ) {
-        let (byte, count) = (self.abi.byte, count(bytes));
+        let (count, datatype) = self.items(bytes);
         let place = isize::try_from(place).unwrap_or(isize::MAX);
         // SAFETY: as the caller says.
-        unsafe { (self.functions.put)(address, count, byte, peer, place, count, byte, window.0) };
+        unsafe {
+            (self.functions.put)(
+                address, count, datatype, peer, place, count, datatype, window.0,
+            )
+        };
     }
 
     /// The first line of the library's own description.
@@ -198,9 +217,12 @@ impl Mpi {
     }
 
     /// Ends MPI; every rank calls it.
-    pub fn finish(self) {
-        // SAFETY: no communication is pending: every request has been waited for.
-        unsafe { (self.functions.finalize)() };
+    pub fn finish(mut self) {
+        // SAFETY: no communication is pending: every request has been waited for. The datatype was made by `start`.
+        unsafe {
+            (self.functions.type_free)((&raw mut self.block).cast());
+            (self.functions.finalize)()
+        };
     }
 
     /// Ends every rank.
@@ -300,17 +322,9 @@ impl Mpi {
     /// # Safety
     /// The memory is valid for reading by MPI.
     pub unsafe fn send(&self, address: Pointer, bytes: usize, peer: c_int, tag: c_int) {
+        let (count, datatype) = self.items(bytes);
         // SAFETY: as the caller says.
-        unsafe {
-            (self.functions.send)(
-                address,
-                count(bytes),
-                self.abi.byte,
-                peer,
-                tag,
-                self.abi.comm_world,
-            )
-        };
+        unsafe { (self.functions.send)(address, count, datatype, peer, tag, self.abi.comm_world) };
     }
 
     /// Blocking receive of `bytes` to an address of any memory.
@@ -318,16 +332,16 @@ impl Mpi {
     /// # Safety
     /// The memory is valid for writing by MPI.
     pub unsafe fn recv(&self, address: Pointer, bytes: usize, peer: c_int, tag: c_int) {
-        let (byte, world) = (self.abi.byte, self.abi.comm_world);
+        let (count, datatype) = self.items(bytes);
         // SAFETY: as the caller says.
         unsafe {
             (self.functions.recv)(
                 address,
-                count(bytes),
-                byte,
+                count,
+                datatype,
                 peer,
                 tag,
-                world,
+                self.abi.comm_world,
                 self.abi.no_status(),
             )
         };
@@ -346,12 +360,13 @@ impl Mpi {
         requests: &mut Requests,
     ) {
         let slot = self.next(requests);
+        let (count, datatype) = self.items(bytes);
         // SAFETY: as the caller says; the slot has room for one request.
         unsafe {
             (self.functions.isend)(
                 address,
-                count(bytes),
-                self.abi.byte,
+                count,
+                datatype,
                 peer,
                 tag,
                 self.abi.comm_world,
@@ -373,12 +388,13 @@ impl Mpi {
         requests: &mut Requests,
     ) {
         let slot = self.next(requests);
+        let (count, datatype) = self.items(bytes);
         // SAFETY: as the caller says; the slot has room for one request.
         unsafe {
             (self.functions.irecv)(
                 address,
-                count(bytes),
-                self.abi.byte,
+                count,
+                datatype,
                 peer,
                 tag,
                 self.abi.comm_world,
@@ -390,7 +406,7 @@ impl Mpi {
     /// Waits for all requests and forgets them.
     pub fn wait_all(&self, requests: &mut Requests) {
         let array = requests.storage.as_mut_ptr().cast();
-        let count = count(requests.count);
+        let count = c_int::try_from(requests.count).unwrap_or(c_int::MAX);
         // SAFETY: the array holds that many requests, each started and not yet waited for.
         unsafe {
             (self.functions.waitall)(
@@ -400,6 +416,14 @@ impl Mpi {
             )
         };
         requests.count = 0;
+    }
+
+    /// Count and datatype of a message.
+    fn items(&self, bytes: usize) -> (c_int, Handle) {
+        match count(bytes) {
+            Count::Bytes(count) => (count, self.abi.byte),
+            Count::Blocks(count) => (count, self.block),
+        }
     }
 
     /// The next place in the array of requests, which is dense in the handles of this ABI.
@@ -415,9 +439,21 @@ impl Mpi {
     }
 }
 
+/// A message as MPI is told of it, whose counts are C ints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Count {
+    /// So many bytes.
+    Bytes(c_int),
+    /// So many times [`BLOCK`] bytes.
+    Blocks(c_int),
+}
+
 /// Sizes are checked to fit when the command line is read.
-fn count(number: usize) -> c_int {
-    c_int::try_from(number).unwrap_or(c_int::MAX)
+fn count(bytes: usize) -> Count {
+    match c_int::try_from(bytes) {
+        Ok(count) => Count::Bytes(count),
+        Err(_) => Count::Blocks(c_int::try_from(bytes / BLOCK).unwrap_or(c_int::MAX)),
+    }
 }
 
 /// Loads an MPI library for everyone in the process to see, and says which.
@@ -532,6 +568,18 @@ fn open(path: &Path) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_too_long_for_a_count_of_bytes_is_a_count_of_blocks() {
+        for bytes in [0, 1, 4096, 2_147_483_647] {
+            assert_eq!(count(bytes), Count::Bytes(bytes as c_int));
+        }
+        assert_eq!(count(2 << 30), Count::Blocks(33_554_432));
+        assert_eq!(count((2 << 30) + 64), Count::Blocks(33_554_433));
+        // As many bytes as there are numbers in a C int, eightfold.
+        assert_eq!(count(16 << 30), Count::Blocks(268_435_456));
+        assert_eq!(count(32 << 30), Count::Blocks(536_870_912));
+    }
 
     #[test]
     fn the_launchers_variables_choose_the_library() {

@@ -14,7 +14,7 @@ use anyhow::Context;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::buffer::{Buffer, Place};
+use super::buffer::{self, Buffer, Place};
 use super::check::{self, Checker};
 use super::counters::{Counters, Values};
 use super::exchange::{Pair, Spot, ACK_BYTES};
@@ -263,7 +263,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
                 Some(_) if bytes >= PAGE => bytes.next_multiple_of(PAGE),
                 _ => bytes,
             };
-            Buffer::new(driver, bytes).context("the buffers do not fit: use smaller --sizes")
+            Buffer::new(driver, bytes).with_context(|| buffer::too_large(bytes))
         };
         let arrival = match (place, simulated) {
             (Place::H, _) => once.max(window),

@@ -78,7 +78,8 @@ pub struct Arguments {
     /// all-to-all have DD and HH only
     #[arg(overrides_with = "pairs", long, value_delimiter = ',', default_value = "DD", value_name = "DD,DH,HD,HH", value_parser = pair)]
     pairs: Vec<[Place; 2]>,
-    /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024
+    /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024. Up to 32G; from 2G on in whole
+    /// multiples of 64 bytes
     #[arg(overrides_with = "sizes", long, short = 'm', default_value = "1:64M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
     sizes: Sizes,
     /// Messages under way at once (all but latency); left out where those that arrive in host memory take more than 1G

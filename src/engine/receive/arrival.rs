@@ -458,7 +458,7 @@ impl Core {
     /// Ends a receive whose sender has died.
     pub(in crate::engine) fn fail_receive(&mut self, env: &Env, id: usize) {
         if let Stage::Fetching(fetch) = &mut self.receives[id].stage {
-            if fetch.give_up_on_the_dead(env) {
+            if fetch.give_up_on_the_dead(env, &mut self.gpu) {
                 stats::add(Counter::DeadPeers, 1);
             }
         }

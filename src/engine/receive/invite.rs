@@ -152,13 +152,27 @@ impl Core {
 
     /// Nobody is to write to a receive's buffer any more of whose message nothing is known yet. False if its sender does.
     pub(in crate::engine) fn withdraw(&mut self, env: &Env, id: usize) -> bool {
-        let receive = &mut self.receives[id];
-        let is_withdrawn = receive
-            .told
-            .is_none_or(|told| env.node.own().withdraw(told));
+        let own = env.node.own();
+        let Some(told) = self.receives[id].told else {
+            return true;
+        };
+        let mut is_withdrawn = own.withdraw(told);
+        if !is_withdrawn && self.is_from_the_dead(env, id) {
+            // It writes no more, and its descriptor may never have gone.
+            own.take_invitation_back(told);
+            is_withdrawn = own.withdraw(told);
+        }
         if is_withdrawn {
-            receive.told = None;
+            self.receives[id].told = None;
         }
         is_withdrawn
+    }
+
+    /// Whether the rank that a receive names has died.
+    fn is_from_the_dead(&self, env: &Env, id: usize) -> bool {
+        let from = self.receives[id].from;
+        let stream = from.and_then(|(source, tag)| self.stream_of(env, id, source, tag));
+        let peer = stream.and_then(|stream| env.node.peer(stream.peer));
+        peer.is_some_and(|peer| !peer.alive())
     }
 }

@@ -5,7 +5,7 @@ use crate::cuda::{uuid_text, Uuid};
 use crate::model::{HopModel, Line, Model, PCIE_SPREAD};
 use crate::node::traffic::{Card, Ends, Measured, Page};
 use crate::node::Wiring;
-use crate::topology::pcie::Tree;
+use crate::topology::pcie::{Level, Tree};
 use crate::topology::{
     Costs, Fabric, Gpu, Hop, HostSide, Linked, Parts, Place, Topology, MAX_GPUS,
 };
@@ -31,7 +31,8 @@ impl Told {
     ///
     /// Where the system has told which links there are (`wired`) and that they lead from GPU to GPU, what pairs have that
     /// nobody has measured follows from their number and from what one such link was seen to carry, and the GPUs that no rank
-    /// uses are there, too: that is ground for relays.
+    /// uses are there, too: that is ground for relays. Where it has told how far all of them are apart by PCIe, those under one
+    /// switch share its link to the host.
     ///
     /// `None` as long as nobody has measured a way to the host.
     pub fn new<'a>(
@@ -47,7 +48,7 @@ impl Told {
             pairs.all(|(a, b)| mesh.links(a, b) > 0 || !lines.is_fast(a, b))
         });
         let links = Links::new(&lines, mesh);
-        let topology = topology(&cards, &lines, &links)?;
+        let topology = topology(&cards, &lines, &links, wired)?;
         let model = model(&topology, &lines, &links)?;
         let measured = lines.measured().map(|(a, b)| (a as u8, b as u8));
         Some(Told {
@@ -175,7 +176,36 @@ impl<'a> Links<'a> {
     }
 }
 
-fn topology(cards: &[Card], lines: &Lines<'_>, links: &Links<'_>) -> Option<Topology> {
+/// The PCIe tree, if the system has told how far each two GPUs are apart, and that can be. Where a rank sees one GPU only, NVML
+/// shows it the others all the same; each pair is told of by one end at least.
+fn tree(cards: &[Card], gpus: &[Gpu], wired: &[(Uuid, Wiring)]) -> Tree {
+    let said = |from: usize, to: usize| {
+        let mut of = wired.iter().filter(|(uuid, _)| *uuid == cards[from].uuid);
+        let level = of.find_map(|(_, wiring)| {
+            let mut apart = wiring.apart.iter();
+            apart.find(|(pci, _)| *pci == cards[to].pci)
+        });
+        level.and_then(|(_, level)| Level::of_nvml(*level))
+    };
+    let n = cards.len();
+    let level = |a: usize, b: usize| match a == b {
+        true => Some(Level::Pix),
+        false => said(a, b).or_else(|| said(b, a)),
+    };
+    let levels = (0..n * n).map(|at| level(at / n, at % n));
+    let levels: Option<Vec<Level>> = levels.collect();
+    levels
+        .and_then(|levels| Tree::from_levels(n, |a, b| levels[a * n + b]))
+        .filter(|tree| tree.check(gpus).is_ok())
+        .unwrap_or_default()
+}
+
+fn topology(
+    cards: &[Card],
+    lines: &Lines<'_>,
+    links: &Links<'_>,
+    wired: &[(Uuid, Wiring)],
+) -> Option<Topology> {
     let linked = lines.pairs().filter_map(|(a, b)| {
         let derived = || links.line(a, b).map(|line| f64::from(line.1));
         let is_linked = match links.mesh {
@@ -194,11 +224,13 @@ fn topology(cards: &[Card], lines: &Lines<'_>, links: &Links<'_>) -> Option<Topo
         numa: card.numa,
         ..Gpu::default()
     };
+    let gpus: Vec<Gpu> = cards.iter().map(gpu).collect();
     let pcie = lines.pcie;
     let topology = Topology::assemble(Parts {
         name: "this-node".into(),
         description: format!("{} GPUs, as their ranks have measured them", cards.len()),
-        gpus: cards.iter().map(gpu).collect(),
+        pcie: tree(cards, &gpus, wired),
+        gpus,
         fabric: Fabric::Links,
         port: None,
         links: linked.collect(),
@@ -210,8 +242,6 @@ fn topology(cards: &[Card], lines: &Lines<'_>, links: &Links<'_>) -> Option<Topo
             read_gb_s: pcie,
         }),
         numa_nodes: 1,
-        // Ranks do not tell each other of switches.
-        pcie: Tree::default(),
         engine_gb_s: f64::MAX,
         costs: Costs::default(),
     });

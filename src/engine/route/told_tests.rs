@@ -1,7 +1,7 @@
 //! Plans by what the ranks of a job have told of their links.
 
 use super::super::tests::{all, router, uuid, LONG};
-use super::super::{Known, Node, Router};
+use super::super::{HostFared, Known, Node, RouteUse, Router};
 use super::*;
 use crate::node::{Launch, Node as Rank, Options};
 use crate::plan::PathKind;
@@ -94,6 +94,7 @@ fn wired(gpus: u8, links: impl Fn(u8, u8) -> u32) -> Vec<(Uuid, Wiring)> {
             .map(|other| (pci(other), links(gpu.min(other), gpu.max(other))))
             .filter(|(_, links)| *links > 0)
             .collect(),
+        ..Wiring::default()
     };
     (0..gpus).map(|gpu| (uuid(gpu), wiring(gpu))).collect()
 }
@@ -269,4 +270,115 @@ fn the_fastest_of_several_measurements_counts_and_all_number_the_gpus_alike() {
         .hop(Place::Gpu(1), Place::Host)
         .expect("measured");
     assert_eq!(hop.push.map(|line| line.gb_s), Some(12.0));
+}
+
+/// As NVML tells it of two GPUs under each switch, two switches at each of two processors: to each of these the others, with its
+/// numbers of levels.
+fn under_switches(mut wired: Vec<(Uuid, Wiring)>) -> Vec<(Uuid, Wiring)> {
+    let gpus = wired.len() as u8;
+    for (gpu, (_, wiring)) in (0..gpus).zip(&mut wired) {
+        let level = |other: u8| match () {
+            () if gpu / 2 == other / 2 => 10,
+            () if gpu / 4 == other / 4 => 30,
+            () => 50,
+        };
+        let others = (0..gpus).filter(|other| *other != gpu);
+        wiring.apart = others
+            .map(|other| (100 - u64::from(other), level(other)))
+            .collect();
+    }
+    wired
+}
+
+/// Eight GPUs, of which ranks have four, each two under one switch.
+#[test]
+fn gpus_under_one_switch_share_its_link() {
+    let job = Job::new("switches", 4);
+    job.tell(0, Some(0), None, 12.0);
+    let switches = |wired: &[(Uuid, Wiring)]| {
+        let told = job.told(wired).expect("a node");
+        let mut sets: Vec<Vec<Uuid>> = Vec::new();
+        for (_, switch) in told.topology.pcie.shared() {
+            let gpu = |gpu: &u8| {
+                let uuid = told.topology.gpus[usize::from(*gpu)].uuid.as_deref();
+                super::super::source::uuid(uuid.expect("told")).expect("an identity")
+            };
+            let mut set: Vec<Uuid> = switch.gpus.iter().map(gpu).collect();
+            set.sort_unstable();
+            sets.push(set);
+        }
+        sets.sort_unstable();
+        sets
+    };
+    let pairs = |first: u8, last: u8| {
+        let pairs = (first..last).step_by(2);
+        let mut pairs: Vec<Vec<Uuid>> = pairs
+            .map(|gpu| {
+                let mut pair = vec![uuid(gpu), uuid(gpu + 1)];
+                pair.sort_unstable();
+                pair
+            })
+            .collect();
+        pairs.sort_unstable();
+        pairs
+    };
+    let mesh = under_switches(wired(8, |_, _| 1));
+    assert_eq!(switches(&mesh), pairs(0, 8));
+    // Links to a switch say nothing of PCIe.
+    let mut ports = under_switches(wired(8, |_, _| 0));
+    ports
+        .iter_mut()
+        .for_each(|(_, wiring)| wiring.is_switched = true);
+    assert_eq!(switches(&ports), pairs(0, 4));
+    // One end of each pair is enough, ...
+    let mut by_one = mesh.clone();
+    by_one[0].1.apart.clear();
+    by_one[3].1.apart.truncate(2);
+    // (This is the number of no level.)
+    by_one[1].1.apart[1].1 = 60;
+    assert_eq!(switches(&by_one), pairs(0, 8));
+    // ... and two that contradict each other, or other pairs, are not believed.
+    for level in [30, 50] {
+        let mut wrong = mesh.clone();
+        wrong[1].1.apart[0].1 = level;
+        assert!(switches(&wrong).is_empty(), "{level}");
+    }
+    by_one[3].1.apart.clear();
+    assert!(switches(&by_one).is_empty(), "nobody tells of GPUs 0 and 3");
+    assert!(switches(&wired(8, |_, _| 1)).is_empty());
+}
+
+/// Two messages that leave by one switch have half of its link each, whatever the host's memory was found to carry.
+#[test]
+fn host_paths_under_one_switch_share_its_link() {
+    let job = Job::new("under-one", 4);
+    for gpu in 0..4 {
+        job.tell(gpu, Some(gpu as u8), None, 12.0);
+        job.tell(gpu, None, Some(gpu as u8), 12.0);
+    }
+    for (from, to) in [(0, 2), (1, 3)] {
+        job.tell(usize::from(to), Some(from), Some(to), 48.0);
+    }
+    let mesh = wired(4, |_, _| 1);
+    // What the second of two messages has in host memory, by how much of that is counted on.
+    let share = |wired: &[(Uuid, Wiring)], steps: usize| {
+        let mut router = job.router_with(wired).expect("a node");
+        for _ in 0..16 * steps {
+            let part = router.host.part(1);
+            router.host.note(1, part, HostFared::Before(50.0), 100.0);
+        }
+        let usable = || RouteUse {
+            relay: &|_| false,
+            ..all()
+        };
+        let first = router.route(uuid(0), uuid(2), LONG, 1, usable());
+        let second = router.route(uuid(1), uuid(3), LONG, 1, usable());
+        assert!(first.expect("a plan").is_split());
+        second.expect("a plan").plan.share(PathKind::Host)
+    };
+    // By the rates 12 of 60 at most, and 6 of 54 where another has as much.
+    assert!(share(&mesh, 0) < 0.112 && share(&under_switches(mesh.clone()), 0) < 0.112);
+    let (apart, together) = (share(&mesh, 16), share(&under_switches(mesh.clone()), 16));
+    assert!(apart > 0.135, "{apart}");
+    assert!(together < 0.112, "{together}");
 }

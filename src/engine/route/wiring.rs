@@ -1,5 +1,5 @@
-//! The NVLinks of the GPUs that this process sees. They are asked for once, where nobody has measured the node: a copy shows
-//! how fast a link is, but not with which others it shares what it goes through.
+//! The NVLinks of the GPUs that this process sees, and how far other GPUs are apart from these by PCIe. They are asked for once,
+//! where nobody has measured the node: a copy shows how fast a link is, but not with which others it shares what it goes through.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl Asked {
     pub fn tell(self, own: &Segment) {
         // A panic is said where it happens: then nobody knows.
         for (uuid, wiring) in self.thread.join().unwrap_or_default() {
-            log::debug!("NVLinks of {}: {wiring:?}", uuid_text(&uuid));
+            log::debug!("links of {}: {wiring:?}", uuid_text(&uuid));
             own.tell_wiring(&uuid, &wiring);
         }
     }
@@ -99,17 +99,20 @@ fn ask(gpus: &[(Uuid, Option<String>)]) -> Vec<(Uuid, Wiring)> {
         return Vec::new();
     };
     let wiring = |(uuid, pci): &(Uuid, Option<String>)| {
-        let links = nvml.links(&uuid_text(uuid))?;
-        Some((*uuid, wiring(pci_number(pci.as_deref()?)?, &links)))
+        let name = uuid_text(uuid);
+        let links = nvml.links(&name)?;
+        let pci = pci_number(pci.as_deref()?)?;
+        Some((*uuid, wiring(pci, &links, nvml.apart(&name))))
     };
     gpus.iter().filter_map(wiring).collect()
 }
 
-fn wiring(pci: u64, links: &Links) -> Wiring {
+fn wiring(pci: u64, links: &Links, apart: Vec<(u64, u32)>) -> Wiring {
     Wiring {
         pci,
         is_switched: links.to_switch > 0,
         link_gb_s: links.link_gb_s.unwrap_or(0.0) as f32,
         to: links.by_end(),
+        apart,
     }
 }

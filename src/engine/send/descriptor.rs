@@ -454,8 +454,8 @@ impl Core {
                     }
                 }
                 Pushing::Ended { has_landed } => {
-                    // The buffer is not read any more.
-                    if has_landed {
+                    // The buffer is not read any more. A message that was given up meanwhile has no receiver.
+                    if has_landed && !out.is_given_up {
                         send.complete = true;
                         send.story.path = story::Path::Direct;
                     }

@@ -1,11 +1,12 @@
 //! Ranks that are killed while messages are under way: the job ends, and leaves a page at most.
 
 use super::{
-    disturbed, pushed_traffic, setting, several_traffic, stop_in_several, stop_when, PATIENCE,
+    disturbed, lines, pushed_traffic, setting, several_traffic, stop_in_several, stop_when,
+    PATIENCE,
 };
 use crate::support::{job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
 use anabranch_tests::ranks::{self, Random, Rank};
-use anabranch_tests::{on_real_gpus, Job};
+use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::thread;
@@ -86,16 +87,7 @@ fn killed(mpi: &Mpi) {
             .unwrap_or_else(|| panic!("seed {run}: nothing was ever under way\n{outcome}"));
         let took = at.elapsed();
         assert!(took < bound, "seed {run}: {took:?} of {bound:?}\n{outcome}");
-        // All ranks of the job have one directory, which is a page.
-        assert_eq!(files.len(), 1, "seed {run}: {files:?}\n{outcome}");
-        for file in &files {
-            let left = std::fs::metadata(file).map_or(0, |about| about.len());
-            assert!(
-                left <= 4096,
-                "seed {run}: {left} bytes in {}",
-                file.display()
-            );
-        }
+        leaves_a_page(&files, &format!("seed {run}\n{outcome}"));
         for (sum, count) in seen.iter_mut().zip(moment) {
             *sum += count;
         }
@@ -113,6 +105,15 @@ fn killed(mpi: &Mpi) {
 }
 
 on_every_mpi!(killed);
+
+/// All ranks of a job have one directory in /dev/shm, which is a page.
+fn leaves_a_page(files: &BTreeSet<PathBuf>, of: &str) {
+    assert_eq!(files.len(), 1, "{files:?}, {of}");
+    for file in files {
+        let left = std::fs::metadata(file).map_or(0, |about| about.len());
+        assert!(left <= 4096, "{left} bytes in {}, {of}", file.display());
+    }
+}
 
 /// What killed jobs leave is a page each, and the next job takes it away.
 fn leftovers_are_reclaimed(mpi: &Mpi) {
@@ -171,4 +172,167 @@ fn killed_while_pushing() {
     on("openmpi", |mpi| {
         killed_in_several(mpi, 9, |mode| pushed_traffic(mpi, mode))
     });
+}
+
+/// Where a sender stops that writes a message to a receive of which it was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StopsAt {
+    /// In the call that launches the copy: it has taken the invitation, and its descriptor is not out.
+    Launch,
+    /// When it asks for the first time whether the copy has ended. It is told from then on that it has not.
+    Question,
+}
+
+impl StopsAt {
+    fn plan(self) -> &'static str {
+        match self {
+            StopsAt::Launch => "cuMemcpyAsync:1=SIGSTOP",
+            StopsAt::Question => "cuStreamQuery:1=SIGSTOP,cuStreamQuery:1+=CUDA_ERROR_NOT_READY",
+        }
+    }
+}
+
+/// What was seen when a rank was killed while rank 0 wrote to a receive of rank 1's.
+#[derive(Debug)]
+struct Written {
+    /// Receives that are written to at once.
+    taken: usize,
+    /// Messages of the sender's whose descriptor is out.
+    out: usize,
+    /// What they had in /dev/shm.
+    files: BTreeSet<PathBuf>,
+    /// Processor time of the survivor's helper in `PAUSE`, from some time after the kill on, as long as it lives.
+    helper: Option<Duration>,
+}
+
+const PAUSE: Duration = Duration::from_millis(1000);
+
+/// Two ranks send in turns. The sender stops in the middle of a message that it writes before it is matched, and then one of the two
+/// is killed. `lives`: the launcher lets the other one go on.
+fn killed_while_written(mpi: &Mpi, at: StopsAt, victim: usize, lives: bool) -> (Outcome, Written) {
+    needs_simulator("a rank that stops in a call of the driver's");
+    let launcher: &[&str] = if lives { &["--enable-recovery"] } else { &[] };
+    let job = job(mpi, 2, "traffic")
+        .args(&["turns", at.plan()])
+        .env("BYTES", "300001")
+        .launcher_args(launcher)
+        .limit_seconds(120);
+    let (outcome, written) = disturbed(job, move |ranks| {
+        let deadline = Instant::now() + PATIENCE;
+        while !ranks[0].waits_stopped() {
+            if Instant::now() > deadline {
+                return None;
+            }
+        }
+        let [sender, receiver] = [&ranks[0], &ranks[1]].map(Rank::segment);
+        let (sender, receiver) = (sender?, receiver?);
+        // The descriptor of a message that is on its way is matched before anybody dies.
+        while at == StopsAt::Question && sender.unfinished()[1] == 0 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let mut written = Written {
+            taken: receiver.count_written_at_once(),
+            out: sender.unfinished().iter().sum(),
+            files: ranks.iter().flat_map(Rank::shared_files).collect(),
+            helper: None,
+        };
+        ranks[victim].signal(libc::SIGKILL);
+        ranks[0].signal(libc::SIGCONT);
+        if lives {
+            // Until it has looked whether its peer is alive.
+            thread::sleep(Duration::from_millis(500));
+            let survivor = &ranks[1 - victim];
+            let before = survivor.helper_time();
+            thread::sleep(PAUSE);
+            let after = survivor.helper_time();
+            written.helper = before.zip(after).map(|(before, after)| after - before);
+        }
+        Some(written)
+    });
+    let written = written.flatten().unwrap_or_else(|| {
+        panic!("{at:?}: rank 0 never wrote to a receive that it was told of\n{outcome}")
+    });
+    assert_eq!(written.taken, 1, "{at:?}\n{outcome}");
+    assert_eq!(
+        written.out,
+        usize::from(at == StopsAt::Question),
+        "{at:?}\n{outcome}"
+    );
+    let is_not_invited = outcome.finished.stdout.contains("rank 0: 0 invited");
+    assert!(!is_not_invited, "{outcome}");
+    assert!(
+        outcome.finished.code.is_some(),
+        "{at:?}: it never ended\n{outcome}"
+    );
+    assert_eq!(outcome.finished.left_behind, 0, "{at:?}\n{outcome}");
+    leaves_a_page(&written.files, &format!("{at:?}\n{outcome}"));
+    (outcome, written)
+}
+
+/// A rank is killed while one writes to a receive of the other's that it was told of: the job ends as the launcher has it.
+fn killed_while_writing_at_once(mpi: &Mpi) {
+    for (at, victim) in [
+        (StopsAt::Launch, 0),
+        (StopsAt::Question, 0),
+        (StopsAt::Question, 1),
+    ] {
+        let (outcome, _) = killed_while_written(mpi, at, victim, false);
+        let code = outcome.finished.code;
+        assert!(
+            code.is_some_and(|code| code != 0),
+            "{at:?}, {victim}\n{outcome}"
+        );
+    }
+    leftovers_are_reclaimed(mpi);
+}
+
+on_every_mpi!(killed_while_writing_at_once);
+
+/// The same where the launcher lets the other one live: what its program was told.
+fn survives_one_that_was_written_to(at: StopsAt, victim: usize, expected: &str) {
+    on("openmpi", |mpi| {
+        let (outcome, written) = killed_while_written(mpi, at, victim, true);
+        let told = format!("survived: {expected}");
+        assert!(outcome.finished.stdout.contains(&told), "{outcome}");
+        // Said once, by the survivor.
+        let said = lines(&outcome);
+        let is_of_the_dead = |line: &&&str| line.contains("the receiver has died");
+        assert_eq!(said.iter().filter(is_of_the_dead).count(), 1, "{outcome}");
+        assert_eq!(said.len(), 1, "{outcome}");
+        if let Some(taken) = written.helper {
+            assert!(taken < PAUSE / 5, "{taken:?} of {PAUSE:?}\n{outcome}");
+        }
+        leftovers_are_reclaimed(mpi);
+    });
+}
+
+/// What was on its way is read from the memory of the dead, as it is mapped.
+#[test]
+fn a_sender_that_dies_while_it_writes_to_a_receive() {
+    survives_one_that_was_written_to(
+        StopsAt::Question,
+        0,
+        "message 12 was the last that came, 0 cancelled, 1 of 1 errors in the library's words, 12 sent",
+    );
+}
+
+/// Of a message that never was nothing comes, as natively. Its receive can be cancelled. (What the survivor sends next may still
+/// be written to a receive of the dead rank's, whose memory it has mapped.)
+#[test]
+fn a_sender_that_dies_before_its_descriptor_is_out() {
+    survives_one_that_was_written_to(
+        StopsAt::Launch,
+        0,
+        "message 11 was the last that came, 1 cancelled, 1 of 1 errors in the library's words",
+    );
+}
+
+/// The sender's copy comes to its end, but its message has no receiver any more.
+#[test]
+fn a_receiver_that_dies_while_its_sender_writes_to_it() {
+    survives_one_that_was_written_to(
+        StopsAt::Question,
+        1,
+        "message 11 was the last that came, 0 cancelled, 1 of 1 errors in the library's words, 12 sent",
+    );
 }
