@@ -5,7 +5,7 @@ use crate::clock::{Engine, Machine, Route};
 use crate::errors::{ILLEGAL_ADDRESS, INVALID_VALUE, MISALIGNED_ADDRESS};
 use crate::event::Event;
 use crate::memory::Place;
-use crate::shared::NO_ENGINE;
+use crate::shared::{NO_ENGINE, NO_GPU};
 use crate::topology::Topology;
 use crate::types::{CUhostFn, CUresult, CUstream, CUstreamCallback};
 use anabranch_kernels::{AccessKind, Launch, Params, Twin};
@@ -140,6 +140,10 @@ pub struct Demand {
     pub engine: u16,
     /// Segments.
     pub route: Route,
+    /// GPU from which it copies to another one, or [`NO_GPU`].
+    pub source: u16,
+    /// GPU beside whose copies to others it takes longer, or [`NO_GPU`].
+    pub beside: u16,
     /// Before bytes move.
     pub setup_ns: u64,
     /// Bytes.
@@ -400,9 +404,16 @@ impl Work {
                 let (engine, route, cap, setup_ns) = first.way(t, m, initiator);
                 let more = ns(t.copy.batch_setup_us) * (copies.len() as u64 - 1);
                 let bytes = copies.iter().map(Copy::bytes).sum::<u64>() as f64;
+                let (source, beside) = match (first.src.gpu(), first.dst.gpu()) {
+                    (Some(from), Some(to)) if from != to => (from as u16, NO_GPU),
+                    (Some(gpu), None) | (None, Some(gpu)) => (NO_GPU, gpu as u16),
+                    _ => (NO_GPU, NO_GPU),
+                };
                 Some(Demand {
                     engine,
                     route,
+                    source,
+                    beside,
                     setup_ns: setup_ns + more,
                     bytes,
                     cap,
@@ -414,6 +425,8 @@ impl Work {
                 Some(Demand {
                     engine: NO_ENGINE,
                     route,
+                    source: NO_GPU,
+                    beside: NO_GPU,
                     setup_ns: ns(t.kernel.setup_us),
                     bytes,
                     cap: t.gpu.memory_gb_s,
@@ -425,6 +438,8 @@ impl Work {
                 Some(Demand {
                     engine: NO_ENGINE,
                     route,
+                    source: NO_GPU,
+                    beside: NO_GPU,
                     setup_ns: ns(t.kernel.setup_us),
                     bytes,
                     cap: t.gpu.memory_gb_s,
@@ -433,6 +448,8 @@ impl Work {
             Work::MemOps(_) => Some(Demand {
                 engine: NO_ENGINE,
                 route: Route::default(),
+                source: NO_GPU,
+                beside: initiator as u16,
                 setup_ns: ns(t.calls.memop_us),
                 bytes: 0.0,
                 cap: 1.0,
