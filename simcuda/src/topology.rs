@@ -185,6 +185,9 @@ pub struct Calls {
     pub sync_us: f64,
     pub query_us: f64,
     pub event_us: f64,
+    /// Not of the thread: what a stream's wait for an event of another GPU takes once that has happened.
+    #[serde(default)]
+    pub event_wait_us: f64,
     pub memop_us: f64,
     pub launch_us: f64,
     pub graph_launch_us: f64,
@@ -335,6 +338,7 @@ impl Topology {
             ("calls.sync_us", c.sync_us),
             ("calls.query_us", c.query_us),
             ("calls.event_us", c.event_us),
+            ("calls.event_wait_us", c.event_wait_us),
             ("calls.memop_us", c.memop_us),
             ("calls.launch_us", c.launch_us),
             ("calls.graph_launch_us", c.graph_launch_us),

@@ -100,6 +100,8 @@ pub enum HostCode {
 pub enum Work {
     /// Orders only.
     Empty,
+    /// Waits for an event of another GPU.
+    Await,
     /// Copies over one route, back to back.
     Copy(Vec<Copy>),
     /// A fill.
@@ -445,6 +447,15 @@ impl Work {
                     cap: t.gpu.memory_gb_s,
                 })
             }
+            Work::Await if t.calls.event_wait_us > 0.0 => Some(Demand {
+                engine: NO_ENGINE,
+                route: Route::default(),
+                source: NO_GPU,
+                beside: NO_GPU,
+                setup_ns: ns(t.calls.event_wait_us),
+                bytes: 0.0,
+                cap: 1.0,
+            }),
             Work::MemOps(_) => Some(Demand {
                 engine: NO_ENGINE,
                 route: Route::default(),
