@@ -65,6 +65,9 @@ pub struct CopyEngines {
     pub ramp_gb_s: f64,
     pub batch_setup_us: f64,
     pub pull_extra_us: f64,
+    /// What a pull from another GPU of this process takes more than that, launched while its stream is not idle.
+    #[serde(default)]
+    pub pull_behind_us: f64,
     /// What an operation between a GPU and the host takes longer while a copy from that GPU to another is under way.
     #[serde(default)]
     pub beside_us: f64,
@@ -331,6 +334,7 @@ impl Topology {
             ("copy.ramp_kib", copy.ramp_kib),
             ("copy.batch_setup_us", copy.batch_setup_us),
             ("copy.pull_extra_us", copy.pull_extra_us),
+            ("copy.pull_behind_us", copy.pull_behind_us),
             ("copy.beside_us", copy.beside_us),
             ("kernel.setup_us", self.kernel.setup_us),
             ("calls.async_us", c.async_us),

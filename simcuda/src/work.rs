@@ -31,6 +31,8 @@ pub struct Copy {
     pub staged: Option<Arc<Vec<u8>>>,
     /// Offset of a byte that is to be written wrong.
     pub flip: Option<usize>,
+    /// Its stream was not idle when the call was made.
+    pub is_behind: bool,
 }
 
 /// A fill.
@@ -190,10 +192,14 @@ impl Copy {
                 ns(t.copy.setup_us),
             ),
             (Some(from), Some(to)) => {
-                let pull = if initiator == from {
-                    0.0
-                } else {
-                    t.copy.pull_extra_us
+                // A pull within a process goes where pushes of that memory go, not to the stream's own GPU (pushes wait for
+                // it), so between it and the rest of its stream one GPU waits for the other. Imported memory has no other
+                // context here.
+                let is_ordered = self.is_behind && self.src.import_row().is_none();
+                let pull = match (initiator == from, is_ordered) {
+                    (true, _) => 0.0,
+                    (false, false) => t.copy.pull_extra_us,
+                    (false, true) => t.copy.pull_extra_us + t.copy.pull_behind_us,
                 };
                 // A copy's first bytes move at a lower rate: that much longer than at the full one.
                 let first = (self.bytes() as f64).min(t.copy.ramp_kib * 1024.0);
