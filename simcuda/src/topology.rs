@@ -196,6 +196,8 @@ pub struct Calls {
     pub graph_launch_us: f64,
     pub graph_node_us: f64,
     pub graph_node_one_gpu_us: f64,
+    /// A copy node of a graph on one GPU; what nobody says is as any other node there.
+    pub graph_copy_one_gpu_us: Option<f64>,
     pub graph_instantiate_us: f64,
     pub alloc_us: f64,
     pub ipc_open_us: f64,
@@ -348,6 +350,10 @@ impl Topology {
             ("calls.graph_launch_us", c.graph_launch_us),
             ("calls.graph_node_us", c.graph_node_us),
             ("calls.graph_node_one_gpu_us", c.graph_node_one_gpu_us),
+            (
+                "calls.graph_copy_one_gpu_us",
+                c.graph_copy_one_gpu_us.unwrap_or(0.0),
+            ),
             ("calls.graph_instantiate_us", c.graph_instantiate_us),
             ("calls.alloc_us", c.alloc_us),
             ("calls.ipc_open_us", c.ipc_open_us),
