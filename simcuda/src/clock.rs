@@ -30,6 +30,8 @@ pub enum Engine {
     ToDevice,
     /// Copies between GPUs and within one.
     Peer,
+    /// Copies to other GPUs, where the topology has them apart.
+    Outward,
 }
 
 /// Route of a copy or the memory traffic of a kernel.
@@ -99,6 +101,7 @@ impl Machine {
                     topology.copy.host_engines,
                     topology.copy.host_engines,
                     topology.copy.peer_engines,
+                    topology.copy.outward_engines.unwrap_or(1),
                 ]
             })
             .collect();
@@ -118,7 +121,7 @@ impl Machine {
 
     /// Index of an engine.
     pub fn engine(gpu: usize, engine: Engine) -> u16 {
-        (gpu * 3 + engine as usize) as u16
+        (gpu * 4 + engine as usize) as u16
     }
 
     fn of(&self, gpu: usize, which: usize) -> usize {

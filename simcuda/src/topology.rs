@@ -73,6 +73,9 @@ pub struct CopyEngines {
     pub beside_us: f64,
     pub host_engines: usize,
     pub peer_engines: usize,
+    /// Copies to other GPUs that read a GPU's own memory at once, whatever streams of the process they are in; what nobody says
+    /// is as many as the engines of the streams' GPUs make.
+    pub outward_engines: Option<usize>,
     pub engine_gb_s: f64,
 }
 
@@ -297,6 +300,11 @@ impl Topology {
             ("gpu.shared_kib", gpu.shared_kib.into(), 1 << 20),
             ("copy.host_engines", copy.host_engines as i128, 64),
             ("copy.peer_engines", copy.peer_engines as i128, 64),
+            (
+                "copy.outward_engines",
+                copy.outward_engines.unwrap_or(1) as i128,
+                64,
+            ),
             ("host.numa_nodes", self.host.numa_nodes as i128, 1 << 10),
             (
                 "fabric.links",

@@ -204,8 +204,13 @@ impl Copy {
                 // A copy's first bytes move at a lower rate: that much longer than at the full one.
                 let first = (self.bytes() as f64).min(t.copy.ramp_kib * 1024.0);
                 let ramp = (first / t.copy.ramp_gb_s - first / cap).max(0.0);
+                let is_apart = t.copy.outward_engines.is_some() && self.src.import_row().is_none();
+                let engine = match is_apart {
+                    true => Machine::engine(from, Engine::Outward),
+                    false => Machine::engine(initiator, Engine::Peer),
+                };
                 (
-                    Machine::engine(initiator, Engine::Peer),
+                    engine,
                     m.between(t, from, to),
                     cap,
                     ns(t.copy.setup_us + pull) + ramp as u64,
