@@ -581,6 +581,35 @@ fn a_node_is_measured_once_and_remembered() {
     );
 }
 
+/// What the simulator's file says of copies by themselves and beside others: the host's part of a message goes beside the direct
+/// one, and a pull from another process behind none that waits for two GPUs.
+#[test]
+fn costs_are_those_of_the_copies_of_a_message() {
+    let installation = Installation::bare();
+    let mut command = on("hgx-h200", &installation, &["--measure", "--json"]);
+    command.env("SIMCUDA_GPUS", "2");
+    let (json, _) = finished(command);
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let file: toml::Value = toml::from_str(&shipped("hgx-h200")).expect("TOML");
+    let cost = |name: &str| file["copy"][name].as_float().expect(name);
+    let alpha = |from, to, engine| number(&report, from, to, engine, "alpha_us");
+    let pulled = alpha("GPU0", "GPU1", "pull") - alpha("GPU0", "GPU1", "push");
+    for (what, measured, expected) in [
+        (
+            "down",
+            alpha("GPU0", "host", "push"),
+            cost("host_setup_us") + cost("beside_us"),
+        ),
+        ("up", alpha("host", "GPU1", "pull"), cost("host_setup_us")),
+        ("pulled", pulled, cost("pull_extra_us")),
+    ] {
+        assert!(
+            (measured - expected).abs() < 0.3,
+            "{what}: {measured}, not {expected}"
+        );
+    }
+}
+
 #[test]
 fn a_switch_is_told_from_links() {
     let installation = Installation::bare();

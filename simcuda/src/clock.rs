@@ -1,6 +1,6 @@
 //! The virtual clock: operations on engines and links, fluid rates, and when time moves.
 
-use crate::shared::{Body, Flow, Stage, MAX_FLOWS, MAX_SEGMENTS, NO_ENGINE, NO_TURN};
+use crate::shared::{Body, Flow, Stage, MAX_FLOWS, MAX_SEGMENTS, NO_ENGINE, NO_GPU, NO_TURN};
 use crate::topology::{FabricKind, Topology, MAX_GPUS};
 
 /// Capacities of a topology, indexed as flows name them.
@@ -11,6 +11,8 @@ pub struct Machine {
     pub engines: Vec<usize>,
     /// What it costs a process to follow another on a GPU, where they take turns.
     pub turn_ns: u64,
+    /// What copies to and from the host and stream memory operations of a GPU take longer beside its copies to other GPUs.
+    pub beside_ns: u64,
     per_gpu: usize,
     links: usize,
     host: usize,
@@ -28,6 +30,8 @@ pub enum Engine {
     ToDevice,
     /// Copies between GPUs and within one.
     Peer,
+    /// Copies to other GPUs, where the topology has them apart.
+    Outward,
 }
 
 /// Route of a copy or the memory traffic of a kernel.
@@ -97,6 +101,7 @@ impl Machine {
                     topology.copy.host_engines,
                     topology.copy.host_engines,
                     topology.copy.peer_engines,
+                    topology.copy.outward_engines.unwrap_or(1),
                 ]
             })
             .collect();
@@ -105,6 +110,7 @@ impl Machine {
             segments,
             engines,
             turn_ns: (topology.gpu.turn_us * 1000.0).round() as u64,
+            beside_ns: (topology.copy.beside_us * 1000.0).round() as u64,
             per_gpu: SEGMENTS_PER_GPU,
             links,
             host,
@@ -115,7 +121,7 @@ impl Machine {
 
     /// Index of an engine.
     pub fn engine(gpu: usize, engine: Engine) -> u16 {
-        (gpu * 3 + engine as usize) as u16
+        (gpu * 4 + engine as usize) as u16
     }
 
     fn of(&self, gpu: usize, which: usize) -> usize {
@@ -299,10 +305,18 @@ impl Turns<'_> {
     }
 }
 
+/// Notes the GPU from which `flow` copies to another.
+fn note_source(is_source: &mut [bool; MAX_GPUS], flow: &Flow) {
+    if flow.source != NO_GPU {
+        is_source[usize::from(flow.source)] = true;
+    }
+}
+
 /// Starts whatever may start at `now`.
 fn start(machine: &Machine, body: &mut Body, now: u64) {
     let active = body.active[..body.active_len as usize].to_vec();
     let mut busy = vec![0usize; machine.engines.len()];
+    let mut is_source = [false; MAX_GPUS];
     let mut turns = Turns {
         holders: &mut body.holders,
         is_running: [false; MAX_GPUS],
@@ -313,6 +327,7 @@ fn start(machine: &Machine, body: &mut Body, now: u64) {
         let f = &body.flows[usize::from(row)];
         if matches!(f.stage, Stage::Setup | Stage::Moving) {
             turns.runs(f);
+            note_source(&mut is_source, f);
             if f.engine != NO_ENGINE {
                 busy[usize::from(f.engine)] += 1;
             }
@@ -343,8 +358,11 @@ fn start(machine: &Machine, body: &mut Body, now: u64) {
         if f.engine != NO_ENGINE {
             busy[engine] += 1;
         }
+        note_source(&mut is_source, f);
+        let is_slowed = f.beside != NO_GPU && is_source[usize::from(f.beside)];
+        let beside_ns = if is_slowed { machine.beside_ns } else { 0 };
         f.stage = Stage::Setup;
-        f.setup_until = now + turn_ns + f.setup_ns;
+        f.setup_until = now + turn_ns + f.setup_ns + beside_ns;
     }
 }
 
@@ -422,6 +440,8 @@ mod tests {
             proc: 0,
             engine,
             turn: NO_TURN,
+            source: NO_GPU,
+            beside: NO_GPU,
             segments: route.segments,
             token: 0,
             order: 0,
@@ -504,6 +524,42 @@ mod tests {
         // Not on another GPU, and not what needs no turn.
         let rows = [of(4, 0, 0), of(5, 1, 10), of(5, NO_TURN, 10)];
         assert_eq!(ends(&rows), [1000, 1010, 1010]);
+    }
+
+    /// Chunks on their way to the host, and the flags behind them, beside a long copy from the same GPU to another.
+    #[test]
+    fn what_goes_on_beside_a_copy_to_another_gpu_takes_longer() {
+        let topology = Topology::load("hgx-h200", None).unwrap().0;
+        let m = Machine::new(&topology);
+        let long = Flow {
+            source: 0,
+            ..flow(m.between(&topology, 0, 1), NO_ENGINE, 396e6, 0)
+        };
+        let beside = |beside, ready_at| Flow {
+            beside,
+            ..flow(Route::default(), NO_ENGINE, 0.0, ready_at)
+        };
+        let first_end = |flows: &[Flow]| {
+            let mut body = body();
+            flows.iter().for_each(|flow| {
+                submit(&mut body, *flow);
+            });
+            advance(&m, &mut body, 0, u64::MAX)
+        };
+        // 4.4 us more at the GPU that the copy reads, if it has begun; none at the one that it writes to, or elsewhere.
+        assert_eq!(first_end(&[long, beside(0, 10)]), 1010 + 4400);
+        assert_eq!(first_end(&[long, beside(1, 10)]), 1010);
+        assert_eq!(first_end(&[long, beside(NO_GPU, 10)]), 1010);
+        assert_eq!(
+            first_end(&[
+                Flow {
+                    ready_at: 20,
+                    ..long
+                },
+                beside(0, 10)
+            ]),
+            1010
+        );
     }
 
     #[test]

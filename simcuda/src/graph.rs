@@ -335,13 +335,16 @@ fn enter_nodes(
 ) -> Res {
     let calls = &d.topology.calls;
     let one_gpu = graph.nodes.windows(2).all(|w| w[0].gpu == w[1].gpu);
-    let each = if one_gpu {
-        calls.graph_node_one_gpu_us
-    } else {
-        calls.graph_node_us
+    let node_us = |node: &ExecNode| match (one_gpu, &node.kind) {
+        (false, _) => calls.graph_node_us,
+        (true, NodeKind::Work(Work::Copy(_))) => calls
+            .graph_copy_one_gpu_us
+            .unwrap_or(calls.graph_node_one_gpu_us),
+        (true, _) => calls.graph_node_one_gpu_us,
     };
     let first = d.charge(calls.graph_launch_us);
-    let issued = d.charge(each * graph.nodes.len() as f64);
+    let issued = d.charge(graph.nodes.iter().map(node_us).sum());
+    let mut handed_us = 0.0;
     let known = d.observations();
     let mut before = st.stream_deps(stream);
     // One executable graph never overlaps itself.
@@ -361,7 +364,8 @@ fn enter_nodes(
         };
         let (work, more) = node_work(d, &node.kind, &mut deps);
         // The device begins with the first nodes while the call still hands over the last.
-        let at = first + (each * i as f64 * 1000.0) as u64;
+        let at = first + (handed_us * 1000.0) as u64;
+        handed_us += node_us(node);
         let state = st.sched.add(at, known, work, position, &deps, &more);
         if let NodeKind::Record(event) = &node.kind {
             recorded(d, event, &state);

@@ -192,6 +192,7 @@ pub fn linear(d: &Driver, st: &State, dst: u64, src: u64, bytes: usize) -> Res<C
         src_pitch: bytes,
         staged: None,
         flip: None,
+        is_behind: false,
     })
 }
 
@@ -214,7 +215,9 @@ pub fn copy(d: &'static Driver, mut copies: Vec<Copy>, stream: CUstream, mode: M
         return Ok(());
     }
     let mut wait = false;
+    let is_behind = !captured && !is_idle(&st, stream);
     for c in &mut copies {
+        c.is_behind = is_behind;
         let to_host = c.dst.gpu().is_none();
         let drained = [&c.dst, &c.src]
             .into_iter()
@@ -244,13 +247,17 @@ pub fn copy(d: &'static Driver, mut copies: Vec<Copy>, stream: CUstream, mode: M
 
 /// What a copy call costs more when nothing is under way in its stream.
 fn idle_cost(d: &Driver, st: &State, stream: CUstream) -> f64 {
-    let tail = st.streams.get(&stream).and_then(|s| s.tail.as_ref());
-    let over = |op: &Arc<OpState>| op.done.load(std::sync::atomic::Ordering::Acquire);
-    if tail.is_none_or(over) {
+    if is_idle(st, stream) {
         d.topology.calls.first_us
     } else {
         0.0
     }
+}
+
+/// True when nothing is under way in a stream.
+fn is_idle(st: &State, stream: CUstream) -> bool {
+    let tail = st.streams.get(&stream).and_then(|s| s.tail.as_ref());
+    tail.is_none_or(|op| op.done.load(std::sync::atomic::Ordering::Acquire))
 }
 
 /// The source's bytes as they are now.

@@ -462,6 +462,8 @@ fn start_one(d: &'static Driver, st: &mut MutexGuard<'_, State>, id: u64, again:
         } else {
             NO_TURN
         },
+        source: demand.source,
+        beside: demand.beside,
         segments: demand.route.segments,
         token: id,
         order: 0,

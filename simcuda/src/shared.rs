@@ -149,6 +149,10 @@ pub struct Flow {
     pub engine: u16,
     /// GPU on which processes take turns with it, or [`NO_TURN`].
     pub turn: u16,
+    /// GPU from which it copies to another one, or [`NO_GPU`].
+    pub source: u16,
+    /// GPU beside whose copies to others it takes longer, or [`NO_GPU`].
+    pub beside: u16,
     /// Segments loaded, with how often each byte passes.
     pub segments: [(u16, f32); MAX_SEGMENTS],
     /// Owner's name for it.
@@ -174,6 +178,9 @@ pub const NO_ENGINE: u16 = u16::MAX;
 
 /// An operation for which processes take no turns.
 pub const NO_TURN: u16 = u16::MAX;
+
+/// No GPU.
+pub const NO_GPU: u16 = u16::MAX;
 
 /// An allocation that its owner has exported.
 #[derive(Clone, Copy)]

@@ -65,8 +65,17 @@ pub struct CopyEngines {
     pub ramp_gb_s: f64,
     pub batch_setup_us: f64,
     pub pull_extra_us: f64,
+    /// What a pull from another GPU of this process takes more than that, launched while its stream is not idle.
+    #[serde(default)]
+    pub pull_behind_us: f64,
+    /// What an operation between a GPU and the host takes longer while a copy from that GPU to another is under way.
+    #[serde(default)]
+    pub beside_us: f64,
     pub host_engines: usize,
     pub peer_engines: usize,
+    /// Copies to other GPUs that read a GPU's own memory at once, whatever streams of the process they are in; what nobody says
+    /// is as many as the engines of the streams' GPUs make.
+    pub outward_engines: Option<usize>,
     pub engine_gb_s: f64,
 }
 
@@ -182,11 +191,16 @@ pub struct Calls {
     pub sync_us: f64,
     pub query_us: f64,
     pub event_us: f64,
+    /// Not of the thread: what a stream's wait for an event of another GPU takes once that has happened.
+    #[serde(default)]
+    pub event_wait_us: f64,
     pub memop_us: f64,
     pub launch_us: f64,
     pub graph_launch_us: f64,
     pub graph_node_us: f64,
     pub graph_node_one_gpu_us: f64,
+    /// A copy node of a graph on one GPU; what nobody says is as any other node there.
+    pub graph_copy_one_gpu_us: Option<f64>,
     pub graph_instantiate_us: f64,
     pub alloc_us: f64,
     pub ipc_open_us: f64,
@@ -286,6 +300,11 @@ impl Topology {
             ("gpu.shared_kib", gpu.shared_kib.into(), 1 << 20),
             ("copy.host_engines", copy.host_engines as i128, 64),
             ("copy.peer_engines", copy.peer_engines as i128, 64),
+            (
+                "copy.outward_engines",
+                copy.outward_engines.unwrap_or(1) as i128,
+                64,
+            ),
             ("host.numa_nodes", self.host.numa_nodes as i128, 1 << 10),
             (
                 "fabric.links",
@@ -325,17 +344,24 @@ impl Topology {
             ("copy.ramp_kib", copy.ramp_kib),
             ("copy.batch_setup_us", copy.batch_setup_us),
             ("copy.pull_extra_us", copy.pull_extra_us),
+            ("copy.pull_behind_us", copy.pull_behind_us),
+            ("copy.beside_us", copy.beside_us),
             ("kernel.setup_us", self.kernel.setup_us),
             ("calls.async_us", c.async_us),
             ("calls.first_us", c.first_us),
             ("calls.sync_us", c.sync_us),
             ("calls.query_us", c.query_us),
             ("calls.event_us", c.event_us),
+            ("calls.event_wait_us", c.event_wait_us),
             ("calls.memop_us", c.memop_us),
             ("calls.launch_us", c.launch_us),
             ("calls.graph_launch_us", c.graph_launch_us),
             ("calls.graph_node_us", c.graph_node_us),
             ("calls.graph_node_one_gpu_us", c.graph_node_one_gpu_us),
+            (
+                "calls.graph_copy_one_gpu_us",
+                c.graph_copy_one_gpu_us.unwrap_or(0.0),
+            ),
             ("calls.graph_instantiate_us", c.graph_instantiate_us),
             ("calls.alloc_us", c.alloc_us),
             ("calls.ipc_open_us", c.ipc_open_us),

@@ -5,7 +5,7 @@ use crate::clock::{Engine, Machine, Route};
 use crate::errors::{ILLEGAL_ADDRESS, INVALID_VALUE, MISALIGNED_ADDRESS};
 use crate::event::Event;
 use crate::memory::Place;
-use crate::shared::NO_ENGINE;
+use crate::shared::{NO_ENGINE, NO_GPU};
 use crate::topology::Topology;
 use crate::types::{CUhostFn, CUresult, CUstream, CUstreamCallback};
 use anabranch_kernels::{AccessKind, Launch, Params, Twin};
@@ -31,6 +31,8 @@ pub struct Copy {
     pub staged: Option<Arc<Vec<u8>>>,
     /// Offset of a byte that is to be written wrong.
     pub flip: Option<usize>,
+    /// Its stream was not idle when the call was made.
+    pub is_behind: bool,
 }
 
 /// A fill.
@@ -100,6 +102,8 @@ pub enum HostCode {
 pub enum Work {
     /// Orders only.
     Empty,
+    /// Waits for an event of another GPU.
+    Await,
     /// Copies over one route, back to back.
     Copy(Vec<Copy>),
     /// A fill.
@@ -140,6 +144,10 @@ pub struct Demand {
     pub engine: u16,
     /// Segments.
     pub route: Route,
+    /// GPU from which it copies to another one, or [`NO_GPU`].
+    pub source: u16,
+    /// GPU beside whose copies to others it takes longer, or [`NO_GPU`].
+    pub beside: u16,
     /// Before bytes move.
     pub setup_ns: u64,
     /// Bytes.
@@ -184,16 +192,25 @@ impl Copy {
                 ns(t.copy.setup_us),
             ),
             (Some(from), Some(to)) => {
-                let pull = if initiator == from {
-                    0.0
-                } else {
-                    t.copy.pull_extra_us
+                // A pull within a process goes where pushes of that memory go, not to the stream's own GPU (pushes wait for
+                // it), so between it and the rest of its stream one GPU waits for the other. Imported memory has no other
+                // context here.
+                let is_ordered = self.is_behind && self.src.import_row().is_none();
+                let pull = match (initiator == from, is_ordered) {
+                    (true, _) => 0.0,
+                    (false, false) => t.copy.pull_extra_us,
+                    (false, true) => t.copy.pull_extra_us + t.copy.pull_behind_us,
                 };
                 // A copy's first bytes move at a lower rate: that much longer than at the full one.
                 let first = (self.bytes() as f64).min(t.copy.ramp_kib * 1024.0);
                 let ramp = (first / t.copy.ramp_gb_s - first / cap).max(0.0);
+                let is_apart = t.copy.outward_engines.is_some() && self.src.import_row().is_none();
+                let engine = match is_apart {
+                    true => Machine::engine(from, Engine::Outward),
+                    false => Machine::engine(initiator, Engine::Peer),
+                };
                 (
-                    Machine::engine(initiator, Engine::Peer),
+                    engine,
                     m.between(t, from, to),
                     cap,
                     ns(t.copy.setup_us + pull) + ramp as u64,
@@ -400,9 +417,16 @@ impl Work {
                 let (engine, route, cap, setup_ns) = first.way(t, m, initiator);
                 let more = ns(t.copy.batch_setup_us) * (copies.len() as u64 - 1);
                 let bytes = copies.iter().map(Copy::bytes).sum::<u64>() as f64;
+                let (source, beside) = match (first.src.gpu(), first.dst.gpu()) {
+                    (Some(from), Some(to)) if from != to => (from as u16, NO_GPU),
+                    (Some(gpu), None) | (None, Some(gpu)) => (NO_GPU, gpu as u16),
+                    _ => (NO_GPU, NO_GPU),
+                };
                 Some(Demand {
                     engine,
                     route,
+                    source,
+                    beside,
                     setup_ns: setup_ns + more,
                     bytes,
                     cap,
@@ -414,6 +438,8 @@ impl Work {
                 Some(Demand {
                     engine: NO_ENGINE,
                     route,
+                    source: NO_GPU,
+                    beside: NO_GPU,
                     setup_ns: ns(t.kernel.setup_us),
                     bytes,
                     cap: t.gpu.memory_gb_s,
@@ -425,14 +451,27 @@ impl Work {
                 Some(Demand {
                     engine: NO_ENGINE,
                     route,
+                    source: NO_GPU,
+                    beside: NO_GPU,
                     setup_ns: ns(t.kernel.setup_us),
                     bytes,
                     cap: t.gpu.memory_gb_s,
                 })
             }
+            Work::Await if t.calls.event_wait_us > 0.0 => Some(Demand {
+                engine: NO_ENGINE,
+                route: Route::default(),
+                source: NO_GPU,
+                beside: NO_GPU,
+                setup_ns: ns(t.calls.event_wait_us),
+                bytes: 0.0,
+                cap: 1.0,
+            }),
             Work::MemOps(_) => Some(Demand {
                 engine: NO_ENGINE,
                 route: Route::default(),
+                source: NO_GPU,
+                beside: initiator as u16,
                 setup_ns: ns(t.calls.memop_us),
                 bytes: 0.0,
                 cap: 1.0,

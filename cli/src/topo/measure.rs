@@ -112,6 +112,43 @@ impl Measurement<'_> {
         Ok(best)
     }
 
+    /// What a copy of [`MIB`] takes behind others while long copies go on in another stream of its GPU.
+    fn beside(&self, transfer: Transfer, long: Transfer) -> anyhow::Result<f64> {
+        let mut best = [f64::INFINITY; 2];
+        for (copies, best) in [1, ROW].into_iter().zip(&mut best) {
+            // The first is not timed.
+            for time in 0..=TIMES {
+                for _ in 0..2 * ROW {
+                    self.node.copy(long.to, long.from, ROOM, long.stream)?;
+                }
+                let (us, _) = self.once(&[transfer], MIB, copies)?;
+                self.node.wait(long.stream)?;
+                if time > 0 {
+                    *best = best.min(us);
+                }
+            }
+        }
+        Ok((best[1] - best[0]) / (ROW - 1) as f64)
+    }
+
+    /// A copy out of the GPU of `place` that shares no link with those to the host, in a stream beside theirs.
+    fn outward(&self, topology: &Topology, place: Place) -> Option<Transfer> {
+        let Place::Gpu(gpu) = place else {
+            return None;
+        };
+        let mut peers = (0..self.gpus.len() as u8).map(Place::Gpu);
+        let is_apart = |peer: &Place| {
+            topology
+                .hop(place, *peer)
+                .is_some_and(|hop| hop.is_nvlink())
+        };
+        let peer = peers.find(is_apart)?;
+        Some(Transfer {
+            stream: self.gpus[usize::from(gpu)].streams[1],
+            ..self.between(place, peer, true)
+        })
+    }
+
     /// What a copy of [`MIB`] takes that is launched in one batch with those before it. None where the driver has no batches.
     fn batched(&self, transfer: Transfer) -> anyhow::Result<Option<f64>> {
         let mut best = [f64::INFINITY; 2];
@@ -240,6 +277,8 @@ impl Measurement<'_> {
         let mut launches = Vec::new();
         let mut hops = Vec::new();
         for hop in &model.hops {
+            // What a push takes besides, its launch and its end.
+            let mut around_push: Option<f64> = None;
             bar.set_message(format!("{} to {}", hop.from, hop.to));
             let by_nvlink = topology
                 .hop(hop.from, hop.to)
@@ -259,9 +298,22 @@ impl Measurement<'_> {
                 // What follows directly has no launch and no end of its own to wait for.
                 let (row, calls) = self.time(&transfer, MIB, ROW)?;
                 let each = (row - samples[1].1) / (ROW - 1) as f64;
-                let alpha_us =
-                    (each - MIB as f64 / (fitted.gb_s * BYTES_PER_US)).clamp(0.0, fitted.alpha_us);
+                let wire = MIB as f64 / (fitted.gb_s * BYTES_PER_US);
+                let mut alpha_us = (each - wire).clamp(0.0, fitted.alpha_us);
+                // Of a process's own pulls each waits for the GPU that the one before it reads, which those from another
+                // process do not: theirs cost what one by itself does.
+                let alone = around_push.filter(|_| !pushed);
+                if let Some(around) = alone {
+                    alpha_us = alpha_us.min((fitted.alpha_us - around).max(0.0));
+                }
+                around_push = Some(fitted.alpha_us - alpha_us);
                 around.push(fitted.alpha_us - alpha_us);
+                // The part of a message that goes by the host does so beside the part that does not.
+                if hop.to == Place::Host {
+                    if let Some(long) = self.outward(topology, hop.from) {
+                        alpha_us = alpha_us.max(self.beside(transfer[0], long)? - wire);
+                    }
+                }
                 launches.push(calls / ROW as f64);
                 // Only what goes from one GPU to another by one copy is launched in batches.
                 let is_between_gpus = hop.from != Place::Host && hop.to != Place::Host;

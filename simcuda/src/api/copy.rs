@@ -89,6 +89,7 @@ pub(crate) fn volume(d: &Driver, st: &State, c: &CUDA_MEMCPY3D) -> Res<Vec<Copy>
             src_pitch: sp,
             staged: None,
             flip: None,
+            is_behind: false,
         });
     }
     Ok(copies)

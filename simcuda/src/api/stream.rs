@@ -4,12 +4,14 @@ use super::out;
 use crate::capture::no_query;
 use crate::driver::driver;
 use crate::errors::*;
-use crate::event::EventState;
+use crate::event::{Event, EventState};
 use crate::graph::wait_work;
 use crate::ops::{enter, finish, issue, query};
+use crate::state::State;
 use crate::types::*;
 use crate::work::{HostCode, UserData, Work};
 use core::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::Ordering::Acquire;
 
 fn create(stream: *mut CUstream, flags: c_uint, priority: c_int) -> Res {
     let d = driver()?;
@@ -50,6 +52,15 @@ fn host(stream: CUstream, code: impl FnOnce(CUstream) -> HostCode) -> Res {
         d.topology.calls.launch_us,
     )?;
     Ok(())
+}
+
+/// Whether an event of this process, made on another GPU than the stream's, is still to come.
+fn is_pending_elsewhere(st: &State, stream: CUstream, event: &Event) -> bool {
+    let of_event = st.contexts.get(&event.context).map(|c| c.gpu);
+    let of_stream = st.streams.get(&stream).map(|s| s.gpu);
+    let is_pending =
+        matches!(&*event.state.lock(), EventState::Recorded(op) if !op.done.load(Acquire));
+    is_pending && event.shared.lock().is_none() && of_event != of_stream
 }
 
 driver! {
@@ -118,7 +129,10 @@ driver! {
             return Ok(());
         }
         let mut deps = st.stream_deps(stream);
-        let (work, history) = wait_work(d, &event, &mut deps);
+        let (work, history) = match is_pending_elsewhere(&st, stream, &event) {
+            true => (Work::Await, wait_work(d, &event, &mut deps).1),
+            false => wait_work(d, &event, &mut deps),
+        };
         enter(d, &mut st, stream, work, d.topology.calls.event_us, &deps, &history)?;
         Ok(())
     }
