@@ -24,7 +24,7 @@ enum path { DIRECT, HOST_RING, DEVICE_TO_HOST, HOST_TO_DEVICE, VALUE, EAGER, EAG
     INVITED, PATH_COUNT };
 static const char *const path_name[] = {"direct", "host_ring", "device_to_host", "host_to_device", "value", "eager", "eager_late",
     "eager_to_host", "hosted", "self", "several", "one", "push", "invited"};
-static const size_t path_bytes[] = {300001, 150001, 150001, 300001, 40000, 9001, 9001, 9001, 12001, 300001, 4000011, 4000011, 2200003,
+static const size_t path_bytes[] = {300001, 150001, 150001, 300001, 40000, 9001, 9001, 9001, 12001, 300001, 8000011, 4000011, 2200003,
     300001};
 
 static MPI_Comm comm; // the ranks of MPI_COMM_WORLD in reverse: what is said names those
