@@ -573,25 +573,29 @@ fn bench(topology: &str, arguments: &[&str]) -> Command {
 fn short_windows_in_one_place_both_ways() {
     on("openmpi", |_| {
         let arguments = [
-            "bibw", "D", "D", "-m", "8", "-W", "16", "-i", "20", "-x", "0",
+            "bibw", "D", "D", "-m", "8", "-W", "16", "-i", "300", "-x", "0",
         ];
-        let output = bench("hgx-h200", &arguments)
-            .env("ANABRANCH_STATS", "1")
-            .output()
-            .expect("the command runs");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{told}");
-        for kind in ["direct ", "eager "] {
-            let is_there = |line: &str| {
-                line.split_once("and arrived")
-                    .is_some_and(|(_, by)| by.trim_start().starts_with(kind.trim_end()))
+        // Again, where receivers were quick enough to read all of it from device memory, or none.
+        let mut seen = Vec::new();
+        let are_both = (0..8).any(|_| {
+            let output = bench("hgx-h200", &arguments)
+                .env("ANABRANCH_STATS", "1")
+                .output()
+                .expect("the command runs");
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{told}");
+            let is_there = |kind: &str| {
+                let mut lines = told.lines().map(str::trim_start);
+                lines.any(|line| {
+                    line.strip_prefix(kind)
+                        .is_some_and(|rest| rest.starts_with(' '))
+                })
             };
-            let is_other = |line: &str| line.trim_start().starts_with(kind);
-            assert!(
-                told.lines().any(|line| is_there(line) || is_other(line)),
-                "{kind}:\n{told}"
-            );
-        }
+            let are_both = is_there("direct") && is_there("eager");
+            seen.push(told);
+            are_both
+        });
+        assert!(are_both, "{seen:#?}");
     });
 }
 
