@@ -219,7 +219,7 @@ impl Config {
     /// Whether a message so long may be split over several paths.
     #[must_use]
     pub fn may_split(&self, bytes: u64) -> bool {
-        bytes >= self.multipath && !self.paths.is_direct_only()
+        bytes >= self.multipath.max(1) && !self.paths.is_direct_only()
     }
 
     /// Options that have no effect beside another get their defaults back.

@@ -268,14 +268,19 @@ gpus = [10, 11]
     );
 }
 
+/// What a command says that prints JSON.
+fn reported(command: Command) -> Value {
+    let (json, _) = finished(command);
+    serde_json::from_str(&json).expect("JSON")
+}
+
 /// GPUs under one switch of DGX-1 have together what one has alone, by copies.
 #[test]
 fn the_link_of_a_switch_is_measured() {
     let installation = Installation::bare();
     let mut command = on("dgx1-v100", &installation, &["--measure", "--json"]);
     command.env("SIMCUDA_GPUS", "4");
-    let (json, _) = finished(command);
-    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let report = reported(command);
     let measured = report["model"]["segments"].as_array().expect("segments");
     for kind in ["pcie-switch-up", "pcie-switch-down"] {
         for switch in 0..2 {
@@ -302,8 +307,7 @@ fn the_link_of_a_switch_is_measured() {
         &["--measure", "--json"],
     );
     command.env("SIMCUDA_GPUS", "4");
-    let (json, _) = finished(command);
-    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let report = reported(command);
     let measured = report["model"]["segments"].as_array().expect("segments");
     let of = |switch: u8| {
         let kind = serde_json::json!({ "pcie-switch-up": switch });
@@ -588,8 +592,7 @@ fn costs_are_those_of_the_copies_of_a_message() {
     let installation = Installation::bare();
     let mut command = on("hgx-h200", &installation, &["--measure", "--json"]);
     command.env("SIMCUDA_GPUS", "2");
-    let (json, _) = finished(command);
-    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let report = reported(command);
     let file: toml::Value = toml::from_str(&shipped("hgx-h200")).expect("TOML");
     let cost = |name: &str| file["copy"][name].as_float().expect(name);
     let alpha = |from, to, engine| number(&report, from, to, engine, "alpha_us");
@@ -615,8 +618,7 @@ fn a_switch_is_told_from_links() {
     let installation = Installation::bare();
     let mut command = on("hgx-h200", &installation, &["--measure", "--json"]);
     command.env("SIMCUDA_GPUS", "4").env("SIMCUDA_NVML", "0");
-    let (json, _) = finished(command);
-    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let report = reported(command);
     assert_eq!(report["model"]["fabric"], "switch");
     let rate = number(&report, "GPU0", "GPU3", "push", "gb_s");
     assert!((rate / 396.0 - 1.0).abs() < 0.05, "{rate}");

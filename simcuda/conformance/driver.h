@@ -191,6 +191,19 @@ __attribute__((unused)) static double now_us(void) {
     return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
 }
 
+/* The text of a file of up to 1 MiB, as of kernels. */
+__attribute__((unused)) static char *read_file(const char *path) {
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        perror(path);
+        exit(1);
+    }
+    char *text = calloc(1, 1 << 20);
+    if (fread(text, 1, (1 << 20) - 1, f) == 0) exit(1);
+    fclose(f);
+    return text;
+}
+
 /* For qsort of doubles. */
 __attribute__((unused)) static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;

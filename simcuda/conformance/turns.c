@@ -27,18 +27,6 @@ static void ok(CUresult r, const char *what) {
     }
 }
 
-static char *read_file(const char *path) {
-    FILE *f = fopen(path, "rb");
-    if (!f) {
-        perror(path);
-        exit(1);
-    }
-    char *text = calloc(1, 1 << 20);
-    if (fread(text, 1, (1 << 20) - 1, f) == 0) exit(1);
-    fclose(f);
-    return text;
-}
-
 static void setup(const char *kernels) {
     CUcontext context;
     CUmodule module;

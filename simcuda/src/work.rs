@@ -160,6 +160,21 @@ fn ns(us: f64) -> u64 {
     (us * 1000.0).round() as u64
 }
 
+impl Demand {
+    /// So much time, and nothing else.
+    fn of_time(us: f64) -> Demand {
+        Demand {
+            engine: NO_ENGINE,
+            route: Route::default(),
+            source: NO_GPU,
+            beside: NO_GPU,
+            setup_ns: ns(us),
+            bytes: 0.0,
+            cap: 1.0,
+        }
+    }
+}
+
 impl Copy {
     /// Bytes moved.
     pub fn bytes(&self) -> u64 {
@@ -436,45 +451,28 @@ impl Work {
                 let bytes = (fill.width * fill.height * fill.element) as f64;
                 let route = fill.dst.gpu().map_or_else(Route::default, |g| m.memory(g));
                 Some(Demand {
-                    engine: NO_ENGINE,
                     route,
-                    source: NO_GPU,
-                    beside: NO_GPU,
-                    setup_ns: ns(t.kernel.setup_us),
                     bytes,
                     cap: t.gpu.memory_gb_s,
+                    ..Demand::of_time(t.kernel.setup_us)
                 })
             }
             Work::Kernel(k) => {
                 let bytes = k.twin.bytes_touched(&k.params, k.launch) as f64;
                 let route = m.memory(k.gpu);
                 Some(Demand {
-                    engine: NO_ENGINE,
                     route,
-                    source: NO_GPU,
-                    beside: NO_GPU,
-                    setup_ns: ns(t.kernel.setup_us),
                     bytes,
                     cap: t.gpu.memory_gb_s,
+                    ..Demand::of_time(t.kernel.setup_us)
                 })
             }
-            Work::Await if t.calls.event_wait_us > 0.0 => Some(Demand {
-                engine: NO_ENGINE,
-                route: Route::default(),
-                source: NO_GPU,
-                beside: NO_GPU,
-                setup_ns: ns(t.calls.event_wait_us),
-                bytes: 0.0,
-                cap: 1.0,
-            }),
+            Work::Await if t.calls.event_wait_us > 0.0 => {
+                Some(Demand::of_time(t.calls.event_wait_us))
+            }
             Work::MemOps(_) => Some(Demand {
-                engine: NO_ENGINE,
-                route: Route::default(),
-                source: NO_GPU,
                 beside: initiator as u16,
-                setup_ns: ns(t.calls.memop_us),
-                bytes: 0.0,
-                cap: 1.0,
+                ..Demand::of_time(t.calls.memop_us)
             }),
             _ => None,
         }

@@ -157,8 +157,6 @@ type Answers = HashMap<Question, Option<Answer>>;
 /// Chooses the paths of messages.
 pub struct Router {
     options: Options,
-    is_on: bool,
-    threshold: u64,
     file: Option<PathBuf>,
     known: Known,
     ledger: Option<Arc<Ledger>>,
@@ -181,8 +179,6 @@ impl Router {
         let absolute = |file: &PathBuf| std::path::absolute(file).unwrap_or_else(|_| file.clone());
         Router {
             options: options(config),
-            is_on: !config.paths.is_direct_only(),
-            threshold: config.multipath,
             // The program may change its folder.
             file: config.model.as_ref().map(absolute),
             known: Known::Unread,
@@ -207,7 +203,7 @@ impl Router {
         in_flight: u32,
         usable: RouteUse<'_>,
     ) -> Option<Routed> {
-        if !self.is_on || bytes < self.threshold.max(1) || from == to {
+        if !env.config.may_split(bytes) || from == to {
             return None;
         }
         self.look(env, &[from, to]);
@@ -302,7 +298,7 @@ impl Router {
 
     /// Whether a rank that has a message of so many bytes on this GPU is to measure its links.
     pub fn is_to_measure(&mut self, env: &Env, uuid: &Uuid, bytes: u64) -> bool {
-        if !self.is_on || bytes < self.threshold.max(1) {
+        if !env.config.may_split(bytes) {
             return false;
         }
         self.look(env, &[*uuid]);

@@ -72,12 +72,8 @@ impl Facts {
             gpu.numa
                 .get_or_insert(numa_in_blocks(number, n, numa_nodes));
         }
-        // What cannot be is worth less than nothing: that copies share a link is then not assumed.
-        let levels = self.levels.as_ref().filter(|levels| levels.len() == n * n);
-        let pcie_tree = levels
-            .and_then(|levels| Tree::from_levels(n, |a, b| levels[a * n + b]))
-            .filter(|tree| tree.check(&gpus).is_ok())
-            .unwrap_or_default();
+        let levels = self.levels.as_ref();
+        let pcie_tree = levels.map_or_else(Tree::default, |levels| Tree::of(&gpus, levels));
         let pcie = self.pcie_gb_s.map_or(PCIE_GB_S, |raw| raw * REACHED);
         let (fabric, port, links) = self.fabric();
         Topology::assemble(Parts {

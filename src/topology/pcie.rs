@@ -107,6 +107,16 @@ pub struct Tree {
 }
 
 impl Tree {
+    /// The tree of these GPUs by how far each is apart from each, row after row. What cannot be is worth less than nothing, be it no
+    /// tree or against the NUMA nodes: that copies share a link is then not assumed.
+    pub(crate) fn of(gpus: &[Gpu], levels: &[Level]) -> Tree {
+        let n = gpus.len();
+        let tree = || Tree::from_levels(n, |a, b| levels[a * n + b]);
+        let tree = (levels.len() == n * n).then(tree).flatten();
+        tree.filter(|tree| tree.check(gpus).is_ok())
+            .unwrap_or_default()
+    }
+
     /// The tree in which GPUs are as far apart as somebody says. None where that is no tree: of two GPUs that are near to a
     /// third, one is told to be farther from the other.
     pub(crate) fn from_levels(n: usize, level: impl Fn(usize, usize) -> Level) -> Option<Tree> {

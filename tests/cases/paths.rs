@@ -567,6 +567,24 @@ fn bench(topology: &str, arguments: &[&str]) -> Command {
     command
 }
 
+/// What ranks say of their counters when they have ended, as they should.
+fn counters_of(mut command: Command) -> String {
+    let output = command
+        .env("ANABRANCH_STATS", "1")
+        .output()
+        .expect("the command runs");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}");
+    text
+}
+
+/// A counter of these, with one value; 0 where it is not there.
+fn counter(text: &str, name: &str) -> u64 {
+    let line = text.lines().find(|line| line.contains(name));
+    let value = line.and_then(|line| line.split_whitespace().last()?.parse().ok());
+    value.unwrap_or(0)
+}
+
 /// Short messages of a window in one place, both ways: some are read from device memory, some from where their sender has put
 /// them in host memory, and no two of the two kinds are written at once.
 #[test]
@@ -578,12 +596,7 @@ fn short_windows_in_one_place_both_ways() {
         // Again, where receivers were quick enough to read all of it from device memory, or none.
         let mut seen = Vec::new();
         let are_both = (0..8).any(|_| {
-            let output = bench("hgx-h200", &arguments)
-                .env("ANABRANCH_STATS", "1")
-                .output()
-                .expect("the command runs");
-            let told = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success(), "{told}");
+            let told = counters_of(bench("hgx-h200", &arguments));
             let is_there = |kind: &str| {
                 let mut lines = told.lines().map(str::trim_start);
                 lines.any(|line| {
@@ -639,20 +652,12 @@ fn single_messages_are_split_where_that_gains_enough() {
     on("openmpi", |_| {
         let counted = |size: &str, paths: &str| {
             let arguments = ["bibw", "D", "D", "-m", size, "-W", "1", "-i", "12"];
-            let output = bench("hgx-h200", &arguments)
-                .env("ANABRANCH_STATS", "1")
-                .env("ANABRANCH_PATHS", paths)
-                .env("ANABRANCH_MODEL", model("hgx-h200"))
-                .output()
-                .expect("the command runs");
-            let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success(), "{text}");
-            let value = |name: &str| -> u64 {
-                let line = text.lines().find(|line| line.contains(name));
-                let value = line.and_then(|line| line.split_whitespace().last()?.parse().ok());
-                value.unwrap_or(0)
-            };
-            let [split, invited] = ["several_host_bytes", "written before matched"].map(value);
+            let mut command = bench("hgx-h200", &arguments);
+            command.env("ANABRANCH_PATHS", paths);
+            command.env("ANABRANCH_MODEL", model("hgx-h200"));
+            let text = counters_of(command);
+            let of = |name| counter(&text, name);
+            let [split, invited] = ["several_host_bytes", "written before matched"].map(of);
             (split > 0, invited > 8, text)
         };
         for (size, paths, is_split, is_invited) in [
@@ -676,31 +681,22 @@ fn single_messages_are_split_where_that_gains_enough() {
 fn what_the_host_carries_is_found_out() {
     on("openmpi", |_| {
         let counted = |kind: &str| -> String {
-            let output = bench("hgx-h200", &[kind, "-m", "256M", "-W", "1", "-i", "30"])
-                .env("ANABRANCH_STATS", "1")
+            let mut command = bench("hgx-h200", &[kind, "-m", "256M", "-W", "1", "-i", "30"]);
+            command
                 .env("HOME", "/nonexistent")
                 .env_remove("XDG_CACHE_HOME")
                 // What ranks measure of a node that waits for a processor is not what it is.
                 .env("SIMCUDA_QUIET_US", "30000")
-                .env("SIMCUDA_LOOKS", "32")
-                .output()
-                .expect("the command runs");
-            let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success(), "{text}");
-            text
-        };
-        let value = |text: &str, name: &str| -> u64 {
-            let line = text.lines().find(|line| line.contains(name));
-            let value = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
-            value.unwrap_or(0)
+                .env("SIMCUDA_LOOKS", "32");
+            counters_of(command)
         };
         // Again, where they were kept from their cores all the same.
         let mut seen = Vec::new();
         let is_found = (0..3).any(|_| {
             let (alone, both) = (counted("bw"), counted("bibw"));
-            assert_eq!(value(&alone, "host_share_raised"), 0, "{alone}");
-            let is_found =
-                value(&alone, "several_host_bytes") > 0 && value(&both, "host_share_raised") > 2;
+            assert_eq!(counter(&alone, "host_share_raised"), 0, "{alone}");
+            let is_found = counter(&alone, "several_host_bytes") > 0
+                && counter(&both, "host_share_raised") > 2;
             seen.push((alone, both));
             is_found
         });

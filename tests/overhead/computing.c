@@ -1,15 +1,17 @@
 // What a rank that computes loses to messages that are received meanwhile. Rank 1 works on streams of its own: kernels, copies
-// from the host, copies to it, all three at once. Rank 0 sends to it, or is yet to send.
+// from the host, copies to it, all three at once; with $ONLY_KERNELS the first alone. Rank 0 sends to it, or is yet to send.
 //   computing KERNELS.ptx BYTES MESSAGES WORK_US ROUNDS
-// prints for each kind of work, and for each state of its receives, medians of ROUNDS that take turns:
-//   WORK STATE us-a-unit ratio lost GB/s
-//     STATE   none: nothing is posted; pending: receives are posted, and nothing is sent; served: messages arrive while rank 1 makes
-//             no MPI call; tested: the same, and it calls MPI_Testall between units
-//     ratio   speed beside that of `none`
-//     lost    what is lost of the speed beyond what its messages took of its link from the host: that is in `GB/s`, and counts for
-//             copies from the host
-// Its messages are MESSAGES of BYTES, each in a place of its own; a round of work takes about WORK_US, and should be over
-// before them: what part of it was before they were there comes next, where that is tested, and then how long MPI_Testall takes of a unit, us.
+// Messages are MESSAGES of BYTES, each in a place of its own; a round of work takes about WORK_US, and should be over before they
+// are there. Prints for each kind of work, and for each state of its receives, medians of ROUNDS that take turns:
+//   WORK STATE US RATIO LOST GB/S BESIDE TEST
+//     STATE   none: nothing is posted; pending: receives are posted, and nothing is sent; served: it is sent, and rank 1 makes no
+//             MPI call (nothing arrives then, as only the MPI library matches); tested: it calls MPI_Testall between units
+//     US      time of a unit of work
+//     RATIO   speed beside that of `none`
+//     LOST    what is lost of the speed beyond what messages took of the link from the host, which counts for copies from there
+//     GB/S    what messages took of that link
+//     BESIDE  the part of the work that was done before all messages were there; 1 where that is not asked
+//     TEST    how long MPI_Testall took of a unit, us
 #define _GNU_SOURCE
 #include "../../simcuda/conformance/driver.h"
 #include <mpi.h>
@@ -37,17 +39,6 @@ static CUstream streams[3];
 static CUfunction kernel;
 static MPI_Request requests[MOST];
 static unsigned long long (*counter)(const char *);
-
-static char *read_file(const char *path) {
-    static char text[1 << 20];
-    FILE *f = fopen(path, "rb");
-    if (!f || !fread(text, 1, sizeof text - 1, f)) {
-        perror(path);
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-    fclose(f);
-    return text;
-}
 
 static void setup(const char *kernels) {
     CUcontext context;

@@ -196,15 +196,16 @@ impl Ways<'_> {
         };
         let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
         let mut routed = self.plan(env, &route, &|uuid| find(uuid).is_some())?;
-        let ends = [route.from, route.to];
-        let goes_directly = self.depths.is_likely_direct(message.source, ends, bytes);
-        if in_flight == 1 && !is_worth_splitting(&routed.plan, goes_directly) {
-            routed.withdraw();
-            let directly = Route {
-                host: false,
-                ..route
-            };
-            routed = self.plan(env, &directly, &|uuid| find(uuid).is_some())?;
+        if in_flight == 1 {
+            let goes_directly = self.is_likely_direct(message, in_flight);
+            if !is_worth_splitting(&routed.plan, goes_directly) {
+                routed.withdraw();
+                let directly = Route {
+                    host: false,
+                    ..route
+                };
+                routed = self.plan(env, &directly, &|uuid| find(uuid).is_some())?;
+            }
         }
         let over = self.relays_of(&routed, &relays);
         if over.iter().any(|relay| relay.bytes == 0) {

@@ -194,10 +194,7 @@ fn tree(cards: &[Card], gpus: &[Gpu], wired: &[(Uuid, Wiring)]) -> Tree {
     };
     let levels = (0..n * n).map(|at| level(at / n, at % n));
     let levels: Option<Vec<Level>> = levels.collect();
-    levels
-        .and_then(|levels| Tree::from_levels(n, |a, b| levels[a * n + b]))
-        .filter(|tree| tree.check(gpus).is_ok())
-        .unwrap_or_default()
+    levels.map_or_else(Tree::default, |levels| Tree::of(gpus, &levels))
 }
 
 fn topology(
