@@ -75,6 +75,7 @@ counters! {
     SeveralHostBytes     "several_host_bytes"      Bytes "their payload that came through host memory";
     SeveralOvertakenBytes "several_overtaken_bytes" Bytes "their payload that was not brought again when a path had failed, as that of a later message, received in the same place, was there";
     SeveralPushedBytes   "several_pushed_bytes"    Bytes "their payload that the sender wrote straight to the receiver's device memory, as messages went both ways";
+    HostSpared           "host_spared"             Count "messages long enough to be split that left out host memory, as one of the two ranks computes meanwhile";
     HostShareRaised      "host_share_raised"       Count "times that messages which use host memory beside others were found to leave some of it unused";
     HostShareLowered     "host_share_lowered"      Count "times that they were found to count on more of it than there is";
     ChunksClaimedBack    "chunks_claimed_back"     Count "chunks of theirs that the receiver took over from the sender, which had not begun with them";

@@ -14,6 +14,7 @@ use crate::engine::fetch::{Depths, Exchanges};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite;
 use crate::engine::matched::Matched;
+use crate::engine::pace::Pace;
 use crate::engine::persistent::PersistentSend;
 use crate::engine::receive::{Places, Receive};
 use crate::engine::requests;
@@ -112,6 +113,8 @@ pub struct Core {
     pub(super) serving: bool,
     /// Whoever works now is a thread of the program's, or one is inside an MPI call meanwhile: it does not destroy its contexts.
     pub(super) is_inside: bool,
+    /// Whether the program computes while messages are under way.
+    pub(super) pace: Pace,
     bell: u32,
     checked: Instant,
     told: Instant,
@@ -158,6 +161,7 @@ impl Core {
             ready: Readiness::No,
             serving: false,
             is_inside: false,
+            pace: Pace::default(),
             bell: 0,
             checked: Instant::now(),
             told: Instant::now(),
@@ -183,6 +187,16 @@ impl Core {
             || self.serving
             || (!self.open.is_empty() && env.node.own().doorbell() != self.bell)
             || (self.posted != 0 && env.node.own().announced() != self.taken as u32)
+    }
+
+    /// How long the next call of the program's may be waited for, where it computes and tests in between: it looks after its messages
+    /// by itself, and what is under way needs nobody before.
+    pub fn patience(&self) -> Duration {
+        let mut moving = self.moving.iter();
+        if self.serving || !moving.all(|id| self.receives[*id].is_by_copies()) {
+            return Duration::ZERO;
+        }
+        self.pace.patience()
     }
 
     /// Moves on everything that can be moved without an MPI call. True if anything did.

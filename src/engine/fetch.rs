@@ -358,6 +358,15 @@ impl Fetch {
         is_read && self.message.source == rank && self.wanted >= ONE_WAY_FROM
     }
 
+    /// Whether copies of whole messages bring it, so that nobody has to look after pieces meanwhile.
+    pub fn is_by_copies(&self) -> bool {
+        match &self.path {
+            Path::Direct(_) | Path::Pushed(_) => true,
+            Path::Several(several) => several.is_direct(),
+            _ => false,
+        }
+    }
+
     /// Which message of this rank it is, in the order in which they were taken.
     pub fn began(&self) -> u64 {
         self.began

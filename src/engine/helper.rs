@@ -185,22 +185,30 @@ impl Engine {
     /// also while one call waits, which is followed by another, mostly. Returns whether it paused for so long
     /// that what has come meanwhile was kept waiting.
     fn leave_it_to_the_program(&self, counts_on_it: bool) -> bool {
-        let (mut pause, mut quiet) = (PAUSE_MIN, 0);
+        let (mut pause, mut quiet, mut silence) = (PAUSE_MIN, 0, Duration::ZERO);
         while !self.helper.stop.load(Ordering::SeqCst) {
             let before = self.activity.load(Ordering::Relaxed);
             std::thread::sleep(pause);
             if before != self.activity.load(Ordering::Relaxed) {
-                quiet = 0;
+                (quiet, silence) = (0, Duration::ZERO);
             } else {
                 quiet += 1;
+                silence += pause;
                 let waits = self.driving.load(Ordering::Acquire) != 0;
-                if !waits || !counts_on_it || quiet > WAITS_MAX {
+                let is_due = !waits && silence >= self.patience();
+                if is_due || (waits && (!counts_on_it || quiet > WAITS_MAX)) {
                     break;
                 }
             }
             pause = (pause * 2).min(PAUSE_MAX);
         }
         pause > PAUSE_MIN
+    }
+
+    /// See [`Core::patience`].
+    fn patience(&self) -> Duration {
+        let core = self.core.try_lock();
+        core.map_or(Duration::ZERO, |core| core.patience())
     }
 
     /// Nothing has happened for a while.

@@ -22,6 +22,7 @@ mod lift;
 pub mod matched;
 mod memory;
 mod native;
+mod pace;
 pub mod persistent;
 pub mod probe;
 mod receive;

@@ -164,6 +164,11 @@ impl Engine {
 }
 
 impl Receive {
+    /// See [`Fetch::is_by_copies`].
+    pub(super) fn is_by_copies(&self) -> bool {
+        matches!(&self.stage, Stage::Fetching(fetch) if fetch.is_by_copies())
+    }
+
     /// One that the MPI library has posted while this rank was not live.
     pub(super) fn posted_early(native: Handle, early: &Early) -> Receive {
         let target = if early.dense {

@@ -112,5 +112,5 @@ fn leave_inside() {
     let Some(engine) = engine() else { return };
     engine.native.fetch_sub(1, Ordering::SeqCst);
     // What the helper does in the program's contexts, it has done when the program goes on.
-    drop(engine.core.lock());
+    engine.core.lock().pace.interrupt();
 }

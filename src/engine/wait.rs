@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::cuda::clock_ns;
 use crate::engine::core::HOUSE_CALLS;
 use crate::engine::send::DRAINING_TESTS_MAX;
 use crate::engine::{requests, Core, Engine};
@@ -88,6 +89,8 @@ impl Engine {
         let mut driving = self.drive();
         let mut core = self.core.lock();
         core.is_inside = true;
+        core.pace.begin_test(clock_ns());
+        self.env.node.own().set_computing(core.pace.is_apart());
         core.progress(&self.env);
         if core.rounds % HOUSE_CALLS == 0 {
             core.keep_house(&self.env);
@@ -100,6 +103,7 @@ impl Engine {
         if std::mem::take(&mut core.pump_wanted) {
             self.pump();
         }
+        core.pace.end_test(clock_ns());
         driving.end(&core);
         result
     }
@@ -109,10 +113,15 @@ impl Engine {
     pub(super) fn until<T>(&self, mut step: impl FnMut(&Engine, &mut Core) -> Option<T>) -> T {
         let mut driving = self.drive();
         let mut backoff = Backoff::new();
+        let mut has_begun = false;
         loop {
             {
                 let mut core = self.core.lock();
                 core.is_inside = true;
+                if !std::mem::replace(&mut has_begun, true) {
+                    core.pace.begin_wait();
+                    self.env.node.own().set_computing(core.pace.is_apart());
+                }
                 if core.progress(&self.env) {
                     backoff.reset();
                 }

@@ -176,6 +176,11 @@ impl Segment {
         self.view.leave_unattended();
     }
 
+    /// Whether this rank is likely to compute while messages are under way that it sends, and to look after them in between.
+    pub fn set_computing(&self, computes: bool) {
+        self.view.set_computing(computes);
+    }
+
     /// Sleeps until the doorbell has rung since it read `seen`, or for `timeout`. Returns what it reads now.
     pub fn wait_doorbell(&self, seen: u32, timeout: Duration) -> u32 {
         self.view.wait_doorbell(seen, timeout)

@@ -71,6 +71,7 @@ struct Flags {
     chunks_ready: AtomicU32,
     board_ready: AtomicU32,
     wide_ready: AtomicU32,
+    computing: AtomicU32,
 }
 
 /// All that a peer writes beside a message, and what it reads for that, in one line: each line that two cores write costs a
@@ -641,6 +642,19 @@ impl View {
         let offset = region.0 + u64::from(index) * u64::from(region.1);
         let bytes = region.1 as usize;
         Some((self.map.range(usize::try_from(offset).ok()?, bytes)?, bytes))
+    }
+
+    /// Whether the owner is likely to compute while messages are under way that it sends.
+    pub fn computes(&self) -> bool {
+        self.header().flags.computing.load(Ordering::Relaxed) != 0
+    }
+
+    /// Owner: written where it changes only, as peers read the line.
+    pub(super) fn set_computing(&self, computes: bool) {
+        let computing = &self.header().flags.computing;
+        if (computing.load(Ordering::Relaxed) != 0) != computes {
+            computing.store(u32::from(computes), Ordering::Relaxed);
+        }
     }
 
     /// Address of so many bytes of wide staging from a unit on, if they lie in one block.

@@ -220,3 +220,36 @@ fn a_file_of_another_driver_is_one_line_and_not_used() {
         }
     });
 }
+
+/// A message takes processor time of both ranks for each chunk that host memory brings: a rank that computes meanwhile, and tests
+/// in between, is spared that.
+#[test]
+fn host_memory_is_left_out_where_a_rank_computes() {
+    on("openmpi", |mpi| {
+        let home = Home::new("computes");
+        let run = |computes: &str| {
+            let outcome = rounds(mpi, "hgx-h200", &home)
+                .env("BYTES", "134217728")
+                .env("ROUNDS", "12")
+                .env("COMPUTES", computes)
+                .passes();
+            let stats = outcome.stats();
+            (
+                stats.total("host_spared"),
+                stats.total("several_host_bytes") >> 20,
+            )
+        };
+        let (spared, waits) = run("");
+        assert_eq!(spared, 0);
+        assert!(waits > 12, "{waits} MiB");
+        for computes in ["0", "1"] {
+            let (spared, by_host) = run(computes);
+            // The first tests tell nothing yet.
+            assert!(spared >= 9, "rank {computes} computes: {spared} of 12");
+            assert!(
+                by_host < waits / 2,
+                "rank {computes} computes: {by_host} of {waits} MiB"
+            );
+        }
+    });
+}

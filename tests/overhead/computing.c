@@ -1,5 +1,5 @@
 // What a rank that computes loses to messages that are received meanwhile. Rank 1 works on streams of its own: kernels, copies
-// from the host, copies to it, all three at once; with $ONLY_KERNELS the first alone. Rank 0 sends to it, or is yet to send.
+// from the host, copies to it, all three at once; with $ONLY_KERNELS the first alone. A unit of work is $LAUNCHES (8) of each. Rank 0 sends to it, or is yet to send.
 //   computing KERNELS.ptx BYTES MESSAGES WORK_US ROUNDS
 // Messages are MESSAGES of BYTES, each in a place of its own; a round of work takes about WORK_US, and should be over before they
 // are there. Prints for each kind of work, and for each state of its receives, medians of ROUNDS that take turns:
@@ -11,14 +11,14 @@
 //     LOST    what is lost of the speed beyond what messages took of the link from the host, which counts for copies from there
 //     GB/S    what messages took of that link
 //     BESIDE  the part of the work that was done before all messages were there; 1 where that is not asked
-//     TEST    how long MPI_Testall took of a unit, us
+//     TEST    how long MPI_Testall took of a unit, us, and the longest call of a round
 #define _GNU_SOURCE
 #include "../../simcuda/conformance/driver.h"
 #include <mpi.h>
 
 enum { NONE, PENDING, SERVED, TESTED, STATES };
 enum { KERNELS = 1, UP = 2, DOWN = 4 };
-enum { WORKS = 4, MOST = 64, COPY = 4 << 20, FILLED = 8 << 20, LAUNCHES = 8 };
+enum { WORKS = 4, MOST = 64, COPY = 4 << 20, FILLED = 8 << 20 };
 static const char *const states[STATES] = {"none", "pending", "served", "tested"};
 static const struct { const char *name; int kinds; } works[WORKS] = {
     {"kernels", KERNELS}, {"up", UP}, {"down", DOWN}, {"all", KERNELS | UP | DOWN}};
@@ -31,7 +31,7 @@ static void ok(CUresult r, const char *what) {
     }
 }
 
-static int me, messages;
+static int me, messages, launches = 8;
 static size_t bytes;
 static CUdeviceptr data, filled, copied;
 static void *host[2];
@@ -66,7 +66,7 @@ static void setup(const char *kernels) {
 
 /* A unit of work on this rank's GPU, to its end. */
 static void unit(int kinds) {
-    for (int i = 0; i < LAUNCHES; i++) {
+    for (int i = 0; i < launches; i++) {
         if (kinds & KERNELS) {
             unsigned long long length = FILLED, seed = i, start = 0;
             void *params[] = {&filled, &length, &seed, &start};
@@ -87,7 +87,7 @@ static int units_in(int kinds, double work_us) {
 
 static unsigned long long by_host(void) { return counter ? counter("several_host_bytes") : 0; }
 
-struct round { double us, host_gb_s, beside, test_us; };
+struct round { double us, host_gb_s, beside, test_us, longest_us; };
 
 static void transfer(void) {
     for (int k = 0; k < messages; k++) {
@@ -98,7 +98,7 @@ static void transfer(void) {
 }
 
 static struct round one(int kinds, int state, int units) {
-    struct round r = {0, 0, 1, 0};
+    struct round r = {0, 0, 1, 0, 0};
     int are_here = 0;
     if (me && state != NONE) transfer();
     MPI_Barrier(MPI_COMM_WORLD);
@@ -116,6 +116,7 @@ static struct round one(int kinds, int state, int units) {
                 MPI_Testall(messages, requests, &are_here, MPI_STATUSES_IGNORE);
                 double answered = now_us();
                 r.test_us += (answered - asked) / units;
+                if (answered - asked > r.longest_us) r.longest_us = answered - asked;
                 if (are_here) last = answered;
             }
         }
@@ -149,24 +150,25 @@ int main(int argc, char **argv) {
     bytes = strtoull(argv[2], NULL, 10);
     double work_us = atof(argv[4]);
     int rounds = atoi(argv[5]);
+    if (getenv("LAUNCHES")) launches = atoi(getenv("LAUNCHES"));
     setup(argv[1]);
-    double *us = calloc(rounds * STATES, sizeof *us), *gb_s = calloc(rounds * STATES, sizeof *gb_s), *beside = calloc(rounds * STATES, sizeof *beside), *test_us = calloc(rounds * STATES, sizeof *test_us);
+    double *us = calloc(rounds * STATES, sizeof *us), *gb_s = calloc(rounds * STATES, sizeof *gb_s), *beside = calloc(rounds * STATES, sizeof *beside), *test_us = calloc(rounds * STATES, sizeof *test_us), *longest_us = calloc(rounds * STATES, sizeof *longest_us);
     for (int w = 0; w < (getenv("ONLY_KERNELS") ? 1 : WORKS); w++) {
         int units = me == 1 ? units_in(works[w].kinds, work_us) : 0;
         for (int i = -1; i < rounds; i++) /* the first of each does not count: memory is mapped, links are measured */
             for (int state = 0; state < STATES; state++) {
                 struct round r = one(works[w].kinds, state, units);
                 int at = state * rounds + (i < 0 ? 0 : i);
-                us[at] = r.us, gb_s[at] = r.host_gb_s, beside[at] = r.beside, test_us[at] = r.test_us;
+                us[at] = r.us, gb_s[at] = r.host_gb_s, beside[at] = r.beside, test_us[at] = r.test_us, longest_us[at] = r.longest_us;
             }
         if (me != 1) continue;
-        double alone = median(us, rounds), link = LAUNCHES * COPY * 1e-3 / alone;
+        double alone = median(us, rounds), link = launches * 1.0 * COPY * 1e-3 / alone;
         for (int state = 0; state < STATES; state++) {
             double with = median(us + state * rounds, rounds), host_gb_s = median(gb_s + state * rounds, rounds);
             /* What the messages took of the link that copies up go over, as a share of it. */
             double taken = works[w].kinds & UP && link > 0 ? host_gb_s / link : 0;
             double ratio = alone / with, lost = 1 - ratio - (taken < 1 ? taken : 1);
-            printf("%-8s %-8s %9.1f %6.3f %6.3f %6.1f %5.2f %6.2f\n", works[w].name, states[state], with, ratio, lost > 0 ? lost : 0, host_gb_s, median(beside + state * rounds, rounds), median(test_us + state * rounds, rounds));
+            printf("%-8s %-8s %9.1f %6.3f %6.3f %6.1f %5.2f %6.2f %7.1f\n", works[w].name, states[state], with, ratio, lost > 0 ? lost : 0, host_gb_s, median(beside + state * rounds, rounds), median(test_us + state * rounds, rounds), median(longest_us + state * rounds, rounds));
         }
     }
     fflush(stdout);

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::split::Codes;
+use super::split::{Codes, Split};
 use super::{Look, Requests, Statuses};
 use crate::engine::core::Core;
 use crate::engine::{Engine, NativeScope};
@@ -78,26 +78,22 @@ impl Engine {
         let abi = self.env.abi;
         self.once(|engine, core| {
             // SAFETY: the program's arrays and flag, here and below.
-            let mut split = unsafe { engine.split(core, requests) };
-            let ready = split
-                .taken
-                .iter()
-                .filter(|(_, _, entry)| engine.look(core, *entry) == Look::Pending)
-                .count()
-                == 0;
-            let mut codes = Codes::new(engine, requests, statuses);
-            // SAFETY: the program's arrays, index, flag and status.
             unsafe {
-                codes.clear_empty(requests, &split);
-                if ready {
+                let mut is_done = !engine.is_one_pending(core, requests);
+                let mut split = Split::default();
+                let mut codes = Codes::new(engine, requests, statuses);
+                if is_done {
+                    split = engine.split(core, requests);
+                    codes.clear_empty(requests, &split);
                     codes.test_native_all(&mut split, requests);
+                    is_done = split.native.is_empty();
                 }
-                if !ready || !split.native.is_empty() {
+                if !is_done {
                     core.pump_wanted = true;
                     flag.write(0);
                     return abi.success;
                 }
-                for (i, handle, entry) in std::mem::take(&mut split.taken) {
+                for (i, handle, entry) in split.taken {
                     let (left, code) = engine.finish_or_empty(core, handle, entry, codes.status(i));
                     abi.store(requests.array, i, left);
                     codes.note(i, code);
@@ -105,6 +101,17 @@ impl Engine {
                 flag.write(1);
                 codes.result(requests)
             }
+        })
+    }
+
+    /// Whether one of the engine's requests is not complete. No other is looked at then: a program that computes pays for
+    /// what lies between two units of its work.
+    unsafe fn is_one_pending(&self, core: &mut Core, requests: Requests) -> bool {
+        (0..requests.count).any(|i| {
+            // SAFETY: the program's array has `count` handles.
+            let handle = unsafe { self.env.abi.load(requests.array, i) };
+            let entry = core.table.get(&handle).copied();
+            entry.is_some_and(|entry| self.look(core, entry) == Look::Pending)
         })
     }
 

@@ -15,6 +15,7 @@ use crate::engine::Env;
 use crate::node::track::{TRACKS, TRACK_CHUNKS_MAX};
 use crate::node::{Message, Part, Peer, Way, UNIT_BYTES};
 use crate::plan::{PathKind, Plan};
+use crate::stats::{self, Counter};
 use crate::topology::Place;
 
 /// What is asked before a message is fetched.
@@ -31,6 +32,8 @@ pub struct Ways<'a> {
     pub exchanges: &'a mut Exchanges,
     /// This rank writes to a receive of the sender's, of which it was told.
     pub is_pushing: bool,
+    /// This rank computes while messages are under way.
+    pub computes: bool,
 }
 
 /// A message that is being fetched into device memory.
@@ -187,12 +190,16 @@ impl Ways<'_> {
         } else {
             Vec::new()
         };
+        let is_spared = env.config.paths.host && (self.computes || peer.computes());
+        if is_spared {
+            stats::add(Counter::HostSpared, 1);
+        }
         let route = Route {
             from: message.device,
             to,
             bytes,
             in_flight,
-            host: peer.layout().wide_blocks > 0,
+            host: peer.layout().wide_blocks > 0 && !is_spared,
         };
         let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
         let mut routed = self.plan(env, &route, &|uuid| find(uuid).is_some())?;
@@ -219,7 +226,7 @@ impl Ways<'_> {
         let parts = self.parts(&routed, &relays, peer);
         let kinds = routed.plan.paths().iter().map(|path| path.path.kind());
         let has_direct = kinds.into_iter().any(|kind| kind == PathKind::Direct);
-        if in_flight == 1 {
+        if in_flight == 1 && !is_spared {
             let (source, ends) = (message.source, [route.from, route.to]);
             self.depths.planned(source, ends, bytes, parts.is_empty());
         }

@@ -215,6 +215,7 @@ impl Core {
             depths: &mut self.depths,
             exchanges: &mut self.exchanges,
             is_pushing,
+            computes: self.pace.computes(),
         };
         let told = receive.told.take();
         let (capacity, nonce) = (receive.capacity, landed.nonce());
