@@ -107,7 +107,7 @@ mod tests {
         let (mut pace, mut now) = (Pace::default(), 0);
         assert_eq!(test(&mut pace, &mut now, &[300; 50]), [false; 50]);
         let found = test(&mut pace, &mut now, &[5_000_000, 300, 300, 300, 300, 300]);
-        assert_eq!(found[0], true);
+        assert!(found[0]);
         assert_eq!(found[4..], [false; 2], "it was interrupted once");
     }
 
