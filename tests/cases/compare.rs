@@ -4,8 +4,8 @@ use crate::support::on;
 use anabranch_tests::{built, run_bounded, scratch_folder, Finished};
 use serde_json::Value;
 use std::fs;
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use xtask::mpi::Mpi;
 
 /// Runs a comparison on a simulated node; its end, its JSON and its CSV.
@@ -232,5 +232,45 @@ fn configurations_by_name() {
             assert_eq!(seen, expected, "{name}: {counters:#}");
             assert!(count("sends_descriptor") > 0, "{name}: {counters:#}");
         }
+    });
+}
+
+/// What was measured before a signal is not lost.
+#[test]
+fn a_signal_ends_it_with_what_there_is() {
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("compare-stopped");
+        let json = folder.join("out.json");
+        let child = Command::new(&built().command)
+            .args(["compare", "--sim", "hgx-h200", "--mpi"])
+            .arg(&mpi.mpirun)
+            .args(["--late-max", "1000000", "--benches", "bw", "--sizes", "4K"])
+            .args(["--windows", "1", "--rounds", "999", "--json"])
+            .arg(&json)
+            .env_remove("LD_PRELOAD")
+            .env("TMPDIR", &folder)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let rounds = || {
+            let text = fs::read_to_string(&json).unwrap_or_default();
+            let json: Value = serde_json::from_str(&text).unwrap_or_default();
+            json["rounds"].as_u64().unwrap_or(0)
+        };
+        let started = Instant::now();
+        while rounds() < 1 {
+            assert!(started.elapsed() < Duration::from_secs(300), "no round");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // SAFETY: kill takes no pointers; the child has not been waited for, so the number is its own.
+        unsafe { libc::kill(i32::try_from(child.id()).expect("a pid"), libc::SIGTERM) };
+        let ended = child.wait_with_output().expect("waited for");
+        let said = String::from_utf8_lossy(&ended.stdout);
+        assert_eq!(ended.status.code(), Some(130), "{said}");
+        for part in [" of 999 rounds in", "then stopped by a signal", "== bw D D"] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert!(!said.contains("FAILED"), "{said}");
+        let _ = fs::remove_dir_all(folder);
     });
 }

@@ -6,10 +6,14 @@ use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context};
 use serde_json::Value;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use tempfile::TempDir;
 
 use super::settings::{Setting, Variables};
@@ -21,6 +25,8 @@ pub struct Launches<'a> {
     arguments: &'a Arguments,
     folder: TempDir,
     count: u32,
+    /// A signal asked for the end.
+    stop: Arc<AtomicBool>,
     /// What the ranks of any launch wrote to stderr, each line once.
     pub said: Vec<String>,
 }
@@ -29,18 +35,30 @@ impl<'a> Launches<'a> {
     /// Launches with the given options.
     ///
     /// # Errors
-    /// There is no place for temporary files.
+    /// There is no place for temporary files, or signals cannot be caught.
     pub fn new(arguments: &'a Arguments) -> anyhow::Result<Launches<'a>> {
         let folder = tempfile::Builder::new()
             .prefix("anabranch-compare-")
             .tempdir();
         let folder = folder.context("no folder for temporary files")?;
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: the first ends the launch under way, a second one this process.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))?;
+            flag::register(signal, Arc::clone(&stop))?;
+        }
         Ok(Launches {
             arguments,
             folder,
             count: 0,
+            stop,
             said: Vec::new(),
         })
+    }
+
+    /// Whether a signal has asked for the end: what is launched from then on fails.
+    pub fn are_stopped(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
     }
 
     /// Measures some rows.
@@ -168,6 +186,9 @@ impl<'a> Launches<'a> {
         ranks: u32,
         program: &[OsString],
     ) -> anyhow::Result<()> {
+        if self.are_stopped() {
+            bail!("stopped by a signal");
+        }
         let arguments = self.arguments;
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["run", "--np", &ranks.to_string()]);
@@ -213,6 +234,7 @@ impl<'a> Launches<'a> {
         let ended = wait(
             command.spawn().context("cannot start anabranch run")?,
             limit,
+            &self.stop,
         )?;
         let read =
             |file: &Path| String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).into_owned();
@@ -239,20 +261,21 @@ impl<'a> Launches<'a> {
 }
 
 /// Whether the child ended well; `None` if it had to be ended.
-fn wait(mut child: Child, limit: Duration) -> anyhow::Result<Option<bool>> {
+fn wait(mut child: Child, limit: Duration, stop: &AtomicBool) -> anyhow::Result<Option<bool>> {
     const GRACE: Duration = Duration::from_secs(5);
     let start = Instant::now();
-    let mut ending = false;
+    let mut ending: Option<Instant> = None;
     loop {
         if let Some(status) = child.try_wait()? {
-            return Ok((!ending).then_some(status.success()));
+            return Ok(ending.is_none().then_some(status.success()));
         }
-        if !ending && start.elapsed() > limit {
-            ending = true;
+        let is_over = start.elapsed() > limit || stop.load(Ordering::SeqCst);
+        if ending.is_none() && is_over {
+            ending = Some(Instant::now());
             // SAFETY: kill takes no pointers; the child has not been waited for, so the number is its own.
             unsafe { libc::kill(i32::try_from(child.id())?, libc::SIGTERM) };
         }
-        if start.elapsed() > limit + GRACE {
+        if ending.is_some_and(|since| since.elapsed() > GRACE) {
             child.kill()?;
         }
         std::thread::sleep(Duration::from_millis(10));

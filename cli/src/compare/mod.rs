@@ -310,6 +310,9 @@ fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
     (rows, groups)
 }
 
+/// Exit status after a signal, as shells have it for SIGINT.
+const STOPPED: u8 = 130;
+
 struct Comparison<'a> {
     arguments: &'a Arguments,
     launches: Launches<'a>,
@@ -356,7 +359,12 @@ impl Comparison<'_> {
             if round > 0 && over {
                 break;
             }
-            self.round(round);
+            let before = self.results.cells.clone();
+            if !self.round(round) {
+                // Not every configuration has had its turn.
+                self.results.cells = before;
+                break;
+            }
             self.results.rounds += 1;
             // The first also verifies, so those after it are rather shorter.
             longest = self.start.elapsed().as_secs_f64() - begun;
@@ -366,7 +374,15 @@ impl Comparison<'_> {
                 return Err(Failure::new(1, format!("no launch succeeded\n{text}")).into());
             }
         }
+        if self.results.rounds == 0 {
+            let text =
+                "stopped by a signal before the first round was over: there is nothing to compare";
+            return Err(Failure::new(STOPPED, text).into());
+        }
         print!("{}", self.text());
+        if self.launches.are_stopped() {
+            return Ok(ExitCode::from(STOPPED));
+        }
         let clean = self.results.is_clean() && self.failures.is_empty();
         Ok(if clean {
             ExitCode::SUCCESS
@@ -377,7 +393,9 @@ impl Comparison<'_> {
 
     /// Every configuration once, in turns. Each round begins with the next one: what was launched before leaves its mark on
     /// the machine (one H100, launches of 3 s, the same library as second and as third of three: 10.85 and 10.21 us).
-    fn round(&mut self, round: u32) {
+    ///
+    /// False if a signal has ended it before its time.
+    fn round(&mut self, round: u32) -> bool {
         let verify = round == 0 && !self.arguments.no_check;
         let settings = self.results.settings.len();
         let turns = move || (0..settings).map(move |turn| (turn + round as usize) % settings);
@@ -398,9 +416,13 @@ impl Comparison<'_> {
                 self.solve(row, index);
             }
         }
+        !self.launches.are_stopped()
     }
 
     fn progress(&self, round: u32, index: usize) {
+        if self.launches.are_stopped() {
+            return;
+        }
         let name = &self.results.settings[index].name;
         let time = self.start.elapsed().as_secs_f64();
         complain(&format!(
@@ -478,6 +500,9 @@ impl Comparison<'_> {
     }
 
     fn fail(&mut self, index: usize, error: &anyhow::Error) {
+        if self.launches.are_stopped() {
+            return;
+        }
         let text = format!("{}: {error:#}", self.results.settings[index].name);
         complain(&text);
         self.failures.push(text);
@@ -519,9 +544,10 @@ impl Comparison<'_> {
         }
         let seconds = self.start.elapsed().as_secs_f64();
         lines.push(format!(
-            "# {} of {} rounds in {seconds:.0} s, each configuration once in each; {}; ratios to {}",
+            "# {} of {} rounds in {seconds:.0} s{}, each configuration once in each; {}; ratios to {}",
             self.results.rounds,
             self.arguments.rounds,
+            if self.launches.are_stopped() { ", then stopped by a signal" } else { "" },
             if self.arguments.no_check { "not verified" } else { "every row verified in the first" },
             self.results.settings[self.results.baseline].name
         ));
