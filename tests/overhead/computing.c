@@ -1,5 +1,6 @@
 // What a rank that computes loses to messages that are received meanwhile. Rank 1 works on streams of its own: kernels, copies
-// from the host, copies to it, all three at once; with $ONLY_KERNELS the first alone. A unit of work is $LAUNCHES (8) of each. Rank 0 sends to it, or is yet to send.
+// from the host, copies to it, all three at once; with $ONLY_KERNELS the first alone. A unit of work is $LAUNCHES (8) of each.
+// Rank 0 sends to it, or is yet to send. Every byte of the first round's messages is verified.
 //   computing KERNELS.ptx BYTES MESSAGES WORK_US ROUNDS
 // Messages are MESSAGES of BYTES, each in a place of its own; a round of work takes about WORK_US, and should be over before they
 // are there. Prints for each kind of work, and for each state of its receives, medians of ROUNDS that take turns:
@@ -18,7 +19,7 @@
 
 enum { NONE, PENDING, SERVED, TESTED, STATES };
 enum { KERNELS = 1, UP = 2, DOWN = 4 };
-enum { WORKS = 4, MOST = 64, COPY = 4 << 20, FILLED = 8 << 20 };
+enum { WORKS = 4, MOST = 64, COPY = 4 << 20, FILLED = 8 << 20, EMPTY = 0xEE };
 static const char *const states[STATES] = {"none", "pending", "served", "tested"};
 static const struct { const char *name; int kinds; } works[WORKS] = {
     {"kernels", KERNELS}, {"up", UP}, {"down", DOWN}, {"all", KERNELS | UP | DOWN}};
@@ -57,7 +58,7 @@ static void setup(const char *kernels) {
         Q(cuMemHostAlloc(&host[i], COPY, 0));
         memset(host[i], i + 1, COPY);
     }
-    Q(cuMemsetD8Async(data, me + 1, bytes * messages, streams[0]));
+    for (int k = 0; k < messages; k++) Q(cuMemsetD8Async(data + bytes * k, me ? EMPTY : k + 1, bytes, streams[0]));
     Q(cuCtxSynchronize());
     Q(cuModuleLoadData(&module, read_file(kernels)));
     Q(cuModuleGetFunction(&kernel, module, "fill_pattern"));
@@ -134,6 +135,23 @@ static struct round one(int kinds, int state, int units) {
     return r;
 }
 
+/* Rank 1: each message has the bytes that rank 0 has filled it with; then they are taken out again. */
+static void verify(void) {
+    for (int k = 0; me && k < messages; k++) {
+        for (size_t done = 0; done < bytes; done += COPY) {
+            size_t part = bytes - done < COPY ? bytes - done : COPY;
+            unsigned char *found = host[1];
+            Q(cuMemcpyDtoHAsync_v2(found, data + bytes * k + done, part, streams[2]));
+            Q(cuStreamSynchronize(streams[2]));
+            if (found[0] == k + 1 && !memcmp(found, found + 1, part - 1)) continue;
+            fprintf(stderr, "message %d is not what was sent, within %d bytes from %zu on\n", k, COPY, done);
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        }
+    }
+    if (me) Q(cuMemsetD8Async(data, EMPTY, bytes * messages, streams[0]));
+    Q(cuStreamSynchronize(streams[0]));
+}
+
 static double median(double *values, int n) {
     qsort(values, n, sizeof *values, by_value);
     return values[n / 2];
@@ -158,6 +176,7 @@ int main(int argc, char **argv) {
         for (int i = -1; i < rounds; i++) /* the first of each does not count: memory is mapped, links are measured */
             for (int state = 0; state < STATES; state++) {
                 struct round r = one(works[w].kinds, state, units);
+                if (i < 0 && state != NONE) verify();
                 int at = state * rounds + (i < 0 ? 0 : i);
                 us[at] = r.us, gb_s[at] = r.host_gb_s, beside[at] = r.beside, test_us[at] = r.test_us, longest_us[at] = r.longest_us;
             }
