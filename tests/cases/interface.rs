@@ -11,8 +11,8 @@ fn interface(mpi: &Mpi) {
     let stats = outcome.stats();
     stats.check_complete();
     for (counter, messages) in [
-        // One alone, two persistent ones, two of Sendrecv.
-        ("receives_direct", 5),
+        // Two alone, two persistent ones, two of Sendrecv.
+        ("receives_direct", 6),
         ("receives_self", 2),
         // From pool memory, and into host memory.
         ("receives_host_ring", 2),
