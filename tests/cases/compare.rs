@@ -4,27 +4,35 @@ use crate::support::on;
 use anabranch_tests::{built, run_bounded, scratch_folder, Finished};
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use xtask::mpi::Mpi;
 
-/// Runs a comparison on a simulated node; its end, its JSON and its CSV.
-fn compare(mpi: &Mpi, arguments: &[&str]) -> (Finished, Value, String) {
-    let folder = scratch_folder("compare");
-    let (json, csv) = (folder.join("out.json"), folder.join("out.csv"));
+/// A comparison on a simulated node, with its temporary files in a folder.
+fn command(mpi: &Mpi, folder: &Path) -> Command {
     let mut command = Command::new(&built().command);
     command
         .args(["compare", "--sim", "hgx-h200", "--mpi"])
         .arg(&mpi.mpirun)
         // Counts, not times.
         .args(["--late-max", "1000000"])
+        .env_remove("LD_PRELOAD")
+        .env("TMPDIR", folder);
+    command
+}
+
+/// Runs a comparison on a simulated node; its end, its JSON and its CSV.
+fn compare(mpi: &Mpi, arguments: &[&str]) -> (Finished, Value, String) {
+    let folder = scratch_folder("compare");
+    let (json, csv) = (folder.join("out.json"), folder.join("out.csv"));
+    let mut command = command(mpi, &folder);
+    command
         .args(arguments)
         .arg("--json")
         .arg(&json)
         .arg("--csv")
-        .arg(&csv)
-        .env_remove("LD_PRELOAD")
-        .env("TMPDIR", &folder);
+        .arg(&csv);
     let finished = run_bounded(&mut command, &folder, Duration::from_secs(400));
     let text = fs::read_to_string(&json).unwrap_or_default();
     let json = serde_json::from_str(&text).unwrap_or_else(|_| panic!("no JSON: {finished:?}"));
@@ -241,14 +249,10 @@ fn a_signal_ends_it_with_what_there_is() {
     on("openmpi", |mpi| {
         let folder = scratch_folder("compare-stopped");
         let json = folder.join("out.json");
-        let child = Command::new(&built().command)
-            .args(["compare", "--sim", "hgx-h200", "--mpi"])
-            .arg(&mpi.mpirun)
-            .args(["--late-max", "1000000", "--benches", "bw", "--sizes", "4K"])
-            .args(["--windows", "1", "--rounds", "999", "--json"])
+        let child = command(mpi, &folder)
+            .args(["--benches", "bw", "--sizes", "4K", "--windows", "1"])
+            .args(["--rounds", "999", "--json"])
             .arg(&json)
-            .env_remove("LD_PRELOAD")
-            .env("TMPDIR", &folder)
             .stdout(Stdio::piped())
             .spawn()
             .expect("started");

@@ -103,6 +103,7 @@ static void direct(void) {
         barrier();
         OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
         TOLD(1, ANABRANCH_DIRECT, LARGE, NULL);
+        buf_fill(b, 2);
         barrier();
         OK(MPI_Isend(b.p, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r));
         OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
@@ -117,7 +118,7 @@ static void direct(void) {
         barrier();
         OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
         TOLD(0, ANABRANCH_DIRECT, LARGE, NULL);
-        BUF_CHECK(b, 1, LARGE);
+        BUF_CHECK(b, 2, LARGE);
         if (with_preload) EQUAL(counter("receives_direct"), before + 2);
     }
     EQUAL(ask(&r, &m), 0);
