@@ -16,7 +16,7 @@ static void transfer(buf b, size_t bytes, int works) {
     if (me == 0) OK(MPI_Isend(b.p, (int)bytes, MPI_BYTE, 1, 1, MPI_COMM_WORLD, &request));
     else OK(MPI_Irecv(b.p, (int)bytes, MPI_BYTE, 0, 1, MPI_COMM_WORLD, &request));
     for (int done = 0; !done;) {
-        OK(cu.up((CUdeviceptr)(uintptr_t)work.p, host, WORK));
+        CU(cu.up((CUdeviceptr)(uintptr_t)work.p, host, WORK));
         OK(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
     }
     buf_free(work);

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::split::{Codes, Split};
+use super::split::Codes;
 use super::{Look, Requests, Statuses};
 use crate::engine::core::Core;
 use crate::engine::{Engine, NativeScope};
@@ -79,19 +79,20 @@ impl Engine {
         self.once(|engine, core| {
             // SAFETY: the program's arrays and flag, here and below.
             unsafe {
-                let mut is_done = !engine.is_one_pending(core, requests);
-                let mut split = Split::default();
-                let mut codes = Codes::new(engine, requests, statuses);
-                if is_done {
-                    split = engine.split(core, requests);
-                    codes.clear_empty(requests, &split);
-                    codes.test_native_all(&mut split, requests);
-                    is_done = split.native.is_empty();
-                }
-                if !is_done {
+                let pending = |core: &mut Core| {
                     core.pump_wanted = true;
                     flag.write(0);
-                    return abi.success;
+                    abi.success
+                };
+                if engine.is_one_pending(core, requests) {
+                    return pending(core);
+                }
+                let mut split = engine.split(core, requests);
+                let mut codes = Codes::new(engine, requests, statuses);
+                codes.clear_empty(requests, &split);
+                codes.test_native_all(&mut split, requests);
+                if !split.native.is_empty() {
+                    return pending(core);
                 }
                 for (i, handle, entry) in split.taken {
                     let (left, code) = engine.finish_or_empty(core, handle, entry, codes.status(i));

@@ -14,7 +14,6 @@ use crate::mpi::{native, Handle};
 pub(super) type Ask = unsafe fn(c_int, *mut c_void, *mut c_int, *mut c_int, *mut c_void) -> c_int;
 
 /// The requests of a call, sorted.
-#[derive(Default)]
 pub(super) struct Split {
     /// (index, handle, entry) of those of the engine.
     pub(super) taken: SmallVec<[(usize, Handle, Entry); 4]>,
@@ -49,7 +48,11 @@ impl Engine {
     pub(super) unsafe fn split(&self, core: &Core, requests: Requests) -> Split {
         let abi = self.env.abi;
         let null = abi.normalize(abi.request_null);
-        let mut split = Split::default();
+        let mut split = Split {
+            taken: SmallVec::new(),
+            native: Vec::new(),
+            handles: Vec::new(),
+        };
         for i in 0..requests.count {
             // SAFETY: the program's array has `count` handles.
             let handle = unsafe { abi.load(requests.array, i) };
