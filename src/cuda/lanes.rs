@@ -118,6 +118,11 @@ impl Lanes {
         self.fresh.drain(..).for_each(|lane| lane.launch());
     }
 
+    /// While more is being queued: launches what makes a batch by itself.
+    pub fn launch_ahead(&mut self) {
+        self.fresh.iter().for_each(|lane| lane.launch_ahead());
+    }
+
     /// Starts copies at once, one after the other, on a lane of a context.
     ///
     /// Host memory must be pinned, or the driver may copy before it returns. Nothing here waits for the device. On an

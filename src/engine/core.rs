@@ -186,7 +186,12 @@ impl Core {
         !self.moving.is_empty()
             || self.serving
             || (!self.open.is_empty() && env.node.own().doorbell() != self.bell)
-            || (self.posted != 0 && env.node.own().announced() != self.taken as u32)
+            || self.is_announced(env)
+    }
+
+    /// A descriptor is on its way that may land in a posted receive.
+    pub(super) fn is_announced(&self, env: &Env) -> bool {
+        self.posted != 0 && env.node.own().announced() != self.taken as u32
     }
 
     /// How long the next call of the program's may be waited for, where it computes and tests in between: it looks after its messages
@@ -202,7 +207,7 @@ impl Core {
     /// Moves on everything that can be moved without an MPI call. True if anything did.
     pub fn progress(&mut self, env: &Env) -> bool {
         let mut moved = false;
-        if self.posted != 0 && env.node.own().announced() != self.taken as u32 {
+        if self.is_announced(env) {
             moved |= self.scan_landed(env);
             self.gpu.launch();
         }

@@ -214,6 +214,11 @@ impl Gpu {
         self.lanes.launch();
     }
 
+    /// While more is being queued: starts what is worth a launch by itself.
+    pub fn launch_ahead(&mut self) {
+        self.lanes.launch_ahead();
+    }
+
     /// Starts one contiguous copy at once.
     pub fn copy(
         &mut self,

@@ -39,6 +39,12 @@ const BLOCKS: usize = 16;
 /// memory is met for the first time. One H100, vanilla, latency of 4 KiB between a device and the host: 15.4 us in the first rows of
 /// a launch after five iterations, 10.7 in later ones.
 const FIRST_SETTLES: f64 = 0.05;
+/// A row goes on before it is measured until iterations take at least this part of the time of those before them. A row of 50 ms
+/// could else be over with what a library does once, when it meets the first messages that are so long: windows of 16 of 4 MiB on
+/// two H100s take 0.25 ms, and some 3 ms each among the first few dozens.
+const SETTLED: f64 = 0.9;
+/// How often it goes on at most.
+const SETTLES_MAX: u32 = 8;
 /// A void block is repeated so often at most.
 const REPEATS: u32 = 8;
 
@@ -465,11 +471,17 @@ impl Row<'_, '_> {
         self.block(spots, warmup);
         rounds += u64::from(warmup);
         let mut each = start.elapsed().as_secs_f64() / f64::from(warmup.max(1));
-        let more = self.settling(long, each);
-        if more > 0 {
-            let seconds = self.block(spots, more);
+        for _ in 0..SETTLES_MAX {
+            let more = self.settling(long, each);
+            if more == 0 {
+                break;
+            }
+            let before = each;
+            each = self.block(spots, more) / f64::from(more);
             rounds += u64::from(more);
-            each = seconds / f64::from(more);
+            if self.decide(u64::from(each > SETTLED * before)) != 0 {
+                break;
+            }
         }
         let (blocks, iterations) = self.extent(long, each);
         done.iterations = iterations;

@@ -4,6 +4,7 @@ use super::bench::*;
 use crate::cuda::types::{code, Context, Stream};
 use crate::cuda::*;
 use std::ffi::c_void;
+use std::time::{Duration, Instant};
 
 pub(super) fn lanes() {
     let context = use_device(0);
@@ -20,6 +21,7 @@ pub(super) fn lanes() {
     strided(&mut bench, a, b, &data);
     ordered(&mut bench, a, b);
     queued(&mut bench, a, b, &data);
+    ahead(&mut bench);
     between_devices(&mut bench, a, &data);
     abandoned(&mut bench, a, b);
     assert_eq!(bench.lanes.contexts(), 1);
@@ -156,6 +158,46 @@ fn queued(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
             assert_eq!(got[9_001..], vec![0; 999], "copy {place}");
         }
     }
+}
+
+/// What is much is launched before the rest is queued, in batches, also behind launches that are done meanwhile.
+fn ahead(bench: &mut Bench) {
+    const PIECE: u64 = 1 << 20;
+    let (a, b) = (device_memory(16 << 20), device_memory(16 << 20));
+    let data = pattern(21, 16 << 20);
+    bench.upload(a, &data);
+    let add = |bench: &mut Bench, piece: u64| {
+        let copy = Copy::Linear {
+            dst: b + piece * PIECE,
+            src: a + piece * PIECE,
+            bytes: PIECE,
+        };
+        let queued = bench.lanes.add(bench.key, Purpose::Pull, 2, copy, None);
+        bench.lanes.launch_ahead();
+        queued.unwrap()
+    };
+    let load = |bench: &mut Bench| bench.lanes.load(bench.key, Purpose::Pull, 2).unwrap();
+    let mut copies: Vec<InFlight> = (0..3).map(|piece| add(bench, piece)).collect();
+    assert_eq!(load(bench), 3, "3 MiB wait");
+    copies.push(add(bench, 3));
+    assert_eq!(load(bench), 1, "4 MiB are one launch");
+    copies.extend((4..8).map(|piece| add(bench, piece)));
+    assert_eq!(load(bench), 2);
+    // Nobody polls a copy of the lane: that a launch is done is found when there is more.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    copies.extend((8..11).map(|piece| add(bench, piece)));
+    copies.push(add(bench, 11));
+    while load(bench) > 2 {
+        assert!(Instant::now() < deadline, "they are launched at some time");
+        std::thread::yield_now();
+        bench.lanes.launch_ahead();
+    }
+    copies.extend((12..16).map(|piece| add(bench, piece)));
+    bench.lanes.launch();
+    for copy in copies.into_iter().rev() {
+        finish(copy).unwrap();
+    }
+    assert_eq!(bench.download(b, 16 << 20), data);
 }
 
 fn between_devices(bench: &mut Bench, a: u64, data: &[u8]) {

@@ -52,6 +52,11 @@ impl Core {
             // First what somebody waits for: the device works while the rest is noted down.
             if code == env.abi.success && self.take_landed(env, id) {
                 self.gpu.launch();
+                // The MPI library has brought others with it, mostly.
+                if self.is_announced(env) {
+                    self.scan_landed(env);
+                    self.gpu.launch();
+                }
             }
             // SAFETY: the status was filled.
             unsafe { self.arrive(env, id, &status, code) };
@@ -158,6 +163,7 @@ impl Core {
         let mut found = false;
         for (_, id) in candidates {
             found |= self.take_landed(env, id);
+            self.gpu.launch_ahead();
         }
         found
     }
