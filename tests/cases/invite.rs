@@ -135,3 +135,24 @@ fn what_goes_both_ways_is_written_by_both() {
         );
     });
 }
+
+/// Of a fast link messages of a few MiB do not tell the rate, so that nothing is planned for them; what goes in one copy anyway, its
+/// sender is invited to write.
+#[test]
+fn what_tells_no_rate_is_written_by_its_sender() {
+    needs_simulator("a node that nobody has measured");
+    on("mpich", |mpi| {
+        let outcome = complete(
+            invite(mpi, &["steady"])
+                .env("LENGTH", "5")
+                .env("ALLOCATION", "65536")
+                .env("ANABRANCH_MULTIPATH", "1M")
+                .env("STEPS", "40"),
+        );
+        let stats = outcome.stats();
+        assert_eq!(stats.total("receives_several"), 0, "{outcome}");
+        // Not those that are timed, of each rank.
+        let invited = stats.total("receives_direct_invited");
+        assert!(invited > 2 * 10, "{outcome}");
+    });
+}

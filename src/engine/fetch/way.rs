@@ -202,7 +202,10 @@ impl Ways<'_> {
             host: peer.layout().wide_blocks > 0 && !is_spared,
         };
         let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
-        let mut routed = self.plan(env, &route, &|uuid| find(uuid).is_some())?;
+        let Some(mut routed) = self.plan(env, &route, &|uuid| find(uuid).is_some()) else {
+            self.note_unplanned(gpu, message, &route);
+            return None;
+        };
         if in_flight == 1 {
             let goes_directly = self.is_likely_direct(message, in_flight);
             if !is_worth_splitting(&routed.plan, goes_directly) {
@@ -235,6 +238,16 @@ impl Ways<'_> {
             has_direct,
             routed,
         })
+    }
+
+    /// Nothing is known of the two GPUs, so that the message takes one direct copy. Where messages of its length do not tell the rate
+    /// of a fast link either, those after it will do so, too.
+    fn note_unplanned(&mut self, gpu: &Gpu, message: &Message, route: &Route) {
+        let (from, to) = (route.from, route.to);
+        if route.in_flight == 1 && !gpu.survey.wants(&from, &to, route.bytes) {
+            self.depths
+                .planned(message.source, [from, to], route.bytes, true);
+        }
     }
 
     fn plan(&mut self, env: &Env, route: &Route, relay: &dyn Fn(&Uuid) -> bool) -> Option<Routed> {

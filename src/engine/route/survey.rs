@@ -202,19 +202,24 @@ impl Survey {
         }
     }
 
+    /// Whether the time of a message is to tell something.
+    pub fn wants(&self, from: &Uuid, to: &Uuid, bytes: u64) -> bool {
+        // Asked for every message, so what tells most of them apart comes first.
+        if !self.is_on || bytes < 4 * SMALL || from == to {
+            return false;
+        }
+        let known = self.timed.get(&Ends::new(Some(from), Some(to)));
+        let is_wanted = known.is_none_or(|pulls| pulls.is_wanted(bytes));
+        let has_room = self.timed.len() < PAIRS_MAX || known.is_some();
+        is_wanted && has_room
+    }
+
     /// The pieces in which a message is pulled so that its time tells something, if it is to be timed.
     pub fn pieces(&self, from: &Uuid, to: &Uuid, copy: &Copy) -> Option<[Copy; 4]> {
         let Copy::Linear { dst, src, bytes } = *copy else {
             return None;
         };
-        // Asked for every message, so what tells most of them apart comes first.
-        if !self.is_on || bytes < 4 * SMALL || from == to {
-            return None;
-        }
-        let known = self.timed.get(&Ends::new(Some(from), Some(to)));
-        let is_wanted = known.is_none_or(|pulls| pulls.is_wanted(bytes));
-        let has_room = self.timed.len() < PAIRS_MAX || known.is_some();
-        if !is_wanted || !has_room {
+        if !self.wants(from, to, bytes) {
             return None;
         }
         let piece = |offset: u64, bytes: u64| Copy::Linear {
