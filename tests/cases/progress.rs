@@ -329,7 +329,7 @@ fn unreceived_host(mpi: &Mpi) {
 /// As many go by descriptor as there are cells, which nobody empties before their sender receives; all others by value.
 fn unreceived_device(mpi: &Mpi) {
     for (case, roles, messages, bytes) in [
-        ("unreceived_device", "D", 200_000, 1024),
+        ("unreceived_device", "D", 70_000, 1024),
         ("unreceived_bytes", "DH", 34_000, 2000),
     ] {
         let ranks = Ranks { count: 2, roles };
