@@ -266,7 +266,7 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
             .filter(|_| place == Place::D);
         let buffer = |bytes: usize| {
             let bytes = match driver {
-                Some(_) if bytes >= PAGE => bytes.next_multiple_of(PAGE),
+                Some(_) if bytes > PAGE / 2 => bytes.next_multiple_of(PAGE),
                 _ => bytes,
             };
             Buffer::new(driver, bytes).with_context(|| buffer::too_large(bytes))
