@@ -394,7 +394,7 @@ impl Comparison<'_> {
     /// Every configuration once, in turns. Each round begins with the next one: what was launched before leaves its mark on
     /// the machine (one H100, launches of 3 s, the same library as second and as third of three: 10.85 and 10.21 us).
     ///
-    /// False if a signal has ended it before its time.
+    /// False if a signal has ended it before each had its turn.
     fn round(&mut self, round: u32) -> bool {
         let verify = round == 0 && !self.arguments.no_check;
         let settings = self.results.settings.len();
@@ -402,7 +402,9 @@ impl Comparison<'_> {
         for group in 0..self.groups.len() {
             for index in turns() {
                 self.progress(round, index);
-                self.launch(group, index, verify);
+                if !self.launch(group, index, verify) {
+                    return false;
+                }
             }
         }
         let jacobi = self
@@ -413,16 +415,15 @@ impl Comparison<'_> {
         for index in turns() {
             if let Some(row) = jacobi {
                 self.progress(round, index);
-                self.solve(row, index);
+                if !self.solve(row, index) {
+                    return false;
+                }
             }
         }
-        !self.launches.are_stopped()
+        true
     }
 
     fn progress(&self, round: u32, index: usize) {
-        if self.launches.are_stopped() {
-            return;
-        }
         let name = &self.results.settings[index].name;
         let time = self.start.elapsed().as_secs_f64();
         complain(&format!(
@@ -432,7 +433,8 @@ impl Comparison<'_> {
         ));
     }
 
-    fn launch(&mut self, group: usize, index: usize, verify: bool) {
+    /// The rows of a group in one configuration. False if a signal has ended it.
+    fn launch(&mut self, group: usize, index: usize, verify: bool) -> bool {
         let setting = self.results.settings[index].clone();
         let ranks = self.groups[group].ranks;
         for (chosen, variables, rows) in self.parts(&setting, group) {
@@ -447,9 +449,11 @@ impl Comparison<'_> {
                         self.add(row, index, chosen.as_deref());
                     }
                 }
-                Err(error) => self.fail(index, &error),
+                Err(error) if !self.fail(index, &error) => return false,
+                Err(_) => {}
             }
         }
+        true
     }
 
     /// The rows of a group, apart by the variables that they need.
@@ -472,7 +476,8 @@ impl Comparison<'_> {
         parts
     }
 
-    fn solve(&mut self, row: usize, index: usize) {
+    /// The solver in one configuration. False if a signal has ended it.
+    fn solve(&mut self, row: usize, index: usize) -> bool {
         let setting = self.results.settings[index].clone();
         match self.launches.jacobi(&setting, self.arguments.np, row) {
             Ok((measured, hash)) => {
@@ -481,6 +486,7 @@ impl Comparison<'_> {
                 let wrong = u64::from(self.hashes[0].1 != self.hashes[self.hashes.len() - 1].1);
                 let errors = &mut self.results.cells[row][index].errors;
                 *errors = Some(errors.unwrap_or(0) + wrong);
+                true
             }
             Err(error) => self.fail(index, &error),
         }
@@ -499,13 +505,15 @@ impl Comparison<'_> {
         }
     }
 
-    fn fail(&mut self, index: usize, error: &anyhow::Error) {
+    /// A launch has failed. False if a signal has asked for that.
+    fn fail(&mut self, index: usize, error: &anyhow::Error) -> bool {
         if self.launches.are_stopped() {
-            return;
+            return false;
         }
         let text = format!("{}: {error:#}", self.results.settings[index].name);
         complain(&text);
         self.failures.push(text);
+        true
     }
 
     fn text(&self) -> String {
