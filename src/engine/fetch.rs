@@ -4,6 +4,7 @@ pub mod driven;
 mod push;
 mod ring;
 mod several;
+mod start;
 mod track;
 mod trail;
 mod way;
@@ -11,13 +12,12 @@ mod way;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{overlap, ContextKey, Copy, Error, Export, InFlight, Mapping, Uuid};
+use crate::cuda::{overlap, ContextKey, Error, InFlight, Uuid};
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
-use crate::engine::fetch::driven::{Begun, Driven};
+use crate::engine::fetch::driven::Driven;
 pub use crate::engine::fetch::push::Exchanges;
-use crate::engine::fetch::push::Push;
-use crate::engine::fetch::several::{Before, Several};
+use crate::engine::fetch::several::Several;
 pub use crate::engine::fetch::trail::{Trail, TrailEnd};
 pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
@@ -26,7 +26,7 @@ use crate::engine::route::Routed;
 use crate::engine::story;
 use crate::engine::Env;
 use crate::node::{
-    Corruption, Descriptor, Invited, Message, Part, Peer, Refused, Slot, State, Sums, Told,
+    Corruption, Descriptor, Invited, Message, Peer, Refused, Slot, State, Sums, Told,
 };
 use crate::stats::{self, Counter, Reason};
 
@@ -412,319 +412,6 @@ impl Fetch {
 
     fn slot(&self) -> Option<&Slot> {
         self.peer.slot(self.slot)
-    }
-
-    /// Sets a message in motion over several paths, if that is the way for it.
-    fn start_several(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) -> bool {
-        let Destination::Device { context, address } = self.to else {
-            return false;
-        };
-        let place = (address, self.wanted);
-        let may_split = !self.own
-            && self.message.flags & flag::EXPORTED != 0
-            && self.wanted == self.message.length;
-        let is_planned = may_split && env.config.may_split(self.wanted);
-        let depth = is_planned.then(|| ways.depth(&self.message));
-        if may_split {
-            let to = driven::To { context, address };
-            let window = depth.unwrap_or(1);
-            match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to, window) {
-                Begun::Driven(driven) => {
-                    self.trail = Some(TrailEnd(Arc::clone(driven.trail())));
-                    self.path = Path::Driven(driven);
-                    return true;
-                }
-                Begun::Direct(routed) => {
-                    self.routed = Some(*routed);
-                    let trails = ways.trails(place);
-                    if trails.iter().all(|trail| trail.is_direct()) {
-                        self.leave_trail(true);
-                        return false;
-                    }
-                    self.hold(trails, false);
-                    return true;
-                }
-                Begun::No => {}
-            }
-        }
-        // Also what goes one way only waits for those that are received in its place.
-        let overlapping = || ways.overlapping(place);
-        let is_alike = |other: &UnderWay| {
-            let is_in_order = |trail: &Arc<Trail>| trail.is_in_order();
-            other.source == self.message.source
-                && other.to == place
-                && other.trail.as_ref().is_some_and(is_in_order)
-        };
-        if !overlapping().all(is_alike) {
-            // Copies of one lane stay in order; those of messages over several paths have several.
-            let trails = ways.trails(place);
-            if trails.is_empty() {
-                return false;
-            }
-            self.hold(trails, false);
-            return true;
-        }
-        let is_below = overlapping().next().is_some();
-        let source = self.message.source;
-        let of_sender = ways.under_way.iter().rev();
-        let mut of_sender = of_sender.filter(|other| other.source == source).peekable();
-        let last = of_sender.peek().and_then(|other| other.trail.clone());
-        let before = of_sender.find(|other| !is_below || other.overlaps(place));
-        let before = before.and_then(|other| other.trail.clone());
-        let before = before.map(|trail| Before {
-            trail,
-            is_below,
-            last,
-        });
-        let held = before.as_ref().filter(|before| before.is_below);
-        let held = held.map(|before| vec![Arc::clone(&before.trail)]);
-        if may_split && ways.is_for_sender(env, gpu, &self.message) {
-            // Nothing else of the sender's is in the way: it is offered at once, unless it is received in the same place.
-            let before = before.filter(|before| before.is_below);
-            let is_in_order = |before: &Before| before.trail.is_pushed();
-            let push = ways.push_in_turn(env, gpu, source);
-            if before.as_ref().is_none_or(is_in_order)
-                && self.begin_parts(env, gpu, &[], push, true, before)
-            {
-                return true;
-            }
-            if held.is_none() {
-                // What is pushed to its place is on no lane of this rank's.
-                self.leave_trail(true);
-            }
-        } else if may_split && ways.is_pushing && self.wanted >= ONE_WAY_FROM && held.is_none() {
-            // Both write, as one that also reads does one after the other.
-            let push = ways.push_as_before(env, gpu, source);
-            if self.begin_parts(env, gpu, &[], push, true, before) {
-                return true;
-            }
-        } else if let Some(depth) = depth {
-            let push = match &before {
-                // As the one before it, on whose lanes it follows.
-                Some(Before {
-                    trail,
-                    is_below: true,
-                    ..
-                }) if trail.is_pushed() => ways.push_as_before(env, gpu, source),
-                Some(Before { is_below: true, .. }) => None,
-                _ => ways.push(env, gpu, &self.message, depth),
-            };
-            if before.is_none() && push.is_none() && ways.is_likely_direct(&self.message, depth) {
-                self.begin_directly(env, gpu, ways);
-                return true;
-            }
-            if self.begin_several(env, gpu, ways, before, depth, push) {
-                return true;
-            }
-        }
-        if let Some(trails) = held {
-            self.hold(trails, false);
-            return true;
-        }
-        if self.wanted >= env.config.multipath
-            && self.message.flags & (flag::EXPORTED | flag::HOST) == 0
-        {
-            // It comes by another lane than messages behind it that are received in its place.
-            self.leave_trail(false);
-        }
-        false
-    }
-
-    /// The payload lies in its sender's host memory. On its way to a device it stays in order with direct copies from the same
-    /// sender, which may be received in the same place, and waits for what is written there in another way.
-    fn start_hosted(&mut self, env: &Env, gpu: &mut Gpu, ways: &Ways<'_>) {
-        self.path = Path::ring(State::Hosted);
-        let Destination::Device { address, .. } = self.to else {
-            return;
-        };
-        let trails = ways.trails((address, self.wanted));
-        if !trails.is_empty() {
-            self.hold(trails, true);
-            return;
-        }
-        if ways.is_for_sender(env, gpu, &self.message) {
-            self.leave_trail(false);
-        }
-        // What is wrong with it comes up again when it is polled.
-        let _ = self.empty_ring(gpu);
-    }
-
-    /// Not begun before these are over.
-    fn hold(&mut self, trails: Vec<Arc<Trail>>, is_hosted: bool) {
-        self.path = Path::Held { trails, is_hosted };
-        self.leave_trail(false);
-    }
-
-    /// Messages behind this one that are received in its place wait for it; others need not.
-    fn leave_trail(&mut self, is_direct: bool) {
-        self.trail = Some(TrailEnd::new(is_direct));
-    }
-
-    /// A single message that is likely to take one direct copy does so this time. What is planned while it runs counts for
-    /// the next one.
-    fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, ways: Ways<'_>) {
-        self.start(gpu);
-        gpu.launch();
-        self.plan_single(env, gpu, ways);
-    }
-
-    /// As [`Fetch::begin_directly`], for one that its sender writes.
-    fn plan_meanwhile(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
-        if env.config.may_split(self.wanted) {
-            let depth = ways.depth(&self.message);
-            if depth == 1 {
-                self.plan_single(env, gpu, ways);
-            }
-        }
-    }
-
-    fn plan_single(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
-        if let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, 1) {
-            if chosen.parts.is_empty() {
-                self.routed = Some(chosen.routed);
-            } else {
-                chosen.routed.withdraw();
-            }
-        }
-    }
-
-    fn begin_several(
-        &mut self,
-        env: &Env,
-        gpu: &mut Gpu,
-        mut ways: Ways<'_>,
-        before: Option<Before>,
-        depth: u32,
-        push: Option<Push>,
-    ) -> bool {
-        let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, depth) else {
-            return false;
-        };
-        self.routed = Some(chosen.routed);
-        // Relays whose chunks go in turn need all lanes for pushes: behind one long copy there every other chunk would be late. A
-        // message in the place of another is split as that one was.
-        let is_below = before.as_ref().is_some_and(|before| before.is_below);
-        let has_lane = is_below || chosen.parts.iter().all(|part| !part.in_turn);
-        let push = push.filter(|_| chosen.has_direct && has_lane);
-        let (parts, has_direct) = (&chosen.parts, chosen.has_direct);
-        self.begin_parts(env, gpu, parts, push, has_direct, before)
-    }
-
-    /// The parts are brought over staging, the rest directly: pushed, where there is a target for that.
-    fn begin_parts(
-        &mut self,
-        env: &Env,
-        gpu: &mut Gpu,
-        parts: &[Part],
-        push: Option<Push>,
-        has_direct: bool,
-        before: Option<Before>,
-    ) -> bool {
-        let Destination::Device { context, address } = self.to else {
-            return false;
-        };
-        if parts.is_empty() && push.is_none() {
-            return false;
-        }
-        let mapping = match self.map(gpu, context) {
-            Ok(mapping) => mapping,
-            // Tried again, and told, where there is one path.
-            Err(reason) => {
-                let is_fault = |error: &Error| error.code().is_some() && !error.is_refusal();
-                let is_fault = reason.is_some_and(|(_, error)| is_fault(&error));
-                stats::add(Counter::DriverRetries, u64::from(is_fault));
-                return false;
-            }
-        };
-        let direct = several::Direct {
-            context,
-            to: address,
-            from: mapping.address_of(self.message.offset),
-            mapping,
-            is_path: has_direct,
-            push,
-        };
-        let slot = (self.slot, self.nonce);
-        let peer = &self.peer;
-        let several = Several::begin(env, gpu, peer, slot, direct, self.wanted, parts, before);
-        let is_begun = several.is_some();
-        if let Some(mut several) = several {
-            if self.routed.as_ref().is_some_and(Routed::is_to_tell) {
-                several.time_parts();
-            }
-            self.trail = Some(TrailEnd(Arc::clone(several.trail())));
-            self.path = Path::Several(Box::new(several));
-        }
-        is_begun
-    }
-
-    /// The sender's allocation, mapped.
-    fn map(
-        &self,
-        gpu: &mut Gpu,
-        context: ContextKey,
-    ) -> Result<Arc<Mapping>, Option<(Reason, Error)>> {
-        let export = Export::from(&self.message);
-        if !export.holds(self.wanted) {
-            return Err(None);
-        }
-        gpu.map(context, &self.peer, &export)
-            .map_err(|error| Some((Reason::MappingFailed, error)))
-    }
-
-    fn start(&mut self, gpu: &mut Gpu) {
-        match self.start_direct(gpu) {
-            Ok(copy) => self.path = Path::Direct(copy),
-            Err(reason) => {
-                if let Some((reason, error)) = reason {
-                    stats::fallback(reason, self.wanted);
-                    self.reason = Some(reason);
-                    // What cannot be between these two processes, or somebody else has done, is no fault.
-                    if error.code().is_some() && !error.is_refusal() {
-                        self.survived(&error, "through host memory instead");
-                    } else {
-                        log::debug!("from rank {}: not direct: {error}", self.message.source);
-                    }
-                }
-                self.want_host();
-            }
-        }
-    }
-
-    /// Queues the copy from the sender's memory; `Err(None)` where that is not the way for this pair of buffers.
-    fn start_direct(&self, gpu: &mut Gpu) -> Result<InFlight, Option<(Reason, Error)>> {
-        let Destination::Device { context, address } = self.to else {
-            return Err(None);
-        };
-        let source = self.message.base + self.message.offset;
-        let copy_from = |src| Copy::Linear {
-            dst: address,
-            src,
-            bytes: self.wanted,
-        };
-        let sender = self.message.source;
-        if self.own {
-            return gpu
-                .pull(context, sender, copy_from(source), None)
-                .map_err(|error| Some((Reason::DriverError, error)));
-        }
-        if self.message.flags & flag::EXPORTED == 0 {
-            return Err(None);
-        }
-        let mapping = self.map(gpu, context)?;
-        let copy = copy_from(mapping.address_of(self.message.offset));
-        let (from, to) = (self.message.device, self.device);
-        gpu.pull_of(context, [&from, &to], sender, copy, mapping)
-            .map_err(|error| Some((Reason::DriverError, error)))
-    }
-
-    /// Asks the sender to bring the payload through its ring in host memory.
-    fn want_host(&mut self) {
-        if let Some(slot) = self.slot() {
-            let _ = slot.want_host(self.nonce);
-        }
-        self.path = Path::ring(State::WantHost);
-        self.peer.ring_doorbell();
     }
 
     /// Moves the transfer on, without waiting.
