@@ -119,7 +119,7 @@ impl Lanes {
     }
 
     /// While more is being queued: launches what makes a batch by itself.
-    pub fn launch_ahead(&mut self) {
+    pub fn launch_ahead(&self) {
         self.fresh.iter().for_each(|lane| lane.launch_ahead());
     }
 

@@ -348,17 +348,10 @@ impl Queue {
 
     /// Launches what waits, unless the stream has enough to do.
     pub(super) fn launch(&self) {
+        let mut done = Mapped::default();
         let mut state = self.state.lock();
-        if state.waiting.is_empty() || state.flying.len() >= LAUNCHES_MAX {
-            return;
-        }
-        match Entered::enter_same(self.key) {
-            Ok(entered) => self.launch_waiting(&mut state, &entered),
-            // Whoever polls one of the copies tries again, or finds out.
-            Err(error) => {
-                stats::add(Counter::DriverRetries, 1);
-                log::debug!("launching copies: {error}");
-            }
+        if !state.waiting.is_empty() && state.flying.len() < LAUNCHES_MAX {
+            self.feed(&mut state, &mut done);
         }
     }
 
@@ -367,18 +360,22 @@ impl Queue {
         let mut done = Mapped::default();
         let mut state = self.state.lock();
         let batch = state.waiting.iter().take(BATCH_COUNT_MAX);
-        if batch.map(|row| row.copy.bytes()).sum::<u64>() < AHEAD_BYTES {
-            return;
+        if batch.map(|row| row.copy.bytes()).sum::<u64>() >= AHEAD_BYTES {
+            self.feed(&mut state, &mut done);
         }
-        let launched = Entered::enter_same(self.key).and_then(|entered| {
+    }
+
+    /// Launches what waits. If the stream had enough to do when last asked, it is asked again first.
+    fn feed(&self, state: &mut State, done: &mut Mapped) {
+        let fed = Entered::enter_same(self.key).and_then(|entered| {
             if state.flying.len() >= LAUNCHES_MAX {
-                self.reap(&mut state, &entered, &mut done)?;
+                self.reap(state, &entered, done)?;
             }
-            self.launch_waiting(&mut state, &entered);
+            self.launch_waiting(state, &entered);
             Ok(())
         });
-        if let Err(error) = launched {
-            // As in `launch`.
+        // Whoever polls one of the copies tries again, or finds out.
+        if let Err(error) = fed {
             stats::add(Counter::DriverRetries, 1);
             log::debug!("launching copies: {error}");
         }

@@ -206,11 +206,7 @@ impl Core {
 
     /// Moves on everything that can be moved without an MPI call. True if anything did.
     pub fn progress(&mut self, env: &Env) -> bool {
-        let mut moved = false;
-        if self.is_announced(env) {
-            moved |= self.scan_landed(env);
-            self.gpu.launch();
-        }
+        let mut moved = self.take_announced(env);
         let mut i = 0;
         while i < self.moving.len() {
             let id = self.moving[i];

@@ -215,7 +215,7 @@ impl Gpu {
     }
 
     /// While more is being queued: starts what is worth a launch by itself.
-    pub fn launch_ahead(&mut self) {
+    pub fn launch_ahead(&self) {
         self.lanes.launch_ahead();
     }
 

@@ -9,6 +9,14 @@ fn invite(mpi: &Mpi, cases: &[&str]) -> Job {
     job(mpi, 2, "invite").args(cases)
 }
 
+/// Exchanges of 1 MiB and a little, in large pages.
+fn long_exchanges(mpi: &Mpi, steps: u32) -> Job {
+    invite(mpi, &["steady"])
+        .env("LENGTH", "5")
+        .env("ALLOCATION", "65536")
+        .env("STEPS", &steps.to_string())
+}
+
 fn complete(job: Job) -> Outcome {
     let outcome = job.passes();
     let stats = outcome.stats();
@@ -118,13 +126,7 @@ fn a_rank_does_not_invite_itself() {
 fn what_goes_both_ways_is_written_by_both() {
     needs_simulator("a node on which one rank is late");
     on("openmpi", |mpi| {
-        let outcome = complete(
-            invite(mpi, &["steady"])
-                .env("LENGTH", "5")
-                // In large pages.
-                .env("ALLOCATION", "65536")
-                .env("STEPS", "200"),
-        );
+        let outcome = complete(long_exchanges(mpi, 200));
         let stats = outcome.stats();
         let invited = stats.total("receives_direct_invited");
         let bytes = (1 << 20) + 24;
@@ -142,13 +144,7 @@ fn what_goes_both_ways_is_written_by_both() {
 fn what_tells_no_rate_is_written_by_its_sender() {
     needs_simulator("a node that nobody has measured");
     on("mpich", |mpi| {
-        let outcome = complete(
-            invite(mpi, &["steady"])
-                .env("LENGTH", "5")
-                .env("ALLOCATION", "65536")
-                .env("ANABRANCH_MULTIPATH", "1M")
-                .env("STEPS", "40"),
-        );
+        let outcome = complete(long_exchanges(mpi, 40).env("ANABRANCH_MULTIPATH", "1M"));
         let stats = outcome.stats();
         assert_eq!(stats.total("receives_several"), 0, "{outcome}");
         // Not those that are timed, of each rank.

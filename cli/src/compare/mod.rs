@@ -449,8 +449,11 @@ impl Comparison<'_> {
                         self.add(row, index, chosen.as_deref());
                     }
                 }
-                Err(error) if !self.fail(index, &error) => return false,
-                Err(_) => {}
+                Err(error) => {
+                    if !self.fail(index, &error) {
+                        return false;
+                    }
+                }
             }
         }
         true

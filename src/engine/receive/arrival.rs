@@ -53,10 +53,7 @@ impl Core {
             if code == env.abi.success && self.take_landed(env, id) {
                 self.gpu.launch();
                 // The MPI library has brought others with it, mostly.
-                if self.is_announced(env) {
-                    self.scan_landed(env);
-                    self.gpu.launch();
-                }
+                self.take_announced(env);
             }
             // SAFETY: the status was filled.
             unsafe { self.arrive(env, id, &status, code) };
@@ -154,7 +151,7 @@ impl Core {
     ///
     /// Several may have landed since the last look: they are taken in the order of their receives, which is that of their
     /// messages, as some wait for those before them.
-    pub(in crate::engine) fn scan_landed(&mut self, env: &Env) -> bool {
+    fn scan_landed(&mut self, env: &Env) -> bool {
         let landed = self.receives.iter();
         let landed = landed.filter(|(_, receive)| receive.seems_to_have_descriptor());
         let mut candidates: Vec<(u64, usize)> =
@@ -162,9 +159,21 @@ impl Core {
         candidates.sort_unstable();
         let mut found = false;
         for (_, id) in candidates {
-            found |= self.take_landed(env, id);
-            self.gpu.launch_ahead();
+            if self.take_landed(env, id) {
+                found = true;
+                self.gpu.launch_ahead();
+            }
         }
+        found
+    }
+
+    /// As [`Core::scan_landed`], if any is on its way, with all copies launched at the end.
+    pub(in crate::engine) fn take_announced(&mut self, env: &Env) -> bool {
+        if !self.is_announced(env) {
+            return false;
+        }
+        let found = self.scan_landed(env);
+        self.gpu.launch();
         found
     }
 
