@@ -52,6 +52,8 @@ fn guarded(world: &impl Communicator) -> i32 {
         }
         Err(failure) => {
             eprintln!("jacobi: rank {}: {}", world.rank(), failure.message);
+            // A launcher may drop what it has not handed on when it hears of MPI_Abort.
+            std::thread::sleep(std::time::Duration::from_millis(100));
             world.abort(failure.code)
         }
     }
