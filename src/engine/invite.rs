@@ -6,7 +6,9 @@
 //! its tag takes the message behind the last one of that stream that was received, if no other receive that might is pending.
 //! The receiver tells the sender which that last one was. The sender knows what it has sent since: nothing, or it does not
 //! take the receive. What it sends by the MPI library alone, to whomever, counts as something (`Unseen`). Where several threads
-//! may call MPI at once nobody could know, and no receive is told of.
+//! call MPI at once nobody could know, and no receive is told of: with MPI_THREAD_MULTIPLE, from the moment on that a second thread
+//! has called MPI. It waits for the core first ([`guard::before_another_calls`]), under whose lock a receive is told of and posted,
+//! and a message begun and its descriptor sent: what the first thread does so is done, or not begun, when the second goes on.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -53,7 +55,7 @@ impl Unseen {
     /// A message is about to go by the MPI library.
     #[inline]
     pub fn note_send(&self) {
-        // One thread at a time: with several no receive is told of.
+        // One thread at a time: from the second one on no receive is told of.
         let sends = self.sends.load(Ordering::Relaxed);
         self.sends.store(sends.wrapping_add(1), Ordering::Relaxed);
     }
@@ -70,12 +72,12 @@ impl Unseen {
 }
 
 impl Env {
-    /// Whether this rank tells of receives, and takes those of others.
+    /// Whether this rank tells of receives, and takes those of others. To be asked under the core's lock by who acts on it.
     pub(super) fn may_invite(&self) -> bool {
         let config = &self.config;
         let is_wanted = config.invite && config.push > 0 && config.paths.direct;
         let sees_all = !self.unseen.receives.load(Ordering::Relaxed) && !guard::has_passed_on();
-        is_wanted && sees_all && !self.multiple
+        is_wanted && sees_all && !(self.multiple && guard::has_several_callers())
     }
 }
 

@@ -134,6 +134,11 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     }
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::pthread_atfork(None, None, Some(disarm_child)) };
+    guard::before_another_calls(|| {
+        if let Some(engine) = engine() {
+            drop(engine.core.lock());
+        }
+    });
     guard::set_armed(true);
     Ok(())
 }

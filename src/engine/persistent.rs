@@ -144,7 +144,7 @@ impl Engine {
                 // SAFETY: an inactive persistent request.
                 unsafe { core.start_receive(&self.env, id) };
                 let mut native = core.native_of(id);
-                drop(core);
+                // Under the lock: nothing comes between what its sender is told and its place among the receives.
                 // SAFETY: an inactive persistent request.
                 unsafe { native::start(&raw mut native) }
             }

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU8, Ordering};
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 /// The library takes messages.
@@ -30,10 +30,19 @@ const OUTSIDE: u8 = 0;
 const WITHIN: u8 = 1;
 /// It is, and calls error handlers at the end of it.
 const OWING: u8 = 2;
+/// This thread has been in none of our functions yet.
+const NEW: u8 = 3;
+
+/// A thread has called MPI.
+static CALLED: AtomicBool = AtomicBool::new(false);
+/// So has another one.
+static CALLED_BY_SEVERAL: AtomicBool = AtomicBool::new(false);
+/// What every thread but the first does before its first call is looked at.
+static BEFORE_ANOTHER_CALLS: OnceLock<fn()> = OnceLock::new();
 
 thread_local! {
     /// Whether this thread is inside an exported function. No destructor, so it can be used at any time of a thread's life.
-    static INSIDE: Cell<u8> = const { Cell::new(OUTSIDE) };
+    static INSIDE: Cell<u8> = const { Cell::new(NEW) };
     /// Errors to be raised when this thread leaves: communicators and codes.
     static RAISED: Cell<Vec<(Handle, c_int)>> = const { Cell::new(Vec::new()) };
     /// Where the panic happened that is on its way to the boundary.
@@ -89,7 +98,7 @@ impl Drop for Guard {
 /// # Safety
 /// `comm` is the program's and outlives the call of the program's that is under way.
 pub unsafe fn raise_on_leaving(comm: Handle, code: c_int) {
-    if INSIDE.get() == OUTSIDE {
+    if !inside() {
         // SAFETY: passed on.
         unsafe { native::comm_call_errhandler(comm, code) };
         return;
@@ -138,11 +147,39 @@ fn call_handlers() {
 /// Enters the library; `None` when this thread is inside it already.
 #[inline(always)]
 pub fn enter() -> Option<Guard> {
-    if INSIDE.get() != OUTSIDE {
-        return None;
+    let state = INSIDE.get();
+    if state != OUTSIDE {
+        if state != NEW {
+            return None;
+        }
+        note_caller();
     }
     INSIDE.set(WITHIN);
     Some(Guard(()))
+}
+
+/// A thread calls MPI for the first time.
+#[cold]
+#[inline(never)]
+fn note_caller() {
+    if CALLED.swap(true, Ordering::SeqCst) {
+        CALLED_BY_SEVERAL.store(true, Ordering::SeqCst);
+        if let Some(act) = BEFORE_ANOTHER_CALLS.get() {
+            act();
+        }
+    }
+}
+
+/// Whether more than one thread has ever called MPI.
+#[inline]
+pub fn has_several_callers() -> bool {
+    CALLED_BY_SEVERAL.load(Ordering::Relaxed)
+}
+
+/// From now on every thread but the first calls this before its first call of MPI is looked at, when
+/// [`has_several_callers`] is true already.
+pub fn before_another_calls(act: fn()) {
+    BEFORE_ANOTHER_CALLS.get_or_init(|| act);
 }
 
 /// As [`enter`], but `None` also while the library is not armed.
@@ -193,7 +230,7 @@ pub fn has_passed_on() -> bool {
 /// Whether this thread is inside an exported function.
 #[inline]
 pub fn inside() -> bool {
-    INSIDE.get() != OUTSIDE
+    matches!(INSIDE.get(), WITHIN | OWING)
 }
 
 /// What an exported function does first inside its panic boundary: nothing, unless tracing or a test asks for it.
@@ -290,5 +327,6 @@ mod tests {
         let _guard = enter();
         let other = std::thread::spawn(|| enter().is_some()).join();
         assert!(matches!(other, Ok(true)));
+        assert!(has_several_callers());
     }
 }

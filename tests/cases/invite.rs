@@ -27,21 +27,41 @@ fn complete(job: Job) -> Outcome {
     outcome
 }
 
-on_every_mpi!(exchanges, scripts);
+on_every_mpi!(exchanges, scripts, a_second_thread);
 
-/// Two ranks that send to each other again and again: each message is written before it is matched.
+/// `THREADS` for MPI_THREAD_MULTIPLE.
+const MULTIPLE: &str = "1";
+
+/// Two ranks that send to each other again and again: each message is written before it is matched, also where several threads might
+/// call MPI and one does.
 fn exchanges(mpi: &Mpi) {
     let steps = 200;
-    let job = invite(mpi, &["steady"]).env("STEPS", &steps.to_string());
-    let outcome = complete(job.env("MEET", "1"));
-    let stats = outcome.stats();
-    // All but the first one of each rank, by which it is known, and the two that show that there is no window.
-    let invited = stats.total("receives_direct_invited");
-    assert_eq!(invited, 2 * (steps - 3), "{outcome}");
-    assert_eq!(stats.total("invitations"), invited, "{outcome}");
-    let pushed = stats.total("receives_direct_pushed_bytes");
-    assert_eq!(pushed, invited * 65537, "{outcome}");
+    for threads in ["0", MULTIPLE] {
+        let job = invite(mpi, &["steady"]).env("STEPS", &steps.to_string());
+        let outcome = complete(job.env("MEET", "1").env("THREADS", threads));
+        let stats = outcome.stats();
+        // All but the first one of each rank, by which it is known, and the two that show that there is no window.
+        let invited = stats.total("receives_direct_invited");
+        assert_eq!(invited, 2 * (steps - 3), "{outcome}");
+        assert_eq!(stats.total("invitations"), invited, "{outcome}");
+        let pushed = stats.total("receives_direct_pushed_bytes");
+        assert_eq!(pushed, invited * 65537, "{outcome}");
+    }
     complete(invite(mpi, &["exchange", "each"]));
+}
+
+/// A second thread begins to send and receive in the same stream while receives of the first are told of.
+fn a_second_thread(mpi: &Mpi) {
+    let mut invited = 0;
+    for seed in 1..=3 {
+        let job = invite(mpi, &["joined"]).env("SEED", &seed.to_string());
+        let outcome = complete(job.env("STEPS", "120").env("THREADS", MULTIPLE));
+        // While the first is alone, a third of the messages.
+        let alone = outcome.stats().total("receives_direct_invited");
+        assert!(alone < 2 * 40, "{outcome}");
+        invited += alone;
+    }
+    assert!(invited > 0, "nothing was written before it was matched");
 }
 
 /// Exchanges between which the two send in all the ways in which another message may come first.
@@ -90,17 +110,18 @@ fn scripts_with_checksums_and_on_one_gpu() {
     }
 }
 
-/// Nobody is told of a receive where several threads may call MPI at once, or where that is switched off.
+/// Nobody is told of a receive where a second thread has called MPI, or where that is switched off.
 #[test]
 fn nobody_is_invited_where_it_is_not_sure() {
     on("openmpi", |mpi| {
         for (option, value) in [
-            ("THREADS", "3"),
+            ("SECOND", "1"),
             ("ANABRANCH_INVITE", "off"),
             ("ANABRANCH_PUSH", "0"),
         ] {
             let job = invite(mpi, &["steady", "script"]);
-            let outcome = complete(job.env("STEPS", "40").env(option, value));
+            let job = job.env("STEPS", "40").env("THREADS", MULTIPLE);
+            let outcome = complete(job.env(option, value));
             let stats = outcome.stats();
             assert_eq!(stats.total("invitations"), 0, "{option}:\n{outcome}");
             assert!(stats.total("sends_descriptor") > 0, "{outcome}");

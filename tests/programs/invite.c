@@ -1,7 +1,8 @@
 // Receives of which their sender is told before it sends. In every case the two ranks draw the same script from a seed, send to
 // each other as it says, and check every byte, also those around and behind a message.
-//   invite CASE...; $SEED, $STEPS, $LENGTH, $MEET
+//   invite CASE...; $SEED, $STEPS, $LENGTH, $MEET, $SECOND
 #include "transfer.h"
+#include <pthread.h>
 
 enum { TAG = 5, OTHER = 6, SIDE = 7, SIZES = 6 };
 
@@ -71,9 +72,22 @@ static void exchange(void) {
     end();
 }
 
-// One length, so that it is mostly the invited way.
+static void *look(void *unused) {
+    int flag;
+    (void)unused;
+    OK(MPI_Iprobe(peer, SIDE, MPI_COMM_WORLD, &flag, MPI_STATUS_IGNORE));
+    CHECK(!flag, "nobody sends that");
+    return NULL;
+}
+
+// One length, so that it is mostly the invited way. With $SECOND another thread has called MPI before.
 static void steady(void) {
+    pthread_t second;
     begin();
+    if (number_from("SECOND", 0)) {
+        CHECK(!pthread_create(&second, NULL, look, NULL), "pthread_create");
+        pthread_join(second, NULL);
+    }
     for (int step = 0; step < steps(); step++) exchange_by(0, number_from("LENGTH", 3));
     end();
 }
@@ -262,6 +276,77 @@ static void each(void) {
     end();
 }
 
+// Two threads of each rank send in one stream, the second from host memory as well: which message comes first is not known, but
+// each comes once, and whole.
+enum { JOINED_MAX = 256 };
+static int taken[2 * JOINED_MAX];
+
+static uint64_t seed_in_stream(int rank, int number) { return 900000 + 100000 * (uint64_t)rank + number; }
+
+static void take(buf b, size_t n) {
+    unsigned char *got = scratch(n), *expected = scratch(n);
+    int number = 0;
+    memory_get(b.kind, got, b.p, n);
+    for (; number < 2 * steps(); number++) {
+        pattern(expected, n, seed_in_stream(peer, number));
+        if (!memcmp(got, expected, n)) break;
+    }
+    CHECK(number < 2 * steps(), "a message that was not sent, or not whole");
+    CHECK(!taken[number]++, "message %d came twice", number);
+    free(got);
+    free(expected);
+}
+
+static void *second_in_stream(void *unused) {
+    size_t n = lengths[2];
+    (void)unused;
+    if (role == 'D') device_start(me);
+    buf from[2] = {buf_new(HOST, n, 3), buf_new(DEVICE, n, 7)};
+    // Any moment of the other's.
+    struct timespec pause = {0, (long)(drawn >> 20) % 2000000};
+    nanosleep(&pause, NULL);
+    for (int i = 0; i < steps(); i++) {
+        buf b = from[i % 4 == 3];
+        buf_fill(b, seed_in_stream(me, steps() + i));
+        OK(MPI_Send(b.p, n, MPI_BYTE, peer, TAG, MPI_COMM_WORLD));
+    }
+    buf_free(from[0]);
+    buf_free(from[1]);
+    return NULL;
+}
+
+static void joined(void) {
+    static buf out_of[JOINED_MAX];
+    static MPI_Request sent[JOINED_MAX];
+    size_t n = lengths[2];
+    pthread_t second;
+    drawn = 0x7654321 + 31 * (uint64_t)number_from("SEED", 1) + me;
+    next_random(&drawn);
+    memset(taken, 0, sizeof taken);
+    CHECK(steps() <= JOINED_MAX, "$STEPS");
+    buf t = buf_new(DEVICE, n, 8);
+    for (int i = 0; i < 2 * steps(); i++) {
+        // The first is told of receives while it is alone.
+        if (i == steps() / 3) CHECK(!pthread_create(&second, NULL, second_in_stream, NULL), "pthread_create");
+        MPI_Request r;
+        MPI_Status s;
+        buf_poison(t);
+        OK(MPI_Irecv(t.p, n, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, &r));
+        if (i < steps()) {
+            out_of[i] = buf_new(DEVICE, n, 3);
+            buf_fill(out_of[i], seed_in_stream(me, i));
+            OK(MPI_Isend(out_of[i].p, n, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, &sent[i]));
+        }
+        OK(MPI_Wait(&r, &s));
+        STATUS_CHECK(&s, peer, TAG, n);
+        take(t, n);
+    }
+    OK(MPI_Waitall(steps(), sent, MPI_STATUSES_IGNORE));
+    pthread_join(second, NULL);
+    for (int i = 0; i < steps(); i++) buf_free(out_of[i]);
+    buf_free(t);
+}
+
 // From one GPU of a rank to another one of its own: it has that memory, and maps it nowhere.
 static void own(void) {
     CUcontext other, mine = context;
@@ -292,6 +377,6 @@ static void own(void) {
 
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {{"exchange", exchange}, {"steady", steady}, {"each", each}, {"script", script},
-        {"own", own}, {0}};
-    return run_cases(argc, argv, cases, number_from("THREADS", MPI_THREAD_SINGLE));
+        {"joined", joined}, {"own", own}, {0}};
+    return run_cases(argc, argv, cases, number_from("THREADS", 0) ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE);
 }
