@@ -23,7 +23,7 @@ const ROW: usize = 8;
 const HOST_ROOM: usize = 2 * ROOM;
 /// Copied at once there: about a chunk of a long message.
 const HOST_PIECE: usize = ROOM / 4;
-/// Each is timed so often; the shortest time counts, since whatever else runs can only add to it.
+/// Most are timed so often.
 const TIMES: usize = 3;
 
 /// A GPU's memory and streams for the measurement.
@@ -73,6 +73,21 @@ pub fn run(node: &Node, facts: &mut Facts) -> anyhow::Result<(Topology, Model)> 
     Ok((topology, model?))
 }
 
+/// The shortest of so many times, since whatever else runs can only add to them. One before them is not counted.
+fn shortest<const N: usize>(
+    times: usize,
+    mut once: impl FnMut() -> anyhow::Result<[f64; N]>,
+) -> anyhow::Result<[f64; N]> {
+    once()?;
+    let mut best = [f64::INFINITY; N];
+    for _ in 0..times {
+        for (best, us) in best.iter_mut().zip(once()?) {
+            *best = best.min(us);
+        }
+    }
+    Ok(best)
+}
+
 impl Measurement<'_> {
     fn close(self) -> anyhow::Result<()> {
         for gpu in &self.gpus {
@@ -103,32 +118,27 @@ impl Measurement<'_> {
     }
 
     fn time(&self, transfers: &[Transfer], bytes: usize, row: usize) -> anyhow::Result<(f64, f64)> {
-        self.once(transfers, bytes, 1)?;
-        let mut best = (f64::INFINITY, f64::INFINITY);
-        for _ in 0..TIMES {
+        let [all, launches] = shortest(TIMES, || {
             let (all, launches) = self.once(transfers, bytes, row)?;
-            best = (best.0.min(all), best.1.min(launches));
-        }
-        Ok(best)
+            Ok([all, launches])
+        })?;
+        Ok((all, launches))
     }
 
     /// What a copy of [`MIB`] takes behind others while long copies go on in another stream of its GPU.
     fn beside(&self, transfer: Transfer, long: Transfer) -> anyhow::Result<f64> {
-        let mut best = [f64::INFINITY; 2];
-        for (copies, best) in [1, ROW].into_iter().zip(&mut best) {
-            // The first is not timed.
-            for time in 0..=TIMES {
+        let of = |copies| {
+            shortest(TIMES, || {
                 for _ in 0..2 * ROW {
                     self.node.copy(long.to, long.from, ROOM, long.stream)?;
                 }
                 let (us, _) = self.once(&[transfer], MIB, copies)?;
                 self.node.wait(long.stream)?;
-                if time > 0 {
-                    *best = best.min(us);
-                }
-            }
-        }
-        Ok((best[1] - best[0]) / (ROW - 1) as f64)
+                Ok([us])
+            })
+        };
+        let ([one], [row]) = (of(1)?, of(ROW)?);
+        Ok((row - one) / (ROW - 1) as f64)
     }
 
     /// A copy out of the GPU of `place` that shares no link with those to the host, in a stream beside theirs.
@@ -151,25 +161,20 @@ impl Measurement<'_> {
 
     /// What a copy of [`MIB`] takes that is launched in one batch with those before it. None where the driver has no batches.
     fn batched(&self, transfer: Transfer) -> anyhow::Result<Option<f64>> {
-        let mut best = [f64::INFINITY; 2];
-        for (copies, best) in [ROW, 2 * ROW].into_iter().zip(&mut best) {
-            // The first is not timed.
-            for time in 0..=TIMES {
+        let (to, from) = (transfer.to, transfer.from);
+        let mut has_batches = true;
+        let mut of = |copies| {
+            shortest(TIMES, || {
                 let start = self.node.now_us();
-                let (to, from) = (transfer.to, transfer.from);
-                if !self
+                has_batches &= self
                     .node
-                    .copy_batch(to, from, MIB, copies, transfer.stream)?
-                {
-                    return Ok(None);
-                }
+                    .copy_batch(to, from, MIB, copies, transfer.stream)?;
                 self.node.wait(transfer.stream)?;
-                if time > 0 {
-                    *best = best.min(self.node.now_us() - start);
-                }
-            }
-        }
-        Ok(Some((best[1] - best[0]) / ROW as f64))
+                Ok([self.node.now_us() - start])
+            })
+        };
+        let ([row], [two]) = (of(ROW)?, of(2 * ROW)?);
+        Ok(has_batches.then_some((two - row) / ROW as f64))
     }
 
     /// What the thread pays that launches copies which events join to others, as where one rank makes all copies of a message
@@ -181,9 +186,7 @@ impl Measurement<'_> {
         let pushed = self.between(hop.from, hop.to, hop.push.is_some());
         let stream = pushed.stream;
         let event = self.node.event(stream)?;
-        let [mut launch_us, mut idle_us, mut event_us] = [f64::INFINITY; 3];
-        // The first is not timed.
-        for time in 0..=TIMES * ROW {
+        let [launch_us, idle_us, event_us] = shortest(TIMES * ROW, || {
             let start = self.node.now_us();
             self.node.copy(pushed.to, pushed.from, MIB, stream)?;
             let first = self.node.now_us();
@@ -192,12 +195,8 @@ impl Measurement<'_> {
             self.node.join(event, stream)?;
             let joined = self.node.now_us();
             self.node.wait(stream)?;
-            if time > 0 {
-                launch_us = launch_us.min(launched - first);
-                idle_us = idle_us.min(first - start);
-                event_us = event_us.min((joined - launched) / 2.0);
-            }
-        }
+            Ok([launched - first, first - start, (joined - launched) / 2.0])
+        })?;
         self.node.destroy_event(event)?;
         Ok(Some(Calls {
             launch_us: rounded(launch_us),
