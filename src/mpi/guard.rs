@@ -115,7 +115,7 @@ pub unsafe fn raise_on_leaving(comm: Handle, code: c_int) {
 
 /// How long a launcher gets to hand on what was written to stderr before it hears of MPI_Abort: 1 of 20 idle runs of
 /// MPICH's lost the last line without, none of 200 with it.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+pub const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// Waits, once in a process, until what was said of an error has reached the user, if raising it may end the job.
 fn let_last_words_through(comm: Handle) {

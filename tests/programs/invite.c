@@ -280,6 +280,7 @@ static void each(void) {
 // each comes once, and whole.
 enum { JOINED_MAX = 256 };
 static int taken[2 * JOINED_MAX];
+static int has_called;
 
 static uint64_t seed_in_stream(int rank, int number) { return 900000 + 100000 * (uint64_t)rank + number; }
 
@@ -309,6 +310,7 @@ static void *second_in_stream(void *unused) {
         buf b = from[i % 4 == 3];
         buf_fill(b, seed_in_stream(me, steps() + i));
         OK(MPI_Send(b.p, n, MPI_BYTE, peer, TAG, MPI_COMM_WORLD));
+        __atomic_store_n(&has_called, 1, __ATOMIC_SEQ_CST);
     }
     buf_free(from[0]);
     buf_free(from[1]);
@@ -320,6 +322,7 @@ static void joined(void) {
     static MPI_Request sent[JOINED_MAX];
     size_t n = lengths[2];
     pthread_t second;
+    int alone = 0;
     drawn = 0x7654321 + 31 * (uint64_t)number_from("SEED", 1) + me;
     next_random(&drawn);
     memset(taken, 0, sizeof taken);
@@ -331,6 +334,7 @@ static void joined(void) {
         MPI_Request r;
         MPI_Status s;
         buf_poison(t);
+        alone += !__atomic_load_n(&has_called, __ATOMIC_SEQ_CST);
         OK(MPI_Irecv(t.p, n, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, &r));
         if (i < steps()) {
             out_of[i] = buf_new(DEVICE, n, 3);
@@ -345,6 +349,7 @@ static void joined(void) {
     pthread_join(second, NULL);
     for (int i = 0; i < steps(); i++) buf_free(out_of[i]);
     buf_free(t);
+    printf("posted alone: %d\n", alone);
 }
 
 // From one GPU of a rank to another one of its own: it has that memory, and maps it nowhere.

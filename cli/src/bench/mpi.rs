@@ -4,8 +4,8 @@
 
 use std::ffi::{c_int, c_void, CStr, CString};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
+use anabranch_engine::mpi::guard::LAST_WORDS;
 use anabranch_engine::mpi::{abi, library_version, Abi, Handle};
 use anyhow::{anyhow, bail};
 
@@ -226,10 +226,9 @@ impl Mpi {
         };
     }
 
-    /// Ends every rank, once the launcher has had the time to hand on what was written before: 1 of 20 idle runs of
-    /// MPICH's lost the last line of both ranks without.
+    /// Ends every rank, once the launcher has had the time to hand on what was written before.
     pub fn abort(&self, status: c_int) {
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(LAST_WORDS);
         // SAFETY: MPI is initialized.
         unsafe { (self.functions.abort)(self.abi.comm_world, status) };
     }
