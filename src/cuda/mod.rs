@@ -45,5 +45,5 @@ pub use pointer::{
 };
 pub use queue::InFlight;
 pub use staged::{free_bytes, is_short, StagedMemory, RESERVE};
-pub use state::{ContextKey, Entered};
+pub use state::{ContextKey, Entered, Stay};
 pub use types::{uuid_text, Context, IpcHandle, Uuid};

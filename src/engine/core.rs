@@ -8,6 +8,7 @@ use rustc_hash::FxBuildHasher;
 use slab::Slab;
 
 use crate::config::Config;
+use crate::cuda::Stay;
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
 use crate::engine::fetch::{Depths, Exchanges};
@@ -43,6 +44,9 @@ const LIVENESS_ROUNDS: u32 = 64;
 
 /// Looks at a copy that is waited for between two rounds.
 const CLOSER_LOOKS: u32 = 3;
+
+/// Sends that are out while there are such looks: one, and one before it of which its receiver has not said that it is through.
+const OPEN_LOOKED_AT: usize = 2;
 
 /// How often the house is kept, and rounds of progress for each that looks whether it is time; fewer for a program that makes
 /// calls which do not wait.
@@ -206,6 +210,7 @@ impl Core {
 
     /// Moves on everything that can be moved without an MPI call. True if anything did.
     pub fn progress(&mut self, env: &Env) -> bool {
+        let _stay = Stay::begin();
         let mut moved = self.take_announced(env);
         let mut i = 0;
         while i < self.moving.len() {
@@ -253,19 +258,25 @@ impl Core {
         if self.posted != 0 {
             return false;
         }
+        let _stay = Stay::begin();
         let mut moved = false;
         for _ in 0..CLOSER_LOOKS {
             moved = match (self.moving.as_slice(), self.open.as_slice()) {
                 ([only], open) => {
                     // What goes the other way may be written by this rank.
-                    let is_exchange = matches!(open, [_]) && self.serving;
-                    let (did, done) = self.advance_receive(env, *only);
-                    if done {
-                        self.moving.swap_remove(0);
+                    let is_exchange = self.serving && (1..=OPEN_LOOKED_AT).contains(&open.len());
+                    let only = *only;
+                    let mut moved = self.advance_only(env, only);
+                    if !moved && is_exchange && self.look_at_open_sends(env) {
+                        // The two end together, mostly.
+                        self.advance_only(env, only);
+                        moved = true;
                     }
-                    did || done || (is_exchange && self.look_at_open_sends(env))
+                    moved
                 }
-                ([], [_]) if self.serving => self.look_at_open_sends(env),
+                ([], open) if self.serving && open.len() <= OPEN_LOOKED_AT => {
+                    self.look_at_open_sends(env)
+                }
                 _ => break,
             };
             if moved {
@@ -275,6 +286,15 @@ impl Core {
         }
         self.gpu.launch();
         moved
+    }
+
+    /// Moves the only receive on whose payload is on its way. True if anything moved.
+    fn advance_only(&mut self, env: &Env, id: usize) -> bool {
+        let (did, done) = self.advance_receive(env, id);
+        if done {
+            self.moving.clear();
+        }
+        did || done
     }
 
     /// Now and then: what the program has freed is told to peers, what they have freed is unmapped, and staging is given

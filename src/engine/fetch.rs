@@ -646,6 +646,9 @@ impl Fetch {
     }
 
     fn acknowledge(&self) -> bool {
+        if let Path::Pushed(_) = self.path {
+            return self.peer.acknowledge_unheard(self.slot, self.nonce);
+        }
         self.peer.acknowledge(self.slot, self.nonce)
     }
 }

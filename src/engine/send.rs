@@ -19,7 +19,7 @@ use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::Summing;
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Abi, Handle};
-use crate::node::DESCRIPTOR_BYTES;
+use crate::node::{invite, DESCRIPTOR_BYTES};
 use crate::stats::{self, Counter, Reason};
 
 /// Messages from host memory below that are left to the MPI library, bytes. One H100, H D, times without the library, left and
@@ -156,6 +156,7 @@ impl Engine {
         let (first, _) = info.span(args.count);
         let address = args.buffer.wrapping_byte_offset(first as isize);
         if bytes > 0 {
+            invite::expect();
             if let Kind::Device(buffer) = cuda::classify(address) {
                 return Sorted::Device(buffer, info);
             }

@@ -126,18 +126,28 @@ impl Engine {
                     backoff.reset();
                 }
                 self.tidy(&mut core);
-                core.asked = false;
-                let result = step(self, &mut core);
-                core.gpu.launch();
-                if let Some(result) = result {
-                    core.pump_wanted = false;
-                    self.try_ready(&mut core);
-                    driving.end(&core);
-                    return result;
+                let mut has_moved = false;
+                loop {
+                    core.asked = false;
+                    let result = step(self, &mut core);
+                    core.gpu.launch();
+                    if let Some(result) = result {
+                        core.pump_wanted = false;
+                        self.try_ready(&mut core);
+                        driving.end(&core);
+                        return result;
+                    }
+                    if std::mem::take(&mut core.pump_wanted) {
+                        self.pump();
+                        break;
+                    }
+                    // What has ended is mostly what this call waits for: the rest of a round can wait.
+                    if has_moved || backoff.is_yielding() || !core.look_closer(&self.env) {
+                        break;
+                    }
+                    has_moved = true;
                 }
-                if std::mem::take(&mut core.pump_wanted) {
-                    self.pump();
-                } else if !backoff.is_yielding() && core.look_closer(&self.env) {
+                if has_moved {
                     backoff.reset();
                     continue;
                 }

@@ -13,10 +13,24 @@
 //!   └─close (receiver): from any state
 //! ```
 
+use super::map::will_write_at;
 use super::slot::put;
 use super::track::{Target, TrackError, TARGET_WORDS};
 use super::{digest, mix};
-use std::sync::atomic::{fence, AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicU64, AtomicUsize, Ordering};
+
+/// Where the invitation is that this process has taken last.
+static LAST_TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Sender: is about to look for an invitation, at the same place as the last time, mostly. What its receiver has written there is
+/// brought while the message is looked at.
+#[inline]
+pub fn expect() {
+    let address = LAST_TAKEN.load(Ordering::Relaxed);
+    if address != 0 {
+        will_write_at(address);
+    }
+}
 
 /// Lines for invitations of one rank.
 pub const INVITATIONS: usize = 64;
@@ -168,6 +182,7 @@ impl Invitation {
 
     /// Sender: will write to the buffer. False where the receiver has withdrawn it.
     pub fn take(&self, tag: u64) -> bool {
+        LAST_TAKEN.store(std::ptr::from_ref(self).addr(), Ordering::Relaxed);
         // What was read of it before is of this use, as no tag comes twice.
         self.swap(tag, Invited::Open, Invited::Taken)
     }

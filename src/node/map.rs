@@ -7,12 +7,17 @@ use std::ptr::NonNull;
 
 /// Has the processor bring the first cache line of something in shared memory that will soon be written: it comes while other
 /// work is done. A line that another core has written last takes a tenth of a microsecond.
-pub(super) fn will_write<T>(_object: &T) {
+pub(super) fn will_write<T>(object: &T) {
+    will_write_at(std::ptr::from_ref(object).addr());
+}
+
+/// The same of the line at an address, whether or not anything is there still.
+pub(super) fn will_write_at(_address: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint at the address of a live reference, which changes no memory and no register; processors without it do
-    // nothing.
+    // SAFETY: a hint, which changes no memory and no register, and does nothing at an address that is not mapped; nor on
+    // processors without it.
     unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) std::ptr::from_ref(_object), options(nostack, preserves_flags, readonly));
+        std::arch::asm!("prefetchw [{}]", in(reg) _address, options(nostack, preserves_flags, readonly));
     }
 }
 

@@ -99,10 +99,16 @@ impl Peer {
     /// needs to know no sooner than at its next MPI call, so its helper is left asleep.
     pub fn acknowledge(&self, slot: u32, nonce: u64) -> bool {
         self.view.will_ring();
-        let slot = self.view.slot(slot);
-        let told = slot.is_some_and(|slot| slot.acknowledge(nonce).is_ok());
+        let told = self.acknowledge_unheard(slot, nonce);
         self.view.ring_quietly();
         told
+    }
+
+    /// The same of a message that the peer knows to be there, as it has written it: it finds the slot free when it looks at
+    /// its messages for the sake of another one.
+    pub fn acknowledge_unheard(&self, slot: u32, nonce: u64) -> bool {
+        let slot = self.view.slot(slot);
+        slot.is_some_and(|slot| slot.acknowledge(nonce).is_ok())
     }
 
     /// The slot and message that a descriptor of this peer's names, if they bear it out in everything.

@@ -491,6 +491,18 @@ impl View {
             .fetch_add(RING, Ordering::SeqCst);
     }
 
+    /// As [`View::ring_doorbell`], for what the owner looks at in every round while it is awake, rung or not: nothing is
+    /// written to the line that it reads then. Should it fall asleep at this very moment, it sees it when it next wakes, a
+    /// millisecond later at most, as it has something under way.
+    pub fn rouse(&self) {
+        let doorbell = &self.header().doorbell;
+        let is_awake = doorbell.attended.load(Ordering::SeqCst) != 0
+            || doorbell.asleep.load(Ordering::SeqCst) == 0;
+        if !is_awake {
+            self.ring_doorbell();
+        }
+    }
+
     /// Owner: wakes its own sleepers, whoever attends.
     pub(super) fn wake_sleepers(&self) {
         self.ring_quietly();

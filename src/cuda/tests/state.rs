@@ -47,7 +47,41 @@ pub(super) fn guard() {
     assert!(!another.is_alive());
     assert_eq!(Entered::enter_same(another).err(), Some(Error::ContextLost));
     assert_eq!(current(), own);
+    stay(own, other);
     devices();
+}
+
+/// What a thread that stays leaves behind, and what it finds meanwhile.
+fn stay(own: Context, other: Context) {
+    let [here, there] = [own, other].map(|context| ContextKey::of(context).unwrap());
+    exchange_mode(1);
+    let stay = Stay::begin();
+    assert!(stay.is_some() && Stay::begin().is_none(), "once at a time");
+    drop(Entered::enter_same(there).unwrap());
+    assert_eq!(current(), other, "it stays");
+    drop(Entered::enter_same(there).unwrap());
+    assert_eq!((current(), exchange_mode(2)), (other, 2));
+    {
+        // Upon what was stayed in, and not out of it.
+        let _relaxed = Entered::relaxed().unwrap();
+        drop(Entered::enter_same(there).unwrap());
+        assert_eq!(current(), other);
+        let _here = Entered::enter_same(here).unwrap();
+        assert_eq!(current(), own);
+    }
+    assert_eq!((current(), exchange_mode(2)), (other, 2));
+    {
+        // Another one takes its place.
+        let _here = Entered::enter_same(here).unwrap();
+        assert_eq!(current(), own);
+        let _there = Entered::enter_same(there).unwrap();
+        assert_eq!(current(), other);
+    }
+    assert_eq!((current(), exchange_mode(2)), (own, 2));
+    drop(stay);
+    assert_eq!((current(), exchange_mode(0)), (own, 1), "all is as it was");
+    drop(Entered::enter_same(there).unwrap());
+    assert_eq!(current(), own, "nobody stays any more");
 }
 
 fn devices() {

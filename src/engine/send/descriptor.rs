@@ -441,11 +441,8 @@ impl Core {
                 ..Advance::default()
             };
         };
-        let mut state = slot.settled(out.nonce);
-        if out.is_given_up && state.is_ok_and(|state| !state.is_final()) {
-            state = Ok(State::Failed);
-        }
-        if let Some(pushed) = out.pushed.as_mut().filter(|_| state.is_ok()) {
+        // Its receiver has nothing to say before that: to look would only take the slot's line from it.
+        if let Some(pushed) = &mut out.pushed {
             match pushed.poll(&mut self.gpu) {
                 Pushing::Flying => {
                     return Advance {
@@ -455,18 +452,24 @@ impl Core {
                 }
                 Pushing::Ended { has_landed } => {
                     // The buffer is not read any more. A message that was given up meanwhile has no receiver.
-                    if has_landed && !out.is_given_up {
+                    let is_there = has_landed && !out.is_given_up;
+                    if is_there {
                         send.complete = true;
                         send.story.path = story::Path::Direct;
                     }
+                    // Its receiver has no more to ask for.
                     return Advance {
                         moved: true,
-                        serving: true,
+                        serving: !is_there,
                         closed: false,
                     };
                 }
                 Pushing::Over => {}
             }
+        }
+        let mut state = slot.settled(out.nonce);
+        if out.is_given_up && state.is_ok_and(|state| !state.is_final()) {
+            state = Ok(State::Failed);
         }
         let ring = slot.ring(out.nonce);
         let step = match (state, &mut out.hosting) {
@@ -616,7 +619,9 @@ impl Core {
         let (mut sends_to, mut is_pushing) = (false, false);
         for id in self.open.iter().take(LOOKED_AT) {
             if let SendKind::Descriptor(out) = &self.sends[*id].kind {
-                let is_to = out.peer.world_rank() == rank;
+                // One that this rank has written is over, whether or not its receiver has said so.
+                let is_over = self.sends[*id].complete && out.pushed.is_some();
+                let is_to = out.peer.world_rank() == rank && !is_over;
                 sends_to |= is_to;
                 is_pushing |= is_to && out.pushed.as_ref().is_some_and(Pushed::is_flying);
             }

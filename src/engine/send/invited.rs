@@ -154,7 +154,8 @@ impl Pushed {
     }
 
     fn end(&mut self, has_landed: bool) {
-        self.copy = None;
+        // What it kept is let go of once its receiver knows.
+        let _copy = self.copy.take();
         let board = self.peer.board();
         if let Some(invitation) = board.and_then(|board| board.invitation(self.told.line)) {
             if has_landed {
@@ -163,7 +164,7 @@ impl Pushed {
                 invitation.refuse(self.told.tag);
             }
         }
-        self.peer.ring_doorbell();
+        self.peer.rouse();
     }
 
     /// Whether nothing of it runs any more, well or not.
