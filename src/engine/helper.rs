@@ -21,11 +21,12 @@ const OWED_SLEEP_MIN: Duration = Duration::from_micros(50);
 /// How long a program must have made no call before the helper, woken, does something in its place: longer than a
 /// program takes from one call to the next while it posts its messages.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
-/// The same of a program that has gone on making calls. Each end of a pause takes the core away from a program that is
-/// bound to it: on a virtual machine 13 us, so that pauses of 20 us made a round trip take 16 us instead of 9.
-const PAUSE_MAX: Duration = Duration::from_micros(500);
-/// Pauses in a row in which one and the same call may go on waiting: 20 ms, after which the helper sleeps until it is woken.
-const WAITS_MAX: u32 = 40;
+/// The same of a program that has gone on making calls for twice as long. Each end of a pause takes the core away from a program
+/// that is bound to it: two H100s, 4 KiB both ways, two ranks each bound to a core of a virtual machine: 12.5 us with pauses of 0.5 ms,
+/// 12.0 of 2 ms, 11.8 of 8 ms (means of four launches, in turns within each; with 20 us a round trip took 16 us instead of 9).
+const PAUSE_MAX: Duration = Duration::from_millis(4);
+/// How long one and the same call may go on waiting, after which the helper sleeps until it is woken.
+const WAIT_MAX: Duration = Duration::from_millis(20);
 /// Times that the helper does not count on a call that waits, once it came late because of that.
 const DOUBTS: u32 = 16;
 /// Rounds of yielding before the first sleep, while something is owed.
@@ -185,18 +186,17 @@ impl Engine {
     /// also while one call waits, which is followed by another, mostly. Returns whether it paused for so long
     /// that what has come meanwhile was kept waiting.
     fn leave_it_to_the_program(&self, counts_on_it: bool) -> bool {
-        let (mut pause, mut quiet, mut silence) = (PAUSE_MIN, 0, Duration::ZERO);
+        let (mut pause, mut silence) = (PAUSE_MIN, Duration::ZERO);
         while !self.helper.stop.load(Ordering::SeqCst) {
             let before = self.activity.load(Ordering::Relaxed);
             std::thread::sleep(pause);
             if before != self.activity.load(Ordering::Relaxed) {
-                (quiet, silence) = (0, Duration::ZERO);
+                silence = Duration::ZERO;
             } else {
-                quiet += 1;
                 silence += pause;
                 let waits = self.driving.load(Ordering::Acquire) != 0;
                 let is_due = !waits && silence >= self.patience();
-                if is_due || (waits && (!counts_on_it || quiet > WAITS_MAX)) {
+                if is_due || (waits && (!counts_on_it || silence > WAIT_MAX)) {
                     break;
                 }
             }
