@@ -21,10 +21,14 @@ const OWED_SLEEP_MIN: Duration = Duration::from_micros(50);
 /// How long a program must have made no call before the helper, woken, does something in its place: longer than a
 /// program takes from one call to the next while it posts its messages.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
-/// The same of a program that has gone on making calls for twice as long. Each end of a pause takes the core away from a program
-/// that is bound to it: two H100s, 4 KiB both ways, two ranks each bound to a core of a virtual machine: 12.5 us with pauses of 0.5 ms,
-/// 12.0 of 2 ms, 11.8 of 8 ms (means of four launches, in turns within each; with 20 us a round trip took 16 us instead of 9).
-const PAUSE_MAX: Duration = Duration::from_millis(4);
+/// The same of a program that has gone on making calls.
+const PAUSE_MAX: Duration = Duration::from_micros(500);
+/// The same of one that has done little else. Each end of a pause takes the core away from a program that is bound to it: two H100s,
+/// 4 KiB both ways, two ranks each bound to a core of a virtual machine: 12.5 us with pauses of 0.5 ms, 12.0 of 2 ms, 11.8 of 8 ms
+/// (means of four launches, in turns within each; with 20 us a round trip took 16 us instead of 9).
+const PAUSE_BUSY_MAX: Duration = Duration::from_millis(4);
+/// It makes a call so often, on average: one that computes for a millisecond between two of them is to be found out meanwhile.
+const BUSY: Duration = Duration::from_micros(100);
 /// How long one and the same call may go on waiting, after which the helper sleeps until it is woken.
 const WAIT_MAX: Duration = Duration::from_millis(20);
 /// Times that the helper does not count on a call that waits, once it came late because of that.
@@ -190,7 +194,8 @@ impl Engine {
         while !self.helper.stop.load(Ordering::SeqCst) {
             let before = self.activity.load(Ordering::Relaxed);
             std::thread::sleep(pause);
-            if before != self.activity.load(Ordering::Relaxed) {
+            let calls = self.activity.load(Ordering::Relaxed).wrapping_sub(before);
+            if calls != 0 {
                 silence = Duration::ZERO;
             } else {
                 silence += pause;
@@ -200,7 +205,12 @@ impl Engine {
                     break;
                 }
             }
-            pause = (pause * 2).min(PAUSE_MAX);
+            let most = if BUSY * calls >= pause {
+                PAUSE_BUSY_MAX
+            } else {
+                PAUSE_MAX
+            };
+            pause = (pause * 2).min(most);
         }
         pause > PAUSE_MIN
     }
