@@ -367,7 +367,7 @@ impl Queue {
 
     /// Launches what waits. If the stream had enough to do when last asked, it is asked again first.
     fn feed(&self, state: &mut State, done: &mut Mapped) {
-        let fed = Entered::enter_same(self.key).and_then(|entered| {
+        let fed = Entered::ask(self.key).and_then(|entered| {
             if state.flying.len() >= LAUNCHES_MAX {
                 self.reap(state, &entered, done)?;
             }
@@ -550,7 +550,7 @@ impl Queue {
             Some(End::Lost(error)) => return Err(error),
             None => {}
         }
-        let entered = Entered::enter_same(self.key);
+        let entered = Entered::ask(self.key);
         let asked = entered.and_then(|entered| {
             self.reap(&mut state, &entered, &mut done)?;
             self.launch_waiting(&mut state, &entered);

@@ -106,6 +106,12 @@ impl StagedMemory {
         self.handle
     }
 
+    /// Where it was allocated.
+    #[cfg(test)]
+    pub(super) fn context(&self) -> ContextKey {
+        self.context
+    }
+
     /// Whether the context is the engine's own.
     #[must_use]
     pub fn is_own_context(&self) -> bool {

@@ -57,7 +57,7 @@ pub struct Entered {
     driver: &'static Driver,
     /// What to take back.
     owed: Owed,
-    /// The context, where it was entered as one that is known by more than its handle.
+    /// The context, if it may be stayed in.
     key: Option<ContextKey>,
     stays_on_its_thread: PhantomData<*const ()>,
 }
@@ -75,7 +75,7 @@ struct Standing {
     alive: Cell<u32>,
     /// A [`Stay`] lives.
     stays: Cell<bool>,
-    /// Entered, and in nobody's hands: below all that live.
+    /// Entered, and in nobody's hands. Only where none lives.
     kept: Cell<Option<(ContextKey, Owed)>>,
 }
 
@@ -86,8 +86,9 @@ thread_local! {
     };
 }
 
-/// While it lives, its thread stays in the context that it leaves: to enter that again costs nothing (four questions to the
-/// driver, together a twelfth of a microsecond, for each question of a fifth). For stretches without a call of MPI.
+/// While it lives, its thread stays in the context in which it has asked about copies ([`Entered::ask`]), so that to ask there again
+/// takes one call of the driver instead of five. Whatever else enters the driver leaves that context first: it may be about to
+/// destroy it. For stretches without a call of MPI.
 #[must_use = "the driver is left when this is dropped"]
 pub struct Stay(PhantomData<*const ()>);
 
@@ -101,13 +102,16 @@ impl Stay {
 
 impl Drop for Stay {
     fn drop(&mut self) {
-        let kept = STANDING.with(|standing| {
-            standing.stays.set(false);
-            standing.kept.take()
-        });
-        if let (Some((_, owed)), Ok(driver)) = (kept, required()) {
-            owed.take_back(driver);
-        }
+        STANDING.with(|standing| standing.stays.set(false));
+        leave_kept();
+    }
+}
+
+/// Leaves the context that this thread has stayed in, if it has.
+fn leave_kept() {
+    let kept = STANDING.with(|standing| standing.kept.take());
+    if let (Some((_, owed)), Ok(driver)) = (kept, required()) {
+        owed.take_back(driver);
     }
 }
 
@@ -125,9 +129,6 @@ impl Entered {
     /// Enters a context, provided that it is still the one of the key. Asked before it is entered: a driver may push one that
     /// is gone and crash in popping it (580).
     pub fn enter_same(key: ContextKey) -> Result<Entered> {
-        if let Some(kept) = Entered::kept(key)? {
-            return Ok(kept);
-        }
         let mut entered = Entered::relaxed()?;
         match identity(entered.driver, key.handle) {
             Ok(id) if id == key.id => {}
@@ -135,34 +136,32 @@ impl Entered {
             Err(error) => return Err(lost(error)),
         }
         entered.make_current(key.handle).map_err(lost)?;
+        Ok(entered)
+    }
+
+    /// As [`Entered::enter_same`], to ask about copies and to launch more: see [`Stay`].
+    pub fn ask(key: ContextKey) -> Result<Entered> {
+        let kept = STANDING.with(|standing| {
+            let kept = standing.kept.get().filter(|(context, _)| *context == key);
+            if kept.is_some() {
+                standing.kept.set(None);
+            }
+            kept
+        });
+        let mut entered = match kept {
+            Some((_, owed)) => Entered::new(required()?, owed),
+            None => Entered::enter_same(key)?,
+        };
         entered.key = Some(key);
         Ok(entered)
     }
 
-    /// The context that this thread has stayed in, if it is this one. Another one is left.
-    fn kept(key: ContextKey) -> Result<Option<Entered>> {
-        let kept = STANDING.with(|standing| match standing.alive.get() {
-            0 => standing.kept.take(),
-            // Not from below those that live.
-            _ => None,
-        });
-        let Some((context, owed)) = kept else {
-            return Ok(None);
-        };
-        let driver = required()?;
-        if context != key {
-            owed.take_back(driver);
-            return Ok(None);
-        }
-        Ok(Some(Entered::new(driver, owed, Some(key))))
-    }
-
-    fn new(driver: &'static Driver, owed: Owed, key: Option<ContextKey>) -> Entered {
+    fn new(driver: &'static Driver, owed: Owed) -> Entered {
         STANDING.with(|standing| standing.alive.set(standing.alive.get() + 1));
         Entered {
             driver,
             owed,
-            key,
+            key: None,
             stays_on_its_thread: PhantomData,
         }
     }
@@ -185,6 +184,7 @@ impl Entered {
 
     /// Enters the driver for calls that need no context.
     pub fn relaxed() -> Result<Entered> {
+        leave_kept();
         let driver = required()?;
         let mut mode = CAPTURE_MODE_RELAXED;
         // SAFETY: `mode` is read and written. A driver without captures has no such function, and nothing to relax.
@@ -198,7 +198,7 @@ impl Entered {
             capture_mode,
             pushed: false,
         };
-        Ok(Entered::new(driver, owed, None))
+        Ok(Entered::new(driver, owed))
     }
 
     /// The driver entered.

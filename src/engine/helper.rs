@@ -136,6 +136,13 @@ fn run() {
     }
 }
 
+/// How long to pause after a pause in which the program has made so many calls.
+fn next_pause(pause: Duration, calls: u32) -> Duration {
+    let is_busy = BUSY.saturating_mul(calls) >= pause;
+    let most = if is_busy { PAUSE_BUSY_MAX } else { PAUSE_MAX };
+    (pause * 2).min(most)
+}
+
 fn serve(engine: &Engine) {
     let own = engine.env.node.own();
     let (mut idle, mut doubts) = (0u32, 0u32);
@@ -205,12 +212,7 @@ impl Engine {
                     break;
                 }
             }
-            let most = if BUSY * calls >= pause {
-                PAUSE_BUSY_MAX
-            } else {
-                PAUSE_MAX
-            };
-            pause = (pause * 2).min(most);
+            pause = next_pause(pause, calls);
         }
         pause > PAUSE_MIN
     }
@@ -240,5 +242,38 @@ impl Engine {
         core.is_inside = self.is_inside();
         let moved = core.progress(&self.env);
         (moved, core.is_owing(&self.env))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pauses in the midst of a program that makes a call so often.
+    fn after(pauses: u32, mut pause: Duration, every: Duration) -> Duration {
+        for _ in 0..pauses {
+            let calls = pause.as_nanos() / every.as_nanos();
+            pause = next_pause(pause, calls as u32);
+        }
+        pause
+    }
+
+    #[test]
+    fn pauses_are_as_long_as_calls_are_dense() {
+        let us = Duration::from_micros;
+        assert_eq!(after(1, PAUSE_MIN, us(10)), 2 * PAUSE_MIN);
+        // No longer than the program has gone on for.
+        let mut sum = Duration::ZERO;
+        for pauses in 0..20 {
+            let pause = after(pauses, PAUSE_MIN, us(10));
+            assert!(pause <= sum + PAUSE_MIN, "{pause:?} after {sum:?}");
+            sum += pause;
+        }
+        assert_eq!(after(20, PAUSE_MIN, us(10)), us(4000));
+        // One that computes in between is found out as soon as ever, whatever it did before.
+        assert_eq!(after(20, PAUSE_MIN, us(150)), us(500));
+        assert_eq!(after(20, PAUSE_MIN, us(3000)), us(500));
+        assert_eq!(after(1, PAUSE_BUSY_MAX, us(3000)), us(500));
+        assert_eq!(next_pause(PAUSE_BUSY_MAX, u32::MAX), PAUSE_BUSY_MAX);
     }
 }

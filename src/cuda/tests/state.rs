@@ -57,30 +57,41 @@ fn stay(own: Context, other: Context) {
     exchange_mode(1);
     let stay = Stay::begin();
     assert!(stay.is_some() && Stay::begin().is_none(), "once at a time");
-    drop(Entered::enter_same(there).unwrap());
+    drop(Entered::ask(there).unwrap());
     assert_eq!(current(), other, "it stays");
-    drop(Entered::enter_same(there).unwrap());
+    drop(Entered::ask(there).unwrap());
     assert_eq!((current(), exchange_mode(2)), (other, 2));
     {
-        // Upon what was stayed in, and not out of it.
+        // Whatever else enters the driver finds the thread as the program has left it.
         let _relaxed = Entered::relaxed().unwrap();
-        drop(Entered::enter_same(there).unwrap());
-        assert_eq!(current(), other);
-        let _here = Entered::enter_same(here).unwrap();
         assert_eq!(current(), own);
+        drop(Entered::ask(there).unwrap());
+        assert_eq!(current(), own, "not from within another");
     }
-    assert_eq!((current(), exchange_mode(2)), (other, 2));
+    assert_eq!((current(), exchange_mode(1)), (own, 1));
+    drop(Entered::ask(there).unwrap());
+    drop(Entered::enter_same(there).unwrap());
+    assert_eq!((current(), exchange_mode(1)), (own, 1));
     {
         // Another one takes its place.
-        let _here = Entered::enter_same(here).unwrap();
+        drop(Entered::ask(there).unwrap());
+        let _here = Entered::ask(here).unwrap();
         assert_eq!(current(), own);
-        let _there = Entered::enter_same(there).unwrap();
-        assert_eq!(current(), other);
+        drop(Entered::ask(there).unwrap());
+        assert_eq!((current(), exchange_mode(2)), (own, 2));
     }
-    assert_eq!((current(), exchange_mode(2)), (own, 2));
+    assert_eq!((current(), exchange_mode(2)), (own, 2), "it stays here");
+    // A context that is destroyed while the thread stays in it takes nothing else with it.
+    let staged = StagedMemory::allocate_on(2, 1 << 20).unwrap();
+    assert!(staged.is_own_context());
+    let of_staged = staged.context();
+    drop(Entered::ask(of_staged).unwrap());
+    assert_eq!(current(), of_staged.handle);
+    drop(staged);
+    assert!(!of_staged.is_alive());
     drop(stay);
     assert_eq!((current(), exchange_mode(0)), (own, 1), "all is as it was");
-    drop(Entered::enter_same(there).unwrap());
+    drop(Entered::ask(there).unwrap());
     assert_eq!(current(), own, "nobody stays any more");
 }
 
