@@ -270,19 +270,16 @@ impl Owed {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let is_kept = STANDING.with(|standing| {
-            let alive = standing.alive.get().saturating_sub(1);
+        let kept = STANDING.with(|standing| {
+            let alive = standing.alive.get() - 1;
             standing.alive.set(alive);
-            let kept = standing.kept.get();
-            match (self.key, kept) {
-                (Some(key), None) if alive == 0 && standing.stays.get() => {
-                    standing.kept.set(Some((key, self.owed)));
-                    true
-                }
-                _ => false,
-            }
+            let may_stay = alive == 0 && standing.stays.get();
+            let kept = self.key.filter(|_| may_stay).map(|key| (key, self.owed));
+            // Nothing is kept while a value lives, so nothing is lost here.
+            standing.kept.set(kept);
+            kept
         });
-        if !is_kept {
+        if kept.is_none() {
             self.owed.take_back(self.driver);
         }
     }

@@ -156,7 +156,6 @@ impl Engine {
         let (first, _) = info.span(args.count);
         let address = args.buffer.wrapping_byte_offset(first as isize);
         if bytes > 0 {
-            invite::expect();
             if let Kind::Device(buffer) = cuda::classify(address) {
                 return Sorted::Device(buffer, info);
             }
@@ -329,6 +328,7 @@ impl Engine {
         info: &TypeInfo,
         by_value: Option<Reason>,
     ) -> Result<usize, c_int> {
+        invite::expect();
         self.use_device();
         self.note_activity();
         let bytes = info.bytes(args.count);
