@@ -92,6 +92,25 @@ int anabranch_request(const void *request, anabranch_message *message, size_t si
  * a receive that was watched for a message of this library's, and met another, is told of as ANABRANCH_NATIVE. */
 int anabranch_last(anabranch_message *message, size_t size);
 
+/* ---- with and without, in one run -------------------------------------------------------------------------------------- */
+
+/* Stands aside (on is not 0): from here on this process's messages are left to the MPI library, as if this library were not
+ * there, until anabranch_aside(0). So a program can measure itself with and without in turns, which tells differences
+ * apart that launches scatter more than (`anabranch compare --turns` does so).
+ *
+ * All ranks that exchange messages call it at the same place of the program, where every message has been received and no
+ * other thread is in MPI:
+ *
+ *     MPI_Barrier(comm);
+ *     if (ANABRANCH_CALL(0, anabranch_aside, 1) != 0) ...
+ *     MPI_Barrier(comm);
+ *
+ * Returns 0, or how many messages and requests of this process are in the way, inactive persistent requests included; then
+ * nothing has changed, and the ranks for which it returned 0 must be called back by anabranch_aside(0). That ranks agree is not
+ * checked: a rank that stands aside receives 61 bytes in place of a message from one that does not. Before MPI_Init and
+ * after MPI_Finalize it does nothing. */
+int anabranch_aside(int on);
+
 #ifdef __cplusplus
 }
 #endif

@@ -76,6 +76,11 @@ impl Pending {
         self.by_handle.is_empty() && self.displaced.is_empty()
     }
 
+    /// How many receives are pending.
+    pub(super) fn len(&self) -> usize {
+        self.by_handle.len() + self.displaced.len()
+    }
+
     #[inline]
     fn insert(&mut self, handle: Handle, early: Early) {
         if let Some(before) = self.by_handle.insert(handle, early) {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::engine::{engine, Engine, Env};
+use crate::mpi::guard;
 use crate::node::Readiness;
 use crate::stats::{self, Counter};
 
@@ -31,6 +32,8 @@ const PAUSE_BUSY_MAX: Duration = Duration::from_millis(4);
 const BUSY: Duration = Duration::from_micros(100);
 /// How long one and the same call may go on waiting, after which the helper sleeps until it is woken.
 const WAIT_MAX: Duration = Duration::from_millis(20);
+/// How long a program is taken to go on making calls that the library stands aside for.
+const ASIDE_MAX: Duration = Duration::from_secs(1);
 /// Times that the helper does not count on a call that waits, once it came late because of that.
 const DOUBTS: u32 = 16;
 /// Rounds of yielding before the first sleep, while something is owed.
@@ -206,6 +209,10 @@ impl Engine {
                 silence = Duration::ZERO;
             } else {
                 silence += pause;
+                // So that it is asleep or awake as much as it would be, in either turn of a program that measures.
+                if guard::is_aside() && silence < ASIDE_MAX {
+                    continue;
+                }
                 let waits = self.driving.load(Ordering::Acquire) != 0;
                 let is_due = !waits && silence >= self.patience();
                 if is_due || (waits && (!counts_on_it || silence > WAIT_MAX)) {

@@ -3,6 +3,7 @@
 //! Everything mutable is in [`Core`], behind one lock. A thread of the program takes it for short steps that never
 //! block; the helper thread, which makes no MPI call, takes it while no thread of the program is in the engine.
 
+pub mod aside;
 pub mod codes;
 pub mod comms;
 pub mod completion;

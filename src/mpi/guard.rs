@@ -17,6 +17,8 @@ const ARMED: u8 = 1;
 const TRACE: u8 = 2;
 /// The call named by `PANIC_IN` panics.
 const INJECT: u8 = 4;
+/// Armed, but messages are passed on.
+const ASIDE: u8 = 8;
 
 /// All that an exported function looks at before it does anything, in one byte.
 static GATE: AtomicU8 = AtomicU8::new(0);
@@ -66,6 +68,22 @@ pub fn armed() -> bool {
 /// Arms or disarms the library. Called inside MPI_Init, and in MPI_Finalize once everything owed is served.
 pub fn set_armed(on: bool) {
     set(ARMED, on);
+}
+
+/// Whether messages are taken.
+#[inline(always)]
+fn is_taking() -> bool {
+    GATE.load(Ordering::Relaxed) & (ARMED | ASIDE) == ARMED
+}
+
+/// Has messages and requests passed on as if the library were not there, while it follows communicators, or taken again.
+pub fn set_aside(on: bool) {
+    set(ASIDE, on);
+}
+
+/// Whether messages are passed on although the library is armed.
+pub fn is_aside() -> bool {
+    GATE.load(Ordering::Relaxed) & (ARMED | ASIDE) == ARMED | ASIDE
 }
 
 /// Logs every armed call if the level of the log is trace; to be called once the log is set up. Off, it costs nothing.
@@ -192,6 +210,16 @@ pub fn enter_armed() -> Option<Guard> {
     }
 }
 
+/// As [`enter_armed`], but `None` also while the library stands aside.
+#[inline(always)]
+pub fn enter_taking() -> Option<Guard> {
+    if is_taking() {
+        enter()
+    } else {
+        None
+    }
+}
+
 /// As [`enter`], for the functions that arm the library.
 #[inline(always)]
 pub fn enter_arming() -> Option<Guard> {
@@ -202,10 +230,10 @@ pub fn enter_arming() -> Option<Guard> {
 /// A message has been sent or received from inside another call, by a callback of the program's, say.
 static PASSED_ON: AtomicBool = AtomicBool::new(false);
 
-/// A call is passed on without a look at it, as this thread is inside another one or the library is not armed.
+/// A call is passed on without a look at it, as this thread is inside another one, or the library is not armed or stands aside.
 #[inline(always)]
 pub fn pass_on(function: Function) {
-    if armed() {
+    if is_taking() {
         note_passed_on(function);
     }
 }

@@ -3,7 +3,8 @@
 // Rank 0 sends to it, or is yet to send. Every byte of the first round's messages is verified.
 //   computing KERNELS.ptx BYTES MESSAGES WORK_US ROUNDS
 // Messages are MESSAGES of BYTES, each in a place of its own; a round of work takes about WORK_US, and should be over before they
-// are there. Prints for each kind of work, and for each state of its receives, medians of ROUNDS that take turns:
+// are there. With $TURNS the library stands aside in every second round: then all is printed twice, first without it. Prints for
+// each kind of work, and for each state of its receives, medians of ROUNDS that take turns:
 //   WORK STATE US RATIO LOST GB/S BESIDE TEST
 //     STATE   none: nothing is posted; pending: receives are posted, and nothing is sent; served: it is sent, and rank 1 makes no
 //             MPI call (nothing arrives then, as only the MPI library matches); tested: it calls MPI_Testall between units
@@ -14,6 +15,7 @@
 //     BESIDE  the part of the work that was done before all messages were there; 1 where that is not asked
 //     TEST    how long MPI_Testall took of a unit, us, and the longest call of a round
 #define _GNU_SOURCE
+#include "../../include/anabranch.h"
 #include "../../simcuda/conformance/driver.h"
 #include <mpi.h>
 
@@ -39,7 +41,6 @@ static void *host[2];
 static CUstream streams[3];
 static CUfunction kernel;
 static MPI_Request requests[MOST];
-static unsigned long long (*counter)(const char *);
 
 static void setup(const char *kernels) {
     CUcontext context;
@@ -62,7 +63,6 @@ static void setup(const char *kernels) {
     Q(cuCtxSynchronize());
     Q(cuModuleLoadData(&module, read_file(kernels)));
     Q(cuModuleGetFunction(&kernel, module, "fill_pattern"));
-    *(void **)&counter = dlsym(RTLD_DEFAULT, "anabranch_counter");
 }
 
 /* A unit of work on this rank's GPU, to its end. */
@@ -86,7 +86,18 @@ static int units_in(int kinds, double work_us) {
     return 1 + (int)(4 * work_us / (now_us() - began));
 }
 
-static unsigned long long by_host(void) { return counter ? counter("several_host_bytes") : 0; }
+static uint64_t by_host(void) { return ANABRANCH_CALL(0, anabranch_counter, "several_host_bytes"); }
+
+/* With the library, or without. */
+static void set_aside(int on) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    int left = ANABRANCH_CALL(-1, anabranch_aside, on);
+    if (left) {
+        fprintf(stderr, left < 0 ? "TURNS: the library is not there\n" : "the library cannot stand aside: messages are in the way\n");
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+}
 
 struct round { double us, host_gb_s, beside, test_us, longest_us; };
 
@@ -108,7 +119,7 @@ static struct round one(int kinds, int state, int units) {
         MPI_Waitall(messages, requests, MPI_STATUSES_IGNORE);
     }
     if (me) {
-        unsigned long long before = by_host();
+        uint64_t before = by_host();
         double began = now_us(), last = 0;
         for (int i = 0; i < units; i++) {
             unit(kinds);
@@ -152,7 +163,10 @@ static void verify(void) {
     Q(cuStreamSynchronize(streams[0]));
 }
 
-static double median(double *values, int n) {
+/* Of one field of some rounds. */
+static double median_of(const struct round *rounds, int n, size_t field) {
+    double values[n];
+    for (int i = 0; i < n; i++) values[i] = *(const double *)((const char *)&rounds[i] + field);
     qsort(values, n, sizeof *values, by_value);
     return values[n / 2];
 }
@@ -170,24 +184,31 @@ int main(int argc, char **argv) {
     int rounds = atoi(argv[5]);
     if (getenv("LAUNCHES")) launches = atoi(getenv("LAUNCHES"));
     setup(argv[1]);
-    double *us = calloc(rounds * STATES, sizeof *us), *gb_s = calloc(rounds * STATES, sizeof *gb_s), *beside = calloc(rounds * STATES, sizeof *beside), *test_us = calloc(rounds * STATES, sizeof *test_us), *longest_us = calloc(rounds * STATES, sizeof *longest_us);
+    int turns = getenv("TURNS") ? 2 : 1;
+    struct round *found = calloc((size_t)turns * STATES * rounds, sizeof *found);
     for (int w = 0; w < (getenv("ONLY_KERNELS") ? 1 : WORKS); w++) {
         int units = me == 1 ? units_in(works[w].kinds, work_us) : 0;
         for (int i = -1; i < rounds; i++) /* the first of each does not count: memory is mapped, links are measured */
-            for (int state = 0; state < STATES; state++) {
-                struct round r = one(works[w].kinds, state, units);
-                if (i < 0 && state != NONE) verify();
-                int at = state * rounds + (i < 0 ? 0 : i);
-                us[at] = r.us, gb_s[at] = r.host_gb_s, beside[at] = r.beside, test_us[at] = r.test_us, longest_us[at] = r.longest_us;
+            for (int turn = 0; turn < turns; turn++) {
+                if (turns > 1) set_aside(turn == 0);
+                for (int state = 0; state < STATES; state++) {
+                    struct round r = one(works[w].kinds, state, units);
+                    if (i < 0 && state != NONE) verify();
+                    found[(turn * STATES + state) * rounds + (i < 0 ? 0 : i)] = r;
+                }
             }
-        if (me != 1) continue;
-        double alone = median(us, rounds), link = launches * 1.0 * COPY * 1e-3 / alone;
-        for (int state = 0; state < STATES; state++) {
-            double with = median(us + state * rounds, rounds), host_gb_s = median(gb_s + state * rounds, rounds);
-            /* What the messages took of the link that copies up go over, as a share of it. */
-            double taken = works[w].kinds & UP && link > 0 ? host_gb_s / link : 0;
-            double ratio = alone / with, lost = 1 - ratio - (taken < 1 ? taken : 1);
-            printf("%-8s %-8s %9.1f %6.3f %6.3f %6.1f %5.2f %6.2f %7.1f\n", works[w].name, states[state], with, ratio, lost > 0 ? lost : 0, host_gb_s, median(beside + state * rounds, rounds), median(test_us + state * rounds, rounds), median(longest_us + state * rounds, rounds));
+        for (int turn = 0; me == 1 && turn < turns; turn++) {
+            if (turns > 1) printf("-- %s\n", turn ? "with it" : "without the library");
+            struct round *of_turn = found + (size_t)turn * STATES * rounds;
+#define MEDIAN(state, field) median_of(of_turn + (state) * rounds, rounds, offsetof(struct round, field))
+            double alone = MEDIAN(NONE, us), link = launches * 1.0 * COPY * 1e-3 / alone;
+            for (int state = 0; state < STATES; state++) {
+                double with = MEDIAN(state, us), host_gb_s = MEDIAN(state, host_gb_s);
+                /* What the messages took of the link that copies up go over, as a share of it. */
+                double taken = works[w].kinds & UP && link > 0 ? host_gb_s / link : 0;
+                double ratio = alone / with, lost = 1 - ratio - (taken < 1 ? taken : 1);
+                printf("%-8s %-8s %9.1f %6.3f %6.3f %6.1f %5.2f %6.2f %7.1f\n", works[w].name, states[state], with, ratio, lost > 0 ? lost : 0, host_gb_s, MEDIAN(state, beside), MEDIAN(state, test_us), MEDIAN(state, longest_us));
+            }
         }
     }
     fflush(stdout);

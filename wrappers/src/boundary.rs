@@ -89,6 +89,14 @@ macro_rules! taken {
     };
 }
 
+/// As [`taken`], passed on while the library stands aside.
+macro_rules! messages {
+    ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
+        crate::boundary::decided! { enter_taking, messages_bodies; $($variant $name($($argument: $type),*);)* }
+        crate::boundary::export! { messages_bodies; $($mpi $pmpi $name($($argument: $type),*);)* }
+    };
+}
+
 /// As [`taken`], reached also while the library is not armed.
 macro_rules! arming {
     ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
@@ -133,7 +141,7 @@ macro_rules! watched {
                 #[inline(never)]
                 #[allow(clippy::too_many_arguments)]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
-                    let Some(_inside) = guard::enter_armed() else {
+                    let Some(_inside) = guard::enter_taking() else {
                         // SAFETY: the arguments are the program's, passed on as they are.
                         return unsafe { native::$name($($argument),*) };
                     };
@@ -149,4 +157,4 @@ macro_rules! watched {
     };
 }
 
-pub(crate) use {arming, decided, export, taken, watched};
+pub(crate) use {arming, decided, export, messages, taken, watched};

@@ -1,5 +1,6 @@
 //! The functions of `include/anabranch.h`.
 
+use anabranch_engine::engine::aside;
 use anabranch_engine::engine::story::{self, Path, Story};
 use anabranch_engine::stats;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
@@ -148,4 +149,12 @@ pub unsafe extern "C" fn anabranch_last(message: *mut Message, size: usize) -> c
     let story = catch_unwind(story::take_last);
     // SAFETY: as the caller says.
     unsafe { answer(story.ok().flatten(), message, size) }
+}
+
+/// Has this process's messages passed on to the MPI library (not 0), or taken again (0). Gives how many messages and requests
+/// are in the way, in which case nothing has changed.
+#[no_mangle]
+pub extern "C" fn anabranch_aside(on: c_int) -> c_int {
+    let left = catch_unwind(|| aside::set(on != 0)).unwrap_or(1);
+    c_int::try_from(left).unwrap_or(c_int::MAX)
 }

@@ -1,7 +1,7 @@
 //! The counters of the preloaded library, through the C interface in `include/anabranch.h`.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_char, c_uint, c_void, CStr};
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 
 /// More counters than any version has: their number comes from the library.
 const MOST: c_uint = 256;
@@ -9,6 +9,7 @@ const MOST: c_uint = 256;
 /// The library in this process.
 pub struct Counters {
     read: unsafe extern "C" fn(*const c_char) -> u64,
+    aside: unsafe extern "C" fn(c_int) -> c_int,
     names: Vec<&'static CStr>,
     /// Its version.
     pub version: String,
@@ -23,8 +24,9 @@ impl Counters {
         let version = symbol(c"anabranch_version")?;
         let read = symbol(c"anabranch_counter")?;
         let name = symbol(c"anabranch_counter_name")?;
+        let aside = symbol(c"anabranch_aside")?;
         // SAFETY: include/anabranch.h gives the functions of these names these signatures.
-        let (version, read, name) = unsafe {
+        let (version, read, name, aside) = unsafe {
             (
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(
                     version,
@@ -35,6 +37,7 @@ impl Counters {
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_uint) -> *const c_char>(
                     name,
                 ),
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> c_int>(aside),
             )
         };
         // SAFETY: strings of the library are never freed.
@@ -47,9 +50,16 @@ impl Counters {
         let version = text(unsafe { version() })?.to_string_lossy().into_owned();
         Some(Counters {
             read,
+            aside,
             names,
             version,
         })
+    }
+
+    /// Has the library stand aside, or take messages again; where messages are in the way, how many.
+    pub fn stand_aside(&self, on: bool) -> c_int {
+        // SAFETY: any thread may call it; that no message is under way is checked there, and ranks meet around it.
+        unsafe { (self.aside)(on.into()) }
     }
 
     /// The present values of this process.

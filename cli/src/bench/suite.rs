@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anabranch_engine::config::Config;
-use anyhow::Context;
+use anyhow::{bail, Context};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +45,13 @@ const FIRST_SETTLES: f64 = 0.05;
 const SETTLED: f64 = 0.9;
 /// How often it goes on at most.
 const SETTLES_MAX: u32 = 8;
+/// How often each of those that take turns has one in a row, at most and at least. The more often, the less do they differ by what
+/// changes meanwhile: two H100s have stretches of some 10 ms in which every message of 4 KiB takes a fifth longer.
+const TURNS: std::ops::RangeInclusive<f64> = 5.0..=64.0;
+/// The part of a turn that goes before what is measured of it, and its iterations at least: the caches hold what the other
+/// way needs, and senders are not yet invited.
+const TURN_SETTLES: u32 = 8;
+const TURN_SETTLES_MIN: u32 = 4;
 /// A void block is repeated so often at most.
 const REPEATS: u32 = 8;
 
@@ -70,6 +77,10 @@ pub struct Plan {
     pub iterations: Option<u32>,
     /// On a simulated node, a block in which programs have acted late by more than this part of its time is void.
     pub late_max: f64,
+    /// The library takes part in some turns of each row and stands aside in others: whether it stands aside, turn by turn, over
+    /// and over. Empty: it takes part, or is not there.
+    #[serde(default)]
+    pub turns: Vec<bool>,
     /// Verify every row too.
     pub verify: bool,
     /// Variables that must have reached the ranks.
@@ -142,6 +153,8 @@ pub struct Circumstances {
 pub struct Measured {
     /// The row's number.
     pub row: usize,
+    /// Which of the plan's turns this is; 0 without.
+    pub turn: usize,
     /// The value of each block; empty where no time passes, as for host memory on a simulated node.
     pub values: Vec<f64>,
     /// Iterations of a block.
@@ -309,8 +322,9 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
     mpi.barrier();
     for ask in &plan.rows {
         let place = ask.place(mpi.rank, mpi.size);
-        let measured = suite.row(mpi, ask, place)?;
-        write_line(out.as_mut(), &measured)?;
+        for measured in suite.row(mpi, ask, place)? {
+            write_line(out.as_mut(), &measured)?;
+        }
     }
     Ok(())
 }
@@ -341,7 +355,7 @@ struct Suite<'a> {
 /// What one rank did for a row.
 #[derive(Default)]
 struct Done {
-    /// Seconds of each block.
+    /// Seconds of each block, of one turn after the other where there are turns.
     blocks: Vec<f64>,
     /// Iterations of a block.
     iterations: u32,
@@ -350,12 +364,13 @@ struct Done {
     acknowledgements: u64,
     /// Of the blocks, as [`Measured::late`].
     late: f64,
-    errors: Option<u64>,
+    /// By turn.
+    errors: Vec<u64>,
 }
 
 impl Suite<'_> {
-    /// Measures one row; every rank calls it, and what rank 0 returns holds for all.
-    fn row(&mut self, mpi: &Mpi, ask: &Ask, place: Option<Place>) -> anyhow::Result<Measured> {
+    /// Measures one row, in each of its turns; every rank calls it, and what rank 0 returns holds for all.
+    fn row(&mut self, mpi: &Mpi, ask: &Ask, place: Option<Place>) -> anyhow::Result<Vec<Measured>> {
         let before = self.read();
         let pair = match place {
             Some(Place::D) => self.on_device.as_mut(),
@@ -367,6 +382,7 @@ impl Suite<'_> {
                 (pair.kind, pair.role, pair.peer) = (ask.kind, role, peer);
                 Row {
                     plan: self.plan,
+                    library: self.counters.as_ref(),
                     clock: &self.clock,
                     simulated: self.simulated,
                     requests: &mut self.requests,
@@ -385,7 +401,12 @@ impl Suite<'_> {
             .map(|(after, before)| after - before)
             .collect();
         let counted = mpi.sum(&counted);
-        let errors = mpi.gather(done.errors.unwrap_or(0)).into_iter().sum();
+        let turns = self.plan.turns.len().max(1);
+        let mut errors = Vec::new();
+        for turn in 0..turns {
+            let mine = done.errors.get(turn).copied().unwrap_or(0);
+            errors.push(mpi.gather(mine).into_iter().sum());
+        }
         let mut blocks: Vec<f64> = Vec::new();
         for block in 0..mpi.tell(done.blocks.len() as u64) {
             let mine = usize::try_from(block)
@@ -397,22 +418,27 @@ impl Suite<'_> {
             blocks.push(all.into_iter().map(f64::from_bits).fold(0.0, f64::max));
         }
         let pairs = f64::from(ask.kind.pairs(mpi.size));
-        let values = blocks.iter().filter_map(|seconds| {
-            report::value(ask.kind, ask.bytes, ask.window, done.iterations, *seconds)
+        let value = |seconds: f64| {
+            report::value(ask.kind, ask.bytes, ask.window, done.iterations, seconds)
                 .map(|value| value * pairs)
-        });
-        Ok(Measured {
+        };
+        let named = self
+            .counters
+            .as_ref()
+            .map(|counters| counters.named(&counted));
+        let of_turn = |turn: usize| Measured {
             row: ask.row,
-            values: values.collect(),
+            turn,
+            values: (blocks.iter().skip(turn).step_by(turns))
+                .filter_map(|seconds| value(*seconds))
+                .collect(),
             iterations: done.iterations,
             late: self.simulated.then_some(done.late),
-            errors: done.errors.map(|_| errors),
-            counters: self
-                .counters
-                .as_ref()
-                .map(|counters| counters.named(&counted)),
+            errors: self.plan.verify.then(|| errors[turn]),
+            counters: named.clone(),
             expected: expected(ask, &done, &Config::from_env().0, ask.kind.pairs(mpi.size)),
-        })
+        };
+        Ok((0..turns).map(of_turn).collect())
     }
 
     fn read(&self) -> Values {
@@ -423,9 +449,25 @@ impl Suite<'_> {
     }
 }
 
+/// How a row began.
+struct Settled {
+    /// One iteration takes longer than [`LONG`].
+    long: bool,
+    /// Seconds of an iteration.
+    each: f64,
+    rounds: u64,
+}
+
+/// Each of the turns once.
+fn unique(turns: &[bool]) -> Vec<bool> {
+    let both = [true, false].into_iter();
+    both.filter(|aside| turns.contains(aside)).collect()
+}
+
 /// One row on one rank that takes part in it.
 struct Row<'a, 'p> {
     plan: &'a Plan,
+    library: Option<&'a Counters>,
     clock: &'a Clock,
     simulated: bool,
     requests: &'a mut Requests,
@@ -456,10 +498,90 @@ impl Row<'_, '_> {
             .map(|message| spot(place(message)))
             .collect();
         let spots = [&out[..], &into[..]];
-        let (mut rounds, mut done) = (0, Done::default());
+        let mut done = Done::default();
+        // Without turns, the one turn is that of whatever there is.
+        let turns: Vec<bool> = match self.plan.turns.as_slice() {
+            [] => vec![false],
+            turns => turns.to_vec(),
+        };
+        let (mut rounds, mut long, mut each) = (0, false, 0.0f64);
+        for aside in unique(&turns) {
+            self.stand_aside(aside)?;
+            let found = self.settle(spots);
+            long |= found.long;
+            each = each.max(found.each);
+            rounds += if aside { 0 } else { found.rounds };
+        }
+        let (blocks, iterations) = self.extent(long, each);
+        let settles = match (self.plan.turns.is_empty(), long) {
+            (false, false) => (iterations / TURN_SETTLES).max(TURN_SETTLES_MIN),
+            _ => 0,
+        };
+        done.iterations = iterations;
+        let mut repeats = REPEATS;
+        for turn in 0..blocks * turns.len() {
+            let aside = turns[turn % turns.len()];
+            self.stand_aside(aside)?;
+            loop {
+                if settles > 0 {
+                    self.block(spots, settles);
+                }
+                let before = self.clock.late_seconds().unwrap_or(0.0);
+                let seconds = self.block(spots, iterations);
+                rounds += match aside {
+                    true => 0,
+                    false => u64::from(settles) + u64::from(iterations),
+                };
+                let late = (self.clock.late_seconds().unwrap_or(0.0) - before) / seconds.max(1e-9);
+                let late = f64::from_bits(self.decide(late.to_bits()));
+                if late > self.plan.late_max && repeats > 0 {
+                    repeats -= 1;
+                    continue;
+                }
+                done.late = done.late.max(late);
+                done.blocks.push(self.reported(seconds));
+                break;
+            }
+        }
+        done.messages = rounds * self.ask.window as u64;
+        done.acknowledgements = rounds;
+        if self.plan.verify {
+            done.errors = vec![0; turns.len()];
+            for aside in unique(&turns) {
+                self.stand_aside(aside)?;
+                let errors = self.verify()?;
+                for (turn, of_turn) in turns.iter().zip(&mut done.errors) {
+                    *of_turn = if *turn == aside { errors } else { *of_turn };
+                }
+                if !aside {
+                    done.messages += verified(self.ask) as u64;
+                    done.acknowledgements += 1;
+                }
+            }
+        }
+        self.stand_aside(false)?;
+        Ok(done)
+    }
+
+    /// Has the library stand aside on all ranks that take part, or take messages again, where the plan has turns.
+    fn stand_aside(&self, on: bool) -> anyhow::Result<()> {
+        if self.plan.turns.is_empty() {
+            return Ok(());
+        }
+        let library = self.library.context("turns need the library")?;
+        // All that was sent is received.
+        self.pair.meet();
+        match library.stand_aside(on) {
+            0 => Ok(()),
+            left => bail!("the library cannot stand aside: {left} messages are in the way"),
+        }
+    }
+
+    /// Iterations before those that are measured.
+    fn settle(&mut self, spots: [&[Spot]; 2]) -> Settled {
+        let mut rounds = 1;
         let first = Instant::now();
         self.block(spots, 1);
-        rounds += 1;
         let long = self.decide(u64::from(first.elapsed() > LONG)) != 0 && !self.simulated;
         let warmup = match (long, self.simulated) {
             (true, _) => 0,
@@ -483,30 +605,7 @@ impl Row<'_, '_> {
                 break;
             }
         }
-        let (blocks, iterations) = self.extent(long, each);
-        done.iterations = iterations;
-        let mut repeats = REPEATS;
-        while done.blocks.len() < blocks {
-            let before = self.clock.late_seconds().unwrap_or(0.0);
-            let seconds = self.block(spots, iterations);
-            rounds += u64::from(iterations);
-            let late = (self.clock.late_seconds().unwrap_or(0.0) - before) / seconds.max(1e-9);
-            let late = f64::from_bits(self.decide(late.to_bits()));
-            if late > self.plan.late_max && repeats > 0 {
-                repeats -= 1;
-                continue;
-            }
-            done.late = done.late.max(late);
-            done.blocks.push(self.reported(seconds));
-        }
-        done.messages = rounds * self.ask.window as u64;
-        done.acknowledgements = rounds;
-        if self.plan.verify {
-            done.errors = Some(self.verify()?);
-            done.messages += verified(self.ask) as u64;
-            done.acknowledgements += 1;
-        }
-        Ok(done)
+        Settled { long, each, rounds }
     }
 
     /// Iterations before those that are measured, beyond the first few; all ranks agree. None where every iteration takes as
@@ -528,10 +627,15 @@ impl Row<'_, '_> {
     /// How many blocks there will be, and of how many iterations each; all ranks agree.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     fn extent(&self, long: bool, each: f64) -> (usize, u32) {
-        let blocks = if long {
-            1
-        } else {
-            self.plan.blocks.clamp(1, BLOCKS)
+        let in_turns = !self.plan.turns.is_empty();
+        let blocks = match (long, in_turns, self.simulated) {
+            (true, false, _) => 1,
+            (true, true, _) | (_, true, true) => *TURNS.start() as usize,
+            (_, true, false) => {
+                let fitting = (self.plan.row_ms * 1e-3 / each).clamp(*TURNS.start(), *TURNS.end());
+                self.decide(fitting as u64) as usize
+            }
+            (_, false, _) => self.plan.blocks.clamp(1, BLOCKS),
         };
         let fitting = match (long, self.simulated) {
             // On a simulated node every iteration takes the same time.

@@ -61,7 +61,7 @@ impl<'a> Launches<'a> {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Measures some rows.
+    /// Measures some rows, `turns` as in [`Plan`].
     ///
     /// # Errors
     /// The launch failed; the text says how.
@@ -70,6 +70,7 @@ impl<'a> Launches<'a> {
         setting: &Setting,
         ranks: u32,
         rows: Vec<Ask>,
+        turns: &[bool],
         verify: bool,
     ) -> anyhow::Result<(Circumstances, Vec<Measured>)> {
         self.count += 1;
@@ -85,6 +86,7 @@ impl<'a> Launches<'a> {
             blocks: usize::from(self.arguments.blocks),
             iterations: self.arguments.iterations,
             late_max: self.arguments.late_max / 100.0,
+            turns: turns.to_vec(),
             verify,
             variables: setting.variables.clone(),
             out: out.clone(),
@@ -104,8 +106,9 @@ impl<'a> Launches<'a> {
         let measured = lines
             .map(serde_json::from_str)
             .collect::<Result<Vec<Measured>, _>>()?;
-        if measured.len() != plan.rows.len() {
-            bail!("{} rows of {} came", measured.len(), plan.rows.len());
+        let wanted = plan.rows.len() * plan.turns.len().max(1);
+        if measured.len() != wanted {
+            bail!("{} rows of {wanted} came", measured.len());
         }
         match (&circumstances.library, setting.preload) {
             (None, true) => bail!("the library is not in the ranks"),
@@ -157,6 +160,7 @@ impl<'a> Launches<'a> {
         };
         let measured = Measured {
             row,
+            turn: 0,
             values: (value > 0.0).then_some(value).into_iter().collect(),
             iterations: u32::try_from(number("iterations")).unwrap_or(0),
             late: report["late"].as_f64(),
@@ -200,7 +204,7 @@ impl<'a> Launches<'a> {
             if arguments.oversubscribe_gpus {
                 command.arg("--oversubscribe-gpus");
             }
-            if !setting.preload {
+            if !setting.preload || arguments.turns {
                 // An MPI that knows no CUDA takes device memory for host memory, which here it may be.
                 command
                     .env("SIMCUDA_HOST_ACCESS", "1")

@@ -110,6 +110,11 @@ pub struct Arguments {
     /// The configuration that ratios refer to [default: the first of --configs]; NAME2 of it is the measure of noise
     #[arg(overrides_with = "baseline", long, value_name = "NAME")]
     baseline: Option<String>,
+    /// Have configurations take turns within each launch, after every few messages: the library stands aside for those without
+    /// it. Tells differences apart that launches scatter more than. For one configuration with the library, whose variables the
+    /// turns without it have too
+    #[arg(overrides_with = "turns", long)]
+    turns: bool,
     /// Rounds: in each every configuration is launched once, in turns
     #[arg(overrides_with = "rounds", long, short = 'r', default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -239,6 +244,9 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let text = "--baseline names none of the configurations that take turns: look at --configs";
         return Err(Failure::new(2, text).into());
     };
+    if arguments.turns {
+        check_turns(arguments, &settings).map_err(|text| Failure::new(2, text))?;
+    }
     if arguments.benches.contains(&Bench::MbwMr) && arguments.np % 2 != 0 {
         return Err(Failure::new(2, "mbw-mr needs an even number of ranks: --np").into());
     }
@@ -255,7 +263,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         arguments,
         launches,
         groups,
-        results: Results::new(settings, baseline, rows),
+        results: Results::new(settings, baseline, rows, arguments.turns),
         circumstances: None,
         sweep: None,
         failures: Vec::new(),
@@ -263,6 +271,31 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         start: Instant::now(),
     };
     comparison.run()
+}
+
+/// Whether these configurations can take turns within one launch.
+fn check_turns(arguments: &Arguments, settings: &[Setting]) -> Result<(), String> {
+    let (with, without): (Vec<_>, Vec<_>) = settings.iter().partition(|setting| setting.preload);
+    let Some(library) = with.first() else {
+        return Err("--turns needs a configuration with the library: look at --configs".into());
+    };
+    if let Some(other) = (with.iter()).find(|other| other.variables != library.variables) {
+        return Err(format!(
+            "--turns has one configuration with the library, which reads its variables once: {} and {} differ",
+            library.name, other.name
+        ));
+    }
+    let is_plain = |setting: &&&Setting| setting.is_best() || !setting.variables.is_empty();
+    if let Some(other) = without.iter().find(is_plain) {
+        return Err(format!(
+            "--turns gives those without the library the variables of {}: {} cannot have its own, use vanilla",
+            library.name, other.name
+        ));
+    }
+    if arguments.benches.contains(&Bench::Jacobi) {
+        return Err("--turns is for messages: not with jacobi".into());
+    }
+    Ok(())
 }
 
 /// The rows, in tables, and which of them share a launch.
@@ -399,6 +432,14 @@ impl Comparison<'_> {
         let verify = round == 0 && !self.arguments.no_check;
         let settings = self.results.settings.len();
         let turns = move || (0..settings).map(move |turn| (turn + round as usize) % settings);
+        if self.results.in_turns {
+            let library = (self.results.settings.iter()).position(|setting| setting.preload);
+            return (0..self.groups.len()).all(|group| {
+                let index = library.unwrap_or(0);
+                self.progress(round, index);
+                self.launch(group, index, verify)
+            });
+        }
         for group in 0..self.groups.len() {
             for index in turns() {
                 self.progress(round, index);
@@ -437,15 +478,22 @@ impl Comparison<'_> {
     fn launch(&mut self, group: usize, index: usize, verify: bool) -> bool {
         let setting = self.results.settings[index].clone();
         let ranks = self.groups[group].ranks;
+        let turns: Vec<bool> = match self.results.in_turns {
+            true => (self.results.settings.iter())
+                .map(|setting| !setting.preload)
+                .collect(),
+            false => Vec::new(),
+        };
         for (chosen, variables, rows) in self.parts(&setting, group) {
             let setting = Setting {
                 variables,
                 ..setting.clone()
             };
-            match self.launches.suite(&setting, ranks, rows, verify) {
+            match self.launches.suite(&setting, ranks, rows, &turns, verify) {
                 Ok((circumstances, measured)) => {
                     self.circumstances.get_or_insert(circumstances);
                     for row in &measured {
+                        let index = if turns.is_empty() { index } else { row.turn };
                         self.add(row, index, chosen.as_deref());
                     }
                 }
@@ -555,17 +603,30 @@ impl Comparison<'_> {
         }
         let seconds = self.start.elapsed().as_secs_f64();
         lines.push(format!(
-            "# {} of {} rounds in {seconds:.0} s{}, each configuration once in each; {}; ratios to {}",
+            "# {} of {} rounds in {seconds:.0} s{}, {}; {}; ratios to {}",
             self.results.rounds,
             self.arguments.rounds,
-            if self.launches.are_stopped() { ", then stopped by a signal" } else { "" },
-            if self.arguments.no_check { "not verified" } else { "every row verified in the first" },
+            if self.launches.are_stopped() {
+                ", then stopped by a signal"
+            } else {
+                ""
+            },
+            if self.results.in_turns {
+                "one launch each, in which configurations take turns"
+            } else {
+                "each configuration once in each"
+            },
+            if self.arguments.no_check {
+                "not verified"
+            } else {
+                "every row verified in the first"
+            },
             self.results.settings[self.results.baseline].name
         ));
         let names = self.results.settings.iter();
         lines.extend(names.map(|setting| format!("# {:<10} {}", setting.name, setting.describe())));
         lines.push(String::new());
-        lines.push(table::legend().into());
+        lines.push(table::legend(self.results.in_turns));
         lines
     }
 
@@ -590,6 +651,7 @@ impl Comparison<'_> {
             "rounds": self.results.rounds,
             "rounds_wanted": self.arguments.rounds,
             "seconds": self.start.elapsed().as_secs_f64(),
+            "turns": self.results.in_turns,
             "verified": !self.arguments.no_check,
             "baseline": self.results.settings[self.results.baseline].name,
             "configurations": self.results.settings,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{json, Value};
 
 use super::settings::Setting;
-use super::statistics::{floor, median, spread, Spread};
+use super::statistics::{floor, floor_of_turns, median, ratios, spread, Spread};
 use crate::bench::suite::{Ask, Measured};
 use crate::bench::{report, Kind};
 
@@ -65,6 +65,8 @@ impl What {
 pub struct Cell {
     /// The value of each launch: the median of its blocks.
     pub launches: Vec<f64>,
+    /// The value of each turn of all launches, where configurations take turns within launches.
+    pub turns: Vec<f64>,
     /// Counters of the last launch.
     pub counters: Option<BTreeMap<String, u64>>,
     /// What was expected of them, in words, and whether it came so, in any launch.
@@ -82,6 +84,7 @@ impl Cell {
     /// on a simulated node may have acted late.
     pub fn add(&mut self, measured: &Measured, preload: bool, late_max: f64) {
         self.launches.extend(median(&measured.values));
+        self.turns.extend(&measured.values);
         if let Some(errors) = measured.errors {
             self.errors = Some(self.errors.unwrap_or(0) + errors);
         }
@@ -210,11 +213,18 @@ pub struct Results {
     pub cells: Vec<Vec<Cell>>,
     /// Complete rounds.
     pub rounds: u32,
+    /// Configurations take turns within each launch.
+    pub in_turns: bool,
 }
 
 impl Results {
     /// Nothing measured yet.
-    pub fn new(settings: Vec<Setting>, baseline: usize, rows: Vec<What>) -> Results {
+    pub fn new(
+        settings: Vec<Setting>,
+        baseline: usize,
+        rows: Vec<What>,
+        in_turns: bool,
+    ) -> Results {
         let twin = settings[baseline].name.clone() + "2";
         let again = settings.iter().position(|setting| setting.name == twin);
         let cells = vec![vec![Cell::default(); settings.len()]; rows.len()];
@@ -225,26 +235,39 @@ impl Results {
             rows,
             cells,
             rounds: 0,
+            in_turns,
         }
     }
 
     /// The ratio below which a row's difference is no noise.
     pub fn floor(&self, row: usize) -> Option<f64> {
         let cells = &self.cells[row];
-        floor(&cells[self.baseline].launches, &cells[self.again?].launches)
+        let (once, again) = (&cells[self.baseline], &cells[self.again?]);
+        match self.in_turns {
+            true => floor_of_turns(&once.turns, &again.turns),
+            false => floor(&once.launches, &again.launches),
+        }
+    }
+
+    /// How many times as fast as the baseline a configuration is: by the medians of launches, or by the median of what each of
+    /// its turns is to the baseline's before it.
+    fn ratio(&self, row: usize, setting: usize) -> Option<f64> {
+        let (base, other) = (&self.cells[row][self.baseline], &self.cells[row][setting]);
+        let ratio = match self.in_turns {
+            true => median(&ratios(&other.turns, &base.turns))?,
+            false => median(&other.launches)? / median(&base.launches)?,
+        };
+        Some(if self.rows[row].is_time() {
+            1.0 / ratio
+        } else {
+            ratio
+        })
     }
 
     /// One configuration in one row; `None` if it has no value there.
     pub fn compared(&self, row: usize, setting: usize) -> Option<Compared> {
         let spread = spread(&self.cells[row][setting].launches)?;
-        let base = median(&self.cells[row][self.baseline].launches);
-        let ratio = base.map(|base| {
-            if self.rows[row].is_time() {
-                base / spread.median
-            } else {
-                spread.median / base
-            }
-        });
+        let ratio = self.ratio(row, setting);
         let worse = match (ratio, self.floor(row)) {
             (Some(ratio), Some(floor)) if setting != self.baseline => ratio < floor,
             _ => false,
@@ -278,6 +301,7 @@ impl Results {
             value["configurations"][&setting.name] = json!({
                 "spread": compared.map(|compared| compared.spread),
                 "launches": cell.launches,
+                "turns": cell.turns,
                 "ratio": compared.and_then(|compared| compared.ratio),
                 "worse_than_noise": compared.is_some_and(|compared| compared.worse),
                 "counters": cell.counters,
@@ -349,6 +373,7 @@ mod tests {
     fn measured(counters: &[(&str, u64)]) -> Measured {
         Measured {
             row: 0,
+            turn: 0,
             values: vec![3.0, 1.0, 2.0],
             iterations: 1,
             late: None,
@@ -459,7 +484,7 @@ mod tests {
             bytes: 64,
             window: 1,
         };
-        let mut results = Results::new(settings.into(), 0, vec![What::Bench(ask)]);
+        let mut results = Results::new(settings.into(), 0, vec![What::Bench(ask)], false);
         for (cell, values) in results.cells[0].iter_mut().zip(values) {
             cell.launches = values.to_vec();
         }
@@ -491,6 +516,24 @@ mod tests {
         );
         let json = latency.json_row(0);
         assert_eq!(json["configurations"]["anabranch"]["ratio"], 1.25);
+    }
+
+    #[test]
+    fn turns_are_compared_with_those_beside_them() {
+        // The machine is half as fast in the second half, in which there are more turns; the library gains a tenth in both.
+        let once = [10.0, 10.0, 20.0, 20.0, 20.0];
+        let mut of_turns = results(Kind::Latency, [&[20.0], &[20.0], &[18.0]]);
+        of_turns.in_turns = true;
+        for (cell, share) in of_turns.cells[0].iter_mut().zip([1.0, 1.001, 0.9]) {
+            cell.turns = once.map(|value| value * share).into();
+        }
+        let compared = of_turns.compared(0, 2).expect("values");
+        assert!((compared.ratio.expect("a ratio") - 1.0 / 0.9).abs() < 1e-9);
+        assert!(!compared.worse);
+        let floor = of_turns.floor(0).expect("a twin");
+        assert!((floor - 1.0 / 1.001).abs() < 1e-6, "{floor}");
+        of_turns.cells[0][2].turns = once.map(|value| value * 1.002).into();
+        assert!(of_turns.compared(0, 2).expect("values").worse);
     }
 
     #[test]

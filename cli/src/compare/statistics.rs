@@ -67,6 +67,22 @@ pub fn floor(once: &[f64], again: &[f64]) -> Option<f64> {
     )
 }
 
+/// What each value is to its neighbour.
+pub fn ratios(these: &[f64], those: &[f64]) -> Vec<f64> {
+    these.iter().zip(those).map(|(a, b)| a / b).collect()
+}
+
+/// As [`floor`], of turns: `once` and `again` are neighbours. Many of them tell a smaller difference apart than each of them
+/// shows, so it is the median of their ratios, or as far below one as that median may err (the notch of McGill, Tukey and
+/// Larsen, "Variations of Box Plots", 1978: 1.57 quartile distances over the root of their number).
+pub fn floor_of_turns(once: &[f64], again: &[f64]) -> Option<f64> {
+    let ratios = ratios(once, again);
+    let found = spread(&ratios)?;
+    #[allow(clippy::cast_precision_loss)]
+    let notch = 1.57 * (found.q3 - found.q1) / (ratios.len() as f64).sqrt();
+    Some(found.median.min(1.0 / found.median).min(1.0 - notch))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

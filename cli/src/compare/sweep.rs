@@ -66,7 +66,7 @@ impl Sweep {
                     preload: false,
                     variables,
                 };
-                match launches.suite(&setting, group.ranks, tried.clone(), false) {
+                match launches.suite(&setting, group.ranks, tried.clone(), &[], false) {
                     Ok((_, measured)) => {
                         for (offset, row) in measured.iter().enumerate() {
                             sweep.values[from + offset][index] = median(&row.values);

@@ -10,14 +10,25 @@ use super::results::Results;
 const LEGEND: &str = "\
 Each figure is the median of the launches, behind it the smallest and the largest in percent of it. A ratio above 1 is
 faster than the baseline. ! marks what is slower than noise explains: a ratio below the floor, which comes from launches
-of the baseline against itself (the lower quartile of their ratios, or the ratio of the medians). Of the library's
-counters in a row: sends from device memory that went by descriptor, of all of them; then by which way messages arrived and
-why others went by value.
+of the baseline against itself (the lower quartile of their ratios, or the ratio of the medians).";
+
+/// The same where configurations take turns within launches.
+const LEGEND_OF_TURNS: &str = "\
+Each figure is the median of the launches, of each of which it is the median of many turns, behind it the smallest and the
+largest in percent of it. A ratio above 1 is faster than the baseline: the median of what each turn is to the baseline's beside
+it. ! marks what is slower than noise explains: a ratio below the floor, which comes from turns of the baseline against itself
+(the median of their ratios, or the error of that median).";
+
+/// What stands behind the figures.
+const LEGEND_OF_COUNTERS: &str = "\
+Of the library's counters in a row: sends from device memory that went by descriptor, of all of them; then by which way messages
+arrived and why others went by value.
 VOID: these are not what the pattern asks for, or something failed, and the row does not count.";
 
 /// The text that explains the tables.
-pub fn legend() -> &'static str {
-    LEGEND
+pub fn legend(in_turns: bool) -> String {
+    let first = if in_turns { LEGEND_OF_TURNS } else { LEGEND };
+    format!("{first}\n{LEGEND_OF_COUNTERS}")
 }
 
 /// All tables.

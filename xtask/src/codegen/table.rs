@@ -9,6 +9,8 @@ pub enum Class {
     TakenArming,
     /// The engine decides.
     Taken,
+    /// The engine decides, unless the library stands aside.
+    TakenMessages,
     /// Native, while the helper serves.
     Watched,
     /// Not exported.
@@ -20,6 +22,7 @@ impl Class {
         Some(match text {
             "taken arming" => Class::TakenArming,
             "taken" => Class::Taken,
+            "taken messages" => Class::TakenMessages,
             "watched" => Class::Watched,
             "native" => Class::Native,
             _ => return None,
@@ -29,7 +32,7 @@ impl Class {
     /// The class as the engine names it.
     pub fn broad(self) -> &'static str {
         match self {
-            Class::TakenArming | Class::Taken => "Taken",
+            Class::TakenArming | Class::Taken | Class::TakenMessages => "Taken",
             Class::Watched => "Watched",
             Class::Native => "Native",
         }

@@ -67,13 +67,14 @@ fn twin(sections: &[Section], large: &Function) -> Result<String, String> {
 pub fn wrappers(sections: &[Section]) -> Result<String, String> {
     let mut out = format!(
         "// {NOTICE}\n\n\
-         use crate::boundary::{{arming, taken, watched}};\n\
+         use crate::boundary::{{arming, messages, taken, watched}};\n\
          use anabranch_engine::mpi::Handle;\n\
          use std::ffi::{{c_char, c_int, c_void}};\n"
     );
     for (class, name) in [
         (Class::TakenArming, "arming"),
         (Class::Taken, "taken"),
+        (Class::TakenMessages, "messages"),
         (Class::Watched, "watched"),
     ] {
         out += &format!("\n{name}! {{\n");
@@ -101,7 +102,7 @@ pub fn wrappers(sections: &[Section]) -> Result<String, String> {
 /// Signatures of the functions that the wrappers call for what is taken.
 pub fn entries(sections: &[Section]) -> Result<String, String> {
     let mut out = String::new();
-    for class in [Class::TakenArming, Class::Taken] {
+    for class in [Class::TakenArming, Class::Taken, Class::TakenMessages] {
         for function in functions(sections, class) {
             out += &format!(
                 "pub unsafe fn {}({}) -> c_int;\n",
@@ -137,7 +138,7 @@ pub fn coverage(sections: &[Section]) -> String {
     );
     for section in sections {
         let class = match section.class {
-            Class::TakenArming | Class::Taken => "taken",
+            Class::TakenArming | Class::Taken | Class::TakenMessages => "taken",
             Class::Watched => "watched",
             Class::Native => "native",
         };
