@@ -16,6 +16,7 @@ pub mod copy;
 mod driver;
 mod error;
 pub mod export;
+mod forecast;
 mod host_range;
 pub mod lanes;
 pub mod mapping;

@@ -5,7 +5,9 @@
 //! two launches in flight keep it busy meanwhile.
 
 use super::copy::{self, Copy};
+use super::driver::clock_ns;
 use super::error::{Error, Result};
+use super::forecast::{Forecast, FORECAST_FROM};
 use super::state::{ContextKey, Entered};
 use super::types::{code, Event, Stream, EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING};
 use super::Mapping;
@@ -49,6 +51,8 @@ pub(super) struct Queue {
     failures: AtomicUsize,
     /// Times that the driver was asked how far it is.
     asked: AtomicU32,
+    /// When the oldest launch can be over at the earliest, by [`clock_ns`]; 0 where that is not known.
+    due_ns: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -60,6 +64,7 @@ struct State {
     waiting: VecDeque<Waiting>,
     /// Launches that are not known to be done, oldest first.
     flying: VecDeque<Launch>,
+    forecast: Forecast,
     idle: Vec<Event>,
     /// Copies that could not be made, until their owners are told.
     failed: Vec<(Member, Error)>,
@@ -91,6 +96,8 @@ struct Waiting {
 struct Launch {
     /// Number of the last of them.
     last: u64,
+    /// Their bytes, and when they were launched, of those that are worth a forecast.
+    extent: Option<(u64, u64)>,
     /// Marks their end. None while nothing is launched behind them: then the stream itself is asked, which spares a message
     /// that comes alone the call.
     event: Option<Event>,
@@ -189,6 +196,13 @@ impl InFlight {
         Ok(self.number <= self.queue.finished.load(Ordering::Acquire))
     }
 
+    /// When they can be over at the earliest, by [`clock_ns`], where that is known.
+    #[must_use]
+    pub fn due_ns(&self) -> Option<u64> {
+        let due_ns = self.queue.due_ns.load(Ordering::Relaxed);
+        (due_ns != 0).then_some(due_ns)
+    }
+
     /// The error for which the copies were not made, if they were not. It is told by the queue once, and kept here.
     fn refused(&mut self) -> Result<()> {
         if self.lost.is_none() && self.queue.failures.load(Ordering::Acquire) != 0 {
@@ -241,6 +255,7 @@ impl Queue {
             finished: AtomicU64::new(0),
             failures: AtomicUsize::new(0),
             asked: AtomicU32::new(0),
+            due_ns: AtomicU64::new(0),
             state: Mutex::default(),
         }))
     }
@@ -294,10 +309,11 @@ impl Queue {
             Some(event) => unsafe { entered.driver().event_record(*event, self.stream) },
             None => Ok(()),
         };
+        let bytes = copies.iter().map(Copy::bytes).sum();
         self.start(
             &mut state,
             entered,
-            member.number,
+            (member.number, bytes),
             &mut mapping.into(),
             || {
                 record(0)?;
@@ -424,7 +440,7 @@ impl Queue {
         }
         let last = members.last().map_or(0, |member| member.number);
         let mut held = mappings.clone();
-        let started = self.start(state, entered, last, &mut held, || {
+        let started = self.start(state, entered, (last, bytes), &mut held, || {
             copy::start_all(entered, self.stream, &copies)
         });
         if started.is_ok() {
@@ -438,7 +454,8 @@ impl Queue {
         // stay as they are until their copies are done.
         for (copy, member) in copies.iter().zip(members) {
             let mut held = mappings.clone();
-            let started = self.start(state, entered, member.number, &mut held, || {
+            let this = (member.number, copy.bytes());
+            let started = self.start(state, entered, this, &mut held, || {
                 copy::start(entered, self.stream, copy)
             });
             if let Err(error) = started {
@@ -458,8 +475,9 @@ impl Queue {
             return;
         }
         let mut held = Mapped::from(mapping);
+        let this = (member.number, copy.bytes());
         let mut start = || {
-            self.start(state, entered, member.number, &mut held, || {
+            self.start(state, entered, this, &mut held, || {
                 copy::start(entered, self.stream, &copy)
             })
         };
@@ -480,13 +498,13 @@ impl Queue {
         self.failures.store(state.failed.len(), Ordering::Release);
     }
 
-    /// Starts copies by `start`, the last of which has this number, and notes them down: the mappings are kept until their
-    /// end. On an error none runs any more, and the mappings are left to the caller.
+    /// Starts copies by `start`, the last of which has this number, of so many bytes in all, and notes them down: the mappings
+    /// are kept until their end. On an error none runs any more, and the mappings are left to the caller.
     fn start(
         &self,
         state: &mut State,
         entered: &Entered,
-        last: u64,
+        (last, bytes): (u64, u64),
         mappings: &mut Mapped,
         start: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
@@ -502,9 +520,13 @@ impl Queue {
         }
         state.flying.push_back(Launch {
             last,
+            extent: (bytes >= FORECAST_FROM).then(|| (bytes, clock_ns())),
             event: None,
             mappings: std::mem::take(mappings),
         });
+        if state.flying.len() == 1 {
+            self.forecast(state);
+        }
         Ok(())
     }
 
@@ -578,7 +600,12 @@ impl Queue {
             };
             match asked {
                 Ok(()) => self.pop(state, done),
-                Err(error) if error.is(code::NOT_READY) => break,
+                Err(error) if error.is(code::NOT_READY) => {
+                    if state.forecast.is_kept() {
+                        state.forecast.note_pending(clock_ns());
+                    }
+                    break;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -591,7 +618,19 @@ impl Queue {
             done.append(oldest.mappings);
             state.idle.extend(oldest.event);
             self.finished.fetch_max(oldest.last, Ordering::AcqRel);
+            if state.forecast.is_kept() {
+                state.forecast.note_over(clock_ns());
+            }
+            self.forecast(state);
         }
+    }
+
+    /// Another launch is the oldest.
+    fn forecast(&self, state: &mut State) {
+        let oldest = state.flying.front().and_then(|launch| launch.extent);
+        state.forecast.begin(oldest);
+        let due_ns = state.forecast.due_ns().unwrap_or(0);
+        self.due_ns.store(due_ns, Ordering::Relaxed);
     }
 
     /// Waits for all that is launched. Where even that fails, nothing more can be had of the stream. A thread that cannot enter

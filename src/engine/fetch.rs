@@ -367,6 +367,14 @@ impl Fetch {
         }
     }
 
+    /// When it can be over at the earliest, by the clock of copies, where that is known.
+    pub fn due_ns(&self) -> Option<u64> {
+        match &self.path {
+            Path::Direct(copy) => copy.due_ns(),
+            _ => None,
+        }
+    }
+
     /// Which message of this rank it is, in the order in which they were taken.
     pub fn began(&self) -> u64 {
         self.began

@@ -169,6 +169,14 @@ impl Receive {
         matches!(&self.stage, Stage::Fetching(fetch) if fetch.is_by_copies())
     }
 
+    /// When what brings it can be over at the earliest, where that is known.
+    pub(super) fn due_ns(&self) -> Option<u64> {
+        match &self.stage {
+            Stage::Fetching(fetch) => fetch.due_ns(),
+            _ => None,
+        }
+    }
+
     /// One that the MPI library has posted while this rank was not live.
     pub(super) fn posted_early(native: Handle, early: &Early) -> Receive {
         let target = if early.dense {

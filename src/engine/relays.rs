@@ -94,6 +94,12 @@ impl Relays {
         }
     }
 
+    /// Whether peers have asked for staging since it was last allocated.
+    pub fn are_wished(&self, env: &Env) -> bool {
+        let board = env.node.own().board();
+        board.is_some_and(|board| board.wishes() != self.wishes)
+    }
+
     /// Allocates what peers have asked for. True if anything was done.
     pub fn serve(&mut self, env: &Env) -> bool {
         let Some(board) = env.node.own().board() else {

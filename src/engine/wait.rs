@@ -89,9 +89,10 @@ impl Engine {
         let mut driving = self.drive();
         let mut core = self.core.lock();
         core.is_inside = true;
-        core.pace.begin_test(clock_ns());
+        let now_ns = clock_ns();
+        core.pace.begin_test(now_ns);
         self.env.node.own().set_computing(core.pace.is_apart());
-        core.progress(&self.env);
+        core.progress_of_test(&self.env, now_ns);
         if core.rounds % HOUSE_CALLS == 0 {
             core.keep_house(&self.env);
         }

@@ -256,7 +256,7 @@ impl Core {
         receive.to_check = ToCheck::of_fetch(env, &fetch);
         receive.stage = Stage::Fetching(fetch);
         self.taken += 1;
-        self.moving.push(id);
+        self.set_moving(id);
         Ok(())
     }
 
@@ -387,7 +387,7 @@ impl Core {
                         // Its first pieces are launched when this round ends. What is wrong comes up again.
                         let _ = lifting.poll(&mut self.gpu);
                         self.receives[id].stage = Stage::Lifting(Box::new(lifting));
-                        self.moving.push(id);
+                        self.set_moving(id);
                     }
                     Err(error) => self.spoil(env, id, &error),
                 }

@@ -73,7 +73,7 @@ impl Core {
             },
         }));
         if matches!(receive.stage, Stage::Done) && self.begin_check(id) {
-            self.moving.push(id);
+            self.set_moving(id);
         }
     }
 
