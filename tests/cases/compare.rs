@@ -120,6 +120,87 @@ fn counts_on_mpich5() {
     on("mpich5", counts);
 }
 
+/// In turns within one launch the messages of each configuration go its way: those that the library counts are its own turns', and
+/// all arrive.
+fn in_turns(mpi: &Mpi) {
+    let (finished, json, _) = compare(
+        mpi,
+        &[
+            "--turns",
+            "--benches",
+            "latency,bw,bibw,ring",
+            "--pairs",
+            "DD,DH",
+            "--sizes",
+            "8,64K",
+            "--windows",
+            "4",
+            "--np",
+            "3",
+            "--rounds",
+            "1",
+            "--configs",
+            "vanilla,anabranch,vanilla2",
+        ],
+    );
+    assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
+    assert!(json["turns"] == true && json["clean"] == true, "{json:#}");
+    for row in rows(&json) {
+        let cells = &row["configurations"];
+        for name in ["vanilla", "anabranch", "vanilla2"] {
+            assert_eq!(cells[name]["wrong_messages"], 0, "{name}: {row:#}");
+        }
+        let counted = &cells["anabranch"]["counters"];
+        let sent = counted["sends_device"].as_u64().unwrap_or(0);
+        assert!(sent > 0, "{row:#}");
+        // All of its messages went by descriptor that may: the row would be void else. None of the others is counted.
+        assert_eq!(cells["vanilla"]["counters"], Value::Null, "{row:#}");
+        // No time passes on a simulated node where the MPI library copies.
+        assert_eq!(
+            cells["vanilla"]["launches"].as_array().map(Vec::len),
+            Some(0)
+        );
+        let turns = cells["anabranch"]["turns"].as_array().map(Vec::len);
+        assert_eq!(turns, Some(5), "{row:#}");
+    }
+}
+
+#[test]
+fn in_turns_on_openmpi() {
+    on("openmpi", in_turns);
+}
+
+#[test]
+fn in_turns_on_mpich5() {
+    on("mpich5", in_turns);
+}
+
+/// Configurations that cannot take turns within one launch are refused, with what to do.
+#[test]
+fn no_turns_for_what_is_read_once() {
+    for (arguments, said) in [
+        (
+            &["--configs", "vanilla,best"][..],
+            "needs a configuration with the library",
+        ),
+        (&["--configs", "vanilla,one,all"], "one and all differ"),
+        (
+            &["--configs", "best,anabranch"],
+            "best cannot have its own, use vanilla",
+        ),
+        (&["--benches", "jacobi"], "not with jacobi"),
+    ] {
+        let refused = Command::new(&built().command)
+            .args(["compare", "--turns"])
+            .args(arguments)
+            .output()
+            .expect("started");
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(text.contains(said), "{arguments:?}: {text}");
+        assert_eq!(refused.status.code(), Some(2), "{text}");
+    }
+}
+
 /// Where messages did not go as the pattern asks for, the row is void and the command fails.
 #[test]
 fn a_row_that_does_not_count() {

@@ -245,9 +245,61 @@ static void persistent(void) {
     buf_free(b);
 }
 
+// The library stands aside only where nothing of its own is under way, and goes on afterwards, on communicators made meanwhile too.
+static void aside(void) {
+    if (!with_preload) { EQUAL(ANABRANCH_CALL(-7, anabranch_aside, 1), -7); return; }
+    int (*stand_aside)(int) = ANABRANCH_FUNCTION(anabranch_aside);
+    buf b = buf_new(DEVICE, LARGE, 3), h = buf_new(HOST, LARGE, 0);
+    MPI_Request r;
+    MPI_Comm comm;
+    anabranch_message m;
+    EQUAL(stand_aside(0), 0);
+    // A receive that is posted, a persistent request that rests, and a message that nobody has received.
+    OK(MPI_Irecv(b.p, SMALL, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, &r));
+    CHECK(stand_aside(1) > 0, "a receive is pending");
+    barrier();
+    OK(MPI_Ssend(b.p, 0, MPI_BYTE, peer, TAG, MPI_COMM_WORLD));
+    OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+    OK(MPI_Ssend_init(b.p, LARGE, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, &r));
+    CHECK(stand_aside(1) > 0, "a persistent request is there");
+    OK(MPI_Request_free(&r));
+    if (me == 0) {
+        OK(MPI_Send(b.p, SMALL, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        CHECK(stand_aside(1) > 0, "a message has not been received");
+    }
+    barrier();
+    if (me == 1) OK(MPI_Recv(b.p, SMALL, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    barrier();
+    EQUAL(stand_aside(1), 0);
+    EQUAL(stand_aside(1), 0);
+    last(&m);
+    OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+    for (int i = 0; i < 3; i++) {
+        buf_fill(h, 10 * i + me);
+        OK(MPI_Sendrecv_replace(h.p, LARGE, MPI_BYTE, peer, TAG, peer, TAG, comm, MPI_STATUS_IGNORE));
+        BUF_CHECK(h, 10 * i + peer, LARGE);
+        EQUAL(last(&m), 0);
+    }
+    barrier();
+    EQUAL(stand_aside(0), 0);
+    barrier();
+    if (me == 0) {
+        buf_fill(b, 5);
+        OK(MPI_Ssend(b.p, LARGE, MPI_BYTE, 1, TAG, comm));
+        TOLD(1, ANABRANCH_DIRECT, LARGE, NULL);
+    } else {
+        OK(MPI_Recv(b.p, LARGE, MPI_BYTE, 0, TAG, comm, MPI_STATUS_IGNORE));
+        TOLD(0, ANABRANCH_DIRECT, LARGE, NULL);
+        BUF_CHECK(b, 5, LARGE);
+    }
+    OK(MPI_Comm_free(&comm));
+    buf_free(b);
+    buf_free(h);
+}
+
 static const struct test_case cases[] = {
     {"names", names}, {"warm_up", warm_up}, {"direct", direct}, {"eager", eager}, {"by_value", by_value}, {"to_self", to_self},
-    {"host_ring", host_ring}, {"host", host}, {"persistent", persistent}, {0},
+    {"host_ring", host_ring}, {"host", host}, {"persistent", persistent}, {"aside", aside}, {0},
 };
 
 int main(int argc, char **argv) {
