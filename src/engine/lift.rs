@@ -254,7 +254,7 @@ impl Lift {
 
 fn oriented(way: Way, device: u64, bounce: u64, bytes: u64) -> Copy {
     match way {
-        Way::Up => Copy::Linear {
+        Way::Up => Copy::Up {
             dst: device,
             src: bounce,
             bytes,
@@ -335,7 +335,7 @@ mod tests {
         let mut all = Vec::new();
         for copy in copies {
             match *copy {
-                Copy::Linear { dst, src, bytes } => {
+                Copy::Linear { dst, src, bytes } | Copy::Up { dst, src, bytes } => {
                     all.extend((0..bytes).map(|i| (dst + i, src + i)))
                 }
                 Copy::Rows {

@@ -19,6 +19,7 @@ pub(super) fn lanes() {
     let nothing = bench.copy(Purpose::Pull, b, a, 0).unwrap();
     finish(nothing).unwrap();
     strided(&mut bench, a, b, &data);
+    upwards(&mut bench, b, &data);
     ordered(&mut bench, a, b);
     queued(&mut bench, a, b, &data);
     ahead(&mut bench);
@@ -61,6 +62,32 @@ pub(super) fn timed() {
         assert!((2.0..8.0).contains(&line.alpha_us), "{line:?}");
     }
     bench.lanes.close();
+}
+
+/// From pinned memory, in one run, in rows, and in a batch.
+fn upwards(bench: &mut Bench, b: u64, data: &[u8]) {
+    let host = bench.pool.take(bench.key, 64 << 10).unwrap();
+    // SAFETY: 64 KiB that are this test's, written to by nobody else.
+    unsafe {
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(host.address() as usize);
+        to.copy_from_nonoverlapping(data.as_ptr(), 64 << 10);
+    }
+    for bytes in [1u64, 9999, 10240, 12289, 16384, 16411, 24579, 28672, 40001] {
+        bench.upload(b, &vec![0xEE; 64 << 10]);
+        let up = Copy::Up {
+            dst: b + 1,
+            src: host.address() + 3,
+            bytes,
+        };
+        let copy = bench.lanes.submit(bench.key, Purpose::HostToDevice, &[up]);
+        finish(copy.unwrap()).unwrap();
+        let found = bench.download(b, 64 << 10);
+        assert_eq!(found[1..][..bytes as usize], data[3..][..bytes as usize]);
+        let others = [&found[..1], &found[1 + bytes as usize..]];
+        assert!(others
+            .iter()
+            .all(|rest| rest.iter().all(|byte| *byte == 0xEE)));
+    }
 }
 
 fn strided(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {

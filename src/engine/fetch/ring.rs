@@ -81,7 +81,7 @@ impl Fetch {
                         unsafe { gpu.pin(context, start.as_ptr(), length) };
                     }
                     let from = piece.as_ptr().expose_provenance() as u64;
-                    let copy = Copy::Linear {
+                    let copy = Copy::Up {
                         dst: address + started,
                         src: from,
                         bytes,
