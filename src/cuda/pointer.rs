@@ -5,9 +5,9 @@
 //! 1. no driver in the process: host;
 //! 2. the driver is not initialized (the current-context query says so): host, as no device address exists;
 //! 3. the address is host memory for certain ([`super::host_range`]): host;
-//! 4. else one query of one attribute; only what is not plain host memory is asked for more;
-//! 5. once there are device buffers the query also asks for the number of the allocation, which is never used again: what
-//!    was learnt of an allocation holds for as long as an address in it has that number.
+//! 4. else one query of one attribute; only what is not plain host memory is asked for more: the number of the allocation
+//!    first, which is never used again. What was learnt of an allocation holds for as long as an address in it has that number;
+//! 5. once there are device buffers the one query asks for both.
 //!
 //! No proof that is cheaper than the query exists once the program, or UCX on its behalf, has initialized the driver:
 //! the thread may have no context while others have, and contexts made by `cuCtxCreate` are listed nowhere.
@@ -205,43 +205,70 @@ fn examine(driver: &Driver, address: *const c_void) -> Kind {
     let memory_type = (answer & u64::from(u32::MAX)) as u32;
     match asked {
         Ok(()) if memory_type == memory_type::UNREGISTERED => Kind::Host,
-        Ok(()) => examine_further(driver, address.addr() as u64, memory_type),
+        Ok(()) => examine_with_number(driver, address.addr() as u64),
         Err(_) => ask_again(driver, address.addr() as u64),
     }
 }
 
-/// Plain allocations that a thread has met of late.
+/// Allocations that a thread has met of late: plain ones of devices, and as many that host code may touch.
 const RECENT_MAX: usize = 4;
 
 thread_local! {
     static RECENT: RefCell<Recent> = const {
-        RefCell::new(Recent { buffers: [None; RECENT_MAX], next: 0 })
+        RefCell::new(Recent {
+            buffers: [None; RECENT_MAX],
+            hosts: [None; RECENT_MAX],
+            next: 0,
+            next_host: 0,
+        })
     };
 }
 
 struct Recent {
     buffers: [Option<Buffer>; RECENT_MAX],
+    /// By their numbers.
+    hosts: [Option<(u64, HostMemory)>; RECENT_MAX],
     next: usize,
+    next_host: usize,
 }
 
 impl Recent {
-    fn find(&self, address: u64, number: u64) -> Option<Buffer> {
+    fn find(&self, address: u64, number: u64) -> Option<Kind> {
+        let mut hosts = self.hosts.iter().flatten();
+        if let Some((_, memory)) = hosts.find(|(known, _)| *known == number) {
+            return Some(Kind::HostAccessible(*memory));
+        }
         let mut known = self.buffers.iter().flatten();
         let buffer = known.find(|buffer| {
             buffer.buffer_id == number
                 && buffer.base <= address
                 && address - buffer.base < buffer.size
         })?;
-        Some(Buffer {
+        Some(Kind::Device(Buffer {
             address,
             offset: address - buffer.base,
             ..*buffer
-        })
+        }))
     }
 
-    fn keep(&mut self, buffer: Buffer) {
-        self.buffers[self.next] = Some(buffer);
-        self.next = (self.next + 1) % RECENT_MAX;
+    /// An address of the allocation with this number was found to be of this kind.
+    fn keep(&mut self, number: u64, kind: &Kind) {
+        match kind {
+            // Memory of other kinds may grow and shrink under one number.
+            Kind::Device(buffer)
+                if buffer.allocation == Allocation::Plain
+                    && buffer.ipc
+                    && buffer.buffer_id == number =>
+            {
+                self.buffers[self.next] = Some(*buffer);
+                self.next = (self.next + 1) % RECENT_MAX;
+            }
+            Kind::HostAccessible(memory) => {
+                self.hosts[self.next_host] = Some((number, *memory));
+                self.next_host = (self.next_host + 1) % RECENT_MAX;
+            }
+            Kind::Device(_) | Kind::Host => {}
+        }
     }
 }
 
@@ -256,9 +283,9 @@ fn examine_with_number(driver: &Driver, address: u64) -> Kind {
     let (memory_type, number) = ((answers[0] & u64::from(u32::MAX)) as u32, answers[1]);
     match (asked, memory_type) {
         (Ok(()), memory_type::UNREGISTERED) => Kind::Host,
-        (Ok(()), memory_type::DEVICE) if number != 0 => {
+        (Ok(()), memory_type) if number != 0 => {
             let known = RECENT.with_borrow(|recent| recent.find(address, number));
-            known.map_or_else(|| learn(driver, address, number), Kind::Device)
+            known.unwrap_or_else(|| learn(driver, address, memory_type, number))
         }
         (Ok(()), memory_type) => examine_further(driver, address, memory_type),
         (Err(_), _) => ask_again(driver, address),
@@ -266,15 +293,12 @@ fn examine_with_number(driver: &Driver, address: u64) -> Kind {
 }
 
 #[cold]
-fn learn(driver: &Driver, address: u64, number: u64) -> Kind {
-    let kind = examine_further(driver, address, memory_type::DEVICE);
-    if let Kind::Device(buffer) = kind {
-        // Memory of other kinds may grow and shrink under one number.
-        if buffer.allocation == Allocation::Plain && buffer.ipc && buffer.buffer_id == number {
-            RECENT.with_borrow_mut(|recent| recent.keep(buffer));
-        }
+fn learn(driver: &Driver, address: u64, memory_type: u32, number: u64) -> Kind {
+    let found = insist(|| detail(driver, address));
+    if let Ok(kind) = &found {
+        RECENT.with_borrow_mut(|recent| recent.keep(number, kind));
     }
-    kind
+    or_without_detail(found, address, memory_type)
 }
 
 #[cold]
@@ -294,7 +318,11 @@ fn ask_again(driver: &Driver, address: u64) -> Kind {
 
 #[cold]
 fn examine_further(driver: &Driver, address: u64, memory_type: u32) -> Kind {
-    insist(|| detail(driver, address)).unwrap_or_else(|error| {
+    or_without_detail(insist(|| detail(driver, address)), address, memory_type)
+}
+
+fn or_without_detail(found: Result<Kind>, address: u64, memory_type: u32) -> Kind {
+    found.unwrap_or_else(|error| {
         log::debug!("attributes of {address:#x}: {error}");
         without_detail(address, memory_type)
     })
@@ -599,6 +627,55 @@ mod tests {
         };
         check_all(&old, Allocation::Virtual);
         assert_eq!(DETAIL_LEVEL.swap(0, Ordering::Relaxed), 1);
+    }
+
+    thread_local! {
+        /// Attributes asked for, and what was added to the number of the pinned allocation: another is there.
+        static ASKED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
+        static ANOTHER: std::cell::Cell<(u64, u64)> = const { std::cell::Cell::new((0, 0)) };
+    }
+
+    unsafe extern "C" fn counting(
+        count: u32,
+        list: *const i32,
+        data: *const *mut c_void,
+        address: u64,
+    ) -> Code {
+        ASKED.with_borrow_mut(|asked| asked.push(count));
+        // SAFETY: passed on unchanged.
+        let code = unsafe { attributes(count, list, data, address) };
+        let (more, managed) = ANOTHER.get();
+        for place in 0..count as usize {
+            // SAFETY: the caller passes `count` attributes and places of 8 bytes for them.
+            unsafe {
+                match *list.add(place) {
+                    attribute::BUFFER_ID => *(*data.add(place)).cast::<u64>() += more,
+                    attribute::IS_MANAGED => *(*data.add(place)).cast::<u64>() += managed,
+                    _ => {}
+                }
+            }
+        }
+        code
+    }
+
+    #[test]
+    fn memory_that_host_code_may_touch_is_asked_about_once() {
+        let driver = Driver {
+            pointer_get_attributes: Some(counting),
+            ..Driver::default()
+        };
+        GPU_SEEN.store(true, Ordering::Relaxed);
+        let asked = |expected: HostMemory| {
+            ASKED.take();
+            assert_eq!(kind(&driver, PINNED + 8), Kind::HostAccessible(expected));
+            ASKED.take().len()
+        };
+        assert_eq!(asked(HostMemory::Pinned), 2);
+        assert_eq!(asked(HostMemory::Pinned), 1, "its number is the same");
+        // Freed, and other memory is there.
+        ANOTHER.set((1000, 1));
+        assert_eq!(asked(HostMemory::Managed), 2);
+        assert_eq!(asked(HostMemory::Managed), 1);
     }
 
     #[test]
