@@ -62,7 +62,7 @@ const REST_SHARE: u64 = 8;
 const REST_MAX_NS: u64 = 5_000_000;
 
 /// Until when the tests of a program that computes need not look at what is under way. With 12 messages of 1 GiB a test took
-/// 1.1 us of which the driver's answer was 0.3, and looking at them as much (two H100s; `docs/results/h100-x2-computing.txt`).
+/// 1.1 us of which the driver's answer was 0.3, and looking at them as much (two H100s; `docs/results/h200-x2-computing-turns.txt`).
 #[derive(Debug, Default)]
 struct Rest {
     until_ns: u64,
