@@ -200,19 +200,7 @@ pub(crate) fn start(entered: &Entered, stream: Stream, copy: &Copy) -> Result<()
     unsafe {
         match *copy {
             Copy::Linear { dst, src, bytes } => driver.memcpy_async(dst, src, size(bytes)?, stream),
-            Copy::Up { dst, src, bytes } => match in_rows(bytes) {
-                None => driver.memcpy_async(dst, src, size(bytes)?, stream),
-                Some((width, rows)) => {
-                    let width = size(width)?;
-                    let copy = rows_copy(dst, width, src, width, width, size(rows)?);
-                    match driver.memcpy_2d_async(&raw const copy, stream) {
-                        Err(Error::Missing(_)) => {
-                            driver.memcpy_async(dst, src, size(bytes)?, stream)
-                        }
-                        result => result,
-                    }
-                }
-            },
+            Copy::Up { dst, src, bytes } => start(entered, stream, &upwards(dst, src, bytes)),
             Copy::Peer {
                 dst,
                 dst_context,
@@ -258,6 +246,21 @@ pub(crate) fn start(entered: &Entered, stream: Stream, copy: &Copy) -> Result<()
 const SENT_ALONG: std::ops::Range<u64> = 10 << 10..28 << 10;
 /// Rows into which such a copy is cut: the fewest that divide it.
 const ROWS: std::ops::RangeInclusive<u64> = 2..=16;
+
+/// The copy by which pinned host memory is brought to a device.
+fn upwards(dst: u64, src: u64, bytes: u64) -> Copy {
+    match in_rows(bytes) {
+        None => Copy::Linear { dst, src, bytes },
+        Some((width, rows)) => Copy::Rows {
+            dst,
+            dst_pitch: width,
+            src,
+            src_pitch: width,
+            width,
+            rows,
+        },
+    }
+}
 
 /// Width and number of rows of a copy from host memory that is not to be sent along.
 fn in_rows(bytes: u64) -> Option<(u64, u64)> {

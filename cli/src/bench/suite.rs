@@ -1,29 +1,29 @@
 //! Many measurements in one launch, for `anabranch compare`: starting ranks and CUDA takes seconds, a row milliseconds.
 //! The list of rows comes from a file; rank 0 writes one line of JSON for each, with what the library counted meanwhile.
 
+mod row;
+
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use anabranch_engine::config::Config;
-use anyhow::{bail, Context};
+use anyhow::Context;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::buffer::{self, Buffer, Place};
-use super::check::{self, Checker};
+use super::check;
 use super::counters::{Counters, Values};
-use super::exchange::{Pair, Spot, ACK_BYTES};
+use super::exchange::{Pair, ACK_BYTES};
 use super::mpi::{Mpi, Requests};
 use super::{report, Clock, Device, Kind};
 use crate::{complain, Failure};
+use row::{Done, Row};
 
-/// A row whose first iteration takes longer than this is measured by one more, not by several blocks.
-const LONG: Duration = Duration::from_millis(300);
 /// Payload of one iteration that is verified, unless one message is larger.
 const VERIFIED: usize = 32 << 20;
 /// Host memory in which the messages of a window arrive.
@@ -33,30 +33,6 @@ const SIMULATED_ARRIVAL: usize = 256 << 20;
 /// Device memory comes in whole pages, as from the allocators of frameworks, or from programs whose buffers are powers of two. A
 /// driver puts other allocations into small pages, in which copies are slower that write over a link.
 const PAGE: usize = 2 << 20;
-/// Most blocks of a row.
-const BLOCKS: usize = 16;
-/// How long the first row of a launch goes on before it is measured, seconds: GPUs and processors that were idle are slow, and
-/// memory is met for the first time. One H100, vanilla, latency of 4 KiB between a device and the host: 15.4 us in the first rows of
-/// a launch after five iterations, 10.7 in later ones.
-const FIRST_SETTLES: f64 = 0.05;
-/// A row goes on before it is measured until iterations take at least this part of the time of those before them. A row of 50 ms
-/// could else be over with what a library does once, when it meets the first messages that are so long: windows of 16 of 4 MiB on
-/// two H100s take 0.25 ms, and some 3 ms each among the first few dozens.
-const SETTLED: f64 = 0.9;
-/// How often it goes on at most.
-const SETTLES_MAX: u32 = 8;
-/// How often each of those that take turns has one in a row, at least and at most. The more often, the less do they differ by what
-/// changes meanwhile: two H100s have stretches of some 10 ms in which every message of 4 KiB takes a fifth longer.
-const TURNS: std::ops::RangeInclusive<f64> = 5.0..=64.0;
-/// Iterations of a turn at least, where so many fit into a row. What a library has learnt of a program's messages, it may have to
-/// learn again after a turn of the other: of 5 iterations of 16 and 32 MiB there and back a tenth more were not written by
-/// invited senders than of 20, which was 2 to 5 % of the time.
-const TURN_ITERATIONS: f64 = 16.0;
-/// The part of a turn's iterations that goes before those measured, and how many that are at least.
-const TURN_SETTLES: u32 = 4;
-const TURN_SETTLES_MIN: u32 = 2;
-/// A void block is repeated so often at most.
-const REPEATS: u32 = 8;
 
 /// Arguments of `anabranch suite`.
 #[derive(Args)]
@@ -355,22 +331,6 @@ struct Suite<'a> {
     on_host: Option<Pair<'a>>,
 }
 
-/// What one rank did for a row.
-#[derive(Default)]
-struct Done {
-    /// Seconds of each block, of one turn after the other where there are turns.
-    blocks: Vec<f64>,
-    /// Iterations of a block.
-    iterations: u32,
-    /// Messages sent by the first of a pair in all, and acknowledgements.
-    messages: u64,
-    acknowledgements: u64,
-    /// Of the blocks, as [`Measured::late`].
-    late: f64,
-    /// By turn.
-    errors: Vec<u64>,
-}
-
 impl Suite<'_> {
     /// Measures one row, in each of its turns; every rank calls it, and what rank 0 returns holds for all.
     fn row(&mut self, mpi: &Mpi, ask: &Ask, place: Option<Place>) -> anyhow::Result<Vec<Measured>> {
@@ -429,6 +389,7 @@ impl Suite<'_> {
             .counters
             .as_ref()
             .map(|counters| counters.named(&counted));
+        let expected = expected(ask, &done, &Config::from_env().0, ask.kind.pairs(mpi.size));
         let of_turn = |turn: usize| Measured {
             row: ask.row,
             turn,
@@ -439,7 +400,7 @@ impl Suite<'_> {
             late: self.simulated.then_some(done.late),
             errors: self.plan.verify.then(|| errors[turn]),
             counters: named.clone(),
-            expected: expected(ask, &done, &Config::from_env().0, ask.kind.pairs(mpi.size)),
+            expected,
         };
         Ok((0..turns).map(of_turn).collect())
     }
@@ -449,269 +410,6 @@ impl Suite<'_> {
             .as_ref()
             .map(Counters::read)
             .unwrap_or_default()
-    }
-}
-
-/// How a row began.
-struct Settled {
-    /// One iteration takes longer than [`LONG`].
-    long: bool,
-    /// Seconds of an iteration.
-    each: f64,
-    rounds: u64,
-}
-
-/// Each of the turns once.
-fn unique(turns: &[bool]) -> Vec<bool> {
-    let both = [true, false].into_iter();
-    both.filter(|aside| turns.contains(aside)).collect()
-}
-
-/// One row on one rank that takes part in it.
-struct Row<'a, 'p> {
-    plan: &'a Plan,
-    library: Option<&'a Counters>,
-    clock: &'a Clock,
-    simulated: bool,
-    requests: &'a mut Requests,
-    pair: &'a mut Pair<'p>,
-    place: Place,
-    ask: &'a Ask,
-}
-
-impl Row<'_, '_> {
-    fn measure(mut self) -> anyhow::Result<Done> {
-        let (window, legs) = (self.ask.window, self.pair.legs()[0].len().max(1));
-        let places = match (self.place, self.simulated) {
-            (Place::H, _) => ARRIVAL / self.ask.stride().max(1) / legs,
-            (Place::D, true) => SIMULATED_ARRIVAL / self.ask.stride().max(1) / legs,
-            (Place::D, false) => 1,
-        };
-        // Messages from different ranks never share one.
-        let places = places.clamp(1, window);
-        let place = |message: usize| {
-            (message / window * places + message % window % places) * self.ask.stride()
-        };
-        let spot = |offset| Spot {
-            offset,
-            bytes: self.ask.bytes,
-        };
-        let out = vec![spot(0); window * legs];
-        let into: Vec<Spot> = (0..window * legs)
-            .map(|message| spot(place(message)))
-            .collect();
-        let spots = [&out[..], &into[..]];
-        let mut done = Done::default();
-        // Without turns, the one turn is that of whatever there is.
-        let turns: Vec<bool> = match self.plan.turns.as_slice() {
-            [] => vec![false],
-            turns => turns.to_vec(),
-        };
-        let (mut rounds, mut long, mut each) = (0, false, 0.0f64);
-        for aside in unique(&turns) {
-            self.stand_aside(aside)?;
-            let found = self.settle(spots);
-            long |= found.long;
-            each = each.max(found.each);
-            rounds += if aside { 0 } else { found.rounds };
-        }
-        let (blocks, iterations) = self.extent(long, each);
-        let settles = match (self.plan.turns.is_empty(), long) {
-            (false, false) => (iterations / TURN_SETTLES).max(TURN_SETTLES_MIN),
-            _ => 0,
-        };
-        done.iterations = iterations;
-        let mut repeats = REPEATS;
-        for turn in 0..blocks * turns.len() {
-            let aside = turns[turn % turns.len()];
-            self.stand_aside(aside)?;
-            loop {
-                if settles > 0 {
-                    self.block(spots, settles);
-                }
-                let before = self.clock.late_seconds().unwrap_or(0.0);
-                let seconds = self.block(spots, iterations);
-                rounds += match aside {
-                    true => 0,
-                    false => u64::from(settles) + u64::from(iterations),
-                };
-                let late = (self.clock.late_seconds().unwrap_or(0.0) - before) / seconds.max(1e-9);
-                let late = f64::from_bits(self.decide(late.to_bits()));
-                if late > self.plan.late_max && repeats > 0 {
-                    repeats -= 1;
-                    continue;
-                }
-                done.late = done.late.max(late);
-                done.blocks.push(self.reported(seconds));
-                break;
-            }
-        }
-        done.messages = rounds * self.ask.window as u64;
-        done.acknowledgements = rounds;
-        if self.plan.verify {
-            done.errors = vec![0; turns.len()];
-            for aside in unique(&turns) {
-                self.stand_aside(aside)?;
-                let errors = self.verify()?;
-                for (turn, of_turn) in turns.iter().zip(&mut done.errors) {
-                    *of_turn = if *turn == aside { errors } else { *of_turn };
-                }
-                if !aside {
-                    done.messages += verified(self.ask) as u64;
-                    done.acknowledgements += 1;
-                }
-            }
-        }
-        self.stand_aside(false)?;
-        Ok(done)
-    }
-
-    /// Has the library stand aside on all ranks that take part, or take messages again, where the plan has turns.
-    fn stand_aside(&self, on: bool) -> anyhow::Result<()> {
-        if self.plan.turns.is_empty() {
-            return Ok(());
-        }
-        let library = self.library.context("turns need the library")?;
-        // All that was sent is received.
-        self.pair.meet();
-        match library.stand_aside(on) {
-            0 => Ok(()),
-            left => bail!("the library cannot stand aside: {left} messages are in the way"),
-        }
-    }
-
-    /// Iterations before those that are measured.
-    fn settle(&mut self, spots: [&[Spot]; 2]) -> Settled {
-        let mut rounds = 1;
-        let first = Instant::now();
-        self.block(spots, 1);
-        let long = self.decide(u64::from(first.elapsed() > LONG)) != 0 && !self.simulated;
-        let warmup = match (long, self.simulated) {
-            (true, _) => 0,
-            // What the library learns from the first messages, it knows after these.
-            (false, true) => 7,
-            (false, false) => 4,
-        };
-        let start = Instant::now();
-        self.block(spots, warmup);
-        rounds += u64::from(warmup);
-        let mut each = start.elapsed().as_secs_f64() / f64::from(warmup.max(1));
-        for _ in 0..SETTLES_MAX {
-            let more = self.settling(long, each);
-            if more == 0 {
-                break;
-            }
-            let before = each;
-            each = self.block(spots, more) / f64::from(more);
-            rounds += u64::from(more);
-            if self.decide(u64::from(each > SETTLED * before)) != 0 {
-                break;
-            }
-        }
-        Settled { long, each, rounds }
-    }
-
-    /// Iterations before those that are measured, beyond the first few; all ranks agree. None where every iteration takes as
-    /// long, or too long for that.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn settling(&self, long: bool, each: f64) -> u32 {
-        if long || self.simulated {
-            return 0;
-        }
-        let seconds = if self.ask.row == 0 {
-            FIRST_SETTLES
-        } else {
-            self.plan.row_ms * 1e-3 / 4.0
-        };
-        let agreed = self.decide((seconds / each).clamp(0.0, 10000.0) as u64);
-        u32::try_from(agreed).unwrap_or(0)
-    }
-
-    /// How many blocks there will be, and of how many iterations each; all ranks agree.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn extent(&self, long: bool, each: f64) -> (usize, u32) {
-        let in_turns = !self.plan.turns.is_empty();
-        let blocks = match (long, in_turns, self.simulated) {
-            (true, false, _) => 1,
-            (true, true, _) | (_, true, true) => *TURNS.start() as usize,
-            (_, true, false) => {
-                let fitting = self.plan.row_ms * 1e-3 / each / TURN_ITERATIONS;
-                let fitting = fitting.clamp(*TURNS.start(), *TURNS.end());
-                self.decide(fitting as u64) as usize
-            }
-            (_, false, _) => self.plan.blocks.clamp(1, BLOCKS),
-        };
-        let fitting = match (long, self.simulated) {
-            // On a simulated node every iteration takes the same time.
-            (true, _) | (_, true) => 1,
-            _ => (self.plan.row_ms * 1e-3 / each / blocks as f64).clamp(1.0, 10000.0) as u32,
-        };
-        let wanted = if long {
-            1
-        } else {
-            self.plan.iterations.unwrap_or(fitting)
-        };
-        let agreed = self.decide(u64::from(wanted));
-        (blocks, u32::try_from(agreed).unwrap_or(1))
-    }
-
-    /// What rank 0 says, on all ranks that take part.
-    fn decide(&self, mine: u64) -> u64 {
-        match self.ask.kind {
-            kind if kind.is_of_all() => self.pair.mpi.tell(mine),
-            _ => {
-                let theirs = self.pair.mpi.swap(self.pair.peer, mine);
-                if self.pair.role == 0 {
-                    mine
-                } else {
-                    theirs
-                }
-            }
-        }
-    }
-
-    /// The time that counts of this rank's: the first of a pair measures, unless only the second sees the clock of the
-    /// simulated node, because only its buffers are in device memory.
-    fn reported(&self, seconds: f64) -> f64 {
-        if self.ask.kind.is_round() {
-            return seconds;
-        }
-        let here = u64::from(self.clock.simulated.is_some());
-        let there = self.pair.mpi.swap(self.pair.peer, here);
-        let counts = match (self.simulated, self.pair.role) {
-            (true, 0) => here != 0,
-            (true, _) => here != 0 && there == 0,
-            (false, role) => role == 0,
-        };
-        if counts {
-            seconds
-        } else {
-            0.0
-        }
-    }
-
-    /// Iterations of the OSU benchmarks: in device memory every message of a window in one place.
-    fn block(&mut self, [out, into]: [&[Spot]; 2], iterations: u32) -> f64 {
-        self.pair.meet();
-        let start = self.clock.seconds();
-        for _ in 0..iterations {
-            self.pair.exchange(out, into, self.requests);
-        }
-        self.clock.seconds() - start
-    }
-
-    /// One iteration with fresh random data over poison, each message at an odd place of its own.
-    fn verify(&mut self) -> anyhow::Result<u64> {
-        let ask = self.ask;
-        let checker = Checker::new(self.plan.seed);
-        let iteration = u32::try_from(ask.row).unwrap_or(0);
-        let plan = checker.plan(self.pair, ask.bytes, verified(ask), iteration);
-        checker.prepare(self.pair, &plan)?;
-        self.pair.meet();
-        self.pair.exchange(&plan.out, &plan.into, self.requests);
-        let errors = checker.compare(self.pair, &plan)?;
-        self.pair.meet();
-        Ok(errors)
     }
 }
 

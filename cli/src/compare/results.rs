@@ -65,7 +65,7 @@ impl What {
 pub struct Cell {
     /// The value of each launch: the median of its blocks.
     pub launches: Vec<f64>,
-    /// The value of each turn of all launches, where configurations take turns within launches.
+    /// The value of each block of all launches: of each turn, where configurations take turns within launches.
     pub turns: Vec<f64>,
     /// Counters of the last launch.
     pub counters: Option<BTreeMap<String, u64>>,
@@ -250,7 +250,7 @@ impl Results {
     }
 
     /// How many times as fast as the baseline a configuration is: by the medians of launches, or by the median of what each of
-    /// its turns is to the baseline's before it.
+    /// its turns is to the baseline's beside it.
     fn ratio(&self, row: usize, setting: usize) -> Option<f64> {
         let (base, other) = (&self.cells[row][self.baseline], &self.cells[row][setting]);
         let ratio = match self.in_turns {
@@ -301,7 +301,7 @@ impl Results {
             value["configurations"][&setting.name] = json!({
                 "spread": compared.map(|compared| compared.spread),
                 "launches": cell.launches,
-                "turns": cell.turns,
+                "turns": self.in_turns.then_some(&cell.turns),
                 "ratio": compared.and_then(|compared| compared.ratio),
                 "worse_than_noise": compared.is_some_and(|compared| compared.worse),
                 "counters": cell.counters,
