@@ -25,7 +25,7 @@ use crate::engine::{Core, Env};
 use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::Peer;
-use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner};
+use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, OFFER_US};
 use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::HostUse;
@@ -34,6 +34,10 @@ use told::Told;
 
 /// Plans that are remembered: those of a few message lengths between all pairs of a node.
 const PLANS_MAX: usize = 256;
+
+/// What an offer must bring, us, where messages like this one were split before, and where they were not, so that they do not go
+/// to and fro.
+const OFFERS_US: [f64; 2] = [OFFER_US, 10.0];
 
 /// What the rank that leads a transfer can do.
 #[derive(Clone, Copy)]
@@ -44,6 +48,8 @@ pub struct RouteUse<'a> {
     pub host: bool,
     /// The engine of the sender's GPU may make the direct copy; otherwise the receiver's pulls.
     pub may_push: bool,
+    /// Single messages like it went directly so far.
+    pub goes_directly: bool,
     /// Who makes the copies.
     pub assign: Assign,
 }
@@ -137,6 +143,7 @@ struct Question {
     message: Message,
     relays_over: u32,
     host: bool,
+    goes_directly: bool,
     assign: Assign,
     host_part: HostPart,
     others: Occupancy,
@@ -255,6 +262,7 @@ impl Router {
             },
             relays_over: node.relays(from, to, usable.relay),
             host: usable.host && node.may_stage(from, to),
+            goes_directly: usable.goes_directly,
             assign: usable.assign,
             host_part,
             others,
@@ -404,7 +412,13 @@ impl Node {
             ..*options
         };
         let (planner, options) = match question.assign {
-            Assign::Own => (&self.planner, options.by_each()),
+            Assign::Own => (
+                &self.planner,
+                Options {
+                    offer_us: OFFERS_US[usize::from(question.goes_directly)],
+                    ..options.by_each()
+                },
+            ),
             Assign::One => (
                 &self.planner_of_one,
                 options.by_one(self.planner_of_one.model()),

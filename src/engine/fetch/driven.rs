@@ -248,6 +248,7 @@ impl Driven {
             host: gpu.exec.staging_in_host_max() >= ways.router.staging_bytes()
                 && gpu.driven.may_lead_over(None),
             may_push: true,
+            goes_directly: false,
             assign: Assign::One,
         };
         let routed = ways.router.plan(

@@ -14,7 +14,7 @@ use crate::engine::route::{RouteUse, Routed, Router};
 use crate::engine::Env;
 use crate::node::track::{TRACKS, TRACK_CHUNKS_MAX};
 use crate::node::{Message, Part, Peer, Way, UNIT_BYTES};
-use crate::plan::{PathKind, Plan};
+use crate::plan::PathKind;
 use crate::stats::{self, Counter};
 use crate::topology::Place;
 
@@ -104,21 +104,6 @@ impl Depths {
     }
 }
 
-/// What host memory must bring a single message before that is split for it, us: where messages like it were split before, and
-/// where they were not, so that it does not go to and fro. An offer is made, found and closed for it, which is processor time of both
-/// ranks that no plan counts, and nobody is invited to what may be split. Two H200s, times the speed without the library, split and
-/// written at once in one copy: 24 MiB, where 2 us are to be gained, 1.07 and 1.10, both ways at once 0.91 and 1.02; 32 MiB, 4 us,
-/// 1.07 and 1.07, 0.98 and 1.03; 48 MiB, 7 us, 1.06 and 1.05, 1.02 and 1.03; 64 MiB, 10 us, 1.07 and 1.04, 1.04 and 1.04.
-const HOST_GAIN_US: [f64; 2] = [6.0, 10.0];
-
-/// Whether a single message is to go as planned, and not in one direct copy as those before it, or all the same.
-fn is_worth_splitting(plan: &Plan, goes_directly: bool) -> bool {
-    let by = |kind| plan.share(kind) > 0.0;
-    let is_for_host_alone = by(PathKind::Direct) && by(PathKind::Host) && !by(PathKind::Relay);
-    let gain_us = plan.predicted_us * (plan.gain() - 1.0);
-    !is_for_host_alone || gain_us >= HOST_GAIN_US[usize::from(goes_directly)]
-}
-
 /// What is planned.
 struct Route {
     from: Uuid,
@@ -126,6 +111,7 @@ struct Route {
     bytes: u64,
     in_flight: u32,
     host: bool,
+    goes_directly: bool,
 }
 
 /// The way of one message.
@@ -200,23 +186,13 @@ impl Ways<'_> {
             bytes,
             in_flight,
             host: peer.layout().wide_blocks > 0 && !is_spared,
+            goes_directly: self.is_likely_direct(message, in_flight),
         };
         let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
         let Some(mut routed) = self.plan(env, &route, &|uuid| find(uuid).is_some()) else {
             self.note_unplanned(gpu, message, &route);
             return None;
         };
-        if in_flight == 1 {
-            let goes_directly = self.is_likely_direct(message, in_flight);
-            if !is_worth_splitting(&routed.plan, goes_directly) {
-                routed.withdraw();
-                let directly = Route {
-                    host: false,
-                    ..route
-                };
-                routed = self.plan(env, &directly, &|uuid| find(uuid).is_some())?;
-            }
-        }
         let over = self.relays_of(&routed, &relays);
         if over.iter().any(|relay| relay.bytes == 0) {
             // Staging is taken once a plan gains from it; until it is there, messages go without.
@@ -255,6 +231,7 @@ impl Ways<'_> {
             relay,
             host: route.host,
             may_push: false,
+            goes_directly: route.goes_directly,
             assign: Assign::Own,
         };
         let (from, to) = (route.from, route.to);
@@ -306,9 +283,6 @@ impl Ways<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Model;
-    use crate::plan;
-    use crate::topology::tests::file;
 
     #[test]
     fn a_window_is_as_deep_as_the_one_before() {
@@ -322,41 +296,6 @@ mod tests {
         assert_eq!(window(100, 1), [1], "the depth has changed");
         assert_eq!(window(7, 2), [1, 2], "so has the length");
         assert_eq!(depths.of(4, 7, 1), 1, "another sender");
-    }
-
-    #[test]
-    fn host_memory_must_bring_more_than_an_offer_costs() {
-        let is_worth = |name: &str, bytes: u64, goes_directly: bool| {
-            let topology = file(name).topology().expect("a topology that ships");
-            let model = Model::nominal(&topology);
-            let message = plan::Message {
-                from: 0,
-                to: 1,
-                bytes,
-                window: 1,
-                may_push: false,
-            };
-            let options = plan::Options::default();
-            let plan = plan::plan(
-                &topology,
-                &model,
-                &plan::Occupancy::free(),
-                &message,
-                &options,
-            );
-            let plan = plan.expect("a plan");
-            assert!(plan.paths().len() > 1, "{name}, {bytes}: one path anyway");
-            is_worth_splitting(&plan, goes_directly)
-        };
-        assert!(!is_worth("hgx-h200", 32 << 20, false), "4 us");
-        for (bytes, goes_directly) in [(48, false), (96, false), (96, true)] {
-            assert!(is_worth("hgx-h200", bytes << 20, goes_directly), "{bytes}");
-        }
-        assert!(
-            !is_worth("hgx-h200", 48 << 20, true),
-            "7 us, and no way back and forth"
-        );
-        assert!(is_worth("narval", 2 << 20, true), "5 us, by relays");
     }
 
     #[test]

@@ -45,6 +45,54 @@ fn h200_has_a_host_share_as_measured_and_no_relay() {
     assert_within("window 16, share", plan.share(PathKind::Host), 0.09, 0.11);
 }
 
+/// What an offer costs is not in the time of a plan, but decides whether there is one: of a single message that would be split
+/// for host memory alone.
+#[test]
+fn host_memory_must_bring_more_than_an_offer_costs() {
+    let without = Options {
+        relay: false,
+        ..Options::default()
+    };
+    let with = Options {
+        offer_us: OFFER_US,
+        ..without
+    };
+    let mut left_out = 0;
+    for name in ["hgx-h200", "narval", "beluga"] {
+        let node = Node::shipped(name);
+        for mib in [1, 2, 4, 8, 16, 24, 32, 48, 64, 256] {
+            let split = window(&node, mib, 1, &without);
+            let gain_us = split.direct_us - split.predicted_us;
+            let plan = window(&node, mib, 1, &with);
+            if gain_us >= OFFER_US {
+                assert_eq!(plan, split, "{name}, {mib} MiB: {gain_us} us");
+            } else {
+                assert_eq!(plan.paths().len(), 1, "{name}, {mib} MiB: {gain_us} us");
+                assert_eq!(plan.predicted_us, split.direct_us, "{name}, {mib} MiB");
+            }
+            left_out += usize::from(plan != split);
+            // In a window others move meanwhile.
+            assert_eq!(
+                window(&node, mib, 16, &with),
+                window(&node, mib, 16, &without)
+            );
+        }
+        // What relays bring is brought without a part for the host.
+        let relays = |options: Options| {
+            let options = Options {
+                relay: true,
+                ..options
+            };
+            window(&node, 2, 1, &options)
+        };
+        if name != "hgx-h200" {
+            assert!(relays(with).share(PathKind::Relay) > 0.0, "{name}");
+            assert_eq!(relays(with), relays(without), "{name}");
+        }
+    }
+    assert!(left_out >= 2, "{left_out} plans were split for less");
+}
+
 /// One copy of an H200, launch and end included: GB/s as measured.
 #[test]
 fn h200_copies_take_what_they_take() {

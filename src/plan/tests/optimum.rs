@@ -165,6 +165,17 @@ impl Search<'_> {
         search
     }
 
+    /// What is paid besides for a message over paths of these kinds.
+    fn offer_us(&self, kinds: &[PathKind]) -> f64 {
+        let is_for_host_alone = kinds.len() == 2
+            && kinds.contains(&PathKind::Direct)
+            && kinds.contains(&PathKind::Host);
+        match self.message.window {
+            1 if is_for_host_alone => self.options.offer_us,
+            _ => 0.0,
+        }
+    }
+
     /// The rates of a path's slowest and of its fastest hop, GB/s.
     fn rates(&self, path: &Path) -> (f64, f64) {
         let hops = path.places().windows(2);
@@ -224,7 +235,8 @@ impl Search<'_> {
     }
 
     /// The best that there is, by trying: every set of paths in which none meets another, shares in steps, every number of
-    /// chunks; relays with one copy of a hop at a time or with two. Of paths of these kinds.
+    /// chunks; relays with one copy of a hop at a time or with two. Of paths of these kinds. With what an offer costs, where a
+    /// single message is split for host memory alone.
     fn run(&mut self, kinds: &[PathKind]) -> f64 {
         let may_be = |path: &Path| kinds.contains(&path.kind());
         let numbers = (0..self.paths.len()).filter(|at| may_be(&self.paths[*at]));
@@ -257,11 +269,10 @@ impl Search<'_> {
             if segments.len() < count {
                 continue;
             }
-            best = least_of_set(
-                &members.iter().map(|at| &plain[*at][..]).collect::<Vec<_>>(),
-                launch,
-                best,
-            );
+            let kinds: Vec<PathKind> = members.iter().map(|at| paths[*at].kind()).collect();
+            let offer_us = self.offer_us(&kinds);
+            let times = members.iter().map(|at| &plain[*at][..]);
+            best = offer_us + least_of_set(&times.collect::<Vec<_>>(), launch, best - offer_us);
             // An engine for each copy that a GPU makes at a time.
             let relays = members.iter().filter(|at| is_relay(at)).count();
             if may_turn && relays > 0 && 2 * relays <= engines {
@@ -379,6 +390,8 @@ fn plans_are_next_to_the_best_that_an_exhaustive_search_finds() {
                         true => reference::run(&node, &plan),
                         false => plan.predicted_us,
                     };
+                    let ways = plan.paths().iter().map(|path| path.path.kind());
+                    let us = us + search.offer_us(&ways.collect::<Vec<_>>());
                     let off = us / best - 1.0;
                     let what = format!(
                         "{} GPU{from} to GPU{to}, {mib} MiB, window {window}, {kinds:?}: {us:.1} us, by search {best:.1} us \
