@@ -107,6 +107,9 @@ pub struct Core {
     pub(super) router: Router,
     pub(super) depths: Depths,
     pub(super) exchanges: Exchanges,
+    pub(super) company: invite::Company,
+    /// When each rank was last seen to take a message of this one's, of those that wait for that.
+    pub(super) taken_from: HashMap<u32, Instant>,
     pub(super) landings: landing::Pool,
     /// Descriptors that this rank has taken, of those announced to it.
     pub(super) taken: u64,
@@ -170,6 +173,8 @@ impl Core {
             router: Router::new(config),
             depths: Depths::default(),
             exchanges: Exchanges::default(),
+            company: invite::Company::default(),
+            taken_from: HashMap::new(),
             landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
             taken: 0,
             blind: 0,

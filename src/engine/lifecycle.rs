@@ -12,7 +12,7 @@ use crate::engine::core::Entry;
 use crate::engine::invite::Unseen;
 use crate::engine::{comms, early, engine, helper, requests, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, Abi, Family, Function};
-use crate::node::{Launch, Node, NodeError, Options, Peer};
+use crate::node::{Launch, Node, NodeError, Options, Peer, CELLS_BYTES, CELLS_MAX, CELLS_MIN};
 use crate::stats::{self, Counter, Snapshot, Summary};
 use crate::{cuda, logging, mpi};
 
@@ -145,12 +145,14 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
 
 /// Sizes of this rank's segment.
 pub(super) fn node_options(config: &Config) -> Options {
+    // Larger eager messages go by value.
+    let cell_bytes = config.eager.min(CELL_BYTES_MAX) as u32;
     Options {
         slots: config.slots.max(1),
         staging_bytes: config.staging,
         chunk_bytes: u32::try_from(config.chunk).unwrap_or(1 << 20),
-        // Larger eager messages go by value.
-        cell_bytes: config.eager.min(CELL_BYTES_MAX) as u32,
+        cell_bytes,
+        cells: (CELLS_BYTES / cell_bytes.max(1)).clamp(CELLS_MIN, CELLS_MAX),
         sheets: config.verify,
         wide_bytes: config.path_staging,
         ..Options::default()

@@ -456,14 +456,20 @@ fn tell_plan(plan: &Plan, question: &Question) {
     let paths = plan.paths().iter();
     let paths = paths.map(|part| format!("{} {} B in {}", part.path, part.bytes, part.chunks));
     log::debug!(
-        "plan: GPU{from} to GPU{to}, {bytes} B, window {window}, {}: {}; {:.1} us",
+        "plan: GPU{from} to GPU{to}, {bytes} B, window {window}, {}{}: {}; {:.1} us, directly {:.1}",
         if question.others.is_free() {
             "alone"
         } else {
             "beside others"
         },
+        if question.goes_directly {
+            ", so far directly"
+        } else {
+            ""
+        },
         paths.collect::<Vec<_>>().join(", "),
-        plan.predicted_us
+        plan.predicted_us,
+        plan.direct_us
     );
 }
 

@@ -143,6 +143,14 @@ pub struct Options {
     pub wide_bytes: u64,
 }
 
+/// Cells at least.
+pub const CELLS_MIN: u32 = 64;
+/// Cells that are small, at most: each to every other of eight ranks in windows of 16 has 112 messages on their way, and those of
+/// the window before, whose end is not seen yet.
+pub const CELLS_MAX: u32 = 256;
+/// Beyond [`CELLS_MIN`] no more memory is taken for cells than this.
+pub const CELLS_BYTES: u32 = 4 << 20;
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -151,7 +159,7 @@ impl Default for Options {
             staging_bytes: 8 << 20,
             chunk_bytes: 1 << 20,
             cell_bytes: 16 << 10,
-            cells: 64,
+            cells: CELLS_MIN,
             sheets: false,
             wide_bytes: 48 << 20,
         }

@@ -31,6 +31,8 @@ struct Loads {
 pub struct Occupancy {
     loads: Vec<Loads>,
     busy: SegmentSet,
+    /// How many direct copies there are between GPUs, wherever they run.
+    copies: u32,
 }
 
 /// Rates by their bits: what is equal hashes alike, as none of them is negative.
@@ -41,6 +43,7 @@ impl std::hash::Hash for Occupancy {
                 (load.flows, load.gb_s.to_bits()).hash(state);
             }
         }
+        self.copies.hash(state);
     }
 }
 
@@ -68,6 +71,17 @@ impl Occupancy {
             load.gb_s += gb_s;
             self.busy.insert(segment);
         }
+    }
+
+    /// Adds direct copies between two GPUs. What they use of segments is added apart.
+    pub fn add_copies(&mut self, copies: u32) {
+        self.copies = self.copies.saturating_add(copies);
+    }
+
+    /// How many direct copies others make between GPUs of the node.
+    #[must_use]
+    pub fn copies(&self) -> u32 {
+        self.copies
     }
 
     /// Adds what a plan uses while it runs.

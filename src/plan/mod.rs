@@ -115,6 +115,9 @@ pub struct Options {
     pub gain_min_crowded: f64,
     /// The same for a single message while another uses the host: two H200s, 32 MiB both ways, 3 % predicted, 0.93 of one path.
     pub gain_min_beside: f64,
+    /// While others make more direct copies between GPUs than so many, nothing goes through host memory whose rate was not measured
+    /// for several at once: four H200s in a ring, windows of 16 of 16 MiB, times one path, 0.92.
+    pub copies_max: u32,
     /// What host memory alone must bring a single message beside the direct path, us: see [`OFFER_US`].
     pub offer_us: f64,
     /// What messages count on that use the host's memory beside others; what they do at first, if nothing was found out.
@@ -143,6 +146,7 @@ impl Default for Options {
             gain_min: 0.02,
             gain_min_crowded: 0.1,
             gain_min_beside: 0.04,
+            copies_max: 2,
             offer_us: 0.0,
             host_part: None,
             order: Order::default(),

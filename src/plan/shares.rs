@@ -362,12 +362,14 @@ impl<'a> Problem<'a> {
         } else {
             0
         };
+        let knows_host = self.planner.model().knows_host();
+        if by_host && !knows_host && self.occupancy.copies() > self.options.copies_max {
+            return 0.0;
+        }
         let least = match others {
             CROWD.. => self.options.gain_min_crowded,
             // What is gained at least, where what the host carries is still to be found out by such messages.
-            1.. if self.message.window == 1 && self.planner.model().knows_host() => {
-                self.options.gain_min_beside
-            }
+            1.. if self.message.window == 1 && knows_host => self.options.gain_min_beside,
             _ => 0.0,
         };
         let gain = self.options.gain_min.max(least);

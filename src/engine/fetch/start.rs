@@ -97,6 +97,10 @@ impl Fetch {
             // Both write, as one that also reads does one after the other.
             let push = ways.push_as_before(env, gpu, source);
             if self.begin_parts(env, gpu, &[], push, true, before) {
+                if depth == Some(1) {
+                    // As what goes the other way: the next one had better be told of as well.
+                    ways.note_direct(&self.message);
+                }
                 return true;
             }
         } else if let Some(depth) = depth {
@@ -224,7 +228,9 @@ impl Fetch {
         let Destination::Device { context, address } = self.to else {
             return false;
         };
-        if parts.is_empty() && push.is_none() {
+        // Behind one that is received in the same place it is split as that one.
+        let is_below = before.as_ref().is_some_and(|before| before.is_below);
+        if parts.is_empty() && push.is_none() && !is_below {
             return false;
         }
         let mapping = match self.map(gpu, context) {

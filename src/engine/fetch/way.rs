@@ -160,6 +160,15 @@ impl Ways<'_> {
             && ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, message.length))
     }
 
+    /// A single message has taken one direct copy, whatever would have been planned.
+    pub fn note_direct(&mut self, message: &Message) {
+        if let Some(to) = self.to() {
+            let ends = [message.device, to];
+            self.depths
+                .planned(message.source, ends, message.length, true);
+        }
+    }
+
     /// Chooses the way of a message in a window so deep. `None`: one copy, and nobody needs to know.
     pub fn choose(
         &mut self,

@@ -11,7 +11,9 @@ use crate::cuda;
 use crate::engine::core::Core;
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
-use crate::engine::fetch::{Destination, Fetch, Landed, NotTaken, Step, Trail, UnderWay, Ways};
+use crate::engine::fetch::{
+    flag, Destination, Fetch, Landed, NotTaken, Step, Trail, UnderWay, Ways,
+};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::send::HOST_BYTES_MIN;
 use crate::engine::story::Path;
@@ -235,9 +237,13 @@ impl Core {
         let told = receive.told.take();
         let (capacity, nonce) = (receive.capacity, landed.nonce());
         let mut fetch = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told)?;
-        let was_told = told.is_some();
+        let (was_told, source) = (told.is_some(), fetch.message().source);
+        if kept.is_some() && fetch.message().flags & flag::HOST == 0 {
+            self.company.note(env, source);
+        }
         let known = &mut self.known;
-        let is_next = known.note(env, fetch.message(), nonce, was_told, sends_to);
+        let is_next = known.note(env, fetch.message(), nonce, was_told, sends_to)
+            && self.company.is_only(source);
         if let (Some(told), true) = (told, is_next) {
             env.node.own().promise_invitation(told);
         }

@@ -96,7 +96,10 @@ impl Core {
                 .is_likely_direct(stream.peer, [last.device, buffer.uuid], bytes);
         // Two processes on one GPU take turns there, and one of them makes all copies; what a rank sends to itself it maps nowhere.
         let is_apart = last.device != buffer.uuid && stream.peer != env.world_rank;
-        let is_fit = is_direct && is_apart && self.gpu.may_push(stream.peer);
+        let is_fit = is_direct
+            && is_apart
+            && self.company.is_only(stream.peer)
+            && self.gpu.may_push(stream.peer);
         let place = (buffer.address, bytes);
         if !is_fit || self.is_written(place) {
             return None;

@@ -413,10 +413,13 @@ fn occupancy(topology: &Topology, hops: &[Ends], seen: &[Seen], met: &[Seen]) ->
     if used.is_empty() {
         return occupancy;
     }
-    for ((_, _, hop), ends) in topology.hops().zip(hops) {
+    for ((from, to, hop), ends) in topology.hops().zip(hops) {
         for used in used.iter().filter(|used| used.hop.ends == *ends) {
             let gb_s = coarse(used.gb_s);
             occupancy.add(hop.segments(), used.flows, gb_s, used.hop.yields);
+            if from != Place::Host && to != Place::Host && !used.hop.yields {
+                occupancy.add_copies(used.flows);
+            }
         }
     }
     occupancy

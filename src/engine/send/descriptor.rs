@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::invited::{Pushed, Pushing};
 use super::{Advance, Mode, Send, SendArgs, SendKind};
@@ -223,7 +224,7 @@ impl Core {
         if let (Origin::Host(_), Some(hosting), Some(posted)) =
             (origin, &mut hosting, own.slot(slot))
         {
-            let filled = hosting.poll(&mut self.gpu, own, &posted.ring(nonce), true);
+            let filled = hosting.poll(&mut self.gpu, own, &posted.ring(nonce), true, None);
             is_hosted = matches!(filled, Ok(true)) && posted.retire(nonce).is_ok();
         }
         stats::add(Counter::SendsHosted, u64::from(is_hosted));
@@ -287,6 +288,9 @@ impl Core {
         let is_exported = message.flags & (flag::EXPORTED | flag::HOST) != 0;
         if message.flags & flag::EXPORTED != 0 {
             self.exchanges.sent(env, out.peer.world_rank(), bytes);
+        }
+        if matches!(origin, Origin::Device(_)) {
+            self.company.note(env, out.peer.world_rank());
         }
         let story = Story {
             is_send: true,
@@ -472,6 +476,11 @@ impl Core {
             state = Ok(State::Failed);
         }
         let ring = slot.ring(out.nonce);
+        if out.hosting.is_some() && matches!(state, Ok(State::Claimed | State::Done)) {
+            self.taken_from
+                .insert(out.peer.world_rank(), Instant::now());
+        }
+        let taken = || self.taken_from.get(&out.peer.world_rank()).copied();
         let step = match (state, &mut out.hosting) {
             // The receiver has all that it needs.
             (Ok(State::Hosted), Some(hosting)) if hosting.is_in_ring() => {
@@ -484,7 +493,7 @@ impl Core {
             }
             (Ok(State::Posted), None) => return Advance::default(),
             (Ok(State::Posted), Some(hosting)) => {
-                let step = hosting.poll(&mut self.gpu, own, &ring, false);
+                let step = hosting.poll(&mut self.gpu, own, &ring, false, taken());
                 // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
                 if matches!(step, Ok(true)) && slot.retire(out.nonce).is_ok() {
                     stats::add(Counter::SendsHosted, 1);
@@ -498,7 +507,7 @@ impl Core {
                 if hosting.is_in_ring() && ring.is_filled_to(1) {
                     return Advance::default();
                 }
-                hosting.poll(&mut self.gpu, own, &ring, true)
+                hosting.poll(&mut self.gpu, own, &ring, true, None)
             }
             (Ok(State::WantHost), None) => out
                 .serve

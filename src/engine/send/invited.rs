@@ -46,7 +46,8 @@ impl Core {
         bytes: u64,
         (context, address): (ContextKey, u64),
     ) -> Option<Pushed> {
-        if !env.may_invite() || !self.gpu.may_push(peer.world_rank()) {
+        let rank = peer.world_rank();
+        if !env.may_invite() || !self.company.is_only(rank) || !self.gpu.may_push(rank) {
             return None;
         }
         let after = self.last_sent.last(env, stream)?.nonce;

@@ -78,6 +78,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             gain_min,
             gain_min_crowded: 2.0 * gain_min,
             gain_min_beside: 1.5 * gain_min,
+            copies_max: 2,
             offer_us: 50.0 * gain_min,
             host_part: None,
             order,
