@@ -45,7 +45,7 @@ impl Engine {
                 let mut core = self.core.lock();
                 core.is_inside = true;
                 // A receiver that was written to does not ring.
-                core.serving = true;
+                core.serve_now();
                 core.progress(&self.env);
                 core.test_draining(&self.env, usize::MAX);
                 core.in_the_way()

@@ -108,8 +108,8 @@ pub struct Core {
     pub(super) depths: Depths,
     pub(super) exchanges: Exchanges,
     pub(super) company: invite::Company,
-    /// When each rank was last seen to take a message of this one's, of those that wait for that.
-    pub(super) taken_from: HashMap<u32, Instant>,
+    /// When a message of this rank was last seen to be taken, of those that wait for that.
+    pub(super) taken_at: Option<Instant>,
     pub(super) landings: landing::Pool,
     /// Descriptors that this rank has taken, of those announced to it.
     pub(super) taken: u64,
@@ -136,6 +136,8 @@ pub struct Core {
     pub(super) ready: Readiness,
     /// A send is to be looked at again whether or not a peer rings.
     pub(super) serving: bool,
+    /// Not before this moment, unless a receiver rings.
+    serve_at: Option<Instant>,
     /// Whoever works now is a thread of the program's, or one is inside an MPI call meanwhile: it does not destroy its contexts.
     pub(super) is_inside: bool,
     /// Whether the program computes while messages are under way.
@@ -174,7 +176,7 @@ impl Core {
             depths: Depths::default(),
             exchanges: Exchanges::default(),
             company: invite::Company::default(),
-            taken_from: HashMap::new(),
+            taken_at: None,
             landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
             taken: 0,
             blind: 0,
@@ -188,6 +190,7 @@ impl Core {
             helper_runs: false,
             ready: Readiness::No,
             serving: false,
+            serve_at: None,
             is_inside: false,
             pace: Pace::default(),
             rest: Rest::default(),
@@ -313,7 +316,7 @@ impl Core {
         moved |= self.gpu.relays.serve(env);
         self.gpu.advance_survey(env);
         let bell = env.node.own().doorbell();
-        if !self.open.is_empty() && (self.serving || bell != self.bell) {
+        if !self.open.is_empty() && (bell != self.bell || self.is_to_serve()) {
             self.bell = bell;
             moved |= self.look_at_open_sends(env);
         }
@@ -349,7 +352,8 @@ impl Core {
             moved = match (self.moving.as_slice(), self.open.as_slice()) {
                 ([only], open) => {
                     // What goes the other way may be written by this rank.
-                    let is_exchange = self.serving && (1..=OPEN_LOOKED_AT).contains(&open.len());
+                    let is_exchange =
+                        (1..=OPEN_LOOKED_AT).contains(&open.len()) && self.is_to_serve();
                     let only = *only;
                     let mut moved = self.advance_only(env, only);
                     if !moved && is_exchange && self.look_at_open_sends(env) {
@@ -359,7 +363,7 @@ impl Core {
                     }
                     moved
                 }
-                ([], open) if self.serving && open.len() <= OPEN_LOOKED_AT => {
+                ([], open) if open.len() <= OPEN_LOOKED_AT && self.is_to_serve() => {
                     self.look_at_open_sends(env)
                 }
                 _ => break,
@@ -405,6 +409,26 @@ impl Core {
         self.gpu.exec.mind_memory();
     }
 
+    /// Sends are to be looked at in the next round.
+    pub(super) fn serve_now(&mut self) {
+        self.serve_from(None);
+    }
+
+    /// The same, or not before this moment, as there is nothing to do for one.
+    pub(super) fn serve_from(&mut self, moment: Option<Instant>) {
+        self.serve_at = match (self.serving, self.serve_at, moment) {
+            (true, Some(earlier), Some(moment)) => Some(earlier.min(moment)),
+            (true, _, _) => None,
+            (false, _, moment) => moment,
+        };
+        self.serving = true;
+    }
+
+    fn is_to_serve(&self) -> bool {
+        let is_due = |at: &Instant| Instant::now() >= *at;
+        self.serving && self.serve_at.as_ref().is_none_or(is_due)
+    }
+
     fn look_at_open_sends(&mut self, env: &Env) -> bool {
         let mut moved = false;
         self.serving = false;
@@ -413,7 +437,9 @@ impl Core {
             let id = self.open[i];
             let step = self.advance_send(env, id);
             moved |= step.moved;
-            self.serving |= step.serving;
+            if step.serving {
+                self.serve_from(step.until);
+            }
             if step.closed {
                 self.open.swap_remove(i);
             } else {
@@ -434,7 +460,7 @@ impl Core {
         for id in self.open.clone() {
             if self.peer_of_send(id).is_some_and(|peer| is_dead(&peer)) {
                 self.fail_send(env, id);
-                self.serving = true;
+                self.serve_now();
             }
         }
         for id in self.moving.clone() {

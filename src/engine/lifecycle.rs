@@ -295,7 +295,7 @@ impl Engine {
         self.core.lock().test_draining(&self.env, usize::MAX);
         self.until(|engine, core| {
             // A receiver that was written to does not ring.
-            core.serving = true;
+            core.serve_now();
             let open = core.open.clone();
             let mut waiting = false;
             for id in open {

@@ -7,6 +7,7 @@ mod value;
 pub(in crate::engine) use value::DRAINING_TESTS_MAX;
 
 use std::ffi::{c_int, c_void};
+use std::time::Instant;
 
 use self::descriptor::{Origin, Out, Unsent};
 use crate::cuda::{self, Buffer, Error, Kind};
@@ -112,8 +113,10 @@ enum SendKind {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Advance {
     pub moved: bool,
-    /// Its host ring is being filled.
+    /// Its host ring is being filled, or will be.
     pub serving: bool,
+    /// That begins at this moment, unless its receiver comes before, who rings.
+    pub until: Option<Instant>,
     /// The descriptor is dealt with.
     pub closed: bool,
 }
@@ -397,7 +400,7 @@ impl Core {
             SendKind::Descriptor(out) if code != env.abi.success => {
                 // Nobody will ever read the slot.
                 out.give_up(env);
-                self.serving = true;
+                self.serve_now();
             }
             SendKind::Descriptor(_) | SendKind::Over => {}
         }

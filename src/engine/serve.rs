@@ -293,9 +293,11 @@ const BLOCKING_DELAY: Duration = Duration::from_micros(2);
 /// The same for other sends: their receiver may be about to post, as this rank is, and then claims a whole window.
 const DELAY: Duration = Duration::from_micros(30);
 
-/// While the receiver takes one message of this rank after the other, those behind them wait longer, but not more than so many
-/// times as long: a copy to host memory for each of a window takes the thread from those of its own that it receives. Four H200s,
-/// each to every other in windows of 16 of 1 to 16 KiB, times the speed without the library: 0.67 to 0.76, with no such copies 1.31.
+/// So many sends that are under way make the time longer by as much again, and none is waited for longer than so many times as long.
+/// Their receivers are busy with each other's, and a copy to host memory for each takes the thread from those that it receives
+/// itself. Four H200s, each to every other in windows of 16 of 1 to 16 KiB, times the speed without the library: 0.67 to 0.76, with no
+/// such copies 1.31.
+const SENDS_A_DELAY: u32 = 4;
 const DELAYS_MAX: u32 = 16;
 
 /// A payload of a standard send below the eager limit: copied into a cell of this rank's segment unless its receiver is
@@ -384,27 +386,25 @@ impl Hosting {
         answer
     }
 
-    /// Whether its receiver is not waited for any more, which took a message of this rank last at this moment.
-    fn is_due(&self, taken: Option<Instant>) -> bool {
-        let now = Instant::now();
-        let waited = now.saturating_duration_since(self.sent);
-        let is_taking = || taken.is_some_and(|at| now.saturating_duration_since(at) < self.delay);
-        waited >= self.delay && (waited >= self.delay * DELAYS_MAX || !is_taking())
+    /// Until when its receiver is waited for, if it is: where so many sends are under way, one of which was last seen to be taken by
+    /// its receiver at this moment.
+    pub fn waits_until(&self, open: usize, taken: Option<Instant>) -> Option<Instant> {
+        if self.in_ring || self.copy.is_some() {
+            return None;
+        }
+        let open = u32::try_from(open).unwrap_or(u32::MAX);
+        let delays = (1 + open / SENDS_A_DELAY).min(DELAYS_MAX);
+        let alone = self.sent + self.delay * delays;
+        let longest = self.sent + self.delay * DELAYS_MAX;
+        Some(taken.map_or(alone, |at| alone.max(at + self.delay).min(longest)))
     }
 
-    /// Moves on, at once if the receiver waits for it, which took a message of this rank last at the moment `taken`. True if the payload has come to be in the ring, as its only entry.
-    pub fn poll(
-        &mut self,
-        gpu: &mut Gpu,
-        own: &Segment,
-        ring: &Ring<'_>,
-        is_wanted: bool,
-        taken: Option<Instant>,
-    ) -> Result<bool, Trouble> {
+    /// Moves on. True if the payload has come to be in the ring, as its only entry.
+    pub fn poll(&mut self, gpu: &mut Gpu, own: &Segment, ring: &Ring<'_>) -> Result<bool, Trouble> {
         if self.in_ring && !ring.is_filled_to(1) {
             return Err(Trouble::Corrupt);
         }
-        if self.in_ring || (!is_wanted && self.copy.is_none() && !self.is_due(taken)) {
+        if self.in_ring {
             return Ok(false);
         }
         if !self.fill(gpu, own)? {

@@ -94,7 +94,7 @@ impl Out {
         Advance {
             moved,
             serving,
-            closed: false,
+            ..Advance::default()
         }
     }
 
@@ -224,7 +224,7 @@ impl Core {
         if let (Origin::Host(_), Some(hosting), Some(posted)) =
             (origin, &mut hosting, own.slot(slot))
         {
-            let filled = hosting.poll(&mut self.gpu, own, &posted.ring(nonce), true, None);
+            let filled = hosting.poll(&mut self.gpu, own, &posted.ring(nonce));
             is_hosted = matches!(filled, Ok(true)) && posted.retire(nonce).is_ok();
         }
         stats::add(Counter::SendsHosted, u64::from(is_hosted));
@@ -304,6 +304,8 @@ impl Core {
             ..Story::default()
         };
         let is_pushed = out.pushed.is_some();
+        let waiting = out.hosting.as_ref();
+        let until = waiting.and_then(|one| one.waits_until(self.open.len(), self.taken_at));
         let id = self.sends.insert(Send {
             handle: 0,
             comm: args.comm,
@@ -317,7 +319,9 @@ impl Core {
         });
         self.open.push(id);
         // A small message is to be looked at before its receiver has done anything, and one that is written at once.
-        self.serving |= is_eager || is_pushed;
+        if is_eager || is_pushed {
+            self.serve_from(until);
+        }
         Ok(id)
     }
 
@@ -432,6 +436,7 @@ impl Core {
     /// Looks whether the receiver has done its part, or wants something. No MPI call.
     pub(in crate::engine) fn advance_send(&mut self, env: &Env, id: usize) -> Advance {
         let own = env.node.own();
+        let under_way = self.open.len();
         let send = &mut self.sends[id];
         let SendKind::Descriptor(out) = &mut send.kind else {
             return Advance {
@@ -465,7 +470,7 @@ impl Core {
                     return Advance {
                         moved: true,
                         serving: !is_there,
-                        closed: false,
+                        ..Advance::default()
                     };
                 }
                 Pushing::Over => {}
@@ -477,10 +482,8 @@ impl Core {
         }
         let ring = slot.ring(out.nonce);
         if out.hosting.is_some() && matches!(state, Ok(State::Claimed | State::Done)) {
-            self.taken_from
-                .insert(out.peer.world_rank(), Instant::now());
+            self.taken_at = Some(Instant::now());
         }
-        let taken = || self.taken_from.get(&out.peer.world_rank()).copied();
         let step = match (state, &mut out.hosting) {
             // The receiver has all that it needs.
             (Ok(State::Hosted), Some(hosting)) if hosting.is_in_ring() => {
@@ -493,7 +496,15 @@ impl Core {
             }
             (Ok(State::Posted), None) => return Advance::default(),
             (Ok(State::Posted), Some(hosting)) => {
-                let step = hosting.poll(&mut self.gpu, own, &ring, false, taken());
+                let until = hosting.waits_until(under_way, self.taken_at);
+                if until.is_some_and(|until| Instant::now() < until) {
+                    return Advance {
+                        serving: true,
+                        until,
+                        ..Advance::default()
+                    };
+                }
+                let step = hosting.poll(&mut self.gpu, own, &ring);
                 // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
                 if matches!(step, Ok(true)) && slot.retire(out.nonce).is_ok() {
                     stats::add(Counter::SendsHosted, 1);
@@ -507,7 +518,7 @@ impl Core {
                 if hosting.is_in_ring() && ring.is_filled_to(1) {
                     return Advance::default();
                 }
-                hosting.poll(&mut self.gpu, own, &ring, true, None)
+                hosting.poll(&mut self.gpu, own, &ring)
             }
             (Ok(State::WantHost), None) => out
                 .serve
@@ -536,7 +547,7 @@ impl Core {
         Advance {
             moved,
             serving: true,
-            closed: false,
+            ..Advance::default()
         }
     }
 
@@ -561,9 +572,8 @@ impl Core {
             };
         if !drained {
             return Advance {
-                moved: false,
                 serving: true,
-                closed: false,
+                ..Advance::default()
             };
         }
         // A send that is complete already is nobody's error any more.
@@ -603,8 +613,8 @@ impl Core {
         send.complete = true;
         Advance {
             moved: true,
-            serving: false,
             closed: true,
+            ..Advance::default()
         }
     }
 
@@ -618,6 +628,7 @@ impl Core {
         if let SendKind::Descriptor(out) = &mut self.sends[id].kind {
             if let Some(hosting) = &mut out.hosting {
                 hosting.hurry();
+                self.serve_now();
             }
         }
     }
