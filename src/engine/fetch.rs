@@ -7,6 +7,7 @@ mod several;
 mod start;
 mod track;
 mod trail;
+mod turn;
 mod way;
 
 use std::collections::VecDeque;
@@ -19,6 +20,8 @@ use crate::engine::fetch::driven::Driven;
 pub use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::several::Several;
 pub use crate::engine::fetch::trail::{Trail, TrailEnd};
+use crate::engine::fetch::turn::Turn;
+pub use crate::engine::fetch::turn::Turns;
 pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
@@ -64,6 +67,8 @@ enum Path {
     Direct(InFlight),
     /// The same, written by the sender, who was told of the receive before.
     Pushed(Told),
+    /// The same, but others are read first.
+    Waiting,
     /// Over several paths at once.
     Several(Box<Several>),
     /// Not begun before these messages, which are received in the same place and written in other ways, are over.
@@ -129,6 +134,8 @@ pub struct Fetch {
     routed: Option<Routed>,
     /// Of a message that others received in its place have to know of: ends when nothing of it is written any more.
     trail: Option<TrailEnd>,
+    /// Of a long message that is read from one of several.
+    turn: Option<Turn>,
     /// Which message of this rank it is.
     began: u64,
     /// What somebody waits for who is behind a message without a trail.
@@ -261,10 +268,12 @@ impl Fetch {
             failures: 0,
             routed: None,
             trail: None,
+            turn: None,
             began: 0,
             end: None,
         });
         fetch.note_wish(env);
+        let is_switched = ways.router.is_switched();
         if let Some(told) = pushed.filter(|_| wanted > 0) {
             fetch.path = Path::Pushed(told);
             // What is received in its place is on no lane of its sender's.
@@ -273,7 +282,7 @@ impl Fetch {
         } else if wanted > 0 && hosted {
             fetch.start_hosted(env, gpu, &ways);
         } else if wanted > 0 && !fetch.start_several(env, gpu, ways) {
-            fetch.start(gpu);
+            fetch.start_in_turn(env, gpu, is_switched);
         }
         Ok(fetch)
     }
@@ -336,7 +345,9 @@ impl Fetch {
             Path::Several(_) | Path::Driven(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
             Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
-            Path::Nothing | Path::Direct(_) | Path::Pushed(_) => story::Path::Direct,
+            Path::Nothing | Path::Direct(_) | Path::Pushed(_) | Path::Waiting => {
+                story::Path::Direct
+            }
         }
     }
 
@@ -478,6 +489,14 @@ impl Fetch {
                     Some(Invited::Open) | None => self.fail(&Lost::Corrupt),
                 }
             }
+            Path::Waiting => {
+                let is_its_turn = comes(env, &mut self.turn);
+                if is_its_turn {
+                    self.start(gpu);
+                    gpu.launch();
+                }
+                Step::Pending(is_its_turn)
+            }
             Path::Held { trails, is_hosted } => {
                 trails.retain(|trail| !trail.is_over());
                 if !trails.is_empty() {
@@ -569,7 +588,7 @@ impl Fetch {
             let why = self.why_gone();
             return self.fail(&why);
         }
-        (self.routed, self.trail) = (None, None);
+        (self.routed, self.trail, self.turn) = (None, None, None);
         stats::add(messages, 1);
         stats::add(bytes, self.wanted);
         Step::Done
@@ -619,7 +638,11 @@ impl Fetch {
         }
         if matches!(
             self.path,
-            Path::Direct(_) | Path::Driven(_) | Path::Draining(..) | Path::Held { .. }
+            Path::Direct(_)
+                | Path::Waiting
+                | Path::Driven(_)
+                | Path::Draining(..)
+                | Path::Held { .. }
         ) {
             return false;
         }
@@ -645,6 +668,7 @@ impl Fetch {
             // Whole, or drained.
             Path::Nothing
             | Path::Pushed(_)
+            | Path::Waiting
             | Path::Several(_)
             | Path::Driven(_)
             | Path::Held { .. } => Vec::new(),
@@ -659,6 +683,16 @@ impl Fetch {
         }
         self.peer.acknowledge(self.slot, self.nonce)
     }
+}
+
+/// Whether a message is to be read now, by what the others read.
+fn comes(env: &Env, turn: &mut Option<Turn>) -> bool {
+    let readers = |rank: u32| {
+        let mut others = env.node.peers();
+        others.retain(|peer| peer.world_rank() != env.world_rank && peer.reads_from(rank));
+        others.len() as u32
+    };
+    turn.as_mut().is_none_or(|turn| turn.comes(&readers))
 }
 
 /// Whether it is this receive of which its sender was told that a message is written to.

@@ -12,6 +12,7 @@ use crate::cuda::{
 };
 use crate::engine::fault;
 use crate::engine::fetch::driven::Troubles;
+use crate::engine::fetch::Turns;
 use crate::engine::relays::Relays;
 use crate::engine::route::Survey;
 use crate::engine::Env;
@@ -21,7 +22,7 @@ use crate::stats::{self, Counter};
 
 /// Bounce memory of a rank for copies that cannot use shared staging, bytes: with all that the options allow by default,
 /// cells for eager payloads included, a rank pins 64 MiB.
-const BOUNCE_BYTES_MAX: usize = 7 << 20;
+const BOUNCE_BYTES_MAX: usize = 4 << 20;
 /// Allocations whose export is remembered.
 const EXPORTS_MAX: usize = 4096;
 /// Exported allocations that are looked at in one go, whether the program has freed them.
@@ -30,6 +31,8 @@ const LOOKED_AT: usize = 32;
 /// Lanes, mappings, exports and pinned memory of this rank.
 pub struct Gpu {
     lanes: Lanes,
+    /// Of whom long messages are read first. From the first one on.
+    pub turns: Option<Turns>,
     mappings: Mappings,
     exports: Exports,
     pinned: PinnedPool,
@@ -60,6 +63,7 @@ impl Gpu {
         let for_paths = Budget::new(usize::try_from(config.path_staging).unwrap_or(usize::MAX));
         Gpu {
             lanes: Lanes::new(),
+            turns: None,
             mappings: Mappings::new(limits),
             exports: Exports::new(EXPORTS_MAX),
             pinned: PinnedPool::new(Budget::new(BOUNCE_BYTES_MAX)),

@@ -259,3 +259,37 @@ impl Received {
         is_due.then_some(*last)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ranks_are_alone_until_a_third_comes_and_a_while_after_it_went() {
+        let mut company = Company::default();
+        assert!(company.is_only(3), "nothing is known");
+        company.note_other(3);
+        assert!(company.is_only(3) && !company.is_only(4));
+        company.note_other(4);
+        assert!(!company.is_only(3) && !company.is_only(4), "there are two");
+        for messages in 0..ALONE_WITH {
+            assert!(!company.is_only(4), "{messages} messages later");
+            company.note_other(4);
+        }
+        assert!(company.is_only(4));
+        company.note_other(3);
+        assert!(!company.is_only(3) && !company.is_only(4));
+    }
+
+    #[test]
+    fn who_deals_with_two_in_turn_is_never_alone_with_one() {
+        let mut company = Company::default();
+        company.note_other(1);
+        for message in 0..1000 {
+            company.note_other(message % 2);
+            if message > 0 {
+                assert!(!company.is_only(0) && !company.is_only(1), "{message}");
+            }
+        }
+    }
+}

@@ -26,7 +26,7 @@ use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::Peer;
 use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, OFFER_US};
-use crate::topology::{Place, Topology};
+use crate::topology::{Fabric, Place, Topology};
 pub use host_use::HostFared;
 use host_use::HostUse;
 use ledger::{Ledger, Use};
@@ -103,6 +103,8 @@ struct Node {
     ends: Vec<Ends>,
     /// Identities of its GPUs.
     uuids: Vec<Uuid>,
+    /// All that comes to a GPU from others comes by one port.
+    is_switched: bool,
     /// It was not measured as a whole, but by what ranks find out in passing.
     partly: Option<Partly>,
 }
@@ -289,6 +291,12 @@ impl Router {
         })
     }
 
+    /// Whether all that comes to a GPU from others is known to come by one port.
+    #[must_use]
+    pub fn is_switched(&self) -> bool {
+        self.known.node().is_some_and(|node| node.is_switched)
+    }
+
     /// The identity of a GPU of the topology by its number.
     #[must_use]
     pub fn uuid(&self, place: Place) -> Option<Uuid> {
@@ -334,11 +342,16 @@ impl Router {
 
 impl Node {
     fn told(told: Told) -> Option<Node> {
+        let is_switched = told.is_switched;
         let partly = Partly {
             direct: told.direct,
             is_wired: told.is_wired,
         };
-        Node::new(told.topology, &told.model, Some(partly))
+        let node = Node::new(told.topology, &told.model, Some(partly))?;
+        Some(Node {
+            is_switched,
+            ..node
+        })
     }
 
     /// `None` if a GPU has no identity, or one that cannot be read.
@@ -348,6 +361,7 @@ impl Node {
         let uuids = uuids.collect::<Option<Vec<Uuid>>>()?;
         let hops = topology.hops();
         Some(Node {
+            is_switched: topology.fabric == Fabric::Switch,
             partly,
             ends: hops
                 .map(|(from, to, _)| ledger::ends(&uuids, from, to))

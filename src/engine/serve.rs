@@ -446,3 +446,36 @@ impl Hosting {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receiver_is_waited_for_longer_where_many_are_under_way_or_one_is_taken() {
+        let source = Source::Host(std::ptr::null());
+        let hosting = Hosting::new(source, 8, 0, true);
+        let delays = |open, taken| {
+            let until = hosting.waits_until(open, taken).expect("it waits");
+            until.duration_since(hosting.sent).as_secs_f64() / DELAY.as_secs_f64()
+        };
+        assert_eq!(delays(1, None), 1.0);
+        assert_eq!(delays(48, None), 13.0);
+        assert_eq!(delays(100_000, None), f64::from(DELAYS_MAX), "bounded");
+        let taken = |delays: u32| Some(hosting.sent + delays * DELAY);
+        assert_eq!(delays(1, taken(3)), 4.0, "one was taken meanwhile");
+        assert_eq!(delays(1, taken(90)), f64::from(DELAYS_MAX), "bounded");
+        assert_eq!(delays(48, taken(3)), 13.0);
+    }
+
+    #[test]
+    fn what_nobody_is_expected_to_read_is_filled_at_once() {
+        let source = Source::Host(std::ptr::null());
+        let hosting = Hosting::new(source, 8, 0, false);
+        assert_eq!(hosting.waits_until(48, None), Some(hosting.sent));
+        let mut hurried = Hosting::new(source, 8, 0, true);
+        hurried.hurry();
+        let until = hurried.waits_until(1, None).expect("it waits");
+        assert_eq!(until.duration_since(hurried.sent), BLOCKING_DELAY);
+    }
+}

@@ -135,6 +135,11 @@ impl Segment {
         self.view.set_finalizing();
     }
 
+    /// Says from whom this rank reads long messages.
+    pub fn set_reading(&self, rank: Option<u32>) {
+        self.view.set_reading(rank);
+    }
+
     /// Says that the counters are final.
     pub fn set_published(&self) {
         self.view.set_published();

@@ -56,7 +56,13 @@ pub struct Header {
     wishes: Wishes,
     counters: Counters,
     traffic: traffic::Page,
+    reading: Reading,
 }
+
+/// The rank from which the owner reads long messages, and one; 0 where it does not. Written by the owner.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Reading(AtomicU32);
 
 /// Words that the owner writes.
 #[derive(Debug)]
@@ -414,6 +420,16 @@ impl View {
     /// The owner's counters are final.
     pub fn published(&self) -> bool {
         self.header().flags.published.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether the owner reads long messages from a rank.
+    pub fn reads_from(&self, rank: u32) -> bool {
+        self.header().reading.0.load(Ordering::Relaxed) == rank.wrapping_add(1)
+    }
+
+    pub(super) fn set_reading(&self, rank: Option<u32>) {
+        let word = rank.map_or(0, |rank| rank.wrapping_add(1));
+        self.header().reading.0.store(word, Ordering::Relaxed);
     }
 
     pub(super) fn set_device_user(&self) {

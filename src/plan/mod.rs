@@ -115,8 +115,8 @@ pub struct Options {
     pub gain_min_crowded: f64,
     /// The same for a single message while another uses the host: two H200s, 32 MiB both ways, 3 % predicted, 0.93 of one path.
     pub gain_min_beside: f64,
-    /// While others make more direct copies between GPUs than so many, nothing goes through host memory whose rate was not measured
-    /// for several at once: four H200s in a ring, windows of 16 of 16 MiB, times one path, 0.92.
+    /// While others make more direct copies between GPUs than so many, nothing goes through host memory where GPUs are joined by a
+    /// switch, or its rate was not measured for several at once. Four H200s in windows of 16 of 16 MiB, times one path: in a ring 0.92.
     pub copies_max: u32,
     /// What host memory alone must bring a single message beside the direct path, us: see [`OFFER_US`].
     pub offer_us: f64,

@@ -2,7 +2,7 @@
 
 use super::Message;
 use crate::model::{HostPart, Line, Model, BYTES_PER_US};
-use crate::topology::{Place, Topology, HOP_SEGMENTS, MAX_GPUS};
+use crate::topology::{Fabric, Place, Topology, HOP_SEGMENTS, MAX_GPUS};
 use serde::Serialize;
 use std::fmt;
 use std::sync::OnceLock;
@@ -278,6 +278,11 @@ impl Planner {
             model: model.clone(),
             pairs: (0..pairs).map(|_| OnceLock::new()).collect(),
         }
+    }
+
+    /// Whether all that comes to a GPU from others comes by one port.
+    pub(crate) fn is_switched(&self) -> bool {
+        self.topology.fabric == Fabric::Switch
     }
 
     /// Number of GPUs.

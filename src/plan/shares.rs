@@ -363,7 +363,8 @@ impl<'a> Problem<'a> {
             0
         };
         let knows_host = self.planner.model().knows_host();
-        if by_host && !knows_host && self.occupancy.copies() > self.options.copies_max {
+        let is_crowded = self.occupancy.copies() > self.options.copies_max;
+        if by_host && is_crowded && (!knows_host || self.planner.is_switched()) {
             return 0.0;
         }
         let least = match others {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::driven::{self, Begun, Driven};
 use super::push::Push;
 use super::several::{self, Before, Several};
-use super::{flag, Destination, Fetch, Path, Trail, TrailEnd, UnderWay, Ways};
+use super::turn::TURN_FROM;
+use super::{flag, Destination, Fetch, Path, Trail, TrailEnd, Turns, UnderWay, Ways};
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
@@ -168,7 +169,7 @@ impl Fetch {
     /// A single message that is likely to take one direct copy does so this time. What is planned while it runs counts for
     /// the next one.
     fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, ways: Ways<'_>) {
-        self.start(gpu);
+        self.start_in_turn(env, gpu, ways.router.is_switched());
         gpu.launch();
         self.plan_single(env, gpu, ways);
     }
@@ -279,6 +280,29 @@ impl Fetch {
             .map_err(|error| Some((Reason::MappingFailed, error)))
     }
 
+    /// Begins with it now, or when it is its turn.
+    pub(super) fn start_in_turn(&mut self, env: &Env, gpu: &mut Gpu, is_switched: bool) {
+        let is_read = !self.own
+            && self.message.flags & flag::EXPORTED != 0
+            && matches!(self.to, Destination::Device { .. });
+        if is_read && is_switched {
+            let source = self.message.source;
+            let turns = gpu
+                .turns
+                .get_or_insert_with(|| Turns::new(env.node.own_shared()));
+            if self.wanted >= TURN_FROM || turns.are_waiting(source) {
+                let turn = turns.enter(source, self.wanted);
+                let is_waiting = turn.is_waiting();
+                self.turn = Some(turn);
+                if is_waiting {
+                    self.path = Path::Waiting;
+                    return;
+                }
+            }
+        }
+        self.start(gpu);
+    }
+
     pub(super) fn start(&mut self, gpu: &mut Gpu) {
         match self.start_direct(gpu) {
             Ok(copy) => self.path = Path::Direct(copy),
@@ -327,6 +351,7 @@ impl Fetch {
 
     /// Asks the sender to bring the payload through its ring in host memory.
     pub(super) fn want_host(&mut self) {
+        self.turn = None;
         if let Some(slot) = self.slot() {
             let _ = slot.want_host(self.nonce);
         }

@@ -161,12 +161,10 @@ fn the_rows_of_the_dead_are_ignored() {
     assert_eq!(beside(&mut dead), alone);
 }
 
-/// Every GPU sends to the next, again and again. The first rank to plan cannot know of the others in the first round, and
-/// does from the second on: together they count on no more than the host's memory carries, and two use it alike. The others
-/// would be a crowd.
-#[test]
-fn ranks_that_do_the_same_again_and_again_share_fairly() {
-    let mut ranks = Ranks::new(8, "hgx-h200", |_| true);
+/// What the messages of each rank use of the host's memory where every GPU sends to the next, round after round; and what that
+/// carries.
+fn ring_by_host(gpus: u8) -> (Vec<Vec<f64>>, f64) {
+    let mut ranks = Ranks::new(u32::from(gpus), "hgx-h200", |_| true);
     let capacity = match &ranks.routers[0].known {
         Known::Measured(node) => {
             let mut segments = node.topology.segments.iter();
@@ -179,11 +177,19 @@ fn ranks_that_do_the_same_again_and_again_share_fairly() {
     };
     let mut rounds = Vec::new();
     for _ in 0..4 {
-        let round: Vec<Routed> = (0..8)
-            .map(|rank| ranks.route(rank, rank as u8, (rank as u8 + 1) % 8))
+        let round: Vec<Routed> = (0..gpus)
+            .map(|rank| ranks.route(usize::from(rank), rank, (rank + 1) % gpus))
             .collect();
         rounds.push(round.iter().map(host_gb_s).collect::<Vec<f64>>());
     }
+    (rounds, capacity)
+}
+
+/// The first rank to plan cannot know of the others in the first round, and does from the second on: together they count on no
+/// more than the host's memory carries, and those that use it do so alike.
+#[test]
+fn ranks_that_do_the_same_again_and_again_share_fairly() {
+    let (rounds, capacity) = ring_by_host(3);
     let sum = |round: &Vec<f64>| round.iter().sum::<f64>();
     let last = &rounds[3];
     assert!(sum(last) <= 1.07 * capacity, "{rounds:?}, {capacity}");
@@ -193,8 +199,19 @@ fn ranks_that_do_the_same_again_and_again_share_fairly() {
         .fold((f64::MAX, 0.0_f64), |(least, most), gb_s| {
             (least.min(*gb_s), most.max(*gb_s))
         });
-    assert!((1..=2).contains(&using.len()), "{rounds:?}");
+    assert!((1..=3).contains(&using.len()), "{rounds:?}");
     assert!(most <= least * 1.3 + 0.1, "{rounds:?}");
+}
+
+/// More than that are a crowd, in which host memory brings nothing.
+#[test]
+fn a_crowd_leaves_the_host_alone() {
+    for gpus in [4, 8] {
+        let (rounds, _) = ring_by_host(gpus);
+        assert!(rounds[0].iter().any(|gb_s| *gb_s > 0.0), "{rounds:?}");
+        let later = rounds[1..].iter().flatten();
+        assert!(later.into_iter().all(|gb_s| *gb_s == 0.0), "{rounds:?}");
+    }
 }
 
 /// Of two that plan at the same moment at least one knows of the other, whichever way the threads fall.

@@ -93,6 +93,28 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
     assert!(left_out >= 2, "{left_out} plans were split for less");
 }
 
+/// Four H200s in a ring: what host memory would bring a message alone, or beside one or two others, three others take back.
+#[test]
+fn host_memory_is_left_alone_in_a_crowd() {
+    let share = |name: &str, copies| {
+        let node = Node::shipped(name);
+        let mut occupancy = Occupancy::free();
+        occupancy.add_copies(copies);
+        let message = Message::new(0, 1, 256 * MIB);
+        let plan = node
+            .planner
+            .plan(&occupancy, &message, &Options::default())
+            .expect("a plan");
+        plan.share(PathKind::Host)
+    };
+    for copies in 0..=2 {
+        assert!(share("hgx-h200", copies) > 0.05, "beside {copies}");
+    }
+    assert_eq!(share("hgx-h200", 3), 0.0);
+    // Where links lead from GPU to GPU, it is known what the host carries for several.
+    assert!(share("beluga", 3) > 0.05);
+}
+
 /// One copy of an H200, launch and end included: GB/s as measured.
 #[test]
 fn h200_copies_take_what_they_take() {
