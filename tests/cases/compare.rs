@@ -1,7 +1,7 @@
 //! `anabranch compare` over real launchers: rows that count, and rows that must not.
 
 use crate::support::on;
-use anabranch_tests::{built, run_bounded, scratch_folder, Finished};
+use anabranch_tests::{built, on_real_gpus, run_bounded, scratch_folder, Finished};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -155,11 +155,9 @@ fn in_turns(mpi: &Mpi) {
         assert!(sent > 0, "{row:#}");
         // All of its messages went by descriptor that may: the row would be void else. None of the others is counted.
         assert_eq!(cells["vanilla"]["counters"], Value::Null, "{row:#}");
-        // No time passes on a simulated node where the MPI library copies.
-        assert_eq!(
-            cells["vanilla"]["launches"].as_array().map(Vec::len),
-            Some(0)
-        );
+        // No time passes on a simulated node where the MPI library copies. The one that is packed for a GPU node asks CUDA to.
+        let timed = cells["vanilla"]["launches"].as_array().map(Vec::len);
+        assert!(on_real_gpus() || timed == Some(0), "{row:#}");
         let turns = cells["anabranch"]["turns"].as_array().map(Vec::len);
         assert_eq!(turns, Some(5), "{row:#}");
     }
