@@ -2,7 +2,7 @@
 //! and nothing of the kind is done where nobody could be sure.
 
 use crate::support::{job, on, on_every_mpi};
-use anabranch_tests::{needs_simulator, Job, Outcome};
+use anabranch_tests::{built, needs_simulator, Job, Outcome};
 use xtask::mpi::Mpi;
 
 fn invite(mpi: &Mpi, cases: &[&str]) -> Job {
@@ -129,6 +129,32 @@ fn nobody_is_invited_where_it_is_not_sure() {
             let stats = outcome.stats();
             assert_eq!(stats.total("invitations"), 0, "{option}:\n{outcome}");
             assert!(stats.total("sends_descriptor") > 0, "{outcome}");
+        }
+    });
+}
+
+/// Two ranks that deal with each other only tell of their receives, whoever else there is. One that deals with two does not: what
+/// is written to one and what is read from another are made one after the other.
+#[test]
+fn nobody_is_invited_by_who_deals_with_two() {
+    on("openmpi", |mpi| {
+        for (kind, ranks, may_invite) in [("mbw-mr", 4, true), ("ring", 3, false)] {
+            let outcome = Job::new(mpi, ranks, &built().command)
+                .args(&["bench", kind, "--check", "--sizes", "1K,100001"])
+                .args(&["--window", "1", "--iterations", "40", "--mpi", "openmpi"])
+                .run();
+            assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+            assert_eq!(outcome.finished.stdout.matches("Pass").count(), 2);
+            let stats = outcome.stats();
+            stats.check_complete();
+            // Before the first message has come a rank in a ring knows of one other only.
+            let invited = stats.total("invitations");
+            let is_right = if may_invite {
+                invited > 40
+            } else {
+                invited <= 3
+            };
+            assert!(is_right, "{kind}: {invited} receives told of\n{outcome}");
         }
     });
 }

@@ -260,3 +260,34 @@ fn host_memory_is_left_out_where_a_rank_computes() {
         }
     });
 }
+
+/// Each to every other over a switch: long messages are read in turns. Nobody waits where links lead from GPU to GPU, nor for
+/// short ones.
+#[test]
+fn long_messages_of_several_are_read_in_turns_over_a_switch() {
+    needs_simulator("a switch, and none");
+    on("openmpi", |mpi| {
+        for (node, size, in_turns) in [
+            ("hgx-h200", "9M", true),
+            ("hgx-h200", "1M", false),
+            ("beluga", "9M", false),
+        ] {
+            let home = Home::new("turns");
+            home.measure(node);
+            let outcome = Job::new(mpi, 4, &built().command)
+                .args(&["bench", "all-to-all", "--check", "--sizes", size])
+                .args(&["--window", "3", "--mpi", "openmpi"])
+                .env("SIMCUDA_TOPOLOGY", node)
+                .env("HOME", home.path())
+                .env("XDG_CACHE_HOME", "")
+                .run();
+            assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+            outcome.check_watched();
+            assert_eq!(outcome.finished.stdout.matches("Pass").count(), 1);
+            let stats = outcome.stats();
+            stats.check_complete();
+            let waited = stats.total("turns_waited");
+            assert_eq!(waited > 0, in_turns, "{node}, {size}: {outcome}");
+        }
+    });
+}
