@@ -8,7 +8,7 @@ use hashbrown::{HashMap, HashSet};
 use crate::config::{Config, Executor};
 use crate::cuda::{
     Budget, Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping,
-    MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed,
+    MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed, Uuid,
 };
 use crate::engine::fault;
 use crate::engine::fetch::driven::Troubles;
@@ -31,8 +31,8 @@ const LOOKED_AT: usize = 32;
 /// Lanes, mappings, exports and pinned memory of this rank.
 pub struct Gpu {
     lanes: Lanes,
-    /// Of whom long messages are read first. From the first one on.
-    pub turns: Option<Turns>,
+    /// Of whom long messages to a GPU are read first.
+    pub turns: HashMap<Uuid, Turns>,
     mappings: Mappings,
     exports: Exports,
     pinned: PinnedPool,
@@ -63,7 +63,7 @@ impl Gpu {
         let for_paths = Budget::new(usize::try_from(config.path_staging).unwrap_or(usize::MAX));
         Gpu {
             lanes: Lanes::new(),
-            turns: None,
+            turns: HashMap::new(),
             mappings: Mappings::new(limits),
             exports: Exports::new(EXPORTS_MAX),
             pinned: PinnedPool::new(Budget::new(BOUNCE_BYTES_MAX)),

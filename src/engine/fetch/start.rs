@@ -287,9 +287,8 @@ impl Fetch {
             && matches!(self.to, Destination::Device { .. });
         if is_read && is_switched {
             let source = self.message.source;
-            let turns = gpu
-                .turns
-                .get_or_insert_with(|| Turns::new(env.node.own_shared()));
+            let fresh = || Turns::new(env.node.own_shared());
+            let turns = gpu.turns.entry(self.device).or_insert_with(fresh);
             if self.wanted >= TURN_FROM || turns.are_waiting(source) {
                 let turn = turns.enter(source, self.wanted);
                 let is_waiting = turn.is_waiting();

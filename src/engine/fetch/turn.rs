@@ -51,7 +51,7 @@ struct Shared {
     segment: Option<Arc<Segment>>,
 }
 
-/// The turns of the senders of long messages.
+/// The turns of the senders of long messages to one GPU.
 #[derive(Debug, Default)]
 pub struct Turns(Arc<Shared>);
 
