@@ -24,7 +24,7 @@ const EAGER: u64 = 16 << 10;
 /// Messages from host memory below that are left to the MPI library.
 const HOST_BYTES_MIN: u64 = 8 << 10;
 /// Cells for payloads of such sends that a rank has.
-const CELLS: u64 = 64;
+const CELLS: u64 = 256;
 
 on_every_mpi!(
     pending,
