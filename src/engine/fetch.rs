@@ -688,9 +688,11 @@ impl Fetch {
 /// Whether a message is to be read now, by what the others read.
 fn comes(env: &Env, turn: &mut Option<Turn>) -> bool {
     let readers = |rank: u32| {
-        let mut others = env.node.peers();
-        others.retain(|peer| peer.world_rank() != env.world_rank && peer.reads_from(rank));
-        others.len() as u32
+        let peers = env.node.peers();
+        let others = peers
+            .iter()
+            .filter(|peer| peer.world_rank() != env.world_rank);
+        others.filter(|peer| peer.reads_from(rank)).count() as u32
     };
     turn.as_mut().is_none_or(|turn| turn.comes(&readers))
 }

@@ -26,7 +26,7 @@ use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::Peer;
 use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, OFFER_US};
-use crate::topology::{Fabric, Place, Topology};
+use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::HostUse;
 use ledger::{Ledger, Use};
@@ -103,8 +103,6 @@ struct Node {
     ends: Vec<Ends>,
     /// Identities of its GPUs.
     uuids: Vec<Uuid>,
-    /// All that comes to a GPU from others comes by one port.
-    is_switched: bool,
     /// It was not measured as a whole, but by what ranks find out in passing.
     partly: Option<Partly>,
 }
@@ -116,6 +114,8 @@ struct Partly {
     direct: Vec<(u8, u8)>,
     /// The system has told which pairs have links of their own: otherwise it is not known what relays share with others.
     is_wired: bool,
+    /// It has told that they lead to a switch.
+    is_switched: bool,
 }
 
 /// What is known of the node.
@@ -294,7 +294,7 @@ impl Router {
     /// Whether all that comes to a GPU from others is known to come by one port.
     #[must_use]
     pub fn is_switched(&self) -> bool {
-        self.known.node().is_some_and(|node| node.is_switched)
+        self.known.node().is_some_and(Node::is_switched)
     }
 
     /// The identity of a GPU of the topology by its number.
@@ -342,16 +342,12 @@ impl Router {
 
 impl Node {
     fn told(told: Told) -> Option<Node> {
-        let is_switched = told.is_switched;
         let partly = Partly {
             direct: told.direct,
             is_wired: told.is_wired,
+            is_switched: told.is_switched,
         };
-        let node = Node::new(told.topology, &told.model, Some(partly))?;
-        Some(Node {
-            is_switched,
-            ..node
-        })
+        Node::new(told.topology, &told.model, Some(partly))
     }
 
     /// `None` if a GPU has no identity, or one that cannot be read.
@@ -361,7 +357,6 @@ impl Node {
         let uuids = uuids.collect::<Option<Vec<Uuid>>>()?;
         let hops = topology.hops();
         Some(Node {
-            is_switched: topology.fabric == Fabric::Switch,
             partly,
             ends: hops
                 .map(|(from, to, _)| ledger::ends(&uuids, from, to))
@@ -390,6 +385,12 @@ impl Node {
         self.partly
             .as_ref()
             .is_none_or(|partly| partly.is_wired && partly.direct.contains(&(from, to)))
+    }
+
+    /// A topology that ranks have told names links only, whatever these lead to.
+    fn is_switched(&self) -> bool {
+        let is_told = |partly: &Partly| partly.is_switched;
+        self.planner.is_switched() || self.partly.as_ref().is_some_and(is_told)
     }
 
     /// Whether others use the host's memory.

@@ -401,6 +401,20 @@ impl Outcome {
         self.check_watched();
     }
 
+    /// A bench ended well, with so many rows of which every message was right, and every message is accounted for.
+    ///
+    /// # Panics
+    /// If not.
+    pub fn check_benched(&self, rows: usize) -> &Stats {
+        assert_eq!(self.finished.code, Some(0), "{self}");
+        self.check_watched();
+        let passed = self.finished.stdout.matches("Pass").count();
+        assert_eq!(passed, rows, "{self}");
+        let stats = self.stats();
+        stats.check_complete();
+        stats
+    }
+
     /// The simulated driver has watched every rank with a device to its end, and found nothing. Not to be asked of ranks
     /// that were killed.
     ///

@@ -287,9 +287,11 @@ impl Fetch {
             && matches!(self.to, Destination::Device { .. });
         if is_read && is_switched {
             let source = self.message.source;
-            let fresh = || Turns::new(env.node.own_shared());
-            let turns = gpu.turns.entry(self.device).or_insert_with(fresh);
-            if self.wanted >= TURN_FROM || turns.are_waiting(source) {
+            // Of short messages most come where no long one ever did.
+            let is_behind = |turns: &Turns| turns.are_waiting(source);
+            if self.wanted >= TURN_FROM || gpu.turns.get(&self.device).is_some_and(is_behind) {
+                let fresh = || Turns::new(env.node.own_shared());
+                let turns = gpu.turns.entry(self.device).or_insert_with(fresh);
                 let turn = turns.enter(source, self.wanted);
                 let is_waiting = turn.is_waiting();
                 self.turn = Some(turn);
