@@ -123,6 +123,7 @@ counters! {
     GraphsFailed         "graphs_failed"           Count "graphs that could not be built or launched";
     HelperWakeups        "helper_wakeups"          Count "times the helper thread was woken";
     HelperServed         "helper_served"           Count "messages served by the helper thread";
+    LaunchesHeld         "launches_held"           Count "launches of pulls that waited a moment for more to go with them";
     TurnsWaited          "turns_waited"            Count "long messages that waited while others were read";
     TestsRested          "tests_rested"            Count "tests of a program that computed meanwhile that asked nothing of the driver, as nothing could have ended";
     FinalizeUnmatched    "finalize_unmatched"      Count "messages sent by descriptor that no receive had matched at MPI_Finalize";

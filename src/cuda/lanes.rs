@@ -55,7 +55,51 @@ impl Purpose {
 struct ContextLanes {
     key: ContextKey,
     lanes: [Vec<Arc<Queue>>; Purpose::COUNT],
+    /// Pulls of peers that have joined those of another.
+    joined: Vec<Joined>,
     used: u64,
+}
+
+/// A peer's pulls on another lane than its own, until the last of them is over: copies from one peer stay in order.
+#[derive(Debug)]
+struct Joined {
+    affinity: u64,
+    lane: Arc<Queue>,
+    last: u64,
+}
+
+impl ContextLanes {
+    fn lane(&mut self, purpose: Purpose, affinity: u64) -> &Arc<Queue> {
+        if purpose == Purpose::Pull {
+            self.joined.retain(|row| !row.lane.has_finished(row.last));
+            if let Some(at) = self.joined_at(affinity) {
+                return &self.joined[at].lane;
+            }
+        }
+        let row = &self.lanes[purpose as usize];
+        &row[(affinity % row.len() as u64) as usize]
+    }
+
+    /// A copy was queued or launched on the lane of this affinity.
+    fn note_last(&mut self, purpose: Purpose, affinity: u64, copy: &InFlight) {
+        if purpose == Purpose::Pull && !self.joined.is_empty() {
+            if let Some(at) = self.joined_at(affinity) {
+                self.joined[at].last = copy.number();
+            }
+        }
+    }
+
+    fn joined_at(&self, affinity: u64) -> Option<usize> {
+        self.joined.iter().position(|row| row.affinity == affinity)
+    }
+
+    /// The lane that copies which go on this one had better join, where nothing else is under way on it.
+    fn gathering(&self, own: &Arc<Queue>, bytes: u64) -> Option<Arc<Queue>> {
+        let lanes = self.lanes[Purpose::Pull as usize].iter();
+        let mut others = lanes.filter(|lane| !Arc::ptr_eq(lane, own));
+        let lane = others.find(|lane| lane.is_gathering(bytes))?;
+        (own.load() == 0).then(|| Arc::clone(lane))
+    }
 }
 
 /// The engine's streams in every context it has used.
@@ -63,7 +107,7 @@ pub struct Lanes {
     contexts: Vec<ContextLanes>,
     clock: u64,
     /// Lanes with copies queued since the last [`Lanes::launch`].
-    fresh: Vec<Arc<Queue>>,
+    fresh: Vec<(Purpose, Arc<Queue>)>,
 }
 
 /// Contexts that have lanes at one time: programs have one per device, some a few.
@@ -92,8 +136,9 @@ impl Lanes {
     }
 
     /// Queues a copy on a lane of a context, to be launched by [`Lanes::launch`] together with others whose order does
-    /// not matter. `affinity` spreads transfers over the lanes of one purpose (a peer's number, say). The mapping is kept
-    /// open until the copy is done.
+    /// not matter. `affinity` spreads transfers over the lanes of one purpose (a peer's number, say), where there are not a few
+    /// short pulls to be launched in one batch: of four H200s each of which pulls 1 KiB to 2 MiB from the others, all are over
+    /// 2.5 to 3.5 us sooner by one batch than by three lanes. The mapping is kept open until the copy is done.
     pub fn add(
         &mut self,
         key: ContextKey,
@@ -102,12 +147,35 @@ impl Lanes {
         copy: Copy,
         mapping: Option<Arc<Mapping>>,
     ) -> Result<InFlight> {
-        let lane = Arc::clone(self.lane(key, purpose, affinity)?);
-        let queued = lane.add(copy, mapping);
-        if !self.fresh.iter().any(|known| Arc::ptr_eq(known, &lane)) {
-            self.fresh.push(lane);
+        let is_first = self.fresh.is_empty();
+        let lanes = self.find_or_open(key)?;
+        let own = Arc::clone(lanes.lane(purpose, affinity));
+        let others = (purpose == Purpose::Pull && !is_first)
+            .then(|| lanes.gathering(&own, copy.bytes()))
+            .flatten();
+        if let Some(lane) = others {
+            let queued = lane.add(copy, mapping);
+            lanes.joined.push(Joined {
+                affinity,
+                lane,
+                last: queued.number(),
+            });
+            return Ok(queued);
+        }
+        let queued = own.add(copy, mapping);
+        lanes.note_last(purpose, affinity, &queued);
+        if !self.fresh.iter().any(|(_, known)| Arc::ptr_eq(known, &own)) {
+            self.fresh.push((purpose, own));
         }
         Ok(queued)
+    }
+
+    /// Whether only pulls are to be launched that more may join, see [`Lanes::add`].
+    #[must_use]
+    pub fn are_gathering(&self) -> bool {
+        let mut fresh = self.fresh.iter();
+        !self.fresh.is_empty()
+            && fresh.all(|(purpose, lane)| *purpose == Purpose::Pull && lane.may_wait())
     }
 
     /// Launches what was queued, on lanes that have little to do; the others do it when they are polled.
@@ -115,12 +183,12 @@ impl Lanes {
         if self.fresh.is_empty() {
             return;
         }
-        self.fresh.drain(..).for_each(|lane| lane.launch());
+        self.fresh.drain(..).for_each(|(_, lane)| lane.launch());
     }
 
     /// While more is being queued: launches what makes a batch by itself.
     pub fn launch_ahead(&self) {
-        self.fresh.iter().for_each(|lane| lane.launch_ahead());
+        self.fresh.iter().for_each(|(_, lane)| lane.launch_ahead());
     }
 
     /// Starts copies at once, one after the other, on a lane of a context.
@@ -145,9 +213,12 @@ impl Lanes {
         copies: &[Copy],
         mapping: Option<Arc<Mapping>>,
     ) -> Result<InFlight> {
-        let lane = Arc::clone(self.lane(key, purpose, affinity)?);
+        let lanes = self.find_or_open(key)?;
         let entered = Entered::enter_same(key)?;
-        lane.submit(&entered, copies, mapping)
+        let lane = lanes.lane(purpose, affinity);
+        let copies = lane.submit(&entered, copies, mapping)?;
+        lanes.note_last(purpose, affinity, &copies);
+        Ok(copies)
     }
 
     /// As [`Lanes::submit_on`], with the time that each copy takes on the device.
@@ -159,16 +230,18 @@ impl Lanes {
         copies: &[Copy],
         mapping: Option<Arc<Mapping>>,
     ) -> Result<(InFlight, Timed)> {
-        let lane = Arc::clone(self.lane(key, purpose, affinity)?);
+        let lanes = self.find_or_open(key)?;
         let entered = Entered::enter_same(key)?;
         let timed = Timed::new(&entered, key, copies)?;
+        let lane = lanes.lane(purpose, affinity);
         let copies = lane.submit_marked(&entered, copies, mapping, timed.marks())?;
+        lanes.note_last(purpose, affinity, &copies);
         Ok((copies, timed))
     }
 
     /// Launches on a lane that are not known to be done, and copies that wait for one.
     pub fn load(&mut self, key: ContextKey, purpose: Purpose, affinity: u64) -> Result<usize> {
-        Ok(self.lane(key, purpose, affinity)?.load())
+        Ok(self.find_or_open(key)?.lane(purpose, affinity).load())
     }
 
     /// Lets all further copies of a context wait for what its default streams have pending now. For memory on which
@@ -212,11 +285,6 @@ impl Lanes {
     #[must_use]
     pub fn contexts(&self) -> usize {
         self.contexts.len()
-    }
-
-    fn lane(&mut self, key: ContextKey, purpose: Purpose, affinity: u64) -> Result<&Arc<Queue>> {
-        let row = &self.find_or_open(key)?.lanes[purpose as usize];
-        Ok(&row[(affinity % row.len() as u64) as usize])
     }
 
     fn find_or_open(&mut self, key: ContextKey) -> Result<&mut ContextLanes> {
@@ -265,6 +333,7 @@ fn open(key: ContextKey) -> Result<ContextLanes> {
     let mut lanes = ContextLanes {
         key,
         lanes: Default::default(),
+        joined: Vec::new(),
         used: 0,
     };
     for purpose in Purpose::ALL {

@@ -29,6 +29,8 @@ pub const BATCH_BYTES_MAX: u64 = 64 << 20;
 /// all in one batch but the first two and as soon as 4 MiB wait: 1 MiB 144 and 187, both ways 249 and 303; 4 MiB 297 and 309. (2 MiB:
 /// 186, 268, 316; 1 MiB, more launches: 152, 261, 297.)
 const AHEAD_BYTES: u64 = 4 << 20;
+/// A copy of more bytes is not held back for others: the link has the time that it would wait.
+const HOLD_BYTES_MAX: u64 = 1 << 20;
 /// Copies that one stream may have in flight, launched one by one.
 const IN_FLIGHT_MAX: usize = 1024;
 /// Errors in a row that the driver answers questions about a copy with, before it is waited for.
@@ -62,6 +64,8 @@ struct State {
     queued: u64,
     /// Copies that are not launched, oldest first.
     waiting: VecDeque<Waiting>,
+    /// The latest of them were queued since the last [`Queue::launch`], which may be held back for more.
+    is_fresh: bool,
     /// Launches that are not known to be done, oldest first.
     flying: VecDeque<Launch>,
     forecast: Forecast,
@@ -196,6 +200,11 @@ impl InFlight {
         Ok(self.number <= self.queue.finished.load(Ordering::Acquire))
     }
 
+    /// Its number on its stream.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// When they can be over at the earliest, by [`clock_ns`], where that is known.
     #[must_use]
     pub fn due_ns(&self) -> Option<u64> {
@@ -269,6 +278,7 @@ impl Queue {
             copy,
             mapping,
         });
+        state.is_fresh = true;
         owned
     }
 
@@ -332,6 +342,31 @@ impl Queue {
         state.flying.len() + state.waiting.len()
     }
 
+    /// Whether one more copy of so many bytes had better join those that are to be launched on this stream next: nothing is in
+    /// flight on it, and a batch of them is short.
+    pub(super) fn is_gathering(&self, bytes: u64) -> bool {
+        let state = self.state.lock();
+        let waiting = || state.waiting.iter().map(|row| row.copy.bytes());
+        state.is_fresh
+            && state.flying.is_empty()
+            && state.waiting.len() < BATCH_COUNT_MAX
+            && waiting().sum::<u64>().saturating_add(bytes) <= AHEAD_BYTES
+    }
+
+    /// Whether all that is to be launched on this stream next is so short that it may wait for more.
+    pub(super) fn may_wait(&self) -> bool {
+        let state = self.state.lock();
+        let mut waiting = state.waiting.iter();
+        state.is_fresh
+            && state.flying.is_empty()
+            && waiting.all(|row| row.copy.bytes() <= HOLD_BYTES_MAX)
+    }
+
+    /// Whether the copy of this number is known to be done.
+    pub(super) fn has_finished(&self, number: u64) -> bool {
+        self.finished.load(Ordering::Acquire) >= number
+    }
+
     /// Lets everything that is launched from now on wait for an event of the context that is entered.
     pub(super) fn follow(&self, entered: &Entered, event: Event) -> Result<()> {
         let mut state = self.state.lock();
@@ -366,6 +401,7 @@ impl Queue {
     pub(super) fn launch(&self) {
         let mut done = Mapped::default();
         let mut state = self.state.lock();
+        state.is_fresh = false;
         if !state.waiting.is_empty() && state.flying.len() < LAUNCHES_MAX {
             self.feed(&mut state, &mut done);
         }
@@ -575,7 +611,9 @@ impl Queue {
         let entered = Entered::ask(self.key);
         let asked = entered.and_then(|entered| {
             self.reap(&mut state, &entered, &mut done)?;
-            self.launch_waiting(&mut state, &entered);
+            if !state.is_fresh {
+                self.launch_waiting(&mut state, &entered);
+            }
             Ok(())
         });
         if let Err(error) = asked {

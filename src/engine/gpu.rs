@@ -218,6 +218,11 @@ impl Gpu {
         self.lanes.launch();
     }
 
+    /// Whether what [`Gpu::launch`] would start are short pulls that others may join.
+    pub fn is_gathering(&self) -> bool {
+        self.lanes.are_gathering()
+    }
+
     /// While more is being queued: starts what is worth a launch by itself.
     pub fn launch_ahead(&self) {
         self.lanes.launch_ahead();

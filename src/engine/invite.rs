@@ -114,10 +114,15 @@ impl Company {
         }
     }
 
+    /// Whether there are several.
+    pub fn are_several(&self) -> bool {
+        self.had_others && self.since < ALONE_WITH
+    }
+
     /// Whether there is nobody else.
     pub fn is_only(&self, rank: u32) -> bool {
         self.last
-            .is_none_or(|last| last == rank && (!self.had_others || self.since >= ALONE_WITH))
+            .is_none_or(|last| last == rank && !self.are_several())
     }
 }
 

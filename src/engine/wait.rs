@@ -88,7 +88,7 @@ impl Engine {
     pub(super) fn once<T>(&self, step: impl FnOnce(&Engine, &mut Core) -> T) -> T {
         let mut driving = self.drive();
         let mut core = self.core.lock();
-        core.is_inside = true;
+        (core.is_inside, core.is_waiting) = (true, false);
         let now_ns = clock_ns();
         core.pace.begin_test(now_ns);
         self.env.node.own().set_computing(core.pace.is_apart());
@@ -118,7 +118,8 @@ impl Engine {
         loop {
             {
                 let mut core = self.core.lock();
-                core.is_inside = true;
+                // With a processor that others want it may be a while until this thread is back.
+                (core.is_inside, core.is_waiting) = (true, !backoff.is_yielding());
                 if !std::mem::replace(&mut has_begun, true) {
                     core.pace.begin_wait();
                     self.env.node.own().set_computing(core.pace.is_apart());
@@ -131,7 +132,11 @@ impl Engine {
                 loop {
                     core.asked = false;
                     let result = step(self, &mut core);
-                    core.gpu.launch();
+                    if result.is_none() {
+                        core.launch(&self.env);
+                    } else {
+                        core.gpu.launch();
+                    }
                     if let Some(result) = result {
                         core.pump_wanted = false;
                         self.try_ready(&mut core);

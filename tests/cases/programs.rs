@@ -401,6 +401,23 @@ fn values_of_a_window_are_lifted_together() {
     });
 }
 
+/// Short messages that come from several ranks at once are pulled in one batch.
+#[test]
+fn pulls_from_several_ranks_go_together() {
+    on("openmpi", |mpi| {
+        let outcome = Job::new(mpi, 4, &built().command)
+            .args(&["bench", "all-to-all", "--check", "--sizes", "64K"])
+            .args(&["--window", "1", "--iterations", "100", "--warmup", "5"])
+            .args(&["--mpi", "openmpi"])
+            .run();
+        let stats = outcome.check_benched(1);
+        let direct = stats.total("receives_direct");
+        assert!(direct >= 12 * 100, "{outcome}");
+        // The simulator's time stands still while processors of this machine are waited for; how many there are tells how often.
+        assert!(8 * stats.total("copies_batched") > direct, "{outcome}");
+    });
+}
+
 /// Three ranks in a ring, and each to all: every byte verified, and every message counted.
 #[test]
 fn bench_of_all_ranks() {

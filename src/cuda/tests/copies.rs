@@ -23,6 +23,7 @@ pub(super) fn lanes() {
     ordered(&mut bench, a, b);
     queued(&mut bench, a, b, &data);
     ahead(&mut bench);
+    joined(&mut bench);
     between_devices(&mut bench, a, &data);
     abandoned(&mut bench, a, b);
     assert_eq!(bench.lanes.contexts(), 1);
@@ -224,6 +225,52 @@ fn ahead(bench: &mut Bench) {
         finish(copy).unwrap();
     }
     assert_eq!(bench.download(b, 16 << 20), data);
+}
+
+/// Short copies of several peers that are queued together are one launch, and those of one peer stay in order.
+fn joined(bench: &mut Bench) {
+    const ROOM: u64 = 4 << 20;
+    let (a, b) = (
+        device_memory(4 * ROOM as usize),
+        device_memory(4 * ROOM as usize),
+    );
+    bench.upload(a, &pattern(22, 4 * ROOM as usize));
+    let add = |bench: &mut Bench, peer: u64, from: u64, bytes: u64| {
+        let copy = Copy::Linear {
+            dst: b + peer * ROOM,
+            src: a + from,
+            bytes,
+        };
+        let queued = bench.lanes.add(bench.key, Purpose::Pull, peer, copy, None);
+        queued.unwrap()
+    };
+    let load = |bench: &mut Bench, peer: u64| bench.lanes.load(bench.key, Purpose::Pull, peer);
+    let loads = |bench: &mut Bench| [0, 1, 2, 3].map(|peer| load(bench, peer).unwrap());
+    assert!(!bench.lanes.are_gathering());
+    let mut copies: Vec<InFlight> = (0..3).map(|peer| add(bench, peer, peer, 5001)).collect();
+    assert_eq!(loads(bench), [3, 3, 3, 0], "on the lane of the first");
+    assert!(bench.lanes.are_gathering());
+    bench.lanes.launch();
+    assert!(!bench.lanes.are_gathering());
+    assert_eq!(loads(bench), [1, 1, 1, 0], "one launch");
+    // Whether that is over nobody knows yet: what comes from the same peer is behind it, from another not.
+    copies.push(add(bench, 1, 70_001, 5001));
+    copies.push(add(bench, 3, 3, 5001));
+    assert_eq!(loads(bench), [2, 2, 2, 1]);
+    bench.lanes.launch();
+    copies.into_iter().for_each(|copy| finish(copy).unwrap());
+    for (peer, from) in [(0, 0), (1, 70_001), (2, 2), (3, 3)] {
+        let found = bench.download(b + peer * ROOM, 5001);
+        assert!(found == bench.download(a + from, 5001), "of peer {peer}");
+    }
+    // All of it is over: each is on its own lane again, and what is long does not join.
+    let copies = [1, 2].map(|peer| add(bench, peer, peer, 3 << 20));
+    assert_eq!(loads(bench), [0, 1, 1, 0]);
+    assert!(!bench.lanes.are_gathering(), "too long to wait");
+    bench.lanes.launch();
+    copies.into_iter().for_each(|copy| finish(copy).unwrap());
+    free(a);
+    free(b);
 }
 
 fn between_devices(bench: &mut Bench, a: u64, data: &[u8]) {

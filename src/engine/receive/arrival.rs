@@ -53,7 +53,7 @@ impl Core {
         if flag != 0 || code != env.abi.success {
             // First what somebody waits for: the device works while the rest is noted down.
             if code == env.abi.success && self.take_landed(env, id) {
-                self.gpu.launch();
+                self.launch(env);
                 // The MPI library has brought others with it, mostly.
                 self.take_announced(env);
             }
@@ -175,7 +175,7 @@ impl Core {
             return false;
         }
         let found = self.scan_landed(env);
-        self.gpu.launch();
+        self.launch(env);
         found
     }
 
