@@ -160,6 +160,13 @@ impl Ways<'_> {
             && ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, message.length))
     }
 
+    /// Whether a message before which no other of its sender's is under way is to take one direct copy, so that its time tells
+    /// the rate better than those before.
+    pub fn is_timed_again(&self, gpu: &mut Gpu, message: &Message) -> bool {
+        let to = self.to();
+        to.is_some_and(|to| gpu.survey.wants_again(&message.device, &to, message.length))
+    }
+
     /// A single message has taken one direct copy, whatever would have been planned.
     pub fn note_direct(&mut self, message: &Message) {
         if let Some(to) = self.to() {
