@@ -43,7 +43,7 @@ impl Engine {
         loop {
             let left = {
                 let mut core = self.core.lock();
-                (core.is_inside, core.is_waiting) = (true, false);
+                core.is_inside = true;
                 // A receiver that was written to does not ring.
                 core.serve_now();
                 core.progress(&self.env);

@@ -146,7 +146,7 @@ pub struct Core {
     serve_at: Option<Instant>,
     /// Whoever works now is a thread of the program's, or one is inside an MPI call meanwhile: it does not destroy its contexts.
     pub(super) is_inside: bool,
-    /// It is one that waits, and comes back at once.
+    /// Set while it is one that waits, and that comes back at once.
     pub(super) is_waiting: bool,
     /// Whether the program computes while messages are under way.
     pub(super) pace: Pace,

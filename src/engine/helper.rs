@@ -233,7 +233,7 @@ impl Engine {
     /// Nothing has happened for a while.
     fn keep_house(&self) {
         if let Some(mut core) = self.core.try_lock() {
-            (core.is_inside, core.is_waiting) = (self.is_inside(), false);
+            core.is_inside = self.is_inside();
             core.keep_house(&self.env);
         }
     }
@@ -246,7 +246,7 @@ impl Engine {
         let Some(mut core) = self.core.try_lock() else {
             return (false, true);
         };
-        (core.is_inside, core.is_waiting) = (self.is_inside(), false);
+        core.is_inside = self.is_inside();
         let moved = core.progress(&self.env);
         (moved, core.is_owing(&self.env))
     }

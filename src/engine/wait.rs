@@ -88,7 +88,7 @@ impl Engine {
     pub(super) fn once<T>(&self, step: impl FnOnce(&Engine, &mut Core) -> T) -> T {
         let mut driving = self.drive();
         let mut core = self.core.lock();
-        (core.is_inside, core.is_waiting) = (true, false);
+        core.is_inside = true;
         let now_ns = clock_ns();
         core.pace.begin_test(now_ns);
         self.env.node.own().set_computing(core.pace.is_apart());
@@ -132,11 +132,8 @@ impl Engine {
                 loop {
                     core.asked = false;
                     let result = step(self, &mut core);
-                    if result.is_none() {
-                        core.launch(&self.env);
-                    } else {
-                        core.gpu.launch();
-                    }
+                    core.is_waiting &= result.is_none();
+                    core.launch(&self.env);
                     if let Some(result) = result {
                         core.pump_wanted = false;
                         self.try_ready(&mut core);
@@ -153,6 +150,7 @@ impl Engine {
                     }
                     has_moved = true;
                 }
+                core.is_waiting = false;
                 if has_moved {
                     backoff.reset();
                     continue;

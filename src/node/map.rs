@@ -21,6 +21,21 @@ pub(super) fn will_write_at(_address: usize) {
     }
 }
 
+/// Has it bring the other lines of something that will soon be read as well.
+pub(super) fn will_read_rest<T>(object: &T) {
+    let start = std::ptr::from_ref(object).addr();
+    for _address in (start..start + size_of::<T>()).step_by(LINE_BYTES).skip(1) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        unsafe {
+            std::arch::asm!("prefetcht0 [{}]", in(reg) _address, options(nostack, preserves_flags, readonly));
+        }
+    }
+}
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
 /// A read-write MAP_SHARED mapping, of the file's size at the time. Not part of core dumps.
 #[derive(Debug)]
 pub struct Mapping {

@@ -8,7 +8,7 @@
 //! and all words are atomics.
 
 use super::board::{Board, BOARD_BYTES};
-use super::map::{will_write, Mapping};
+use super::map::{will_read_rest, will_write, Mapping};
 use super::ring::Entry;
 use super::sheet::{Sheet, SHEET_BYTES};
 use super::slot::{Slot, SLOT_BYTES};
@@ -469,7 +469,10 @@ impl View {
     /// Before a change of slot `index` that is soon to come. A number that is not believed yet will do.
     pub fn will_change(&self, index: u32) {
         if index < self.slots_seen.load(Ordering::Relaxed) {
-            self.slot(index).into_iter().for_each(will_write);
+            if let Some(slot) = self.slot(index) {
+                will_write(slot);
+                will_read_rest(slot);
+            }
         }
     }
 

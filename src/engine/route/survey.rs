@@ -244,8 +244,11 @@ impl Survey {
 
     /// A message has come while no other of its sender's was under way: whether its time is to tell something once more.
     pub fn wants_again(&mut self, from: &Uuid, to: &Uuid, bytes: u64) -> bool {
+        if !self.is_on {
+            return false;
+        }
         let known = self.timed.get_mut(&Ends::new(Some(from), Some(to)));
-        self.is_on && known.is_some_and(|pulls| pulls.is_due(bytes))
+        known.is_some_and(|pulls| pulls.is_due(bytes))
     }
 
     /// The pieces in which a message is pulled so that its time tells something, if it is to be timed.
