@@ -82,10 +82,9 @@ impl ContextLanes {
 
     /// A copy was queued or launched on the lane of this affinity.
     fn note_last(&mut self, purpose: Purpose, affinity: u64, copy: &InFlight) {
-        if purpose == Purpose::Pull && !self.joined.is_empty() {
-            if let Some(at) = self.joined_at(affinity) {
-                self.joined[at].last = copy.number();
-            }
+        let joined = (purpose == Purpose::Pull).then(|| self.joined_at(affinity));
+        if let Some(at) = joined.flatten() {
+            self.joined[at].last = copy.number();
         }
     }
 

@@ -75,6 +75,13 @@ struct State {
     end: Option<End>,
 }
 
+impl State {
+    /// There are copies to be launched, and nothing is in flight before them.
+    fn is_unlaunched(&self) -> bool {
+        self.is_fresh && self.flying.is_empty()
+    }
+}
+
 /// A copy's number, and whether anybody wants it still.
 #[derive(Debug, Clone)]
 struct Member {
@@ -347,8 +354,7 @@ impl Queue {
     pub(super) fn is_gathering(&self, bytes: u64) -> bool {
         let state = self.state.lock();
         let waiting = || state.waiting.iter().map(|row| row.copy.bytes());
-        state.is_fresh
-            && state.flying.is_empty()
+        state.is_unlaunched()
             && state.waiting.len() < BATCH_COUNT_MAX
             && waiting().sum::<u64>().saturating_add(bytes) <= AHEAD_BYTES
     }
@@ -357,9 +363,7 @@ impl Queue {
     pub(super) fn may_wait(&self) -> bool {
         let state = self.state.lock();
         let mut waiting = state.waiting.iter();
-        state.is_fresh
-            && state.flying.is_empty()
-            && waiting.all(|row| row.copy.bytes() <= HOLD_BYTES_MAX)
+        state.is_unlaunched() && waiting.all(|row| row.copy.bytes() <= HOLD_BYTES_MAX)
     }
 
     /// Whether the copy of this number is known to be done.

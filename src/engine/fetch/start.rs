@@ -115,12 +115,14 @@ impl Fetch {
                 Some(Before { is_below: true, .. }) => None,
                 _ => ways.push(env, gpu, &self.message, depth),
             };
-            if before.is_none() && push.is_none() && ways.is_timed_again(gpu, &self.message) {
-                return false;
-            }
-            if before.is_none() && push.is_none() && ways.is_likely_direct(&self.message, depth) {
-                self.begin_directly(env, gpu, ways);
-                return true;
+            if before.is_none() && push.is_none() {
+                if ways.is_timed_again(gpu, &self.message) {
+                    return false;
+                }
+                if ways.is_likely_direct(&self.message, depth) {
+                    self.begin_directly(env, gpu, ways);
+                    return true;
+                }
             }
             if self.begin_several(env, gpu, ways, before, depth, push) {
                 return true;

@@ -101,21 +101,16 @@ struct Pulls {
 impl Pulls {
     /// A message has come alone: whether it is to be timed again.
     fn is_due(&mut self, bytes: u64) -> bool {
-        let is_known = self.often >= PULLS && !self.is_wanted(bytes);
-        if !is_known || 2 * bytes < self.longest || self.takes.tell(TELLS_WELL_US) {
+        if self.is_wanted(bytes) || 2 * bytes < self.longest || self.takes.tell(TELLS_WELL_US) {
             return false;
         }
         if self.until > 0 {
             self.until -= 1;
             return false;
         }
-        let was_first = self.pause == 0;
-        self.pause = self.pause.saturating_mul(AGAIN).max(AGAIN);
-        self.until = self.pause - 1;
-        if !was_first {
-            self.often = PULLS - 1;
-        }
-        !was_first
+        self.pause = self.pause.saturating_mul(AGAIN);
+        (self.until, self.often) = (self.pause - 1, PULLS - 1);
+        true
     }
 
     fn is_wanted(&self, bytes: u64) -> bool {
@@ -127,7 +122,7 @@ impl Pulls {
     fn count(&mut self, bytes: u64) {
         if bytes >= 2 * self.longest {
             (self.often, self.longest) = (0, bytes);
-            (self.until, self.pause) = (0, 0);
+            (self.until, self.pause) = (AGAIN, AGAIN);
         }
         self.often += 1;
     }
