@@ -151,6 +151,8 @@ options! {
         "messages of at least this size are written by their sender instead of being read by their receiver, where one goes the other way meanwhile; 0: none, nor any between ranks that share a GPU";
     invite: bool = Switch, "ANABRANCH_INVITE", "on", User,
         "off: no sender is told of a receive before it sends, so that its message is always read by its receiver, or written after it was matched";
+    foresee: bool = Switch, "ANABRANCH_FORESEE", "on", User,
+        "off: no message is fetched before the MPI library has brought its descriptor, also where a receive is sure to take it";
     relays: u32 = Count { min: 0, max: 8 }, "ANABRANCH_RELAYS", "8", User,
         "over how many other GPUs a message is split at most";
     path_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_PATH_STAGING", "48M", User,

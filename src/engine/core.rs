@@ -119,6 +119,10 @@ pub struct Core {
     pub(super) landings: landing::Pool,
     /// Descriptors that this rank has taken, of those announced to it.
     pub(super) taken: u64,
+    /// Receives of which it is known which message they take.
+    pub(super) expected: usize,
+    /// Receives whose messages were claimed before the MPI library has brought their descriptors.
+    pub(super) awaited: usize,
     /// Receives posted before this rank was live in which no descriptor could be recognized.
     pub(super) blind: usize,
     /// Receives posted before this rank was live in which no descriptor of a message that is shorter than one could be
@@ -189,6 +193,8 @@ impl Core {
             taken_at: None,
             landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
             taken: 0,
+            expected: 0,
+            awaited: 0,
             blind: 0,
             blind_to_small: 0,
             places: Places::default(),
@@ -235,7 +241,9 @@ impl Core {
 
     /// A descriptor is on its way that may land in a posted receive.
     pub(super) fn is_announced(&self, env: &Env) -> bool {
-        self.posted != 0 && env.node.own().announced() != self.taken as u32
+        // Messages that are foreseen are taken before they are announced.
+        let announced = env.node.own().announced();
+        self.posted != 0 && announced.wrapping_sub(self.taken as u32) as i32 > 0
     }
 
     /// How long the next call of the program's may be waited for, where it computes and tests in between: it looks after its messages
@@ -336,7 +344,10 @@ impl Core {
         // The clock is read in some rounds only.
         if !moved
             && self.rounds % LIVENESS_ROUNDS == 0
-            && (!self.open.is_empty() || !self.moving.is_empty() || self.gpu.relays.are_lent())
+            && (!self.open.is_empty()
+                || !self.moving.is_empty()
+                || self.awaited > 0
+                || self.gpu.relays.are_lent())
             && self.checked.elapsed() > LIVENESS_PERIOD
         {
             self.checked = Instant::now();
@@ -394,8 +405,9 @@ impl Core {
         if self.is_to_hold(env) {
             return;
         }
-        stats::add(Counter::LaunchesHeld, u64::from(self.held_ns != 0));
-        self.held_ns = 0;
+        if std::mem::take(&mut self.held_ns) != 0 {
+            stats::add(Counter::LaunchesHeld, 1);
+        }
         self.gpu.launch();
     }
 
@@ -502,6 +514,7 @@ impl Core {
                 self.fail_receive(env, id);
             }
         }
+        self.orphan_claimed(env, &mut is_dead);
         for (rank, _) in dead.into_iter().filter(|(_, dead)| *dead) {
             if let Some(peer) = env.node.peer(rank) {
                 self.gpu.forget_peer(u64::from(peer.pid()));

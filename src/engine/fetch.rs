@@ -43,6 +43,8 @@ pub mod flag {
     pub const HOST: u32 = 4;
     /// Its sender writes it to the receive of which it was told, and which `extra` names.
     pub const INVITED: u32 = 8;
+    /// Since the message before it in its stream its sender has sent nothing that its receiver could not see.
+    pub const FOLLOWS: u32 = 16;
 }
 
 /// Where the payload goes.
@@ -179,9 +181,22 @@ impl Landed {
         self.descriptor.sender
     }
 
-    /// Of its message.
-    pub fn nonce(&self) -> u64 {
-        self.descriptor.nonce
+    /// What it says.
+    pub fn descriptor(&self) -> Descriptor {
+        self.descriptor
+    }
+
+    /// One that has not landed yet, and will.
+    pub fn foreseen(descriptor: Descriptor, peer: Arc<Peer>) -> Landed {
+        Landed { descriptor, peer }
+    }
+
+    /// Nobody will have its message.
+    pub fn turn_down(&self, env: &Env) {
+        if let Some(slot) = self.peer.slot(self.descriptor.slot) {
+            slot.turn_down(self.descriptor.nonce, env.abi.err_other);
+        }
+        self.peer.ring_doorbell();
     }
 
     /// Reads what has landed.
@@ -242,10 +257,7 @@ impl Fetch {
         });
         let Some((message, hosted)) = claimed else {
             // Its sender must not wait for a receiver that will never come.
-            if let Some(slot) = peer.slot(descriptor.slot) {
-                slot.turn_down(descriptor.nonce, env.abi.err_other);
-            }
-            peer.ring_doorbell();
+            Landed { descriptor, peer }.turn_down(env);
             return Err(NotTaken::Lost);
         };
         let own = descriptor.sender == env.world_rank;

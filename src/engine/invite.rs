@@ -22,7 +22,7 @@ use crate::engine::fetch::flag;
 use crate::engine::Env;
 use crate::mpi::guard;
 use crate::node::invite::Invitation;
-use crate::node::{Message, Waiting};
+use crate::node::{Descriptor, Message, Waiting};
 
 /// Streams that are remembered.
 const STREAMS_MAX: usize = 1 << 12;
@@ -75,9 +75,13 @@ impl Env {
     /// Whether this rank tells of receives, and takes those of others. To be asked under the core's lock by who acts on it.
     pub(super) fn may_invite(&self) -> bool {
         let config = &self.config;
-        let is_wanted = config.invite && config.push > 0 && config.paths.direct;
-        let sees_all = !self.unseen.receives.load(Ordering::Relaxed) && !guard::has_passed_on();
-        is_wanted && sees_all && !(self.multiple && guard::has_several_callers())
+        config.invite && config.push > 0 && config.paths.direct && self.sees_all()
+    }
+
+    /// Whether this rank knows of all that it sends and receives, in their order.
+    pub(super) fn sees_all(&self) -> bool {
+        let is_seen = !self.unseen.receives.load(Ordering::Relaxed) && !guard::has_passed_on();
+        is_seen && !(self.multiple && guard::has_several_callers())
     }
 }
 
@@ -142,6 +146,8 @@ pub struct Sent(HashMap<Stream, LastSent, FxBuildHasher>);
 pub struct LastSent {
     /// Its nonce.
     pub nonce: u64,
+    /// Its slot.
+    pub slot: u32,
     /// Waits for a receive that were in vain since one was not.
     pub waited: u32,
     /// Messages that had gone by the MPI library before it.
@@ -150,13 +156,13 @@ pub struct LastSent {
 
 impl Sent {
     /// A message has been sent by descriptor.
-    pub fn note(&mut self, env: &Env, stream: Stream, nonce: u64) {
-        if !env.may_invite() {
+    pub fn note(&mut self, env: &Env, stream: Stream, nonce: u64, slot: u32) {
+        if !env.sees_all() {
             return;
         }
         make_room(&mut self.0, stream);
         let last = self.0.entry(stream).or_default();
-        (last.nonce, last.unseen) = (nonce, env.unseen.sends());
+        (last.nonce, last.slot, last.unseen) = (nonce, slot, env.unseen.sends());
     }
 
     /// The last message of a stream, if that is known.
@@ -197,6 +203,10 @@ impl LastSent {
 pub struct Last {
     /// Its nonce.
     pub nonce: u64,
+    /// Its number in the stream.
+    pub sequence: u64,
+    /// Its slot.
+    pub slot: u32,
     /// The GPU that it came from.
     pub device: Uuid,
     /// Receives of it that must be alone before one is told of.
@@ -218,11 +228,11 @@ impl Received {
         &mut self,
         env: &Env,
         message: &Message,
-        nonce: u64,
+        descriptor: &Descriptor,
         was_told: bool,
         sends_to: bool,
     ) -> bool {
-        if !env.may_invite() || message.flags & flag::HOST != 0 {
+        if !env.sees_all() || message.flags & flag::HOST != 0 {
             return false;
         }
         let stream = Stream {
@@ -232,13 +242,17 @@ impl Received {
         };
         make_room(&mut self.0, stream);
         let last = self.0.entry(stream).or_insert(Last {
-            nonce,
+            nonce: 0,
+            sequence: 0,
+            slot: 0,
             device: message.device,
             crowd: ALONE,
             in_vain: 0,
             silent: 0,
         });
-        (last.nonce, last.device) = (nonce, message.device);
+        last.nonce = descriptor.nonce;
+        (last.sequence, last.slot) = (descriptor.sequence, descriptor.slot);
+        last.device = message.device;
         if message.flags & flag::INVITED != 0 {
             last.in_vain = 0;
         } else if was_told {
@@ -251,17 +265,18 @@ impl Received {
         last.silent == 0 && last.crowd == 0
     }
 
-    /// A receive is about to be posted, beside others of its stream or alone: what its sender is to be told, if anything.
-    pub fn posting(&mut self, stream: Stream, is_alone: bool) -> Option<Last> {
+    /// A receive is about to be posted, beside others of its stream or alone: the message behind which its own comes, where it is
+    /// alone as those before it were, and whether its sender is to be told.
+    pub fn posting(&mut self, stream: Stream, is_alone: bool) -> Option<(Last, bool)> {
         let last = self.0.get_mut(&stream)?;
         if !is_alone {
             last.crowd = ALONE;
             return None;
         }
-        let is_due = last.crowd == 0 && last.silent == 0;
+        let (is_usual, is_due) = (last.crowd == 0, last.silent == 0);
         last.crowd = last.crowd.saturating_sub(1);
         last.silent = last.silent.saturating_sub(1);
-        is_due.then_some(*last)
+        is_usual.then_some((*last, is_due))
     }
 }
 

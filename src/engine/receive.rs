@@ -3,6 +3,7 @@
 mod arrival;
 mod check;
 mod finish;
+mod foreseen;
 mod invite;
 mod lifting;
 mod places;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 pub(super) use self::arrival::{is_cancelled, received};
 use self::check::ToCheck;
 pub(super) use self::finish::{find_slot, release};
+use self::foreseen::Foreseen;
 use self::lifting::Lifting;
 pub(super) use self::places::Places;
 pub use self::plan::{Plan, Prepared, Watch};
@@ -106,6 +108,8 @@ pub struct Receive {
     from: Option<(c_int, c_int)>,
     /// Its sender was told of it, and what becomes of that is not known yet.
     told: Option<Told>,
+    /// What is known beforehand of the message that it takes.
+    foreseen: Foreseen,
     /// Kept where the communicator was freed before the receive was complete.
     identity: Option<Arc<Identity>>,
     arrival: Option<Arrival>,
@@ -149,10 +153,13 @@ impl Engine {
     pub(super) fn look_at_receive(&self, core: &mut Core, id: usize) -> bool {
         // Each time it is asked about a receive that is not complete MPI progresses, for all of them, and may give the
         // core away: so it is asked about one in a round. While a payload is on its way it has nothing to say that matters.
+        let is_claimed = core.awaits_descriptor(id);
+        // SAFETY: called from the program's threads only.
+        unsafe { core.end_orphaned(id) };
         let is_posted = match core.receives[id].stage {
-            Stage::Fetching(_) => return false,
+            Stage::Fetching(_) if !is_claimed => return false,
             Stage::Posted => true,
-            _ => false,
+            _ => is_claimed,
         };
         if !(is_posted && core.asked) {
             // SAFETY: called from the program's threads only.
@@ -203,6 +210,7 @@ impl Receive {
             comm,
             from: None,
             told: None,
+            foreseen: Foreseen::No,
             identity: None,
             arrival: None,
             length: None,
@@ -371,6 +379,7 @@ impl Core {
         self.blind += usize::from(receive.is_blind(abi));
         self.blind_to_small += usize::from(receive.is_blind_to_small());
         self.posted += usize::from(receive.may_hold_descriptor());
+        self.expected += usize::from(receive.is_expecting());
         if let Some((start, bytes)) = receive.place() {
             self.places.insert(id, start, bytes);
         }
@@ -385,6 +394,7 @@ impl Core {
         if let Some((start, _)) = receive.place() {
             self.places.remove(id, start);
         }
+        self.expect_no_more(id);
     }
 
     /// A persistent receive is about to be started natively.
@@ -403,9 +413,11 @@ impl Core {
             unsafe { receive.landed.write_bytes(0, DESCRIPTOR_BYTES) };
         }
         receive.cover();
-        if let Some(posting) = self.receives[id].posting(env.abi) {
+        let receive = &self.receives[id];
+        if let Some(posting) = receive.posting(env.abi) {
             // SAFETY: the communicator of a persistent request of the program's.
-            self.receives[id].told = unsafe { self.invite(env, &posting, Some(id)) };
+            let known = unsafe { self.foresee(env, &posting, Some(id)) };
+            self.receives[id].set_foreseen(known);
         }
         self.note_posted(env.abi, id);
     }

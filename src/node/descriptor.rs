@@ -95,18 +95,23 @@ pub fn is_likely(bytes: &[u8; DESCRIPTOR_BYTES]) -> bool {
 impl Descriptor {
     /// The bytes on the wire.
     pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
+        // By whole words, as the seal is made of them: bytes that were just written one by one are not read as words at once.
+        let words = [
+            u64::from_le_bytes(MAGIC),
+            self.job,
+            u64::from(self.sender) | u64::from(self.slot) << 32,
+            self.nonce,
+            self.sequence,
+            self.length,
+            u64::from(PROTOCOL_VERSION) | self.digest << 16,
+            self.digest >> 48 & 0xff,
+        ];
         let mut bytes = [0_u8; DESCRIPTOR_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..16].copy_from_slice(&self.job.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.sender.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.slot.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.nonce.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.length.to_le_bytes());
-        bytes[48..50].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        bytes[50..SEAL_AT].copy_from_slice(&self.digest.to_le_bytes()[..7]);
-        let seal = seal(&bytes);
-        bytes[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
+        let (whole, rest) = bytes.split_at_mut(56);
+        let places = whole.chunks_exact_mut(8).zip(words);
+        places.for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
+        let last = words[7] | u64::from(seal_of(&words)) << 8;
+        rest.copy_from_slice(&last.to_le_bytes()[..5]);
         bytes
     }
 
@@ -157,7 +162,12 @@ fn seal(bytes: &[u8; DESCRIPTOR_BYTES]) -> u32 {
         *word = u64_at(bytes, at);
     }
     words[7] = u64::from(bytes[SEAL_AT - 1]);
-    (super::digest(&words) >> 32) as u32
+    seal_of(&words)
+}
+
+/// Of the same as words, the last one of one byte.
+fn seal_of(words: &[u64; 8]) -> u32 {
+    (super::digest(words) >> 32) as u32
 }
 
 fn u32_at(bytes: &[u8; DESCRIPTOR_BYTES], at: usize) -> u32 {

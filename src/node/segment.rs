@@ -46,10 +46,36 @@ impl Deref for Segment {
 struct Outbox {
     ready: u32,
     free: Vec<u32>,
-    used: Vec<bool>,
+    /// Where in `free` a slot is; [`IN_USE`] where it is not.
+    places: Vec<u32>,
     /// Memory ran out once: not asked for again before so many allocations have failed.
     refusals: u32,
     is_refusal_told: bool,
+}
+
+/// The place of a slot that is in use.
+const IN_USE: u32 = u32::MAX;
+
+impl Outbox {
+    fn is_free(&self, index: u32) -> bool {
+        self.places
+            .get(index as usize)
+            .is_some_and(|&place| place != IN_USE)
+    }
+
+    /// Takes a slot that is free.
+    fn take(&mut self, index: u32) {
+        let place = std::mem::replace(&mut self.places[index as usize], IN_USE);
+        self.free.swap_remove(place as usize);
+        if let Some(&moved) = self.free.get(place as usize) {
+            self.places[moved as usize] = place;
+        }
+    }
+
+    fn give(&mut self, index: u32) {
+        self.places[index as usize] = self.free.len() as u32;
+        self.free.push(index);
+    }
 }
 
 /// Which pieces of staging are in use.
@@ -193,12 +219,18 @@ impl Segment {
 
     /// Takes a slot. `None` when all are in use, or memory for more cannot be had: the message then goes by value.
     pub fn alloc(&self) -> Option<u32> {
+        self.alloc_near(None)
+    }
+
+    /// As [`Segment::alloc`]: this one, if it is free.
+    pub fn alloc_near(&self, wanted: Option<u32>) -> Option<u32> {
         let mut outbox = self.outbox.lock();
         if outbox.free.is_empty() {
             self.grow(&mut outbox)?;
         }
-        let index = outbox.free.pop()?;
-        outbox.used[index as usize] = true;
+        let wanted = wanted.filter(|&wanted| outbox.is_free(wanted));
+        let index = wanted.or_else(|| outbox.free.last().copied())?;
+        outbox.take(index);
         Some(index)
     }
 
@@ -206,21 +238,20 @@ impl Segment {
     /// is not in use does nothing, and returns false.
     pub fn free(&self, index: u32) -> bool {
         let mut outbox = self.outbox.lock();
-        let Some(used) = outbox.used.get_mut(index as usize).filter(|used| **used) else {
+        if index >= outbox.ready || outbox.is_free(index) {
             return false;
-        };
-        *used = false;
+        }
         if let Some(slot) = self.view.slot(index) {
             slot.clear();
         }
-        outbox.free.push(index);
+        outbox.give(index);
         true
     }
 
     /// Slots in use.
     pub fn slots_in_use(&self) -> usize {
         let outbox = self.outbox.lock();
-        outbox.used.len() - outbox.free.len()
+        outbox.places.len() - outbox.free.len()
     }
 
     /// Writes a message into a slot taken before and makes it visible. Returns the nonce for its descriptor; `None`
@@ -284,8 +315,10 @@ impl Segment {
         }
         let first = outbox.ready;
         outbox.ready += step;
-        outbox.used.resize(outbox.ready as usize, false);
-        outbox.free.extend((first..outbox.ready).rev());
+        outbox.places.resize(outbox.ready as usize, IN_USE);
+        (first..outbox.ready)
+            .rev()
+            .for_each(|index| outbox.give(index));
         self.view.set_slots_ready(outbox.ready);
         Some(())
     }

@@ -41,6 +41,28 @@ fn every_slot_is_handed_out_once() {
 }
 
 #[test]
+fn the_slot_that_is_wanted_is_had_if_it_is_free() {
+    let segment = segment(&small());
+    let slots: Vec<u32> = (0..5).map(|_| segment.alloc().expect("a slot")).collect();
+    for wanted in [slots[1], slots[3], slots[0], slots[4]] {
+        assert!(segment.free(wanted));
+        assert_eq!(segment.alloc_near(Some(wanted)), Some(wanted));
+    }
+    // In use, or none at all.
+    for wanted in [slots[2], 600, u32::MAX] {
+        let other = segment.alloc_near(Some(wanted)).expect("a slot");
+        assert!(!slots.contains(&other), "{wanted}");
+        assert!(segment.free(other));
+    }
+    // Each once, whatever was taken out of their middle.
+    let rest: HashSet<_> = std::iter::from_fn(|| segment.alloc()).collect();
+    assert_eq!(rest.len(), 600 - 5);
+    assert_eq!(segment.slots_in_use(), 600);
+    assert!(rest.iter().all(|slot| segment.free(*slot)));
+    assert_eq!(segment.slots_in_use(), 5);
+}
+
+#[test]
 fn all_of_a_million_slots_can_be_had() {
     let segment = segment(&Options::default());
     assert_eq!(std::iter::from_fn(|| segment.alloc()).count(), 1 << 20);

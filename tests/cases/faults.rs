@@ -6,8 +6,9 @@ mod calls;
 mod kills;
 
 use crate::support::{job, model, on, SENDER_IS_LATE};
+use anabranch_engine::node::State;
 use anabranch_tests::ranks::{self, Random, Rank, Segment};
-use anabranch_tests::{built, on_real_gpus, Job, Outcome};
+use anabranch_tests::{built, needs_simulator, on_real_gpus, Job, Outcome};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -281,6 +282,67 @@ fn segments_written_over() {
             corrupt += outcome.stats().total("corrupt");
         }
         assert!(corrupt > 0, "nothing was ever noticed");
+    });
+}
+
+/// Writes into a slot of a rank's what its next message would be, which it does not send. False where the message before that
+/// was not seen to be over.
+fn forge_next(segment: &Segment, last: u64) -> bool {
+    /// Where a slot has the sequence number of its message.
+    const SEQUENCE_AT: u64 = 32;
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        for slot in 0..segment.slot_count() {
+            let at = segment.slot_at(slot);
+            let word = |offset: u64| u64::from_le_bytes(segment.read(at + offset));
+            let is_free = word(0) == 0 && word(8) != 0;
+            if is_free && word(SEQUENCE_AT) == last {
+                segment.write(at + SEQUENCE_AT, &(last + 1).to_le_bytes());
+                let posted = 0x1234_5678_9abc_de00_u64 | State::Posted as u64;
+                segment.write(at, &posted.to_le_bytes());
+                return true;
+            }
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// A message that is fetched as its sender's slot says that it is there, and that its sender never sends, as somebody else has written
+/// that: the receive ends in an error when another message comes, or when the sender has died.
+#[test]
+fn a_message_that_is_foreseen_and_never_sent() {
+    needs_simulator("a segment that is written over");
+    on("openmpi", |mpi| {
+        for (then, counted) in [("send", "corrupt"), ("kill", "dead_peers")] {
+            let job = job(mpi, 2, "traffic")
+                .args(&["forged", then])
+                .launcher_args(&["--enable-recovery"])
+                .env("BYTES", "70001")
+                .env("ANABRANCH_INVITE", "off")
+                .limit_seconds(300);
+            let (outcome, forged) = disturbed(job, |ranks| {
+                let segment = ranks[0].segment()?;
+                forge_next(&segment, 7).then_some(())
+            });
+            assert!(forged.flatten().is_some(), "{then}: not forged\n{outcome}");
+            let out = &outcome.finished.stdout;
+            let came = if then == "send" { 9 } else { 8 };
+            let said = format!("rank 1: {came} came, 1 errors, 1 in the library's words");
+            assert!(out.contains(&said), "{then}\n{outcome}");
+            assert_eq!(outcome.finished.left_behind, 0, "{then}\n{outcome}");
+            if then == "send" {
+                assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+                assert!(out.contains("rank 0: 9 came, 1 errors"), "{outcome}");
+                let stats = outcome.stats();
+                assert_eq!(stats.total(counted), 1, "{outcome}");
+                assert!(stats.total("claimed_ahead") >= 2, "{outcome}");
+            } else {
+                let told = lines(&outcome);
+                let told = told.iter().filter(|line| line.contains("has died"));
+                assert_eq!(told.count(), 1, "{outcome}");
+            }
+        }
     });
 }
 

@@ -27,7 +27,7 @@ fn complete(job: Job) -> Outcome {
     outcome
 }
 
-on_every_mpi!(exchanges, scripts, a_second_thread);
+on_every_mpi!(exchanges, scripts, foreseen, a_second_thread);
 
 /// `THREADS` for MPI_THREAD_MULTIPLE.
 const MULTIPLE: &str = "1";
@@ -129,6 +129,55 @@ fn nobody_is_invited_where_it_is_not_sure() {
             let stats = outcome.stats();
             assert_eq!(stats.total("invitations"), 0, "{option}:\n{outcome}");
             assert!(stats.total("sends_descriptor") > 0, "{outcome}");
+        }
+    });
+}
+
+/// Where nobody is told of a receive, its message is claimed as soon as its slot has it, whatever else the two send: it is the one
+/// that the receive takes. Nothing of the kind where that is switched off, or a second thread has called MPI.
+fn foreseen(mpi: &Mpi) {
+    let not_told = |cases: &[&str]| invite(mpi, cases).env("ANABRANCH_INVITE", "off");
+    let steps = 200;
+    let outcome = complete(not_told(&["steady"]).env("STEPS", &steps.to_string()));
+    let claimed = outcome.stats().total("claimed_ahead");
+    // A message may be brought before its receiver looks, on a machine with few processors.
+    assert!((steps / 10..=2 * steps).contains(&claimed), "{outcome}");
+    let outcome = complete(not_told(&["exchange", "each"]));
+    assert!(outcome.stats().total("claimed_ahead") > 0, "{outcome}");
+    for seed in 1..=6 {
+        let job = not_told(&["script"]).env("SEED", &seed.to_string());
+        let outcome = complete(job.env("STEPS", "150"));
+        assert!(outcome.stats().total("claimed_ahead") > 0, "{outcome}");
+        assert_eq!(outcome.stats().total("invitations"), 0, "{outcome}");
+    }
+    for (option, value) in [("ANABRANCH_FORESEE", "off"), ("SECOND", "1")] {
+        let job = not_told(&["steady", "script"]).env("STEPS", "40");
+        let outcome = complete(job.env(option, value).env("THREADS", MULTIPLE));
+        let stats = outcome.stats();
+        assert_eq!(stats.total("claimed_ahead"), 0, "{option}:\n{outcome}");
+        assert!(stats.total("sends_descriptor") > 0, "{outcome}");
+    }
+    for seed in 1..=2 {
+        let job = not_told(&["joined"]).env("SEED", &seed.to_string());
+        complete(job.env("STEPS", "120").env("THREADS", MULTIPLE));
+    }
+}
+
+/// A rank that deals with several foresees their messages, and they are what they should be.
+#[test]
+fn messages_of_several_are_foreseen() {
+    on("openmpi", |mpi| {
+        for (kind, ranks) in [("ring", 3), ("all-to-all", 4)] {
+            let outcome = Job::new(mpi, ranks, &built().command)
+                .args(&["bench", kind, "--check", "--sizes", "1K,100001"])
+                .args(&["--window", "1", "--iterations", "40", "--mpi", "openmpi"])
+                .run();
+            let stats = outcome.check_benched(2);
+            let (all, ahead) = (
+                stats.total("sends_descriptor"),
+                stats.total("claimed_ahead"),
+            );
+            assert!(ahead > all / 10, "{kind}: {ahead} of {all}\n{outcome}");
         }
     });
 }

@@ -92,6 +92,13 @@ static void steady(void) {
     end();
 }
 
+// What only one rank draws.
+static uint64_t next_of(int rank) {
+    static uint64_t own[2];
+    own[rank] += drawn;
+    return next_random(&own[rank]);
+}
+
 // A message from one rank to the other that no receive was told of in advance, or whose receive takes another one first.
 static void between(int from, int kind, int i) {
     size_t n = lengths[i];
@@ -242,6 +249,36 @@ static void between(int from, int kind, int i) {
         free(got);
         return;
     }
+    case 11: { // posted behind a message that a probe has taken, and that is not received yet
+        buf two = buf_new(DEVICE, n, 7);
+        MPI_Request sent[2];
+        if (is_sender) {
+            buf_fill(two, more);
+            OK(MPI_Isend(two.p, n, MPI_BYTE, to, TAG, MPI_COMM_WORLD, &sent[0]));
+            OK(MPI_Isend(b.p, n, MPI_BYTE, to, TAG, MPI_COMM_WORLD, &sent[1]));
+            OK(MPI_Waitall(2, sent, MPI_STATUSES_IGNORE));
+        } else {
+            MPI_Message message;
+            OK(MPI_Mprobe(from, TAG, MPI_COMM_WORLD, &message, MPI_STATUS_IGNORE));
+            OK(MPI_Irecv(t.p, n, MPI_BYTE, from, TAG, MPI_COMM_WORLD, &r));
+            OK(MPI_Wait(&r, &s));
+            OK(MPI_Mrecv(two.p, n, MPI_BYTE, &message, MPI_STATUS_IGNORE));
+            BUF_CHECK(two, more, n);
+        }
+        buf_free(two);
+        break;
+    }
+    case 12: // cancelled while it may be on its way
+        if (is_sender) OK(MPI_Send(b.p, n, MPI_BYTE, to, TAG, MPI_COMM_WORLD));
+        else {
+            OK(MPI_Irecv(t.p, n, MPI_BYTE, from, TAG, MPI_COMM_WORLD, &r));
+            for (int looks = next_of(me) % 4; looks > 0; looks--) OK(MPI_Request_get_status(r, &flag, MPI_STATUS_IGNORE));
+            OK(MPI_Cancel(&r));
+            OK(MPI_Wait(&r, &s));
+            OK(MPI_Test_cancelled(&s, &flag));
+            if (flag) OK(MPI_Recv(t.p, n, MPI_BYTE, from, TAG, MPI_COMM_WORLD, &s));
+        }
+        break;
     default: FAIL("no such kind");
     }
     if (!is_sender) {
@@ -249,7 +286,7 @@ static void between(int from, int kind, int i) {
         BUF_CHECK(t, seed, n);
     } else if (role == 'D') BUF_CHECK(b, seed, n);
 }
-enum { KINDS = 11 };
+enum { KINDS = 13 };
 
 // Exchanges, and in between whatever may come.
 static void script(void) {

@@ -7,11 +7,14 @@
 //   traffic outlived N     N rounds, then every rank ends by itself: one that takes no part may have died
 //   traffic turns PLAN     in turns, so that each message is written before it is matched, until the other rank has died; PLAN is
 //                          what rank 0 does in driver calls while it sends the last one
+//   traffic forged THEN    messages to rank 1, until it has claimed one that somebody else has written to rank 0's slot: then rank 0
+//                          sends two more (THEN is send), or dies (kill)
 //
 // With $BYTES all messages are as long, between plain device buffers; with $WINDOW so many of them are under way each way.
 // Ranks beyond the first two use their device once and send nothing from then on.
 #include "transfer.h"
 #include <errno.h>
+#include <signal.h>
 
 enum { WINDOW = 6, LARGEST = 3000001 };
 static const size_t sizes[] = {9001, 70001, 300001, LARGEST, 4096, 1000003};
@@ -179,6 +182,52 @@ static void turns(const char *plan) {
     _exit(0);
 }
 
+static void forged(const char *then) {
+    enum { BEFORE = 8 };
+    int pid = getpid(), is_kill = !strcmp(then, "kill"), came = 0;
+    char go = 'g';
+    MPI_Request r;
+    buf out = block(0, fixed_bytes), in = block(0, fixed_bytes);
+    *(void **)&plan_faults = dlsym(cu.library, "simcudaFaults");
+    *(void **)&counter = dlsym(RTLD_DEFAULT, "anabranch_counter");
+    CHECK(fixed_bytes && plan_faults && counter, "a length, the simulated driver and the library");
+    OK(MPI_Sendrecv(&pid, 1, MPI_INT, peer, 1, &peer_pid, 1, MPI_INT, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    // From here on both are known to use devices.
+    for (int i = 0; i < 3; i++)
+        OK(MPI_Sendrecv(out.p, out.bytes, MPI_BYTE, peer, 3, in.p, in.bytes, MPI_BYTE, peer, 3, comm, MPI_STATUS_IGNORE));
+    for (int number = 0; number < BEFORE + 2; number++) {
+        if (me == 0) {
+            if (number == BEFORE) OK(MPI_Recv(&go, 1, MPI_BYTE, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            buf_fill(out, 2000 + number);
+            if (note(MPI_Isend(out.p, out.bytes, MPI_BYTE, peer, 2, comm, &r), "MPI_Isend")) continue;
+            came += in_turn(&r, 0, "a send");
+            continue;
+        }
+        int before = (int)counter("claimed_ahead"), done = 0;
+        buf_fill(in, 1);
+        OK(MPI_Irecv(in.p, in.bytes, MPI_BYTE, peer, 2, comm, &r));
+        if (number == BEFORE) {
+            while ((int)counter("claimed_ahead") == before) {
+                OK(MPI_Test(&r, &done, MPI_STATUS_IGNORE));
+                CHECK(!done, "nothing was sent");
+                usleep(1000);
+            }
+            if (is_kill) kill(peer_pid, SIGKILL);
+            else OK(MPI_Send(&go, 1, MPI_BYTE, peer, 1, MPI_COMM_WORLD));
+        }
+        if (in_turn(&r, 1, "a receive")) {
+            BYTES_CHECK(DEVICE, in.p, in.bytes, 2000 + number);
+            came++;
+        } else if (is_kill) break;
+    }
+    CHECK(errors == 1, "%d errors", errors);
+    printf("rank %d: %d came, %d errors, %d in the library's words\n", me, came, errors, named);
+    fflush(stdout);
+    if (!is_kill) return;
+    usleep(200000); // what this rank says last is passed on
+    _exit(0);
+}
+
 // A rank beyond the first two: the library learns of its device.
 static void use_device(void) {
     buf out = block(0, 100000), in = block(0, 100000);
@@ -210,8 +259,8 @@ int main(int argc, char **argv) {
     MPI_Errhandler handler;
     OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
     int tolerant = !strcmp(mode, "tolerant"), survives = !strcmp(mode, "survivor");
-    int outlived = !strcmp(mode, "outlived"), in_turns = !strcmp(mode, "turns");
-    if (tolerant || survives || outlived || in_turns) {
+    int outlived = !strcmp(mode, "outlived"), in_turns = !strcmp(mode, "turns"), is_forged = !strcmp(mode, "forged");
+    if (tolerant || survives || outlived || in_turns || is_forged) {
         OK(MPI_Comm_create_errhandler(on_error, &handler));
         OK(MPI_Comm_set_errhandler(comm, handler));
         OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
@@ -224,6 +273,10 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(mode, "endless")) for (uint64_t i = 0;; i++) one_round(i, 0);
     if (in_turns) turns(argc > 2 ? argv[2] : "");
+    if (is_forged) {
+        forged(argc > 2 ? argv[2] : "");
+        return finish(1);
+    }
     if (survives) {
         while (!one_round(0, 0)) {}
         printf("survived: the handler was called %d times, %d of them with the library's words\n", handled, named);

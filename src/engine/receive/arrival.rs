@@ -96,6 +96,7 @@ impl Core {
                 self.received.take(stream);
             }
         }
+        self.check_foreseen(env, id, bytes);
         if !matches!(self.receives[id].stage, Stage::Posted) {
             return;
         }
@@ -171,11 +172,14 @@ impl Core {
 
     /// As [`Core::scan_landed`], if any is on its way, with all copies launched at the end.
     pub(in crate::engine) fn take_announced(&mut self, env: &Env) -> bool {
-        if !self.is_announced(env) {
-            return false;
+        let mut found = self.claim_foreseen(env);
+        let is_announced = self.is_announced(env);
+        if is_announced {
+            found |= self.scan_landed(env);
         }
-        let found = self.scan_landed(env);
-        self.launch(env);
+        if found || is_announced {
+            self.launch(env);
+        }
         found
     }
 
@@ -194,7 +198,11 @@ impl Core {
     fn take_descriptor(&mut self, env: &Env, id: usize) -> Result<(), NotTaken> {
         // A copy: a payload that goes to host memory is written over it.
         let bytes = self.receives[id].read_landed().ok_or(NotTaken::Value)?;
-        let landed = Landed::read(env, &bytes)?;
+        self.claim(env, id, Landed::read(env, &bytes)?)
+    }
+
+    /// Claims the message of a descriptor that has landed, or will.
+    pub(super) fn claim(&mut self, env: &Env, id: usize, landed: Landed) -> Result<(), NotTaken> {
         if let (Target::Device { buffer, .. }, Ok(Destination::Device { context, .. })) =
             (&self.receives[id].target, self.receives[id].destination())
         {
@@ -235,14 +243,14 @@ impl Core {
             computes: self.pace.computes(),
         };
         let told = receive.told.take();
-        let (capacity, nonce) = (receive.capacity, landed.nonce());
+        let (capacity, descriptor) = (receive.capacity, landed.descriptor());
         let mut fetch = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told)?;
         let (was_told, source) = (told.is_some(), fetch.message().source);
         if kept.is_some() && fetch.message().flags & flag::HOST == 0 {
             self.company.note(env, source);
         }
         let known = &mut self.known;
-        let is_next = known.note(env, fetch.message(), nonce, was_told, sends_to)
+        let is_next = known.note(env, fetch.message(), &descriptor, was_told, sends_to)
             && self.company.is_only(source);
         if let (Some(told), true) = (told, is_next) {
             env.node.own().promise_invitation(told);

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::arrival::is_cancelled;
+use super::foreseen::Foreseen;
 use super::Stage;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
@@ -127,6 +128,7 @@ impl Core {
             receive.path = Path::Unknown;
             receive.reason = None;
             receive.to_check = None;
+            receive.foreseen = Foreseen::No;
         } else {
             self.forget_receive(id);
         }

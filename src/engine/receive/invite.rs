@@ -2,11 +2,13 @@
 
 use std::ffi::c_int;
 
+use super::foreseen::Known;
 use super::{Receive, Stage, Target};
 use crate::cuda::{overlap, Buffer};
 use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
+use crate::engine::invite::Last;
 use crate::engine::lift::Shape;
 use crate::engine::Env;
 use crate::mpi::{Abi, Handle};
@@ -62,18 +64,18 @@ impl Receive {
 }
 
 impl Core {
-    /// Before a receive is posted: tells its sender, if that can be sure to send what it takes. `me`: where the receive is, if
-    /// it is among the others already.
+    /// Before a receive is posted: which message it takes, if that is sure, and whether its sender is told of it. `me`: where the
+    /// receive is, if it is among the others already.
     ///
     /// # Safety
     /// The communicator is the program's.
-    pub(super) unsafe fn invite(
+    pub(super) unsafe fn foresee(
         &mut self,
         env: &Env,
         posting: &Posting,
         me: Option<usize>,
-    ) -> Option<Told> {
-        if !env.may_invite() || !self.early.is_empty() {
+    ) -> Option<Known> {
+        if !env.sees_all() || !self.early.is_empty() || !self.matched.is_empty() {
             return None;
         }
         // SAFETY: passed on.
@@ -88,7 +90,27 @@ impl Core {
                 .receives
                 .iter()
                 .any(|(id, other)| Some(id) != me && other.competes(env.abi, posting));
-        let last = self.known.posting(stream, is_alone)?;
+        let (last, is_due) = self.known.posting(stream, is_alone)?;
+        if let Some(told) = is_due
+            .then(|| self.invite(env, posting, stream, &last))
+            .flatten()
+        {
+            return Some(Known::Told(told));
+        }
+        self.expect(env, stream, &last).map(Known::Expected)
+    }
+
+    /// Tells the sender of a receive of it, if that is of use.
+    fn invite(
+        &mut self,
+        env: &Env,
+        posting: &Posting,
+        stream: Stream,
+        last: &Last,
+    ) -> Option<Told> {
+        if !env.may_invite() {
+            return None;
+        }
         let (buffer, bytes) = (&posting.buffer, posting.bytes);
         let is_direct = !env.config.may_split(bytes)
             || self
@@ -153,11 +175,13 @@ impl Core {
         matches!(&self.receives[id].stage, Stage::Fetching(fetch) if fetch.reads_from(rank))
     }
 
-    /// Nobody is to write to a receive's buffer any more of whose message nothing is known yet. False if its sender does.
+    /// Nobody is to write to a receive's buffer any more of whose message nothing is known yet. False if its sender does, or it was
+    /// claimed.
     pub(in crate::engine) fn withdraw(&mut self, env: &Env, id: usize) -> bool {
         let own = env.node.own();
         let Some(told) = self.receives[id].told else {
-            return true;
+            self.expect_no_more(id);
+            return !self.awaits_descriptor(id);
         };
         let mut is_withdrawn = own.withdraw(told);
         if !is_withdrawn && self.is_from_the_dead(env, id) {

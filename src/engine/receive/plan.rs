@@ -252,7 +252,8 @@ impl Engine {
         // First, so that the sender finds it while it is being posted: nothing comes between, under the lock.
         if let Some(posting) = prepared.receive.posting(abi).filter(|_| is_posted) {
             // SAFETY: the program's communicator.
-            prepared.receive.told = unsafe { core.invite(&self.env, &posting, None) };
+            let known = unsafe { core.foresee(&self.env, &posting, None) };
+            prepared.receive.set_foreseen(known);
         }
         let code = post(&prepared, &raw mut request);
         if prepared.temporary {

@@ -200,7 +200,9 @@ impl Core {
                 pushed.abandon();
             }
         };
-        let Some(slot) = own.alloc() else {
+        // The same slot as for the one before it, where its receiver looks for it.
+        let last = self.last_sent.last(env, stream).copied();
+        let Some(slot) = own.alloc_near(last.map(|last| last.slot)) else {
             abandon(hosting, pushed);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
@@ -208,6 +210,9 @@ impl Core {
         let mut message = self.message(env, args, origin, bytes, &identity, &peer, sequence);
         if sums.is_some() {
             message.flags |= flag::SUMS;
+        }
+        if last.is_some() && env.sees_all() {
+            message.flags |= flag::FOLLOWS;
         }
         if let Some(pushed) = &pushed {
             let told = pushed.told();
@@ -269,12 +274,19 @@ impl Core {
         // SAFETY: the wire bytes are kept until the native send is complete.
         let code = unsafe { native_isend(&carrier, &raw mut out.native) };
         if code != env.abi.success {
+            let is_claimed = own
+                .slot(slot)
+                .is_some_and(|slot| slot.cancel(nonce).is_err());
+            if is_claimed {
+                // Its receiver had foreseen it, and counts what it takes.
+                out.peer.announce();
+            }
             abandon(out.hosting, out.pushed);
             own.free(slot);
             return Err(Unsent::Code(code));
         }
         self.sent.take(stream);
-        self.last_sent.note(env, stream, nonce);
+        self.last_sent.note(env, stream, nonce, slot);
         out.peer.announce();
         let (messages, of_bytes) = match origin {
             Origin::Device(_) => (Counter::SendsDescriptor, Counter::SendsDescriptorBytes),
