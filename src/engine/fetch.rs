@@ -502,7 +502,8 @@ impl Fetch {
                 }
             }
             Path::Waiting => {
-                let is_its_turn = comes(env, &mut self.turn);
+                let turn = self.turn.as_mut();
+                let is_its_turn = turn.is_none_or(|turn| turn.comes(&|rank| readers(env, rank)));
                 if is_its_turn {
                     self.start(gpu);
                     gpu.launch();
@@ -697,16 +698,13 @@ impl Fetch {
     }
 }
 
-/// Whether a message is to be read now, by what the others read.
-fn comes(env: &Env, turn: &mut Option<Turn>) -> bool {
-    let readers = |rank: u32| {
-        let peers = env.node.peers();
-        let others = peers
-            .iter()
-            .filter(|peer| peer.world_rank() != env.world_rank);
-        others.filter(|peer| peer.reads_from(rank)).count() as u32
-    };
-    turn.as_mut().is_none_or(|turn| turn.comes(&readers))
+/// How many other ranks read long messages from one.
+fn readers(env: &Env, rank: u32) -> u32 {
+    let peers = env.node.peers();
+    let others = peers
+        .iter()
+        .filter(|peer| peer.world_rank() != env.world_rank);
+    others.filter(|peer| peer.reads_from(rank)).count() as u32
 }
 
 /// Whether it is this receive of which its sender was told that a message is written to.

@@ -6,7 +6,7 @@ use super::driven::{self, Begun, Driven};
 use super::push::Push;
 use super::several::{self, Before, Several};
 use super::turn::TURN_FROM;
-use super::{flag, Destination, Fetch, Path, Trail, TrailEnd, Turns, UnderWay, Ways};
+use super::{flag, readers, Destination, Fetch, Path, Trail, TrailEnd, Turns, UnderWay, Ways};
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
@@ -297,7 +297,7 @@ impl Fetch {
             if self.wanted >= TURN_FROM || gpu.turns.get(&self.device).is_some_and(is_behind) {
                 let fresh = || Turns::new(env.node.own_shared());
                 let turns = gpu.turns.entry(self.device).or_insert_with(fresh);
-                let turn = turns.enter(source, self.wanted);
+                let turn = turns.enter(source, self.wanted, &|rank| readers(env, rank));
                 let is_waiting = turn.is_waiting();
                 self.turn = Some(turn);
                 if is_waiting {

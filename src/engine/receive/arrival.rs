@@ -246,8 +246,8 @@ impl Core {
         let (capacity, descriptor) = (receive.capacity, landed.descriptor());
         let mut fetch = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told)?;
         let (was_told, source) = (told.is_some(), fetch.message().source);
-        if kept.is_some() && fetch.message().flags & flag::HOST == 0 {
-            self.company.note(env, source);
+        if kept.is_some() && fetch.message().flags & flag::HOST == 0 && source != env.world_rank {
+            self.company.note(source);
         }
         let known = &mut self.known;
         let is_next = known.note(env, fetch.message(), &descriptor, was_told, sends_to)

@@ -301,8 +301,9 @@ impl Core {
         if message.flags & flag::EXPORTED != 0 {
             self.exchanges.sent(env, out.peer.world_rank(), bytes);
         }
-        if matches!(origin, Origin::Device(_)) {
-            self.company.note(env, out.peer.world_rank());
+        let to = out.peer.world_rank();
+        if matches!(origin, Origin::Device(_)) && to != env.world_rank {
+            self.company.note(to);
         }
         let story = Story {
             is_send: true,
