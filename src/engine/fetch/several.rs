@@ -55,6 +55,29 @@ struct Ends {
     others: Option<u64>,
 }
 
+/// Since when somebody is waited for.
+#[derive(Clone, Copy)]
+struct Since {
+    by_devices_ns: u64,
+    at: Instant,
+}
+
+impl Since {
+    fn now() -> Since {
+        Since {
+            by_devices_ns: clock_ns(),
+            at: Instant::now(),
+        }
+    }
+
+    /// By the devices' clock, which a simulated node moves no further than its ranks have come. Where nothing moves it, none of them
+    /// will come.
+    fn is_within(&self, patience: Duration) -> bool {
+        let by_devices = clock_ns().saturating_sub(self.by_devices_ns);
+        Duration::from_nanos(by_devices) <= patience && self.at.elapsed() <= ABSENCE
+    }
+}
+
 /// A message on its way over several paths.
 pub struct Several {
     peer: Arc<Peer>,
@@ -77,7 +100,7 @@ pub struct Several {
     /// The sender is to push, and has not begun.
     is_pusher_awaited: bool,
     /// Since when, with nothing before it.
-    awaited: Option<Instant>,
+    awaited: Option<Since>,
     /// When its parts were over, if that is asked for.
     ends: Option<Ends>,
     is_open: bool,
@@ -316,14 +339,14 @@ impl Several {
             self.is_pusher_awaited = false;
             return false;
         }
-        let since = *self.awaited.get_or_insert_with(Instant::now);
+        let since = *self.awaited.get_or_insert_with(Since::now);
         let push = self.direct.push.as_ref();
         // What the message behind it may have been written to is not pulled any more: its sender is given more time.
         let patience_min = match self.trail.has_follower() {
             true => TURN_PATIENCE,
             false => Duration::ZERO,
         };
-        if push.is_some_and(|push| since.elapsed() <= push.patience.max(patience_min)) {
+        if push.is_some_and(|push| since.is_within(push.patience.max(patience_min))) {
             return false;
         }
         self.is_pusher_awaited = false;
