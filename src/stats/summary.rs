@@ -96,6 +96,8 @@ const TOLD: &[(&str, Counter)] = &[
     ("staging on a GPU given back", Counter::RelaysReturned),
     ("senders invited to write", Counter::Invitations),
     ("written before matched", Counter::InvitedReceives),
+    ("claimed ahead of descriptors", Counter::ClaimedAhead),
+    ("launches held for more", Counter::LaunchesHeld),
     ("waited while others were read", Counter::TurnsWaited),
     ("host memory not pinned", Counter::PinningRefused),
     ("units taken back from the dead", Counter::UnitsReclaimed),
