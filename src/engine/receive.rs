@@ -151,11 +151,12 @@ unsafe impl Send for Receive {}
 impl Engine {
     /// Whether a receive is complete; lets MPI progress.
     pub(super) fn look_at_receive(&self, core: &mut Core, id: usize) -> bool {
-        // Each time it is asked about a receive that is not complete MPI progresses, for all of them, and may give the
-        // core away: so it is asked about one in a round. While a payload is on its way it has nothing to say that matters.
-        let is_claimed = core.awaits_descriptor(id);
         // SAFETY: called from the program's threads only.
         unsafe { core.end_orphaned(id) };
+        // Each time it is asked about a receive that is not complete MPI progresses, for all of them, and may give the
+        // core away: so it is asked about one in a round. While a payload is on its way it has nothing to say that matters, but
+        // for the descriptor of what was claimed ahead.
+        let is_claimed = core.awaits_descriptor(id);
         let is_posted = match core.receives[id].stage {
             Stage::Fetching(_) if !is_claimed => return false,
             Stage::Posted => true,

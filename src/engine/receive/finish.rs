@@ -135,6 +135,7 @@ impl Core {
     }
 
     pub(in crate::engine) fn forget_receive(&mut self, id: usize) {
+        self.awaited -= usize::from(self.awaits_descriptor(id));
         let mut receive = self.receives.remove(id);
         if let Some(landing) = receive.landing.take() {
             self.landings.give(landing);
