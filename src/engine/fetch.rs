@@ -176,11 +176,6 @@ pub struct Landed {
 }
 
 impl Landed {
-    /// The rank that has sent it.
-    pub fn sender(&self) -> u32 {
-        self.descriptor.sender
-    }
-
     /// What it says.
     pub fn descriptor(&self) -> Descriptor {
         self.descriptor

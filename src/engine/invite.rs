@@ -102,8 +102,15 @@ pub struct Company {
 }
 
 impl Company {
-    /// A message goes to another rank, or has come from it.
-    pub fn note(&mut self, rank: u32) {
+    /// A message goes to a rank, or has come from it.
+    pub fn note(&mut self, env: &Env, rank: u32) {
+        if rank != env.world_rank {
+            self.note_other(rank);
+        }
+    }
+
+    /// The same of another rank than this one.
+    pub fn note_other(&mut self, rank: u32) {
         if self.last == Some(rank) {
             self.since = self.since.saturating_add(1);
         } else {
@@ -282,25 +289,25 @@ mod tests {
     fn two_ranks_are_alone_until_a_third_comes_and_a_while_after_it_went() {
         let mut company = Company::default();
         assert!(company.is_only(3), "nothing is known");
-        company.note(3);
+        company.note_other(3);
         assert!(company.is_only(3) && !company.is_only(4));
-        company.note(4);
+        company.note_other(4);
         assert!(!company.is_only(3) && !company.is_only(4), "there are two");
         for messages in 0..ALONE_WITH {
             assert!(!company.is_only(4), "{messages} messages later");
-            company.note(4);
+            company.note_other(4);
         }
         assert!(company.is_only(4));
-        company.note(3);
+        company.note_other(3);
         assert!(!company.is_only(3) && !company.is_only(4));
     }
 
     #[test]
     fn who_deals_with_two_in_turn_is_never_alone_with_one() {
         let mut company = Company::default();
-        company.note(1);
+        company.note_other(1);
         for message in 0..1000 {
-            company.note(message % 2);
+            company.note_other(message % 2);
             if message > 0 {
                 assert!(!company.is_only(0) && !company.is_only(1), "{message}");
             }

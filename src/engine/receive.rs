@@ -414,11 +414,11 @@ impl Core {
             unsafe { receive.landed.write_bytes(0, DESCRIPTOR_BYTES) };
         }
         receive.cover();
-        let receive = &self.receives[id];
-        if let Some(posting) = receive.posting(env.abi) {
+        if let Some(posting) = self.receives[id].posting(env.abi) {
             // SAFETY: the communicator of a persistent request of the program's.
             let known = unsafe { self.foresee(env, &posting, Some(id)) };
-            self.receives[id].set_foreseen(known);
+            let receive = &mut self.receives[id];
+            (receive.told, receive.foreseen) = known;
         }
         self.note_posted(env.abi, id);
     }

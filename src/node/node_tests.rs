@@ -156,7 +156,7 @@ const PAYLOAD: &[u8] = b"payload of a message between processes";
 fn send_one(node: &Node) {
     let own = node.own();
     own.set_ready(Readiness::All);
-    let slot_index = own.alloc().expect("a slot");
+    let slot_index = own.alloc(None).expect("a slot");
     let message = Message {
         source: node.world_rank(),
         sequence: 3,

@@ -217,13 +217,9 @@ impl Segment {
         self.view.wait_doorbell(seen, timeout)
     }
 
-    /// Takes a slot. `None` when all are in use, or memory for more cannot be had: the message then goes by value.
-    pub fn alloc(&self) -> Option<u32> {
-        self.alloc_near(None)
-    }
-
-    /// As [`Segment::alloc`]: this one, if it is free.
-    pub fn alloc_near(&self, wanted: Option<u32>) -> Option<u32> {
+    /// Takes a slot: this one, if it is free. `None` when all are in use, or memory for more cannot be had: the message then goes by
+    /// value.
+    pub fn alloc(&self, wanted: Option<u32>) -> Option<u32> {
         let mut outbox = self.outbox.lock();
         if outbox.free.is_empty() {
             self.grow(&mut outbox)?;

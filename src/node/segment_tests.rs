@@ -29,33 +29,35 @@ fn small() -> Options {
 #[test]
 fn every_slot_is_handed_out_once() {
     let segment = segment(&small());
-    let slots: HashSet<_> = std::iter::from_fn(|| segment.alloc()).collect();
+    let slots: HashSet<_> = std::iter::from_fn(|| segment.alloc(None)).collect();
     assert_eq!(slots.len(), 600);
     assert_eq!(segment.slots_in_use(), 600);
     assert!(slots.iter().all(|&slot| slot < 600));
     assert!(
         segment.free(599) && !segment.free(599) && !segment.free(600) && !segment.free(u32::MAX)
     );
-    assert_eq!(segment.alloc(), Some(599));
-    assert_eq!(segment.alloc(), None);
+    assert_eq!(segment.alloc(None), Some(599));
+    assert_eq!(segment.alloc(None), None);
 }
 
 #[test]
 fn the_slot_that_is_wanted_is_had_if_it_is_free() {
     let segment = segment(&small());
-    let slots: Vec<u32> = (0..5).map(|_| segment.alloc().expect("a slot")).collect();
+    let slots: Vec<u32> = (0..5)
+        .map(|_| segment.alloc(None).expect("a slot"))
+        .collect();
     for wanted in [slots[1], slots[3], slots[0], slots[4]] {
         assert!(segment.free(wanted));
-        assert_eq!(segment.alloc_near(Some(wanted)), Some(wanted));
+        assert_eq!(segment.alloc(Some(wanted)), Some(wanted));
     }
     // In use, or none at all.
     for wanted in [slots[2], 600, u32::MAX] {
-        let other = segment.alloc_near(Some(wanted)).expect("a slot");
+        let other = segment.alloc(Some(wanted)).expect("a slot");
         assert!(!slots.contains(&other), "{wanted}");
         assert!(segment.free(other));
     }
     // Each once, whatever was taken out of their middle.
-    let rest: HashSet<_> = std::iter::from_fn(|| segment.alloc()).collect();
+    let rest: HashSet<_> = std::iter::from_fn(|| segment.alloc(None)).collect();
     assert_eq!(rest.len(), 600 - 5);
     assert_eq!(segment.slots_in_use(), 600);
     assert!(rest.iter().all(|slot| segment.free(*slot)));
@@ -65,7 +67,7 @@ fn the_slot_that_is_wanted_is_had_if_it_is_free() {
 #[test]
 fn all_of_a_million_slots_can_be_had() {
     let segment = segment(&Options::default());
-    assert_eq!(std::iter::from_fn(|| segment.alloc()).count(), 1 << 20);
+    assert_eq!(std::iter::from_fn(|| segment.alloc(None)).count(), 1 << 20);
     assert!(segment.post((1 << 20) - 1, &Message::default()).is_some());
     assert_eq!(segment.post(1 << 20, &Message::default()), None);
 }
@@ -74,12 +76,12 @@ fn all_of_a_million_slots_can_be_had() {
 fn a_reused_slot_refuses_its_former_message() {
     let segment = segment(&small());
     let mut nonces = HashSet::new();
-    let index = segment.alloc().expect("a slot");
+    let index = segment.alloc(None).expect("a slot");
     let first = segment.post(index, &Message::default()).expect("a nonce");
     nonces.insert(first);
     for _ in 0..1_000 {
         assert!(segment.free(index));
-        assert_eq!(segment.alloc(), Some(index));
+        assert_eq!(segment.alloc(None), Some(index));
         let slot = segment.slot(index).expect("the slot");
         assert_eq!(slot.claim(first), Err(Refused::Stale));
         let nonce = segment.post(index, &Message::default()).expect("a nonce");
@@ -172,7 +174,7 @@ fn a_stolen_descriptor_number_is_left_alone() {
     let number = segment.file_number();
     // SAFETY: puts the file in the place of our own memfd, as a program may.
     assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
-    assert_eq!(segment.alloc(), None, "no growth without the file");
+    assert_eq!(segment.alloc(None), None, "no growth without the file");
     assert_eq!(segment.take_chunk(), None);
     drop(segment);
     assert_eq!(
@@ -198,7 +200,7 @@ fn checksums_lie_beside_their_message_and_go_with_it() {
         ..small()
     });
     let sums = |seed: u32| -> crate::node::Sums { std::array::from_fn(|i| seed + i as u32) };
-    let slots: Vec<u32> = std::iter::from_fn(|| segment.alloc()).collect();
+    let slots: Vec<u32> = std::iter::from_fn(|| segment.alloc(None)).collect();
     let post = |slot: &u32| {
         segment
             .post_with(*slot, &Message::default(), Some(&sums(1000 * slot)))
@@ -219,7 +221,7 @@ fn checksums_lie_beside_their_message_and_go_with_it() {
 #[test]
 fn without_sheets_there_is_no_place_for_checksums() {
     let segment = segment(&small());
-    let slot = segment.alloc().expect("a slot");
+    let slot = segment.alloc(None).expect("a slot");
     let sums = [0; crate::node::BLOCKS];
     assert!(segment.sheet(slot).is_none());
     assert_eq!(

@@ -100,7 +100,7 @@ impl Turns {
         let mut state = self.0.state.lock();
         let is_in_the_way =
             |one: &Sender| !one.waiting.is_empty() || (one.rank != rank && one.reading > 0);
-        state.company.note(rank);
+        state.company.note_other(rank);
         let is_chosen =
             || state.company.are_several() && (state.is_full(bytes) || readers(rank) > 0);
         let must_wait = state.senders.iter().any(is_in_the_way) || is_chosen();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::check::ToCheck;
 use super::finish::Quiet;
 use super::lifting::Lifting;
-use super::{Arrival, Stage, Target};
+use super::{Arrival, Receive, Stage, Target};
 use crate::cuda;
 use crate::engine::core::Core;
 use crate::engine::counts::Wish;
@@ -155,14 +155,26 @@ impl Core {
     /// Several may have landed since the last look: they are taken in the order of their receives, which is that of their
     /// messages, as some wait for those before them.
     fn scan_landed(&mut self, env: &Env) -> bool {
-        let landed = self.receives.iter();
-        let landed = landed.filter(|(_, receive)| receive.seems_to_have_descriptor());
-        let mut candidates: Vec<(u64, usize)> =
-            landed.map(|(id, receive)| (receive.serial, id)).collect();
+        self.take_each(Receive::seems_to_have_descriptor, |core, id| {
+            core.take_landed(env, id)
+        })
+    }
+
+    /// Takes the messages of such receives, in the order of these. Whether there was any.
+    pub(super) fn take_each(
+        &mut self,
+        is_candidate: impl Fn(&Receive) -> bool,
+        mut take: impl FnMut(&mut Core, usize) -> bool,
+    ) -> bool {
+        let candidates = self.receives.iter();
+        let candidates = candidates.filter(|(_, receive)| is_candidate(receive));
+        let mut candidates: Vec<(u64, usize)> = candidates
+            .map(|(id, receive)| (receive.serial, id))
+            .collect();
         candidates.sort_unstable();
         let mut found = false;
         for (_, id) in candidates {
-            if self.take_landed(env, id) {
+            if take(self, id) {
                 found = true;
                 self.gpu.launch_ahead();
             }
@@ -210,9 +222,10 @@ impl Core {
             self.survey(env, &buffer, context, bytes);
         }
         let under_way = self.under_way(env, self.receives[id].capacity);
-        let (sends_to, is_pushing) = self.exchanges_with(landed.sender());
+        let descriptor = landed.descriptor();
+        let (sends_to, is_pushing) = self.exchanges_with(descriptor.sender);
         let receive = &mut self.receives[id];
-        let of = Of::From(landed.sender());
+        let of = Of::From(descriptor.sender);
         receive.of = Some(of);
         let to = match receive.destination() {
             Ok(to) => to,
@@ -243,11 +256,11 @@ impl Core {
             computes: self.pace.computes(),
         };
         let told = receive.told.take();
-        let (capacity, descriptor) = (receive.capacity, landed.descriptor());
+        let capacity = receive.capacity;
         let mut fetch = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told)?;
         let (was_told, source) = (told.is_some(), fetch.message().source);
-        if kept.is_some() && fetch.message().flags & flag::HOST == 0 && source != env.world_rank {
-            self.company.note(source);
+        if kept.is_some() && fetch.message().flags & flag::HOST == 0 {
+            self.company.note(env, source);
         }
         let known = &mut self.known;
         let is_next = known.note(env, fetch.message(), &descriptor, was_told, sends_to)

@@ -1,8 +1,8 @@
 //! Messages of which a receive knows that it takes them, before the MPI library has brought their descriptors: they are claimed, and
-//! their payload is fetched, as soon as their sender announces them.
+//! their payload is fetched, as soon as their senders' slots have them.
 //!
 //! Which message a receive takes is known by the rules of [`crate::engine::invite`]: the receiver knows which one of the stream it has
-//! received last, and that no other receive is in the way; the sender says in the slot which one it has sent before. What the MPI
+//! received last, and that no other receive is in the way; the sender says in the slot that it has sent nothing else since. What the MPI
 //! library brings in the end is compared with what was claimed, before the receive completes.
 
 use std::sync::Arc;
@@ -15,14 +15,12 @@ use crate::engine::fetch::{flag, Landed};
 use crate::engine::invite::Last;
 use crate::engine::Env;
 use crate::mpi::native;
-use crate::node::{Descriptor, Peer, Slot, State, Told, DESCRIPTOR_BYTES};
+use crate::node::{Descriptor, Peer, Slot, State, DESCRIPTOR_BYTES};
 use crate::stats::{self, Counter};
 
 /// What is known beforehand of a receive's message.
-#[derive(Default)]
 pub(super) enum Foreseen {
     /// Nothing.
-    #[default]
     No,
     /// Which one it will be.
     Expected(Expected),
@@ -30,14 +28,6 @@ pub(super) enum Foreseen {
     Claimed(Descriptor),
     /// The same, and its sender has died before it sent that.
     Orphaned,
-}
-
-/// What is known of a receive that is about to be posted.
-pub(super) enum Known {
-    /// Its sender was told of it.
-    Told(Told),
-    /// Which message it takes.
-    Expected(Expected),
 }
 
 /// The message behind a certain one.
@@ -76,14 +66,6 @@ impl Expected {
 }
 
 impl Receive {
-    pub(super) fn set_foreseen(&mut self, known: Option<Known>) {
-        (self.told, self.foreseen) = match known {
-            Some(Known::Told(told)) => (Some(told), Foreseen::No),
-            Some(Known::Expected(expected)) => (None, Foreseen::Expected(expected)),
-            None => (None, Foreseen::No),
-        };
-    }
-
     /// Whether the slot where its message is expected has another one than before.
     fn seems_to_be_sent(&self) -> bool {
         let (Foreseen::Expected(expected), Stage::Posted) = (&self.foreseen, &self.stage) else {
@@ -122,20 +104,9 @@ impl Core {
         if self.expected == 0 {
             return false;
         }
-        let candidates = self.receives.iter();
-        let candidates = candidates.filter(|(_, receive)| receive.seems_to_be_sent());
-        let mut candidates: Vec<(u64, usize)> = candidates
-            .map(|(id, receive)| (receive.serial, id))
-            .collect();
-        candidates.sort_unstable();
-        let mut found = false;
-        for (_, id) in candidates {
-            if self.claim_expected(env, id) {
-                found = true;
-                self.gpu.launch_ahead();
-            }
-        }
-        found
+        self.take_each(Receive::seems_to_be_sent, |core, id| {
+            core.claim_expected(env, id)
+        })
     }
 
     fn claim_expected(&mut self, env: &Env, id: usize) -> bool {
@@ -227,11 +198,9 @@ impl Core {
         let landed = receive
             .read_landed()
             .filter(|_| bytes == DESCRIPTOR_BYTES as u64);
-        let landed = landed.and_then(|landed| Landed::read(env, &landed).ok());
-        if landed
-            .as_ref()
-            .is_some_and(|landed| landed.descriptor() == claimed)
-        {
+        let job = env.node.launch().hash;
+        let is_it = |bytes: &[u8; DESCRIPTOR_BYTES]| Descriptor::decode(bytes, job) == Ok(claimed);
+        if landed.as_ref().is_some_and(is_it) {
             return;
         }
         // Only what somebody has written to the sender's slot is claimed and never sent.
@@ -242,6 +211,7 @@ impl Core {
         receive.lose(env.abi, why);
         // It is not counted as taken, as the other was.
         let is_other = |landed: &Landed| landed.descriptor().nonce != claimed.nonce;
+        let landed = landed.and_then(|bytes| Landed::read(env, &bytes).ok());
         if let Some(landed) = landed.filter(is_other) {
             landed.turn_down(env);
         }

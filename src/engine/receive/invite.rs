@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use super::foreseen::Known;
+use super::foreseen::Foreseen;
 use super::{Receive, Stage, Target};
 use crate::cuda::{overlap, Buffer};
 use crate::engine::comms;
@@ -64,8 +64,8 @@ impl Receive {
 }
 
 impl Core {
-    /// Before a receive is posted: which message it takes, if that is sure, and whether its sender is told of it. `me`: where the
-    /// receive is, if it is among the others already.
+    /// Before a receive is posted: what its sender is told of it, or else what is known of its message. `me`: where the receive is, if
+    /// it is among the others already.
     ///
     /// # Safety
     /// The communicator is the program's.
@@ -74,7 +74,31 @@ impl Core {
         env: &Env,
         posting: &Posting,
         me: Option<usize>,
-    ) -> Option<Known> {
+    ) -> (Option<Told>, Foreseen) {
+        // SAFETY: passed on.
+        let Some((stream, last, is_due)) = (unsafe { self.one_before(env, posting, me) }) else {
+            return (None, Foreseen::No);
+        };
+        let told = is_due.then(|| self.invite(env, posting, stream, &last));
+        match told.flatten() {
+            Some(told) => (Some(told), Foreseen::No),
+            None => {
+                let expected = self.expect(env, stream, &last);
+                (None, expected.map_or(Foreseen::No, Foreseen::Expected))
+            }
+        }
+    }
+
+    /// The message behind which that of a receive comes, if that is sure, its stream, and whether its sender is to be told.
+    ///
+    /// # Safety
+    /// As [`Core::foresee`].
+    unsafe fn one_before(
+        &mut self,
+        env: &Env,
+        posting: &Posting,
+        me: Option<usize>,
+    ) -> Option<(Stream, Last, bool)> {
         if !env.sees_all() || !self.early.is_empty() || !self.matched.is_empty() {
             return None;
         }
@@ -91,13 +115,7 @@ impl Core {
                 .iter()
                 .any(|(id, other)| Some(id) != me && other.competes(env.abi, posting));
         let (last, is_due) = self.known.posting(stream, is_alone)?;
-        if let Some(told) = is_due
-            .then(|| self.invite(env, posting, stream, &last))
-            .flatten()
-        {
-            return Some(Known::Told(told));
-        }
-        self.expect(env, stream, &last).map(Known::Expected)
+        Some((stream, last, is_due))
     }
 
     /// Tells the sender of a receive of it, if that is of use.

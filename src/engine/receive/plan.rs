@@ -253,7 +253,7 @@ impl Engine {
         if let Some(posting) = prepared.receive.posting(abi).filter(|_| is_posted) {
             // SAFETY: the program's communicator.
             let known = unsafe { core.foresee(&self.env, &posting, None) };
-            prepared.receive.set_foreseen(known);
+            (prepared.receive.told, prepared.receive.foreseen) = known;
         }
         let code = post(&prepared, &raw mut request);
         if prepared.temporary {

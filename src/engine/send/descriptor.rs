@@ -173,12 +173,14 @@ impl Core {
             peer: peer.world_rank(),
             tag: args.tag,
         };
-        let pushed = match source {
+        let last = self.last_sent.last(env, stream).copied();
+        let pushed = match (source, last) {
             // First, as it takes longest. What is written to its receiver needs no copy in host memory.
-            Source::Device { context, address } => {
-                self.push_invited(env, &peer, stream, bytes, (context, address))
+            (Source::Device { context, address }, Some(last)) => {
+                let from = (context, address);
+                self.push_invited(env, &peer, stream, last.nonce, bytes, from)
             }
-            Source::Host(_) => None,
+            _ => None,
         };
         let is_eager = args.completes_alone(env, bytes) && pushed.is_none();
         let mut hosting = None;
@@ -201,8 +203,7 @@ impl Core {
             }
         };
         // The same slot as for the one before it, where its receiver looks for it.
-        let last = self.last_sent.last(env, stream).copied();
-        let Some(slot) = own.alloc_near(last.map(|last| last.slot)) else {
+        let Some(slot) = own.alloc(last.map(|last| last.slot)) else {
             abandon(hosting, pushed);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
@@ -301,9 +302,8 @@ impl Core {
         if message.flags & flag::EXPORTED != 0 {
             self.exchanges.sent(env, out.peer.world_rank(), bytes);
         }
-        let to = out.peer.world_rank();
-        if matches!(origin, Origin::Device(_)) && to != env.world_rank {
-            self.company.note(to);
+        if matches!(origin, Origin::Device(_)) {
+            self.company.note(env, out.peer.world_rank());
         }
         let story = Story {
             is_send: true,

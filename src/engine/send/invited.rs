@@ -37,12 +37,14 @@ pub(super) enum Pushing {
 }
 
 impl Core {
-    /// Begins to write a message to the receive that its receiver has told of, if there is one that is for this message.
+    /// Begins to write a message to the receive that its receiver has told of, if there is one that is for this message. `after`: the
+    /// nonce of the one before it in its stream.
     pub(super) fn push_invited(
         &mut self,
         env: &Env,
         peer: &Arc<Peer>,
         stream: Stream,
+        after: u64,
         bytes: u64,
         (context, address): (ContextKey, u64),
     ) -> Option<Pushed> {
@@ -50,7 +52,6 @@ impl Core {
         if !env.may_invite() || !self.company.is_only(rank) || !self.gpu.may_push(rank) {
             return None;
         }
-        let after = self.last_sent.last(env, stream)?.nonce;
         let expected = Waiting {
             communicator: stream.comm,
             source: env.world_rank,
