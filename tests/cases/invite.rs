@@ -192,14 +192,19 @@ fn nobody_is_invited_by_who_deals_with_two() {
                 .args(&["bench", kind, "--check", "--sizes", "1K,100001"])
                 .args(&["--window", "1", "--iterations", "40", "--mpi", "openmpi"])
                 .run();
-            // Before the first message has come a rank in a ring knows of one other only.
-            let invited = outcome.check_benched(2).total("invitations");
+            let stats = outcome.check_benched(2);
+            let (all, invited) = (stats.total("sends_descriptor"), stats.total("invitations"));
+            // On a machine with few processors a receive may come after its message each time; of those that are told of in vain, it is
+            // 3 and then none for 32. Before the first message has come a rank in a ring knows of one other only.
             let is_right = if may_invite {
-                invited > 40
+                invited > all / 20
             } else {
                 invited <= 3
             };
-            assert!(is_right, "{kind}: {invited} receives told of\n{outcome}");
+            assert!(
+                is_right,
+                "{kind}: {invited} of {all} receives told of\n{outcome}"
+            );
         }
     });
 }
