@@ -8,6 +8,8 @@
 //! Device memory is read through the bounce buffers of [`Lift`], by copies that end by themselves, so checking waits for
 //! nobody; host memory is read in steps that are short enough for the engine's lock.
 
+use std::ffi::c_int;
+use std::fmt;
 use std::sync::Arc;
 
 use crate::cuda::Result;
@@ -170,15 +172,31 @@ impl Reading {
     }
 }
 
+/// A rank, as it is told.
+#[derive(Clone, Copy, Debug)]
+pub enum Rank {
+    /// Of MPI_COMM_WORLD.
+    World(u32),
+    /// Of the message's communicator, where only that is known.
+    Local(c_int),
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Rank::World(rank) => write!(out, "rank {rank}"),
+            Rank::Local(rank) => write!(out, "rank {rank} of its communicator"),
+        }
+    }
+}
+
 /// What is known of a message that is checked.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
-    /// World rank of the sender; none where only its rank in the communicator is known.
-    pub source: Option<u32>,
-    /// World rank of the receiver, likewise.
-    pub destination: Option<u32>,
-    /// Rank of the other side in the communicator.
-    pub other: i32,
+    /// The sender.
+    pub source: Rank,
+    /// The receiver.
+    pub destination: Rank,
     /// Tag.
     pub tag: i32,
     /// Bytes.
@@ -200,17 +218,13 @@ impl About {
     }
 
     fn report(&self, offset: u64) -> String {
-        let name = |world: Option<u32>| match world {
-            Some(rank) => format!("rank {rank}"),
-            None => format!("rank {} of its communicator", self.other),
-        };
         let block = block_bytes(self.length).min(self.length - offset);
         format!(
             "verify: a message of {} bytes from {} to {} with tag {}, path {}, is not what was sent: \
              the first difference lies in the {block} bytes from offset {offset} on",
             self.length,
-            name(self.source),
-            name(self.destination),
+            self.source,
+            self.destination,
             self.tag,
             self.path.name(),
         )

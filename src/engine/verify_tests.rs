@@ -77,9 +77,8 @@ proptest! {
 #[test]
 fn a_report_names_ranks_tag_path_and_place() {
     let about = About {
-        source: Some(3),
-        destination: Some(5),
-        other: 1,
+        source: Rank::World(3),
+        destination: Rank::World(5),
         tag: 77,
         length: 10_000,
         path: Path::HostRing,
@@ -97,7 +96,7 @@ fn a_report_names_ranks_tag_path_and_place() {
         assert!(text.contains(part), "{text}");
     }
     let text = About {
-        source: None,
+        source: Rank::Local(1),
         ..about
     }
     .report(0);

@@ -90,8 +90,6 @@ pub struct Message {
     pub source: u32,
     /// World rank of the receiver.
     pub destination: u32,
-    /// Rank of the sender in the communicator: what a status shows.
-    pub source_in_communicator: i32,
     /// Tag.
     pub tag: i32,
     /// Sequence number.
@@ -122,7 +120,7 @@ impl Message {
         let numbers = [
             self.communicator,
             u64::from(self.source) << 32 | u64::from(self.destination),
-            (self.source_in_communicator as u64) << 32 | u64::from(self.tag as u32),
+            u64::from(self.tag as u32),
             self.sequence,
             self.length,
             u64::from(self.flags),
@@ -152,7 +150,6 @@ impl Default for Message {
             communicator: 0,
             source: 0,
             destination: 0,
-            source_in_communicator: 0,
             tag: 0,
             sequence: 0,
             length: 0,
@@ -176,11 +173,10 @@ pub struct Slot {
     communicator: AtomicU64,
     source: AtomicU32,
     destination: AtomicU32,
-    source_in_communicator: AtomicI32,
     tag: AtomicI32,
+    flags: AtomicU32,
     sequence: AtomicU64,
     length: AtomicU64,
-    flags: AtomicU32,
     error: AtomicI32,
     buffer_id: AtomicU64,
     device: [AtomicU64; 2],
@@ -353,8 +349,6 @@ impl Slot {
         self.communicator.store(message.communicator, relaxed);
         self.source.store(message.source, relaxed);
         self.destination.store(message.destination, relaxed);
-        self.source_in_communicator
-            .store(message.source_in_communicator, relaxed);
         self.tag.store(message.tag, relaxed);
         self.sequence.store(message.sequence, relaxed);
         self.length.store(message.length, relaxed);
@@ -375,7 +369,6 @@ impl Slot {
             communicator: self.communicator.load(relaxed),
             source: self.source.load(relaxed),
             destination: self.destination.load(relaxed),
-            source_in_communicator: self.source_in_communicator.load(relaxed),
             tag: self.tag.load(relaxed),
             sequence: self.sequence.load(relaxed),
             length: self.length.load(relaxed),

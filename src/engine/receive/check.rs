@@ -10,7 +10,7 @@ use crate::engine::fetch::Fetch;
 use crate::engine::gpu::Gpu;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape};
-use crate::engine::verify::{About, Checking, HostReading, Reading};
+use crate::engine::verify::{About, Checking, HostReading, Rank, Reading};
 use crate::engine::Env;
 
 /// What a payload should be, once it is where it belongs.
@@ -26,9 +26,8 @@ impl ToCheck {
         Some(Box::new(ToCheck {
             expected: Reading::Known(fetch.sums()?),
             about: About {
-                source: Some(message.source),
-                destination: Some(env.world_rank),
-                other: message.source_in_communicator,
+                source: Rank::World(message.source),
+                destination: Rank::World(env.world_rank),
                 tag: message.tag,
                 length: message.length,
                 path: fetch.way(),
@@ -64,9 +63,8 @@ impl Core {
         receive.to_check = Some(Box::new(ToCheck {
             expected: Reading::Host(landed),
             about: About {
-                source: world.map(|stream| stream.peer),
-                destination: Some(env.world_rank),
-                other: source,
+                source: world.map_or(Rank::Local(source), |stream| Rank::World(stream.peer)),
+                destination: Rank::World(env.world_rank),
                 tag,
                 length: bytes,
                 path: receive.path,

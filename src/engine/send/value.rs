@@ -13,7 +13,7 @@ use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::native::{native_isend, raise_told};
 use crate::engine::story::{self, Story};
 use crate::engine::types::{self, TypeInfo};
-use crate::engine::verify::{About, Reading, Summing};
+use crate::engine::verify::{About, Rank, Reading, Summing};
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Handle};
 use crate::node::{Sums, DESCRIPTOR_BYTES};
@@ -109,10 +109,10 @@ impl Engine {
     unsafe fn judge_copy(&self, args: &SendArgs, sums: &Sums, data: &[u8]) -> Option<Box<str>> {
         // SAFETY: the program's communicator.
         let identity = unsafe { comms::identity(self.env.abi, args.comm) };
+        let destination = identity.and_then(|identity| identity.world_rank(args.dest));
         let about = About {
-            source: Some(self.env.world_rank),
-            destination: identity.and_then(|identity| identity.world_rank(args.dest)),
-            other: args.dest,
+            source: Rank::World(self.env.world_rank),
+            destination: destination.map_or(Rank::Local(args.dest), Rank::World),
             tag: args.tag,
             length: data.len() as u64,
             path: story::Path::Value,
