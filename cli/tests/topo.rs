@@ -434,6 +434,22 @@ fn hand_overs_are_assumed_even_where_the_rest_is_measured() {
     }
 }
 
+/// Of two GPUs, where one waits for the other; one alone has nobody to wait for.
+#[test]
+fn a_hand_over_by_an_event_is_measured() {
+    let installation = Installation::bare();
+    for (node, gpus) in [("hgx-h200", 2), ("narval", 4), ("hgx-h200", 1)] {
+        let mut command = on(node, &installation, &["--measure", "--json"]);
+        command.env("SIMCUDA_GPUS", gpus.to_string());
+        let measured = reported(command)["model"]["hand_over_us"].as_f64();
+        let file: toml::Value = toml::from_str(&shipped(node)).expect("TOML");
+        let wait_us = file["calls"].get("event_wait_us");
+        let wait_us = wait_us.map_or(0.0, |us| us.as_float().expect("a time"));
+        let is_right = measured.map_or(gpus == 1, |us| gpus > 1 && (us - wait_us).abs() < 0.1);
+        assert!(is_right, "{gpus} of {node}: {measured:?} us, {wait_us}");
+    }
+}
+
 /// The simulator's own file of a node.
 fn shipped(node: &str) -> String {
     let file =

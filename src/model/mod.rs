@@ -115,6 +115,10 @@ pub struct Model {
     pub calls: Option<Calls>,
     /// From the end of the last copy until the waiter knows.
     pub finish_us: f64,
+    /// From the end of a copy to the start of one by another GPU that waits for its event, beyond what one behind it on its own stream
+    /// waits; if it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hand_over_us: Option<f64>,
     /// Staging on a GPU.
     pub relay: Staging,
     /// Staging in host memory.
@@ -137,12 +141,10 @@ pub struct Model {
 /// which is 35 us a chunk, of which 2.5 are the copy's own.
 const HOST_HAND_OVER_US: f64 = 13.5;
 
-/// From the end of a copy to the start of one on another stream that waits for its event, beside the launch itself: an
-/// assumption, until it is measured.
-const EVENT_HAND_OVER_US: f64 = 1.0;
+/// The same, until it is measured: as found on H200 (`docs/results/h200-x2-beside.txt`).
+const EVENT_HAND_OVER_US: f64 = 1.5;
 
-/// The parts of a model that no measurement gives, by their names in JSON: what a hand-over between processes or streams
-/// takes.
+/// The parts of a model that no measurement gives, by their names in JSON: what a hand-over between processes takes.
 pub const ASSUMED: [&str; 2] = ["relay", "host"];
 
 /// How far the rate of a PCIe link is to be trusted: on H200 a host share two points too large (of a tenth of the message)
@@ -179,6 +181,7 @@ impl Model {
             launch_us: costs.launch_us,
             calls: None,
             finish_us: costs.finish_us,
+            hand_over_us: None,
             relay: Staging {
                 // The flag is written, seen at the next look but one, and answered by a launch.
                 epsilon_us: costs.flag_us + 2.0 * costs.query_us + costs.launch_us,
@@ -207,7 +210,7 @@ impl Model {
     #[must_use]
     pub fn of_one(&self) -> Model {
         let staging = Staging {
-            epsilon_us: EVENT_HAND_OVER_US,
+            epsilon_us: self.hand_over_us.unwrap_or(EVENT_HAND_OVER_US),
             chunk_us: 0.0,
         };
         Model {
@@ -321,6 +324,7 @@ impl Model {
             time("event_us", calls.event_us)?;
         }
         time("finish_us", self.finish_us)?;
+        time("hand_over_us", self.hand_over_us.unwrap_or(0.0))?;
         let of_paths = self.paths.iter().map(|path| &path.staging);
         for staging in [&self.relay, &self.host].into_iter().chain(of_paths) {
             time("epsilon_us", staging.epsilon_us)?;

@@ -338,15 +338,15 @@ impl Node {
         self.check(code, "cuEventDestroy")
     }
 
-    /// Records an event behind what was launched on its stream, and lets the stream wait for it: the two calls that join copies of
+    /// Records an event behind what was launched on its stream, and lets a stream wait for it: the two calls that join copies of
     /// different streams.
-    pub fn join(&self, event: Event, stream: Stream) -> anyhow::Result<()> {
-        self.driver.select(stream.context)?;
+    pub fn join(&self, event: Event, before: Stream, after: Stream) -> anyhow::Result<()> {
+        self.driver.select(before.context)?;
         // SAFETY: event and stream came from the driver, and belong to the context that is selected.
-        let code = unsafe { (self.more.event_record)(event.handle, stream.handle) };
+        let code = unsafe { (self.more.event_record)(event.handle, before.handle) };
         self.check(code, "cuEventRecord")?;
-        // SAFETY: as above.
-        let code = unsafe { (self.more.stream_wait_event)(stream.handle, event.handle, 0) };
+        // SAFETY: as above; the event may be of another context than the stream.
+        let code = unsafe { (self.more.stream_wait_event)(after.handle, event.handle, 0) };
         self.check(code, "cuStreamWaitEvent")
     }
 

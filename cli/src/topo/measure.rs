@@ -192,7 +192,7 @@ impl Measurement<'_> {
             let first = self.node.now_us();
             self.node.copy(pushed.to, pushed.from, MIB, stream)?;
             let launched = self.node.now_us();
-            self.node.join(event, stream)?;
+            self.node.join(event, stream, stream)?;
             let joined = self.node.now_us();
             self.node.wait(stream)?;
             Ok([launched - first, first - start, (joined - launched) / 2.0])
@@ -203,6 +203,44 @@ impl Measurement<'_> {
             idle_us: rounded((idle_us - launch_us).max(0.0)),
             event_us: rounded(event_us),
         }))
+    }
+
+    /// What a copy waits for the event of one by another GPU, beyond what one waits behind another on its own stream: by a chain of
+    /// copies from one GPU to the host and from there to another, each behind the event of the one before.
+    fn hand_over(&self) -> anyhow::Result<Option<f64>> {
+        if self.gpus.len() < 2 {
+            return Ok(None);
+        }
+        let down = self.between(Place::Gpu(0), Place::Host, true);
+        let up = self.between(Place::Host, Place::Gpu(1), false);
+        let events = [self.node.event(down.stream)?, self.node.event(up.stream)?];
+        let chain = |pairs| {
+            shortest(TIMES, || {
+                let start = self.node.now_us();
+                for _ in 0..pairs {
+                    for (this, next, event) in [(down, up, events[0]), (up, down, events[1])] {
+                        self.node.copy(this.to, this.from, MIB, this.stream)?;
+                        self.node.join(event, this.stream, next.stream)?;
+                    }
+                }
+                self.node.wait(up.stream)?;
+                let us = self.node.now_us() - start;
+                self.node.wait(down.stream)?;
+                Ok([us])
+            })
+        };
+        let ([one], [row]) = (chain(1)?, chain(ROW)?);
+        for event in events {
+            self.node.destroy_event(event)?;
+        }
+        let mut handed_over = row - one;
+        for transfer in [down, up] {
+            let (one, _) = self.time(&[transfer], MIB, 1)?;
+            let (row, _) = self.time(&[transfer], MIB, ROW)?;
+            handed_over -= row - one;
+        }
+        let us = handed_over / (2 * (ROW - 1)) as f64;
+        Ok(Some(rounded(us.max(0.0))))
     }
 
     fn between(&self, from: Place, to: Place, pushed: bool) -> Transfer {
@@ -340,6 +378,7 @@ impl Measurement<'_> {
         model.fabric = fabric;
         model.launch_us = rounded(median(&mut launches));
         model.calls = self.calls(&model)?;
+        model.hand_over_us = self.hand_over()?;
         model.finish_us = rounded((median(&mut around) - model.launch_us).max(0.0));
         // Those through which a single hop is measured carry what it does; the host's memory serves all.
         let gb_s = self.host_capacity()?;

@@ -47,9 +47,12 @@ pub fn render(source: &Source) -> String {
         "\nus of a copy before its bytes move ({numbers}), launch and end not counted"
     );
     out += &by_pair(source, &places, |line| line.alpha_us);
+    let by_event = source.model.hand_over_us.map_or_else(String::new, |us| {
+        format!(", hand-over by an event {us:.1} us")
+    });
     let _ = writeln!(
         out,
-        "\nlaunch {:.1} us, end {:.1} us ({numbers}); hand-over at a relay {:.1} us, in host memory {:.1} us (assumed)",
+        "\nlaunch {:.1} us, end {:.1} us{by_event} ({numbers}); between processes, hand-over at a relay {:.1} us, in host memory {:.1} us (assumed)",
         source.model.launch_us,
         source.model.finish_us,
         source.model.relay.epsilon_us,
