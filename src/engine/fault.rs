@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::ffi::c_int;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 
 use parking_lot::Mutex;
 
@@ -93,6 +93,18 @@ impl Of {
             Of::To(world) => Of::From(world),
             _ if rank == abi.any_source => Of::FromAny,
             _ => Of::FromLocal(rank),
+        }
+    }
+}
+
+impl Display for Of {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Of::To(rank) => write!(out, "to rank {rank}"),
+            Of::From(rank) => write!(out, "from rank {rank}"),
+            Of::ToLocal(rank) => write!(out, "to rank {rank} of its communicator"),
+            Of::FromLocal(rank) => write!(out, "from rank {rank} of its communicator"),
+            Of::FromAny => out.write_str("from any rank"),
         }
     }
 }
@@ -192,13 +204,6 @@ fn say(level: log::Level, of: Of, path: Path, why: &dyn Display, end: &str) {
 }
 
 fn line(of: Of, path: Path, why: &str, end: &str) -> String {
-    let of = match of {
-        Of::To(rank) => format!("to rank {rank}"),
-        Of::From(rank) => format!("from rank {rank}"),
-        Of::ToLocal(rank) => format!("to rank {rank} of its communicator"),
-        Of::FromLocal(rank) => format!("from rank {rank} of its communicator"),
-        Of::FromAny => "from any rank".to_owned(),
-    };
     format!("message {of}, {} path: {why}; {end}", path.name())
 }
 

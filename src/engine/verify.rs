@@ -8,11 +8,10 @@
 //! Device memory is read through the bounce buffers of [`Lift`], by copies that end by themselves, so checking waits for
 //! nobody; host memory is read in steps that are short enough for the engine's lock.
 
-use std::ffi::c_int;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::cuda::Result;
+use crate::engine::fault::Of;
 use crate::engine::gpu::Gpu;
 use crate::engine::layout::Layout;
 use crate::engine::lift::Lift;
@@ -172,31 +171,13 @@ impl Reading {
     }
 }
 
-/// A rank, as it is told.
-#[derive(Clone, Copy, Debug)]
-pub enum Rank {
-    /// Of MPI_COMM_WORLD.
-    World(u32),
-    /// Of the message's communicator, where only that is known.
-    Local(c_int),
-}
-
-impl fmt::Display for Rank {
-    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Rank::World(rank) => write!(out, "rank {rank}"),
-            Rank::Local(rank) => write!(out, "rank {rank} of its communicator"),
-        }
-    }
-}
-
 /// What is known of a message that is checked.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
-    /// The sender.
-    pub source: Rank,
-    /// The receiver.
-    pub destination: Rank,
+    /// Its other end.
+    pub of: Of,
+    /// World rank of this end.
+    pub own: u32,
     /// Tag.
     pub tag: i32,
     /// Bytes.
@@ -218,13 +199,15 @@ impl About {
     }
 
     fn report(&self, offset: u64) -> String {
+        let ends = match self.of {
+            Of::To(_) | Of::ToLocal(_) => format!("from rank {} {}", self.own, self.of),
+            _ => format!("{} to rank {}", self.of, self.own),
+        };
         let block = block_bytes(self.length).min(self.length - offset);
         format!(
-            "verify: a message of {} bytes from {} to {} with tag {}, path {}, is not what was sent: \
+            "verify: a message of {} bytes {ends} with tag {}, path {}, is not what was sent: \
              the first difference lies in the {block} bytes from offset {offset} on",
             self.length,
-            self.source,
-            self.destination,
             self.tag,
             self.path.name(),
         )

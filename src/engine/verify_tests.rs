@@ -77,8 +77,8 @@ proptest! {
 #[test]
 fn a_report_names_ranks_tag_path_and_place() {
     let about = About {
-        source: Rank::World(3),
-        destination: Rank::World(5),
+        of: Of::From(3),
+        own: 5,
         tag: 77,
         length: 10_000,
         path: Path::HostRing,
@@ -96,7 +96,7 @@ fn a_report_names_ranks_tag_path_and_place() {
         assert!(text.contains(part), "{text}");
     }
     let text = About {
-        source: Rank::Local(1),
+        of: Of::FromLocal(1),
         ..about
     }
     .report(0);

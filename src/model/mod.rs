@@ -141,7 +141,7 @@ pub struct Model {
 /// which is 35 us a chunk, of which 2.5 are the copy's own.
 const HOST_HAND_OVER_US: f64 = 13.5;
 
-/// The same, until it is measured: as found on H200 (`docs/results/h200-x2-beside.txt`).
+/// [`Model::hand_over_us`] until it is measured: as found on H200 (`docs/results/h200-x2-beside.txt`).
 const EVENT_HAND_OVER_US: f64 = 1.5;
 
 /// The parts of a model that no measurement gives, by their names in JSON: what a hand-over between processes takes.

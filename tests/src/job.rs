@@ -307,11 +307,11 @@ impl Job {
                 command
                     .env("PRTE_ALLOW_RUN_AS_ROOT", "1")
                     .env("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-                // What finds no network adapter sleeps for a second when it is closed, in each job.
-                command.env("OMPI_MCA_btl", "^ofi");
                 command
                     .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
                     .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+                // What finds no network adapter sleeps for a second when it is closed, in each job.
+                command.env("OMPI_MCA_btl", "^ofi");
             }
             Family::Mpich | Family::StandardAbi => {}
         }

@@ -88,6 +88,12 @@ fn shortest<const N: usize>(
     Ok(best)
 }
 
+/// What each of [`ROW`] takes behind the first, by the time that so many take.
+fn each_more(of: impl Fn(usize) -> anyhow::Result<[f64; 1]>) -> anyhow::Result<f64> {
+    let ([one], [row]) = (of(1)?, of(ROW)?);
+    Ok((row - one) / (ROW - 1) as f64)
+}
+
 impl Measurement<'_> {
     fn close(self) -> anyhow::Result<()> {
         for gpu in &self.gpus {
@@ -137,8 +143,7 @@ impl Measurement<'_> {
                 Ok([us])
             })
         };
-        let ([one], [row]) = (of(1)?, of(ROW)?);
-        Ok((row - one) / (ROW - 1) as f64)
+        each_more(of)
     }
 
     /// A copy out of the GPU of `place` that shares no link with those to the host, in a stream beside theirs.
@@ -229,17 +234,12 @@ impl Measurement<'_> {
                 Ok([us])
             })
         };
-        let ([one], [row]) = (chain(1)?, chain(ROW)?);
+        let pair = each_more(chain)?;
         for event in events {
             self.node.destroy_event(event)?;
         }
-        let mut handed_over = row - one;
-        for transfer in [down, up] {
-            let (one, _) = self.time(&[transfer], MIB, 1)?;
-            let (row, _) = self.time(&[transfer], MIB, ROW)?;
-            handed_over -= row - one;
-        }
-        let us = handed_over / (2 * (ROW - 1)) as f64;
+        let by_itself = |transfer| each_more(|copies| Ok([self.time(&[transfer], MIB, copies)?.0]));
+        let us = (pair - by_itself(down)? - by_itself(up)?) / 2.0;
         Ok(Some(rounded(us.max(0.0))))
     }
 

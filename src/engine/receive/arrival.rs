@@ -145,7 +145,7 @@ impl Core {
     }
 
     /// The message of a receive, by the rank that the MPI library names.
-    fn sender(&self, env: &Env, id: usize, source: c_int) -> Of {
+    pub(super) fn sender(&self, env: &Env, id: usize, source: c_int) -> Of {
         self.stream_of(env, id, source, 0)
             .map_or(Of::FromLocal(source), |stream| Of::From(stream.peer))
     }

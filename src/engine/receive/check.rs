@@ -6,11 +6,12 @@ use std::sync::Arc;
 use super::{Receive, Stage, Target};
 use crate::cuda::Result;
 use crate::engine::core::Core;
+use crate::engine::fault::Of;
 use crate::engine::fetch::Fetch;
 use crate::engine::gpu::Gpu;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape};
-use crate::engine::verify::{About, Checking, HostReading, Rank, Reading};
+use crate::engine::verify::{About, Checking, HostReading, Reading};
 use crate::engine::Env;
 
 /// What a payload should be, once it is where it belongs.
@@ -26,8 +27,8 @@ impl ToCheck {
         Some(Box::new(ToCheck {
             expected: Reading::Known(fetch.sums()?),
             about: About {
-                source: Rank::World(message.source),
-                destination: Rank::World(env.world_rank),
+                of: Of::From(message.source),
+                own: env.world_rank,
                 tag: message.tag,
                 length: message.length,
                 path: fetch.way(),
@@ -55,7 +56,7 @@ impl Core {
         if !env.config.verify || !has_landed || !is_whole {
             return;
         }
-        let world = self.stream_of(env, id, source, tag);
+        let of = self.sender(env, id, source);
         let receive = &mut self.receives[id];
         let layout = Arc::new(Layout::dense(bytes));
         // SAFETY: the landing range is the receive's own until it is complete, and MPI writes it no more.
@@ -63,8 +64,8 @@ impl Core {
         receive.to_check = Some(Box::new(ToCheck {
             expected: Reading::Host(landed),
             about: About {
-                source: world.map_or(Rank::Local(source), |stream| Rank::World(stream.peer)),
-                destination: Rank::World(env.world_rank),
+                of,
+                own: env.world_rank,
                 tag,
                 length: bytes,
                 path: receive.path,

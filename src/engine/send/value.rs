@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::{Mode, Send, SendArgs, SendKind};
 use crate::cuda::{self, Buffer, Error};
-use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::layout::Layout;
@@ -13,7 +12,7 @@ use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::native::{native_isend, raise_told};
 use crate::engine::story::{self, Story};
 use crate::engine::types::{self, TypeInfo};
-use crate::engine::verify::{About, Rank, Reading, Summing};
+use crate::engine::verify::{About, Reading, Summing};
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Handle};
 use crate::node::{Sums, DESCRIPTOR_BYTES};
@@ -107,12 +106,10 @@ impl Engine {
 
     /// What is wrong with what was copied down, if it is not what the buffer holds.
     unsafe fn judge_copy(&self, args: &SendArgs, sums: &Sums, data: &[u8]) -> Option<Box<str>> {
-        // SAFETY: the program's communicator.
-        let identity = unsafe { comms::identity(self.env.abi, args.comm) };
-        let destination = identity.and_then(|identity| identity.world_rank(args.dest));
         let about = About {
-            source: Rank::World(self.env.world_rank),
-            destination: destination.map_or(Rank::Local(args.dest), Rank::World),
+            // SAFETY: passed on.
+            of: unsafe { self.of(args) },
+            own: self.env.world_rank,
             tag: args.tag,
             length: data.len() as u64,
             path: story::Path::Value,
