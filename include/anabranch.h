@@ -92,6 +92,17 @@ int anabranch_request(const void *request, anabranch_message *message, size_t si
  * a receive that was watched for a message of this library's, and met another, is told of as ANABRANCH_NATIVE. */
 int anabranch_last(anabranch_message *message, size_t size);
 
+/* ---- which paths, in one run -------------------------------------------------------------------------------------- */
+
+/* Messages that this process receives from here on take these paths only: a list as ANABRANCH_PATHS has it, as in "direct" or
+ * "direct,host", or NULL for those of ANABRANCH_PATHS again, which are the most that may be chosen. So a program can compare them
+ * in turns in one run (`anabranch compare --turns` does so). Messages under way keep theirs, and ranks need not agree: who
+ * receives a message chooses its paths.
+ *
+ * Returns 0, or -1 where nothing has changed: this is no such list, it has a path that ANABRANCH_PATHS leaves out, or the library
+ * takes no messages (before MPI_Init, after MPI_Finalize, or where it is off). */
+int anabranch_paths(const char *list);
+
 /* ---- with and without, in one run -------------------------------------------------------------------------------------- */
 
 /* Stands aside (on is not 0): from here on this process's messages are left to the MPI library, as if this library were not

@@ -218,12 +218,6 @@ impl Config {
         told
     }
 
-    /// Whether a message so long may be split over several paths.
-    #[must_use]
-    pub fn may_split(&self, bytes: u64) -> bool {
-        bytes >= self.multipath.max(1) && !self.paths.is_direct_only()
-    }
-
     /// Options that have no effect beside another get their defaults back.
     fn drop_idle(&mut self, defaults: &Config) -> Vec<Warning> {
         let is_direct = self.paths.is_direct_only();

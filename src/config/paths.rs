@@ -4,7 +4,7 @@ use super::Kind;
 use crate::plan::Order;
 
 /// The kinds of path that a message may be split over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Paths {
     /// The links between the two GPUs.
     pub direct: bool,
@@ -26,6 +26,14 @@ impl Paths {
     #[must_use]
     pub fn is_direct_only(&self) -> bool {
         !self.relay && !self.host
+    }
+
+    /// Whether all of them are among others.
+    #[must_use]
+    pub fn are_among(&self, others: &Paths) -> bool {
+        (!self.direct || others.direct)
+            && (!self.relay || others.relay)
+            && (!self.host || others.host)
     }
 }
 

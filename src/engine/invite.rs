@@ -75,7 +75,7 @@ impl Env {
     /// Whether this rank tells of receives, and takes those of others. To be asked under the core's lock by who acts on it.
     pub(super) fn may_invite(&self) -> bool {
         let config = &self.config;
-        config.invite && config.push > 0 && config.paths.direct && self.sees_all()
+        config.invite && config.push > 0 && self.paths().direct && self.sees_all()
     }
 
     /// Whether this rank knows of all that it sends and receives, in their order.

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::config::{Config, MpiCuda, StatsTarget};
 use crate::engine::core::Entry;
 use crate::engine::invite::Unseen;
+use crate::engine::paths::Allowed;
 use crate::engine::{comms, early, engine, helper, requests, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, Abi, Family, Function};
 use crate::node::{Launch, Node, NodeError, Options, Peer, CELLS_BYTES, CELLS_MAX, CELLS_MIN};
@@ -110,6 +111,7 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     guard::trace_calls_if_logged();
     let env = Env {
         abi,
+        allowed: Allowed::new(config.paths),
         config,
         node,
         world_rank,

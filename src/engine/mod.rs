@@ -24,6 +24,7 @@ pub mod matched;
 mod memory;
 mod native;
 mod pace;
+pub mod paths;
 pub mod persistent;
 pub mod probe;
 mod receive;
@@ -76,6 +77,8 @@ pub struct Env {
     pub reads_lengths: bool,
     /// What of the program's messages the engine does not see.
     pub unseen: invite::Unseen,
+    /// Which paths messages may take.
+    pub allowed: paths::Allowed,
 }
 
 /// The engine of this process.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::config::{Assign, Config};
+use crate::config::{Assign, Config, Paths};
 use crate::cuda::{Buffer, ContextKey, Uuid};
 use crate::engine::{Core, Env};
 use crate::model::{HostPart, Model};
@@ -46,6 +46,8 @@ pub struct RouteUse<'a> {
     pub relay: &'a dyn Fn(&Uuid) -> bool,
     /// Whether it may lead through host memory.
     pub host: bool,
+    /// The paths that it may take.
+    pub paths: Paths,
     /// The engine of the sender's GPU may make the direct copy; otherwise the receiver's pulls.
     pub may_push: bool,
     /// Single messages like it went directly so far.
@@ -145,6 +147,7 @@ struct Question {
     message: Message,
     relays_over: u32,
     host: bool,
+    paths: Paths,
     goes_directly: bool,
     assign: Assign,
     host_part: HostPart,
@@ -212,7 +215,7 @@ impl Router {
         in_flight: u32,
         usable: RouteUse<'_>,
     ) -> Option<Routed> {
-        if !env.config.may_split(bytes) || from == to {
+        if !env.may_split(bytes) || from == to {
             return None;
         }
         self.look(env, &[from, to]);
@@ -264,6 +267,7 @@ impl Router {
             },
             relays_over: node.relays(from, to, usable.relay),
             host: usable.host && node.may_stage(from, to),
+            paths: usable.paths,
             goes_directly: usable.goes_directly,
             assign: usable.assign,
             host_part,
@@ -314,7 +318,7 @@ impl Router {
 
     /// Whether a rank that has a message of so many bytes on this GPU is to measure its links.
     pub fn is_to_measure(&mut self, env: &Env, uuid: &Uuid, bytes: u64) -> bool {
-        if !env.config.may_split(bytes) {
+        if !env.may_split(bytes) {
             return false;
         }
         self.look(env, &[*uuid]);
@@ -421,7 +425,9 @@ impl Node {
             return answer.clone();
         }
         let options = Options {
-            host: options.host && question.host,
+            direct: options.direct && question.paths.direct,
+            relay: options.relay && question.paths.relay,
+            host: options.host && question.host && question.paths.host,
             relays_over: question.relays_over,
             host_part: Some(question.host_part),
             ..*options

@@ -173,6 +173,45 @@ fn in_turns_on_mpich5() {
     on("mpich5", in_turns);
 }
 
+/// Sets of paths take turns within one launch, too: messages go over theirs, and are counted with theirs.
+#[test]
+fn paths_in_turns() {
+    on("openmpi", |mpi| {
+        let arguments = [
+            "--turns",
+            "--benches",
+            "bw",
+            "--sizes",
+            "64M",
+            "--windows",
+            "1",
+            "--rounds",
+            "1",
+            "--configs",
+            "one,relays,all,one2",
+        ];
+        let (finished, json, _) = compare(mpi, &[&arguments[..], &["--sim", "beluga"]].concat());
+        assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
+        let row = &rows(&json)[0];
+        let count = |name: &str, counter: &str| {
+            let counters = &row["configurations"][name]["counters"];
+            counters[counter].as_u64().unwrap_or(0)
+        };
+        // By the window and its acknowledgements, as a row by itself has it.
+        for name in ["one", "relays", "all", "one2"] {
+            assert!(count(name, "sends_descriptor") > 5, "{name}: {row:#}");
+        }
+        let over = |name| {
+            ["several_relay_bytes", "several_host_bytes"].map(|counter| count(name, counter) > 0)
+        };
+        assert_eq!(over("one"), [false, false], "{row:#}");
+        assert_eq!(over("relays"), [true, false], "{row:#}");
+        assert_eq!(over("all"), [true, true], "{row:#}");
+        let ratio = row["configurations"]["relays"]["ratio"].as_f64();
+        assert!(ratio.is_some_and(|ratio| ratio > 1.5), "{row:#}");
+    });
+}
+
 /// Configurations that cannot take turns within one launch are refused, with what to do.
 #[test]
 fn no_turns_for_what_is_read_once() {
@@ -181,7 +220,10 @@ fn no_turns_for_what_is_read_once() {
             &["--configs", "vanilla,best"][..],
             "needs a configuration with the library",
         ),
-        (&["--configs", "vanilla,one,all"], "one and all differ"),
+        (
+            &["--configs", "vanilla,one,all,driven"],
+            "one and driven differ",
+        ),
         (
             &["--configs", "best,anabranch"],
             "best cannot have its own, use vanilla",

@@ -28,6 +28,21 @@ fn interface(mpi: &Mpi) {
     assert_eq!(stats.fallback("not_exportable"), 1, "{outcome}");
 }
 
+/// No path can be chosen that the library was started without, and what is refused is said.
+#[test]
+fn paths_that_were_left_out() {
+    on("openmpi", |mpi| {
+        let job = job(mpi, 2, "interface").args(&["paths"]);
+        let outcome = job.env("ANABRANCH_PATHS", "direct,host").passes();
+        for said in [
+            "\"relay,direct\" has a path that ANABRANCH_PATHS=direct,host leaves out",
+            "\"nvlink\" is not a list out of direct, relay, host",
+        ] {
+            assert!(format!("{outcome}").contains(said), "{said}:\n{outcome}");
+        }
+    });
+}
+
 /// The same program runs where the library is not there.
 #[test]
 fn without_the_library() {

@@ -297,13 +297,29 @@ static void aside(void) {
     buf_free(h);
 }
 
+// Fewer paths may be chosen than the library was started with, and those again; what is no list changes nothing.
+static void paths(void) {
+    if (!with_preload) { EQUAL(ANABRANCH_CALL(-7, anabranch_paths, "direct"), -7); return; }
+    int (*choose)(const char *) = ANABRANCH_FUNCTION(anabranch_paths);
+    const char *all = getenv("ANABRANCH_PATHS");
+    EQUAL(choose(NULL), 0);
+    EQUAL(choose("direct"), 0);
+    EQUAL(choose("direct, HOST"), all && !strstr(all, "host") ? -1 : 0);
+    EQUAL(choose("relay,direct"), all && !strstr(all, "relay") ? -1 : 0);
+    EQUAL(choose("nvlink"), -1);
+    EQUAL(choose(""), -1);
+    EQUAL(choose(NULL), 0);
+}
+
 static const struct test_case cases[] = {
     {"names", names}, {"warm_up", warm_up}, {"direct", direct}, {"eager", eager}, {"by_value", by_value}, {"to_self", to_self},
-    {"host_ring", host_ring}, {"host", host}, {"persistent", persistent}, {"aside", aside}, {0},
+    {"host_ring", host_ring}, {"host", host}, {"persistent", persistent}, {"aside", aside},
+    {"paths", paths}, {0},
 };
 
 int main(int argc, char **argv) {
     anabranch_message m;
     if (last(&m)) return 9; // before MPI_Init
+    if (ANABRANCH_CALL(-1, anabranch_paths, NULL) != -1) return 8;
     return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);
 }

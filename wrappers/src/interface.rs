@@ -1,7 +1,7 @@
 //! The functions of `include/anabranch.h`.
 
-use anabranch_engine::engine::aside;
 use anabranch_engine::engine::story::{self, Path, Story};
+use anabranch_engine::engine::{aside, paths};
 use anabranch_engine::stats;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::panic::catch_unwind;
@@ -157,4 +157,23 @@ pub unsafe extern "C" fn anabranch_last(message: *mut Message, size: usize) -> c
 pub extern "C" fn anabranch_aside(on: c_int) -> c_int {
     let left = catch_unwind(|| aside::set(on != 0)).unwrap_or(1);
     c_int::try_from(left).unwrap_or(c_int::MAX)
+}
+
+/// Has messages that this process receives from now on take these paths only, or, for null, those of `ANABRANCH_PATHS` again. 0, or
+/// -1 if it has refused.
+///
+/// # Safety
+/// `list` is null or a string.
+#[no_mangle]
+pub unsafe extern "C" fn anabranch_paths(list: *const c_char) -> c_int {
+    let chosen = catch_unwind(|| {
+        // SAFETY: a string, as the caller says.
+        let list = (!list.is_null()).then(|| unsafe { CStr::from_ptr(list) });
+        paths::choose(list.map(CStr::to_string_lossy).as_deref())
+    });
+    if chosen.unwrap_or(false) {
+        0
+    } else {
+        -1
+    }
 }

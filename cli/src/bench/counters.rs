@@ -10,6 +10,7 @@ const MOST: c_uint = 256;
 pub struct Counters {
     read: unsafe extern "C" fn(*const c_char) -> u64,
     aside: unsafe extern "C" fn(c_int) -> c_int,
+    paths: unsafe extern "C" fn(*const c_char) -> c_int,
     names: Vec<&'static CStr>,
     /// Its version.
     pub version: String,
@@ -25,8 +26,9 @@ impl Counters {
         let read = symbol(c"anabranch_counter")?;
         let name = symbol(c"anabranch_counter_name")?;
         let aside = symbol(c"anabranch_aside")?;
+        let paths = symbol(c"anabranch_paths")?;
         // SAFETY: include/anabranch.h gives the functions of these names these signatures.
-        let (version, read, name, aside) = unsafe {
+        let (version, read, name, aside, paths) = unsafe {
             (
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(
                     version,
@@ -38,6 +40,9 @@ impl Counters {
                     name,
                 ),
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> c_int>(aside),
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_int>(
+                    paths,
+                ),
             )
         };
         // SAFETY: strings of the library are never freed.
@@ -51,6 +56,7 @@ impl Counters {
         Some(Counters {
             read,
             aside,
+            paths,
             names,
             version,
         })
@@ -60,6 +66,13 @@ impl Counters {
     pub fn stand_aside(&self, on: bool) -> c_int {
         // SAFETY: any thread may call it; that no message is under way is checked there, and ranks meet around it.
         unsafe { (self.aside)(on.into()) }
+    }
+
+    /// Has messages that this process receives take these paths only, or all; false if they cannot be chosen.
+    pub fn choose_paths(&self, list: Option<&CStr>) -> bool {
+        let list = list.map_or(std::ptr::null(), CStr::as_ptr);
+        // SAFETY: null, or a string.
+        unsafe { (self.paths)(list) == 0 }
     }
 
     /// The present values of this process.

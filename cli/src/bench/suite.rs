@@ -22,7 +22,7 @@ use super::exchange::{Pair, ACK_BYTES};
 use super::mpi::{Mpi, Requests};
 use super::{report, Clock, Device, Kind};
 use crate::{complain, Failure};
-use row::{Done, Row};
+use row::{Done, Part, Row, Turns};
 
 /// Payload of one iteration that is verified, unless one message is larger.
 const VERIFIED: usize = 32 << 20;
@@ -56,16 +56,24 @@ pub struct Plan {
     pub iterations: Option<u32>,
     /// On a simulated node, a block in which programs have acted late by more than this part of its time is void.
     pub late_max: f64,
-    /// The library takes part in some turns of each row and stands aside in others: whether it stands aside, turn by turn, over
-    /// and over. Empty: it takes part, or is not there.
+    /// What the library does in each row, turn by turn, over and over. Empty: always the same, or it is not there.
     #[serde(default)]
-    pub turns: Vec<bool>,
+    pub turns: Vec<Turn>,
     /// Verify every row too.
     pub verify: bool,
     /// Variables that must have reached the ranks.
     pub variables: BTreeMap<String, String>,
     /// Where rank 0 writes.
     pub out: PathBuf,
+}
+
+/// What the library does in a turn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Turn {
+    /// It stands aside.
+    Aside,
+    /// It takes messages, over these paths only, or over those that it was started with.
+    Taking(Option<String>),
 }
 
 /// One row to measure.
@@ -142,7 +150,7 @@ pub struct Measured {
     pub late: Option<f64>,
     /// Messages with wrong data, if the row was verified.
     pub errors: Option<u64>,
-    /// What all ranks counted, warm-up and verification included; none without the library.
+    /// What all ranks counted in turns like this one, warm-up and verification included; none without the library.
     pub counters: Option<BTreeMap<String, u64>>,
     /// What they should have counted.
     pub expected: Expected,
@@ -335,6 +343,7 @@ impl Suite<'_> {
     /// Measures one row, in each of its turns; every rank calls it, and what rank 0 returns holds for all.
     fn row(&mut self, mpi: &Mpi, ask: &Ask, place: Option<Place>) -> anyhow::Result<Vec<Measured>> {
         let before = self.read();
+        let turns = Turns::of(self.plan);
         let pair = match place {
             Some(Place::D) => self.on_device.as_mut(),
             Some(Place::H) => self.on_host.as_mut(),
@@ -353,22 +362,19 @@ impl Suite<'_> {
                     place,
                     ask,
                 }
-                .measure()?
+                .measure(&turns)?
             }
             _ => Done::default(),
         };
-        let counted: Values = self
-            .read()
-            .iter()
-            .zip(&before)
-            .map(|(after, before)| after - before)
-            .collect();
-        let counted = mpi.sum(&counted);
-        let turns = self.plan.turns.len().max(1);
-        let mut errors = Vec::new();
-        for turn in 0..turns {
-            let mine = done.errors.get(turn).copied().unwrap_or(0);
-            errors.push(mpi.gather(mine).into_iter().sum());
+        let mut parts = done.parts;
+        if parts.is_empty() {
+            // What a rank counts that takes no part is to be seen all the same.
+            parts.resize_with(turns.kinds.len(), || Part::new(&before));
+            parts[0].count(&before, &self.read());
+        }
+        for part in &mut parts {
+            part.counted = mpi.sum(&part.counted);
+            part.errors = mpi.gather(part.errors).into_iter().sum();
         }
         let mut blocks: Vec<f64> = Vec::new();
         for block in 0..mpi.tell(done.blocks.len() as u64) {
@@ -385,24 +391,24 @@ impl Suite<'_> {
             report::value(ask.kind, ask.bytes, ask.window, done.iterations, seconds)
                 .map(|value| value * pairs)
         };
-        let named = self
-            .counters
-            .as_ref()
-            .map(|counters| counters.named(&counted));
-        let expected = expected(ask, &done, &Config::from_env().0, ask.kind.pairs(mpi.size));
-        let of_turn = |turn: usize| Measured {
-            row: ask.row,
-            turn,
-            values: (blocks.iter().skip(turn).step_by(turns))
-                .filter_map(|seconds| value(*seconds))
-                .collect(),
-            iterations: done.iterations,
-            late: self.simulated.then_some(done.late),
-            errors: self.plan.verify.then(|| errors[turn]),
-            counters: named.clone(),
-            expected,
+        let config = Config::from_env().0;
+        let of_turn = |(turn, kind): (usize, &usize)| {
+            let part = &parts[*kind];
+            let counters = self.counters.as_ref();
+            Measured {
+                row: ask.row,
+                turn,
+                values: (blocks.iter().skip(turn).step_by(turns.order.len()))
+                    .filter_map(|seconds| value(*seconds))
+                    .collect(),
+                iterations: done.iterations,
+                late: self.simulated.then_some(done.late),
+                errors: self.plan.verify.then_some(part.errors),
+                counters: counters.map(|counters| counters.named(&part.counted)),
+                expected: expected(ask, part, &config, ask.kind.pairs(mpi.size)),
+            }
         };
-        Ok((0..turns).map(of_turn).collect())
+        Ok(turns.order.iter().enumerate().map(of_turn).collect())
     }
 
     fn read(&self) -> Values {
@@ -414,7 +420,7 @@ impl Suite<'_> {
 }
 
 /// What the library should count for a row on all ranks together, from the pattern alone.
-fn expected(ask: &Ask, done: &Done, config: &Config, pairs: c_int) -> Expected {
+fn expected(ask: &Ask, part: &Part, config: &Config, pairs: c_int) -> Expected {
     if !config.enabled {
         return Expected {
             taken: Some(0),
@@ -429,12 +435,12 @@ fn expected(ask: &Ask, done: &Done, config: &Config, pairs: c_int) -> Expected {
     let back = if one_way || ask.kind.is_round() {
         0
     } else {
-        done.messages
+        part.messages
     };
     let (data, acknowledgements) = (
-        first * done.messages + second * back,
+        first * part.messages + second * back,
         if one_way {
-            second * done.acknowledgements
+            second * part.acknowledgements
         } else {
             0
         },
@@ -456,10 +462,10 @@ fn expected(ask: &Ask, done: &Done, config: &Config, pairs: c_int) -> Expected {
         device_sends: pairs * (data + acknowledgements),
         taken: Some(pairs * long),
         short: pairs * (short + answers),
-        raised: both * pairs * ((1 - first) * second * done.messages + (1 - second) * first * back)
+        raised: both * pairs * ((1 - first) * second * part.messages + (1 - second) * first * back)
             + pairs
                 * if one_way && ACK_BYTES > 0 {
-                    first * (1 - second) * done.acknowledgements
+                    first * (1 - second) * part.acknowledgements
                 } else {
                     0
                 },
@@ -481,12 +487,12 @@ mod tests {
             bytes,
             window: 16,
         };
-        let done = Done {
+        let part = Part {
             messages: 48,
             acknowledgements: 3,
-            ..Done::default()
+            ..Part::default()
         };
-        expected(&ask, &done, &Config::default(), kind.pairs(4))
+        expected(&ask, &part, &Config::default(), kind.pairs(4))
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::settings::{Setting, Variables};
 use super::Arguments;
-use crate::bench::suite::{Ask, Circumstances, Expected, Measured, Plan};
+use crate::bench::suite::{Ask, Circumstances, Expected, Measured, Plan, Turn};
 
 /// How ranks are started, and where their files lie.
 pub struct Launches<'a> {
@@ -70,7 +70,7 @@ impl<'a> Launches<'a> {
         setting: &Setting,
         ranks: u32,
         rows: Vec<Ask>,
-        turns: &[bool],
+        turns: &[Turn],
         verify: bool,
     ) -> anyhow::Result<(Circumstances, Vec<Measured>)> {
         self.count += 1;

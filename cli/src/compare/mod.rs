@@ -20,12 +20,12 @@ use serde_json::{json, Value};
 
 use crate::bench::buffer::Place;
 use crate::bench::sizes::{self, Sizes};
-use crate::bench::suite::{Ask, Circumstances, Measured};
+use crate::bench::suite::{Ask, Circumstances, Measured, Turn};
 use crate::bench::Kind;
 use crate::{complain, Failure};
 use launch::Launches;
 use results::{Results, What};
-use settings::{Setting, Variables};
+use settings::{Setting, Variables, PATHS};
 use sweep::Sweep;
 
 /// What can be compared.
@@ -111,8 +111,8 @@ pub struct Arguments {
     #[arg(overrides_with = "baseline", long, value_name = "NAME")]
     baseline: Option<String>,
     /// Have configurations take turns within each launch, after every few messages: the library stands aside for those without
-    /// it. Tells differences apart that launches scatter more than. For one configuration with the library, whose variables the
-    /// turns without it have too
+    /// it. Tells differences apart that launches scatter more than. Configurations with the library may differ in ANABRANCH_PATHS
+    /// only, and those without it have the same variables
     #[arg(overrides_with = "turns", long)]
     turns: bool,
     /// Rounds: in each every configuration is launched once, in turns
@@ -279,9 +279,10 @@ fn check_turns(arguments: &Arguments, settings: &[Setting]) -> Result<(), String
     let Some(library) = with.first() else {
         return Err("--turns needs a configuration with the library: look at --configs".into());
     };
-    if let Some(other) = (with.iter()).find(|other| other.variables != library.variables) {
+    let differs = |other: &&&Setting| other.without_paths() != library.without_paths();
+    if let Some(other) = with.iter().find(differs) {
         return Err(format!(
-            "--turns has one configuration with the library, which reads its variables once: {} and {} differ",
+            "--turns: the library reads its variables once, {PATHS} left out: {} and {} differ in others",
             library.name, other.name
         ));
     }
@@ -296,6 +297,15 @@ fn check_turns(arguments: &Arguments, settings: &[Setting]) -> Result<(), String
         return Err("--turns is for messages: not with jacobi".into());
     }
     Ok(())
+}
+
+/// What the library does in the turn of each of these configurations.
+fn turns(settings: &[Setting]) -> Vec<Turn> {
+    let turn = |setting: &Setting| match setting.preload {
+        true => Turn::Taking(setting.variables.get(PATHS).cloned()),
+        false => Turn::Aside,
+    };
+    settings.iter().map(turn).collect()
 }
 
 /// The rows, in tables, and which of them share a launch.
@@ -476,14 +486,15 @@ impl Comparison<'_> {
 
     /// The rows of a group in one configuration. False if a signal has ended it.
     fn launch(&mut self, group: usize, index: usize, verify: bool) -> bool {
-        let setting = self.results.settings[index].clone();
+        let mut setting = self.results.settings[index].clone();
         let ranks = self.groups[group].ranks;
-        let turns: Vec<bool> = match self.results.in_turns {
-            true => (self.results.settings.iter())
-                .map(|setting| !setting.preload)
-                .collect(),
+        let turns = match self.results.in_turns {
+            true => turns(&self.results.settings),
             false => Vec::new(),
         };
+        if !turns.is_empty() {
+            setting.variables = setting.without_paths();
+        }
         for (chosen, variables, rows) in self.parts(&setting, group) {
             let setting = Setting {
                 variables,

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 /// Variables of a configuration.
 pub type Variables = BTreeMap<String, String>;
 
+/// What the library can be told while it runs, too.
+pub const PATHS: &str = "ANABRANCH_PATHS";
+
 /// The configuration whose variables a sweep chooses for each row.
 pub const BEST: &str = "best";
 
@@ -36,6 +39,13 @@ impl Setting {
             preload,
             variables: Variables::new(),
         }
+    }
+
+    /// Its variables but for those that the library can be told while it runs.
+    pub fn without_paths(&self) -> Variables {
+        let mut variables = self.variables.clone();
+        variables.remove(PATHS);
+        variables
     }
 
     /// Whether its variables come from the sweep.

@@ -247,6 +247,7 @@ impl Driven {
             // Of what the wide staging of this rank has left.
             host: gpu.exec.staging_in_host_max() >= ways.router.staging_bytes()
                 && gpu.driven.may_lead_over(None),
+            paths: env.paths(),
             may_push: true,
             goes_directly: false,
             assign: Assign::One,

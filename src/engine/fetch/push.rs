@@ -88,7 +88,7 @@ impl Ways<'_> {
         let source = message.source;
         let is_exchange = self.exchanges.received(source, depth);
         let is_alone = self.under_way.iter().all(|row| row.source == source);
-        if is_exchange && is_alone && env.config.paths.direct && gpu.may_push(source) {
+        if is_exchange && is_alone && env.paths().direct && gpu.may_push(source) {
             self.push_as_before(env, gpu, source)
         } else {
             None
@@ -110,7 +110,7 @@ impl Ways<'_> {
         message.source < env.world_rank
             && self.to().is_some_and(|device| is_shared(&device))
             && env.config.push > 0
-            && env.config.paths.direct
+            && env.paths().direct
             && gpu.may_push(message.source)
     }
 

@@ -25,7 +25,7 @@ impl Fetch {
         let may_split = !self.own
             && self.message.flags & flag::EXPORTED != 0
             && self.wanted == self.message.length;
-        let is_planned = may_split && env.config.may_split(self.wanted);
+        let is_planned = may_split && env.may_split(self.wanted);
         let depth = is_planned.then(|| ways.depth(&self.message));
         if may_split {
             let to = driven::To { context, address };
@@ -181,7 +181,7 @@ impl Fetch {
 
     /// As [`Fetch::begin_directly`], for one that its sender writes.
     pub(super) fn plan_meanwhile(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
-        if env.config.may_split(self.wanted) {
+        if env.may_split(self.wanted) {
             let depth = ways.depth(&self.message);
             if depth == 1 {
                 self.plan_single(env, gpu, ways);

@@ -187,12 +187,12 @@ impl Ways<'_> {
     ) -> Option<Chosen> {
         let to = self.to()?;
         let bytes = message.length;
-        let relays = if env.config.paths.relay {
+        let relays = if env.paths().relay {
             gpu.relays.candidates(env, message.source)
         } else {
             Vec::new()
         };
-        let is_spared = env.config.paths.host && (self.computes || peer.computes());
+        let is_spared = env.paths().host && (self.computes || peer.computes());
         if is_spared {
             stats::add(Counter::HostSpared, 1);
         }
@@ -246,6 +246,7 @@ impl Ways<'_> {
         let usable = RouteUse {
             relay,
             host: route.host,
+            paths: env.paths(),
             may_push: false,
             goes_directly: route.goes_directly,
             assign: Assign::Own,

@@ -294,7 +294,7 @@ impl Core {
             Stage::Lifting(_) => true,
             _ => false,
         };
-        if !env.config.may_split(capacity) && !self.moving.iter().any(has_trail) {
+        if !env.may_split(capacity) && !self.moving.iter().any(has_trail) {
             return Vec::new();
         }
         let mut all: Vec<(u64, UnderWay)> = Vec::new();

@@ -130,7 +130,7 @@ impl Core {
             return None;
         }
         let (buffer, bytes) = (&posting.buffer, posting.bytes);
-        let is_direct = !env.config.may_split(bytes)
+        let is_direct = !env.may_split(bytes)
             || self
                 .depths
                 .is_likely_direct(stream.peer, [last.device, buffer.uuid], bytes);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::{Kind, PathList};
 use crate::topology::tests::shipped;
 
 /// The identity of a test's GPU.
@@ -35,6 +36,7 @@ pub(super) fn all() -> RouteUse<'static> {
     RouteUse {
         relay: &everything,
         host: true,
+        paths: Paths::ALL,
         may_push: true,
         goes_directly: false,
         assign: Assign::Own,
@@ -179,6 +181,28 @@ fn options_reach_the_planner() {
         .paths()
         .iter()
         .all(|path| path.staging_bytes() <= 4 << 20));
+}
+
+/// What the program has chosen is part of each question: plans of before are not given for it, nor made again after it.
+#[test]
+fn a_message_takes_the_paths_that_were_chosen() {
+    let mut router = router("beluga", |_| ());
+    let mut route = |words: &str| {
+        let paths = PathList.parse(words).expect("a list");
+        let routed = router.route(uuid(0), uuid(1), LONG, 1, RouteUse { paths, ..all() });
+        routed.expect("a plan").plan
+    };
+    let kinds = |plan: &Plan| {
+        let kinds = plan.paths().iter().map(|path| path.path.kind());
+        [PathKind::Direct, PathKind::Relay, PathKind::Host]
+            .map(|kind| kinds.clone().any(|other| other == kind))
+    };
+    let all = route("direct,relay,host");
+    assert_eq!(kinds(&all), [true; 3]);
+    assert_eq!(kinds(&route("direct")), [true, false, false]);
+    assert_eq!(kinds(&route("direct,relay")), [true, true, false]);
+    assert_eq!(kinds(&route("host,relay")), [false, true, true]);
+    assert!(Arc::ptr_eq(&all, &route("direct,relay,host")));
 }
 
 /// Two GPUs of the cube mesh without a link between them: over two others, if nobody is needed there.

@@ -1,14 +1,15 @@
-//! One row of a suite on one rank: its iterations before what counts, its blocks, in turns where the library stands aside in some,
-//! and one that is verified.
+//! One row of a suite on one rank: its iterations before what counts, its blocks, in turns where the library does something else
+//! in each, and one that is verified.
 
+use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context};
 
-use super::{verified, Ask, Plan, ARRIVAL, SIMULATED_ARRIVAL};
+use super::{verified, Ask, Plan, Turn, ARRIVAL, SIMULATED_ARRIVAL};
 use crate::bench::buffer::Place;
 use crate::bench::check::Checker;
-use crate::bench::counters::Counters;
+use crate::bench::counters::{Counters, Values};
 use crate::bench::exchange::{Pair, Spot};
 use crate::bench::mpi::Requests;
 use crate::bench::Clock;
@@ -47,13 +48,78 @@ pub(super) struct Done {
     pub(super) blocks: Vec<f64>,
     /// Iterations of a block.
     pub(super) iterations: u32,
-    /// Messages sent by the first of a pair in all, and acknowledgements.
-    pub(super) messages: u64,
-    pub(super) acknowledgements: u64,
     /// Of the blocks, as [`late`](super::Measured::late).
     pub(super) late: f64,
-    /// By turn.
-    pub(super) errors: Vec<u64>,
+    /// Of each kind of turn.
+    pub(super) parts: Vec<Part>,
+}
+
+/// What one rank did in the turns of one kind, whether they count or not.
+#[derive(Default)]
+pub(super) struct Part {
+    /// Messages sent by the first of a pair, and acknowledgements.
+    pub(super) messages: u64,
+    pub(super) acknowledgements: u64,
+    /// What the library counted.
+    pub(super) counted: Values,
+    /// Messages with wrong data.
+    pub(super) errors: u64,
+}
+
+impl Part {
+    /// Nothing yet, with as many counters as there are.
+    pub(super) fn new(counters: &Values) -> Part {
+        Part {
+            counted: vec![0; counters.len()],
+            ..Part::default()
+        }
+    }
+
+    /// Adds so many iterations.
+    fn add(&mut self, ask: &Ask, rounds: u64) {
+        self.messages += rounds * ask.window as u64;
+        self.acknowledgements += rounds;
+    }
+
+    /// Adds what was counted from one time to another.
+    pub(super) fn count(&mut self, before: &Values, after: &Values) {
+        let values = before
+            .iter()
+            .zip(after)
+            .map(|(before, after)| after - before);
+        for (counted, value) in self.counted.iter_mut().zip(values) {
+            *counted += value;
+        }
+    }
+}
+
+/// The turns of a plan: without any, the one turn is that of whatever there is.
+pub(super) struct Turns {
+    /// Each that differs from the others.
+    pub(super) kinds: Vec<Turn>,
+    /// Of which kind they are, in their order.
+    pub(super) order: Vec<usize>,
+}
+
+impl Turns {
+    pub(super) fn of(plan: &Plan) -> Turns {
+        let all = match plan.turns.as_slice() {
+            [] => &[Turn::Taking(None)],
+            turns => turns,
+        };
+        let mut turns = Turns {
+            kinds: Vec::new(),
+            order: Vec::new(),
+        };
+        for turn in all {
+            let known = turns.kinds.iter().position(|kind| kind == turn);
+            turns.order.push(known.unwrap_or(turns.kinds.len()));
+            if known.is_none() {
+                turns.kinds.push(turn.clone());
+            }
+        }
+        turns
+    }
 }
 
 /// How a row began.
@@ -63,12 +129,6 @@ struct Settled {
     /// Seconds of an iteration.
     each: f64,
     rounds: u64,
-}
-
-/// Each of the turns once.
-fn unique(turns: &[bool]) -> Vec<bool> {
-    let both = [true, false].into_iter();
-    both.filter(|aside| turns.contains(aside)).collect()
 }
 
 /// One row on one rank that takes part in it.
@@ -85,7 +145,7 @@ pub(super) struct Row<'a, 'p> {
 
 impl Row<'_, '_> {
     /// Measures it, and verifies it where that is asked for.
-    pub(super) fn measure(mut self) -> anyhow::Result<Done> {
+    pub(super) fn measure(mut self, turns: &Turns) -> anyhow::Result<Done> {
         let (window, legs) = (self.ask.window, self.pair.legs()[0].len().max(1));
         let places = match (self.place, self.simulated) {
             (Place::H, _) => ARRIVAL / self.ask.stride().max(1) / legs,
@@ -107,18 +167,14 @@ impl Row<'_, '_> {
             .collect();
         let spots = [&out[..], &into[..]];
         let mut done = Done::default();
-        // Without turns, the one turn is that of whatever there is.
-        let turns: Vec<bool> = match self.plan.turns.as_slice() {
-            [] => vec![false],
-            turns => turns.to_vec(),
-        };
-        let (mut rounds, mut long, mut each) = (0, false, 0.0f64);
-        for aside in unique(&turns) {
-            self.stand_aside(aside)?;
-            let found = self.settle(spots);
+        let (mut long, mut each) = (false, 0.0f64);
+        for kind in &turns.kinds {
+            let mut part = Part::new(&self.read());
+            let found = self.counted(kind, &mut part, |row| Ok(row.settle(spots)))?;
             long |= found.long;
             each = each.max(found.each);
-            rounds += if aside { 0 } else { found.rounds };
+            part.add(self.ask, found.rounds);
+            done.parts.push(part);
         }
         let (blocks, iterations) = self.extent(long, each);
         let settles = match (self.plan.turns.is_empty(), long) {
@@ -127,29 +183,44 @@ impl Row<'_, '_> {
         };
         done.iterations = iterations;
         let mut repeats = REPEATS;
-        for turn in 0..blocks * turns.len() {
-            let aside = turns[turn % turns.len()];
-            self.stand_aside(aside)?;
-            let made = self.turn(spots, settles, iterations, &mut repeats, &mut done);
-            rounds += if aside { 0 } else { made };
-        }
-        done.messages = rounds * self.ask.window as u64;
-        done.acknowledgements = rounds;
-        if self.plan.verify {
-            let mut errors = [0; 2];
-            for aside in unique(&turns) {
-                self.stand_aside(aside)?;
-                errors[usize::from(aside)] = self.verify()?;
-                if !aside {
-                    done.messages += verified(self.ask) as u64;
-                    done.acknowledgements += 1;
-                }
+        let mut parts = std::mem::take(&mut done.parts);
+        for _ in 0..blocks {
+            for kind in &turns.order {
+                let part = &mut parts[*kind];
+                let made = self.counted(&turns.kinds[*kind], part, |row| {
+                    Ok(row.turn(spots, settles, iterations, &mut repeats, &mut done))
+                })?;
+                part.add(self.ask, made);
             }
-            let of_turn = |aside: &bool| errors[usize::from(*aside)];
-            done.errors = turns.iter().map(of_turn).collect();
         }
-        self.stand_aside(false)?;
+        if self.plan.verify {
+            for (kind, part) in turns.kinds.iter().zip(&mut parts) {
+                part.errors = self.counted(kind, part, Row::verify)?;
+                part.messages += verified(self.ask) as u64;
+                part.acknowledgements += 1;
+            }
+        }
+        done.parts = parts;
+        self.begin(&Turn::Taking(None))?;
         Ok(done)
+    }
+
+    /// What is done in a turn of this kind, with what the library counts meanwhile.
+    fn counted<T>(
+        &mut self,
+        kind: &Turn,
+        part: &mut Part,
+        what: impl FnOnce(&mut Self) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        self.begin(kind)?;
+        let before = self.read();
+        let done = what(self)?;
+        part.count(&before, &self.read());
+        Ok(done)
+    }
+
+    fn read(&self) -> Values {
+        self.library.map(Counters::read).unwrap_or_default()
     }
 
     /// One block that counts, after so many iterations that do not. Gives how many iterations were made, those of void blocks too.
@@ -181,18 +252,25 @@ impl Row<'_, '_> {
         }
     }
 
-    /// Has the library stand aside on all ranks that take part, or take messages again, where the plan has turns.
-    fn stand_aside(&self, on: bool) -> anyhow::Result<()> {
+    /// Has the library do on all ranks that take part what it does in turns of this kind, where the plan has turns.
+    fn begin(&self, kind: &Turn) -> anyhow::Result<()> {
         if self.plan.turns.is_empty() {
             return Ok(());
         }
         let library = self.library.context("turns need the library")?;
         // All that was sent is received.
         self.pair.meet();
-        match library.stand_aside(on) {
-            0 => Ok(()),
-            left => bail!("the library cannot stand aside: {left} messages are in the way"),
+        let left = library.stand_aside(*kind == Turn::Aside);
+        if left != 0 {
+            bail!("the library cannot stand aside: {left} messages are in the way");
         }
+        if let Turn::Taking(paths) = kind {
+            let list = paths.as_deref().map(CString::new).transpose()?;
+            if !library.choose_paths(list.as_deref()) {
+                bail!("the library cannot take these paths only: {paths:?}");
+            }
+        }
+        Ok(())
     }
 
     /// Iterations before those that are measured.
