@@ -442,6 +442,14 @@ impl Fetch {
 
     /// Moves the transfer on, without waiting.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
+        let step = self.step(env, gpu);
+        if let (Step::Pending(false), Some(routed)) = (&step, &mut self.routed) {
+            routed.look();
+        }
+        step
+    }
+
+    fn step(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
         match &mut self.path {
             Path::Nothing => {
                 self.acknowledge();

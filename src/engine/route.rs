@@ -20,7 +20,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::config::{Assign, Config, Paths};
-use crate::cuda::{Buffer, ContextKey, Uuid};
+use crate::cuda::{clock_ns, Buffer, ContextKey, Uuid};
 use crate::engine::{Core, Env};
 use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
@@ -65,9 +65,44 @@ pub struct Routed {
     pub reservation: Reservation,
     /// It goes through host memory beside others: what it counts on, and whom it may tell how that was.
     host: Option<(HostPart, Arc<HostUse>)>,
+    /// When the ledger is to be looked at, by [`clock_ns`]; before that it tells too little, and at the end it takes time.
+    look_ns: u64,
 }
 
+/// A single message looks at the ledger so long before its predicted end, us, or after a quarter of its time: it is planned up to 10 us
+/// after its copy has begun.
+const LOOK_US: f64 = 20.0;
+
 impl Routed {
+    fn new(
+        plan: Arc<Plan>,
+        reservation: Reservation,
+        host: Option<(HostPart, Arc<HostUse>)>,
+    ) -> Routed {
+        let look_ns = match plan.message.window {
+            1 => {
+                let us = plan.predicted_us;
+                clock_ns().saturating_add((1e3 * (us - LOOK_US).max(us / 4.0)) as u64)
+            }
+            // Of a window others are under way when one ends.
+            _ => u64::MAX,
+        };
+        Routed {
+            plan,
+            reservation,
+            host,
+            look_ns,
+        }
+    }
+
+    /// To be called now and then while the message is under way.
+    pub fn look(&mut self) {
+        if self.look_ns != u64::MAX && clock_ns() >= self.look_ns {
+            self.look_ns = u64::MAX;
+            self.reservation.look();
+        }
+    }
+
     /// The message is over, and its part in host memory was.
     pub fn fared(&self, how: HostFared) {
         if let Some((part, host)) = &self.host {
@@ -288,11 +323,8 @@ impl Router {
         reservation.settle(&answer.plan, answer.uses);
         let mut kinds = answer.plan.paths().iter().map(|path| path.path.kind());
         let is_told = is_shared && kinds.any(|kind| kind == PathKind::Host);
-        Some(Routed {
-            plan: answer.plan,
-            reservation,
-            host: is_told.then(|| (host_part, Arc::clone(&self.host))),
-        })
+        let host = is_told.then(|| (host_part, Arc::clone(&self.host)));
+        Some(Routed::new(answer.plan, reservation, host))
     }
 
     /// Whether all that comes to a GPU from others is known to come by one port.

@@ -143,6 +143,8 @@ pub struct Reservation {
     before: Vec<Seen>,
     /// What it has announced.
     announced: Arc<[Use]>,
+    /// What others were found to use, shortly before its end.
+    met: Option<Vec<Seen>>,
     /// No message is moved by it.
     is_withdrawn: bool,
 }
@@ -188,6 +190,7 @@ impl Ledger {
             us: plan.predicted_us,
             before: seen,
             announced: Arc::default(),
+            met: None,
             is_withdrawn: false,
         };
         (reservation, occupancy)
@@ -305,6 +308,15 @@ impl Reservation {
         self.announced = uses;
     }
 
+    /// Looks what others use, shortly before the message ends, unless that is done: at its end somebody waits for it, and the lines
+    /// that others have just written are far away.
+    pub(super) fn look(&mut self) {
+        if self.met.is_none() {
+            let now = self.ledger.seen(&mut self.ledger.book.lock(), self.pair);
+            self.met = Some(self.met_by(now));
+        }
+    }
+
     /// The message goes another way: what others use meanwhile tells nothing of the next one.
     pub(super) fn withdraw(mut self) {
         self.is_withdrawn = true;
@@ -320,7 +332,7 @@ impl Reservation {
     }
 
     /// What others have used since this was made, and what they used then: who comes first now may come last the next time.
-    fn met(&self, now: Vec<Seen>) -> Vec<Seen> {
+    fn met_by(&self, now: Vec<Seen>) -> Vec<Seen> {
         let used = |seen: Seen| {
             let before = self
                 .before
@@ -343,11 +355,11 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if !self.is_withdrawn {
+            self.look();
+        }
+        let met = self.met.take().filter(|_| !self.is_withdrawn);
         let mut book = self.ledger.book.lock();
-        let met = (!self.is_withdrawn).then(|| {
-            let now = self.ledger.seen(&mut book, self.pair);
-            self.met(now)
-        });
         if let Some(pair) = book.pairs.get_mut(&self.pair) {
             if let Some(met) = met {
                 pair.met = met;
