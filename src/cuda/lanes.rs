@@ -7,7 +7,7 @@
 use super::copy::Copy;
 use super::error::Result;
 use super::measure::Timed;
-use super::queue::{InFlight, Queue};
+use super::queue::{Gathered, InFlight, Queue};
 use super::state::{ContextKey, Entered};
 use super::types::{Event, EVENT_DISABLE_TIMING, STREAM_LEGACY, STREAM_PER_THREAD};
 use super::Mapping;
@@ -169,12 +169,19 @@ impl Lanes {
         Ok(queued)
     }
 
-    /// Whether only pulls are to be launched that more may join, see [`Lanes::add`].
+    /// What is to be launched, if that is pulls only that more may join, see [`Lanes::add`].
     #[must_use]
-    pub fn are_gathering(&self) -> bool {
+    pub fn gathered(&self) -> Option<Gathered> {
         let mut fresh = self.fresh.iter();
-        !self.fresh.is_empty()
-            && fresh.all(|(purpose, lane)| *purpose == Purpose::Pull && lane.may_wait())
+        let first = Gathered::default();
+        let all = fresh.try_fold(first, |all, (purpose, lane)| {
+            let lane = (*purpose == Purpose::Pull).then(|| lane.gathered())??;
+            Some(Gathered {
+                longest: all.longest.max(lane.longest),
+                bytes: all.bytes + lane.bytes,
+            })
+        });
+        all.filter(|all| *all != first)
     }
 
     /// Launches what was queued, on lanes that have little to do; the others do it when they are polled.

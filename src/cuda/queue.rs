@@ -29,8 +29,6 @@ pub const BATCH_BYTES_MAX: u64 = 64 << 20;
 /// all in one batch but the first two and as soon as 4 MiB wait: 1 MiB 144 and 187, both ways 249 and 303; 4 MiB 297 and 309. (2 MiB:
 /// 186, 268, 316; 1 MiB, more launches: 152, 261, 297.)
 const AHEAD_BYTES: u64 = 4 << 20;
-/// A copy of more bytes is not held back for others: the link has the time that it would wait.
-const HOLD_BYTES_MAX: u64 = 1 << 20;
 /// Copies that one stream may have in flight, launched one by one.
 const IN_FLIGHT_MAX: usize = 1024;
 /// Errors in a row that the driver answers questions about a copy with, before it is waited for.
@@ -80,6 +78,15 @@ impl State {
     fn is_unlaunched(&self) -> bool {
         self.is_fresh && self.flying.is_empty()
     }
+}
+
+/// Copies that are to be launched next, and may wait for more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Gathered {
+    /// Bytes of the longest.
+    pub longest: u64,
+    /// Bytes of all.
+    pub bytes: u64,
 }
 
 /// A copy's number, and whether anybody wants it still.
@@ -359,11 +366,14 @@ impl Queue {
             && waiting().sum::<u64>().saturating_add(bytes) <= AHEAD_BYTES
     }
 
-    /// Whether all that is to be launched on this stream next is so short that it may wait for more.
-    pub(super) fn may_wait(&self) -> bool {
+    /// What is to be launched on this stream next, where nothing is in flight on it.
+    pub(super) fn gathered(&self) -> Option<Gathered> {
         let state = self.state.lock();
-        let mut waiting = state.waiting.iter();
-        state.is_unlaunched() && waiting.all(|row| row.copy.bytes() <= HOLD_BYTES_MAX)
+        let bytes = || state.waiting.iter().map(|row| row.copy.bytes());
+        state.is_unlaunched().then(|| Gathered {
+            longest: bytes().max().unwrap_or(0),
+            bytes: bytes().sum(),
+        })
     }
 
     /// Whether the copy of this number is known to be done.

@@ -8,7 +8,7 @@ use rustc_hash::FxBuildHasher;
 use slab::Slab;
 
 use crate::config::Config;
-use crate::cuda::{clock_ns, Stay};
+use crate::cuda::{clock_ns, Gathered, Stay};
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
 use crate::engine::fetch::{Depths, Exchanges};
@@ -66,6 +66,14 @@ const REST_MAX_NS: u64 = 5_000_000;
 /// which receives from the other three, single messages of 1 KiB, times the speed without the library: 0.86 without, 0.93 with 1 us,
 /// 1.05 with 2; of 512 KiB 0.90, 0.95, 0.97, and less with 3. Between 1.5 and 2 four H100s show no difference.
 const HOLD_NS: u64 = 1500;
+/// A copy of more bytes is not held back for those of other senders: the link has the time that it would wait.
+const HOLD_LONGEST: u64 = 1 << 20;
+/// The same for messages of one sender, of which the MPI library brings one at a time, where all that it has sent is not more than
+/// what makes a batch by itself. Two H100s, times the speed without the library, launched as they came and so: windows of 3 of 64
+/// KiB 1.15 and 1.36, both ways 0.77 and 0.97; of 4 1.16 and 1.36, 0.86 and 1.06; of 8 1.43 and 1.58, 1.07 and 1.23. Held for 3 us
+/// those of 8 have 1.52 and 1.18. Windows of 16 of 1 MiB, of which two were held, had 1.40 and 1.32 (`docs/results/h100-x2-windows.txt`).
+const HOLD_ALIKE_NS: u64 = 4500;
+const HOLD_BYTES: u64 = 4 << 20;
 
 /// Until when the tests of a program that computes need not look at what is under way. With 12 messages of 1 GiB a test took
 /// 1.1 us of which the driver's answer was 0.3, and looking at them as much (two H100s; `docs/results/h200-x2-computing-turns.txt`).
@@ -241,9 +249,14 @@ impl Core {
 
     /// A descriptor is on its way that may land in a posted receive.
     pub(super) fn is_announced(&self, env: &Env) -> bool {
+        self.posted != 0 && self.announced(env) > 0
+    }
+
+    /// How many descriptors are on their way.
+    fn announced(&self, env: &Env) -> u64 {
         // Messages that are foreseen are taken before they are announced.
         let announced = env.node.own().announced();
-        self.posted != 0 && announced.wrapping_sub(self.taken as u32) as i32 > 0
+        u64::try_from(announced.wrapping_sub(self.taken as u32) as i32).unwrap_or(0)
     }
 
     /// How long the next call of the program's may be waited for, where it computes and tests in between: it looks after its messages
@@ -412,15 +425,25 @@ impl Core {
     }
 
     fn is_to_hold(&mut self, env: &Env) -> bool {
-        let may_gain = self.is_waiting && self.is_announced(env) && self.company.are_several();
-        if !may_gain || !self.gpu.is_gathering() {
+        if !self.is_waiting || !self.is_announced(env) {
+            return false;
+        }
+        let (are_several, gathered) = (self.company.are_several(), self.gpu.gathered());
+        let announced = self.announced(env);
+        let may_wait = |gathered: &Gathered| match are_several {
+            true => gathered.longest <= HOLD_LONGEST,
+            // Those of a window are alike.
+            false => gathered.bytes + announced * gathered.longest <= HOLD_BYTES,
+        };
+        if !gathered.as_ref().is_some_and(may_wait) {
             return false;
         }
         let now_ns = clock_ns();
         if self.held_ns == 0 {
             self.held_ns = now_ns;
         }
-        now_ns.saturating_sub(self.held_ns) < HOLD_NS
+        let most_ns = if are_several { HOLD_NS } else { HOLD_ALIKE_NS };
+        now_ns.saturating_sub(self.held_ns) < most_ns
     }
 
     /// Moves the only receive on whose payload is on its way. True if anything moved.

@@ -7,8 +7,9 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::config::{Config, Executor};
 use crate::cuda::{
-    Budget, Buffer, ContextKey, Copy, Error, Export, Exports, InFlight, Lanes, Limits, Mapping,
-    MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose, Registrations, Result, Timed, Uuid,
+    Budget, Buffer, ContextKey, Copy, Error, Export, Exports, Gathered, InFlight, Lanes, Limits,
+    Mapping, MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose, Registrations, Result,
+    Timed, Uuid,
 };
 use crate::engine::fault;
 use crate::engine::fetch::driven::Troubles;
@@ -218,9 +219,9 @@ impl Gpu {
         self.lanes.launch();
     }
 
-    /// Whether what [`Gpu::launch`] would start are short pulls that others may join.
-    pub fn is_gathering(&self) -> bool {
-        self.lanes.are_gathering()
+    /// What [`Gpu::launch`] would start, if that is pulls only that others may join.
+    pub fn gathered(&self) -> Option<Gathered> {
+        self.lanes.gathered()
     }
 
     /// While more is being queued: starts what is worth a launch by itself.

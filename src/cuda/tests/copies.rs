@@ -246,12 +246,13 @@ fn joined(bench: &mut Bench) {
     };
     let load = |bench: &mut Bench, peer: u64| bench.lanes.load(bench.key, Purpose::Pull, peer);
     let loads = |bench: &mut Bench| [0, 1, 2, 3].map(|peer| load(bench, peer).unwrap());
-    assert!(!bench.lanes.are_gathering());
+    assert_eq!(bench.lanes.gathered(), None);
     let mut copies: Vec<InFlight> = (0..3).map(|peer| add(bench, peer, peer, 5001)).collect();
     assert_eq!(loads(bench), [3, 3, 3, 0], "on the lane of the first");
-    assert!(bench.lanes.are_gathering());
+    let gathered = |longest, bytes| Some(Gathered { longest, bytes });
+    assert_eq!(bench.lanes.gathered(), gathered(5001, 3 * 5001));
     bench.lanes.launch();
-    assert!(!bench.lanes.are_gathering());
+    assert_eq!(bench.lanes.gathered(), None);
     assert_eq!(loads(bench), [1, 1, 1, 0], "one launch");
     // Whether that is over nobody knows yet: what comes from the same peer is behind it, from another not.
     copies.push(add(bench, 1, 70_001, 5001));
@@ -266,7 +267,7 @@ fn joined(bench: &mut Bench) {
     // All of it is over: each is on its own lane again, and what is long does not join.
     let copies = [1, 2].map(|peer| add(bench, peer, peer, 3 << 20));
     assert_eq!(loads(bench), [0, 1, 1, 0]);
-    assert!(!bench.lanes.are_gathering(), "too long to wait");
+    assert_eq!(bench.lanes.gathered(), gathered(3 << 20, 6 << 20));
     bench.lanes.launch();
     copies.into_iter().for_each(|copy| finish(copy).unwrap());
     free(a);
