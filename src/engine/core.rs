@@ -73,7 +73,7 @@ const HOLD_LONGEST: u64 = 1 << 20;
 /// KiB 1.15 and 1.36, both ways 0.77 and 0.97; of 4 1.16 and 1.36, 0.86 and 1.06; of 8 1.43 and 1.58, 1.07 and 1.23. Held for 3 us
 /// those of 8 have 1.52 and 1.18. Windows of 16 of 1 MiB, of which two were held, had 1.40 and 1.32 (`docs/results/h100-x2-windows.txt`).
 const HOLD_ALIKE_NS: u64 = 4500;
-const HOLD_BYTES: u64 = 4 << 20;
+pub(super) const HOLD_BYTES: u64 = 4 << 20;
 
 /// Until when the tests of a program that computes need not look at what is under way. With 12 messages of 1 GiB a test took
 /// 1.1 us of which the driver's answer was 0.3, and looking at them as much (two H100s; `docs/results/h200-x2-computing-turns.txt`).

@@ -120,6 +120,8 @@ pub struct Options {
     pub copies_max: u32,
     /// What host memory alone must bring a single message beside the direct path, us: see [`OFFER_US`].
     pub offer_us: f64,
+    /// The same of all messages of a window, while nobody else uses the links and while others do: see [`WINDOW_OFFERS_US`].
+    pub window_offers_us: [f64; 2],
     /// What messages count on that use the host's memory beside others; what they do at first, if nothing was found out.
     pub host_part: Option<HostPart>,
     /// Order of launches.
@@ -148,6 +150,7 @@ impl Default for Options {
             gain_min_beside: 0.04,
             copies_max: 2,
             offer_us: 0.0,
+            window_offers_us: [0.0; 2],
             host_part: None,
             order: Order::default(),
         }
@@ -160,6 +163,11 @@ impl Default for Options {
 /// 2 us are to be gained, 1.07 and 1.10, both ways at once 0.91 and 1.02; 32 MiB, 4 us, 1.07 and 1.07, 0.98 and 1.03;
 /// 48 MiB, 7 us, 1.06 and 1.05, 1.02 and 1.03; 64 MiB, 10 us, 1.07 and 1.04, 1.04 and 1.04.
 pub const OFFER_US: f64 = 6.0;
+
+/// What all messages of a window must gain together, while nobody else uses the links and while others do, us. Two H100s, what the
+/// host's share should bring and what it brought, in turns with one path: windows of 4 of 12 MiB 5.8 and -1.0 us, of 16 MiB 10.4 and
+/// 4.2; both ways 5.5 and -5.8, 9.0 and -4.6, of 24 MiB 14.6 and -0.4, of 32 MiB 20.6 and 6.7 (`docs/results/h100-x2-windows.txt`).
+pub const WINDOW_OFFERS_US: [f64; 2] = [7.0, 15.0];
 
 /// What calls take the one thread that launches all copies of a message, us.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -207,6 +215,14 @@ impl Options {
         self.host_part.unwrap_or_else(|| HostPart::at_first(window))
     }
 
+    /// What host memory alone must bring a window so deep beside the direct path, us.
+    fn least_us(&self, window: u32, others: &Occupancy) -> f64 {
+        match window {
+            1 => self.offer_us,
+            _ => self.window_offers_us[usize::from(!others.is_free())],
+        }
+    }
+
     /// The same where each rank makes the copies of its own GPU.
     #[must_use]
     pub fn by_each(self) -> Options {
@@ -214,6 +230,7 @@ impl Options {
             relays_in_turn: true,
             batches: true,
             offer_us: OFFER_US,
+            window_offers_us: WINDOW_OFFERS_US,
             ..self
         }
     }
@@ -430,7 +447,9 @@ impl Planner {
         if let Some(alone) = alone.filter(|_| options.direct) {
             if alone.us <= split.us {
                 split = alone;
-            } else if alone.us - split.us < options.offer_us && problem.is_for_host_alone(&split) {
+            } else if alone.us - split.us < options.least_us(message.window, occupancy)
+                && problem.is_for_host_alone(&split)
+            {
                 let without = Options {
                     host: false,
                     ..*options

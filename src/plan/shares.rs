@@ -378,15 +378,13 @@ impl<'a> Problem<'a> {
         1.0 - gain.max(1e-9)
     }
 
-    /// Whether a single message is split only to have a part of it in host memory.
+    /// Whether messages are split only to have a part of each in host memory.
     pub(super) fn is_for_host_alone(&self, split: &Split) -> bool {
         let mut kinds = split
             .parts()
             .iter()
             .map(|part| self.path(u32::from(part.candidate)).kind());
-        self.message.window == 1
-            && kinds.all(|kind| kind != PathKind::Relay)
-            && split.parts().len() > 1
+        kinds.all(|kind| kind != PathKind::Relay) && split.parts().len() > 1
     }
 
     /// What is allowed.

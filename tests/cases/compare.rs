@@ -212,6 +212,25 @@ fn paths_in_turns() {
     });
 }
 
+/// Messages of a short window, of which the MPI library brings one at a time, are launched together: two launches on a stream go
+/// without waiting for each other, so none of these would be in a batch.
+#[test]
+fn short_windows_in_one_launch() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            let arguments = "--benches bw --sizes 64K --windows 2 --iterations 200 --rounds 1";
+            let arguments: Vec<&str> = arguments.split(' ').collect();
+            let (finished, json, _) =
+                compare(mpi, &[&arguments[..], &["--configs", "anabranch"]].concat());
+            assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
+            let counters = &rows(&json)[0]["configurations"]["anabranch"]["counters"];
+            let count = |name: &str| counters[name].as_u64().unwrap_or(0);
+            let (held, batched) = (count("launches_held"), count("copies_batched"));
+            assert!(held > 0 && batched >= held, "{counters:#}");
+        });
+    }
+}
+
 /// Configurations that cannot take turns within one launch are refused, with what to do.
 #[test]
 fn no_turns_for_what_is_read_once() {

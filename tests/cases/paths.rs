@@ -591,7 +591,7 @@ fn counter(text: &str, name: &str) -> u64 {
 fn short_windows_in_one_place_both_ways() {
     on("openmpi", |_| {
         let arguments = [
-            "bibw", "D", "D", "-m", "8", "-W", "16", "-i", "300", "-x", "0",
+            "bibw", "D", "D", "-m", "8", "-W", "64", "-i", "100", "-x", "0",
         ];
         // Again, where receivers were quick enough to read all of it from device memory, or none.
         let mut seen = Vec::new();

@@ -8,6 +8,7 @@ use super::several::{self, Before, Several};
 use super::turn::TURN_FROM;
 use super::{flag, readers, Destination, Fetch, Path, Trail, TrailEnd, Turns, UnderWay, Ways};
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
+use crate::engine::core::HOLD_BYTES;
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
@@ -120,7 +121,7 @@ impl Fetch {
                     return false;
                 }
                 if ways.is_likely_direct(&self.message, depth) {
-                    self.begin_directly(env, gpu, ways);
+                    self.begin_directly(env, gpu, ways, depth);
                     return true;
                 }
             }
@@ -171,12 +172,16 @@ impl Fetch {
         self.trail = Some(TrailEnd::new(is_direct));
     }
 
-    /// A single message that is likely to take one direct copy does so this time. What is planned while it runs counts for
-    /// the next one.
-    fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, ways: Ways<'_>) {
+    /// A message that is likely to take one direct copy does so this time. What is planned while it runs counts for the next one.
+    fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>, depth: u32) {
         self.start_in_turn(env, gpu, ways.router.is_switched());
-        gpu.launch();
-        self.plan_single(env, gpu, ways);
+        let is_held = depth > 1 && u64::from(depth) * self.wanted <= HOLD_BYTES;
+        if !is_held {
+            gpu.launch();
+        }
+        if !is_held || ways.is_planned_again(&self.message) {
+            self.plan_now(env, gpu, ways, depth);
+        }
     }
 
     /// As [`Fetch::begin_directly`], for one that its sender writes.
@@ -184,13 +189,14 @@ impl Fetch {
         if env.may_split(self.wanted) {
             let depth = ways.depth(&self.message);
             if depth == 1 {
-                self.plan_single(env, gpu, ways);
+                self.plan_now(env, gpu, ways, depth);
             }
         }
     }
 
-    fn plan_single(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
-        if let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, 1) {
+    /// Plans what has begun in one copy.
+    fn plan_now(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>, depth: u32) {
+        if let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, depth) {
             if chosen.parts.is_empty() {
                 self.routed = Some(chosen.routed);
             } else {

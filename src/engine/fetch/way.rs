@@ -66,10 +66,16 @@ struct Depth {
     last: u32,
     /// Of this window, so far.
     now: u32,
-    /// Single messages between these two GPUs of up to so many bytes took one direct copy when last planned.
-    direct: Option<([Uuid; 2], u64)>,
+    /// Between these two GPUs messages of up to so many bytes took one direct copy when last planned: single ones, and those of
+    /// windows.
+    direct: [Option<([Uuid; 2], u64)>; 2],
+    /// Messages of short windows that were not planned since one was.
+    unplanned: u32,
 }
 
+/// Of messages of short windows that go directly one of so many is planned: they are launched together, so that there is no time
+/// in which a plan costs nothing.
+const PLANNED_OF: u32 = 16;
 /// No window is taken for deeper.
 const DEPTH_MAX: u32 = 16;
 
@@ -86,20 +92,42 @@ impl Depths {
         depth.now.max(depth.last)
     }
 
-    /// Takes note of how a single message was planned.
-    fn planned(&mut self, source: u32, ends: [Uuid; 2], bytes: u64, is_direct: bool) {
+    /// Takes note of how a message in a window so deep was planned.
+    fn planned(
+        &mut self,
+        source: u32,
+        ends: [Uuid; 2],
+        bytes: u64,
+        in_flight: u32,
+        is_direct: bool,
+    ) {
         let depth = self.0.entry(source).or_default();
-        let known = depth.direct.filter(|(known, _)| *known == ends);
-        depth.direct = match known.map_or(0, |(_, most)| most) {
+        let direct = &mut depth.direct[usize::from(in_flight > 1)];
+        let known = direct.filter(|(known, _)| *known == ends);
+        *direct = match known.map_or(0, |(_, most)| most) {
             most if is_direct => Some((ends, most.max(bytes))),
             most if most < bytes => known,
             _ => None,
         };
     }
 
-    /// Whether a single message is likely to take one direct copy.
-    pub fn is_likely_direct(&self, source: u32, ends: [Uuid; 2], bytes: u64) -> bool {
-        let direct = self.0.get(&source).and_then(|depth| depth.direct);
+    /// Whether one of the messages of short windows is to be planned.
+    fn is_planned_again(&mut self, source: u32) -> bool {
+        let depth = self.0.entry(source).or_default();
+        depth.unplanned = (depth.unplanned + 1) % PLANNED_OF;
+        depth.unplanned == 0
+    }
+
+    /// Whether a message in a window so deep is likely to take one direct copy.
+    pub fn is_likely_direct(
+        &self,
+        source: u32,
+        ends: [Uuid; 2],
+        bytes: u64,
+        in_flight: u32,
+    ) -> bool {
+        let direct = self.0.get(&source);
+        let direct = direct.and_then(|depth| depth.direct[usize::from(in_flight > 1)]);
         direct.is_some_and(|(known, most)| known == ends && bytes <= most)
     }
 }
@@ -151,13 +179,17 @@ impl Ways<'_> {
         self.depths.of(message.source, message.length, in_flight)
     }
 
-    /// Whether the plan of a message is likely to be one direct copy: then that is launched first, and the plan made while it
-    /// runs. In a window planning is hidden by the messages before.
+    /// Whether the plan of a message in a window so deep is likely to be one direct copy: then that is launched first, and the plan
+    /// made while it runs.
     pub fn is_likely_direct(&self, message: &Message, depth: u32) -> bool {
-        let source = message.source;
+        let (source, bytes) = (message.source, message.length);
         let ends = self.to().map(|to| [message.device, to]);
-        depth == 1
-            && ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, message.length))
+        ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, bytes, depth))
+    }
+
+    /// Whether a message of a short window that goes directly is to be planned all the same.
+    pub fn is_planned_again(&mut self, message: &Message) -> bool {
+        self.depths.is_planned_again(message.source)
     }
 
     /// Whether a message before which no other of its sender's is under way is to take one direct copy, so that its time tells
@@ -172,7 +204,7 @@ impl Ways<'_> {
         if let Some(to) = self.to() {
             let ends = [message.device, to];
             self.depths
-                .planned(message.source, ends, message.length, true);
+                .planned(message.source, ends, message.length, 1, true);
         }
     }
 
@@ -195,6 +227,10 @@ impl Ways<'_> {
         let is_spared = env.paths().host && (self.computes || peer.computes());
         if is_spared {
             stats::add(Counter::HostSpared, 1);
+            if relays.is_empty() {
+                // One copy is what is left; a rank that computes pays for each plan with its units of work.
+                return None;
+            }
         }
         let route = Route {
             from: message.device,
@@ -202,7 +238,7 @@ impl Ways<'_> {
             bytes,
             in_flight,
             host: peer.layout().wide_blocks > 0 && !is_spared,
-            goes_directly: self.is_likely_direct(message, in_flight),
+            goes_directly: in_flight == 1 && self.is_likely_direct(message, in_flight),
         };
         let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
         let Some(mut routed) = self.plan(env, &route, &|uuid| find(uuid).is_some()) else {
@@ -221,9 +257,11 @@ impl Ways<'_> {
         let parts = self.parts(&routed, &relays, peer);
         let kinds = routed.plan.paths().iter().map(|path| path.path.kind());
         let has_direct = kinds.into_iter().any(|kind| kind == PathKind::Direct);
-        if in_flight == 1 && !is_spared {
+        if !is_spared {
             let (source, ends) = (message.source, [route.from, route.to]);
-            self.depths.planned(source, ends, bytes, parts.is_empty());
+            let is_direct = parts.is_empty();
+            self.depths
+                .planned(source, ends, bytes, in_flight, is_direct);
         }
         Some(Chosen {
             parts,
@@ -236,9 +274,10 @@ impl Ways<'_> {
     /// of a fast link either, those after it will do so, too.
     fn note_unplanned(&mut self, gpu: &Gpu, message: &Message, route: &Route) {
         let (from, to) = (route.from, route.to);
-        if route.in_flight == 1 && !gpu.survey.wants(&from, &to, route.bytes) {
+        if !gpu.survey.wants(&from, &to, route.bytes) {
+            let (source, in_flight) = (message.source, route.in_flight);
             self.depths
-                .planned(message.source, [from, to], route.bytes, true);
+                .planned(source, [from, to], route.bytes, in_flight, true);
         }
     }
 
@@ -319,9 +358,9 @@ mod tests {
     fn what_was_planned_to_go_directly_is_likely_to_do_so_again() {
         let mut depths = Depths::default();
         let (ends, others) = ([[1; 16], [2; 16]], [[1; 16], [3; 16]]);
-        assert!(!depths.is_likely_direct(3, ends, 1), "nothing is known");
-        depths.planned(3, ends, 100, true);
-        depths.planned(3, ends, 50, true);
+        assert!(!depths.is_likely_direct(3, ends, 1, 1), "nothing is known");
+        depths.planned(3, ends, 100, 1, true);
+        depths.planned(3, ends, 50, 1, true);
         let likely = [
             (3, ends, 100),
             (3, ends, 101),
@@ -329,23 +368,30 @@ mod tests {
             (4, ends, 100),
         ];
         let likely =
-            likely.map(|(source, ends, bytes)| depths.is_likely_direct(source, ends, bytes));
+            likely.map(|(source, ends, bytes)| depths.is_likely_direct(source, ends, bytes, 1));
         assert_eq!(likely, [true, false, false, false]);
-        depths.planned(3, ends, 200, false);
+        depths.planned(3, ends, 200, 1, false);
         assert!(
-            depths.is_likely_direct(3, ends, 100),
+            depths.is_likely_direct(3, ends, 100, 1),
             "longer ones may be split"
         );
-        depths.planned(3, ends, 80, false);
+        depths.planned(3, ends, 80, 1, false);
         assert!(
-            !depths.is_likely_direct(3, ends, 50),
+            !depths.is_likely_direct(3, ends, 50, 1),
             "splitting pays again"
         );
-        depths.planned(3, ends, 10, true);
-        depths.planned(3, others, 90, false);
+        depths.planned(3, ends, 10, 1, true);
+        depths.planned(3, others, 90, 1, false);
         assert!(
-            !depths.is_likely_direct(3, ends, 10),
+            !depths.is_likely_direct(3, ends, 10, 1),
             "the last pair counts"
+        );
+        depths.planned(3, others, 70, 4, true);
+        let windows = [2, 16, 1].map(|depth| depths.is_likely_direct(3, others, 70, depth));
+        assert_eq!(
+            windows,
+            [true, true, false],
+            "windows are planned by themselves"
         );
     }
 }

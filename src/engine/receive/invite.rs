@@ -133,7 +133,7 @@ impl Core {
         let is_direct = !env.may_split(bytes)
             || self
                 .depths
-                .is_likely_direct(stream.peer, [last.device, buffer.uuid], bytes);
+                .is_likely_direct(stream.peer, [last.device, buffer.uuid], bytes, 1);
         // Two processes on one GPU take turns there, and one of them makes all copies; what a rank sends to itself it maps nowhere.
         let is_apart = last.device != buffer.uuid && stream.peer != env.world_rank;
         let is_fit = is_direct

@@ -55,9 +55,10 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
     };
     let with = Options {
         offer_us: OFFER_US,
+        window_offers_us: WINDOW_OFFERS_US,
         ..without
     };
-    let mut left_out = 0;
+    let (mut left_out, mut windows_left_out) = (0, 0);
     for name in ["hgx-h200", "narval", "beluga"] {
         let node = Node::shipped(name);
         for mib in [1, 2, 4, 8, 16, 24, 32, 48, 64, 256] {
@@ -71,11 +72,18 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
                 assert_eq!(plan.predicted_us, split.direct_us, "{name}, {mib} MiB");
             }
             left_out += usize::from(plan != split);
-            // In a window others move meanwhile.
-            assert_eq!(
-                window(&node, mib, 16, &with),
-                window(&node, mib, 16, &without)
-            );
+            for depth in [2, 4, 16] {
+                let split = window(&node, mib, depth, &without);
+                let gain_us = split.direct_us - split.predicted_us;
+                let plan = window(&node, mib, depth, &with);
+                let is_worth_it = gain_us >= WINDOW_OFFERS_US[0];
+                assert_eq!(
+                    plan == split,
+                    is_worth_it || split.paths().len() == 1,
+                    "{name}, {depth} of {mib} MiB: {gain_us} us"
+                );
+                windows_left_out += usize::from(plan != split);
+            }
         }
         // What relays bring is brought without a part for the host.
         let relays = |options: Options| {
@@ -91,6 +99,31 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
         }
     }
     assert!(left_out >= 2, "{left_out} plans were split for less");
+    assert!(windows_left_out >= 2, "{windows_left_out} of windows");
+    // Beside others it is more.
+    let node = Node::shipped("hgx-h200");
+    let message = Message {
+        window: 4,
+        ..Message::new(0, 1, 16 * MIB)
+    };
+    let back = Message {
+        from: 1,
+        to: 0,
+        ..message
+    };
+    let planned = node.planner.plan(&Occupancy::free(), &back, &with);
+    let mut others = Occupancy::free();
+    others.add_plan(&node.topology, &planned.expect("a plan"));
+    let plan = |others: &Occupancy| {
+        let plan = node.planner.plan(others, &message, &with).expect("a plan");
+        (plan.direct_us - plan.predicted_us, plan.paths().len())
+    };
+    let (gain_us, paths) = plan(&Occupancy::free());
+    assert!(
+        paths == 2 && gain_us < WINDOW_OFFERS_US[1],
+        "{paths}, {gain_us}"
+    );
+    assert_eq!(plan(&others), (0.0, 1));
 }
 
 /// Four H200s in a ring: what host memory would bring a message alone, or beside one or two others, three others take back.

@@ -171,8 +171,9 @@ impl Search<'_> {
             && kinds.contains(&PathKind::Direct)
             && kinds.contains(&PathKind::Host);
         match self.message.window {
-            1 if is_for_host_alone => self.options.offer_us,
-            _ => 0.0,
+            _ if !is_for_host_alone => 0.0,
+            1 => self.options.offer_us,
+            _ => self.options.window_offers_us[0],
         }
     }
 
