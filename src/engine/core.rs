@@ -68,11 +68,12 @@ const REST_MAX_NS: u64 = 5_000_000;
 const HOLD_NS: u64 = 1500;
 /// A copy of more bytes is not held back for those of other senders: the link has the time that it would wait.
 const HOLD_LONGEST: u64 = 1 << 20;
-/// The same for messages of one sender, of which the MPI library brings one at a time, where all that it has sent is not more than
-/// what makes a batch by itself. Two H100s, times the speed without the library, launched as they came and so: windows of 3 of 64
-/// KiB 1.15 and 1.36, both ways 0.77 and 0.97; of 4 1.16 and 1.36, 0.86 and 1.06; of 8 1.43 and 1.58, 1.07 and 1.23. Held for 3 us
-/// those of 8 have 1.52 and 1.18. Windows of 16 of 1 MiB, of which two were held, had 1.40 and 1.32 (`docs/results/h100-x2-windows.txt`).
+/// For how long messages of one sender are held, of which the MPI library brings one at a time. Two H100s, times the speed without
+/// the library, launched as they came and so: windows of 3 of 64 KiB 1.15 and 1.36, both ways 0.77 and 0.97; of 4 1.16 and 1.36, 0.86
+/// and 1.06; of 8 1.43 and 1.58, 1.07 and 1.23. Held for 3 us those of 8 have 1.52 and 1.18 (`docs/results/h100-x2-short-windows.txt`).
 const HOLD_ALIKE_NS: u64 = 4500;
+/// They are if all that it has sent is not more than makes a batch by itself: windows of 16 of 1 MiB, of which two were held, had 1.32
+/// where they have 1.40.
 pub(super) const HOLD_BYTES: u64 = 4 << 20;
 
 /// Until when the tests of a program that computes need not look at what is under way. With 12 messages of 1 GiB a test took
@@ -433,7 +434,10 @@ impl Core {
         let may_wait = |gathered: &Gathered| match are_several {
             true => gathered.longest <= HOLD_LONGEST,
             // Those of a window are alike.
-            false => gathered.bytes + announced * gathered.longest <= HOLD_BYTES,
+            false => {
+                let to_come = announced.saturating_mul(gathered.longest);
+                gathered.bytes.saturating_add(to_come) <= HOLD_BYTES
+            }
         };
         if !gathered.as_ref().is_some_and(may_wait) {
             return false;

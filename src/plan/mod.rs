@@ -166,7 +166,7 @@ pub const OFFER_US: f64 = 6.0;
 
 /// What all messages of a window must gain together, while nobody else uses the links and while others do, us. Two H100s, what the
 /// host's share should bring and what it brought, in turns with one path: windows of 4 of 12 MiB 5.8 and -1.0 us, of 16 MiB 10.4 and
-/// 4.2; both ways 5.5 and -5.8, 9.0 and -4.6, of 24 MiB 14.6 and -0.4, of 32 MiB 20.6 and 6.7 (`docs/results/h100-x2-windows.txt`).
+/// 4.2; both ways 5.5 and -5.8, 9.0 and -4.6, of 24 MiB 14.6 and -0.4, of 32 MiB 20.6 and 6.7 (`docs/results/h100-x2-one-path.txt`, 7).
 pub const WINDOW_OFFERS_US: [f64; 2] = [7.0, 15.0];
 
 /// What calls take the one thread that launches all copies of a message, us.
