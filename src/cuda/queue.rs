@@ -28,7 +28,7 @@ pub const BATCH_BYTES_MAX: u64 = 64 << 20;
 /// message takes a processor 1.3 us, and the next one may have to be brought by the MPI library first. Windows of 16 on two H100s, GB/s,
 /// all in one batch but the first two and as soon as 4 MiB wait: 1 MiB 144 and 187, both ways 249 and 303; 4 MiB 297 and 309. (2 MiB:
 /// 186, 268, 316; 1 MiB, more launches: 152, 261, 297.)
-const AHEAD_BYTES: u64 = 4 << 20;
+pub const AHEAD_BYTES: u64 = 4 << 20;
 /// Copies that one stream may have in flight, launched one by one.
 const IN_FLIGHT_MAX: usize = 1024;
 /// Errors in a row that the driver answers questions about a copy with, before it is waited for.

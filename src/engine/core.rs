@@ -8,7 +8,7 @@ use rustc_hash::FxBuildHasher;
 use slab::Slab;
 
 use crate::config::Config;
-use crate::cuda::{clock_ns, Gathered, Stay};
+use crate::cuda::{clock_ns, Gathered, Stay, AHEAD_BYTES};
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
 use crate::engine::fetch::{Depths, Exchanges};
@@ -68,13 +68,12 @@ const REST_MAX_NS: u64 = 5_000_000;
 const HOLD_NS: u64 = 1500;
 /// A copy of more bytes is not held back for those of other senders: the link has the time that it would wait.
 const HOLD_LONGEST: u64 = 1 << 20;
-/// For how long messages of one sender are held, of which the MPI library brings one at a time. Two H100s, times the speed without
-/// the library, launched as they came and so: windows of 3 of 64 KiB 1.15 and 1.36, both ways 0.77 and 0.97; of 4 1.16 and 1.36, 0.86
-/// and 1.06; of 8 1.43 and 1.58, 1.07 and 1.23. Held for 3 us those of 8 have 1.52 and 1.18 (`docs/results/h100-x2-short-windows.txt`).
+/// For how long messages of one sender are held, of which the MPI library brings one at a time, if all that it has sent is not more
+/// than makes a batch by itself ([`AHEAD_BYTES`]; windows of 16 of 1 MiB, of which two were held, had 1.32 where they have 1.40). Two
+/// H100s, times the speed without the library, launched as they came and so: windows of 3 of 64 KiB 1.15 and 1.36, both ways 0.77 and
+/// 0.97; of 4 1.16 and 1.36, 0.86 and 1.06; of 8 1.43 and 1.58, 1.07 and 1.23. Held for 3 us those of 8 have 1.52 and 1.18
+/// (`docs/results/h100-x2-short-windows.txt`).
 const HOLD_ALIKE_NS: u64 = 4500;
-/// They are if all that it has sent is not more than makes a batch by itself: windows of 16 of 1 MiB, of which two were held, had 1.32
-/// where they have 1.40.
-pub(super) const HOLD_BYTES: u64 = 4 << 20;
 
 /// Until when the tests of a program that computes need not look at what is under way. With 12 messages of 1 GiB a test took
 /// 1.1 us of which the driver's answer was 0.3, and looking at them as much (two H100s; `docs/results/h200-x2-computing-turns.txt`).
@@ -250,11 +249,14 @@ impl Core {
 
     /// A descriptor is on its way that may land in a posted receive.
     pub(super) fn is_announced(&self, env: &Env) -> bool {
-        self.posted != 0 && self.announced(env) > 0
+        self.announced(env) > 0
     }
 
-    /// How many descriptors are on their way.
+    /// How many of them; 0 where nothing is posted.
     fn announced(&self, env: &Env) -> u64 {
+        if self.posted == 0 {
+            return 0;
+        }
         // Messages that are foreseen are taken before they are announced.
         let announced = env.node.own().announced();
         u64::try_from(announced.wrapping_sub(self.taken as u32) as i32).unwrap_or(0)
@@ -426,17 +428,17 @@ impl Core {
     }
 
     fn is_to_hold(&mut self, env: &Env) -> bool {
-        if !self.is_waiting || !self.is_announced(env) {
+        let announced = self.announced(env);
+        if !self.is_waiting || announced == 0 {
             return false;
         }
         let (are_several, gathered) = (self.company.are_several(), self.gpu.gathered());
-        let announced = self.announced(env);
         let may_wait = |gathered: &Gathered| match are_several {
             true => gathered.longest <= HOLD_LONGEST,
             // Those of a window are alike.
             false => {
                 let to_come = announced.saturating_mul(gathered.longest);
-                gathered.bytes.saturating_add(to_come) <= HOLD_BYTES
+                gathered.bytes.saturating_add(to_come) <= AHEAD_BYTES
             }
         };
         if !gathered.as_ref().is_some_and(may_wait) {

@@ -369,10 +369,11 @@ impl Suite<'_> {
         let mut parts = done.parts;
         if parts.is_empty() {
             // What a rank counts that takes no part is to be seen all the same.
-            parts.resize_with(turns.kinds.len(), || Part::new(&before));
+            parts.resize_with(turns.kinds.len(), Part::default);
             parts[0].count(&before, &self.read());
         }
         for part in &mut parts {
+            part.counted.resize(before.len(), 0);
             part.counted = mpi.sum(&part.counted);
             part.errors = mpi.gather(part.errors).into_iter().sum();
         }

@@ -7,8 +7,7 @@ use super::push::Push;
 use super::several::{self, Before, Several};
 use super::turn::TURN_FROM;
 use super::{flag, readers, Destination, Fetch, Path, Trail, TrailEnd, Turns, UnderWay, Ways};
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
-use crate::engine::core::HOLD_BYTES;
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, AHEAD_BYTES};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
@@ -175,7 +174,7 @@ impl Fetch {
     /// A message that is likely to take one direct copy does so this time. What is planned while it runs counts for the next one.
     fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>, depth: u32) {
         self.start_in_turn(env, gpu, ways.router.is_switched());
-        let is_held = depth > 1 && u64::from(depth) * self.wanted <= HOLD_BYTES;
+        let is_held = depth > 1 && u64::from(depth) * self.wanted <= AHEAD_BYTES;
         if !is_held {
             gpu.launch();
         }

@@ -67,14 +67,6 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Nothing yet, with as many counters as there are.
-    pub(super) fn new(counters: &Values) -> Part {
-        Part {
-            counted: vec![0; counters.len()],
-            ..Part::default()
-        }
-    }
-
     /// Adds so many iterations.
     fn add(&mut self, ask: &Ask, rounds: u64) {
         self.messages += rounds * ask.window as u64;
@@ -87,6 +79,7 @@ impl Part {
             .iter()
             .zip(after)
             .map(|(before, after)| after - before);
+        self.counted.resize(after.len(), 0);
         for (counted, value) in self.counted.iter_mut().zip(values) {
             *counted += value;
         }
@@ -169,7 +162,7 @@ impl Row<'_, '_> {
         let mut done = Done::default();
         let (mut long, mut each) = (false, 0.0f64);
         for kind in &turns.kinds {
-            let mut part = Part::new(&self.read());
+            let mut part = Part::default();
             let found = self.counted(kind, &mut part, |row| Ok(row.settle(spots)))?;
             long |= found.long;
             each = each.max(found.each);
