@@ -7,6 +7,7 @@ use super::types::{
     code, memory_type, BatchAttributes, Context, Memcpy2d, Stream, SOURCE_ORDER_STREAM,
 };
 use std::ffi::c_void;
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A copy. Addresses are of the unified address space.
@@ -101,10 +102,23 @@ pub fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
 static NO_BATCHES: AtomicBool = AtomicBool::new(false);
 
 /// Starts copies on a stream that nobody may rely on the order of, as one batch if the driver has such: from the second
-/// on a copy of a batch costs a device 1 to 3 us less, and its process 1 us less, than one started by itself.
+/// on a copy of a batch costs a device 1 to 3 us less, and its process 1 us less, than one started by itself. Where several are
+/// short and from host memory, the first goes ahead (see [`SENT_ALONG_MAX`]).
 ///
 /// After an error some of them may have been started.
 pub(crate) fn start_all(entered: &Entered, stream: Stream, copies: &[Copy]) -> Result<()> {
+    if let [first @ Copy::Up { dst, src, bytes }, others @ ..] = copies {
+        if may_be_sent_along(first) && others.iter().any(may_be_sent_along) {
+            let ahead = in_rows(*dst, *src, *bytes, AHEAD_IN_ROWS);
+            start(entered, stream, &ahead)?;
+            return start_together(entered, stream, others);
+        }
+    }
+    start_together(entered, stream, copies)
+}
+
+/// The same, all in one batch.
+fn start_together(entered: &Entered, stream: Stream, copies: &[Copy]) -> Result<()> {
     if copies.len() > 1 && !NO_BATCHES.load(Ordering::Relaxed) {
         if let Some(arrays) = Arrays::of(copies) {
             match arrays.start(entered.driver(), stream) {
@@ -200,7 +214,9 @@ pub(crate) fn start(entered: &Entered, stream: Stream, copy: &Copy) -> Result<()
     unsafe {
         match *copy {
             Copy::Linear { dst, src, bytes } => driver.memcpy_async(dst, src, size(bytes)?, stream),
-            Copy::Up { dst, src, bytes } => start(entered, stream, &upwards(dst, src, bytes)),
+            Copy::Up { dst, src, bytes } => {
+                start(entered, stream, &in_rows(dst, src, bytes, IN_ROWS))
+            }
             Copy::Peer {
                 dst,
                 dst_context,
@@ -237,35 +253,39 @@ pub(crate) fn start(entered: &Entered, stream: Stream, copy: &Copy) -> Result<()
     }
 }
 
-/// From so many bytes on, and up to so many, a copy from host memory had better have rows. One of one run is read by the processor
-/// that launches it and sent along with the command (driver 580, up to 28 KiB): 6 us for 24 KiB, and twice that if another core
-/// has written them; of one of rows, and of a longer one, the launch takes 2, and the device reads. Single messages of 12 to 24
-/// KiB from host memory, two processes, times the speed without the library: acknowledged 0.82 to 0.86 before, 0.96 to 1.0; round trips
-/// 1.3 to 1.5 and 1.4 to 1.7 (`docs/results/h100-x1-upwards.txt`). Several that wait are one batch all the same: windows of 16 of 12
-/// and 16 KiB 1.3 to 1.4 so, 1.2 row by row.
-const SENT_ALONG: std::ops::Range<u64> = 10 << 10..28 << 10;
+/// A copy from host memory of fewer bytes is read by the processor that launches it, and sent along with the command, where it is one
+/// run and its stream has nothing to do (driver 580): 6 us for 24 KiB, and twice that if another core has written them. The launch of
+/// one of rows, of one behind another on its stream, and of a longer one takes 2 us, in a batch 0.6 to 0.9, and the device reads.
+/// So the first of a batch goes ahead: 16 of 8 KiB that another core has written are launched in 2.3 us each by a batch and in 0.9
+/// with one ahead, and done after 3.2 and 1.9; of 16 KiB 2.6 and 0.6, 4.1 and 1.8 (`docs/results/h100-x1-upwards.txt`, 7).
+const SENT_ALONG_MAX: u64 = 28 << 10;
+/// Bytes from which a copy by itself had better not be sent along, and has rows. Single messages of 12 to 24 KiB from host memory,
+/// two processes, times the speed without the library: acknowledged 0.82 to 0.86 in one run, 0.96 to 1.0 in rows; round trips 1.3 to
+/// 1.5 and 1.4 to 1.7 (`docs/results/h100-x1-upwards.txt`).
+const IN_ROWS: Range<u64> = 10 << 10..SENT_ALONG_MAX;
+/// The same of one that goes ahead of others, which are launched the sooner.
+const AHEAD_IN_ROWS: Range<u64> = 4 << 10..SENT_ALONG_MAX;
 /// Rows into which such a copy is cut: the fewest that divide it.
-const ROWS: std::ops::RangeInclusive<u64> = 2..=16;
+const ROWS: RangeInclusive<u64> = 2..=16;
 
-/// The copy by which pinned host memory is brought to a device.
-fn upwards(dst: u64, src: u64, bytes: u64) -> Copy {
-    match in_rows(bytes) {
+fn may_be_sent_along(copy: &Copy) -> bool {
+    matches!(copy, Copy::Up { bytes, .. } if *bytes < SENT_ALONG_MAX)
+}
+
+/// The copy by which pinned host memory is brought to a device: in rows, if its length is one of these.
+fn in_rows(dst: u64, src: u64, bytes: u64, lengths: Range<u64>) -> Copy {
+    let rows = ROWS.into_iter().find(|rows| bytes % rows == 0);
+    match rows.filter(|_| lengths.contains(&bytes)) {
         None => Copy::Linear { dst, src, bytes },
-        Some((width, rows)) => Copy::Rows {
+        Some(rows) => Copy::Rows {
             dst,
-            dst_pitch: width,
+            dst_pitch: bytes / rows,
             src,
-            src_pitch: width,
-            width,
+            src_pitch: bytes / rows,
+            width: bytes / rows,
             rows,
         },
     }
-}
-
-/// Width and number of rows of a copy from host memory that is not to be sent along.
-fn in_rows(bytes: u64) -> Option<(u64, u64)> {
-    let rows = ROWS.into_iter().find(|rows| bytes % rows == 0)?;
-    SENT_ALONG.contains(&bytes).then_some((bytes / rows, rows))
 }
 
 fn size(value: u64) -> Result<usize> {
@@ -330,17 +350,37 @@ mod tests {
     #[test]
     fn copies_from_host_memory_are_cut_into_rows_that_cover_them() {
         for bytes in (0..64 << 10).chain([1 << 20]) {
-            let found = in_rows(bytes);
-            if let Some((width, rows)) = found {
-                assert!(width * rows == bytes && rows > 1, "{bytes}");
+            for lengths in [IN_ROWS, AHEAD_IN_ROWS] {
+                let may_be = lengths.contains(&bytes);
+                match in_rows(1000, 5000, bytes, lengths) {
+                    // What programs send has rows.
+                    Copy::Linear { .. } => assert!(!may_be || bytes % 4 != 0, "{bytes}"),
+                    Copy::Rows {
+                        dst: 1000,
+                        dst_pitch,
+                        src: 5000,
+                        src_pitch,
+                        width,
+                        rows,
+                    } => {
+                        assert!(dst_pitch == width && src_pitch == width, "{bytes}");
+                        assert!(may_be && width * rows == bytes && rows > 1, "{bytes}");
+                    }
+                    other => panic!("{other:?}"),
+                }
             }
-            let may_be = SENT_ALONG.contains(&bytes);
-            assert!(found.is_none() || may_be, "{bytes}");
-            // What programs send.
-            assert!(found.is_some() || !may_be || bytes % 4 != 0, "{bytes}");
         }
-        assert_eq!(in_rows(20 << 10), Some((10 << 10, 2)));
-        assert_eq!(in_rows(16411), None, "a prime");
+        let is_in_rows = |bytes| {
+            in_rows(0, 0, bytes, IN_ROWS)
+                != (Copy::Linear {
+                    dst: 0,
+                    src: 0,
+                    bytes,
+                })
+        };
+        assert!(is_in_rows(20 << 10));
+        assert!(!is_in_rows(16411), "a prime");
+        assert!(!is_in_rows(8 << 10), "short");
     }
 
     #[test]
