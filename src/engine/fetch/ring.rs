@@ -12,8 +12,10 @@ use crate::node::{Peer, Ring, State, FIRST_CELL};
 use crate::stats::Counter;
 
 /// Messages of so many bytes are written to host memory past the caches: pieces that a device wrote are copied at 16 GB/s
-/// then, and at 8 to 9 otherwise. The program reads shorter ones from its caches.
-const STREAMED_BYTES_MIN: u64 = 1 << 20;
+/// then, and at 8 to 9 otherwise. The program reads shorter ones from its caches. From 256 KiB on windows of 16 gain, too, but
+/// those of 4 lose (two H100s, times the speed without the library, from 1 MiB on, 512 and 256 KiB: 256 KiB 1.67, 1.81, 1.99 and
+/// 1.95, 2.02, 1.71; 512 KiB 1.45, 1.76, 1.79, both ways 0.90, 1.04, 1.05; `docs/results/h100-x2-upwards.txt`).
+const STREAMED_BYTES_MIN: u64 = 512 << 10;
 
 impl Fetch {
     /// Starts what can be brought out of the ring. Whether anything moved, and what stopped it.
