@@ -67,7 +67,7 @@ counters! {
     InvitedReceives    "receives_direct_invited" Count "messages that their sender wrote to such a receive at once, before they were matched";
     SelfReceives         "receives_self"           Count "messages of a rank to itself copied in place";
     SelfBytes            "receives_self_bytes"     Bytes "their payload";
-    CopiesBatched        "copies_batched"          Count "copies of these two, and of values up to device memory, that were started in one batch with others";
+    CopiesBatched        "copies_batched"          Count "copies of these two, and of short messages between a device and the host, that were started in one batch with others";
     SeveralReceives      "receives_several"        Count "messages that came over several paths at once";
     SeveralBytes         "receives_several_bytes"  Bytes "their payload";
     SeveralDirectBytes   "several_direct_bytes"    Bytes "their payload that came straight from the sender's device memory";

@@ -169,6 +169,20 @@ impl Lanes {
         Ok(queued)
     }
 
+    /// Launches a copy at once if its lane has little to do, otherwise together with those that come meanwhile, when one of them is
+    /// polled. Their order does not matter.
+    pub fn submit_soon(
+        &mut self,
+        key: ContextKey,
+        purpose: Purpose,
+        copy: Copy,
+    ) -> Result<InFlight> {
+        let lane = self.find_or_open(key)?.lane(purpose, 0);
+        let queued = lane.add(copy, None);
+        lane.launch();
+        Ok(queued)
+    }
+
     /// What is to be launched, if that is pulls only that more may join, see [`Lanes::add`].
     #[must_use]
     pub fn gathered(&self) -> Option<Gathered> {

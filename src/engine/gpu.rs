@@ -241,6 +241,17 @@ impl Gpu {
         self.copies(context, purpose, &[Copy::Linear { dst, src, bytes }])
     }
 
+    /// Starts a copy between pinned and device memory, with others where several come one after the other: a window's messages,
+    /// whose order does not matter.
+    pub fn copy_soon(
+        &mut self,
+        context: ContextKey,
+        purpose: Purpose,
+        copy: Copy,
+    ) -> Result<InFlight> {
+        self.lanes.submit_soon(context, purpose, copy)
+    }
+
     /// Starts copies at once, one after the other.
     pub fn copies(
         &mut self,

@@ -401,6 +401,26 @@ fn values_of_a_window_are_lifted_together() {
     });
 }
 
+/// So are the copies by which their sender brings them to host memory.
+#[test]
+fn short_messages_of_a_window_to_the_host_are_brought_down_together() {
+    on("openmpi", |mpi| {
+        for size in ["64", "4K", "32K"] {
+            let outcome = Job::new(mpi, 2, &built().command)
+                .args(&["bench", "bw", "D", "H", "--check", "--sizes", size])
+                .args(&["--window", "16", "--iterations", "20", "--warmup", "5"])
+                .args(&["--mpi", "openmpi"])
+                .roles("DH")
+                .run();
+            let stats = outcome.check_benched(1);
+            let sent = stats.of_rank(0, "sends_descriptor");
+            assert!(sent >= 25 * 16, "{size}: {outcome}");
+            let batched = stats.of_rank(0, "copies_batched");
+            assert!(2 * batched > sent, "{size}: {batched} of {sent}\n{outcome}");
+        }
+    });
+}
+
 /// Short messages that come from several ranks at once are pulled in one batch.
 #[test]
 fn pulls_from_several_ranks_go_together() {

@@ -24,6 +24,7 @@ pub(super) fn lanes() {
     queued(&mut bench, a, b, &data);
     ahead(&mut bench);
     joined(&mut bench);
+    soon(&mut bench);
     between_devices(&mut bench, a, &data);
     abandoned(&mut bench, a, b);
     assert_eq!(bench.lanes.contexts(), 1);
@@ -88,6 +89,35 @@ fn upwards(bench: &mut Bench, b: u64, data: &[u8]) {
         assert!(others
             .iter()
             .all(|rest| rest.iter().all(|byte| *byte == 0xEE)));
+    }
+    // Several together, of which the first goes ahead: short ones, of which some have no rows, and a long one among them.
+    for lengths in [
+        [8192u64, 8192, 8192, 8192],
+        [64, 9999, 40001, 1],
+        [30_000, 12_289, 64, 20_480],
+    ] {
+        bench.upload(b, &vec![0xEE; 256 << 10]);
+        let copies = lengths.iter().zip(0u64..).map(|(bytes, place)| Copy::Up {
+            dst: b + place * (64 << 10),
+            src: host.address() + 5 * place,
+            bytes: *bytes,
+        });
+        let queued: Vec<InFlight> = copies
+            .map(|up| {
+                bench
+                    .lanes
+                    .add(bench.key, Purpose::HostToDevice, 0, up, None)
+            })
+            .collect::<Result<_>>()
+            .unwrap();
+        bench.lanes.launch();
+        queued.into_iter().for_each(|copy| finish(copy).unwrap());
+        let found = bench.download(b, 256 << 10);
+        for (place, bytes) in lengths.iter().map(|bytes| *bytes as usize).enumerate() {
+            let got = &found[place * (64 << 10)..][..64 << 10];
+            assert_eq!(got[..bytes], data[5 * place..][..bytes], "{lengths:?}");
+            assert!(got[bytes..].iter().all(|byte| *byte == 0xEE), "{lengths:?}");
+        }
     }
 }
 
@@ -272,6 +302,45 @@ fn joined(bench: &mut Bench) {
     copies.into_iter().for_each(|copy| finish(copy).unwrap());
     free(a);
     free(b);
+}
+
+/// Two launches at once, and those that come meanwhile in one behind them, when one is polled.
+fn soon(bench: &mut Bench) {
+    const PIECE: u64 = 4096;
+    let (a, data) = (device_memory(16 * 4096), pattern(23, 16 * 4096));
+    bench.upload(a, &data);
+    let host = bench.pool.take(bench.key, 16 * 4096).unwrap();
+    let mut start = |piece: u64| {
+        let copy = Copy::Linear {
+            dst: host.address() + piece * PIECE,
+            src: a + piece * PIECE,
+            bytes: PIECE,
+        };
+        let lanes = &mut bench.lanes;
+        let copy = lanes.submit_soon(bench.key, Purpose::DeviceToHost, copy);
+        let load = lanes.load(bench.key, Purpose::DeviceToHost, 0);
+        (copy.unwrap(), load.unwrap())
+    };
+    let (mut copies, loads): (Vec<_>, Vec<_>) = (0..16).map(&mut start).unzip();
+    // Nobody has asked whether the first two are over.
+    assert_eq!(loads, (1..=16).collect::<Vec<_>>());
+    let mut sixth = copies.remove(5);
+    while !sixth.poll().unwrap() {
+        std::thread::yield_now();
+    }
+    let load = bench.lanes.load(bench.key, Purpose::DeviceToHost, 0);
+    assert!(
+        load.unwrap() <= 1,
+        "all are launched, the last fourteen together"
+    );
+    copies.into_iter().for_each(|copy| finish(copy).unwrap());
+    // SAFETY: so many bytes that are this test's.
+    let found = unsafe {
+        let from = std::ptr::with_exposed_provenance::<u8>(host.address() as usize);
+        std::slice::from_raw_parts(from, 16 * 4096)
+    };
+    assert_eq!(found, data);
+    free(a);
 }
 
 fn between_devices(bench: &mut Bench, a: u64, data: &[u8]) {
