@@ -96,7 +96,7 @@ impl ContextLanes {
     fn gathering(&self, own: &Arc<Queue>, bytes: u64) -> Option<Arc<Queue>> {
         let lanes = self.lanes[Purpose::Pull as usize].iter();
         let mut others = lanes.filter(|lane| !Arc::ptr_eq(lane, own));
-        let lane = others.find(|lane| lane.is_gathering(bytes))?;
+        let lane = others.find(|lane| lane.gathered().is_some_and(|all| all.takes(bytes)))?;
         (own.load() == 0).then(|| Arc::clone(lane))
     }
 }
@@ -191,6 +191,7 @@ impl Lanes {
         let all = fresh.try_fold(first, |all, (purpose, lane)| {
             let lane = (*purpose == Purpose::Pull).then(|| lane.gathered())??;
             Some(Gathered {
+                count: all.count + lane.count,
                 longest: all.longest.max(lane.longest),
                 bytes: all.bytes + lane.bytes,
             })

@@ -279,8 +279,14 @@ fn joined(bench: &mut Bench) {
     assert_eq!(bench.lanes.gathered(), None);
     let mut copies: Vec<InFlight> = (0..3).map(|peer| add(bench, peer, peer, 5001)).collect();
     assert_eq!(loads(bench), [3, 3, 3, 0], "on the lane of the first");
-    let gathered = |longest, bytes| Some(Gathered { longest, bytes });
-    assert_eq!(bench.lanes.gathered(), gathered(5001, 3 * 5001));
+    let gathered = |count, longest, bytes| {
+        Some(Gathered {
+            count,
+            longest,
+            bytes,
+        })
+    };
+    assert_eq!(bench.lanes.gathered(), gathered(3, 5001, 3 * 5001));
     bench.lanes.launch();
     assert_eq!(bench.lanes.gathered(), None);
     assert_eq!(loads(bench), [1, 1, 1, 0], "one launch");
@@ -297,7 +303,7 @@ fn joined(bench: &mut Bench) {
     // All of it is over: each is on its own lane again, and what is long does not join.
     let copies = [1, 2].map(|peer| add(bench, peer, peer, 3 << 20));
     assert_eq!(loads(bench), [0, 1, 1, 0]);
-    assert_eq!(bench.lanes.gathered(), gathered(3 << 20, 6 << 20));
+    assert_eq!(bench.lanes.gathered(), gathered(2, 3 << 20, 6 << 20));
     bench.lanes.launch();
     copies.into_iter().for_each(|copy| finish(copy).unwrap());
     free(a);
