@@ -196,6 +196,7 @@ fn a_domain_that_does_not_fit() {
 #[test]
 fn a_domain_that_the_host_cannot_back() {
     on("mpich", |mpi| {
+        needs_simulator("less memory of the host than it has");
         let with_memory = |mib: &str| {
             Job::new(mpi, 2, &solver(mpi))
                 .args(&["--size", "2Kx2K", "--iterations", "2", "--warmup", "0"])
@@ -414,7 +415,8 @@ fn short_messages_of_a_window_to_the_host_are_brought_down_together() {
                 .run();
             let stats = outcome.check_benched(1);
             let sent = stats.of_rank(0, "sends_descriptor");
-            assert!(sent >= 25 * 16, "{size}: {outcome}");
+            // The first may find that their receiver is not set up yet.
+            assert!(sent >= 20 * 16, "{size}: {outcome}");
             let batched = stats.of_rank(0, "copies_batched");
             assert!(2 * batched > sent, "{size}: {batched} of {sent}\n{outcome}");
         }
