@@ -129,6 +129,19 @@ impl Shown {
     }
 }
 
+impl Shown {
+    /// Without the last attempt, which showed nothing: what of.
+    fn without(self, error: &Error) -> Option<Shown> {
+        let is_counted = error.code().is_some() && !error.is_refusal();
+        match self {
+            Shown::Refused if is_counted => Some(Shown::Unsure(UNSURE_ATTEMPTS - 1)),
+            Shown::Unsure(1) if is_counted => None,
+            Shown::Unsure(refusals) if is_counted => Some(Shown::Unsure(refusals - 1)),
+            _ => Some(self),
+        }
+    }
+}
+
 /// Pairs that are remembered. Ranks times devices of a node are far fewer.
 const PAIRS_MAX: usize = 4096;
 
@@ -341,6 +354,18 @@ impl Mappings {
         }
     }
 
+    /// An attempt to open an allocation has failed which its owner may have freed meanwhile: it shows nothing of the pair.
+    pub fn excuse(&mut self, context: ContextKey, peer: u64, export: &Export, error: &Error) {
+        let pair = (peer, export.uuid, context);
+        let Some(shown) = self.pairs.get(&pair) else {
+            return;
+        };
+        match shown.without(error) {
+            Some(before) => self.pairs.insert(pair, before),
+            None => self.pairs.remove(&pair),
+        };
+    }
+
     /// Drops what the new export proves gone: allocations of the same peer and device that overlap its range, and
     /// mappings whose context is no more. They keep freed memory alive, and are never asked for again.
     fn drop_stale(&mut self, new: &Key, export: &Export) {
@@ -471,6 +496,25 @@ mod tests {
         assert_eq!(wrong, refused(code::INVALID_HANDLE));
         assert_eq!(after(&[Err(Error::AlreadyMapped)]), None);
         assert_eq!(after(&[Err(Error::ContextLost)]), None);
+    }
+
+    #[test]
+    fn what_was_freed_meanwhile_shows_nothing() {
+        let stale = Error::Driver {
+            function: "cuIpcOpenMemHandle",
+            code: code::INVALID_HANDLE,
+        };
+        for before in [None, Some(Shown::Unsure(1)), Some(Shown::Works)] {
+            let shown = Shown::after(before, &Err(stale)).expect("counted");
+            assert_eq!(shown.without(&stale), before);
+        }
+        for lasting in [217, 101] {
+            let error = refused(lasting).expect_err("an error");
+            let shown = Shown::after(None, &Err(error)).expect("counted");
+            assert_eq!(shown.without(&error), Some(Shown::Refused), "{lasting}");
+        }
+        let unasked = Shown::Refused.without(&Error::PairRefused);
+        assert_eq!(unasked, Some(Shown::Refused), "not tried at all");
     }
 
     #[test]

@@ -172,6 +172,12 @@ impl Gpu {
         self.counting(|gpu| gpu.mappings.open(context, pid, export))
     }
 
+    /// An allocation that a peer may have freed meanwhile could not be mapped: others of its are tried all the same.
+    pub fn excuse(&mut self, context: ContextKey, peer: &Peer, export: &Export, error: &Error) {
+        let pid = u64::from(peer.pid());
+        self.mappings.excuse(context, pid, export, error);
+    }
+
     /// Does something with the mappings, and counts what it did.
     fn counting<T>(&mut self, act: impl FnOnce(&mut Gpu) -> T) -> T {
         let before = self.mappings.stats();

@@ -77,6 +77,11 @@ impl Core {
         }
         let mapping = match self.gpu.map(context, peer, &export) {
             Ok(mapping) => mapping,
+            // Its receiver has withdrawn it, and may have freed the buffer.
+            Err(error) if last.find(invitation, &expected).is_none() => {
+                self.gpu.excuse(context, peer, &export, &error);
+                return None;
+            }
             Err(error) => {
                 // That this buffer cannot be mapped here says nothing of others, and what cannot be is no fault.
                 if error.code().is_some() && !error.is_refusal() {

@@ -255,7 +255,7 @@ impl Track {
         }
         let staging = match part.way {
             Way::Host => Staging::Host,
-            Way::Push => Staging::target(gpu, peer, asked, length, context)?,
+            Way::Push => Staging::target(gpu, peer, asked, number, length, context)?,
             Way::Relay { owner: rank, row } => {
                 let Some(owner) = env.node.peer(rank) else {
                     return Err(Trouble::Told("the rank that has the staging is not there"));
@@ -438,6 +438,7 @@ impl Staging {
         gpu: &mut Gpu,
         peer: &Peer,
         asked: Asked,
+        number: usize,
         length: u64,
         context: ContextKey,
     ) -> Result<Staging, Trouble> {
@@ -450,7 +451,11 @@ impl Staging {
         if !export.holds(length) {
             return Err(TrackError::Corrupt.into());
         }
-        let mapping = gpu.map(context, peer, &export)?;
+        let mapping = gpu.map(context, peer, &export).inspect_err(|error| {
+            if track_of(peer, asked, number).is_none_or(|track| track.is_closed()) {
+                gpu.excuse(context, peer, &export, error);
+            }
+        })?;
         Ok(Staging::Push {
             to: mapping.address_of(target.offset),
             mapping,
