@@ -129,19 +129,6 @@ impl Shown {
     }
 }
 
-impl Shown {
-    /// Without the last attempt, which showed nothing: what of.
-    fn without(self, error: &Error) -> Option<Shown> {
-        let is_counted = error.code().is_some() && !error.is_refusal();
-        match self {
-            Shown::Refused if is_counted => Some(Shown::Unsure(UNSURE_ATTEMPTS - 1)),
-            Shown::Unsure(1) if is_counted => None,
-            Shown::Unsure(refusals) if is_counted => Some(Shown::Unsure(refusals - 1)),
-            _ => Some(self),
-        }
-    }
-}
-
 /// Pairs that are remembered. Ranks times devices of a node are far fewer.
 const PAIRS_MAX: usize = 4096;
 
@@ -209,6 +196,18 @@ impl Mappings {
         peer: u64,
         export: &Export,
     ) -> Result<Arc<Mapping>> {
+        self.open_while(context, peer, export, || true)
+    }
+
+    /// The same of an allocation that its owner may free meanwhile: a failure after which it is not kept for certain shows nothing of
+    /// others of the peer's.
+    pub fn open_while(
+        &mut self,
+        context: ContextKey,
+        peer: u64,
+        export: &Export,
+        is_kept: impl FnOnce() -> bool,
+    ) -> Result<Arc<Mapping>> {
         let key = Key {
             peer,
             uuid: export.uuid,
@@ -234,7 +233,7 @@ impl Mappings {
         if self.rows.len() >= self.limits.count_max {
             return Err(Error::Exhausted("open mappings"));
         }
-        let mapping = Arc::new(self.open_handle(key, export)?);
+        let mapping = Arc::new(self.open_handle(key, export, is_kept)?);
         self.rows.insert(
             key,
             Row {
@@ -301,10 +300,17 @@ impl Mappings {
         self.stats
     }
 
-    fn open_handle(&mut self, key: Key, export: &Export) -> Result<Mapping> {
+    fn open_handle(
+        &mut self,
+        key: Key,
+        export: &Export,
+        is_kept: impl FnOnce() -> bool,
+    ) -> Result<Mapping> {
         let opened = open_in(key.context, export);
         let opened = opened.map_err(|error| told(error, || self.is_open_elsewhere(&key)));
-        self.learn(&key, &opened);
+        if opened.is_ok() || is_kept() {
+            self.learn(&key, &opened);
+        }
         match opened {
             Ok(address) => {
                 self.stats.opened += 1;
@@ -352,18 +358,6 @@ impl Mappings {
                 key.peer
             );
         }
-    }
-
-    /// An attempt to open an allocation has failed which its owner may have freed meanwhile: it shows nothing of the pair.
-    pub fn excuse(&mut self, context: ContextKey, peer: u64, export: &Export, error: &Error) {
-        let pair = (peer, export.uuid, context);
-        let Some(shown) = self.pairs.get(&pair) else {
-            return;
-        };
-        match shown.without(error) {
-            Some(before) => self.pairs.insert(pair, before),
-            None => self.pairs.remove(&pair),
-        };
     }
 
     /// Drops what the new export proves gone: allocations of the same peer and device that overlap its range, and
@@ -496,25 +490,6 @@ mod tests {
         assert_eq!(wrong, refused(code::INVALID_HANDLE));
         assert_eq!(after(&[Err(Error::AlreadyMapped)]), None);
         assert_eq!(after(&[Err(Error::ContextLost)]), None);
-    }
-
-    #[test]
-    fn what_was_freed_meanwhile_shows_nothing() {
-        let stale = Error::Driver {
-            function: "cuIpcOpenMemHandle",
-            code: code::INVALID_HANDLE,
-        };
-        for before in [None, Some(Shown::Unsure(1)), Some(Shown::Works)] {
-            let shown = Shown::after(before, &Err(stale)).expect("counted");
-            assert_eq!(shown.without(&stale), before);
-        }
-        for lasting in [217, 101] {
-            let error = refused(lasting).expect_err("an error");
-            let shown = Shown::after(None, &Err(error)).expect("counted");
-            assert_eq!(shown.without(&error), Some(Shown::Refused), "{lasting}");
-        }
-        let unasked = Shown::Refused.without(&Error::PairRefused);
-        assert_eq!(unasked, Some(Shown::Refused), "not tried at all");
     }
 
     #[test]

@@ -167,15 +167,20 @@ impl Gpu {
         peer: &Peer,
         export: &Export,
     ) -> Result<Arc<Mapping>> {
-        self.let_go(peer);
-        let pid = u64::from(peer.pid());
-        self.counting(|gpu| gpu.mappings.open(context, pid, export))
+        self.map_while(context, peer, export, || true)
     }
 
-    /// An allocation that a peer may have freed meanwhile could not be mapped: others of its are tried all the same.
-    pub fn excuse(&mut self, context: ContextKey, peer: &Peer, export: &Export, error: &Error) {
+    /// The same of one that the peer may free meanwhile, see [`Mappings::open_while`].
+    pub fn map_while(
+        &mut self,
+        context: ContextKey,
+        peer: &Peer,
+        export: &Export,
+        is_kept: impl FnOnce() -> bool,
+    ) -> Result<Arc<Mapping>> {
+        self.let_go(peer);
         let pid = u64::from(peer.pid());
-        self.mappings.excuse(context, pid, export, error);
+        self.counting(|gpu| gpu.mappings.open_while(context, pid, export, is_kept))
     }
 
     /// Does something with the mappings, and counts what it did.

@@ -278,8 +278,13 @@ fn bring_down(
     left: u64,
     total: u64,
 ) -> Result<(InFlight, u32), Error> {
-    let (to, size) = pinned(gpu, own, context, piece)?;
-    let bytes = left.min(piece_bytes(size, total));
+    if let Some((start, length)) = own.staging() {
+        // SAFETY: this rank's segment stays mapped for the life of the process; pins are dropped at finalize.
+        unsafe { gpu.pin(context, start.as_ptr(), length) };
+    }
+    let (address, size) = own.piece(piece).ok_or(Error::Exhausted("staging"))?;
+    let bytes = left.min(piece_bytes(u64::from(size), total));
+    let to = address.as_ptr().expose_provenance() as u64;
     let copy = if bytes == total && bytes <= TOGETHER_BYTES {
         let copy = Copy::Linear {
             dst: to,
@@ -291,21 +296,6 @@ fn bring_down(
         gpu.copy(context, Purpose::DeviceToHost, to, from, bytes)?
     };
     Ok((copy, bytes as u32))
-}
-
-/// Address and length of a piece of this rank's staging, which is pinned.
-fn pinned(
-    gpu: &mut Gpu,
-    own: &Segment,
-    context: ContextKey,
-    piece: u32,
-) -> Result<(u64, u64), Error> {
-    if let Some((start, length)) = own.staging() {
-        // SAFETY: this rank's segment stays mapped for the life of the process; pins are dropped at finalize.
-        unsafe { gpu.pin(context, start.as_ptr(), length) };
-    }
-    let (address, size) = own.piece(piece).ok_or(Error::Exhausted("staging"))?;
-    Ok((address.as_ptr().expose_provenance() as u64, u64::from(size)))
 }
 
 /// How long a small message of a blocking send waits for its receiver to read the buffer itself. A receiver that waits
@@ -377,13 +367,8 @@ impl Hosting {
         context: ContextKey,
         from: u64,
     ) -> Result<InFlight, Error> {
-        let (to, _) = pinned(gpu, own, context, self.cell)?;
-        let copy = Copy::Linear {
-            dst: to,
-            src: from,
-            bytes: self.length,
-        };
-        gpu.copy_soon(context, Purpose::DeviceToHost, copy)
+        let (cell, bytes) = (self.cell, self.length);
+        bring_down(gpu, own, context, cell, from, bytes, bytes).map(|(copy, _)| copy)
     }
 
     /// Whether the cell is filled; starts what fills it.

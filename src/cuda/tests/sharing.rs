@@ -129,6 +129,7 @@ pub(super) fn importer() {
         pattern(1, BYTES)[4097..]
     );
     push(&mut bench, &mut mappings, local, &second);
+    freed_meanwhile(&bench, &first);
     bounds(
         &bench,
         &mut mappings,
@@ -157,6 +158,25 @@ fn push(bench: &mut Bench, mappings: &mut Mappings, local: u64, second: &Export)
     bench.lanes.launch();
     finish(copy).unwrap();
     assert_eq!((mappings.len(), mappings.stats().opened), (2, 2));
+}
+
+/// What its owner has freed by the time of a failure shows nothing of the pair; what it keeps does.
+fn freed_meanwhile(bench: &Bench, export: &Export) {
+    let mut mappings = Mappings::new(Limits::default());
+    let stale = Export {
+        handle: IpcHandle([0xA5; 64]),
+        buffer_id: export.buffer_id + 1000,
+        ..*export
+    };
+    let mut open = |is_kept: bool| {
+        let opened = mappings.open_while(bench.key, PEER, &stale, || is_kept);
+        opened.expect_err("nobody's handle")
+    };
+    for is_kept in [false, false, false, true, false, true] {
+        let error = open(is_kept);
+        assert!(error.code().is_some() && !error.is_refusal(), "{error}");
+    }
+    assert_eq!(open(true), Error::PairRefused, "two failures counted");
 }
 
 /// Two mappings are allowed: a third takes the place of the one unused for longest, unless both are in use.

@@ -75,13 +75,11 @@ impl Core {
         if !export.holds(bytes) {
             return None;
         }
-        let mapping = match self.gpu.map(context, peer, &export) {
+        // Its receiver may withdraw it, and free the buffer.
+        let mut is_kept = || last.find(invitation, &expected).is_some();
+        let mapping = match self.gpu.map_while(context, peer, &export, &mut is_kept) {
             Ok(mapping) => mapping,
-            // Its receiver has withdrawn it, and may have freed the buffer.
-            Err(error) if last.find(invitation, &expected).is_none() => {
-                self.gpu.excuse(context, peer, &export, &error);
-                return None;
-            }
+            Err(_) if !is_kept() => return None,
             Err(error) => {
                 // That this buffer cannot be mapped here says nothing of others, and what cannot be is no fault.
                 if error.code().is_some() && !error.is_refusal() {

@@ -451,11 +451,8 @@ impl Staging {
         if !export.holds(length) {
             return Err(TrackError::Corrupt.into());
         }
-        let mapping = gpu.map(context, peer, &export).inspect_err(|error| {
-            if track_of(peer, asked, number).is_none_or(|track| track.is_closed()) {
-                gpu.excuse(context, peer, &export, error);
-            }
-        })?;
+        let is_kept = || track_of(peer, asked, number).is_some_and(|track| !track.is_closed());
+        let mapping = gpu.map_while(context, peer, &export, is_kept)?;
         Ok(Staging::Push {
             to: mapping.address_of(target.offset),
             mapping,
