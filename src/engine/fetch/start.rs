@@ -49,6 +49,9 @@ impl Fetch {
                 Begun::No => {}
             }
         }
+        // What is received in the place of another goes as that does.
+        let is_apart = ways.overlapping(place).next().is_none();
+        let depth = depth.filter(|depth| !is_apart || !ways.is_unplanned(&self.message, *depth));
         // Also what goes one way only waits for those that are received in its place.
         let overlapping = || ways.overlapping(place);
         let is_alike = |other: &UnderWay| {

@@ -73,9 +73,14 @@ struct Depth {
     unplanned: u32,
 }
 
-/// Of messages of short windows that go directly one of so many is planned: they are launched together, so that there is no time
-/// in which a plan costs nothing.
-const PLANNED_OF: u32 = 16;
+/// Of messages of windows that go directly, and are short or launched together, one of so many is planned: there is no time in which
+/// a plan costs nothing. Not a divisor of how deep windows are, so that it is not the same message of each.
+const PLANNED_OF: u32 = 17;
+/// Messages of deep windows that are shorter go without a plan, mostly, where they go directly. Windows of 16 of 2 MiB on two H100s,
+/// times the speed with `ANABRANCH_PATHS=direct`, each planned and so: 0.99 and 1.00, both ways 0.986 and 0.994
+/// (`docs/results/h100-x2-all-beside-one.txt`). In windows of 4 a plan costs nothing that could be measured.
+const PLANNED_FROM: u64 = 4 << 20;
+const DEEP: u32 = 8;
 /// No window is taken for deeper.
 const DEPTH_MAX: u32 = 16;
 
@@ -111,7 +116,7 @@ impl Depths {
         };
     }
 
-    /// Whether one of the messages of short windows is to be planned.
+    /// Whether one of the messages that go without a plan, mostly, is to be planned.
     fn is_planned_again(&mut self, source: u32) -> bool {
         let depth = self.0.entry(source).or_default();
         depth.unplanned = (depth.unplanned + 1) % PLANNED_OF;
@@ -187,9 +192,17 @@ impl Ways<'_> {
         ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, bytes, depth))
     }
 
-    /// Whether a message of a short window that goes directly is to be planned all the same.
+    /// Whether a message of a window that goes directly is to be planned, of those of which most are not.
     pub fn is_planned_again(&mut self, message: &Message) -> bool {
         self.depths.is_planned_again(message.source)
+    }
+
+    /// Whether a message in a window so deep goes as if it could not be split.
+    pub fn is_unplanned(&mut self, message: &Message, depth: u32) -> bool {
+        depth >= DEEP
+            && message.length < PLANNED_FROM
+            && self.is_likely_direct(message, depth)
+            && !self.is_planned_again(message)
     }
 
     /// Whether a message before which no other of its sender's is under way is to take one direct copy, so that its time tells
@@ -352,6 +365,18 @@ mod tests {
         assert_eq!(window(100, 1), [1], "the depth has changed");
         assert_eq!(window(7, 2), [1, 2], "so has the length");
         assert_eq!(depths.of(4, 7, 1), 1, "another sender");
+    }
+
+    #[test]
+    fn of_windows_now_this_message_is_planned_and_now_that() {
+        let mut depths = Depths::default();
+        let mut window = || -> Vec<usize> {
+            let planned = (0..16).map(|_| depths.is_planned_again(3));
+            let planned = planned.collect::<Vec<_>>().into_iter().enumerate();
+            planned.filter_map(|(at, is)| is.then_some(at)).collect()
+        };
+        let windows: Vec<usize> = (0..17).flat_map(|_| window()).collect();
+        assert_eq!(windows, (0..16).collect::<Vec<_>>());
     }
 
     #[test]
