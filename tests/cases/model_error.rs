@@ -5,7 +5,7 @@
 //! takes all. No row may be above the max-flow of its node's topology file (`xtask::flow`), and a table counts only if most of its rows
 //! were measured in time. `MODEL_ERROR_OUT` names a file for the table, `MODEL_ERROR_SEEDS` how many nodes are moved (20), and
 //! `MODEL_ERROR_NODES` the only ones to look at (`beluga,narval+7`: by name, and moved by seed 7), `MODEL_ERROR_ASSIGN` one of
-//! the assignments.
+//! the assignments, `MODEL_ERROR_PATHS` the only sets of paths (`direct;direct,relay`), so that several processes share the work.
 
 use crate::support::on;
 use anabranch_tests::ranks::Random;
@@ -591,11 +591,16 @@ fn predictions_on_every_node() {
             .collect();
         let mut questions = Vec::new();
         let assigns = setting("MODEL_ERROR_ASSIGN").unwrap_or("own,one".to_owned());
+        let sets = setting("MODEL_ERROR_PATHS");
         for assign in ["own", "one"] {
             if !assigns.split(',').any(|one| one == assign) {
                 continue;
             }
             for paths in ["direct", "direct,relay", "direct,host", "direct,relay,host"] {
+                let is_set = |sets: &String| sets.split(';').any(|one| one == paths);
+                if !sets.as_ref().is_none_or(is_set) {
+                    continue;
+                }
                 for (window, sizes) in [
                     (1, &["2M", "8M", "32M", "128M", "512M"][..]),
                     (16, &["2M", "8M", "32M", "128M"][..]),
