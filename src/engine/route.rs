@@ -65,6 +65,8 @@ pub struct Routed {
     pub reservation: Reservation,
     /// It goes through host memory beside others: what it counts on, and whom it may tell how that was.
     host: Option<(HostPart, Arc<HostUse>)>,
+    /// Were it not for what others use, there would be more to do than one direct copy.
+    would_be_split: bool,
     /// When the ledger is to be looked at, by [`clock_ns`]; before that it tells too little, and at the end it takes time.
     look_ns: u64,
 }
@@ -78,6 +80,7 @@ impl Routed {
         plan: Arc<Plan>,
         reservation: Reservation,
         host: Option<(HostPart, Arc<HostUse>)>,
+        would_be_split: bool,
     ) -> Routed {
         let look_ns = match plan.message.window {
             1 => {
@@ -91,6 +94,7 @@ impl Routed {
             plan,
             reservation,
             host,
+            would_be_split,
             look_ns,
         }
     }
@@ -121,13 +125,23 @@ impl Routed {
     /// Whether there is more to do than one direct copy.
     #[must_use]
     pub fn is_split(&self) -> bool {
-        !matches!(self.plan.paths(), [only] if only.path.kind() == PathKind::Direct)
+        is_split(&self.plan)
+    }
+
+    /// Whether there would be on an idle node.
+    #[must_use]
+    pub fn would_be_split(&self) -> bool {
+        self.would_be_split
     }
 
     /// The message does not go this way after all; another plan is asked for instead, perhaps.
     pub fn withdraw(self) {
         self.reservation.withdraw();
     }
+}
+
+fn is_split(plan: &Plan) -> bool {
+    !matches!(plan.paths(), [only] if only.path.kind() == PathKind::Direct)
 }
 
 /// The node as it was measured.
@@ -315,6 +329,7 @@ impl Router {
         let (mut reservation, others) =
             ledger.reserve(&node.topology, &node.ends, &alone.plan, &alone.uses);
         let is_shared = node.shares_host(&others);
+        let would_be_split = is_split(&alone.plan);
         let answer = if others.is_free() {
             alone
         } else {
@@ -324,7 +339,7 @@ impl Router {
         let mut kinds = answer.plan.paths().iter().map(|path| path.path.kind());
         let is_told = is_shared && kinds.any(|kind| kind == PathKind::Host);
         let host = is_told.then(|| (host_part, Arc::clone(&self.host)));
-        Some(Routed::new(answer.plan, reservation, host))
+        Some(Routed::new(answer.plan, reservation, host, would_be_split))
     }
 
     /// Whether all that comes to a GPU from others is known to come by one port.

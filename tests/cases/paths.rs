@@ -374,6 +374,27 @@ fn windows_are_planned_as_deep_as_the_one_before() {
     });
 }
 
+/// Of deep windows of messages that go directly most go without a plan; but not of those that do so only as links are not known yet,
+/// or for want of staging.
+#[test]
+fn deep_windows_are_split_as_soon_as_they_can_be() {
+    needs_simulator("SIMCUDA_TOPOLOGY=beluga");
+    on("openmpi", |mpi| {
+        let outcome = Job::new(mpi, 2, &built().command)
+            .args(&["bench", "bw", "D", "D", "--sizes", "2M"])
+            .args(&["--window", "16", "--iterations", "30", "--warmup", "5"])
+            .args(&["--mpi", "openmpi"])
+            .env("SIMCUDA_TOPOLOGY", "beluga")
+            .run();
+        // Unchecked, all of a window is in one place, and its first message is the only one that is planned by itself.
+        assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+        let stats = outcome.stats();
+        stats.check_complete();
+        let split = stats.total("receives_several");
+        assert!(split >= 28 * 16, "{split}\n{outcome}");
+    });
+}
+
 /// A message that cannot be exported, in the place of others that take several paths: it is written in its turn.
 #[test]
 fn memory_from_a_pool_in_the_place_of_others() {

@@ -51,7 +51,12 @@ impl Fetch {
         }
         // What is received in the place of another goes as that does.
         let is_apart = ways.overlapping(place).next().is_none();
-        let depth = depth.filter(|depth| !is_apart || !ways.is_unplanned(&self.message, *depth));
+        let depth = depth.filter(|depth| {
+            let is_unplanned = is_apart && ways.is_unplanned(&self.message, *depth);
+            // Whether or not it is to be timed, it takes one copy.
+            let _ = is_unplanned && ways.is_timed_again(gpu, &self.message);
+            !is_unplanned
+        });
         // Also what goes one way only waits for those that are received in its place.
         let overlapping = || ways.overlapping(place);
         let is_alike = |other: &UnderWay| {

@@ -58,6 +58,17 @@ impl UnderWay {
 #[derive(Default)]
 pub struct Depths(HashMap<u32, Depth>);
 
+/// How a message was planned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Planned {
+    /// To go over several paths.
+    Split,
+    /// To take one direct copy for now: for what others use of the links, or as nothing is known of them, or for want of staging.
+    DirectForNow,
+    /// To take one direct copy, on an idle node as well.
+    Direct,
+}
+
 /// Of one sender.
 #[derive(Default)]
 struct Depth {
@@ -69,16 +80,18 @@ struct Depth {
     /// Between these two GPUs messages of up to so many bytes took one direct copy when last planned: single ones, and those of
     /// windows.
     direct: [Option<([Uuid; 2], u64)>; 2],
-    /// Messages of short windows that were not planned since one was.
+    /// The last of these may be split soon.
+    is_for_now: [bool; 2],
+    /// Messages of windows that were not planned since one was.
     unplanned: u32,
 }
 
 /// Of messages of windows that go directly, and are short or launched together, one of so many is planned: there is no time in which
 /// a plan costs nothing. Not a divisor of how deep windows are, so that it is not the same message of each.
 const PLANNED_OF: u32 = 17;
-/// Messages of deep windows that are shorter go without a plan, mostly, where they go directly. Windows of 16 of 2 MiB on two H100s,
-/// times the speed with `ANABRANCH_PATHS=direct`, each planned and so: 0.99 and 1.00, both ways 0.986 and 0.994
-/// (`docs/results/h100-x2-all-beside-one.txt`). In windows of 4 a plan costs nothing that could be measured.
+/// Messages of deep windows that are shorter go without a plan, mostly, where they would go directly on an idle node, too. Windows of
+/// 16 of 2 MiB on two H100s, times the speed with `ANABRANCH_PATHS=direct`, each planned and so: 0.99 and 1.00, both ways 0.986 and
+/// 0.994 (`docs/results/h100-x2-all-beside-one.txt`). In windows of 4 a plan costs nothing that could be measured.
 const PLANNED_FROM: u64 = 4 << 20;
 const DEEP: u32 = 8;
 /// No window is taken for deeper.
@@ -98,15 +111,10 @@ impl Depths {
     }
 
     /// Takes note of how a message in a window so deep was planned.
-    fn planned(
-        &mut self,
-        source: u32,
-        ends: [Uuid; 2],
-        bytes: u64,
-        in_flight: u32,
-        is_direct: bool,
-    ) {
+    fn planned(&mut self, source: u32, ends: [Uuid; 2], bytes: u64, in_flight: u32, how: Planned) {
         let depth = self.0.entry(source).or_default();
+        let is_direct = how != Planned::Split;
+        depth.is_for_now[usize::from(in_flight > 1)] = how == Planned::DirectForNow;
         let direct = &mut depth.direct[usize::from(in_flight > 1)];
         let known = direct.filter(|(known, _)| *known == ends);
         *direct = match known.map_or(0, |(_, most)| most) {
@@ -134,6 +142,12 @@ impl Depths {
         let direct = self.0.get(&source);
         let direct = direct.and_then(|depth| depth.direct[usize::from(in_flight > 1)]);
         direct.is_some_and(|(known, most)| known == ends && bytes <= most)
+    }
+
+    /// Whether that may be otherwise soon.
+    fn is_for_now(&self, source: u32, in_flight: u32) -> bool {
+        let depth = self.0.get(&source);
+        depth.is_some_and(|depth| depth.is_for_now[usize::from(in_flight > 1)])
     }
 }
 
@@ -202,6 +216,7 @@ impl Ways<'_> {
         depth >= DEEP
             && message.length < PLANNED_FROM
             && self.is_likely_direct(message, depth)
+            && !self.depths.is_for_now(message.source, depth)
             && !self.is_planned_again(message)
     }
 
@@ -217,7 +232,7 @@ impl Ways<'_> {
         if let Some(to) = self.to() {
             let ends = [message.device, to];
             self.depths
-                .planned(message.source, ends, message.length, 1, true);
+                .planned(message.source, ends, message.length, 1, Planned::Direct);
         }
     }
 
@@ -259,7 +274,8 @@ impl Ways<'_> {
             return None;
         };
         let over = self.relays_of(&routed, &relays);
-        if over.iter().any(|relay| relay.bytes == 0) {
+        let lacks_staging = over.iter().any(|relay| relay.bytes == 0);
+        if lacks_staging {
             // Staging is taken once a plan gains from it; until it is there, messages go without.
             let missing = over.iter().filter(|relay| relay.bytes == 0);
             missing.for_each(|relay| gpu.relays.wish(env, relay));
@@ -272,9 +288,14 @@ impl Ways<'_> {
         let has_direct = kinds.into_iter().any(|kind| kind == PathKind::Direct);
         if !is_spared {
             let (source, ends) = (message.source, [route.from, route.to]);
-            let is_direct = parts.is_empty();
-            self.depths
-                .planned(source, ends, bytes, in_flight, is_direct);
+            let how = if !parts.is_empty() {
+                Planned::Split
+            } else if lacks_staging || routed.would_be_split() {
+                Planned::DirectForNow
+            } else {
+                Planned::Direct
+            };
+            self.depths.planned(source, ends, bytes, in_flight, how);
         }
         Some(Chosen {
             parts,
@@ -289,8 +310,13 @@ impl Ways<'_> {
         let (from, to) = (route.from, route.to);
         if !gpu.survey.wants(&from, &to, route.bytes) {
             let (source, in_flight) = (message.source, route.in_flight);
-            self.depths
-                .planned(source, [from, to], route.bytes, in_flight, true);
+            self.depths.planned(
+                source,
+                [from, to],
+                route.bytes,
+                in_flight,
+                Planned::DirectForNow,
+            );
         }
     }
 
@@ -384,8 +410,8 @@ mod tests {
         let mut depths = Depths::default();
         let (ends, others) = ([[1; 16], [2; 16]], [[1; 16], [3; 16]]);
         assert!(!depths.is_likely_direct(3, ends, 1, 1), "nothing is known");
-        depths.planned(3, ends, 100, 1, true);
-        depths.planned(3, ends, 50, 1, true);
+        depths.planned(3, ends, 100, 1, Planned::Direct);
+        depths.planned(3, ends, 50, 1, Planned::Direct);
         let likely = [
             (3, ends, 100),
             (3, ends, 101),
@@ -395,28 +421,34 @@ mod tests {
         let likely =
             likely.map(|(source, ends, bytes)| depths.is_likely_direct(source, ends, bytes, 1));
         assert_eq!(likely, [true, false, false, false]);
-        depths.planned(3, ends, 200, 1, false);
+        depths.planned(3, ends, 200, 1, Planned::Split);
         assert!(
             depths.is_likely_direct(3, ends, 100, 1),
             "longer ones may be split"
         );
-        depths.planned(3, ends, 80, 1, false);
+        depths.planned(3, ends, 80, 1, Planned::Split);
         assert!(
             !depths.is_likely_direct(3, ends, 50, 1),
             "splitting pays again"
         );
-        depths.planned(3, ends, 10, 1, true);
-        depths.planned(3, others, 90, 1, false);
+        depths.planned(3, ends, 10, 1, Planned::Direct);
+        depths.planned(3, others, 90, 1, Planned::Split);
         assert!(
             !depths.is_likely_direct(3, ends, 10, 1),
             "the last pair counts"
         );
-        depths.planned(3, others, 70, 4, true);
+        depths.planned(3, others, 70, 4, Planned::Direct);
         let windows = [2, 16, 1].map(|depth| depths.is_likely_direct(3, others, 70, depth));
         assert_eq!(
             windows,
             [true, true, false],
             "windows are planned by themselves"
         );
+        assert!(!depths.is_for_now(3, 4));
+        depths.planned(3, others, 70, 4, Planned::DirectForNow);
+        assert!(depths.is_likely_direct(3, others, 70, 4));
+        let beside = [(3, 4), (3, 1), (4, 4)];
+        let beside = beside.map(|(source, depth)| depths.is_for_now(source, depth));
+        assert_eq!(beside, [true, false, false]);
     }
 }
