@@ -63,7 +63,7 @@ pub struct Depths(HashMap<u32, Depth>);
 enum Planned {
     /// To go over several paths.
     Split,
-    /// To take one direct copy for now: for what others use of the links, or as nothing is known of them, or for want of staging.
+    /// To take one direct copy for now: for what others use of the links, or as they are being measured, or for want of staging.
     DirectForNow,
     /// To take one direct copy, on an idle node as well.
     Direct,
@@ -310,13 +310,13 @@ impl Ways<'_> {
         let (from, to) = (route.from, route.to);
         if !gpu.survey.wants(&from, &to, route.bytes) {
             let (source, in_flight) = (message.source, route.in_flight);
-            self.depths.planned(
-                source,
-                [from, to],
-                route.bytes,
-                in_flight,
-                Planned::DirectForNow,
-            );
+            let how = if gpu.survey.is_active() {
+                Planned::DirectForNow
+            } else {
+                Planned::Direct
+            };
+            self.depths
+                .planned(source, [from, to], route.bytes, in_flight, how);
         }
     }
 
