@@ -50,11 +50,13 @@ impl Fetch {
             }
         }
         // What is received in the place of another goes as that does.
-        let is_apart = ways.overlapping(place).next().is_none();
+        let is_below = ways.overlapping(place).next().is_some();
         let depth = depth.filter(|depth| {
-            let is_unplanned = is_apart && ways.is_unplanned(&self.message, *depth);
-            // Whether or not it is to be timed, it takes one copy.
-            let _ = is_unplanned && ways.is_timed_again(gpu, &self.message);
+            let is_unplanned = !is_below && ways.is_unplanned(&self.message, *depth);
+            if is_unplanned {
+                // Whether or not it is to be timed, it takes one copy.
+                let _ = ways.is_timed_again(gpu, &self.message);
+            }
             !is_unplanned
         });
         // Also what goes one way only waits for those that are received in its place.
@@ -74,7 +76,6 @@ impl Fetch {
             self.hold(trails, false);
             return true;
         }
-        let is_below = overlapping().next().is_some();
         let source = self.message.source;
         let of_sender = ways.under_way.iter().rev();
         let mut of_sender = of_sender.filter(|other| other.source == source).peekable();

@@ -93,6 +93,7 @@ const PLANNED_OF: u32 = 17;
 /// 16 of 2 MiB on two H100s, times the speed with `ANABRANCH_PATHS=direct`, each planned and so: 0.99 and 1.00, both ways 0.986 and
 /// 0.994 (`docs/results/h100-x2-all-beside-one.txt`). In windows of 4 a plan costs nothing that could be measured.
 const PLANNED_FROM: u64 = 4 << 20;
+/// So deep are they at least.
 const DEEP: u32 = 8;
 /// No window is taken for deeper.
 const DEPTH_MAX: u32 = 16;
