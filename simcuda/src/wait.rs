@@ -178,9 +178,8 @@ impl Driver {
     fn quiet_in(&self, slot: usize, now: u64, is_strict: bool) -> u64 {
         let p = &self.job.shared().procs[slot];
         let turn = self.job.shared().turn.load(Relaxed);
-        let polls = p.turn_polls.load(Relaxed) >= self.turn_polls;
         let polls = if is_strict {
-            polls && p.polled_turn.load(Relaxed) == turn
+            self.has_polled(p)
         } else {
             p.idle_polls.load(Relaxed) >= IDLE_POLLS
         };
@@ -217,6 +216,12 @@ impl Driver {
             };
         }
         WATCH_NS
+    }
+
+    /// Whether a process has polled often enough in this turn to have seen what there is.
+    fn has_polled(&self, p: &Proc) -> bool {
+        p.turn_polls.load(Relaxed) >= self.turn_polls
+            && p.polled_turn.load(Relaxed) == self.job.shared().turn.load(Relaxed)
     }
 
     /// Whether a process that makes no calls has had the time to see what another has last told it, by ways that are not
@@ -271,7 +276,7 @@ impl Driver {
             };
             flow.remaining >= least
         });
-        if is_strict && polls && shared.procs[me].turn_polls.load(Relaxed) < self.turn_polls {
+        if is_strict && polls && !self.has_polled(&shared.procs[me]) {
             return Time::Busy(20_000);
         }
         let mut busy = 0;
@@ -385,10 +390,6 @@ impl Driver {
     /// One look whether `done` holds; a caller that looks in vain again and again lets time move.
     pub fn poll(&'static self, mut done: impl FnMut(&mut State) -> bool) -> bool {
         let me = self.job.me();
-        let turn = self.job.shared().turn.load(Relaxed);
-        if me.polled_turn.swap(turn, Relaxed) != turn {
-            me.turn_polls.store(0, Relaxed);
-        }
         for round in 0..2 {
             {
                 let mut st = self.state.lock();
@@ -398,12 +399,20 @@ impl Driver {
                 }
                 me.awake.store(0, Relaxed);
             }
+            // Not before the look: what was taken up for it has begun a turn, and the looks before have not seen that.
+            let turn = &self.job.shared().turn;
+            let seen = turn.load(Relaxed);
+            if me.polled_turn.swap(seen, Relaxed) != seen {
+                me.turn_polls.store(0, Relaxed);
+            }
             let polls = me.turn_polls.fetch_add(1, Relaxed) + 1;
             if polls >= self.turn_polls && me.told.swap(0, Relaxed) != 0 {
                 // It looks in vain after it has done something: by now it has told the others of that, by ways that are not
-                // the driver's. They are to look once more, too.
-                let turn = self.job.shared().turn.fetch_add(1, Relaxed) + 1;
-                me.polled_turn.store(turn, Relaxed);
+                // the driver's. They are to look once more, too; so is it, if another has begun a turn meanwhile.
+                match turn.compare_exchange(seen, seen + 1, Relaxed, Relaxed) {
+                    Ok(_) => me.polled_turn.store(seen + 1, Relaxed),
+                    Err(_) => me.told.store(1, Relaxed),
+                }
             }
             if round == 1 || me.idle_polls.fetch_add(1, Relaxed) < IDLE_POLLS {
                 break;

@@ -17,6 +17,7 @@ fn scenario() {
         Ok("queues") => queues(),
         Ok("pieces") => pieces(),
         Ok("late") => late(),
+        Ok("in_turn") => in_turn(),
         Ok("timing_only") => timing_only(),
         Ok("legacy_unusable") => legacy_unusable(),
         Ok(other) => panic!("no scenario {other}"),
@@ -168,6 +169,54 @@ fn late() {
 #[test]
 fn reactions_after_the_clock_has_moved_on_are_counted() {
     succeeds(&run("late", &[("SIMCUDA_CHECK", "0")]));
+}
+
+/// Copies of which one ends after the other, asked about in turn: what ends while another is asked about is found as it ends,
+/// before time moves on.
+fn in_turn() {
+    start(0);
+    let n = 16 << 20;
+    let (a, host) = (alloc(n), pinned(n));
+    let peers: Vec<_> = (1..4)
+        .map(|gpu| {
+            start(gpu);
+            alloc(n)
+        })
+        .collect();
+    start(0);
+    let streams: Vec<_> = (0..5).map(|_| new_stream()).collect();
+    let before = misc::simcuda_late_ns();
+    for round in 0..20 {
+        // The copies end up to 100 us apart, and in another order each time.
+        let bytes = |stream: usize| (2 << 20) + ((round * 7 + stream * 11) % 13) * 300_000;
+        unsafe {
+            for (i, peer) in peers.iter().enumerate() {
+                ok(copy::cuMemcpyDtoDAsync_v2(*peer, a, bytes(i), streams[i]));
+            }
+            ok(copy::cuMemcpyDtoHAsync_v2(
+                host.cast(),
+                a,
+                bytes(3),
+                streams[3],
+            ));
+            ok(copy::cuMemcpyHtoDAsync_v2(
+                a,
+                host.cast(),
+                bytes(4),
+                streams[4],
+            ));
+            let mut left = streams.clone();
+            while !left.is_empty() {
+                left.retain(|s| stream::cuStreamQuery(*s) != 0);
+            }
+        }
+    }
+    assert_eq!(misc::simcuda_late_ns() - before, 0, "late by so many ns");
+}
+
+#[test]
+fn who_asks_in_turn_finds_each_end_in_time() {
+    succeeds(&run("in_turn", &[("SIMCUDA_CHECK", "0"), LONG]));
 }
 
 fn timing_only() {
