@@ -80,8 +80,8 @@ struct Depth {
     /// Between these two GPUs messages of up to so many bytes took one direct copy when last planned: single ones, and those of
     /// windows.
     direct: [Option<([Uuid; 2], u64)>; 2],
-    /// The last of these may be split soon.
-    is_for_now: [bool; 2],
+    /// The last of those of windows may be split soon.
+    is_for_now: bool,
     /// Messages of windows that were not planned since one was.
     unplanned: u32,
 }
@@ -115,7 +115,9 @@ impl Depths {
     fn planned(&mut self, source: u32, ends: [Uuid; 2], bytes: u64, in_flight: u32, how: Planned) {
         let depth = self.0.entry(source).or_default();
         let is_direct = how != Planned::Split;
-        depth.is_for_now[usize::from(in_flight > 1)] = how == Planned::DirectForNow;
+        if in_flight > 1 {
+            depth.is_for_now = how == Planned::DirectForNow;
+        }
         let direct = &mut depth.direct[usize::from(in_flight > 1)];
         let known = direct.filter(|(known, _)| *known == ends);
         *direct = match known.map_or(0, |(_, most)| most) {
@@ -145,10 +147,9 @@ impl Depths {
         direct.is_some_and(|(known, most)| known == ends && bytes <= most)
     }
 
-    /// Whether that may be otherwise soon.
-    fn is_for_now(&self, source: u32, in_flight: u32) -> bool {
-        let depth = self.0.get(&source);
-        depth.is_some_and(|depth| depth.is_for_now[usize::from(in_flight > 1)])
+    /// Whether that may be otherwise soon for messages of windows.
+    fn is_for_now(&self, source: u32) -> bool {
+        self.0.get(&source).is_some_and(|depth| depth.is_for_now)
     }
 }
 
@@ -217,7 +218,7 @@ impl Ways<'_> {
         depth >= DEEP
             && message.length < PLANNED_FROM
             && self.is_likely_direct(message, depth)
-            && !self.depths.is_for_now(message.source, depth)
+            && !self.depths.is_for_now(message.source)
             && !self.is_planned_again(message)
     }
 
@@ -445,11 +446,14 @@ mod tests {
             [true, true, false],
             "windows are planned by themselves"
         );
-        assert!(!depths.is_for_now(3, 4));
+        depths.planned(3, others, 70, 1, Planned::DirectForNow);
+        assert!(!depths.is_for_now(3), "that was a single one");
         depths.planned(3, others, 70, 4, Planned::DirectForNow);
         assert!(depths.is_likely_direct(3, others, 70, 4));
-        let beside = [(3, 4), (3, 1), (4, 4)];
-        let beside = beside.map(|(source, depth)| depths.is_for_now(source, depth));
-        assert_eq!(beside, [true, false, false]);
+        depths.planned(3, others, 70, 1, Planned::Direct);
+        assert_eq!(
+            [3, 4].map(|source| depths.is_for_now(source)),
+            [true, false]
+        );
     }
 }
