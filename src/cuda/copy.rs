@@ -6,6 +6,7 @@ use super::state::Entered;
 use super::types::{
     code, memory_type, BatchAttributes, Context, Memcpy2d, Stream, SOURCE_ORDER_STREAM,
 };
+use smallvec::SmallVec;
 use std::ffi::c_void;
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -135,20 +136,23 @@ fn start_together(entered: &Entered, stream: Stream, copies: &[Copy]) -> Result<
         .try_for_each(|copy| start(entered, stream, copy))
 }
 
+/// Copies for which nothing is allocated.
+pub(super) const FEW: usize = 8;
+
 /// The arguments of a batch.
 struct Arrays {
-    dsts: Vec<u64>,
-    srcs: Vec<u64>,
-    sizes: Vec<usize>,
+    dsts: SmallVec<[u64; FEW]>,
+    srcs: SmallVec<[u64; FEW]>,
+    sizes: SmallVec<[usize; FEW]>,
 }
 
 impl Arrays {
     /// `None` where a copy is not one run of bytes.
     fn of(copies: &[Copy]) -> Option<Arrays> {
         let mut arrays = Arrays {
-            dsts: Vec::with_capacity(copies.len()),
-            srcs: Vec::with_capacity(copies.len()),
-            sizes: Vec::with_capacity(copies.len()),
+            dsts: SmallVec::with_capacity(copies.len()),
+            srcs: SmallVec::with_capacity(copies.len()),
+            sizes: SmallVec::with_capacity(copies.len()),
         };
         for copy in copies {
             let (Copy::Linear { dst, src, bytes } | Copy::Up { dst, src, bytes }) = *copy else {

@@ -16,6 +16,7 @@ use super::state::{ContextKey, Entered};
 use super::types::{Event, Stream, STREAM_NON_BLOCKING};
 use super::Mapping;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -131,7 +132,7 @@ struct Launch {
 #[derive(Debug, Default, Clone)]
 struct Mapped {
     first: Option<Arc<Mapping>>,
-    others: Vec<Arc<Mapping>>,
+    others: SmallVec<[Arc<Mapping>; 3]>,
 }
 
 impl Mapped {
@@ -154,7 +155,7 @@ impl From<Option<Arc<Mapping>>> for Mapped {
     fn from(first: Option<Arc<Mapping>>) -> Mapped {
         Mapped {
             first,
-            others: Vec::new(),
+            others: SmallVec::new(),
         }
     }
 }

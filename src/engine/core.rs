@@ -336,13 +336,18 @@ impl Core {
     fn progress_of_all(&mut self, env: &Env) -> bool {
         let _stay = Stay::begin();
         let mut moved = self.take_announced(env);
-        let mut i = 0;
+        let (mut i, mut has_ended) = (0, false);
         while i < self.moving.len() {
             let id = self.moving[i];
             let (did, done) = self.advance_receive(env, id);
             moved |= did || done;
             if done {
                 self.moving.swap_remove(i);
+                if !std::mem::replace(&mut has_ended, true) {
+                    // What was launched with it is over, too.
+                    let others = self.moving[i..].iter();
+                    others.for_each(|id| self.receives[*id].will_end());
+                }
             } else {
                 i += 1;
             }

@@ -205,7 +205,7 @@ impl Landed {
             }
         };
         let peer = env.node.peer(descriptor.sender).ok_or(NotTaken::Lost)?;
-        peer.will_change(descriptor.slot);
+        peer.will_claim(descriptor.slot);
         Ok(Landed { descriptor, peer })
     }
 }
@@ -691,6 +691,15 @@ impl Fetch {
         };
         self.path = Path::Draining(copies, text);
         Step::Pending(true)
+    }
+
+    /// Has the lines brought in which its sender is told of a copy that is known to be done.
+    pub fn will_acknowledge(&self) {
+        if let Path::Direct(copy) = &self.path {
+            if copy.is_known_done() {
+                self.peer.will_acknowledge(self.slot);
+            }
+        }
     }
 
     fn acknowledge(&self) -> bool {

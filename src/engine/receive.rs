@@ -177,6 +177,13 @@ impl Receive {
         matches!(&self.stage, Stage::Fetching(fetch) if fetch.is_by_copies())
     }
 
+    /// Its sender is told soon, if it is there.
+    pub(super) fn will_end(&self) {
+        if let Stage::Fetching(fetch) = &self.stage {
+            fetch.will_acknowledge();
+        }
+    }
+
     /// When what brings it can be over at the earliest, where that is known.
     pub(super) fn due_ns(&self) -> Option<u64> {
         match &self.stage {

@@ -104,6 +104,12 @@ impl Peer {
         told
     }
 
+    /// Before an acknowledgement that is soon to come.
+    pub fn will_acknowledge(&self, slot: u32) {
+        self.view.will_change(slot);
+        self.view.will_ring();
+    }
+
     /// The same of a message that the peer knows to be there, as it has written it: it finds the slot free when it looks at
     /// its messages for the sake of another one.
     pub fn acknowledge_unheard(&self, slot: u32, nonce: u64) -> bool {

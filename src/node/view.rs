@@ -466,14 +466,25 @@ impl View {
         will_write(&self.header().doorbell);
     }
 
-    /// Before a change of slot `index` that is soon to come. A number that is not believed yet will do.
-    pub fn will_change(&self, index: u32) {
-        if index < self.slots_seen.load(Ordering::Relaxed) {
-            if let Some(slot) = self.slot(index) {
-                will_write(slot);
-                will_read_rest(slot);
-            }
+    /// Before slot `index` is read and claimed. A number that is not believed yet will do.
+    pub fn will_claim(&self, index: u32) {
+        if let Some(slot) = self.slot_seen(index) {
+            will_write(slot);
+            will_read_rest(slot);
         }
+    }
+
+    /// Before a change of state of slot `index` that is soon to come: its other lines are left to the owner.
+    pub fn will_change(&self, index: u32) {
+        if let Some(slot) = self.slot_seen(index) {
+            will_write(slot);
+        }
+    }
+
+    /// The slot, if its memory was in use before.
+    fn slot_seen(&self, index: u32) -> Option<&Slot> {
+        let is_seen = index < self.slots_seen.load(Ordering::Relaxed);
+        is_seen.then(|| self.slot(index)).flatten()
     }
 
     /// The owner's counters.

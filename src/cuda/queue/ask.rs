@@ -81,6 +81,11 @@ impl InFlight {
         Ok(self.number <= self.queue.finished.load(Ordering::Acquire))
     }
 
+    /// Whether the copies were found to be done when another one was asked about.
+    pub fn is_known_done(&self) -> bool {
+        self.queue.has_finished(self.number)
+    }
+
     /// Its number on its stream.
     pub(in crate::cuda) fn number(&self) -> u64 {
         self.number

@@ -2,14 +2,18 @@
 
 use super::{Launch, Mapped, Member, Queue, State, Waiting};
 use super::{AHEAD_BYTES, BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
-use crate::cuda::copy::{self, Copy};
+use crate::cuda::copy::{self, Copy, FEW};
 use crate::cuda::driver::clock_ns;
 use crate::cuda::error::{Error, Result};
 use crate::cuda::forecast::FORECAST_FROM;
 use crate::cuda::state::Entered;
 use crate::cuda::types::{Event, EVENT_DISABLE_TIMING};
 use crate::stats::{self, Counter};
+use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
+
+/// Of each copy of a batch.
+type Few<T> = SmallVec<[T; FEW]>;
 
 /// Whether a copy is not for a batch that has these, of each of which it is said whether it reads a peer's memory. In a batch
 /// copies have no order among them. Bandwidth tests receive a window in one place, where any message may be the last; but one
@@ -71,9 +75,9 @@ impl Queue {
                 .for_each(|only| self.launch_only(state, entered, only));
             return;
         }
-        let (mut copies, mut members, mut mappings): (Vec<Copy>, _, _) =
-            (Vec::new(), Vec::new(), Mapped::default());
-        let (mut bytes, mut kinds): (u64, Vec<bool>) = (0, Vec::new());
+        let (mut copies, mut members, mut mappings): (Few<Copy>, Few<Member>, _) =
+            (Few::new(), Few::new(), Mapped::default());
+        let (mut bytes, mut kinds): (u64, Few<bool>) = (0, Few::new());
         while copies.len() < BATCH_COUNT_MAX && bytes < BATCH_BYTES_MAX {
             let may_join =
                 |next: &&Waiting| !is_apart(&copies, &kinds, &next.copy, next.mapping.is_some());
@@ -98,8 +102,7 @@ impl Queue {
             return;
         }
         let last = members.last().map_or(0, |member| member.number);
-        let mut held = mappings.clone();
-        let started = self.start(state, entered, (last, bytes), &mut held, || {
+        let started = self.start(state, entered, (last, bytes), &mut mappings, || {
             copy::start_all(entered, self.stream, &copies)
         });
         if started.is_ok() {

@@ -48,11 +48,16 @@ impl Engine {
     unsafe fn wait_all(&self, requests: Requests, statuses: Statuses) -> c_int {
         let abi = self.env.abi;
         // SAFETY: passed on.
-        let mut split = unsafe { self.split(&self.core.lock(), requests) };
-        let mut codes = Codes::new(self, requests, statuses);
-        // SAFETY: passed on.
-        unsafe { codes.clear_empty(requests, &split) };
+        let sort = |core: &Core| unsafe {
+            let split = self.split(core, requests);
+            let codes = Codes::new(self, requests, statuses);
+            codes.clear_empty(requests, &split);
+            (split, codes)
+        };
+        let mut sorted = None;
         self.until(|engine, core| {
+            // What has been sent by now is on its way before that.
+            let (split, codes) = sorted.get_or_insert_with(|| sort(core));
             split.taken.retain(|(i, handle, entry)| {
                 if engine.look(core, *entry) == Look::Pending {
                     return true;
@@ -67,11 +72,11 @@ impl Engine {
                 false
             });
             // SAFETY: the compacted array is ours, the others the program's.
-            unsafe { codes.test_native_all(&mut split, requests) };
-            (split.taken.is_empty() && split.native.is_empty()).then_some(())
-        });
-        // SAFETY: the program's statuses.
-        unsafe { codes.result(requests) }
+            unsafe { codes.test_native_all(split, requests) };
+            let is_over = split.taken.is_empty() && split.native.is_empty();
+            // SAFETY: the program's statuses.
+            is_over.then(|| unsafe { codes.result(requests) })
+        })
     }
 
     unsafe fn test_all(&self, requests: Requests, flag: *mut c_int, statuses: Statuses) -> c_int {

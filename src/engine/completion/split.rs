@@ -16,7 +16,7 @@ pub(super) type Ask = unsafe fn(c_int, *mut c_void, *mut c_int, *mut c_int, *mut
 /// The requests of a call, sorted.
 pub(super) struct Split {
     /// (index, handle, entry) of those of the engine.
-    pub(super) taken: SmallVec<[(usize, Handle, Entry); 4]>,
+    pub(super) taken: SmallVec<[(usize, Handle, Entry); 8]>,
     /// Indices of the native ones, and their handles in the ABI's layout.
     pub(super) native: Vec<usize>,
     pub(super) handles: Vec<Handle>,

@@ -73,7 +73,12 @@ impl Receive {
         };
         let slot = expected.peer.slot(expected.slot);
         let nonce = slot.and_then(Slot::nonce);
-        nonce.is_some_and(|nonce| nonce != expected.nonce)
+        let is_sent = nonce.is_some_and(|nonce| nonce != expected.nonce);
+        if is_sent {
+            // Others are claimed before it: what it says comes meanwhile.
+            expected.peer.will_claim(expected.slot);
+        }
+        is_sent
     }
 
     pub(super) fn is_expecting(&self) -> bool {
