@@ -129,10 +129,11 @@ impl InFlight {
 impl Queue {
     /// Asks the driver how far the stream has got, and gives it more.
     fn advance(&self) -> Result<()> {
-        // Only compared: whether it is another than before.
-        self.asked.fetch_add(1, Ordering::Relaxed);
         let mut done = Mapped::default();
         let mut state = self.state.lock();
+        // Only compared, whether it is another than before, and written under the lock.
+        let asked = self.asked.load(Ordering::Relaxed);
+        self.asked.store(asked.wrapping_add(1), Ordering::Relaxed);
         match state.end {
             Some(End::Drained) => return Ok(()),
             Some(End::Lost(error)) => return Err(error),
