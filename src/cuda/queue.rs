@@ -266,11 +266,13 @@ impl Queue {
     /// What is to be launched on this stream next, where nothing is in flight on it.
     pub(super) fn gathered(&self) -> Option<Gathered> {
         let state = self.state.lock();
-        let bytes = || state.waiting.iter().map(|row| row.copy.bytes());
-        state.is_unlaunched().then(|| Gathered {
-            count: state.waiting.len(),
-            longest: bytes().max().unwrap_or(0),
-            bytes: bytes().sum(),
+        state.is_unlaunched().then(|| {
+            let bytes = state.waiting.iter().map(|row| row.copy.bytes());
+            bytes.fold(Gathered::default(), |all, bytes| Gathered {
+                count: all.count + 1,
+                longest: all.longest.max(bytes),
+                bytes: all.bytes + bytes,
+            })
         })
     }
 
