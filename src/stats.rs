@@ -184,24 +184,24 @@ pub const WORDS: usize = Counter::ALL.len() + 2 * Reason::ALL.len();
 // The header of a shared segment has room for 128 words.
 const _: () = assert!(WORDS <= 128);
 
-/// Threads that count on a sheet of their own; any others share one.
-const SHEETS: usize = 16;
+/// Threads that count on a tally of their own; any others share one.
+const TALLIES: usize = 16;
 
-/// What one thread has counted, and those before it that had the same sheet.
+/// What one thread has counted, and those before it that had the same tally.
 #[repr(align(128))]
-struct Sheet([AtomicU64; WORDS]);
+struct Tally([AtomicU64; WORDS]);
 
-impl Sheet {
-    const fn new() -> Sheet {
-        Sheet([const { AtomicU64::new(0) }; WORDS])
+impl Tally {
+    const fn new() -> Tally {
+        Tally([const { AtomicU64::new(0) }; WORDS])
     }
 }
 
-static OWN: [Sheet; SHEETS] = [const { Sheet::new() }; SHEETS];
-static SHARED: Sheet = Sheet::new();
-static IS_TAKEN: [AtomicBool; SHEETS] = [const { AtomicBool::new(false) }; SHEETS];
+static OWN: [Tally; TALLIES] = [const { Tally::new() }; TALLIES];
+static SHARED: Tally = Tally::new();
+static IS_TAKEN: [AtomicBool; TALLIES] = [const { AtomicBool::new(false) }; TALLIES];
 
-/// The sheet that a thread has for itself, until it ends.
+/// The tally that a thread has for itself, until it ends.
 struct Taken(Option<usize>);
 
 impl Taken {
@@ -213,9 +213,9 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        if let Some(sheet) = self.0 {
+        if let Some(tally) = self.0 {
             // The next one that has it goes on from what this one has written.
-            IS_TAKEN[sheet].store(false, Ordering::Release);
+            IS_TAKEN[tally].store(false, Ordering::Release);
         }
     }
 }
@@ -229,11 +229,11 @@ thread_local! {
 /// need not care who gets between.
 #[inline]
 fn add_to(word: usize, n: u64) {
-    // A thread that is ending has no sheet any more.
-    let sheet = TAKEN.try_with(|taken| taken.0).ok().flatten();
-    match sheet {
-        Some(sheet) => {
-            let value = &OWN[sheet].0[word];
+    // A thread that is ending has no tally any more.
+    let tally = TAKEN.try_with(|taken| taken.0).ok().flatten();
+    match tally {
+        Some(tally) => {
+            let value = &OWN[tally].0[word];
             let sum = value.load(Ordering::Relaxed).wrapping_add(n);
             value.store(sum, Ordering::Relaxed);
         }
@@ -244,9 +244,9 @@ fn add_to(word: usize, n: u64) {
 }
 
 fn sum_of(word: usize) -> u64 {
-    let sheets = OWN.iter().chain(std::iter::once(&SHARED));
-    sheets.fold(0, |sum: u64, sheet| {
-        sum.wrapping_add(sheet.0[word].load(Ordering::Relaxed))
+    let tallies = OWN.iter().chain(std::iter::once(&SHARED));
+    tallies.fold(0, |sum: u64, tally| {
+        sum.wrapping_add(tally.0[word].load(Ordering::Relaxed))
     })
 }
 
@@ -441,8 +441,8 @@ mod tests {
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         let before = get(Counter::Truncated);
-        // More at once than there are sheets.
-        let (threads, rounds, each) = (3 * SHEETS as u64, 4, 10_000);
+        // More at once than there are tallies.
+        let (threads, rounds, each) = (3 * TALLIES as u64, 4, 10_000);
         for _ in 0..rounds {
             let all_are_there = std::sync::Barrier::new(threads as usize);
             std::thread::scope(|scope| {

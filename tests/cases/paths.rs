@@ -4,6 +4,7 @@
 use crate::driven::launches;
 use crate::support::{job, model, model_of_this_machine, on, SENDER_IS_LATE};
 use anabranch_tests::{built, needs_simulator, on_real_gpus, Job, Outcome};
+use std::collections::BTreeSet;
 use std::process::Command;
 use xtask::flow::{Over, Rates};
 use xtask::layout::repository_root;
@@ -422,22 +423,27 @@ fn without_memory_for_staging() {
             outcome.stats().check_complete();
             let lines = outcome.finished.stderr.lines();
             let lines = lines.filter(|line| line.contains("no staging there"));
+            let lines: Vec<String> = lines.map(str::to_owned).collect();
             let [relay, host, refused] = [
                 "several_relay_bytes",
                 "several_host_bytes",
                 "staging_refused",
             ]
             .map(|name| outcome.stats().total(name));
-            (relay, host, refused, lines.count(), outcome)
+            (relay, host, refused, lines, outcome)
         };
-        // None on either of the two GPUs that nobody uses: told once for each.
+        // None on either of the two GPUs that nobody uses: told once for each by the rank that is asked for it, and by the other
+        // where the program runs for so long that it is asked instead.
         let (relay, host, refused, lines, outcome) = under("cuMemAlloc:1+=2");
         assert!(relay == 0 && host > 0 && refused >= 2, "{outcome}");
-        assert_eq!(lines, 2, "{outcome}");
+        let once: BTreeSet<&String> = lines.iter().collect();
+        assert_eq!(once.len(), lines.len(), "{outcome}");
+        let is_told = |gpu: &str| lines.iter().any(|line| line.contains(gpu));
+        assert!(is_told("GPU 2:") && is_told("GPU 3:"), "{outcome}");
         // One attempt fails, in each message anew: the other GPU is used.
         let (relay, _, refused, lines, outcome) = under("cuMemAlloc:1=2");
         assert!(relay > 0 && refused >= 1, "{outcome}");
-        assert!(lines >= 1, "{outcome}");
+        assert!(!lines.is_empty(), "{outcome}");
         // What cannot be pinned is used all the same.
         let (relay, host, refused, _, outcome) = under("cuMemHostRegister:1+=2");
         assert!(relay > 0 && host > 0 && refused == 0, "{outcome}");
