@@ -67,7 +67,7 @@ int child(int me){
     }
     if(me==0){ printf("%zu bytes, us until all are done: median (10th percentile, launching)\n       ",z); for(int m=0;m<MODES;m++){ auto&v=all[m]; std::sort(v.begin(),v.end()); auto&w=lat[m]; std::sort(w.begin(),w.end()); printf("  %s %.2f (%.2f, calls %.2f)",names[m],v[v.size()/2],v[v.size()/10],w[w.size()/2]); } puts(""); fflush(stdout); }
   }
-  // The data of the last mode.
+  // The data of one batch.
   std::vector<unsigned long long> back(MAX*N/8), theirs(MAX*N/8);
   C(cudaMemset(dst,0xEE,MAX*N)); C(cudaDeviceSynchronize()); barrier();
   std::vector<CUdeviceptr> d,f; std::vector<size_t> zz; for(int k=1;k<N;k++){ int p=(me+k)%N; d.push_back((CUdeviceptr)(dst+MAX*p)); f.push_back((CUdeviceptr)(from[p]+MAX*me)); zz.push_back(MAX); }
