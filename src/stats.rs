@@ -189,25 +189,30 @@ const TALLIES: usize = 16;
 
 /// What one thread has counted, and those before it that had the same tally.
 #[repr(align(128))]
-struct Tally([AtomicU64; WORDS]);
+struct Tally {
+    words: [AtomicU64; WORDS],
+    is_taken: AtomicBool,
+}
 
 impl Tally {
     const fn new() -> Tally {
-        Tally([const { AtomicU64::new(0) }; WORDS])
+        Tally {
+            words: [const { AtomicU64::new(0) }; WORDS],
+            is_taken: AtomicBool::new(false),
+        }
     }
 }
 
 static OWN: [Tally; TALLIES] = [const { Tally::new() }; TALLIES];
 static SHARED: Tally = Tally::new();
-static IS_TAKEN: [AtomicBool; TALLIES] = [const { AtomicBool::new(false) }; TALLIES];
 
 /// The tally that a thread has for itself, until it ends.
-struct Taken(Option<usize>);
+struct Taken(Option<&'static Tally>);
 
 impl Taken {
     fn take() -> Taken {
-        let is_mine = |taken: &AtomicBool| !taken.swap(true, Ordering::Acquire);
-        Taken(IS_TAKEN.iter().position(is_mine))
+        let is_mine = |tally: &&Tally| !tally.is_taken.swap(true, Ordering::Acquire);
+        Taken(OWN.iter().find(is_mine))
     }
 }
 
@@ -215,7 +220,7 @@ impl Drop for Taken {
     fn drop(&mut self) {
         if let Some(tally) = self.0 {
             // The next one that has it goes on from what this one has written.
-            IS_TAKEN[tally].store(false, Ordering::Release);
+            tally.is_taken.store(false, Ordering::Release);
         }
     }
 }
@@ -233,12 +238,12 @@ fn add_to(word: usize, n: u64) {
     let tally = TAKEN.try_with(|taken| taken.0).ok().flatten();
     match tally {
         Some(tally) => {
-            let value = &OWN[tally].0[word];
+            let value = &tally.words[word];
             let sum = value.load(Ordering::Relaxed).wrapping_add(n);
             value.store(sum, Ordering::Relaxed);
         }
         None => {
-            SHARED.0[word].fetch_add(n, Ordering::Relaxed);
+            SHARED.words[word].fetch_add(n, Ordering::Relaxed);
         }
     }
 }
@@ -246,7 +251,7 @@ fn add_to(word: usize, n: u64) {
 fn sum_of(word: usize) -> u64 {
     let tallies = OWN.iter().chain(std::iter::once(&SHARED));
     tallies.fold(0, |sum: u64, tally| {
-        sum.wrapping_add(tally.0[word].load(Ordering::Relaxed))
+        sum.wrapping_add(tally.words[word].load(Ordering::Relaxed))
     })
 }
 

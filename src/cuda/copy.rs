@@ -136,23 +136,23 @@ fn start_together(entered: &Entered, stream: Stream, copies: &[Copy]) -> Result<
         .try_for_each(|copy| start(entered, stream, copy))
 }
 
-/// Copies for which nothing is allocated.
-pub(super) const FEW: usize = 8;
+/// Something of each copy of a batch: for a few nothing is allocated.
+pub(super) type OfEach<T> = SmallVec<[T; 8]>;
 
 /// The arguments of a batch.
 struct Arrays {
-    dsts: SmallVec<[u64; FEW]>,
-    srcs: SmallVec<[u64; FEW]>,
-    sizes: SmallVec<[usize; FEW]>,
+    dsts: OfEach<u64>,
+    srcs: OfEach<u64>,
+    sizes: OfEach<usize>,
 }
 
 impl Arrays {
     /// `None` where a copy is not one run of bytes.
     fn of(copies: &[Copy]) -> Option<Arrays> {
         let mut arrays = Arrays {
-            dsts: SmallVec::with_capacity(copies.len()),
-            srcs: SmallVec::with_capacity(copies.len()),
-            sizes: SmallVec::with_capacity(copies.len()),
+            dsts: OfEach::with_capacity(copies.len()),
+            srcs: OfEach::with_capacity(copies.len()),
+            sizes: OfEach::with_capacity(copies.len()),
         };
         for copy in copies {
             let (Copy::Linear { dst, src, bytes } | Copy::Up { dst, src, bytes }) = *copy else {

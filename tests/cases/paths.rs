@@ -438,8 +438,11 @@ fn without_memory_for_staging() {
         assert!(relay == 0 && host > 0 && refused >= 2, "{outcome}");
         let once: BTreeSet<&String> = lines.iter().collect();
         assert_eq!(once.len(), lines.len(), "{outcome}");
-        let is_told = |gpu: &str| lines.iter().any(|line| line.contains(gpu));
-        assert!(is_told("GPU 2:") && is_told("GPU 3:"), "{outcome}");
+        let gpus = ["GPU 2:", "GPU 3:"];
+        let is_told = |gpu: &&str| lines.iter().any(|line| line.contains(gpu));
+        let is_of_these = |line: &String| gpus.iter().any(|gpu| line.contains(gpu));
+        assert!(gpus.iter().all(is_told), "{outcome}");
+        assert!(lines.iter().all(is_of_these), "{outcome}");
         // One attempt fails, in each message anew: the other GPU is used.
         let (relay, _, refused, lines, outcome) = under("cuMemAlloc:1=2");
         assert!(relay > 0 && refused >= 1, "{outcome}");

@@ -2,18 +2,14 @@
 
 use super::{Launch, Mapped, Member, Queue, State, Waiting};
 use super::{AHEAD_BYTES, BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
-use crate::cuda::copy::{self, Copy, FEW};
+use crate::cuda::copy::{self, Copy, OfEach};
 use crate::cuda::driver::clock_ns;
 use crate::cuda::error::{Error, Result};
 use crate::cuda::forecast::FORECAST_FROM;
 use crate::cuda::state::Entered;
 use crate::cuda::types::{Event, EVENT_DISABLE_TIMING};
 use crate::stats::{self, Counter};
-use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
-
-/// Of each copy of a batch.
-type Few<T> = SmallVec<[T; FEW]>;
 
 /// Whether a copy is not for a batch that has these, of each of which it is said whether it reads a peer's memory. In a batch
 /// copies have no order among them. Bandwidth tests receive a window in one place, where any message may be the last; but one
@@ -75,9 +71,9 @@ impl Queue {
                 .for_each(|only| self.launch_only(state, entered, only));
             return;
         }
-        let (mut copies, mut members, mut mappings): (Few<Copy>, Few<Member>, _) =
-            (Few::new(), Few::new(), Mapped::default());
-        let (mut bytes, mut kinds): (u64, Few<bool>) = (0, Few::new());
+        let (mut copies, mut members, mut mappings): (OfEach<Copy>, OfEach<Member>, _) =
+            (OfEach::new(), OfEach::new(), Mapped::default());
+        let (mut bytes, mut kinds): (u64, OfEach<bool>) = (0, OfEach::new());
         while copies.len() < BATCH_COUNT_MAX && bytes < BATCH_BYTES_MAX {
             let may_join =
                 |next: &&Waiting| !is_apart(&copies, &kinds, &next.copy, next.mapping.is_some());
