@@ -92,6 +92,11 @@ pub fn is_likely(bytes: &[u8; DESCRIPTOR_BYTES]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
+/// The world rank that these bytes name as their sender, if they are a descriptor.
+pub fn sender(bytes: &[u8; DESCRIPTOR_BYTES]) -> u32 {
+    u32_at(bytes, 16)
+}
+
 impl Descriptor {
     /// The bytes on the wire.
     pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
@@ -137,7 +142,7 @@ impl Descriptor {
         }
         let found = Self {
             job: u64_at(bytes, 8),
-            sender: u32_at(bytes, 16),
+            sender: sender(bytes),
             slot: u32_at(bytes, 20),
             nonce: u64_at(bytes, 24),
             sequence: u64_at(bytes, 32),

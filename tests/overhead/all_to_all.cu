@@ -15,7 +15,7 @@
 #define C(x) do{cudaError_t e_=(x); if(e_){fprintf(stderr,"%s: %s\n",#x,cudaGetErrorString(e_));_exit(1);} }while(0)
 #define D(x) do{CUresult e_=(x); if(e_){fprintf(stderr,"%s: %d\n",#x,(int)e_);_exit(1);} }while(0)
 static double now(){ return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count()*1e6; }
-const int N=4, ROUNDS=300; const size_t MAX=4<<20;
+const int N=4, ROUNDS=300; const size_t MAX=16<<20;
 struct Sh { std::atomic<int> count, gen; cudaIpcMemHandle_t h[N], d[N]; double t[N][ROUNDS+50], l[N][ROUNDS+50]; };
 static Sh* sh;
 static void barrier(){ int g=sh->gen.load(); if(sh->count.fetch_add(1)==N-1){ sh->count.store(0); sh->gen.fetch_add(1);} else while(sh->gen.load()==g) __builtin_ia32_pause(); }
@@ -38,21 +38,21 @@ int child(int me){
 #endif
   };
   // One batch; a stream each; one stream; two and one, on two streams; one and two; written instead of read; all begin with the same.
-  const char* names[]={"batch","streams","one stream","2+1","1+2","pushed batch","pushed streams","in rank order","in halves"};
-  const int MODES=9;
-  for(size_t z: {(size_t)4096,(size_t)65536,(size_t)262144,(size_t)393216,(size_t)524288,(size_t)786432,(size_t)1048576,(size_t)1572864,(size_t)2097152,(size_t)4194304}){
+  const char* names[]={"batch","streams","one stream","2+1","1+2","pushed batch","pushed streams","in rank order","in halves","streams in rank order"};
+  const int MODES=10;
+  for(size_t z: {(size_t)4096,(size_t)65536,(size_t)262144,(size_t)393216,(size_t)524288,(size_t)786432,(size_t)1048576,(size_t)1572864,(size_t)2097152,(size_t)4194304,(size_t)16777216}){
     std::vector<std::vector<double>> all(MODES), lat(MODES);
     for(int rep=0;rep<3;rep++) for(int m=0;m<MODES;m++){
       for(int r=0;r<ROUNDS/3+10;r++){
         std::vector<int> order; for(int k=1;k<N;k++) order.push_back((me+k)%N);
-        if(m==7) { order.clear(); for(int p=0;p<N;p++) if(p!=me) order.push_back(p); }
+        if(m==7||m==9) { order.clear(); for(int p=0;p<N;p++) if(p!=me) order.push_back(p); }
         std::vector<CUdeviceptr> d,f; std::vector<size_t> zz;
         bool push=(m==5||m==6);
         for(int p:order){ if(push){ d.push_back((CUdeviceptr)(to[p]+MAX*me)); f.push_back((CUdeviceptr)(src+MAX*p)); } else { d.push_back((CUdeviceptr)(dst+MAX*p)); f.push_back((CUdeviceptr)(from[p]+MAX*me)); } zz.push_back(z); }
         barrier();
         double t0=now(); int ns=1;
         if(m==0||m==5||m==7) batch(d,f,zz,s[0]);
-        else if(m==1||m==6){ for(int i=0;i<3;i++) C(cudaMemcpyAsync((void*)d[i],(void*)f[i],z,cudaMemcpyDeviceToDevice,s[i])); ns=3; }
+        else if(m==1||m==6||m==9){ for(int i=0;i<3;i++) C(cudaMemcpyAsync((void*)d[i],(void*)f[i],z,cudaMemcpyDeviceToDevice,s[i])); ns=3; }
         else if(m==2) for(int i=0;i<3;i++) C(cudaMemcpyAsync((void*)d[i],(void*)f[i],z,cudaMemcpyDeviceToDevice,s[0]));
         else if(m==3){ std::vector<CUdeviceptr> d2(d.begin(),d.begin()+2),f2(f.begin(),f.begin()+2); std::vector<size_t> z2(2,z); batch(d2,f2,z2,s[0]); C(cudaMemcpyAsync((void*)d[2],(void*)f[2],z,cudaMemcpyDeviceToDevice,s[1])); ns=2; }
         else if(m==4){ C(cudaMemcpyAsync((void*)d[0],(void*)f[0],z,cudaMemcpyDeviceToDevice,s[0])); std::vector<CUdeviceptr> d2(d.begin()+1,d.end()),f2(f.begin()+1,f.end()); std::vector<size_t> z2(2,z); batch(d2,f2,z2,s[1]); ns=2; }

@@ -3,6 +3,8 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::check::ToCheck;
 use super::finish::Quiet;
 use super::lifting::Lifting;
@@ -155,25 +157,31 @@ impl Core {
     /// Several may have landed since the last look: they are taken in the order of their receives, which is that of their
     /// messages, as some wait for those before them.
     fn scan_landed(&mut self, env: &Env) -> bool {
-        self.take_each(Receive::seems_to_have_descriptor, |core, id| {
-            core.take_landed(env, id)
-        })
+        let sender = Receive::seems_to_have_descriptor_of;
+        self.take_each(env, sender, |core, id| core.take_landed(env, id))
     }
 
-    /// Takes the messages of such receives, in the order of these. Whether there was any.
+    /// Takes the messages of the receives of which `sender` names the sender of what seems to be there for them. Whether there was any.
+    ///
+    /// Each sender's in the order of their receives; the senders in the order in which their ranks precede this one's, as ranks
+    /// that all read from the same GPU first, and then from the next one, share its link.
     pub(super) fn take_each(
         &mut self,
-        is_candidate: impl Fn(&Receive) -> bool,
+        env: &Env,
+        sender: impl Fn(&Receive) -> Option<u32>,
         mut take: impl FnMut(&mut Core, usize) -> bool,
     ) -> bool {
+        let own = env.world_rank;
         let candidates = self.receives.iter();
-        let candidates = candidates.filter(|(_, receive)| is_candidate(receive));
-        let mut candidates: Vec<(u64, usize)> = candidates
-            .map(|(id, receive)| (receive.serial, id))
+        let mut candidates: SmallVec<[(u32, u64, usize); 8]> = candidates
+            .filter_map(|(id, receive)| {
+                let distance = own.wrapping_sub(sender(receive)?);
+                Some((distance, receive.serial, id))
+            })
             .collect();
         candidates.sort_unstable();
         let mut found = false;
-        for (_, id) in candidates {
+        for (.., id) in candidates {
             if take(self, id) {
                 found = true;
                 self.gpu.launch_ahead();

@@ -66,10 +66,10 @@ impl Expected {
 }
 
 impl Receive {
-    /// Whether the slot where its message is expected has another one than before.
-    fn seems_to_be_sent(&self) -> bool {
+    /// The sender of its message, if the slot where that is expected has another one than before.
+    fn seems_to_be_sent_by(&self) -> Option<u32> {
         let (Foreseen::Expected(expected), Stage::Posted) = (&self.foreseen, &self.stage) else {
-            return false;
+            return None;
         };
         let slot = expected.peer.slot(expected.slot);
         let nonce = slot.and_then(Slot::nonce);
@@ -78,7 +78,7 @@ impl Receive {
             // Others are claimed before it: what it says comes meanwhile.
             expected.peer.will_claim(expected.slot);
         }
-        is_sent
+        is_sent.then_some(expected.stream.peer)
     }
 
     pub(super) fn is_expecting(&self) -> bool {
@@ -109,7 +109,7 @@ impl Core {
         if self.expected == 0 {
             return false;
         }
-        self.take_each(Receive::seems_to_be_sent, |core, id| {
+        self.take_each(env, Receive::seems_to_be_sent_by, |core, id| {
             core.claim_expected(env, id)
         })
     }
