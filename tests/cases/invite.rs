@@ -167,7 +167,7 @@ fn foreseen(mpi: &Mpi) {
 #[test]
 fn messages_of_several_are_foreseen() {
     on("openmpi", |mpi| {
-        for (kind, ranks) in [("ring", 3), ("all-to-all", 4)] {
+        for (kind, ranks) in [("ring", 3), ("all-to-all", 4), ("all-by-number", 4)] {
             let outcome = Job::new(mpi, ranks, &built().command)
                 .args(&["bench", kind, "--check", "--sizes", "1K,100001"])
                 .args(&["--window", "1", "--iterations", "40", "--mpi", "openmpi"])

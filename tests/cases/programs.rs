@@ -444,7 +444,7 @@ fn pulls_from_several_ranks_go_together() {
 #[test]
 fn bench_of_all_ranks() {
     on("mpich", |mpi| {
-        for (kind, legs) in [("ring", 1), ("all-to-all", 2)] {
+        for (kind, legs) in [("ring", 1), ("all-to-all", 2), ("all-by-number", 2)] {
             let outcome = Job::new(mpi, 3, &built().command)
                 .args(&["bench", kind, "--check", "--sizes", "100001,3M"])
                 .args(&["--window", "4", "--mpi", "mpich"])

@@ -29,18 +29,23 @@ int child(int me){
   char* from[N]; char* to[N];
   for(int p=0;p<N;p++) if(p!=me){ C(cudaIpcOpenMemHandle((void**)&from[p],sh->h[p],cudaIpcMemLazyEnablePeerAccess)); C(cudaIpcOpenMemHandle((void**)&to[p],sh->d[p],cudaIpcMemLazyEnablePeerAccess)); }
   cudaStream_t s[N]; cudaEvent_t e[N]; for(int i=0;i<N;i++){ C(cudaStreamCreateWithFlags(&s[i],cudaStreamNonBlocking)); C(cudaEventCreateWithFlags(&e[i],cudaEventDisableTiming)); }
-  auto batch=[&](std::vector<CUdeviceptr>&d,std::vector<CUdeviceptr>&f,std::vector<size_t>&z,cudaStream_t st){
-    CUmemcpyAttributes a; memset(&a,0,sizeof a); a.srcAccessOrder=CU_MEMCPY_SRC_ACCESS_ORDER_STREAM; size_t idx=0;
+  auto batch=[&](std::vector<CUdeviceptr>&d,std::vector<CUdeviceptr>&f,std::vector<size_t>&z,cudaStream_t st,CUmemcpySrcAccessOrder source=CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,unsigned flags=0){
+    CUmemcpyAttributes a; memset(&a,0,sizeof a); a.srcAccessOrder=source; a.flags=flags; size_t idx=0;
 #if CUDA_VERSION >= 13000
     D(cuMemcpyBatchAsync(d.data(),f.data(),z.data(),d.size(),&a,&idx,1,st));
 #else
     size_t fail; D(cuMemcpyBatchAsync(d.data(),f.data(),z.data(),d.size(),&a,&idx,1,&fail,st));
 #endif
   };
-  // One batch; a stream each; one stream; two and one, on two streams; one and two; written instead of read; all begin with the same.
-  const char* names[]={"batch","streams","one stream","2+1","1+2","pushed batch","pushed streams","in rank order","in halves","streams in rank order"};
-  const int MODES=10;
+  cudaStream_t urgent; { int least,most; C(cudaDeviceGetStreamPriorityRange(&least,&most)); C(cudaStreamCreateWithPriority(&urgent,cudaStreamNonBlocking,most)); }
+  // One batch; a stream each; one stream; two and one, on two streams; one and two; written instead of read; all begin with the same;
+  // a batch whose sources may be read in any order, that is to overlap with kernels, of a stream of high priority, with an event behind
+  // it; a graph, of copies without order, and one after the other.
+  const char* names[]={"batch","streams","one stream","2+1","1+2","pushed batch","pushed streams","in rank order","in halves","streams in rank order","any order","overlap","urgent","event","graph","graph in order"};
+  const int MODES=16;
   for(size_t z: {(size_t)4096,(size_t)65536,(size_t)262144,(size_t)393216,(size_t)524288,(size_t)786432,(size_t)1048576,(size_t)1572864,(size_t)2097152,(size_t)4194304,(size_t)16777216}){
+    cudaGraphExec_t exec[2];
+    for(int g=0;g<2;g++){ cudaGraph_t graph; C(cudaGraphCreate(&graph,0)); cudaGraphNode_t before; for(int k=1;k<N;k++){ int p=(me+k)%N; int n=g&&k>1; cudaGraphNode_t node; C(cudaGraphAddMemcpyNode1D(&node,graph,n?&before:nullptr,n,dst+MAX*p,from[p]+MAX*me,z,cudaMemcpyDeviceToDevice)); before=node; } C(cudaGraphInstantiate(&exec[g],graph,0)); C(cudaGraphUpload(exec[g],s[0])); C(cudaStreamSynchronize(s[0])); }
     std::vector<std::vector<double>> all(MODES), lat(MODES);
     for(int rep=0;rep<3;rep++) for(int m=0;m<MODES;m++){
       for(int r=0;r<ROUNDS/3+10;r++){
@@ -57,8 +62,14 @@ int child(int me){
         else if(m==3){ std::vector<CUdeviceptr> d2(d.begin(),d.begin()+2),f2(f.begin(),f.begin()+2); std::vector<size_t> z2(2,z); batch(d2,f2,z2,s[0]); C(cudaMemcpyAsync((void*)d[2],(void*)f[2],z,cudaMemcpyDeviceToDevice,s[1])); ns=2; }
         else if(m==4){ C(cudaMemcpyAsync((void*)d[0],(void*)f[0],z,cudaMemcpyDeviceToDevice,s[0])); std::vector<CUdeviceptr> d2(d.begin()+1,d.end()),f2(f.begin()+1,f.end()); std::vector<size_t> z2(2,z); batch(d2,f2,z2,s[1]); ns=2; }
         else if(m==8){ std::vector<CUdeviceptr> d2,f2; std::vector<size_t> z2; for(int h=0;h<2;h++) for(int i=0;i<3;i++){ d2.push_back(d[i]+h*z/2); f2.push_back(f[i]+h*z/2); z2.push_back(z/2);} batch(d2,f2,z2,s[0]); }
+        else if(m==10) batch(d,f,zz,s[0],CU_MEMCPY_SRC_ACCESS_ORDER_ANY);
+        else if(m==11) batch(d,f,zz,s[0],CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE);
+        else if(m==12) batch(d,f,zz,urgent);
+        else if(m==13){ batch(d,f,zz,s[0]); C(cudaEventRecord(e[0],s[0])); }
+        else if(m==14||m==15) C(cudaGraphLaunch(exec[m-14],s[0]));
         double t1=now();
-        for(int i=0;i<ns;i++) while(cudaStreamQuery(s[i])==cudaErrorNotReady) ;
+        if(m==13) while(cudaEventQuery(e[0])==cudaErrorNotReady) ;
+        else for(int i=0;i<ns;i++) while(cudaStreamQuery(m==12?urgent:s[i])==cudaErrorNotReady) ;
         double t2=now();
         sh->t[me][r]=t2-t0; sh->l[me][r]=t1-t0;
         barrier();

@@ -83,7 +83,7 @@ impl Pair<'_> {
     /// the peer.
     pub fn exchange(&self, out: &[Spot], into: &[Spot], requests: &mut Requests) {
         match (self.kind, self.role) {
-            (Kind::Ring | Kind::AllToAll, _) => {
+            (Kind::Ring | Kind::AllToAll | Kind::AllByNumber, _) => {
                 let [to, from] = self.legs();
                 let window = out.len() / to.len().max(1);
                 for (spots, rank) in into.chunks(window.max(1)).zip(from) {

@@ -46,8 +46,10 @@ pub enum Kind {
     MbwMr,
     /// Every rank sends a window of messages to the next one, and receives one from the one before
     Ring,
-    /// Every rank sends a window of messages to every other
+    /// Every rank sends a window of messages to every other, to the one behind it first
     AllToAll,
+    /// The same by number: every rank receives from rank 0 first, and sends to it first, as a plain loop over the ranks does
+    AllByNumber,
     /// Rank 0 writes a window of messages into the memory of rank 1 (MPI_Put), ended by MPI_Win_fence. The MPI library alone
     /// moves them, whether Anabranch is there or not
     Put,
@@ -71,14 +73,14 @@ impl Kind {
         match self {
             Kind::MbwMr => size / 2,
             Kind::Ring => size,
-            Kind::AllToAll => size * (size - 1),
+            Kind::AllToAll | Kind::AllByNumber => size * (size - 1),
             _ => 1,
         }
     }
 
     /// All ranks do the same, with buffers of one kind.
     pub fn is_round(self) -> bool {
-        matches!(self, Kind::Ring | Kind::AllToAll)
+        matches!(self, Kind::Ring | Kind::AllToAll | Kind::AllByNumber)
     }
 
     /// More than two ranks measure at once.
@@ -99,6 +101,10 @@ impl Kind {
                 let nth = |at: c_int| (rank + at * step) % size;
                 (1..size).map(nth).collect()
             }),
+            Kind::AllByNumber => {
+                let others: Vec<c_int> = (0..size).filter(|other| *other != rank).collect();
+                [others.clone(), others]
+            }
             _ => {
                 let peer = self.role(rank, size).map(|(_, peer)| peer);
                 [peer.into_iter().collect(), peer.into_iter().collect()]

@@ -54,7 +54,7 @@ pub fn value(
 ) -> Option<f64> {
     let messages = window as f64 * f64::from(iterations);
     let value = match kind {
-        Kind::Bw | Kind::MbwMr | Kind::Put | Kind::Ring | Kind::AllToAll => {
+        Kind::Bw | Kind::MbwMr | Kind::Put | Kind::Ring | Kind::AllToAll | Kind::AllByNumber => {
             bytes as f64 * messages / 1e6 / seconds
         }
         Kind::Bibw => 2.0 * bytes as f64 * messages / 1e6 / seconds,
@@ -216,6 +216,7 @@ pub fn name(kind: Kind) -> &'static str {
         Kind::MbwMr => "mbw-mr",
         Kind::Ring => "ring",
         Kind::AllToAll => "all-to-all",
+        Kind::AllByNumber => "all-by-number",
         Kind::Put => "put",
     }
 }
@@ -228,6 +229,7 @@ fn title(kind: Kind) -> &'static str {
         Kind::MbwMr => "Multiple Bandwidth / Message Rate",
         Kind::Ring => "Ring Bandwidth of All Ranks",
         Kind::AllToAll => "All-to-All Bandwidth of All Ranks",
+        Kind::AllByNumber => "All-to-All Bandwidth of All Ranks, by Number",
         Kind::Put => "One Sided Put Bandwidth",
     }
 }

@@ -518,6 +518,7 @@ mod tests {
         // Four ranks to one other each, and to three.
         assert_eq!(of(Kind::Ring, [D, D], 4096), is(192, 192, 0, 0));
         assert_eq!(of(Kind::AllToAll, [D, D], 4096), is(576, 576, 0, 0));
+        assert_eq!(of(Kind::AllByNumber, [D, D], 4096), is(576, 576, 0, 0));
     }
 
     #[test]
@@ -531,7 +532,7 @@ mod tests {
 
     #[test]
     fn what_one_sends_another_receives() {
-        for kind in [Kind::Ring, Kind::AllToAll] {
+        for kind in [Kind::Ring, Kind::AllToAll, Kind::AllByNumber] {
             for size in 2..6 {
                 let mut sent = Vec::new();
                 let mut received = Vec::new();

@@ -43,6 +43,8 @@ enum Bench {
     Ring,
     /// Every rank sends a window to every other
     AllToAll,
+    /// The same, with rank 0 first
+    AllByNumber,
     /// An iteration of the bundled solver
     Jacobi,
 }
@@ -56,6 +58,7 @@ impl Bench {
             Bench::MbwMr => Some(Kind::MbwMr),
             Bench::Ring => Some(Kind::Ring),
             Bench::AllToAll => Some(Kind::AllToAll),
+            Bench::AllByNumber => Some(Kind::AllByNumber),
             Bench::Jacobi => None,
         }
     }
@@ -74,8 +77,8 @@ pub struct Arguments {
         default_value = "latency,bw,bibw"
     )]
     benches: Vec<Bench>,
-    /// Buffers of the first and the second of a pair: device (D) or host (H) memory; ring and
-    /// all-to-all have DD and HH only
+    /// Buffers of the first and the second of a pair: device (D) or host (H) memory; ring,
+    /// all-to-all and all-by-number have DD and HH only
     #[arg(overrides_with = "pairs", long, value_delimiter = ',', default_value = "DD", value_name = "DD,DH,HD,HH", value_parser = pair)]
     pairs: Vec<[Place; 2]>,
     /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024. Up to 32G; from 2G on in whole

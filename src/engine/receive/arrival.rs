@@ -163,20 +163,18 @@ impl Core {
 
     /// Takes the messages of the receives of which `sender` names the sender of what seems to be there for them. Whether there was any.
     ///
-    /// Each sender's in the order of their receives; the senders in the order in which their ranks precede this one's, as ranks
-    /// that all read from the same GPU first, and then from the next one, share its link.
+    /// Each sender's in the order of their receives; the senders by [`turn`].
     pub(super) fn take_each(
         &mut self,
         env: &Env,
         sender: impl Fn(&Receive) -> Option<u32>,
         mut take: impl FnMut(&mut Core, usize) -> bool,
     ) -> bool {
-        let own = env.world_rank;
         let candidates = self.receives.iter();
         let mut candidates: SmallVec<[(u32, u64, usize); 8]> = candidates
             .filter_map(|(id, receive)| {
-                let distance = own.wrapping_sub(sender(receive)?);
-                Some((distance, receive.serial, id))
+                let turn = turn(env.world_rank, sender(receive)?);
+                Some((turn, receive.serial, id))
             })
             .collect();
         candidates.sort_unstable();
@@ -546,4 +544,34 @@ pub(in crate::engine) unsafe fn is_cancelled(status: &Status) -> bool {
     // SAFETY: a status that the MPI library has filled.
     unsafe { native::test_cancelled(status.as_ptr().cast_mut(), &raw mut flag) };
     flag != 0
+}
+
+/// When the messages of a sender are taken, where several have sent: the nearest rank before one's own comes first. Where all name rank
+/// 0 first, then rank 1, all would read from the same GPU at a time, and share its link.
+fn turn(own: u32, sender: u32) -> u32 {
+    own.wrapping_sub(sender)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::turn;
+
+    #[test]
+    fn no_two_ranks_read_from_the_same_one_at_a_time() {
+        for ranks in 2..10 {
+            let orders: Vec<Vec<u32>> = (0..ranks)
+                .map(|own| {
+                    let mut senders: Vec<u32> = (0..ranks).filter(|rank| *rank != own).collect();
+                    senders.sort_by_key(|sender| turn(own, *sender));
+                    senders
+                })
+                .collect();
+            for at in 0..ranks as usize - 1 {
+                let mut read: Vec<u32> = orders.iter().map(|order| order[at]).collect();
+                read.sort_unstable();
+                read.dedup();
+                assert_eq!(read.len(), orders.len(), "{ranks} ranks, {at}: {orders:?}");
+            }
+        }
+    }
 }
