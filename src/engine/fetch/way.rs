@@ -34,6 +34,8 @@ pub struct Ways<'a> {
     pub is_pushing: bool,
     /// This rank computes while messages are under way.
     pub computes: bool,
+    /// This rank deals with several others: while a plan is made for one's message, the next one's is not begun.
+    pub are_several: bool,
 }
 
 /// A message that is being fetched into device memory.
@@ -80,18 +82,21 @@ struct Depth {
     /// Between these two GPUs messages of up to so many bytes took one direct copy when last planned: single ones, and those of
     /// windows.
     direct: [Option<([Uuid; 2], u64)>; 2],
-    /// The last of those of windows may be split soon.
-    is_for_now: bool,
-    /// Messages of windows that were not planned since one was.
+    /// The last of them may be split soon.
+    is_for_now: [bool; 2],
+    /// Messages that were not planned since one was.
     unplanned: u32,
 }
 
-/// Of messages of windows that go directly, and are short or launched together, one of so many is planned: there is no time in which
-/// a plan costs nothing. Not a divisor of how deep windows are, so that it is not the same message of each.
+/// Of messages of windows or of several ranks that go directly, and are short or launched together, one of so many is planned: there is
+/// no time in which a plan costs nothing. Not a divisor of how deep windows are, so that it is not the same message of each.
 const PLANNED_OF: u32 = 17;
-/// Messages of deep windows that are shorter go without a plan, mostly, where they would go directly on an idle node, too. Windows of
-/// 16 of 2 MiB on two H100s, times the speed with `ANABRANCH_PATHS=direct`, each planned and so: 0.99 and 1.00, both ways 0.986 and
-/// 0.994 (`docs/results/h100-x2-all-beside-one.txt`). In windows of 4 a plan costs nothing that could be measured.
+/// Messages of deep windows, and those of a rank that deals with several others, go without a plan if they are shorter, mostly, where
+/// they would go directly on an idle node, too. Windows of 16 of 2 MiB on two H100s, times the speed with `ANABRANCH_PATHS=direct`,
+/// each planned and so: 0.99 and 1.00, both ways 0.986 and 0.994 (`docs/results/h100-x2-all-beside-one.txt`). In windows of 4 a plan
+/// costs nothing that could be measured. Single messages of 2 MiB on four H100s, each to all, once the node is known, times the speed
+/// without the library: 1.04 (1.01 to 1.08) and 1.065 (1.03 to 1.09); with `ANABRANCH_PATHS=direct` 1.12
+/// (`docs/results/h100-x4-many.txt`).
 const PLANNED_FROM: u64 = 4 << 20;
 /// So deep are they at least.
 const DEEP: u32 = 8;
@@ -115,10 +120,9 @@ impl Depths {
     fn planned(&mut self, source: u32, ends: [Uuid; 2], bytes: u64, in_flight: u32, how: Planned) {
         let depth = self.0.entry(source).or_default();
         let is_direct = how != Planned::Split;
-        if in_flight > 1 {
-            depth.is_for_now = how == Planned::DirectForNow;
-        }
-        let direct = &mut depth.direct[usize::from(in_flight > 1)];
+        let kind = usize::from(in_flight > 1);
+        depth.is_for_now[kind] = how == Planned::DirectForNow;
+        let direct = &mut depth.direct[kind];
         let known = direct.filter(|(known, _)| *known == ends);
         *direct = match known.map_or(0, |(_, most)| most) {
             most if is_direct => Some((ends, most.max(bytes))),
@@ -147,9 +151,18 @@ impl Depths {
         direct.is_some_and(|(known, most)| known == ends && bytes <= most)
     }
 
-    /// Whether that may be otherwise soon for messages of windows.
-    fn is_for_now(&self, source: u32) -> bool {
-        self.0.get(&source).is_some_and(|depth| depth.is_for_now)
+    /// Whether a message is to take one direct copy without being planned, where a plan keeps others waiting.
+    fn is_unplanned(&mut self, source: u32, ends: [Uuid; 2], bytes: u64, in_flight: u32) -> bool {
+        bytes < PLANNED_FROM
+            && self.is_likely_direct(source, ends, bytes, in_flight)
+            && !self.is_for_now(source, in_flight)
+            && !self.is_planned_again(source)
+    }
+
+    /// Whether that may be otherwise soon.
+    fn is_for_now(&self, source: u32, in_flight: u32) -> bool {
+        let depth = self.0.get(&source);
+        depth.is_some_and(|depth| depth.is_for_now[usize::from(in_flight > 1)])
     }
 }
 
@@ -215,11 +228,15 @@ impl Ways<'_> {
 
     /// Whether a message in a window so deep goes as if it could not be split.
     pub fn is_unplanned(&mut self, message: &Message, depth: u32) -> bool {
-        depth >= DEEP
-            && message.length < PLANNED_FROM
-            && self.is_likely_direct(message, depth)
-            && !self.depths.is_for_now(message.source)
-            && !self.is_planned_again(message)
+        let Some(to) = self.to() else {
+            return false;
+        };
+        let (source, ends) = (message.source, [message.device, to]);
+        let is_hasty = depth >= DEEP || self.are_several;
+        is_hasty
+            && self
+                .depths
+                .is_unplanned(source, ends, message.length, depth)
     }
 
     /// Whether a message before which no other of its sender's is under way is to take one direct copy, so that its time tells
@@ -408,6 +425,26 @@ mod tests {
     }
 
     #[test]
+    fn most_of_what_goes_directly_is_not_planned_where_that_keeps_others_waiting() {
+        let mut depths = Depths::default();
+        let (ends, short, long) = ([[1; 16], [2; 16]], PLANNED_FROM - 1, PLANNED_FROM);
+        let unplanned = |depths: &mut Depths, bytes, in_flight| {
+            let of_many = (0..170).filter(|_| depths.is_unplanned(3, ends, bytes, in_flight));
+            of_many.count()
+        };
+        for in_flight in [1, 16] {
+            assert_eq!(unplanned(&mut depths, short, in_flight), 0, "not known");
+            depths.planned(3, ends, long, in_flight, Planned::Direct);
+            assert_eq!(unplanned(&mut depths, short, in_flight), 160);
+            assert_eq!(unplanned(&mut depths, long, in_flight), 0);
+            depths.planned(3, ends, long, in_flight, Planned::DirectForNow);
+            assert_eq!(unplanned(&mut depths, short, in_flight), 0, "for now");
+            depths.planned(3, ends, short, in_flight, Planned::Split);
+            assert_eq!(unplanned(&mut depths, short, in_flight), 0, "split");
+        }
+    }
+
+    #[test]
     fn what_was_planned_to_go_directly_is_likely_to_do_so_again() {
         let mut depths = Depths::default();
         let (ends, others) = ([[1; 16], [2; 16]], [[1; 16], [3; 16]]);
@@ -447,12 +484,13 @@ mod tests {
             "windows are planned by themselves"
         );
         depths.planned(3, others, 70, 1, Planned::DirectForNow);
-        assert!(!depths.is_for_now(3), "that was a single one");
+        assert!(!depths.is_for_now(3, 4), "that was a single one");
+        assert!(depths.is_for_now(3, 1));
         depths.planned(3, others, 70, 4, Planned::DirectForNow);
         assert!(depths.is_likely_direct(3, others, 70, 4));
         depths.planned(3, others, 70, 1, Planned::Direct);
         assert_eq!(
-            [3, 4].map(|source| depths.is_for_now(source)),
+            [3, 4].map(|source| depths.is_for_now(source, 4)),
             [true, false]
         );
     }

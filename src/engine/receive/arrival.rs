@@ -260,6 +260,7 @@ impl Core {
             exchanges: &mut self.exchanges,
             is_pushing,
             computes: self.pace.computes(),
+            are_several: self.company.are_several(),
         };
         let told = receive.told.take();
         let capacity = receive.capacity;
