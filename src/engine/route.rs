@@ -472,8 +472,8 @@ impl Node {
             return answer.clone();
         }
         let options = Options {
-            direct: options.direct && question.paths.direct,
-            relay: options.relay && question.paths.relay,
+            direct: question.paths.direct,
+            relay: question.paths.relay,
             host: options.host && question.host && question.paths.host,
             relays_over: question.relays_over,
             host_part: Some(question.host_part),
@@ -577,7 +577,7 @@ impl Core {
 /// With less pinned memory no message goes through the host's: its chunks, and with them those of relays, would be too short.
 const HOST_STAGING_MIN: u64 = crate::node::UNIT_BYTES;
 
-/// What the planner may do by the options of this process.
+/// What the planner may do by the options of this process, but for the paths that each question names.
 pub(crate) fn options(config: &Config) -> Options {
     let defaults = Options::default();
     let for_host = config.paths.host && config.path_staging >= HOST_STAGING_MIN;
@@ -587,8 +587,6 @@ pub(crate) fn options(config: &Config) -> Options {
         u64::MAX
     };
     Options {
-        direct: config.paths.direct,
-        relay: config.paths.relay,
         host: for_host,
         relays_max: config.relays,
         chunks_max: config.chunks,

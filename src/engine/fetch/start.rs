@@ -55,7 +55,7 @@ impl Fetch {
             let is_unplanned = !is_below && ways.is_unplanned(&self.message, *depth);
             if is_unplanned {
                 // Whether or not it is to be timed, it takes one copy.
-                let _ = ways.is_timed_again(gpu, &self.message);
+                ways.time_if_due(gpu, &self.message);
             }
             !is_unplanned
         });
@@ -125,7 +125,7 @@ impl Fetch {
                 _ => ways.push(env, gpu, &self.message, depth),
             };
             if before.is_none() && push.is_none() {
-                if ways.is_timed_again(gpu, &self.message) {
+                if ways.time_if_due(gpu, &self.message) {
                     return false;
                 }
                 if ways.is_likely_direct(&self.message, depth) {

@@ -241,11 +241,11 @@ impl Ways<'_> {
                 .is_unplanned(source, ends, message.length, depth)
     }
 
-    /// Whether a message before which no other of its sender's is under way is to take one direct copy, so that its time tells
-    /// the rate better than those before.
-    pub fn is_timed_again(&self, gpu: &mut Gpu, message: &Message) -> bool {
+    /// A message has come before which no other of its sender's is under way: if one is due whose time tells the rate better than those
+    /// before, it takes one direct copy, and that is timed. Whether it is.
+    pub fn time_if_due(&self, gpu: &mut Gpu, message: &Message) -> bool {
         let to = self.to();
-        to.is_some_and(|to| gpu.survey.wants_again(&message.device, &to, message.length))
+        to.is_some_and(|to| gpu.survey.time_if_due(&message.device, &to, message.length))
     }
 
     /// A single message has taken one direct copy, whatever would have been planned.

@@ -66,19 +66,15 @@ impl Expected {
 }
 
 impl Receive {
-    /// The sender of its message, if the slot where that is expected has another one than before.
-    fn seems_to_be_sent_by(&self) -> Option<u32> {
+    /// The message that it expects, if the slot where that would be has another one than before.
+    fn seems_to_be_sent(&self) -> Option<&Expected> {
         let (Foreseen::Expected(expected), Stage::Posted) = (&self.foreseen, &self.stage) else {
             return None;
         };
-        let slot = expected.peer.slot(expected.slot);
-        let nonce = slot.and_then(Slot::nonce);
-        let is_sent = nonce.is_some_and(|nonce| nonce != expected.nonce);
-        if is_sent {
-            // Others are claimed before it: what it says comes meanwhile.
-            expected.peer.will_claim(expected.slot);
-        }
-        is_sent.then_some(expected.stream.peer)
+        let nonce = expected.peer.slot(expected.slot).and_then(Slot::nonce);
+        nonce
+            .is_some_and(|nonce| nonce != expected.nonce)
+            .then_some(expected)
     }
 
     pub(super) fn is_expecting(&self) -> bool {
@@ -109,9 +105,13 @@ impl Core {
         if self.expected == 0 {
             return false;
         }
-        self.take_each(env, Receive::seems_to_be_sent_by, |core, id| {
-            core.claim_expected(env, id)
-        })
+        let sender = |receive: &Receive| {
+            let expected = receive.seems_to_be_sent()?;
+            // Others are claimed before it: what it says comes meanwhile.
+            expected.peer.will_claim(expected.slot);
+            Some(expected.stream.peer)
+        };
+        self.take_each(env, sender, |core, id| core.claim_expected(env, id))
     }
 
     fn claim_expected(&mut self, env: &Env, id: usize) -> bool {

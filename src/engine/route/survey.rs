@@ -99,7 +99,7 @@ struct Pulls {
 }
 
 impl Pulls {
-    /// A message has come alone: whether it is to be timed again.
+    /// A message has come alone: whether it is to be timed again, as it is wanted from now on.
     fn is_due(&mut self, bytes: u64) -> bool {
         if self.is_wanted(bytes) || 2 * bytes < self.longest || self.takes.tell(TELLS_WELL_US) {
             return false;
@@ -237,8 +237,8 @@ impl Survey {
         is_wanted && has_room
     }
 
-    /// A message has come while no other of its sender's was under way: whether its time is to tell something once more.
-    pub fn wants_again(&mut self, from: &Uuid, to: &Uuid, bytes: u64) -> bool {
+    /// A message has come while no other of its sender's was under way: if its time is to tell something once more, it is timed.
+    pub fn time_if_due(&mut self, from: &Uuid, to: &Uuid, bytes: u64) -> bool {
         if !self.is_on {
             return false;
         }
