@@ -297,12 +297,6 @@ impl Receive {
         unsafe { descriptor::begins(self.landed) }
     }
 
-    /// The sender that something names which begins like a descriptor, and has landed in it while it is posted.
-    fn seems_to_have_descriptor_of(&self) -> Option<u32> {
-        let bytes = self.seems_to_have_descriptor().then(|| self.read_landed());
-        bytes.flatten().map(|bytes| descriptor::sender(&bytes))
-    }
-
     /// It is posted, and something that begins like a descriptor has landed in it.
     fn seems_to_have_descriptor(&self) -> bool {
         matches!(self.stage, Stage::Posted)

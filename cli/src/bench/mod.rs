@@ -46,7 +46,7 @@ pub enum Kind {
     MbwMr,
     /// Every rank sends a window of messages to the next one, and receives one from the one before
     Ring,
-    /// Every rank sends a window of messages to every other, to the one behind it first
+    /// Every rank sends a window of messages to every other, to the next one first
     AllToAll,
     /// The same by number: every rank receives from rank 0 first, and sends to it first, as a plain loop over the ranks does
     AllByNumber,

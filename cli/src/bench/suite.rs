@@ -531,6 +531,13 @@ mod tests {
     }
 
     #[test]
+    fn each_to_all_begins_with_the_next_rank_or_by_number() {
+        let legs = |kind: Kind| kind.legs(2, 4);
+        assert_eq!(legs(Kind::AllToAll), [vec![3, 0, 1], vec![1, 0, 3]]);
+        assert_eq!(legs(Kind::AllByNumber), [[0, 1, 3], [0, 1, 3]]);
+    }
+
+    #[test]
     fn what_one_sends_another_receives() {
         for kind in [Kind::Ring, Kind::AllToAll, Kind::AllByNumber] {
             for size in 2..6 {

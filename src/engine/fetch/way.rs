@@ -79,18 +79,24 @@ struct Depth {
     last: u32,
     /// Of this window, so far.
     now: u32,
-    /// Between these two GPUs messages of up to so many bytes took one direct copy when last planned: single ones, and those of
-    /// windows.
-    direct: [Option<([Uuid; 2], u64)>; 2],
-    /// The last of them may be split soon.
-    is_for_now: [bool; 2],
+    /// Of single messages, and of those of windows.
+    planned: [LastPlanned; 2],
     /// Messages that were not planned since one was.
     unplanned: u32,
 }
 
+/// What came of plans.
+#[derive(Default)]
+struct LastPlanned {
+    /// Between these two GPUs messages of up to so many bytes took one direct copy.
+    direct: Option<([Uuid; 2], u64)>,
+    /// The last one may be split soon.
+    is_for_now: bool,
+}
+
 /// Of messages of windows or of several ranks that go directly, and are short or launched together, one of so many is planned: there is
-/// no time in which a plan costs nothing: 4 to 5 us where others use the links, 15 to 20 where they never did so in that way before
-/// (medians and 90th percentiles, each of four simulated H200s to all). Not a divisor of how deep windows are, so that it is not the
+/// no time in which a plan costs nothing. It takes 4 to 5 us where others use the links, 15 to 20 where they never did so in that way
+/// before (medians and 90th percentiles, each of four simulated H200s to all). Not a divisor of how deep windows are, so that it is not the
 /// same message of each.
 const PLANNED_OF: u32 = 61;
 /// Messages of deep windows, and those of a rank that deals with several others, go without a plan if they are shorter, mostly, where
@@ -104,6 +110,11 @@ const PLANNED_FROM: u64 = 4 << 20;
 const DEEP: u32 = 8;
 /// No window is taken for deeper.
 const DEPTH_MAX: u32 = 16;
+
+/// Whether a message is a single one (0), or one of a window.
+fn kind(in_flight: u32) -> usize {
+    usize::from(in_flight > 1)
+}
 
 impl Depths {
     /// How deep the window is taken to be of a message that is one of `in_flight`.
@@ -122,9 +133,8 @@ impl Depths {
     fn planned(&mut self, source: u32, ends: [Uuid; 2], bytes: u64, in_flight: u32, how: Planned) {
         let depth = self.0.entry(source).or_default();
         let is_direct = how != Planned::Split;
-        let kind = usize::from(in_flight > 1);
-        depth.is_for_now[kind] = how == Planned::DirectForNow;
-        let direct = &mut depth.direct[kind];
+        let LastPlanned { direct, is_for_now } = &mut depth.planned[kind(in_flight)];
+        *is_for_now = how == Planned::DirectForNow;
         let known = direct.filter(|(known, _)| *known == ends);
         *direct = match known.map_or(0, |(_, most)| most) {
             most if is_direct => Some((ends, most.max(bytes))),
@@ -148,8 +158,8 @@ impl Depths {
         bytes: u64,
         in_flight: u32,
     ) -> bool {
-        let direct = self.0.get(&source);
-        let direct = direct.and_then(|depth| depth.direct[usize::from(in_flight > 1)]);
+        let direct = self.last_planned(source, in_flight);
+        let direct = direct.and_then(|last| last.direct);
         direct.is_some_and(|(known, most)| known == ends && bytes <= most)
     }
 
@@ -163,8 +173,13 @@ impl Depths {
 
     /// Whether that may be otherwise soon.
     fn is_for_now(&self, source: u32, in_flight: u32) -> bool {
-        let depth = self.0.get(&source);
-        depth.is_some_and(|depth| depth.is_for_now[usize::from(in_flight > 1)])
+        let last = self.last_planned(source, in_flight);
+        last.is_some_and(|last| last.is_for_now)
+    }
+
+    fn last_planned(&self, source: u32, in_flight: u32) -> Option<&LastPlanned> {
+        let depth = self.0.get(&source)?;
+        Some(&depth.planned[kind(in_flight)])
     }
 }
 
@@ -194,6 +209,11 @@ impl Ways<'_> {
         self.buffer.map(|buffer| buffer.uuid)
     }
 
+    /// The GPUs of both buffers.
+    fn ends(&self, message: &Message) -> Option<[Uuid; 2]> {
+        self.to().map(|to| [message.device, to])
+    }
+
     /// Those that are received in the same place, an address and a length.
     pub fn overlapping(&self, place: (u64, u64)) -> impl Iterator<Item = &UnderWay> {
         let rows = self.under_way.iter();
@@ -219,7 +239,7 @@ impl Ways<'_> {
     /// made while it runs.
     pub fn is_likely_direct(&self, message: &Message, depth: u32) -> bool {
         let (source, bytes) = (message.source, message.length);
-        let ends = self.to().map(|to| [message.device, to]);
+        let ends = self.ends(message);
         ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, bytes, depth))
     }
 
@@ -230,28 +250,22 @@ impl Ways<'_> {
 
     /// Whether a message in a window so deep goes as if it could not be split.
     pub fn is_unplanned(&mut self, message: &Message, depth: u32) -> bool {
-        let Some(to) = self.to() else {
-            return false;
-        };
-        let (source, ends) = (message.source, [message.device, to]);
-        let is_hasty = depth >= DEEP || self.are_several;
-        is_hasty
-            && self
-                .depths
-                .is_unplanned(source, ends, message.length, depth)
+        let (source, bytes) = (message.source, message.length);
+        let keeps_waiting = depth >= DEEP || self.are_several;
+        let ends = self.ends(message).filter(|_| keeps_waiting);
+        ends.is_some_and(|ends| self.depths.is_unplanned(source, ends, bytes, depth))
     }
 
     /// A message has come before which no other of its sender's is under way: if one is due whose time tells the rate better than those
     /// before, it takes one direct copy, and that is timed. Whether it is.
     pub fn time_if_due(&self, gpu: &mut Gpu, message: &Message) -> bool {
-        let to = self.to();
-        to.is_some_and(|to| gpu.survey.time_if_due(&message.device, &to, message.length))
+        let ends = self.ends(message);
+        ends.is_some_and(|[from, to]| gpu.survey.time_if_due(&from, &to, message.length))
     }
 
     /// A single message has taken one direct copy, whatever would have been planned.
     pub fn note_direct(&mut self, message: &Message) {
-        if let Some(to) = self.to() {
-            let ends = [message.device, to];
+        if let Some(ends) = self.ends(message) {
             self.depths
                 .planned(message.source, ends, message.length, 1, Planned::Direct);
         }

@@ -21,7 +21,7 @@ use crate::engine::send::HOST_BYTES_MIN;
 use crate::engine::story::Path;
 use crate::engine::Env;
 use crate::mpi::{native, Abi, Status};
-use crate::node::DESCRIPTOR_BYTES;
+use crate::node::{descriptor, DESCRIPTOR_BYTES};
 use crate::stats::{self, Counter};
 
 impl Core {
@@ -154,16 +154,21 @@ impl Core {
 
     /// Looks into the landing places of posted receives for descriptors. No MPI call.
     ///
-    /// Several may have landed since the last look: they are taken in the order of their receives, which is that of their
+    /// Several may have landed since the last look: a sender's are taken in the order of their receives, which is that of their
     /// messages, as some wait for those before them.
     fn scan_landed(&mut self, env: &Env) -> bool {
-        let sender = Receive::seems_to_have_descriptor_of;
+        let sender = |receive: &Receive| {
+            let landed = receive
+                .seems_to_have_descriptor()
+                .then(|| receive.read_landed());
+            landed.flatten().map(|bytes| descriptor::sender(&bytes))
+        };
         self.take_each(env, sender, |core, id| core.take_landed(env, id))
     }
 
     /// Takes the messages of the receives of which `sender` names the sender of what seems to be there for them. Whether there was any.
     ///
-    /// Each sender's in the order of their receives; the senders by [`turn`].
+    /// Each sender's in the order of their receives; the senders by their [`distance`].
     pub(super) fn take_each(
         &mut self,
         env: &Env,
@@ -173,8 +178,8 @@ impl Core {
         let candidates = self.receives.iter();
         let mut candidates: SmallVec<[(u32, u64, usize); 8]> = candidates
             .filter_map(|(id, receive)| {
-                let turn = turn(env.world_rank, sender(receive)?);
-                Some((turn, receive.serial, id))
+                let distance = distance(env.world_rank, sender(receive)?);
+                Some((distance, receive.serial, id))
             })
             .collect();
         candidates.sort_unstable();
@@ -547,15 +552,15 @@ pub(in crate::engine) unsafe fn is_cancelled(status: &Status) -> bool {
     flag != 0
 }
 
-/// When the messages of a sender are taken, where several have sent: the nearest rank before one's own comes first. Where all name rank
-/// 0 first, then rank 1, all would read from the same GPU at a time, and share its link.
-fn turn(own: u32, sender: u32) -> u32 {
+/// How far a sender is before one's own rank. Of several the nearest comes first: where all name rank 0 first, then rank 1, all would
+/// read from the same GPU at a time, and share its link.
+fn distance(own: u32, sender: u32) -> u32 {
     own.wrapping_sub(sender)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::turn;
+    use super::distance;
 
     #[test]
     fn no_two_ranks_read_from_the_same_one_at_a_time() {
@@ -563,7 +568,7 @@ mod tests {
             let orders: Vec<Vec<u32>> = (0..ranks)
                 .map(|own| {
                     let mut senders: Vec<u32> = (0..ranks).filter(|rank| *rank != own).collect();
-                    senders.sort_by_key(|sender| turn(own, *sender));
+                    senders.sort_by_key(|sender| distance(own, *sender));
                     senders
                 })
                 .collect();
