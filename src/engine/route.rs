@@ -25,7 +25,7 @@ use crate::engine::{Core, Env};
 use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::Peer;
-use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, OFFER_US};
+use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, FRESH_OFFERS};
 use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::HostUse;
@@ -34,10 +34,6 @@ use told::Told;
 
 /// Plans that are remembered: those of a few message lengths between all pairs of a node.
 const PLANS_MAX: usize = 256;
-
-/// What an offer must bring, us, where messages like this one were split before, and where they were not, so that they do not go
-/// to and fro.
-const OFFERS_US: [f64; 2] = [OFFER_US, 10.0];
 
 /// What the rank that leads a transfer can do.
 #[derive(Clone, Copy)]
@@ -50,7 +46,7 @@ pub struct RouteUse<'a> {
     pub paths: Paths,
     /// The engine of the sender's GPU may make the direct copy; otherwise the receiver's pulls.
     pub may_push: bool,
-    /// Single messages like it went directly so far.
+    /// Messages like it went directly so far.
     pub goes_directly: bool,
     /// Who makes the copies.
     pub assign: Assign,
@@ -479,19 +475,16 @@ impl Node {
             host_part: Some(question.host_part),
             ..*options
         };
-        let (planner, options) = match question.assign {
-            Assign::Own => (
-                &self.planner,
-                Options {
-                    offer_us: OFFERS_US[usize::from(question.goes_directly)],
-                    ..options.by_each()
-                },
-            ),
+        let (planner, mut options) = match question.assign {
+            Assign::Own => (&self.planner, options.by_each()),
             Assign::One => (
                 &self.planner_of_one,
                 options.by_one(self.planner_of_one.model()),
             ),
         };
+        if question.goes_directly {
+            options.offers = FRESH_OFFERS;
+        }
         // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
         let plan = planner.plan(&question.others, &question.message, &options);
         if let Ok(plan) = &plan {

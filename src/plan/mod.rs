@@ -118,10 +118,8 @@ pub struct Options {
     /// While others make more direct copies between GPUs than so many, nothing goes through host memory where GPUs are joined by a
     /// switch, or its rate was not measured for several at once. Four H200s in windows of 16 of 16 MiB, times one path: in a ring 0.92.
     pub copies_max: u32,
-    /// What host memory alone must bring a single message beside the direct path, us: see [`OFFER_US`].
-    pub offer_us: f64,
-    /// The same of all messages of a window, while nobody else uses the links and while others do: see [`WINDOW_OFFERS_US`].
-    pub window_offers_us: [f64; 2],
+    /// What host memory alone must bring beside the direct path.
+    pub offers: Offers,
     /// What messages count on that use the host's memory beside others; what they do at first, if nothing was found out.
     pub host_part: Option<HostPart>,
     /// Order of launches.
@@ -149,25 +147,48 @@ impl Default for Options {
             gain_min_crowded: 0.1,
             gain_min_beside: 0.04,
             copies_max: 2,
-            offer_us: 0.0,
-            window_offers_us: [0.0; 2],
+            offers: Offers::default(),
             host_part: None,
             order: Order::default(),
         }
     }
 }
 
-/// What a single message must gain that is split for host memory alone where each rank makes its own copies, us. An offer is
-/// made, found and closed for it, which is processor time of both ranks that no prediction counts, and nobody is invited to
-/// what may be split. Two H200s, times the speed without the library, split and written at once in one copy: 24 MiB, where
-/// 2 us are to be gained, 1.07 and 1.10, both ways at once 0.91 and 1.02; 32 MiB, 4 us, 1.07 and 1.07, 0.98 and 1.03;
-/// 48 MiB, 7 us, 1.06 and 1.05, 1.02 and 1.03; 64 MiB, 10 us, 1.07 and 1.04, 1.04 and 1.04.
-pub const OFFER_US: f64 = 6.0;
+/// What is to be gained at least by what is split for host memory alone, us.
+///
+/// An offer is made, found and closed for each such message, which is processor time of both ranks that no prediction counts, nobody is
+/// invited to what may be split, and the host's memory carries less for several than for one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Offers {
+    /// By a single message.
+    pub single_us: f64,
+    /// By all messages of a window together: while nobody else uses the links, and while others do.
+    pub window_us: [f64; 2],
+}
 
-/// What all messages of a window must gain together, while nobody else uses the links and while others do, us. Two H100s, what the
-/// host's share should bring and what it brought, in turns with one path: windows of 4 of 12 MiB 5.8 and -1.0 us, of 16 MiB 10.4 and
-/// 4.2; both ways 5.5 and -5.8, 9.0 and -4.6, of 24 MiB 14.6 and -0.4, of 32 MiB 20.6 and 6.7 (`docs/results/h100-x2-one-path.txt`, 7).
-pub const WINDOW_OFFERS_US: [f64; 2] = [7.0, 15.0];
+/// Where each rank makes its own copies.
+///
+/// Single messages: two H200s, times the speed without the library, split and written at once in one copy: 24 MiB, where 2 us are to be
+/// gained, 1.07 and 1.10, both ways at once 0.91 and 1.02; 32 MiB, 4 us, 1.07 and 1.07, 0.98 and 1.03; 48 MiB, 7 us, 1.06 and 1.05, 1.02
+/// and 1.03; 64 MiB, 10 us, 1.07 and 1.04, 1.04 and 1.04 (`docs/results/h200-x2-split.txt`), and later 1.064 and 1.045
+/// (`h200-x2-turns.txt`, 5). Two H100s lose at 64 MiB both ways by the same figures: 0.985 of one path.
+///
+/// Windows: two H100s, what the host's share should bring and what it brought, in turns with one path: 4 of 12 MiB 5.8 and -1.0 us, of 16
+/// MiB 10.4 and 4.2; both ways at once, where it differs from message to message, 4 of 16 MiB 9.0 and -4.6, of 24 MiB 16 to 20 and -6, of
+/// 32 MiB 15 to 26 and -13, of 48 MiB 23 to 42 and 14, 16 of 12 MiB 17 to 27 and 0 to 3 (`h100-x2-one-path.txt`, 7, and
+/// `h100-x2-all-beside-one.txt`, 8 and 9).
+pub const OFFERS: Offers = Offers {
+    single_us: 6.0,
+    window_us: [7.0, 20.0],
+};
+
+/// The same where messages like it went directly so far, so that they do not go to and fro: a window of which some messages are split and
+/// others go directly is slower than with one way for all, whichever that is (windows of 4 of 32 MiB both ways, times one path: 0.965 of
+/// which half were split, 1.00 of which nearly all were).
+pub const FRESH_OFFERS: Offers = Offers {
+    single_us: 10.0,
+    window_us: [7.0, 30.0],
+};
 
 /// What calls take the one thread that launches all copies of a message, us.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -218,8 +239,8 @@ impl Options {
     /// What host memory alone must bring a window so deep beside the direct path, us.
     fn least_us(&self, window: u32, others: &Occupancy) -> f64 {
         match window {
-            1 => self.offer_us,
-            _ => self.window_offers_us[usize::from(!others.is_free())],
+            1 => self.offers.single_us,
+            _ => self.offers.window_us[usize::from(!others.is_free())],
         }
     }
 
@@ -229,8 +250,7 @@ impl Options {
         Options {
             relays_in_turn: true,
             batches: true,
-            offer_us: OFFER_US,
-            window_offers_us: WINDOW_OFFERS_US,
+            offers: OFFERS,
             ..self
         }
     }

@@ -34,7 +34,7 @@ pub struct Ways<'a> {
     pub is_pushing: bool,
     /// This rank computes while messages are under way.
     pub computes: bool,
-    /// This rank deals with several others: while a plan is made for one's message, the next one's is not begun.
+    /// This rank deals with several others: while a plan is made for one's message, those of the others wait to be dealt with.
     pub are_several: bool,
 }
 
@@ -102,9 +102,9 @@ const PLANNED_OF: u32 = 61;
 /// Messages of deep windows, and those of a rank that deals with several others, go without a plan if they are shorter, mostly, where
 /// they would go directly on an idle node, too. Windows of 16 of 2 MiB on two H100s, times the speed with `ANABRANCH_PATHS=direct`,
 /// each planned and so: 0.99 and 1.00, both ways 0.986 and 0.994 (`docs/results/h100-x2-all-beside-one.txt`). In windows of 4 a plan
-/// costs nothing that could be measured. Single messages of 2 MiB on four H100s, each to all, once the node is known, times the speed
-/// without the library: 1.04 (1.01 to 1.08) and 1.065 (1.03 to 1.09); with `ANABRANCH_PATHS=direct` 1.12
-/// (`docs/results/h100-x4-many.txt`).
+/// costs nothing that could be measured. Single messages of 2 MiB on four H100s, each to all, once longer ones have told the ranks of
+/// their links, times the speed without the library: each planned 0.87, one of 61 1.04 and 1.08 on two machines, with
+/// `ANABRANCH_PATHS=direct` 1.09 and 1.105 (`docs/results/h100-x4-many.txt`, 9). Made after all are launched plans cost as much.
 const PLANNED_FROM: u64 = 4 << 20;
 /// So deep are they at least.
 const DEEP: u32 = 8;
@@ -301,7 +301,7 @@ impl Ways<'_> {
             bytes,
             in_flight,
             host: peer.layout().wide_blocks > 0 && !is_spared,
-            goes_directly: in_flight == 1 && self.is_likely_direct(message, in_flight),
+            goes_directly: self.is_likely_direct(message, in_flight),
         };
         let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
         let Some(mut routed) = self.plan(env, &route, &|uuid| find(uuid).is_some()) else {

@@ -77,24 +77,44 @@ fn a_message_is_split_over_what_the_caller_can_run() {
     assert!(!routed.is_split());
 }
 
-/// 48 MiB between two H200s gain 7 us by host memory: more than an offer costs, and too little to change what is done.
+/// 48 MiB between two H200s gain 7 us by host memory: more than an offer costs, and too little to change what is done. Windows beside
+/// others must gain more.
 #[test]
 fn what_goes_directly_does_so_until_more_is_gained() {
     let mut router = router("hgx-h200", |_| ());
-    let mut is_split = |mib: u64, goes_directly| {
-        let usable = RouteUse {
-            goes_directly,
-            ..all()
-        };
-        let routed = router.route(uuid(0), uuid(1), mib << 20, 1, usable);
-        routed.expect("a plan").is_split()
+    let are_split = |router: &mut Router, window, goes_directly, mib: [u64; 3]| {
+        mib.map(|mib| {
+            let usable = RouteUse {
+                goes_directly,
+                ..all()
+            };
+            let routed = router.route(uuid(0), uuid(1), mib << 20, window, usable);
+            routed.expect("a plan").is_split()
+        })
     };
+    let single = [24, 48, 96];
     assert_eq!(
-        [24, 48, 96].map(|mib| is_split(mib, false)),
+        are_split(&mut router, 1, false, single),
         [false, true, true]
     );
     assert_eq!(
-        [24, 48, 96].map(|mib| is_split(mib, true)),
+        are_split(&mut router, 1, true, single),
+        [false, false, true]
+    );
+    for goes_directly in [false, true] {
+        let are_split = are_split(&mut router, 4, goes_directly, [12, 16, 32]);
+        assert_eq!(are_split, [false, true, true]);
+    }
+    // Beside a window the other way.
+    let back = router.route(uuid(1), uuid(0), 64 << 20, 4, all());
+    assert!(back.as_ref().is_some_and(Routed::is_split));
+    let windows = [16, 32, 64];
+    assert_eq!(
+        are_split(&mut router, 4, false, windows),
+        [false, true, true]
+    );
+    assert_eq!(
+        are_split(&mut router, 4, true, windows),
         [false, false, true]
     );
 }

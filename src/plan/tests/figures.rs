@@ -54,8 +54,7 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
         ..Options::default()
     };
     let with = Options {
-        offer_us: OFFER_US,
-        window_offers_us: WINDOW_OFFERS_US,
+        offers: OFFERS,
         ..without
     };
     let (mut left_out, mut windows_left_out) = (0, 0);
@@ -65,7 +64,7 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
             let split = window(&node, mib, 1, &without);
             let gain_us = split.direct_us - split.predicted_us;
             let plan = window(&node, mib, 1, &with);
-            if gain_us >= OFFER_US {
+            if gain_us >= OFFERS.single_us {
                 assert_eq!(plan, split, "{name}, {mib} MiB: {gain_us} us");
             } else {
                 assert_eq!(plan.paths().len(), 1, "{name}, {mib} MiB: {gain_us} us");
@@ -76,7 +75,7 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
                 let split = window(&node, mib, depth, &without);
                 let gain_us = split.direct_us - split.predicted_us;
                 let plan = window(&node, mib, depth, &with);
-                let is_worth_it = gain_us >= WINDOW_OFFERS_US[0];
+                let is_worth_it = gain_us >= OFFERS.window_us[0];
                 assert_eq!(
                     plan == split,
                     is_worth_it || split.paths().len() == 1,
@@ -120,7 +119,7 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
     };
     let (gain_us, paths) = plan(&Occupancy::free());
     assert!(
-        paths == 2 && gain_us < WINDOW_OFFERS_US[1],
+        paths == 2 && gain_us < OFFERS.window_us[1],
         "{paths}, {gain_us}"
     );
     assert_eq!(plan(&others), (0.0, 1));
