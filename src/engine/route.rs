@@ -25,7 +25,7 @@ use crate::engine::{Core, Env};
 use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::Peer;
-use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, FRESH_OFFERS};
+use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, LEAST_GAIN_ANEW};
 use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::HostUse;
@@ -475,16 +475,20 @@ impl Node {
             host_part: Some(question.host_part),
             ..*options
         };
-        let (planner, mut options) = match question.assign {
+        let (planner, options) = match question.assign {
+            Assign::Own if question.goes_directly => (
+                &self.planner,
+                Options {
+                    least_gain: LEAST_GAIN_ANEW,
+                    ..options.by_each()
+                },
+            ),
             Assign::Own => (&self.planner, options.by_each()),
             Assign::One => (
                 &self.planner_of_one,
                 options.by_one(self.planner_of_one.model()),
             ),
         };
-        if question.goes_directly {
-            options.offers = FRESH_OFFERS;
-        }
         // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
         let plan = planner.plan(&question.others, &question.message, &options);
         if let Ok(plan) = &plan {

@@ -119,7 +119,7 @@ pub struct Options {
     /// switch, or its rate was not measured for several at once. Four H200s in windows of 16 of 16 MiB, times one path: in a ring 0.92.
     pub copies_max: u32,
     /// What host memory alone must bring beside the direct path.
-    pub offers: Offers,
+    pub least_gain: LeastGain,
     /// What messages count on that use the host's memory beside others; what they do at first, if nothing was found out.
     pub host_part: Option<HostPart>,
     /// Order of launches.
@@ -147,7 +147,7 @@ impl Default for Options {
             gain_min_crowded: 0.1,
             gain_min_beside: 0.04,
             copies_max: 2,
-            offers: Offers::default(),
+            least_gain: LeastGain::default(),
             host_part: None,
             order: Order::default(),
         }
@@ -159,7 +159,7 @@ impl Default for Options {
 /// An offer is made, found and closed for each such message, which is processor time of both ranks that no prediction counts, nobody is
 /// invited to what may be split, and the host's memory carries less for several than for one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Offers {
+pub struct LeastGain {
     /// By a single message.
     pub single_us: f64,
     /// By all messages of a window together: while nobody else uses the links, and while others do.
@@ -177,15 +177,15 @@ pub struct Offers {
 /// MiB 10.4 and 4.2; both ways at once, where it differs from message to message, 4 of 16 MiB 9.0 and -4.6, of 24 MiB 16 to 20 and -6, of
 /// 32 MiB 15 to 26 and -13, of 48 MiB 23 to 42 and 14, 16 of 12 MiB 17 to 27 and 0 to 3 (`h100-x2-one-path.txt`, 7, and
 /// `h100-x2-all-beside-one.txt`, 8 and 9).
-pub const OFFERS: Offers = Offers {
+pub const LEAST_GAIN: LeastGain = LeastGain {
     single_us: 6.0,
     window_us: [7.0, 20.0],
 };
 
 /// The same where messages like it went directly so far, so that they do not go to and fro: a window of which some messages are split and
-/// others go directly is slower than with one way for all, whichever that is (windows of 4 of 32 MiB both ways, times one path: 0.965 of
-/// which half were split, 1.00 of which nearly all were).
-pub const FRESH_OFFERS: Offers = Offers {
+/// others go directly is slower than with one way for all, whichever that is (windows of 4 of 32 MiB both ways, times one path, by machine:
+/// 0.965 of which half were split, 1.00 of which nearly all were).
+pub const LEAST_GAIN_ANEW: LeastGain = LeastGain {
     single_us: 10.0,
     window_us: [7.0, 30.0],
 };
@@ -239,8 +239,8 @@ impl Options {
     /// What host memory alone must bring a window so deep beside the direct path, us.
     fn least_us(&self, window: u32, others: &Occupancy) -> f64 {
         match window {
-            1 => self.offers.single_us,
-            _ => self.offers.window_us[usize::from(!others.is_free())],
+            1 => self.least_gain.single_us,
+            _ => self.least_gain.window_us[usize::from(!others.is_free())],
         }
     }
 
@@ -250,7 +250,7 @@ impl Options {
         Options {
             relays_in_turn: true,
             batches: true,
-            offers: OFFERS,
+            least_gain: LEAST_GAIN,
             ..self
         }
     }

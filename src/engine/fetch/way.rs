@@ -104,7 +104,7 @@ const PLANNED_OF: u32 = 61;
 /// each planned and so: 0.99 and 1.00, both ways 0.986 and 0.994 (`docs/results/h100-x2-all-beside-one.txt`). In windows of 4 a plan
 /// costs nothing that could be measured. Single messages of 2 MiB on four H100s, each to all, once longer ones have told the ranks of
 /// their links, times the speed without the library: each planned 0.87, one of 61 1.04 and 1.08 on two machines, with
-/// `ANABRANCH_PATHS=direct` 1.09 and 1.105 (`docs/results/h100-x4-many.txt`, 9). Made after all are launched plans cost as much.
+/// `ANABRANCH_PATHS=direct` 1.09 and 1.105 (`docs/results/h100-x4-many.txt`, 9). Where each was planned only after all were launched 0.97.
 const PLANNED_FROM: u64 = 4 << 20;
 /// So deep are they at least.
 const DEEP: u32 = 8;

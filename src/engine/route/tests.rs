@@ -82,40 +82,38 @@ fn a_message_is_split_over_what_the_caller_can_run() {
 #[test]
 fn what_goes_directly_does_so_until_more_is_gained() {
     let mut router = router("hgx-h200", |_| ());
-    let are_split = |router: &mut Router, window, goes_directly, mib: [u64; 3]| {
-        mib.map(|mib| {
+    let check = |router: &mut Router, window, rows: [([u64; 3], bool, [bool; 3]); 2]| {
+        for (mib, goes_directly, expected) in rows {
             let usable = RouteUse {
                 goes_directly,
                 ..all()
             };
-            let routed = router.route(uuid(0), uuid(1), mib << 20, window, usable);
-            routed.expect("a plan").is_split()
-        })
+            let are_split = mib.map(|mib| {
+                let routed = router.route(uuid(0), uuid(1), mib << 20, window, usable);
+                routed.expect("a plan").is_split()
+            });
+            assert_eq!(are_split, expected, "window {window}, {goes_directly}");
+        }
     };
-    let single = [24, 48, 96];
-    assert_eq!(
-        are_split(&mut router, 1, false, single),
-        [false, true, true]
+    let (single, alone, beside) = ([24, 48, 96], [12, 16, 32], [16, 32, 64]);
+    let (usual, more) = ([false, true, true], [false, false, true]);
+    check(
+        &mut router,
+        1,
+        [(single, false, usual), (single, true, more)],
     );
-    assert_eq!(
-        are_split(&mut router, 1, true, single),
-        [false, false, true]
+    check(
+        &mut router,
+        4,
+        [(alone, false, usual), (alone, true, usual)],
     );
-    for goes_directly in [false, true] {
-        let are_split = are_split(&mut router, 4, goes_directly, [12, 16, 32]);
-        assert_eq!(are_split, [false, true, true]);
-    }
     // Beside a window the other way.
     let back = router.route(uuid(1), uuid(0), 64 << 20, 4, all());
     assert!(back.as_ref().is_some_and(Routed::is_split));
-    let windows = [16, 32, 64];
-    assert_eq!(
-        are_split(&mut router, 4, false, windows),
-        [false, true, true]
-    );
-    assert_eq!(
-        are_split(&mut router, 4, true, windows),
-        [false, false, true]
+    check(
+        &mut router,
+        4,
+        [(beside, false, usual), (beside, true, more)],
     );
 }
 

@@ -54,7 +54,7 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
         ..Options::default()
     };
     let with = Options {
-        offers: OFFERS,
+        least_gain: LEAST_GAIN,
         ..without
     };
     let (mut left_out, mut windows_left_out) = (0, 0);
@@ -64,7 +64,7 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
             let split = window(&node, mib, 1, &without);
             let gain_us = split.direct_us - split.predicted_us;
             let plan = window(&node, mib, 1, &with);
-            if gain_us >= OFFERS.single_us {
+            if gain_us >= LEAST_GAIN.single_us {
                 assert_eq!(plan, split, "{name}, {mib} MiB: {gain_us} us");
             } else {
                 assert_eq!(plan.paths().len(), 1, "{name}, {mib} MiB: {gain_us} us");
@@ -75,7 +75,7 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
                 let split = window(&node, mib, depth, &without);
                 let gain_us = split.direct_us - split.predicted_us;
                 let plan = window(&node, mib, depth, &with);
-                let is_worth_it = gain_us >= OFFERS.window_us[0];
+                let is_worth_it = gain_us >= LEAST_GAIN.window_us[0];
                 assert_eq!(
                     plan == split,
                     is_worth_it || split.paths().len() == 1,
@@ -119,7 +119,7 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
     };
     let (gain_us, paths) = plan(&Occupancy::free());
     assert!(
-        paths == 2 && gain_us < OFFERS.window_us[1],
+        paths == 2 && gain_us < LEAST_GAIN.window_us[1],
         "{paths}, {gain_us}"
     );
     assert_eq!(plan(&others), (0.0, 1));

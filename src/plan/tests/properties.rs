@@ -79,7 +79,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             gain_min_crowded: 2.0 * gain_min,
             gain_min_beside: 1.5 * gain_min,
             copies_max: 2,
-            offers: Offers {
+            least_gain: LeastGain {
                 single_us: 50.0 * gain_min,
                 window_us: [70.0 * gain_min, 150.0 * gain_min],
             },
