@@ -68,6 +68,22 @@ fn paths_shares_and_chunks_are_printed() {
     assert!(gain > 2.8, "{text}");
 }
 
+/// Relays give way to what goes the other way, and the host's memory is shared with it.
+#[test]
+fn both_ways_at_once_takes_longer() {
+    let alone = json(&BELUGA);
+    let both = json(&[&BELUGA[..], &["--both-ways"]].concat());
+    assert_eq!([&alone["both_ways"], &both["both_ways"]], [false, true]);
+    let us = |plan: &Value| plan["predicted_us"].as_f64().expect("a time");
+    let (alone, both) = (us(&alone), us(&both));
+    assert!(both > 1.01 * alone, "{alone} us alone, {both} both ways");
+    let text = planned(&[&BELUGA[..], &["--both-ways"]].concat());
+    assert!(
+        text.contains("from GPU0 to GPU1 and back at the same time"),
+        "{text}"
+    );
+}
+
 #[test]
 fn json_has_the_copies_and_every_byte_once() {
     let plan = json(&BELUGA);

@@ -574,8 +574,9 @@ impl Core {
 /// With less pinned memory no message goes through the host's: its chunks, and with them those of relays, would be too short.
 const HOST_STAGING_MIN: u64 = crate::node::UNIT_BYTES;
 
-/// What the planner may do by the options of this process, but for the paths that each question names.
-pub(crate) fn options(config: &Config) -> Options {
+/// What the planner may do by the options of a process, but for the paths that each question names.
+#[must_use]
+pub fn options(config: &Config) -> Options {
     let defaults = Options::default();
     let for_host = config.paths.host && config.path_staging >= HOST_STAGING_MIN;
     let host_bytes = if for_host {

@@ -212,6 +212,119 @@ fn paths_in_turns() {
     });
 }
 
+/// `--predicted` tells what `anabranch plan` does by the same file, beside what was measured without the acknowledgement.
+#[test]
+fn predictions_are_those_of_plan() {
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("predicted");
+        let (model, node) = (folder.join("model.json"), folder.join("node.toml"));
+        let by_simulator = |command: &mut Command| {
+            command
+                .env("SIMCUDA_TOPOLOGY", "beluga")
+                .env("SIMCUDA_JOB", format!("predicted-{}", std::process::id()))
+                .env("LD_LIBRARY_PATH", &built().simcuda)
+                .output()
+                .expect("started")
+        };
+        let measured = by_simulator(
+            Command::new(&built().command)
+                .args(["topo", "--measure", "--model"])
+                .arg(&model)
+                .arg("--dump")
+                .arg(&node),
+        );
+        assert!(measured.status.success(), "{measured:?}");
+        let planned = |size: &str, window: &str, more: &[&str]| {
+            let output = Command::new(&built().command)
+                .args(["plan", "--from", "0", "--to", "1", "--json", "--topology"])
+                .arg(&node)
+                .args(["--size", size, "--window", window])
+                .args(more)
+                .output()
+                .expect("started");
+            assert!(output.status.success(), "{output:?}");
+            let plan: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            plan["predicted_us"].as_f64().expect("a time")
+        };
+        let arguments = [
+            "--sim",
+            "beluga",
+            "--benches",
+            "bw,bibw",
+            "--sizes",
+            "1M,64M",
+            "--windows",
+            "2",
+            "--rounds",
+            "1",
+            "--configs",
+            "one,relays,driven",
+            "--predicted",
+            node.to_str().expect("UTF-8"),
+        ];
+        let (finished, json, csv) = compare(mpi, &arguments);
+        assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
+        let figure = |row: &Value, name: &str| {
+            let figures = &row["configurations"][name]["launches"];
+            figures[0].as_f64().expect("a figure")
+        };
+        // The round trip of an acknowledgement is measured, too.
+        let [acknowledgement, rows @ ..] = rows(&json) else {
+            panic!("{json:#}")
+        };
+        assert_eq!(acknowledgement["bytes"], 4, "{acknowledgement:#}");
+        assert_eq!(rows.len(), 4);
+        let (bytes, window) = (f64::from(64 << 20), 2.0);
+        for row in rows {
+            let is_both_ways = row["bench"] == "bibw";
+            for (name, options) in [
+                ("one", "--paths direct"),
+                ("relays", "--paths direct,relay"),
+                ("driven", "--assign one"),
+            ] {
+                let predicted = &row["configurations"][name]["predicted"];
+                if row["bytes"] == 1 << 20 {
+                    assert_eq!(*predicted, Value::Null, "{row:#}");
+                    continue;
+                }
+                let mut options: Vec<&str> = options.split(' ').collect();
+                options.extend(is_both_ways.then_some("--both-ways"));
+                let by_plan = planned("64M", "2", &options);
+                let took = match is_both_ways {
+                    true => 2.0 * window * bytes / figure(row, name),
+                    false => window * bytes / figure(row, name) - figure(acknowledgement, name),
+                };
+                for (what, expected) in [
+                    ("predicted_us", by_plan),
+                    ("took_us", took),
+                    ("error", took / by_plan - 1.0),
+                ] {
+                    let it = predicted[what].as_f64().expect("a number");
+                    // Both directions of this node are alike to a few bytes.
+                    let is_near = (it - expected).abs() <= 0.01 * expected.abs().max(1.0);
+                    assert!(is_near, "{name}, {what}: {it}, {expected}\n{row:#}");
+                }
+            }
+            if row["bytes"] != 1 << 20 {
+                let us = |name: &str| {
+                    let predicted = &row["configurations"][name]["predicted"];
+                    predicted["predicted_us"].as_f64().expect("a time")
+                };
+                assert!(us("relays") < 0.7 * us("one"), "{row:#}");
+            }
+        }
+        assert!(csv
+            .lines()
+            .next()
+            .is_some_and(|head| head.contains(",predicted_us,took_us,")));
+        assert!(
+            finished.stdout.contains("relays: 2 predictions, off by"),
+            "{finished:?}"
+        );
+        let _ = fs::remove_dir_all(folder);
+    });
+}
+
 /// Messages of a short window, of which the MPI library brings one at a time, are launched together: two launches on a stream go
 /// without waiting for each other, so none of these would be in a batch.
 #[test]

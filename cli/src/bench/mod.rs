@@ -5,7 +5,7 @@ pub mod buffer;
 mod check;
 mod counters;
 pub mod cuda;
-mod exchange;
+pub mod exchange;
 mod mpi;
 mod raw;
 pub mod report;

@@ -2,6 +2,7 @@
 //! medians beside what the same configuration differs from itself.
 
 mod launch;
+mod predicted;
 mod results;
 mod settings;
 mod statistics;
@@ -22,8 +23,10 @@ use crate::bench::buffer::Place;
 use crate::bench::sizes::{self, Sizes};
 use crate::bench::suite::{Ask, Circumstances, Measured, Turn};
 use crate::bench::Kind;
+use crate::topo::source;
 use crate::{complain, Failure};
 use launch::Launches;
+use predicted::Predictions;
 use results::{Results, What};
 use settings::{Setting, Variables, PATHS};
 use sweep::Sweep;
@@ -118,6 +121,11 @@ pub struct Arguments {
     /// only, and those without it have the same variables
     #[arg(overrides_with = "turns", long)]
     turns: bool,
+    /// Beside what messages from device to device took, what plans by what is known of this node predict for them (latency, bw and
+    /// bibw, from 2M on): a file that `anabranch topo --measure --dump` has written, or the name of a node. Give the ranks the
+    /// same numbers, if they are to plan by them, too: ANABRANCH_MODEL
+    #[arg(overrides_with = "predicted", long, value_name = "NAME|FILE")]
+    predicted: Option<String>,
     /// Rounds: in each every configuration is launched once, in turns
     #[arg(overrides_with = "rounds", long, short = 'r', default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -261,12 +269,19 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         write(file, "")?;
     }
     let (rows, groups) = grid(arguments);
+    let predictions = match &arguments.predicted {
+        None => None,
+        Some(node) => {
+            let source = source::find(Some(node), None, false)?;
+            Some(Predictions::new(&source, &rows, &settings))
+        }
+    };
     let launches = Launches::new(arguments)?;
     let mut comparison = Comparison {
         arguments,
         launches,
         groups,
-        results: Results::new(settings, baseline, rows, arguments.turns),
+        results: Results::new(settings, baseline, rows, arguments.turns, predictions),
         circumstances: None,
         sweep: None,
         failures: Vec::new(),
@@ -325,30 +340,35 @@ fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
             _ => &arguments.windows,
         };
         let ranks = if kind.is_of_all() { arguments.np } else { 2 };
-        for (buffers, window) in arguments
-            .pairs
-            .iter()
-            .flat_map(|pair| windows.iter().map(move |window| (*pair, *window)))
-        {
-            for bytes in &arguments.sizes.0 {
-                let ask = Ask {
-                    row: rows.len(),
-                    kind,
-                    buffers,
-                    bytes: *bytes,
-                    window: window as usize,
-                };
-                // Said in the help of --windows and --pairs.
-                if !ask.fits() || (kind.is_round() && buffers[0] != buffers[1]) {
-                    continue;
-                }
-                rows.push(What::Bench(ask.clone()));
-                match groups.iter_mut().find(|group| group.ranks == ranks) {
-                    Some(group) => group.rows.push(ask),
-                    None => groups.push(BenchRows {
-                        ranks,
-                        rows: vec![ask],
-                    }),
+        let mut add = |kind, buffers: [Place; 2], bytes, window| {
+            let ask = Ask {
+                row: rows.len(),
+                kind,
+                buffers,
+                bytes,
+                window,
+            };
+            // Said in the help of --windows and --pairs.
+            if !ask.fits() || (kind.is_round() && buffers[0] != buffers[1]) {
+                return;
+            }
+            rows.push(What::Bench(ask.clone()));
+            match groups.iter_mut().find(|group| group.ranks == ranks) {
+                Some(group) => group.rows.push(ask),
+                None => groups.push(BenchRows {
+                    ranks,
+                    rows: vec![ask],
+                }),
+            }
+        };
+        if arguments.predicted.is_some() && kind == Kind::Bw {
+            let (kind, buffers, bytes, window) = predicted::ACKNOWLEDGEMENT;
+            add(kind, buffers, bytes, window);
+        }
+        for pair in &arguments.pairs {
+            for window in windows {
+                for bytes in &arguments.sizes.0 {
+                    add(kind, *pair, *bytes, *window as usize);
                 }
             }
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{json, Value};
 
+use super::predicted::{Predicted, Predictions};
 use super::settings::Setting;
 use super::statistics::{floor, floor_of_turns, median, ratios, spread, Spread};
 use crate::bench::suite::{Ask, Measured};
@@ -215,6 +216,8 @@ pub struct Results {
     pub rounds: u32,
     /// Configurations take turns within each launch.
     pub in_turns: bool,
+    /// What plans predict, if that was asked for.
+    pub predictions: Option<Predictions>,
 }
 
 impl Results {
@@ -224,6 +227,7 @@ impl Results {
         baseline: usize,
         rows: Vec<What>,
         in_turns: bool,
+        predictions: Option<Predictions>,
     ) -> Results {
         let twin = settings[baseline].name.clone() + "2";
         let again = settings.iter().position(|setting| setting.name == twin);
@@ -236,6 +240,7 @@ impl Results {
             cells,
             rounds: 0,
             in_turns,
+            predictions,
         }
     }
 
@@ -279,6 +284,11 @@ impl Results {
         })
     }
 
+    /// What was predicted for one configuration in one row, and what became of it.
+    pub fn predicted(&self, row: usize, setting: usize) -> Option<Predicted> {
+        self.predictions.as_ref()?.of(self, row, setting)
+    }
+
     /// Whether any data was wrong, or any row does not count.
     pub fn is_clean(&self) -> bool {
         self.cells.iter().flatten().all(|cell| !cell.is_void())
@@ -304,6 +314,7 @@ impl Results {
                 "turns": self.in_turns.then_some(&cell.turns),
                 "ratio": compared.and_then(|compared| compared.ratio),
                 "worse_than_noise": compared.is_some_and(|compared| compared.worse),
+                "predicted": self.predicted(row, index),
                 "counters": cell.counters,
                 "wrong_messages": cell.errors,
                 "void": cell.void,
@@ -316,7 +327,7 @@ impl Results {
     /// One line for each row and configuration, for spreadsheets.
     pub fn csv(&self) -> String {
         let mut text = String::from(
-            "bench,buffers,bytes,window,unit,configuration,launches,median,min,q1,q3,max,ratio,floor,worse_than_noise,verified,void,taken\n",
+            "bench,buffers,bytes,window,unit,configuration,launches,median,min,q1,q3,max,ratio,floor,worse_than_noise,verified,void,predicted_us,took_us,taken\n",
         );
         let number =
             |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
@@ -335,6 +346,7 @@ impl Results {
             for (index, setting) in self.settings.iter().enumerate() {
                 let cell = &self.cells[row][index];
                 let compared = self.compared(row, index);
+                let predicted = self.predicted(row, index);
                 let spread = |pick: fn(&Spread) -> f64| number(compared.map(|c| pick(&c.spread)));
                 let fields = [
                     head.clone(),
@@ -355,6 +367,8 @@ impl Results {
                         Some(_) => "FAIL".into(),
                     },
                     u8::from(cell.is_void()).to_string(),
+                    number(predicted.map(|it| it.predicted_us)),
+                    number(predicted.map(|it| it.took_us)),
                     cell.taken.clone().unwrap_or_default(),
                 ];
                 text += &(fields.join(",") + "\n");
@@ -484,7 +498,7 @@ mod tests {
             bytes: 64,
             window: 1,
         };
-        let mut results = Results::new(settings.into(), 0, vec![What::Bench(ask)], false);
+        let mut results = Results::new(settings.into(), 0, vec![What::Bench(ask)], false, None);
         for (cell, values) in results.cells[0].iter_mut().zip(values) {
             cell.launches = values.to_vec();
         }

@@ -43,6 +43,9 @@ pub fn text(results: &Results) -> String {
         }
         text += &line(results, row);
     }
+    if let Some(predictions) = &results.predictions {
+        text += &predictions.text(results);
+    }
     text
 }
 
@@ -116,7 +119,7 @@ fn line(results: &Results, row: usize) -> String {
 }
 
 /// Four digits or more.
-fn figure(value: f64) -> String {
+pub fn figure(value: f64) -> String {
     match value {
         _ if value >= 1000.0 => format!("{value:.0}"),
         _ if value >= 10.0 => format!("{value:.2}"),

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 
 use anabranch_engine::config::{format_size, parse_size};
 use anabranch_engine::model::{Model, ASSUMED};
-use anabranch_engine::plan::{Graph, Message, Occupancy, Options, Order, PathKind, Plan, Planner};
+use anabranch_engine::plan::{
+    Graph, Message, Occupancy, Options, Order, PathKind, Plan, PlanError, Planner,
+};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -28,7 +30,7 @@ enum Kind {
 /// Who makes the copies.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Assignment {
+pub enum Assignment {
     /// Each rank those of its own GPU, as by default in a program
     Own,
     /// The receiver all of them, as with ANABRANCH_ASSIGN=one
@@ -82,6 +84,9 @@ pub struct Arguments {
     /// Messages that follow each other without a pause
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     window: u32,
+    /// The same goes the other way at the same time
+    #[arg(long)]
+    both_ways: bool,
     /// Paths that may be taken
     #[arg(
         long,
@@ -113,12 +118,60 @@ pub struct Arguments {
     json: bool,
 }
 
+/// The message of which a plan is asked, and what it is in a program.
+#[derive(Clone, Copy)]
+pub struct Asked {
+    /// Number of the GPU that has it.
+    pub from: u8,
+    /// Number of the one that is to have it.
+    pub to: u8,
+    /// Its length.
+    pub bytes: u64,
+    /// So many follow each other without a pause.
+    pub window: u32,
+    /// As many of the same length go the other way at the same time.
+    pub is_both_ways: bool,
+    /// Who makes the copies.
+    pub assign: Assignment,
+}
+
+impl Asked {
+    /// The plan that the receiver makes, with options as they are by this assignment.
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub fn plan(&self, source: &Source, options: &Options) -> Result<Plan, PlanError> {
+        let planner = match self.assign {
+            Assignment::One => Planner::new(&source.topology, &source.model.of_one()),
+            Assignment::Own => Planner::new(&source.topology, &source.model),
+        };
+        let message = |from, to| Message {
+            window: self.window,
+            // A receiver pulls what comes straight, where the sender makes copies of its own.
+            may_push: self.assign != Assignment::Own,
+            ..Message::new(from, to, self.bytes)
+        };
+        let (there, back) = (message(self.from, self.to), message(self.to, self.from));
+        let mut plan = planner.plan(&Occupancy::free(), &there, options)?;
+        if self.is_both_ways {
+            // Each end plans by what it sees of the other's plan, which that one has made by what it saw.
+            for message in [&back, &there, &back, &there] {
+                let mut others = Occupancy::free();
+                others.add_plan(&source.topology, &plan);
+                plan = planner.plan(&others, message, options)?;
+            }
+        }
+        Ok(plan)
+    }
+}
+
 #[derive(Serialize)]
 struct Report {
     topology: String,
     measured: bool,
     assumed: [&'static str; 2],
     assign: Assignment,
+    both_ways: bool,
     message: Message,
     predicted_us: f64,
     predicted_gb_s: f64,
@@ -163,27 +216,24 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         arguments.model.as_deref(),
         false,
     )?;
-    let message = Message {
+    let asked = Asked {
+        from: arguments.from,
+        to: arguments.to,
+        bytes: arguments.size,
         window: arguments.window,
-        // A receiver pulls what comes straight, where the sender makes copies of its own.
-        may_push: arguments.assign != Assignment::Own,
-        ..Message::new(arguments.from, arguments.to, arguments.size)
+        is_both_ways: arguments.both_ways,
+        assign: arguments.assign,
     };
-    let planner = match arguments.assign {
-        Assignment::One => Planner::new(&source.topology, &source.model.of_one()),
-        Assignment::Own => Planner::new(&source.topology, &source.model),
-    };
-    let options = arguments.options(&source.model);
-    let plan = planner
-        .plan(&Occupancy::free(), &message, &options)
+    let plan = asked
+        .plan(&source, &arguments.options(&source.model))
         .map_err(|error| Failure::new(2, error.to_string()))?;
     let text = if arguments.json {
         format!(
             "{}\n",
-            serde_json::to_string_pretty(&report(&source, arguments.assign, &plan))?
+            serde_json::to_string_pretty(&report(&source, &asked, &plan))?
         )
     } else {
-        render(&source, arguments.assign, &plan)
+        render(&source, &asked, &plan)
     };
     if let Some(file) = &arguments.dot {
         let dot = plan.graph().dot(&plan);
@@ -223,7 +273,7 @@ fn share(plan: &Plan, bytes: u64) -> f64 {
     bytes as f64 / (plan.message.bytes as f64).max(1.0)
 }
 
-fn report(source: &Source, assign: Assignment, plan: &Plan) -> Report {
+fn report(source: &Source, asked: &Asked, plan: &Plan) -> Report {
     let path = |path: &anabranch_engine::plan::PathPlan| PathReport {
         path: path.path.to_string(),
         kind: path.path.kind(),
@@ -242,7 +292,8 @@ fn report(source: &Source, assign: Assignment, plan: &Plan) -> Report {
         topology: source.topology.name.clone(),
         measured: source.measured,
         assumed: ASSUMED,
-        assign,
+        assign: asked.assign,
+        both_ways: asked.is_both_ways,
         message: plan.message,
         predicted_us: plan.predicted_us,
         predicted_gb_s: plan.predicted_gb_s(),
@@ -254,21 +305,26 @@ fn report(source: &Source, assign: Assignment, plan: &Plan) -> Report {
     }
 }
 
-fn render(source: &Source, assign: Assignment, plan: &Plan) -> String {
+fn render(source: &Source, asked: &Asked, plan: &Plan) -> String {
     let message = &plan.message;
     let mut out = format!(
-        "{}: {} from GPU{} to GPU{}, window {}, {}\n{}\n\n",
+        "{}: {} from GPU{} to GPU{}{}, window {}, {}\n{}\n\n",
         source.topology.name,
         format_size(message.bytes),
         message.from,
         message.to,
+        if asked.is_both_ways {
+            " and back at the same time"
+        } else {
+            ""
+        },
         message.window,
         if source.measured {
             "measured numbers, hand-overs assumed"
         } else {
             "nominal numbers"
         },
-        match assign {
+        match asked.assign {
             Assignment::Own => "each rank makes the copies of its own GPU (ANABRANCH_ASSIGN=own)",
             Assignment::One => "the receiver makes all copies (ANABRANCH_ASSIGN=one)",
         }
