@@ -356,11 +356,8 @@ impl Core {
         self.launch(env);
         moved |= self.gpu.relays.serve(env);
         self.gpu.advance_survey(env);
-        let bell = env.node.own().doorbell();
-        if !self.open.is_empty() && (bell != self.bell || self.is_to_serve()) {
-            self.bell = bell;
-            moved |= self.look_at_open_sends(env);
-        }
+        let is_to_serve = self.is_to_serve();
+        moved |= self.serve_if(env, is_to_serve);
         self.rounds = self.rounds.wrapping_add(1);
         // The clock is read in some rounds only.
         if !moved
@@ -381,6 +378,27 @@ impl Core {
             self.keep_house(env);
         }
         moved
+    }
+
+    /// Looks at the sends that are open where a receiver has said something since the last time, or where there is more to do for them
+    /// anyway. True if anything moved.
+    fn serve_if(&mut self, env: &Env, is_to_serve: bool) -> bool {
+        if self.open.is_empty() {
+            return false;
+        }
+        let bell = env.node.own().doorbell();
+        if bell == self.bell && !is_to_serve {
+            return false;
+        }
+        self.bell = bell;
+        self.look_at_open_sends(env)
+    }
+
+    /// Between two messages that are claimed: does what receivers ask of this rank, whose links are idle until then.
+    pub(super) fn serve_if_asked(&mut self, env: &Env) {
+        if self.serve_if(env, false) {
+            stats::add(Counter::ServedBetween, 1);
+        }
     }
 
     /// Looks again at the one thing under way, some times in a row: the rest of a round takes three times as long as the

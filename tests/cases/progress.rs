@@ -4,7 +4,7 @@
 //! sends how many there are, and of which kind, and holds the counters against it.
 
 use crate::support::{job, on, on_every_mpi};
-use anabranch_tests::{Job, Outcome};
+use anabranch_tests::{built, Job, Outcome};
 use xtask::mpi::Mpi;
 
 /// The cases of `deadlock` but those with many messages.
@@ -433,4 +433,26 @@ fn check_finalized(outcome: &Outcome, mode: &str, kind: &str, roles: &str) {
         assert_eq!(found, value, "{mode} {kind} {roles} {counter}:\n{outcome}");
     }
     assert_eq!(stats.fallback("replace"), replaced, "{outcome}");
+}
+
+/// Of a window that goes both ways each rank does its part of what it sends while it still claims what it receives: its GPU's links are
+/// idle until then.
+#[test]
+fn receivers_are_served_between_two_claims() {
+    on("openmpi", |mpi| {
+        let windows = 20;
+        let outcome = Job::new(mpi, 2, &built().command)
+            .args(&[
+                "bench", "bibw", "--check", "--sizes", "32M", "--window", "8",
+            ])
+            .args(&["--iterations", &windows.to_string(), "--warmup", "0"])
+            .args(&["--mpi", "openmpi"])
+            .run();
+        let stats = outcome.check_benched(1);
+        let served = stats.total("served_between");
+        assert!(
+            served > windows / 2,
+            "{served} in {windows} windows\n{outcome}"
+        );
+    });
 }

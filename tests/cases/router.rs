@@ -264,6 +264,38 @@ fn host_memory_is_left_out_where_a_rank_computes() {
     });
 }
 
+/// Of two that exchange long messages one would split what it receives, and the other does not: what it offers goes whole each time,
+/// since what goes the other way does, and costs an invitation. So it offers less and less.
+#[test]
+fn what_is_offered_in_vain_is_offered_less_and_less() {
+    let home = Home::new("in-vain");
+    home.measure("hgx-h200");
+    on("openmpi", |mpi| {
+        let alone =
+            "if [ $OMPI_COMM_WORLD_RANK = 0 ]; then export ANABRANCH_PATHS=direct; fi; exec \"$@\"";
+        let iterations = 300;
+        let outcome = Job::new(mpi, 2, &built().command)
+            .args(&["bench", "bibw", "--sizes", "256M", "--window", "1"])
+            .args(&["--iterations", &iterations.to_string(), "--warmup", "0"])
+            .args(&["--mpi", "openmpi"])
+            .ranks_under(&["sh", "-c", alone, "sh"])
+            .env("HOME", home.path())
+            .env("XDG_CACHE_HOME", "")
+            .env("SIMCUDA_TOPOLOGY", "hgx-h200")
+            .env("SIMCUDA_DATA", "0")
+            .env("SIMCUDA_CHECK", "0")
+            .run();
+        let stats = outcome.stats();
+        assert_eq!(stats.total("sends_descriptor"), 2 * iterations, "{outcome}");
+        // Half of one rank's, if it offered each time that it may.
+        let offered = 2 * iterations - stats.total("invitations");
+        assert!(
+            (4..iterations / 5).contains(&offered),
+            "{offered} offered\n{outcome}"
+        );
+    });
+}
+
 /// Each to every other over a switch: long messages are read in turns. Nobody waits where links lead from GPU to GPU, nor for
 /// short ones.
 #[test]

@@ -108,8 +108,8 @@ impl Fetch {
             let push = ways.push_as_before(env, gpu, source);
             if self.begin_parts(env, gpu, &[], push, true, before) {
                 if depth == Some(1) {
-                    // As what goes the other way: the next one had better be told of as well.
-                    ways.note_direct(&self.message);
+                    // As what goes the other way: the next ones had better be told of as well.
+                    ways.refused(&self.message);
                 }
                 return true;
             }
@@ -188,7 +188,7 @@ impl Fetch {
             gpu.launch();
         }
         if !is_held || ways.is_planned_again(&self.message) {
-            self.plan_now(env, gpu, ways, depth);
+            self.plan_now(env, gpu, &mut ways, depth);
         }
     }
 
@@ -196,21 +196,24 @@ impl Fetch {
     pub(super) fn plan_meanwhile(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
         if env.may_split(self.wanted) {
             let depth = ways.depth(&self.message);
-            if depth == 1 {
-                self.plan_now(env, gpu, ways, depth);
+            if depth == 1 && self.plan_now(env, gpu, &mut ways, depth) {
+                ways.would_split(&self.message);
             }
         }
     }
 
-    /// Plans what has begun in one copy.
-    fn plan_now(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>, depth: u32) {
-        if let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, depth) {
-            if chosen.parts.is_empty() {
-                self.routed = Some(chosen.routed);
-            } else {
-                chosen.routed.withdraw();
-            }
+    /// Plans what has begun in one copy. Whether it would be split.
+    fn plan_now(&mut self, env: &Env, gpu: &mut Gpu, ways: &mut Ways<'_>, depth: u32) -> bool {
+        let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, depth) else {
+            return false;
+        };
+        let would_split = !chosen.parts.is_empty();
+        if would_split {
+            chosen.routed.withdraw();
+        } else {
+            self.routed = Some(chosen.routed);
         }
+        would_split
     }
 
     fn begin_several(
@@ -232,7 +235,11 @@ impl Fetch {
         let has_lane = is_below || chosen.parts.iter().all(|part| !part.in_turn);
         let push = push.filter(|_| chosen.has_direct && has_lane);
         let (parts, has_direct) = (&chosen.parts, chosen.has_direct);
-        self.begin_parts(env, gpu, parts, push, has_direct, before)
+        let is_begun = self.begin_parts(env, gpu, parts, push, has_direct, before);
+        if is_begun && depth == 1 && !parts.is_empty() {
+            ways.agreed(&self.message);
+        }
+        is_begun
     }
 
     /// The parts are brought over staging, the rest directly: pushed, where there is a target for that.

@@ -83,7 +83,26 @@ struct Depth {
     planned: [LastPlanned; 2],
     /// Messages that were not planned since one was.
     unplanned: u32,
+    refused: Refused,
 }
+
+/// Single messages that were to be split, and went whole, as what went the other way did. Who would split and is not invited to write
+/// loses what an invitation saves, so that this is tried less and less often.
+#[derive(Default)]
+struct Refused {
+    /// Their length.
+    bytes: u64,
+    /// How many in a row.
+    times: u32,
+    /// So many go whole without being tried, and so many of these are left.
+    pause: u32,
+    left: u32,
+}
+
+/// So many messages in a row are offered to be split: who sees the first that it is not invited to write can offer the second one, too.
+const TRIES: u32 = 2;
+/// Between them, the first time and at most.
+const PAUSE: [u32; 2] = [8, 1024];
 
 /// What came of plans.
 #[derive(Default)]
@@ -148,6 +167,39 @@ impl Depths {
         let depth = self.0.entry(source).or_default();
         depth.unplanned = (depth.unplanned + 1) % PLANNED_OF;
         depth.unplanned == 0
+    }
+
+    /// A single message was offered to be split, and goes whole. Whether those after it had better do so from the start.
+    fn is_refused_again(&mut self, source: u32, bytes: u64) -> bool {
+        let refused = &mut self.0.entry(source).or_default().refused;
+        if refused.bytes != bytes {
+            *refused = Refused {
+                bytes,
+                ..Refused::default()
+            };
+        }
+        refused.times += 1;
+        if refused.times < TRIES {
+            return false;
+        }
+        let [least, most] = PAUSE;
+        refused.times = 0;
+        refused.pause = (2 * refused.pause).clamp(least, most);
+        refused.left = refused.pause;
+        true
+    }
+
+    /// Whether a single message goes whole, though it would be split, as those before it were offered in vain.
+    fn goes_along(&mut self, source: u32, bytes: u64) -> bool {
+        let refused = &mut self.0.entry(source).or_default().refused;
+        let is_paused = refused.bytes == bytes && refused.left > 0;
+        refused.left -= u32::from(is_paused);
+        is_paused
+    }
+
+    /// A single message was split.
+    fn agreed(&mut self, source: u32) {
+        self.0.entry(source).or_default().refused = Refused::default();
     }
 
     /// Whether a message in a window so deep is likely to take one direct copy.
@@ -263,8 +315,27 @@ impl Ways<'_> {
         ends.is_some_and(|[from, to]| gpu.survey.time_if_due(&from, &to, message.length))
     }
 
+    /// A single message that was offered is written whole, as what goes the other way is.
+    pub fn refused(&mut self, message: &Message) {
+        if self.depths.is_refused_again(message.source, message.length) {
+            self.note_direct(message);
+        }
+    }
+
+    /// A single message is written whole that would be split. So are the next ones, if the other end wants it so, and did before.
+    pub fn would_split(&mut self, message: &Message) {
+        if self.is_pushing && self.depths.goes_along(message.source, message.length) {
+            self.note_direct(message);
+        }
+    }
+
+    /// A single message goes over several paths.
+    pub fn agreed(&mut self, message: &Message) {
+        self.depths.agreed(message.source);
+    }
+
     /// A single message has taken one direct copy, whatever would have been planned.
-    pub fn note_direct(&mut self, message: &Message) {
+    fn note_direct(&mut self, message: &Message) {
         if let Some(ends) = self.ends(message) {
             self.depths
                 .planned(message.source, ends, message.length, 1, Planned::Direct);
@@ -426,6 +497,34 @@ mod tests {
         assert_eq!(window(100, 1), [1], "the depth has changed");
         assert_eq!(window(7, 2), [1, 2], "so has the length");
         assert_eq!(depths.of(4, 7, 1), 1, "another sender");
+    }
+
+    #[test]
+    fn what_is_refused_is_offered_less_and_less_often() {
+        let mut depths = Depths::default();
+        // Of so many messages those that are offered, if the other end never does so.
+        let mut offered = |count: u32| -> Vec<u32> {
+            let mut is_offered = false;
+            let mut offered = Vec::new();
+            for at in 0..count {
+                if is_offered {
+                    offered.push(at);
+                    is_offered = !depths.is_refused_again(3, 64);
+                } else {
+                    is_offered = !depths.goes_along(3, 64);
+                }
+            }
+            offered
+        };
+        let first = offered(60);
+        assert_eq!(first, [1, 2, 12, 13, 31, 32]);
+        let all = offered(20000);
+        let share = all.len() as f64 / 20000.0;
+        assert!((0.001..0.01).contains(&share), "{share}");
+        assert!(!depths.goes_along(3, 32), "another length");
+        assert!(!depths.goes_along(4, 64), "another sender");
+        depths.agreed(3);
+        assert!(!depths.goes_along(3, 64), "it was split since");
     }
 
     #[test]

@@ -188,6 +188,8 @@ impl Core {
             if take(self, id) {
                 found = true;
                 self.gpu.launch_ahead();
+                // Others may have claimed what this rank sends meanwhile, and wait for its part.
+                self.serve_if_asked(env);
             }
         }
         found
