@@ -124,7 +124,8 @@ counters! {
     HelperWakeups        "helper_wakeups"          Count "times the helper thread was woken";
     HelperServed         "helper_served"           Count "messages served by the helper thread";
     ClaimedAhead         "claimed_ahead"           Count "messages claimed before the MPI library had brought their descriptors";
-    ServedBetween        "served_between"          Count "times that a rank which claimed several messages did what its own receivers asked of it in between";
+    ServedBetween        "served_between"          Count "times that a rank which sent or claimed several messages did what its own receivers asked of it in between";
+    BegunBetween         "begun_between"           Count "messages that were begun with while the program was still sending others";
     LaunchesHeld         "launches_held"           Count "launches of pulls that waited a moment for more to go with them";
     TurnsWaited          "turns_waited"            Count "long messages that waited while others were read";
     TestsRested          "tests_rested"            Count "tests of a program that computed meanwhile that asked nothing of the driver, as nothing could have ended";

@@ -409,14 +409,14 @@ impl Fetch {
     }
 
     /// What another message is to know of it that is received meanwhile. None where it goes to host memory.
-    pub fn under_way(&self) -> Option<UnderWay> {
+    pub fn under_way(&self) -> Option<UnderWay<'_>> {
         let Destination::Device { address, .. } = self.to else {
             return None;
         };
         Some(UnderWay {
             source: self.message.source,
             to: (address, self.wanted),
-            trail: self.trail.as_ref().map(|end| Arc::clone(&end.0)),
+            trail: self.trail.as_ref().map(|end| &end.0),
         })
     }
 

@@ -348,7 +348,11 @@ impl Engine {
                 let origin = Origin::Device(buffer);
                 // SAFETY: passed on.
                 match unsafe { core.send_descriptor(&self.env, args, &origin, info, sums) } {
-                    Ok(id) => return Ok(id),
+                    Ok(id) => {
+                        // SAFETY: passed on.
+                        unsafe { core.begin_between(&self.env, bytes) };
+                        return Ok(id);
+                    }
                     Err(Unsent::Code(code)) => return Err(code),
                     Err(Unsent::Reason(reason)) => (reason, None),
                     Err(Unsent::Trouble(error @ Error::NoContext)) => {

@@ -4,7 +4,7 @@
 //! sends how many there are, and of which kind, and holds the counters against it.
 
 use crate::support::{job, on, on_every_mpi};
-use anabranch_tests::{built, Job, Outcome};
+use anabranch_tests::{built, needs_simulator, Job, Outcome};
 use xtask::mpi::Mpi;
 
 /// The cases of `deadlock` but those with many messages.
@@ -435,24 +435,65 @@ fn check_finalized(outcome: &Outcome, mode: &str, kind: &str, roles: &str) {
     assert_eq!(stats.fallback("replace"), replaced, "{outcome}");
 }
 
-/// Of a window that goes both ways each rank does its part of what it sends while it still claims what it receives: its GPU's links are
-/// idle until then.
+/// Of windows that go both ways the first message that a rank receives is begun with while its program still sends: the links are idle
+/// until then.
+#[test]
+fn a_window_is_begun_with_while_the_program_sends() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            let windows = 20;
+            let outcome = Job::new(mpi, 2, &built().command)
+                .args(&["bench", "bibw", "--check", "--sizes", "2M"])
+                .args(&["--window", "4", "--warmup", "0"])
+                .args(&["--iterations", &windows.to_string(), "--mpi", name])
+                .run();
+            let stats = outcome.check_benched(1);
+            // Of all windows of both, and of what is verified besides.
+            let begun = stats.total("begun_between");
+            assert!(
+                begun > windows / 2,
+                "{begun} in {windows} windows\n{outcome}"
+            );
+        });
+    }
+}
+
+/// While a rank claims the messages of a window, it does what its own receivers ask of it: these wait for its part.
 #[test]
 fn receivers_are_served_between_two_claims() {
+    needs_simulator("a node on which long messages go without their bytes");
     on("openmpi", |mpi| {
-        let windows = 20;
+        let windows = 40;
         let outcome = Job::new(mpi, 2, &built().command)
-            .args(&[
-                "bench", "bibw", "--check", "--sizes", "32M", "--window", "8",
-            ])
-            .args(&["--iterations", &windows.to_string(), "--warmup", "0"])
-            .args(&["--mpi", "openmpi"])
+            .args(&["bench", "bibw", "--sizes", "64M", "--window", "16"])
+            .args(&["--warmup", "0", "--mpi", "openmpi"])
+            .args(&["--iterations", &windows.to_string()])
+            .env("SIMCUDA_DATA", "0")
+            .env("SIMCUDA_CHECK", "0")
             .run();
-        let stats = outcome.check_benched(1);
+        let stats = outcome.stats();
+        let sent = stats.total("sends_descriptor");
+        assert_eq!(sent, 2 * 16 * windows, "{outcome}");
         let served = stats.total("served_between");
         assert!(
-            served > windows / 2,
+            served > windows / 4,
             "{served} in {windows} windows\n{outcome}"
         );
+    });
+}
+
+/// Messages that are short, or many and not long, are begun with together.
+#[test]
+fn short_messages_are_begun_with_together() {
+    on("openmpi", |mpi| {
+        for (window, size) in [(4, "512K"), (16, "2M")] {
+            let outcome = Job::new(mpi, 2, &built().command)
+                .args(&["bench", "bibw", "--check", "--sizes", size])
+                .args(&["--window", &window.to_string(), "--mpi", "openmpi"])
+                .args(&["--iterations", "20"])
+                .run();
+            let stats = outcome.check_benched(1);
+            assert_eq!(stats.total("begun_between"), 0, "{outcome}");
+        }
     });
 }

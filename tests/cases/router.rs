@@ -304,6 +304,7 @@ fn long_messages_of_several_are_read_in_turns_over_a_switch() {
     on("openmpi", |mpi| {
         for (node, size, in_turns) in [
             ("hgx-h200", "9M", true),
+            ("hgx-h200", "3M", true),
             ("hgx-h200", "1M", false),
             ("beluga", "9M", false),
         ] {

@@ -61,11 +61,11 @@ impl Fetch {
         });
         // Also what goes one way only waits for those that are received in its place.
         let overlapping = || ways.overlapping(place);
-        let is_alike = |other: &UnderWay| {
+        let is_alike = |other: &UnderWay<'_>| {
             let is_in_order = |trail: &Arc<Trail>| trail.is_in_order();
             other.source == self.message.source
                 && other.to == place
-                && other.trail.as_ref().is_some_and(is_in_order)
+                && other.trail.is_some_and(is_in_order)
         };
         if !overlapping().all(is_alike) {
             // Copies of one lane stay in order; those of messages over several paths have several.
@@ -79,9 +79,9 @@ impl Fetch {
         let source = self.message.source;
         let of_sender = ways.under_way.iter().rev();
         let mut of_sender = of_sender.filter(|other| other.source == source).peekable();
-        let last = of_sender.peek().and_then(|other| other.trail.clone());
+        let last = of_sender.peek().and_then(|other| other.trail.cloned());
         let before = of_sender.find(|other| !is_below || other.overlaps(place));
-        let before = before.and_then(|other| other.trail.clone());
+        let before = before.and_then(|other| other.trail.cloned());
         let before = before.map(|trail| Before {
             trail,
             is_below,
@@ -196,7 +196,10 @@ impl Fetch {
     pub(super) fn plan_meanwhile(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
         if env.may_split(self.wanted) {
             let depth = ways.depth(&self.message);
-            if depth == 1 && self.plan_now(env, gpu, &mut ways, depth) {
+            if depth == 1
+                && ways.is_planned_meanwhile(&self.message)
+                && self.plan_now(env, gpu, &mut ways, depth)
+            {
                 ways.would_split(&self.message);
             }
         }

@@ -21,8 +21,10 @@ use crate::engine::invite::Company;
 use crate::node::Segment;
 use crate::stats::{self, Counter};
 
-/// Messages of so many bytes are read in turns: 16 us and more each, beside which a launch by itself is little.
-pub const TURN_FROM: u64 = 6 << 20;
+/// Messages of so many bytes are read in turns: 8 us and more each, beside which a launch by itself is little. Four H100s, each to every
+/// other in windows of 4 and 16, times the speed without the library, from 6 MiB on and from there: 3 MiB 1.00 and 1.14, 1.07 and 1.05; 4 MiB
+/// 0.98 and 1.23, 1.02 and 1.15 (`docs/results/h100-x4-many.txt`, 10).
+pub const TURN_FROM: u64 = 3 << 20;
 /// While others wait a message is launched behind one that is being read, so that it begins when that ends.
 const AHEAD: u32 = 2;
 /// Two of so many bytes are not launched at once: they would be read at the same time, and what a launch costs is little beside them.

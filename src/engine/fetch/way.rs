@@ -25,7 +25,7 @@ pub struct Ways<'a> {
     /// The receiver's buffer; None where that is no device memory.
     pub buffer: Option<&'a Buffer>,
     /// The messages under way, oldest first.
-    pub under_way: &'a [UnderWay],
+    pub under_way: &'a [UnderWay<'a>],
     /// How deep the windows of messages were that came before.
     pub depths: &'a mut Depths,
     /// With whom messages go both ways.
@@ -39,16 +39,16 @@ pub struct Ways<'a> {
 }
 
 /// A message that is being fetched into device memory.
-pub struct UnderWay {
+pub struct UnderWay<'a> {
     /// World rank of its sender.
     pub source: u32,
     /// Address and length of the receiver's buffer.
     pub to: (u64, u64),
     /// How far it is, if it comes over several paths.
-    pub trail: Option<Arc<Trail>>,
+    pub trail: Option<&'a Arc<Trail>>,
 }
 
-impl UnderWay {
+impl UnderWay<'_> {
     /// Whether it is written to some of these bytes.
     pub fn overlaps(&self, place: (u64, u64)) -> bool {
         overlap(self.to, place)
@@ -125,6 +125,8 @@ const PLANNED_OF: u32 = 61;
 /// their links, times the speed without the library: each planned 0.87, one of 61 1.04 and 1.08 on two machines, with
 /// `ANABRANCH_PATHS=direct` 1.09 and 1.105 (`docs/results/h100-x4-many.txt`, 9). Where each was planned only after all were launched 0.97.
 const PLANNED_FROM: u64 = 4 << 20;
+/// Single messages that are shorter are written without being planned, mostly, where they would go directly on an idle node, too.
+const PLANNED_MEANWHILE_FROM: u64 = 64 << 20;
 /// So deep are they at least.
 const DEEP: u32 = 8;
 /// No window is taken for deeper.
@@ -267,7 +269,7 @@ impl Ways<'_> {
     }
 
     /// Those that are received in the same place, an address and a length.
-    pub fn overlapping(&self, place: (u64, u64)) -> impl Iterator<Item = &UnderWay> {
+    pub fn overlapping(&self, place: (u64, u64)) -> impl Iterator<Item = &UnderWay<'_>> {
         let rows = self.under_way.iter();
         rows.filter(move |row| row.overlaps(place))
     }
@@ -275,7 +277,7 @@ impl Ways<'_> {
     /// How far they are.
     pub fn trails(&self, place: (u64, u64)) -> Vec<Arc<Trail>> {
         let overlapping = self.overlapping(place);
-        overlapping.filter_map(|row| row.trail.clone()).collect()
+        overlapping.filter_map(|row| row.trail.cloned()).collect()
     }
 
     /// How deep the window is taken to be of a message that begins. To be asked once for each that is long enough to be
@@ -293,6 +295,19 @@ impl Ways<'_> {
         let (source, bytes) = (message.source, message.length);
         let ends = self.ends(message);
         ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, bytes, depth))
+    }
+
+    /// Whether a single message that its sender has begun to write is to be planned: of those that would go directly on an idle node,
+    /// too, and are not so long that host memory might be worth it, few are.
+    pub fn is_planned_meanwhile(&mut self, message: &Message) -> bool {
+        let (source, bytes) = (message.source, message.length);
+        let ends = self.ends(message);
+        let is_likely_direct = |ends| {
+            bytes < PLANNED_MEANWHILE_FROM
+                && self.depths.is_likely_direct(source, ends, bytes, 1)
+                && !self.depths.is_for_now(source, 1)
+        };
+        !ends.is_some_and(is_likely_direct) || self.depths.is_planned_again(source)
     }
 
     /// Whether a message of a window that goes directly is to be planned, of those of which most are not.

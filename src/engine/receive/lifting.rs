@@ -49,11 +49,11 @@ impl Lifting {
     }
 
     /// What messages have to know of it that are fetched meanwhile.
-    pub fn under_way(&self) -> UnderWay {
+    pub fn under_way(&self) -> UnderWay<'_> {
         UnderWay {
             source: NOBODY,
             to: self.place,
-            trail: Some(Arc::clone(&self.trail.0)),
+            trail: Some(&self.trail.0),
         }
     }
 
