@@ -394,9 +394,10 @@ impl Core {
         self.look_at_open_sends(env)
     }
 
-    /// Between two messages that are claimed: does what receivers ask of this rank, whose links are idle until then.
+    /// Between two messages that are claimed: does what the receiver asks of this rank, whose links are idle until then. Of several ranks
+    /// the links are busy with others' messages mostly, and to look at what was sent takes its lines from who is just claiming it.
     pub(super) fn serve_if_asked(&mut self, env: &Env) {
-        if self.serve_if(env, false) {
+        if !self.company.are_several() && self.serve_if(env, false) {
             stats::add(Counter::ServedBetween, 1);
         }
     }
