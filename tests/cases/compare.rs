@@ -325,6 +325,19 @@ fn predictions_are_those_of_plan() {
     });
 }
 
+/// Before anything is measured.
+#[test]
+fn predictions_of_a_node_that_is_not_there_are_refused() {
+    let refused = Command::new(&built().command)
+        .args(["compare", "--predicted", "no-such"])
+        .output()
+        .expect("started");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let is_told =
+        text.contains("--predicted no-such: No such file") && text.contains("one of beluga");
+    assert!(is_told && refused.status.code() == Some(2), "{text}");
+}
+
 /// Messages of a short window, of which the MPI library brings one at a time, are launched together: two launches on a stream go
 /// without waiting for each other, so none of these would be in a batch.
 #[test]

@@ -272,7 +272,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let predictions = match &arguments.predicted {
         None => None,
         Some(node) => {
-            let source = source::find(Some(node), None, false)?;
+            let source = source::by_name("--predicted", node)?;
             Some(Predictions::new(&source, &rows, &settings))
         }
     };

@@ -242,7 +242,7 @@ mod tests {
     fn results(rows: Vec<What>, values: &[f64]) -> Results {
         let names = ["vanilla", "one", "host"].map(String::from);
         let settings = settings::choose(&names, &[], &[]).expect("known");
-        let node = source::find(Some("hgx-h200"), None, false).expect("a node");
+        let node = source::by_name("--predicted", "hgx-h200").expect("a node");
         let predictions = Predictions::new(&node, &rows, &settings);
         let mut results = Results::new(settings, 0, rows, false, Some(predictions));
         for (cells, value) in results.cells.iter_mut().zip(values) {

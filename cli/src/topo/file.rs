@@ -56,12 +56,12 @@ const SHIPPED: [(&str, &str); 4] = [
     ),
 ];
 
-/// Reads a topology that was named on the command line, and what was measured of it if the file says so.
+/// Reads a topology that was named by an option on the command line, and what was measured of it if the file says so.
 ///
 /// # Errors
 /// There is no such file, or something is wrong with it; one line.
-pub fn read(which: &str) -> Result<(Topology, Option<Model>), Failure> {
-    let failed = |why: String| Failure::new(2, format!("--topology {which}: {why}"));
+pub fn read(option: &str, which: &str) -> Result<(Topology, Option<Model>), Failure> {
+    let failed = |why: String| Failure::new(2, format!("{option} {which}: {why}"));
     let text = match SHIPPED.iter().find(|(name, _)| *name == which) {
         Some((_, text)) => (*text).to_owned(),
         None => std::fs::read_to_string(which).map_err(|error| {
@@ -90,9 +90,10 @@ mod tests {
     #[test]
     fn shipped_ones_go_by_name() {
         for (name, _) in SHIPPED {
-            assert_eq!(read(name).expect(name).0.name, name);
+            assert_eq!(read("--topology", name).expect(name).0.name, name);
         }
-        let error = read("no-such").expect_err("no file").to_string();
+        let error = read("--topology", "no-such");
+        let error = error.expect_err("no file").to_string();
         assert!(
             error.contains("--topology no-such") && error.contains("one of beluga"),
             "{error}"

@@ -26,11 +26,7 @@ pub struct Source {
 /// There is no such file, or no driver.
 pub fn find(named: Option<&str>, kept: Option<&Path>, measure: bool) -> anyhow::Result<Source> {
     if let Some(which) = named {
-        let (topology, model) = file::read(which)?;
-        return Ok(match model {
-            Some(model) => Source::measured(topology, model),
-            None => Source::nominal(topology),
-        });
+        return Ok(by_name("--topology", which)?);
     }
     let node = Node::open()?;
     let machine = node.machine()?;
@@ -61,6 +57,18 @@ pub fn find(named: Option<&str>, kept: Option<&Path>, measure: bool) -> anyhow::
             Ok(Source::nominal(facts.topology()?))
         }
     }
+}
+
+/// Reads the topology file that an option names.
+///
+/// # Errors
+/// There is no such file, or something is wrong with it.
+pub fn by_name(option: &str, which: &str) -> Result<Source, Failure> {
+    let (topology, model) = file::read(option, which)?;
+    Ok(match model {
+        Some(model) => Source::measured(topology, model),
+        None => Source::nominal(topology),
+    })
 }
 
 fn place(kept: Option<&Path>, machine: &Machine) -> Result<PathBuf, Failure> {
