@@ -241,10 +241,12 @@ impl Core {
     /// Something that is worth looking at again soon: copies under way, a peer being served, one that has rung, or a
     /// descriptor that is announced and may land in a posted receive.
     pub fn is_owing(&self, env: &Env) -> bool {
-        !self.moving.is_empty()
-            || self.serving
-            || (!self.open.is_empty() && env.node.own().doorbell() != self.bell)
-            || self.is_announced(env)
+        !self.moving.is_empty() || self.serving || self.is_rung(env) || self.is_announced(env)
+    }
+
+    /// A receiver of what this rank sends has said something that was not looked at yet.
+    fn is_rung(&self, env: &Env) -> bool {
+        !self.open.is_empty() && env.node.own().doorbell() != self.bell
     }
 
     /// A descriptor is on its way that may land in a posted receive.
@@ -306,7 +308,8 @@ impl Core {
             && self.pace.computes()
             && !self.moving.is_empty()
             && !self.is_announced(env)
-            && (self.open.is_empty() || (!self.serving && env.node.own().doorbell() == self.bell))
+            && (self.open.is_empty() || !self.serving)
+            && !self.is_rung(env)
             && !self.gpu.relays.are_wished(env)
     }
 
@@ -356,8 +359,9 @@ impl Core {
         self.launch(env);
         moved |= self.gpu.relays.serve(env);
         self.gpu.advance_survey(env);
-        let is_to_serve = self.is_to_serve();
-        moved |= self.serve_if(env, is_to_serve);
+        if self.is_rung(env) || (!self.open.is_empty() && self.is_to_serve()) {
+            moved |= self.serve(env);
+        }
         self.rounds = self.rounds.wrapping_add(1);
         // The clock is read in some rounds only.
         if !moved
@@ -380,24 +384,17 @@ impl Core {
         moved
     }
 
-    /// Looks at the sends that are open where a receiver has said something since the last time, or where there is more to do for them
-    /// anyway. True if anything moved.
-    fn serve_if(&mut self, env: &Env, is_to_serve: bool) -> bool {
-        if self.open.is_empty() {
-            return false;
-        }
-        let bell = env.node.own().doorbell();
-        if bell == self.bell && !is_to_serve {
-            return false;
-        }
-        self.bell = bell;
+    /// Looks at the sends that are open. True if anything moved.
+    fn serve(&mut self, env: &Env) -> bool {
+        // Before they are looked at: what is said meanwhile is looked at the next time.
+        self.bell = env.node.own().doorbell();
         self.look_at_open_sends(env)
     }
 
     /// Between two messages that are claimed: does what the receiver asks of this rank, whose links are idle until then. Of several ranks
     /// the links are busy with others' messages mostly, and to look at what was sent takes its lines from who is just claiming it.
     pub(super) fn serve_if_asked(&mut self, env: &Env) {
-        if !self.company.are_several() && self.serve_if(env, false) {
+        if !self.company.are_several() && self.is_rung(env) && self.serve(env) {
             stats::add(Counter::ServedBetween, 1);
         }
     }

@@ -218,21 +218,16 @@ fn predictions_are_those_of_plan() {
     on("openmpi", |mpi| {
         let folder = scratch_folder("predicted");
         let (model, node) = (folder.join("model.json"), folder.join("node.toml"));
-        let by_simulator = |command: &mut Command| {
-            command
-                .env("SIMCUDA_TOPOLOGY", "beluga")
-                .env("SIMCUDA_JOB", format!("predicted-{}", std::process::id()))
-                .env("LD_LIBRARY_PATH", &built().simcuda)
-                .output()
-                .expect("started")
-        };
-        let measured = by_simulator(
-            Command::new(&built().command)
-                .args(["topo", "--measure", "--model"])
-                .arg(&model)
-                .arg("--dump")
-                .arg(&node),
-        );
+        let measured = Command::new(&built().command)
+            .args(["topo", "--measure", "--model"])
+            .arg(&model)
+            .arg("--dump")
+            .arg(&node)
+            .env("SIMCUDA_TOPOLOGY", "beluga")
+            .env("SIMCUDA_JOB", format!("predicted-{}", std::process::id()))
+            .env("LD_LIBRARY_PATH", &built().simcuda)
+            .output()
+            .expect("started");
         assert!(measured.status.success(), "{measured:?}");
         let planned = |size: &str, window: &str, more: &[&str]| {
             let output = Command::new(&built().command)

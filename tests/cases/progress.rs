@@ -435,27 +435,45 @@ fn check_finalized(outcome: &Outcome, mode: &str, kind: &str, roles: &str) {
     assert_eq!(stats.fallback("replace"), replaced, "{outcome}");
 }
 
+/// Windows of messages that two ranks send to each other and verify.
+const WINDOWS: u64 = 20;
+
+fn windows_both_ways(mpi: &Mpi, name: &str, size: &str, window: u32) -> Outcome {
+    let outcome = Job::new(mpi, 2, &built().command)
+        .args(&["bench", "bibw", "--check", "--sizes", size])
+        .args(&["--window", &window.to_string(), "--warmup", "0"])
+        .args(&["--iterations", &WINDOWS.to_string(), "--mpi", name])
+        .run();
+    outcome.check_benched(1);
+    outcome
+}
+
 /// Of windows that go both ways the first message that a rank receives is begun with while its program still sends: the links are idle
 /// until then.
 #[test]
 fn a_window_is_begun_with_while_the_program_sends() {
     for name in ["openmpi", "mpich"] {
         on(name, |mpi| {
-            let windows = 20;
-            let outcome = Job::new(mpi, 2, &built().command)
-                .args(&["bench", "bibw", "--check", "--sizes", "2M"])
-                .args(&["--window", "4", "--warmup", "0"])
-                .args(&["--iterations", &windows.to_string(), "--mpi", name])
-                .run();
-            let stats = outcome.check_benched(1);
+            let outcome = windows_both_ways(mpi, name, "2M", 4);
             // Of all windows of both, and of what is verified besides.
-            let begun = stats.total("begun_between");
+            let begun = outcome.stats().total("begun_between");
             assert!(
-                begun > windows / 2,
-                "{begun} in {windows} windows\n{outcome}"
+                begun > WINDOWS / 2,
+                "{begun} in {WINDOWS} windows\n{outcome}"
             );
         });
     }
+}
+
+/// Messages that are short, or many and not long, are begun with together.
+#[test]
+fn short_messages_are_begun_with_together() {
+    on("openmpi", |mpi| {
+        for (window, size) in [(4, "512K"), (16, "2M")] {
+            let outcome = windows_both_ways(mpi, "openmpi", size, window);
+            assert_eq!(outcome.stats().total("begun_between"), 0, "{outcome}");
+        }
+    });
 }
 
 /// While a rank claims the messages of a window, it does what its own receivers ask of it: these wait for its part.
@@ -479,21 +497,5 @@ fn receivers_are_served_between_two_claims() {
             served > windows / 4,
             "{served} in {windows} windows\n{outcome}"
         );
-    });
-}
-
-/// Messages that are short, or many and not long, are begun with together.
-#[test]
-fn short_messages_are_begun_with_together() {
-    on("openmpi", |mpi| {
-        for (window, size) in [(4, "512K"), (16, "2M")] {
-            let outcome = Job::new(mpi, 2, &built().command)
-                .args(&["bench", "bibw", "--check", "--sizes", size])
-                .args(&["--window", &window.to_string(), "--mpi", "openmpi"])
-                .args(&["--iterations", "20"])
-                .run();
-            let stats = outcome.check_benched(1);
-            assert_eq!(stats.total("begun_between"), 0, "{outcome}");
-        }
     });
 }

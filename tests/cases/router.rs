@@ -1,7 +1,7 @@
 //! Which paths long messages take, by what is known of the node: a file of `anabranch topo --measure`, or what the ranks
 //! find out while they run.
 
-use crate::support::{job, on};
+use crate::support::{job, model, on};
 use anabranch_tests::{built, needs_simulator, on_real_gpus, scratch_folder, Job};
 use std::collections::BTreeSet;
 use std::fs;
@@ -268,8 +268,8 @@ fn host_memory_is_left_out_where_a_rank_computes() {
 /// since what goes the other way does, and costs an invitation. So it offers less and less.
 #[test]
 fn what_is_offered_in_vain_is_offered_less_and_less() {
-    let home = Home::new("in-vain");
-    home.measure("hgx-h200");
+    needs_simulator("a node whose host's memory is worth it");
+    let model = model("hgx-h200");
     on("openmpi", |mpi| {
         let alone =
             "if [ $OMPI_COMM_WORLD_RANK = 0 ]; then export ANABRANCH_PATHS=direct; fi; exec \"$@\"";
@@ -279,8 +279,7 @@ fn what_is_offered_in_vain_is_offered_less_and_less() {
             .args(&["--iterations", &iterations.to_string(), "--warmup", "0"])
             .args(&["--mpi", "openmpi"])
             .ranks_under(&["sh", "-c", alone, "sh"])
-            .env("HOME", home.path())
-            .env("XDG_CACHE_HOME", "")
+            .env("ANABRANCH_MODEL", &model.display().to_string())
             .env("SIMCUDA_TOPOLOGY", "hgx-h200")
             .env("SIMCUDA_DATA", "0")
             .env("SIMCUDA_CHECK", "0")

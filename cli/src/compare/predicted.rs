@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fmt::Write as _;
 
-use anabranch_engine::config::{format_size, Assign, Config};
+use anabranch_engine::config::{format_size, Config};
 use anabranch_engine::engine::route;
 use anabranch_engine::plan::Options;
 use serde::Serialize;
@@ -45,10 +45,8 @@ fn predict(source: &Source, setting: &Setting, ask: &Ask) -> Option<f64> {
         relay: config.paths.relay,
         ..route::options(&config)
     };
-    let (assign, options) = match config.assign {
-        Assign::Own => (Assignment::Own, options.by_each()),
-        Assign::One => (Assignment::One, options.by_one(&source.model)),
-    };
+    let assign = Assignment::from(config.assign);
+    let options = assign.options(options, &source.model);
     let us = |from, to| {
         let asked = Asked {
             from,

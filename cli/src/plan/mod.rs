@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anabranch_engine::config::{format_size, parse_size};
+use anabranch_engine::config::{format_size, parse_size, Assign};
 use anabranch_engine::model::{Model, ASSUMED};
 use anabranch_engine::plan::{
     Graph, Message, Occupancy, Options, Order, PathKind, Plan, PlanError, Planner,
@@ -35,6 +35,25 @@ pub enum Assignment {
     Own,
     /// The receiver all of them, as with ANABRANCH_ASSIGN=one
     One,
+}
+
+impl From<Assign> for Assignment {
+    fn from(assign: Assign) -> Assignment {
+        match assign {
+            Assign::Own => Assignment::Own,
+            Assign::One => Assignment::One,
+        }
+    }
+}
+
+impl Assignment {
+    /// What the planner may do where these make the copies.
+    pub fn options(self, options: Options, model: &Model) -> Options {
+        match self {
+            Assignment::One => options.by_one(model),
+            Assignment::Own => options.by_each(),
+        }
+    }
 }
 
 /// In what order copies are launched.
@@ -248,10 +267,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 impl Arguments {
     fn options(&self, model: &Model) -> Options {
-        let defaults = match self.assign {
-            Assignment::One => Options::default().by_one(model),
-            Assignment::Own => Options::default().by_each(),
-        };
+        let defaults = self.assign.options(Options::default(), model);
         Options {
             direct: self.paths.contains(&Kind::Direct),
             relay: self.paths.contains(&Kind::Relay),

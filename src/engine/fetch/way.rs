@@ -217,9 +217,17 @@ impl Depths {
         direct.is_some_and(|(known, most)| known == ends && bytes <= most)
     }
 
-    /// Whether a message is to take one direct copy without being planned, where a plan keeps others waiting.
-    fn is_unplanned(&mut self, source: u32, ends: [Uuid; 2], bytes: u64, in_flight: u32) -> bool {
-        bytes < PLANNED_FROM
+    /// Whether a message is to take one direct copy without being planned, where a plan keeps others waiting, and messages of `from`
+    /// bytes are planned all the same.
+    fn is_unplanned(
+        &mut self,
+        source: u32,
+        ends: [Uuid; 2],
+        bytes: u64,
+        in_flight: u32,
+        from: u64,
+    ) -> bool {
+        bytes < from
             && self.is_likely_direct(source, ends, bytes, in_flight)
             && !self.is_for_now(source, in_flight)
             && !self.is_planned_again(source)
@@ -302,12 +310,9 @@ impl Ways<'_> {
     pub fn is_planned_meanwhile(&mut self, message: &Message) -> bool {
         let (source, bytes) = (message.source, message.length);
         let ends = self.ends(message);
-        let is_likely_direct = |ends| {
-            bytes < PLANNED_MEANWHILE_FROM
-                && self.depths.is_likely_direct(source, ends, bytes, 1)
-                && !self.depths.is_for_now(source, 1)
-        };
-        !ends.is_some_and(is_likely_direct) || self.depths.is_planned_again(source)
+        let depths = &mut *self.depths;
+        !ends
+            .is_some_and(|ends| depths.is_unplanned(source, ends, bytes, 1, PLANNED_MEANWHILE_FROM))
     }
 
     /// Whether a message of a window that goes directly is to be planned, of those of which most are not.
@@ -320,7 +325,10 @@ impl Ways<'_> {
         let (source, bytes) = (message.source, message.length);
         let keeps_waiting = depth >= DEEP || self.are_several;
         let ends = self.ends(message).filter(|_| keeps_waiting);
-        ends.is_some_and(|ends| self.depths.is_unplanned(source, ends, bytes, depth))
+        ends.is_some_and(|ends| {
+            self.depths
+                .is_unplanned(source, ends, bytes, depth, PLANNED_FROM)
+        })
     }
 
     /// A message has come before which no other of its sender's is under way: if one is due whose time tells the rate better than those
@@ -560,8 +568,8 @@ mod tests {
         let mut depths = Depths::default();
         let (ends, short, long) = ([[1; 16], [2; 16]], PLANNED_FROM - 1, PLANNED_FROM);
         let unplanned = |depths: &mut Depths, bytes, in_flight| {
-            let of_many =
-                (0..10 * PLANNED_OF).filter(|_| depths.is_unplanned(3, ends, bytes, in_flight));
+            let of_many = (0..10 * PLANNED_OF)
+                .filter(|_| depths.is_unplanned(3, ends, bytes, in_flight, PLANNED_FROM));
             of_many.count() as u32
         };
         for in_flight in [1, 16] {
