@@ -96,7 +96,7 @@ impl ContextLanes {
     fn gathering(&self, own: &Arc<Queue>, bytes: u64) -> Option<Arc<Queue>> {
         let lanes = self.lanes[Purpose::Pull as usize].iter();
         let mut others = lanes.filter(|lane| !Arc::ptr_eq(lane, own));
-        let lane = others.find(|lane| lane.gathered().is_some_and(|all| all.takes(bytes)))?;
+        let lane = others.find(|lane| lane.gathered(0).is_some_and(|all| all.takes(bytes)))?;
         (own.load() == 0).then(|| Arc::clone(lane))
     }
 }
@@ -183,13 +183,14 @@ impl Lanes {
         Ok(queued)
     }
 
-    /// What is to be launched, if that is pulls only that more may join, see [`Lanes::add`].
+    /// What is to be launched, if that is pulls only that more may join, see [`Lanes::add`], each behind no more launches than these
+    /// that are not known to be done.
     #[must_use]
-    pub fn gathered(&self) -> Option<Gathered> {
+    pub fn gathered(&self, behind: usize) -> Option<Gathered> {
         let mut fresh = self.fresh.iter();
         let first = Gathered::default();
         let all = fresh.try_fold(first, |all, (purpose, lane)| {
-            let lane = (*purpose == Purpose::Pull).then(|| lane.gathered())??;
+            let lane = (*purpose == Purpose::Pull).then(|| lane.gathered(behind))??;
             Some(Gathered {
                 count: all.count + lane.count,
                 longest: all.longest.max(lane.longest),

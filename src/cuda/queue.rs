@@ -70,9 +70,9 @@ struct State {
 }
 
 impl State {
-    /// There are copies to be launched, and nothing is in flight before them.
-    fn is_unlaunched(&self) -> bool {
-        self.is_fresh && self.flying.is_empty()
+    /// There are copies to be launched, and no more launches than these are in flight before them.
+    fn is_unlaunched(&self, behind: usize) -> bool {
+        self.is_fresh && self.flying.len() <= behind
     }
 }
 
@@ -263,10 +263,10 @@ impl Queue {
         state.flying.len() + state.waiting.len()
     }
 
-    /// What is to be launched on this stream next, where nothing is in flight on it.
-    pub(super) fn gathered(&self) -> Option<Gathered> {
+    /// What is to be launched on this stream next, where no more launches than these are in flight on it.
+    pub(super) fn gathered(&self, behind: usize) -> Option<Gathered> {
         let state = self.state.lock();
-        state.is_unlaunched().then(|| {
+        state.is_unlaunched(behind).then(|| {
             let bytes = state.waiting.iter().map(|row| row.copy.bytes());
             bytes.fold(Gathered::default(), |all, bytes| Gathered {
                 count: all.count + 1,

@@ -8,7 +8,7 @@ use rustc_hash::FxBuildHasher;
 use slab::Slab;
 
 use crate::config::Config;
-use crate::cuda::{clock_ns, Gathered, Stay, AHEAD_BYTES};
+use crate::cuda::{clock_ns, Gathered, Stay, AHEAD_BYTES, LAUNCHES_MAX};
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
 use crate::engine::fetch::{Depths, Exchanges};
@@ -68,11 +68,12 @@ const REST_MAX_NS: u64 = 5_000_000;
 const HOLD_NS: u64 = 1500;
 /// A copy of more bytes is not held back for those of other senders: the link has the time that it would wait.
 const HOLD_LONGEST: u64 = 1 << 20;
-/// For how long messages of one sender are held, of which the MPI library brings one at a time, if all that it has sent is not more
-/// than makes a batch by itself ([`AHEAD_BYTES`]; windows of 16 of 1 MiB, of which two were held, had 1.32 where they have 1.40). Two
-/// H100s, times the speed without the library, launched as they came and so: windows of 3 of 64 KiB 1.15 and 1.36, both ways 0.77 and
-/// 0.97; of 4 1.16 and 1.36, 0.86 and 1.06; of 8 1.43 and 1.58, 1.07 and 1.23. Held for 3 us those of 8 have 1.52 and 1.18
-/// (`docs/results/h100-x2-short-windows.txt`).
+/// For how long messages of one sender are held, of which the MPI library brings one at a time, if all of them, those in flight among
+/// them, are not more than makes a batch by itself ([`AHEAD_BYTES`]; windows of 16 of 1 MiB, of which two were held, had 1.32 where they
+/// have 1.40). Two H100s, times the speed without the library, launched as they came and so: windows of 3 of 64 KiB 1.15 and 1.36, both
+/// ways 0.77 and 0.97; of 4 1.16 and 1.36, 0.86 and 1.06; of 8 1.43 and 1.58, 1.07 and 1.23. Held for 3 us those of 8 have 1.52 and 1.18
+/// (`docs/results/h100-x2-short-windows.txt`). Also behind a launch in flight, or the second message would go alone: windows of 4 of
+/// 1 MiB both ways 0.948 and 0.997, of 16 of 256 KiB 1.41 and 1.58, both ways 1.14 and 1.24 (the same, 4).
 const HOLD_ALIKE_NS: u64 = 4500;
 
 /// Until when the tests of a program that computes need not look at what is under way. With 12 messages of 1 GiB a test took
@@ -453,14 +454,14 @@ impl Core {
         if !self.is_waiting || announced == 0 {
             return false;
         }
-        let (are_several, gathered) = (self.company.are_several(), self.gpu.gathered());
+        let are_several = self.company.are_several();
+        let behind = if are_several { 0 } else { LAUNCHES_MAX - 1 };
+        let gathered = self.gpu.gathered(behind);
+        let under_way = announced.saturating_add(self.moving.len() as u64);
         let may_wait = |gathered: &Gathered| match are_several {
             true => gathered.longest <= HOLD_LONGEST,
             // Those of a window are alike.
-            false => {
-                let to_come = announced.saturating_mul(gathered.longest);
-                gathered.bytes.saturating_add(to_come) <= AHEAD_BYTES
-            }
+            false => under_way.saturating_mul(gathered.longest) <= AHEAD_BYTES,
         };
         if !gathered.as_ref().is_some_and(may_wait) {
             return false;

@@ -230,9 +230,9 @@ impl Gpu {
         self.lanes.launch();
     }
 
-    /// What [`Gpu::launch`] would start, if that is pulls only that others may join.
-    pub fn gathered(&self) -> Option<Gathered> {
-        self.lanes.gathered()
+    /// What [`Gpu::launch`] would start, if that is pulls only that others may join, behind no more launches than these in flight.
+    pub fn gathered(&self, behind: usize) -> Option<Gathered> {
+        self.lanes.gathered(behind)
     }
 
     /// While more is being queued: starts what is worth a launch by itself.

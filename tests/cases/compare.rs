@@ -339,15 +339,26 @@ fn predictions_of_a_node_that_is_not_there_are_refused() {
 fn short_windows_in_one_launch() {
     for name in ["openmpi", "mpich"] {
         on(name, |mpi| {
-            let arguments = "--benches bw --sizes 64K --windows 2 --iterations 200 --rounds 1";
-            let arguments: Vec<&str> = arguments.split(' ').collect();
-            let (finished, json, _) =
-                compare(mpi, &[&arguments[..], &["--configs", "anabranch"]].concat());
-            assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
-            let counters = &rows(&json)[0]["configurations"]["anabranch"]["counters"];
-            let count = |name: &str| counters[name].as_u64().unwrap_or(0);
-            let (held, batched) = (count("launches_held"), count("copies_batched"));
-            assert!(held > 0 && batched >= held, "{counters:#}");
+            // The second: behind the first message, which is begun with while the program sends.
+            for (bench, begins_early) in [
+                ("bw --sizes 64K --windows 2", false),
+                ("bibw --sizes 1M --windows 4", true),
+            ] {
+                let arguments = format!("--benches {bench} --iterations 200 --rounds 1");
+                let arguments: Vec<&str> = arguments.split(' ').collect();
+                let (finished, json, _) =
+                    compare(mpi, &[&arguments[..], &["--configs", "anabranch"]].concat());
+                assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
+                let counters = &rows(&json)[0]["configurations"]["anabranch"]["counters"];
+                let count = |name: &str| counters[name].as_u64().unwrap_or(0);
+                let (held, batched) = (count("launches_held"), count("copies_batched"));
+                assert!(held > 0 && batched >= held, "{bench}: {counters:#}");
+                assert_eq!(
+                    count("begun_between") > 0,
+                    begins_early,
+                    "{bench}: {counters:#}"
+                );
+            }
         });
     }
 }

@@ -276,7 +276,7 @@ fn joined(bench: &mut Bench) {
     };
     let load = |bench: &mut Bench, peer: u64| bench.lanes.load(bench.key, Purpose::Pull, peer);
     let loads = |bench: &mut Bench| [0, 1, 2, 3].map(|peer| load(bench, peer).unwrap());
-    assert_eq!(bench.lanes.gathered(), None);
+    assert_eq!(bench.lanes.gathered(0), None);
     let mut copies: Vec<InFlight> = (0..3).map(|peer| add(bench, peer, peer, 5001)).collect();
     assert_eq!(loads(bench), [3, 3, 3, 0], "on the lane of the first");
     let gathered = |count, longest, bytes| {
@@ -286,14 +286,16 @@ fn joined(bench: &mut Bench) {
             bytes,
         })
     };
-    assert_eq!(bench.lanes.gathered(), gathered(3, 5001, 3 * 5001));
+    assert_eq!(bench.lanes.gathered(0), gathered(3, 5001, 3 * 5001));
     bench.lanes.launch();
-    assert_eq!(bench.lanes.gathered(), None);
+    assert_eq!(bench.lanes.gathered(0), None);
     assert_eq!(loads(bench), [1, 1, 1, 0], "one launch");
     // Whether that is over nobody knows yet: what comes from the same peer is behind it, from another not.
     copies.push(add(bench, 1, 70_001, 5001));
     copies.push(add(bench, 3, 3, 5001));
     assert_eq!(loads(bench), [2, 2, 2, 1]);
+    assert_eq!(bench.lanes.gathered(0), None, "one is behind a launch");
+    assert_eq!(bench.lanes.gathered(1), gathered(2, 5001, 2 * 5001));
     bench.lanes.launch();
     copies.into_iter().for_each(|copy| finish(copy).unwrap());
     for (peer, from) in [(0, 0), (1, 70_001), (2, 2), (3, 3)] {
@@ -303,7 +305,7 @@ fn joined(bench: &mut Bench) {
     // All of it is over: each is on its own lane again, and what is long does not join.
     let copies = [1, 2].map(|peer| add(bench, peer, peer, 3 << 20));
     assert_eq!(loads(bench), [0, 1, 1, 0]);
-    assert_eq!(bench.lanes.gathered(), gathered(2, 3 << 20, 6 << 20));
+    assert_eq!(bench.lanes.gathered(0), gathered(2, 3 << 20, 6 << 20));
     bench.lanes.launch();
     copies.into_iter().for_each(|copy| finish(copy).unwrap());
     free(a);
