@@ -164,6 +164,8 @@ pub struct LeastGain {
     pub single_us: f64,
     /// By all messages of a window together: while nobody else uses the links, and while others do.
     pub window_us: [f64; 2],
+    /// By each message of a window beyond the fourth besides, while others use the links.
+    pub each_us: f64,
 }
 
 /// Where each rank makes its own copies.
@@ -176,10 +178,12 @@ pub struct LeastGain {
 /// Windows: two H100s, what the host's share should bring and what it brought, in turns with one path: 4 of 12 MiB 5.8 and -1.0 us, of 16
 /// MiB 10.4 and 4.2; both ways at once, where it differs from message to message, 4 of 16 MiB 9.0 and -4.6, of 24 MiB 16 to 20 and -6, of
 /// 32 MiB 15 to 26 and -13, of 48 MiB 23 to 42 and 14, 16 of 12 MiB 17 to 27 and 0 to 3 (`h100-x2-one-path.txt`, 7, and
-/// `h100-x2-all-beside-one.txt`, 8 and 9).
+/// `h100-x2-all-beside-one.txt`, 8 and 9). What it brings less than it should is the more the deeper a window is: both ways at once 4 of 32
+/// MiB 25 and 6, 16 of 16 MiB 36 to 39 and -4 to -40, of 24 MiB 57 to 64 and 25, of 32 MiB 90 to 99 and 62 (`h100-x2-turns.txt`).
 pub const LEAST_GAIN: LeastGain = LeastGain {
     single_us: 6.0,
     window_us: [7.0, 20.0],
+    each_us: 2.0,
 };
 
 /// The same where messages like it went directly so far, so that they do not go to and fro: a window of which some messages are split and
@@ -188,6 +192,7 @@ pub const LEAST_GAIN: LeastGain = LeastGain {
 pub const LEAST_GAIN_ANEW: LeastGain = LeastGain {
     single_us: 10.0,
     window_us: [7.0, 30.0],
+    ..LEAST_GAIN
 };
 
 /// What calls take the one thread that launches all copies of a message, us.
@@ -240,7 +245,11 @@ impl Options {
     fn least_us(&self, window: u32, others: &Occupancy) -> f64 {
         match window {
             1 => self.least_gain.single_us,
-            _ => self.least_gain.window_us[usize::from(!others.is_free())],
+            _ if others.is_free() => self.least_gain.window_us[0],
+            _ => {
+                let each = f64::from(window.saturating_sub(4));
+                self.least_gain.window_us[1] + self.least_gain.each_us * each
+            }
         }
     }
 

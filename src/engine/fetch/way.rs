@@ -127,8 +127,6 @@ const PLANNED_OF: u32 = 61;
 const PLANNED_FROM: u64 = 4 << 20;
 /// Single messages that are shorter are written without being planned, mostly, where they would go directly on an idle node, too.
 const PLANNED_MEANWHILE_FROM: u64 = 64 << 20;
-/// So deep are they at least.
-const DEEP: u32 = 8;
 /// No window is taken for deeper.
 const DEPTH_MAX: u32 = 16;
 
@@ -323,7 +321,7 @@ impl Ways<'_> {
     /// Whether a message in a window so deep goes as if it could not be split.
     pub fn is_unplanned(&mut self, message: &Message, depth: u32) -> bool {
         let (source, bytes) = (message.source, message.length);
-        let keeps_waiting = depth >= DEEP || self.are_several;
+        let keeps_waiting = depth > 1 || self.are_several;
         let ends = self.ends(message).filter(|_| keeps_waiting);
         ends.is_some_and(|ends| {
             self.depths

@@ -123,6 +123,17 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
         "{paths}, {gain_us}"
     );
     assert_eq!(plan(&others), (0.0, 1));
+    // The more so the deeper a window is: with the same to be gained, one of 4 is split, and one of 16 is not.
+    let [shallow, deep] = [(4, 48 * MIB), (16, 12 * MIB)].map(|(window, bytes)| {
+        let message = Message {
+            window,
+            bytes,
+            ..message
+        };
+        let plan = node.planner.plan(&others, &message, &with).expect("a plan");
+        plan.paths().len()
+    });
+    assert_eq!([shallow, deep], [2, 1]);
 }
 
 /// Four H200s in a ring: what host memory would bring a message alone, or beside one or two others, three others take back.

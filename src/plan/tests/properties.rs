@@ -82,6 +82,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             least_gain: LeastGain {
                 single_us: 50.0 * gain_min,
                 window_us: [70.0 * gain_min, 150.0 * gain_min],
+                each_us: 10.0 * gain_min,
             },
             host_part: None,
             order,
