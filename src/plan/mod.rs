@@ -179,7 +179,7 @@ pub struct LeastGain {
 /// MiB 10.4 and 4.2; both ways at once, where it differs from message to message, 4 of 16 MiB 9.0 and -4.6, of 24 MiB 16 to 20 and -6, of
 /// 32 MiB 15 to 26 and -13, of 48 MiB 23 to 42 and 14, 16 of 12 MiB 17 to 27 and 0 to 3 (`h100-x2-one-path.txt`, 7, and
 /// `h100-x2-all-beside-one.txt`, 8 and 9). What it brings less than it should is the more the deeper a window is: both ways at once 4 of 32
-/// MiB 25 and 6, 16 of 16 MiB 36 to 39 and -4 to -40, of 24 MiB 57 to 64 and 25, of 32 MiB 90 to 99 and 62 (`h100-x2-turns.txt`).
+/// MiB 25 and 6, 16 of 16 MiB 36 to 39 and -4 to -40, of 24 MiB 57 to 64 and 25, of 32 MiB 90 to 99 and 62 (`h100-x2-all-sizes.txt`).
 pub const LEAST_GAIN: LeastGain = LeastGain {
     single_us: 6.0,
     window_us: [7.0, 20.0],

@@ -118,10 +118,10 @@ struct LastPlanned {
 /// before (medians and 90th percentiles, each of four simulated H200s to all). Not a divisor of how deep windows are, so that it is not the
 /// same message of each.
 const PLANNED_OF: u32 = 61;
-/// Messages of deep windows, and those of a rank that deals with several others, go without a plan if they are shorter, mostly, where
-/// they would go directly on an idle node, too. Windows of 16 of 2 MiB on two H100s, times the speed with `ANABRANCH_PATHS=direct`,
-/// each planned and so: 0.99 and 1.00, both ways 0.986 and 0.994 (`docs/results/h100-x2-all-beside-one.txt`). In windows of 4 a plan
-/// costs nothing that could be measured. Single messages of 2 MiB on four H100s, each to all, once longer ones have told the ranks of
+/// Messages of windows, and those of a rank that deals with several others, go without a plan if they are shorter, mostly, where they
+/// would go directly on an idle node, too. Windows of 16 of 2 MiB on two H100s, times the speed with `ANABRANCH_PATHS=direct`, each
+/// planned and so: 0.99 and 1.00, both ways 0.986 and 0.994 (`docs/results/h100-x2-all-beside-one.txt`); of 4 both ways 0.962 and 0.987
+/// (`h100-x2-all-sizes.txt`, 2). Single messages of 2 MiB on four H100s, each to all, once longer ones have told the ranks of
 /// their links, times the speed without the library: each planned 0.87, one of 61 1.04 and 1.08 on two machines, with
 /// `ANABRANCH_PATHS=direct` 1.09 and 1.105 (`docs/results/h100-x4-many.txt`, 9). Where each was planned only after all were launched 0.97.
 const PLANNED_FROM: u64 = 4 << 20;
