@@ -7,7 +7,7 @@ use super::push::Push;
 use super::several::{self, Before, Several};
 use super::turn::TURN_FROM;
 use super::{flag, readers, Destination, Fetch, Path, Trail, TrailEnd, Turns, UnderWay, Ways};
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, AHEAD_BYTES};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
@@ -183,13 +183,8 @@ impl Fetch {
     /// A message that is likely to take one direct copy does so this time. What is planned while it runs counts for the next one.
     fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>, depth: u32) {
         self.start_in_turn(env, gpu, ways.router.is_switched());
-        let is_held = depth > 1 && u64::from(depth) * self.wanted <= AHEAD_BYTES;
-        if !is_held {
-            gpu.launch();
-        }
-        if !is_held || ways.is_planned_again(&self.message) {
-            self.plan_now(env, gpu, &mut ways, depth);
-        }
+        gpu.launch();
+        self.plan_now(env, gpu, &mut ways, depth);
     }
 
     /// As [`Fetch::begin_directly`], for one that its sender writes.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::config::Assign;
-use crate::cuda::{overlap, Buffer, Uuid};
+use crate::cuda::{overlap, Buffer, Uuid, AHEAD_BYTES};
 use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::Gpu;
@@ -216,7 +216,7 @@ impl Depths {
     }
 
     /// Whether a message is to take one direct copy without being planned, where a plan keeps others waiting, and messages of `from`
-    /// bytes are planned all the same.
+    /// bytes are planned all the same, and those that may be split soon, unless all of their window goes in one launch.
     fn is_unplanned(
         &mut self,
         source: u32,
@@ -225,9 +225,11 @@ impl Depths {
         in_flight: u32,
         from: u64,
     ) -> bool {
+        // It would wait for the plan of its first message.
+        let is_one_launch = in_flight > 1 && u64::from(in_flight) * bytes <= AHEAD_BYTES;
         bytes < from
             && self.is_likely_direct(source, ends, bytes, in_flight)
-            && !self.is_for_now(source, in_flight)
+            && (is_one_launch || !self.is_for_now(source, in_flight))
             && !self.is_planned_again(source)
     }
 
@@ -311,11 +313,6 @@ impl Ways<'_> {
         let depths = &mut *self.depths;
         !ends
             .is_some_and(|ends| depths.is_unplanned(source, ends, bytes, 1, PLANNED_MEANWHILE_FROM))
-    }
-
-    /// Whether a message of a window that goes directly is to be planned, of those of which most are not.
-    pub fn is_planned_again(&mut self, message: &Message) -> bool {
-        self.depths.is_planned_again(message.source)
     }
 
     /// Whether a message in a window so deep goes as if it could not be split.
@@ -580,6 +577,12 @@ mod tests {
             assert_eq!(unplanned(&mut depths, long, in_flight), 0);
             depths.planned(3, ends, long, in_flight, Planned::DirectForNow);
             assert_eq!(unplanned(&mut depths, short, in_flight), 0, "for now");
+            let (one_launch, few) = (AHEAD_BYTES / u64::from(in_flight), 10 * (PLANNED_OF - 1));
+            let expected = if in_flight > 1 { few } else { 0 };
+            assert_eq!(
+                unplanned(&mut depths, one_launch.min(short), in_flight),
+                expected
+            );
             depths.planned(3, ends, short, in_flight, Planned::Split);
             assert_eq!(unplanned(&mut depths, short, in_flight), 0, "split");
         }
