@@ -168,6 +168,9 @@ pub struct LeastGain {
     pub each_us: f64,
 }
 
+/// Windows up to so deep must gain what is asked of any.
+const SHALLOW: u32 = 4;
+
 /// Where each rank makes its own copies.
 ///
 /// Single messages: two H200s, times the speed without the library, split and written at once in one copy: 24 MiB, where 2 us are to be
@@ -247,8 +250,8 @@ impl Options {
             1 => self.least_gain.single_us,
             _ if others.is_free() => self.least_gain.window_us[0],
             _ => {
-                let each = f64::from(window.saturating_sub(4));
-                self.least_gain.window_us[1] + self.least_gain.each_us * each
+                let beyond = f64::from(window.saturating_sub(SHALLOW));
+                self.least_gain.window_us[1] + self.least_gain.each_us * beyond
             }
         }
     }

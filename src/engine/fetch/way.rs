@@ -215,8 +215,8 @@ impl Depths {
         direct.is_some_and(|(known, most)| known == ends && bytes <= most)
     }
 
-    /// Whether a message is to take one direct copy without being planned, where a plan keeps others waiting, and messages of `from`
-    /// bytes are planned all the same, and those that may be split soon, unless all of their window goes in one launch.
+    /// Whether a message is to take one direct copy without being planned, where a plan keeps others waiting. Those of `from` bytes are
+    /// planned all the same, and so are those that may be split soon, unless all of their window goes in one launch.
     fn is_unplanned(
         &mut self,
         source: u32,
