@@ -44,6 +44,13 @@ enum Look {
 }
 
 impl Engine {
+    /// What a request of the program's is, if it is the engine's. To be asked by the thread that completes it.
+    fn entry(&self, handle: Handle) -> Option<Entry> {
+        let mut core = self.core.lock();
+        self.take_over_if_live(&mut core, handle);
+        core.table.get(&handle).copied()
+    }
+
     /// Whether a request of the program's is complete. If a send is not because its receiver has not come, the MPI library
     /// is made to progress after this step: that may be what the receiver waits for. A receive's own request has been
     /// tested.
@@ -162,7 +169,8 @@ impl Engine {
         // SAFETY: passed on.
         let handle = unsafe { self.env.abi.read(request) };
         let scope = NativeScope::brief(self);
-        let core = self.core.lock();
+        let mut core = self.core.lock();
+        self.take_over_if_live(&mut core, handle);
         if !core.table.contains_key(&handle) {
             let _inside = self.leave_to_helper(&core);
             drop(core);
@@ -204,8 +212,7 @@ impl Engine {
         // SAFETY: passed on.
         let handle = unsafe { self.env.abi.read(request) };
         let _scope = NativeScope::brief(self);
-        let entry = self.core.lock().table.get(&handle).copied();
-        let Some(entry) = entry else {
+        let Some(entry) = self.entry(handle) else {
             // SAFETY: passed on.
             return unsafe {
                 self.one_natively(request, status, Some(flag), |status| {

@@ -1,16 +1,22 @@
 //! Receives while no rank of the node uses device memory ("early"): the MPI library makes them, and just enough is
 //! remembered to take over those that are pending when that changes, and to count what is as long as a descriptor.
 //!
+//! **Architecture invariant:** while a thread is inside a native call that may complete an early receive, that may be complete
+//! and its handle another request's already. Such a receive is that call's: nobody else takes it over or finds it by its
+//! handle. All others are taken over when no thread is inside such a call, and only then peers may send descriptors.
+//!
 //! A program that never touches a device pays only for this: one look at the address, one record a pending receive.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use crate::cuda;
-use crate::engine::core::{Core, Entry};
+use crate::engine::comms::Identity;
+use crate::engine::core::Core;
 use crate::engine::counts::Stream;
 use crate::engine::receive::{is_cancelled, received, Receive, RecvArgs};
 use crate::engine::send::SendArgs;
@@ -20,15 +26,19 @@ use crate::mpi::{native, Abi, Family, Handle, Status};
 use crate::node::DESCRIPTOR_BYTES;
 
 /// A pending receive into host memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Early {
     /// Where the first byte lands.
     pub(super) landed: *mut u8,
     /// Bytes that there is room for.
     pub(super) capacity: u64,
     pub(super) comm: Handle,
-    /// Number of the receive, which tells it from a later one under the same handle.
+    /// The identity of a communicator that the program has freed since.
+    pub(super) identity: Option<Arc<Identity>>,
+    /// Number of the receive, which tells it from a later one under the same handle. None is 0.
     pub(super) serial: u64,
+    /// It is of a native call that is under way. Not kept where only one thread calls MPI at a time.
+    in_call: bool,
     /// The bytes land in one run.
     pub(super) dense: bool,
 }
@@ -88,30 +98,70 @@ impl Pending {
         }
     }
 
-    /// Takes out the receive that a completing call was given as `handle` when the latest receive had the number
-    /// `latest`.
+    /// A communicator is about to be freed, of this identity.
+    pub(super) fn keep_identity(&mut self, abi: &Abi, comm: Handle, identity: &Arc<Identity>) {
+        let displaced = self.displaced.iter_mut().map(|(_, early)| early);
+        for early in self.by_handle.values_mut().chain(displaced) {
+            if early.identity.is_none() && abi.normalize(early.comm) == comm {
+                early.identity = Some(Arc::clone(identity));
+                early.comm = abi.comm_world;
+            }
+        }
+    }
+
+    /// The receive that a native call is given as `handle`; where several threads may call MPI it is that call's until it is taken
+    /// out or released.
     #[inline]
-    fn take(&mut self, handle: Handle, latest: u64) -> Option<Early> {
-        match self.by_handle.get(&handle) {
-            Some(early) if early.serial <= latest => self.by_handle.remove(&handle),
-            _ if self.displaced.is_empty() => None,
-            _ => self.take_displaced(handle, latest),
+    fn claim(&mut self, handle: Handle, among_several: bool) -> Option<Claim> {
+        let early = self.by_handle.get_mut(&handle)?;
+        // The call that has completed it has not ended, and the handle is that of a later request.
+        if early.in_call {
+            return None;
+        }
+        early.in_call = among_several;
+        let serial = early.serial;
+        Some(Claim { handle, serial })
+    }
+
+    /// The call has ended: the receive is pending still, if it was not taken out.
+    #[inline]
+    fn release(&mut self, claim: Claim) {
+        match self.by_handle.get_mut(&claim.handle) {
+            Some(early) if early.serial == claim.serial => early.in_call = false,
+            _ => {}
+        }
+    }
+
+    /// It was completed.
+    #[inline]
+    fn take(&mut self, claim: Claim) -> Option<Early> {
+        match self.by_handle.get(&claim.handle) {
+            Some(early) if early.serial == claim.serial => self.by_handle.remove(&claim.handle),
+            _ => self.take_displaced(claim.serial),
         }
     }
 
     #[cold]
-    fn take_displaced(&mut self, handle: Handle, latest: u64) -> Option<Early> {
-        let candidates = self.displaced.iter().enumerate();
-        let mine = candidates.filter(|(_, (of, early))| *of == handle && early.serial <= latest);
-        let (at, _) = mine.max_by_key(|(_, (_, early))| early.serial)?;
+    fn take_displaced(&mut self, serial: u64) -> Option<Early> {
+        let mut displaced = self.displaced.iter();
+        let at = displaced.position(|(_, early)| early.serial == serial)?;
         Some(self.displaced.swap_remove(at).1)
     }
 }
 
-/// Room for the handles and statuses of one completing call, kept by its thread.
+/// An early receive that a native call may complete.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    handle: Handle,
+    serial: u64,
+}
+
+/// Room for what is known of the requests of one completing call, kept by its thread.
 #[derive(Default)]
 pub(super) struct Scratch {
     handles: Vec<u8>,
+    /// With the index of each, in order, where several threads may call MPI at once.
+    claims: Vec<(usize, Claim)>,
     statuses: Vec<u8>,
 }
 
@@ -132,7 +182,8 @@ impl Scratch {
     }
 
     fn keep(self: Box<Scratch>) {
-        if self.handles.capacity() + self.statuses.capacity() <= SCRATCH_MAX {
+        let claims = self.claims.capacity() * size_of::<(usize, Claim)>();
+        if self.handles.capacity() + claims + self.statuses.capacity() <= SCRATCH_MAX {
             let _ = SCRATCH.try_with(|scratch| scratch.set(Some(self)));
         }
     }
@@ -149,15 +200,14 @@ impl Scratch {
 pub(super) struct Before {
     scratch: Box<Scratch>,
     count: usize,
-    /// Number of the latest receive at that time.
-    latest: u64,
 }
 
 impl Before {
     /// # Safety
     /// `array` holds `count` handles.
-    unsafe fn note(abi: &Abi, array: *const c_void, count: usize, latest: u64) -> Before {
+    unsafe fn note(abi: &Abi, array: *const c_void, count: usize) -> Before {
         let mut scratch = Scratch::take();
+        scratch.claims.clear();
         scratch.handles.clear();
         // An empty array may be a null pointer.
         if count > 0 {
@@ -166,28 +216,25 @@ impl Before {
                 unsafe { std::slice::from_raw_parts(array.cast::<u8>(), count * abi.handle_bytes) };
             scratch.handles.extend_from_slice(bytes);
         }
-        Before {
-            scratch,
-            count,
-            latest,
-        }
+        Before { scratch, count }
     }
 
     #[inline]
-    pub(super) fn handle(&self, abi: &Abi, i: usize) -> Handle {
+    fn handle(&self, abi: &Abi, i: usize) -> Handle {
         debug_assert!(i < self.count);
         // SAFETY: as many handles were noted.
         unsafe { abi.load(self.scratch.handles.as_ptr().cast(), i) }
     }
 
-    #[inline]
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    #[inline]
-    pub(super) fn latest(&self) -> u64 {
-        self.latest
+    /// The early receive that was claimed as the request of this index.
+    fn claim(&self, i: usize) -> Option<Claim> {
+        let claims = &self.scratch.claims;
+        let at = claims.binary_search_by_key(&i, |(i, _)| *i).ok()?;
+        Some(claims[at].1)
     }
 
     /// The statuses for the native call: the program's, or room of our own where it wants none, since the length of a
@@ -198,10 +245,6 @@ impl Before {
         } else {
             statuses
         }
-    }
-
-    pub(super) fn done(self) {
-        self.scratch.keep();
     }
 }
 
@@ -297,7 +340,9 @@ impl Engine {
             landed: landed.cast_mut().cast(),
             capacity,
             comm: args.comm,
+            identity: None,
             serial: 0,
+            in_call: false,
             dense,
         })
     }
@@ -414,7 +459,7 @@ impl Engine {
         if code == self.env.abi.success {
             // SAFETY: the program's request, which the library has filled.
             let handle = unsafe { self.env.abi.read(request) };
-            self.core.lock().remember(self, handle, early);
+            self.core.lock().remember(handle, early);
         }
         Some(code)
     }
@@ -435,118 +480,134 @@ impl Engine {
         }
     }
 
-    /// The requests of a completing call; `None` if none is a receive that must be noted.
+    /// The requests of a native completing call, whose early receives are that call's until [`Engine::note_after`]; `None` if none
+    /// is pending.
     ///
     /// # Safety
     /// `array` holds `count` handles.
     pub(super) unsafe fn note_before(&self, array: *const c_void, count: usize) -> Option<Before> {
-        let latest = self.latest_watched()?;
+        let mut core = self.core.lock();
+        if core.early.is_empty() {
+            return None;
+        }
         // SAFETY: passed on.
-        Some(unsafe { Before::note(self.env.abi, array, count, latest) })
+        let mut before = unsafe { Before::note(self.env.abi, array, count) };
+        if self.env.multiple {
+            for i in 0..count {
+                let claim = core.early.claim(before.handle(self.env.abi, i), true);
+                before.scratch.claims.extend(claim.map(|claim| (i, claim)));
+            }
+        }
+        Some(before)
     }
 
-    /// Number of the latest receive; `None` if no request of the program's must be noted when it completes.
+    /// The call has ended; what it has completed, by index, and the statuses.
+    ///
+    /// # Safety
+    /// The MPI library has filled the statuses.
+    pub(super) unsafe fn note_after(
+        &self,
+        before: Before,
+        completed: impl Iterator<Item = (usize, *const c_void)>,
+    ) {
+        let (env, mut core) = (&self.env, self.core.lock());
+        for (i, status) in completed {
+            let claim = match env.multiple {
+                true => before.claim(i),
+                false => core.early.claim(before.handle(env.abi, i), false),
+            };
+            if let Some(claim) = claim {
+                // SAFETY: passed on.
+                unsafe { core.note_completed(env, claim, status) };
+            }
+        }
+        for (_, claim) in &before.scratch.claims {
+            core.early.release(*claim);
+        }
+        drop(core);
+        before.scratch.keep();
+    }
+
+    /// As [`Engine::note_before`] for one request, until [`Engine::note_after_one`].
     #[inline]
-    pub(super) fn latest_watched(&self) -> Option<u64> {
-        let core = self.core.lock();
-        (!core.early.is_empty() || !core.table.is_empty()).then_some(core.serial)
+    pub(super) fn note_before_one(&self, handle: Handle) -> Option<Claim> {
+        let mut core = self.core.lock();
+        if core.early.is_empty() {
+            return None;
+        }
+        core.early.claim(handle, self.env.multiple)
+    }
+
+    /// The call has ended, and has completed the request if there is a status.
+    ///
+    /// # Safety
+    /// As [`Engine::note_after`].
+    #[inline]
+    pub(super) unsafe fn note_after_one(&self, claim: Claim, status: Option<*const c_void>) {
+        match status {
+            // SAFETY: passed on.
+            Some(status) => unsafe { self.core.lock().note_completed(&self.env, claim, status) },
+            None if self.env.multiple => self.core.lock().early.release(claim),
+            None => {}
+        }
+    }
+
+    /// The thread of the program's that completes the request asks for its state: if this rank takes part by now, an early
+    /// receive is taken over.
+    #[inline]
+    pub(super) fn take_over_if_live(&self, core: &mut Core, handle: Handle) {
+        if !core.early.is_empty() && self.is_live() {
+            core.take_over_one(self.env.abi, handle);
+        }
     }
 }
 
 impl Core {
     /// Remembers a receive that the MPI library has just posted.
     #[inline]
-    fn remember(&mut self, engine: &Engine, handle: Handle, mut early: Early) {
+    fn remember(&mut self, handle: Handle, mut early: Early) {
         self.serial += 1;
         early.serial = self.serial;
-        if engine.is_live() {
-            // Another thread has met a device meanwhile; this receive is in its way until it is complete.
-            self.take_over(engine.env.abi, handle, &early);
-        } else {
-            self.early.insert(handle, early);
-        }
+        self.early.insert(handle, early);
     }
 
     /// Makes a full receive of one that the MPI library has posted.
-    fn take_over(&mut self, abi: &Abi, handle: Handle, early: &Early) {
+    fn take_over(&mut self, abi: &Abi, handle: Handle, early: Early) {
         let id = self.receives.insert(Receive::posted_early(handle, early));
         self.note_posted(abi, id);
-        self.enter(abi, handle, id);
+        self.enter(handle, id);
     }
 
-    /// Makes full receives of those that `which` names.
-    fn take_over_those(&mut self, abi: &Abi, which: impl Fn(Handle, &Early) -> bool) {
-        let mut taken: Vec<(Handle, Early)> = Vec::new();
-        self.early.by_handle.retain(|handle, early| {
-            let named = which(*handle, early);
-            if named {
-                taken.push((*handle, *early));
-            }
-            !named
-        });
-        for (handle, early) in &taken {
-            self.take_over(abi, *handle, early);
-        }
-    }
-
-    /// Makes full receives of all: this rank is about to take part.
+    /// Makes full receives of all: no thread is inside a call that may complete one natively.
     pub(super) fn take_over_all(&mut self, abi: &Abi) {
-        self.take_over_those(abi, |_, _| true);
-    }
-
-    /// Makes full receives of those on a communicator.
-    pub(super) fn take_over_on(&mut self, abi: &Abi, comm: Handle) {
-        self.early
-            .displaced
-            .retain(|(_, early)| abi.normalize(early.comm) != comm);
-        self.take_over_those(abi, |_, early| abi.normalize(early.comm) == comm);
-    }
-
-    /// Makes a full receive of the one under a handle, if there is one.
-    pub(super) fn take_over_one(&mut self, abi: &Abi, handle: Handle) {
-        if let Some(early) = self.early.by_handle.remove(&handle) {
-            self.take_over(abi, handle, &early);
+        for (handle, early) in std::mem::take(&mut self.early.by_handle) {
+            debug_assert!(!early.in_call);
+            self.take_over(abi, handle, early);
         }
     }
 
-    /// A request of the program's, given to a completing call as `handle`, was completed natively.
+    /// Makes a full receive of the one under a handle, if there is one. To be called by the thread that completes it.
+    pub(super) fn take_over_one(&mut self, abi: &Abi, handle: Handle) {
+        if let Some(claim) = self.early.claim(handle, true) {
+            if let Some(early) = self.early.take(claim) {
+                self.take_over(abi, handle, early);
+            }
+        }
+    }
+
+    /// A native call has completed an early receive.
     ///
     /// # Safety
     /// `status` is its status.
     #[inline]
-    pub(super) unsafe fn note_completed(
-        &mut self,
-        env: &Env,
-        handle: Handle,
-        latest: u64,
-        status: *const c_void,
-    ) {
-        // SAFETY: passed on.
-        unsafe {
-            match self.early.take(handle, latest) {
-                Some(early) => {
-                    if env.is_descriptor_long(status) {
-                        self.count_early(env, &early, status);
-                    }
-                }
-                None if self.table.is_empty() => {}
-                None => self.note_completed_entry(env, handle, latest, status),
-            }
-        }
-    }
-
-    #[cold]
-    unsafe fn note_completed_entry(
-        &mut self,
-        env: &Env,
-        handle: Handle,
-        latest: u64,
-        status: *const c_void,
-    ) {
-        if matches!(self.table.get(&handle), Some(Entry::Receive(_))) {
+    unsafe fn note_completed(&mut self, env: &Env, claim: Claim, status: *const c_void) {
+        if let Some(early) = self.early.take(claim) {
             // SAFETY: passed on.
-            let copy = unsafe { env.copy_status(status) };
-            self.remove_completed(env, handle, latest, Some(&copy));
+            unsafe {
+                if env.is_descriptor_long(status) {
+                    self.count_early(env, &early, status);
+                }
+            }
         }
     }
 
@@ -556,13 +617,13 @@ impl Core {
         // A library that does not tell the length of a truncated message says nothing of use here.
         let truncated_silently =
             early.capacity < DESCRIPTOR_BYTES as u64 && abi.family != Family::OpenMpi;
-        // SAFETY: a status that the MPI library has filled; a communicator that is not freed, or the receive would
-        // have been taken over.
+        // SAFETY: a status that the MPI library has filled; a communicator that is not freed, or its identity would have been kept.
         unsafe {
             if truncated_silently || is_cancelled(&env.copy_status(status)) {
                 return;
             }
-            let Some(identity) = comms::identity(abi, early.comm) else {
+            let kept = early.identity.clone();
+            let Some(identity) = kept.or_else(|| comms::identity(abi, early.comm)) else {
                 return;
             };
             if let Some(peer) = identity.world_rank(abi.status_source(status)) {
@@ -585,7 +646,9 @@ mod tests {
             landed: std::ptr::null_mut(),
             capacity: 100,
             comm: 1,
+            identity: None,
             serial,
+            in_call: false,
             dense: true,
         }
     }
@@ -593,15 +656,33 @@ mod tests {
     #[test]
     fn a_recycled_handle_belongs_to_the_later_receive() {
         let mut pending = Pending::default();
+        let mut claims = Vec::new();
         for serial in 1..=3 {
             pending.insert(7, early(serial));
+            claims.extend(pending.claim(7, true));
         }
-        // Calls that began when receive 1, 2 and 3 was the latest, ending in another order.
-        assert_eq!(pending.take(7, 2).map(|early| early.serial), Some(2));
-        assert_eq!(pending.take(7, 1).map(|early| early.serial), Some(1));
-        assert!(pending.take(7, 2).is_none());
-        assert_eq!(pending.take(7, 3).map(|early| early.serial), Some(3));
+        // Calls that completed receive 1, 2 and 3 under the same handle, ending in another order.
+        for at in [1, 0, 2] {
+            let taken = pending.take(claims[at]).map(|early| early.serial);
+            assert_eq!(taken, Some(at as u64 + 1));
+            assert!(pending.take(claims[at]).is_none());
+        }
         assert!(pending.is_empty());
+    }
+
+    #[test]
+    fn a_receive_is_of_one_call_at_a_time() {
+        let mut pending = Pending::default();
+        pending.insert(7, early(1));
+        let claim = pending.claim(7, true).expect("it is nobody's");
+        // Under its handle there may be another request by now.
+        assert!(pending.claim(7, true).is_none());
+        pending.release(claim);
+        let claim = pending
+            .claim(7, true)
+            .expect("the call has not completed it");
+        assert!(pending.take(claim).is_some());
+        assert!(pending.claim(7, true).is_none());
     }
 
     #[test]

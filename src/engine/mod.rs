@@ -132,7 +132,6 @@ impl Engine {
             return true;
         }
         core.helper_runs = self.env.config.helper && self.helper.start();
-        core.take_over_all(self.env.abi);
         self.live.store(true, Ordering::SeqCst);
         self.try_ready(&mut core);
         true
@@ -148,16 +147,22 @@ impl Engine {
 
     /// Raises the ready flag as soon as nothing forbids it.
     fn try_ready(&self, core: &mut Core) {
-        if core.ready == Readiness::All || !core.helper_runs || core.blind != 0 {
+        if core.ready == Readiness::All || !self.is_live() {
             return;
         }
-        let threads = self.native_before_live.load(Ordering::SeqCst);
+        if self.native_before_live.load(Ordering::SeqCst) != 0 {
+            return;
+        }
+        core.take_over_all(self.env.abi);
+        if !core.helper_runs || core.blind != 0 {
+            return;
+        }
         let ready = if core.blind_to_small == 0 {
             Readiness::All
         } else {
             Readiness::Long
         };
-        if ready != core.ready && threads == 0 && !core.counts_lost() {
+        if ready != core.ready && !core.counts_lost() {
             core.ready = ready;
             self.env.node.own().set_ready(ready);
             log::debug!("ready for descriptors: {ready:?}");

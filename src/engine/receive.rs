@@ -193,7 +193,7 @@ impl Receive {
     }
 
     /// One that the MPI library has posted while this rank was not live.
-    pub(super) fn posted_early(native: Handle, early: &Early) -> Receive {
+    pub(super) fn posted_early(native: Handle, early: Early) -> Receive {
         let target = if early.dense {
             Target::InPlace
         } else {
@@ -202,6 +202,7 @@ impl Receive {
         Receive {
             native,
             serial: early.serial,
+            identity: early.identity,
             ..Receive::new(early.comm, early.capacity, early.landed, target)
         }
     }
@@ -444,10 +445,6 @@ impl Core {
         self.receives[id].persistent
     }
 
-    pub(super) fn is_persistent_handle(&self, handle: Handle) -> bool {
-        matches!(self.table.get(&handle), Some(Entry::Receive(id)) if self.is_persistent(*id))
-    }
-
     /// A persistent receive that the program has freed while it is active: it ends once it is complete.
     pub(super) fn set_transient(&mut self, id: usize) {
         self.receives[id].freed = self.receives[id].persistent;
@@ -501,7 +498,7 @@ impl Core {
         let Some(identity) = (unsafe { comms::identity(abi, comm) }) else {
             return;
         };
-        self.take_over_on(abi, comm);
+        self.early.keep_identity(abi, comm, &identity);
         for (_, receive) in &mut self.receives {
             if abi.normalize(receive.comm) == comm {
                 receive
@@ -529,20 +526,15 @@ impl Core {
         request: *mut Handle,
     ) -> c_int {
         let handle = self.native_of(id);
-        self.enter(abi, handle, id);
+        self.enter(handle, id);
         // SAFETY: the program's request.
         unsafe { abi.write(request, handle) };
         abi.success
     }
 
     /// Puts a receive into the program's hands.
-    pub(super) fn enter(&mut self, abi: &Abi, handle: Handle, id: usize) {
-        if let Some(Entry::Receive(before)) = self.table.insert(handle, Entry::Receive(id)) {
-            // It was completed natively, or its handle would not be free; its thread is on its way out of that call.
-            if matches!(self.receives[before].stage, Stage::Posted) {
-                self.note_landed(abi, before);
-            }
-            self.forget_receive(before);
-        }
+    pub(super) fn enter(&mut self, handle: Handle, id: usize) {
+        let before = self.table.insert(handle, Entry::Receive(id));
+        debug_assert!(before.is_none(), "a handle of two requests");
     }
 }

@@ -342,9 +342,8 @@ impl Node {
         if let Some(peer) = self.known.read().peer(world_rank) {
             return Some(Arc::clone(peer));
         }
-        if !self.scan_if_changed() {
-            return None;
-        }
+        // Also if it has not changed: another thread may have looked at it meanwhile.
+        self.scan_if_changed();
         self.known.read().peer(world_rank).map(Arc::clone)
     }
 
@@ -374,18 +373,17 @@ impl Node {
             .is_some_and(|size| known >= size as usize)
     }
 
-    /// Reads the directory if it has changed since. True if it was read.
-    fn scan_if_changed(&self) -> bool {
+    /// Reads the directory if it has changed since.
+    fn scan_if_changed(&self) {
         let generation = self.directory.generation();
         if generation == self.scanned.load(Ordering::Acquire) {
-            return false;
+            return;
         }
         let mut known = self.known.write();
         for row in self.directory.rows() {
             self.take_in(&mut known, row);
         }
         self.scanned.store(generation, Ordering::Release);
-        true
     }
 
     fn take_in(&self, known: &mut Known, row: Row) {

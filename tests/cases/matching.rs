@@ -27,6 +27,7 @@ on_every_mpi!(
     small_by_value,
     host_only_sender,
     host_only_receiver,
+    taking_part,
     sessions,
     spawned,
     memory_kinds,
@@ -183,6 +184,22 @@ fn host_only_sender(mpi: &Mpi) {
 fn host_only_receiver(mpi: &Mpi) {
     for (name, ranks) in PROGRAMS {
         complete(job(mpi, ranks, name).roles("DH"));
+    }
+}
+
+/// Receives that were posted before their rank takes part, and are complete by then: while a thread is on its way out of the
+/// call that has completed them, or beside requests of another kind.
+fn taking_part(mpi: &Mpi) {
+    for case in ["same_stream", "another_stream", "beside_persistent"] {
+        let outcome = job(mpi, 2, "taking_part")
+            .args(&[case])
+            .roles("HD")
+            .passes();
+        let stats = outcome.stats();
+        stats.check_complete();
+        // All that its peer sends once it is ready, but for what is as short as a descriptor.
+        assert_eq!(stats.total("sends_descriptor"), 20, "{outcome}");
+        assert_eq!(stats.total("probes_descriptor"), 20, "{outcome}");
     }
 }
 

@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_void};
 
 use super::{Requests, Statuses};
 use crate::engine::core::Core;
-use crate::engine::early::Before;
 use crate::engine::{Engine, NativeScope};
 use crate::mpi::{native, Handle, Status};
 
@@ -15,13 +14,21 @@ impl Engine {
         requests: Requests,
         blocks: bool,
     ) -> Option<NativeScope> {
-        let core = self.core.lock();
-        let is_native = core.table.is_empty()
-            || (0..requests.count).all(|i| {
-                // SAFETY: the program's array.
-                let handle = unsafe { self.env.abi.load(requests.array, i) };
-                !core.table.contains_key(&handle)
-            });
+        let mut core = self.core.lock();
+        let handles = (0..requests.count).map(|i| {
+            // SAFETY: the program's array.
+            unsafe { self.env.abi.load(requests.array, i) }
+        });
+        let are_native = |core: &Core| {
+            core.table.is_empty() || handles.clone().all(|one| !core.table.contains_key(&one))
+        };
+        // Beside requests of the engine's, early receives become such, too: all that is native there is just tested.
+        if !core.early.is_empty() && (self.is_live() || !are_native(&core)) {
+            for handle in handles.clone() {
+                core.take_over_one(self.env.abi, handle);
+            }
+        }
+        let is_native = are_native(&core);
         is_native.then(|| match blocks {
             true => self.leave_to_helper(&core),
             false => NativeScope::UNSEEN,
@@ -38,7 +45,9 @@ impl Engine {
         call: impl FnOnce(*mut c_void) -> c_int,
     ) -> c_int {
         let abi = self.env.abi;
-        let Some(latest) = self.latest_watched() else {
+        // SAFETY: passed on.
+        let handle = unsafe { abi.read(request) };
+        let Some(claim) = self.note_before_one(handle) else {
             return call(status);
         };
         let mut own = Status::new();
@@ -47,22 +56,18 @@ impl Engine {
         } else {
             status
         };
+        let code = call(to);
         // SAFETY: the program's request and flag; the status is the program's or a local.
         unsafe {
-            let handle = abi.read(request);
-            let code = call(to);
-            if flag.is_none_or(|flag| flag.read() != 0) {
-                let mut core = self.core.lock();
-                let now = abi.read(request);
-                if now == abi.normalize(abi.request_null) || core.is_persistent_handle(now) {
-                    core.note_completed(&self.env, handle, latest, to);
-                }
-            }
-            code
+            let is_done = flag.is_none_or(|flag| flag.read() != 0)
+                && abi.read(request) == abi.normalize(abi.request_null);
+            let status = is_done.then_some(to.cast_const());
+            self.note_after_one(claim, status);
         }
+        code
     }
 
-    /// Calls a native completion function on the program's own array, and forgets the receives that it completes: all,
+    /// Calls a native completion function on the program's own array, and forgets the early receives that it completes: all,
     /// or the one whose index it writes to `only`, with the one status.
     pub(super) unsafe fn natively(
         &self,
@@ -73,21 +78,34 @@ impl Engine {
         call: impl FnOnce(*mut c_void) -> c_int,
     ) -> c_int {
         // SAFETY: passed on.
+        let before = unsafe { self.note_before(requests.array, requests.count) };
+        let Some(mut before) = before else {
+            return call(statuses.0);
+        };
+        let abi = self.env.abi;
+        let to = before.statuses(abi, statuses.0);
+        let code = call(to);
+        // SAFETY: the program's flag and index, its array, and statuses of that number.
         unsafe {
-            let Some(mut before) = self.note_before(requests.array, requests.count) else {
-                return call(statuses.0);
+            let is_over = flag.is_none_or(|flag| flag.read() != 0);
+            // MPI_UNDEFINED is negative.
+            let only = only.map(|index| usize::try_from(index.read()).unwrap_or(usize::MAX));
+            let null = abi.normalize(abi.request_null);
+            let named = match only {
+                _ if !is_over => 0..0,
+                Some(i) if i < before.count() => i..i + 1,
+                Some(_) => 0..0,
+                None => 0..before.count(),
             };
-            let to = before.statuses(self.env.abi, statuses.0);
-            let code = call(to);
-            if flag.is_none_or(|flag| flag.read() != 0) {
-                match only {
-                    Some(index) => self.note_only(&before, index.read(), to, code),
-                    None => self.note_all(&before, requests, to, code),
-                }
-            }
-            before.done();
-            code
+            // A request that is still there was not completed.
+            let completed = named.filter(|i| abi.load(requests.array, *i) == null);
+            let completed = completed.map(|i| {
+                let at = if only.is_some() { 0 } else { i };
+                (i, self.filled(to, at, code))
+            });
+            self.note_after(before, completed);
         }
+        code
     }
 
     pub(super) unsafe fn some_natively(
@@ -112,71 +130,29 @@ impl Engine {
                     native::testsome(count, requests.array, outcount, indices, to)
                 }
             };
-            let Some(before) = before else { return code };
-            let done = outcount.read();
-            if done > 0 && done != self.env.abi.undefined {
-                let mut core = self.core.lock();
-                for k in 0..done as usize {
+            if let Some(before) = before {
+                // MPI_UNDEFINED is negative.
+                let done = usize::try_from(outcount.read()).unwrap_or(0);
+                let completed = (0..done.min(before.count())).map(|k| {
                     let i = indices.add(k).read() as usize;
-                    self.note_one(&mut core, &before, i, self.env.abi.status_at(to, k), code);
-                }
+                    (i, self.filled(to, k, code))
+                });
+                self.note_after(before, completed);
             }
-            before.done();
             code
         }
     }
 
-    unsafe fn note_only(&self, before: &Before, index: c_int, status: *mut c_void, code: c_int) {
-        let Ok(i) = usize::try_from(index) else {
-            return;
-        };
-        if i < before.count() && index != self.env.abi.undefined {
+    /// The status of a request that a call has completed, which has returned `code`. Where a call has failed as a whole, it has
+    /// filled none.
+    unsafe fn filled(&self, statuses: *mut c_void, i: usize, code: c_int) -> *const c_void {
+        static NONE: Status = Status::new();
+        let abi = self.env.abi;
+        if code == abi.success || code == abi.err_in_status {
             // SAFETY: passed on.
-            unsafe { self.note_one(&mut self.core.lock(), before, i, status, code) };
-        }
-    }
-
-    unsafe fn note_all(
-        &self,
-        before: &Before,
-        requests: Requests,
-        statuses: *mut c_void,
-        code: c_int,
-    ) {
-        let abi = self.env.abi;
-        let null = abi.normalize(abi.request_null);
-        let mut core = self.core.lock();
-        for i in 0..before.count() {
-            // SAFETY: the program's array, and statuses of that number.
-            unsafe {
-                // A request that is still there was not completed, or is persistent.
-                let now = abi.load(requests.array, i);
-                if now == null || core.is_persistent_handle(now) {
-                    self.note_one(&mut core, before, i, abi.status_at(statuses, i), code);
-                }
-            }
-        }
-    }
-
-    /// One of the requests of a completing call, which has returned `code`, is complete.
-    #[inline]
-    unsafe fn note_one(
-        &self,
-        core: &mut Core,
-        before: &Before,
-        i: usize,
-        status: *mut c_void,
-        code: c_int,
-    ) {
-        let abi = self.env.abi;
-        let handle = before.handle(abi, i);
-        // SAFETY: passed on; where the call has failed as a whole, it has filled no status.
-        unsafe {
-            if code == abi.success || code == abi.err_in_status {
-                core.note_completed(&self.env, handle, before.latest(), status);
-            } else {
-                core.note_completed(&self.env, handle, before.latest(), Status::new().as_ptr());
-            }
+            unsafe { abi.status_at(statuses, i) }
+        } else {
+            NONE.as_ptr()
         }
     }
 }

@@ -112,8 +112,7 @@ impl Engine {
     ) -> c_int {
         let handle = self.env.abi.normalize(request);
         let _scope = NativeScope::brief(self);
-        let entry = self.core.lock().table.get(&handle).copied();
-        let Some(entry) = entry else {
+        let Some(entry) = self.entry(handle) else {
             // SAFETY: passed on.
             return unsafe { native::request_get_status(request, flag, status) };
         };

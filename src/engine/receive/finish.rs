@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::arrival::is_cancelled;
 use super::foreseen::Foreseen;
 use super::Stage;
 use crate::engine::core::{Core, Entry};
@@ -183,62 +182,6 @@ impl Core {
                 let sequence = self.received.take(stream);
                 self.taken += u64::from(release(env, stream, sequence));
             }
-        }
-    }
-
-    /// Removes a receive that was completed natively by a call made before this rank was live, when `latest` was the
-    /// number of the latest receive: a greater number is that of a later one under the same handle.
-    pub(in crate::engine) fn remove_completed(
-        &mut self,
-        env: &Env,
-        handle: Handle,
-        latest: u64,
-        status: Option<&Status>,
-    ) {
-        let Some(Entry::Receive(id)) = self.table.get(&handle).copied() else {
-            return;
-        };
-        if self.receives[id].serial > latest {
-            return;
-        }
-        if let Some(status) = status {
-            // SAFETY: the status of this receive.
-            unsafe { self.count_native(env, id, status) };
-        }
-        if matches!(self.receives[id].stage, Stage::Posted) {
-            self.note_landed(env.abi, id);
-        }
-        if self.receives[id].persistent {
-            self.dismiss(id);
-        } else {
-            self.table.remove(&handle);
-            self.forget_receive(id);
-        }
-    }
-
-    unsafe fn count_native(&mut self, env: &Env, id: usize, status: &Status) {
-        let receive = &self.receives[id];
-        // A library that does not tell the length of a truncated message says nothing of use here.
-        let truncated_silently =
-            receive.room < DESCRIPTOR_BYTES as u64 && env.abi.family != Family::OpenMpi;
-        if receive.arrival.is_some() || receive.matched.is_some() || truncated_silently {
-            return;
-        }
-        // SAFETY: passed on.
-        if unsafe {
-            env.length_of(status.as_ptr()) != DESCRIPTOR_BYTES as u64 || is_cancelled(status)
-        } {
-            return;
-        }
-        // SAFETY: as above.
-        let (source, tag) = unsafe {
-            (
-                env.abi.status_source(status.as_ptr()),
-                env.abi.status_tag(status.as_ptr()),
-            )
-        };
-        if let Some(stream) = self.stream_of(env, id, source, tag) {
-            self.received.take(stream);
         }
     }
 }
