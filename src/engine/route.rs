@@ -97,8 +97,14 @@ impl Routed {
 
     /// To be called now and then while the message is under way.
     pub fn look(&mut self) {
-        if self.look_ns != u64::MAX && clock_ns() >= self.look_ns {
-            self.look_ns = u64::MAX;
+        if self.look_ns == u64::MAX {
+            return;
+        }
+        let now_ns = clock_ns();
+        if now_ns >= self.look_ns {
+            // Again, if it takes longer than it should: of those who are the reason some may have begun just now.
+            let late_us = (self.plan.predicted_us / 4.0).max(2.0 * LOOK_US);
+            self.look_ns = now_ns.saturating_add((1e3 * late_us) as u64);
             self.reservation.look();
         }
     }

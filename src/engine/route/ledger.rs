@@ -308,13 +308,11 @@ impl Reservation {
         self.announced = uses;
     }
 
-    /// Looks what others use, shortly before the message ends, unless that is done: at its end somebody waits for it, and the lines
-    /// that others have just written are far away.
+    /// Looks what others use, shortly before the message ends: at its end somebody waits for it, and the lines that others have just
+    /// written are far away. May be done again.
     pub(super) fn look(&mut self) {
-        if self.met.is_none() {
-            let now = self.ledger.seen(&mut self.ledger.book.lock(), self.pair);
-            self.met = Some(self.met_by(now));
-        }
+        let now = self.ledger.seen(&mut self.ledger.book.lock(), self.pair);
+        self.met = Some(self.met_by(now));
     }
 
     /// The message goes another way: what others use meanwhile tells nothing of the next one.
@@ -355,7 +353,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if !self.is_withdrawn {
+        if !self.is_withdrawn && self.met.is_none() {
             self.look();
         }
         let met = self.met.take().filter(|_| !self.is_withdrawn);
