@@ -197,7 +197,7 @@ fn taking_part(mpi: &Mpi) {
             .passes();
         let stats = outcome.stats();
         stats.check_complete();
-        // All that its peer sends once it is ready, but for what is as short as a descriptor.
+        // All that its peer sends once it is ready, and nothing before.
         assert_eq!(stats.total("sends_descriptor"), 20, "{outcome}");
         assert_eq!(stats.total("probes_descriptor"), 20, "{outcome}");
     }

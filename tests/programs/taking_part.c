@@ -58,7 +58,10 @@ static void sent(enum kind kind, size_t n, int seed, int tag) {
     buf_free(b);
 }
 
+// What goes by descriptor, once the receiver is ready.
 static size_t size_of(int i) { return i % 3 ? LONG + i : LENGTH; }
+static void all_sent(void) { for (int i = 0; i < MESSAGES; i++) sent(DEVICE, size_of(i), 10 + i, TAG); }
+static void all_probed(void) { for (int i = 0; i < MESSAGES; i++) probed(size_of(i), 10 + i); }
 
 static void receiver(void) {
     pthread_t thread;
@@ -77,7 +80,7 @@ static void receiver(void) {
     pthread_join(thread, NULL);
     buf_free(early);
     token(1);
-    for (int i = 0; i < MESSAGES; i++) probed(size_of(i), 10 + i);
+    all_probed();
 }
 
 static void sender(void) {
@@ -86,7 +89,7 @@ static void sender(void) {
     sent(DEVICE, LENGTH, 8, TAG);
     sent(DEVICE, LENGTH, 9, TAG_SHORT);
     token(0);
-    for (int i = 0; i < MESSAGES; i++) sent(DEVICE, size_of(i), 10 + i, TAG);
+    all_sent();
 }
 
 static void taking_part(int tag) {
@@ -96,7 +99,6 @@ static void taking_part(int tag) {
 }
 static void same_stream(void) { taking_part(TAG); }
 static void another_stream(void) { taking_part(TAG + 10); }
-
 
 // The receive is completed together with a request that the library keeps an eye on from the start.
 static void beside_persistent(void) {
@@ -117,14 +119,14 @@ static void beside_persistent(void) {
         token(1);
         probed(LENGTH, 8);
         token(1);
-        for (int i = 0; i < MESSAGES; i++) probed(size_of(i), 10 + i);
+        all_probed();
     } else if (me == 1) {
         OK(MPI_Send("p", 1, MPI_BYTE, peer, TAG_SHORT, MPI_COMM_WORLD));
         sent(HOST, LENGTH, 7, TAG);
         token(0);
         sent(DEVICE, LENGTH, 8, TAG);
         token(0);
-        for (int i = 0; i < MESSAGES; i++) sent(DEVICE, size_of(i), 10 + i, TAG);
+        all_sent();
     }
 }
 

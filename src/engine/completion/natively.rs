@@ -22,13 +22,14 @@ impl Engine {
         let are_native = |core: &Core| {
             core.table.is_empty() || handles.clone().all(|one| !core.table.contains_key(&one))
         };
+        let mut is_native = are_native(&core);
         // Beside requests of the engine's, early receives become such, too: all that is native there is just tested.
-        if !core.early.is_empty() && (self.is_live() || !are_native(&core)) {
+        if !core.early.is_empty() && (self.is_live() || !is_native) {
             for handle in handles.clone() {
                 core.take_over_one(self.env.abi, handle);
             }
+            is_native = are_native(&core);
         }
-        let is_native = are_native(&core);
         is_native.then(|| match blocks {
             true => self.leave_to_helper(&core),
             false => NativeScope::UNSEEN,
