@@ -92,6 +92,22 @@ impl ContextLanes {
         self.joined.iter().position(|row| row.affinity == affinity)
     }
 
+    /// Has the pulls of a peer follow those of others that are not known to be done, on the lane of these.
+    fn follow_others(&mut self, affinity: u64) {
+        let own = Arc::clone(self.lane(Purpose::Pull, affinity));
+        if own.load() > 0 {
+            return;
+        }
+        let mut lanes = self.lanes[Purpose::Pull as usize].iter();
+        if let Some(lane) = lanes.find(|lane| lane.load() > 0) {
+            self.joined.push(Joined {
+                affinity,
+                last: lane.queued(),
+                lane: Arc::clone(lane),
+            });
+        }
+    }
+
     /// The lane that copies which go on this one had better join, where nothing else is under way on it.
     fn gathering(&self, own: &Arc<Queue>, bytes: u64) -> Option<Arc<Queue>> {
         let lanes = self.lanes[Purpose::Pull as usize].iter();
@@ -167,6 +183,13 @@ impl Lanes {
             self.fresh.push((purpose, own));
         }
         Ok(queued)
+    }
+
+    /// What is pulled from a peer next follows the pulls from others, unless some of its own are under way: launches on several lanes share
+    /// the device's engines and end late together, those on one lane follow each other without a gap.
+    pub fn follow_others(&mut self, key: ContextKey, affinity: u64) -> Result<()> {
+        self.find_or_open(key)?.follow_others(affinity);
+        Ok(())
     }
 
     /// Launches a copy at once if its lane has little to do, otherwise together with those that come meanwhile, when one of them is

@@ -276,6 +276,11 @@ impl Queue {
         })
     }
 
+    /// Number of the latest copy queued.
+    pub(super) fn queued(&self) -> u64 {
+        self.state.lock().queued
+    }
+
     /// Whether the copy of this number is known to be done.
     pub(super) fn has_finished(&self, number: u64) -> bool {
         self.finished.load(Ordering::Acquire) >= number

@@ -340,22 +340,25 @@ impl Core {
     fn progress_of_all(&mut self, env: &Env) -> bool {
         let _stay = Stay::begin();
         let mut moved = self.take_announced(env);
-        let (mut i, mut has_ended) = (0, false);
+        // Oldest first: those whose turn comes together are launched together.
+        let (mut kept, mut i, mut has_ended) = (0, 0, false);
         while i < self.moving.len() {
             let id = self.moving[i];
             let (did, done) = self.advance_receive(env, id);
             moved |= did || done;
+            i += 1;
             if done {
-                self.moving.swap_remove(i);
                 if !std::mem::replace(&mut has_ended, true) {
                     // What was launched with it is over, too.
                     let others = self.moving[i..].iter();
                     others.for_each(|id| self.receives[*id].will_end());
                 }
             } else {
-                i += 1;
+                self.moving[kept] = id;
+                kept += 1;
             }
         }
+        self.moving.truncate(kept);
         // Values that have landed together are lifted together.
         self.launch(env);
         moved |= self.gpu.relays.serve(env);

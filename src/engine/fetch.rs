@@ -22,7 +22,7 @@ use crate::engine::fetch::several::Several;
 pub use crate::engine::fetch::trail::{Trail, TrailEnd};
 use crate::engine::fetch::turn::Turn;
 pub use crate::engine::fetch::turn::Turns;
-pub use crate::engine::fetch::way::{Depths, UnderWay, Ways};
+pub use crate::engine::fetch::way::{asks_for_depth, Depths, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
@@ -219,7 +219,7 @@ impl Fetch {
         landed: Landed,
         to: Destination,
         capacity: u64,
-        ways: Ways<'_>,
+        mut ways: Ways<'_>,
         told: Option<Told>,
     ) -> Result<Box<Fetch>, NotTaken> {
         let Landed { descriptor, peer } = landed;
@@ -280,7 +280,6 @@ impl Fetch {
             end: None,
         });
         fetch.note_wish(env);
-        let is_switched = ways.router.is_switched();
         if let Some(told) = pushed.filter(|_| wanted > 0) {
             fetch.path = Path::Pushed(told);
             // What is received in its place is on no lane of its sender's.
@@ -288,8 +287,12 @@ impl Fetch {
             fetch.plan_meanwhile(env, gpu, ways);
         } else if wanted > 0 && hosted {
             fetch.start_hosted(env, gpu, &ways);
-        } else if wanted > 0 && !fetch.start_several(env, gpu, ways) {
-            fetch.start_in_turn(env, gpu, is_switched);
+        } else if wanted > 0 {
+            let depth = fetch.depth(env, &mut ways);
+            let may_turn = fetch.may_turn(env, gpu, &mut ways, depth);
+            if !fetch.start_several(env, gpu, ways, depth) {
+                fetch.start_in_turn(env, gpu, may_turn);
+            }
         }
         Ok(fetch)
     }
@@ -508,8 +511,11 @@ impl Fetch {
                 let turn = self.turn.as_mut();
                 let is_its_turn = turn.is_none_or(|turn| turn.comes(&|rank| readers(env, rank)));
                 if is_its_turn {
+                    if self.turn.as_ref().is_some_and(Turn::is_first) {
+                        // Not in one launch with the batch before it, which is over sooner.
+                        gpu.launch();
+                    }
                     self.start(gpu);
-                    gpu.launch();
                 }
                 Step::Pending(is_its_turn)
             }

@@ -224,6 +224,11 @@ impl Gpu {
         self.lanes.add(context, purpose, 0, copy, None)
     }
 
+    /// What is pulled from a peer next is to be read after what is pulled from others, see [`Lanes::follow_others`].
+    pub fn follow_others(&mut self, context: ContextKey, peer: u32) -> Result<()> {
+        self.lanes.follow_others(context, u64::from(peer))
+    }
+
     /// Starts what [`Gpu::pull`] and [`Gpu::queue`] have queued. Whoever queues, calls it before the engine's lock is given
     /// back.
     pub fn launch(&mut self) {

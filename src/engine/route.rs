@@ -21,10 +21,11 @@ use hashbrown::HashMap;
 
 use crate::config::{Assign, Config, Paths};
 use crate::cuda::{clock_ns, Buffer, ContextKey, Uuid};
+use crate::engine::fetch::asks_for_depth;
 use crate::engine::{Core, Env};
 use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
-use crate::node::Peer;
+use crate::node::{Peer, Wiring};
 use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, LEAST_GAIN_ANEW};
 use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
@@ -167,8 +168,6 @@ struct Partly {
     direct: Vec<(u8, u8)>,
     /// The system has told which pairs have links of their own: otherwise it is not known what relays share with others.
     is_wired: bool,
-    /// It has told that they lead to a switch.
-    is_switched: bool,
 }
 
 /// What is known of the node.
@@ -227,6 +226,8 @@ pub struct Router {
     host: Arc<HostUse>,
     /// The answers to questions of late.
     plans: Answers,
+    /// The GPUs whose links lead to a switch, and what ranks had said when that was asked.
+    switched: (Option<u64>, Vec<Uuid>),
 }
 
 impl Router {
@@ -248,6 +249,7 @@ impl Router {
             ledger: None,
             host: Arc::default(),
             plans: Answers::new(),
+            switched: (None, Vec::new()),
         }
     }
 
@@ -274,14 +276,9 @@ impl Router {
         let ledger = self.ledger.get_or_insert_with(|| Arc::new(own()));
         let mut peers = env.node.peers();
         if let Known::Told(node, sum) = &mut self.known {
-            let now = peers
-                .iter()
-                .fold(0, |sum: u64, peer| sum.wrapping_add(peer.traffic().told()));
+            let now = said(&peers);
             if *sum != now {
-                let boards = peers.iter().filter_map(|peer| peer.board());
-                let rows = boards.flat_map(|board| board.gpus());
-                let wired = rows.filter_map(|row| Some((row.uuid(), row.wiring()?)));
-                let wired: Vec<_> = wired.collect();
+                let wired: Vec<_> = wired(&peers).collect();
                 let told = Told::new(peers.iter().map(|peer| peer.traffic()), &wired);
                 if let Some(told) = &told {
                     tell_model(&told.model);
@@ -344,10 +341,19 @@ impl Router {
         Some(Routed::new(answer.plan, reservation, host, would_be_split))
     }
 
-    /// Whether all that comes to a GPU from others is known to come by one port.
-    #[must_use]
-    pub fn is_switched(&self) -> bool {
-        self.known.node().is_some_and(Node::is_switched)
+    /// Whether what comes to these GPUs from others is known to come by one port each.
+    pub fn is_switched(&mut self, env: &Env, gpus: &[Uuid]) -> bool {
+        self.look(env, gpus);
+        if let Known::Measured(node) = &self.known {
+            return node.planner.is_switched();
+        }
+        let peers = env.node.peers();
+        let now = said(&peers);
+        if self.switched.0 != Some(now) {
+            let switched = wired(&peers).filter(|(_, wiring)| wiring.is_switched);
+            self.switched = (Some(now), switched.map(|(uuid, _)| uuid).collect());
+        }
+        gpus.iter().all(|gpu| self.switched.1.contains(gpu))
     }
 
     /// The identity of a GPU of the topology by its number.
@@ -365,11 +371,8 @@ impl Router {
         self.known.node()?.number(&uuid)
     }
 
-    /// Whether a rank that has a message of so many bytes on this GPU is to measure its links.
-    pub fn is_to_measure(&mut self, env: &Env, uuid: &Uuid, bytes: u64) -> bool {
-        if !env.may_split(bytes) {
-            return false;
-        }
+    /// Whether nobody has measured the node of this GPU.
+    fn is_unmeasured(&mut self, env: &Env, uuid: &Uuid) -> bool {
         self.look(env, &[*uuid]);
         matches!(self.known, Known::Told(..))
     }
@@ -398,7 +401,6 @@ impl Node {
         let partly = Partly {
             direct: told.direct,
             is_wired: told.is_wired,
-            is_switched: told.is_switched,
         };
         Node::new(told.topology, &told.model, Some(partly))
     }
@@ -438,12 +440,6 @@ impl Node {
         self.partly
             .as_ref()
             .is_none_or(|partly| partly.is_wired && partly.direct.contains(&(from, to)))
-    }
-
-    /// A topology that ranks have told names links only, whatever these lead to.
-    fn is_switched(&self) -> bool {
-        let is_told = |partly: &Partly| partly.is_switched;
-        self.planner.is_switched() || self.partly.as_ref().is_some_and(is_told)
     }
 
     /// Whether others use the host's memory.
@@ -558,6 +554,19 @@ fn tell_model(model: &Model) {
     }
 }
 
+/// Changes whenever ranks say more of the node.
+fn said(ranks: &[Arc<Peer>]) -> u64 {
+    let said = ranks.iter().map(|rank| rank.traffic().told());
+    said.fold(0, u64::wrapping_add)
+}
+
+/// The links of GPUs, as ranks that see these have told.
+fn wired(ranks: &[Arc<Peer>]) -> impl Iterator<Item = (Uuid, Wiring)> + '_ {
+    let boards = ranks.iter().filter_map(|rank| rank.board());
+    let rows = boards.flat_map(|board| board.gpus());
+    rows.filter_map(|row| Some((row.uuid(), row.wiring()?)))
+}
+
 /// What the ranks have told of links to the host that GPUs share.
 fn tell_switches(topology: &Topology) {
     for (_, switch) in topology.pcie.shared() {
@@ -568,10 +577,19 @@ fn tell_switches(topology: &Topology) {
 }
 
 impl Core {
-    /// A buffer of the program's is to be sent or received: where nobody has measured the node, its GPU's links are.
+    /// A buffer of the program's is to be sent or received: where nobody has measured the node, its GPU's links are, and it is asked for
+    /// them where that matters.
     pub(super) fn survey(&mut self, env: &Env, buffer: &Buffer, context: ContextKey, bytes: u64) {
-        if self.router.is_to_measure(env, &buffer.uuid, bytes) {
-            self.gpu.survey.meet(env, &buffer.uuid, context);
+        let are_several = self.company.are_several();
+        if asks_for_depth(env, bytes, are_several) && self.router.is_unmeasured(env, &buffer.uuid) {
+            let may_split = env.may_split(bytes);
+            if may_split {
+                self.gpu.survey.meet(env, &buffer.uuid, context);
+            }
+            // Whether relays share links, and whether several senders' messages do, which is why they are read in turns.
+            if are_several || (may_split && env.config.paths.relay) {
+                self.gpu.survey.ask_for_links();
+            }
         }
         self.gpu.advance_survey(env);
     }

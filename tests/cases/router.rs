@@ -295,29 +295,36 @@ fn what_is_offered_in_vain_is_offered_less_and_less() {
     });
 }
 
-/// Each to every other over a switch: long messages are read in turns. Nobody waits where links lead from GPU to GPU, nor for
-/// short ones.
+/// Each to every other over a switch: long messages are read in turns, also where nobody has measured the node and none is long enough for
+/// that to be done in passing. Nobody waits where links lead from GPU to GPU, nor for short ones, nor for single ones which are not long.
 #[test]
 fn long_messages_of_several_are_read_in_turns_over_a_switch() {
     needs_simulator("a switch, and none");
     on("openmpi", |mpi| {
-        for (node, size, in_turns) in [
-            ("hgx-h200", "9M", true),
-            ("hgx-h200", "3M", true),
-            ("hgx-h200", "1M", false),
-            ("beluga", "9M", false),
+        for (node, is_measured, window, size, in_turns) in [
+            ("hgx-h200", true, "3", "9M", true),
+            ("hgx-h200", true, "1", "3M", true),
+            ("hgx-h200", true, "3", "1536K", true),
+            ("hgx-h200", false, "3", "1536K", true),
+            ("hgx-h200", true, "1", "1536K", false),
+            ("hgx-h200", true, "3", "1M", false),
+            ("beluga", true, "3", "9M", false),
+            ("beluga", false, "3", "1536K", false),
         ] {
             let home = Home::new("turns");
-            home.measure(node);
+            if is_measured {
+                home.measure(node);
+            }
             let outcome = Job::new(mpi, 4, &built().command)
                 .args(&["bench", "all-to-all", "--check", "--sizes", size])
-                .args(&["--window", "3", "--mpi", "openmpi"])
+                .args(&["--window", window, "--mpi", "openmpi"])
                 .env("SIMCUDA_TOPOLOGY", node)
                 .env("HOME", home.path())
                 .env("XDG_CACHE_HOME", "")
                 .run();
             let waited = outcome.check_benched(1).total("turns_waited");
-            assert_eq!(waited > 0, in_turns, "{node}, {size}: {outcome}");
+            let case = format!("{node}, measured: {is_measured}, windows of {window} of {size}");
+            assert_eq!(waited > 0, in_turns, "{case}: {outcome}");
         }
     });
 }

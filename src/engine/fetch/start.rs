@@ -5,8 +5,10 @@ use std::sync::Arc;
 use super::driven::{self, Begun, Driven};
 use super::push::Push;
 use super::several::{self, Before, Several};
-use super::turn::TURN_FROM;
-use super::{flag, readers, Destination, Fetch, Path, Trail, TrailEnd, Turns, UnderWay, Ways};
+use super::{
+    asks_for_depth, flag, readers, turn, Destination, Fetch, Path, Trail, TrailEnd, Turns,
+    UnderWay, Ways,
+};
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
@@ -16,17 +18,33 @@ use crate::node::{Part, State};
 use crate::stats::{self, Counter, Reason};
 
 impl Fetch {
-    /// Sets a message in motion over several paths, if that is the way for it.
-    pub(super) fn start_several(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) -> bool {
+    /// Whether this rank can read it from another's device memory into its own.
+    fn may_be_pulled(&self) -> bool {
+        !self.own
+            && self.message.flags & flag::EXPORTED != 0
+            && matches!(self.to, Destination::Device { .. })
+    }
+
+    /// How deep the window of a message is taken to be, where that is asked for.
+    pub(super) fn depth(&self, env: &Env, ways: &mut Ways<'_>) -> Option<u32> {
+        (self.may_be_pulled() && asks_for_depth(env, self.wanted, ways.are_several))
+            .then(|| ways.depth(&self.message))
+    }
+
+    /// Sets a message in motion over several paths, if that is the way for it. `depth` of its window, where that is asked for.
+    pub(super) fn start_several(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        mut ways: Ways<'_>,
+        depth: Option<u32>,
+    ) -> bool {
         let Destination::Device { context, address } = self.to else {
             return false;
         };
         let place = (address, self.wanted);
-        let may_split = !self.own
-            && self.message.flags & flag::EXPORTED != 0
-            && self.wanted == self.message.length;
-        let is_planned = may_split && env.may_split(self.wanted);
-        let depth = is_planned.then(|| ways.depth(&self.message));
+        let may_split = self.may_be_pulled() && self.wanted == self.message.length;
+        let depth = depth.filter(|_| may_split && env.may_split(self.wanted));
         if may_split {
             let to = driven::To { context, address };
             let window = depth.unwrap_or(1);
@@ -182,7 +200,8 @@ impl Fetch {
 
     /// A message that is likely to take one direct copy does so this time. What is planned while it runs counts for the next one.
     fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>, depth: u32) {
-        self.start_in_turn(env, gpu, ways.router.is_switched());
+        let may_turn = self.may_turn(env, gpu, &mut ways, Some(depth));
+        self.start_in_turn(env, gpu, may_turn);
         gpu.launch();
         self.plan_now(env, gpu, &mut ways, depth);
     }
@@ -304,25 +323,33 @@ impl Fetch {
             .map_err(|error| Some((Reason::MappingFailed, error)))
     }
 
+    /// Whether it is read in turns, if it takes one copy. `depth` of its window, where that is asked for.
+    pub(super) fn may_turn(
+        &self,
+        env: &Env,
+        gpu: &Gpu,
+        ways: &mut Ways<'_>,
+        depth: Option<u32>,
+    ) -> bool {
+        let is_long = || self.wanted >= turn::from(depth.unwrap_or(1));
+        // Of short messages most come where no long one ever did.
+        let is_behind = |turns: &Turns| turns.are_waiting(self.message.source);
+        self.may_be_pulled()
+            && (is_long() || gpu.turns.get(&self.device).is_some_and(is_behind))
+            && (ways.router).is_switched(env, &[self.message.device, self.device])
+    }
+
     /// Begins with it now, or when it is its turn.
-    pub(super) fn start_in_turn(&mut self, env: &Env, gpu: &mut Gpu, is_switched: bool) {
-        let is_read = !self.own
-            && self.message.flags & flag::EXPORTED != 0
-            && matches!(self.to, Destination::Device { .. });
-        if is_read && is_switched {
-            let source = self.message.source;
-            // Of short messages most come where no long one ever did.
-            let is_behind = |turns: &Turns| turns.are_waiting(source);
-            if self.wanted >= TURN_FROM || gpu.turns.get(&self.device).is_some_and(is_behind) {
-                let fresh = || Turns::new(env.node.own_shared());
-                let turns = gpu.turns.entry(self.device).or_insert_with(fresh);
-                let turn = turns.enter(source, self.wanted, &|rank| readers(env, rank));
-                let is_waiting = turn.is_waiting();
-                self.turn = Some(turn);
-                if is_waiting {
-                    self.path = Path::Waiting;
-                    return;
-                }
+    pub(super) fn start_in_turn(&mut self, env: &Env, gpu: &mut Gpu, may_turn: bool) {
+        if may_turn {
+            let fresh = || Turns::new(env.node.own_shared());
+            let turns = gpu.turns.entry(self.device).or_insert_with(fresh);
+            let turn = turns.enter(self.message.source, self.wanted, &|rank| readers(env, rank));
+            let is_waiting = turn.is_waiting();
+            self.turn = Some(turn);
+            if is_waiting {
+                self.path = Path::Waiting;
+                return;
             }
         }
         self.start(gpu);
@@ -370,8 +397,12 @@ impl Fetch {
         let mapping = self.map(gpu, context)?;
         let copy = copy_from(mapping.address_of(self.message.offset));
         let (from, to) = (self.message.device, self.device);
+        let failed = |error| Some((Reason::DriverError, error));
+        if self.turn.is_some() {
+            gpu.follow_others(context, sender).map_err(failed)?;
+        }
         gpu.pull_of(context, [&from, &to], sender, copy, mapping)
-            .map_err(|error| Some((Reason::DriverError, error)))
+            .map_err(failed)
     }
 
     /// Asks the sender to bring the payload through its ring in host memory.

@@ -21,12 +21,16 @@ use crate::engine::invite::Company;
 use crate::node::Segment;
 use crate::stats::{self, Counter};
 
-/// Messages of so many bytes are read in turns: 8 us and more each, beside which a launch by itself is little. Four H100s, each to every
-/// other in windows of 4 and 16, times the speed without the library, from 6 MiB on and from there: 3 MiB 1.00 and 1.14, 1.07 and 1.05; 4 MiB
-/// 0.98 and 1.23, 1.02 and 1.15 (`docs/results/h100-x4-many.txt`, 10).
-pub const TURN_FROM: u64 = 3 << 20;
-/// While others wait a message is launched behind one that is being read, so that it begins when that ends.
-const AHEAD: u32 = 2;
+/// Single messages of so many bytes are read in turns: 8 us and more each, beside which a launch by itself is little. Four H100s, each to
+/// every other, times the speed without the library, from 6 MiB on and from there: 3 MiB 1.00 and 1.14; 4 MiB 0.98 and 1.23
+/// (`docs/results/h100-x4-many.txt`, 10).
+const SINGLE_FROM: u64 = 3 << 20;
+/// Those of windows: several of one sender are launched together.
+pub const WINDOW_FROM: u64 = 1280 << 10;
+/// So many bytes of one sender are read together.
+const TOGETHER_BYTES: u64 = 8 << 20;
+/// While others wait a batch is launched behind one that is being read, so that it begins when that ends.
+const AHEAD: usize = 2;
 /// Two of so many bytes are not launched at once: they would be read at the same time, and what a launch costs is little beside them.
 const ALONE_FROM: u64 = 48 << 20;
 /// A message may wait this part of a nanosecond a byte, a fifth of the time that it takes, for one of another sender where nothing
@@ -35,23 +39,47 @@ const HOLD_SHIFT: u32 = 11;
 /// A sender whose messages have been passed over so often is next.
 const PATIENCE: u32 = 32;
 
-/// The messages of one sender.
+/// From how many bytes on messages of a window so deep are read in turns.
+pub fn from(depth: u32) -> u64 {
+    match depth {
+        0 | 1 => SINGLE_FROM,
+        _ => WINDOW_FROM,
+    }
+}
+
+/// The messages of one sender that wait.
 #[derive(Debug)]
 struct Sender {
     rank: u32,
-    /// Messages that are being read.
-    reading: u32,
-    /// Numbers of those that wait, oldest first.
+    /// Numbers of those, oldest first.
     waiting: VecDeque<u64>,
-    /// Messages of others that were read instead since it waits.
+    /// Batches of others that were read instead since it waits.
     passed_over: u32,
+}
+
+/// Messages of one sender that are read together.
+#[derive(Debug)]
+struct Batch {
+    number: u64,
+    rank: u32,
+    /// Of all that were ever part of it.
+    bytes: u64,
+    /// How many are not over.
+    reading: u32,
+}
+
+impl Batch {
+    /// Whether one more of a sender is part of it.
+    fn takes(&self, rank: u32, bytes: u64) -> bool {
+        self.rank == rank && self.bytes.saturating_add(bytes) <= TOGETHER_BYTES
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
     senders: Vec<Sender>,
-    /// The sender whose turn it is.
-    current: Option<u32>,
+    /// What is being read, oldest first.
+    batches: VecDeque<Batch>,
     number: u64,
     /// From whom has been read of late.
     company: Company,
@@ -68,15 +96,23 @@ struct Shared {
 #[derive(Debug, Default)]
 pub struct Turns(Arc<Shared>);
 
+/// Where a message stands.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// It waits under this number.
+    Waiting(u64),
+    /// It is read, as part of the batch of this number, the first one of it or not.
+    Reading { batch: u64, is_first: bool },
+}
+
 /// Of a message that is read, or waits for that.
 #[derive(Debug)]
 pub struct Turn {
     shared: Arc<Shared>,
     rank: u32,
     bytes: u64,
-    /// Its number while it waits.
-    number: Option<u64>,
-    /// Since when, by [`clock_ns`].
+    place: Place,
+    /// Since when it waits, by [`clock_ns`].
     since_ns: u64,
 }
 
@@ -93,91 +129,126 @@ impl Turns {
     pub fn are_waiting(&self, rank: u32) -> bool {
         let state = self.0.state.lock();
         let mut senders = state.senders.iter();
-        senders.any(|sender| sender.rank == rank && !sender.waiting.is_empty())
+        senders.any(|sender| sender.rank == rank)
     }
 
     /// A message is to be read from a sender: at once, if nobody else's is being read or waits, and none of its own. `readers`: how
     /// many others read from a rank.
     pub fn enter(&self, rank: u32, bytes: u64, readers: &dyn Fn(u32) -> u32) -> Turn {
         let mut state = self.0.state.lock();
-        let is_in_the_way =
-            |one: &Sender| !one.waiting.is_empty() || (one.rank != rank && one.reading > 0);
         state.company.note_other(rank);
-        let is_chosen =
-            || state.company.are_several() && (state.is_full(bytes) || readers(rank) > 0);
-        let must_wait = state.senders.iter().any(is_in_the_way) || is_chosen();
-        let number = must_wait.then(|| {
-            state.number += 1;
-            state.number
-        });
-        let sender = state.sender(rank);
-        match number {
-            Some(number) => sender.waiting.push_back(number),
-            None => sender.reading += 1,
-        }
-        if number.is_none() {
-            self.0.begin(&mut state, rank);
-        }
-        stats::add(Counter::TurnsWaited, u64::from(number.is_some()));
+        let is_chosen = || {
+            let is_next = state
+                .batches
+                .back()
+                .is_some_and(|last| last.takes(rank, bytes));
+            state.company.are_several()
+                && !is_next
+                && (state.is_full(rank, bytes) || readers(rank) > 0)
+        };
+        let must_wait = !state.senders.is_empty()
+            || state.batches.iter().any(|batch| batch.rank != rank)
+            || is_chosen();
+        stats::add(Counter::TurnsWaited, u64::from(must_wait));
+        let place = match must_wait {
+            true => Place::Waiting(state.wait(rank)),
+            false => self.0.begin(&mut state, rank, bytes),
+        };
         Turn {
             shared: Arc::clone(&self.0),
             rank,
             bytes,
-            number,
-            since_ns: number.map_or(0, |_| clock_ns()),
+            place,
+            since_ns: if must_wait { clock_ns() } else { 0 },
         }
     }
 }
 
 impl State {
-    fn sender(&mut self, rank: u32) -> &mut Sender {
-        let at = match self.senders.iter().position(|one| one.rank == rank) {
-            Some(at) => at,
-            None => {
-                self.senders.push(Sender {
-                    rank,
-                    reading: 0,
-                    waiting: VecDeque::new(),
-                    passed_over: 0,
-                });
-                self.senders.len() - 1
-            }
-        };
-        &mut self.senders[at]
+    /// One more message of a sender waits. Returns its number.
+    fn wait(&mut self, rank: u32) -> u64 {
+        self.number += 1;
+        let number = self.number;
+        match self.senders.iter_mut().find(|one| one.rank == rank) {
+            Some(sender) => sender.waiting.push_back(number),
+            None => self.senders.push(Sender {
+                rank,
+                waiting: VecDeque::from([number]),
+                passed_over: 0,
+            }),
+        }
+        number
+    }
+
+    /// A message waits no more. Those behind it do.
+    fn wait_no_more(&mut self, rank: u32, number: u64) {
+        if let Some(sender) = self.senders.iter_mut().find(|one| one.rank == rank) {
+            sender.waiting.retain(|waiting| *waiting != number);
+        }
+        self.senders.retain(|one| !one.waiting.is_empty());
     }
 
     /// Whether no further message of so many bytes is launched.
-    fn is_full(&self, bytes: u64) -> bool {
-        let reading: u32 = self.senders.iter().map(|one| one.reading).sum();
-        reading >= if bytes < ALONE_FROM { AHEAD } else { 1 }
+    fn is_full(&self, rank: u32, bytes: u64) -> bool {
+        let takes = |last: &Batch| last.takes(rank, bytes);
+        !self.batches.back().is_some_and(takes)
+            && self.batches.len() >= if bytes < ALONE_FROM { AHEAD } else { 1 }
     }
 
     /// Whose message is next. `readers`: how many others read from a rank.
-    fn next(&self, readers: &dyn Fn(u32) -> u32) -> Option<u32> {
-        let waiting = || self.senders.iter().filter(|one| !one.waiting.is_empty());
-        let longest = waiting().max_by_key(|one| one.passed_over);
+    fn next(&self, bytes: u64, readers: &dyn Fn(u32) -> u32) -> Option<u32> {
+        let longest = self.senders.iter().max_by_key(|one| one.passed_over);
         if let Some(overdue) = longest.filter(|one| one.passed_over >= PATIENCE) {
             return Some(overdue.rank);
         }
+        let current = self.batches.back();
+        let goes_on = |one: &&Sender| current.is_some_and(|last| last.takes(one.rank, bytes));
+        if let Some(same) = self.senders.iter().find(goes_on) {
+            return Some(same.rank);
+        }
         // Of several alike the current one goes on, and after it the one that has waited longest.
+        let current = current.map(|last| last.rank);
         let key = |one: &&Sender| {
-            let is_another = self.current != Some(one.rank);
+            let is_another = current != Some(one.rank);
             (readers(one.rank), is_another, one.waiting.front().copied())
         };
-        waiting().min_by_key(key).map(|one| one.rank)
+        self.senders.iter().min_by_key(key).map(|one| one.rank)
     }
 }
 
 impl Shared {
     /// A message of this sender is read from now on.
-    fn begin(&self, state: &mut State, rank: u32) {
-        state.current = Some(rank);
+    fn begin(&self, state: &mut State, rank: u32, bytes: u64) -> Place {
+        if let Some(last) = state
+            .batches
+            .back_mut()
+            .filter(|last| last.takes(rank, bytes))
+        {
+            last.bytes += bytes;
+            last.reading += 1;
+            return Place::Reading {
+                batch: last.number,
+                is_first: false,
+            };
+        }
+        state.number += 1;
+        let number = state.number;
+        state.batches.push_back(Batch {
+            number,
+            rank,
+            bytes,
+            reading: 1,
+        });
         self.say(Some(rank));
         for other in &mut state.senders {
-            other.passed_over = match other.rank == rank || other.waiting.is_empty() {
+            other.passed_over = match other.rank == rank {
                 true => 0,
                 false => other.passed_over + 1,
             };
+        }
+        Place::Reading {
+            batch: number,
+            is_first: true,
         }
     }
 
@@ -191,29 +262,34 @@ impl Shared {
 impl Turn {
     /// Whether it still waits.
     pub fn is_waiting(&self) -> bool {
-        self.number.is_some()
+        matches!(self.place, Place::Waiting(_))
+    }
+
+    /// Whether it is the first of a batch, which is not to be launched with what is read before it.
+    pub fn is_first(&self) -> bool {
+        matches!(self.place, Place::Reading { is_first: true, .. })
     }
 
     /// Whether it is to be read now. `readers`: how many others read from a rank.
     pub fn comes(&mut self, readers: &dyn Fn(u32) -> u32) -> bool {
-        let Some(number) = self.number else {
+        let Place::Waiting(number) = self.place else {
             return true;
         };
         let mut state = self.shared.state.lock();
-        let is_first = state.sender(self.rank).waiting.front() == Some(&number);
-        if !is_first || state.is_full(self.bytes) || state.next(readers) != Some(self.rank) {
+        let own = state.senders.iter().find(|one| one.rank == self.rank);
+        let is_first = own.is_some_and(|own| own.waiting.front() == Some(&number));
+        if !is_first
+            || state.is_full(self.rank, self.bytes)
+            || state.next(self.bytes, readers) != Some(self.rank)
+        {
             return false;
         }
-        let is_idle = state.senders.iter().all(|one| one.reading == 0);
         let may_hold = || clock_ns().saturating_sub(self.since_ns) < self.bytes >> HOLD_SHIFT;
-        if is_idle && readers(self.rank) > 0 && may_hold() {
+        if state.batches.is_empty() && readers(self.rank) > 0 && may_hold() {
             return false;
         }
-        let sender = state.sender(self.rank);
-        sender.waiting.pop_front();
-        sender.reading += 1;
-        self.shared.begin(&mut state, self.rank);
-        self.number = None;
+        state.wait_no_more(self.rank, number);
+        self.place = self.shared.begin(&mut state, self.rank, self.bytes);
         true
     }
 }
@@ -221,19 +297,19 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
-        let number = self.number;
-        let sender = state.sender(self.rank);
-        match number {
-            Some(number) => sender.waiting.retain(|waiting| *waiting != number),
-            None => sender.reading -= 1,
+        match self.place {
+            Place::Waiting(number) => state.wait_no_more(self.rank, number),
+            Place::Reading { batch, .. } => {
+                let mut batches = state.batches.iter_mut();
+                if let Some(batch) = batches.find(|one| one.number == batch) {
+                    batch.reading -= 1;
+                }
+                state.batches.retain(|one| one.reading > 0);
+                if state.batches.is_empty() {
+                    self.shared.say(None);
+                }
+            }
         }
-        if state.senders.iter().all(|one| one.reading == 0) {
-            state.current = None;
-            self.shared.say(None);
-        }
-        state
-            .senders
-            .retain(|one| one.reading > 0 || !one.waiting.is_empty());
     }
 }
 
@@ -242,15 +318,19 @@ mod tests {
     use super::*;
 
     const NOBODY: &dyn Fn(u32) -> u32 = &|_| 0;
+    /// No two of one sender are read together.
+    const LONG: u64 = TOGETHER_BYTES / 2 + 1;
+    /// Four are.
+    const SHORT: u64 = TOGETHER_BYTES / 4;
 
     #[test]
     fn one_sender_alone_never_waits() {
         let turns = Turns::default();
-        let all: Vec<Turn> = (0..16).map(|_| turns.enter(3, TURN_FROM, NOBODY)).collect();
+        let all: Vec<Turn> = (0..16).map(|_| turns.enter(3, LONG, NOBODY)).collect();
         assert!(all.iter().all(|turn| !turn.is_waiting()));
         drop(all);
         assert!(
-            !turns.enter(4, TURN_FROM, NOBODY).is_waiting(),
+            !turns.enter(4, LONG, NOBODY).is_waiting(),
             "nothing is read any more"
         );
     }
@@ -258,9 +338,9 @@ mod tests {
     #[test]
     fn the_next_is_of_whom_the_fewest_read() {
         let turns = Turns::default();
-        let first = turns.enter(1, TURN_FROM, NOBODY);
-        let mut second: Vec<Turn> = (0..2).map(|_| turns.enter(2, TURN_FROM, NOBODY)).collect();
-        let mut third = turns.enter(3, TURN_FROM, NOBODY);
+        let first = turns.enter(1, LONG, NOBODY);
+        let mut second: Vec<Turn> = (0..2).map(|_| turns.enter(2, LONG, NOBODY)).collect();
+        let mut third = turns.enter(3, LONG, NOBODY);
         assert!(!first.is_waiting() && third.is_waiting());
         assert!(second.iter().all(Turn::is_waiting));
         // One more is launched ahead of the end of the first.
@@ -281,28 +361,71 @@ mod tests {
     #[test]
     fn behind_one_that_waits_its_sender_s_others_wait() {
         let turns = Turns::default();
-        let first = turns.enter(1, TURN_FROM, NOBODY);
-        let mut second = turns.enter(2, TURN_FROM, NOBODY);
+        let first = turns.enter(1, LONG, NOBODY);
+        let mut second = turns.enter(2, LONG, NOBODY);
         assert!(turns.are_waiting(2) && !turns.are_waiting(1));
         // Of the first as well: they take turns from now on.
-        let mut again = turns.enter(1, TURN_FROM, NOBODY);
+        let mut again = turns.enter(1, LONG, NOBODY);
         assert!(again.is_waiting());
         assert!(again.comes(NOBODY), "its turn goes on");
         drop((first, again));
         assert!(second.comes(NOBODY));
         drop(second);
-        assert!(!turns.enter(5, TURN_FROM, NOBODY).is_waiting());
+        assert!(!turns.enter(5, LONG, NOBODY).is_waiting());
+    }
+
+    /// Those that are launched together are in order, and others' begin a launch of their own.
+    #[test]
+    fn short_ones_of_a_sender_are_read_together() {
+        let turns = Turns::default();
+        let first = turns.enter(1, SHORT, NOBODY);
+        let mut window: Vec<Turn> = (0..9).map(|_| turns.enter(2, SHORT, NOBODY)).collect();
+        assert!(first.is_first() && !first.is_waiting());
+        assert!(window.iter().all(Turn::is_waiting));
+        let come = |window: &mut Vec<Turn>, readers: &dyn Fn(u32) -> u32| -> Vec<bool> {
+            let came = |turn: &mut Turn| turn.is_waiting() && turn.comes(readers);
+            window.iter_mut().map(came).collect()
+        };
+        // All of the batch come, whoever reads there meanwhile; then two are under way.
+        let mut came = come(&mut window, NOBODY);
+        assert_eq!(came, [[true; 4].as_slice(), &[false; 5]].concat());
+        let firsts: Vec<bool> = window.iter().map(Turn::is_first).collect();
+        assert_eq!(firsts, [[true].as_slice(), &[false; 8]].concat());
+        drop(first);
+        let others = turns.enter(3, SHORT, NOBODY);
+        came = come(&mut window, NOBODY);
+        assert_eq!(came, [[false; 4].as_slice(), &[true; 4], &[false]].concat());
+        assert!(window[4].is_first());
+        // What is over of a batch makes no room in it.
+        window.drain(0..3);
+        assert!(!window[5].comes(NOBODY) && others.is_waiting());
+        window.remove(0);
+        assert!(window[4].comes(&|rank| u32::from(rank == 3)) && window[4].is_first());
+    }
+
+    /// Also where others read from it by now, and one of another sender would be next.
+    #[test]
+    fn a_batch_that_has_begun_is_filled() {
+        let turns = Turns::default();
+        let first = turns.enter(1, LONG, NOBODY);
+        let mut second: Vec<Turn> = (0..2).map(|_| turns.enter(2, SHORT, NOBODY)).collect();
+        let mut third = turns.enter(3, SHORT, NOBODY);
+        assert!(second[0].comes(NOBODY));
+        let of_two = |rank: u32| u32::from(rank == 2);
+        drop(first);
+        assert!(!third.comes(&of_two) && second[1].comes(&of_two) && !second[1].is_first());
+        assert!(third.comes(&of_two) && third.is_first());
     }
 
     #[test]
     fn nobody_is_passed_over_for_ever() {
         let turns = Turns::default();
-        let mut reading = VecDeque::from([turns.enter(1, TURN_FROM, NOBODY)]);
-        let mut waiting = turns.enter(2, TURN_FROM, NOBODY);
+        let mut reading = VecDeque::from([turns.enter(1, LONG, NOBODY)]);
+        let mut waiting = turns.enter(2, LONG, NOBODY);
         let of_two = |rank: u32| 3 * u32::from(rank == 2);
         let mut others = 0;
         while !waiting.comes(&of_two) {
-            let mut next = turns.enter(1, TURN_FROM, NOBODY);
+            let mut next = turns.enter(1, LONG, NOBODY);
             while !next.comes(&of_two) {
                 if waiting.comes(&of_two) {
                     assert!((8..100).contains(&others), "{others}");
@@ -330,14 +453,11 @@ mod tests {
     #[test]
     fn who_reads_from_several_chooses_from_the_first_message_on() {
         let turns = Turns::default();
-        drop((
-            turns.enter(1, TURN_FROM, NOBODY),
-            turns.enter(2, TURN_FROM, NOBODY),
-        ));
-        let mut window: Vec<Turn> = (0..4).map(|_| turns.enter(1, TURN_FROM, NOBODY)).collect();
+        drop((turns.enter(1, LONG, NOBODY), turns.enter(2, LONG, NOBODY)));
+        let mut window: Vec<Turn> = (0..4).map(|_| turns.enter(1, LONG, NOBODY)).collect();
         let waiting: Vec<bool> = window.iter().map(Turn::is_waiting).collect();
         assert_eq!(waiting, [false, false, true, true]);
-        let mut other = turns.enter(2, TURN_FROM, NOBODY);
+        let mut other = turns.enter(2, LONG, NOBODY);
         let of_one = |rank: u32| u32::from(rank == 1);
         window.remove(0);
         assert!(!window[1].comes(&of_one) && other.comes(&of_one));
@@ -349,7 +469,7 @@ mod tests {
         let mut second = turns.enter(2, long, &of_one);
         assert!(second.comes(&of_one) && !first.comes(&of_one));
         drop((first, second));
-        let mut alone = turns.enter(1, TURN_FROM, &of_one);
+        let mut alone = turns.enter(1, LONG, &of_one);
         while !alone.comes(&of_one) {
             std::thread::yield_now();
         }
@@ -364,13 +484,13 @@ mod tests {
     #[test]
     fn who_gives_up_keeps_nobody_waiting() {
         let turns = Turns::default();
-        let first = turns.enter(1, TURN_FROM, NOBODY);
-        let gone = turns.enter(2, TURN_FROM, NOBODY);
-        let mut behind = turns.enter(2, TURN_FROM, NOBODY);
+        let first = turns.enter(1, LONG, NOBODY);
+        let gone = turns.enter(2, LONG, NOBODY);
+        let mut behind = turns.enter(2, LONG, NOBODY);
         assert!(!behind.comes(NOBODY));
         drop(gone);
         assert!(behind.comes(NOBODY));
         drop((first, behind));
-        assert!(!turns.enter(1, TURN_FROM, NOBODY).is_waiting());
+        assert!(!turns.enter(1, LONG, NOBODY).is_waiting());
     }
 }

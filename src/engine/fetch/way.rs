@@ -8,6 +8,7 @@ use crate::config::Assign;
 use crate::cuda::{overlap, Buffer, Uuid, AHEAD_BYTES};
 use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::trail::Trail;
+use crate::engine::fetch::turn::WINDOW_FROM;
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Relay;
 use crate::engine::route::{RouteUse, Routed, Router};
@@ -288,6 +289,12 @@ pub struct Chosen {
     pub has_direct: bool,
 }
 
+/// Whether it matters how deep the window is of a message of so many bytes: if it may be split, or be read in turns by a rank that deals
+/// with several others.
+pub fn asks_for_depth(env: &Env, bytes: u64, are_several: bool) -> bool {
+    env.may_split(bytes) || (are_several && bytes >= WINDOW_FROM)
+}
+
 impl Ways<'_> {
     /// The GPU of the receiver's buffer.
     pub fn to(&self) -> Option<Uuid> {
@@ -311,8 +318,8 @@ impl Ways<'_> {
         overlapping.filter_map(|row| row.trail.cloned()).collect()
     }
 
-    /// How deep the window is taken to be of a message that begins. To be asked once for each that is long enough to be
-    /// split, whichever way it goes in the end: the next window is planned by it.
+    /// How deep the window is taken to be of a message that begins. To be asked once for each that [`asks_for_depth`], whichever way it
+    /// goes in the end: what is done with the next window depends on it.
     pub fn depth(&mut self, message: &Message) -> u32 {
         let same = self.under_way.iter();
         let same = same.filter(|other| other.source == message.source);

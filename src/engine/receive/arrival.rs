@@ -15,7 +15,7 @@ use crate::engine::core::Core;
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::{
-    flag, Destination, Fetch, Landed, NotTaken, Step, Trail, UnderWay, Ways,
+    asks_for_depth, flag, Destination, Fetch, Landed, NotTaken, Step, Trail, UnderWay, Ways,
 };
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::send::HOST_BYTES_MIN;
@@ -35,20 +35,21 @@ const BETWEEN_MANY_FROM: u64 = 4 << 20;
 /// So many posted receives are many.
 const MANY: usize = 8;
 
-/// The messages of `moving` that are under way to device memory, oldest first, where one of `capacity` may come over several paths, or one
-/// is lifted.
+/// The messages of `moving` that are under way to device memory, oldest first, where those are asked about for one of `capacity`, or one is
+/// lifted.
 fn under_way<'a>(
     env: &Env,
     moving: &[usize],
     receives: &'a Slab<Receive>,
     capacity: u64,
+    are_several: bool,
 ) -> SmallVec<[UnderWay<'a>; 16]> {
     let has_trail = |id: &usize| match &receives[*id].stage {
         Stage::Fetching(fetch) => fetch.has_trail(),
         Stage::Lifting(_) => true,
         _ => false,
     };
-    if !env.may_split(capacity) && !moving.iter().any(has_trail) {
+    if !asks_for_depth(env, capacity, are_several) && !moving.iter().any(has_trail) {
         return SmallVec::new();
     }
     let rows = moving.iter().filter_map(|id| match &receives[*id].stage {
@@ -322,7 +323,9 @@ impl Core {
             kept = Some(*buffer);
         }
         let (told, capacity) = (receive.told.take(), receive.capacity);
-        let under_way = under_way(env, &self.moving, &self.receives, capacity);
+        let are_several = self.company.are_several();
+        let (moving, receives) = (&self.moving, &self.receives);
+        let under_way = under_way(env, moving, receives, capacity, are_several);
         let ways = Ways {
             router: &mut self.router,
             buffer: kept.as_ref(),
@@ -331,7 +334,7 @@ impl Core {
             exchanges: &mut self.exchanges,
             is_pushing,
             computes: self.pace.computes(),
-            are_several: self.company.are_several(),
+            are_several,
         };
         let begun = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told);
         drop(under_way);

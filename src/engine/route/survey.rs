@@ -198,17 +198,19 @@ impl Survey {
     pub fn is_active(&self) -> bool {
         let is_open = |own: &Own| !matches!(own.stage, Stage::Over);
         let is_asked = matches!(self.wiring, Wires::Asked(_));
-        self.is_on && (is_asked || !self.pulls.is_empty() || self.own.iter().any(is_open))
+        is_asked || (self.is_on && (!self.pulls.is_empty() || self.own.iter().any(is_open)))
+    }
+
+    /// The links of this rank's GPUs are asked for, once.
+    pub fn ask_for_links(&mut self) {
+        if matches!(self.wiring, Wires::Unasked) {
+            self.wiring = wiring::Asked::ask().map_or(Wires::Over, Wires::Asked);
+        }
     }
 
     /// A long message to or from a GPU of this rank's was met, and nobody has measured the node.
     pub fn meet(&mut self, env: &Env, uuid: &Uuid, context: ContextKey) {
         self.is_on = true;
-        if matches!(self.wiring, Wires::Unasked) {
-            // Only relays need it.
-            let asked = env.config.paths.relay.then(wiring::Asked::ask).flatten();
-            self.wiring = asked.map_or(Wires::Over, Wires::Asked);
-        }
         match self.own.iter_mut().find(|own| own.uuid == *uuid) {
             Some(own) if own.context == context || !matches!(own.stage, Stage::Over) => {}
             Some(own) => own.context = context,

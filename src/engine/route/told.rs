@@ -27,8 +27,6 @@ pub(super) struct Told {
     pub direct: Vec<(u8, u8)>,
     /// It is known which pairs have links of their own.
     pub is_wired: bool,
-    /// The system has told that the links of these GPUs lead to a switch.
-    pub is_switched: bool,
 }
 
 impl Told {
@@ -56,16 +54,10 @@ impl Told {
         let links = Links::new(&lines, mesh);
         let topology = topology(&cards, &lines, &links, wired)?;
         let model = model(&topology, &lines, &links)?;
-        let leads_to_switch = |uuid: &Uuid| {
-            let of = wired.iter().find(|(known, _)| known == uuid);
-            of.is_some_and(|(_, wiring)| wiring.is_switched)
-        };
-        let is_switched = uuids.iter().all(leads_to_switch);
         let measured = lines.measured().map(|(a, b)| (a as u8, b as u8));
         Some(Told {
             direct: measured.collect(),
             is_wired: links.mesh.is_some(),
-            is_switched,
             topology,
             model,
         })
