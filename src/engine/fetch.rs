@@ -20,8 +20,8 @@ use crate::engine::fetch::driven::Driven;
 pub use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::several::Several;
 pub use crate::engine::fetch::trail::{Trail, TrailEnd};
-use crate::engine::fetch::turn::Turn;
 pub use crate::engine::fetch::turn::Turns;
+use crate::engine::fetch::turn::{Start, Turn};
 pub use crate::engine::fetch::way::{asks_for_depth, Depths, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
@@ -511,11 +511,15 @@ impl Fetch {
                 let turn = self.turn.as_mut();
                 let is_its_turn = turn.is_none_or(|turn| turn.comes(&|rank| readers(env, rank)));
                 if is_its_turn {
-                    if self.turn.as_ref().is_some_and(Turn::is_first) {
+                    let begins = self.turn.as_ref().and_then(Turn::start);
+                    if begins != Some(Start::InBatch) {
                         // Not in one launch with the batch before it, which is over sooner.
                         gpu.launch();
                     }
                     self.start(gpu);
+                    if !self.turn.as_ref().is_some_and(Turn::is_followed) {
+                        gpu.launch();
+                    }
                 }
                 Step::Pending(is_its_turn)
             }

@@ -303,10 +303,10 @@ fn long_messages_of_several_are_read_in_turns_over_a_switch() {
     on("openmpi", |mpi| {
         for (node, is_measured, window, size, in_turns) in [
             ("hgx-h200", true, "3", "9M", true),
-            ("hgx-h200", true, "1", "3M", true),
+            ("hgx-h200", true, "1", "4M", true),
             ("hgx-h200", true, "3", "1536K", true),
             ("hgx-h200", false, "3", "1536K", true),
-            ("hgx-h200", true, "1", "1536K", false),
+            ("hgx-h200", true, "1", "3M", false),
             ("hgx-h200", true, "3", "1M", false),
             ("beluga", true, "3", "9M", false),
             ("beluga", false, "3", "1536K", false),

@@ -6,8 +6,8 @@ use super::driven::{self, Begun, Driven};
 use super::push::Push;
 use super::several::{self, Before, Several};
 use super::{
-    asks_for_depth, flag, readers, turn, Destination, Fetch, Path, Trail, TrailEnd, Turns,
-    UnderWay, Ways,
+    asks_for_depth, flag, readers, turn, Destination, Fetch, Path, Start, Trail, TrailEnd, Turn,
+    Turns, UnderWay, Ways,
 };
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
 use crate::engine::gpu::Gpu;
@@ -398,7 +398,7 @@ impl Fetch {
         let copy = copy_from(mapping.address_of(self.message.offset));
         let (from, to) = (self.message.device, self.device);
         let failed = |error| Some((Reason::DriverError, error));
-        if self.turn.is_some() {
+        if self.turn.as_ref().and_then(Turn::start) == Some(Start::Behind) {
             gpu.follow_others(context, sender).map_err(failed)?;
         }
         gpu.pull_of(context, [&from, &to], sender, copy, mapping)

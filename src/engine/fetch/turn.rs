@@ -21,13 +21,17 @@ use crate::engine::invite::Company;
 use crate::node::Segment;
 use crate::stats::{self, Counter};
 
-/// Single messages of so many bytes are read in turns: 8 us and more each, beside which a launch by itself is little. Four H100s, each to
-/// every other, times the speed without the library, from 6 MiB on and from there: 3 MiB 1.00 and 1.14; 4 MiB 0.98 and 1.23
-/// (`docs/results/h100-x4-many.txt`, 10).
-const SINGLE_FROM: u64 = 3 << 20;
-/// Those of windows: several of one sender are launched together.
+/// Single messages of so many bytes are read in turns: 10 us and more each, beside which a launch by itself is little. Four H100s, each to
+/// every other, times the speed without the library, at once and in turns: 3 MiB 1.14 to 1.16 and 1.07 to 1.10, 4 MiB 1.09 to 1.11 and 1.11 to
+/// 1.19 (`docs/results/h100-x4-many.txt`, 10 and 12).
+const SINGLE_FROM: u64 = 4 << 20;
+/// Those of windows: several of one sender are launched together. The same, each launched by itself at once, and in turns as here (means of
+/// three launches): windows of 4 of 1.5 MiB 0.99 and 1.04, of 2 MiB 0.98 and 1.10, of 2.5 MiB 0.99 and 1.12; of 16 1.10 and 1.07, 1.09 and 1.21,
+/// 1.09 and 1.22 (the same, 12). Shorter ones lose: of 16 of 1 MiB 1.12 and 0.92.
 pub const WINDOW_FROM: u64 = 1280 << 10;
-/// So many bytes of one sender are read together.
+/// So many bytes of one sender are read together. Four H100s, batches of 4, 6, 8 and 10 MiB: windows of 4 of 2 MiB 1.17, 1.06, 1.11 and 1.11, of 16
+/// of 4 MiB 0.99, 1.01, 1.18 and 1.11 (the same, 12). 12 MiB have a twentieth more in windows of 16, and in those of 4 of 5 MiB 1.17 instead
+/// of 1.26.
 const TOGETHER_BYTES: u64 = 8 << 20;
 /// While others wait a batch is launched behind one that is being read, so that it begins when that ends.
 const AHEAD: usize = 2;
@@ -64,7 +68,9 @@ struct Batch {
     rank: u32,
     /// Of all that were ever part of it.
     bytes: u64,
-    /// How many are not over.
+    /// How many those are.
+    count: u32,
+    /// How many of them are not over.
     reading: u32,
 }
 
@@ -96,13 +102,25 @@ struct Shared {
 #[derive(Debug, Default)]
 pub struct Turns(Arc<Shared>);
 
+/// How the copy of a message begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With its batch.
+    InBatch,
+    /// As the first of a batch, beside what is read before it: two copies have a lane each, and the second one starts up meanwhile.
+    Beside,
+    /// As the first of a batch, behind what is read before it: several copies of each of two lanes share the device's engines, and end late
+    /// together.
+    Behind,
+}
+
 /// Where a message stands.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     /// It waits under this number.
     Waiting(u64),
-    /// It is read, as part of the batch of this number, the first one of it or not.
-    Reading { batch: u64, is_first: bool },
+    /// It is read, as part of the batch of this number.
+    Reading { batch: u64, start: Start },
 }
 
 /// Of a message that is read, or waits for that.
@@ -225,18 +243,24 @@ impl Shared {
             .filter(|last| last.takes(rank, bytes))
         {
             last.bytes += bytes;
+            last.count += 1;
             last.reading += 1;
             return Place::Reading {
                 batch: last.number,
-                is_first: false,
+                start: Start::InBatch,
             };
         }
+        let start = match state.batches.iter().any(|batch| batch.count > 1) {
+            true => Start::Behind,
+            false => Start::Beside,
+        };
         state.number += 1;
         let number = state.number;
         state.batches.push_back(Batch {
             number,
             rank,
             bytes,
+            count: 1,
             reading: 1,
         });
         self.say(Some(rank));
@@ -248,7 +272,7 @@ impl Shared {
         }
         Place::Reading {
             batch: number,
-            is_first: true,
+            start,
         }
     }
 
@@ -265,9 +289,20 @@ impl Turn {
         matches!(self.place, Place::Waiting(_))
     }
 
-    /// Whether it is the first of a batch, which is not to be launched with what is read before it.
-    pub fn is_first(&self) -> bool {
-        matches!(self.place, Place::Reading { is_first: true, .. })
+    /// How its copy begins, once it does.
+    pub fn start(&self) -> Option<Start> {
+        match self.place {
+            Place::Waiting(_) => None,
+            Place::Reading { start, .. } => Some(start),
+        }
+    }
+
+    /// Whether more messages like it of its sender wait that are part of its batch.
+    pub fn is_followed(&self) -> bool {
+        let state = self.shared.state.lock();
+        let takes = |last: &Batch| last.takes(self.rank, self.bytes);
+        state.batches.back().is_some_and(takes)
+            && state.senders.iter().any(|sender| sender.rank == self.rank)
     }
 
     /// Whether it is to be read now. `readers`: how many others read from a rank.
@@ -322,6 +357,10 @@ mod tests {
     const LONG: u64 = TOGETHER_BYTES / 2 + 1;
     /// Four are.
     const SHORT: u64 = TOGETHER_BYTES / 4;
+
+    fn is_first(turn: &Turn) -> bool {
+        matches!(turn.start(), Some(Start::Beside | Start::Behind))
+    }
 
     #[test]
     fn one_sender_alone_never_waits() {
@@ -380,7 +419,7 @@ mod tests {
         let turns = Turns::default();
         let first = turns.enter(1, SHORT, NOBODY);
         let mut window: Vec<Turn> = (0..9).map(|_| turns.enter(2, SHORT, NOBODY)).collect();
-        assert!(first.is_first() && !first.is_waiting());
+        assert!(is_first(&first) && !first.is_waiting());
         assert!(window.iter().all(Turn::is_waiting));
         let come = |window: &mut Vec<Turn>, readers: &dyn Fn(u32) -> u32| -> Vec<bool> {
             let came = |turn: &mut Turn| turn.is_waiting() && turn.comes(readers);
@@ -389,18 +428,20 @@ mod tests {
         // All of the batch come, whoever reads there meanwhile; then two are under way.
         let mut came = come(&mut window, NOBODY);
         assert_eq!(came, [[true; 4].as_slice(), &[false; 5]].concat());
-        let firsts: Vec<bool> = window.iter().map(Turn::is_first).collect();
+        let firsts: Vec<bool> = window.iter().map(is_first).collect();
         assert_eq!(firsts, [[true].as_slice(), &[false; 8]].concat());
+        assert_eq!(window[0].start(), Some(Start::Beside), "one is read");
+        assert!(!window[3].is_followed(), "the batch is full");
         drop(first);
         let others = turns.enter(3, SHORT, NOBODY);
         came = come(&mut window, NOBODY);
         assert_eq!(came, [[false; 4].as_slice(), &[true; 4], &[false]].concat());
-        assert!(window[4].is_first());
+        assert_eq!(window[4].start(), Some(Start::Behind), "several are");
         // What is over of a batch makes no room in it.
         window.drain(0..3);
         assert!(!window[5].comes(NOBODY) && others.is_waiting());
         window.remove(0);
-        assert!(window[4].comes(&|rank| u32::from(rank == 3)) && window[4].is_first());
+        assert!(window[4].comes(&|rank| u32::from(rank == 3)) && is_first(&window[4]));
     }
 
     /// Also where others read from it by now, and one of another sender would be next.
@@ -410,11 +451,12 @@ mod tests {
         let first = turns.enter(1, LONG, NOBODY);
         let mut second: Vec<Turn> = (0..2).map(|_| turns.enter(2, SHORT, NOBODY)).collect();
         let mut third = turns.enter(3, SHORT, NOBODY);
-        assert!(second[0].comes(NOBODY));
+        assert!(second[0].comes(NOBODY) && second[0].is_followed());
         let of_two = |rank: u32| u32::from(rank == 2);
         drop(first);
-        assert!(!third.comes(&of_two) && second[1].comes(&of_two) && !second[1].is_first());
-        assert!(third.comes(&of_two) && third.is_first());
+        assert!(!third.comes(&of_two) && second[1].comes(&of_two) && !is_first(&second[1]));
+        assert!(!second[1].is_followed(), "no more wait");
+        assert!(third.comes(&of_two) && is_first(&third));
     }
 
     #[test]
