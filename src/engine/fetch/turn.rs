@@ -25,10 +25,15 @@ use crate::stats::{self, Counter};
 /// every other, times the speed without the library, at once and in turns: 3 MiB 1.14 to 1.16 and 1.07 to 1.10, 4 MiB 1.09 to 1.11 and 1.11 to
 /// 1.19 (`docs/results/h100-x4-many.txt`, 10 and 12).
 const SINGLE_FROM: u64 = 4 << 20;
-/// Those of windows: several of one sender are launched together. The same, each launched by itself at once, and in turns as here (means of
-/// three launches): windows of 4 of 1.5 MiB 0.99 and 1.04, of 2 MiB 0.98 and 1.10, of 2.5 MiB 0.99 and 1.12; of 16 1.10 and 1.07, 1.09 and 1.21,
-/// 1.09 and 1.22 (the same, 12). Shorter ones lose: of 16 of 1 MiB 1.12 and 0.92.
-pub const WINDOW_FROM: u64 = 1280 << 10;
+/// Those of windows: several of one sender are launched together. The same, each launched by itself at once, and in turns (means of three
+/// launches): windows of 4 of 1.5 MiB 0.99 and 1.04, of 2 MiB 0.98 and 1.10, of 2.5 MiB 0.99 and 1.12; of 8 1.06 and 1.07, 1.07 and 1.18, 1.07 and 1.20
+/// (the same, 12; where processors are slower, windows of 4 0.97 and 0.98, 0.96 and 1.01, 0.94 and 1.04, but of 1.25 MiB 0.96 and 0.93).
+pub const WINDOW_FROM: u64 = 1536 << 10;
+/// Those of windows deeper than [`FEW`], whose batches are long as it is: of 16 of 1.5 MiB 1.14 and 1.01, of 2 MiB 1.09 and 1.21, of 2.5 MiB 1.09
+/// and 1.22.
+const DEEP_FROM: u64 = 2 << 20;
+/// Windows of more messages are deep.
+const FEW: u32 = 8;
 /// So many bytes of one sender are read together. Four H100s, batches of 4, 6, 8 and 10 MiB: windows of 4 of 2 MiB 1.17, 1.06, 1.11 and 1.11, of 16
 /// of 4 MiB 0.99, 1.01, 1.18 and 1.11 (the same, 12). 12 MiB have a twentieth more in windows of 16, and in those of 4 of 5 MiB 1.17 instead
 /// of 1.26.
@@ -47,7 +52,8 @@ const PATIENCE: u32 = 32;
 pub fn from(depth: u32) -> u64 {
     match depth {
         0 | 1 => SINGLE_FROM,
-        _ => WINDOW_FROM,
+        2..=FEW => WINDOW_FROM,
+        _ => DEEP_FROM,
     }
 }
 
@@ -360,6 +366,13 @@ mod tests {
 
     fn is_first(turn: &Turn) -> bool {
         matches!(turn.start(), Some(Start::Beside | Start::Behind))
+    }
+
+    #[test]
+    fn what_is_short_for_its_window_is_read_at_once() {
+        let from = [1, 2, FEW, FEW + 1, 16].map(|depth| super::from(depth) >> 10);
+        assert_eq!(from, [4096, 1536, 1536, 2048, 2048]);
+        assert!((0..100).all(|depth| super::from(depth) >= WINDOW_FROM));
     }
 
     #[test]
