@@ -61,8 +61,8 @@ pub fn from(depth: u32) -> u64 {
 #[derive(Debug)]
 struct Sender {
     rank: u32,
-    /// Numbers of those, oldest first.
-    waiting: VecDeque<u64>,
+    /// Numbers and bytes of those, oldest first.
+    waiting: VecDeque<(u64, u64)>,
     /// Batches of others that were read instead since it waits.
     passed_over: u32,
 }
@@ -175,7 +175,7 @@ impl Turns {
             || is_chosen();
         stats::add(Counter::TurnsWaited, u64::from(must_wait));
         let place = match must_wait {
-            true => Place::Waiting(state.wait(rank)),
+            true => Place::Waiting(state.wait(rank, bytes)),
             false => self.0.begin(&mut state, rank, bytes),
         };
         Turn {
@@ -190,24 +190,24 @@ impl Turns {
 
 impl State {
     /// One more message of a sender waits. Returns its number.
-    fn wait(&mut self, rank: u32) -> u64 {
+    fn wait(&mut self, rank: u32, bytes: u64) -> u64 {
         self.number += 1;
-        let number = self.number;
+        let row = (self.number, bytes);
         match self.senders.iter_mut().find(|one| one.rank == rank) {
-            Some(sender) => sender.waiting.push_back(number),
+            Some(sender) => sender.waiting.push_back(row),
             None => self.senders.push(Sender {
                 rank,
-                waiting: VecDeque::from([number]),
+                waiting: VecDeque::from([row]),
                 passed_over: 0,
             }),
         }
-        number
+        self.number
     }
 
     /// A message waits no more. Those behind it do.
     fn wait_no_more(&mut self, rank: u32, number: u64) {
         if let Some(sender) = self.senders.iter_mut().find(|one| one.rank == rank) {
-            sender.waiting.retain(|waiting| *waiting != number);
+            sender.waiting.retain(|waiting| waiting.0 != number);
         }
         self.senders.retain(|one| !one.waiting.is_empty());
     }
@@ -219,22 +219,28 @@ impl State {
             && self.batches.len() >= if bytes < ALONE_FROM { AHEAD } else { 1 }
     }
 
+    /// Whether the first message of a sender that waits is part of the batch that was begun last.
+    fn goes_on(&self, sender: &Sender) -> bool {
+        let (last, first) = (self.batches.back(), sender.waiting.front());
+        last.zip(first)
+            .is_some_and(|(last, (_, bytes))| last.takes(sender.rank, *bytes))
+    }
+
     /// Whose message is next. `readers`: how many others read from a rank.
-    fn next(&self, bytes: u64, readers: &dyn Fn(u32) -> u32) -> Option<u32> {
+    fn next(&self, readers: &dyn Fn(u32) -> u32) -> Option<u32> {
         let longest = self.senders.iter().max_by_key(|one| one.passed_over);
         if let Some(overdue) = longest.filter(|one| one.passed_over >= PATIENCE) {
             return Some(overdue.rank);
         }
-        let current = self.batches.back();
-        let goes_on = |one: &&Sender| current.is_some_and(|last| last.takes(one.rank, bytes));
-        if let Some(same) = self.senders.iter().find(goes_on) {
+        if let Some(same) = self.senders.iter().find(|one| self.goes_on(one)) {
             return Some(same.rank);
         }
         // Of several alike the current one goes on, and after it the one that has waited longest.
-        let current = current.map(|last| last.rank);
+        let current = self.batches.back().map(|last| last.rank);
         let key = |one: &&Sender| {
             let is_another = current != Some(one.rank);
-            (readers(one.rank), is_another, one.waiting.front().copied())
+            let since = one.waiting.front().map(|(number, _)| *number);
+            (readers(one.rank), is_another, since)
         };
         self.senders.iter().min_by_key(key).map(|one| one.rank)
     }
@@ -303,12 +309,11 @@ impl Turn {
         }
     }
 
-    /// Whether more messages like it of its sender wait that are part of its batch.
+    /// Whether the next message of its sender waits and is part of its batch.
     pub fn is_followed(&self) -> bool {
         let state = self.shared.state.lock();
-        let takes = |last: &Batch| last.takes(self.rank, self.bytes);
-        state.batches.back().is_some_and(takes)
-            && state.senders.iter().any(|sender| sender.rank == self.rank)
+        let own = state.senders.iter().find(|one| one.rank == self.rank);
+        own.is_some_and(|own| state.goes_on(own))
     }
 
     /// Whether it is to be read now. `readers`: how many others read from a rank.
@@ -318,10 +323,11 @@ impl Turn {
         };
         let mut state = self.shared.state.lock();
         let own = state.senders.iter().find(|one| one.rank == self.rank);
-        let is_first = own.is_some_and(|own| own.waiting.front() == Some(&number));
+        let first = own.and_then(|own| own.waiting.front());
+        let is_first = first.is_some_and(|(first, _)| *first == number);
         if !is_first
             || state.is_full(self.rank, self.bytes)
-            || state.next(self.bytes, readers) != Some(self.rank)
+            || state.next(readers) != Some(self.rank)
         {
             return false;
         }
@@ -470,6 +476,21 @@ mod tests {
         assert!(!third.comes(&of_two) && second[1].comes(&of_two) && !is_first(&second[1]));
         assert!(!second[1].is_followed(), "no more wait");
         assert!(third.comes(&of_two) && is_first(&third));
+    }
+
+    /// What is too long for a batch that has begun keeps nobody waiting for it.
+    #[test]
+    fn a_batch_waits_for_no_message_that_it_cannot_take() {
+        let turns = Turns::default();
+        let first = turns.enter(1, SHORT, NOBODY);
+        let mut other = turns.enter(2, SHORT, NOBODY);
+        let mut long = turns.enter(1, LONG, NOBODY);
+        let mut longer = turns.enter(1, LONG, NOBODY);
+        let of_one = |rank: u32| u32::from(rank == 1);
+        assert!(long.comes(&of_one), "the batch takes that one, too");
+        assert!(!longer.comes(&of_one) && other.comes(&of_one));
+        drop((first, other, long));
+        assert!(longer.comes(NOBODY));
     }
 
     #[test]
