@@ -289,9 +289,8 @@ impl Fetch {
             fetch.start_hosted(env, gpu, &ways);
         } else if wanted > 0 {
             let depth = fetch.depth(env, &mut ways);
-            let may_turn = fetch.may_turn(env, gpu, &mut ways, depth);
-            if !fetch.start_several(env, gpu, ways, depth) {
-                fetch.start_in_turn(env, gpu, may_turn);
+            if !fetch.start_several(env, gpu, &mut ways, depth) {
+                fetch.start_in_turn(env, gpu, &mut ways, depth);
             }
         }
         Ok(fetch)

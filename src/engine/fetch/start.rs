@@ -36,7 +36,7 @@ impl Fetch {
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
-        mut ways: Ways<'_>,
+        ways: &mut Ways<'_>,
         depth: Option<u32>,
     ) -> bool {
         let Destination::Device { context, address } = self.to else {
@@ -48,7 +48,7 @@ impl Fetch {
         if may_split {
             let to = driven::To { context, address };
             let window = depth.unwrap_or(1);
-            match Driven::begin(env, gpu, &mut ways, &self.peer, &self.message, to, window) {
+            match Driven::begin(env, gpu, ways, &self.peer, &self.message, to, window) {
                 Begun::Driven(driven) => {
                     self.trail = Some(TrailEnd(Arc::clone(driven.trail())));
                     self.path = Path::Driven(driven);
@@ -199,11 +199,10 @@ impl Fetch {
     }
 
     /// A message that is likely to take one direct copy does so this time. What is planned while it runs counts for the next one.
-    fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>, depth: u32) {
-        let may_turn = self.may_turn(env, gpu, &mut ways, Some(depth));
-        self.start_in_turn(env, gpu, may_turn);
+    fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, ways: &mut Ways<'_>, depth: u32) {
+        self.start_in_turn(env, gpu, ways, Some(depth));
         gpu.launch();
-        self.plan_now(env, gpu, &mut ways, depth);
+        self.plan_now(env, gpu, ways, depth);
     }
 
     /// As [`Fetch::begin_directly`], for one that its sender writes.
@@ -237,7 +236,7 @@ impl Fetch {
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
-        mut ways: Ways<'_>,
+        ways: &mut Ways<'_>,
         before: Option<Before>,
         depth: u32,
         push: Option<Push>,
@@ -324,13 +323,7 @@ impl Fetch {
     }
 
     /// Whether it is read in turns, if it takes one copy. `depth` of its window, where that is asked for.
-    pub(super) fn may_turn(
-        &self,
-        env: &Env,
-        gpu: &Gpu,
-        ways: &mut Ways<'_>,
-        depth: Option<u32>,
-    ) -> bool {
+    fn may_turn(&self, env: &Env, gpu: &Gpu, ways: &mut Ways<'_>, depth: Option<u32>) -> bool {
         let is_long = || self.wanted >= turn::from(depth.unwrap_or(1));
         // Of short messages most come where no long one ever did.
         let is_behind = |turns: &Turns| turns.are_waiting(self.message.source);
@@ -339,9 +332,15 @@ impl Fetch {
             && (ways.router).is_switched(env, &[self.message.device, self.device])
     }
 
-    /// Begins with it now, or when it is its turn.
-    pub(super) fn start_in_turn(&mut self, env: &Env, gpu: &mut Gpu, may_turn: bool) {
-        if may_turn {
+    /// Begins with it now, or when it is its turn. `depth` of its window, where that is asked for.
+    pub(super) fn start_in_turn(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        ways: &mut Ways<'_>,
+        depth: Option<u32>,
+    ) {
+        if self.may_turn(env, gpu, ways, depth) {
             let fresh = || Turns::new(env.node.own_shared());
             let turns = gpu.turns.entry(self.device).or_insert_with(fresh);
             let turn = turns.enter(self.message.source, self.wanted, &|rank| readers(env, rank));

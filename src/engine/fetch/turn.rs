@@ -3,9 +3,10 @@
 //! All that comes to a GPU over a switch comes by one port, and what is read from a GPU leaves by one. A GPU that reads from
 //! several others does so from one after the other, as its engines see fit; where each reads from each, two read from the same one
 //! while nobody reads from another, half of the time (four H200s: a third of what they can do is lost). So long messages of
-//! several senders are read in turns, and the next one is a message of that sender from which the fewest others read.
-//! Which one that is each rank says in its segment. It is said without any order among ranks: two may still choose the same
-//! one, which costs them the time of a message.
+//! several senders are read in turns, some of one sender together where they are shorter, and the next ones are of that sender from
+//! which the fewest others read.
+//! Whose those are each rank says in its segment. It is said without any order among ranks: two may still choose the same
+//! one, which costs them the time of a batch.
 //!
 //! Where a rank has read from several of late, that is so from the first message on: all of a window of whoever happened to send
 //! first would be read before anybody chooses (a model: 0.72 of what the ports carry, 0.89 so, and 0.96 where also the first is one
@@ -162,13 +163,9 @@ impl Turns {
         let mut state = self.0.state.lock();
         state.company.note_other(rank);
         let is_chosen = || {
-            let is_next = state
-                .batches
-                .back()
-                .is_some_and(|last| last.takes(rank, bytes));
             state.company.are_several()
-                && !is_next
-                && (state.is_full(rank, bytes) || readers(rank) > 0)
+                && !state.joins(rank, bytes)
+                && (state.is_full(bytes) || readers(rank) > 0)
         };
         let must_wait = !state.senders.is_empty()
             || state.batches.iter().any(|batch| batch.rank != rank)
@@ -204,7 +201,7 @@ impl State {
         self.number
     }
 
-    /// A message waits no more. Those behind it do.
+    /// A message waits no more. Those behind it still do.
     fn wait_no_more(&mut self, rank: u32, number: u64) {
         if let Some(sender) = self.senders.iter_mut().find(|one| one.rank == rank) {
             sender.waiting.retain(|waiting| waiting.0 != number);
@@ -212,18 +209,21 @@ impl State {
         self.senders.retain(|one| !one.waiting.is_empty());
     }
 
-    /// Whether no further message of so many bytes is launched.
-    fn is_full(&self, rank: u32, bytes: u64) -> bool {
-        let takes = |last: &Batch| last.takes(rank, bytes);
-        !self.batches.back().is_some_and(takes)
-            && self.batches.len() >= if bytes < ALONE_FROM { AHEAD } else { 1 }
+    /// Whether a message is part of the batch that was begun last.
+    fn joins(&self, rank: u32, bytes: u64) -> bool {
+        let last = self.batches.back();
+        last.is_some_and(|last| last.takes(rank, bytes))
     }
 
-    /// Whether the first message of a sender that waits is part of the batch that was begun last.
+    /// Whether the first message of a sender that waits is.
     fn goes_on(&self, sender: &Sender) -> bool {
-        let (last, first) = (self.batches.back(), sender.waiting.front());
-        last.zip(first)
-            .is_some_and(|(last, (_, bytes))| last.takes(sender.rank, *bytes))
+        let first = sender.waiting.front();
+        first.is_some_and(|(_, bytes)| self.joins(sender.rank, *bytes))
+    }
+
+    /// Whether no further batch is launched whose first message has so many bytes.
+    fn is_full(&self, bytes: u64) -> bool {
+        self.batches.len() >= if bytes < ALONE_FROM { AHEAD } else { 1 }
     }
 
     /// Whose message is next. `readers`: how many others read from a rank.
@@ -325,10 +325,8 @@ impl Turn {
         let own = state.senders.iter().find(|one| one.rank == self.rank);
         let first = own.and_then(|own| own.waiting.front());
         let is_first = first.is_some_and(|(first, _)| *first == number);
-        if !is_first
-            || state.is_full(self.rank, self.bytes)
-            || state.next(readers) != Some(self.rank)
-        {
+        let has_room = || state.joins(self.rank, self.bytes) || !state.is_full(self.bytes);
+        if !is_first || !has_room() || state.next(readers) != Some(self.rank) {
             return false;
         }
         let may_hold = || clock_ns().saturating_sub(self.since_ns) < self.bytes >> HOLD_SHIFT;
