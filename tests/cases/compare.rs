@@ -334,7 +334,7 @@ fn predictions_of_a_node_that_is_not_there_are_refused() {
 }
 
 /// Messages of a short window, of which the MPI library brings one at a time, are launched together: two launches on a stream go
-/// without waiting for each other, so none of these would be in a batch.
+/// without waiting for each other, so none of these would be in a batch. Also those of several senders.
 #[test]
 fn short_windows_in_one_launch() {
     for name in ["openmpi", "mpich"] {
@@ -343,6 +343,7 @@ fn short_windows_in_one_launch() {
             for (bench, begins_early) in [
                 ("bw --sizes 64K --windows 2", false),
                 ("bibw --sizes 1M --windows 4", true),
+                ("all-to-all --np 4 --sizes 1280K --windows 4", false),
             ] {
                 let arguments = format!("--benches {bench} --iterations 200 --rounds 1");
                 let arguments: Vec<&str> = arguments.split(' ').collect();
