@@ -135,7 +135,8 @@ const PLANNED_OF: u32 = 61;
 /// (`h100-x2-all-sizes.txt`, 2). Single messages of 2 MiB on four H100s, each to all, once longer ones have told the ranks of
 /// their links, times the speed without the library: each planned 0.87, one of 61 1.04 and 1.08 on two machines, with
 /// `ANABRANCH_PATHS=direct` 1.09 and 1.105 (`docs/results/h100-x4-many.txt`, 9). Where each was planned only after all were launched 0.97.
-const PLANNED_FROM: u64 = 4 << 20;
+/// From 4 MiB on each was planned, until two H200s had 0.98 with windows of 16 of 4 MiB both ways (`h200-x4-turns.txt`).
+const PLANNED_FROM: u64 = 16 << 20;
 /// Single messages that are shorter are written without being planned, mostly, where they would go directly on an idle node, too.
 const PLANNED_MEANWHILE_FROM: u64 = 64 << 20;
 /// No window is taken for deeper.
