@@ -227,7 +227,7 @@ pub struct Router {
     /// The answers to questions of late.
     plans: Answers,
     /// Whether the links of a GPU lead to a switch, of those of which that is known, and what ranks had said when that was asked.
-    switched: (Option<u64>, Vec<(Uuid, bool)>),
+    switched: (Option<u64>, HashMap<Uuid, bool>),
 }
 
 impl Router {
@@ -249,7 +249,7 @@ impl Router {
             ledger: None,
             host: Arc::default(),
             plans: Answers::new(),
-            switched: (None, Vec::new()),
+            switched: (None, HashMap::new()),
         }
     }
 
@@ -354,23 +354,17 @@ impl Router {
     /// they write all the time (rings of four H100s, single messages of 4 to 16 MiB, which are read in turns, had 0.98 of the speed
     /// without the library with a look at each, shorter ones 1.00).
     fn is_at_switch(&mut self, env: &Env, gpu: &Uuid) -> bool {
-        let find = |all: &[(Uuid, bool)]| {
-            let row = all.iter().find(|(uuid, _)| uuid == gpu);
-            row.map(|(_, is_switched)| *is_switched)
-        };
         let (asked, known) = &mut self.switched;
-        if let Some(is_switched) = find(known) {
-            return is_switched;
+        if let Some(is_switched) = known.get(gpu) {
+            return *is_switched;
         }
         let peers = env.node.peers();
         let now = said(&peers);
         if asked.replace(now) != Some(now) {
             let rows = wired(&peers);
-            *known = rows
-                .map(|(uuid, wiring)| (uuid, wiring.is_switched))
-                .collect();
+            known.extend(rows.map(|(uuid, wiring)| (uuid, wiring.is_switched)));
         }
-        find(known).unwrap_or(false)
+        known.get(gpu).copied().unwrap_or(false)
     }
 
     /// The identity of a GPU of the topology by its number.
