@@ -22,7 +22,7 @@ use crate::engine::fetch::several::Several;
 pub use crate::engine::fetch::trail::{Trail, TrailEnd};
 pub use crate::engine::fetch::turn::Turns;
 use crate::engine::fetch::turn::{Start, Turn};
-pub use crate::engine::fetch::way::{asks_for_depth, Depths, UnderWay, Ways};
+pub use crate::engine::fetch::way::{asks_for_depth, Depths, Flight, Others, Rows, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
@@ -134,6 +134,8 @@ pub struct Fetch {
     failures: u32,
     /// The plan of a long message: what it uses of the links is known to the node until it is over.
     routed: Option<Routed>,
+    /// Of one that may be split.
+    flight: Option<Flight>,
     /// Of a message that others received in its place have to know of: ends when nothing of it is written any more.
     trail: Option<TrailEnd>,
     /// Of a long message that is read from one of several.
@@ -274,12 +276,14 @@ impl Fetch {
             reason: None,
             failures: 0,
             routed: None,
+            flight: None,
             trail: None,
             turn: None,
             began: 0,
             end: None,
         });
         fetch.note_wish(env);
+        fetch.flight = fetch.enter(env, &mut ways);
         if let Some(told) = pushed.filter(|_| wanted > 0) {
             fetch.path = Path::Pushed(told);
             // What is received in its place is on no lane of its sender's.
@@ -396,29 +400,20 @@ impl Fetch {
     }
 
     /// Which message of this rank it is, in the order in which they were taken.
-    pub fn began(&self) -> u64 {
-        self.began
-    }
-
-    /// Whether others that are received in its place have to know of it.
-    pub fn has_trail(&self) -> bool {
-        self.trail.is_some()
-    }
-
-    /// As [`Fetch::began`].
     pub fn set_began(&mut self, began: u64) {
         self.began = began;
     }
 
     /// What another message is to know of it that is received meanwhile. None where it goes to host memory.
-    pub fn under_way(&self) -> Option<UnderWay<'_>> {
+    pub fn under_way(&self) -> Option<UnderWay> {
         let Destination::Device { address, .. } = self.to else {
             return None;
         };
         Some(UnderWay {
+            began: self.began,
             source: self.message.source,
             to: (address, self.wanted),
-            trail: self.trail.as_ref().map(|end| &end.0),
+            trail: self.trail.as_ref().map(|end| Arc::clone(end.trail())),
         })
     }
 
@@ -428,8 +423,11 @@ impl Fetch {
             return None;
         };
         overlap((address, self.wanted), place).then(|| match &self.trail {
-            Some(end) => Arc::clone(&end.0),
-            None => Arc::clone(&self.end.get_or_insert_with(|| TrailEnd::new(false)).0),
+            Some(end) => Arc::clone(end.trail()),
+            None => {
+                let end = self.end.get_or_insert_with(|| TrailEnd::new(false));
+                Arc::clone(end.trail())
+            }
         })
     }
 
@@ -613,7 +611,7 @@ impl Fetch {
             let why = self.why_gone();
             return self.fail(&why);
         }
-        (self.routed, self.trail, self.turn) = (None, None, None);
+        (self.routed, self.flight, self.trail, self.turn) = (None, None, None, None);
         stats::add(messages, 1);
         stats::add(bytes, self.wanted);
         Step::Done

@@ -205,7 +205,7 @@ struct After {
 impl After {
     fn all(ways: &Ways<'_>, place: (u64, u64)) -> Vec<After> {
         let rows = ways.overlapping(place).filter_map(|row| {
-            let trail = Arc::clone(row.trail?);
+            let trail = row.trail.clone()?;
             let is_covered = row.to == place;
             Some(After { trail, is_covered })
         });

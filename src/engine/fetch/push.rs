@@ -87,7 +87,7 @@ impl Ways<'_> {
         }
         let source = message.source;
         let is_exchange = self.exchanges.received(source, depth);
-        let is_alone = self.under_way.iter().all(|row| row.source == source);
+        let is_alone = self.others.rows().iter().all(|row| row.source == source);
         if is_exchange && is_alone && env.paths().direct && gpu.may_push(source) {
             self.push_as_before(env, gpu, source)
         } else {

@@ -6,8 +6,8 @@ use super::driven::{self, Begun, Driven};
 use super::push::Push;
 use super::several::{self, Before, Several};
 use super::{
-    asks_for_depth, flag, readers, turn, Destination, Fetch, Path, Start, Trail, TrailEnd, Turn,
-    Turns, UnderWay, Ways,
+    asks_for_depth, flag, readers, trail, turn, Destination, Fetch, Flight, Path, Start, Trail,
+    TrailEnd, Turn, Turns, UnderWay, Ways,
 };
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
 use crate::engine::gpu::Gpu;
@@ -23,6 +23,13 @@ impl Fetch {
         !self.own
             && self.message.flags & flag::EXPORTED != 0
             && matches!(self.to, Destination::Device { .. })
+    }
+
+    /// A message that begins to come, where it matters how many of its sender's do.
+    pub(super) fn enter(&self, env: &Env, ways: &mut Ways<'_>) -> Option<Flight> {
+        let is_asked = asks_for_depth(env, self.wanted, ways.are_several)
+            && matches!(self.to, Destination::Device { .. });
+        is_asked.then(|| ways.depths.enter(self.message.source))
     }
 
     /// How deep the window of a message is taken to be, where that is asked for.
@@ -50,7 +57,7 @@ impl Fetch {
             let window = depth.unwrap_or(1);
             match Driven::begin(env, gpu, ways, &self.peer, &self.message, to, window) {
                 Begun::Driven(driven) => {
-                    self.trail = Some(TrailEnd(Arc::clone(driven.trail())));
+                    self.trail = Some(TrailEnd::of(driven.trail()));
                     self.path = Path::Driven(driven);
                     return true;
                 }
@@ -68,8 +75,10 @@ impl Fetch {
             }
         }
         // What is received in the place of another goes as that does.
-        let is_below = ways.overlapping(place).next().is_some();
+        let has_trails = trail::are_left();
+        let may_be_below = has_trails || depth.is_some();
         let depth = depth.filter(|depth| {
+            let is_below = has_trails && ways.overlapping(place).next().is_some();
             let is_unplanned = !is_below && ways.is_unplanned(&self.message, *depth);
             if is_unplanned {
                 // Whether or not it is to be timed, it takes one copy.
@@ -77,15 +86,22 @@ impl Fetch {
             }
             !is_unplanned
         });
+        let is_for_sender = may_split && ways.is_for_sender(env, gpu, &self.message);
+        if depth.is_none() && !has_trails && !is_for_sender && !ways.is_pushing {
+            // One copy, on the lane of its sender, and nothing is under way that goes in another way.
+            self.leave_trail_if_hosted(env);
+            return false;
+        }
+        let is_below = may_be_below && ways.overlapping(place).next().is_some();
         // Also what goes one way only waits for those that are received in its place.
         let overlapping = || ways.overlapping(place);
-        let is_alike = |other: &UnderWay<'_>| {
+        let is_alike = |other: &UnderWay| {
             let is_in_order = |trail: &Arc<Trail>| trail.is_in_order();
             other.source == self.message.source
                 && other.to == place
-                && other.trail.is_some_and(is_in_order)
+                && other.trail.as_ref().is_some_and(is_in_order)
         };
-        if !overlapping().all(is_alike) {
+        if is_below && !overlapping().all(is_alike) {
             // Copies of one lane stay in order; those of messages over several paths have several.
             let trails = ways.trails(place);
             if trails.is_empty() {
@@ -95,11 +111,11 @@ impl Fetch {
             return true;
         }
         let source = self.message.source;
-        let of_sender = ways.under_way.iter().rev();
+        let of_sender = ways.others.rows().iter().rev();
         let mut of_sender = of_sender.filter(|other| other.source == source).peekable();
-        let last = of_sender.peek().and_then(|other| other.trail.cloned());
+        let last = of_sender.peek().and_then(|other| other.trail.clone());
         let before = of_sender.find(|other| !is_below || other.overlaps(place));
-        let before = before.and_then(|other| other.trail.cloned());
+        let before = before.and_then(|other| other.trail.clone());
         let before = before.map(|trail| Before {
             trail,
             is_below,
@@ -107,7 +123,7 @@ impl Fetch {
         });
         let held = before.as_ref().filter(|before| before.is_below);
         let held = held.map(|before| vec![Arc::clone(&before.trail)]);
-        if may_split && ways.is_for_sender(env, gpu, &self.message) {
+        if is_for_sender {
             // Nothing else of the sender's is in the way: it is offered at once, unless it is received in the same place.
             let before = before.filter(|before| before.is_below);
             let is_in_order = |before: &Before| before.trail.is_pushed();
@@ -159,13 +175,17 @@ impl Fetch {
             self.hold(trails, false);
             return true;
         }
+        self.leave_trail_if_hosted(env);
+        false
+    }
+
+    /// A message that cannot be read comes by another lane than those behind it that are received in its place.
+    fn leave_trail_if_hosted(&mut self, env: &Env) {
         if self.wanted >= env.config.multipath
             && self.message.flags & (flag::EXPORTED | flag::HOST) == 0
         {
-            // It comes by another lane than messages behind it that are received in its place.
             self.leave_trail(false);
         }
-        false
     }
 
     /// The payload lies in its sender's host memory. On its way to a device it stays in order with direct copies from the same
@@ -302,7 +322,7 @@ impl Fetch {
             if self.routed.as_ref().is_some_and(Routed::is_to_tell) {
                 several.time_parts();
             }
-            self.trail = Some(TrailEnd(Arc::clone(several.trail())));
+            self.trail = Some(TrailEnd::of(several.trail()));
             self.path = Path::Several(Box::new(several));
         }
         is_begun
@@ -324,11 +344,12 @@ impl Fetch {
 
     /// Whether it is read in turns, if it takes one copy. `depth` of its window, where that is asked for.
     fn may_turn(&self, env: &Env, gpu: &Gpu, ways: &mut Ways<'_>, depth: Option<u32>) -> bool {
-        let is_long = || self.wanted >= turn::from(depth.unwrap_or(1));
+        // Who deals with one other rank only has no choice whose message to read.
+        let is_long = ways.are_several && self.wanted >= turn::from(depth.unwrap_or(1));
         // Of short messages most come where no long one ever did.
         let is_behind = |turns: &Turns| turns.are_waiting(self.message.source);
         self.may_be_pulled()
-            && (is_long() || gpu.turns.get(&self.device).is_some_and(is_behind))
+            && (is_long || gpu.turns.get(&self.device).is_some_and(is_behind))
             && (ways.router).is_switched(env, &[self.message.device, self.device])
     }
 

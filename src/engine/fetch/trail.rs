@@ -6,7 +6,7 @@
 //! brought another way after all is not brought where the next message may have been written there already: that one is all
 //! that is left in the end.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use crate::node::{Asked, Part, Way};
@@ -125,19 +125,39 @@ impl Trail {
     }
 }
 
+/// How many trails of this process are not over.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any message of this process has a trail. Most have none, and need not look who else is under way.
+pub fn are_left() -> bool {
+    LEFT.load(Ordering::Acquire) > 0
+}
+
 /// Ends a trail when dropped.
 #[derive(Debug)]
-pub struct TrailEnd(pub Arc<Trail>);
+pub struct TrailEnd(Arc<Trail>);
 
 impl TrailEnd {
+    /// Of a message with this trail.
+    pub fn of(trail: &Arc<Trail>) -> TrailEnd {
+        LEFT.fetch_add(1, Ordering::AcqRel);
+        TrailEnd(Arc::clone(trail))
+    }
+
     /// Of a message that is not split: see [`Trail::undivided`].
     pub fn new(is_direct: bool) -> TrailEnd {
-        TrailEnd(Arc::new(Trail::undivided(is_direct)))
+        TrailEnd::of(&Arc::new(Trail::undivided(is_direct)))
+    }
+
+    /// What it ends.
+    pub fn trail(&self) -> &Arc<Trail> {
+        &self.0
     }
 }
 
 impl Drop for TrailEnd {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::Release);
+        LEFT.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -1,13 +1,15 @@
 //! Which paths a message takes that is received.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use crate::config::Assign;
 use crate::cuda::{overlap, Buffer, Uuid, AHEAD_BYTES};
 use crate::engine::fetch::push::Exchanges;
-use crate::engine::fetch::trail::Trail;
+use crate::engine::fetch::trail::{self, Trail};
 use crate::engine::fetch::turn::WINDOW_FROM;
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Relay;
@@ -25,12 +27,14 @@ pub struct Ways<'a> {
     pub router: &'a mut Router,
     /// The receiver's buffer; None where that is no device memory.
     pub buffer: Option<&'a Buffer>,
-    /// The messages under way, oldest first.
-    pub under_way: &'a [UnderWay<'a>],
+    /// The messages under way.
+    pub others: &'a Others<'a>,
     /// How deep the windows of messages were that came before.
     pub depths: &'a mut Depths,
     /// With whom messages go both ways.
     pub exchanges: &'a mut Exchanges,
+    /// This rank sends to the sender, too.
+    pub sends_to: bool,
     /// This rank writes to a receive of the sender's, of which it was told.
     pub is_pushing: bool,
     /// This rank computes while messages are under way.
@@ -40,20 +44,52 @@ pub struct Ways<'a> {
 }
 
 /// A message that is being fetched into device memory.
-pub struct UnderWay<'a> {
+pub struct UnderWay {
+    /// Which message of this rank it is, in the order in which they were taken.
+    pub began: u64,
     /// World rank of its sender.
     pub source: u32,
     /// Address and length of the receiver's buffer.
     pub to: (u64, u64),
     /// How far it is, if it comes over several paths.
-    pub trail: Option<&'a Arc<Trail>>,
+    pub trail: Option<Arc<Trail>>,
 }
 
-impl UnderWay<'_> {
+impl UnderWay {
     /// Whether it is written to some of these bytes.
     pub fn overlaps(&self, place: (u64, u64)) -> bool {
         overlap(self.to, place)
     }
+}
+
+/// The messages under way, oldest first.
+pub type Rows = SmallVec<[UnderWay; 16]>;
+
+/// The messages under way, which are looked up when somebody asks: for most it does not matter who they are.
+pub struct Others<'a> {
+    find: &'a dyn Fn() -> Rows,
+    rows: OnceCell<Rows>,
+}
+
+impl<'a> Others<'a> {
+    /// To be looked up so.
+    pub fn new(find: &'a dyn Fn() -> Rows) -> Others<'a> {
+        Others {
+            find,
+            rows: OnceCell::new(),
+        }
+    }
+
+    /// Oldest first.
+    pub fn rows(&self) -> &[UnderWay] {
+        self.rows.get_or_init(self.find)
+    }
+}
+
+/// A message that may be split is under way from its sender until this is dropped.
+pub struct Flight {
+    /// As many as there are of these, and one more, hold it.
+    _of_sender: Arc<()>,
 }
 
 /// How many messages were under way at once from each sender: programs send windows of the same depth again and again, and
@@ -77,6 +113,8 @@ enum Planned {
 /// Of one sender.
 #[derive(Default)]
 struct Depth {
+    /// Held by each message that is under way.
+    flights: Arc<()>,
     bytes: u64,
     /// Of the window before.
     last: u32,
@@ -84,8 +122,6 @@ struct Depth {
     now: u32,
     /// Of single messages, and of those of windows.
     planned: [LastPlanned; 2],
-    /// Messages that were not planned since one was.
-    unplanned: u32,
     refused: Refused,
 }
 
@@ -116,6 +152,29 @@ struct LastPlanned {
     is_for_now: bool,
     /// It went directly for what others used, and so many plans have said since that the next one need not.
     beside_others: Option<u32>,
+    /// So many plans in a row said that it would go directly on an idle node, too.
+    direct_ones: usize,
+    /// Messages that were not planned since one was.
+    unplanned: u32,
+}
+
+impl LastPlanned {
+    /// Whether a message is likely to take one direct copy.
+    fn is_likely_direct(&self, ends: [Uuid; 2], bytes: u64) -> bool {
+        let direct = self.direct;
+        direct.is_some_and(|(known, most)| known == ends && bytes <= most)
+    }
+
+    /// Whether one of the messages that go without a plan, mostly, is to be planned.
+    fn is_planned_again(&mut self) -> bool {
+        let of = PLANNED_OF[self.direct_ones.clamp(1, PLANNED_OF.len()) - 1];
+        self.unplanned += 1;
+        let is_planned = self.unplanned >= of;
+        if is_planned {
+            self.unplanned = 0;
+        }
+        is_planned
+    }
 }
 
 /// Where single messages went directly beside others, so many plans in a row are to say that one be split. In an exchange of all ranks
@@ -126,17 +185,21 @@ const SPLIT_AFTER: u32 = 2;
 
 /// Of messages of windows or of several ranks that go directly, and are short or launched together, one of so many is planned: there is
 /// no time in which a plan costs nothing. It takes 4 to 5 us where others use the links, 15 to 20 where they never did so in that way
-/// before (medians and 90th percentiles, each of four simulated H200s to all). Not a divisor of how deep windows are, so that it is not the
-/// same message of each.
-const PLANNED_OF: u32 = 61;
+/// before (medians and 90th percentiles, each of four simulated H200s to all). The first of these at first, and the next one after each that
+/// has brought nothing new: of windows of 16 of 2 MiB both ways one in 61 is a fiftieth of the time. None has a divisor in common with how
+/// deep windows are, so that it is not the same message of each.
+const PLANNED_OF: [u32; 5] = [61, 127, 251, 509, 1021];
 /// Messages of windows, and those of a rank that deals with several others, go without a plan if they are shorter, mostly, where they
 /// would go directly on an idle node, too. Windows of 16 of 2 MiB on two H100s, times the speed with `ANABRANCH_PATHS=direct`, each
 /// planned and so: 0.99 and 1.00, both ways 0.986 and 0.994 (`docs/results/h100-x2-all-beside-one.txt`); of 4 both ways 0.962 and 0.987
 /// (`h100-x2-all-sizes.txt`, 2). Single messages of 2 MiB on four H100s, each to all, once longer ones have told the ranks of
 /// their links, times the speed without the library: each planned 0.87, one of 61 1.04 and 1.08 on two machines, with
 /// `ANABRANCH_PATHS=direct` 1.09 and 1.105 (`docs/results/h100-x4-many.txt`, 9). Where each was planned only after all were launched 0.97.
-/// From 4 MiB on each was planned, until two H200s had 0.98 with windows of 16 of 4 MiB both ways (`h200-x4-turns.txt`).
-const PLANNED_FROM: u64 = 16 << 20;
+const PLANNED_FROM: u64 = 4 << 20;
+/// The same of a rank that sends to the sender, too, or deals with others: what it has to do comes in the way of both. Two H200s, windows of 16
+/// both ways, each planned from 4 MiB on and from 16: 6 MiB 0.979 and 0.994, 8 MiB 0.984 and 0.999 of one path; one way 12 MiB 1.037 and 1.010, as
+/// it takes longer until it is found that they gain (`docs/results/h200-x2-turns.txt`, 9).
+const PLANNED_FROM_BOTH: u64 = 16 << 20;
 /// Single messages that are shorter are written without being planned, mostly, where they would go directly on an idle node, too.
 const PLANNED_MEANWHILE_FROM: u64 = 64 << 20;
 /// No window is taken for deeper.
@@ -148,6 +211,20 @@ fn kind(in_flight: u32) -> usize {
 }
 
 impl Depths {
+    /// A message begins to come that may be split.
+    pub fn enter(&mut self, source: u32) -> Flight {
+        let depth = self.0.entry(source).or_default();
+        Flight {
+            _of_sender: Arc::clone(&depth.flights),
+        }
+    }
+
+    /// How many of a sender's have begun, and are not over.
+    fn in_flight(&self, source: u32) -> u32 {
+        let depth = self.0.get(&source);
+        depth.map_or(0, |depth| Arc::strong_count(&depth.flights) as u32 - 1)
+    }
+
     /// How deep the window is taken to be of a message that is one of `in_flight`.
     fn of(&mut self, source: u32, bytes: u64, in_flight: u32) -> u32 {
         let in_flight = in_flight.min(DEPTH_MAX);
@@ -167,12 +244,17 @@ impl Depths {
         let last = &mut depth.planned[kind(in_flight)];
         last.is_for_now = matches!(how, Planned::DirectForNow | Planned::DirectBesideOthers);
         last.beside_others = (how == Planned::DirectBesideOthers).then_some(0);
-        let direct = &mut last.direct;
-        let known = direct.filter(|(known, _)| *known == ends);
-        *direct = match known.map_or(0, |(_, most)| most) {
-            most if is_direct => Some((ends, most.max(bytes))),
-            most if most < bytes => known,
-            _ => None,
+        let known = last.direct.filter(|(known, _)| *known == ends);
+        let most = known.map_or(0, |(_, most)| most);
+        (last.direct, last.direct_ones) = match how {
+            Planned::Direct => (
+                Some((ends, most.max(bytes))),
+                last.direct_ones.saturating_add(1),
+            ),
+            _ if is_direct => (Some((ends, most.max(bytes))), 0),
+            // Of a shorter one it says nothing.
+            _ if most < bytes => (known, last.direct_ones),
+            _ => (None, 0),
         };
     }
 
@@ -185,13 +267,6 @@ impl Depths {
         };
         *times += 1;
         *times < SPLIT_AFTER
-    }
-
-    /// Whether one of the messages that go without a plan, mostly, is to be planned.
-    fn is_planned_again(&mut self, source: u32) -> bool {
-        let depth = self.0.entry(source).or_default();
-        depth.unplanned = (depth.unplanned + 1) % PLANNED_OF;
-        depth.unplanned == 0
     }
 
     /// A single message was offered to be split, and goes whole. Whether those after it had better do so from the start.
@@ -235,9 +310,8 @@ impl Depths {
         bytes: u64,
         in_flight: u32,
     ) -> bool {
-        let direct = self.last_planned(source, in_flight);
-        let direct = direct.and_then(|last| last.direct);
-        direct.is_some_and(|(known, most)| known == ends && bytes <= most)
+        let depth = self.0.get(&source);
+        depth.is_some_and(|depth| depth.planned[kind(in_flight)].is_likely_direct(ends, bytes))
     }
 
     /// Whether a message is to take one direct copy without being planned, where a plan keeps others waiting. Those of `from` bytes are
@@ -250,23 +324,16 @@ impl Depths {
         in_flight: u32,
         from: u64,
     ) -> bool {
+        let Some(depth) = self.0.get_mut(&source) else {
+            return false;
+        };
+        let last = &mut depth.planned[kind(in_flight)];
         // It would wait for the plan of its first message.
         let is_one_launch = in_flight > 1 && u64::from(in_flight) * bytes <= AHEAD_BYTES;
         bytes < from
-            && self.is_likely_direct(source, ends, bytes, in_flight)
-            && (is_one_launch || !self.is_for_now(source, in_flight))
-            && !self.is_planned_again(source)
-    }
-
-    /// Whether that may be otherwise soon.
-    fn is_for_now(&self, source: u32, in_flight: u32) -> bool {
-        let last = self.last_planned(source, in_flight);
-        last.is_some_and(|last| last.is_for_now)
-    }
-
-    fn last_planned(&self, source: u32, in_flight: u32) -> Option<&LastPlanned> {
-        let depth = self.0.get(&source)?;
-        Some(&depth.planned[kind(in_flight)])
+            && last.is_likely_direct(ends, bytes)
+            && (is_one_launch || !last.is_for_now)
+            && !last.is_planned_again()
     }
 }
 
@@ -308,23 +375,24 @@ impl Ways<'_> {
     }
 
     /// Those that are received in the same place, an address and a length.
-    pub fn overlapping(&self, place: (u64, u64)) -> impl Iterator<Item = &UnderWay<'_>> {
-        let rows = self.under_way.iter();
+    pub fn overlapping(&self, place: (u64, u64)) -> impl Iterator<Item = &UnderWay> {
+        let rows = self.others.rows().iter();
         rows.filter(move |row| row.overlaps(place))
     }
 
     /// How far they are.
     pub fn trails(&self, place: (u64, u64)) -> Vec<Arc<Trail>> {
+        if !trail::are_left() {
+            return Vec::new();
+        }
         let overlapping = self.overlapping(place);
-        overlapping.filter_map(|row| row.trail.cloned()).collect()
+        overlapping.filter_map(|row| row.trail.clone()).collect()
     }
 
-    /// How deep the window is taken to be of a message that begins. To be asked once for each that [`asks_for_depth`], whichever way it
+    /// How deep the window is taken to be of a message that has begun, with a [`Flight`]. To be asked once for each that [`asks_for_depth`], whichever way it
     /// goes in the end: what is done with the next window depends on it.
     pub fn depth(&mut self, message: &Message) -> u32 {
-        let same = self.under_way.iter();
-        let same = same.filter(|other| other.source == message.source);
-        let in_flight = 1 + same.count() as u32;
+        let in_flight = self.depths.in_flight(message.source);
         self.depths.of(message.source, message.length, in_flight)
     }
 
@@ -352,14 +420,20 @@ impl Ways<'_> {
         let keeps_waiting = depth > 1 || self.are_several;
         let ends = self.ends(message).filter(|_| keeps_waiting);
         ends.is_some_and(|ends| {
-            self.depths
-                .is_unplanned(source, ends, bytes, depth, PLANNED_FROM)
+            let from = match self.sends_to || self.are_several {
+                true => PLANNED_FROM_BOTH,
+                false => PLANNED_FROM,
+            };
+            self.depths.is_unplanned(source, ends, bytes, depth, from)
         })
     }
 
-    /// A message has come before which no other of its sender's is under way: if one is due whose time tells the rate better than those
-    /// before, it takes one direct copy, and that is timed. Whether it is.
+    /// If no other message of its sender's is under way, and one is due whose time tells the rate better than those before, it takes one
+    /// direct copy, and that is timed. Whether it is.
     pub fn time_if_due(&self, gpu: &mut Gpu, message: &Message) -> bool {
+        if self.depths.in_flight(message.source) > 1 {
+            return false;
+        }
         let ends = self.ends(message);
         ends.is_some_and(|[from, to]| gpu.survey.time_if_due(&from, &to, message.length))
     }
@@ -592,15 +666,40 @@ mod tests {
 
     #[test]
     fn of_windows_now_this_message_is_planned_and_now_that() {
-        let mut depths = Depths::default();
-        let mut window = || -> Vec<usize> {
-            let planned = (0..16).map(|_| depths.is_planned_again(3));
+        for (of, direct_ones) in PLANNED_OF.into_iter().zip(1..) {
+            let mut last = LastPlanned {
+                direct_ones,
+                ..LastPlanned::default()
+            };
+            let planned = (0..16 * of).map(|_| last.is_planned_again());
             let planned = planned.collect::<Vec<_>>().into_iter().enumerate();
-            planned.filter_map(|(at, is)| is.then_some(at)).collect()
+            let at = planned.filter_map(|(at, is)| is.then_some(at % 16));
+            let mut at: Vec<usize> = at.collect();
+            at.sort_unstable();
+            assert_eq!(at, (0..16).collect::<Vec<_>>(), "one of {of}");
+        }
+    }
+
+    #[test]
+    fn what_brings_nothing_new_is_planned_less_and_less_often() {
+        let mut depths = Depths::default();
+        let (ends, bytes) = ([[1; 16], [2; 16]], PLANNED_FROM - 1);
+        depths.planned(3, ends, bytes, 16, Planned::Direct);
+        // How many messages come until one is planned, and it is planned so.
+        let mut next = |how: Planned, planned: u64| {
+            let is_unplanned =
+                |depths: &mut Depths| depths.is_unplanned(3, ends, bytes, 16, PLANNED_FROM);
+            let messages = (1..5000).find(|_| !is_unplanned(&mut depths));
+            depths.planned(3, ends, planned, 16, how);
+            messages.expect("one is planned")
         };
-        let mut windows: Vec<usize> = (0..PLANNED_OF).flat_map(|_| window()).collect();
-        windows.sort_unstable();
-        assert_eq!(windows, (0..16).collect::<Vec<_>>());
+        let often = [(); 7].map(|()| next(Planned::Direct, bytes));
+        assert_eq!(often, [61, 127, 251, 509, 1021, 1021, 1021]);
+        let longer = next(Planned::Split, 2 * PLANNED_FROM);
+        assert_eq!(longer, 1021);
+        assert_eq!(next(Planned::DirectForNow, bytes), 1021, "says nothing");
+        assert_eq!(next(Planned::Direct, bytes), 1, "for now");
+        assert_eq!(next(Planned::Direct, bytes), 61, "from the start");
     }
 
     #[test]
@@ -608,7 +707,7 @@ mod tests {
         let mut depths = Depths::default();
         let (ends, short, long) = ([[1; 16], [2; 16]], PLANNED_FROM - 1, PLANNED_FROM);
         let unplanned = |depths: &mut Depths, bytes, in_flight| {
-            let of_many = (0..10 * PLANNED_OF)
+            let of_many = (0..10 * PLANNED_OF[0])
                 .filter(|_| depths.is_unplanned(3, ends, bytes, in_flight, PLANNED_FROM));
             of_many.count() as u32
         };
@@ -617,12 +716,13 @@ mod tests {
             depths.planned(3, ends, long, in_flight, Planned::Direct);
             assert_eq!(
                 unplanned(&mut depths, short, in_flight),
-                10 * (PLANNED_OF - 1)
+                10 * (PLANNED_OF[0] - 1)
             );
             assert_eq!(unplanned(&mut depths, long, in_flight), 0);
             depths.planned(3, ends, long, in_flight, Planned::DirectForNow);
             assert_eq!(unplanned(&mut depths, short, in_flight), 0, "for now");
-            let (one_launch, few) = (AHEAD_BYTES / u64::from(in_flight), 10 * (PLANNED_OF - 1));
+            let one_launch = AHEAD_BYTES / u64::from(in_flight);
+            let few = 10 * (PLANNED_OF[0] - 1);
             let expected = if in_flight > 1 { few } else { 0 };
             assert_eq!(
                 unplanned(&mut depths, one_launch.min(short), in_flight),
@@ -691,15 +791,17 @@ mod tests {
             [true, true, false],
             "windows are planned by themselves"
         );
-        depths.planned(3, others, 70, 1, Planned::DirectForNow);
-        assert!(!depths.is_for_now(3, 4), "that was a single one");
-        assert!(depths.is_for_now(3, 1));
-        depths.planned(3, others, 70, 4, Planned::DirectForNow);
+        let long = AHEAD_BYTES;
+        let is_unplanned = |depths: &mut Depths, in_flight| {
+            depths.is_unplanned(3, others, long, in_flight, 2 * long)
+        };
+        depths.planned(3, others, long, 4, Planned::Direct);
+        depths.planned(3, others, long, 1, Planned::DirectForNow);
+        assert!(is_unplanned(&mut depths, 4), "that was a single one");
+        assert!(!is_unplanned(&mut depths, 1));
+        depths.planned(3, others, long, 4, Planned::DirectForNow);
         assert!(depths.is_likely_direct(3, others, 70, 4));
-        depths.planned(3, others, 70, 1, Planned::Direct);
-        assert_eq!(
-            [3, 4].map(|source| depths.is_for_now(source, 4)),
-            [true, false]
-        );
+        depths.planned(3, others, long, 1, Planned::Direct);
+        assert!(is_unplanned(&mut depths, 1) && !is_unplanned(&mut depths, 4));
     }
 }

@@ -15,7 +15,7 @@ use crate::engine::core::Core;
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::{
-    asks_for_depth, flag, Destination, Fetch, Landed, NotTaken, Step, Trail, UnderWay, Ways,
+    flag, Destination, Fetch, Landed, NotTaken, Others, Rows, Step, Trail, Ways,
 };
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::send::HOST_BYTES_MIN;
@@ -35,31 +35,19 @@ const BETWEEN_MANY_FROM: u64 = 4 << 20;
 /// So many posted receives are many.
 const MANY: usize = 8;
 
-/// The messages of `moving` that are under way to device memory, oldest first, where those are asked about for one of `capacity`, or one is
-/// lifted.
-fn under_way<'a>(
-    env: &Env,
-    moving: &[usize],
-    receives: &'a Slab<Receive>,
-    capacity: u64,
-    are_several: bool,
-) -> SmallVec<[UnderWay<'a>; 16]> {
-    let has_trail = |id: &usize| match &receives[*id].stage {
-        Stage::Fetching(fetch) => fetch.has_trail(),
-        Stage::Lifting(_) => true,
-        _ => false,
-    };
-    if !asks_for_depth(env, capacity, are_several) && !moving.iter().any(has_trail) {
-        return SmallVec::new();
-    }
+/// The messages of `moving` that are under way to device memory, oldest first.
+fn under_way(moving: &[usize], receives: &Slab<Receive>) -> Rows {
     let rows = moving.iter().filter_map(|id| match &receives[*id].stage {
-        Stage::Fetching(fetch) => fetch.under_way().map(|row| (fetch.began(), row)),
-        Stage::Lifting(lifting) => Some((lifting.began(), lifting.under_way())),
+        Stage::Fetching(fetch) => fetch.under_way(),
+        Stage::Lifting(lifting) => Some(lifting.under_way()),
         _ => None,
     });
-    let mut all: SmallVec<[(u64, UnderWay<'_>); 16]> = rows.collect();
-    all.sort_by_key(|(began, _)| *began);
-    all.into_iter().map(|(_, row)| row).collect()
+    let mut all: Rows = rows.collect();
+    // Mostly they are.
+    if !all.is_sorted_by_key(|row| row.began) {
+        all.sort_by_key(|row| row.began);
+    }
+    all
 }
 
 impl Core {
@@ -325,19 +313,20 @@ impl Core {
         let (told, capacity) = (receive.told.take(), receive.capacity);
         let are_several = self.company.are_several();
         let (moving, receives) = (&self.moving, &self.receives);
-        let under_way = under_way(env, moving, receives, capacity, are_several);
+        let find = || under_way(moving, receives);
+        let others = Others::new(&find);
         let ways = Ways {
             router: &mut self.router,
             buffer: kept.as_ref(),
-            under_way: &under_way,
+            others: &others,
             depths: &mut self.depths,
             exchanges: &mut self.exchanges,
+            sends_to,
             is_pushing,
             computes: self.pace.computes(),
             are_several,
         };
         let begun = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told);
-        drop(under_way);
         let mut fetch = begun?;
         let (was_told, source) = (told.is_some(), fetch.message().source);
         if kept.is_some() && fetch.message().flags & flag::HOST == 0 {

@@ -45,20 +45,16 @@ impl Lifting {
     /// What one that is lifted to its place waits for; None where all of it is on the lane of such copies already, in order.
     pub fn end(&self, place: (u64, u64)) -> Option<Arc<Trail>> {
         let is_in_order = self.after.is_empty() && self.lift.is_issued();
-        (!is_in_order && overlap(self.place, place)).then(|| Arc::clone(&self.trail.0))
+        (!is_in_order && overlap(self.place, place)).then(|| Arc::clone(self.trail.trail()))
     }
 
     /// What messages have to know of it that are fetched meanwhile.
-    pub fn under_way(&self) -> UnderWay<'_> {
+    pub fn under_way(&self) -> UnderWay {
         UnderWay {
+            began: self.began,
             source: NOBODY,
             to: self.place,
-            trail: Some(&self.trail.0),
+            trail: Some(Arc::clone(self.trail.trail())),
         }
-    }
-
-    /// Descriptors that had been taken when it began.
-    pub fn began(&self) -> u64 {
-        self.began
     }
 }
