@@ -332,7 +332,8 @@ impl Router {
         let answer = if others.is_free() {
             alone
         } else {
-            node.answer(plans, options, question(others))?
+            let segments = node.planner.segments_between(from, to);
+            node.answer(plans, options, question(others.on(segments)))?
         };
         reservation.settle(&answer.plan, answer.uses);
         let mut kinds = answer.plan.paths().iter().map(|path| path.path.kind());

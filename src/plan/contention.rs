@@ -31,6 +31,8 @@ struct Loads {
 pub struct Occupancy {
     loads: Vec<Loads>,
     busy: SegmentSet,
+    /// Something is under way on segments that do not matter, see [`Occupancy::on`].
+    is_elsewhere: bool,
     /// How many direct copies there are between GPUs, wherever they run.
     copies: u32,
 }
@@ -43,7 +45,7 @@ impl std::hash::Hash for Occupancy {
                 (load.flows, load.gb_s.to_bits()).hash(state);
             }
         }
-        self.copies.hash(state);
+        (self.copies, self.is_elsewhere).hash(state);
     }
 }
 
@@ -76,6 +78,24 @@ impl Occupancy {
     /// Adds direct copies between two GPUs. What they use of segments is added apart.
     pub fn add_copies(&mut self, copies: u32) {
         self.copies = self.copies.saturating_add(copies);
+    }
+
+    /// What plans over these segments depend on: of all others, whether anything is under way there. What differs elsewhere only is one
+    /// question, with one answer.
+    pub(crate) fn on(mut self, segments: &SegmentSet) -> Occupancy {
+        let matters = |at: usize| u16::try_from(at).is_ok_and(|at| segments.contains(at));
+        for (at, loads) in self.loads.iter_mut().enumerate() {
+            if !matters(at) {
+                *loads = Loads::default();
+            }
+        }
+        let is_used = |loads: &Loads| *loads != Loads::default();
+        let used = self.loads.iter().rposition(is_used);
+        self.loads.truncate(used.map_or(0, |last| last + 1));
+        let busy = self.busy.common(segments);
+        self.is_elsewhere |= busy != self.busy;
+        self.busy = busy;
+        self
     }
 
     /// How many direct copies others make between GPUs of the node.
@@ -118,7 +138,7 @@ impl Occupancy {
     /// Whether nothing is under way.
     #[must_use]
     pub fn is_free(&self) -> bool {
-        self.busy.is_empty()
+        self.busy.is_empty() && !self.is_elsewhere
     }
 
     /// What others use of a segment.
@@ -137,7 +157,15 @@ pub(crate) type Rates = [[f64; MAX_HOPS]; MAX_PATHS];
 ///
 /// What yields has only what the others leave that do not, and these do not count with it: a chunk takes two links or
 /// more on its way, and where each rank took its part of the others' links for such chunks, all had less.
-pub(crate) fn rates(paths: &[&Candidate], capacities: &[f64], occupancy: &Occupancy) -> Rates {
+///
+/// Of two that divide a segment `evenly` neither takes what the other does not want: who finds that his part was late wants less the next
+/// time, and would be late again with what the other then takes.
+pub(crate) fn rates(
+    paths: &[&Candidate],
+    capacities: &[f64],
+    occupancy: &Occupancy,
+    evenly: &SegmentSet,
+) -> Rates {
     let mut rates = [[0.0; MAX_HOPS]; MAX_PATHS];
     let mut used = SegmentSet::default();
     let mut shared = SegmentSet::default();
@@ -175,7 +203,11 @@ pub(crate) fn rates(paths: &[&Candidate], capacities: &[f64], occupancy: &Occupa
         };
         let by_want = capacity - others.gb_s * BYTES_PER_US;
         let by_count = capacity * count / (count + f64::from(others.flows));
-        let left = by_want.max(by_count).min(capacity);
+        let is_even = all_yield && others.flows == 1 && evenly.contains(segment);
+        let left = match is_even {
+            true => by_count,
+            false => by_want.max(by_count).min(capacity),
+        };
         let (scale, spare) = if left < load {
             (left / load, 0.0)
         } else {

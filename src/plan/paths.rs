@@ -109,6 +109,9 @@ impl SegmentSet {
     /// are nested, each of two GPUs at least, so there are fewer than GPUs), two a pair, two of the host.
     const WORDS: usize = (MAX_GPUS * 6 + MAX_GPUS * (MAX_GPUS - 1) + 2).div_ceil(64);
 
+    /// None.
+    pub const EMPTY: SegmentSet = SegmentSet([0; SegmentSet::WORDS]);
+
     pub fn insert(&mut self, segment: u16) {
         self.0[usize::from(segment / 64)] |= 1 << (segment % 64);
     }
@@ -254,13 +257,32 @@ impl Engines {
     }
 }
 
+/// The segments of the host's memory.
+fn of_host(topology: &Topology) -> SegmentSet {
+    let segments = topology.segments.iter().zip(0..);
+    let mut of_host = SegmentSet::EMPTY;
+    for (_, at) in segments.filter(|(segment, _)| segment.kind.is_host()) {
+        of_host.insert(at);
+    }
+    of_host
+}
+
 /// What does not depend on the message: the topology and the model, and the paths of each pair that was asked for.
 pub struct Planner {
     topology: Topology,
     model: Model,
     /// What segments carry, bytes a microsecond, for each part of the host's memory.
     capacities: Vec<Vec<f64>>,
-    pairs: Vec<OnceLock<Vec<Candidate>>>,
+    pairs: Vec<OnceLock<Pair>>,
+    /// The segments of the host's memory.
+    of_host: SegmentSet,
+}
+
+/// What leads from one GPU to another.
+struct Pair {
+    candidates: Vec<Candidate>,
+    /// All segments of these.
+    segments: SegmentSet,
 }
 
 impl Planner {
@@ -277,6 +299,7 @@ impl Planner {
             topology: topology.clone(),
             model: model.clone(),
             pairs: (0..pairs).map(|_| OnceLock::new()).collect(),
+            of_host: of_host(topology),
         }
     }
 
@@ -327,8 +350,30 @@ impl Planner {
 
     /// The paths between two GPUs. Both must be there.
     pub(crate) fn between(&self, from: u8, to: u8) -> &[Candidate] {
+        &self.pair(from, to).candidates
+    }
+
+    /// All segments over which a path may lead from one GPU to another.
+    pub(crate) fn segments_between(&self, from: u8, to: u8) -> &SegmentSet {
+        &self.pair(from, to).segments
+    }
+
+    /// Those of the host's memory.
+    pub(crate) fn of_host(&self) -> &SegmentSet {
+        &self.of_host
+    }
+
+    fn pair(&self, from: u8, to: u8) -> &Pair {
         let at = usize::from(from) * self.gpus() + usize::from(to);
-        self.pairs[at].get_or_init(|| self.list(from, to))
+        self.pairs[at].get_or_init(|| {
+            let candidates = self.list(from, to);
+            let all = candidates.iter().map(|candidate| candidate.segments);
+            let segments = all.fold(SegmentSet::EMPTY, |all, one| all.with(&one));
+            Pair {
+                candidates,
+                segments,
+            }
+        })
     }
 
     /// Whether a path must go through a segment that the direct copy fills by itself, as a relay behind a switch leaves

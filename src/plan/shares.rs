@@ -15,7 +15,7 @@
 
 use super::contention::{self, Occupancy, Rates};
 use super::launched;
-use super::paths::{Candidate, Engines, Path, PathKind, Planner};
+use super::paths::{Candidate, Engines, Path, PathKind, Planner, SegmentSet};
 use super::{Launcher, Message, Options, MAX_PATHS, SLOTS_MIN};
 use crate::cuda::queue::{BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
 use crate::topology::Place;
@@ -467,7 +467,12 @@ impl<'a> Problem<'a> {
         let capacities = self
             .planner
             .capacities(self.options.host_part(self.message.window));
-        let rates = contention::rates(&chosen[..len], capacities, self.occupancy);
+        // Of windows the messages behind one use what it leaves.
+        let evenly = match self.message.window {
+            1 => self.planner.of_host(),
+            _ => &SegmentSet::EMPTY,
+        };
+        let rates = contention::rates(&chosen[..len], capacities, self.occupancy, evenly);
         let is_left = self.options.is_left_to_receiver(len, &chosen[0].path);
         let pushes = self.pushes && !is_left;
         let launcher = self.options.launcher.filter(|_| !is_left);

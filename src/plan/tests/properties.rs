@@ -80,7 +80,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             gain_min_beside: 1.5 * gain_min,
             copies_max: 2,
             least_gain: LeastGain {
-                single_us: 50.0 * gain_min,
+                single_us: [50.0 * gain_min, 90.0 * gain_min],
                 window_us: [70.0 * gain_min, 150.0 * gain_min],
                 each_us: 10.0 * gain_min,
             },
@@ -229,6 +229,31 @@ proptest! {
         let after = node.planner.plan(&occupancy, &message, &options).expect("a plan");
         let slack = 1.0 - gain - MISSED;
         prop_assert!(after.predicted_us >= before.predicted_us * slack, "{} us, then {} us: {before:?} {after:?}", before.predicted_us, after.predicted_us);
+    }
+
+    /// What of others is on none of the links of a message is one question, with one answer.
+    #[test]
+    fn what_is_under_way_elsewhere_changes_no_plan((number, message) in any_message(), seed in any::<u64>()) {
+        let node = node(number);
+        let segments = node.planner.segments_between(message.from, message.to);
+        let all = 0..node.topology.segments.len() as u16;
+        let elsewhere: Vec<u16> = all.filter(|segment| !segments.contains(*segment)).collect();
+        prop_assume!(!elsewhere.is_empty());
+        let mut little = any_occupancy(node, seed);
+        let mut much = little.clone();
+        little.add(&elsewhere[..1], 1, 2.0, true);
+        for segment in &elsewhere {
+            much.add(&[*segment], 2, 3.0 + f64::from(*segment), segment % 2 == 0);
+        }
+        let plan = |occupancy: &Occupancy| {
+            let options = Options::default().by_each();
+            node.planner.plan(occupancy, &message, &options).expect("a plan")
+        };
+        let (with_little, with_much) = (plan(&little), plan(&much));
+        prop_assert_eq!(with_little, with_much);
+        let (little, much) = (little.on(segments), much.on(segments));
+        prop_assert_eq!(&little, &much);
+        prop_assert_eq!(plan(&little), with_much);
     }
 
     #[test]
