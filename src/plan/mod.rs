@@ -178,7 +178,7 @@ const SHALLOW: u32 = 4;
 /// and 1.03; 64 MiB, 10 us, 1.07 and 1.04, 1.04 and 1.04 (`docs/results/h200-x2-split.txt`), and later 1.064 and 1.045
 /// (`h200-x2-turns.txt`, 5). Two H100s lose at 64 MiB both ways by the same figures: 0.985 of one path;
 /// of three machines with H200s one did, too, 0.974, the others 0.996 and 1.007, while of 96 MiB, where 15 us are to be gained, it is 1.035
-/// (`h200-x2-turns.txt`, 6 and 8): beside others more is asked for.
+/// (`h200-x2-one-path.txt`): beside others more is asked for.
 ///
 /// Windows: two H100s, what the host's share should bring and what it brought, in turns with one path: 4 of 12 MiB 5.8 and -1.0 us, of 16
 /// MiB 10.4 and 4.2; both ways at once, where it differs from message to message, 4 of 16 MiB 9.0 and -4.6, of 24 MiB 16 to 20 and -6, of

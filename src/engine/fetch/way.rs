@@ -198,7 +198,7 @@ const PLANNED_OF: [u32; 5] = [61, 127, 251, 509, 1021];
 const PLANNED_FROM: u64 = 4 << 20;
 /// The same of a rank that sends to the sender, too, or deals with others: what it has to do comes in the way of both. Two H200s, windows of 16
 /// both ways, each planned from 4 MiB on and from 16: 6 MiB 0.979 and 0.994, 8 MiB 0.984 and 0.999 of one path; one way 12 MiB 1.037 and 1.010, as
-/// it takes longer until it is found that they gain (`docs/results/h200-x2-turns.txt`, 9).
+/// it takes longer until it is found that they gain (`docs/results/h200-x2-one-path.txt`, 1).
 const PLANNED_FROM_BOTH: u64 = 16 << 20;
 /// Single messages that are shorter are written without being planned, mostly, where they would go directly on an idle node, too.
 const PLANNED_MEANWHILE_FROM: u64 = 64 << 20;
