@@ -26,7 +26,9 @@ use crate::engine::{Core, Env};
 use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::{Peer, Wiring};
-use crate::plan::{Message, Occupancy, Options, PathKind, Plan, Planner, LEAST_GAIN_ANEW};
+use crate::plan::{
+    Message, Occupancy, Options, PathKind, Plan, Planner, LEAST_GAIN, LEAST_GAIN_ANEW,
+};
 use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::HostUse;
@@ -49,6 +51,8 @@ pub struct RouteUse<'a> {
     pub may_push: bool,
     /// Messages like it went directly so far.
     pub goes_directly: bool,
+    /// The receiver sends to the sender, too.
+    pub goes_both_ways: bool,
     /// Who makes the copies.
     pub assign: Assign,
 }
@@ -199,6 +203,7 @@ struct Question {
     host: bool,
     paths: Paths,
     goes_directly: bool,
+    goes_both_ways: bool,
     assign: Assign,
     host_part: HostPart,
     others: Occupancy,
@@ -317,6 +322,7 @@ impl Router {
             host: usable.host && node.may_stage(from, to),
             paths: usable.paths,
             goes_directly: usable.goes_directly,
+            goes_both_ways: usable.goes_both_ways,
             assign: usable.assign,
             host_part,
             others,
@@ -490,14 +496,18 @@ impl Node {
             ..*options
         };
         let (planner, options) = match question.assign {
-            Assign::Own if question.goes_directly => (
-                &self.planner,
-                Options {
-                    least_gain: LEAST_GAIN_ANEW,
+            Assign::Own => {
+                let least_gain = match question.goes_directly {
+                    true => LEAST_GAIN_ANEW,
+                    false => LEAST_GAIN,
+                };
+                let options = Options {
+                    least_gain,
+                    both_ways: question.goes_both_ways,
                     ..options.by_each()
-                },
-            ),
-            Assign::Own => (&self.planner, options.by_each()),
+                };
+                (&self.planner, options)
+            }
             Assign::One => (
                 &self.planner_of_one,
                 options.by_one(self.planner_of_one.model()),

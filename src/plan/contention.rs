@@ -150,6 +150,22 @@ impl Occupancy {
     }
 }
 
+/// Segments of which a half is left to what comes back. If the first that plans took all, what comes back would find too little to be worth
+/// it, and both would take as long as that: two H200s both ways, windows of 16 of 16 MiB, 0.974 of one path, and 1.000 so.
+pub(crate) struct Evenly<'a> {
+    /// Which.
+    pub segments: &'a SegmentSet,
+    /// It is left also where one other is seen to use them and wants less: who finds that its part was late wants less the next time,
+    /// and would be late again with what the other then takes. Of windows those behind a message use what it leaves.
+    pub where_used: bool,
+}
+
+impl Evenly<'_> {
+    fn contains(&self, segment: u16, flows: u32) -> bool {
+        (flows == 0 || (flows == 1 && self.where_used)) && self.segments.contains(segment)
+    }
+}
+
 /// Rates of each hop of each path, bytes a microsecond.
 pub(crate) type Rates = [[f64; MAX_HOPS]; MAX_PATHS];
 
@@ -158,13 +174,12 @@ pub(crate) type Rates = [[f64; MAX_HOPS]; MAX_PATHS];
 /// What yields has only what the others leave that do not, and these do not count with it: a chunk takes two links or
 /// more on its way, and where each rank took its part of the others' links for such chunks, all had less.
 ///
-/// Of two that divide a segment `evenly` neither takes what the other does not want: who finds that his part was late wants less the next
-/// time, and would be late again with what the other then takes.
+/// See [`Evenly`] for those that what comes back uses, too.
 pub(crate) fn rates(
     paths: &[&Candidate],
     capacities: &[f64],
     occupancy: &Occupancy,
-    evenly: &SegmentSet,
+    evenly: &Evenly<'_>,
 ) -> Rates {
     let mut rates = [[0.0; MAX_HOPS]; MAX_PATHS];
     let mut used = SegmentSet::default();
@@ -176,7 +191,7 @@ pub(crate) fn rates(
         shared = shared.with(&used.common(&path.segments));
         used = used.with(&path.segments);
     }
-    let contended = shared.with(&used.common(&occupancy.busy));
+    let contended = shared.with(&used.common(&occupancy.busy.with(evenly.segments)));
     if contended.is_empty() {
         return rates;
     }
@@ -203,9 +218,9 @@ pub(crate) fn rates(
         };
         let by_want = capacity - others.gb_s * BYTES_PER_US;
         let by_count = capacity * count / (count + f64::from(others.flows));
-        let is_even = all_yield && others.flows == 1 && evenly.contains(segment);
+        let is_even = all_yield && evenly.contains(segment, others.flows);
         let left = match is_even {
-            true => by_count,
+            true => capacity / 2.0,
             false => by_want.max(by_count).min(capacity),
         };
         let (scale, spare) = if left < load {

@@ -120,6 +120,8 @@ pub struct Options {
     pub copies_max: u32,
     /// What host memory alone must bring beside the direct path.
     pub least_gain: LeastGain,
+    /// As much comes back, for which a half of the host's memory is left.
+    pub both_ways: bool,
     /// What messages count on that use the host's memory beside others; what they do at first, if nothing was found out.
     pub host_part: Option<HostPart>,
     /// Order of launches.
@@ -148,6 +150,7 @@ impl Default for Options {
             gain_min_beside: 0.04,
             copies_max: 2,
             least_gain: LeastGain::default(),
+            both_ways: false,
             host_part: None,
             order: Order::default(),
         }
@@ -160,8 +163,8 @@ impl Default for Options {
 /// invited to what may be split, and the host's memory carries less for several than for one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LeastGain {
-    /// By a single message: while nobody else uses the links, and while others do.
-    pub single_us: [f64; 2],
+    /// By a single message.
+    pub single_us: f64,
     /// By all messages of a window together: while nobody else uses the links, and while others do.
     pub window_us: [f64; 2],
     /// By each message of a window beyond the fourth besides, while others use the links.
@@ -176,9 +179,9 @@ const SHALLOW: u32 = 4;
 /// Single messages: two H200s, times the speed without the library, split and written at once in one copy: 24 MiB, where 2 us are to be
 /// gained, 1.07 and 1.10, both ways at once 0.91 and 1.02; 32 MiB, 4 us, 1.07 and 1.07, 0.98 and 1.03; 48 MiB, 7 us, 1.06 and 1.05, 1.02
 /// and 1.03; 64 MiB, 10 us, 1.07 and 1.04, 1.04 and 1.04 (`docs/results/h200-x2-split.txt`), and later 1.064 and 1.045
-/// (`h200-x2-turns.txt`, 5). Two H100s lose at 64 MiB both ways by the same figures: 0.985 of one path;
-/// of three machines with H200s one did, too, 0.974, the others 0.996 and 1.007, while of 96 MiB, where 15 us are to be gained, it is 1.035
-/// (`h200-x2-one-path.txt`): beside others more is asked for.
+/// (`h200-x2-turns.txt`, 5). Two H100s lose at 64 MiB both ways by the same figures: 0.985 of one path.
+/// So did one of five machines with H200s, 0.974, of which the others have 0.996 to 1.031. With 12 us to be gained beside others all had 1.00
+/// there, and of 96 MiB 1.00 instead of 1.03 to 1.05 (`h200-x2-one-path.txt`, 4 and 5).
 ///
 /// Windows: two H100s, what the host's share should bring and what it brought, in turns with one path: 4 of 12 MiB 5.8 and -1.0 us, of 16
 /// MiB 10.4 and 4.2; both ways at once, where it differs from message to message, 4 of 16 MiB 9.0 and -4.6, of 24 MiB 16 to 20 and -6, of
@@ -186,7 +189,7 @@ const SHALLOW: u32 = 4;
 /// `h100-x2-all-beside-one.txt`, 8 and 9). What it brings less than it should is the more the deeper a window is: both ways at once 4 of 32
 /// MiB 25 and 6, 16 of 16 MiB 36 to 39 and -4 to -40, of 24 MiB 57 to 64 and 25, of 32 MiB 90 to 99 and 62 (`h100-x2-all-sizes.txt`).
 pub const LEAST_GAIN: LeastGain = LeastGain {
-    single_us: [6.0, 12.0],
+    single_us: 6.0,
     window_us: [7.0, 20.0],
     each_us: 2.0,
 };
@@ -195,7 +198,7 @@ pub const LEAST_GAIN: LeastGain = LeastGain {
 /// others go directly is slower than with one way for all, whichever that is (windows of 4 of 32 MiB both ways, times one path, by machine:
 /// 0.965 of which half were split, 1.00 of which nearly all were).
 pub const LEAST_GAIN_ANEW: LeastGain = LeastGain {
-    single_us: [10.0, 14.0],
+    single_us: 10.0,
     window_us: [7.0, 30.0],
     ..LEAST_GAIN
 };
@@ -249,8 +252,8 @@ impl Options {
     /// What host memory alone must bring a window so deep beside the direct path, us.
     fn least_us(&self, window: u32, others: &Occupancy) -> f64 {
         match window {
-            1 => self.least_gain.single_us[usize::from(!others.is_free())],
-            _ if others.is_free() => self.least_gain.window_us[0],
+            1 => self.least_gain.single_us,
+            _ if others.is_free() && !self.both_ways => self.least_gain.window_us[0],
             _ => {
                 let beyond = f64::from(window.saturating_sub(SHALLOW));
                 self.least_gain.window_us[1] + self.least_gain.each_us * beyond

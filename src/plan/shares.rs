@@ -13,7 +13,7 @@
 //! slowest hop. The derivative of T is zero at `c = sqrt(m F / (k alpha))`, with `F` the time of a byte on all hops but
 //! the slowest and `k` the messages of the window. Shares and chunks are solved in turn until neither changes.
 
-use super::contention::{self, Occupancy, Rates};
+use super::contention::{self, Evenly, Occupancy, Rates};
 use super::launched;
 use super::paths::{Candidate, Engines, Path, PathKind, Planner, SegmentSet};
 use super::{Launcher, Message, Options, MAX_PATHS, SLOTS_MIN};
@@ -358,7 +358,8 @@ impl<'a> Problem<'a> {
         let candidate = &self.candidates[number as usize];
         let by_host = candidate.path.kind() == PathKind::Host;
         let others = if by_host {
-            self.occupancy.flows(&candidate.segments)
+            let back = u32::from(self.options.both_ways);
+            self.occupancy.flows(&candidate.segments).max(back)
         } else {
             0
         };
@@ -467,12 +468,14 @@ impl<'a> Problem<'a> {
         let capacities = self
             .planner
             .capacities(self.options.host_part(self.message.window));
-        // Of windows the messages behind one use what it leaves.
-        let evenly = match self.message.window {
-            1 => self.planner.of_host(),
-            _ => &SegmentSet::EMPTY,
+        let evenly = Evenly {
+            segments: match self.options.both_ways {
+                true => self.planner.of_host(),
+                false => &SegmentSet::EMPTY,
+            },
+            where_used: self.message.window == 1,
         };
-        let rates = contention::rates(&chosen[..len], capacities, self.occupancy, evenly);
+        let rates = contention::rates(&chosen[..len], capacities, self.occupancy, &evenly);
         let is_left = self.options.is_left_to_receiver(len, &chosen[0].path);
         let pushes = self.pushes && !is_left;
         let launcher = self.options.launcher.filter(|_| !is_left);

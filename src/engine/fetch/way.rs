@@ -570,6 +570,7 @@ impl Ways<'_> {
             paths: env.paths(),
             may_push: false,
             goes_directly: route.goes_directly,
+            goes_both_ways: self.sends_to,
             assign: Assign::Own,
         };
         let (from, to) = (route.from, route.to);

@@ -39,6 +39,7 @@ pub(super) fn all() -> RouteUse<'static> {
         paths: Paths::ALL,
         may_push: true,
         goes_directly: false,
+        goes_both_ways: false,
         assign: Assign::Own,
     }
 }
@@ -75,6 +76,25 @@ fn a_message_is_split_over_what_the_caller_can_run() {
         ..all()
     });
     assert!(!routed.is_split());
+}
+
+/// Who sends to the sender as well plans windows as beside others from the first message on: those of the other end come next.
+#[test]
+fn windows_both_ways_must_gain_more_also_where_nobody_else_is() {
+    let mut router = router("hgx-h200", |_| ());
+    let mut are_split = |goes_both_ways| {
+        [(48, 1), (256, 1), (16, 4), (64, 4)].map(|(mib, window)| {
+            let usable = RouteUse {
+                goes_both_ways,
+                ..all()
+            };
+            let routed = router.route(uuid(0), uuid(1), mib << 20, window, usable);
+            routed.expect("a plan").is_split()
+        })
+    };
+    assert_eq!(are_split(false), [true; 4]);
+    assert_eq!(are_split(true), [true, true, false, true]);
+    assert_eq!(are_split(false), [true; 4], "each by itself");
 }
 
 /// 48 MiB between two H200s gain 7 us by host memory: more than an offer costs, and too little to change what is done. Windows beside

@@ -64,7 +64,7 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
             let split = window(&node, mib, 1, &without);
             let gain_us = split.direct_us - split.predicted_us;
             let plan = window(&node, mib, 1, &with);
-            if gain_us >= LEAST_GAIN.single_us[0] {
+            if gain_us >= LEAST_GAIN.single_us {
                 assert_eq!(plan, split, "{name}, {mib} MiB: {gain_us} us");
             } else {
                 assert_eq!(plan.paths().len(), 1, "{name}, {mib} MiB: {gain_us} us");
@@ -136,29 +136,54 @@ fn host_memory_must_bring_more_than_an_offer_costs() {
     assert_eq!([shallow, deep], [2, 1]);
 }
 
-/// Two ranks that send to each other a message at a time: whoever finds his part late wants less the next time, which is no reason for the
-/// other to want more. Two H200s, 256 MiB: one came to 4.7 % through the host and the other to 8.3, which took as long as without what
-/// these are more.
+/// Two ranks that send to each other: the first to plan leaves a half of the host to the other, and of single messages also the second; see
+/// [`contention::Evenly`].
 #[test]
-fn host_memory_is_divided_evenly_among_single_messages() {
-    let node = Node::shipped("hgx-h200");
-    let host = (0..).zip(&node.topology.segments);
+fn host_memory_is_divided_evenly_between_two_that_send_to_each_other() {
+    // Of which the host's memory carries less than two of its links.
+    let mut topology = Node::shipped("hgx-h200").topology;
+    let host = (0..).zip(&mut topology.segments);
     let host = host.filter(|(_, segment)| segment.kind.is_host());
-    let host: Vec<u16> = host.map(|(at, _)| at).collect();
-    let share = |window, gb_s| {
+    let host: Vec<u16> = host
+        .map(|(at, segment)| {
+            segment.gb_s = 40.0;
+            at
+        })
+        .collect();
+    let node = Node::of("slow host".into(), topology);
+    let share = |window, both_ways, gb_s| {
         let mut others = Occupancy::free();
-        others.add(&host, 1, gb_s, true);
+        if gb_s > 0.0 {
+            others.add(&host, 1, gb_s, true);
+        }
         let message = Message {
             window,
             ..Message::new(0, 1, 256 * MIB)
         };
-        let plan = node.planner.plan(&others, &message, &Options::default());
+        let options = Options {
+            relay: false,
+            both_ways,
+            ..Options::default()
+        };
+        let plan = node.planner.plan(&others, &message, &options);
         plan.expect("a plan").share(PathKind::Host)
     };
-    let single = [5.0, 20.0, 60.0].map(|gb_s| share(1, gb_s));
-    assert!(single[0] > 0.05, "{single:?}");
-    assert_eq!(single, [single[0]; 3]);
-    assert!(share(16, 5.0) > share(16, 60.0), "what is left of windows");
+    for window in [1, 16] {
+        let shares = |both_ways| [0.0, 1.0, 500.0].map(|gb_s| share(window, both_ways, gb_s));
+        let ([alone, beside_little, beside_much], even) = (shares(false), shares(true));
+        assert!(
+            alone > beside_much && beside_little > beside_much,
+            "{window}"
+        );
+        // As much as beside one that wants all.
+        assert_eq!([even[0], even[2]], [beside_much; 2], "{window}");
+        let expected = if window == 1 {
+            beside_much
+        } else {
+            beside_little
+        };
+        assert_eq!(even[1], expected, "{window}");
+    }
 }
 
 /// Four H200s in a ring: what host memory would bring a message alone, or beside one or two others, three others take back.

@@ -172,7 +172,7 @@ impl Search<'_> {
             && kinds.contains(&PathKind::Host);
         match self.message.window {
             _ if !is_for_host_alone => 0.0,
-            1 => self.options.least_gain.single_us[0],
+            1 => self.options.least_gain.single_us,
             _ => self.options.least_gain.window_us[0],
         }
     }

@@ -80,10 +80,11 @@ fn any_options() -> impl Strategy<Value = Options> {
             gain_min_beside: 1.5 * gain_min,
             copies_max: 2,
             least_gain: LeastGain {
-                single_us: [50.0 * gain_min, 90.0 * gain_min],
+                single_us: 50.0 * gain_min,
                 window_us: [70.0 * gain_min, 150.0 * gain_min],
                 each_us: 10.0 * gain_min,
             },
+            both_ways: gain_min > 0.1,
             host_part: None,
             order,
         },
