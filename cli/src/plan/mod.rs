@@ -171,6 +171,10 @@ impl Asked {
             ..Message::new(from, to, self.bytes)
         };
         let (there, back) = (message(self.from, self.to), message(self.to, self.from));
+        let options = &Options {
+            both_ways: self.is_both_ways && self.assign == Assignment::Own,
+            ..*options
+        };
         let mut plan = planner.plan(&Occupancy::free(), &there, options)?;
         if self.is_both_ways {
             // Each end plans by what it sees of the other's plan, which that one has made by what it saw.
