@@ -462,9 +462,7 @@ impl Node {
 
     /// Whether others use the host's memory.
     fn shares_host(&self, others: &Occupancy) -> bool {
-        let segments = self.topology.segments.iter().zip(0..);
-        let mut host = segments.filter(|(segment, _)| segment.kind.is_host());
-        host.any(|(_, at)| others.is_used(at))
+        others.flows(self.planner.of_host()) > 0
     }
 
     fn number(&self, uuid: &Uuid) -> Option<u8> {

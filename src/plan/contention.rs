@@ -128,13 +128,6 @@ impl Occupancy {
         flows.max().unwrap_or(0)
     }
 
-    /// Whether others use a segment.
-    #[must_use]
-    pub fn is_used(&self, segment: u16) -> bool {
-        let loads = self.of(segment);
-        loads.firm.flows + loads.yielding.flows > 0
-    }
-
     /// Whether nothing is under way.
     #[must_use]
     pub fn is_free(&self) -> bool {

@@ -44,7 +44,7 @@ pub(super) fn all() -> RouteUse<'static> {
     }
 }
 
-pub(super) const LONG: u64 = 256 << 20;
+pub(super) const LONG: u64 = 64 << 20;
 
 fn kinds(routed: &Routed) -> Vec<PathKind> {
     let paths = routed.plan.paths().iter();
