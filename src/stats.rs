@@ -78,6 +78,8 @@ counters! {
     HostSpared           "host_spared"             Count "messages long enough to be split that left out host memory, as one of the two ranks computes meanwhile";
     HostShareRaised      "host_share_raised"       Count "times that messages which use host memory beside others were found to leave some of it unused";
     HostShareLowered     "host_share_lowered"      Count "times that they were found to count on more of it than there is";
+    HostRateLowered      "host_rate_lowered"       Count "times that messages which alone use host memory found that slower than they counted on";
+    HostRateRaised       "host_rate_raised"        Count "times that they found it faster again";
     ChunksClaimedBack    "chunks_claimed_back"     Count "chunks of theirs that the receiver took over from the sender, which had not begun with them";
     TracksRetired        "tracks_retired"          Count "paths of theirs that were given up, the rest of their part being taken directly";
     StagingRefused       "staging_refused"         Count "attempts to take staging memory on a GPU, for messages that lead over it, that failed";

@@ -31,7 +31,7 @@ use crate::plan::{
 };
 use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
-use host_use::HostUse;
+use host_use::{Counted, HostUse};
 use ledger::{Ledger, Use};
 use told::Told;
 
@@ -64,8 +64,8 @@ pub struct Routed {
     pub plan: Arc<Plan>,
     /// What it uses of the links, known to all ranks of the node. To be kept until the message is over.
     pub reservation: Reservation,
-    /// It goes through host memory beside others: what it counts on, and whom it may tell how that was.
-    host: Option<(HostPart, Arc<HostUse>)>,
+    /// It goes through host memory: what it counts on, and whom it may tell how that was.
+    host: Option<(Counted, Arc<HostUse>)>,
     /// Were it not for what others use, there would be more to do than one direct copy.
     would_be_split: bool,
     /// When the ledger is to be looked at, by [`clock_ns`]; before that it tells too little, and at the end it takes time.
@@ -80,7 +80,7 @@ impl Routed {
     fn new(
         plan: Arc<Plan>,
         reservation: Reservation,
-        host: Option<(HostPart, Arc<HostUse>)>,
+        host: Option<(Counted, Arc<HostUse>)>,
         would_be_split: bool,
     ) -> Routed {
         let look_ns = match plan.message.window {
@@ -116,10 +116,10 @@ impl Routed {
 
     /// The message is over, and its part in host memory was.
     pub fn fared(&self, how: HostFared) {
-        if let Some((part, host)) = &self.host {
+        if let Some((counted, host)) = &self.host {
             let window = self.plan.message.window;
             let each_us = self.plan.predicted_us / f64::from(window);
-            host.note(window, *part, how, each_us);
+            host.note(window, *counted, how, each_us);
         }
     }
 
@@ -205,7 +205,7 @@ struct Question {
     goes_directly: bool,
     goes_both_ways: bool,
     assign: Assign,
-    host_part: HostPart,
+    host_counted: Counted,
     others: Occupancy,
 }
 
@@ -309,8 +309,8 @@ impl Router {
     ) -> Option<Routed> {
         let node = self.known.node()?;
         let (from, to) = (node.number(&from)?, node.number(&to)?);
-        let host_part = self.host.part(in_flight);
-        let question = |others| Question {
+        let host = &self.host;
+        let question = |others: Occupancy| Question {
             message: Message {
                 from,
                 to,
@@ -324,13 +324,18 @@ impl Router {
             goes_directly: usable.goes_directly,
             goes_both_ways: usable.goes_both_ways,
             assign: usable.assign,
-            host_part,
+            host_counted: host.counted(
+                in_flight,
+                usable.goes_both_ways || node.shares_host(&others),
+            ),
             others,
         };
         let ledger = self.ledger.as_ref()?;
         let (plans, options) = (&mut self.plans, &self.options);
         // Said before the others are looked at: of two that plan at the same moment at least one sees the other.
-        let alone = node.answer(plans, options, question(Occupancy::free()))?;
+        let first = question(Occupancy::free());
+        let mut counted = first.host_counted;
+        let alone = node.answer(plans, options, first)?;
         let (mut reservation, others) =
             ledger.reserve(&node.topology, &node.ends, &alone.plan, &alone.uses);
         let is_shared = node.shares_host(&others);
@@ -339,12 +344,16 @@ impl Router {
             alone
         } else {
             let segments = node.planner.segments_between(from, to);
-            node.answer(plans, options, question(others.on(segments)))?
+            let second = question(others.on(segments));
+            counted = second.host_counted;
+            node.answer(plans, options, second)?
         };
         reservation.settle(&answer.plan, answer.uses);
         let mut kinds = answer.plan.paths().iter().map(|path| path.path.kind());
-        let is_told = is_shared && kinds.any(|kind| kind == PathKind::Host);
-        let host = is_told.then(|| (host_part, Arc::clone(&self.host)));
+        // One that leaves a half to what has not come says nothing of either.
+        let tells = counted.is_beside == is_shared;
+        let is_told = tells && kinds.any(|kind| kind == PathKind::Host);
+        let host = is_told.then(|| (counted, Arc::clone(&self.host)));
         Some(Routed::new(answer.plan, reservation, host, would_be_split))
     }
 
@@ -485,12 +494,14 @@ impl Node {
         if let Some(answer) = known.get(&question) {
             return answer.clone();
         }
+        let Counted { is_beside, part } = question.host_counted;
         let options = Options {
             direct: question.paths.direct,
             relay: question.paths.relay,
             host: options.host && question.host && question.paths.host,
             relays_over: question.relays_over,
-            host_part: Some(question.host_part),
+            host_part: is_beside.then_some(part),
+            host_rate: if is_beside { HostPart::ALL } else { part },
             ..*options
         };
         let (planner, options) = match question.assign {

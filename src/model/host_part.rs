@@ -11,6 +11,8 @@ impl HostPart {
 
     /// All that was measured.
     pub const ALL: HostPart = HostPart(10);
+    /// More than this there is not, whatever was measured.
+    pub const MOST: HostPart = HostPart(HostPart::COUNT - 1);
     const MOST_OF_IT: HostPart = HostPart(5);
 
     /// What messages in windows so deep plan with at first. A chunk that comes late in a window holds up the messages behind it,

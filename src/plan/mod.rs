@@ -124,6 +124,8 @@ pub struct Options {
     pub both_ways: bool,
     /// What messages count on that use the host's memory beside others; what they do at first, if nothing was found out.
     pub host_part: Option<HostPart>,
+    /// Of the rate that was measured of the path through the host, what one that uses it alone counts on.
+    pub host_rate: HostPart,
     /// Order of launches.
     pub order: Order,
 }
@@ -152,6 +154,7 @@ impl Default for Options {
             least_gain: LeastGain::default(),
             both_ways: false,
             host_part: None,
+            host_rate: HostPart::ALL,
             order: Order::default(),
         }
     }

@@ -547,12 +547,17 @@ impl<'a> Problem<'a> {
             hops: candidate.legs().len(),
             ..Pipeline::default()
         };
+        let found = match candidate.path.kind() {
+            PathKind::Host => self.options.host_rate.factor(),
+            PathKind::Direct | PathKind::Relay => 1.0,
+        };
         for (hop, leg) in candidate.legs().iter().enumerate() {
             let pace = if pushed[hop] { leg.pushed } else { leg.pulled };
+            let rate = rates[position][hop].min(pace.rate) * found;
             pipeline.alpha_us[hop] = pace.alpha_us.max(least_us) + leg.chunk_us;
             pipeline.batched_us = pace.batched_us;
             // A segment that is taken altogether still lets a byte through now and then.
-            pipeline.us_per_byte[hop] = 1.0 / rates[position][hop].min(pace.rate).max(1e-3);
+            pipeline.us_per_byte[hop] = 1.0 / rate.max(1e-3);
         }
         pipeline
     }

@@ -68,6 +68,8 @@ const EVENTS: &[Counter] = &[
     Counter::SeveralOvertakenBytes,
     Counter::HostShareRaised,
     Counter::HostShareLowered,
+    Counter::HostRateLowered,
+    Counter::HostRateRaised,
     Counter::ChunksClaimedBack,
     Counter::TracksRetired,
     Counter::CopiesBatched,

@@ -9,8 +9,11 @@
 #define C(x) do{cudaError_t e_=(x); if(e_){fprintf(stderr,"%s: %s\n",#x,cudaGetErrorString(e_));exit(1);} }while(0)
 static double now(){ return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 struct Way { int from,to; char *src,*dst,*pinned; cudaStream_t direct,down,up; std::vector<cudaEvent_t> downed,upped; };
-int main(){
-  const size_t M=1<<20; const size_t bytes=256*M; const int ring=24;
+int main(int argc,char**argv){
+  // Of so many MiB each.
+  const size_t M=1<<20; const size_t mib=argc>1?strtoul(argv[1],nullptr,10):256; const size_t bytes=mib*M;
+  if(!mib){ fprintf(stderr,"%s: the length of a message, in MiB\n",argv[1]); return 2; }
+  const int ring=24;
   Way w[2];
   for(int i=0;i<2;i++){ C(cudaSetDevice(i)); C(cudaDeviceEnablePeerAccess(1-i,0)); }
   std::mt19937_64 rng(std::random_device{}());
@@ -36,11 +39,11 @@ int main(){
     }
     for(int i=0;i<ways;i++){ C(cudaSetDevice(w[i].from)); C(cudaStreamSynchronize(w[i].direct)); C(cudaSetDevice(w[i].to)); C(cudaStreamSynchronize(w[i].up)); }
     return now()-t0; };
-  double shares[]={0,0.03,0.05,0.06,0.07,0.08,0.09,0.10,0.11,0.12,0.14}; size_t chunks[]={1*M,2*M,4*M,8*M};
-  for(int window: {16,1}) for(int ways: {2,1}){ printf("== %d way%s, %d x 256 MiB each, GB/s in all (times none through the host), medians of 9\nshare ",ways,ways>1?"s":"",window); for(size_t c:chunks) printf("  chunks of %zu MiB",c/M); puts("");
-    std::vector<std::vector<double>> best(11*4);
-    for(int r=0;r<10;r++) for(int s=0;s<11;s++) for(int c=0;c<4;c++){ double t=go(shares[s],chunks[c],ways,window); if(r) best[s*4+c].push_back(t); }
-    double base=0; for(int s=0;s<11;s++){ printf("%.2f  ",shares[s]); for(int c=0;c<4;c++){ auto&v=best[s*4+c]; std::sort(v.begin(),v.end()); double g=ways*window*(double)bytes/v[v.size()/2]/1e9; if(!s&&!c) base=g; printf("   %7.1f (%.3f)",g,g/base);} puts(""); fflush(stdout);} }
+  double shares[]={0,0.02,0.03,0.04,0.05,0.06,0.07,0.08,0.09,0.10,0.11,0.12,0.14}; size_t chunks[]={1*M,2*M,4*M,8*M};
+  for(int window: {16,1}) for(int ways: {2,1}){ printf("== %d way%s, %d x %zu MiB each, GB/s in all (times none through the host), medians of 9\nshare ",ways,ways>1?"s":"",window,mib); for(size_t c:chunks) printf("  chunks of %zu MiB",c/M); puts("");
+    std::vector<std::vector<double>> best(13*4);
+    for(int r=0;r<10;r++) for(int s=0;s<13;s++) for(int c=0;c<4;c++){ double t=go(shares[s],chunks[c],ways,window); if(r) best[s*4+c].push_back(t); }
+    double base=0; for(int s=0;s<13;s++){ printf("%.2f  ",shares[s]); for(int c=0;c<4;c++){ auto&v=best[s*4+c]; std::sort(v.begin(),v.end()); double g=ways*window*(double)bytes/v[v.size()/2]/1e9; if(!s&&!c) base=g; printf("   %7.1f (%.3f)",g,g/base);} puts(""); fflush(stdout);} }
   // Only the host, both ways.
   for(int ways: {2,1}) for(size_t c: chunks){ std::vector<double> v; for(int r=0;r<8;r++){ double t=go(1.0,c,ways,1); if(r) v.push_back(t);} std::sort(v.begin(),v.end()); printf("host alone, %d ways, chunks of %zu MiB: %.1f GB/s in all\n",ways,c/M,ways*(double)bytes/v[v.size()/2]/1e9); }
   // The data.

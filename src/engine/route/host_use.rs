@@ -1,8 +1,8 @@
-//! How much of what the host's memory carries messages count on that use it beside others, as they find it.
+//! How much of what was measured of the host's memory messages count on, as they find it.
 //!
-//! What one process measures is not what several make of it, and it is not the same in every launch: it depends on where the
-//! memory lies, and where the ranks run. So each message that went through host memory beside others says whether its part
-//! there came late or early, and the next ones count on less or more.
+//! What one process measures is not what several make of it, and it is not the same in every launch, nor all the time: it depends on
+//! where the memory lies, where the ranks run, and what else the machine does. So each message that went through host memory says
+//! whether its part there came late or early, and the next ones count on less or more.
 
 use parking_lot::Mutex;
 
@@ -12,6 +12,9 @@ use crate::stats::{self, Counter};
 /// A part that is over later than the others by more than this share of the message's time was too large: that of a single
 /// message, and that of one of a window, where others follow.
 const LATE: [f64; 2] = [0.02, 0.15];
+/// Times as late where nobody else uses the host: the first of a window is late by a quarter, with whatever part, as the others' chunks
+/// follow its own at once.
+const LATE_ALONE: f64 = 2.0;
 /// One that is later than this waited for something else, as for memory that was pinned for it.
 const NOT_BY_ITSELF: f64 = 1.0;
 /// One that is over so much earlier could be larger. More than a step makes, so that it does not go to and fro.
@@ -34,9 +37,21 @@ pub enum HostFared {
     TakenOver,
 }
 
-/// For single messages, and for those of windows.
+/// For single messages, and for those of windows: where they use the host beside others, and where they do not.
 #[derive(Debug)]
-pub struct HostUse([Mutex<Found>; 2]);
+pub struct HostUse {
+    beside: [Mutex<Found>; 2],
+    alone: [Mutex<Found>; 2],
+}
+
+/// What a message counts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Counted {
+    /// Others use the host, too.
+    pub is_beside: bool,
+    /// Of what it carries for all of them, or of what it does for one.
+    pub part: HostPart,
+}
 
 #[derive(Debug)]
 struct Found {
@@ -50,6 +65,10 @@ struct Found {
     too_late: f64,
     early_ones: u32,
     too_much: Option<TooMuch>,
+    /// More than this is never counted on.
+    most: HostPart,
+    /// What tells of steps down and up.
+    steps: [Counter; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,34 +81,41 @@ struct TooMuch {
 
 impl Default for HostUse {
     fn default() -> HostUse {
-        HostUse([1, 2].map(|window| Mutex::new(Found::at_first(window))))
+        let of = |found: fn(u32) -> Found| [1, 2].map(|window| Mutex::new(found(window)));
+        HostUse {
+            beside: of(Found::beside),
+            alone: of(Found::alone),
+        }
     }
 }
 
 impl HostUse {
     /// What messages in windows so deep count on.
-    pub(super) fn part(&self, window: u32) -> HostPart {
-        self.of(window).lock().part
+    pub(super) fn counted(&self, window: u32, is_beside: bool) -> Counted {
+        let part = self.of(window, is_beside).lock().part;
+        Counted { is_beside, part }
     }
 
-    /// A message that counted on a part is over, which was to take `us`.
-    pub(super) fn note(&self, window: u32, part: HostPart, how: HostFared, us: f64) {
+    /// A message that counted on so much is over, which was to take `us`.
+    pub(super) fn note(&self, window: u32, counted: Counted, how: HostFared, us: f64) {
         let lead = match how {
             HostFared::TakenOver => -1.0,
             // It waited for something else.
             HostFared::Before(lead_us) if lead_us < -us * NOT_BY_ITSELF => return,
             HostFared::Before(lead_us) => lead_us / us,
         };
-        self.of(window).lock().note(part, lead);
+        let mut found = self.of(window, counted.is_beside).lock();
+        found.note(counted.part, lead);
     }
 
-    fn of(&self, window: u32) -> &Mutex<Found> {
-        &self.0[usize::from(window > 1)]
+    fn of(&self, window: u32, is_beside: bool) -> &Mutex<Found> {
+        let found = if is_beside { &self.beside } else { &self.alone };
+        &found[usize::from(window > 1)]
     }
 }
 
 impl Found {
-    fn at_first(window: u32) -> Found {
+    fn beside(window: u32) -> Found {
         Found {
             part: HostPart::at_first(window),
             early: 0,
@@ -98,6 +124,19 @@ impl Found {
             too_late: LATE[usize::from(window > 1)],
             early_ones: EARLY_ONES[usize::from(window > 1)],
             too_much: None,
+            most: HostPart::MOST,
+            steps: [Counter::HostShareLowered, Counter::HostShareRaised],
+        }
+    }
+
+    /// What one path carries was measured as it is used: it may be less at times, and is not tried to be more.
+    fn alone(window: u32) -> Found {
+        Found {
+            part: HostPart::ALL,
+            most: HostPart::ALL,
+            too_late: LATE_ALONE * LATE[usize::from(window > 1)],
+            steps: [Counter::HostRateLowered, Counter::HostRateRaised],
+            ..Found::beside(window)
         }
     }
 
@@ -130,12 +169,12 @@ impl Found {
                 memory,
                 left: memory,
             });
-            self.go_to(part.less(), Counter::HostShareLowered);
+            self.go_to(part.less(), self.steps[0]);
         } else if self.early >= self.early_ones {
             let too_much = self.too_much.filter(|before| before.left > 0);
             let is_too_much = |more: &HostPart| too_much.is_some_and(|before| *more >= before.part);
-            let more = part.more().filter(|more| !is_too_much(more));
-            self.go_to(more, Counter::HostShareRaised);
+            let may_be = |more: &HostPart| *more <= self.most && !is_too_much(more);
+            self.go_to(part.more().filter(may_be), self.steps[1]);
         }
     }
 
@@ -152,16 +191,27 @@ impl Found {
 mod tests {
     use super::*;
 
-    fn note(host: &HostUse, window: u32, part: HostPart, lead: f64) {
-        host.note(window, part, HostFared::Before(100.0 * lead), 100.0);
+    fn note(host: &HostUse, window: u32, counted: Counted, lead: f64) {
+        host.note(window, counted, HostFared::Before(100.0 * lead), 100.0);
+    }
+
+    fn beside(host: &HostUse, window: u32) -> Counted {
+        host.counted(window, true)
     }
 
     /// A node whose host carries so much, of what was measured: messages are over in host memory when that says.
-    fn settle(host: &HostUse, window: u32, carries: f64, messages: u32) -> Vec<f64> {
+    fn settle(
+        host: &HostUse,
+        is_beside: bool,
+        window: u32,
+        carries: f64,
+        messages: u32,
+    ) -> Vec<f64> {
         let each = |_| {
-            let part = host.part(window);
-            note(host, window, part, 1.0 - part.factor() / carries);
-            part.factor()
+            let counted = host.counted(window, is_beside);
+            let factor = counted.part.factor();
+            note(host, window, counted, 1.0 - factor / carries);
+            factor
         };
         (0..messages).map(each).collect()
     }
@@ -170,54 +220,83 @@ mod tests {
     fn it_settles_where_the_host_is_used_and_late_no_more() {
         for (carries, least, most) in [(0.62, 0.55, 0.72), (1.0, 0.9, 1.16), (1.44, 1.3, 1.66)] {
             let host = HostUse::default();
-            settle(&host, 16, carries, 3000);
-            let mut then = settle(&host, 16, carries, 100);
+            settle(&host, true, 16, carries, 3000);
+            let mut then = settle(&host, true, 16, carries, 100);
             then.sort_by(f64::total_cmp);
             let [first, last] = [then[0], then[99]];
             assert!(last - first < 0.051, "{carries}: {first} to {last}");
             assert!((least..most).contains(&first), "{carries}: {first}");
             let tried = then.iter().filter(|factor| **factor != first).count();
             assert!(tried < 10, "{carries}: {tried} of 100 too much");
-            assert_eq!(host.part(1), HostPart::ALL, "not by windows");
+            assert_eq!(beside(&host, 1).part, HostPart::ALL, "not by windows");
+            assert_eq!(host.counted(16, false).part, HostPart::ALL, "not alone");
         }
     }
 
     #[test]
     fn what_was_too_much_is_tried_again_later() {
         let host = HostUse::default();
-        settle(&host, 1, 0.8, 100);
-        let then = settle(&host, 1, 1.2, 300);
+        settle(&host, true, 1, 0.8, 100);
+        let then = settle(&host, true, 1, 1.2, 300);
         assert!(then[0] < 0.81 && then[299] > 1.05, "{then:?}");
     }
 
     #[test]
     fn one_that_is_late_or_waited_for_something_else_says_nothing() {
         let host = HostUse::default();
+        let all = beside(&host, 1);
+        let more = Counted {
+            part: HostPart::ALL.more().expect("more"),
+            ..all
+        };
         for _ in 0..50 {
-            note(&host, 1, HostPart::ALL, -0.5);
-            note(&host, 1, HostPart::ALL, -5.0);
-            note(&host, 1, HostPart::ALL.more().expect("more"), -0.5);
-            (0..5).for_each(|_| note(&host, 1, HostPart::ALL, 0.0));
+            note(&host, 1, all, -0.5);
+            note(&host, 1, all, -5.0);
+            note(&host, 1, more, -0.5);
+            (0..5).for_each(|_| note(&host, 1, all, 0.0));
         }
-        assert_eq!(host.part(1), HostPart::ALL);
+        assert_eq!(beside(&host, 1), all);
     }
 
     #[test]
     fn what_is_taken_over_is_late() {
         let host = HostUse::default();
-        (0..4).for_each(|_| host.note(1, host.part(1), HostFared::TakenOver, 100.0));
-        assert!(host.part(1) < HostPart::ALL);
+        let note = |_| host.note(1, beside(&host, 1), HostFared::TakenOver, 100.0);
+        (0..4).for_each(note);
+        assert!(beside(&host, 1).part < HostPart::ALL);
     }
 
     #[test]
     fn windows_whose_last_messages_are_late_count_on_less() {
         let host = HostUse::default();
-        let first = host.part(16);
-        for _ in 0..4 {
-            let part = host.part(16);
-            (0..14).for_each(|_| note(&host, 16, part, 0.5));
-            (0..2).for_each(|_| note(&host, 16, part, -0.2));
+        for is_beside in [true, false] {
+            let first = host.counted(16, is_beside);
+            for _ in 0..4 {
+                let counted = host.counted(16, is_beside);
+                (0..14).for_each(|_| note(&host, 16, counted, 0.5));
+                (0..2).for_each(|_| note(&host, 16, counted, -0.2));
+            }
+            assert!(host.counted(16, is_beside).part < first.part);
         }
-        assert!(host.part(16) < first);
+    }
+
+    /// What one path carries was measured: less is counted on while it is late, and all of it again later, but never more.
+    #[test]
+    fn alone_less_is_counted_on_only_while_it_is_late() {
+        for window in [1, 16] {
+            let host = HostUse::default();
+            let factors = |carries, messages| settle(&host, false, window, carries, messages);
+            let most = |factors: &[f64]| factors.iter().copied().fold(0.0, f64::max);
+            assert_eq!(most(&factors(1.5, 3000)), 1.0);
+            let slow = factors(0.7, 3000);
+            assert!(slow[2900] < 0.81, "{}", slow[2900]);
+            let fast = factors(1.3, 3000);
+            assert_eq!((fast[2999], most(&fast)), (1.0, 1.0));
+            assert_eq!(
+                beside(&host, window).part,
+                HostPart::at_first(window),
+                "not beside others"
+            );
+        }
     }
 }

@@ -364,8 +364,8 @@ fn host_paths_under_one_switch_share_its_link() {
     let share = |wired: &[(Uuid, Wiring)], steps: usize| {
         let mut router = job.router_with(wired).expect("a node");
         for _ in 0..16 * steps {
-            let part = router.host.part(1);
-            router.host.note(1, part, HostFared::Before(50.0), 100.0);
+            let counted = router.host.counted(1, true);
+            (router.host).note(1, counted, HostFared::Before(50.0), 100.0);
         }
         let usable = || RouteUse {
             relay: &|_| false,

@@ -86,6 +86,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             },
             both_ways: gain_min > 0.1,
             host_part: None,
+            host_rate: HostPart::ALL,
             order,
         },
     )
