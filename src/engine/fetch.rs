@@ -284,7 +284,11 @@ impl Fetch {
         });
         fetch.note_wish(env);
         fetch.flight = fetch.enter(env, &mut ways);
-        if let Some(told) = pushed.filter(|_| wanted > 0) {
+        let pushed = pushed.filter(|_| wanted > 0);
+        if pushed.is_some_and(|told| fetch.begin_rest(env, gpu, &mut ways, told)) {
+            return Ok(fetch);
+        }
+        if let Some(told) = pushed {
             fetch.path = Path::Pushed(told);
             // What is received in its place is on no lane of its sender's.
             fetch.leave_trail(false);
@@ -376,7 +380,7 @@ impl Fetch {
     pub fn reads_from(&self, rank: u32) -> bool {
         let is_read = match &self.path {
             Path::Direct(_) => !self.own,
-            Path::Several(several) => !several.is_direct(),
+            Path::Several(several) => several.reads(),
             _ => false,
         };
         is_read && self.message.source == rank && self.wanted >= ONE_WAY_FROM
@@ -490,6 +494,11 @@ impl Fetch {
                 let told = *told;
                 match env.node.own().invited(told) {
                     Some(Invited::Taken) => Step::Pending(false),
+                    Some(Invited::Landed) if told.rest > 0 => {
+                        // Nobody could be asked for the rest of it.
+                        self.pull_instead(env, gpu, told);
+                        Step::Pending(true)
+                    }
                     Some(Invited::Landed) => {
                         env.node.own().close_invitation(told);
                         env.node.own().promise_invitation(told);
@@ -547,6 +556,7 @@ impl Fetch {
                     }
                     self.complete(arrived.message)
                 }
+                several::Step::Corrupt => self.fail(&Lost::Corrupt),
                 several::Step::Lost(error) => {
                     self.survived(&error, "again through host memory");
                     stats::add(Counter::Retries, 1);

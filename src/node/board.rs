@@ -172,7 +172,8 @@ impl Segment {
         own.tags += 1;
         let tag = own.tags;
         invitation.open(tag, waiting, target);
-        Some(Told { line, tag })
+        let rest = waiting.rest;
+        Some(Told { line, tag, rest })
     }
 
     fn invitation(&self, told: Told) -> Option<&Invitation> {

@@ -3,11 +3,11 @@
 //!
 //! An invitation lies in the receiver's segment, a line for each stream that may have one. It names the message that was
 //! received last, so that the sender knows that the one it is about to send is the next of the stream, which this receive
-//! must match.
+//! must match. It may leave out the beginning of the message, which then comes as the receiver asks for it.
 //!
 //! ```text
 //!         receiver            sender
-//! Free ───open──▶ Open ───take──▶ Taken ───land──▶ Landed     all of it is in the buffer
+//! Free ───open──▶ Open ───take──▶ Taken ───land──▶ Landed     what it was to write is in the buffer
 //!   ▲               │               └─────refuse──▶ Refused   nothing is written to it any more
 //!   └─withdraw──────┘
 //!   └─close (receiver): from any state
@@ -37,6 +37,10 @@ pub const INVITATIONS: usize = 64;
 
 const STATE_BITS: u32 = 3;
 const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
+/// What is left of a message is a multiple of so many bytes, and less than so many of these.
+const REST_UNIT: u64 = 64 << 10;
+const REST_SHIFT: u32 = 48;
+const REST_UNITS: u64 = 1 << (u64::BITS - REST_SHIFT);
 /// Nobody is invited, but whoever sends next will be.
 const SOON: u64 = STATE_MASK;
 
@@ -48,7 +52,7 @@ pub enum Invited {
     Open = 1,
     /// The sender writes to the buffer.
     Taken = 2,
-    /// The whole message is there.
+    /// What the sender was to write is there.
     Landed = 3,
     /// The sender could not bring it, and writes no more.
     Refused = 4,
@@ -69,18 +73,29 @@ pub struct Waiting {
     pub bytes: u64,
     /// Where it begins in its allocation.
     pub offset: u64,
+    /// Bytes at the beginning of the message that the sender does not write: see [`Waiting::leaving`].
+    pub rest: u64,
     /// CU_POINTER_ATTRIBUTE_BUFFER_ID of the allocation.
     pub buffer_id: u64,
 }
 
 impl Waiting {
+    /// The same, and the sender is to leave so much of the beginning of the message, or somewhat less. `None` if that cannot be told.
+    pub fn leaving(self, rest: u64) -> Option<Waiting> {
+        let rest = rest / REST_UNIT * REST_UNIT;
+        let is_told = rest < self.bytes.max(1)
+            && rest / REST_UNIT < REST_UNITS
+            && self.offset >> REST_SHIFT == 0;
+        is_told.then_some(Waiting { rest, ..self })
+    }
+
     fn words(&self) -> [u64; 6] {
         [
             self.communicator,
             u64::from(self.source) << 32 | u64::from(self.tag as u32),
             self.after,
             self.bytes,
-            self.offset,
+            self.offset | (self.rest / REST_UNIT) << REST_SHIFT,
             self.buffer_id,
         ]
     }
@@ -99,6 +114,8 @@ pub struct Told {
     pub line: u32,
     /// The tag of its present use, which is never used again.
     pub tag: u64,
+    /// What the sender leaves of the beginning of the message, bytes.
+    pub rest: u64,
 }
 
 /// An invitation as it lies in shared memory. The receiver writes the first line, and the second where the allocation is
@@ -151,8 +168,8 @@ impl Invitation {
         self.word.store(pack(tag, Invited::Open), Ordering::Release);
     }
 
-    /// Sender: the tag of an invitation that is open, and is about this receive as far as the sender knows it. The offset and
-    /// the allocation are the receiver's to say.
+    /// Sender: the tag of an invitation that is open, and is about this receive as far as the sender knows it. The offset, the
+    /// allocation and what is left out are the receiver's to say.
     pub fn find(&self, expected: &Waiting) -> Option<(u64, Waiting)> {
         let word = self.word.load(Ordering::Acquire);
         if word & STATE_MASK != Invited::Open as u64 {
@@ -161,7 +178,8 @@ impl Invitation {
         let tag = word >> STATE_BITS;
         let words: [u64; 6] = std::array::from_fn(|at| self.waiting[at].load(Ordering::Relaxed));
         let found = Waiting {
-            offset: words[4],
+            offset: words[4] & ((1 << REST_SHIFT) - 1),
+            rest: (words[4] >> REST_SHIFT) * REST_UNIT,
             buffer_id: words[5],
             ..*expected
         };
@@ -187,7 +205,7 @@ impl Invitation {
         self.swap(tag, Invited::Open, Invited::Taken)
     }
 
-    /// Sender: the whole message is there.
+    /// Sender: what it was to write is there.
     pub fn land(&self, tag: u64) {
         self.swap(tag, Invited::Taken, Invited::Landed);
     }

@@ -16,6 +16,7 @@ const WAITING: Waiting = Waiting {
     after: 0x5500,
     bytes: 4096,
     offset: 512,
+    rest: 0,
     buffer_id: 99,
 };
 
@@ -37,6 +38,48 @@ fn expected() -> Waiting {
         buffer_id: 0,
         ..WAITING
     }
+}
+
+#[test]
+fn the_beginning_of_a_message_may_be_left_out() {
+    const MIB: u64 = 1 << 20;
+    let of = |bytes, rest| {
+        let waiting = Waiting { bytes, ..WAITING };
+        waiting.leaving(rest)
+    };
+    // Bytes, what is to be left, and what is: a multiple of 64 KiB.
+    for (bytes, rest, left) in [
+        (64 * MIB, 3 * MIB, Some(3 * MIB)),
+        (64 * MIB + 13, 3 * MIB + 13, Some(3 * MIB)),
+        (64 * MIB, (64 << 10) - 1, Some(0)),
+        (64 * MIB, 64 * MIB, None),
+        (64 * MIB, 65 * MIB, None),
+        (8192 * MIB, 4095 * MIB, Some(4095 * MIB)),
+        (8192 * MIB, 4096 * MIB, None),
+    ] {
+        let Some(waiting) = of(bytes, rest) else {
+            assert_eq!(left, None, "{bytes} {rest}");
+            continue;
+        };
+        assert_eq!(Some(waiting.rest), left, "{bytes} {rest}");
+        let line = line();
+        line.open(8, &waiting, &target());
+        let expected = |bytes| Waiting {
+            bytes,
+            ..expected()
+        };
+        assert_eq!(line.find(&expected(bytes)), Some((8, waiting)));
+        assert_eq!(line.find(&expected(bytes - 1)), None, "another length");
+        assert_eq!(line.target(&waiting), Ok(target()));
+    }
+    assert_eq!(
+        of(MIB, 0),
+        Some(Waiting {
+            bytes: MIB,
+            ..WAITING
+        }),
+        "whole"
+    );
 }
 
 #[test]

@@ -160,6 +160,12 @@ impl Part {
         (self.offset + begin, end.saturating_sub(begin))
     }
 
+    /// What there is of it before a byte of the message.
+    pub fn before(&self, end: u64) -> Option<Part> {
+        let bytes = self.bytes.min(end.saturating_sub(self.offset));
+        (bytes > 0).then_some(Part { bytes, ..*self })
+    }
+
     /// Where a chunk begins in the message, and its length.
     pub fn chunk(&self, index: u32) -> (u64, u64) {
         self.span(index, 1)

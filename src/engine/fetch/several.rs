@@ -19,7 +19,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::route::HostFared;
 use crate::engine::Env;
 use crate::node::track::{TrackOf, TRACKS};
-use crate::node::{Asked, Part, Peer, TrackError, Way};
+use crate::node::{Asked, Invited, Part, Peer, Told, TrackError, Way};
 use crate::stats::{self, Counter};
 
 /// A receiver that has not looked for so long does not know how long its sender has done nothing.
@@ -90,11 +90,13 @@ pub struct Several {
     trail: Arc<Trail>,
     /// The message before it.
     before: Option<Before>,
+    /// What its sender writes of it already, as it was told of the receive: until that has landed.
+    invited: Option<Told>,
     /// Of the sender's memory, by this rank.
     pulls: Vec<Pull>,
     tracks: Vec<Track>,
-    /// The message must come another way, once nothing is in flight.
-    lost: Option<Error>,
+    /// The message must come another way, or not at all, once nothing is in flight.
+    lost: Option<Loss>,
     /// The sender has died, and writes nowhere any more.
     is_orphan: bool,
     /// The sender is to push, and has not begun.
@@ -109,6 +111,8 @@ pub struct Several {
     looked: Instant,
     moved: Instant,
     by_direct: u64,
+    /// Bytes that its sender has written as it was told of the receive.
+    by_invited: u64,
     /// Bytes that were not brought, as those of the message behind it are in their place.
     overtaken: u64,
 }
@@ -131,6 +135,15 @@ impl Before {
     }
 }
 
+/// Why it does not come as it was begun.
+#[derive(Clone, Copy)]
+enum Loss {
+    /// A copy of this rank's failed.
+    Driver(Error),
+    /// The invitation by which its sender writes was written over.
+    WrittenOver,
+}
+
 struct Pull {
     copy: InFlight,
     bytes: u64,
@@ -144,13 +157,15 @@ pub enum Step {
     Arrived,
     /// It must come another way; nothing is in flight.
     Lost(Error),
+    /// What its sender writes of it was written over; nothing is in flight.
+    Corrupt,
 }
 
 impl Several {
     /// Queues the direct part, then asks the sender for the others. None where there is nothing to ask for.
     ///
     /// Behind a message that is received in the same place it takes that one's parts; otherwise what has no staging is
-    /// direct as well.
+    /// direct as well. What its sender writes already, as it was `invited` to, is nobody else's.
     #[allow(clippy::too_many_arguments)]
     pub fn begin(
         env: &Env,
@@ -161,13 +176,15 @@ impl Several {
         length: u64,
         parts: &[Part],
         before: Option<Before>,
+        invited: Option<Told>,
     ) -> Option<Several> {
         let mut tracks: Vec<Track> = Vec::new();
         let below = before.as_ref().filter(|before| before.is_below);
         let parts = below.map_or(parts, |before| &before.trail.parts[..]);
+        let until = invited.map_or(length, |told| told.rest);
         // First, as it takes longest: before the sender has begun with all others, 8 us would have gone.
         let pushed = match (&direct.push, below) {
-            (Some(_), None) => longest_gap(parts, length),
+            (Some(_), None) => longest_gap(parts, until),
             _ => None,
         };
         for part in pushed.iter().chain(parts) {
@@ -197,6 +214,7 @@ impl Several {
             is_asked: false,
             trail: Arc::new(Trail::new(offered.clone(), Some(asked))),
             before,
+            invited,
             pulls: Vec::new(),
             tracks,
             lost: None,
@@ -209,9 +227,14 @@ impl Several {
             looked: Instant::now(),
             moved: Instant::now(),
             by_direct: 0,
+            by_invited: 0,
             overtaken: 0,
         };
-        for (offset, bytes) in gaps(&offered, length) {
+        if several.invited.is_some() {
+            // On no lane of its own.
+            several.trail.set_out_of_order();
+        }
+        for (offset, bytes) in gaps(&offered, until) {
             several.pull(gpu, offset, bytes);
         }
         several.ask();
@@ -277,24 +300,26 @@ impl Several {
         let mapping = Some(Arc::clone(&self.direct.mapping));
         match gpu.pull(context, rank, copy, mapping) {
             Ok(copy) => self.pulls.push(Pull { copy, bytes }),
-            Err(error) => self.lost = Some(error),
+            Err(error) => self.lost = Some(Loss::Driver(error)),
         }
     }
 
     /// Moves on, without waiting.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
-        if let Some(error) = self.lost {
+        let mut moved = self.poll_invited(env, gpu);
+        if let Some(loss) = self.lost {
             if !self.is_drained(env) || self.is_behind() {
-                return Step::Pending(false);
+                return Step::Pending(moved);
             }
             self.close(env);
-            return match self.trail.has_follower() {
-                false => Step::Lost(error),
+            return match loss {
+                Loss::WrittenOver => Step::Corrupt,
                 // What follows it may have been written.
-                true => Step::Arrived,
+                Loss::Driver(_) if self.trail.has_follower() => Step::Arrived,
+                Loss::Driver(error) => Step::Lost(error),
             };
         }
-        let mut moved = self.ask() | self.poll_pulls();
+        moved |= self.ask() | self.poll_pulls();
         for number in 0..self.tracks.len() {
             moved |= self.poll_track(env, gpu, number);
         }
@@ -314,6 +339,7 @@ impl Several {
         }
         let is_pushed = |track: &Track| track.is_pushed() && !track.is_done();
         let is_idle = self.pulls.is_empty()
+            && self.invited.is_none()
             && !self.tracks.iter().all(Track::is_done)
             && !self.tracks.iter().any(is_pushed);
         let is_alone = !self.trail.has_follower() && !self.is_behind();
@@ -321,12 +347,43 @@ impl Several {
             moved |= self.claim_back(env, gpu);
         }
         self.note_ends();
-        if self.pulls.is_empty() && self.tracks.iter().all(Track::is_done) {
+        if self.pulls.is_empty() && self.invited.is_none() && self.tracks.iter().all(Track::is_done)
+        {
             self.close(env);
             return Step::Arrived;
         }
         self.watch(env, gpu, moved);
         Step::Pending(moved)
+    }
+
+    /// Looks how far its sender is with what it writes already.
+    fn poll_invited(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
+        let Some(told) = self.invited else {
+            return false;
+        };
+        let (own, bytes) = (env.node.own(), self.length - told.rest);
+        match own.invited(told) {
+            Some(Invited::Taken) => return false,
+            Some(Invited::Landed) => {
+                own.close_invitation(told);
+                own.promise_invitation(told);
+                stats::add(Counter::InvitedReceives, 1);
+                self.by_invited = bytes;
+            }
+            Some(Invited::Refused) => {
+                own.close_invitation(told);
+                stats::add(Counter::Retries, 1);
+                if self.lost.is_none() {
+                    self.pull(gpu, told.rest, bytes);
+                    gpu.launch();
+                }
+            }
+            Some(Invited::Open) | None => {
+                self.lost = Some(Loss::WrittenOver);
+            }
+        }
+        self.invited = None;
+        true
     }
 
     /// Looks whether the sender has begun to push. One that does not come is not waited for.
@@ -371,7 +428,7 @@ impl Several {
             Ok(false) => true,
             Err(error) => {
                 if pull.copy.is_lost() {
-                    lost = Some(error);
+                    lost = Some(Loss::Driver(error));
                 } else {
                     fault::tried_again(Of::From(rank), Path::Several, &error);
                 }
@@ -536,6 +593,10 @@ impl Several {
     /// The sender has died: what it has not brought is read from its memory, which is there as long as it is mapped.
     pub fn give_up_on_the_dead(&mut self, env: &Env) {
         self.is_orphan = true;
+        if let Some(told) = self.invited {
+            // It writes no more.
+            env.node.own().take_invitation_back(told);
+        }
         self.leave_sender(env, &STALLED);
     }
 
@@ -569,7 +630,7 @@ impl Several {
             track.flying.retain_mut(|flying| !flying.copy.is_over());
         }
         let is_quiet = |track: &Track| track.flying.is_empty() && !self.is_written(env, track);
-        self.pulls.is_empty() && self.tracks.iter().all(is_quiet)
+        self.pulls.is_empty() && self.invited.is_none() && self.tracks.iter().all(is_quiet)
     }
 
     /// Takes note of when its parts are over.
@@ -587,7 +648,8 @@ impl Several {
         if ends.host.is_none() && is_over(true) {
             ends.host = Some(clock_ns());
         }
-        if ends.others.is_none() && self.pulls.is_empty() && is_over(false) {
+        let is_pulled = self.pulls.is_empty() && self.invited.is_none();
+        if ends.others.is_none() && is_pulled && is_over(false) {
             ends.others = Some(clock_ns());
         }
     }
@@ -611,19 +673,25 @@ impl Several {
         self.tracks.iter().all(Track::is_pushed)
     }
 
+    /// Whether this rank may read long parts of it from its sender's memory.
+    pub fn reads(&self) -> bool {
+        !self.is_direct() && self.invited.is_none() && self.by_invited == 0
+    }
+
     /// What has come by which path.
     pub fn arrived(&self) -> Arrived {
         let is_lost = self.lost.is_some();
         let overtaken = if is_lost { self.length } else { self.overtaken };
         let mut bytes = SmallVec::from_slice(&[(Counter::SeveralOvertakenBytes, overtaken)]);
         if self.is_direct() {
-            let pushed = self.tracks.iter().map(|track| track.arrived).sum();
-            bytes.push((Counter::DirectPushedBytes, pushed));
+            let pushed: u64 = self.tracks.iter().map(|track| track.arrived).sum();
+            bytes.push((Counter::DirectPushedBytes, pushed + self.by_invited));
             let message = (Counter::DirectReceives, Counter::DirectBytes);
             return Arrived { message, bytes };
         }
         if !is_lost {
             bytes.push((Counter::SeveralDirectBytes, self.by_direct));
+            bytes.push((Counter::SeveralPushedBytes, self.by_invited));
             bytes.extend(self.tracks.iter().map(|track| {
                 let counter = match track.staging {
                     Staging::Host => Counter::SeveralHostBytes,
@@ -659,8 +727,8 @@ fn shared(env: &Env, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
 }
 
 /// What is to be pushed, where other parts go by staging: the longest part that they leave.
-fn longest_gap(parts: &[Part], length: u64) -> Option<Part> {
-    let gaps = gaps(parts, length).into_iter();
+fn longest_gap(parts: &[Part], until: u64) -> Option<Part> {
+    let gaps = gaps(parts, until).into_iter();
     let (offset, bytes) = gaps.max_by_key(|(_, bytes)| *bytes)?;
     Some(Part {
         way: Way::Push,
@@ -671,12 +739,12 @@ fn longest_gap(parts: &[Part], length: u64) -> Option<Part> {
     })
 }
 
-/// What parts leave of a message.
-fn gaps(parts: &[Part], length: u64) -> Vec<(u64, u64)> {
+/// What parts leave of a message, before a byte.
+fn gaps(parts: &[Part], until: u64) -> Vec<(u64, u64)> {
     let mut spans: Vec<(u64, u64)> = parts.iter().map(|part| (part.offset, part.bytes)).collect();
     spans.sort_unstable();
     let (mut gaps, mut at) = (Vec::new(), 0);
-    for (offset, bytes) in spans.into_iter().chain([(length, 0)]) {
+    for (offset, bytes) in spans.into_iter().chain([(until, 0)]) {
         if offset > at {
             gaps.push((at, offset - at));
         }

@@ -14,7 +14,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
 use crate::engine::Env;
-use crate::node::{Part, State};
+use crate::node::{Part, State, Told};
 use crate::stats::{self, Counter, Reason};
 
 impl Fetch {
@@ -111,16 +111,7 @@ impl Fetch {
             return true;
         }
         let source = self.message.source;
-        let of_sender = ways.others.rows().iter().rev();
-        let mut of_sender = of_sender.filter(|other| other.source == source).peekable();
-        let last = of_sender.peek().and_then(|other| other.trail.clone());
-        let before = of_sender.find(|other| !is_below || other.overlaps(place));
-        let before = before.and_then(|other| other.trail.clone());
-        let before = before.map(|trail| Before {
-            trail,
-            is_below,
-            last,
-        });
+        let before = self.before(ways, is_below.then_some(place));
         let held = before.as_ref().filter(|before| before.is_below);
         let held = held.map(|before| vec![Arc::clone(&before.trail)]);
         if is_for_sender {
@@ -129,7 +120,7 @@ impl Fetch {
             let is_in_order = |before: &Before| before.trail.is_pushed();
             let push = ways.push_in_turn(env, gpu, source);
             if before.as_ref().is_none_or(is_in_order)
-                && self.begin_parts(env, gpu, &[], push, true, before)
+                && self.begin_parts(env, gpu, &[], push, true, before, None)
             {
                 return true;
             }
@@ -140,7 +131,7 @@ impl Fetch {
         } else if may_split && ways.is_pushing && self.wanted >= ONE_WAY_FROM && held.is_none() {
             // Both write, as one that also reads does one after the other.
             let push = ways.push_as_before(env, gpu, source);
-            if self.begin_parts(env, gpu, &[], push, true, before) {
+            if self.begin_parts(env, gpu, &[], push, true, before, None) {
                 if depth == Some(1) {
                     // As what goes the other way: the next ones had better be told of as well.
                     ways.refused(&self.message);
@@ -177,6 +168,55 @@ impl Fetch {
         }
         self.leave_trail_if_hosted(env);
         false
+    }
+
+    /// The message before it from the same sender, or the last of those that are received in a place.
+    fn before(&self, ways: &Ways<'_>, place: Option<(u64, u64)>) -> Option<Before> {
+        let source = self.message.source;
+        let of_sender = ways.others.rows().iter().rev();
+        let mut of_sender = of_sender.filter(|other| other.source == source).peekable();
+        let last = of_sender.peek().and_then(|other| other.trail.clone());
+        let before = of_sender.find(|other| place.is_none_or(|place| other.overlaps(place)));
+        let trail = before?.trail.clone()?;
+        Some(Before {
+            trail,
+            is_below: place.is_some(),
+            last,
+        })
+    }
+
+    /// Its sender, who was told of the receive, writes all but the beginning of it: that comes as it is planned now, and what of it does
+    /// not go over staging is written behind the rest. False if it is whole, or that cannot be.
+    pub(super) fn begin_rest(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        ways: &mut Ways<'_>,
+        told: Told,
+    ) -> bool {
+        if told.rest == 0 {
+            return false;
+        }
+        let Some(depth) = self.depth(env, ways) else {
+            return false;
+        };
+        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth);
+        let (parts, routed) = match chosen {
+            Some(chosen) => (chosen.parts, Some(chosen.routed)),
+            None => (Vec::new(), None),
+        };
+        self.routed = routed;
+        let parts: Vec<Part> = parts
+            .iter()
+            .filter_map(|part| part.before(told.rest))
+            .collect();
+        let push = ways.push_as_before(env, gpu, self.message.source);
+        let before = self.before(ways, None);
+        let is_begun = self.begin_parts(env, gpu, &parts, push, false, before, Some(told));
+        if is_begun && depth == 1 && !parts.is_empty() {
+            ways.agreed(&self.message);
+        }
+        is_begun
     }
 
     /// A message that cannot be read comes by another lane than those behind it that are received in its place.
@@ -271,14 +311,16 @@ impl Fetch {
         let has_lane = is_below || chosen.parts.iter().all(|part| !part.in_turn);
         let push = push.filter(|_| chosen.has_direct && has_lane);
         let (parts, has_direct) = (&chosen.parts, chosen.has_direct);
-        let is_begun = self.begin_parts(env, gpu, parts, push, has_direct, before);
+        let is_begun = self.begin_parts(env, gpu, parts, push, has_direct, before, None);
         if is_begun && depth == 1 && !parts.is_empty() {
             ways.agreed(&self.message);
         }
         is_begun
     }
 
-    /// The parts are brought over staging, the rest directly: pushed, where there is a target for that.
+    /// The parts are brought over staging, the rest directly: pushed, where there is a target for that. Where it was
+    /// `invited` to, its sender writes all but the beginning already.
+    #[allow(clippy::too_many_arguments)]
     fn begin_parts(
         &mut self,
         env: &Env,
@@ -287,6 +329,7 @@ impl Fetch {
         push: Option<Push>,
         has_direct: bool,
         before: Option<Before>,
+        invited: Option<Told>,
     ) -> bool {
         let Destination::Device { context, address } = self.to else {
             return false;
@@ -316,7 +359,8 @@ impl Fetch {
         };
         let slot = (self.slot, self.nonce);
         let peer = &self.peer;
-        let several = Several::begin(env, gpu, peer, slot, direct, self.wanted, parts, before);
+        let length = self.wanted;
+        let several = Several::begin(env, gpu, peer, slot, direct, length, parts, before, invited);
         let is_begun = several.is_some();
         if let Some(mut several) = several {
             if self.routed.as_ref().is_some_and(Routed::is_to_tell) {

@@ -156,6 +156,8 @@ struct LastPlanned {
     direct_ones: usize,
     /// Messages that were not planned since one was.
     unplanned: u32,
+    /// Between these two GPUs the last one, of so many bytes, left so much to host memory, at its beginning.
+    rest: Option<([Uuid; 2], u64, u64)>,
 }
 
 impl LastPlanned {
@@ -256,6 +258,19 @@ impl Depths {
             _ if most < bytes => (known, last.direct_ones),
             _ => (None, 0),
         };
+    }
+
+    /// Takes note of what goes through host memory of a single message that is split.
+    fn note_rest(&mut self, source: u32, ends: [Uuid; 2], bytes: u64, rest: Option<u64>) {
+        let depth = self.0.entry(source).or_default();
+        depth.planned[kind(1)].rest = rest.map(|rest| (ends, bytes, rest));
+    }
+
+    /// What a single message is likely to leave to host memory, at its beginning, if it is likely to be split like the one before it.
+    pub fn rest(&self, source: u32, ends: [Uuid; 2], bytes: u64) -> Option<u64> {
+        let last = &self.0.get(&source)?.planned[kind(1)];
+        let (known, length, rest) = last.rest?;
+        (known == ends && length == bytes).then_some(rest)
     }
 
     /// Whether a single message goes directly all the same, though its plan is to split it: those before it did so beside others, who
@@ -539,6 +554,10 @@ impl Ways<'_> {
             if !waits {
                 self.depths.planned(source, ends, bytes, in_flight, how);
             }
+            if in_flight == 1 {
+                let rest = rest_of(&parts, bytes);
+                self.depths.note_rest(source, ends, bytes, rest);
+            }
         }
         Some(Chosen {
             parts,
@@ -619,6 +638,14 @@ impl Ways<'_> {
     }
 }
 
+/// What parts that all go through host memory bring of a message, if that is its beginning, and less than half of it.
+fn rest_of(parts: &[Part], bytes: u64) -> Option<u64> {
+    let rest = parts.iter().map(|part| part.bytes).sum();
+    let end = parts.iter().map(|part| part.offset + part.bytes).max()?;
+    let is_rest = parts.iter().all(|part| part.way == Way::Host) && end == rest;
+    (is_rest && rest < bytes / 2).then_some(rest)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -635,6 +662,35 @@ mod tests {
         assert_eq!(window(100, 1), [1], "the depth has changed");
         assert_eq!(window(7, 2), [1, 2], "so has the length");
         assert_eq!(depths.of(4, 7, 1), 1, "another sender");
+    }
+
+    #[test]
+    fn what_host_memory_brings_of_single_messages_is_remembered() {
+        let part = |way, offset, bytes| Part {
+            way,
+            offset,
+            bytes,
+            chunk_bytes: 1,
+            in_turn: false,
+        };
+        assert_eq!(rest_of(&[], 100), None, "one copy");
+        assert_eq!(rest_of(&[part(Way::Host, 0, 10)], 100), Some(10));
+        assert_eq!(rest_of(&[part(Way::Host, 10, 10)], 100), None, "amidst");
+        assert_eq!(rest_of(&[part(Way::Host, 0, 60)], 100), None, "most of it");
+        let relay = Way::Relay { owner: 0, row: 0 };
+        let parts = [part(Way::Host, 0, 10), part(relay, 10, 10)];
+        assert_eq!(rest_of(&parts, 100), None, "a relay, too");
+
+        let (ends, others) = ([[1; 16], [2; 16]], [[1; 16], [3; 16]]);
+        let mut depths = Depths::default();
+        assert_eq!(depths.rest(3, ends, 100), None);
+        depths.note_rest(3, ends, 100, Some(10));
+        assert_eq!(depths.rest(3, ends, 100), Some(10));
+        for (source, ends, bytes) in [(4, ends, 100), (3, others, 100), (3, ends, 101)] {
+            assert_eq!(depths.rest(source, ends, bytes), None);
+        }
+        depths.note_rest(3, ends, 100, None);
+        assert_eq!(depths.rest(3, ends, 100), None, "not any more");
     }
 
     #[test]

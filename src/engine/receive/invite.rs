@@ -130,16 +130,18 @@ impl Core {
             return None;
         }
         let (buffer, bytes) = (&posting.buffer, posting.bytes);
-        let is_direct = !env.may_split(bytes)
-            || self
-                .depths
-                .is_likely_direct(stream.peer, [last.device, buffer.uuid], bytes, 1);
+        let (sender, ends) = (stream.peer, [last.device, buffer.uuid]);
+        let is_direct =
+            !env.may_split(bytes) || self.depths.is_likely_direct(sender, ends, bytes, 1);
+        // Of one that is split all that is likely to go directly.
+        let rest = match is_direct {
+            true => 0,
+            false => self.depths.rest(sender, ends, bytes)?,
+        };
         // Two processes on one GPU take turns there, and one of them makes all copies; what a rank sends to itself it maps nowhere.
         let is_apart = last.device != buffer.uuid && stream.peer != env.world_rank;
-        let is_fit = is_direct
-            && is_apart
-            && self.company.is_only(stream.peer)
-            && self.gpu.may_push(stream.peer);
+        let is_fit =
+            is_apart && self.company.is_only(stream.peer) && self.gpu.may_push(stream.peer);
         let place = (buffer.address, bytes);
         if !is_fit || self.is_written(place) {
             return None;
@@ -170,8 +172,10 @@ impl Core {
             after: last.nonce,
             bytes,
             offset: target.offset,
+            rest: 0,
             buffer_id: target.buffer_id,
         };
+        let waiting = waiting.leaving(rest)?;
         let told = env.node.own().invite(&waiting, &target)?;
         stats::add(Counter::Invitations, 1);
         Some(told)

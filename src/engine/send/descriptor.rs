@@ -448,47 +448,62 @@ impl Core {
 
     /// Looks whether the receiver has done its part, or wants something. No MPI call.
     pub(in crate::engine) fn advance_send(&mut self, env: &Env, id: usize) -> Advance {
-        let own = env.node.own();
-        let under_way = self.open.len();
         let send = &mut self.sends[id];
         let SendKind::Descriptor(out) = &mut send.kind else {
-            return Advance {
-                closed: true,
-                ..Advance::default()
-            };
+            return self.advance_posted(env, id);
         };
-        let Some(slot) = own.slot(out.slot) else {
-            return Advance {
-                closed: true,
-                ..Advance::default()
-            };
+        let Some(pushed) = &mut out.pushed else {
+            return self.advance_posted(env, id);
         };
-        // Its receiver has nothing to say before that: to look would only take the slot's line from it.
-        if let Some(pushed) = &mut out.pushed {
-            match pushed.poll(&mut self.gpu) {
-                Pushing::Flying => {
-                    return Advance {
-                        serving: true,
-                        ..Advance::default()
-                    }
+        let is_whole = pushed.is_whole();
+        match pushed.poll(&mut self.gpu) {
+            Pushing::Over => self.advance_posted(env, id),
+            // What is left of it is asked for as all of others is.
+            pushing if !is_whole => {
+                let advance = self.advance_posted(env, id);
+                Advance {
+                    moved: advance.moved || pushing != Pushing::Flying,
+                    serving: advance.serving || pushing == Pushing::Flying,
+                    ..advance
                 }
-                Pushing::Ended { has_landed } => {
-                    // The buffer is not read any more. A message that was given up meanwhile has no receiver.
-                    let is_there = has_landed && !out.is_given_up;
-                    if is_there {
-                        send.complete = true;
-                        send.story.path = story::Path::Direct;
-                    }
-                    // Its receiver has no more to ask for.
-                    return Advance {
-                        moved: true,
-                        serving: !is_there,
-                        ..Advance::default()
-                    };
+            }
+            // Its receiver has nothing to say before that: to look would only take the slot's line from it.
+            Pushing::Flying => Advance {
+                serving: true,
+                ..Advance::default()
+            },
+            Pushing::Ended { has_landed } => {
+                // The buffer is not read any more. A message that was given up meanwhile has no receiver.
+                let is_there = has_landed && !out.is_given_up;
+                if is_there {
+                    send.complete = true;
+                    send.story.path = story::Path::Direct;
                 }
-                Pushing::Over => {}
+                // Its receiver has no more to ask for.
+                Advance {
+                    moved: true,
+                    serving: !is_there,
+                    ..Advance::default()
+                }
             }
         }
+    }
+
+    /// The same of what the receiver brings, or asks for.
+    fn advance_posted(&mut self, env: &Env, id: usize) -> Advance {
+        let own = env.node.own();
+        let under_way = self.open.len();
+        let closed = || Advance {
+            closed: true,
+            ..Advance::default()
+        };
+        let send = &mut self.sends[id];
+        let SendKind::Descriptor(out) = &mut send.kind else {
+            return closed();
+        };
+        let Some(slot) = own.slot(out.slot) else {
+            return closed();
+        };
         let mut state = slot.settled(out.nonce);
         if out.is_given_up && state.is_ok_and(|state| !state.is_final()) {
             state = Ok(State::Failed);
@@ -633,7 +648,7 @@ impl Core {
 
     /// Whether a send completes only when its receiver comes. One below the eager limit completes by itself.
     pub(in crate::engine) fn awaits_receiver(&self, id: usize) -> bool {
-        matches!(&self.sends[id].kind, SendKind::Descriptor(out) if out.hosting.is_none() && out.pushed.is_none())
+        matches!(&self.sends[id].kind, SendKind::Descriptor(out) if out.hosting.is_none() && out.pushed.as_ref().is_none_or(|pushed| !pushed.is_whole()))
     }
 
     /// The program waits for this send alone.
@@ -656,7 +671,8 @@ impl Core {
                 let is_over = self.sends[*id].complete && out.pushed.is_some();
                 let is_to = out.peer.world_rank() == rank && !is_over;
                 sends_to |= is_to;
-                is_pushing |= is_to && out.pushed.as_ref().is_some_and(Pushed::is_flying);
+                let is_written = |pushed: &Pushed| pushed.is_flying() && pushed.is_whole();
+                is_pushing |= is_to && out.pushed.as_ref().is_some_and(is_written);
             }
         }
         (sends_to, is_pushing)

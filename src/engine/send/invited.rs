@@ -14,7 +14,7 @@ use crate::engine::Env;
 use crate::node::{Peer, Told, Waiting};
 use crate::stats::{self, Counter};
 
-/// A message on its way to a receive that was told of.
+/// A message, perhaps without its beginning, on its way to a receive that was told of.
 pub(super) struct Pushed {
     peer: Arc<Peer>,
     told: Told,
@@ -59,6 +59,7 @@ impl Core {
             after,
             bytes,
             offset: 0,
+            rest: 0,
             buffer_id: 0,
         };
         let line = expected.line();
@@ -91,13 +92,15 @@ impl Core {
                 return None;
             }
         };
-        if !invitation.take(tag) {
+        let rest = waiting.rest;
+        // Nobody leaves all of it.
+        if rest >= bytes || !invitation.take(tag) {
             return None;
         }
         let copy = Copy::Linear {
-            dst: mapping.address_of(target.offset),
-            src: address,
-            bytes,
+            dst: mapping.address_of(target.offset) + rest,
+            src: address + rest,
+            bytes: bytes - rest,
         };
         match self
             .gpu
@@ -105,7 +108,7 @@ impl Core {
         {
             Ok(copy) => Some(Pushed {
                 peer: Arc::clone(peer),
-                told: Told { line, tag },
+                told: Told { line, tag, rest },
                 copy: Some(copy),
             }),
             Err(error) => {
@@ -130,6 +133,11 @@ impl Pushed {
     /// Whether it is on its way.
     pub(super) fn is_flying(&self) -> bool {
         self.copy.is_some()
+    }
+
+    /// Whether it is all of the message: nothing is left that the receiver asks for.
+    pub(super) fn is_whole(&self) -> bool {
+        self.told.rest == 0
     }
 
     /// Which receive it is for.
