@@ -26,9 +26,7 @@ use crate::engine::{Core, Env};
 use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::{Peer, Wiring};
-use crate::plan::{
-    Message, Occupancy, Options, PathKind, Plan, Planner, LEAST_GAIN, LEAST_GAIN_ANEW,
-};
+use crate::plan::{LeastGain, Message, Occupancy, Options, PathKind, Plan, Planner};
 use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::{Counted, HostUse};
@@ -51,6 +49,8 @@ pub struct RouteUse<'a> {
     pub may_push: bool,
     /// Messages like it went directly so far.
     pub goes_directly: bool,
+    /// Its sender is told of the receive, and writes the direct part before the message is offered.
+    pub is_begun: bool,
     /// The receiver sends to the sender, too.
     pub goes_both_ways: bool,
     /// Who makes the copies.
@@ -203,6 +203,7 @@ struct Question {
     host: bool,
     paths: Paths,
     goes_directly: bool,
+    is_begun: bool,
     goes_both_ways: bool,
     assign: Assign,
     host_counted: Counted,
@@ -322,6 +323,7 @@ impl Router {
             host: usable.host && node.may_stage(from, to),
             paths: usable.paths,
             goes_directly: usable.goes_directly,
+            is_begun: usable.is_begun,
             goes_both_ways: usable.goes_both_ways,
             assign: usable.assign,
             host_counted: host.counted(
@@ -506,12 +508,8 @@ impl Node {
         };
         let (planner, options) = match question.assign {
             Assign::Own => {
-                let least_gain = match question.goes_directly {
-                    true => LEAST_GAIN_ANEW,
-                    false => LEAST_GAIN,
-                };
                 let options = Options {
-                    least_gain,
+                    least_gain: LeastGain::of(question.goes_directly, question.is_begun),
                     both_ways: question.goes_both_ways,
                     ..options.by_each()
                 };

@@ -1,7 +1,7 @@
 //! Receives of which their sender is told before it sends: what it writes is what belongs there, whatever else the two send,
 //! and nothing of the kind is done where nobody could be sure.
 
-use crate::support::{job, on, on_every_mpi};
+use crate::support::{job, model, on, on_every_mpi};
 use anabranch_tests::{built, needs_simulator, Job, Outcome};
 use xtask::mpi::Mpi;
 
@@ -27,7 +27,13 @@ fn complete(job: Job) -> Outcome {
     outcome
 }
 
-on_every_mpi!(exchanges, scripts, foreseen, a_second_thread);
+on_every_mpi!(
+    exchanges,
+    scripts,
+    foreseen,
+    a_second_thread,
+    what_is_split_is_begun_by_its_sender
+);
 
 /// `THREADS` for MPI_THREAD_MULTIPLE.
 const MULTIPLE: &str = "1";
@@ -251,5 +257,79 @@ fn what_tells_no_rate_is_written_by_its_sender() {
         // Not those that are timed, of each rank.
         let invited = stats.total("receives_direct_invited");
         assert!(invited > 2 * 10, "{outcome}");
+    });
+}
+
+/// Exchanges of single messages that are split over the direct path and host memory: 8 MiB and a little, in large pages.
+fn split_exchanges(mpi: &Mpi) -> Job {
+    let model = model("beluga").display().to_string();
+    invite(mpi, &["longest"])
+        .env("SIMCUDA_TOPOLOGY", "beluga")
+        .env("ANABRANCH_MODEL", &model)
+        .env("ANABRANCH_PATHS", "direct,host")
+        .env("ALLOCATION", "1048576")
+        .env("BYTES", "8388621")
+        .env("STEPS", "40")
+}
+
+/// Of a message that is split with host memory its sender writes the direct part at once, and brings the rest as it is asked for: by all
+/// ways to send, also where the buffer changes as soon as the send is over. Each byte comes once. Not where nobody is invited.
+fn what_is_split_is_begun_by_its_sender(mpi: &Mpi) {
+    needs_simulator("a node whose links are known");
+    for (invites, least, most) in [("1", 20, 80), ("0", 0, 0)] {
+        let outcome = complete(split_exchanges(mpi).env("ANABRANCH_INVITE", invites));
+        let total = |name| outcome.stats().total(name);
+        let invited = total("receives_direct_invited");
+        assert!((least..=most).contains(&invited), "{invited}: {outcome}");
+        let [direct, pushed, host] = [
+            "several_direct_bytes",
+            "several_pushed_bytes",
+            "several_host_bytes",
+        ]
+        .map(total);
+        let all = total("receives_several_bytes");
+        assert_eq!(all, 8388621 * total("receives_several"), "{outcome}");
+        assert_eq!(all, direct + pushed + host, "{outcome}");
+        assert!(host > all / 20, "{outcome}");
+        let by_invitation = pushed / 8388621;
+        assert!(by_invitation >= invited * 6 / 10, "{outcome}");
+    }
+}
+
+/// Whatever fails of it, at either end: what has not come is read.
+#[test]
+fn what_its_sender_could_not_begin_is_read() {
+    needs_simulator("calls of the driver's that fail");
+    on("openmpi", |mpi| {
+        let (mut troubled, mut invited) = (0, 0);
+        for function in [
+            "cuMemcpyAsync@0",
+            "cuMemcpyAsync@1",
+            "cuMemcpyBatchAsync@0",
+            "cuEventRecord@0",
+            "cuEventQuery@1",
+            "cuStreamQuery@0",
+            "cuStreamWriteValue32@1",
+            "cuIpcOpenMemHandle@0",
+            "cuIpcGetMemHandle@1",
+        ] {
+            for call in [3, 8, 21, 34] {
+                let plan = format!("{function}:{call}=CUDA_ERROR_UNKNOWN");
+                let outcome = split_exchanges(mpi).env("SIMCUDA_FAULT", &plan).run();
+                // The program's own calls fail, too, which it reports.
+                if outcome.finished.stderr.contains("returned CUDA error") {
+                    continue;
+                }
+                outcome.check_passed();
+                let total = |name| outcome.stats().total(name);
+                assert_eq!(total("errors"), 0, "{plan}: {outcome}");
+                invited += total("receives_direct_invited");
+                troubled += total("tracks_retired") + total("retries") + total("driver_retries");
+            }
+        }
+        assert!(
+            troubled > 3 && invited > 100,
+            "{troubled} faults were met, {invited}"
+        );
     });
 }

@@ -1,18 +1,19 @@
 // Receives of which their sender is told before it sends. In every case the two ranks draw the same script from a seed, send to
 // each other as it says, and check every byte, also those around and behind a message.
-//   invite CASE...; $SEED, $STEPS, $LENGTH, $MEET, $SECOND
+//   invite CASE...; $SEED, $STEPS, $LENGTH, $MEET, $SECOND; $BYTES of the longest
 #include "transfer.h"
 #include <pthread.h>
 
 enum { TAG = 5, OTHER = 6, SIDE = 7, SIZES = 6 };
 
-static const size_t lengths[SIZES] = {1, 61, 4096, 65537, 300001, (1 << 20) + 24};
+static size_t lengths[SIZES] = {1, 61, 4096, 65537, 300001, (1 << 20) + 24};
 static buf out[SIZES], in[SIZES];
 static uint64_t drawn, contents;
 
 static void begin(void) {
     drawn = 0x1234567 + 977 * (uint64_t)number_from("SEED", 1);
     next_random(&drawn);
+    lengths[SIZES - 1] = number_from("BYTES", lengths[SIZES - 1]);
     for (int i = 0; i < SIZES; i++) {
         out[i] = buf_new(DEVICE, lengths[i], 3 * i);
         in[i] = buf_new(DEVICE, lengths[i], 5 * i + 1);
@@ -89,6 +90,13 @@ static void steady(void) {
         pthread_join(second, NULL);
     }
     for (int step = 0; step < steps(); step++) exchange_by(0, number_from("LENGTH", 3));
+    end();
+}
+
+// The longest, by all ways, each several times in a row.
+static void longest(void) {
+    begin();
+    for (int step = 0; step < steps(); step++) exchange_by(step / 4 % 5, SIZES - 1);
     end();
 }
 
@@ -418,7 +426,7 @@ static void own(void) {
 }
 
 int main(int argc, char **argv) {
-    static const struct test_case cases[] = {{"exchange", exchange}, {"steady", steady}, {"each", each}, {"script", script},
+    static const struct test_case cases[] = {{"exchange", exchange}, {"steady", steady}, {"longest", longest}, {"each", each}, {"script", script},
         {"joined", joined}, {"own", own}, {0}};
     return run_cases(argc, argv, cases, number_from("THREADS", 0) ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE);
 }

@@ -250,6 +250,7 @@ impl Driven {
             paths: env.paths(),
             may_push: true,
             goes_directly: false,
+            is_begun: false,
             goes_both_ways: false,
             assign: Assign::One,
         };

@@ -200,7 +200,7 @@ impl Fetch {
         let Some(depth) = self.depth(env, ways) else {
             return false;
         };
-        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth);
+        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, true);
         let (parts, routed) = match chosen {
             Some(chosen) => (chosen.parts, Some(chosen.routed)),
             None => (Vec::new(), None),
@@ -262,7 +262,7 @@ impl Fetch {
     fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, ways: &mut Ways<'_>, depth: u32) {
         self.start_in_turn(env, gpu, ways, Some(depth));
         gpu.launch();
-        self.plan_now(env, gpu, ways, depth);
+        self.plan_now(env, gpu, ways, depth, false);
     }
 
     /// As [`Fetch::begin_directly`], for one that its sender writes.
@@ -271,16 +271,24 @@ impl Fetch {
             let depth = ways.depth(&self.message);
             if depth == 1
                 && ways.is_planned_meanwhile(&self.message)
-                && self.plan_now(env, gpu, &mut ways, depth)
+                && self.plan_now(env, gpu, &mut ways, depth, true)
             {
                 ways.would_split(&self.message);
             }
         }
     }
 
-    /// Plans what has begun in one copy. Whether it would be split.
-    fn plan_now(&mut self, env: &Env, gpu: &mut Gpu, ways: &mut Ways<'_>, depth: u32) -> bool {
-        let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, depth) else {
+    /// Plans what has begun in one copy, of which its sender knew before or did not. Whether it would be split.
+    fn plan_now(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        ways: &mut Ways<'_>,
+        depth: u32,
+        is_begun: bool,
+    ) -> bool {
+        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, is_begun);
+        let Some(chosen) = chosen else {
             return false;
         };
         let would_split = !chosen.parts.is_empty();
@@ -301,7 +309,8 @@ impl Fetch {
         depth: u32,
         push: Option<Push>,
     ) -> bool {
-        let Some(chosen) = ways.choose(env, gpu, &self.peer, &self.message, depth) else {
+        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, false);
+        let Some(chosen) = chosen else {
             return false;
         };
         self.routed = Some(chosen.routed);

@@ -360,6 +360,7 @@ struct Route {
     in_flight: u32,
     host: bool,
     goes_directly: bool,
+    is_begun: bool,
 }
 
 /// The way of one message.
@@ -480,7 +481,8 @@ impl Ways<'_> {
         }
     }
 
-    /// Chooses the way of a message in a window so deep. `None`: one copy, and nobody needs to know.
+    /// Chooses the way of a message in a window so deep, of which its sender writes the direct part already or does not. `None`: one
+    /// copy, and nobody needs to know.
     pub fn choose(
         &mut self,
         env: &Env,
@@ -488,6 +490,7 @@ impl Ways<'_> {
         peer: &Peer,
         message: &Message,
         in_flight: u32,
+        is_begun: bool,
     ) -> Option<Chosen> {
         let to = self.to()?;
         let bytes = message.length;
@@ -511,6 +514,7 @@ impl Ways<'_> {
             in_flight,
             host: peer.layout().wide_blocks > 0 && !is_spared,
             goes_directly: self.is_likely_direct(message, in_flight),
+            is_begun,
         };
         let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
         let Some(mut routed) = self.plan(env, &route, &|uuid| find(uuid).is_some()) else {
@@ -589,6 +593,7 @@ impl Ways<'_> {
             paths: env.paths(),
             may_push: false,
             goes_directly: route.goes_directly,
+            is_begun: route.is_begun,
             goes_both_ways: self.sends_to,
             assign: Assign::Own,
         };

@@ -39,6 +39,7 @@ pub(super) fn all() -> RouteUse<'static> {
         paths: Paths::ALL,
         may_push: true,
         goes_directly: false,
+        is_begun: false,
         goes_both_ways: false,
         assign: Assign::Own,
     }
@@ -95,6 +96,27 @@ fn windows_both_ways_must_gain_more_also_where_nobody_else_is() {
     assert_eq!(are_split(false), [true; 4]);
     assert_eq!(are_split(true), [true, true, false, true]);
     assert_eq!(are_split(false), [true; 4], "each by itself");
+}
+
+/// An offer costs time before the direct part begins, or not, where its sender writes that before it is offered.
+#[test]
+fn what_is_begun_before_it_is_offered_need_not_gain_so_much() {
+    let mut router = router("hgx-h200", |_| ());
+    let mut shortest = |goes_directly, is_begun| {
+        let mut mib = (16..80).step_by(2).filter(|mib| {
+            let usable = RouteUse {
+                goes_directly,
+                is_begun,
+                ..all()
+            };
+            let routed = router.route(uuid(0), uuid(1), *mib << 20, 1, usable);
+            routed.expect("a plan").is_split()
+        });
+        mib.next().expect("long ones are split")
+    };
+    let [begun, anew] = [false, true].map(|goes_directly| shortest(goes_directly, true));
+    let [offered, offered_anew] = [false, true].map(|goes_directly| shortest(goes_directly, false));
+    assert!(begun < anew && anew < offered && offered < offered_anew);
 }
 
 /// 48 MiB between two H200s gain 7 us by host memory: more than an offer costs, and too little to change what is done. Windows beside

@@ -4,7 +4,7 @@ use super::{
     disturbed, lines, pushed_traffic, setting, several_traffic, stop_in_several, stop_when,
     PATIENCE,
 };
-use crate::support::{job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
+use crate::support::{job, model, on, on_every_mpi, over_an_mpi_that_knows_cuda};
 use anabranch_tests::ranks::{self, Random, Rank};
 use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
 use std::collections::BTreeSet;
@@ -192,6 +192,29 @@ impl StopsAt {
     }
 }
 
+/// What it writes so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writes {
+    /// All of the message.
+    Whole,
+    /// What host memory is not to bring.
+    Split,
+}
+
+impl Writes {
+    fn job(self, job: Job) -> Job {
+        match self {
+            Writes::Whole => job.env("BYTES", "300001"),
+            Writes::Split => job
+                .env("SIMCUDA_TOPOLOGY", "beluga")
+                .env("ANABRANCH_MODEL", &model("beluga").display().to_string())
+                .env("ANABRANCH_PATHS", "direct,host")
+                .env("ALLOCATION", "1048576")
+                .env("BYTES", "8388621"),
+        }
+    }
+}
+
 /// What was seen when a rank was killed while rank 0 wrote to a receive of rank 1's.
 #[derive(Debug)]
 struct Written {
@@ -209,12 +232,17 @@ const PAUSE: Duration = Duration::from_millis(1000);
 
 /// Two ranks send in turns. The sender stops in the middle of a message that it writes before it is matched, and then one of the two
 /// is killed. `lives`: the launcher lets the other one go on.
-fn killed_while_written(mpi: &Mpi, at: StopsAt, victim: usize, lives: bool) -> (Outcome, Written) {
+fn killed_while_written(
+    mpi: &Mpi,
+    (writes, at): (Writes, StopsAt),
+    victim: usize,
+    lives: bool,
+) -> (Outcome, Written) {
     needs_simulator("a rank that stops in a call of the driver's");
     let launcher: &[&str] = if lives { &["--enable-recovery"] } else { &[] };
-    let job = job(mpi, 2, "traffic")
+    let job = writes
+        .job(job(mpi, 2, "traffic"))
         .args(&["turns", at.plan()])
-        .env("BYTES", "300001")
         .launcher_args(launcher)
         .limit_seconds(120);
     let (outcome, written) = disturbed(job, move |ranks| {
@@ -260,6 +288,8 @@ fn killed_while_written(mpi: &Mpi, at: StopsAt, victim: usize, lives: bool) -> (
     );
     let is_not_invited = outcome.finished.stdout.contains("rank 0: 0 invited");
     assert!(!is_not_invited, "{outcome}");
+    let is_whole = outcome.finished.stdout.contains("invited, 0 split");
+    assert_eq!(is_whole, writes == Writes::Whole, "{outcome}");
     assert!(
         outcome.finished.code.is_some(),
         "{at:?}: it never ended\n{outcome}"
@@ -276,7 +306,8 @@ fn killed_while_writing_at_once(mpi: &Mpi) {
         (StopsAt::Question, 0),
         (StopsAt::Question, 1),
     ] {
-        let (outcome, _) = killed_while_written(mpi, at, victim, false);
+        let what = (Writes::Whole, at);
+        let (outcome, _) = killed_while_written(mpi, what, victim, false);
         let code = outcome.finished.code;
         assert!(
             code.is_some_and(|code| code != 0),
@@ -289,14 +320,14 @@ fn killed_while_writing_at_once(mpi: &Mpi) {
 on_every_mpi!(killed_while_writing_at_once);
 
 /// The same where the launcher lets the other one live: what its program was told.
-fn survives_one_that_was_written_to(at: StopsAt, victim: usize, expected: &str) {
+fn survives_one_that_was_written_to(what: (Writes, StopsAt), victim: usize, expected: &str) {
     on("openmpi", |mpi| {
-        let (outcome, written) = killed_while_written(mpi, at, victim, true);
+        let (outcome, written) = killed_while_written(mpi, what, victim, true);
         let told = format!("survived: {expected}");
         assert!(outcome.finished.stdout.contains(&told), "{outcome}");
         // Said once, by the survivor.
         let said = lines(&outcome);
-        let is_of_the_dead = |line: &&&str| line.contains("the receiver has died");
+        let is_of_the_dead = |line: &&&str| line.contains("er has died");
         assert_eq!(said.iter().filter(is_of_the_dead).count(), 1, "{outcome}");
         assert_eq!(said.len(), 1, "{outcome}");
         if let Some(taken) = written.helper {
@@ -310,7 +341,7 @@ fn survives_one_that_was_written_to(at: StopsAt, victim: usize, expected: &str) 
 #[test]
 fn a_sender_that_dies_while_it_writes_to_a_receive() {
     survives_one_that_was_written_to(
-        StopsAt::Question,
+        (Writes::Whole, StopsAt::Question),
         0,
         "message 12 was the last that came, 0 cancelled, 1 of 1 errors in the library's words, 12 sent",
     );
@@ -321,7 +352,7 @@ fn a_sender_that_dies_while_it_writes_to_a_receive() {
 #[test]
 fn a_sender_that_dies_before_its_descriptor_is_out() {
     survives_one_that_was_written_to(
-        StopsAt::Launch,
+        (Writes::Whole, StopsAt::Launch),
         0,
         "message 11 was the last that came, 1 cancelled, 1 of 1 errors in the library's words",
     );
@@ -331,7 +362,26 @@ fn a_sender_that_dies_before_its_descriptor_is_out() {
 #[test]
 fn a_receiver_that_dies_while_its_sender_writes_to_it() {
     survives_one_that_was_written_to(
-        StopsAt::Question,
+        (Writes::Whole, StopsAt::Question),
+        1,
+        "message 11 was the last that came, 0 cancelled, 1 of 1 errors in the library's words, 12 sent",
+    );
+}
+
+/// The same where host memory was to bring a part of the message: that is read as well.
+#[test]
+fn a_sender_that_dies_while_it_writes_the_most_of_a_message() {
+    survives_one_that_was_written_to(
+        (Writes::Split, StopsAt::Question),
+        0,
+        "message 12 was the last that came, 0 cancelled, 1 of 1 errors in the library's words, 12 sent",
+    );
+}
+
+#[test]
+fn a_receiver_that_dies_while_its_sender_writes_the_most_of_a_message() {
+    survives_one_that_was_written_to(
+        (Writes::Split, StopsAt::Question),
         1,
         "message 11 was the last that came, 0 cancelled, 1 of 1 errors in the library's words, 12 sent",
     );
