@@ -64,7 +64,7 @@ counters! {
     DirectBytes          "receives_direct_bytes"   Bytes "their payload";
     DirectPushedBytes    "receives_direct_pushed_bytes" Bytes "of their payload what the sender wrote to the receiver's device memory, as messages went both ways or the two share a GPU";
     Invitations    "invitations"      Count "receives of which the sender was told before it sent";
-    InvitedReceives    "receives_direct_invited" Count "messages that their sender wrote to such a receive at once, before they were matched";
+    InvitedReceives    "receives_direct_invited" Count "messages of which their sender wrote all, or what host memory did not bring, to such a receive at once, before they were matched";
     SelfReceives         "receives_self"           Count "messages of a rank to itself copied in place";
     SelfBytes            "receives_self_bytes"     Bytes "their payload";
     CopiesBatched        "copies_batched"          Count "copies of these two, and of short messages between a device and the host, that were started in one batch with others";

@@ -246,6 +246,11 @@ impl Invitation {
         self.word.load(Ordering::Acquire) & STATE_MASK == Invited::Taken as u64
     }
 
+    /// What a sender leaves of the beginning of the message, bytes, whatever the invitation is about.
+    pub fn leaves(&self) -> u64 {
+        (self.waiting[4].load(Ordering::Relaxed) >> REST_SHIFT) * REST_UNIT
+    }
+
     /// Receiver: is through with it.
     pub(super) fn close(&self) {
         self.word.store(0, Ordering::Release);

@@ -159,7 +159,7 @@ static void turns(const char *plan) {
             if (half == me) {
                 buf_fill(out, 1000 + 2 * number + me);
                 if (me == 0 && number == LAST) {
-                    printf("rank 0: %d invited, %d split\n", (int)counter("receives_direct_invited"), (int)counter("receives_several"));
+                    printf("rank 0: %d invited\n", (int)counter("receives_direct_invited"));
                     fflush(stdout);
                     CHECK(!plan_faults(plan), "a plan");
                 }

@@ -223,15 +223,16 @@ impl Segment {
         Some(posted)
     }
 
-    /// Receives of its owner's to which a sender writes at once.
-    pub fn count_written_at_once(&self) -> usize {
+    /// Receives of its owner's to which a sender writes at once: what it leaves of the beginning of each, bytes.
+    pub fn written_at_once(&self) -> Vec<u64> {
         let board = self.view.board();
         let invitations = board
             .into_iter()
             .flat_map(|board| (0..).map_while(|line| board.invitation(line)));
         invitations
             .filter(|invitation| invitation.is_taken())
-            .count()
+            .map(|invitation| invitation.leaves())
+            .collect()
     }
 
     /// Whether the receiver still brings a message that it has claimed.
