@@ -309,7 +309,9 @@ impl Fetch {
         depth: u32,
         push: Option<Push>,
     ) -> bool {
-        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, false);
+        // Its sender may not have been told in time: it goes as those around it.
+        let is_begun = depth == 1 && ways.are_begun(&self.message);
+        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, is_begun);
         let Some(chosen) = chosen else {
             return false;
         };

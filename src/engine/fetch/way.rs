@@ -454,6 +454,13 @@ impl Ways<'_> {
         ends.is_some_and(|[from, to]| gpu.survey.time_if_due(&from, &to, message.length))
     }
 
+    /// Whether single messages like this one are split with host memory, and begun by their senders, if these are told in time.
+    pub fn are_begun(&self, message: &Message) -> bool {
+        let (source, bytes) = (message.source, message.length);
+        let ends = self.ends(message);
+        ends.is_some_and(|ends| self.depths.rest(source, ends, bytes).is_some())
+    }
+
     /// A single message that was offered is written whole, as what goes the other way is.
     pub fn refused(&mut self, message: &Message) {
         if self.depths.is_refused_again(message.source, message.length) {
