@@ -306,8 +306,8 @@ impl Several {
 
     /// Moves on, without waiting.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
-        let mut moved = self.poll_invited(env, gpu);
         if let Some(loss) = self.lost {
+            let moved = self.poll_invited(env, gpu);
             if !self.is_drained(env) || self.is_behind() {
                 return Step::Pending(moved);
             }
@@ -319,7 +319,7 @@ impl Several {
                 Loss::Driver(error) => Step::Lost(error),
             };
         }
-        moved |= self.ask() | self.poll_pulls();
+        let mut moved = self.poll_invited(env, gpu) | self.ask() | self.poll_pulls();
         for number in 0..self.tracks.len() {
             moved |= self.poll_track(env, gpu, number);
         }

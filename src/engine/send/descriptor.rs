@@ -174,15 +174,17 @@ impl Core {
             tag: args.tag,
         };
         let last = self.last_sent.last(env, stream).copied();
+        let completes_alone = args.completes_alone(env, bytes);
         let pushed = match (source, last) {
             // First, as it takes longest. What is written to its receiver needs no copy in host memory.
             (Source::Device { context, address }, Some(last)) => {
                 let from = (context, address);
-                self.push_invited(env, &peer, stream, last.nonce, bytes, from)
+                let after = last.nonce;
+                self.push_invited(env, &peer, stream, after, bytes, from, completes_alone)
             }
             _ => None,
         };
-        let is_eager = args.completes_alone(env, bytes) && pushed.is_none();
+        let is_eager = completes_alone && pushed.is_none();
         let mut hosting = None;
         if is_eager {
             let fits = bytes <= u64::from(own.layout().cell_bytes);

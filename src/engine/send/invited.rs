@@ -38,7 +38,8 @@ pub(super) enum Pushing {
 
 impl Core {
     /// Begins to write a message to the receive that its receiver has told of, if there is one that is for this message. `after`: the
-    /// nonce of the one before it in its stream.
+    /// nonce of the one before it in its stream. One that `completes_alone`, whatever its receiver does, is written whole or not at all.
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn push_invited(
         &mut self,
         env: &Env,
@@ -47,6 +48,7 @@ impl Core {
         after: u64,
         bytes: u64,
         (context, address): (ContextKey, u64),
+        completes_alone: bool,
     ) -> Option<Pushed> {
         let rank = peer.world_rank();
         if !env.may_invite() || !self.company.is_only(rank) || !self.gpu.may_push(rank) {
@@ -72,6 +74,11 @@ impl Core {
         let last = self.last_sent.last(env, stream)?;
         let (tag, waiting) = last.find(invitation, &expected)?;
         let target = invitation.target(&waiting).ok()?;
+        // Nobody leaves all of it.
+        let rest = waiting.rest;
+        if rest >= bytes || (rest > 0 && completes_alone) {
+            return None;
+        }
         let export = Export::from(&target);
         if !export.holds(bytes) {
             return None;
@@ -92,9 +99,7 @@ impl Core {
                 return None;
             }
         };
-        let rest = waiting.rest;
-        // Nobody leaves all of it.
-        if rest >= bytes || !invitation.take(tag) {
+        if !invitation.take(tag) {
             return None;
         }
         let copy = Copy::Linear {
