@@ -500,9 +500,7 @@ impl Fetch {
                         Step::Pending(true)
                     }
                     Some(Invited::Landed) => {
-                        env.node.own().close_invitation(told);
-                        env.node.own().promise_invitation(told);
-                        stats::add(Counter::InvitedReceives, 1);
+                        has_landed(env, told);
                         stats::add(Counter::DirectPushedBytes, self.wanted);
                         self.complete((Counter::DirectReceives, Counter::DirectBytes))
                     }
@@ -734,6 +732,14 @@ fn readers(env: &Env, rank: u32) -> u32 {
         .iter()
         .filter(|peer| peer.world_rank() != env.world_rank);
     others.filter(|peer| peer.reads_from(rank)).count() as u32
+}
+
+/// What its sender was invited to write is there.
+fn has_landed(env: &Env, told: Told) {
+    let own = env.node.own();
+    own.close_invitation(told);
+    own.promise_invitation(told);
+    stats::add(Counter::InvitedReceives, 1);
 }
 
 /// Whether it is this receive of which its sender was told that a message is written to.

@@ -1,6 +1,6 @@
 //! What the tests share.
 
-use anabranch_tests::{built, mpi_or_skip, on_real_gpus, program, scratch_folder, Job};
+use anabranch_tests::{built, mpi_or_skip, on_real_gpus, program, scratch_folder, Job, Outcome};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -125,6 +125,18 @@ fn measured(node: &str, on_it: impl FnOnce(&mut Command) -> &mut Command) -> Pat
     assert!(output.status.success(), "{output:?}");
     std::fs::rename(&draft, &file).expect("kept");
     file
+}
+
+/// What a job in which a call of the driver's fails has met: no message is lost. None where the call was the program's own, which it
+/// reports.
+pub fn troubles(plan: &str, outcome: &Outcome) -> Option<u64> {
+    if outcome.finished.stderr.contains("returned CUDA error") {
+        return None;
+    }
+    outcome.check_passed();
+    let total = |name| outcome.stats().total(name);
+    assert_eq!(total("errors"), 0, "{plan}: {outcome}");
+    Some(total("tracks_retired") + total("retries") + total("driver_retries"))
 }
 
 /// Compiles a library from this source, in C, to be loaded into ranks.

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::cuda::{clock_ns, ContextKey, Copy, Error, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path, Trouble};
+use crate::engine::fetch::has_landed;
 use crate::engine::fetch::push::{Push, TURN_PATIENCE};
 use crate::engine::fetch::track::{Staging, Track, STALLED};
 use crate::engine::fetch::trail::Trail;
@@ -365,9 +366,7 @@ impl Several {
         match own.invited(told) {
             Some(Invited::Taken) => return false,
             Some(Invited::Landed) => {
-                own.close_invitation(told);
-                own.promise_invitation(told);
-                stats::add(Counter::InvitedReceives, 1);
+                has_landed(env, told);
                 self.by_invited = bytes;
             }
             Some(Invited::Refused) => {

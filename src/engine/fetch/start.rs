@@ -310,8 +310,8 @@ impl Fetch {
         push: Option<Push>,
     ) -> bool {
         // Its sender may not have been told in time: it goes as those around it.
-        let is_begun = depth == 1 && ways.are_begun(&self.message);
-        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, is_begun);
+        let are_begun = depth == 1 && ways.are_begun(&self.message);
+        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, are_begun);
         let Some(chosen) = chosen else {
             return false;
         };
