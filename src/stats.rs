@@ -174,6 +174,7 @@ reasons! {
     NotExportable   "not_exportable"   "device memory that cannot be shared between processes";
     MappingFailed   "mapping_failed"   "the peer could not map the memory";
     NonContiguous   "non_contiguous"   "a non-contiguous datatype";
+    Mixed           "mixed"            "a message that is not in one allocation of device memory";
     Buffered        "buffered"         "a buffered send";
     Partitioned     "partitioned"      "a partitioned send";
     Replace         "replace"          "a send and receive in one buffer";

@@ -14,10 +14,10 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::cuda;
 use crate::engine::comms::Identity;
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
+use crate::engine::place::Place;
 use crate::engine::receive::{is_cancelled, received, Receive, RecvArgs};
 use crate::engine::send::SendArgs;
 use crate::engine::types::{self, TypeInfo};
@@ -309,11 +309,22 @@ pub(super) unsafe fn reads_lengths(abi: &Abi) -> bool {
 }
 
 /// Length and first byte of a message that is in host memory for certain.
+///
+/// # Safety
+/// `datatype` is the program's handle, described by `info`.
 #[inline(always)]
-fn host_run(info: &TypeInfo, buffer: *const c_void, count: i64) -> Option<(u64, *const c_void)> {
-    let bytes = info.bytes(count);
-    let first = buffer.wrapping_byte_offset(info.first(count) as isize);
-    (bytes == 0 || !cuda::is_device(first)).then_some((bytes, first))
+unsafe fn host_run(
+    abi: &Abi,
+    info: &TypeInfo,
+    buffer: *const c_void,
+    count: i64,
+    datatype: Handle,
+) -> Option<(u64, *const c_void)> {
+    // SAFETY: passed on.
+    match unsafe { Place::of(abi, buffer, count, datatype, info) } {
+        Place::Host(first) => Some((info.bytes(count), first)),
+        Place::Device(_) | Place::Several(_) => None,
+    }
 }
 
 impl Engine {
@@ -360,7 +371,8 @@ impl Engine {
     ) -> Option<(TypeInfo, u64, *const c_void)> {
         // SAFETY: passed on.
         let info = unsafe { types::info(self.env.abi, datatype) }?;
-        let (bytes, first) = host_run(&info, buffer, count)?;
+        // SAFETY: passed on.
+        let (bytes, first) = unsafe { host_run(self.env.abi, &info, buffer, count, datatype) }?;
         Some((info, bytes, first))
     }
 
@@ -414,9 +426,10 @@ impl Engine {
             let Some(info) = types::info(self.env.abi, send.datatype) else {
                 return false;
             };
-            let sent = host_run(&info, send.buffer, send.count);
+            let (abi, datatype) = (self.env.abi, send.datatype);
+            let sent = host_run(abi, &info, send.buffer, send.count, datatype);
             sent.is_some_and(|(bytes, _)| bytes != DESCRIPTOR_BYTES as u64)
-                && host_run(&info, receive.buffer, receive.count).is_some()
+                && host_run(abi, &info, receive.buffer, receive.count, datatype).is_some()
         }
     }
 

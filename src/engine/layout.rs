@@ -1,26 +1,21 @@
 //! The typemap of a non-contiguous datatype as runs of bytes (MPI 4.1 section 5.1).
 //!
 //! Such a receive lands packed, and its bytes are scattered at completion by these runs; a device buffer is gathered
-//! and scattered by them too. They are computed when the operation is posted: the type may be freed right after.
+//! and scattered by them too. An operation holds the layout from when it is posted: the type may be freed right after.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
-use crate::engine::types::{self, Combiner, TypeInfo};
+use crate::engine::types::runs::{self, Run, RUNS_MAX};
+use crate::engine::types::TypeInfo;
 use crate::mpi::{native, Abi, Handle};
-
-/// A gapless run of data bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// From the buffer address, bytes.
-    pub offset: i64,
-    /// Bytes.
-    pub length: u64,
-}
 
 /// The runs of one item, in typemap order: that is the order of the bytes on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    runs: Vec<Run>,
+    /// Each with the position on the wire of its first byte, within the item.
+    runs: Vec<(u64, Run)>,
+    /// From the first to behind the last byte of an item, from the buffer address.
+    bounds: (i64, i64),
     /// Distance from one item to the next, bytes.
     extent: i64,
     /// Bytes of data in one item.
@@ -39,64 +34,87 @@ pub struct Piece {
 }
 
 impl Layout {
-    /// Layout of `datatype`.
+    /// Layout of `datatype`; `None` if the library does not tell, or it has too many runs.
     ///
     /// # Safety
     /// `datatype` is a valid handle and `info` describes it.
     pub unsafe fn of(abi: &Abi, datatype: Handle, info: &TypeInfo) -> Option<Layout> {
-        let mut runs = Runs(Vec::new());
         // SAFETY: passed on.
-        let known = unsafe { flatten(abi, datatype, 0, 0, &mut runs) };
-        let mut runs = runs.0;
-        if !known || runs.iter().map(|run| run.length).sum::<u64>() != info.size {
+        let runs = unsafe { runs::runs_of(abi, datatype, RUNS_MAX) }
+            .filter(|runs| runs.iter().map(|run| run.length).sum::<u64>() == info.size);
+        let runs = match runs {
+            Some(runs) => runs,
             // SAFETY: passed on.
-            runs = unsafe { unpack_markers(abi, datatype, info) }?;
+            None => unsafe { runs_by_packing(abi, datatype, info) }?,
+        };
+        Some(Layout::new(runs, info.extent))
+    }
+
+    /// Of items with these runs, so far apart.
+    pub fn new(runs: Vec<Run>, extent: i64) -> Layout {
+        let mut size = 0;
+        let mut bounds = (i64::MAX, i64::MIN);
+        let placed = runs
+            .into_iter()
+            .map(|run| {
+                let at = size;
+                size += run.length;
+                let end = run.offset + run.length as i64;
+                bounds = (bounds.0.min(run.offset), bounds.1.max(end));
+                (at, run)
+            })
+            .collect();
+        Layout {
+            runs: placed,
+            bounds,
+            extent,
+            size,
         }
-        Some(Layout {
-            runs,
-            extent: info.extent,
-            size: info.size,
-        })
     }
 
     /// One run of `bytes` from the buffer address.
     pub fn dense(bytes: u64) -> Layout {
-        Layout {
-            runs: vec![Run {
-                offset: 0,
-                length: bytes,
-            }],
-            extent: bytes as i64,
-            size: bytes,
-        }
+        let run = Run {
+            offset: 0,
+            length: bytes,
+        };
+        Layout::new(vec![run], bytes as i64)
+    }
+
+    /// Memory that it takes.
+    pub fn bytes_held(&self) -> usize {
+        self.runs.capacity() * size_of::<(u64, Run)>()
     }
 
     /// Where its bytes start, if they are one run without end: from the buffer address.
     pub fn one_run(&self) -> Option<i64> {
         match self.runs.as_slice() {
-            [run] if self.extent == self.size as i64 => Some(run.offset),
+            [(_, run)] if self.extent == self.size as i64 => Some(run.offset),
             _ => None,
         }
+    }
+
+    /// What encloses the first `bytes` bytes on the wire, from the first to behind the last, from the buffer address.
+    /// Of an item that is begun the whole counts.
+    pub fn bounds(&self, bytes: u64) -> (i64, i64) {
+        if bytes == 0 || self.size == 0 {
+            return (0, 0);
+        }
+        let last = (bytes.div_ceil(self.size) - 1) as i64 * self.extent;
+        (self.bounds.0 + last.min(0), self.bounds.1 + last.max(0))
     }
 
     /// The pieces of wire bytes `from..to`.
     pub fn pieces(&self, from: u64, to: u64) -> Pieces<'_> {
         let item = from.checked_div(self.size).unwrap_or(0);
-        let mut packed = item * self.size;
-        let mut run = 0;
-        while let Some(next) = self
+        let within = from - item * self.size;
+        let run = self
             .runs
-            .get(run)
-            .filter(|next| packed + next.length <= from)
-        {
-            packed += next.length;
-            run += 1;
-        }
+            .partition_point(|(at, run)| at + run.length <= within);
         Pieces {
             layout: self,
-            item: item as i64,
+            item,
             run,
-            packed,
             from,
             to: if self.size == 0 { from } else { to },
         }
@@ -107,10 +125,8 @@ impl Layout {
 #[derive(Debug)]
 pub struct Pieces<'a> {
     layout: &'a Layout,
-    item: i64,
+    item: u64,
     run: usize,
-    /// Wire position of the start of the current run.
-    packed: u64,
     from: u64,
     to: u64,
 }
@@ -119,144 +135,75 @@ impl Iterator for Pieces<'_> {
     type Item = Piece;
 
     fn next(&mut self) -> Option<Piece> {
-        if self.packed >= self.to {
+        if self.from >= self.to {
             return None;
         }
         if self.run == self.layout.runs.len() {
             self.run = 0;
             self.item += 1;
         }
-        let run = self.layout.runs[self.run];
-        let start = self.packed.max(self.from);
-        let end = (self.packed + run.length).min(self.to);
-        let offset = self.item * self.layout.extent + run.offset + (start - self.packed) as i64;
-        self.packed += run.length;
+        let (at, run) = self.layout.runs[self.run];
+        let packed = self.item * self.layout.size + at;
+        let start = self.from;
+        let end = (packed + run.length).min(self.to);
+        self.from = end;
         self.run += 1;
         Some(Piece {
-            offset,
+            offset: self.item as i64 * self.layout.extent + run.offset + (start - packed) as i64,
             packed: start,
             length: end - start,
         })
     }
 }
 
-struct Runs(Vec<Run>);
-
-impl Runs {
-    fn push(&mut self, offset: i64, length: u64) {
-        if length == 0 {
-            return;
-        }
-        match self.0.last_mut() {
-            Some(last) if last.offset + last.length as i64 == offset => last.length += length,
-            _ => self.0.push(Run { offset, length }),
-        }
-    }
-}
-
-const DEPTH_MAX: u32 = 32;
-
-/// Adds the runs of one item at `base`; false where a constructor is not understood.
-unsafe fn flatten(abi: &Abi, datatype: Handle, base: i64, depth: u32, runs: &mut Runs) -> bool {
-    if depth > DEPTH_MAX {
-        return false;
-    }
-    // SAFETY: passed on.
-    let Some(info) = (unsafe { types::info(abi, datatype) }) else {
-        return false;
-    };
-    if info.gapless {
-        runs.push(base + info.true_lb, info.size);
-        return true;
-    }
-    // SAFETY: passed on.
-    let Some(contents) = (unsafe { types::Contents::of(abi, datatype) }) else {
-        return false;
-    };
-    if contents.combiner == Combiner::Named {
-        // The pair types of MPI_MINLOC are the only predefined ones with a gap: a value, then an aligned int.
-        let int = size_of::<c_int>() as u64;
-        if info.size <= int {
-            return false;
-        }
-        runs.push(base, info.size - int);
-        runs.push(base + info.true_extent - int as i64, int);
-        return true;
-    }
-    let blocks = contents.blocks();
-    let Some(blocks) = blocks else { return false };
-    for block in blocks {
-        let inner = contents.types[block.datatype];
-        // SAFETY: a handle owned by `contents`.
-        let Some(inner_info) = (unsafe { types::info(abi, inner) }) else {
-            return false;
-        };
-        let displacement = match block.displacement {
-            types::Displacement::Bytes(bytes) => bytes,
-            types::Displacement::Items(items) => items * inner_info.extent,
-        };
-        let start = base + displacement;
-        if inner_info.dense(block.count) {
-            runs.push(start + inner_info.true_lb, inner_info.bytes(block.count));
-            continue;
-        }
-        for i in 0..block.count {
-            // SAFETY: passed on.
-            if !unsafe { flatten(abi, inner, start + i * inner_info.extent, depth + 1, runs) } {
-                return false;
-            }
-        }
-    }
-    true
-}
-
-/// Learns the typemap from the library itself: bytes that name their own position are unpacked into an image of the
-/// item, one byte of the position at a time. Right for any type; costs six times the span of an item.
-unsafe fn unpack_markers(abi: &Abi, datatype: Handle, info: &TypeInfo) -> Option<Vec<Run>> {
-    let size = usize::try_from(info.size)
-        .ok()
-        .filter(|size| c_int::try_from(*size).is_ok())?;
+/// Learns the typemap from the library itself: the bytes of an image of the item name their own position and are packed,
+/// one byte of the position at a time. Right for any type, also where items overlap; costs the span of an item and as
+/// much time as packing it up to eight times.
+unsafe fn runs_by_packing(abi: &Abi, datatype: Handle, info: &TypeInfo) -> Option<Vec<Run>> {
+    let size = usize::try_from(info.size).ok()?;
+    let room = c_int::try_from(size).ok()?;
     let span = usize::try_from(info.true_extent).ok()?;
-    let image = |wire: &dyn Fn(usize) -> u8, fill: u8| -> Option<Vec<u8>> {
-        let packed: Vec<u8> = (0..size).map(wire).collect();
-        let mut image = vec![fill; span];
-        let mut position: c_int = 0;
-        // SAFETY: the item's data spans `true_extent` bytes from `true_lb`, which is where the image begins.
+    let mut image: Vec<u8> = Vec::new();
+    image.try_reserve_exact(span).ok()?;
+    let mut positions = vec![0u64; size];
+    let mut packed = vec![0u8; size];
+    let digits = 1 + span.max(1).ilog2() / 8;
+    for digit in 0..digits {
+        image.clear();
+        image.extend((0..span).map(|at| (at >> (8 * digit)) as u8));
+        let mut end: c_int = 0;
+        // SAFETY: the item's data span `true_extent` bytes from `true_lb`, which is where the image begins.
         let code = unsafe {
-            native::unpack(
-                packed.as_ptr().cast::<c_void>().cast_mut(),
-                size as c_int,
-                &raw mut position,
-                image
-                    .as_mut_ptr()
-                    .wrapping_offset(-(info.true_lb as isize))
-                    .cast(),
+            let start = image.as_ptr().wrapping_offset(-(info.true_lb as isize));
+            native::pack(
+                start.cast(),
                 1,
                 datatype,
+                packed.as_mut_ptr().cast(),
+                room,
+                &raw mut end,
                 abi.comm_self,
             )
         };
-        (code == abi.success).then_some(image)
-    };
-    let mask = image(&|_| 1, 0)?;
-    let planes: Vec<Vec<u8>> = (0..4)
-        .map(|k| image(&|i| (i >> (8 * k)) as u8, 0))
-        .collect::<Option<_>>()?;
-    let position = |byte: usize| {
-        (0..4)
-            .map(|k| (planes[k][byte] as u64) << (8 * k))
-            .sum::<u64>()
-    };
-    let mut bytes: Vec<(u64, i64)> = (0..span)
-        .filter(|b| mask[*b] == 1)
-        .map(|b| (position(b), b as i64 + info.true_lb))
-        .collect();
-    bytes.sort_unstable();
-    let mut runs = Runs(Vec::new());
-    for (_, offset) in &bytes {
-        runs.push(*offset, 1);
+        if code != abi.success || end != room {
+            return None;
+        }
+        for (position, byte) in positions.iter_mut().zip(&packed) {
+            *position |= u64::from(*byte) << (8 * digit);
+        }
     }
-    (bytes.len() as u64 == info.size).then_some(runs.0)
+    let mut runs: Vec<Run> = Vec::new();
+    for position in positions {
+        let offset = info.true_lb + position as i64;
+        match runs.last_mut() {
+            Some(last) if last.offset + last.length as i64 == offset => last.length += 1,
+            _ => runs.push(Run { offset, length: 1 }),
+        }
+        if runs.len() > RUNS_MAX {
+            return None;
+        }
+    }
+    Some(runs)
 }
 
 #[cfg(test)]
@@ -264,17 +211,11 @@ mod tests {
     use super::*;
 
     fn layout(runs: &[(i64, u64)], extent: i64) -> Layout {
-        Layout {
-            runs: runs
-                .iter()
-                .map(|(offset, length)| Run {
-                    offset: *offset,
-                    length: *length,
-                })
-                .collect(),
-            extent,
-            size: runs.iter().map(|r| r.1).sum(),
-        }
+        let runs = runs.iter().map(|(offset, length)| Run {
+            offset: *offset,
+            length: *length,
+        });
+        Layout::new(runs.collect(), extent)
     }
 
     /// Byte-by-byte reference: where each wire byte belongs.
@@ -282,7 +223,7 @@ mod tests {
         let mut all = Vec::new();
         let mut item = 0;
         while (all.len() as u64) < bytes {
-            for run in &layout.runs {
+            for (_, run) in &layout.runs {
                 all.extend((0..run.length as i64).map(|i| item * layout.extent + run.offset + i));
             }
             item += 1;
@@ -291,13 +232,18 @@ mod tests {
         all
     }
 
-    #[test]
-    fn pieces_cover_every_byte_once_in_wire_order() {
-        for layout in [
+    fn some_layouts() -> [Layout; 4] {
+        [
             layout(&[(0, 3), (8, 5)], 16),
             layout(&[(12, 4), (0, 1)], 20),
             layout(&[(-3, 7)], -9),
-        ] {
+            layout(&[(5, 2), (5, 2), (1, 1)], 3),
+        ]
+    }
+
+    #[test]
+    fn pieces_cover_every_byte_once_in_wire_order() {
+        for layout in some_layouts() {
             let want = reference(&layout, 200);
             for from in [0u64, 1, 3, 7, 8, 9, 40] {
                 for to in [from, from + 1, from + 2, 57, 123, 200] {
@@ -316,24 +262,18 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_touch_are_merged() {
-        let mut runs = Runs(Vec::new());
-        runs.push(0, 4);
-        runs.push(4, 4);
-        runs.push(0, 0);
-        runs.push(16, 1);
-        assert_eq!(
-            runs.0,
-            [
-                Run {
-                    offset: 0,
-                    length: 8
-                },
-                Run {
-                    offset: 16,
-                    length: 1
-                }
-            ]
-        );
+    fn bounds_enclose_every_byte() {
+        for layout in some_layouts() {
+            for bytes in [1u64, 4, 5, 8, 40, 123] {
+                let (first, end) = layout.bounds(bytes);
+                let places = reference(&layout, bytes);
+                assert!(places.iter().all(|at| (first..end).contains(at)));
+            }
+            let whole = layout.size * 7;
+            let places = reference(&layout, whole);
+            let (first, end) = layout.bounds(whole);
+            assert_eq!(places.iter().min(), Some(&first));
+            assert_eq!(places.iter().max(), Some(&(end - 1)));
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::config::{Config, MpiCuda, StatsTarget};
 use crate::engine::core::Entry;
 use crate::engine::invite::Unseen;
 use crate::engine::paths::Allowed;
-use crate::engine::{comms, early, engine, helper, requests, Core, Engine, Env, ENGINE};
+use crate::engine::{comms, early, engine, helper, requests, types, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, Abi, Family, Function};
 use crate::node::{Launch, Node, NodeError, Options, Peer, CELLS_BYTES, CELLS_MAX, CELLS_MIN};
 use crate::stats::{self, Counter, Snapshot, Summary};
@@ -104,6 +104,8 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     if !unsafe { comms::start(abi, world_rank) } {
         return Err("no communicator attribute".into());
     }
+    // SAFETY: MPI is initialized.
+    unsafe { types::start(abi) };
     // SAFETY: MPI is initialized.
     let reads_lengths = unsafe { early::reads_lengths(abi) };
     let core = Mutex::new(Core::new(&config));

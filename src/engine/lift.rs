@@ -32,19 +32,13 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// From the first to behind the last of so many bytes, as an address and a length.
+    /// What encloses so many bytes, as an address and a length.
     pub fn place(&self, bytes: u64) -> (u64, u64) {
         match self {
             Shape::Dense(device) => (*device, bytes),
             Shape::Runs(device, layout) => {
-                let ends = layout.pieces(0, bytes).map(|piece| {
-                    let start = device.wrapping_add_signed(piece.offset);
-                    (start, start + piece.length)
-                });
-                let (start, end) = ends.fold((u64::MAX, 0), |(start, end), (first, last)| {
-                    (start.min(first), end.max(last))
-                });
-                (start, end.saturating_sub(start))
+                let (first, end) = layout.bounds(bytes);
+                (device.wrapping_add_signed(first), (end - first) as u64)
             }
         }
     }
@@ -60,7 +54,16 @@ struct Piece {
     bounce: PinnedBuffer,
     from: u64,
     bytes: u64,
+    /// The bounce buffer holds the device memory from this address on as it is, gaps included.
+    span: Option<u64>,
 }
+
+/// Runs in device memory that are read one by one, at most, for each such part of the memory that they lie in. More of them
+/// are read with the gaps between them, by one copy, and picked out by the processor: a copy of a few bytes takes the
+/// device as long as one of 64 KiB. Nothing is written so: what the program writes to the gaps meanwhile would be lost.
+const SPAN_BYTES: u64 = 64 << 10;
+/// Memory of more than so many times the bytes that are wanted is not read as a whole.
+const SPAN_RATIO: u64 = 4;
 
 /// A copy under way.
 pub struct Lift {
@@ -68,6 +71,8 @@ pub struct Lift {
     context: ContextKey,
     shape: Shape,
     host: *mut u8,
+    /// What `host` points to, where that is the copy's own.
+    _owned: Vec<u8>,
     total: u64,
     issued: u64,
     pieces: VecDeque<Piece>,
@@ -103,6 +108,7 @@ impl Lift {
             context,
             shape,
             host,
+            _owned: Vec::new(),
             total,
             issued: 0,
             pieces: VecDeque::new(),
@@ -120,6 +126,7 @@ impl Lift {
             context,
             shape,
             host: std::ptr::null_mut(),
+            _owned: Vec::new(),
             total,
             issued: 0,
             pieces: VecDeque::new(),
@@ -128,6 +135,15 @@ impl Lift {
             failures: 0,
             given_up: None,
         }
+    }
+
+    /// A copy of these bytes to device memory.
+    pub fn owned(context: ContextKey, shape: Shape, mut bytes: Vec<u8>, of: Of) -> Lift {
+        let (host, total) = (bytes.as_mut_ptr(), bytes.len() as u64);
+        // SAFETY: the vector is kept until the copy is dropped, and its elements do not move.
+        let mut lift = unsafe { Lift::new(Way::Up, context, shape, host, total, of) };
+        lift._owned = bytes;
+        lift
     }
 
     /// The checksums, once all is done.
@@ -152,6 +168,11 @@ impl Lift {
             Some(error) if self.pieces.is_empty() => Err(error),
             _ => Ok(false),
         }
+    }
+
+    /// Whether it has ended, well or not, and nothing is in flight.
+    pub fn is_over(&self) -> bool {
+        self.pieces.is_empty() && (self.is_issued() || self.given_up.is_some())
     }
 
     /// Whether all of its copies are launched, or queued to be.
@@ -179,18 +200,12 @@ impl Lift {
             if !piece.copy.poll()? {
                 break;
             }
-            let bytes = piece.bytes as usize;
-            if let Some(summing) = &mut self.summing {
-                // SAFETY: the copy into the bounce buffer is done, and nobody else has the buffer.
-                summing.feed(unsafe { std::slice::from_raw_parts(piece.bounce.as_ptr(), bytes) });
-            } else if self.way == Way::Down {
-                // SAFETY: the piece lies inside the host range, and its copy into the bounce buffer is done.
-                unsafe {
-                    let to = self.host.add(piece.from as usize);
-                    to.copy_from_nonoverlapping(piece.bounce.as_ptr(), bytes);
-                }
+            if self.way == Way::Down {
+                let piece = self.pieces.pop_front();
+                piece.iter().for_each(|piece| self.take_down(piece));
+            } else {
+                self.pieces.pop_front();
             }
-            self.pieces.pop_front();
         }
         while self.pieces.len() < PIECES && self.issued < self.total {
             match self.start_piece(gpu) {
@@ -204,8 +219,13 @@ impl Lift {
     }
 
     fn start_piece(&mut self, gpu: &mut Gpu) -> Result<()> {
-        let bytes = (self.total - self.issued).min(PIECE_BYTES);
-        let bounce = gpu.bounce(self.context, bytes as usize)?;
+        let mut bytes = (self.total - self.issued).min(PIECE_BYTES);
+        let span = self.span(bytes);
+        if let Some(span) = &span {
+            bytes = span.bytes;
+        }
+        let room = span.as_ref().map_or(bytes, |span| span.length);
+        let bounce = gpu.bounce(self.context, room as usize)?;
         if self.way == Way::Up {
             // SAFETY: the piece lies inside the host range; the bounce buffer is at least as long and unused.
             unsafe {
@@ -215,7 +235,15 @@ impl Lift {
                     .copy_from_nonoverlapping(from, bytes as usize);
             }
         }
-        let copies = self.copies(bounce.address(), self.issued, bytes);
+        let copies = match &span {
+            Some(span) => vec![oriented(
+                self.way,
+                span.start,
+                bounce.address(),
+                span.length,
+            )],
+            None => self.copies(bounce.address(), self.issued, bytes),
+        };
         let purpose = match self.way {
             Way::Up => Purpose::HostToDevice,
             Way::Down => Purpose::DeviceToHost,
@@ -232,9 +260,64 @@ impl Lift {
             bounce,
             from: self.issued,
             bytes,
+            span: span.map(|span| span.start),
         });
         self.issued += bytes;
         Ok(())
+    }
+
+    /// The next `bytes` bytes, or the first of them, if they are to be read with the gaps between them.
+    fn span(&self, bytes: u64) -> Option<Span> {
+        let (Way::Down, Shape::Runs(device, layout)) = (self.way, &self.shape) else {
+            return None;
+        };
+        let from = self.issued;
+        let copies = self.copies(0, from, bytes).len() as u64;
+        let mut span: Option<Span> = None;
+        for piece in layout.pieces(from, from + bytes) {
+            let start = device.wrapping_add_signed(piece.offset);
+            let before = span.unwrap_or(Span::at(start));
+            let with = before.with(start, piece.length);
+            if with.length > PIECE_BYTES {
+                break;
+            }
+            span = Some(with);
+        }
+        let span = span?;
+        // Of the copies as many belong to the part that has room in a piece.
+        let own = copies * span.bytes / bytes.max(1);
+        let is_dense = span.length < span.bytes.saturating_mul(SPAN_RATIO);
+        (copies > 1 && is_dense && own > span.length.div_ceil(SPAN_BYTES)).then_some(span)
+    }
+
+    /// A piece has come down.
+    fn take_down(&mut self, piece: &Piece) {
+        let bounce = piece.bounce.as_ptr();
+        let packed = match (&self.shape, piece.span) {
+            (Shape::Runs(device, layout), Some(start)) => {
+                let mut packed = Vec::with_capacity(piece.bytes as usize);
+                for run in layout.pieces(piece.from, piece.from + piece.bytes) {
+                    let at = device.wrapping_add_signed(run.offset) - start;
+                    // SAFETY: the run lies inside the span that the bounce buffer holds, whose copy is done.
+                    packed.extend_from_slice(unsafe {
+                        std::slice::from_raw_parts(bounce.add(at as usize), run.length as usize)
+                    });
+                }
+                Some(packed)
+            }
+            _ => None,
+        };
+        // SAFETY: the copy into the bounce buffer is done, and nobody else has the buffer.
+        let whole = unsafe { std::slice::from_raw_parts(bounce, piece.bytes as usize) };
+        let bytes = packed.as_deref().unwrap_or(whole);
+        match &mut self.summing {
+            Some(summing) => summing.feed(bytes),
+            // SAFETY: the piece lies inside the host range, which nobody else touches.
+            None => unsafe {
+                let to = self.host.add(piece.from as usize);
+                to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            },
+        }
     }
 
     fn copies(&self, bounce: u64, from: u64, bytes: u64) -> Vec<Copy> {
@@ -248,6 +331,36 @@ impl Lift {
                 });
                 rows(self.way, pieces)
             }
+        }
+    }
+}
+
+/// A part of device memory that is read with its gaps.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: u64,
+    length: u64,
+    /// Bytes of the message in it.
+    bytes: u64,
+}
+
+impl Span {
+    fn at(start: u64) -> Span {
+        Span {
+            start,
+            length: 0,
+            bytes: 0,
+        }
+    }
+
+    /// With another run of the message.
+    fn with(self, start: u64, length: u64) -> Span {
+        let first = self.start.min(start);
+        let end = (self.start + self.length).max(start + length);
+        Span {
+            start: first,
+            length: end - first,
+            bytes: self.bytes + length,
         }
     }
 }

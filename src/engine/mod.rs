@@ -26,6 +26,7 @@ mod native;
 mod pace;
 pub mod paths;
 pub mod persistent;
+mod place;
 pub mod probe;
 mod receive;
 mod relays;

@@ -6,9 +6,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::cuda::{self, Kind};
 use crate::engine::core::Entry;
-use crate::engine::send::{SendArgs, Sorted};
+use crate::engine::place::Place;
+use crate::engine::send::SendArgs;
 use crate::engine::{types, Engine};
 use crate::mpi::{native, Abi, Handle};
 use crate::node::DESCRIPTOR_BYTES;
@@ -34,9 +34,7 @@ impl PersistentSend {
     pub(super) unsafe fn release(mut self, abi: &Abi) -> c_int {
         // SAFETY: both are ours.
         unsafe {
-            // Its starts have asked for its layout, and the next type that is made has its handle.
             native::type_free(&raw mut self.args.datatype);
-            types::forget_all();
             let code = native::request_free(&raw mut self.handle);
             debug_assert_eq!(code, abi.success);
             code
@@ -99,11 +97,9 @@ impl Engine {
     unsafe fn payload_of(&self, args: &SendArgs) -> Option<(u64, bool)> {
         // SAFETY: the program's handle.
         let info = unsafe { types::info(self.env.abi, args.datatype) }?;
-        let (first, _) = info.span(args.count);
-        let bytes = info.bytes(args.count);
-        let address = args.buffer.wrapping_byte_offset(first as isize);
-        let device = bytes > 0 && matches!(cuda::classify(address), Kind::Device(_));
-        Some((bytes, device))
+        // SAFETY: passed on.
+        let place = unsafe { args.place(self.env.abi, &info) };
+        Some((info.bytes(args.count), !matches!(place, Place::Host(_))))
     }
 
     /// The MPI library has made a partitioned send of these arguments, all partitions together, under this request.
@@ -162,12 +158,8 @@ impl Engine {
         let args = self.core.lock().persistents[id].args;
         // SAFETY: the arguments of MPI_Send_init, whose buffer is the engine's from now until completion.
         let started = unsafe {
-            match self.sort_send(&args) {
-                Sorted::Device(buffer, info) => self.start_send(&args, &buffer, &info),
-                Sorted::Counted(stream) => self.start_native_send(&args, Some(stream)),
-                Sorted::Native => self.start_native_send(&args, None),
-                Sorted::Host(address, info) => self.start_host_send(&args, address, &info),
-            }
+            let sorted = self.sort_send(&args);
+            self.start_sorted(&args, &sorted)
         };
         match started {
             Ok(send) => {

@@ -62,6 +62,8 @@ enum Target {
     HostRuns { base: *mut u8, layout: Arc<Layout> },
     /// To device memory, dense or by runs.
     Device { buffer: Buffer, shape: Shape },
+    /// To device memory and elsewhere. Where each run belongs is found out when the bytes are there.
+    Several { base: *mut u8, layout: Arc<Layout> },
 }
 
 enum Stage {
@@ -262,6 +264,11 @@ impl Receive {
             reason,
             ..Story::default()
         }
+    }
+
+    /// Its bytes belong in device memory, at least in part.
+    fn is_for_device(&self) -> bool {
+        matches!(self.target, Target::Device { .. } | Target::Several { .. })
     }
 
     fn may_hold_descriptor(&self) -> bool {

@@ -4,17 +4,21 @@ mod descriptor;
 mod invited;
 mod value;
 
+use value::Source;
 pub(in crate::engine) use value::DRAINING_TESTS_MAX;
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::time::Instant;
 
 use self::descriptor::{Origin, Out, Unsent};
-use crate::cuda::{self, Buffer, Error, Kind};
+use crate::cuda::{self, Buffer, Error};
 use crate::engine::comms;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::{Stream, Wish};
+use crate::engine::layout::Layout;
 use crate::engine::native::{native_isend, raise, raise_told};
+use crate::engine::place::Place;
 use crate::engine::story::{self, Path, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::Summing;
@@ -52,6 +56,15 @@ pub struct SendArgs {
 }
 
 impl SendArgs {
+    /// Where the message is.
+    ///
+    /// # Safety
+    /// The arguments are those of the program's MPI call, and `info` describes its type.
+    pub(in crate::engine) unsafe fn place(&self, abi: &Abi, info: &TypeInfo) -> Place {
+        // SAFETY: passed on.
+        unsafe { Place::of(abi, self.buffer, self.count, self.datatype, info) }
+    }
+
     /// Whether a send of so many bytes completes without its receiver (MPI 4.1 section 3.4): a buffered one always, a
     /// synchronous one never, the others up to the eager limit.
     fn completes_alone(&self, env: &Env, bytes: u64) -> bool {
@@ -74,6 +87,8 @@ pub enum Sorted {
     Counted(Stream),
     /// By the engine.
     Device(Buffer, TypeInfo),
+    /// By the engine, by value: it is not in one allocation of a device.
+    Parts(Arc<Layout>, TypeInfo),
     /// By the engine, from host memory: its receiver wishes it so.
     Host(*const u8, TypeInfo),
 }
@@ -156,13 +171,12 @@ impl Engine {
             return Sorted::Native;
         };
         let bytes = info.bytes(args.count);
-        let (first, _) = info.span(args.count);
-        let address = args.buffer.wrapping_byte_offset(first as isize);
-        if bytes > 0 {
-            if let Kind::Device(buffer) = cuda::classify(address) {
-                return Sorted::Device(buffer, info);
-            }
-        }
+        // SAFETY: the program's handle.
+        let address = match unsafe { args.place(abi, &info) } {
+            Place::Host(address) => address,
+            Place::Device(buffer) => return Sorted::Device(buffer, info),
+            Place::Several(layout) => return Sorted::Parts(layout, info),
+        };
         // SAFETY: the program's handle.
         if bytes >= HOST_BYTES_MIN && unsafe { self.is_wished_for(args, &info) } {
             return Sorted::Host(address.cast(), info);
@@ -225,6 +239,23 @@ impl Engine {
             core.sent.take(stream);
         }
         code
+    }
+
+    /// Starts a send that was sorted so. One of the MPI library's is completed beside those of the engine.
+    ///
+    /// # Safety
+    /// As [`Engine::sort_send`], whose result this is.
+    pub unsafe fn start_sorted(&self, args: &SendArgs, sorted: &Sorted) -> Result<usize, c_int> {
+        // SAFETY: passed on.
+        unsafe {
+            match sorted {
+                Sorted::Native => self.start_native_send(args, None),
+                Sorted::Counted(stream) => self.start_native_send(args, Some(*stream)),
+                Sorted::Device(buffer, info) => self.start_send(args, buffer, info),
+                Sorted::Host(address, info) => self.start_host_send(args, *address, info),
+                Sorted::Parts(layout, info) => self.start_parts_send(args, layout, info),
+            }
+        }
     }
 
     /// Starts a native send that the engine completes beside its own.
@@ -308,6 +339,33 @@ impl Engine {
         unsafe { self.start_native_send(args, None) }
     }
 
+    /// Starts a send of a message in several places: it is packed into host memory, and free again when this returns.
+    ///
+    /// # Safety
+    /// As [`Engine::sort_send`], whose result this is.
+    pub(super) unsafe fn start_parts_send(
+        &self,
+        args: &SendArgs,
+        layout: &Arc<Layout>,
+        info: &TypeInfo,
+    ) -> Result<usize, c_int> {
+        let bytes = info.bytes(args.count);
+        self.begin_device_send(bytes);
+        stats::fallback(Reason::Mixed, bytes);
+        self.env.unseen.note_send();
+        let why = (Reason::Mixed, None);
+        // SAFETY: passed on.
+        unsafe { self.send_value(args, &Source::Parts(layout), info, why, None) }
+    }
+
+    /// A send of what is in device memory, at least in part, is counted.
+    fn begin_device_send(&self, bytes: u64) {
+        self.use_device();
+        self.note_activity();
+        stats::add(Counter::SendsDevice, 1);
+        stats::add(Counter::SendsDeviceBytes, bytes);
+    }
+
     /// Starts a send of a device buffer by value, whatever its length: the buffer is free again when this returns.
     ///
     /// # Safety
@@ -332,11 +390,8 @@ impl Engine {
         by_value: Option<Reason>,
     ) -> Result<usize, c_int> {
         invite::expect();
-        self.use_device();
-        self.note_activity();
         let bytes = info.bytes(args.count);
-        stats::add(Counter::SendsDevice, 1);
-        stats::add(Counter::SendsDeviceBytes, bytes);
+        self.begin_device_send(bytes);
         // SAFETY: passed on.
         let sums = unsafe { self.sums_of(args, buffer, info) };
         let (reason, trouble) = match by_value {
@@ -365,7 +420,7 @@ impl Engine {
         stats::fallback(reason, bytes);
         self.env.unseen.note_send();
         // SAFETY: passed on.
-        unsafe { self.send_value(args, buffer, info, (reason, trouble), sums) }
+        unsafe { self.send_value(args, &Source::Buffer(buffer), info, (reason, trouble), sums) }
     }
 
     /// Whether a send of the engine's is complete. Lets MPI progress as far as the send itself needs it.

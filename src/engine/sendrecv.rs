@@ -98,12 +98,9 @@ impl Engine {
                 Plan::Native => Some(self.post_irecv(receive, self.watch_native(receive))?),
                 Plan::Watched(prepared) => Some(self.post_irecv(receive, prepared)?),
             };
-            let sent = match (copied, sorted) {
-                (Some(sent), _) => Ok(sent),
-                (None, Sorted::Native) => self.start_native_send(send, None),
-                (None, Sorted::Counted(stream)) => self.start_native_send(send, Some(stream)),
-                (None, Sorted::Device(buffer, info)) => self.start_send(send, &buffer, &info),
-                (None, Sorted::Host(address, info)) => self.start_host_send(send, address, &info),
+            let sent = match copied {
+                Some(sent) => Ok(sent),
+                None => self.start_sorted(send, &sorted),
             };
             if let (Err(_), Some(receive)) = (&sent, received) {
                 self.core.lock().abandon(&self.env, receive);
@@ -124,6 +121,7 @@ impl Engine {
                 Sorted::Device(buffer, info) => {
                     self.start_value_send(send, buffer, info, Reason::Replace)
                 }
+                Sorted::Parts(layout, info) => self.start_parts_send(send, layout, info),
                 _ if send.dest == self.env.abi.proc_null => self.start_native_send(send, None),
                 _ => self.start_copied_send(send),
             }

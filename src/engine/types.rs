@@ -1,13 +1,25 @@
-//! What the engine needs to know of an MPI datatype, asked of the library once and remembered until a type is freed.
+//! What the engine needs to know of an MPI datatype: asked of the library once and kept for as long as the type lives.
 //!
-//! A datatype handle is recycled by the MPI library as soon as the type is freed (measured: the very next
-//! constructor gets it), so every remembered answer is dropped at each `MPI_Type_free`.
+//! **Architecture invariant:** what is known of a type hangs on the type itself, as an attribute. The MPI library calls
+//! the attribute's delete function when the type ends, whoever frees it and from wherever: the program in C or Fortran,
+//! a callback inside another call, or the library when the last operation that uses the type completes. Only then may
+//! the library give the handle to another type (Open MPI does so with the very next one), and by then nothing is known
+//! under that handle any more. So no function that frees a type needs to be intercepted.
+//!
+//! Inner types, whose handles `MPI_Type_get_contents` returns, are looked at by [`runs`] and never remembered.
 
-use std::ffi::c_int;
+mod contents;
+pub mod runs;
+
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{
     fence, AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 };
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
+
+use crate::engine::layout::Layout;
 use crate::mpi::{native, Abi, Handle};
 
 /// Layout of one item of a datatype (MPI 4.1 section 5.1), lengths in bytes.
@@ -58,23 +70,251 @@ impl TypeInfo {
     }
 }
 
+/// What is known of a type. The type's attribute owns one reference.
+#[derive(Debug)]
+struct Record {
+    handle: Handle,
+    info: TypeInfo,
+    /// Where the bytes of an item lie, once a message needed that; `None` if the library does not tell.
+    layout: OnceLock<Option<Arc<Layout>>>,
+    /// See [`runs::probes_of`].
+    probes: OnceLock<Option<Arc<[i64]>>>,
+    /// The type still exists.
+    lives: AtomicBool,
+}
+
+/// The keyval of the attribute.
+static KEYVAL: OnceLock<c_int> = OnceLock::new();
+
+/// Bytes of layouts that types may keep in all. Beyond that a layout is worked out for each message.
+const LAYOUTS_BYTES_MAX: usize = 256 << 20;
+
+static LAYOUTS_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes the attribute; called once inside `MPI_Init`. Without one, each call asks the library anew.
+///
+/// # Safety
+/// MPI is initialized.
+pub unsafe fn start(abi: &Abi) {
+    let mut keyval: c_int = -1;
+    // SAFETY: the callbacks have the C signatures of MPI 4.1 section 7.7.4 and live as long as the library.
+    let code = unsafe {
+        native::type_create_keyval(
+            on_copy as *mut c_void,
+            on_delete as *mut c_void,
+            &raw mut keyval,
+            std::ptr::null_mut(),
+        )
+    };
+    if code == abi.success {
+        let _ = KEYVAL.set(keyval);
+    } else {
+        log::debug!("no attribute for datatypes: each message asks about its type");
+    }
+}
+
+/// Layout of one item of `datatype`, or `None` if the library refuses the handle.
+///
+/// # Safety
+/// `datatype` is a handle that the program passed to MPI, or one of a type that the library keeps for it.
+#[inline]
+pub unsafe fn info(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
+    let datatype = abi.normalize(datatype);
+    // SAFETY: passed on.
+    way_of(datatype)
+        .load(datatype)
+        .or_else(|| unsafe { ask(abi, datatype) })
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn ask(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
+    // SAFETY: passed on.
+    let record = unsafe { record(abi, datatype) }?;
+    remember(&record);
+    Some(record.info)
+}
+
+/// Where the bytes of one item of `datatype` lie; `None` if the library does not tell.
+///
+/// # Safety
+/// As [`info`].
+pub unsafe fn layout(abi: &Abi, datatype: Handle) -> Option<Arc<Layout>> {
+    let datatype = abi.normalize(datatype);
+    // SAFETY: passed on.
+    let record = unsafe { record(abi, datatype) }?;
+    if let Some(known) = record.layout.get() {
+        return known.clone();
+    }
+    // SAFETY: passed on.
+    let layout = unsafe { Layout::of(abi, datatype, &record.info) }.map(Arc::new);
+    let bytes = layout.as_ref().map_or(0, |layout| layout.bytes_held());
+    let is_kept = record.lives.load(Ordering::Relaxed)
+        && LAYOUTS_BYTES.fetch_add(bytes, Ordering::Relaxed) + bytes <= LAYOUTS_BYTES_MAX
+        && record.layout.set(layout.clone()).is_ok();
+    if !is_kept {
+        LAYOUTS_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+    }
+    layout
+}
+
+/// Offsets of those bytes of an item that may lie in other memory than their neighbours; `None` if the library does not
+/// tell how the type was made.
+///
+/// # Safety
+/// As [`info`].
+pub unsafe fn probes(abi: &Abi, datatype: Handle) -> Option<Arc<[i64]>> {
+    let datatype = abi.normalize(datatype);
+    // SAFETY: passed on.
+    let record = unsafe { record(abi, datatype) }?;
+    record
+        .probes
+        // SAFETY: passed on.
+        .get_or_init(|| unsafe { runs::probes_of(abi, datatype) }.map(Arc::from))
+        .clone()
+}
+
+/// The record on a type, made where there is none.
+unsafe fn record(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
+    if datatype == abi.normalize(abi.datatype_null) {
+        return None;
+    }
+    // SAFETY: passed on.
+    if let Some(known) = unsafe { attached(abi, datatype) } {
+        return Some(known);
+    }
+    // SAFETY: passed on.
+    let info = unsafe { runs::query(abi, datatype) }?;
+    let record = Arc::new(Record {
+        handle: datatype,
+        info,
+        layout: OnceLock::new(),
+        probes: OnceLock::new(),
+        lives: AtomicBool::new(false),
+    });
+    // SAFETY: passed on.
+    unsafe { attach(abi, &record) };
+    Some(record)
+}
+
+unsafe fn attached(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
+    let keyval = *KEYVAL.get()?;
+    let (mut value, mut found) = (std::ptr::null_mut::<c_void>(), 0 as c_int);
+    // SAFETY: `value` receives the attribute, a pointer (MPI 4.1 section 7.7.4).
+    let code =
+        unsafe { native::type_get_attr(datatype, keyval, (&raw mut value).cast(), &raw mut found) };
+    if code != abi.success || found == 0 || value.is_null() {
+        return None;
+    }
+    let raw = value.cast_const().cast::<Record>();
+    // SAFETY: attributes of our keyval are made by `Arc::into_raw` and stay counted until `on_delete`.
+    unsafe {
+        Arc::increment_strong_count(raw);
+        Some(Arc::from_raw(raw))
+    }
+}
+
+/// Hangs a record on its type. Where that fails the record is good for one question only.
+unsafe fn attach(abi: &Abi, record: &Arc<Record>) {
+    let Some(keyval) = KEYVAL.get() else { return };
+    record.lives.store(true, Ordering::Relaxed);
+    let raw = Arc::into_raw(Arc::clone(record))
+        .cast_mut()
+        .cast::<c_void>();
+    // SAFETY: a valid type; the attribute owns one reference, returned by `on_delete`.
+    let code = unsafe { native::type_set_attr(record.handle, *keyval, raw) };
+    if code != abi.success {
+        record.lives.store(false, Ordering::Relaxed);
+        // SAFETY: the library did not take the reference.
+        drop(unsafe { Arc::from_raw(raw.cast_const().cast::<Record>()) });
+    }
+}
+
+/// The type ends, or another thread has hung a record of its own on it.
+fn forget(record: &Record) {
+    let _writing = WRITING.lock();
+    record.lives.store(false, Ordering::Relaxed);
+    let way = way_of(record.handle);
+    if way.handle.load(Ordering::Relaxed) == record.handle {
+        way.store(0, &NOTHING);
+    }
+}
+
+/// A duplicate is another type, which is asked about when it is first used.
+extern "C" fn on_copy(
+    _datatype: Handle,
+    _keyval: c_int,
+    _extra: *mut c_void,
+    _value: *mut c_void,
+    _out: *mut c_void,
+    flag: *mut c_int,
+) -> c_int {
+    // SAFETY: MPI passes the address of an int (MPI 4.1 section 7.7.4).
+    unsafe { flag.write(0) };
+    0
+}
+
+extern "C" fn on_delete(
+    _datatype: Handle,
+    _keyval: c_int,
+    value: *mut c_void,
+    _extra: *mut c_void,
+) -> c_int {
+    if !value.is_null() {
+        // SAFETY: gives back the reference that the attribute held.
+        let record = unsafe { Arc::from_raw(value.cast_const().cast::<Record>()) };
+        forget(&record);
+    }
+    0
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if let Some(Some(layout)) = self.layout.get() {
+            LAYOUTS_BYTES.fetch_sub(layout.bytes_held(), Ordering::Relaxed);
+        }
+    }
+}
+
 const WAYS: usize = 32;
 
-/// Raised whenever a datatype is freed: an older answer may be about another type.
-static GENERATION: AtomicU64 = AtomicU64::new(1);
-
-/// A remembered answer. Shared by all threads: an access to thread-local storage costs a shared library more than
-/// these few loads.
+/// What a record says, where a call on host memory finds it without a question to the library. Shared by all threads: an
+/// access to thread-local storage costs a shared library more than these few loads.
 struct Way {
     /// Odd while a thread is writing.
     version: AtomicU32,
     gapless: AtomicBool,
+    /// 0: nothing is known here.
     handle: AtomicUsize,
-    generation: AtomicU64,
     size: AtomicU64,
     extent: AtomicI64,
     true_lb: AtomicI64,
     true_extent: AtomicI64,
+}
+
+const NOTHING: TypeInfo = TypeInfo {
+    size: 0,
+    extent: 0,
+    true_lb: 0,
+    true_extent: 0,
+    gapless: false,
+};
+
+static CACHE: [Way; WAYS] = [const { Way::new() }; WAYS];
+
+/// Held by the one thread that writes to the cache.
+static WRITING: Mutex<()> = Mutex::new(());
+
+#[inline(always)]
+fn way_of(datatype: Handle) -> &'static Way {
+    &CACHE[(datatype ^ (datatype >> 5) ^ (datatype >> 9)) % WAYS]
+}
+
+fn remember(record: &Record) {
+    let _writing = WRITING.lock();
+    if record.lives.load(Ordering::Relaxed) {
+        way_of(record.handle).store(record.handle, &record.info);
+    }
 }
 
 impl Way {
@@ -83,7 +323,6 @@ impl Way {
             version: AtomicU32::new(0),
             gapless: AtomicBool::new(false),
             handle: AtomicUsize::new(0),
-            generation: AtomicU64::new(0),
             size: AtomicU64::new(0),
             extent: AtomicI64::new(0),
             true_lb: AtomicI64::new(0),
@@ -92,11 +331,9 @@ impl Way {
     }
 
     #[inline(always)]
-    fn load(&self, datatype: Handle, generation: u64) -> Option<TypeInfo> {
+    fn load(&self, datatype: Handle) -> Option<TypeInfo> {
         let version = self.version.load(Ordering::Acquire);
-        if self.handle.load(Ordering::Relaxed) != datatype
-            || self.generation.load(Ordering::Relaxed) != generation
-        {
+        if self.handle.load(Ordering::Relaxed) != datatype {
             return None;
         }
         let info = TypeInfo {
@@ -110,21 +347,13 @@ impl Way {
         (version % 2 == 0 && self.version.load(Ordering::Relaxed) == version).then_some(info)
     }
 
-    fn store(&self, datatype: Handle, generation: u64, info: &TypeInfo) {
+    /// To be called by the thread that holds [`WRITING`].
+    fn store(&self, datatype: Handle, info: &TypeInfo) {
         let version = self.version.load(Ordering::Relaxed);
-        let writing = version.wrapping_add(1);
-        let free = version % 2 == 0
-            && self
-                .version
-                .compare_exchange(version, writing, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok();
-        if !free {
-            // Another thread is writing; this answer is asked for again.
-            return;
-        }
+        self.version
+            .store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
         self.handle.store(datatype, Ordering::Relaxed);
-        self.generation.store(generation, Ordering::Relaxed);
         self.size.store(info.size, Ordering::Relaxed);
         self.extent.store(info.extent, Ordering::Relaxed);
         self.true_lb.store(info.true_lb, Ordering::Relaxed);
@@ -135,396 +364,64 @@ impl Way {
     }
 }
 
-static CACHE: [Way; WAYS] = [const { Way::new() }; WAYS];
-
-/// Forgets every remembered layout; called around each `MPI_Type_free`.
-pub fn forget_all() {
-    GENERATION.fetch_add(1, Ordering::Release);
-}
-
-/// Layout of `datatype`, or `None` if the library refuses the handle.
+/// A committed type of `bytes` bytes in one run, for a length that does not fit a C `int`. The caller frees it.
 ///
 /// # Safety
-/// `datatype` is a handle that the program passed to MPI.
-#[inline]
-pub unsafe fn info(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
-    let datatype = abi.normalize(datatype);
-    let generation = GENERATION.load(Ordering::Acquire);
-    let way = &CACHE[(datatype ^ (datatype >> 5) ^ (datatype >> 9)) % WAYS];
+/// MPI may be called.
+pub unsafe fn bytes_type(abi: &Abi, bytes: u64) -> Option<Handle> {
     // SAFETY: passed on.
-    way.load(datatype, generation)
-        .or_else(|| unsafe { ask(abi, datatype, generation, way) })
+    unsafe { run_of(abi, bytes, abi.byte, 1) }
 }
 
-#[cold]
-#[inline(never)]
-unsafe fn ask(abi: &Abi, datatype: Handle, generation: u64, way: &Way) -> Option<TypeInfo> {
-    // SAFETY: the caller vouches for the handle.
-    let info = unsafe { query(abi, datatype) }?;
-    way.store(datatype, generation, &info);
-    Some(info)
-}
-
-unsafe fn query(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
-    if datatype == abi.normalize(abi.datatype_null) {
-        return None;
-    }
-    let (mut size, mut lb, mut extent, mut true_lb, mut true_extent) =
-        (0i64, 0isize, 0isize, 0isize, 0isize);
-    // SAFETY: out-pointers are live locals of the types that the functions write (MPI_Count, MPI_Aint).
-    let ok = unsafe {
-        native::type_size_x(datatype, &raw mut size) == abi.success
-            && native::type_get_extent(datatype, &raw mut lb, &raw mut extent) == abi.success
-            && native::type_get_true_extent(datatype, &raw mut true_lb, &raw mut true_extent)
-                == abi.success
-    };
-    if !ok || size < 0 {
-        return None;
-    }
-    let mut info = TypeInfo {
-        size: size as u64,
-        extent: extent as i64,
-        true_lb: true_lb as i64,
-        true_extent: true_extent as i64,
-        gapless: false,
-    };
-    // A span as long as the data has no holes, but its bytes may still come in another order.
-    // SAFETY: as above.
-    info.gapless = size > 0 && size == true_extent as i64 && unsafe { in_order(abi, datatype, 0) };
-    Some(info)
-}
-
-/// How deep a nest of derived types is looked into; deeper ones take the packing path, which is right for any type.
-const DEPTH_MAX: u32 = 8;
-
-/// Whether the typemap of `datatype` visits memory in address order (it is known to have no holes).
-unsafe fn in_order(abi: &Abi, datatype: Handle, depth: u32) -> bool {
-    // SAFETY: passed on.
-    let Some(contents) = (unsafe { Contents::of(abi, datatype) }) else {
-        return false;
-    };
-    if contents.combiner == Combiner::Named {
-        return true;
-    }
-    // SAFETY: passed on.
-    if depth > DEPTH_MAX || !unsafe { contents.is_rising(abi) } {
-        return false;
-    }
-    // SAFETY: handles owned by `contents`.
-    contents
-        .types
-        .iter()
-        .all(|inner| unsafe { in_order(abi, *inner, depth + 1) })
-}
-
-/// How a datatype was made (MPI 4.1 section 5.1.13). Owns the handles of its inner types.
-#[derive(Debug)]
-pub struct Contents {
-    /// The constructor.
-    pub combiner: Combiner,
-    integers: Vec<c_int>,
-    addresses: Vec<isize>,
-    /// The inner types; none for a predefined type.
-    pub types: Vec<Handle>,
-    derived: Vec<Handle>,
-}
-
-/// Where a block of inner items starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Displacement {
-    /// Bytes from the item.
-    Bytes(i64),
-    /// Extents of the inner type from the item.
-    Items(i64),
-}
-
-/// `count` inner items one extent apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Where the first lies.
-    pub displacement: Displacement,
-    /// How many.
-    pub count: i64,
-    /// Index of their type in [`Contents::types`].
-    pub datatype: usize,
-}
-
-impl Contents {
-    /// Asks the library how `datatype` was made.
-    ///
-    /// # Safety
-    /// `datatype` is a valid handle.
-    pub unsafe fn of(abi: &Abi, datatype: Handle) -> Option<Contents> {
-        // SAFETY: passed on.
-        let (combiner, [ints, addresses, types]) = unsafe { envelope(abi, datatype) }?;
-        let mut contents = Contents {
-            combiner,
-            integers: vec![0; ints],
-            addresses: vec![0; addresses],
-            types: Vec::with_capacity(types),
-            derived: Vec::new(),
-        };
-        if combiner == Combiner::Named {
-            return Some(contents);
-        }
-        let mut inner = vec![0usize; types.max(1)];
-        // SAFETY: the arrays have the lengths that the envelope asked for.
-        let code = unsafe {
-            native::type_get_contents(
+/// A committed type of `count` items of `datatype`, one extent apart, also where the count does not fit a C `int`. The
+/// caller frees it.
+///
+/// # Safety
+/// MPI may be called; `datatype` is a valid handle of this extent in bytes.
+pub unsafe fn run_of(abi: &Abi, count: u64, datatype: Handle, extent: i64) -> Option<Handle> {
+    /// Items in one of the blocks that a long run consists of.
+    const BLOCK: u64 = 1 << 30;
+    let (blocks, rest) = (count / BLOCK, count % BLOCK);
+    let [mut made, mut block, mut long] = [abi.datatype_null; 3];
+    let ok = |code: c_int| code == abi.success;
+    let blocks = c_int::try_from(blocks).ok()?;
+    // SAFETY: the handles are live locals; what is made on the way is freed.
+    unsafe {
+        if blocks == 0 {
+            let is_made = ok(native::type_contiguous(
+                rest as c_int,
                 datatype,
-                ints as c_int,
-                addresses as c_int,
-                types as c_int,
-                contents.integers.as_mut_ptr(),
-                contents.addresses.as_mut_ptr(),
-                inner.as_mut_ptr().cast(),
-            )
-        };
-        if code != abi.success {
+                &raw mut made,
+            ));
+            return (is_made && ok(native::type_commit(&raw mut made))).then_some(made);
+        }
+        let displacement =
+            isize::try_from(i128::from(blocks) * i128::from(BLOCK) * i128::from(extent)).ok()?;
+        if !ok(native::type_contiguous(
+            BLOCK as c_int,
+            datatype,
+            &raw mut block,
+        )) {
             return None;
         }
-        for i in 0..types {
-            // SAFETY: `inner` holds `types` handles as the library wrote them.
-            let handle = unsafe { abi.load(inner.as_ptr().cast(), i) };
-            contents.types.push(handle);
-            // SAFETY: a handle that the library just returned.
-            if unsafe { envelope(abi, handle) }
-                .is_some_and(|(combiner, _)| combiner != Combiner::Named)
-            {
-                contents.derived.push(handle);
-            }
+        let mut is_made = ok(native::type_contiguous(blocks, block, &raw mut long));
+        native::type_free(&raw mut block);
+        if is_made {
+            let lengths = [1, rest as c_int];
+            let places = [0, displacement];
+            let mut types = [0usize; 2];
+            abi.store(types.as_mut_ptr().cast(), 0, long);
+            abi.store(types.as_mut_ptr().cast(), 1, datatype);
+            is_made = ok(native::type_create_struct(
+                2,
+                lengths.as_ptr(),
+                places.as_ptr(),
+                types.as_ptr().cast(),
+                &raw mut made,
+            ));
+            native::type_free(&raw mut long);
         }
-        Some(contents)
-    }
-
-    /// Whether the blocks follow one another in address order, each beyond the one before: a send type may overlap.
-    unsafe fn is_rising(&self, abi: &Abi) -> bool {
-        let Some(blocks) = self.blocks() else {
-            return false;
-        };
-        let mut end = i64::MIN;
-        for block in blocks.iter().filter(|block| block.count > 0) {
-            // SAFETY: a handle owned by these contents.
-            let Some(inner) = (unsafe { info(abi, self.types[block.datatype]) }) else {
-                return false;
-            };
-            let at = match block.displacement {
-                Displacement::Bytes(bytes) => bytes,
-                Displacement::Items(items) => items * inner.extent,
-            };
-            let (first, length) = inner.span(block.count);
-            if inner.extent < 0 || at + first < end {
-                return false;
-            }
-            end = at + first + length as i64;
-        }
-        true
-    }
-
-    /// The blocks of inner items in typemap order; `None` for constructors that are not understood.
-    pub fn blocks(&self) -> Option<Vec<Block>> {
-        let int = |i: usize| self.integers.get(i).map(|n| i64::from(*n));
-        let address = |i: usize| self.addresses.get(i).map(|n| *n as i64);
-        let one = |displacement, count| Block {
-            displacement,
-            count,
-            datatype: 0,
-        };
-        let count = int(0).unwrap_or(0);
-        let each = 0..usize::try_from(count).ok()?;
-        use Displacement::{Bytes, Items};
-        match self.combiner {
-            Combiner::Named | Combiner::Other => None,
-            Combiner::Dup | Combiner::Resized => Some(vec![one(Bytes(0), 1)]),
-            Combiner::Contiguous => Some(vec![one(Bytes(0), count)]),
-            Combiner::Vector => {
-                let (length, stride) = (int(1)?, int(2)?);
-                Some((0..count).map(|i| one(Items(i * stride), length)).collect())
-            }
-            Combiner::Hvector => {
-                let (length, stride) = (int(1)?, address(0)?);
-                Some((0..count).map(|i| one(Bytes(i * stride), length)).collect())
-            }
-            Combiner::Indexed => {
-                let n = each.end;
-                each.map(|i| Some(one(Items(int(1 + n + i)?), int(1 + i)?)))
-                    .collect()
-            }
-            Combiner::Hindexed => each
-                .map(|i| Some(one(Bytes(address(i)?), int(1 + i)?)))
-                .collect(),
-            Combiner::IndexedBlock => {
-                let length = int(1)?;
-                each.map(|i| Some(one(Items(int(2 + i)?), length)))
-                    .collect()
-            }
-            Combiner::HindexedBlock => {
-                let length = int(1)?;
-                each.map(|i| Some(one(Bytes(address(i)?), length)))
-                    .collect()
-            }
-            Combiner::Struct => each
-                .map(|i| {
-                    Some(Block {
-                        displacement: Bytes(address(i)?),
-                        count: int(1 + i)?,
-                        datatype: i,
-                    })
-                })
-                .collect(),
-            Combiner::Subarray => self.subarray(),
-        }
-    }
-
-    /// Rows of a subarray: ndims, sizes, subsizes, starts, order (MPI 4.1 section 5.1.3).
-    fn subarray(&self) -> Option<Vec<Block>> {
-        let dims = usize::try_from(*self.integers.first()?).ok()?;
-        let part = |k: usize| self.integers.get(1 + k * dims..1 + (k + 1) * dims);
-        let (mut sizes, mut lengths, mut starts) =
-            (part(0)?.to_vec(), part(1)?.to_vec(), part(2)?.to_vec());
-        let fortran = types_fortran_order(*self.integers.get(1 + 3 * dims)?)?;
-        if fortran {
-            // The first dimension varies fastest; from here on the last one does.
-            sizes.reverse();
-            lengths.reverse();
-            starts.reverse();
-        }
-        let row = i64::from(*lengths.last()?);
-        let rows: i64 = lengths[..dims - 1].iter().map(|n| i64::from(*n)).product();
-        let mut blocks = Vec::with_capacity(usize::try_from(rows).ok()?);
-        for index in 0..rows {
-            let (mut rest, mut at, mut scale) = (
-                index,
-                i64::from(starts[dims - 1]),
-                i64::from(sizes[dims - 1]),
-            );
-            for d in (0..dims - 1).rev() {
-                let length = i64::from(lengths[d]);
-                at += (rest % length + i64::from(starts[d])) * scale;
-                rest /= length;
-                scale *= i64::from(sizes[d]);
-            }
-            blocks.push(Block {
-                displacement: Displacement::Items(at),
-                count: row,
-                datatype: 0,
-            });
-        }
-        Some(blocks)
-    }
-}
-
-/// Whether a subarray's order is Fortran's.
-fn types_fortran_order(order: c_int) -> Option<bool> {
-    let abi = crate::mpi::abi()?;
-    let (c, fortran) = (abi.order_c, abi.order_fortran);
-    (order == c || order == fortran).then_some(order == fortran)
-}
-
-impl Drop for Contents {
-    fn drop(&mut self) {
-        for handle in &mut self.derived {
-            // SAFETY: contents returns new references to derived types, which the caller has to free.
-            unsafe { native::type_free(handle) };
-        }
-    }
-}
-
-/// Lengths of the arrays of `MPI_Type_get_contents`: integers, addresses, types.
-unsafe fn envelope(abi: &Abi, datatype: Handle) -> Option<(Combiner, [usize; 3])> {
-    let (mut ints, mut addresses, mut types, mut combiner) =
-        (0 as c_int, 0 as c_int, 0 as c_int, 0 as c_int);
-    // SAFETY: four live integers and a valid handle.
-    let code = unsafe {
-        native::type_get_envelope(
-            datatype,
-            &raw mut ints,
-            &raw mut addresses,
-            &raw mut types,
-            &raw mut combiner,
-        )
-    };
-    let length = |n: c_int| usize::try_from(n).ok();
-    (code == abi.success)
-        .then(|| {
-            Some((
-                combiner_of(abi, combiner),
-                [length(ints)?, length(addresses)?, length(types)?],
-            ))
-        })
-        .flatten()
-}
-
-fn combiner_of(abi: &Abi, value: c_int) -> Combiner {
-    let known = [
-        (abi.combiner_named, Combiner::Named),
-        (abi.combiner_dup, Combiner::Dup),
-        (abi.combiner_contiguous, Combiner::Contiguous),
-        (abi.combiner_vector, Combiner::Vector),
-        (abi.combiner_hvector, Combiner::Hvector),
-        (abi.combiner_indexed, Combiner::Indexed),
-        (abi.combiner_hindexed, Combiner::Hindexed),
-        (abi.combiner_indexed_block, Combiner::IndexedBlock),
-        (abi.combiner_hindexed_block, Combiner::HindexedBlock),
-        (abi.combiner_struct, Combiner::Struct),
-        (abi.combiner_subarray, Combiner::Subarray),
-        (abi.combiner_resized, Combiner::Resized),
-    ];
-    known
-        .iter()
-        .find(|(known, _)| *known == value)
-        .map_or(Combiner::Other, |(_, combiner)| *combiner)
-}
-
-/// The constructors whose layout the engine can judge (MPI 4.1 section 5.1.13).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Combiner {
-    Named,
-    Dup,
-    Contiguous,
-    Vector,
-    Hvector,
-    Indexed,
-    Hindexed,
-    IndexedBlock,
-    HindexedBlock,
-    Struct,
-    Subarray,
-    Resized,
-    Other,
-}
-
-/// A committed type of bytes, and how many of it make up `bytes`: for lengths that do not fit a C `int`. The caller
-/// frees the type.
-///
-/// # Safety
-/// MPI may be called.
-pub unsafe fn blocks(abi: &Abi, bytes: u64) -> Option<(Handle, i64)> {
-    let fits = |n: u64| c_int::try_from(n).ok();
-    // The largest block that divides the length: 2^20 for the usual lengths, 1 for short ones.
-    let block = (0..=20)
-        .rev()
-        .map(|k| 1u64 << k)
-        .find(|block| bytes % block == 0 && fits(bytes / block).is_some());
-    let block = block
-        .or_else(|| (2..65536).find(|block| bytes % block == 0 && fits(bytes / block).is_some()))?;
-    // SAFETY: passed on.
-    let datatype = unsafe { bytes_type(abi, block) }?;
-    Some((datatype, (bytes / block) as i64))
-}
-
-/// A committed type of `size` contiguous bytes. The caller frees it.
-///
-/// # Safety
-/// MPI may be called.
-pub unsafe fn bytes_type(abi: &Abi, size: u64) -> Option<Handle> {
-    let (mut datatype, size) = (abi.datatype_null, c_int::try_from(size).ok()?);
-    // SAFETY: the handle is a live local.
-    unsafe {
-        (native::type_contiguous(size, abi.byte, &raw mut datatype) == abi.success
-            && native::type_commit(&raw mut datatype) == abi.success)
-            .then_some(datatype)
+        (is_made && ok(native::type_commit(&raw mut made))).then_some(made)
     }
 }
 
@@ -555,5 +452,24 @@ mod tests {
         assert_eq!(info(4, 16, 2, 6).span(3), (2, 38));
         assert_eq!(info(4, -16, 2, 6).span(3), (-30, 38));
         assert_eq!(info(4, 16, 2, 6).span(0), (0, 0));
+    }
+
+    /// A type whose end was told before its record reached the cache leaves nothing there.
+    #[test]
+    fn what_has_ended_is_not_remembered() {
+        let handle = 0x7777_0000;
+        let record = Record {
+            handle,
+            info: info(8, 8, 0, 8),
+            layout: OnceLock::new(),
+            probes: OnceLock::new(),
+            lives: AtomicBool::new(true),
+        };
+        remember(&record);
+        assert_eq!(way_of(handle).load(handle), Some(record.info));
+        forget(&record);
+        assert_eq!(way_of(handle).load(handle), None);
+        remember(&record);
+        assert_eq!(way_of(handle).load(handle), None);
     }
 }

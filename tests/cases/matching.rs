@@ -31,6 +31,7 @@ on_every_mpi!(
     sessions,
     spawned,
     memory_kinds,
+    mixed,
     ranks_share_a_gpu,
 );
 
@@ -353,6 +354,30 @@ const WAYS: u64 = 3;
 
 /// Memory of every kind is sent and received: by descriptor from all that is the device's, straight from where it is
 /// if legacy IPC covers it, else through host memory. Managed memory is the host's to MPI.
+/// One message in host and device memory at once, by every way to send and to receive it.
+fn mixed(mpi: &Mpi) {
+    let seed = std::process::id().to_string();
+    for verify in ["off", "on"] {
+        let outcome = job(mpi, 2, "mixed")
+            .env("SEED", &seed)
+            .env("ANABRANCH_VERIFY", verify)
+            .passes();
+        let stats = outcome.stats();
+        stats.check_complete();
+        let output = &outcome.finished.stdout;
+        let told = output
+            .lines()
+            .find_map(|line| line.strip_prefix("sent in parts: "));
+        let told: u64 = told.and_then(|n| n.parse().ok()).expect("told");
+        assert!(told > 50, "seed {seed}:\n{outcome}");
+        assert_eq!(stats.fallback("mixed"), told, "seed {seed}:\n{outcome}");
+        assert!(
+            stats.total("receives_host_ring") > 0,
+            "seed {seed}:\n{outcome}"
+        );
+    }
+}
+
 fn memory_kinds(mpi: &Mpi) {
     // Which small message is read directly and which from a cell is a race, so the numbers are those of large ones.
     let run = |case: &str| {

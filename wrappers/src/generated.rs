@@ -38,7 +38,6 @@ taken! {
     CommJoin MPI_Comm_join PMPI_Comm_join comm_join(fd: c_int, intercomm: *mut Handle);
     CommFree MPI_Comm_free PMPI_Comm_free comm_free(comm: *mut Handle);
     CommDisconnect MPI_Comm_disconnect PMPI_Comm_disconnect comm_disconnect(comm: *mut Handle);
-    TypeFree MPI_Type_free PMPI_Type_free type_free(datatype: *mut Handle);
     ErrorClass MPI_Error_class PMPI_Error_class error_class(errorcode: c_int, errorclass: *mut c_int);
 }
 

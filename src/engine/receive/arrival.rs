@@ -17,7 +17,9 @@ use crate::engine::fault::{self, Of};
 use crate::engine::fetch::{
     flag, Destination, Fetch, Landed, NotTaken, Others, Rows, Step, Trail, Ways,
 };
+use crate::engine::layout::{Layout, Piece};
 use crate::engine::lift::{Lift, Shape, Way};
+use crate::engine::place::Parts;
 use crate::engine::send::HOST_BYTES_MIN;
 use crate::engine::story::Path;
 use crate::engine::Env;
@@ -374,7 +376,7 @@ impl Core {
     /// A value has landed.
     fn take_value(&mut self, env: &Env, id: usize, bytes: u64, source: c_int) {
         self.spare_descriptors(env, id, bytes);
-        if let Target::Device { .. } = self.receives[id].target {
+        if self.receives[id].is_for_device() {
             self.receives[id].of = Some(self.sender(env, id, source));
         }
         let receive = &mut self.receives[id];
@@ -387,7 +389,7 @@ impl Core {
             stats::add(Counter::Truncated, 1);
         }
         receive.path = Path::Native;
-        if let Target::Device { .. } = receive.target {
+        if receive.is_for_device() {
             receive.path = Path::Value;
             stats::add(Counter::ValueReceives, 1);
             stats::add(Counter::ValueBytes, bytes);
@@ -435,37 +437,76 @@ impl Core {
         match &receive.target {
             Target::InPlace | Target::Unseen | Target::LeftToMpi => {}
             Target::HostRuns { base, layout } => {
-                for piece in layout.pieces(0, bytes) {
-                    // SAFETY: the runs are those of the program's buffer and datatype; the landing range holds the
-                    // packed bytes and overlaps nothing of the program's.
-                    unsafe {
-                        let to = base.wrapping_offset(piece.offset as isize);
-                        to.copy_from_nonoverlapping(
-                            receive.landed.add(piece.packed as usize),
-                            piece.length as usize,
-                        );
-                    }
-                }
+                // SAFETY: the runs are those of the program's buffer and datatype; the landing range holds the packed
+                // bytes and overlaps nothing of the program's.
+                unsafe { scatter(receive.landed, *base, layout.pieces(0, bytes)) };
             }
-            Target::Device { .. } if bytes == 0 => {}
+            Target::Device { .. } | Target::Several { .. } if bytes == 0 => {}
             Target::Device { buffer, shape } => {
-                let (buffer, shape) = (*buffer, shape.clone());
-                let (landed, of) = (receive.landed, receive.of());
-                match self.gpu.prepare(&buffer) {
-                    Ok(context) => {
-                        let place = shape.place(bytes);
-                        // SAFETY: the landing range holds the bytes, and is kept until the receive is complete.
-                        let lift = unsafe { Lift::new(Way::Up, context, shape, landed, bytes, of) };
-                        let after = self.ends_at(place);
-                        let mut lifting = Lifting::new(lift, place, after, self.taken);
-                        // Its first pieces are launched when this round ends. What is wrong comes up again.
-                        let _ = lifting.poll(&mut self.gpu);
-                        self.receives[id].stage = Stage::Lifting(Box::new(lifting));
-                        self.set_moving(id);
-                    }
-                    Err(error) => self.spoil(env, id, &error),
-                }
+                let (buffer, shape, landed) = (*buffer, shape.clone(), receive.landed);
+                let of = receive.of();
+                let place = shape.place(bytes);
+                let lift = self.gpu.prepare(&buffer).map(|context| {
+                    // SAFETY: the landing range holds the bytes, and is kept until the receive is complete.
+                    unsafe { Lift::new(Way::Up, context, shape, landed, bytes, of) }
+                });
+                self.begin_lifting(env, id, lift.map(|lift| vec![lift]), place);
             }
+            Target::Several { base, layout } => {
+                let (base, layout) = (*base, Arc::clone(layout));
+                self.deliver_in_parts(env, id, base, &layout, bytes);
+            }
+        }
+    }
+
+    /// Brings packed bytes to a buffer in several places.
+    fn deliver_in_parts(
+        &mut self,
+        env: &Env,
+        id: usize,
+        base: *mut u8,
+        layout: &Layout,
+        bytes: u64,
+    ) {
+        let (landed, of) = (self.receives[id].landed, self.receives[id].of());
+        let parts = Parts::of(base, layout, bytes);
+        // SAFETY: runs of the program's buffer that were found to be in host memory; the landing range holds the packed
+        // bytes and overlaps nothing of the program's.
+        unsafe { scatter(landed, base, parts.host.into_iter()) };
+        let lifts: cuda::Result<Vec<Lift>> = parts
+            .device
+            .into_iter()
+            .map(|part| {
+                let context = self.gpu.prepare(&part.buffer)?;
+                // SAFETY: the landing range holds the packed bytes.
+                let packed = unsafe { part.gathered(landed) };
+                let shape = Shape::Runs(part.buffer.address, part.layout);
+                Ok(Lift::owned(context, shape, packed, of))
+            })
+            .collect();
+        let (first, end) = layout.bounds(bytes);
+        let place = base.wrapping_offset(first as isize).addr() as u64;
+        self.begin_lifting(env, id, lifts, (place, (end - first) as u64));
+    }
+
+    /// Has what has landed lifted to a place.
+    fn begin_lifting(
+        &mut self,
+        env: &Env,
+        id: usize,
+        lifts: cuda::Result<Vec<Lift>>,
+        place: (u64, u64),
+    ) {
+        match lifts {
+            Ok(lifts) => {
+                let after = self.ends_at(place);
+                let mut lifting = Lifting::new(lifts, place, after, self.taken);
+                // Its first pieces are launched when this round ends. What is wrong comes up again.
+                let _ = lifting.poll(&mut self.gpu);
+                self.receives[id].stage = Stage::Lifting(Box::new(lifting));
+                self.set_moving(id);
+            }
+            Err(error) => self.spoil(env, id, &error),
         }
     }
 
@@ -551,6 +592,21 @@ impl Core {
             if fetch.give_up_on_the_dead(env, &mut self.gpu) {
                 stats::add(Counter::DeadPeers, 1);
             }
+        }
+    }
+}
+
+/// Copies packed bytes to where they belong in host memory.
+///
+/// # Safety
+/// The pieces are valid for writes at `base`, and `packed` holds their bytes and overlaps none of them.
+unsafe fn scatter(packed: *const u8, base: *mut u8, pieces: impl Iterator<Item = Piece>) {
+    for piece in pieces {
+        // SAFETY: as the caller says.
+        unsafe {
+            let to = base.wrapping_offset(piece.offset as isize);
+            let from = packed.add(piece.packed as usize);
+            to.copy_from_nonoverlapping(from, piece.length as usize);
         }
     }
 }

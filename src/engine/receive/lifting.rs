@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::cuda::{overlap, Result};
+use crate::cuda::{overlap, Error, Result};
 use crate::engine::fetch::{Trail, TrailEnd, UnderWay};
 use crate::engine::gpu::Gpu;
 use crate::engine::lift::Lift;
@@ -12,24 +12,28 @@ const NOBODY: u32 = u32::MAX;
 
 /// A value that is being lifted.
 pub struct Lifting {
-    lift: Lift,
-    /// Where it is written, an address and a length.
+    /// To each allocation in which it ends.
+    lifts: Vec<Lift>,
+    /// What encloses all that is written, an address and a length.
     place: (u64, u64),
     /// What is written there before it.
     after: Vec<Arc<Trail>>,
     trail: TrailEnd,
     began: u64,
+    /// One of them could not be done; the others are waited for.
+    failed: Option<Error>,
 }
 
 impl Lifting {
     /// To be lifted to a place once those that are written there are over, when this rank has taken so many descriptors.
-    pub fn new(lift: Lift, place: (u64, u64), after: Vec<Arc<Trail>>, began: u64) -> Lifting {
+    pub fn new(lifts: Vec<Lift>, place: (u64, u64), after: Vec<Arc<Trail>>, began: u64) -> Lifting {
         Lifting {
-            lift,
+            lifts,
             place,
             after,
             trail: TrailEnd::new(false),
             began,
+            failed: None,
         }
     }
 
@@ -39,12 +43,23 @@ impl Lifting {
         if !self.after.is_empty() {
             return Ok(false);
         }
-        self.lift.poll(gpu)
+        let mut is_done = true;
+        for lift in &mut self.lifts {
+            match lift.poll(gpu) {
+                Ok(done) => is_done &= done,
+                Err(error) => self.failed = Some(error),
+            }
+        }
+        self.lifts.retain(|lift| !lift.is_over());
+        match self.failed {
+            Some(error) if self.lifts.is_empty() => Err(error),
+            failed => Ok(is_done && failed.is_none()),
+        }
     }
 
     /// What one that is lifted to its place waits for; None where all of it is on the lane of such copies already, in order.
     pub fn end(&self, place: (u64, u64)) -> Option<Arc<Trail>> {
-        let is_in_order = self.after.is_empty() && self.lift.is_issued();
+        let is_in_order = self.after.is_empty() && self.lifts.iter().all(Lift::is_issued);
         (!is_in_order && overlap(self.place, place)).then(|| Arc::clone(self.trail.trail()))
     }
 

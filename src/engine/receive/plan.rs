@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use super::{Receive, RecvArgs, Stage, Target};
-use crate::cuda::{self, Buffer, Kind};
 use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::fault::{self, Of};
@@ -12,6 +11,7 @@ use crate::engine::layout::Layout;
 use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
 use crate::engine::native::{native_irecv, raise_told};
+use crate::engine::place::Place;
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::Engine;
 use crate::mpi::{native, Abi, Handle};
@@ -71,20 +71,13 @@ impl Engine {
             return Ok(Plan::Native);
         };
         let capacity = info.bytes(args.count);
-        let (first, _) = info.span(args.count);
-        let address = args.buffer.wrapping_byte_offset(first as isize);
-        if capacity > 0 {
-            if let Kind::Device(buffer) = cuda::classify(address) {
-                self.use_device();
-                // SAFETY: passed on.
-                if env.cuda_aware && unsafe { self.is_off_node(args.comm, args.source) } {
-                    stats::add(Counter::NativeReceives, 1);
-                    return Ok(Plan::Native);
-                }
-                // SAFETY: passed on.
-                return unsafe { self.plan_device(args, &info, capacity, buffer) };
-            }
-        }
+        // SAFETY: the program's handle.
+        let place = unsafe { Place::of(abi, args.buffer, args.count, args.datatype, &info) };
+        let address = match place {
+            Place::Host(address) => address.cast_mut(),
+            // SAFETY: passed on.
+            other => return unsafe { self.plan_device(args, &info, capacity, other) },
+        };
         // A persistent receive outlives the present state of the node.
         let live = self.live() || watch == Watch::Lasting;
         if !live && watch == Watch::IfLive {
@@ -107,16 +100,16 @@ impl Engine {
             }
             let prepared = Prepared::new(args, capacity, address.cast(), Target::InPlace);
             // SAFETY: passed on.
-            return unsafe { self.by_bytes(args, &info, prepared) };
+            return unsafe { self.by_bytes(args, prepared) };
         }
         let (base, layout) = if dense {
             (address.cast(), Arc::new(Layout::dense(capacity)))
         } else {
             // SAFETY: passed on.
-            (args.buffer.cast(), unsafe { self.layout(args, &info) }?)
+            (args.buffer.cast(), unsafe { self.layout(args) }?)
         };
         // SAFETY: passed on.
-        unsafe { self.land(args, &info, capacity, Target::HostRuns { base, layout }) }
+        unsafe { self.land(args, capacity, Target::HostRuns { base, layout }) }
     }
 
     /// Has the engine post what the MPI library may make as it is, where one request or one wait stands for more than that.
@@ -139,62 +132,63 @@ impl Engine {
             .is_some_and(|world| self.env.node.proves_off_node(world))
     }
 
-    unsafe fn layout(&self, args: &RecvArgs, info: &TypeInfo) -> Result<Arc<Layout>, c_int> {
+    unsafe fn layout(&self, args: &RecvArgs) -> Result<Arc<Layout>, c_int> {
         // SAFETY: passed on.
         unsafe {
-            Layout::of(self.env.abi, args.datatype, info)
-                .map(Arc::new)
-                .ok_or_else(|| {
-                    let why = "the layout of its datatype cannot be determined";
-                    refuse(self.env.abi, args.comm, args.source, why)
-                })
+            types::layout(self.env.abi, args.datatype).ok_or_else(|| {
+                let why = "the MPI library does not tell how its datatype is laid out";
+                refuse(self.env.abi, args.comm, args.source, why)
+            })
         }
     }
 
+    /// A receive into device memory, at least in part.
     unsafe fn plan_device(
         &self,
         args: &RecvArgs,
         info: &TypeInfo,
         capacity: u64,
-        buffer: Buffer,
+        place: Place,
     ) -> Result<Plan, c_int> {
-        let dense = info.dense(args.count);
-        let shape = if dense {
-            Shape::Dense(buffer.address)
-        } else {
-            // SAFETY: passed on.
-            Shape::Runs(args.buffer.addr() as u64, unsafe {
-                self.layout(args, info)
-            }?)
+        self.use_device();
+        // SAFETY: passed on.
+        if self.env.cuda_aware && unsafe { self.is_off_node(args.comm, args.source) } {
+            stats::add(Counter::NativeReceives, 1);
+            return Ok(Plan::Native);
+        }
+        let target = match place {
+            Place::Device(buffer) if info.dense(args.count) => Target::Device {
+                buffer,
+                shape: Shape::Dense(buffer.address),
+            },
+            Place::Device(buffer) => Target::Device {
+                buffer,
+                // SAFETY: passed on.
+                shape: Shape::Runs(args.buffer.addr() as u64, unsafe { self.layout(args) }?),
+            },
+            Place::Several(layout) => Target::Several {
+                base: args.buffer.cast(),
+                layout,
+            },
+            Place::Host(_) => return Ok(Plan::Native),
         };
         // SAFETY: passed on.
-        unsafe { self.land(args, info, capacity, Target::Device { buffer, shape }) }
+        unsafe { self.land(args, capacity, target) }
     }
 
     /// A receive into a landing range, in which there is room for a descriptor: natively truncated, it could not be
     /// read, and not every library tells then how long the message was.
-    unsafe fn land(
-        &self,
-        args: &RecvArgs,
-        info: &TypeInfo,
-        capacity: u64,
-        target: Target,
-    ) -> Result<Plan, c_int> {
+    unsafe fn land(&self, args: &RecvArgs, capacity: u64, target: Target) -> Result<Plan, c_int> {
         let mut prepared = Prepared::new(args, capacity, std::ptr::null_mut(), target);
         prepared.receive.room = capacity.max(DESCRIPTOR_BYTES as u64);
         prepared.is_to_land = true;
         // SAFETY: passed on.
-        unsafe { self.by_bytes(args, info, prepared) }
+        unsafe { self.by_bytes(args, prepared) }
     }
 
     /// Posts it as bytes from where it lands: a descriptor is no whole number of most other types, upon which MPICH 5
     /// aborts.
-    unsafe fn by_bytes(
-        &self,
-        args: &RecvArgs,
-        info: &TypeInfo,
-        mut prepared: Prepared,
-    ) -> Result<Plan, c_int> {
+    unsafe fn by_bytes(&self, args: &RecvArgs, mut prepared: Prepared) -> Result<Plan, c_int> {
         let abi = self.env.abi;
         prepared.buffer = prepared.receive.landed.cast();
         let room = prepared.receive.room;
@@ -203,20 +197,13 @@ impl Engine {
             return Ok(Plan::Watched(Box::new(prepared)));
         }
         // SAFETY: MPI may be called.
-        let blocks = unsafe {
-            let items = c_int::try_from(args.count)
-                .ok()
-                .and_then(|_| types::bytes_type(abi, info.size));
-            items
-                .map(|item| (item, args.count))
-                .or_else(|| types::blocks(abi, room))
-        };
+        let datatype = unsafe { types::bytes_type(abi, room) };
         // SAFETY: passed on.
-        let (datatype, count) = blocks.ok_or_else(|| unsafe {
-            let why = "the MPI library makes no datatype of its length";
-            refuse(abi, args.comm, args.source, why)
+        let datatype = datatype.ok_or_else(|| unsafe {
+            let why = format!("the MPI library makes no datatype of {room} bytes");
+            refuse(abi, args.comm, args.source, &why)
         })?;
-        (prepared.datatype, prepared.count, prepared.temporary) = (datatype, count, true);
+        (prepared.datatype, prepared.count, prepared.temporary) = (datatype, 1, true);
         Ok(Plan::Watched(Box::new(prepared)))
     }
 

@@ -9,7 +9,8 @@ use crate::engine::core::Core;
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape, Way};
-use crate::engine::native::{native_isend, raise_told};
+use crate::engine::native::{native_isend, native_send, raise_told};
+use crate::engine::place::Parts;
 use crate::engine::story::{self, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::{About, Reading, Summing};
@@ -17,6 +18,14 @@ use crate::engine::{Engine, Env};
 use crate::mpi::{native, Handle};
 use crate::node::{Sums, DESCRIPTOR_BYTES};
 use crate::stats::{self, Counter, Reason};
+
+/// Where the payload of a value is.
+pub(super) enum Source<'a> {
+    /// In one allocation of a device.
+    Buffer(&'a Buffer),
+    /// In several places.
+    Parts(&'a Arc<Layout>),
+}
 
 /// Values that may be on their way although their send has completed, bytes: a standard send of a small device buffer
 /// completes once its payload is in host memory.
@@ -53,7 +62,7 @@ impl Engine {
     pub(super) unsafe fn send_value(
         &self,
         args: &SendArgs,
-        buffer: &Buffer,
+        source: &Source<'_>,
         info: &TypeInfo,
         (reason, trouble): (Reason, Option<Error>),
         sums: Option<Sums>,
@@ -61,11 +70,11 @@ impl Engine {
         let env = &self.env;
         let bytes = info.bytes(args.count);
         // SAFETY: passed on.
-        let data = unsafe { self.bring_down(args, buffer, info) }.map_err(|error| {
+        let data = unsafe { self.bring_down(args, source, info) }.map_err(|why| {
             stats::add(Counter::Errors, 1);
             // SAFETY: the program's communicator.
             unsafe {
-                let why = fault::lost(self.of(args), Path::Value, &error);
+                let why = fault::lost(self.of(args), Path::Value, &why);
                 raise_told(env.abi, args.comm, &why)
             }
         })?;
@@ -134,8 +143,8 @@ impl Engine {
             let of = unsafe { self.of(args) };
             let lift = Lift::summing(key, shape, info.bytes(args.count), of);
             let mut reading = Reading::Device(lift);
-            // As in `bring_down`: the copy ends by itself.
-            self.until(|_, core| reading.poll(&mut core.gpu).transpose())
+            // As in `bring_down_from`: the copy ends by itself.
+            Ok(self.until(|_, core| reading.poll(&mut core.gpu).transpose())?)
         });
         if let Err(error) = &read {
             log::warn!("verify: a device buffer cannot be read: {error}");
@@ -149,14 +158,13 @@ impl Engine {
         args: &SendArgs,
         buffer: &Buffer,
         info: &TypeInfo,
-    ) -> cuda::Result<Shape> {
+    ) -> Result<Shape, Why> {
         if info.dense(args.count) {
             return Ok(Shape::Dense(buffer.address));
         }
         // SAFETY: the program's handle.
-        let layout = unsafe { Layout::of(self.env.abi, args.datatype, info) };
-        let layout = layout.ok_or(cuda::Error::Exhausted("memory for a datatype's layout"))?;
-        Ok(Shape::Runs(args.buffer.addr() as u64, Arc::new(layout)))
+        let layout = unsafe { types::layout(self.env.abi, args.datatype) }.ok_or(Why::Layout)?;
+        Ok(Shape::Runs(args.buffer.addr() as u64, layout))
     }
 
     /// Sends packed bytes, and counts them if they are as long as a descriptor.
@@ -183,11 +191,14 @@ impl Engine {
         // SAFETY: the program's buffer, datatype and communicator.
         unsafe {
             let refused = || {
-                let why = "the layout of its datatype cannot be determined";
-                raise_told(env.abi, args.comm, &fault::refused(self.of(args), &why))
+                raise_told(
+                    env.abi,
+                    args.comm,
+                    &fault::refused(self.of(args), &Why::Layout),
+                )
             };
             let info = types::info(env.abi, args.datatype).ok_or_else(refused)?;
-            let layout = Layout::of(env.abi, args.datatype, &info).ok_or_else(refused)?;
+            let layout = types::layout(env.abi, args.datatype).ok_or_else(refused)?;
             let bytes = info.bytes(args.count);
             let mut data = Vec::with_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
             for piece in layout.pieces(0, bytes) {
@@ -201,17 +212,67 @@ impl Engine {
         }
     }
 
-    /// Packs a device buffer into host memory.
+    /// Packs a message into host memory.
     unsafe fn bring_down(
         &self,
         args: &SendArgs,
-        buffer: &Buffer,
+        source: &Source<'_>,
         info: &TypeInfo,
-    ) -> cuda::Result<Vec<u8>> {
+    ) -> Result<Vec<u8>, Why> {
         let bytes = info.bytes(args.count);
-        let mut data: Vec<u8> = Vec::with_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
         // SAFETY: passed on.
-        let shape = unsafe { self.shape_of(args, buffer, info) }?;
+        unsafe {
+            match source {
+                Source::Buffer(buffer) => {
+                    let shape = self.shape_of(args, buffer, info)?;
+                    Ok(self.bring_down_from(args, buffer, shape, bytes)?)
+                }
+                Source::Parts(layout) => {
+                    let parts = Parts::of(args.buffer.cast(), layout, bytes);
+                    self.bring_together(args, &parts, bytes)
+                }
+            }
+        }
+    }
+
+    /// Packs a message in several places.
+    unsafe fn bring_together(
+        &self,
+        args: &SendArgs,
+        parts: &Parts,
+        bytes: u64,
+    ) -> Result<Vec<u8>, Why> {
+        let mut data = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
+        for piece in &parts.host {
+            let from = args.buffer.wrapping_byte_offset(piece.offset as isize);
+            let (at, length) = (piece.packed as usize, piece.length as usize);
+            // SAFETY: a run of the program's message that was found to be in host memory.
+            let run = unsafe { std::slice::from_raw_parts(from.cast(), length) };
+            data[at..at + length].copy_from_slice(run);
+        }
+        for part in &parts.device {
+            let shape = Shape::Runs(part.buffer.address, Arc::clone(&part.layout));
+            // SAFETY: passed on.
+            let found = unsafe { self.bring_down_from(args, &part.buffer, shape, part.bytes) }?;
+            let mut rest = found.as_slice();
+            for (at, length) in &part.packed {
+                let (run, next) = rest.split_at(*length as usize);
+                data[*at as usize..][..run.len()].copy_from_slice(run);
+                rest = next;
+            }
+        }
+        Ok(data)
+    }
+
+    /// Packs bytes of one allocation.
+    unsafe fn bring_down_from(
+        &self,
+        args: &SendArgs,
+        buffer: &Buffer,
+        shape: Shape,
+        bytes: u64,
+    ) -> cuda::Result<Vec<u8>> {
+        let mut data: Vec<u8> = Vec::with_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
         let key = self.core.lock().gpu.prepare(buffer)?;
         // SAFETY: the program's communicator; the vector has room for `bytes`, and is not touched before the copy is done.
         let mut lift = unsafe {
@@ -284,6 +345,17 @@ impl Core {
     }
 }
 
+/// Why a message cannot be packed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Why {
+    /// A driver call.
+    #[error(transparent)]
+    Driver(#[from] Error),
+    /// Nobody knows where its bytes are.
+    #[error("the MPI library does not tell how its datatype is laid out")]
+    Layout,
+}
+
 /// Sends packed bytes natively in the mode of the arguments.
 unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle, c_int> {
     let mut request = env.abi.request_null;
@@ -293,44 +365,36 @@ unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle,
         datatype: env.abi.byte,
         ..*args
     };
-    // SAFETY: the type is made here and freed once the send has been started.
+    let mut long = None;
+    if c_int::try_from(bytes.count).is_err() {
+        // SAFETY: MPI may be called.
+        let whole = unsafe { types::bytes_type(env.abi, bytes.count as u64) };
+        let whole = whole.ok_or_else(|| {
+            let why = format!("the MPI library makes no datatype of {} bytes", bytes.count);
+            // SAFETY: the program's communicator.
+            unsafe {
+                let of = Of::to(env.abi, args.comm, args.dest);
+                raise_told(env.abi, args.comm, &fault::refused(of, &why))
+            }
+        })?;
+        (bytes.datatype, bytes.count, long) = (whole, 1, Some(whole));
+    }
+    // SAFETY: the data, and a type of theirs, which may be freed once the send has been started. A buffered send copies
+    // before it returns; for any other the data are kept until it is complete.
     let code = unsafe {
-        if args.mode == Mode::Buffered {
-            // A buffered send copies before it returns, so its data need not be kept.
-            let count = c_int::try_from(bytes.count).map_err(|_| refuse_length(env, args))?;
-            native::bsend(
-                bytes.buffer,
-                count,
-                bytes.datatype,
-                bytes.dest,
-                bytes.tag,
-                bytes.comm,
-            )
-        } else if c_int::try_from(bytes.count).is_ok() {
-            native_isend(&bytes, &raw mut request)
+        let code = if args.mode == Mode::Buffered {
+            native_send(&bytes)
         } else {
-            let (mut block, count) = types::blocks(env.abi, bytes.count as u64)
-                .ok_or_else(|| refuse_length(env, args))?;
-            bytes.datatype = block;
-            bytes.count = count;
-            let code = native_isend(&bytes, &raw mut request);
-            native::type_free(&raw mut block);
-            code
+            native_isend(&bytes, &raw mut request)
+        };
+        if let Some(whole) = &mut long {
+            native::type_free(whole);
         }
+        code
     };
     if code == env.abi.success {
         Ok(request)
     } else {
         Err(code)
-    }
-}
-
-/// The MPI library takes no message of this length in the mode of the arguments.
-unsafe fn refuse_length(env: &Env, args: &SendArgs) -> c_int {
-    // SAFETY: the program's communicator.
-    unsafe {
-        let of = Of::to(env.abi, args.comm, args.dest);
-        let why = "the MPI library takes no value of its length";
-        raise_told(env.abi, args.comm, &fault::refused(of, &why))
     }
 }

@@ -11,12 +11,24 @@ const HEADERS: [&[&str]; 5] = [
         "/usr/include/x86_64-linux-gnu/mpich/mpi.h",
         "/usr/include/x86_64-linux-gnu/mpich/mpi_proto.h",
     ],
-    &["/opt/wheels/ompi5/include/mpi.h"],
+    &[concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../target/wheels/openmpi5/include/mpi.h"
+    )],
     &[
-        "/opt/wheels/mpich5/include/mpi.h",
-        "/opt/wheels/mpich5/include/mpi_proto.h",
+        concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../target/wheels/mpich5/include/mpi.h"
+        ),
+        concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../target/wheels/mpich5/include/mpi_proto.h"
+        ),
     ],
-    &["/opt/wheels/mpich5/include/mpi_abi.h"],
+    &[concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../target/wheels/mpich5/include/mpi_abi.h"
+    )],
 ];
 
 #[test]
