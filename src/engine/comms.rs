@@ -3,11 +3,13 @@
 //! Both ends of a message must name its communicator alike, although handles differ from process to process. An
 //! identity is a hash of the parent's identity, the kind of constructor, how many constructors of that kind the parent
 //! has seen, and the members; all processes of a communicator call its constructors in one order (MPI 4.1 section
-//! 7.4.2), so all compute the same. It hangs on the communicator as an attribute: the copy callback names duplicates
+//! 7.4.2), so all compute the same. Where the processes have no parent in common (an intercommunicator, or a
+//! communicator made from a group), MPI_COMM_WORLD counts constructors of these groups with this tag. The identity of an
+//! intercommunicator only names what is made of it: messages on it go by value. An identity hangs on the communicator as an attribute: the copy callback names duplicates
 //! and the delete callback forgets freed ones, by whatever route (C, Fortran, inside the library) that happens, and a
 //! recycled handle can never carry the identity of its predecessor.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void, CStr};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -21,13 +23,79 @@ use crate::mpi::{native, Abi, Handle};
 pub struct Identity {
     /// The same number in every process of the communicator.
     pub id: u64,
-    /// World rank of each member; `None` where they are the same (MPI_COMM_WORLD and its duplicates).
-    members: Option<Vec<u32>>,
+    members: Members,
     ordinals: Mutex<HashMap<u64, u64>>,
 }
 
+/// World ranks of the members of a communicator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Members {
+    /// Their ranks are the same (MPI_COMM_WORLD and its duplicates).
+    World,
+    /// Of an intracommunicator, by rank.
+    One(Vec<u32>),
+    /// Of the two groups of an intercommunicator, in an order that is the same on both sides.
+    Two([Vec<u32>; 2]),
+}
+
+impl Members {
+    /// The members of both groups; the order does not matter.
+    fn of_two(mut groups: [Vec<u32>; 2]) -> Members {
+        groups.sort();
+        Members::Two(groups)
+    }
+
+    fn mixed_into(&self, hash: u64) -> u64 {
+        let groups: &[Vec<u32>] = match self {
+            Members::World => &[],
+            Members::One(members) => std::slice::from_ref(members),
+            Members::Two(groups) => groups,
+        };
+        groups.iter().fold(hash, |hash, group| {
+            let all = group.iter().map(|member| u64::from(*member) + 1);
+            mix(all.fold(hash, mix), 0)
+        })
+    }
+}
+
+/// The identity of a communicator that the program may have freed since an operation on it began.
+#[derive(Clone, Debug, Default)]
+pub enum Named {
+    /// The communicator still says.
+    #[default]
+    ByItself,
+    /// It is freed, and had this identity.
+    Before(Option<Arc<Identity>>),
+}
+
+impl Named {
+    /// The communicator is about to be freed.
+    pub fn keep(&mut self, identity: Option<&Arc<Identity>>) {
+        if let Named::ByItself = self {
+            *self = Named::Before(identity.cloned());
+        }
+    }
+
+    /// The identity.
+    ///
+    /// # Safety
+    /// `comm` is not freed, unless [`Named::keep`] was called before it was.
+    pub unsafe fn identity(&self, abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
+        match self {
+            // SAFETY: passed on.
+            Named::ByItself => unsafe { identity(abi, comm) },
+            Named::Before(identity) => identity.clone(),
+        }
+    }
+
+    /// Whether the communicator is freed.
+    pub fn is_before(&self) -> bool {
+        matches!(self, Named::Before(_))
+    }
+}
+
 impl Identity {
-    fn new(id: u64, members: Option<Vec<u32>>) -> Identity {
+    fn new(id: u64, members: Members) -> Identity {
         Identity {
             id,
             members,
@@ -37,10 +105,10 @@ impl Identity {
 
     /// World rank of `rank`, if there is such a member.
     pub fn world_rank(&self, rank: c_int) -> Option<u32> {
-        let rank = usize::try_from(rank).ok()?;
         match &self.members {
-            Some(members) => members.get(rank).copied(),
-            None => u32::try_from(rank).ok(),
+            Members::World => u32::try_from(rank).ok(),
+            Members::One(members) => members.get(usize::try_from(rank).ok()?).copied(),
+            Members::Two(_) => None,
         }
     }
 
@@ -64,6 +132,8 @@ pub enum Kind {
     Derived,
     /// Collective over the new group only: counted per (group, tag).
     CreateGroup,
+    /// An intercommunicator of two groups: counted per (groups, tag).
+    TwoGroups,
 }
 
 static KEYVAL: AtomicI32 = AtomicI32::new(-1);
@@ -77,12 +147,8 @@ fn mix(hash: u64, value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn name(parent: u64, kind: Kind, ordinal: u64, members: Option<&[u32]>) -> u64 {
-    let mut hash = mix(mix(mix(0, parent), kind as u64), ordinal);
-    for member in members.unwrap_or(&[]) {
-        hash = mix(hash, u64::from(*member) + 1);
-    }
-    hash
+fn name(parent: u64, kind: Kind, ordinal: u64, members: &Members) -> u64 {
+    members.mixed_into(mix(mix(mix(0, parent), kind as u64), ordinal))
 }
 
 /// Names MPI_COMM_WORLD and MPI_COMM_SELF; called once inside `MPI_Init`. Local calls only.
@@ -104,12 +170,12 @@ pub unsafe fn start(abi: &Abi, world_rank: u32) -> bool {
         return false;
     }
     KEYVAL.store(keyval, Ordering::Release);
-    let world = Arc::new(Identity::new(name(0, Kind::World, 0, None), None));
+    let id = name(0, Kind::World, 0, &Members::World);
+    let world = Arc::new(Identity::new(id, Members::World));
     let _ = WORLD.set(world.clone());
-    let alone = Identity::new(
-        name(u64::from(world_rank), Kind::SelfComm, 0, None),
-        Some(vec![world_rank]),
-    );
+    let members = Members::One(vec![world_rank]);
+    let id = name(u64::from(world_rank), Kind::SelfComm, 0, &members);
+    let alone = Identity::new(id, members);
     // SAFETY: MPI is initialized and both are predefined communicators.
     unsafe { attach(abi, abi.comm_world, world) && attach(abi, abi.comm_self, Arc::new(alone)) }
 }
@@ -125,11 +191,19 @@ unsafe fn attach(abi: &Abi, comm: Handle, identity: Arc<Identity>) -> bool {
     code == abi.success
 }
 
-/// Identity of `comm`; `None` for intercommunicators and others that cannot be named without communication.
+/// Identity of `comm` for messages on it; `None` for intercommunicators and others that cannot be named without
+/// communication.
 ///
 /// # Safety
 /// `comm` is a handle that the program passed to MPI and that is not freed.
+#[inline]
 pub unsafe fn identity(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
+    // SAFETY: passed on.
+    unsafe { attached(abi, comm) }.filter(|found| !matches!(found.members, Members::Two(_)))
+}
+
+/// As [`identity`], for communicators that are made of `comm`, which may be an intercommunicator.
+unsafe fn attached(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
     let comm = abi.normalize(comm);
     if comm == abi.normalize(abi.comm_world) {
         return WORLD.get().cloned();
@@ -158,8 +232,7 @@ pub unsafe fn identity(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
     }
 }
 
-/// Whether `comm` is an intercommunicator. These have no identity: their two groups have no parent in common whose
-/// constructors could be counted.
+/// Whether `comm` is an intercommunicator.
 ///
 /// # Safety
 /// As [`identity`].
@@ -185,7 +258,7 @@ pub struct Birth {
 /// As [`identity`].
 pub unsafe fn expect(abi: &Abi, parent: Handle) -> Birth {
     // SAFETY: passed on.
-    let parent = unsafe { identity(abi, parent) };
+    let parent = unsafe { attached(abi, parent) };
     let ordinal = parent
         .as_ref()
         .map_or(0, |p| p.ordinal(Kind::Derived as u64));
@@ -200,9 +273,9 @@ pub unsafe fn name_derived(abi: &Abi, birth: Birth, comm: Handle) {
     let Some(parent) = birth.parent else { return };
     // SAFETY: passed on.
     if let Some(members) = unsafe { members(abi, comm) } {
-        let id = name(parent.id, Kind::Derived, birth.ordinal, Some(&members));
+        let id = name(parent.id, Kind::Derived, birth.ordinal, &members);
         // SAFETY: a communicator just made.
-        unsafe { attach(abi, comm, Arc::new(Identity::new(id, Some(members)))) };
+        unsafe { attach(abi, comm, Arc::new(Identity::new(id, members))) };
     }
 }
 
@@ -212,63 +285,106 @@ pub unsafe fn name_derived(abi: &Abi, birth: Birth, comm: Handle) {
 /// As [`name_derived`].
 pub unsafe fn name_created_group(abi: &Abi, parent: Handle, tag: c_int, comm: Handle) {
     // SAFETY: passed on.
-    let (Some(parent), Some(members)) = (unsafe { identity(abi, parent) }, unsafe {
-        members(abi, comm)
-    }) else {
-        return;
-    };
-    let group = name(tag as u32 as u64, Kind::CreateGroup, 0, Some(&members));
-    let ordinal = parent.ordinal(group);
-    let id = name(
-        parent.id,
-        Kind::CreateGroup,
-        mix(group, ordinal),
-        Some(&members),
-    );
-    // SAFETY: a communicator just made.
-    unsafe { attach(abi, comm, Arc::new(Identity::new(id, Some(members)))) };
+    unsafe {
+        if let Some(parent) = identity(abi, parent) {
+            name_by_groups(abi, &parent, u64::from(tag as u32), comm);
+        }
+    }
 }
 
-/// World ranks of the members of an intracommunicator.
-unsafe fn members(abi: &Abi, comm: Handle) -> Option<Vec<u32>> {
+/// Names an intercommunicator of `MPI_Intercomm_create`, whose two sides have no parent in common.
+///
+/// # Safety
+/// As [`name_derived`].
+pub unsafe fn name_of_two_groups(abi: &Abi, tag: c_int, comm: Handle) {
+    if let Some(world) = WORLD.get() {
+        // SAFETY: passed on.
+        unsafe { name_by_groups(abi, world, u64::from(tag as u32), comm) };
+    }
+}
+
+/// Names a communicator of `MPI_Comm_create_from_group` or `MPI_Intercomm_create_from_groups`.
+///
+/// # Safety
+/// As [`name_derived`]; `tag` is the string that the program gave.
+pub unsafe fn name_from_group(abi: &Abi, tag: *const c_char, comm: Handle) {
+    if tag.is_null() {
+        return;
+    }
+    // SAFETY: a string, as the caller says.
+    let tag = unsafe { CStr::from_ptr(tag) }.to_bytes();
+    // A tag that is a number is none of these.
+    let tag = tag
+        .iter()
+        .fold(u64::MAX, |hash, byte| mix(hash, u64::from(*byte)));
+    if let Some(world) = WORLD.get() {
+        // SAFETY: passed on.
+        unsafe { name_by_groups(abi, world, tag, comm) };
+    }
+}
+
+/// Names what only the members of its own groups make: `parent` counts constructors of these groups with this tag.
+unsafe fn name_by_groups(abi: &Abi, parent: &Identity, tag: u64, comm: Handle) {
+    // SAFETY: passed on.
+    let Some(members) = (unsafe { members(abi, comm) }) else {
+        return;
+    };
+    let kind = match members {
+        Members::Two(_) => Kind::TwoGroups,
+        Members::World | Members::One(_) => Kind::CreateGroup,
+    };
+    let groups = name(tag, kind, 0, &members);
+    let ordinal = parent.ordinal(groups);
+    let id = name(parent.id, kind, mix(groups, ordinal), &members);
+    // SAFETY: a communicator just made.
+    unsafe { attach(abi, comm, Arc::new(Identity::new(id, members))) };
+}
+
+/// World ranks of the members of a communicator; `None` if one of them is outside MPI_COMM_WORLD.
+unsafe fn members(abi: &Abi, comm: Handle) -> Option<Members> {
     if abi.normalize(comm) == abi.normalize(abi.comm_null) {
         return None;
     }
-    let mut size: c_int = 0;
-    let (mut ours, mut world): (Handle, Handle) = (0, 0);
-    // SAFETY: out-pointers are live locals.
+    // SAFETY: passed on; the out-pointers of the two functions are live locals.
     unsafe {
+        let own = world_ranks(abi, |group| native::comm_group(comm, group))?;
         if is_inter(abi, comm) {
-            return None;
+            let remote = world_ranks(abi, |group| native::comm_remote_group(comm, group))?;
+            return Some(Members::of_two([own, remote]));
         }
-        if native::comm_size(comm, &raw mut size) != abi.success
-            || native::comm_group(comm, &raw mut ours) != abi.success
-        {
-            return None;
+        Some(Members::One(own))
+    }
+}
+
+/// World ranks of the members of the group that `ask` gives a reference to.
+unsafe fn world_ranks(abi: &Abi, ask: impl FnOnce(*mut Handle) -> c_int) -> Option<Vec<u32>> {
+    let (mut ours, mut world, mut size): (Handle, Handle, c_int) = (0, 0, 0);
+    if ask(&raw mut ours) != abi.success {
+        return None;
+    }
+    // SAFETY: out-pointers are live locals; the arrays have as many entries as the group has members.
+    unsafe {
+        let mut there = Vec::new();
+        let mut is_known = native::group_size(ours, &raw mut size) == abi.success
+            && native::comm_group(abi.comm_world, &raw mut world) == abi.success;
+        if is_known {
+            let here: Vec<c_int> = (0..size).collect();
+            there = vec![0 as c_int; here.len()];
+            is_known =
+                native::group_translate_ranks(ours, size, here.as_ptr(), world, there.as_mut_ptr())
+                    == abi.success;
+            native::group_free(&raw mut world);
         }
-        if native::comm_group(abi.comm_world, &raw mut world) != abi.success {
-            native::group_free(&raw mut ours);
-            return None;
-        }
-        let here: Vec<c_int> = (0..size).collect();
-        let mut there = vec![0 as c_int; here.len()];
-        let code = native::group_translate_ranks(
-            ours,
-            size,
-            here.as_ptr().cast_mut().cast(),
-            world,
-            there.as_mut_ptr().cast(),
-        );
         native::group_free(&raw mut ours);
-        native::group_free(&raw mut world);
-        if code != abi.success {
-            return None;
-        }
         // A member outside this world (spawned, or of a session) has no world rank here.
-        there
-            .into_iter()
-            .map(|rank| u32::try_from(rank).ok())
-            .collect()
+        is_known
+            .then(|| {
+                there
+                    .into_iter()
+                    .map(|rank| u32::try_from(rank).ok())
+                    .collect()
+            })
+            .flatten()
     }
 }
 
@@ -284,12 +400,7 @@ extern "C" fn on_copy(
         // SAFETY: the value is one that `attach` or this function made, alive while the parent is.
         let parent = unsafe { &*value.cast_const().cast::<Identity>() };
         let ordinal = parent.ordinal(Kind::Duplicate as u64);
-        let id = name(
-            parent.id,
-            Kind::Duplicate,
-            ordinal,
-            parent.members.as_deref(),
-        );
+        let id = name(parent.id, Kind::Duplicate, ordinal, &parent.members);
         Arc::into_raw(Arc::new(Identity::new(id, parent.members.clone())))
     });
     // SAFETY: MPI passes the address of a pointer-sized attribute value and of an int (MPI 4.1 section 7.7.2).
@@ -324,25 +435,44 @@ mod tests {
 
     #[test]
     fn names_differ_by_every_ingredient() {
-        let base = name(1, Kind::Derived, 1, Some(&[0, 1]));
+        let one = |members: &[u32]| Members::One(members.to_vec());
+        let two = |a: &[u32], b: &[u32]| Members::of_two([a.to_vec(), b.to_vec()]);
+        let base = name(1, Kind::Derived, 1, &one(&[0, 1]));
         for other in [
-            name(2, Kind::Derived, 1, Some(&[0, 1])),
-            name(1, Kind::Duplicate, 1, Some(&[0, 1])),
-            name(1, Kind::Derived, 2, Some(&[0, 1])),
-            name(1, Kind::Derived, 1, Some(&[1, 0])),
-            name(1, Kind::Derived, 1, None),
+            name(2, Kind::Derived, 1, &one(&[0, 1])),
+            name(1, Kind::Duplicate, 1, &one(&[0, 1])),
+            name(1, Kind::Derived, 2, &one(&[0, 1])),
+            name(1, Kind::Derived, 1, &one(&[1, 0])),
+            name(1, Kind::Derived, 1, &Members::World),
+            name(1, Kind::Derived, 1, &two(&[0], &[1])),
         ] {
             assert_ne!(base, other);
         }
+        let split = |a: &[u32], b: &[u32]| name(1, Kind::TwoGroups, 1, &two(a, b));
+        assert_ne!(split(&[0, 1], &[2]), split(&[0], &[1, 2]));
+        assert_eq!(split(&[0, 1], &[2]), split(&[2], &[0, 1]));
     }
 
     #[test]
     fn world_ranks_of_members() {
-        let some = Identity::new(1, Some(vec![4, 2]));
+        let some = Identity::new(1, Members::One(vec![4, 2]));
         assert_eq!(
             (some.world_rank(1), some.world_rank(2), some.world_rank(-1)),
             (Some(2), None, None)
         );
-        assert_eq!(Identity::new(1, None).world_rank(7), Some(7));
+        assert_eq!(Identity::new(1, Members::World).world_rank(7), Some(7));
+        let inter = Identity::new(1, Members::of_two([vec![0], vec![1]]));
+        assert_eq!(inter.world_rank(0), None);
+    }
+
+    #[test]
+    fn what_is_kept_first_stays() {
+        let first = Arc::new(Identity::new(1, Members::World));
+        let second = Arc::new(Identity::new(2, Members::World));
+        let mut named = Named::default();
+        assert!(!named.is_before());
+        named.keep(Some(&first));
+        named.keep(Some(&second));
+        assert!(matches!(named, Named::Before(Some(kept)) if kept.id == 1));
     }
 }

@@ -14,14 +14,15 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::engine::comms::Identity;
+use crate::cuda;
+use crate::engine::comms::{Identity, Named};
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
 use crate::engine::place::Place;
 use crate::engine::receive::{is_cancelled, received, Receive, RecvArgs};
 use crate::engine::send::SendArgs;
 use crate::engine::types::{self, TypeInfo};
-use crate::engine::{comms, Engine, Env, NativeScope};
+use crate::engine::{Engine, Env, NativeScope};
 use crate::mpi::{native, Abi, Family, Handle, Status};
 use crate::node::DESCRIPTOR_BYTES;
 
@@ -33,8 +34,8 @@ pub(super) struct Early {
     /// Bytes that there is room for.
     pub(super) capacity: u64,
     pub(super) comm: Handle,
-    /// The identity of a communicator that the program has freed since.
-    pub(super) identity: Option<Arc<Identity>>,
+    /// Whose members it is from.
+    pub(super) named: Named,
     /// Number of the receive, which tells it from a later one under the same handle. None is 0.
     pub(super) serial: u64,
     /// It is of a native call that is under way. Not kept where only one thread calls MPI at a time.
@@ -99,11 +100,16 @@ impl Pending {
     }
 
     /// A communicator is about to be freed, of this identity.
-    pub(super) fn keep_identity(&mut self, abi: &Abi, comm: Handle, identity: &Arc<Identity>) {
+    pub(super) fn keep_identity(
+        &mut self,
+        abi: &Abi,
+        comm: Handle,
+        identity: Option<&Arc<Identity>>,
+    ) {
         let displaced = self.displaced.iter_mut().map(|(_, early)| early);
         for early in self.by_handle.values_mut().chain(displaced) {
-            if early.identity.is_none() && abi.normalize(early.comm) == comm {
-                early.identity = Some(Arc::clone(identity));
+            if abi.normalize(early.comm) == comm {
+                early.named.keep(identity);
                 early.comm = abi.comm_world;
             }
         }
@@ -320,11 +326,16 @@ unsafe fn host_run(
     count: i64,
     datatype: Handle,
 ) -> Option<(u64, *const c_void)> {
-    // SAFETY: passed on.
-    match unsafe { Place::of(abi, buffer, count, datatype, info) } {
-        Place::Host(first) => Some((info.bytes(count), first)),
-        Place::Device(_) | Place::Several(_) => None,
-    }
+    let bytes = info.bytes(count);
+    let first = buffer.wrapping_byte_offset(info.first(count) as isize);
+    let is_host = if info.dense(count) {
+        bytes == 0 || !cuda::is_device(first)
+    } else {
+        // SAFETY: passed on.
+        let place = unsafe { Place::of_parts(abi, buffer, count, datatype, info) };
+        matches!(place, Place::Host(_))
+    };
+    is_host.then_some((bytes, first))
 }
 
 impl Engine {
@@ -351,7 +362,7 @@ impl Engine {
             landed: landed.cast_mut().cast(),
             capacity,
             comm: args.comm,
-            identity: None,
+            named: Named::ByItself,
             serial: 0,
             in_call: false,
             dense,
@@ -635,8 +646,7 @@ impl Core {
             if truncated_silently || is_cancelled(&env.copy_status(status)) {
                 return;
             }
-            let kept = early.identity.clone();
-            let Some(identity) = kept.or_else(|| comms::identity(abi, early.comm)) else {
+            let Some(identity) = early.named.identity(abi, early.comm) else {
                 return;
             };
             if let Some(peer) = identity.world_rank(abi.status_source(status)) {
@@ -659,7 +669,7 @@ mod tests {
             landed: std::ptr::null_mut(),
             capacity: 100,
             comm: 1,
-            identity: None,
+            named: Named::ByItself,
             serial,
             in_call: false,
             dense: true,

@@ -52,8 +52,12 @@ impl Place {
     }
 
     /// Of a message that is not one run of bytes.
+    ///
+    /// # Safety
+    /// As [`Place::of`].
+    #[cold]
     #[inline(never)]
-    unsafe fn of_parts(
+    pub unsafe fn of_parts(
         abi: &Abi,
         buffer: *const c_void,
         count: i64,

@@ -21,7 +21,7 @@ pub(super) use self::places::Places;
 pub use self::plan::{Plan, Prepared, Watch};
 
 use crate::cuda::{self, Buffer};
-use crate::engine::comms::{self, Identity};
+use crate::engine::comms::{self, Named};
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
 use crate::engine::early::Early;
@@ -112,8 +112,8 @@ pub struct Receive {
     told: Option<Told>,
     /// What is known beforehand of the message that it takes.
     foreseen: Foreseen,
-    /// Kept where the communicator was freed before the receive was complete.
-    identity: Option<Arc<Identity>>,
+    /// Whose members it is from.
+    named: Named,
     arrival: Option<Arrival>,
     /// Length of the message, where that is not what the native status says.
     length: Option<u64>,
@@ -204,7 +204,7 @@ impl Receive {
         Receive {
             native,
             serial: early.serial,
-            identity: early.identity,
+            named: early.named,
             ..Receive::new(early.comm, early.capacity, early.landed, target)
         }
     }
@@ -222,7 +222,7 @@ impl Receive {
             from: None,
             told: None,
             foreseen: Foreseen::No,
-            identity: None,
+            named: Named::ByItself,
             arrival: None,
             length: None,
             code: 0,
@@ -476,11 +476,8 @@ impl Core {
 
     fn stream_of(&self, env: &Env, id: usize, source: c_int, tag: c_int) -> Option<Stream> {
         let receive = &self.receives[id];
-        let identity = match &receive.identity {
-            Some(identity) => Arc::clone(identity),
-            // SAFETY: the communicator is not freed, or its identity would have been kept.
-            None => unsafe { comms::identity(env.abi, receive.comm) }?,
-        };
+        // SAFETY: the communicator is not freed, or what it was called would have been kept.
+        let identity = unsafe { receive.named.identity(env.abi, receive.comm) }?;
         Some(Stream {
             comm: identity.id,
             peer: identity.world_rank(source)?,
@@ -495,22 +492,19 @@ impl Core {
         }
     }
 
-    /// Keeps the identity of a communicator about to be freed for the receives pending on it.
+    /// Keeps the identity of a communicator about to be freed for the receives pending on it. Nothing asks about the
+    /// communicator from then on.
     ///
     /// # Safety
     /// `comm` is valid still.
     pub(super) unsafe fn keep_identity(&mut self, abi: &Abi, comm: Handle) {
         let comm = abi.normalize(comm);
         // SAFETY: passed on.
-        let Some(identity) = (unsafe { comms::identity(abi, comm) }) else {
-            return;
-        };
-        self.early.keep_identity(abi, comm, &identity);
+        let identity = unsafe { comms::identity(abi, comm) };
+        self.early.keep_identity(abi, comm, identity.as_ref());
         for (_, receive) in &mut self.receives {
             if abi.normalize(receive.comm) == comm {
-                receive
-                    .identity
-                    .get_or_insert_with(|| Arc::clone(&identity));
+                receive.named.keep(identity.as_ref());
                 // Errors are raised on a communicator that still exists.
                 receive.comm = abi.comm_world;
             }

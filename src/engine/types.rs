@@ -40,7 +40,7 @@ pub struct TypeInfo {
 impl TypeInfo {
     /// Whether `count` items are one gapless run of bytes from `true_lb`.
     pub fn dense(&self, count: i64) -> bool {
-        self.size == 0 || (self.gapless && (count <= 1 || self.extent as i128 == self.size as i128))
+        self.size == 0 || (self.gapless && (count <= 1 || self.extent == self.size as i64))
     }
 
     /// Bytes of data in `count` items.

@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::engine::{comms, engine, NativeScope};
-use crate::mpi::{native, Handle};
+use crate::mpi::{native, Abi, Handle};
 
 /// A collective constructor on `parent`, whose result is named.
 unsafe fn derived(parent: Handle, made: *mut Handle, natively: impl FnOnce() -> c_int) -> c_int {
@@ -51,15 +51,12 @@ mod constructors {
         plain comm_dup_with_info(comm: Handle, info: Handle, newcomm: *mut Handle);
         plain comm_idup(comm: Handle, newcomm: *mut Handle, request: *mut Handle);
         plain comm_idup_with_info(comm: Handle, info: Handle, newcomm: *mut Handle, request: *mut Handle);
-        plain comm_create_from_group(group: Handle, stringtag: *const c_char, info: Handle, errhandler: Handle, newcomm: *mut Handle);
-        plain intercomm_create(local_comm: Handle, local_leader: c_int, peer_comm: Handle, remote_leader: c_int, tag: c_int, newintercomm: *mut Handle);
-        plain intercomm_create_from_groups(local_group: Handle, local_leader: c_int, remote_group: Handle, remote_leader: c_int, stringtag: *const c_char, info: Handle, errhandler: Handle, newintercomm: *mut Handle);
-        plain intercomm_merge(intercomm: Handle, high: c_int, newintracomm: *mut Handle);
         plain comm_spawn(command: *const c_char, argv: *mut c_void, maxprocs: c_int, info: Handle, root: c_int, comm: Handle, intercomm: *mut Handle, array_of_errcodes: *mut c_int);
         plain comm_spawn_multiple(count: c_int, array_of_commands: *mut c_void, array_of_argv: *mut c_void, array_of_maxprocs: *const c_int, array_of_info: *const c_void, root: c_int, comm: Handle, intercomm: *mut Handle, array_of_errcodes: *mut c_int);
         plain comm_accept(port_name: *const c_char, info: Handle, root: c_int, comm: Handle, newcomm: *mut Handle);
         plain comm_connect(port_name: *const c_char, info: Handle, root: c_int, comm: Handle, newcomm: *mut Handle);
         plain comm_join(fd: c_int, intercomm: *mut Handle);
+        derived intercomm_merge(intercomm: Handle, high: c_int, newintracomm: *mut Handle) intercomm newintracomm;
         derived comm_create(comm: Handle, group: Handle, newcomm: *mut Handle) comm newcomm;
         derived comm_split(comm: Handle, color: c_int, key: c_int, newcomm: *mut Handle) comm newcomm;
         derived comm_split_type(comm: Handle, split_type: c_int, key: c_int, info: Handle, newcomm: *mut Handle) comm newcomm;
@@ -72,6 +69,22 @@ mod constructors {
 }
 pub use constructors::*;
 
+/// A constructor over groups only, whose result `name` names.
+unsafe fn over_groups(
+    made: *mut Handle,
+    natively: impl FnOnce() -> c_int,
+    name: impl FnOnce(&Abi, Handle),
+) -> c_int {
+    let code = plain(natively);
+    if let Some(abi) = engine().map(|engine| engine.env.abi) {
+        if code == abi.success {
+            // SAFETY: the communicator just made.
+            name(abi, unsafe { abi.read(made) });
+        }
+    }
+    code
+}
+
 /// `MPI_Comm_create_group` (MPI 4.1 section 7.4.2), collective over the group only.
 ///
 /// # Safety
@@ -82,19 +95,106 @@ pub unsafe fn comm_create_group(
     tag: c_int,
     newcomm: *mut Handle,
 ) -> c_int {
-    let code = {
-        let _scope = NativeScope::enter();
-        // SAFETY: passed on.
-        unsafe { native::comm_create_group(comm, group, tag, newcomm) }
-    };
-    if let Some(engine) = engine() {
-        let abi = engine.env.abi;
-        if code == abi.success {
-            // SAFETY: the communicator just made.
-            unsafe { comms::name_created_group(abi, comm, tag, abi.read(newcomm)) };
-        }
+    // SAFETY: passed on; the program's parent and the communicator just made.
+    unsafe {
+        over_groups(
+            newcomm,
+            || native::comm_create_group(comm, group, tag, newcomm),
+            |abi, made| comms::name_created_group(abi, comm, tag, made),
+        )
     }
-    code
+}
+
+/// `MPI_Comm_create_from_group` (MPI 4.1 section 7.4.2).
+///
+/// # Safety
+/// As [`comm_create_group`].
+pub unsafe fn comm_create_from_group(
+    group: Handle,
+    stringtag: *const c_char,
+    info: Handle,
+    errhandler: Handle,
+    newcomm: *mut Handle,
+) -> c_int {
+    // SAFETY: passed on; the program's string and the communicator just made.
+    unsafe {
+        over_groups(
+            newcomm,
+            || native::comm_create_from_group(group, stringtag, info, errhandler, newcomm),
+            |abi, made| comms::name_from_group(abi, stringtag, made),
+        )
+    }
+}
+
+/// `MPI_Intercomm_create` (MPI 4.1 section 7.6.2).
+///
+/// # Safety
+/// As [`comm_create_group`].
+pub unsafe fn intercomm_create(
+    local_comm: Handle,
+    local_leader: c_int,
+    peer_comm: Handle,
+    remote_leader: c_int,
+    tag: c_int,
+    newintercomm: *mut Handle,
+) -> c_int {
+    let natively = || {
+        // SAFETY: passed on.
+        unsafe {
+            native::intercomm_create(
+                local_comm,
+                local_leader,
+                peer_comm,
+                remote_leader,
+                tag,
+                newintercomm,
+            )
+        }
+    };
+    // SAFETY: passed on; the communicator just made.
+    unsafe {
+        over_groups(newintercomm, natively, |abi, made| {
+            comms::name_of_two_groups(abi, tag, made);
+        })
+    }
+}
+
+/// `MPI_Intercomm_create_from_groups` (MPI 4.1 section 7.6.2).
+///
+/// # Safety
+/// As [`comm_create_group`].
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn intercomm_create_from_groups(
+    local_group: Handle,
+    local_leader: c_int,
+    remote_group: Handle,
+    remote_leader: c_int,
+    stringtag: *const c_char,
+    info: Handle,
+    errhandler: Handle,
+    newintercomm: *mut Handle,
+) -> c_int {
+    let natively = || {
+        // SAFETY: passed on.
+        unsafe {
+            native::intercomm_create_from_groups(
+                local_group,
+                local_leader,
+                remote_group,
+                remote_leader,
+                stringtag,
+                info,
+                errhandler,
+                newintercomm,
+            )
+        }
+    };
+    // SAFETY: passed on; the program's string and the communicator just made.
+    unsafe {
+        over_groups(newintercomm, natively, |abi, made| {
+            comms::name_from_group(abi, stringtag, made);
+        })
+    }
 }
 
 /// Frees a communicator natively, unless something of the engine's still sends on it.

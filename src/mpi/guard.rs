@@ -20,8 +20,11 @@ const INJECT: u8 = 4;
 /// Armed, but messages are passed on.
 const ASIDE: u8 = 8;
 
+/// A tool may stand behind the library: see [`tools`](super::tools).
+const TOOLS: u8 = 16;
+
 /// All that an exported function looks at before it does anything, in one byte.
-static GATE: AtomicU8 = AtomicU8::new(0);
+static GATE: AtomicU8 = AtomicU8::new(TOOLS);
 
 /// The function that panics when `INJECT` is set.
 static PANIC_IN: AtomicU16 = AtomicU16::new(0);
@@ -63,6 +66,17 @@ fn set(bit: u8, on: bool) {
 #[inline(always)]
 pub fn armed() -> bool {
     GATE.load(Ordering::Relaxed) & ARMED != 0
+}
+
+/// Whether a tool behind the library may wrap functions.
+#[inline(always)]
+pub(super) fn may_have_tools() -> bool {
+    GATE.load(Ordering::Relaxed) & TOOLS != 0
+}
+
+/// A tool does, or none.
+pub(super) fn set_tools(on: bool) {
+    set(TOOLS, on);
 }
 
 /// Arms or disarms the library. Called inside MPI_Init, and in MPI_Finalize once everything owed is served.

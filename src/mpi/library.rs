@@ -20,7 +20,7 @@ pub(super) struct Library {
 
 /// The public head of glibc's `struct link_map`.
 #[repr(C)]
-struct LinkMap {
+pub(super) struct LinkMap {
     base: usize,
     name: *const c_char,
     dynamic: *const Dyn,
@@ -111,7 +111,7 @@ fn search_by(init: &'static CStr) -> Option<Library> {
 
 impl Library {
     /// The object in which `address` lies, unless it is this one or another copy of Anabranch.
-    fn defining(address: *mut c_void) -> Option<Library> {
+    pub(super) fn defining(address: *mut c_void) -> Option<Library> {
         let object = object_of(address)?;
         if Some(object) == own_object() {
             return None;
@@ -168,7 +168,7 @@ impl Library {
     }
 
     /// As [`Library::symbol`], defined in this very object.
-    fn own_symbol(&self, name: &CStr) -> Option<*mut c_void> {
+    pub(super) fn own_symbol(&self, name: &CStr) -> Option<*mut c_void> {
         self.symbol(name)
             .filter(|&address| object_of(address) == Some(self.object))
     }
@@ -187,7 +187,7 @@ pub(super) fn global_symbol(name: &CStr) -> Option<*mut c_void> {
     (!address.is_null()).then_some(address)
 }
 
-fn object_of(address: *mut c_void) -> Option<*const LinkMap> {
+pub(super) fn object_of(address: *mut c_void) -> Option<*const LinkMap> {
     // SAFETY: Dl_info is plain data for which zero is a valid value.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     let mut object = null_mut();
@@ -197,33 +197,58 @@ fn object_of(address: *mut c_void) -> Option<*const LinkMap> {
 }
 
 /// The object that this code is part of: the preload library, or an executable that uses the engine.
-fn own_object() -> Option<*const LinkMap> {
+pub(super) fn own_object() -> Option<*const LinkMap> {
     let here = own_object as fn() -> Option<*const LinkMap>;
     object_of(here as *mut c_void)
+}
+
+impl LinkMap {
+    /// The name that it was loaded under; empty for the executable.
+    pub(super) fn name(&self) -> *const c_char {
+        self.name
+    }
+
+    /// The value of an entry of its dynamic section.
+    ///
+    /// # Safety
+    /// The object is loaded.
+    unsafe fn entry(&self, tag: i64) -> Option<usize> {
+        let mut entry = self.dynamic;
+        // SAFETY: the dynamic section of a loaded object ends with DT_NULL.
+        unsafe {
+            while !entry.is_null() && (*entry).tag != DT_NULL {
+                if (*entry).tag == tag {
+                    return usize::try_from((*entry).value).ok();
+                }
+                entry = entry.add(1);
+            }
+        }
+        None
+    }
+
+    /// The address that an entry of its dynamic section names.
+    ///
+    /// # Safety
+    /// The object is loaded.
+    pub(super) unsafe fn address_of(&self, tag: i64) -> Option<*const c_void> {
+        // SAFETY: passed on.
+        let mut address = unsafe { self.entry(tag) }?;
+        // glibc relocates the entry in place, but not on every machine.
+        if address < self.base {
+            address += self.base;
+        }
+        Some(std::ptr::with_exposed_provenance(address))
+    }
 }
 
 /// # Safety
 /// `object` is the link map of a loaded object.
 unsafe fn soname(object: *const LinkMap) -> Option<String> {
-    let (mut strings, mut offset) = (None, None);
-    // SAFETY: as the caller says; the dynamic section of a loaded object ends with DT_NULL.
+    // SAFETY: as the caller says; the name is a C string in the object's string table.
     unsafe {
-        let mut entry = (*object).dynamic;
-        while !entry.is_null() && (*entry).tag != DT_NULL {
-            let value = usize::try_from((*entry).value).ok()?;
-            match (*entry).tag {
-                DT_STRTAB => strings = Some(value),
-                DT_SONAME => offset = Some(value),
-                _ => {}
-            }
-            entry = entry.add(1);
-        }
-        let (mut strings, offset) = (strings?, offset?);
-        // glibc relocates the entry in place, but not on every machine.
-        if strings < (*object).base {
-            strings += (*object).base;
-        }
-        let name = CStr::from_ptr(std::ptr::with_exposed_provenance(strings + offset));
+        let strings = (*object).address_of(DT_STRTAB)?;
+        let name = strings.byte_add((*object).entry(DT_SONAME)?);
+        let name = CStr::from_ptr(name.cast());
         Some(name.to_string_lossy().into_owned())
     }
 }

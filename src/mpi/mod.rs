@@ -3,6 +3,9 @@
 //! **Architecture invariant:** no MPI symbol is linked. A function is looked up by name when it is first called, and an
 //! absent one is an error code, never a crash.
 //!
+//! **Architecture invariant:** the engine calls the MPI library's own functions only. What tools are called for are the
+//! program's calls, by [`tools`].
+//!
 //! **API boundary:** `functions.txt` is the one list of MPI functions; `generated.rs` follows from it.
 
 mod abi;
@@ -14,6 +17,7 @@ pub mod guard;
 mod library;
 mod resolve;
 mod status;
+pub mod tools;
 
 mod generated;
 

@@ -95,6 +95,101 @@ static void made(void) {
     OK(MPI_Comm_free(&c));
 }
 
+#if MPI_VERSION < 4
+int MPI_Comm_create_from_group(MPI_Group, const char *, MPI_Info, MPI_Errhandler, MPI_Comm *);
+int MPI_Intercomm_create_from_groups(MPI_Group, int, MPI_Group, int, const char *, MPI_Info, MPI_Errhandler, MPI_Comm *);
+#endif
+#pragma weak MPI_Comm_create_from_group
+#pragma weak MPI_Intercomm_create_from_groups
+
+// An intercommunicator of the even and the odd ranks.
+static MPI_Comm two_sides(int tag) {
+    MPI_Comm side, inter;
+    OK(MPI_Comm_split(MPI_COMM_WORLD, me % 2, me, &side));
+    OK(MPI_Intercomm_create(side, 0, MPI_COMM_WORLD, 1 - me % 2, tag, &inter));
+    OK(MPI_Comm_free(&side));
+    return inter;
+}
+
+// What is made of two groups, again and again of the same ones, in use side by side and freed while messages are under way.
+static void merged(void) {
+    MPI_Comm kept[3];
+    for (int i = 0; i < 3; i++) {
+        MPI_Comm inter = two_sides(5), copy, part;
+        OK(MPI_Intercomm_merge(inter, (me + i) % 2, &kept[i]));
+        OK(MPI_Comm_dup(inter, &copy));
+        OK(MPI_Comm_free(&inter));
+        OK(MPI_Intercomm_merge(copy, me % 2, &part)); // of a copy
+        used_and_freed(part, 30 + i);
+        OK(MPI_Comm_split(copy, me / 2, me, &inter)); // a part of it, which is of two groups as well
+        OK(MPI_Comm_free(&copy));
+        OK(MPI_Intercomm_merge(inter, me % 2, &copy));
+        OK(MPI_Comm_free(&inter));
+        used_and_freed(copy, 40 + i);
+    }
+    for (int i = 0; i < 3; i++) exchange_on(kept[i], 50 + i);
+    for (int i = 0; i < 3; i++) {
+        size_t n = i ? 61 : 100001;
+        int rank, size;
+        MPI_Comm part;
+        MPI_Request r[2];
+        OK(MPI_Comm_split(kept[i], 0, me, &part));
+        OK(MPI_Comm_rank(part, &rank));
+        OK(MPI_Comm_size(part, &size));
+        buf a = buf_new(DEVICE, n, 1), b = buf_new(DEVICE, n, 2);
+        buf_fill(a, rank);
+        OK(MPI_Irecv(b.p, n, MPI_BYTE, (rank + 1) % size, 3, part, &r[0]));
+        OK(MPI_Isend(a.p, n, MPI_BYTE, (rank + size - 1) % size, 3, part, &r[1]));
+        OK(MPI_Comm_free(&part));
+        OK(MPI_Comm_free(&kept[i]));
+        OK(MPI_Waitall(2, r, MPI_STATUSES_IGNORE));
+        BUF_CHECK(b, (rank + 1) % size, n);
+        buf_free(a);
+        buf_free(b);
+    }
+}
+
+// Communicators of groups alone, without a parent.
+static void from_groups(void) {
+    if (!MPI_Comm_create_from_group || !MPI_Intercomm_create_from_groups) return;
+    MPI_Group world, own, other;
+    MPI_Comm c[2], inter;
+    int evens[] = {0, 2}, odds[] = {1, 3};
+    OK(MPI_Comm_group(MPI_COMM_WORLD, &world));
+    OK(MPI_Group_incl(world, 2, me % 2 ? odds : evens, &own));
+    OK(MPI_Group_incl(world, 2, me % 2 ? evens : odds, &other));
+    for (int i = 0; i < 2; i++) OK(MPI_Comm_create_from_group(own, i ? "two" : "one", MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &c[i]));
+    for (int i = 0; i < 2; i++) used_and_freed(c[i], 60 + i);
+    for (int i = 0; i < 2; i++) {
+        OK(MPI_Intercomm_create_from_groups(own, 1, other, 1, "both", MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &inter));
+        OK(MPI_Intercomm_merge(inter, me % 2, &c[0]));
+        OK(MPI_Comm_free(&inter));
+        used_and_freed(c[0], 70 + i);
+    }
+    OK(MPI_Group_free(&own));
+    OK(MPI_Group_free(&other));
+    OK(MPI_Group_free(&world));
+}
+
+// As the next one, on a communicator whose messages go by value.
+static void inter_freed_while_pending(void) {
+    if (peer == MPI_PROC_NULL) FAIL("an even number of ranks");
+    size_t sizes[] = {5, 61, 1000001};
+    FOR_ENDS(from, to)
+        for (int i = 0; i < 3; i++) {
+            size_t n = sizes[i];
+            MPI_Comm inter = two_sides(8);
+            MPI_Request r;
+            buf a = buf_new(me % 2 ? to : from, n, 1);
+            if (me % 2) OK(MPI_Irecv(a.p, n, MPI_BYTE, me / 2, 5, inter, &r));
+            else { buf_fill(a, me); OK(MPI_Isend(a.p, n, MPI_BYTE, me / 2, 5, inter, &r)); }
+            OK(MPI_Comm_free(&inter));
+            OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+            if (me % 2) BUF_CHECK(a, me - 1, n);
+            buf_free(a);
+        }
+}
+
 // Handles come back with another meaning; identities must not.
 static void remade(void) {
     for (int i = 0; i < 60; i++) {
@@ -168,6 +263,8 @@ static void side_by_side(void) {
 }
 
 static const struct test_case cases[] = {
-    {"made", made}, {"remade", remade}, {"freed_while_pending", freed_while_pending}, {"side_by_side", side_by_side}, {0},
+    {"made", made}, {"merged", merged}, {"from_groups", from_groups},
+    {"inter_freed_while_pending", inter_freed_while_pending}, {"remade", remade},
+    {"freed_while_pending", freed_while_pending}, {"side_by_side", side_by_side}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

@@ -1,7 +1,8 @@
 //! What every exported MPI function does before and after the engine: pass the call on while the library is not armed
 //! or this thread is inside it already, and let no panic out.
 //!
-//! `MPI_X` and `PMPI_X` share one body and never call each other by name: a tool in the executable may define either.
+//! `MPI_X` and `PMPI_X` share one body and never call each other by name: a tool in the executable may define either. All
+//! that `MPI_X` does besides is to let a tool that stands behind the library have the call first.
 
 use anabranch_engine::mpi::{guard, Function};
 use std::ffi::c_int;
@@ -64,11 +65,19 @@ pub(crate) fn after<T>(function: Function, scope: Option<T>) {
 
 /// Exports functions under both names. An exported function is a jump: nothing but the body looks at the arguments.
 macro_rules! export {
-    ($bodies:ident; $($mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {$(
+    ($bodies:ident; $($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[no_mangle]
         #[allow(non_snake_case, clippy::too_many_arguments)]
         unsafe extern "C-unwind" fn $mpi($($argument: $type),*) -> c_int {
-            // SAFETY: the arguments are the program's, passed on as they are.
+            use anabranch_engine::mpi::{tools, Function};
+            if let Some(next) = tools::next(Function::$variant) {
+                type Signature = unsafe extern "C-unwind" fn($($type),*) -> c_int;
+                // SAFETY: a function of this name has this C signature in every tool.
+                let next = unsafe { std::mem::transmute::<*mut c_void, Signature>(next) };
+                // SAFETY: the arguments are the program's, passed on as they are.
+                return unsafe { next($($argument),*) };
+            }
+            // SAFETY: as above.
             unsafe { $bodies::$name($($argument),*) }
         }
 
@@ -85,7 +94,7 @@ macro_rules! export {
 macro_rules! taken {
     ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
         crate::boundary::decided! { enter_armed, taken_bodies; $($variant $name($($argument: $type),*);)* }
-        crate::boundary::export! { taken_bodies; $($mpi $pmpi $name($($argument: $type),*);)* }
+        crate::boundary::export! { taken_bodies; $($variant $mpi $pmpi $name($($argument: $type),*);)* }
     };
 }
 
@@ -93,7 +102,7 @@ macro_rules! taken {
 macro_rules! messages {
     ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
         crate::boundary::decided! { enter_taking, messages_bodies; $($variant $name($($argument: $type),*);)* }
-        crate::boundary::export! { messages_bodies; $($mpi $pmpi $name($($argument: $type),*);)* }
+        crate::boundary::export! { messages_bodies; $($variant $mpi $pmpi $name($($argument: $type),*);)* }
     };
 }
 
@@ -101,7 +110,7 @@ macro_rules! messages {
 macro_rules! arming {
     ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
         crate::boundary::decided! { enter_arming, arming_bodies; $($variant $name($($argument: $type),*);)* }
-        crate::boundary::export! { arming_bodies; $($mpi $pmpi $name($($argument: $type),*);)* }
+        crate::boundary::export! { arming_bodies; $($variant $mpi $pmpi $name($($argument: $type),*);)* }
     };
 }
 
@@ -153,7 +162,7 @@ macro_rules! watched {
                 }
             )*
         }
-        crate::boundary::export! { watched_bodies; $($mpi $pmpi $name($($argument: $type),*);)* }
+        crate::boundary::export! { watched_bodies; $($variant $mpi $pmpi $name($($argument: $type),*);)* }
     };
 }
 

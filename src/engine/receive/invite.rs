@@ -41,7 +41,9 @@ impl Receive {
         };
         let (source, tag) = self.from?;
         let is_named = source != abi.any_source && tag != abi.any_tag && source != abi.proc_null;
-        (is_named && self.matched.is_none() && buffer.ipc).then_some(Posting {
+        // A persistent receive may outlive its communicator, whose handle says nothing then.
+        let is_on_comm = !self.named.is_before();
+        (is_named && is_on_comm && self.matched.is_none() && buffer.ipc).then_some(Posting {
             buffer: *buffer,
             bytes: self.capacity,
             comm: self.comm,

@@ -1,0 +1,171 @@
+//! Tools that wrap MPI functions by the profiling interface (MPI 4.1 section 15.2): a tool defines `MPI_X`, does what it is
+//! for, and goes on by `PMPI_X`, which this library exports, too.
+//!
+//! In front of this library a tool needs no help. Behind it (linked into the program, or preloaded after it) it would never
+//! be called, so `MPI_X` of this library passes the call on to the tool's, with nothing done before, and does its work
+//! when the tool calls `PMPI_X`. So a tool sees the calls that it would see without this library, and no others.
+//!
+//! A tool behind this library that goes on by a look-up of the next `MPI_X` instead reaches the MPI library directly. A
+//! message of this library's would then end in the program's buffer as it is: a rank with such a tool stays native.
+
+use super::library::{object_of, own_object, Library, LinkMap};
+use super::{guard, Class, Function};
+use std::collections::BTreeMap;
+use std::ffi::{c_void, CStr};
+use std::path::PathBuf;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Once, OnceLock};
+
+/// Where each call goes on to, if not to this library's own part.
+static NEXT: [AtomicPtr<c_void>; Function::COUNT] =
+    [const { AtomicPtr::new(null_mut()) }; Function::COUNT];
+
+/// A loaded object that defines `MPI_X` and belongs to nobody's MPI library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tool {
+    /// Where it was loaded from; `None` if it is part of the program.
+    pub path: Option<PathBuf>,
+    /// It imports functions of the profiling interface.
+    pub uses_pmpi: bool,
+}
+
+/// The tools of this process, as they stood at the first MPI call.
+#[derive(Clone, Debug, Default)]
+pub struct Tools {
+    /// In front: they call this library.
+    pub before: Vec<Tool>,
+    /// Behind: this library calls them.
+    pub behind: Vec<Tool>,
+}
+
+impl std::fmt::Display for Tool {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.path {
+            Some(path) => path.display().fmt(out),
+            None => out.write_str("the program itself"),
+        }
+    }
+}
+
+static TOOLS: OnceLock<Tools> = OnceLock::new();
+
+/// The tools of this process.
+pub fn found() -> &'static Tools {
+    TOOLS.get_or_init(find)
+}
+
+/// The function of a tool behind this library that the program's call is passed on to.
+#[inline(always)]
+pub fn next(function: Function) -> Option<*mut c_void> {
+    if guard::may_have_tools() {
+        next_of(function)
+    } else {
+        None
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn next_of(function: Function) -> Option<*mut c_void> {
+    static LOOK: Once = Once::new();
+    LOOK.call_once(|| guard::set_tools(!found().behind.is_empty()));
+    let next = NEXT[function as usize].load(Ordering::Relaxed);
+    (!next.is_null()).then_some(next)
+}
+
+fn find() -> Tools {
+    let (mut before, mut behind) = (BTreeMap::new(), BTreeMap::new());
+    for function in Function::ALL {
+        if function.class() == Class::Native {
+            continue;
+        }
+        // The names are those of the profiling interface: without the first letter.
+        let name = &function.symbol()[1..];
+        // SAFETY: look-ups of a name; nothing is called. The first one goes on from the object that this code is in.
+        let (next, first) = unsafe {
+            (
+                libc::dlsym(libc::RTLD_NEXT, name.as_ptr()),
+                libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()),
+            )
+        };
+        if let Some((object, tool)) = tool_at(next) {
+            NEXT[*function as usize].store(next, Ordering::Relaxed);
+            behind.insert(object.addr(), tool);
+        }
+        if let Some((object, tool)) = tool_at(first) {
+            before.insert(object.addr(), tool);
+        }
+    }
+    before.retain(|object, _| !behind.contains_key(object));
+    Tools {
+        before: before.into_values().collect(),
+        behind: behind.into_values().collect(),
+    }
+}
+
+/// The tool that defines a function, if a tool does.
+fn tool_at(address: *mut c_void) -> Option<(*const LinkMap, Tool)> {
+    if address.is_null() {
+        return None;
+    }
+    let object = object_of(address)?;
+    if Some(object) == own_object() {
+        return None;
+    }
+    // SAFETY: glibc keeps the link map of a loaded object.
+    let (uses_pmpi, path) = unsafe {
+        let name = CStr::from_ptr((*object).name()).to_string_lossy();
+        (imports(object, b"PMPI_"), name.into_owned())
+    };
+    // The program's own object has no name.
+    let library = Library::defining(address);
+    if !path.is_empty() && library.is_none_or(|library| library.own_symbol(c"PMPI_Init").is_some()) {
+        // An MPI library, or another copy of this one.
+        return None;
+    }
+    let tool = Tool {
+        path: (!path.is_empty()).then(|| path.into()),
+        uses_pmpi,
+    };
+    Some((object, tool))
+}
+
+/// A symbol (`Elf64_Sym`).
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: u64,
+    size: u64,
+}
+
+/// Whether an object imports a symbol whose name begins so.
+///
+/// # Safety
+/// `object` is the link map of a loaded object.
+unsafe fn imports(object: *const LinkMap, prefix: &[u8]) -> bool {
+    const DT_HASH: i64 = 4;
+    const DT_STRTAB: i64 = 5;
+    const DT_SYMTAB: i64 = 6;
+    const DT_GNU_HASH: i64 = 0x6fff_fef5;
+    // SAFETY: tables of a loaded object, which stay mapped. Of a GNU hash table the second word is the number of the first
+    // symbol that is defined, of a plain one the number of all symbols.
+    unsafe {
+        let table = |tag| (*object).address_of(tag);
+        let (Some(strings), Some(symbols)) = (table(DT_STRTAB), table(DT_SYMTAB)) else {
+            return false;
+        };
+        let Some(hash) = table(DT_GNU_HASH).or_else(|| table(DT_HASH)) else {
+            return false;
+        };
+        let count = *hash.cast::<u32>().add(1) as usize;
+        (1..count).any(|i| {
+            let symbol = &*symbols.cast::<Symbol>().add(i);
+            let name = CStr::from_ptr(strings.byte_add(symbol.name as usize).cast());
+            symbol.section == 0 && name.to_bytes().starts_with(prefix)
+        })
+    }
+}
