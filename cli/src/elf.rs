@@ -135,6 +135,49 @@ pub fn definitions(path: &Path, wanted: &'static [&'static str]) -> Result<Defin
     )
 }
 
+/// What a file has to do with MPI's profiling interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Profiling {
+    /// It exports functions `MPI_X` as an MPI library does, and is none: it exports no `PMPI_X`.
+    pub wraps: bool,
+    /// It imports functions `PMPI_X`.
+    pub uses_pmpi: bool,
+}
+
+/// Whether a file is a tool that wraps MPI functions.
+///
+/// # Errors
+/// As [`Elf::read`].
+pub fn profiling(path: &Path) -> Result<Profiling, String> {
+    with_file(
+        path,
+        profiling_of::<elf::FileHeader32<_>>,
+        profiling_of::<elf::FileHeader64<_>>,
+    )
+}
+
+fn profiling_of<H: FileHeader<Endian = Endianness>>(
+    data: &ReadCache<File>,
+) -> object::Result<Profiling> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, data)?;
+    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
+    let mut found = Profiling::default();
+    let mut is_library = false;
+    for symbol in symbols.iter() {
+        let name = symbols.symbol_name(endian, symbol).unwrap_or_default();
+        match (name, symbol.is_undefined(endian)) {
+            ([b'M', b'P', b'I', b'_', ..], false) => found.wraps = true,
+            ([b'P', b'M', b'P', b'I', b'_', ..], false) => is_library = true,
+            ([b'P', b'M', b'P', b'I', b'_', ..], true) => found.uses_pmpi = true,
+            _ => {}
+        }
+    }
+    found.wraps &= !is_library;
+    Ok(found)
+}
+
 fn with_file<T>(
     path: &Path,
     narrow: impl Fn(&ReadCache<File>) -> object::Result<T>,

@@ -46,7 +46,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<Infallible> {
         let (config, _) = Config::from_env();
         let library = preload::find(config.library.as_deref())?;
         let present = std::env::var_os("LD_PRELOAD");
-        command.env("LD_PRELOAD", preload::prepend(&library, present.as_deref()));
+        command.env("LD_PRELOAD", preload::append(&library, present.as_deref()));
     }
     if let Some(folder) = &arguments.library_path {
         command.env("LD_LIBRARY_PATH", prepend_folder(folder));

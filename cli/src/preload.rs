@@ -102,16 +102,22 @@ fn check_loadable(library: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `LD_PRELOAD` with the library in front of what is there already.
-pub fn prepend(library: &Path, present: Option<&OsStr>) -> OsString {
-    let mut list = OsString::from(library);
-    let present = present.unwrap_or_default();
-    let rest = present.as_bytes().split(|byte| matches!(byte, b' ' | b':'));
-    for entry in rest.filter(|entry| !entry.is_empty() && *entry != library.as_os_str().as_bytes())
-    {
+/// The libraries that a value of `LD_PRELOAD` names.
+pub fn entries(value: &OsStr) -> impl Iterator<Item = &OsStr> {
+    let entries = value.as_bytes().split(|byte| matches!(byte, b' ' | b':'));
+    entries
+        .filter(|entry| !entry.is_empty())
+        .map(OsStr::from_bytes)
+}
+
+/// `LD_PRELOAD` with the library behind what is there already: tools that wrap MPI functions are to be called first.
+pub fn append(library: &Path, present: Option<&OsStr>) -> OsString {
+    let mut list = OsString::new();
+    for entry in entries(present.unwrap_or_default()).filter(|entry| *entry != library) {
+        list.push(entry);
         list.push(":");
-        list.push(OsStr::from_bytes(entry));
     }
+    list.push(library);
     list
 }
 
@@ -120,17 +126,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_comes_first_and_once() {
+    fn the_library_comes_last_and_once() {
         let library = Path::new("/l/libanabranch.so");
         for (present, expected) in [
             (None, "/l/libanabranch.so"),
             (Some(""), "/l/libanabranch.so"),
-            (Some("/a.so"), "/l/libanabranch.so:/a.so"),
-            (Some("/a.so /b.so"), "/l/libanabranch.so:/a.so:/b.so"),
-            (Some("/a.so:/l/libanabranch.so"), "/l/libanabranch.so:/a.so"),
+            (Some("/a.so"), "/a.so:/l/libanabranch.so"),
+            (Some("/a.so /b.so"), "/a.so:/b.so:/l/libanabranch.so"),
+            (Some("/l/libanabranch.so:/a.so"), "/a.so:/l/libanabranch.so"),
         ] {
             assert_eq!(
-                prepend(library, present.map(OsStr::new)),
+                append(library, present.map(OsStr::new)),
                 OsStr::new(expected)
             );
         }

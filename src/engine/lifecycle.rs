@@ -12,7 +12,7 @@ use crate::engine::core::Entry;
 use crate::engine::invite::Unseen;
 use crate::engine::paths::Allowed;
 use crate::engine::{comms, early, engine, helper, requests, types, Core, Engine, Env, ENGINE};
-use crate::mpi::{guard, native, Abi, Family, Function};
+use crate::mpi::{guard, native, tools, Abi, Family, Function};
 use crate::node::{Launch, Node, NodeError, Options, Peer, CELLS_BYTES, CELLS_MAX, CELLS_MIN};
 use crate::stats::{self, Counter, Snapshot, Summary};
 use crate::{cuda, logging, mpi};
@@ -72,6 +72,7 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     if !cuda::arm() {
         return Err("no cuda driver in this process".into());
     }
+    check_tools()?;
     if let Some(absent) = NEEDED.iter().find(|function| !function.available()) {
         log::warn!(
             "the MPI library lacks P{}, without which no message can be taken: every message stays native; use another MPI \
@@ -145,6 +146,53 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     });
     guard::set_armed(true);
     Ok(())
+}
+
+/// Names the tools that wrap MPI functions, and refuses one that would not call this library.
+fn check_tools() -> Result<(), String> {
+    let tools = tools::found();
+    for (place, those) in [("in front", &tools.before), ("behind", &tools.behind)] {
+        for tool in those {
+            log::info!("a tool wraps MPI functions, {place} of the library: {tool}");
+        }
+    }
+    match tools.behind.iter().find(|tool| !tool.uses_pmpi) {
+        Some(tool) => {
+            say_bypassed(&tool.to_string());
+            Err("a tool bypasses the library".into())
+        }
+        None => Ok(()),
+    }
+}
+
+/// A tool behind the library reaches the MPI library without it.
+fn say_bypassed(tool: &str) {
+    log::warn!(
+        "{tool} wraps MPI functions and does not go on by PMPI, so that its calls bypass the library: every message of this \
+         rank stays native; put the tool in front (before libanabranch.so in LD_PRELOAD), or set ANABRANCH_LOG=error to \
+         silence this"
+    );
+}
+
+/// `MPI_Init` was entered behind a tool.
+static ENTERED: AtomicBool = AtomicBool::new(false);
+
+/// `MPI_Init` or `MPI_Init_thread` is made.
+pub fn note_init() {
+    ENTERED.store(true, Ordering::Relaxed);
+}
+
+/// A tool behind the library has returned from its `MPI_Init`.
+pub fn after_init_of_tool() {
+    if ENTERED.load(Ordering::Relaxed) {
+        return;
+    }
+    let (config, warnings) = Config::from_env();
+    logging::set_up(&config);
+    if config.enabled && cuda::arm() {
+        logging::report(&config, &warnings);
+        say_bypassed("a tool");
+    }
 }
 
 /// Sizes of this rank's segment.

@@ -120,7 +120,8 @@ fn tool_at(address: *mut c_void) -> Option<(*const LinkMap, Tool)> {
     };
     // The program's own object has no name.
     let library = Library::defining(address);
-    if !path.is_empty() && library.is_none_or(|library| library.own_symbol(c"PMPI_Init").is_some()) {
+    if !path.is_empty() && library.is_none_or(|library| library.own_symbol(c"PMPI_Init").is_some())
+    {
         // An MPI library, or another copy of this one.
         return None;
     }

@@ -69,13 +69,16 @@ macro_rules! export {
         #[no_mangle]
         #[allow(non_snake_case, clippy::too_many_arguments)]
         unsafe extern "C-unwind" fn $mpi($($argument: $type),*) -> c_int {
+            use crate::boundary::entry;
             use anabranch_engine::mpi::{tools, Function};
             if let Some(next) = tools::next(Function::$variant) {
                 type Signature = unsafe extern "C-unwind" fn($($type),*) -> c_int;
                 // SAFETY: a function of this name has this C signature in every tool.
                 let next = unsafe { std::mem::transmute::<*mut c_void, Signature>(next) };
                 // SAFETY: the arguments are the program's, passed on as they are.
-                return unsafe { next($($argument),*) };
+                let code = unsafe { next($($argument),*) };
+                entry::after_tool(Function::$variant);
+                return code;
             }
             // SAFETY: as above.
             unsafe { $bodies::$name($($argument),*) }

@@ -46,3 +46,5 @@ pub(crate) unsafe fn session_init(info: Handle, errhandler: Handle, session: *mu
 }
 
 pub(crate) fn blocking(_: Function) {}
+
+pub(crate) fn after_tool(_: Function) {}

@@ -10,7 +10,8 @@ use anabranch_engine::mpi::{known_soname, Family};
 use serde::Serialize;
 
 use super::loader::{walk, Object, Surroundings};
-use crate::elf::{definitions, Elf};
+use crate::elf::{definitions, profiling, Elf};
+use crate::preload::entries;
 use crate::run::program::{in_path, is_program};
 
 /// As many interpreters may stand behind each other as the kernel allows.
@@ -38,6 +39,8 @@ pub struct Program {
     pub mpi: Option<Mpi>,
     /// Whether MPI is linked into the program itself.
     pub has_static_mpi: bool,
+    /// Tools that wrap MPI functions: preloaded, or linked with the program.
+    pub tools: Vec<Tool>,
     /// CUDA libraries that it is linked with.
     pub cuda: Vec<String>,
     /// Libraries that the loader would not find.
@@ -46,6 +49,17 @@ pub struct Program {
     pub problems: Vec<String>,
     /// What else is worth knowing.
     pub notes: Vec<String>,
+}
+
+/// A tool over MPI's profiling interface.
+#[derive(Serialize, Clone, PartialEq, Eq, Debug)]
+pub struct Tool {
+    /// Where it is.
+    pub path: PathBuf,
+    /// It is preloaded; if not, the program is linked with it.
+    pub is_preloaded: bool,
+    /// It goes on by `PMPI_X`.
+    pub uses_pmpi: bool,
 }
 
 /// The MPI library that a program is linked with.
@@ -163,6 +177,33 @@ impl Program {
         ))
     }
 
+    /// Tools between the program and the MPI library.
+    fn look_at_tools(&mut self, objects: &[Object]) {
+        let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        let preloaded = entries(&preloaded).map(|entry| (PathBuf::from(entry), true));
+        let linked = objects[1..].iter().filter_map(|object| object.path.clone());
+        for (path, is_preloaded) in preloaded.chain(linked.map(|path| (path, false))) {
+            if self.tools.iter().any(|tool| tool.path == path) {
+                continue;
+            }
+            let Some(found) = profiling(&path).ok().filter(|found| found.wraps) else {
+                continue;
+            };
+            if !found.uses_pmpi && !is_preloaded {
+                self.problems.push(format!(
+                    "{0} wraps MPI functions and calls none of PMPI: its calls would bypass the library; preload it, too, in \
+                     front (LD_PRELOAD={0})",
+                    path.display()
+                ));
+            }
+            self.tools.push(Tool {
+                path,
+                is_preloaded,
+                uses_pmpi: found.uses_pmpi,
+            });
+        }
+    }
+
     fn look_at_libraries(&mut self, file: &Path, objects: &[Object]) {
         for object in objects.iter().filter(|object| object.path.is_none()) {
             self.missing.push(object.name.clone());
@@ -174,6 +215,7 @@ impl Program {
                 file.display()
             ));
         }
+        self.look_at_tools(objects);
         let own = definitions(file, OWN_FUNCTIONS).unwrap_or_default();
         let soname = |object: &Object| {
             object

@@ -106,6 +106,13 @@ fn program(found: &Program) -> Rows {
         };
         rows.add("CUDA", cuda);
     }
+    for tool in &found.tools {
+        let place = match tool.is_preloaded {
+            true => "preloaded: it is called first",
+            false => "linked with the program: the library calls it first",
+        };
+        rows.add("tool", format!("{} ({place})", tool.path.display()));
+    }
     for name in &found.missing {
         rows.add_bad("not found", name);
     }
