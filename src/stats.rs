@@ -176,7 +176,6 @@ reasons! {
     NonContiguous   "non_contiguous"   "a non-contiguous datatype";
     Mixed           "mixed"            "a message that is not in one allocation of device memory";
     Buffered        "buffered"         "a buffered send";
-    Partitioned     "partitioned"      "a partitioned send";
     Replace         "replace"          "a send and receive in one buffer";
     NoContext       "no_context"       "no CUDA context for the memory";
     DriverError     "driver_error"     "the CUDA driver reported an error";

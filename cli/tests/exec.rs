@@ -64,7 +64,7 @@ fn assert_one_line(stderr: &str, parts: &[&str]) {
 }
 
 #[test]
-fn the_library_comes_in_front_of_what_is_preloaded() {
+fn the_library_comes_behind_what_is_preloaded() {
     let installation = Installation::bare();
     let library = installation.library("lib/libanabranch.so");
     let other = installation.library("other.so");
@@ -73,7 +73,7 @@ fn the_library_comes_in_front_of_what_is_preloaded() {
         run(installation.command().args(print)),
         (0, library.display().to_string(), String::new())
     );
-    let both = format!("{}:{}", library.display(), other.display());
+    let both = format!("{}:{}", other.display(), library.display());
     let (status, stdout, _) = run(installation.command().args(print).env("LD_PRELOAD", &other));
     assert_eq!((status, stdout), (0, both.clone()));
     // Started again inside itself, it adds nothing.

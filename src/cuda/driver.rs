@@ -378,6 +378,11 @@ pub(super) fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
+/// This process has no driver from now on, whether or not one is there: for an engine that takes no message.
+pub fn stay_away() {
+    forget_in_child();
+}
+
 extern "C" fn forget_in_child() {
     FORKED.store(true, Ordering::Relaxed);
     DRIVER.store(std::ptr::null_mut(), Ordering::Release);

@@ -34,7 +34,9 @@ pub mod types;
 pub(crate) mod tests;
 
 pub use copy::{overlap, Copy};
-pub use driver::{arm, clock_ns, driver, is_simulated, look_again, pci_address, version, Driver};
+pub use driver::{
+    arm, clock_ns, driver, is_simulated, look_again, pci_address, stay_away, version, Driver,
+};
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};

@@ -64,7 +64,6 @@ impl Core {
     fn in_the_way(&self) -> usize {
         let requests = self.table.len() + self.matched.len() + self.orphans.len();
         // Native ones of which something is remembered, until they are freed.
-        let requests = requests + self.partitioned.len();
         // One of these may also be counted as a request; none is left out.
         requests
             + self.early.len()

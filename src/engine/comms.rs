@@ -10,7 +10,6 @@
 //! recycled handle can never carry the identity of its predecessor.
 
 use std::ffi::{c_char, c_int, c_void, CStr};
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
@@ -136,7 +135,8 @@ pub enum Kind {
     TwoGroups,
 }
 
-static KEYVAL: AtomicI32 = AtomicI32::new(-1);
+/// There is none where the engine takes no message.
+static KEYVAL: OnceLock<c_int> = OnceLock::new();
 static WORLD: OnceLock<Arc<Identity>> = OnceLock::new();
 
 fn mix(hash: u64, value: u64) -> u64 {
@@ -169,7 +169,7 @@ pub unsafe fn start(abi: &Abi, world_rank: u32) -> bool {
     if code != abi.success {
         return false;
     }
-    KEYVAL.store(keyval, Ordering::Release);
+    let _ = KEYVAL.set(keyval);
     let id = name(0, Kind::World, 0, &Members::World);
     let world = Arc::new(Identity::new(id, Members::World));
     let _ = WORLD.set(world.clone());
@@ -181,9 +181,12 @@ pub unsafe fn start(abi: &Abi, world_rank: u32) -> bool {
 }
 
 unsafe fn attach(abi: &Abi, comm: Handle, identity: Arc<Identity>) -> bool {
+    let Some(keyval) = KEYVAL.get() else {
+        return false;
+    };
     let raw = Arc::into_raw(identity).cast_mut().cast::<c_void>();
     // SAFETY: a valid communicator; the attribute owns one reference, returned by `on_delete`.
-    let code = unsafe { native::comm_set_attr(comm, KEYVAL.load(Ordering::Acquire), raw) };
+    let code = unsafe { native::comm_set_attr(comm, *keyval, raw) };
     if code != abi.success {
         // SAFETY: the library did not take the reference.
         drop(unsafe { Arc::from_raw(raw.cast_const().cast::<Identity>()) });
@@ -211,16 +214,11 @@ unsafe fn attached(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
     if comm == abi.normalize(abi.comm_null) {
         return None;
     }
+    let keyval = *KEYVAL.get()?;
     let (mut value, mut found) = (std::ptr::null_mut::<c_void>(), 0 as c_int);
     // SAFETY: `value` receives the attribute, a pointer (MPI 4.1 section 7.7.2).
-    let code = unsafe {
-        native::comm_get_attr(
-            comm,
-            KEYVAL.load(Ordering::Acquire),
-            (&raw mut value).cast(),
-            &raw mut found,
-        )
-    };
+    let code =
+        unsafe { native::comm_get_attr(comm, keyval, (&raw mut value).cast(), &raw mut found) };
     if code != abi.success || found == 0 || value.is_null() {
         return None;
     }

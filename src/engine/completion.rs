@@ -60,6 +60,7 @@ impl Engine {
             Entry::Receive(id) => core.companion_of(id),
             Entry::Send(id) => Some(id),
             Entry::Persistent(id) => core.persistents[id].active,
+            Entry::Collective(_) => None,
         };
         core.pump_wanted |=
             look == Look::Pending && send.is_some_and(|send| core.awaits_receiver(send));
@@ -79,6 +80,10 @@ impl Engine {
                 Some(send) => self.look_at_send(core, send),
                 None => return Look::Inactive,
             },
+            Entry::Collective(id) if core.is_collective_active(id) => {
+                core.is_collective_complete(&self.env, id)
+            }
+            Entry::Collective(_) => return Look::Inactive,
         };
         if ready {
             Look::Ready
@@ -137,6 +142,7 @@ impl Engine {
                     native::wait(&raw mut request, status);
                     (handle, code)
                 }
+                Entry::Collective(id) => (handle, core.finish_collective(id, status)),
             }
         }
     }

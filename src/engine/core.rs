@@ -9,6 +9,7 @@ use slab::Slab;
 
 use crate::config::Config;
 use crate::cuda::{clock_ns, Stay, AHEAD_BYTES, LAUNCHES_MAX};
+use crate::engine::collective::Collective;
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
 use crate::engine::fetch::{Depths, Exchanges};
@@ -35,6 +36,8 @@ pub enum Entry {
     Send(usize),
     /// A persistent send of the engine's, under a persistent request that is never started.
     Persistent(usize),
+    /// A persistent collective that the MPI library lacks, likewise.
+    Collective(usize),
 }
 
 /// How often peers of unfinished transfers are checked for being alive.
@@ -102,8 +105,7 @@ pub struct Core {
     pub(super) early: Pending,
     pub(super) sends: Slab<Send>,
     pub(super) persistents: Slab<PersistentSend>,
-    /// Bytes of each partitioned send from a device buffer, under its native handle: such requests last, so theirs are unique.
-    pub(super) partitioned: HashMap<Handle, u64, FxBuildHasher>,
+    pub(super) collectives: Slab<Collective>,
     /// What the program holds of sends.
     pub(super) requests: requests::Pool,
     /// Receives whose payload is on its way.
@@ -188,7 +190,7 @@ impl Core {
             early: Pending::default(),
             sends: Slab::new(),
             persistents: Slab::new(),
-            partitioned: HashMap::default(),
+            collectives: Slab::new(),
             requests: requests::Pool::default(),
             moving: Vec::new(),
             orphans: Vec::new(),

@@ -105,20 +105,40 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     if !unsafe { comms::start(abi, world_rank) } {
         return Err("no communicator attribute".into());
     }
+    inject_panic(&config);
+    guard::trace_calls_if_logged();
+    // SAFETY: MPI is initialized.
+    unsafe {
+        set_up(
+            abi,
+            config,
+            node,
+            cuda_aware,
+            provided == abi.thread_multiple,
+        )
+    }
+}
+
+/// Makes the engine and has calls taken from now on.
+unsafe fn set_up(
+    abi: &'static Abi,
+    config: Config,
+    node: Node,
+    cuda_aware: bool,
+    multiple: bool,
+) -> Result<(), String> {
     // SAFETY: MPI is initialized.
     unsafe { types::start(abi) };
     // SAFETY: MPI is initialized.
     let reads_lengths = unsafe { early::reads_lengths(abi) };
     let core = Mutex::new(Core::new(&config));
-    inject_panic(&config);
-    guard::trace_calls_if_logged();
     let env = Env {
         abi,
         allowed: Allowed::new(config.paths),
         config,
+        world_rank: node.world_rank(),
         node,
-        world_rank,
-        multiple: provided == abi.thread_multiple,
+        multiple,
         cuda_aware,
         reads_lengths,
         unseen: Unseen::default(),
@@ -146,6 +166,41 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
     });
     guard::set_armed(true);
     Ok(())
+}
+
+/// The engine, for a request that the MPI library has none for. Where messages are not taken (`ANABRANCH=off`, no driver,
+/// nobody to meet), one is made that completes requests and takes no message: it knows no device, no peer and no
+/// communicator.
+///
+/// # Errors
+/// The code for the program, which has been told why on stderr.
+pub fn engine_for_requests() -> Result<&'static Engine, c_int> {
+    if let Some(engine) = engine() {
+        return Ok(engine);
+    }
+    let Some(abi) = mpi::abi() else {
+        return Err(guard::UNKNOWN_ERROR);
+    };
+    let (mut config, _) = Config::from_env();
+    config.stats = StatsTarget::Off;
+    logging::set_up(&config);
+    let mut provided = 0;
+    // SAFETY: the program has called MPI, which is initialized; a live local.
+    unsafe { native::query_thread(&raw mut provided) };
+    cuda::stay_away();
+    let node = Node::alone(&Launch::detect(), u32::MAX, &node_options(&config));
+    let made = node.map_err(|error| error.to_string()).and_then(|node| {
+        // SAFETY: as above.
+        unsafe { set_up(abi, config, node, false, provided == abi.thread_multiple) }
+    });
+    match (made, engine()) {
+        (_, Some(engine)) => Ok(engine),
+        (made, None) => {
+            let why = made.err().unwrap_or_default();
+            log::error!("a request that the MPI library lacks cannot be made of others: {why}");
+            Err(abi.err_other)
+        }
+    }
 }
 
 /// Names the tools that wrap MPI functions, and refuses one that would not call this library.

@@ -4,7 +4,7 @@
 //! block; the helper thread, which makes no MPI call, takes it while no thread of the program is in the engine.
 
 pub mod aside;
-pub mod codes;
+mod collective;
 pub mod comms;
 pub mod completion;
 mod core;
@@ -46,6 +46,7 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
+pub use self::collective::{Held, Lent, Start};
 pub use self::core::Core;
 pub use self::native::{
     native_imrecv, native_irecv, native_isend, native_mrecv, native_recv, native_recv_init,

@@ -2,10 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::engine::codes;
 use crate::engine::receive::RecvArgs;
 use crate::engine::send::{Mode, SendArgs};
-use crate::mpi::{guard, native, Abi, Handle};
+use crate::mpi::{codes, guard, native, Abi, Handle};
 
 /// Calls a native function whose first arguments are a buffer and a count. The function with a large count is called
 /// for large counts only: not every library has it, and where it has none the way to the other is longer.
@@ -152,5 +151,5 @@ pub unsafe fn raise(comm: Handle, code: c_int) -> c_int {
 /// `comm` is the program's; MPI may be called.
 pub unsafe fn raise_told(abi: &Abi, comm: Handle, why: &str) -> c_int {
     // SAFETY: passed on.
-    unsafe { raise(comm, codes::code_of(abi, why)) }
+    unsafe { raise(comm, codes::code_of(abi, abi.err_other, why)) }
 }

@@ -1,18 +1,18 @@
-//! Persistent requests (MPI 4.1 section 3.9), and partitioned sends (section 4.2).
+//! Persistent requests (MPI 4.1 section 3.9).
 //!
 //! A persistent receive is native, and watched like any other. A persistent send of a device buffer is a send of the
 //! engine's at every start; its handle is a persistent request to MPI_PROC_NULL that is never started, since such
-//! handles are unique. A partitioned send stays native, as it matches partitioned receives only: its starts are counted.
+//! handles are unique.
 
 use std::ffi::{c_int, c_void};
 
 use crate::engine::core::Entry;
 use crate::engine::place::Place;
+use crate::engine::requests::standing_request;
 use crate::engine::send::SendArgs;
 use crate::engine::{types, Engine};
 use crate::mpi::{native, Abi, Handle};
 use crate::node::DESCRIPTOR_BYTES;
-use crate::stats::{self, Reason};
 
 /// A persistent send of the engine's.
 pub struct PersistentSend {
@@ -58,28 +58,20 @@ impl Engine {
         if !device && bytes != DESCRIPTOR_BYTES as u64 {
             return None;
         }
-        let (mut handle, mut datatype) = (abi.request_null, abi.datatype_null);
-        // SAFETY: live locals; a send to MPI_PROC_NULL touches no buffer.
+        let mut datatype = abi.datatype_null;
+        // SAFETY: a live local; the program's handles.
         unsafe {
             let code = native::type_dup(args.datatype, &raw mut datatype);
             if code != abi.success {
                 return Some(code);
             }
-            let nothing: *const c_void = std::ptr::null();
-            let code = native::send_init(
-                nothing,
-                0,
-                abi.byte,
-                abi.proc_null,
-                0,
-                args.comm,
-                &raw mut handle,
-            );
-            if code != abi.success {
-                native::type_free(&raw mut datatype);
-                return Some(code);
-            }
-            let handle = abi.normalize(handle);
+            let handle = match standing_request(abi, args.comm) {
+                Ok(handle) => handle,
+                Err(code) => {
+                    native::type_free(&raw mut datatype);
+                    return Some(code);
+                }
+            };
             let mut core = self.core.lock();
             let send = PersistentSend {
                 args: SendArgs { datatype, ..*args },
@@ -102,22 +94,6 @@ impl Engine {
         Some((info.bytes(args.count), !matches!(place, Place::Host(_))))
     }
 
-    /// The MPI library has made a partitioned send of these arguments, all partitions together, under this request.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's call, here and below.
-    pub unsafe fn note_partitioned(&self, args: &SendArgs, request: *const Handle) {
-        if args.dest == self.env.abi.proc_null {
-            return;
-        }
-        // SAFETY: passed on.
-        if let Some((bytes, true)) = unsafe { self.payload_of(args) } {
-            // SAFETY: the program's request.
-            let handle = unsafe { self.env.abi.read(request) };
-            self.core.lock().partitioned.insert(handle, bytes);
-        }
-    }
-
     /// `MPI_Start`.
     ///
     /// # Safety
@@ -127,13 +103,7 @@ impl Engine {
         let abi = self.env.abi;
         // SAFETY: the program's request.
         let handle = unsafe { abi.read(request) };
-        let core = self.core.lock();
-        let entry = core.table.get(&handle).copied();
-        let partitioned = core.partitioned.get(&handle).copied();
-        drop(core);
-        if let Some(bytes) = partitioned {
-            stats::left_native(Reason::Partitioned, bytes);
-        }
+        let entry = self.core.lock().table.get(&handle).copied();
         match entry {
             Some(Entry::Receive(id)) => {
                 let mut core = self.core.lock();
@@ -146,6 +116,7 @@ impl Engine {
             }
             // SAFETY: passed on.
             Some(Entry::Persistent(id)) => unsafe { self.start_persistent(id) },
+            Some(Entry::Collective(id)) => self.start_collective(id),
             _ => {
                 self.env.unseen.note_send();
                 // SAFETY: passed on.
@@ -175,11 +146,7 @@ impl Engine {
     /// # Safety
     /// The requests are the program's.
     pub unsafe fn start_all(&self, count: c_int, requests: *mut c_void) -> c_int {
-        let is_for_mpi = {
-            let core = self.core.lock();
-            core.table.is_empty() && core.partitioned.is_empty()
-        };
-        if is_for_mpi {
+        if self.core.lock().table.is_empty() {
             self.env.unseen.note_send();
             // SAFETY: passed on.
             return unsafe { native::startall(count, requests) };

@@ -107,6 +107,23 @@ pub unsafe fn start_generalized(abi: &Abi) -> Result<Handle, c_int> {
     }
 }
 
+/// A persistent request to MPI_PROC_NULL, to stand for one of the engine's: it is never started, and its handle is unique.
+///
+/// # Safety
+/// MPI may be called; `comm` is the program's.
+pub unsafe fn standing_request(abi: &Abi, comm: Handle) -> Result<Handle, c_int> {
+    let mut handle = abi.request_null;
+    let nothing: *const c_void = std::ptr::null();
+    let (byte, nobody) = (abi.byte, abi.proc_null);
+    // SAFETY: a live local; a send to MPI_PROC_NULL touches no buffer.
+    let code = unsafe { native::send_init(nothing, 0, byte, nobody, 0, comm, &raw mut handle) };
+    if code == abi.success {
+        Ok(abi.normalize(handle))
+    } else {
+        Err(code)
+    }
+}
+
 /// Ends a generalized request whose status nobody wants.
 ///
 /// # Safety

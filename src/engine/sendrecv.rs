@@ -15,6 +15,17 @@ pub struct Pair {
     receive: Option<usize>,
 }
 
+/// How a send and a receive complete together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairWay {
+    /// The call waits for them.
+    Waits,
+    /// Under one request.
+    Request,
+    /// Under one request, which the MPI library has no function for.
+    OwnRequest,
+}
+
 impl Engine {
     /// Waits for a send of the engine's.
     ///
@@ -72,20 +83,21 @@ impl Engine {
         &self,
         send: &SendArgs,
         receive: &RecvArgs,
-        immediate: bool,
+        way: PairWay,
         replace: bool,
     ) -> Result<Option<Pair>, c_int> {
         // SAFETY: passed on, here and below.
         unsafe {
             let sorted = self.sort_send(send);
             let native_send = matches!(sorted, Sorted::Native);
-            let watch = if immediate || !native_send {
+            let watch = if way != PairWay::Waits || !native_send {
                 Watch::Always
             } else {
                 Watch::IfLive
             };
             let plan = self.plan_receive(receive, watch)?;
-            if native_send && matches!(plan, Plan::Native) {
+            let is_for_mpi = native_send && matches!(plan, Plan::Native);
+            if is_for_mpi && way != PairWay::OwnRequest {
                 return Ok(None);
             }
             let copied = if replace {

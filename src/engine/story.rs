@@ -118,6 +118,7 @@ impl Engine {
         match *core.table.get(&handle)? {
             Entry::Receive(id) => Some(core.receives[id].story()),
             Entry::Send(id) => Some(core.sends[id].story),
+            Entry::Collective(_) => None,
             Entry::Persistent(id) => Some(match core.persistents[id].active {
                 Some(send) => core.sends[send].story,
                 None => Story {

@@ -11,6 +11,8 @@
 mod contents;
 pub mod runs;
 
+pub use contents::is_predefined;
+
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{
     fence, AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering,
@@ -20,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use crate::engine::layout::Layout;
-use crate::mpi::{native, Abi, Handle};
+use crate::mpi::{large, native, Abi, Handle};
 
 /// Layout of one item of a datatype (MPI 4.1 section 5.1), lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -370,59 +372,7 @@ impl Way {
 /// MPI may be called.
 pub unsafe fn bytes_type(abi: &Abi, bytes: u64) -> Option<Handle> {
     // SAFETY: passed on.
-    unsafe { run_of(abi, bytes, abi.byte, 1) }
-}
-
-/// A committed type of `count` items of `datatype`, one extent apart, also where the count does not fit a C `int`. The
-/// caller frees it.
-///
-/// # Safety
-/// MPI may be called; `datatype` is a valid handle of this extent in bytes.
-pub unsafe fn run_of(abi: &Abi, count: u64, datatype: Handle, extent: i64) -> Option<Handle> {
-    /// Items in one of the blocks that a long run consists of.
-    const BLOCK: u64 = 1 << 30;
-    let (blocks, rest) = (count / BLOCK, count % BLOCK);
-    let [mut made, mut block, mut long] = [abi.datatype_null; 3];
-    let ok = |code: c_int| code == abi.success;
-    let blocks = c_int::try_from(blocks).ok()?;
-    // SAFETY: the handles are live locals; what is made on the way is freed.
-    unsafe {
-        if blocks == 0 {
-            let is_made = ok(native::type_contiguous(
-                rest as c_int,
-                datatype,
-                &raw mut made,
-            ));
-            return (is_made && ok(native::type_commit(&raw mut made))).then_some(made);
-        }
-        let displacement =
-            isize::try_from(i128::from(blocks) * i128::from(BLOCK) * i128::from(extent)).ok()?;
-        if !ok(native::type_contiguous(
-            BLOCK as c_int,
-            datatype,
-            &raw mut block,
-        )) {
-            return None;
-        }
-        let mut is_made = ok(native::type_contiguous(blocks, block, &raw mut long));
-        native::type_free(&raw mut block);
-        if is_made {
-            let lengths = [1, rest as c_int];
-            let places = [0, displacement];
-            let mut types = [0usize; 2];
-            abi.store(types.as_mut_ptr().cast(), 0, long);
-            abi.store(types.as_mut_ptr().cast(), 1, datatype);
-            is_made = ok(native::type_create_struct(
-                2,
-                lengths.as_ptr(),
-                places.as_ptr(),
-                types.as_ptr().cast(),
-                &raw mut made,
-            ));
-            native::type_free(&raw mut long);
-        }
-        (is_made && ok(native::type_commit(&raw mut made))).then_some(made)
-    }
+    unsafe { large::run_of(abi, bytes, abi.byte, 1) }
 }
 
 #[cfg(test)]

@@ -46,24 +46,6 @@ pub unsafe fn init_thread(
     code
 }
 
-/// `MPI_Session_init`: a program without MPI_COMM_WORLD stays native.
-///
-/// # Safety
-/// As [`init`].
-pub unsafe fn session_init(info: Handle, errhandler: Handle, session: *mut Handle) -> c_int {
-    // SAFETY: passed on.
-    unsafe { native::session_init(info, errhandler, session) }
-}
-
-/// `MPI_Session_finalize`.
-///
-/// # Safety
-/// As [`init`].
-pub unsafe fn session_finalize(session: *mut Handle) -> c_int {
-    // SAFETY: passed on.
-    unsafe { native::session_finalize(session) }
-}
-
 /// `MPI_Finalize`.
 ///
 /// # Safety

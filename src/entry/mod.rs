@@ -2,11 +2,15 @@
 //!
 //! These functions only translate. Decisions are the engine's.
 
+mod collective;
 mod communicator;
 mod completion;
 mod errors;
 mod lifecycle;
 mod persistent;
+#[rustfmt::skip]
+#[allow(unused_mut, unused_variables)]
+mod persistent_collectives;
 mod probe;
 mod receive;
 mod send;
@@ -17,6 +21,7 @@ pub use completion::*;
 pub use errors::*;
 pub use lifecycle::*;
 pub use persistent::*;
+pub use persistent_collectives::*;
 pub use probe::*;
 pub use receive::*;
 pub use send::*;
@@ -24,6 +29,17 @@ pub use sendrecv::*;
 
 use crate::engine::NativeScope;
 use crate::mpi::Function;
+
+/// Whether the engine is to make a function of others: neither it nor the form with plain counts is in the MPI library.
+#[cold]
+pub fn is_lacking(function: Function) -> bool {
+    let plain = match function {
+        Function::IsendrecvC => Function::Isendrecv,
+        Function::IsendrecvReplaceC => Function::IsendrecvReplace,
+        other => other,
+    };
+    !plain.available()
+}
 
 /// Around a watched call: the helper serves meanwhile.
 #[inline]

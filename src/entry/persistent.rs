@@ -40,44 +40,6 @@ send_inits! {
     Ready rsend_init_c i64;
 }
 
-/// `MPI_Psend_init` (MPI 4.1 section 4.2.1).
-///
-/// # Safety
-/// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
-pub unsafe fn psend_init(
-    buf: *const c_void,
-    partitions: c_int,
-    count: i64,
-    datatype: Handle,
-    dest: c_int,
-    tag: c_int,
-    comm: Handle,
-    info: Handle,
-    request: *mut Handle,
-) -> c_int {
-    // SAFETY: passed on.
-    let code = unsafe {
-        native::psend_init(
-            buf, partitions, count, datatype, dest, tag, comm, info, request,
-        )
-    };
-    let args = SendArgs {
-        mode: Mode::Standard,
-        buffer: buf,
-        count: count.saturating_mul(partitions.into()),
-        datatype,
-        dest,
-        tag,
-        comm,
-    };
-    if let (true, Some(engine)) = (code == 0, engine()) {
-        // SAFETY: the program's arguments, and the request that was made of them.
-        unsafe { engine.note_partitioned(&args, request) };
-    }
-    code
-}
-
 unsafe fn receive_request(
     args: RecvArgs,
     request: *mut Handle,

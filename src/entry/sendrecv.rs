@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_void};
 
 use super::receive::unwatched;
-use crate::engine::sendrecv::Pair;
-use crate::engine::{engine, Mode, NativeScope, RecvArgs, SendArgs};
-use crate::mpi::{native, Handle};
+use crate::engine::sendrecv::{Pair, PairWay};
+use crate::engine::{engine, lifecycle, Engine, Mode, NativeScope, RecvArgs, SendArgs};
+use crate::mpi::{native, Function, Handle};
 
 macro_rules! pairs {
     ($($sendrecv:ident $isendrecv:ident $replace:ident $ireplace:ident $count:ty;)*) => {$(
@@ -36,7 +36,7 @@ macro_rules! pairs {
                         return unwatched(engine, comm, status, scope, natively);
                     }
                 }
-                match engine.start_pair(&send(), &receive(), false, false) {
+                match engine.start_pair(&send(), &receive(), PairWay::Waits, false) {
                     Ok(None) => unwatched(engine, comm, status, NativeScope::enter(), natively),
                     Ok(Some(pair)) => engine.await_pair(pair, status),
                     Err(code) => code,
@@ -60,11 +60,15 @@ macro_rules! pairs {
                     native::$isendrecv(sendbuf, sendcount, sendtype, dest, sendtag, recvbuf, recvcount, recvtype, source, recvtag, comm, request)
                 }
             };
-            let Some(engine) = engine() else { return natively() };
+            let (engine, way) = match for_request(Function::Isendrecv) {
+                Ok(Some(found)) => found,
+                Ok(None) => return natively(),
+                Err(code) => return code,
+            };
             let send = SendArgs { mode: Mode::Standard, buffer: sendbuf, count: sendcount.into(), datatype: sendtype, dest, tag: sendtag, comm };
             let receive = RecvArgs { buffer: recvbuf, count: recvcount.into(), datatype: recvtype, source, tag: recvtag, comm };
             // SAFETY: passed on.
-            unsafe { started(engine.start_pair(&send, &receive, true, false), request, natively) }
+            unsafe { started(engine.start_pair(&send, &receive, way, false), request, natively) }
         }
 
         /// `MPI_Sendrecv_replace` (MPI 4.1 section 3.10).
@@ -90,7 +94,7 @@ macro_rules! pairs {
                         return unwatched(engine, comm, status, scope, natively);
                     }
                 }
-                match engine.start_pair(&send, &receive, false, true) {
+                match engine.start_pair(&send, &receive, PairWay::Waits, true) {
                     Ok(None) => unwatched(engine, comm, status, NativeScope::enter(), natively),
                     Ok(Some(pair)) => engine.await_pair(pair, status),
                     Err(code) => code,
@@ -111,11 +115,15 @@ macro_rules! pairs {
                 // SAFETY: passed on.
                 unsafe { native::$ireplace(buf, count, datatype, dest, sendtag, source, recvtag, comm, request) }
             };
-            let Some(engine) = engine() else { return natively() };
+            let (engine, way) = match for_request(Function::IsendrecvReplace) {
+                Ok(Some(found)) => found,
+                Ok(None) => return natively(),
+                Err(code) => return code,
+            };
             let send = SendArgs { mode: Mode::Standard, buffer: buf, count: count.into(), datatype, dest, tag: sendtag, comm };
             let receive = RecvArgs { buffer: buf, count: count.into(), datatype, source, tag: recvtag, comm };
             // SAFETY: passed on.
-            unsafe { started(engine.start_pair(&send, &receive, true, true), request, natively) }
+            unsafe { started(engine.start_pair(&send, &receive, way, true), request, natively) }
         }
     )*};
 }
@@ -123,6 +131,15 @@ macro_rules! pairs {
 pairs! {
     sendrecv isendrecv sendrecv_replace isendrecv_replace c_int;
     sendrecv_c isendrecv_c sendrecv_replace_c isendrecv_replace_c i64;
+}
+
+/// The engine for a pair under one request, and who makes it if no message of it is the engine's. `None`: the MPI library
+/// alone.
+fn for_request(function: Function) -> Result<Option<(&'static Engine, PairWay)>, c_int> {
+    if function.available() {
+        return Ok(engine().map(|engine| (engine, PairWay::Request)));
+    }
+    lifecycle::engine_for_requests().map(|engine| Some((engine, PairWay::OwnRequest)))
 }
 
 unsafe fn started(

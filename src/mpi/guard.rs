@@ -234,6 +234,18 @@ pub fn enter_taking() -> Option<Guard> {
     }
 }
 
+/// As [`enter`], for a function that the MPI library lacks and the engine makes of others. `None` also while the library
+/// stands aside: then requests are completed without it.
+#[cold]
+#[inline(never)]
+pub fn enter_composing() -> Option<Guard> {
+    if is_aside() {
+        return None;
+    }
+    keep_panics();
+    enter()
+}
+
 /// As [`enter`], for the functions that arm the library.
 #[inline(always)]
 pub fn enter_arming() -> Option<Guard> {
@@ -348,7 +360,7 @@ pub fn keep_panics() {
 }
 
 /// An error code where no ABI is known: MPI_ERR_OTHER of Open MPI and the standard ABI, MPI_ERR_INTERN of MPICH.
-pub(super) const UNKNOWN_ERROR: c_int = 16;
+pub const UNKNOWN_ERROR: c_int = 16;
 
 #[cfg(test)]
 mod tests {

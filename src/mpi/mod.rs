@@ -11,9 +11,12 @@
 mod abi;
 #[cfg(test)]
 mod abi_test;
+pub mod codes;
+mod composed;
 mod constants;
 mod detect;
 pub mod guard;
+pub mod large;
 mod library;
 mod resolve;
 mod status;

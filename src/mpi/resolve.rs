@@ -105,16 +105,11 @@ impl Unavailable for usize {
     }
 }
 
-/// A count of a function with large counts, for the one without.
-pub(super) fn narrow(count: i64) -> Option<c_int> {
-    c_int::try_from(count).ok()
-}
-
 /// Declares the enumeration, the names and classes, and one native function a line.
 macro_rules! functions {
     (
         variadic { $($variadic:ident $variadic_name:literal $variadic_class:ident;)* }
-        $($variant:ident $name:literal $class:ident $native:ident($($argument:ident: $type:ty),*) -> $result:ty $(=> $twin:ident($($narrow:expr),*))?;)*
+        $($variant:ident $name:literal $class:ident $native:ident($($argument:ident: $type:ty),*) -> $result:ty $(=> $module:ident::$substitute:ident($($given:ident),*))?;)*
     ) => {
         /// An MPI function.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -162,9 +157,8 @@ macro_rules! functions {
         ///
         /// Pointers to one handle are `*mut Handle` and may be aligned to 4 bytes only when they come from the program:
         /// use [`Abi::read`](super::Abi::read) and [`Abi::write`](super::Abi::write). Where the library lacks the
-        /// function, an error code (or 0, for what returns no error code) comes back. A function with large counts
-        /// that the library lacks is the one without where the counts fit: since the preload library exports both, a
-        /// program may find the first and rely on it.
+        /// function, an error code (or 0, for what returns no error code) comes back, unless others stand for it: since the
+        /// preload library exports it, a program may find it and rely on it.
         pub mod native {
             use super::*;
             $(
@@ -183,14 +177,13 @@ macro_rules! functions {
                             Some(function) => unsafe { std::mem::transmute::<*mut c_void, Signature>(function)($($argument),*) },
                             None => {
                                 $(
-                                    let twin = || -> Option<$result> {
-                                        // SAFETY: the same function for counts that fit an `int`, which these do.
-                                        Some(unsafe { $twin($($narrow),*) })
-                                    };
-                                    if let Some(result) = twin() {
-                                        return result;
+                                    // The others need a library; without one there is none to be found.
+                                    if super::super::library_version().is_some() {
+                                        // SAFETY: does the same by other functions.
+                                        return unsafe { $module::$substitute($($given),*) };
                                     }
                                 )?
+                                #[allow(unreachable_code)]
                                 <$result as Unavailable>::unavailable()
                             }
                         }

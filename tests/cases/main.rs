@@ -18,6 +18,7 @@ mod loading;
 mod matching;
 mod memory;
 mod model_error;
+mod newer;
 mod nodes;
 mod overhead;
 mod pack;

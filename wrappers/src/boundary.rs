@@ -117,6 +117,35 @@ macro_rules! arming {
     };
 }
 
+/// As [`messages`]; what the MPI library lacks reaches the entry point also while messages are passed on.
+macro_rules! composed {
+    ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
+        mod composed_bodies {
+            use super::*;
+            use crate::boundary::{entry, guarded};
+            use anabranch_engine::mpi::{guard, native, Function};
+            $(
+                #[inline(never)]
+                #[allow(clippy::too_many_arguments)]
+                pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
+                    let inside = guard::enter_taking().or_else(|| {
+                        guard::pass_on(Function::$variant);
+                        let lacks = entry::is_lacking(Function::$variant);
+                        lacks.then(guard::enter_composing).flatten()
+                    });
+                    let Some(_inside) = inside else {
+                        // SAFETY: the arguments are the program's, passed on as they are.
+                        return unsafe { native::$name($($argument),*) };
+                    };
+                    // SAFETY: as above; the entry point has the contract of the C function.
+                    guarded(Function::$variant, || unsafe { entry::$name($($argument),*) })
+                }
+            )*
+        }
+        crate::boundary::export! { composed_bodies; $($variant $mpi $pmpi $name($($argument: $type),*);)* }
+    };
+}
+
 /// Bodies that call the engine's entry point of the same name. `$enter` of the gate says when; otherwise the call
 /// goes on at once.
 macro_rules! decided {
@@ -169,4 +198,4 @@ macro_rules! watched {
     };
 }
 
-pub(crate) use {arming, decided, export, messages, taken, watched};
+pub(crate) use {arming, composed, decided, export, messages, taken, watched};

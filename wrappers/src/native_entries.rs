@@ -3,7 +3,7 @@
 
 pub(crate) use anabranch_engine::mpi::native::*;
 
-use anabranch_engine::mpi::{abi, guard, Function, Handle};
+use anabranch_engine::mpi::{abi, guard, Function};
 use std::ffi::{c_int, c_void};
 
 fn arm() {
@@ -39,12 +39,10 @@ pub(crate) unsafe fn init_thread(
     unsafe { anabranch_engine::mpi::native::init_thread(argc, argv, required, provided) }
 }
 
-pub(crate) unsafe fn session_init(info: Handle, errhandler: Handle, session: *mut Handle) -> c_int {
-    arm();
-    // SAFETY: the arguments are the program's.
-    unsafe { anabranch_engine::mpi::native::session_init(info, errhandler, session) }
-}
-
 pub(crate) fn blocking(_: Function) {}
 
 pub(crate) fn after_tool(_: Function) {}
+
+pub(crate) fn is_lacking(_: Function) -> bool {
+    false
+}

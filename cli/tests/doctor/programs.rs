@@ -95,6 +95,74 @@ fn behind_a_script_stands_its_interpreter() {
     look(&installation, &["./round"]).assert_only_reason(&["too many interpreters"]);
 }
 
+/// Tools over MPI's profiling interface are named with their place; one that cannot work there is a reason.
+#[test]
+fn tools_are_named_with_their_place() {
+    let installation = Installation::new();
+    let wrapper = "int PMPI_Send(void); int MPI_Send(void) { return PMPI_Send(); }";
+    installation.gcc("libwrapper.so", wrapper, &["-shared", "-fPIC"]);
+    let bypass =
+        "#include <dlfcn.h>\nint MPI_Send(void) { return !dlsym(RTLD_NEXT, \"MPI_Send\"); }";
+    installation.gcc(
+        "libbypass.so",
+        &format!("#define _GNU_SOURCE\n{bypass}"),
+        &["-shared", "-fPIC"],
+    );
+    let mpi = "int MPI_Send(void) { return 0; } int PMPI_Send(void) { return 0; }";
+    installation.gcc("libother.so", mpi, &["-shared", "-fPIC"]);
+    let main = "int main(void) { return 0; }";
+    let link = |name: &str, library: &str| {
+        let flags = [
+            "-Wl,--no-as-needed,--allow-shlib-undefined,-rpath,$ORIGIN",
+            "-L.",
+            library,
+        ];
+        installation.gcc(name, main, &flags);
+        look(&installation, &[&format!("./{name}")])
+    };
+    let seen = link("with_wrapper", "-lwrapper");
+    assert!(
+        seen.text
+            .contains("libwrapper.so (linked with the program: the library calls it first)"),
+        "{}",
+        seen.text
+    );
+    assert_eq!(
+        seen.json["program"]["tools"][0]["uses_pmpi"], true,
+        "{}",
+        seen.text
+    );
+    link("with_bypass", "-lbypass").assert_only_reason(&[
+        "libbypass.so",
+        "calls none of PMPI",
+        "in front",
+    ]);
+    // What has PMPI functions itself is an MPI library.
+    let seen = link("with_other", "-lother");
+    assert_eq!(
+        seen.json["program"]["tools"].as_array().map(Vec::len),
+        Some(0),
+        "{}",
+        seen.text
+    );
+    let preloaded = installation.path("libbypass.so");
+    let seen = Seen::by(
+        installation
+            .with_gpus()
+            .arg("--no-gpu-test")
+            .env("LD_PRELOAD", &preloaded),
+        &installation,
+        &["./with_bypass"],
+    );
+    assert_eq!(seen.status, 0, "{}", seen.text);
+    assert!(
+        seen.text
+            .contains("libbypass.so (preloaded: it is called first)"),
+        "{}",
+        seen.text
+    );
+}
+
 #[test]
 fn privileges_keep_the_library_out() {
     // SAFETY: takes nothing and cannot fail.

@@ -19,7 +19,6 @@ impl Engine {
         let handle = unsafe { abi.read(request) };
         let mut core = self.core.lock();
         core.take_over_one(abi, handle);
-        core.partitioned.remove(&handle);
         let Some(entry) = core.table.remove(&handle) else {
             drop(core);
             // SAFETY: passed on.
@@ -41,6 +40,11 @@ impl Engine {
                     }
                     return persistent.release(abi);
                 }
+                Entry::Collective(id) if !core.is_collective_active(id) => {
+                    return core.free_collective(&self.env, id);
+                }
+                // Erroneous (MPI 4.1 section 6.12): it is brought to its end.
+                Entry::Collective(_) => {}
                 Entry::Receive(id) => core.set_transient(id),
                 Entry::Send(_) => {}
             }
@@ -66,6 +70,9 @@ impl Engine {
                     Entry::Send(send) if handle == 0 => {
                         core.retire_send(&self.env, send);
                     }
+                    Entry::Collective(id) => {
+                        core.free_collective(&self.env, id);
+                    }
                     _ => {
                         self.finish(core, handle, entry, self.env.abi.no_status());
                     }
@@ -86,7 +93,7 @@ impl Engine {
             let is_completed_instead = {
                 let mut core = self.core.lock();
                 match core.table.get(&handle).copied() {
-                    Some(Entry::Send(_) | Entry::Persistent(_)) => true,
+                    Some(Entry::Send(_) | Entry::Persistent(_) | Entry::Collective(_)) => true,
                     // Unless its sender writes to it already.
                     Some(Entry::Receive(id)) => !core.withdraw(&self.env, id),
                     None => false,

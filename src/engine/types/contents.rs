@@ -310,6 +310,16 @@ impl Drop for Contents {
     }
 }
 
+/// Whether a type is one of MPI's own.
+///
+/// # Safety
+/// `datatype` is a valid handle.
+pub unsafe fn is_predefined(abi: &Abi, datatype: Handle) -> bool {
+    // SAFETY: passed on.
+    let found = unsafe { envelope(abi, datatype) };
+    found.is_some_and(|(combiner, _)| combiner == Combiner::Named)
+}
+
 /// The constructor of a type, and how long its arguments are.
 unsafe fn envelope(abi: &Abi, datatype: Handle) -> Option<(Combiner, Envelope)> {
     let mut combiner: c_int = 0;

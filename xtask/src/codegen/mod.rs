@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod headers_test;
+mod large;
 mod table;
 mod write;
 
@@ -12,6 +13,11 @@ fn generate() -> Result<Vec<(&'static str, String)>, String> {
     let sections = read_table()?;
     Ok(vec![
         ("src/mpi/generated.rs", write::engine(&sections)?),
+        ("src/mpi/large/generated.rs", large::functions(&sections)?),
+        (
+            "src/entry/persistent_collectives.rs",
+            large::persistent(&sections)?,
+        ),
         ("wrappers/src/generated.rs", write::wrappers(&sections)?),
         ("docs/mpi-coverage.md", write::coverage(&sections)),
     ])

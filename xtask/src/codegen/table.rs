@@ -11,6 +11,8 @@ pub enum Class {
     Taken,
     /// The engine decides, unless the library stands aside.
     TakenMessages,
+    /// As messages; where the library lacks it, the engine makes it of other functions.
+    TakenComposed,
     /// Native, while the helper serves.
     Watched,
     /// Not exported.
@@ -23,6 +25,7 @@ impl Class {
             "taken arming" => Class::TakenArming,
             "taken" => Class::Taken,
             "taken messages" => Class::TakenMessages,
+            "taken composed" => Class::TakenComposed,
             "watched" => Class::Watched,
             "native" => Class::Native,
             _ => return None,
@@ -32,7 +35,9 @@ impl Class {
     /// The class as the engine names it.
     pub fn broad(self) -> &'static str {
         match self {
-            Class::TakenArming | Class::Taken | Class::TakenMessages => "Taken",
+            Class::TakenArming | Class::Taken | Class::TakenMessages | Class::TakenComposed => {
+                "Taken"
+            }
             Class::Watched => "Watched",
             Class::Native => "Native",
         }
@@ -124,6 +129,8 @@ pub struct Function {
     pub parameters: Vec<(String, Type)>,
     pub result: Type,
     pub variadic: bool,
+    /// Written by hand of other functions, for libraries that lack it.
+    pub composed: bool,
 }
 
 impl Function {
@@ -208,6 +215,10 @@ pub fn parse(text: &str) -> Result<Vec<Section>, TableError> {
 
 /// The function of a line, and its large-count form where the line has alternatives `A|B`.
 fn functions(line: &str) -> Option<Vec<Function>> {
+    let (line, composed) = match line.strip_suffix(" := composed") {
+        Some(line) => (line, true),
+        None => (line, false),
+    };
     let (name, rest) = line.split_once('(')?;
     let (parameters, result) = rest.rsplit_once(')')?;
     let result = match result.trim().strip_prefix("->") {
@@ -220,6 +231,7 @@ fn functions(line: &str) -> Option<Vec<Function>> {
         parameters: Vec::new(),
         result: Type(result.to_owned()),
         variadic: false,
+        composed,
     };
     let mut large = Function {
         name: format!("{name}_c"),

@@ -1,17 +1,16 @@
 //! Error codes of the library's own, whose text says which message an error handler is called about, and why.
 //!
 //! A code is made when the first error with its text is raised, by a thread of the program's: the calls are local, and
-//! call nothing back. Its class is `MPI_ERR_OTHER`. MPICH 4.0 has no text for codes of the classes that it defines itself
-//! (`MPI_Error_string` finds another's): there they are of a class that was made for them, and `MPI_Error_class`, which is
-//! intercepted for that, says `MPI_ERR_OTHER`.
+//! call nothing back. MPICH 4.0 has no text for codes of the classes that it defines itself (`MPI_Error_string` finds
+//! another's): there they are of a class that was made for them, and `MPI_Error_class`, which is intercepted for that, says
+//! the class that was meant.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, CString};
-use std::sync::atomic::{AtomicI32, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::mpi::{native, Abi};
+use super::{native, Abi};
 
 /// Codes that are made, at most.
 const CODES_MAX: usize = 64;
@@ -30,20 +29,20 @@ static CODES: Mutex<Option<Codes>> = Mutex::new(None);
 /// The codes that there are, by their texts.
 type Codes = HashMap<Box<str>, c_int>;
 
-/// The class of the codes where it is not `MPI_ERR_OTHER`; 0 where it is.
-static OWN_CLASS: AtomicI32 = AtomicI32::new(0);
+/// Classes that were made, each with the one of MPI's that it stands for.
+static OWN_CLASSES: Mutex<Vec<(c_int, c_int)>> = Mutex::new(Vec::new());
 
-/// The code for an error with this text, or `MPI_ERR_OTHER` where the MPI library makes none.
+/// The code of this class for an error with this text, or the class itself where the MPI library makes none.
 ///
 /// # Safety
 /// MPI may be called.
-pub unsafe fn code_of(abi: &Abi, text: &str) -> c_int {
+pub unsafe fn code_of(abi: &Abi, class: c_int, text: &str) -> c_int {
     let mut codes = CODES.lock();
     let codes = codes.get_or_insert_with(HashMap::new);
     let text = text_with(codes, text);
     *codes.entry(text.into()).or_insert_with(|| {
         // SAFETY: passed on.
-        unsafe { make(abi, text) }.unwrap_or(abi.err_other)
+        unsafe { make(abi, class, text) }.unwrap_or(class)
     })
 }
 
@@ -57,25 +56,27 @@ fn text_with<'a>(codes: &Codes, text: &'a str) -> &'a str {
 }
 
 /// The class that a program is to see.
-pub fn class_seen(abi: &Abi, class: c_int) -> c_int {
-    let own = OWN_CLASS.load(Ordering::Relaxed);
-    if own != 0 && class == own {
-        abi.err_other
-    } else {
-        class
-    }
+pub fn class_seen(class: c_int) -> c_int {
+    let own = OWN_CLASSES.lock();
+    let meant = own.iter().find(|(made, _)| *made == class);
+    meant.map_or(class, |(_, meant)| *meant)
 }
 
-unsafe fn make(abi: &Abi, text: &str) -> Option<c_int> {
+unsafe fn make(abi: &Abi, class: c_int, text: &str) -> Option<c_int> {
     let text = written(text);
+    let known = OWN_CLASSES
+        .lock()
+        .iter()
+        .find(|(_, meant)| *meant == class)
+        .copied();
     // SAFETY: passed on.
     unsafe {
-        match OWN_CLASS.load(Ordering::Relaxed) {
-            0 => match add(abi, abi.err_other, &text) {
-                Some(code) if has_text(abi, code, &text) => Some(code),
-                _ => add(abi, own_class(abi)?, &text),
-            },
-            class => add(abi, class, &text),
+        if let Some((own, _)) = known {
+            return add(abi, own, &text);
+        }
+        match add(abi, class, &text) {
+            Some(code) if has_text(abi, code, &text) => Some(code),
+            _ => add(abi, own_class(abi, class)?, &text),
         }
     }
 }
@@ -91,13 +92,12 @@ fn written(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-unsafe fn own_class(abi: &Abi) -> Option<c_int> {
+unsafe fn own_class(abi: &Abi, meant: c_int) -> Option<c_int> {
     let mut class = 0;
     // SAFETY: a live local.
     let made = unsafe { native::add_error_class(&raw mut class) };
-    let is_made = made == abi.success && class != 0;
-    is_made.then(|| {
-        OWN_CLASS.store(class, Ordering::Relaxed);
+    (made == abi.success).then(|| {
+        OWN_CLASSES.lock().push((class, meant));
         class
     })
 }
