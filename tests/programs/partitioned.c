@@ -1,11 +1,13 @@
 // Partitioned communication (MPI 4.1 chapter 4), which the MPI library carries out: its sends match its receives alone.
 #include "sim.h"
 
-// Open MPI has no such functions before version 5. The preloaded library exports the first of them alone.
+// Open MPI has no such functions before version 5, and only MPICH 5 has the last.
 #pragma weak MPI_Psend_init
 #pragma weak MPI_Precv_init
 #pragma weak MPI_Pready
 #pragma weak MPI_Parrived
+#pragma weak MPI_Buffer_flush
+int MPI_Buffer_flush(void);
 #if MPI_VERSION < 4
 int MPI_Psend_init(const void *, int, MPI_Count, MPI_Datatype, int, int, MPI_Comm, MPI_Info, MPI_Request *);
 int MPI_Precv_init(void *, int, MPI_Count, MPI_Datatype, int, int, MPI_Comm, MPI_Info, MPI_Request *);
@@ -69,14 +71,46 @@ static void freed(void) {
     buf_free(other);
 }
 
-// Rank 0 does nothing but look for a partition that rank 1 makes ready once its long message is received.
-static void spinning(void) {
+// Both use the device, so that descriptors may come.
+static void meet_devices(void) {
     for (int i = 0; i < 2; i++) {
         buf b = buf_new(DEVICE, 1, 0);
         OK(MPI_Sendrecv_replace(b.p, 1, MPI_BYTE, peer, 0, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
         buf_free(b);
         barrier();
     }
+}
+
+// Rank 0 waits for its buffered message to leave, which rank 1 receives once its own long one is received.
+static void flushing(void) {
+    meet_devices();
+    static char room[LARGE + 1000];
+    buf b = buf_new(DEVICE, LARGE, 5), host = buf_new(HOST, LARGE, 1);
+    MPI_Request r;
+    if (me == 0) {
+        void *back;
+        int bytes;
+        OK(MPI_Irecv(b.p, LARGE, MPI_BYTE, 1, 1, MPI_COMM_WORLD, &r));
+        OK(MPI_Buffer_attach(room, sizeof room));
+        buf_fill(host, 6);
+        OK(MPI_Bsend(host.p, LARGE, MPI_BYTE, 1, 3, MPI_COMM_WORLD));
+        OK(MPI_Buffer_flush());
+        OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+        BUF_CHECK(b, 5, LARGE);
+        OK(MPI_Buffer_detach(&back, &bytes));
+    } else {
+        buf_fill(b, 5);
+        OK(MPI_Ssend(b.p, LARGE, MPI_BYTE, 0, 1, MPI_COMM_WORLD));
+        OK(MPI_Recv(host.p, LARGE, MPI_BYTE, 0, 3, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        BUF_CHECK(host, 6, LARGE);
+    }
+    buf_free(b);
+    buf_free(host);
+}
+
+// Rank 0 does nothing but look for a partition that rank 1 makes ready once its long message is received.
+static void spinning(void) {
+    meet_devices();
     buf b = buf_new(DEVICE, LARGE, 5);
     int token = me;
     MPI_Request r, p;
@@ -102,6 +136,7 @@ static void spinning(void) {
 }
 
 static const struct test_case cases[] = {
-    {"from_device", from_device}, {"from_host", from_host}, {"freed", freed}, {"spinning", spinning}, {0},
+    {"from_device", from_device}, {"from_host", from_host}, {"freed", freed}, {"spinning", spinning},
+    {"flushing", flushing}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }
