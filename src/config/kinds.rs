@@ -165,6 +165,21 @@ impl StatsTarget {
     }
 }
 
+impl StatsTarget {
+    /// The target of a process of a spawned world, whose ranks have the numbers of its parents'.
+    #[must_use]
+    pub fn of_spawned(&self, pid: u32) -> StatsTarget {
+        match self {
+            StatsTarget::File(path) => {
+                let mut name = path.clone().into_os_string();
+                name.push(format!(".spawned-{pid}"));
+                StatsTarget::File(name.into())
+            }
+            other => other.clone(),
+        }
+    }
+}
+
 /// Off, stderr, or a file name.
 pub struct Statistics;
 
@@ -327,6 +342,10 @@ mod tests {
             StatsTarget::File("/x%r/s-12.json".into())
         );
         assert_eq!(StatsTarget::Stderr.of_rank(12), StatsTarget::Stderr);
+        assert_eq!(
+            StatsTarget::File("/x/s.json".into()).of_spawned(7),
+            StatsTarget::File("/x/s.json.spawned-7".into())
+        );
         assert_eq!(Statistics.parse("stderr"), Some(StatsTarget::Stderr));
         assert_eq!(
             Statistics.parse("/x/y"),

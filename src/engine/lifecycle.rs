@@ -68,7 +68,7 @@ pub fn arm() {
     }
 }
 
-unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
+unsafe fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     if !cuda::arm() {
         return Err("no cuda driver in this process".into());
     }
@@ -92,15 +92,21 @@ unsafe fn start(abi: &'static Abi, config: Config) -> Result<(), String> {
         }
     }
     logging::set_rank(rank);
-    if abi.normalize(parent) != abi.normalize(abi.comm_null) {
-        return Err("a spawned world stays native".into());
+    let is_spawned = abi.normalize(parent) != abi.normalize(abi.comm_null);
+    if is_spawned {
+        config.stats = config.stats.of_spawned(std::process::id());
     }
     let world_rank = u32::try_from(rank).map_err(|_| "no rank in MPI_COMM_WORLD".to_string())?;
     let launch = Launch::detect();
     let options = node_options(&config);
     let cuda_aware = is_cuda_aware(&config);
-    let node =
-        enter_node(&launch, world_rank, &options, cuda_aware).map_err(|error| error.to_string())?;
+    let node = match is_spawned {
+        false => enter_node(&launch, world_rank, &options, cuda_aware),
+        true if cuda_aware => return Err("a spawned world stays native".into()),
+        // The launcher's word does not tell it from its parents' world. All goes by host memory.
+        true => Node::alone(&launch, world_rank, &options),
+    };
+    let node = node.map_err(|error| error.to_string())?;
     // SAFETY: MPI is initialized.
     if !unsafe { comms::start(abi, world_rank) } {
         return Err("no communicator attribute".into());

@@ -23,6 +23,7 @@ mod lift;
 pub mod matched;
 mod memory;
 mod native;
+mod native_memory;
 mod pace;
 pub mod paths;
 pub mod persistent;

@@ -27,7 +27,9 @@ pub use receive::*;
 pub use send::*;
 pub use sendrecv::*;
 
-use crate::engine::NativeScope;
+use std::ffi::c_void;
+
+use crate::engine::{engine, NativeScope};
 use crate::mpi::Function;
 
 /// Whether the engine is to make a function of others: neither it nor the form with plain counts is in the MPI library.
@@ -43,6 +45,15 @@ pub fn is_lacking(function: Function) -> bool {
 
 /// Around a watched call: the helper serves meanwhile.
 #[inline]
-pub fn blocking(_function: Function) -> NativeScope {
+pub fn blocking(function: Function, buffers: &[*const c_void]) -> NativeScope {
+    look_at(function, buffers);
     NativeScope::enter()
+}
+
+/// Before a call that the MPI library makes with these buffers.
+#[inline]
+pub fn look_at(function: Function, buffers: &[*const c_void]) {
+    if let Some(engine) = engine() {
+        engine.look_at_buffers(function, buffers);
+    }
 }

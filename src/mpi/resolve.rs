@@ -13,6 +13,8 @@ pub enum Class {
     Taken,
     /// Exported; called natively while the helper serves peers.
     Watched,
+    /// Exported; called natively after a look at its buffers.
+    Checked,
     /// Not exported.
     Native,
 }

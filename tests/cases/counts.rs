@@ -10,6 +10,7 @@ on_every_mpi!(
     intercommunicators,
     unknown_types,
     without_context,
+    device_memory_elsewhere,
 );
 
 /// Partitioned communication is the MPI library's affair, of which nothing is seen.
@@ -76,4 +77,37 @@ fn without_context(mpi: &Mpi) {
     assert_eq!(stats.fallback_bytes("no_context"), 5000, "{outcome}");
     assert_eq!(stats.fallback("driver_error"), 0, "{outcome}");
     assert_eq!(stats.total("errors"), 1, "{outcome}");
+}
+
+/// Device memory in calls that are the MPI library's is said once for each function and rank, unless the library knows it.
+fn device_memory_elsewhere(mpi: &Mpi) {
+    let outcome = job(mpi, 2, "elsewhere").passes();
+    let lines = |function: &str| {
+        let said = format!("warn: {function} is given device memory");
+        outcome.finished.stderr.matches(&said).count()
+    };
+    for function in [
+        "MPI_Allreduce",
+        "MPI_Bcast",
+        "MPI_Allgather",
+        "MPI_Iallreduce",
+        "MPI_Put",
+        "MPI_Pack",
+        "MPI_File_write_at",
+        "MPI_File_read_all",
+    ] {
+        assert_eq!(lines(function), 2, "{function}: {outcome}");
+    }
+    assert_eq!(
+        outcome.finished.stderr.matches("warn").count(),
+        16,
+        "{outcome}"
+    );
+    for job in [
+        job(mpi, 2, "elsewhere").roles("H"),
+        job(mpi, 2, "elsewhere").env("ANABRANCH_MPI_CUDA", "yes"),
+    ] {
+        let outcome = job.passes();
+        assert!(!outcome.finished.stderr.contains("warn"), "{outcome}");
+    }
 }

@@ -147,7 +147,7 @@ fn sessions(mpi: &Mpi) {
     job.passes();
 }
 
-/// Spawned worlds stay native.
+/// Spawned worlds stay native, or go by host memory.
 fn spawned(mpi: &Mpi) {
     if mpi.name == "mpich" {
         return cannot_be_made_here(
@@ -156,6 +156,11 @@ fn spawned(mpi: &Mpi) {
         );
     }
     over_an_mpi_that_knows_cuda(job(mpi, 2, "spawn").through_launcher()).passes();
+    // Of an MPI library that must see no device memory the new world goes by host memory.
+    let outcome = job(mpi, 2, "spawn").through_launcher().passes();
+    let stats = outcome.stats();
+    stats.check_complete();
+    assert!(stats.total("sends_value") > 0, "{outcome}");
 }
 
 /// Small messages by value, as between ranks of which one is not ready, beside large ones by descriptor.

@@ -173,7 +173,7 @@ macro_rules! decided {
 
 /// Functions that are called natively while the helper serves.
 macro_rules! watched {
-    ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
+    ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*) [$($buffer:ident),*];)*) => {
         mod watched_bodies {
             use super::*;
             use crate::boundary::{after, around, entry};
@@ -186,7 +186,8 @@ macro_rules! watched {
                         // SAFETY: the arguments are the program's, passed on as they are.
                         return unsafe { native::$name($($argument),*) };
                     };
-                    let scope = around(Function::$variant, || entry::blocking(Function::$variant));
+                    let buffers: &[*const c_void] = &[$($buffer.cast()),*];
+                    let scope = around(Function::$variant, || entry::blocking(Function::$variant, buffers));
                     // SAFETY: as above.
                     let code = unsafe { native::$name($($argument),*) };
                     after(Function::$variant, scope);
@@ -198,4 +199,28 @@ macro_rules! watched {
     };
 }
 
-pub(crate) use {arming, composed, decided, export, messages, taken, watched};
+/// Functions that are called natively after a look at their buffers.
+macro_rules! checked {
+    ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*) [$($buffer:ident),*];)*) => {
+        mod checked_bodies {
+            use super::*;
+            use crate::boundary::{around, entry};
+            use anabranch_engine::mpi::{guard, native, Function};
+            $(
+                #[inline(never)]
+                #[allow(clippy::too_many_arguments)]
+                pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
+                    if let Some(_inside) = guard::enter_taking() {
+                        let buffers: &[*const c_void] = &[$($buffer.cast()),*];
+                        let _ = around(Function::$variant, || entry::look_at(Function::$variant, buffers));
+                    }
+                    // SAFETY: the arguments are the program's, passed on as they are.
+                    unsafe { native::$name($($argument),*) }
+                }
+            )*
+        }
+        crate::boundary::export! { checked_bodies; $($variant $mpi $pmpi $name($($argument: $type),*);)* }
+    };
+}
+
+pub(crate) use {arming, checked, composed, decided, export, messages, taken, watched};

@@ -39,7 +39,9 @@ pub(crate) unsafe fn init_thread(
     unsafe { anabranch_engine::mpi::native::init_thread(argc, argv, required, provided) }
 }
 
-pub(crate) fn blocking(_: Function) {}
+pub(crate) fn blocking(_: Function, _: &[*const c_void]) {}
+
+pub(crate) fn look_at(_: Function, _: &[*const c_void]) {}
 
 pub(crate) fn after_tool(_: Function) {}
 

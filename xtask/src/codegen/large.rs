@@ -13,8 +13,9 @@ pub fn plain_of<'a>(sections: &'a [Section], large: &Function) -> Option<&'a Fun
     if name.ends_with("_init") && section.class == Class::TakenComposed {
         return None;
     }
+    let is_exported = !matches!(section.class, Class::Native | Class::Checked);
     let mut own = section.functions.iter();
-    own.find(|function| function.name == name && section.class != Class::Native)
+    own.find(|function| function.name == name && is_exported)
 }
 
 /// `src/mpi/large/generated.rs`.

@@ -15,6 +15,8 @@ pub enum Class {
     TakenComposed,
     /// Native, while the helper serves.
     Watched,
+    /// Native, after a look at its buffers; large-count forms are not exported.
+    Checked,
     /// Not exported.
     Native,
 }
@@ -27,6 +29,7 @@ impl Class {
             "taken messages" => Class::TakenMessages,
             "taken composed" => Class::TakenComposed,
             "watched" => Class::Watched,
+            "checked" => Class::Checked,
             "native" => Class::Native,
             _ => return None,
         })
@@ -39,6 +42,7 @@ impl Class {
                 "Taken"
             }
             Class::Watched => "Watched",
+            Class::Checked => "Checked",
             Class::Native => "Native",
         }
     }
@@ -134,6 +138,17 @@ pub struct Function {
 }
 
 impl Function {
+    /// Names of the parameters that are buffers with data.
+    pub fn buffers(&self) -> impl Iterator<Item = &str> {
+        let is_buffer = |(name, kind): &&(String, Type)| {
+            matches!(kind.0.as_str(), "buf" | "cbuf") && name != "baseptr" && name != "buffer_addr"
+        };
+        self.parameters
+            .iter()
+            .filter(is_buffer)
+            .map(|(name, _)| name.as_str())
+    }
+
     /// `send`, `type_create_struct_c`, `mpix_query_cuda_support`.
     pub fn snake(&self) -> String {
         self.name

@@ -62,7 +62,7 @@ fn substitute(sections: &[Section], function: &Function) -> String {
 pub fn wrappers(sections: &[Section]) -> Result<String, String> {
     let mut out = format!(
         "// {NOTICE}\n\n\
-         use crate::boundary::{{arming, composed, messages, taken, watched}};\n\
+         use crate::boundary::{{arming, checked, composed, messages, taken, watched}};\n\
          use anabranch_engine::mpi::Handle;\n\
          use std::ffi::{{c_char, c_int, c_void}};\n"
     );
@@ -72,17 +72,25 @@ pub fn wrappers(sections: &[Section]) -> Result<String, String> {
         (Class::TakenMessages, "messages"),
         (Class::TakenComposed, "composed"),
         (Class::Watched, "watched"),
+        (Class::Checked, "checked"),
     ] {
         out += &format!("\n{name}! {{\n");
-        for function in functions(sections, class) {
+        let looks = matches!(class, Class::Watched | Class::Checked);
+        for function in functions(sections, class).filter(|function| is_exported(class, function)) {
             if function.result.rust()? != "c_int" || function.variadic {
                 return Err(format!(
                     "{} returns no error code, so it cannot be exported",
                     function.name
                 ));
             }
+            let buffers: Vec<&str> = function.buffers().collect();
+            let buffers = if looks {
+                format!(" [{}]", buffers.join(", "))
+            } else {
+                String::new()
+            };
             out += &format!(
-                "    {} {} P{} {}({});\n",
+                "    {} {} P{} {}({}){buffers};\n",
                 function.variant(),
                 function.name,
                 function.name,
@@ -115,6 +123,11 @@ pub fn entries(sections: &[Section]) -> Result<String, String> {
     Ok(out)
 }
 
+/// Large-count forms that a library may lack, and of which nothing would be made, are not.
+fn is_exported(class: Class, function: &Function) -> bool {
+    class != Class::Native && !(class == Class::Checked && function.name.ends_with("_c"))
+}
+
 /// `docs/mpi-coverage.md`: what is taken, watched and native, and why that is sound.
 pub fn coverage(sections: &[Section]) -> String {
     let count = |broad: &str| -> usize {
@@ -131,13 +144,14 @@ pub fn coverage(sections: &[Section]) -> String {
          | class | functions | meaning |\n| --- | --- | --- |\n\
          | taken | {} | exported as `MPI_X` and `PMPI_X`; the engine decides about each message |\n\
          | watched | {} | exported likewise; the call is native, and the engine knows of it: its helper serves peers meanwhile |\n\
+         | checked | {} | exported, without large-count forms; the call is native, and device memory that the MPI library does not know is said |\n\
          | native | {} | not exported: the program reaches the MPI library directly |\n\n\
-         Exported too is every large-count form of an exported function. What is exported works with a library that \
+         Exported too is every large-count form of another exported function. What is exported works with a library that \
          lacks it: large-count forms are made of the plain ones, and what MPI 4.0 and 4.1 have added of what MPI 3.1 \
          has. What cannot be made so is not exported. Fortran bindings call `PMPI_X` or `MPI_X` of \
          the C interface and so arrive at the same place. Callback constants that are functions \
          (`MPI_COMM_DUP_FN`, ...) are data to this library and are not listed.\n",
-        count("Taken"), count("Watched"), count("Native")
+        count("Taken"), count("Watched"), count("Checked"), count("Native")
     );
     for section in sections {
         let class = match section.class {
@@ -145,6 +159,7 @@ pub fn coverage(sections: &[Section]) -> String {
                 "taken"
             }
             Class::Watched => "watched",
+            Class::Checked => "checked",
             Class::Native => "native",
         };
         let names: Vec<String> = section

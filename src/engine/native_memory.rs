@@ -1,0 +1,45 @@
+//! Device memory that is handed to the MPI library, by calls that are not the engine's.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::cuda;
+use crate::engine::Engine;
+use crate::mpi::Function;
+
+/// What has been said of each function.
+static SAID: [AtomicBool; Function::COUNT] = [const { AtomicBool::new(false) }; Function::COUNT];
+
+impl Engine {
+    /// Before the MPI library is called with these buffers: if it does not know device memory and one of them is, that is
+    /// said, once for each function. What happens then is the MPI library's affair. With UCX below some calls work.
+    #[inline]
+    pub fn look_at_buffers(&self, function: Function, buffers: &[*const c_void]) {
+        if !self.env.cuda_aware && !buffers.is_empty() && cuda::driver_in_use() {
+            self.look_closer_at_buffers(function, buffers);
+        }
+    }
+
+    #[inline(never)]
+    fn look_closer_at_buffers(&self, function: Function, buffers: &[*const c_void]) {
+        let said = &SAID[function as usize];
+        let in_place = self.env.abi.in_place;
+        let is_device =
+            |buffer: &&*const c_void| buffer.addr() != in_place && cuda::is_device(**buffer);
+        if said.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(buffer) = buffers.iter().find(is_device) else {
+            return;
+        };
+        if said.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        log::warn!(
+            "{} is given device memory ({buffer:p}): Anabranch takes point-to-point messages only, and the MPI library says \
+             that it does not know device memory, so the call may crash; copy the data to host memory for it, or use an MPI \
+             library built with CUDA (ANABRANCH_MPI_CUDA=yes says that this one knows it)",
+            function.name()
+        );
+    }
+}
