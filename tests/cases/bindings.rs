@@ -1,7 +1,11 @@
 //! Programs in other languages, whose calls reach the library by other ways than a C program's.
 
 use crate::support::{job, on, over_an_mpi_that_knows_cuda};
-use anabranch_tests::{python_with_mpi4py, Job, Stats};
+use anabranch_tests::{
+    built, needs_simulator, python_with_mpi4py, run_bounded, scratch_folder, skip, Job, Stats,
+};
+use std::process::Command;
+use std::time::Duration;
 
 /// Fortran by mpif.h, by the module mpi and by mpi_f08, from device and host buffers. The wheels have no Fortran compiler.
 #[test]
@@ -83,6 +87,33 @@ fn mpi4py_on_device_buffers() {
         assert_eq!(stats.total("sends_value"), 0, "{outcome}");
         assert!(stats.total("receives_direct") > 0, "{outcome}");
     });
+}
+
+/// Of mpi4py's own tests none may differ from a run without the library: those that `ci/mpi4py --short` runs.
+#[test]
+fn mpi4py_own_tests() {
+    needs_simulator("mpi4py's own tests");
+    if python_with_mpi4py().is_none() {
+        return;
+    }
+    let folder = scratch_folder("mpi4py-own-tests");
+    let mut command = Command::new(xtask::layout::repository_root().join("ci/mpi4py"));
+    command.arg("--short").arg("--bin").arg(&built().folder);
+    command.arg("--out").arg(folder.join("runs"));
+    let finished = run_bounded(&mut command, &folder, Duration::from_secs(900));
+    let said = format!("{}\n{}", finished.stdout, finished.stderr);
+    // It says so by this status if something is missing.
+    if finished.code == Some(3) {
+        skip("what mpi4py's own tests need", &said);
+        return;
+    }
+    assert_eq!(finished.code, Some(0), "see {}\n{said}", folder.display());
+    assert_eq!(finished.left_behind, 0, "{said}");
+    assert!(
+        said.contains("Different with the library\n(none)"),
+        "{said}"
+    );
+    let _ = std::fs::remove_dir_all(&folder);
 }
 
 /// The scripts are right by themselves.

@@ -54,7 +54,7 @@ fn the_readme_names_what_is_there() {
     }
 }
 
-/// Scripts can be run, and the shell can read them.
+/// Scripts can be run, and their interpreters can read them.
 #[test]
 fn scripts_are_well_formed() {
     for folder in ["ci", ".ci"] {
@@ -63,14 +63,18 @@ fn scripts_are_well_formed() {
             .flatten()
         {
             let text = fs::read_to_string(entry.path()).unwrap_or_default();
-            if text.starts_with("#!/usr/bin/env bash") {
-                let status = Command::new("bash")
-                    .arg("-n")
-                    .arg(entry.path())
-                    .status()
-                    .expect("bash");
-                assert!(status.success(), "{}", entry.path().display());
-            }
+            let parse = "import ast, sys; ast.parse(open(sys.argv[1]).read())";
+            let read: &[&str] = match text.lines().next() {
+                Some("#!/usr/bin/env bash") => &["bash", "-n"],
+                Some("#!/usr/bin/env python3") => &["python3", "-c", parse],
+                _ => continue,
+            };
+            let status = Command::new(read[0])
+                .args(&read[1..])
+                .arg(entry.path())
+                .status()
+                .unwrap_or_else(|error| panic!("{}: {error}", read[0]));
+            assert!(status.success(), "{}", entry.path().display());
         }
     }
 }
