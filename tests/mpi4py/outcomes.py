@@ -1,11 +1,11 @@
 """Runs mpi4py's own tests in one rank of a job and writes what became of each. `ci/mpi4py` starts it.
 
-usage: outcomes.py SUITE TESTS OUTCOMES [--list | --device]
+usage: outcomes.py SUITE TESTS OUTCOMES [--list | --device] [--no-numpy]
 
 SUITE is the folder `test` of mpi4py's source distribution. TESTS is a file with the names of the tests to
 run, one a line, in this order. The outcomes go to the file OUTCOMES.RANK. With --list rank 0 writes the names
 of all tests to TESTS, and none is run. With --device each rank first sends itself a message from device
-memory.
+memory. --no-numpy is mpi4py's own: no test uses arrays of numpy.
 
 Each line of OUTCOMES.RANK is a JSON object, written at once: the last one tells which test ran when a rank
 died.
@@ -167,6 +167,7 @@ def main():
     parser.add_argument("outcomes")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--device", action="store_true")
+    parser.add_argument("--no-numpy", action="store_true")
     given = parser.parse_args()
     rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
     sys.dont_write_bytecode = True
@@ -178,7 +179,8 @@ def main():
         result.begin("the start of the run")
         runner = Runner(result, given, rank)
         try:
-            suite.main(module=None, argv=["main.py", "--no-builddir", "--quiet"], testRunner=runner)
+            options = ["--no-builddir", "--quiet", *(["--no-numpy"] if given.no_numpy else [])]
+            suite.main(module=None, argv=["main.py", *options], testRunner=runner)
         except SystemExit:
             pass  # It says whether all tests are ok; the file says which are.
         result.begin("the end of the run")
