@@ -27,4 +27,5 @@ mod programs;
 mod progress;
 mod repository;
 mod router;
+mod type_trees;
 mod verify;

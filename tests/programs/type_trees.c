@@ -1,27 +1,29 @@
-// Messages of random datatypes whose handles come and go all the time, between the two ranks of each pair. Each tree number
-// stands for one exchange of one to four messages; both ranks draw it from the seed, so that both know what the other sends.
-// What a receive must leave behind is computed byte by byte from both typemaps (typemap.h).
-//   SEED=N      where all is drawn from; if it is not there, a new one
-//   FIRST=N     number of the first tree, default 0
-//   TREES=N     at most so many of them, default 1000
-//   SECONDS=N   the last tree begins after that time at the latest, but for LEAST=N trees, default 0
-//   WITHOUT=..  what is not drawn, a list: overlap, threads, callbacks, bottom, large, or a shape, as in "darray"
-//   TREE_SHOW=1 describes each tree before its messages are sent
+// Messages of random datatypes whose handles come and go all the time, between the two ranks of each pair.
+// Each tree number stands for one exchange of one to four messages. Both ranks draw it from the seed, so that
+// each knows what the other sends. What a receive must leave behind is computed byte by byte from both
+// typemaps (typemap.h).
+//   SEED=N       what all is drawn from; without it, a new one
+//   FIRST=N      number of the first tree (default 0)
+//   TREES=N      how many trees, at most (default 1000)
+//   SECONDS=N    no tree begins after that time, but for the first LEAST=N
+//   WITHOUT=...  what is not drawn: a list of overlap, threads, callbacks, bottom, large, and names of shapes
+//                and basic types, as in "overlap,darray,mpi_long_double"
+//   TREE_SHOW=1  describes each tree before its messages are sent
 #include "typemap.h"
 #include "../../include/anabranch.h"
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <strings.h>
 #include <sys/random.h>
 #include <time.h>
 
-enum { MESSAGES = 4, SECTION = 6 << 20, ATTACHED = 32 << 20, LEFTOVERS = 256 };
+enum { MESSAGES = 4, SECTION = 7 << 20, ATTACHED = 32 << 20, LEFTOVERS = 256 };
 
-// ---- one exchange ---------------------------------------------------------------------------------------------
+// ---- one exchange ----------------------------------------------------------------------------------------
 
 #define PLANS(X) X(ONE) X(SEVERAL) X(BOTH_WAYS) X(REPLACED)
-#define OUT_WAYS(X) X(BY_SEND) X(BY_SSEND) X(BY_BSEND) X(BY_ISEND) X(BY_ISSEND) X(BY_IBSEND) X(BY_SEND_INIT) X(BY_SSEND_INIT)
+#define OUT_WAYS(X) X(BY_SEND) X(BY_SSEND) X(BY_BSEND) X(BY_ISEND) X(BY_ISSEND) X(BY_IBSEND) \
+    X(BY_SEND_INIT) X(BY_SSEND_INIT)
 #define IN_WAYS(X) X(BY_RECV) X(BY_IRECV) X(BY_PROBE) X(BY_MRECV) X(BY_IMRECV) X(BY_RECV_INIT)
 enum plan { PLANS(ENUM) PLAN_COUNT };
 enum out_way { OUT_WAYS(ENUM) OUT_WAY_COUNT };
@@ -48,8 +50,6 @@ struct message {
 };
 
 static struct {
-    long number;
-    uint64_t seed;
     enum plan plan;
     int messages, repeats;
     enum in_way in_way;
@@ -58,10 +58,10 @@ static struct {
 
 static uint64_t seed;
 static uint64_t common, own; // states: of what both ranks draw, and of what each draws for itself
-static int side;           // 0 or 1: which rank of the pair this is
-static char headline[200]; // what `running` says
-static int without_overlap, without_threads, without_callbacks, without_bottom, without_large;
-static long messages_sent, device_sends;
+static int side;             // 0 or 1: which rank of the pair this is
+static char headline[200];   // what `running` says
+static int without_overlap, without_threads, without_callbacks, without_bottom;
+static long messages_sent, device_sends; // the latter with data
 
 static void describe_end(FILE *to, const char *name, const struct end *e, int owner) {
     fprintf(to, "    %s: rank %d, %s%s%s, %ld of ", name, owner, e->kind == DEVICE ? "device" : "host",
@@ -72,10 +72,13 @@ static void describe_end(FILE *to, const char *name, const struct end *e, int ow
 
 static void explain(FILE *to) {
     if (!tree.messages) return;
-    fprintf(to, "%s: %s, %s, %d times:\n", headline, plan_name[tree.plan], in_way_name[tree.in_way], tree.repeats);
+    fprintf(to, "%s: %s", headline, plan_name[tree.plan]);
+    if (tree.plan == ONE) fprintf(to, ", %s", in_way_name[tree.in_way]);
+    fprintf(to, tree.repeats > 1 ? ", %d times\n" : "\n", tree.repeats);
     for (int i = 0; i < tree.messages; i++) {
         struct message *m = &tree.message[i];
-        fprintf(to, "  message %d, %ld bytes, %s, tag %d\n", i, m->bytes, out_way_name[m->out_way], m->tag);
+        fprintf(to, "  message %d, %ld bytes, tag %d", i, m->bytes, m->tag);
+        fprintf(to, tree.plan == ONE || tree.plan == SEVERAL ? ", %s\n" : "\n", out_way_name[m->out_way]);
         describe_end(to, "sent", &m->out, (me & ~1) + m->from);
         describe_end(to, "received", &m->in, (me & ~1) + !m->from);
     }
@@ -95,7 +98,7 @@ static void give_up(const char *file, int line, const char *format, ...) {
     _exit(3);
 }
 
-// ---- the ends of handles --------------------------------------------------------------------------------------
+// ---- the ends of handles ---------------------------------------------------------------------------------
 
 // A handle that is freed inside another call of MPI, or by another thread.
 struct victim { MPI_Datatype type; };
@@ -142,7 +145,10 @@ static int request_is_asked(void *victim, MPI_Status *status) {
     return MPI_SUCCESS;
 }
 
-static int request_is_cancelled(void *victim, int complete) { (void)victim, (void)complete; return MPI_SUCCESS; }
+static int request_is_cancelled(void *victim, int complete) {
+    (void)victim, (void)complete;
+    return MPI_SUCCESS;
+}
 
 // A generalized request that is complete; whoever waits for it frees the type.
 static MPI_Request request_around(MPI_Datatype type) {
@@ -262,8 +268,8 @@ static int is_large(const struct node *n) {
 }
 
 static int is_predefined(int combiner) {
-    return combiner == MPI_COMBINER_NAMED || combiner == MPI_COMBINER_F90_INTEGER || combiner == MPI_COMBINER_F90_REAL
-        || combiner == MPI_COMBINER_F90_COMPLEX;
+    return combiner == MPI_COMBINER_NAMED || combiner == MPI_COMBINER_F90_INTEGER
+        || combiner == MPI_COMBINER_F90_REAL || combiner == MPI_COMBINER_F90_COMPLEX;
 }
 
 // Asks for the inner types, as libraries do, and frees the handles that it gets.
@@ -287,6 +293,7 @@ static void churn(void) {
     limits.bytes = 4000;
     limits.runs = 500;
     limits.span = 20000;
+    limits.may_overlap = chance(30);
     limits.grain = 0;
     for (long left = below(4); left > 0; left--) {
         struct node *n = draw_tree(between(1, 3));
@@ -300,7 +307,7 @@ static void churn(void) {
     limits = kept;
 }
 
-// ---- memory of the program's ----------------------------------------------------------------------------------
+// ---- memory of the program's -----------------------------------------------------------------------------
 
 // Where the items of one end lie, with guards around them.
 struct place {
@@ -417,7 +424,8 @@ static struct bytes expected_of(const struct place *p) {
     return expected;
 }
 
-static void place_compare(struct place *p, const struct end *e, struct bytes expected, const char *what, int repeat) {
+static void place_compare(struct place *p, const struct message *m, const struct end *e,
+                          struct bytes expected, const char *what, int repeat) {
     unsigned char *now = area(0, p->total);
     memory_get(p->kind, now, p->base, p->total);
     if (!memcmp(now, expected.p, p->total)) return;
@@ -427,28 +435,29 @@ static void place_compare(struct place *p, const struct end *e, struct bytes exp
             if (!wrong++) first = i;
         }
     if (wrong)
-        FAIL("%s, repeat %d: %ld of %ld bytes are wrong, the first at %ld from the address that was passed: %02x, not %02x",
-             what, repeat, wrong, e->high - e->low, first - GUARD + e->low, now[first], expected.p[first]);
+        FAIL("message %d, %s, time %d: %ld of %ld bytes are wrong, the first at %ld from the address that "
+             "was passed: %02x, not %02x", (int)(m - tree.message), what, repeat + 1, wrong, e->high - e->low,
+             first - GUARD + e->low, now[first], expected.p[first]);
 }
 
 // What was sent is as it was.
 static void check_sent(struct place *p, const struct message *m, int repeat) {
     struct bytes expected = expected_of(p);
     pattern(expected.p + GUARD, p->total - 2 * GUARD, data_of(m, repeat));
-    place_compare(p, &m->out, expected, "a buffer that was sent", repeat);
+    place_compare(p, m, &m->out, expected, "what was sent", repeat);
 }
 
-// The message is where the receiver's type has its bytes, and nothing else was touched: poison, or what was there before the
-// buffer was replaced.
-static void check_received(struct place *p, const struct message *m, int repeat, const struct message *replaced) {
+// The message is where the receiver's type has its bytes, and all others are as they were: poison, or what
+// was sent from the same buffer.
+static void check_received(struct place *p, const struct message *m, int repeat, const struct message *sent) {
     struct bytes expected = expected_of(p);
-    if (replaced) pattern(expected.p + GUARD, p->total - 2 * GUARD, data_of(replaced, repeat));
+    if (sent) pattern(expected.p + GUARD, p->total - 2 * GUARD, data_of(sent, repeat));
     struct bytes items = {expected.p + GUARD, expected.loose + GUARD};
     each_run(&m->in, m->bytes, items, wire_of(m, repeat), 0);
-    place_compare(p, &m->in, expected, "a buffer that was received", repeat);
+    place_compare(p, m, &m->in, expected, "what was received", repeat);
 }
 
-// ---- a type in use --------------------------------------------------------------------------------------------
+// ---- a type in use ---------------------------------------------------------------------------------------
 
 struct use {
     const struct end *end;
@@ -503,7 +512,7 @@ static void check_status(MPI_Status *s, const struct message *m, const struct us
 
 static void count_sent(const struct message *m) {
     messages_sent++;
-    if (m->out.kind == DEVICE) device_sends++;
+    if (m->out.kind == DEVICE && m->bytes) device_sends++;
 }
 
 #define CALL(u, function, ...) do { \
@@ -539,33 +548,36 @@ static void begin_send(const struct message *m, struct use *u, MPI_Request *r) {
     }
 }
 
+static int is_persistent(const struct message *m) {
+    return m->out_way == BY_SEND_INIT || m->out_way == BY_SSEND_INIT;
+}
+
 static void complete(MPI_Request *r, MPI_Status *s) {
     int flag = 0;
     if (chance(60)) OK(MPI_Wait(r, s));
     else while (!flag) OK(MPI_Test(r, &flag, s));
 }
 
-// ---- exchanges ------------------------------------------------------------------------------------------------
+// ---- exchanges -------------------------------------------------------------------------------------------
 
 static void send_one(struct message *m) {
     struct place p = place_new(0, &m->out);
     struct use u = use_of(&m->out, &p);
     MPI_Request r = MPI_REQUEST_NULL;
-    int is_persistent = m->out_way == BY_SEND_INIT || m->out_way == BY_SSEND_INIT;
-    if (is_persistent) {
+    if (is_persistent(m)) {
         begin_send(m, &u, &r);
         let_go_early(&u);
     }
     for (int i = 0; i < tree.repeats; i++) {
         place_fill(&p, data_of(m, i));
         count_sent(m);
-        if (is_persistent) OK(MPI_Start(&r));
+        if (is_persistent(m)) OK(MPI_Start(&r));
         else begin_send(m, &u, &r);
-        if (is_persistent || (r != MPI_REQUEST_NULL && i == tree.repeats - 1)) let_go_early(&u);
+        if (is_persistent(m) || (r != MPI_REQUEST_NULL && i == tree.repeats - 1)) let_go_early(&u);
         complete(&r, MPI_STATUS_IGNORE);
         if (chance(25)) check_sent(&p, m, i);
     }
-    if (is_persistent) OK(MPI_Request_free(&r));
+    if (is_persistent(m)) OK(MPI_Request_free(&r));
     let_go(&u);
     place_end(&p);
 }
@@ -576,9 +588,8 @@ static void receive_one(struct message *m) {
     MPI_Request r = MPI_REQUEST_NULL;
     MPI_Message found;
     MPI_Status s;
-    int is_persistent = tree.in_way == BY_RECV_INIT;
     int tag = chance(15) ? MPI_ANY_TAG : m->tag;
-    if (is_persistent) {
+    if (tree.in_way == BY_RECV_INIT) {
         CALL(&u, MPI_Recv_init, peer, tag, MPI_COMM_WORLD, &r);
         let_go_early(&u);
     }
@@ -619,12 +630,12 @@ static void receive_one(struct message *m) {
         check_status(&s, m, &u);
         check_received(&p, m, i, NULL);
     }
-    if (is_persistent) OK(MPI_Request_free(&r));
+    if (tree.in_way == BY_RECV_INIT) OK(MPI_Request_free(&r));
     let_go(&u);
     place_end(&p);
 }
 
-// Several messages under way at once, with generalized requests among them that free a type when they are completed.
+// Several messages under way at once, and generalized requests beside them that free a type at their end.
 static void several(void) {
     struct place p[MESSAGES];
     struct use u[MESSAGES];
@@ -649,10 +660,8 @@ static void several(void) {
         if (u[i].is_gone == 2) r[next++] = request_around(u[i].type);
     switch (below(5)) {
     case 0:
-        for (int i = 0; i < count; i++) s[i].MPI_ERROR = MPI_SUCCESS;
-        if (MPI_Waitall(count, r, s) == MPI_SUCCESS) break;
-        for (int i = 0; i < count; i++) OK(s[i].MPI_ERROR);
-        FAIL("MPI_Waitall failed");
+        OK(MPI_Waitall(count, r, s));
+        break;
     case 1: while (!flag) OK(MPI_Testall(count, r, &flag, s)); break;
     case 2:
         for (int left = count; left; left--) {
@@ -687,11 +696,11 @@ static void both_ways(void) {
     place_poison(&to);
     count_sent(out);
     if (out->out.is_large)
-        OK(MPI_Sendrecv_c(a.address, a.count, a.type, peer, out->tag, b.address, b.count, b.type, peer, in->tag,
-                          MPI_COMM_WORLD, &s));
+        OK(MPI_Sendrecv_c(a.address, a.count, a.type, peer, out->tag, b.address, b.count, b.type, peer,
+                          in->tag, MPI_COMM_WORLD, &s));
     else
-        OK(MPI_Sendrecv(a.address, a.count, a.type, peer, out->tag, b.address, b.count, b.type, peer, in->tag,
-                        MPI_COMM_WORLD, &s));
+        OK(MPI_Sendrecv(a.address, a.count, a.type, peer, out->tag, b.address, b.count, b.type, peer,
+                        in->tag, MPI_COMM_WORLD, &s));
     check_status(&s, in, &b);
     check_received(&to, in, 0, NULL);
     check_sent(&from, out, 0);
@@ -717,22 +726,25 @@ static void replaced(void) {
     place_end(&p);
 }
 
-// ---- drawing an exchange --------------------------------------------------------------------------------------
+// ---- drawing an exchange ---------------------------------------------------------------------------------
 
 // Of a message's bytes, at most; returns how many there are to be exactly, or -1.
 static long draw_limits(void) {
-    int class = below(100);
-    limits.bytes = class < 60 ? 200 : class < 87 ? 4096 : class < 96 ? 65536 : 1 << 20;
-    limits.runs = class < 87 ? 1000 : 8000;
+    int class = below(100); // of size
+    limits.bytes = class < 55 ? 200 : class < 84 ? 4096 : class < 94 ? 65536 : 1 << 20;
+    limits.runs = 1000;
     limits.span = least_of(most_of(4 * limits.bytes, 4096), 3 << 19);
     limits.may_overlap = 0;
     limits.grain = 0;
-    return class < 15 ? 61 : class < 18 ? 0 : -1;
+    return class < 15 ? 61 : class < 17 ? 0 : -1;
 }
 
 static long draw_count(struct node *type) {
     long most = room_for(type);
-    return chance(4) ? 0 : chance(60) ? 1 : chance(90) ? least_of(most, between(2, 5)) : magnitude(least_of(most, 3000));
+    int way = below(100);
+    if (way < 3) return 0;
+    if (way < 60) return 1;
+    return way < 95 ? least_of(most, between(2, 5)) : magnitude(least_of(most, 3000));
 }
 
 // As many items as are asked for, if they do not overlap one another; else one.
@@ -745,15 +757,19 @@ static struct node *bytes_node(void) { return leaf_node(byte_leaf); }
 static void finish_end(struct end *e, int owner) {
     long last = (e->count - 1) * extent_of(e->type);
     e->low = e->high = 0;
-    if (e->count && e->type->size) e->low = e->type->first + least_of(0, last), e->high = e->type->end + most_of(0, last);
+    if (e->count && e->type->size) {
+        e->low = e->type->first + least_of(0, last);
+        e->high = e->type->end + most_of(0, last);
+    }
     e->kind = chance(65) ? DEVICE : HOST;
     if (role_of((me & ~1) + owner) == 'H') e->kind = HOST;
     e->is_bottom = chance(6) && e->high > e->low && !without_bottom;
     e->is_large = chance(15) && large_counts && !without_large;
 }
 
-// MPICH receives long messages in pieces that end where a basic item of the sender's ends, and fails where that is within one
-// of the receiver's: if the types differ, the receiver's are single bytes. MPICH 4 does so with one type at both ends, too.
+// MPICH receives long messages in pieces that end where a basic item of the sender's ends, and fails where
+// that is within one of the receiver's: if the types differ, the receiver's basic items are single bytes.
+// MPICH 4 cuts anywhere, so that they must be of one size even if the types are the same.
 static long grain_received(int is_one_type) {
 #ifdef OPEN_MPI
     (void)is_one_type;
@@ -822,9 +838,8 @@ static void draw_message(struct message *m, int from, int both_replaced) {
     finish_end(in, !from);
 }
 
-static void draw_exchange(long number) {
+static void draw_exchange(void) {
     int plan = below(100);
-    tree.number = number;
     tree.messages = 0;
     tree.plan = plan < 55 ? ONE : plan < 78 ? SEVERAL : plan < 90 ? BOTH_WAYS : REPLACED;
     tree.repeats = 1;
@@ -835,8 +850,7 @@ static void draw_exchange(long number) {
     switch (tree.plan) {
     case ONE:
         draw_message(m, first, 0);
-        if (tree.in_way == BY_RECV_INIT || m->out_way == BY_SEND_INIT || m->out_way == BY_SSEND_INIT || chance(15))
-            tree.repeats = between(1, 3);
+        if (tree.in_way == BY_RECV_INIT || is_persistent(m) || chance(15)) tree.repeats = between(1, 3);
         tree.messages = 1;
         break;
     case SEVERAL:
@@ -876,7 +890,7 @@ static void exchange(void) {
     }
 }
 
-// ---- the program ----------------------------------------------------------------------------------------------
+// ---- the program -----------------------------------------------------------------------------------------
 
 static void on_crash(int number) {
     char line[300];
@@ -886,14 +900,15 @@ static void on_crash(int number) {
     raise(number);
 }
 
-static int is_left_out(const char *name) {
-    const char *at = getenv("WITHOUT");
-    while (at && *at) {
-        size_t length = strcspn(at, ",");
-        if (length == strlen(name) && !strncasecmp(at, name, length)) return 1;
-        at += length + (at[length] == ',');
-    }
-    return 0;
+// Errors are told with the tree in which they came, whoever made the call.
+static void on_error(MPI_Comm *comm, int *error, ...) {
+    (void)comm;
+    FAIL("an error of MPI: %s", words_of(*error));
+}
+
+static void handle_errors(MPI_Errhandler handler) {
+    OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler));
+    OK(MPI_Comm_set_errhandler(MPI_COMM_SELF, handler));
 }
 
 static uint64_t common_seed(void) {
@@ -914,10 +929,11 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-static long run_trees(long first, long trees, long seconds, long least) {
+static long run_trees(long first, long trees, long seconds) {
     static struct store here;
+    int is_shown = number_from("TREE_SHOW", 0);
     double begun = now();
-    long n = first;
+    long n = first, least = number_from("LEAST", 0);
     for (; n < first + trees; n++) {
         int is_over = seconds && n - first >= least && now() - begun >= seconds;
         if ((n - first) % 16 == 0) {
@@ -926,7 +942,9 @@ static long run_trees(long first, long trees, long seconds, long least) {
             alarm(number_from("WATCHDOG", 100));
         }
         tree.messages = 0;
-        snprintf(headline, sizeof headline, "SEED=%llu FIRST=%ld TREES=1", (unsigned long long)seed, n);
+        snprintf(headline, sizeof headline,
+                 "SEED=%llu FIRST=%ld TREES=1 (with those before it FIRST=%ld TREES=%ld)",
+                 (unsigned long long)seed, n, first, n - first + 1);
         store = &here;
         store_clear(store);
         common = word_of(seed + me / 2, n);
@@ -935,9 +953,9 @@ static long run_trees(long first, long trees, long seconds, long least) {
         state = &own;
         release_pool(0);
         state = &common;
-        draw_exchange(n);
+        draw_exchange();
         state = &own;
-        if (number_from("TREE_SHOW", 0) && !side) explain(stdout);
+        if (is_shown && !side) explain(stdout);
         exchange();
         release_leftovers();
     }
@@ -953,8 +971,11 @@ int main(int argc, char **argv) {
     running = headline;
     signal(SIGSEGV, on_crash);
     signal(SIGBUS, on_crash);
-    OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
-    OK(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+    MPI_Errhandler handler;
+    OK(MPI_Comm_create_errhandler(on_error, &handler));
+    handle_errors(MPI_ERRORS_RETURN); // not every library has Fortran's types
+    find_leaves();
+    handle_errors(handler);
     side = me % 2;
     seed = common_seed();
     pool_seed = word_of(seed + me / 2, -1);
@@ -968,15 +989,22 @@ int main(int argc, char **argv) {
     OK(MPI_Type_create_keyval(MPI_TYPE_NULL_COPY_FN, type_attribute_ends, &type_key, NULL));
     OK(MPI_Type_create_keyval(type_is_copied, MPI_TYPE_NULL_DELETE_FN, &copied_key, NULL));
     OK(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, comm_attribute_ends, &comm_key, NULL));
-    find_leaves();
     sections_start();
     other_thread_start();
-    long done = run_trees(number_from("FIRST", 0), number_from("TREES", 1000), number_from("SECONDS", 0), number_from("LEAST", 0));
+    long trees = run_trees(number_from("FIRST", 0), number_from("TREES", 1000), number_from("SECONDS", 0));
     other_thread_end();
     sections_end();
+    snprintf(headline, sizeof headline, "SEED=%llu, end", (unsigned long long)seed);
+    if (with_preload) EQUAL(ANABRANCH_CALL(UINT64_MAX, anabranch_counter, "sends_device"), device_sends);
+    if (!without_callbacks) { // a type that ends in MPI_Finalize
+        MPI_Datatype last;
+        OK(MPI_Type_vector(3, 1, 2, MPI_INT, &last));
+        OK(MPI_Comm_set_attr(MPI_COMM_SELF, comm_key, victim_of(last)));
+    }
     if (me == 0) {
-        printf("SEED=%llu: %ld trees\n", (unsigned long long)seed, done);
+        printf("SEED=%llu: %ld trees, %ld messages of rank 0\n", (unsigned long long)seed, trees,
+               messages_sent);
         fflush(stdout);
     }
-    return finish(done);
+    return finish(trees);
 }
