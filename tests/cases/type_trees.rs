@@ -1,7 +1,7 @@
 //! Random datatypes, whose handles come and go all the time: what arrives is what both typemaps say.
 //!
-//! `SEED=.. TREES=..` repeats what failed (`programs/type_trees.c` has more such variables); `ci/long types` makes a
-//! long run of it.
+//! `SEED=.. TREES=..` in the environment repeats what failed (`programs/type_trees.c` knows more such variables),
+//! and `ci/long types` does many more trees.
 
 use crate::support::{job, on_every_mpi};
 use anabranch_tests::Outcome;

@@ -6,8 +6,8 @@
 //   FIRST=N      number of the first tree (default 0)
 //   TREES=N      how many trees, at most (default 1000)
 //   SECONDS=N    no tree begins after that time, but for the first LEAST=N
-//   WITHOUT=...  what is not drawn: a list of overlap, threads, callbacks, bottom, large, and names of shapes
-//                and basic types, as in "overlap,darray,mpi_long_double"
+//   WITHOUT=...  what is not drawn: a list of overlap, threads, callbacks, bottom, large, transposed, and
+//                shapes and basic types by name, as in "overlap,darray,mpi_long_double"
 //   TREE_SHOW=1  describes each tree before its messages are sent
 #include "typemap.h"
 #include "../../include/anabranch.h"

@@ -748,10 +748,30 @@ static struct node *draw_struct(struct node *inner, int height) {
     return n->bounds_agree ? n : resized(n);
 }
 
+// A matrix, column by column: its elements fill its memory without a gap, but in another order.
+static struct node *draw_transposed(struct node *element) {
+    long most = room_for(element), rows, columns;
+    if (!element->size || extent_of(element) <= 0 || most < 4) return NULL;
+    rows = between(2, least_of(most / 2, 12));
+    columns = between(2, least_of(most / rows, 12));
+    struct node *column = node_new(VECTOR, element), *next = node_new(RESIZED, column);
+    column->parts = rows;
+    column->length = 1;
+    column->stride = columns;
+    if (!resolve(column)) return NULL;
+    next->length = column->lb;
+    next->stride = extent_of(element);
+    struct node *all = node_new(chance(50) ? CONTIGUOUS : VECTOR, next);
+    all->parts = 1;
+    all->length = columns;
+    return resolve(next) && resolve(all) ? all : NULL;
+}
+
 // A type around an inner one; NULL where what was drawn is beyond the limits.
 static struct node *draw_around(struct node *inner, int height, int is_root) {
     enum shape shape = between(CONTIGUOUS, DUP);
     if (without[shape]) return NULL;
+    if (chance(4) && !is_left_out("transposed")) return draw_transposed(inner);
     long extent = extent_of(inner), most = room_for(inner);
     // What is inside others leaves them something to do.
     if (!is_root && most > 16) { long root = 4; while (root * root < most) root++; most = root; }
