@@ -1,7 +1,7 @@
 //! Random datatypes, whose handles come and go all the time: what arrives is what both typemaps say.
 //!
-//! `SEED=.. TREES=..` in the environment repeats what failed (`programs/type_trees.c` knows more such variables),
-//! and `ci/long types` does many more trees.
+//! `SEED=.. TREES=..` in the environment repeats what failed (`programs/type_trees.c` knows more such
+//! variables), and `ci/long types` does many more trees.
 
 use crate::support::{job, on_every_mpi};
 use anabranch_tests::Outcome;
@@ -13,7 +13,7 @@ on_every_mpi!(random_types, without_the_library);
 const ROLES: [(&str, u64); 3] = [("D", 80), ("HD", 10), ("DH", 10)];
 /// Without `TREES` so many at least, and more as long as there is time.
 const TREES_MIN: u64 = 300;
-const SECONDS: u64 = 10;
+const SECONDS: u64 = 7;
 
 fn random_types(mpi: &Mpi) {
     let wanted: Option<u64> = variable("TREES");
