@@ -157,6 +157,8 @@ pub struct Core {
     pub(super) pump_wanted: bool,
     /// MPI has been asked in this round about a receive that is not complete.
     pub(super) asked: bool,
+    /// Since then it has not been asked about another that may be.
+    pub(super) passed_over: bool,
     /// Calls that test for any of several requests: each begins with another of them.
     pub(super) turn: usize,
     pub(super) helper_runs: bool,
@@ -219,6 +221,7 @@ impl Core {
             serial: 0,
             pump_wanted: false,
             asked: false,
+            passed_over: false,
             turn: 0,
             helper_runs: false,
             ready: Readiness::No,

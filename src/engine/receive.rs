@@ -164,7 +164,9 @@ impl Engine {
             Stage::Posted => true,
             _ => is_claimed,
         };
-        if !(is_posted && core.asked) {
+        if is_posted && core.asked {
+            core.passed_over = true;
+        } else {
             // SAFETY: called from the program's threads only.
             unsafe { core.look_at_arrival(&self.env, id) };
             core.asked |= is_posted && core.receives[id].arrival.is_none();

@@ -97,7 +97,7 @@ impl Engine {
             core.keep_house(&self.env);
         }
         self.tidy(&mut core);
-        core.asked = false;
+        (core.asked, core.passed_over) = (false, false);
         let result = step(self, &mut core);
         core.gpu.launch();
         self.try_ready(&mut core);
@@ -130,7 +130,7 @@ impl Engine {
                 self.tidy(&mut core);
                 let mut has_moved = false;
                 loop {
-                    core.asked = false;
+                    (core.asked, core.passed_over) = (false, false);
                     let result = step(self, &mut core);
                     core.is_waiting &= result.is_none();
                     core.launch(&self.env);

@@ -119,9 +119,7 @@ fn tool_at(address: *mut c_void) -> Option<(*const LinkMap, Tool)> {
         (imports(object, b"PMPI_"), name.into_owned())
     };
     // The program's own object has no name.
-    let library = Library::defining(address);
-    if !path.is_empty() && library.is_none_or(|library| library.own_symbol(c"PMPI_Init").is_some())
-    {
+    if !path.is_empty() && Library::defining(address).is_none_or(|library| has_pmpi(&library)) {
         // An MPI library, or another copy of this one.
         return None;
     }
@@ -130,6 +128,13 @@ fn tool_at(address: *mut c_void) -> Option<(*const LinkMap, Tool)> {
         uses_pmpi,
     };
     Some((object, tool))
+}
+
+/// Whether a library defines the profiling interface itself. One name of several is enough: a look-up may be hindered.
+fn has_pmpi(library: &Library) -> bool {
+    [c"PMPI_Init", c"PMPI_Finalize", c"PMPI_Comm_rank"]
+        .into_iter()
+        .any(|name| library.own_symbol(name).is_some())
 }
 
 /// A symbol (`Elf64_Sym`).

@@ -502,8 +502,60 @@ static void counts(void) {
     }
 }
 
+// Receives from oneself on host memory. Once a synchronous send to one of them has returned, a call that reports what is
+// complete reports it, and all others like it.
+static void from_oneself(void) {
+    const int groups[][4] = {{5, -1}, {-1}, {3, 1, 2, -1}, {-1}, {0, 4, -1}};
+    for (int form = 0; form < 4; form++) {
+        MPI_Request r[6];
+        MPI_Status s[6];
+        char in[6][40], text[40];
+        int count, at, flag, indices[6], left = 6;
+        memset(in, 0, sizeof in);
+        for (int i = 0; i < 6; i++) OK(MPI_Irecv(in[i], sizeof in[i], MPI_CHAR, me, i, MPI_COMM_WORLD, &r[i]));
+        for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
+            int sent = 0, seen = 0, expected = 0;
+            for (const int *i = groups[g]; *i >= 0; i++, sent++) {
+                snprintf(text, sizeof text, "%d: message %d of group %zu", form, *i, g);
+                OK(MPI_Ssend(text, strlen(text) + 1, MPI_CHAR, me, *i, MPI_COMM_WORLD));
+                expected |= 1 << *i;
+            }
+            if (form == 0 || (form == 1 && !sent)) {
+                OK(MPI_Testsome(6, r, &count, indices, s));
+                EQUAL(count, sent);
+                for (int k = 0; k < count; k++) {
+                    STATUS_CHECK(&s[k], me, indices[k], strlen(in[indices[k]]) + 1);
+                    seen |= 1 << indices[k];
+                }
+            } else if (form == 1) {
+                OK(MPI_Waitsome(6, r, &count, indices, MPI_STATUSES_IGNORE));
+                EQUAL(count, sent);
+                for (int k = 0; k < count; k++) seen |= 1 << indices[k];
+            } else {
+                for (int k = 0; k < sent; k++) {
+                    if (form == 2) { OK(MPI_Testany(6, r, &at, &flag, s)); EQUAL(flag, 1); }
+                    else { OK(MPI_Waitany(6, r, &at, s)); }
+                    STATUS_CHECK(&s[0], me, at, strlen(in[at]) + 1);
+                    seen |= 1 << at;
+                }
+                if (left > sent) { OK(MPI_Testany(6, r, &at, &flag, s)); EQUAL(flag, 0); }
+            }
+            EQUAL(seen, expected);
+            left -= sent;
+            for (int i = 0; i < 6; i++)
+                if (seen >> i & 1) {
+                    snprintf(text, sizeof text, "%d: message %d of group %zu", form, i, g);
+                    CHECK(!strcmp(in[i], text) && r[i] == MPI_REQUEST_NULL, "what was sent");
+                }
+        }
+        EQUAL(left, 0);
+        OK(MPI_Testsome(6, r, &count, indices, s));
+        EQUAL(count, MPI_UNDEFINED);
+    }
+}
+
 static const struct test_case cases[] = {
-    {"sets", sets}, {"mixed", mixed}, {"persistent", persistent}, {"freed", freed}, {"get_status", get_status},
+    {"sets", sets}, {"from_oneself", from_oneself}, {"mixed", mixed}, {"persistent", persistent}, {"freed", freed}, {"get_status", get_status},
     {"get_status_of_several", get_status_of_several}, {"cancelled", cancelled}, {"cancelled_sends", cancelled_sends}, {"counts", counts}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

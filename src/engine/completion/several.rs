@@ -167,17 +167,14 @@ impl Engine {
                 unsafe { index.write(at as c_int) };
                 return Some(code);
             }
-            for (i, handle, entry) in &split.taken {
-                match engine.look(core, *entry) {
-                    Look::Inactive => {}
-                    Look::Pending => active = true,
-                    // SAFETY: the program's array and status; the operation is complete.
-                    Look::Ready => unsafe {
-                        let (left, code) = engine.finish(core, *handle, *entry, status);
-                        abi.store(requests.array, *i, left);
-                        index.write(*i as c_int);
-                        return Some(code);
-                    },
+            let polls = flag.is_some();
+            if let Some((i, handle, entry)) = engine.first_ready(core, &split, polls, &mut active) {
+                // SAFETY: the program's array and status; the operation is complete.
+                unsafe {
+                    let (left, code) = engine.finish(core, handle, entry, status);
+                    abi.store(requests.array, i, left);
+                    index.write(i as c_int);
+                    return Some(code);
                 }
             }
             if active {
@@ -245,20 +242,15 @@ impl Engine {
             let mut active = unsafe {
                 codes.test_native_some(&mut split, requests, &mut done, native::testsome)
             };
-            for (i, handle, entry) in &split.taken {
-                match engine.look(core, *entry) {
-                    Look::Inactive => {}
-                    Look::Pending => active = true,
-                    // SAFETY: as above.
-                    Look::Ready => unsafe {
-                        let (left, code) =
-                            engine.finish(core, *handle, *entry, codes.status(done.len()));
-                        abi.store(requests.array, *i, left);
-                        codes.note(done.len(), code);
-                        done.push(*i);
-                    },
-                }
-            }
+            let polls = !block || !done.is_empty();
+            // SAFETY: as above.
+            let ready = |core: &mut Core, i: usize, handle, entry| unsafe {
+                let (left, code) = engine.finish(core, handle, entry, codes.status(done.len()));
+                abi.store(requests.array, i, left);
+                codes.note(done.len(), code);
+                done.push(i);
+            };
+            active |= engine.each_ready(core, &mut split, polls, ready);
             match (done.is_empty(), active) {
                 (false, _) => Some(Outcome::Completed),
                 (true, false) => Some(Outcome::Nothing),

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use smallvec::SmallVec;
 
-use super::{Requests, Statuses};
+use super::{Look, Requests, Statuses};
 use crate::engine::core::{Core, Entry};
 use crate::engine::Engine;
 use crate::mpi::{native, Handle};
@@ -76,6 +76,63 @@ impl Engine {
             };
         }
         split
+    }
+
+    /// The first request of the engine's that is ready. Says whether one is active if none is. A call that does not come
+    /// back to it `polls`: MPI is then asked about each receive before none is said to be ready.
+    pub(super) fn first_ready(
+        &self,
+        core: &mut Core,
+        split: &Split,
+        polls: bool,
+        active: &mut bool,
+    ) -> Option<(usize, Handle, Entry)> {
+        let mut pass = |core: &mut Core, every: bool| {
+            split.taken.iter().copied().find(|(_, _, entry)| {
+                core.asked &= !every;
+                let look = self.look(core, *entry);
+                *active |= look == Look::Pending;
+                look == Look::Ready
+            })
+        };
+        let found = pass(core, false);
+        if found.is_none() && polls && core.passed_over {
+            return pass(core, true);
+        }
+        found
+    }
+
+    /// Calls `ready` for each request of the engine's that is. True while one is active. MPI is asked about each receive if
+    /// one of the requests is ready, and where the call `polls`.
+    pub(super) fn each_ready(
+        &self,
+        core: &mut Core,
+        split: &mut Split,
+        polls: bool,
+        mut ready: impl FnMut(&mut Core, usize, Handle, Entry),
+    ) -> bool {
+        let (mut active, mut found) = (false, false);
+        let mut pass = |core: &mut Core, every: bool| {
+            active = false;
+            split.taken.retain(|(i, handle, entry)| {
+                core.asked &= !every;
+                match self.look(core, *entry) {
+                    Look::Inactive => {}
+                    Look::Pending => active = true,
+                    Look::Ready => {
+                        ready(core, *i, *handle, *entry);
+                        found = true;
+                        return false;
+                    }
+                }
+                true
+            });
+            found
+        };
+        if (pass(core, false) || polls) && core.passed_over {
+            pass(core, true);
+        }
+        active
     }
 
     /// The native request that `ask`, which is `MPI_Testany` or its like, names. Says whether one is active if none is named.

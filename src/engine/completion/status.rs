@@ -126,26 +126,24 @@ impl Engine {
         self.once(|engine, core| {
             // SAFETY: the program's flag and status.
             unsafe {
-                let (look, code) = engine.peek(core, entry, status);
+                let look = engine.look(core, entry);
                 flag.write(c_int::from(look != Look::Pending));
-                code
+                engine.peek(core, entry, look, status)
             }
         })
     }
 
-    /// The state of a request of the engine's, and its status if it is not pending, empty if it is inactive.
-    unsafe fn peek(&self, core: &mut Core, entry: Entry, status: *mut c_void) -> (Look, c_int) {
-        let look = self.look(core, entry);
+    /// The status of a request of the engine's that has been looked at: as it was if it is pending, empty if it is inactive.
+    unsafe fn peek(&self, core: &mut Core, entry: Entry, look: Look, status: *mut c_void) -> c_int {
         // SAFETY: passed on.
-        let code = unsafe {
+        unsafe {
             match (look, entry) {
                 (Look::Pending, _) => self.env.abi.success,
                 (Look::Ready, Entry::Receive(id)) => core.peek_status(&self.env, id, status),
                 // The status of a send says nothing: that of a null request is as good.
                 _ => empty(&self.env, status),
             }
-        };
-        (look, code)
+        }
     }
 
     /// `MPI_Request_get_status_any` (MPI 4.1 section 3.7.6).
@@ -184,18 +182,22 @@ impl Engine {
                 let found =
                     engine.any_native(&mut split, requests, status, &mut active, native_any);
                 let found = found.or_else(|| {
-                    split.taken.iter().find_map(|(i, _, entry)| {
-                        let (look, code) = engine.peek(core, *entry, status);
-                        active |= look == Look::Pending;
-                        (look == Look::Ready).then_some((*i, code))
-                    })
+                    let (i, _, entry) = engine.first_ready(core, &split, true, &mut active)?;
+                    Some((i, engine.peek(core, entry, Look::Ready, status)))
                 });
                 core.pump_wanted |= found.is_none() && active;
                 flag.write(c_int::from(found.is_some() || !active));
                 let (at, code) = match found {
                     Some((i, code)) => (i as c_int, code),
                     None if active => (abi.undefined, abi.success),
-                    None => (abi.undefined, empty(&engine.env, status)),
+                    // Made of other functions it leaves no field as it was, as a call that completes several.
+                    None => {
+                        let code = empty(&engine.env, status);
+                        if !abi.ignores_status(status) {
+                            abi.set_status_error(status, abi.success);
+                        }
+                        (abi.undefined, code)
+                    }
                 };
                 index.write(at);
                 code
@@ -271,14 +273,11 @@ impl Engine {
                 let mut split = engine.split(core, requests);
                 let mut active =
                     codes.test_native_some(&mut split, requests, &mut done, native_some);
-                for (i, _, entry) in &split.taken {
-                    let (look, code) = engine.peek(core, *entry, codes.status(done.len()));
-                    active |= look == Look::Pending;
-                    if look == Look::Ready {
-                        codes.note(done.len(), code);
-                        done.push(*i);
-                    }
-                }
+                active |= engine.each_ready(core, &mut split, true, |core, i, _, entry| {
+                    let code = engine.peek(core, entry, Look::Ready, codes.status(done.len()));
+                    codes.note(done.len(), code);
+                    done.push(i);
+                });
                 core.pump_wanted |= done.is_empty() && active;
                 let is_nothing = done.is_empty() && !active;
                 outcount.write(if is_nothing {

@@ -180,6 +180,18 @@ pub struct Section {
     pub functions: Vec<Function>,
 }
 
+impl Section {
+    /// The class of one of its functions. A library may lack large-count forms: of those that would only be checked,
+    /// none is made, so none is exported.
+    pub fn class_of(&self, function: &Function) -> Class {
+        if self.class == Class::Checked && function.name.ends_with("_c") {
+            Class::Native
+        } else {
+            self.class
+        }
+    }
+}
+
 /// A line that does not follow the grammar.
 #[derive(Debug)]
 pub struct TableError {

@@ -17,7 +17,7 @@ pub fn engine(sections: &[Section]) -> Result<String, String> {
                 "{} {:?} {}",
                 function.variant(),
                 function.name,
-                section.class.broad()
+                section.class_of(function).broad()
             );
             if function.variadic {
                 variadic += &format!(" {head};");
@@ -76,7 +76,7 @@ pub fn wrappers(sections: &[Section]) -> Result<String, String> {
     ] {
         out += &format!("\n{name}! {{\n");
         let looks = matches!(class, Class::Watched | Class::Checked);
-        for function in functions(sections, class).filter(|function| is_exported(class, function)) {
+        for function in functions(sections, class) {
             if function.result.rust()? != "c_int" || function.variadic {
                 return Err(format!(
                     "{} returns no error code, so it cannot be exported",
@@ -123,19 +123,14 @@ pub fn entries(sections: &[Section]) -> Result<String, String> {
     Ok(out)
 }
 
-/// Large-count forms that a library may lack, and of which nothing would be made, are not.
-fn is_exported(class: Class, function: &Function) -> bool {
-    class != Class::Native && !(class == Class::Checked && function.name.ends_with("_c"))
-}
-
 /// `docs/mpi-coverage.md`: what is taken, watched and native, and why that is sound.
 pub fn coverage(sections: &[Section]) -> String {
     let count = |broad: &str| -> usize {
-        sections
-            .iter()
-            .filter(|section| section.class.broad() == broad)
-            .map(|section| section.functions.len())
-            .sum()
+        let all = sections.iter().flat_map(|section| {
+            let class = |function| section.class_of(function).broad();
+            section.functions.iter().map(class)
+        });
+        all.filter(|class| *class == broad).count()
     };
     let mut out = format!(
         "<!-- {NOTICE} -->\n# MPI functions: taken, watched, native\n\n\
@@ -178,10 +173,10 @@ pub fn coverage(sections: &[Section]) -> String {
 }
 
 fn functions(sections: &[Section], class: Class) -> impl Iterator<Item = &Function> {
-    sections
-        .iter()
-        .filter(move |section| section.class == class)
-        .flat_map(|section| &section.functions)
+    sections.iter().flat_map(move |section| {
+        let own = section.functions.iter();
+        own.filter(move |function| section.class_of(function) == class)
+    })
 }
 
 pub(super) fn parameters(function: &Function) -> Result<String, String> {
