@@ -164,13 +164,14 @@ macro_rules! reasons {
 reasons! {
     TooSmall        "too_small"        "smaller than ANABRANCH_THRESHOLD";
     NotOnNode       "not_on_node"      "the peer is on another node";
-    NotRegistered   "not_registered"   "the peer runs without the library, or another version of it";
+    NotRegistered   "not_registered"   "no record of the peer: it runs without the library or with another version, or has another PID or IPC namespace or another /dev/shm";
     NotReady        "not_ready"        "the peer had not used a device yet, so its helper was not running";
     HelperOff       "helper_off"       "the helper is switched off here or at the peer";
     UnknownComm     "unknown_comm"     "a communicator that the library did not see being made";
     Intercomm       "intercomm"        "an intercommunicator";
     UnknownType     "unknown_type"     "a datatype whose layout the MPI library does not tell";
     NoSlot          "no_slot"          "no slot was free (ANABRANCH_SLOTS, or shared memory is full)";
+    NoCell          "no_cell"          "no host memory was free for a short message that completes before it is received";
     NotExportable   "not_exportable"   "device memory that cannot be shared between processes";
     MappingFailed   "mapping_failed"   "the peer could not map the memory";
     NonContiguous   "non_contiguous"   "a non-contiguous datatype";

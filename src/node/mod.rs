@@ -10,12 +10,14 @@
 //! it go natively.
 
 pub mod board;
+mod cells;
 pub mod descriptor;
 pub mod directory;
 pub mod invite;
 pub mod launch;
 mod map;
 pub mod peer;
+mod pool;
 pub mod proc;
 pub mod relay;
 pub mod retired;
@@ -56,7 +58,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, descriptors.
-pub const PROTOCOL_VERSION: u16 = 21;
+pub const PROTOCOL_VERSION: u16 = 22;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]

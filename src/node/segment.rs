@@ -1,7 +1,9 @@
 //! This rank's own segment: slots for its outbox, and staging memory.
 
 use super::board::{OwnBoard, BOARD_BYTES};
+use super::cells::Cells;
 use super::map::Mapping;
+use super::pool::Pool;
 use super::sheet::{Sums, SHEET_BYTES};
 use super::slot::{Message, Slot, SLOT_BYTES};
 use super::sys::{self, GuardedFd};
@@ -82,38 +84,7 @@ impl Outbox {
 #[derive(Debug, Default)]
 struct Staging {
     chunks: Pool,
-    cells: Pool,
-}
-
-#[derive(Debug, Default)]
-struct Pool {
-    free: Vec<u32>,
-    used: Vec<bool>,
-}
-
-impl Pool {
-    fn fill(&mut self, count: u32) {
-        self.free = (0..count).rev().collect();
-        self.used = vec![false; count as usize];
-    }
-
-    fn take(&mut self) -> Option<u32> {
-        let index = self.free.pop()?;
-        self.used[index as usize] = true;
-        Some(index)
-    }
-
-    /// False if the piece is not out.
-    fn give(&mut self, index: u32) -> bool {
-        match self.used.get_mut(index as usize) {
-            Some(used) if *used => {
-                *used = false;
-                self.free.push(index);
-                true
-            }
-            _ => false,
-        }
-    }
+    cells: Cells,
 }
 
 impl Segment {
@@ -348,11 +319,12 @@ impl Segment {
         self.staging.lock().chunks.take()
     }
 
-    /// Takes a cell for an eager payload. `None` when all are in use, or there is no memory for any.
-    pub fn take_cell(&self) -> Option<u32> {
+    /// Takes a cell for an eager payload of so many bytes, or a piece of one. `None` when all are in use, or none is so long,
+    /// or there is no memory for any.
+    pub fn take_cell(&self, bytes: u64) -> Option<u32> {
         self.prepare_staging();
-        let cell = self.staging.lock().cells.take();
-        cell.map(|index| FIRST_CELL + index)
+        let cell = self.staging.lock().cells.take(bytes);
+        cell.map(|number| FIRST_CELL + number)
     }
 
     /// Gives a chunk or a cell back. Giving back what is not out does nothing, and returns false.
@@ -364,10 +336,10 @@ impl Segment {
         }
     }
 
-    /// Chunks and cells that are not in use (0 before the first use).
+    /// Chunks, and cells of which nothing is in use (0 before the first use).
     pub fn free_pieces(&self) -> (usize, usize) {
         let staging = self.staging.lock();
-        (staging.chunks.free.len(), staging.cells.free.len())
+        (staging.chunks.free(), staging.cells.free())
     }
 
     /// Allocates the staging region, or has it allocated already; false if there is none. What the CUDA part registers is
@@ -389,7 +361,7 @@ impl Segment {
             return;
         }
         let chunks = self.reserve_chunks(&layout);
-        staging.cells.fill(layout.cells);
+        staging.cells.fill(&layout);
         staging.chunks.fill(chunks);
         self.view.set_staging_ready(layout.cells, chunks);
     }

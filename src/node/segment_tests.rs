@@ -112,24 +112,23 @@ fn staging_is_there_from_its_first_use_on() {
     let first = segment.take_chunk().expect("a chunk");
     let chunks: Vec<_> = std::iter::from_fn(|| segment.take_chunk()).collect();
     assert_eq!((first, chunks), (0, vec![1, 2, 3]));
-    let cells: Vec<_> = std::iter::from_fn(|| segment.take_cell()).collect();
-    assert_eq!(cells, [FIRST_CELL, FIRST_CELL + 1, FIRST_CELL + 2]);
+    let cells: Vec<_> = std::iter::from_fn(|| segment.take_cell(4096)).collect();
+    let cell = |index: u32| FIRST_CELL + index * segment.layout().granules();
+    assert_eq!(cells, [cell(0), cell(1), cell(2)]);
     assert_eq!(segment.free_pieces(), (0, 0));
     assert!(segment.give(2) && !segment.give(2) && !segment.give(4));
-    assert!(
-        segment.give(FIRST_CELL + 1) && !segment.give(FIRST_CELL + 1) && !segment.give(u32::MAX)
-    );
+    assert!(segment.give(cell(1)) && !segment.give(cell(1)) && !segment.give(u32::MAX));
     assert_eq!(segment.free_pieces(), (1, 1));
     assert_eq!(
         segment.staging().map(|(_, bytes)| bytes),
         Some(3 * 4096 + (64 << 10))
     );
-    for (piece, value) in [(0, 1_u8), (3, 2), (FIRST_CELL, 3), (FIRST_CELL + 2, 4)] {
+    for (piece, value) in [(0, 1_u8), (3, 2), (cell(0), 3), (cell(2), 4)] {
         let (address, bytes) = segment.piece(piece).expect("a piece");
         // SAFETY: the piece is ours, in bounds and backed by memory.
         unsafe { address.as_ptr().write_bytes(value, bytes as usize) };
     }
-    for (piece, value) in [(0, 1_u8), (3, 2), (FIRST_CELL, 3), (FIRST_CELL + 2, 4)] {
+    for (piece, value) in [(0, 1_u8), (3, 2), (cell(0), 3), (cell(2), 4)] {
         let (address, bytes) = segment.piece(piece).expect("a piece");
         // SAFETY: as above, and nobody writes it now.
         let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), bytes as usize) };
@@ -147,7 +146,7 @@ fn no_staging_is_no_error() {
         cells: 0,
         ..small()
     });
-    assert_eq!((segment.take_chunk(), segment.take_cell()), (None, None));
+    assert_eq!((segment.take_chunk(), segment.take_cell(1)), (None, None));
     assert!(segment.staging().is_none());
 }
 

@@ -191,7 +191,8 @@ impl Layout {
         let cells = u64::from(self.cells) * u64::from(self.cell_bytes);
         (1..=SLOTS_MAX).contains(&self.slots)
             && self.chunks < FIRST_CELL
-            && self.cells < FIRST_CELL
+            // Each has up to 64 numbers.
+            && self.cells < FIRST_CELL / 64
             && (self.sheets == 0 || self.sheets == self.slots)
             && self.chunk_bytes % 64 == 0
             && self.cell_bytes % 64 == 0
@@ -210,7 +211,7 @@ fn wish(key: u64) -> (usize, u64) {
     (at as usize / 64, 1 << (at % 64))
 }
 
-/// Pieces from this number on are cells; below, chunks.
+/// Pieces from this number on are cells, [`Layout::granules`] numbers each; below, chunks.
 pub const FIRST_CELL: u32 = 1 << 31;
 
 /// Why a segment is not believed.
@@ -604,23 +605,28 @@ impl View {
         unsafe { self.map.object(offset) }
     }
 
-    /// Address and size of a piece of the owner's staging: a chunk, or a cell from [`FIRST_CELL`] on.
+    /// Address of a piece of the owner's staging, and how long it is at most: a chunk, or a cell or a part of one from
+    /// [`FIRST_CELL`] on.
     pub fn piece(&self, piece: u32) -> Option<(NonNull<u8>, u32)> {
         let flags = &self.header().flags;
         let layout = &self.layout;
-        let (index, region, ready, seen) = if let Some(index) = piece.checked_sub(FIRST_CELL) {
-            let region = (layout.cells_offset(), layout.cell_bytes, layout.cells);
-            (index, region, &flags.cells_ready, &self.cells_seen)
-        } else {
-            let region = (layout.chunks_offset(), layout.chunk_bytes, layout.chunks);
-            (piece, region, &flags.chunks_ready, &self.chunks_seen)
-        };
+        let (index, within, region, ready, seen) =
+            if let Some(number) = piece.checked_sub(FIRST_CELL) {
+                let region = (layout.cells_offset(), layout.cell_bytes, layout.cells);
+                let (index, at) = (number / layout.granules(), number % layout.granules());
+                let within = at * layout.granule();
+                (index, within, region, &flags.cells_ready, &self.cells_seen)
+            } else {
+                let region = (layout.chunks_offset(), layout.chunk_bytes, layout.chunks);
+                (piece, 0, region, &flags.chunks_ready, &self.chunks_seen)
+            };
         self.backed(index, region, ready, seen)?;
-        let offset = region.0 + u64::from(index) * u64::from(region.1);
+        let offset = region.0 + u64::from(index) * u64::from(region.1) + u64::from(within);
+        let bytes = region.1.checked_sub(within)?;
         let address = self
             .map
-            .range(usize::try_from(offset).ok()?, region.1 as usize)?;
-        Some((address, region.1))
+            .range(usize::try_from(offset).ok()?, bytes as usize)?;
+        Some((address, bytes))
     }
 
     /// The bytes that a ring entry stands for, if it makes sense.
@@ -650,7 +656,7 @@ impl View {
                     .cells_ready
                     .load(Ordering::Acquire)
                     .min(self.layout.cells);
-                self.piece(FIRST_CELL + cells.checked_sub(1)?)?;
+                self.piece(FIRST_CELL + cells.checked_sub(1)? * self.layout.granules())?;
                 self.layout.cells_offset() + u64::from(cells) * u64::from(self.layout.cell_bytes)
             }
         };

@@ -163,6 +163,26 @@ static void unreceived_host(void) { unreceived(HOST, 70000, 1024); }
 static void unreceived_device(void) { unreceived(DEVICE, 70000, 1024); }
 // As many bytes in fewer messages, of which each may still be sent before it is received by a plain library, too.
 static void unreceived_bytes(void) { unreceived(DEVICE, 34000, 2000); }
+// A burst of short messages, each of its own length and contents.
+static void unreceived_short(void) {
+    if (me > 1) return;
+    enum { MANY = 10000 };
+    for (int k = 0; k < MANY; k++) {
+        size_t n = 1 + k * 37 % 256;
+        buf a = buf_new(DEVICE, n, k % 5);
+        buf_fill(a, me * MANY + k);
+        OK(MPI_Send(a.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD));
+        buf_fill(a, 7);
+        buf_free(a);
+    }
+    for (int k = 0; k < MANY; k++) {
+        size_t n = 1 + k * 37 % 256;
+        buf b = buf_new(DEVICE, n, k % 3);
+        OK(MPI_Recv(b.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        BUF_CHECK(b, peer * MANY + k, n);
+        buf_free(b);
+    }
+}
 
 // A receiver, then a sender, that computes for long between posting and waiting; the other side waits in MPI.
 static void busy(void) {
@@ -214,7 +234,7 @@ static const struct test_case cases[] = {
     {"acquainted", acquainted}, {"pending_barrier", pending_barrier}, {"pending_allreduce", pending_allreduce}, {"pending_comm_dup", pending_comm_dup},
     {"pending_win_fence", pending_win_fence}, {"pending_write_all", pending_write_all}, {"head_to_head", head_to_head},
     {"reverse_tags", reverse_tags}, {"unreceived_host", unreceived_host}, {"unreceived_device", unreceived_device},
-    {"unreceived_bytes", unreceived_bytes},
+    {"unreceived_bytes", unreceived_bytes}, {"unreceived_short", unreceived_short},
     {"busy", busy}, {"everyone", everyone}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

@@ -187,9 +187,8 @@ impl Core {
         let is_eager = completes_alone && pushed.is_none();
         let mut hosting = None;
         if is_eager {
-            let fits = bytes <= u64::from(own.layout().cell_bytes);
-            let cell = fits.then(|| own.take_cell()).flatten();
-            let cell = cell.ok_or(Unsent::Reason(Reason::NoSlot))?;
+            let cell = own.take_cell(bytes);
+            let cell = cell.ok_or(Unsent::Reason(Reason::NoCell))?;
             let key = Wish::Cell.key(identity.id, env.world_rank, args.tag);
             let is_expected = matches!(origin, Origin::Device(_)) && !peer.wishes(key);
             let hosting = hosting.insert(Hosting::new(source, bytes, cell, is_expected));
