@@ -82,6 +82,7 @@ counters! {
     HostRateRaised       "host_rate_raised"        Count "times that they found it faster again";
     ChunksClaimedBack    "chunks_claimed_back"     Count "chunks of theirs that the receiver took over from the sender, which had not begun with them";
     TracksRetired        "tracks_retired"          Count "paths of theirs that were given up, the rest of their part being taken directly";
+    SendersLate          "senders_late"            Count "times that their sender did not go on for so long that its part was taken directly, as on a busy machine";
     StagingRefused       "staging_refused"         Count "attempts to take staging memory on a GPU, for messages that lead over it, that failed";
     PinningRefused       "pinning_refused"         Count "attempts to pin host memory that the driver refused: copies with it are slower";
     UnitsReclaimed       "units_reclaimed"         Count "units of 256 KiB of that memory that were taken back from ranks that had died";

@@ -1,7 +1,7 @@
 //! What goes wrong with messages, as the user reads it: one line that names the ranks, the path and the reason.
 //!
 //! At level `warn`, which is shown by default, a message that arrives all the same, another way or by another attempt;
-//! at level `error` one that is lost. What repeats itself is said once; the counters go on counting.
+//! at level `error` one that is lost; at level `info` what a busy machine does to them. What repeats itself is said once; the counters go on counting.
 
 use std::collections::HashSet;
 use std::ffi::c_int;
@@ -141,6 +141,13 @@ static SAID: Mutex<Option<Said>> = Mutex::new(None);
 /// A message goes on another way, or by another attempt (`remedy`).
 pub fn survived(of: Of, path: Path, why: &dyn Display, remedy: &str) {
     say(log::Level::Warn, of, path, why, remedy);
+}
+
+/// Somebody whose turn it was in a message has not had a processor for too long, which is no fault: the message goes on another
+/// way (`remedy`).
+pub fn late(of: Of, path: Path, why: &dyn Display, remedy: &str) {
+    stats::add(Counter::SendersLate, 1);
+    say(log::Level::Info, of, path, why, remedy);
 }
 
 /// A step of a message has failed, and is tried again.

@@ -14,7 +14,7 @@ use crate::engine::paths::Allowed;
 use crate::engine::{comms, early, engine, helper, requests, types, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, tools, Abi, Family, Function};
 use crate::node::{Launch, Node, NodeError, Options, Peer, CELLS_BYTES, CELLS_MAX, CELLS_MIN};
-use crate::stats::{self, Counter, Snapshot, Summary};
+use crate::stats::{self, Counter, Reason, Snapshot, Summary};
 use crate::{cuda, logging, mpi};
 
 /// Largest cell for the payload of an eager message, bytes.
@@ -337,6 +337,7 @@ pub unsafe fn finalize() -> c_int {
         return unsafe { native::finalize() };
     };
     engine.serve_out();
+    say_out_of_reach(engine);
     engine.close_relays();
     engine.helper.stop(&engine.env);
     engine.end_requests();
@@ -354,6 +355,22 @@ pub unsafe fn finalize() -> c_int {
     }
     engine.env.node.unregister();
     code
+}
+
+/// By now every rank of this node has registered that ever will: what went by the MPI library for want of a record of its
+/// receiver need not have done so.
+fn say_out_of_reach(engine: &Engine) {
+    let (messages, bytes) = stats::snapshot().fallback(Reason::NotRegistered);
+    if messages == 0 {
+        return;
+    }
+    if let Some((here, reached)) = engine.env.node.out_of_reach() {
+        log::warn!(
+            "of {here} ranks on this host only {reached} can be reached from this one: {messages} messages ({bytes} bytes) in \
+             device memory went through the MPI library; preload the same version of the library into all ranks, in one PID \
+             namespace and with one /dev/shm"
+        );
+    }
 }
 
 fn publish(engine: &Engine) {

@@ -168,7 +168,9 @@ fn local_size(launcher: Launcher, get: &dyn Fn(&str) -> Option<String>) -> Optio
         Launcher::Pmi => number(get, &["MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"]),
         Launcher::Pals => number(get, &["PALS_LOCAL_SIZE"]),
         Launcher::Slurm => slurm_local_size(get),
-        Launcher::Flux | Launcher::Nobody => None,
+        // Hydra's, whose proxy is in another PID namespace.
+        Launcher::Nobody => number(get, &["MPI_LOCALNRANKS"]),
+        Launcher::Flux => None,
     }
 }
 

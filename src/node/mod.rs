@@ -367,6 +367,16 @@ impl Node {
         self.all_local_known() && !self.known.read().ranks.contains(&world_rank)
     }
 
+    /// How many ranks of this node the launcher has started, or have registered, and how many of them can be reached, this
+    /// one included, if that is fewer.
+    pub fn out_of_reach(&self) -> Option<(usize, usize)> {
+        self.scan_if_changed();
+        let known = self.known.read();
+        let launched = self.launch.local_size.map_or(0, |size| size as usize);
+        let here = launched.max(known.ranks.len());
+        (known.peers.len() < here).then_some((here, known.peers.len()))
+    }
+
     fn all_local_known(&self) -> bool {
         self.scan_if_changed();
         let known = self.known.read().ranks.len();

@@ -72,6 +72,7 @@ const EVENTS: &[Counter] = &[
     Counter::HostRateRaised,
     Counter::ChunksClaimedBack,
     Counter::TracksRetired,
+    Counter::SendersLate,
     Counter::CopiesBatched,
     Counter::MappingsOpened,
     Counter::MappingsEvicted,

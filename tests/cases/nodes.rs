@@ -382,9 +382,20 @@ fn containers(mpi: &Mpi, script: &str) {
         return;
     }
     let job = job(mpi, 2, "p2p").args(&["medium", "both_ways"]);
-    let outcome = quiet(job.native_over_tcp().ranks_under(&words(&container)));
+    let outcome = job.native_over_tcp().ranks_under(&words(&container));
+    let outcome = outcome.passes();
+    outcome.stats().check_complete();
     assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
     all_by_value(&outcome, "not_registered");
+    // Each says so once.
+    let said = outcome.finished.stderr.lines();
+    let said: Vec<&str> = said.filter(|line| line.starts_with("anabranch[")).collect();
+    assert_eq!(said.len(), 2, "{outcome}");
+    for line in said {
+        let is_right = line.contains("of 2 ranks on this host only 1 can be reached")
+            && line.contains("one PID namespace");
+        assert!(is_right, "{outcome}");
+    }
 }
 
 #[test]

@@ -151,9 +151,6 @@ pub fn shared_object(folder: &Path, name: &str, source: &str) -> String {
     library.display().to_string()
 }
 
-/// What is said of a path whose sender does nothing for half a second, for which a busy machine is enough.
-pub const SENDER_IS_LATE: &str = "several paths path: its sender does not go on";
-
 /// Runs a test on one MPI library, if it is there.
 pub fn on(name: &str, test: impl FnOnce(&Mpi)) {
     if let Some(mpi) = mpi_or_skip(name) {

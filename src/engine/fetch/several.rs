@@ -14,7 +14,7 @@ use crate::cuda::{clock_ns, ContextKey, Copy, Error, InFlight, Mapping, Purpose}
 use crate::engine::fault::{self, Of, Path, Trouble};
 use crate::engine::fetch::has_landed;
 use crate::engine::fetch::push::{Push, TURN_PATIENCE};
-use crate::engine::fetch::track::{Staging, Track, STALLED};
+use crate::engine::fetch::track::{Staging, Track};
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::Gpu;
 use crate::engine::route::HostFared;
@@ -454,7 +454,7 @@ impl Several {
         let moved = match step {
             Ok(moved) => moved,
             Err(trouble) => {
-                self.retire(env, number, &trouble);
+                self.retire(env, number, Some(&trouble));
                 if self.tracks[number].is_pushed() {
                     gpu.push_failed(self.peer.world_rank());
                 }
@@ -478,8 +478,8 @@ impl Several {
         moved
     }
 
-    /// Leaves a track.
-    fn retire(&mut self, env: &Env, number: usize, trouble: &Trouble) {
+    /// Leaves a track: its sender is late, where there is no trouble.
+    fn retire(&mut self, env: &Env, number: usize, trouble: Option<&Trouble>) {
         let asked = self.asked;
         let track = &mut self.tracks[number];
         if track.is_retired {
@@ -493,7 +493,11 @@ impl Several {
         stats::add(Counter::TracksRetired, 1);
         let of = Of::From(self.peer.world_rank());
         if self.peer.goes_on() {
-            fault::survived(of, Path::Several, trouble, "its part is taken directly");
+            let remedy = "its part is taken directly";
+            match trouble {
+                Some(trouble) => fault::survived(of, Path::Several, trouble, remedy),
+                None => fault::late(of, Path::Several, &"its sender does not go on", remedy),
+            }
         }
     }
 
@@ -582,7 +586,7 @@ impl Several {
             if now.duration_since(self.moved) > patience {
                 // A sender that waits for staging has begun with nothing that is missed: other messages have it all.
                 if !self.take_over_all(env, gpu) {
-                    self.leave_sender(env, &STALLED);
+                    self.leave_sender(env);
                 }
                 self.moved = now;
             }
@@ -596,15 +600,15 @@ impl Several {
             // It writes no more.
             env.node.own().take_invitation_back(told);
         }
-        self.leave_sender(env, &STALLED);
+        self.leave_sender(env);
     }
 
-    fn leave_sender(&mut self, env: &Env, trouble: &Trouble) {
+    fn leave_sender(&mut self, env: &Env) {
         for number in 0..self.tracks.len() {
             let track = &self.tracks[number];
             // What is being pushed is waited for in any case, and so are this rank's own copies, if they are all.
             if track.launched < track.end && !self.is_written(env, track) {
-                self.retire(env, number, trouble);
+                self.retire(env, number, None);
             }
         }
     }

@@ -56,7 +56,6 @@ pub(super) struct Flying {
 
 /// Why a track is not used any more: what the sender says, does, or has had taken.
 const GIVEN_UP: Trouble = Trouble::Told("its sender could not go on with a path");
-pub(super) const STALLED: Trouble = Trouble::Told("its sender does not go on");
 const RECLAIMED: Trouble = Trouble::Told("staging was taken from its sender");
 
 impl Track {
