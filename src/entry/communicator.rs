@@ -32,6 +32,14 @@ fn plain(natively: impl FnOnce() -> c_int) -> c_int {
     natively()
 }
 
+/// As [`plain`], with processes of other jobs, for which Open MPI waits without making progress.
+fn across(natively: impl FnOnce() -> c_int) -> c_int {
+    if let Some(engine) = engine() {
+        engine.send_values_out();
+    }
+    plain(natively)
+}
+
 macro_rules! constructors {
     ($($kind:ident $name:ident($($argument:ident: $type:ty),*) $($parent:ident $made:ident)?;)*) => {$(
         #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 chapters 7, 8 and 11), name in snake case.\n\n# Safety\nThe arguments are those of the program's call.")]
@@ -51,11 +59,11 @@ mod constructors {
         plain comm_dup_with_info(comm: Handle, info: Handle, newcomm: *mut Handle);
         plain comm_idup(comm: Handle, newcomm: *mut Handle, request: *mut Handle);
         plain comm_idup_with_info(comm: Handle, info: Handle, newcomm: *mut Handle, request: *mut Handle);
-        plain comm_spawn(command: *const c_char, argv: *mut c_void, maxprocs: c_int, info: Handle, root: c_int, comm: Handle, intercomm: *mut Handle, array_of_errcodes: *mut c_int);
-        plain comm_spawn_multiple(count: c_int, array_of_commands: *mut c_void, array_of_argv: *mut c_void, array_of_maxprocs: *const c_int, array_of_info: *const c_void, root: c_int, comm: Handle, intercomm: *mut Handle, array_of_errcodes: *mut c_int);
-        plain comm_accept(port_name: *const c_char, info: Handle, root: c_int, comm: Handle, newcomm: *mut Handle);
-        plain comm_connect(port_name: *const c_char, info: Handle, root: c_int, comm: Handle, newcomm: *mut Handle);
-        plain comm_join(fd: c_int, intercomm: *mut Handle);
+        across comm_spawn(command: *const c_char, argv: *mut c_void, maxprocs: c_int, info: Handle, root: c_int, comm: Handle, intercomm: *mut Handle, array_of_errcodes: *mut c_int);
+        across comm_spawn_multiple(count: c_int, array_of_commands: *mut c_void, array_of_argv: *mut c_void, array_of_maxprocs: *const c_int, array_of_info: *const c_void, root: c_int, comm: Handle, intercomm: *mut Handle, array_of_errcodes: *mut c_int);
+        across comm_accept(port_name: *const c_char, info: Handle, root: c_int, comm: Handle, newcomm: *mut Handle);
+        across comm_connect(port_name: *const c_char, info: Handle, root: c_int, comm: Handle, newcomm: *mut Handle);
+        across comm_join(fd: c_int, intercomm: *mut Handle);
         derived intercomm_merge(intercomm: Handle, high: c_int, newintracomm: *mut Handle) intercomm newintracomm;
         derived comm_create(comm: Handle, group: Handle, newcomm: *mut Handle) comm newcomm;
         derived comm_split(comm: Handle, color: c_int, key: c_int, newcomm: *mut Handle) comm newcomm;
@@ -229,5 +237,12 @@ pub unsafe fn comm_free(comm: *mut Handle) -> c_int {
 /// As [`comm_create_group`].
 pub unsafe fn comm_disconnect(comm: *mut Handle) -> c_int {
     // SAFETY: passed on.
-    unsafe { part(comm, || native::comm_disconnect(comm)) }
+    unsafe {
+        part(comm, || {
+            if let Some(engine) = engine() {
+                engine.send_values_out();
+            }
+            native::comm_disconnect(comm)
+        })
+    }
 }

@@ -15,7 +15,7 @@ use crate::engine::story::{self, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::{About, Reading, Summing};
 use crate::engine::{Engine, Env};
-use crate::mpi::{native, Handle};
+use crate::mpi::{native, Family, Handle};
 use crate::node::{Sums, DESCRIPTOR_BYTES};
 use crate::stats::{self, Counter, Reason};
 
@@ -296,6 +296,19 @@ impl Engine {
             core.test_draining(&engine.env, DRAINING_TESTS_MAX);
             (core.draining.is_empty() || core.draining_bytes + bytes <= DRAINING_BYTES_MAX)
                 .then_some(())
+        });
+    }
+
+    /// Waits until the MPI library has sent all values whose sends have completed before: before a call in which Open MPI
+    /// waits for other processes without making progress. A send of the MPI library's own that is as long would have waited for its
+    /// receiver, too.
+    pub fn send_values_out(&self) {
+        if self.env.abi.family != Family::OpenMpi || self.core.lock().draining_bytes == 0 {
+            return;
+        }
+        self.until(|engine, core| {
+            core.test_draining(&engine.env, DRAINING_TESTS_MAX);
+            (core.draining_bytes == 0).then_some(())
         });
     }
 }
