@@ -55,19 +55,14 @@ pub fn found() -> &'static Tools {
     TOOLS.get_or_init(find)
 }
 
-/// The function of a tool behind this library that the program's call is passed on to.
+/// Whether a tool may be behind this library: there is one, or nobody has looked yet.
 #[inline(always)]
-pub fn next(function: Function) -> Option<*mut c_void> {
-    if guard::may_have_tools() {
-        next_of(function)
-    } else {
-        None
-    }
+pub fn may_be_behind() -> bool {
+    guard::may_have_tools()
 }
 
-#[cold]
-#[inline(never)]
-fn next_of(function: Function) -> Option<*mut c_void> {
+/// The function of a tool behind this library that the program's call is passed on to.
+pub fn next(function: Function) -> Option<*mut c_void> {
     static LOOK: Once = Once::new();
     LOOK.call_once(|| guard::set_tools(!found().behind.is_empty()));
     let next = NEXT[function as usize].load(Ordering::Relaxed);

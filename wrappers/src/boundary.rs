@@ -71,17 +71,32 @@ macro_rules! export {
         unsafe extern "C-unwind" fn $mpi($($argument: $type),*) -> c_int {
             use crate::boundary::entry;
             use anabranch_engine::mpi::{tools, Function};
-            if let Some(next) = tools::next(Function::$variant) {
+
+            /// By way of a tool, if there is one. Apart, so that all other calls remain jumps.
+            #[cold]
+            #[inline(never)]
+            unsafe fn by_tool($($argument: $type),*) -> c_int {
+                let Some(next) = tools::next(Function::$variant) else {
+                    // SAFETY: the arguments are the program's, passed on as they are.
+                    return unsafe { $bodies::$name($($argument),*) };
+                };
                 type Signature = unsafe extern "C-unwind" fn($($type),*) -> c_int;
                 // SAFETY: a function of this name has this C signature in every tool.
                 let next = unsafe { std::mem::transmute::<*mut c_void, Signature>(next) };
-                // SAFETY: the arguments are the program's, passed on as they are.
+                // SAFETY: as above.
                 let code = unsafe { next($($argument),*) };
                 entry::after_tool(Function::$variant);
-                return code;
+                code
             }
-            // SAFETY: as above.
-            unsafe { $bodies::$name($($argument),*) }
+
+            // SAFETY: the arguments are the program's, passed on as they are.
+            unsafe {
+                if tools::may_be_behind() {
+                    by_tool($($argument),*)
+                } else {
+                    $bodies::$name($($argument),*)
+                }
+            }
         }
 
         #[no_mangle]
