@@ -12,7 +12,7 @@ mod run;
 mod topo;
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -96,7 +96,10 @@ fn complain(text: &str) {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(with_long_np(std::env::args_os().collect()));
+    let cli = match Cli::try_parse_from(with_long_np(std::env::args_os().collect())) {
+        Ok(cli) => cli,
+        Err(error) => return misused(&error),
+    };
     let result = match cli.command {
         Command::Exec(arguments) => exec::main(&arguments).map(|never| match never {}),
         Command::Run(arguments) => run::main(&arguments),
@@ -117,6 +120,17 @@ fn main() -> ExitCode {
             .map_or(1, |failure| failure.status);
         ExitCode::from(status)
     })
+}
+
+/// Help and version go to stdout; an error goes to stderr at once, as [`complain`] has it. On a terminal, which shows colours,
+/// nobody else writes between.
+fn misused(error: &clap::Error) -> ExitCode {
+    let _ = if error.use_stderr() && !std::io::stderr().is_terminal() {
+        std::io::stderr().write_all(error.render().to_string().as_bytes())
+    } else {
+        error.print()
+    };
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 /// `run -np 4` as every launcher takes it: clap knows one-letter and `--` options only.

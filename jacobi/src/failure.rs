@@ -1,6 +1,7 @@
 //! Errors that end the program, and how all ranks agree on one.
 
 use mpi::traits::*;
+use std::io::Write as _;
 
 /// Exit status where a result is wrong.
 pub const WRONG_RESULT: i32 = 1;
@@ -39,6 +40,13 @@ impl Failure {
             agreed: false,
         }
     }
+}
+
+/// Writes a line to stderr, in one write: where ranks share the launcher's stderr, what is written in pieces has
+/// another's text between them.
+pub fn complain(text: &str) {
+    // Where stderr is closed there is nobody to tell.
+    let _ = std::io::stderr().write_all(format!("jacobi: {text}\n").as_bytes());
 }
 
 /// Collective: where any rank failed, every rank returns the failure of the first that did.

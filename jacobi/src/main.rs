@@ -20,13 +20,13 @@ mod selftest;
 mod solver;
 
 use clap::Parser;
-use failure::BAD_INPUT;
+use failure::{complain, BAD_INPUT};
 use mpi::traits::*;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 fn main() {
     let Some(universe) = mpi::initialize() else {
-        eprintln!("jacobi: MPI was initialized before the program started");
+        complain("MPI was initialized before the program started");
         std::process::exit(BAD_INPUT);
     };
     let world = universe.world();
@@ -46,12 +46,12 @@ fn guarded(world: &impl Communicator) -> i32 {
         Ok(()) => 0,
         Err(failure) if failure.agreed => {
             if world.rank() == 0 {
-                eprintln!("jacobi: {}", failure.message);
+                complain(&failure.message);
             }
             failure.code
         }
         Err(failure) => {
-            eprintln!("jacobi: rank {}: {}", world.rank(), failure.message);
+            complain(&format!("rank {}: {}", world.rank(), failure.message));
             // A launcher may drop what it has not handed on when it hears of MPI_Abort.
             std::thread::sleep(std::time::Duration::from_millis(100));
             world.abort(failure.code)
@@ -68,10 +68,10 @@ fn usage(world: &impl Communicator, error: &clap::Error) -> i32 {
         return 0;
     }
     if world.rank() == 0 {
-        eprintln!(
-            "jacobi: {} (see jacobi --help)",
+        complain(&format!(
+            "{} (see jacobi --help)",
             one_line(&error.to_string())
-        );
+        ));
     }
     BAD_INPUT
 }

@@ -148,7 +148,9 @@ pub fn release(d: &Driver, st: &mut State, address: u64) {
     drop(body);
     if matches!(a.kind, Kind::Managed) {
         if let Err(e) = d.vm.expose(&d.job.memory, a.offset, size, false) {
-            eprintln!("simcuda: cannot take managed memory back from host code: {e}");
+            crate::report::complain(&format!(
+                "cannot take managed memory back from host code: {e}"
+            ));
         }
     }
     give_back(d, st, a.offset, size, a.gpu);

@@ -7,7 +7,7 @@ use crate::fault::Faults;
 use crate::host::{Backing, HostMemory};
 use crate::job::Job;
 use crate::memory::FreeList;
-use crate::report::Report;
+use crate::report::{complain, Report};
 use crate::state::{Primary, State};
 use crate::topology::Topology;
 use crate::types::CUresult;
@@ -113,7 +113,7 @@ pub fn init() -> Res {
         }
         Err((message, code)) => {
             if !message.is_empty() {
-                eprintln!("simcuda: {message}");
+                complain(&message);
             }
             INIT_ERROR.store(code, Relaxed);
             Err(code)
@@ -146,9 +146,9 @@ extern "C" fn at_exit() {
         d.job.leave();
         if d.report.findings.load(Relaxed) > 0 {
             let findings = d.report.findings.load(Relaxed);
-            eprintln!(
-                "simcuda: {findings} unordered accesses or uses of freed memory: this run is void"
-            );
+            complain(&format!(
+                "{findings} unordered accesses or uses of freed memory: this run is void"
+            ));
             // SAFETY: flushing all streams, then leaving without further handlers, which a status needs here.
             unsafe {
                 libc::fflush(core::ptr::null_mut());
@@ -169,7 +169,7 @@ fn spawn(name: &str, f: impl FnOnce() + Send + 'static) {
         let started = std::thread::Builder::new().name(name.into()).spawn(f);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, core::ptr::null_mut());
         if let Err(e) = started {
-            eprintln!("simcuda: cannot start a thread: {e}");
+            complain(&format!("cannot start a thread: {e}"));
         }
     }
 }

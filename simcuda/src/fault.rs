@@ -217,7 +217,7 @@ pub unsafe extern "C" fn simcudaFaults(text: *const c_char) -> c_int {
     match faults.replace(text) {
         Ok(()) => 0,
         Err(why) => {
-            eprintln!("simcuda: {why}");
+            crate::report::complain(&why);
             -1
         }
     }

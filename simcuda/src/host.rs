@@ -91,10 +91,10 @@ impl HostMemory {
         }
         if !self.said.swap(true, Relaxed) {
             let (size, left) = (size.div_ceil(1 << 20), left >> 20);
-            eprintln!(
-                "simcuda: the host's memory cannot back {size} MiB more of device memory, {left} MiB are left: allocate less, \
+            crate::report::complain(&format!(
+                "the host's memory cannot back {size} MiB more of device memory, {left} MiB are left: allocate less, \
                  or set SIMCUDA_HOST_MIB=all if little of it is touched"
-            );
+            ));
         }
         false
     }

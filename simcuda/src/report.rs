@@ -10,6 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Races printed in full; further ones are counted.
 const PRINTED_MAX: u64 = 20;
 
+/// Writes a line to stderr, in one write: where ranks share the launcher's stderr, what is written in pieces has
+/// another's text between them.
+pub fn complain(text: &str) {
+    // Where stderr is closed there is nobody to tell.
+    let _ = std::io::stderr().write_all(format!("simcuda: {text}\n").as_bytes());
+}
+
 /// Counters and the report file.
 pub struct Report {
     file: Option<PathBuf>,
@@ -94,7 +101,7 @@ impl Report {
     pub fn race(&self, race: &Race) {
         let (a, b) = (describe(&race.earlier), describe(&race.later));
         if self.findings.fetch_add(1, Relaxed) < PRINTED_MAX {
-            eprintln!("simcuda: race: {b} while nothing orders it after: {a}");
+            complain(&format!("race: {b} while nothing orders it after: {a}"));
         }
         self.append(&json!({"event": "race", "pid": std::process::id(), "earlier": a, "later": b}));
     }
@@ -102,7 +109,7 @@ impl Report {
     /// A use of freed memory, or a free of memory in use.
     pub fn freed_in_use(&self, what: &str) {
         if self.findings.fetch_add(1, Relaxed) < PRINTED_MAX {
-            eprintln!("simcuda: {what}");
+            complain(what);
         }
         self.append(&json!({"event": "freed", "pid": std::process::id(), "what": what}));
     }

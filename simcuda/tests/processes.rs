@@ -1,6 +1,7 @@
 //! What several processes of a simulated node see of each other.
 #![allow(
     missing_docs,
+    clippy::print_stderr,
     clippy::undocumented_unsafe_blocks,
     clippy::ptr_as_ptr,
     clippy::borrow_as_ptr

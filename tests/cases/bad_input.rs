@@ -5,8 +5,10 @@ use anabranch_tests::ranks::{self, Rank};
 use anabranch_tests::{built, run_bounded, scratch_folder, solver, Finished};
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use xtask::mpi::Mpi;
 
@@ -291,6 +293,86 @@ fn more_gpus_than_the_topology_has() {
         let prefixed = |line: &&str| line.starts_with("simcuda: topology \"");
         assert_eq!(stderr.lines().filter(prefixed).count(), 1, "{outcome}");
         assert!(!stderr.contains("simcuda: simcuda:"), "{outcome}");
+    });
+}
+
+/// What a command writes to standard error, write by write: a socket of datagrams keeps them apart, where a pipe does not.
+fn writes_to_stderr(command: &mut Command) -> Vec<String> {
+    let (ours, theirs) = UnixDatagram::pair().expect("a pair of sockets");
+    ours.set_read_timeout(Some(Duration::from_millis(100)))
+        .expect("a timeout");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(OwnedFd::from(theirs))
+        .spawn()
+        .expect("started");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut writes = Vec::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let has_ended = child.try_wait().expect("waited for").is_some();
+        match ours.recv(&mut buffer) {
+            Ok(n) => writes.push(String::from_utf8_lossy(&buffer[..n]).into_owned()),
+            Err(_) if has_ended => return writes,
+            Err(_) if Instant::now() < deadline => {}
+            Err(_) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("{command:?} does not end: {writes:?}");
+            }
+        }
+    }
+}
+
+/// Ranks share their launcher's standard error: what is written in pieces has another's text between them.
+#[test]
+fn a_line_on_stderr_is_one_write() {
+    on("mpich", |mpi| {
+        let solve = solver(mpi);
+        let solve = solve.to_str().expect("a path of UTF-8");
+        let options = [
+            ("LD_LIBRARY_PATH", built().simcuda.to_str().expect("UTF-8")),
+            ("SIMCUDA_TOPOLOGY", "narval"),
+            ("ANABRANCH_LOG", "trace"),
+            ("ANABRANCH_STATS", "1"),
+            ("ANABRANCH_CHUNKS", "nonsense"),
+        ];
+        let too_many = [("SIMCUDA_GPUS", "9")];
+        let missing = [("ANABRANCH_LIBRARY", "/no/such/library.so")];
+        let small = ["--size", "64x64", "--iterations", "2"];
+        let cases: [(&[&str], &[(&str, &str)], &[&str]); 6] = [
+            (
+                &["exec", solve, small[0], small[1], small[2], small[3]],
+                &[],
+                &["anabranch[0]: ", "anabranch: warn: ANABRANCH_CHUNKS"],
+            ),
+            (
+                &["exec", solve, small[0], small[1]],
+                &too_many,
+                &["simcuda: topology", "jacobi: "],
+            ),
+            (&["exec", solve, "--type", "half"], &[], &["jacobi: "]),
+            (&["exec", solve], &missing, &["anabranch: "]),
+            (&["exec", "/no/such/program"], &[], &["anabranch: "]),
+            (&["run", "--no-such-option"], &[], &["error: "]),
+        ];
+        for (arguments, environment, expected) in cases {
+            let mut command = Command::new(&built().command);
+            command
+                .args(arguments)
+                .envs(options)
+                .envs(environment.iter().copied())
+                .env_remove("LD_PRELOAD");
+            let writes = writes_to_stderr(&mut command);
+            for start in expected {
+                let found = writes.iter().any(|write| write.starts_with(start));
+                assert!(found, "{command:?}: no {start:?} in {writes:#?}");
+            }
+            for write in &writes {
+                assert!(write.ends_with('\n'), "{command:?}: {writes:#?}");
+            }
+        }
     });
 }
 

@@ -7,6 +7,9 @@
 //! `TEST_KEEP=1` keeps the files of each run. On a machine with GPUs `ci/gpu-test` sets `TEST_DRIVER=real`, `TEST_MPI` and
 //! `TEST_PROGRAMS` to folders of MPI libraries and of compiled programs, and `TEST_SCRATCH` to one for the files of runs.
 
+// What a test says goes through the harness, which collects it.
+#![allow(clippy::print_stderr)]
+
 mod compile;
 mod job;
 mod machine;

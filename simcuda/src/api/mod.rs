@@ -79,7 +79,7 @@ pub(crate) fn boundary(name: &'static str, body: impl FnOnce() -> Res) -> CUresu
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code,
         Err(_) => {
-            eprintln!("simcuda: {name} failed inside the simulated driver");
+            crate::report::complain(&format!("{name} failed inside the simulated driver"));
             UNKNOWN
         }
     }
