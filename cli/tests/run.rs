@@ -120,7 +120,12 @@ fn bad_input_is_one_line_and_starts_nothing() {
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     let folder = tempfile::tempdir().expect("a folder");
     let good = launcher(folder.path(), "HYDRA build details:");
-    let cases: [(&Path, &[&str], i32, &str); 3] = [
+    let text = folder.path().join("text");
+    fs::write(&text, "no program").expect("written");
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).expect("a folder");
+    let echo = ["-np", "2", "--vanilla", "--", "echo"];
+    let cases: [(&Path, &[&str], i32, &str); 8] = [
         (
             &good,
             &["-np", "2", "--vanilla", "--", "no-such-program"],
@@ -131,7 +136,27 @@ fn bad_input_is_one_line_and_starts_nothing() {
             Path::new("/no/such/mpirun"),
             &["-np", "2", "--vanilla", "--", "echo"],
             127,
-            "no launcher found",
+            "--mpi /no/such/mpirun: no launcher found: no such file or folder; give openmpi, mpich, the name of a launcher in PATH",
+        ),
+        (&text, &echo, 126, "no launcher found: not an executable file"),
+        (&empty, &echo, 127, "none in this folder or its bin"),
+        (
+            Path::new("mpirun.of-nobody"),
+            &echo,
+            127,
+            "--mpi mpirun.of-nobody: no launcher found: no program of this name in PATH; give openmpi",
+        ),
+        (
+            Path::new("sh"),
+            &echo,
+            126,
+            "sh does not say for --version that it is of Open MPI or of the MPICH family",
+        ),
+        (
+            Path::new("/bin/true"),
+            &echo,
+            126,
+            "/bin/true does not say for --version",
         ),
         (&good, &["-np", "0", "--", "echo"], 2, "-n"),
     ];
@@ -139,5 +164,48 @@ fn bad_input_is_one_line_and_starts_nothing() {
         let (status, stdout, stderr) = run(launcher, arguments);
         assert_eq!((status, stdout.as_str()), (Some(expected), ""), "{stderr}");
         assert!(stderr.contains(text), "{stderr}");
+        assert!(expected == 2 || stderr.lines().count() == 1, "{stderr}");
+    }
+}
+
+/// A launcher of any name is found in PATH, as a shell does.
+#[test]
+fn a_launcher_is_named_as_it_is_in_path() {
+    let _guard = ONE_AT_A_TIME
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = std::env::var("PATH").expect("PATH");
+    for (name, version, expected) in [
+        ("mpiexec.hydra", "HYDRA build details:", "launcher -n"),
+        ("mpirun.mpich", "HYDRA build details:", "launcher -n"),
+        (
+            "orterun",
+            "orterun (OpenRTE) 4.1.4",
+            "launcher -np 999 --oversubscribe",
+        ),
+        (
+            "prterun",
+            "prterun (PRRTE) 3.0.14",
+            "launcher -np 999 --map-by :OVERSUBSCRIBE",
+        ),
+        ("prterun", "", "launcher -np 999 --map-by :OVERSUBSCRIBE"),
+        (
+            "mpirun-of-my-own",
+            "mpirun (Open MPI) 5.0.11",
+            "launcher -np 999 --map-by :OVERSUBSCRIBE",
+        ),
+    ] {
+        fs::rename(launcher(folder.path(), version), folder.path().join(name)).expect("renamed");
+        let output = Command::new(env!("CARGO_BIN_EXE_anabranch"))
+            .args(["run", "--mpi", name, "-np", "999", "--vanilla"])
+            .args(["--", "echo", "hello"])
+            .env("PATH", format!("{}:{path}", folder.path().display()))
+            .env_remove("LD_PRELOAD")
+            .output()
+            .expect("started");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.stdout, b"hello\n", "{name}: {stderr}");
+        assert!(stderr.contains(expected), "{name}: {stderr}");
     }
 }

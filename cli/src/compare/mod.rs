@@ -184,8 +184,8 @@ pub struct Arguments {
     /// Allow more ranks than simulated GPUs
     #[arg(long)]
     oversubscribe_gpus: bool,
-    /// The MPI whose launcher to use [default: the one in PATH]
-    #[arg(overrides_with = "mpi", long, value_name = "openmpi|mpich|PATH")]
+    /// The MPI whose launcher to use, or the launcher, as `anabranch run` takes it [default: the one in PATH]
+    #[arg(overrides_with = "mpi", long, value_name = "openmpi|mpich|NAME|PATH")]
     mpi: Option<OsString>,
     /// A further argument for the launcher (may be given several times)
     #[arg(long = "mpirun-arg", value_name = "ARG", allow_hyphen_values = true)]

@@ -64,13 +64,21 @@ impl Family {
 }
 
 /// Names of launchers of any family, in the order in which they are looked for in `PATH`.
-pub const IN_PATH: [&str; 5] = [
+pub const IN_PATH: [&str; 6] = [
     "mpirun",
     "mpiexec",
     "mpirun.openmpi",
     "mpirun.mpich",
     "mpiexec.hydra",
+    "prterun",
 ];
+
+/// What `--mpi` takes.
+const CHOICES: &str = "openmpi, mpich, the name of a launcher in PATH (as mpiexec.hydra), the path of one, or the folder in which \
+    the MPI is installed";
+
+/// Why there is no launcher, with the exit status that a shell would give it.
+type Absent = (u8, String);
 
 /// A launcher on this machine.
 #[derive(Clone, Debug)]
@@ -82,23 +90,29 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// The launcher that `--mpi` names.
+    /// The launcher that `--mpi` names: by its MPI, by its own name in `PATH`, or by a path.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none, or it is none of an MPI that this command knows how to start.
     pub fn named(wanted: &OsStr) -> Result<Launcher, Failure> {
         let text = wanted.to_string_lossy();
         let found = match text.as_ref() {
             _ if text.contains('/') => at_path(Path::new(wanted)),
-            "openmpi" => of_family(Family::OpenMpi),
-            "mpich" => of_family(Family::Mpich),
-            // The build notes for each MPI library that it used where that library lies.
-            _ => noted_prefix(&text).and_then(|prefix| at_path(&prefix)),
+            "openmpi" => in_path_of(Family::OpenMpi),
+            "mpich" => in_path_of(Family::Mpich),
+            _ => match in_path(wanted) {
+                Some(path) => Launcher::at(path.clone()).ok_or_else(|| unknown(&path)),
+                // The build notes for each MPI library that it used where that library lies.
+                None => match noted_prefix(&text) {
+                    Some(prefix) => at_path(&prefix),
+                    None => Err((127, "no program of this name in PATH".into())),
+                },
+            },
         };
-        found.ok_or_else(|| {
+        found.map_err(|(status, why)| {
             Failure::new(
-                127,
-                format!("--mpi {text}: no launcher found; give openmpi, mpich, the path of a mpirun or mpiexec, or the folder in which the MPI is installed"),
+                status,
+                format!("--mpi {text}: no launcher found: {why}; give {CHOICES}"),
             )
         })
     }
@@ -207,7 +221,8 @@ impl Launcher {
             .stdin(Stdio::null())
             .output()
             .ok()?;
-        let (family, major) = identify(&String::from_utf8_lossy(&output.stdout))?;
+        let said = identify(&String::from_utf8_lossy(&output.stdout));
+        let (family, major) = said.or_else(|| identify_by_name(&path))?;
         Some(Launcher {
             path,
             family,
@@ -228,10 +243,48 @@ pub fn identify(text: &str) -> Option<(Family, u32)> {
             version.split('.').next()?.trim().parse().ok()?,
         ));
     }
+    // What Open MPI 5 launches with has versions of its own.
+    if text.contains("(PRRTE) ") {
+        return Some((Family::OpenMpi, PRRTE_MAJOR));
+    }
     let hydra = ["HYDRA", "Intel(R) MPI", "mvapich", "MVAPICH"]
         .iter()
         .any(|mark| text.contains(mark));
     hydra.then_some((Family::Mpich, 0))
+}
+
+/// The version of Open MPI from which on it launches with PRRTE.
+const PRRTE_MAJOR: u32 = 5;
+
+/// PRRTE reads what it says for `--version` from a file, which it does not find where its installation was moved.
+fn identify_by_name(path: &Path) -> Option<(Family, u32)> {
+    let is_prrte = path.file_name()? == "prterun";
+    is_prrte.then_some((Family::OpenMpi, PRRTE_MAJOR))
+}
+
+/// A program that is no launcher of an MPI that is known.
+fn unknown(path: &Path) -> Absent {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    (
+        126,
+        format!(
+            "{} does not say for --version that it is of Open MPI or of the MPICH family (any launcher can start the ranks itself: \
+             {} ... anabranch exec ./app)",
+            path.display(),
+            name.to_string_lossy()
+        ),
+    )
+}
+
+fn in_path_of(family: Family) -> Result<Launcher, Absent> {
+    of_family(family).ok_or_else(|| {
+        let names = family.launchers().join(", ");
+        let name = family.name();
+        (
+            127,
+            format!("{names}: none in PATH is of {name} (install it, or load its module)"),
+        )
+    })
 }
 
 fn of_family(family: Family) -> Option<Launcher> {
@@ -263,16 +316,32 @@ fn beside_library(library: &Path, family: Family) -> Option<Launcher> {
     found
 }
 
-fn at_path(path: &Path) -> Option<Launcher> {
+/// The launcher at this path, or in the installation in this folder.
+fn at_path(path: &Path) -> Result<Launcher, Absent> {
     if is_program(path) {
-        return Launcher::at(std::path::absolute(path).ok()?);
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        return Launcher::at(path.clone()).ok_or_else(|| unknown(&path));
     }
-    let names = ["bin/mpirun", "bin/mpiexec", "mpirun", "mpiexec"];
-    names
+    if !path.is_dir() {
+        return Err(if path.exists() {
+            (126, "not an executable file".into())
+        } else {
+            (127, "no such file or folder".into())
+        });
+    }
+    let programs: Vec<PathBuf> = ["bin", ""]
         .iter()
-        .map(|name| path.join(name))
+        .flat_map(|folder| IN_PATH.map(|name| path.join(folder).join(name)))
         .filter(|file| is_program(file))
-        .find_map(Launcher::at)
+        .collect();
+    let Some(first) = programs.first() else {
+        let names = IN_PATH.join(", ");
+        return Err((127, format!("{names}: none in this folder or its bin")));
+    };
+    programs
+        .iter()
+        .find_map(|file| Launcher::at(file.clone()))
+        .ok_or_else(|| unknown(first))
 }
 
 /// Where the build found the MPI library of this name.
@@ -316,6 +385,7 @@ mod tests {
                 Some((Family::OpenMpi, 4)),
             ),
             ("mpirun (Open MPI) 5.0.11\n", Some((Family::OpenMpi, 5))),
+            ("prterun (PRRTE) 3.0.14\n", Some((Family::OpenMpi, 5))),
             (
                 "HYDRA build details:\n    Version: 4.0.2\n",
                 Some((Family::Mpich, 0)),

@@ -27,9 +27,9 @@ pub struct Arguments {
     /// Run on a simulated node: the name of a topology, or a topology file
     #[arg(long, value_name = "NAME|FILE")]
     sim: Option<OsString>,
-    /// The MPI whose launcher to use: a name, a launcher, or the folder in which the MPI is
+    /// The MPI whose launcher to use, or the launcher: by its name in PATH, by its path, or by the folder in which the MPI is
     /// installed [default: the MPI that the command is linked with, else the one in PATH]
-    #[arg(long, value_name = "openmpi|mpich|PATH")]
+    #[arg(long, value_name = "openmpi|mpich|NAME|PATH")]
     mpi: Option<OsString>,
     /// How many GPUs the simulated node has; without --sim, let the ranks see the first G only
     #[arg(long, value_name = "G", value_parser = clap::value_parser!(u32).range(1..))]
