@@ -63,17 +63,12 @@ impl Elf {
 
     /// Class and machine in words.
     pub fn kind(&self) -> String {
-        let name = match elf::Machine(self.machine) {
-            elf::EM_X86_64 => "x86-64",
-            elf::EM_386 => "x86",
-            elf::EM_AARCH64 => "aarch64",
-            elf::EM_ARM => "arm",
-            elf::EM_PPC64 => "powerpc64",
-            elf::EM_RISCV => "riscv",
-            elf::EM_S390 => "s390",
-            other => return format!("{}-bit, machine {}", self.bits, other.0),
-        };
-        format!("{}-bit {name}", self.bits)
+        kind(self.bits, self.machine)
+    }
+
+    /// The same of this command.
+    pub fn own_kind() -> String {
+        kind(u8::try_from(usize::BITS).unwrap_or(0), own_machine())
     }
 
     /// The newest version of the C library that it needs.
@@ -83,6 +78,20 @@ impl Elf {
             .filter_map(|name| GlibcVersion::parse(name.strip_prefix("GLIBC_")?))
             .max()
     }
+}
+
+fn kind(bits: u8, machine: u16) -> String {
+    let name = match elf::Machine(machine) {
+        elf::EM_X86_64 => "x86-64",
+        elf::EM_386 => "x86",
+        elf::EM_AARCH64 => "aarch64",
+        elf::EM_ARM => "arm",
+        elf::EM_PPC64 => "powerpc64",
+        elf::EM_RISCV => "riscv",
+        elf::EM_S390 => "s390",
+        other => return format!("{bits}-bit, machine {}", other.0),
+    };
+    format!("{bits}-bit {name}")
 }
 
 /// A version of the C library.
@@ -133,6 +142,35 @@ pub fn definitions(path: &Path, wanted: &'static [&'static str]) -> Result<Defin
         |data| find::<elf::FileHeader32<_>>(data, wanted),
         |data| find::<elf::FileHeader64<_>>(data, wanted),
     )
+}
+
+/// Whether the file exports the symbol `name`, so that a program that is linked with it finds it.
+///
+/// # Errors
+/// As [`Elf::read`].
+pub fn exports(path: &Path, name: &str) -> Result<bool, String> {
+    with_file(
+        path,
+        |data| exports_of::<elf::FileHeader32<_>>(data, name),
+        |data| exports_of::<elf::FileHeader64<_>>(data, name),
+    )
+}
+
+fn exports_of<H: FileHeader<Endian = Endianness>>(
+    data: &ReadCache<File>,
+    name: &str,
+) -> object::Result<bool> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, data)?;
+    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
+    let is_found = symbols.iter().any(|symbol| {
+        !symbol.is_undefined(endian)
+            && symbols
+                .symbol_name(endian, symbol)
+                .is_ok_and(|found| found == name.as_bytes())
+    });
+    Ok(is_found)
 }
 
 /// What a file has to do with MPI's profiling interface.

@@ -1,11 +1,11 @@
 //! Where libanabranch.so lies, and how it gets into `LD_PRELOAD`.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::elf::Elf;
+use crate::elf::{self, Elf};
 use crate::Failure;
 
 const LIBRARY: &str = "libanabranch.so";
@@ -20,33 +20,77 @@ const PLACES: &[&str] = &[
     "../lib64/anabranch",
 ];
 
+/// What every build of the library exports, and nothing else does (`include/anabranch.h`).
+const MARK: &str = "anabranch_version";
+
 /// The library to preload: `wanted` (the value of ANABRANCH_LIBRARY) or the one found beside this
 /// command.
 ///
 /// # Errors
-/// If there is none, or if what is there cannot be preloaded.
+/// If there is none, or if what is there cannot be preloaded, or is another library.
 pub fn find(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
-    let library = match wanted {
-        Some(path) if path.exists() => path.to_path_buf(),
-        Some(path) => {
-            return Err(Failure::new(
-                127,
-                format!(
-                    "ANABRANCH_LIBRARY={}: no such file; unset it, or set it to a {LIBRARY}",
-                    path.display()
-                ),
-            ))
+    let (library, named, remedy) = match wanted {
+        Some(path) => (
+            path.to_path_buf(),
+            format!("ANABRANCH_LIBRARY={}", path.display()),
+            format!("unset it, or set it to a {LIBRARY}"),
+        ),
+        None => {
+            let path = beside_command()?;
+            let path = path.canonicalize().unwrap_or(path);
+            let named = path.display().to_string();
+            let remedy = "rebuild it with cargo xtask build --release".to_owned();
+            (path, named, remedy)
         }
-        None => beside_command()?,
     };
-    let library = library.canonicalize().map_err(|error| {
-        Failure::new(
-            127,
-            format!("cannot resolve {}: {error}", library.display()),
-        )
-    })?;
-    check_loadable(&library)?;
+    let bad = |status, why: &str| Failure::new(status, format!("{named}: {why}; {remedy}"));
+    // Its links are followed, as ranks may not see what this process does.
+    let library = match library.canonicalize() {
+        Ok(path) => path,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(bad(127, "no such file")),
+        Err(error) => return Err(bad(126, &format!("cannot be reached ({error})"))),
+    };
+    if library
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|byte| matches!(byte, b' ' | b':'))
+    {
+        return Err(Failure::new(
+            126,
+            format!("{named}: LD_PRELOAD cannot hold a path with a space or a colon; copy the library elsewhere and set ANABRANCH_LIBRARY"),
+        ));
+    }
+    check(&library).map_err(|why| bad(126, &why))?;
     Ok(library)
+}
+
+/// Refuses what the dynamic loader would skip with a warning, and what it would load in place of the library: either leaves the
+/// program without us. Nothing of the file is executed.
+fn check(library: &Path) -> Result<(), String> {
+    if library.is_dir() {
+        let inside = library.join(LIBRARY);
+        return Err(if inside.is_file() {
+            format!("a folder, not the library in it, {}", inside.display())
+        } else {
+            format!("a folder, with no {LIBRARY} in it")
+        });
+    }
+    let elf = Elf::read(library).map_err(|why| format!("not a shared library: {why}"))?;
+    if !elf.is_native() {
+        let (found, own) = (elf.kind(), Elf::own_kind());
+        return Err(format!("built for another machine: {found}, not {own}"));
+    }
+    if !elf.is_dynamic {
+        return Err("not a shared library: it has nothing for the dynamic loader".into());
+    }
+    match elf::exports(library, MARK) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!(
+            "another library or a program: it does not export {MARK}, as every {LIBRARY} does"
+        )),
+        Err(why) => Err(format!("not a shared library: {why}")),
+    }
 }
 
 fn beside_command() -> Result<PathBuf, Failure> {
@@ -74,32 +118,6 @@ pub fn command_folder() -> Result<PathBuf, Failure> {
         )
     })?;
     Ok(own.parent().unwrap_or(Path::new("/")).to_path_buf())
-}
-
-/// Refuses what the dynamic loader would skip with a warning, leaving the program without us.
-fn check_loadable(library: &Path) -> Result<(), Failure> {
-    let bad = |why: &str| {
-        Failure::new(
-            126,
-            format!("{} cannot be preloaded: {why}", library.display()),
-        )
-    };
-    if library
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|byte| matches!(byte, b' ' | b':'))
-    {
-        return Err(bad("LD_PRELOAD cannot hold a path with a space or a colon; copy the library elsewhere and set ANABRANCH_LIBRARY"));
-    }
-    let elf = Elf::read(library);
-    if let Err(why) = File::open(library) {
-        return Err(bad(&format!("it cannot be read ({why})")));
-    }
-    if !elf.is_ok_and(|elf| elf.is_native() && elf.is_dynamic) {
-        return Err(bad("it is not a shared library of this kind of machine; rebuild it with cargo xtask build --release"));
-    }
-    Ok(())
 }
 
 /// The libraries that a value of `LD_PRELOAD` names.
@@ -145,22 +163,37 @@ mod tests {
     #[test]
     fn what_cannot_be_preloaded_is_refused_with_a_reason() {
         let folder = tempfile::tempdir().expect("a folder");
-        let text = folder.path().join("text.so");
-        std::fs::write(&text, "this is no library, it is a text").expect("written");
-        assert!(find(Some(&text))
-            .expect_err("no ELF")
-            .to_string()
-            .contains("not a shared library"));
-        let spaced = folder.path().join("a b.so");
-        std::fs::copy(std::env::current_exe().expect("own"), &spaced).expect("copied");
-        assert!(find(Some(&spaced))
-            .expect_err("a space")
-            .to_string()
-            .contains("space"));
-        let missing = folder.path().join("none.so");
-        assert!(find(Some(&missing))
-            .expect_err("missing")
-            .to_string()
-            .contains("no such file"));
+        let path = |name: &str| folder.path().join(name);
+        let refused = |path: &Path, reason: &str| {
+            let said = find(Some(path)).expect_err(reason).to_string();
+            assert!(said.contains(reason), "{reason:?} is not in {said:?}");
+            let named = format!("ANABRANCH_LIBRARY={}: ", path.display());
+            assert!(said.starts_with(&named), "{said}");
+            assert!(said.contains("set it to a libanabranch.so") || said.contains("space"));
+        };
+        std::fs::write(path("text.so"), "this is no library, it is a text").expect("written");
+        refused(&path("text.so"), "not a shared library: not an ELF file");
+        std::fs::write(path("empty.so"), "").expect("written");
+        refused(&path("empty.so"), "not a shared library");
+        let own = std::env::current_exe().expect("own");
+        refused(&own, "another library or a program");
+        std::fs::copy(&own, path("a b.so")).expect("copied");
+        refused(&path("a b.so"), "space");
+        refused(&path("none.so"), "no such file");
+        refused(folder.path(), "a folder, with no libanabranch.so in it");
+        std::fs::write(path("libanabranch.so"), "").expect("written");
+        refused(folder.path(), "a folder, not the library in it");
+        refused(Path::new("/dev/null"), "not a regular file");
+        refused(&path("text.so").join("below"), "cannot be reached");
+
+        // Of another machine: EM_AARCH64 or EM_X86_64, at byte 18 of every ELF file.
+        let mut other = std::fs::read(&own).expect("read");
+        other[18..20].copy_from_slice(if elf::own_machine() == 62 {
+            &[183, 0]
+        } else {
+            &[62, 0]
+        });
+        std::fs::write(path("other.so"), other).expect("written");
+        refused(&path("other.so"), "built for another machine: 64-bit ");
     }
 }

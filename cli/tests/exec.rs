@@ -7,13 +7,22 @@ use std::process::{Command, Output};
 mod common;
 use common::Installation;
 
-/// Real shared libraries are stand-ins for the library.
 impl Installation {
-    /// Puts a harmless shared library there.
+    /// Puts a stand-in for the library there: it is known by what it exports.
     fn library(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().expect("a folder")).expect("created");
-        fs::copy(loaded_library(), &path).expect("copied");
+        let source = self.path("stand-in.c");
+        fs::write(
+            &source,
+            "const char *anabranch_version(void) { return \"0\"; }",
+        )
+        .expect("written");
+        let status = Command::new("gcc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&path, &source])
+            .status();
+        assert!(status.expect("gcc").success());
         path
     }
 
@@ -26,7 +35,7 @@ impl Installation {
     }
 }
 
-/// Some shared library that this process has loaded: harmless to load into another.
+/// Some shared library, which is not the one.
 fn loaded_library() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").expect("readable");
     let paths = maps
@@ -165,6 +174,18 @@ fn a_missing_library_is_one_line_that_says_what_to_do() {
         .env("ANABRANCH_LIBRARY", "/etc/passwd"));
     assert_eq!((status, stdout.as_str()), (126, ""));
     assert_one_line(&stderr, &["/etc/passwd", "not a shared library"]);
+    let foreign = loaded_library();
+    let mut command = installation.command();
+    let (status, stdout, stderr) = run(command
+        .args(["exec", "echo", "started"])
+        .env("ANABRANCH_LIBRARY", &foreign));
+    assert_eq!((status, stdout.as_str()), (126, ""));
+    let expected = [
+        foreign.to_str().expect("UTF-8"),
+        "does not export anabranch_version",
+        "unset it, or set it to a libanabranch.so",
+    ];
+    assert_one_line(&stderr, &expected);
     let (status, stdout, _) =
         run(installation
             .command()
