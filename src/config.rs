@@ -160,7 +160,7 @@ options! {
     relay_staging: u64 = Size { min: MIB, max: 16 * GIB }, "ANABRANCH_RELAY_STAGING", "64M", User,
         "memory that is taken on a GPU for messages that lead over it, at most: 60M for all ranks together; with ANABRANCH_ASSIGN=one, by each rank that makes such copies";
     chunks: u32 = Count { min: 1, max: 1024 }, "ANABRANCH_CHUNKS", "1024", User,
-        "in how many pieces a path's part of a message moves at most";
+        "in how many pieces a path's part of a message moves at most; more where staging memory is too small for so long ones: it holds three, in 16M at most";
     order: crate::plan::Order = Choice(ORDERS), "ANABRANCH_ORDER", "direct-first", User,
         "in what order the copies of a split message are launched, where one rank launches all (ANABRANCH_ASSIGN=one)";
     model: Option<PathBuf> = File, "ANABRANCH_MODEL", "", User,

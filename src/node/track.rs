@@ -29,6 +29,7 @@ pub const IN_TURN_MAX: usize = 2;
 pub const TRACK_ENTRIES: usize = 16;
 /// Chunks of a track at most.
 pub const TRACK_CHUNKS_MAX: u32 = COUNT as u32;
+const _: () = assert!(crate::plan::CHUNKS_MOST <= TRACK_CHUNKS_MAX);
 /// Size of an offer, bytes.
 pub const OFFER_BYTES: usize = size_of::<Offer>();
 

@@ -30,6 +30,8 @@ use serde::Serialize;
 
 /// Paths that one plan uses at most.
 pub const MAX_PATHS: usize = 8;
+/// Chunks of a path beside the direct one at most, whatever its staging memory holds: its receiver counts them in 12 bits.
+pub const CHUNKS_MOST: u32 = 4095;
 
 /// What is to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -100,7 +102,7 @@ pub struct Options {
     /// What the one thread pays that launches all copies; none where those that launch are several, or are through long before
     /// their copies.
     pub launcher: Option<Launcher>,
-    /// Chunks of a path at most.
+    /// Chunks of a path at most, unless its staging memory is too small for so few.
     pub chunks_max: u32,
     /// A chunk's length at least, but for the last of a path.
     pub chunk_bytes_min: u64,
@@ -315,6 +317,12 @@ impl Options {
     #[must_use]
     pub fn chunk_bytes_max(&self) -> u64 {
         (self.staging_bytes / u64::from(SLOTS_MIN) / self.align * self.align).max(self.align)
+    }
+
+    /// Chunks of a path at most where its staging memory is too small for [`Options::chunks_max`]. Its share is no shorter for
+    /// that: held to so many chunks of that memory's length, all paths were too short for a long message, which went directly.
+    fn chunks_most(&self) -> u32 {
+        self.chunks_max.max(CHUNKS_MOST)
     }
 
     /// # Errors

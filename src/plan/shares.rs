@@ -602,6 +602,7 @@ impl<'a> Problem<'a> {
         if pipeline.hops == 1 {
             return f64::INFINITY;
         }
+        let chunks = chunks.min(self.options.chunks_most());
         self.options.chunk_bytes_max() as f64 * f64::from(chunks)
     }
 
@@ -646,7 +647,7 @@ impl<'a> Problem<'a> {
                 let chunks = if is_fitting {
                     chunks[at]
                 } else {
-                    self.options.chunks_max
+                    self.options.chunks_most()
                 };
                 most[at] = self.share_max(&pipelines[at], chunks);
             }
@@ -769,8 +770,8 @@ impl<'a> Problem<'a> {
             part.slots = pipelines[at].slots(&part, window, options);
             part.us = pipelines[at].us(bytes as f64, part.chunks, window, part.slots);
             split.us = split.us.max(part.us);
-            // More chunks than are wanted, only because nobody else takes the rest: not if the direct path could.
-            if part.chunks > options.chunks_max && options.direct {
+            // More chunks than there may be, only because nobody else takes the rest: not if the direct path could.
+            if part.chunks > options.chunks_most() && options.direct {
                 split.us = f64::INFINITY;
             }
             split.parts[at] = part;

@@ -147,6 +147,36 @@ fn options_choose_the_paths() {
     });
 }
 
+/// In however few pieces a path's part is to move, it is no shorter for that.
+#[test]
+fn few_chunks_keep_no_path_from_its_share() {
+    on("mpich", |mpi| {
+        needs_simulator("relays");
+        for chunks in ["1", "2", "4"] {
+            let outcome = on_node(mpi, "beluga", 2, &["window"])
+                .env("ANABRANCH_CHUNKS", chunks)
+                .env("BYTES", "134217728")
+                .passes();
+            check_bytes(&outcome);
+            let stats = outcome.stats();
+            let [all, direct, relay, host] = [
+                "receives_several",
+                "several_direct",
+                "several_relay",
+                "several_host",
+            ]
+            .map(|counter| stats.total(&format!("{counter}_bytes")));
+            // Two relays of the rate of the direct copy, and a little by the host. The receiver takes over what a busy machine keeps
+            // the sender from.
+            assert!(
+                3 * direct < 2 * all && 3 * relay > all,
+                "{chunks}: {outcome}"
+            );
+            assert!(host > 0, "{chunks}: {outcome}");
+        }
+    });
+}
+
 /// The first message of a window in one place goes by value, as its receiver is not ready yet: what comes by descriptors is
 /// not written there while that is.
 #[test]

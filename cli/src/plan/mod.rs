@@ -123,7 +123,7 @@ pub struct Arguments {
     /// Plan as a receiver does in a program of which the copies are made by these
     #[arg(long, value_name = "WHO", default_value = "own")]
     assign: Assignment,
-    /// How many chunks a path may have
+    /// How many chunks a path may have, unless its staging memory is too small for so long ones
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
     /// In what order copies are launched

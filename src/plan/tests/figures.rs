@@ -434,3 +434,49 @@ fn a_part_just_longer_than_a_chunk_may_be_is_cut() {
         );
     }
 }
+
+/// How many pieces a part may move in says nothing of how long it may be: where the staging memory does not hold so few, it moves in
+/// more.
+#[test]
+fn few_chunks_keep_no_path_from_its_share() {
+    let gain = |node: &Node, message: &Message, chunks_max| {
+        let options = Options {
+            chunks_max,
+            ..Options::default()
+        };
+        let plan = node.plan(message, &options.by_each());
+        plan.direct_us / plan.predicted_us
+    };
+    let window = |bytes, window| Message {
+        window,
+        ..Message::new(0, 1, bytes)
+    };
+    for name in ["beluga", "narval"] {
+        let node = Node::shipped(name);
+        for (bytes, depth) in [
+            (32 * MIB, 16),
+            (128 * MIB, 1),
+            (128 * MIB, 16),
+            (512 * MIB, 1),
+            (1024 * MIB, 4),
+            (32 * 1024 * MIB, 1),
+        ] {
+            let message = window(bytes, depth);
+            let free = gain(&node, &message, Options::default().chunks_max);
+            assert!(free > 1.5, "{name}, {message:?}: {free:.3}");
+            for chunks in [1, 2, 4, 8, 64] {
+                let found = gain(&node, &message, chunks);
+                // Staging of three pieces, of which one is filled while one is emptied, is a little slower than shorter pieces.
+                assert!(
+                    found > 0.8 * free,
+                    "{name}, {message:?}: {found:.3} in {chunks} chunks, {free:.3} in any number"
+                );
+            }
+        }
+    }
+    // The longest message there may be: no path carries more pieces than its receiver can number.
+    let node = Node::shipped("beluga");
+    let plan = node.plan(&window(1 << 40, 1), &Options::default().by_each());
+    assert!(plan.paths().len() > 1);
+    assert!(plan.paths().iter().all(|path| path.chunks <= CHUNKS_MOST));
+}

@@ -141,10 +141,11 @@ proptest! {
             } else {
                 prop_assert!(path.chunk_bytes % options.align == 0);
                 prop_assert!(path.staging_bytes() <= options.staging_bytes);
-                // Beyond that only what must be, when there is no direct path to take it.
-                let must = message.bytes.div_ceil(options.chunk_bytes_max());
-                let most = if options.direct { u64::from(options.chunks_max) } else { must.max(options.chunks_max.into()) };
-                prop_assert!(u64::from(path.chunks) <= most, "{} chunks", path.chunks);
+                // More than that only where the staging memory does not hold longer ones; and more than there may be at all only
+                // where there is no direct path to take what is left.
+                let must = path.bytes.div_ceil(options.chunk_bytes_max());
+                prop_assert!(u64::from(path.chunks) <= must.max(options.chunks_max.into()), "{} chunks", path.chunks);
+                prop_assert!(!options.direct || path.chunks <= options.chunks_max.max(CHUNKS_MOST), "{} chunks", path.chunks);
                 prop_assert!(path.slots >= 1 && u64::from(path.slots) <= u64::from(path.chunks) * u64::from(message.window));
             }
             pieces.extend((0..path.chunks).map(|chunk| path.chunk(chunk)));
