@@ -63,7 +63,8 @@ enum {
     ANABRANCH_SELF = 4,      /* taken: from a rank to itself, copied in place */
     ANABRANCH_HOST_RING = 5, /* taken: through a ring in host memory */
     ANABRANCH_EAGER = 6,     /* taken: from host memory, into which the sender had copied it */
-    ANABRANCH_SEVERAL = 7,   /* taken: by several paths at once */
+    ANABRANCH_SEVERAL = 7,   /* taken: by several paths at once; bytes_by_path tells its parts */
+    ANABRANCH_RELAY = 8,     /* only in bytes_by_path: over other GPUs */
     ANABRANCH_PATHS = 16     /* room for more */
 };
 
@@ -76,14 +77,17 @@ typedef struct anabranch_message {
     int is_taken;       /* 1: this library has moved the payload from buffer to buffer */
     int path;           /* ANABRANCH_DIRECT, ... */
     uint64_t bytes;     /* payload; 0 while a receive does not know its message */
-    uint64_t bytes_by_path[ANABRANCH_PATHS]; /* which part of it went by which path, once that is known */
+    uint64_t bytes_by_path[ANABRANCH_PATHS]; /* which part of it went by which path, once that is known; of a message that went by
+                          several, once it is complete, those that went by ANABRANCH_DIRECT, ANABRANCH_RELAY and ANABRANCH_HOST_RING,
+                          and at ANABRANCH_UNKNOWN what need not come, as a later message was received in its place */
     const char *reason; /* why it was not taken, or not by the direct path: a name of anabranch_reason_name; or NULL */
 } anabranch_message;
 
 /* Fills *message with what is known of a request that the program has not completed, inactive persistent ones included.
  * `request` points to an MPI_Request of any MPI library, `size` is sizeof *message. Returns 1, or 0 where this library has
  * nothing to do with the request (a null one, or an operation on host memory left to the MPI library); *message is then
- * left as it is. A sender learns the path only when its receiver is through with the message. */
+ * left as it is. A sender learns the path only when its receiver is through with the message, and takes one that its receiver
+ * copied all by itself (ANABRANCH_ASSIGN=one) for a direct one. */
 int anabranch_request(const void *request, anabranch_message *message, size_t size);
 
 /* Likewise for the latest operation that this library has completed on the calling thread: a blocking send or receive, or

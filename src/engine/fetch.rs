@@ -368,6 +368,15 @@ impl Fetch {
         }
     }
 
+    /// Which parts of the payload came by which path, if it came by several: to be asked for once it is there.
+    pub fn parts(&self) -> Option<story::Parts> {
+        match &self.path {
+            Path::Several(several) if !several.is_direct() => Some(several.parts()),
+            Path::Driven(driven) => Some(driven.parts()),
+            _ => None,
+        }
+    }
+
     /// Why the payload does not come by the direct path, where that was tried.
     pub fn reason(&self) -> Option<Reason> {
         let is_exported = self.message.flags & (flag::EXPORTED | flag::HOST) != 0;

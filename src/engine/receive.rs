@@ -31,7 +31,7 @@ use crate::engine::landing::Landing;
 use crate::engine::layout::Layout;
 use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
-use crate::engine::story::{Path, Story};
+use crate::engine::story::{Parts, Path, Story};
 use crate::engine::verify::Checking;
 use crate::engine::{Engine, Env};
 use crate::mpi::{Abi, Family, Handle, Status};
@@ -127,6 +127,8 @@ pub struct Receive {
     to_check: Option<Box<ToCheck>>,
     /// By which path it came, once that is known.
     path: Path,
+    /// Which parts of it came by which, if it came by several.
+    parts: Option<Parts>,
     /// Why not by the direct path.
     reason: Option<Reason>,
     persistent: bool,
@@ -232,6 +234,7 @@ impl Receive {
             of: None,
             to_check: None,
             path: Path::Unknown,
+            parts: None,
             reason: None,
             persistent: false,
             freed: false,
@@ -263,6 +266,7 @@ impl Receive {
         Story {
             path,
             bytes: self.length.unwrap_or(arrived),
+            parts: self.parts,
             reason,
             ..Story::default()
         }

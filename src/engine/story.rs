@@ -29,11 +29,13 @@ pub enum Path {
     Eager = 6,
     /// By several paths at once.
     Several = 7,
+    /// Over other GPUs: a part of a message that comes by several paths.
+    Relay = 8,
 }
 
 impl Path {
     /// All paths, in the order of the C interface.
-    pub const ALL: [Path; 8] = [
+    pub const ALL: [Path; 9] = [
         Path::Unknown,
         Path::Native,
         Path::Value,
@@ -42,6 +44,7 @@ impl Path {
         Path::HostRing,
         Path::Eager,
         Path::Several,
+        Path::Relay,
     ];
 
     /// Name, as in the counters where there is one.
@@ -60,6 +63,7 @@ impl Path {
             Path::HostRing => c"host_ring",
             Path::Eager => c"eager",
             Path::Several => c"several",
+            Path::Relay => c"relay",
         }
     }
 
@@ -67,6 +71,17 @@ impl Path {
     pub const fn is_taken(self) -> bool {
         !matches!(self, Path::Unknown | Path::Native | Path::Value)
     }
+}
+
+/// Which parts of a message that came by several paths did not come straight from the sender's device memory, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Over other GPUs.
+    pub relay: u64,
+    /// Through host memory.
+    pub host: u64,
+    /// By no path: a later message, received in the same place, was there already.
+    pub overtaken: u64,
 }
 
 /// What is known of a message on one side.
@@ -78,6 +93,8 @@ pub struct Story {
     pub path: Path,
     /// Payload, bytes.
     pub bytes: u64,
+    /// Of one that went by several paths, its parts, once they are known.
+    pub parts: Option<Parts>,
     /// Why it was not taken, or not by the direct path.
     pub reason: Option<Reason>,
     /// The operation is complete.
@@ -85,6 +102,23 @@ pub struct Story {
 }
 
 impl Story {
+    /// The payload by the path that each part of it took; nothing where that is not known yet.
+    pub fn bytes_by_path(&self) -> [u64; Path::ALL.len()] {
+        let mut by_path = [0; Path::ALL.len()];
+        match (self.path, self.parts) {
+            (Path::Unknown, _) | (Path::Several, None) => {}
+            (Path::Several, Some(parts)) => {
+                let others = parts.relay + parts.host + parts.overtaken;
+                by_path[Path::Direct as usize] = self.bytes.saturating_sub(others);
+                by_path[Path::Relay as usize] = parts.relay;
+                by_path[Path::HostRing as usize] = parts.host;
+                by_path[Path::Unknown as usize] = parts.overtaken;
+            }
+            (path, _) => by_path[path as usize] = self.bytes,
+        }
+        by_path
+    }
+
     /// The reason, as far as it has come to bear: memory that cannot be exported matters to other ranks only.
     pub fn told_reason(&self) -> Option<Reason> {
         let is_quickest = !matches!(self.path, Path::Value | Path::HostRing);
@@ -155,7 +189,25 @@ mod tests {
             assert_eq!(path as usize, number);
         }
         let taken: Vec<_> = Path::ALL.iter().filter(|path| path.is_taken()).collect();
-        assert_eq!(taken.len(), 5);
+        assert_eq!(taken.len(), 6);
+    }
+
+    #[test]
+    fn each_byte_is_counted_on_its_path_once_that_is_known() {
+        let mut story = Story {
+            path: Path::Several,
+            bytes: 100,
+            ..Story::default()
+        };
+        assert_eq!(story.bytes_by_path(), [0; 9]);
+        story.parts = Some(Parts {
+            relay: 40,
+            host: 15,
+            overtaken: 5,
+        });
+        assert_eq!(story.bytes_by_path(), [5, 0, 0, 40, 0, 15, 0, 0, 40]);
+        story.path = Path::Eager;
+        assert_eq!(story.bytes_by_path(), [0, 0, 0, 0, 0, 0, 100, 0, 0]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `include/anabranch.h`: what a program is told of the library, of its counters and of each message.
 
-use crate::support::{job, knows_cuda, natively, on, on_every_mpi};
+use crate::support::{job, knows_cuda, model, natively, on, on_every_mpi};
 use xtask::mpi::Mpi;
 
 on_every_mpi!(interface);
@@ -26,6 +26,28 @@ fn interface(mpi: &Mpi) {
     }
     assert_eq!(stats.fallback("buffered"), 1, "{outcome}");
     assert_eq!(stats.fallback("not_exportable"), 1, "{outcome}");
+}
+
+/// Of a message that is split each byte is told on its path, on both sides.
+#[test]
+fn the_parts_of_messages_that_are_split() {
+    for name in ["openmpi", "mpich5"] {
+        on(name, |mpi| {
+            // Over relays, and through host memory.
+            for (topology, paths, split) in [
+                ("beluga", "direct,relay,host", "3"),
+                ("beluga", "direct,relay", "1"),
+                ("hgx-h200", "direct,host", "2"),
+            ] {
+                let job = job(mpi, 2, "interface").args(&["split"]);
+                job.env("SIMCUDA_TOPOLOGY", topology)
+                    .env("ANABRANCH_MODEL", &model(topology).display().to_string())
+                    .env("ANABRANCH_PATHS", paths)
+                    .env("SPLIT", split)
+                    .passes();
+            }
+        });
+    }
 }
 
 /// No path can be chosen that the library was started without, and what is refused is said.

@@ -74,9 +74,9 @@ static void names(void) {
     CHECK(reasons > 10 && fallbacks == 2 * reasons && counters > fallbacks + 20, "%d counters, %d reasons", counters, reasons);
     CHECK(!strcmp(the_counter_text("fallback_buffered"), "a buffered send"), "text");
     CHECK(counter("no_such") == UINT64_MAX && !the_counter_text("no_such") && counter(NULL) == UINT64_MAX, "no such counter");
-    static const char *const paths[] = {"unknown", "native", "value", "direct", "self", "host_ring", "eager", "several"};
-    for (int i = 0; i < 8; i++) CHECK(!strcmp(the_path_name(i), paths[i]), "path %d", i);
-    CHECK(!the_path_name(8) && !the_path_name(-1), "no such path");
+    static const char *const paths[] = {"unknown", "native", "value", "direct", "self", "host_ring", "eager", "several", "relay"};
+    for (int i = 0; i < 9; i++) CHECK(!strcmp(the_path_name(i), paths[i]), "path %d", i);
+    CHECK(!the_path_name(9) && !the_path_name(-1), "no such path");
 }
 
 static void warm_up(void) {
@@ -311,10 +311,64 @@ static void paths(void) {
     EQUAL(choose(NULL), 0);
 }
 
+// Of messages that are split each byte is told on the path that it took, on both sides alike, as the counters have it.
+static void split(void) {
+    enum { MESSAGES = 6, RELAYED = 1, HOST = 2 };
+    static const char *const parts[] = {"direct", "pushed", "relay", "host"};
+    const char *expected = getenv("SPLIT");
+    if (!expected || !with_preload || me > 1) return;
+    int paths = atoi(expected);
+    size_t bytes = 64 << 20;
+    buf b = buf_new(DEVICE, bytes + MESSAGES, 0);
+    uint64_t before[4], told[ANABRANCH_PATHS] = {0}, all = 0;
+    warm_up();
+    for (int i = 0; i < 4; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "several_%s_bytes", parts[i]);
+        before[i] = counter(name);
+    }
+    for (int i = 0; i < MESSAGES; i++) {
+        anabranch_message m, other;
+        MPI_Request r;
+        size_t length = bytes + i;
+        if (me == 0) {
+            buf_fill(b, i);
+            OK(MPI_Isend(b.p, length, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r));
+        } else {
+            OK(MPI_Irecv(b.p, length, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &r));
+        }
+        OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+        CHECK(last(&m) && m.is_complete && m.is_taken && m.bytes == length, "path %d, %llu bytes", m.path, (unsigned long long)m.bytes);
+        if (me == 1) BUF_CHECK(b, i, length);
+        uint64_t sum = 0;
+        for (int path = 0; path < ANABRANCH_PATHS; path++) sum += m.bytes_by_path[path];
+        EQUAL(sum, length);
+        EQUAL(m.bytes_by_path[ANABRANCH_SEVERAL], 0);
+        OK(MPI_Sendrecv(&m, sizeof m, MPI_BYTE, peer, TAG, &other, sizeof other, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        EQUAL(m.path, other.path);
+        CHECK(!memcmp(m.bytes_by_path, other.bytes_by_path, sizeof m.bytes_by_path), "both sides are told the same of message %d", i);
+        last(&other);
+        if (m.path != ANABRANCH_SEVERAL) continue;
+        all += length;
+        for (int path = 0; path < ANABRANCH_PATHS; path++) told[path] += m.bytes_by_path[path];
+    }
+    CHECK(all >= 2 * bytes, "%llu bytes were split", (unsigned long long)all);
+    CHECK(told[ANABRANCH_DIRECT] > 0, "nothing came directly");
+    CHECK(!told[ANABRANCH_RELAY] == !(paths & RELAYED), "%llu bytes over other GPUs", (unsigned long long)told[ANABRANCH_RELAY]);
+    CHECK(!told[ANABRANCH_HOST_RING] == !(paths & HOST), "%llu bytes through host memory", (unsigned long long)told[ANABRANCH_HOST_RING]);
+    EQUAL(told[ANABRANCH_UNKNOWN], 0);
+    if (me == 1) {
+        EQUAL(counter("several_direct_bytes") + counter("several_pushed_bytes") - before[0] - before[1], told[ANABRANCH_DIRECT]);
+        EQUAL(counter("several_relay_bytes") - before[2], told[ANABRANCH_RELAY]);
+        EQUAL(counter("several_host_bytes") - before[3], told[ANABRANCH_HOST_RING]);
+    }
+    buf_free(b);
+}
+
 static const struct test_case cases[] = {
     {"names", names}, {"warm_up", warm_up}, {"direct", direct}, {"eager", eager}, {"by_value", by_value}, {"to_self", to_self},
     {"host_ring", host_ring}, {"host", host}, {"persistent", persistent}, {"aside", aside},
-    {"paths", paths}, {0},
+    {"paths", paths}, {"split", split}, {0},
 };
 
 int main(int argc, char **argv) {

@@ -88,9 +88,8 @@ pub struct Message {
 impl From<Story> for Message {
     fn from(story: Story) -> Message {
         let mut bytes_by_path = [0; PATHS];
-        if story.path != Path::Unknown {
-            bytes_by_path[story.path as usize] = story.bytes;
-        }
+        let known = story.bytes_by_path();
+        bytes_by_path[..known.len()].copy_from_slice(&known);
         Message {
             is_send: story.is_send.into(),
             is_complete: story.is_complete.into(),

@@ -11,6 +11,7 @@ use crate::engine::fetch::trail::Trail;
 use crate::engine::fetch::Ways;
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::route::{RouteUse, Routed};
+use crate::engine::story::Parts;
 use crate::engine::Env;
 use crate::exec::{Drive, Ended, Failure, Request};
 use crate::node::{Message, Peer};
@@ -394,6 +395,16 @@ impl Driven {
                 self.is_lost = true;
                 Step::Pending(true)
             }
+        }
+    }
+
+    /// What has not come straight from the sender's memory.
+    pub fn parts(&self) -> Parts {
+        let [_, relay, host, overtaken] = self.bytes().map(|(_, bytes)| bytes);
+        Parts {
+            relay,
+            host,
+            overtaken,
         }
     }
 

@@ -18,6 +18,7 @@ use crate::engine::fetch::track::{Staging, Track};
 use crate::engine::fetch::trail::Trail;
 use crate::engine::gpu::Gpu;
 use crate::engine::route::HostFared;
+use crate::engine::story::Parts;
 use crate::engine::Env;
 use crate::node::track::{TrackOf, TRACKS};
 use crate::node::{Asked, Invited, Part, Peer, Told, TrackError, Way};
@@ -679,6 +680,28 @@ impl Several {
     /// Whether this rank may read long parts of it from its sender's memory.
     pub fn reads(&self) -> bool {
         !self.is_direct() && self.invited.is_none() && self.by_invited == 0
+    }
+
+    /// What has not come straight from the sender's memory.
+    pub fn parts(&self) -> Parts {
+        if self.lost.is_some() {
+            return Parts {
+                overtaken: self.length,
+                ..Parts::default()
+            };
+        }
+        let mut parts = Parts {
+            overtaken: self.overtaken,
+            ..Parts::default()
+        };
+        for track in &self.tracks {
+            match track.staging {
+                Staging::Host => parts.host += track.arrived,
+                Staging::Relay { .. } => parts.relay += track.arrived,
+                Staging::Push => {}
+            }
+        }
+        parts
     }
 
     /// What has come by which path.

@@ -530,6 +530,7 @@ impl Core {
                 Step::Done => {
                     let bytes = fetch.length();
                     (receive.path, receive.reason) = (fetch.way(), fetch.reason());
+                    receive.parts = fetch.parts();
                     self.fetched(env, id, bytes);
                     let is_placed = matches!(self.receives[id].stage, Stage::Done);
                     (true, is_placed && !self.begin_check(id))

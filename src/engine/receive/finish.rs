@@ -125,7 +125,7 @@ impl Core {
             receive.length = None;
             (receive.code, receive.why, receive.of) = (0, None, None);
             receive.path = Path::Unknown;
-            receive.reason = None;
+            (receive.parts, receive.reason) = (None, None);
             receive.to_check = None;
             receive.foreseen = Foreseen::No;
         } else {

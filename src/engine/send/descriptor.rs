@@ -621,13 +621,11 @@ impl Core {
             let hosted = out.hosting.as_ref();
             let hosted = hosted.filter(|hosting| is_emptied && hosting.is_in_ring());
             let is_asked_for = hosted.is_some_and(|hosting| hosting.is_asked_for);
+            let tracks = out.tracks.as_ref().filter(|tracks| !tracks.is_direct());
+            send.story.parts = tracks.map(|tracks| tracks.parts());
             send.story.path = if out.serve.is_some() || is_asked_for {
                 story::Path::HostRing
-            } else if out
-                .tracks
-                .as_ref()
-                .is_some_and(|tracks| !tracks.is_direct())
-            {
+            } else if tracks.is_some() {
                 story::Path::Several
             } else if hosted.is_some() {
                 story::Path::Eager

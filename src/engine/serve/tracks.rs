@@ -12,6 +12,7 @@ use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path, Trouble};
 use crate::engine::gpu::Gpu;
 use crate::engine::relays::Reached;
+use crate::engine::story::Parts;
 use crate::engine::Env;
 use crate::node::track::{Filled, Offer, TrackOf, TRACKS, TRACK_ENTRIES};
 use crate::node::{units_of, Asked, Part, Peer, Taker, TrackError, Way, Wide, UNIT_BYTES};
@@ -130,6 +131,24 @@ impl Tracks {
     pub fn is_direct(&self) -> bool {
         let is_push = |track: &Track| track.part.way == Way::Push;
         self.tracks.iter().all(is_push)
+    }
+
+    /// What its receiver has taken of this rank's staging, once it is through with the message.
+    pub fn parts(&self) -> Parts {
+        let mut parts = Parts::default();
+        for track in &self.tracks {
+            // An offer that is about another message by now was taken to its end.
+            let shared = track_of(&self.peer, self.asked, track.number);
+            let emptied = shared.and_then(|shared| shared.emptied().ok());
+            let taken = emptied.unwrap_or(track.filled).min(track.filled);
+            let (_, bytes) = track.part.span(0, taken);
+            match track.staging {
+                Staging::Host => parts.host += bytes,
+                Staging::Relay { .. } => parts.relay += bytes,
+                Staging::Push { .. } => {}
+            }
+        }
+        parts
     }
 
     fn told(&self, trouble: &Trouble) {
