@@ -19,7 +19,7 @@ use crate::engine::fault::{self, Of};
 use crate::engine::fetch::driven::Driven;
 pub use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::several::Several;
-pub use crate::engine::fetch::trail::{Trail, TrailEnd};
+pub use crate::engine::fetch::trail::{are_left, Trail, TrailEnd};
 pub use crate::engine::fetch::turn::Turns;
 use crate::engine::fetch::turn::{Start, Turn};
 pub use crate::engine::fetch::way::{asks_for_depth, Depths, Flight, Others, Rows, UnderWay, Ways};
@@ -79,7 +79,13 @@ enum Path {
         /// It then comes from the host memory where its sender has put it.
         is_hosted: bool,
     },
-    /// The same, every copy being this rank's.
+    /// Not planned before what was received in the same place has been compared with what was sent.
+    Behind {
+        checks: Vec<Arc<Trail>>,
+        /// It then comes from the host memory where its sender has put it.
+        is_hosted: bool,
+    },
+    /// The same as several paths, every copy being this rank's.
     Driven(Box<Driven>),
     /// Through the sender's host ring; the pieces in flight to a device, oldest first.
     Ring {
@@ -293,15 +299,60 @@ impl Fetch {
             // What is received in its place is on no lane of its sender's.
             fetch.leave_trail(false);
             fetch.plan_meanwhile(env, gpu, ways);
-        } else if wanted > 0 && hosted {
-            fetch.start_hosted(env, gpu, &ways);
+        } else if wanted > 0 && !ways.checks.is_empty() {
+            let checks = std::mem::take(&mut ways.checks);
+            fetch.path = Path::Behind {
+                checks,
+                is_hosted: hosted,
+            };
+            fetch.leave_trail(false);
         } else if wanted > 0 {
-            let depth = fetch.depth(env, &mut ways);
-            if !fetch.start_several(env, gpu, &mut ways, depth) {
-                fetch.start_in_turn(env, gpu, &mut ways, depth);
-            }
+            fetch.set_out(env, gpu, &mut ways, hosted);
         }
         Ok(fetch)
+    }
+
+    /// Sets the payload in motion, from the sender's buffer or from where it has put it in host memory.
+    fn set_out(&mut self, env: &Env, gpu: &mut Gpu, ways: &mut Ways<'_>, is_hosted: bool) {
+        if is_hosted {
+            self.start_hosted(env, gpu, ways);
+            return;
+        }
+        let depth = self.depth(env, ways);
+        if !self.start_several(env, gpu, ways, depth) {
+            self.start_in_turn(env, gpu, ways, depth);
+        }
+    }
+
+    /// Whether it waited for what was received in its place to be checked, and need not any more.
+    pub fn may_set_out(&mut self) -> bool {
+        let Path::Behind { checks, .. } = &mut self.path else {
+            return false;
+        };
+        checks.retain(|check| !check.is_over());
+        checks.is_empty()
+    }
+
+    /// Sets it out that waited so.
+    pub fn set_out_behind(&mut self, env: &Env, gpu: &mut Gpu, ways: &mut Ways<'_>) {
+        let Path::Behind { is_hosted, .. } = self.path else {
+            return;
+        };
+        // Those behind it wait for its end, whichever way it goes now.
+        self.end = self.trail.take();
+        self.path = Path::Nothing;
+        if self.peer.alive() || is_hosted {
+            self.set_out(env, gpu, ways, is_hosted);
+        } else {
+            // It brings nothing any more; its memory is read as long as it is mapped.
+            self.start(gpu);
+        }
+        gpu.launch();
+    }
+
+    /// Which message of this rank it is, in the order in which they were taken.
+    pub fn began(&self) -> u64 {
+        self.began
     }
 
     /// Lets the sender know how this rank would rather have the next message of the stream. From host memory to host memory
@@ -357,7 +408,7 @@ impl Fetch {
         match &self.path {
             Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
             Path::Ring { .. } => story::Path::HostRing,
-            Path::Draining(..) | Path::Held { .. } => story::Path::Unknown,
+            Path::Draining(..) | Path::Held { .. } | Path::Behind { .. } => story::Path::Unknown,
             Path::Several(several) if several.is_direct() => story::Path::Direct,
             Path::Several(_) | Path::Driven(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
@@ -549,6 +600,7 @@ impl Fetch {
                 }
                 Step::Pending(true)
             }
+            Path::Behind { .. } => Step::Pending(false),
             Path::Several(several) => match several.poll(env, gpu) {
                 several::Step::Pending(moved) => Step::Pending(moved),
                 several::Step::Arrived => {
@@ -683,6 +735,7 @@ impl Fetch {
                 | Path::Driven(_)
                 | Path::Draining(..)
                 | Path::Held { .. }
+                | Path::Behind { .. }
         ) {
             return false;
         }
@@ -711,7 +764,8 @@ impl Fetch {
             | Path::Waiting
             | Path::Several(_)
             | Path::Driven(_)
-            | Path::Held { .. } => Vec::new(),
+            | Path::Held { .. }
+            | Path::Behind { .. } => Vec::new(),
         };
         self.path = Path::Draining(copies, text);
         Step::Pending(true)

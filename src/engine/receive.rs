@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 pub(super) use self::arrival::{is_cancelled, received};
-use self::check::ToCheck;
+use self::check::{Guard, ToCheck};
 pub(super) use self::finish::{find_slot, release};
 use self::foreseen::Foreseen;
 use self::lifting::Lifting;
@@ -125,6 +125,8 @@ pub struct Receive {
     of: Option<Of>,
     /// What the payload should be, and how it came: it is to be checked once it is where it belongs.
     to_check: Option<Box<ToCheck>>,
+    /// Until it is checked.
+    guard: Option<Guard>,
     /// By which path it came, once that is known.
     path: Path,
     /// Which parts of it came by which, if it came by several.
@@ -233,6 +235,7 @@ impl Receive {
             why: None,
             of: None,
             to_check: None,
+            guard: None,
             path: Path::Unknown,
             parts: None,
             reason: None,
@@ -442,6 +445,7 @@ impl Core {
             (receive.told, receive.foreseen) = known;
         }
         self.note_posted(env.abi, id);
+        self.keep_apart(env, id);
     }
 
     pub(super) fn is_received(&self, id: usize) -> bool {

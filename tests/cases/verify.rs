@@ -309,3 +309,64 @@ fn on_at_one_end() {
         });
     }
 }
+
+/// Windows of messages that are received in one place, as bandwidth tests do: each is read back before the next is written there.
+#[test]
+fn windows_in_one_place() {
+    let all = ["one_place", "one_place_by_tag", "one_place_in_host"];
+    for (name, topology, bytes, assign) in [
+        ("openmpi", "beluga", "25165824", "own"),
+        ("mpich", "hgx-h200", "67108864", "own"),
+        ("mpich5", "beluga", "25165824", "one"),
+        ("openmpi", "narval", "1048576", "own"),
+        ("mpich", "beluga", "3000", "own"),
+    ] {
+        on(name, |mpi| {
+            let model = model(topology);
+            let run = |cases: &[&str]| {
+                job(mpi, 2, "verify")
+                    .args(cases)
+                    .env("BYTES", bytes)
+                    .env("SIMCUDA_TOPOLOGY", topology)
+                    .env("ANABRANCH_MODEL", &model.display().to_string())
+                    .env("ANABRANCH_ASSIGN", assign)
+                    .env("ANABRANCH_VERIFY", "1")
+            };
+            let outcome = right(run(&all));
+            let stats = outcome.stats();
+            // Three windows of six messages by each case; values are compared on both sides.
+            assert!(stats.total("verified") >= 3 * 18, "{outcome}");
+            let is_long = bytes.len() > 7;
+            assert_eq!(stats.total("receives_several") > 0, is_long, "{outcome}");
+            if is_long && topology == "beluga" {
+                for counter in ["several_relay_bytes", "several_host_bytes"] {
+                    assert!(stats.total(counter) > 0, "{counter}: {outcome}");
+                }
+            }
+        });
+    }
+}
+
+/// Of such a window the one message that is wrong is found, and no other is taken for wrong.
+#[test]
+fn a_wrong_byte_in_a_window_in_one_place() {
+    on("mpich", |mpi| {
+        let model = model("beluga");
+        for case in ["one_place", "one_place_by_tag"] {
+            let outcome = job(mpi, 2, "verify")
+                .args(&[case])
+                .env("BYTES", "1048576")
+                .env("SIMCUDA_TOPOLOGY", "beluga")
+                .env("ANABRANCH_MODEL", &model.display().to_string())
+                .env("ANABRANCH_PATHS", "direct")
+                .env("ANABRANCH_INVITE", "off")
+                .env("ANABRANCH_VERIFY", "1")
+                // Not the last of a window, which is looked at.
+                .env("SIMCUDA_CORRUPT", "1:DtoD:3:500000")
+                .env("WRONG_MESSAGES", "1")
+                .passes();
+            assert_eq!(outcome.stats().total("verify_mismatches"), 1, "{outcome}");
+            assert_eq!(reports(&outcome).len(), 1, "{outcome}");
+        }
+    });
+}

@@ -137,8 +137,48 @@ static void scattered(void) {
     }
 }
 
+// Windows of messages that differ, received in one place, as bandwidth tests do: each is what was sent when it was there, and the last
+// one is left. $WRONG_MESSAGES of them are not.
+static void windows_to_one_place(int kind, int is_tag_each) {
+    enum { WINDOW = 6, ROUNDS = 3 };
+    if (me > 1) return;
+    size_t bytes = (size_t)number_from("BYTES", 24 << 20) + 5;
+    buf out[WINDOW], in = {0};
+    MPI_Request r[WINDOW];
+    long wrong_messages = 0;
+    if (me == 0) for (int i = 0; i < WINDOW; i++) out[i] = buf_new(DEVICE, bytes, i);
+    else in = buf_new(kind, bytes, 3);
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < WINDOW; i++) {
+            int tag = TAG + (is_tag_each ? i : 0);
+            if (me == 0) {
+                buf_fill(out[i], 10 * round + i);
+                OK(MPI_Isend(out[i].p, bytes, MPI_BYTE, 1, tag, comm, &r[i]));
+            } else {
+                OK(MPI_Irecv(in.p, bytes, MPI_BYTE, 0, tag, comm, &r[i]));
+            }
+        }
+        for (int i = 0; i < WINDOW; i++) {
+            int class = 0;
+            OK(MPI_Error_class(MPI_Wait(&r[i], MPI_STATUS_IGNORE), &class));
+            if (class == MPI_ERR_OTHER) wrong_messages++;
+            else EQUAL(class, MPI_SUCCESS);
+        }
+        if (me == 1) BUF_CHECK(in, 10 * round + WINDOW - 1, bytes);
+        OK(MPI_Sendrecv(NULL, 0, MPI_BYTE, peer, TAG, NULL, 0, MPI_BYTE, peer, TAG, comm, MPI_STATUS_IGNORE));
+    }
+    EQUAL(wrong_messages, me == 1 ? number_from("WRONG_MESSAGES", 0) : 0);
+    if (me == 0) for (int i = 0; i < WINDOW; i++) buf_free(out[i]);
+    else buf_free(in);
+}
+
+static void one_place(void) { windows_to_one_place(DEVICE, 0); }
+static void one_place_by_tag(void) { windows_to_one_place(DEVICE, 1); }
+static void one_place_in_host(void) { windows_to_one_place(HOST, 0); }
+
 static const struct test_case cases[] = {
-    {"direct", direct}, {"several", several}, {"to_host", to_host}, {"eager", eager}, {"value", value}, {"self", self}, {"scattered", scattered}, {0},
+    {"direct", direct}, {"several", several}, {"to_host", to_host}, {"eager", eager}, {"value", value}, {"self", self}, {"scattered", scattered},
+    {"one_place", one_place}, {"one_place_by_tag", one_place_by_tag}, {"one_place_in_host", one_place_in_host}, {0},
 };
 
 int main(int argc, char **argv) {

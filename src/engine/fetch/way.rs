@@ -29,6 +29,8 @@ pub struct Ways<'a> {
     pub buffer: Option<&'a Buffer>,
     /// The messages under way.
     pub others: &'a Others<'a>,
+    /// Until these are over, what was received in its place is still compared with what was sent.
+    pub checks: Vec<Arc<Trail>>,
     /// How deep the windows of messages were that came before.
     pub depths: &'a mut Depths,
     /// With whom messages go both ways.

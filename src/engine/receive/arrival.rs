@@ -10,13 +10,14 @@ use super::check::ToCheck;
 use super::finish::Quiet;
 use super::lifting::Lifting;
 use super::{Arrival, Receive, Stage, Target};
-use crate::cuda;
+use crate::cuda::{self, Buffer};
 use crate::engine::core::Core;
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::{
     flag, Destination, Fetch, Landed, NotTaken, Others, Rows, Step, Trail, Ways,
 };
+use crate::engine::gpu::Gpu;
 use crate::engine::layout::{Layout, Piece};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::place::Parts;
@@ -313,22 +314,14 @@ impl Core {
             kept = Some(*buffer);
         }
         let (told, capacity) = (receive.told.take(), receive.capacity);
-        let are_several = self.company.are_several();
-        let (moving, receives) = (&self.moving, &self.receives);
-        let find = || under_way(moving, receives);
-        let others = Others::new(&find);
-        let ways = Ways {
-            router: &mut self.router,
-            buffer: kept.as_ref(),
-            others: &others,
-            depths: &mut self.depths,
-            exchanges: &mut self.exchanges,
-            sends_to,
-            is_pushing,
-            computes: self.pace.computes(),
-            are_several,
-        };
-        let begun = Fetch::begin(env, &mut self.gpu, landed, to, capacity, ways, told);
+        let place = self.receives[id].written(capacity);
+        let checks = self.checks_at(id, place);
+        let begun = self.with_ways(
+            kept.as_ref(),
+            (sends_to, is_pushing),
+            (checks, u64::MAX),
+            |gpu, ways| Fetch::begin(env, gpu, landed, to, capacity, ways, told),
+        );
         let mut fetch = begun?;
         let (was_told, source) = (told.is_some(), fetch.message().source);
         if kept.is_some() && fetch.message().flags & flag::HOST == 0 {
@@ -353,15 +346,69 @@ impl Core {
         if let Some(landing) = &mut receive.landing {
             landing.note_touched(DESCRIPTOR_BYTES as u64);
         }
-        receive.to_check = ToCheck::of_fetch(env, &fetch);
+        let to_check = ToCheck::of_fetch(env, &fetch);
         receive.stage = Stage::Fetching(fetch);
+        self.expect_check(id, to_check);
         self.taken += 1;
         self.set_moving(id);
         Ok(())
     }
 
-    /// What is being written to some of these bytes of device memory, for a value that is lifted there.
-    fn ends_at(&mut self, place: (u64, u64)) -> Vec<Arc<Trail>> {
+    /// What a message needs to know to find its way, beside those that were taken before it: with this rank both ways, and not before
+    /// these checks are over.
+    fn with_ways<T>(
+        &mut self,
+        buffer: Option<&Buffer>,
+        (sends_to, is_pushing): (bool, bool),
+        (checks, before): (Vec<Arc<Trail>>, u64),
+        find_way: impl FnOnce(&mut Gpu, Ways<'_>) -> T,
+    ) -> T {
+        let (moving, receives) = (&self.moving, &self.receives);
+        let find = || {
+            let mut rows = under_way(moving, receives);
+            rows.retain(|row| row.began <= before);
+            rows
+        };
+        let others = Others::new(&find);
+        let ways = Ways {
+            router: &mut self.router,
+            buffer,
+            others: &others,
+            checks,
+            depths: &mut self.depths,
+            exchanges: &mut self.exchanges,
+            sends_to,
+            is_pushing,
+            computes: self.pace.computes(),
+            are_several: self.company.are_several(),
+        };
+        find_way(&mut self.gpu, ways)
+    }
+
+    /// What was received in the place of a message has been checked: it is planned now, as one that was claimed this moment, but for
+    /// those that were claimed after it.
+    fn set_out(&mut self, env: &Env, id: usize) {
+        let receive = &mut self.receives[id];
+        let Stage::Fetching(mut fetch) = std::mem::replace(&mut receive.stage, Stage::Posted)
+        else {
+            return;
+        };
+        let buffer = match (&receive.target, receive.destination()) {
+            (Target::Device { buffer, .. }, Ok(Destination::Device { .. })) => Some(*buffer),
+            _ => None,
+        };
+        let exchange = self.exchanges_with(fetch.message().source);
+        let before = (Vec::new(), fetch.began());
+        self.with_ways(buffer.as_ref(), exchange, before, |gpu, mut ways| {
+            fetch.set_out_behind(env, gpu, &mut ways);
+        });
+        self.receives[id].stage = Stage::Fetching(fetch);
+    }
+
+    /// What is being written to some of these bytes of device memory, or read to be checked, for a value of this receive that is
+    /// lifted there.
+    fn ends_at(&mut self, id: usize, place: (u64, u64)) -> Vec<Arc<Trail>> {
+        let checks = self.checks_at(id, place);
         let (moving, receives) = (&self.moving, &mut self.receives);
         let ends = moving
             .iter()
@@ -370,7 +417,7 @@ impl Core {
                 Stage::Lifting(lifting) => lifting.end(place),
                 _ => None,
             });
-        ends.collect()
+        ends.chain(checks).collect()
     }
 
     /// A value has landed.
@@ -499,7 +546,7 @@ impl Core {
     ) {
         match lifts {
             Ok(lifts) => {
-                let after = self.ends_at(place);
+                let after = self.ends_at(id, place);
                 let mut lifting = Lifting::new(lifts, place, after, self.taken);
                 // Its first pieces are launched when this round ends. What is wrong comes up again.
                 let _ = lifting.poll(&mut self.gpu);
@@ -517,6 +564,7 @@ impl Core {
         stats::add(Counter::Errors, 1);
         receive.lose(env.abi, why);
         receive.stage = Stage::Done;
+        self.drop_check(id);
     }
 
     /// Moves a receive on. Returns whether anything moved, and whether it is through. No MPI call.
@@ -524,6 +572,15 @@ impl Core {
         let Some(receive) = self.receives.get_mut(id) else {
             return (false, true);
         };
+        let may_set_out = match &mut receive.stage {
+            Stage::Fetching(fetch) => fetch.may_set_out(),
+            _ => false,
+        };
+        if may_set_out {
+            self.set_out(env, id);
+            return (true, false);
+        }
+        let receive = &mut self.receives[id];
         match &mut receive.stage {
             Stage::Fetching(fetch) => match fetch.poll(env, &mut self.gpu) {
                 Step::Pending(moved) => (moved, false),
@@ -539,6 +596,7 @@ impl Core {
                     stats::add(Counter::Errors, 1);
                     receive.lose(env.abi, why);
                     receive.stage = Stage::Done;
+                    self.drop_check(id);
                     (true, true)
                 }
             },

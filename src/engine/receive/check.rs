@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::{Receive, Stage, Target};
-use crate::cuda::Result;
+use crate::cuda::{overlap, Result};
 use crate::engine::core::Core;
 use crate::engine::fault::Of;
-use crate::engine::fetch::Fetch;
+use crate::engine::fetch::{self, Fetch, Trail, TrailEnd};
 use crate::engine::gpu::Gpu;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape};
@@ -18,6 +18,32 @@ use crate::engine::Env;
 pub(super) struct ToCheck {
     expected: Reading,
     about: About,
+}
+
+/// Nothing else is written to a place before what was received there is checked: bandwidth tests post windows of receives in one
+/// place, and a message of which the next one has written over a part would be taken for wrong.
+pub(super) struct Guard {
+    place: (u64, u64),
+    end: TrailEnd,
+}
+
+impl Guard {
+    fn of(place: (u64, u64)) -> Guard {
+        Guard {
+            place,
+            end: TrailEnd::new(false),
+        }
+    }
+
+    /// Whether it is about some of these bytes.
+    pub(super) fn is_at(&self, place: (u64, u64)) -> bool {
+        overlap(self.place, place)
+    }
+
+    /// What is over when some of these bytes may be written to.
+    fn end(&self, place: (u64, u64)) -> Option<Arc<Trail>> {
+        self.is_at(place).then(|| Arc::clone(self.end.trail()))
+    }
 }
 
 impl ToCheck {
@@ -38,6 +64,61 @@ impl ToCheck {
 }
 
 impl Core {
+    /// A message of which checksums have come is to be checked, once it is there.
+    pub(super) fn expect_check(&mut self, id: usize, to_check: Option<Box<ToCheck>>) {
+        let receive = &mut self.receives[id];
+        receive.guard = to_check
+            .as_ref()
+            .map(|to_check| Guard::of(receive.written(to_check.about.length)));
+        receive.to_check = to_check;
+    }
+
+    /// Checks, of other receives than this one, before whose end some of these bytes must not be written to.
+    pub(super) fn checks_at(&self, id: usize, place: (u64, u64)) -> Vec<Arc<Trail>> {
+        if !fetch::are_left() {
+            return Vec::new();
+        }
+        let others = self.moving.iter().filter(|other| **other != id);
+        others
+            .filter_map(|other| self.receives[*other].guard.as_ref()?.end(place))
+            .collect()
+    }
+
+    /// Its message is checked, or will not be: what is received in its place need not wait for that.
+    pub(super) fn drop_check(&mut self, id: usize) {
+        let receive = &mut self.receives[id];
+        (receive.to_check, receive.guard) = (None, None);
+    }
+
+    /// A receive is posted. Where messages are checked no sender is to write to its place by an invitation meanwhile, which nobody
+    /// here could hold back.
+    pub(super) fn keep_apart(&mut self, env: &Env, id: usize) {
+        if !env.config.verify {
+            return;
+        }
+        let receive = &self.receives[id];
+        let place = receive.written(receive.capacity);
+        let are_told = self.receives.iter().filter(|(other, receive)| {
+            *other != id
+                && receive.told.is_some()
+                && overlap(receive.written(receive.capacity), place)
+        });
+        let are_told: Vec<usize> = are_told.map(|(other, _)| other).collect();
+        for other in are_told {
+            self.withdraw(env, other);
+        }
+    }
+
+    /// Whether messages are checked here, and another receive has some of these bytes.
+    pub(super) fn is_shared(&self, env: &Env, me: Option<usize>, place: (u64, u64)) -> bool {
+        let is_there = |receive: &Receive| {
+            !matches!(receive.stage, Stage::Idle | Stage::Done)
+                && overlap(receive.written(receive.capacity), place)
+        };
+        let mut others = self.receives.iter();
+        env.config.verify && others.any(|(id, receive)| Some(id) != me && is_there(receive))
+    }
+
     /// Has a value compared with what has landed, if it is brought elsewhere from there.
     pub(super) fn check_value(
         &mut self,
@@ -61,7 +142,7 @@ impl Core {
         let layout = Arc::new(Layout::dense(bytes));
         // SAFETY: the landing range is the receive's own until it is complete, and MPI writes it no more.
         let landed = unsafe { HostReading::new(receive.landed, layout, bytes) };
-        receive.to_check = Some(Box::new(ToCheck {
+        let to_check = Some(Box::new(ToCheck {
             expected: Reading::Host(landed),
             about: About {
                 of,
@@ -71,7 +152,8 @@ impl Core {
                 path: receive.path,
             },
         }));
-        if matches!(receive.stage, Stage::Done) && self.begin_check(id) {
+        self.expect_check(id, to_check);
+        if matches!(self.receives[id].stage, Stage::Done) && self.begin_check(id) {
             self.set_moving(id);
         }
     }
@@ -80,6 +162,7 @@ impl Core {
     pub(super) fn begin_check(&mut self, id: usize) -> bool {
         let receive = &mut self.receives[id];
         let Some(to_check) = receive.to_check.take().filter(|_| receive.code == 0) else {
+            self.drop_check(id);
             return false;
         };
         let ToCheck {
@@ -98,6 +181,7 @@ impl Core {
             }
             Err(error) => {
                 log::warn!("verify: a device buffer cannot be read: {error}");
+                self.drop_check(id);
                 false
             }
         }
@@ -116,11 +200,27 @@ impl Core {
             Err(error) => log::warn!("verify: a device buffer cannot be read: {error}"),
         }
         receive.stage = Stage::Done;
+        self.drop_check(id);
         (true, true)
     }
 }
 
 impl Receive {
+    /// Where so many bytes of a message are written, an address and a length that enclose all of them.
+    pub(super) fn written(&self, bytes: u64) -> (u64, u64) {
+        match &self.target {
+            Target::InPlace | Target::Unseen | Target::LeftToMpi => {
+                (self.landed.addr() as u64, bytes)
+            }
+            Target::Device { shape, .. } => shape.place(bytes),
+            Target::HostRuns { base, layout } | Target::Several { base, layout } => {
+                let (first, end) = layout.bounds(bytes);
+                let start = base.wrapping_offset(first as isize).addr() as u64;
+                (start, (end - first) as u64)
+            }
+        }
+    }
+
     /// Reads the payload where the program finds it.
     fn reading(&self, gpu: &mut Gpu, length: u64) -> Result<Reading> {
         // SAFETY: the buffer is lent to the library until the receive is complete, and holds that many bytes.

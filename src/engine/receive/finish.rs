@@ -126,7 +126,7 @@ impl Core {
             (receive.code, receive.why, receive.of) = (0, None, None);
             receive.path = Path::Unknown;
             (receive.parts, receive.reason) = (None, None);
-            receive.to_check = None;
+            (receive.to_check, receive.guard) = (None, None);
             receive.foreseen = Foreseen::No;
         } else {
             self.forget_receive(id);

@@ -81,7 +81,7 @@ impl Core {
         let Some((stream, last, is_due)) = (unsafe { self.one_before(env, posting, me) }) else {
             return (None, Foreseen::No);
         };
-        let told = is_due.then(|| self.invite(env, posting, stream, &last));
+        let told = is_due.then(|| self.invite(env, posting, stream, &last, me));
         match told.flatten() {
             Some(told) => (Some(told), Foreseen::No),
             None => {
@@ -127,6 +127,7 @@ impl Core {
         posting: &Posting,
         stream: Stream,
         last: &Last,
+        me: Option<usize>,
     ) -> Option<Told> {
         if !env.may_invite() {
             return None;
@@ -145,7 +146,7 @@ impl Core {
         let is_fit =
             is_apart && self.company.is_only(stream.peer) && self.gpu.may_push(stream.peer);
         let place = (buffer.address, bytes);
-        if !is_fit || self.is_written(place) {
+        if !is_fit || self.is_written(place) || self.is_shared(env, me, place) {
             return None;
         }
         let export = self
@@ -183,15 +184,23 @@ impl Core {
         Some(told)
     }
 
-    /// Whether a message is on its way to some of these bytes of device memory.
+    /// Whether a message is on its way to some of these bytes of device memory, or is checked there.
     fn is_written(&self, place: (u64, u64)) -> bool {
-        self.moving
-            .iter()
-            .any(|id| match &self.receives[*id].stage {
-                Stage::Fetching(fetch) => fetch.under_way().is_some_and(|row| row.overlaps(place)),
-                Stage::Lifting(lifting) => overlap(lifting.under_way().to, place),
-                _ => false,
-            })
+        self.moving.iter().any(|id| {
+            let receive = &self.receives[*id];
+            let is_checked = receive
+                .guard
+                .as_ref()
+                .is_some_and(|guard| guard.is_at(place));
+            is_checked
+                || match &receive.stage {
+                    Stage::Fetching(fetch) => {
+                        fetch.under_way().is_some_and(|row| row.overlaps(place))
+                    }
+                    Stage::Lifting(lifting) => overlap(lifting.under_way().to, place),
+                    _ => false,
+                }
+        })
     }
 
     /// Whether a receive reads so much of a sender's memory that this rank had better not write there meanwhile.

@@ -263,6 +263,7 @@ impl Engine {
         let id = core.receives.insert(receive);
         if is_posted {
             core.note_posted(abi, id);
+            core.keep_apart(&self.env, id);
         }
         Ok(id)
     }
