@@ -89,14 +89,14 @@ macro_rules! export {
                 code
             }
 
+            // Called by a pointer, so that the compiler leaves both the C convention, and this a jump.
+            let on: unsafe fn($($type),*) -> c_int = if tools::may_be_behind() {
+                by_tool
+            } else {
+                $bodies::$name
+            };
             // SAFETY: the arguments are the program's, passed on as they are.
-            unsafe {
-                if tools::may_be_behind() {
-                    by_tool($($argument),*)
-                } else {
-                    $bodies::$name($($argument),*)
-                }
-            }
+            unsafe { on($($argument),*) }
         }
 
         #[no_mangle]
