@@ -341,7 +341,9 @@ fn a_line_on_stderr_is_one_write() {
         let too_many = [("SIMCUDA_GPUS", "9")];
         let missing = [("ANABRANCH_LIBRARY", "/no/such/library.so")];
         let small = ["--size", "64x64", "--iterations", "2"];
-        let cases: [(&[&str], &[(&str, &str)], &[&str]); 6] = [
+        // Arguments, variables, and how some of the lines begin.
+        type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a [&'a str]);
+        let cases: [Case; 6] = [
             (
                 &["exec", solve, small[0], small[1], small[2], small[3]],
                 &[],
