@@ -7,7 +7,7 @@ use std::process::Command;
 use xtask::layout::repository_root;
 use xtask::mpi::Mpi;
 
-on_every_mpi!(plugin, tool, tools_see_the_same_calls, tools_that_bypass);
+on_every_mpi!(plugin, tool, tools_see_the_same_calls, tools_that_bypass,);
 
 /// Compiles into the folder of a run.
 fn compile(compiler: &Path, arguments: &[&str], folder: &Path, name: &str) -> PathBuf {
@@ -137,7 +137,17 @@ fn tools_see_the_same_calls(mpi: &Mpi) {
         let alone = Job::new(mpi, 2, &unlinked).without_preload().roles("H");
         with(alone, piggyback).env("LD_PRELOAD", &tool).passes();
         let expected = traces(&scratch, 2);
-        assert!(expected.iter().all(|trace| trace.lines().count() > 80));
+        for trace in &expected {
+            assert!(trace.lines().count() > 80, "{trace}");
+            // What it asks while MPI is not up, and after.
+            for answer in [
+                "loaded: up 0 0, down 0 0",
+                "before: up 0 0, down 0 0",
+                "after: up 1 1, down 1 1",
+            ] {
+                assert_eq!(trace.matches(answer).count(), 1, "{answer}: {trace}");
+            }
+        }
         let exec = || {
             let path = unlinked.display().to_string();
             Job::new(mpi, 2, &built().command)
@@ -174,6 +184,10 @@ fn tools_see_the_same_calls(mpi: &Mpi) {
                     stats.check_complete();
                     assert!(stats.total("sends_descriptor") > 20, "{place} {outcome}");
                 }
+                assert!(
+                    !outcome.finished.stderr.contains("warn"),
+                    "{place} {outcome}"
+                );
             }
         }
     }
