@@ -135,10 +135,37 @@ impl Library {
             path,
             soname,
         };
-        if library.own_symbol(c"anabranch_version").is_some() {
+        (!library.is_copy()).then_some(library)
+    }
+
+    /// The loaded object of this name.
+    fn loaded_as(name: &CStr) -> Option<Library> {
+        // SAFETY: takes a reference on an object that is loaded already, or fails.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        if handle.is_null() {
             return None;
         }
-        Some(library)
+        let mut object = null_mut::<LinkMap>();
+        // SAFETY: the handle is valid; the address of a link map is written to a local, and glibc keeps the link map of a
+        // loaded object.
+        let soname = unsafe {
+            if libc::dlinfo(handle, libc::RTLD_DI_LINKMAP, (&raw mut object).cast()) != 0 {
+                return None;
+            }
+            soname(object)
+        };
+        let path = name.to_string_lossy().into_owned();
+        Some(Library {
+            handle,
+            object,
+            soname: soname.unwrap_or_else(|| file_name(&path).to_owned()),
+            path,
+        })
+    }
+
+    /// Whether it is this library, or another copy of it.
+    pub(super) fn is_copy(&self) -> bool {
+        self.own_symbol(c"anabranch_version").is_some()
     }
 
     /// The object that gives `symbol` to the loaded object of this name.
@@ -251,6 +278,16 @@ unsafe fn soname(object: *const LinkMap) -> Option<String> {
         let name = CStr::from_ptr(name.cast());
         Some(name.to_string_lossy().into_owned())
     }
+}
+
+/// The objects loaded after this one, in the order of the global scope, other copies of this library left out. They stay.
+pub(super) fn objects_behind() -> Vec<Library> {
+    let own = own_object();
+    let (names, _) = loaded_objects(true);
+    let opened = names.iter().filter_map(|name| Library::loaded_as(name));
+    let behind = opened.skip_while(|library| Some(library.object) != own);
+    let others = behind.skip(1);
+    others.filter(|library| !library.is_copy()).collect()
 }
 
 fn file_name(path: &str) -> &str {

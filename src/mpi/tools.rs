@@ -7,8 +7,10 @@
 //!
 //! A tool behind this library that goes on by a look-up of the next `MPI_X` instead reaches the MPI library directly. A
 //! message of this library's would then end in the program's buffer as it is: a rank with such a tool stays native.
+//!
+//! Where this library is loaded twice the first copy does all. A tool behind the second one is behind the first, too.
 
-use super::library::{object_of, own_object, Library, LinkMap};
+use super::library::{object_of, objects_behind, own_object, Library, LinkMap};
 use super::{guard, Class, Function};
 use std::collections::BTreeMap;
 use std::ffi::{c_void, CStr};
@@ -71,6 +73,8 @@ pub fn next(function: Function) -> Option<*mut c_void> {
 
 fn find() -> Tools {
     let (mut before, mut behind) = (BTreeMap::new(), BTreeMap::new());
+    // Asked for once the next definition is that of another copy.
+    let mut others = None;
     for function in Function::ALL {
         if function.class() == Class::Native {
             continue;
@@ -83,6 +87,14 @@ fn find() -> Tools {
                 libc::dlsym(libc::RTLD_NEXT, name.as_ptr()),
                 libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()),
             )
+        };
+        let next = match is_copy(next) {
+            true => {
+                let others: &Vec<Library> = others.get_or_insert_with(objects_behind);
+                let definition = others.iter().find_map(|object| object.own_symbol(name));
+                definition.unwrap_or(null_mut())
+            }
+            false => next,
         };
         if let Some((object, tool)) = tool_at(next) {
             NEXT[*function as usize].store(next, Ordering::Relaxed);
@@ -97,6 +109,21 @@ fn find() -> Tools {
         before: before.into_values().collect(),
         behind: behind.into_values().collect(),
     }
+}
+
+/// Whether a function is that of the next copy of this library.
+fn is_copy(address: *mut c_void) -> bool {
+    static COPY: OnceLock<Option<usize>> = OnceLock::new();
+    if address.is_null() {
+        return false;
+    }
+    // One look-up of a name that no one else defines; another copy, if there is one, is the next that has it.
+    let copy = COPY.get_or_init(|| {
+        // SAFETY: a look-up of a name; nothing is called.
+        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"anabranch_version".as_ptr()) };
+        (!next.is_null()).then(|| object_of(next).map(<*const _>::addr))?
+    });
+    copy.is_some() && object_of(address).map(<*const _>::addr) == *copy
 }
 
 /// The tool that defines a function, if a tool does.

@@ -7,7 +7,13 @@ use std::process::Command;
 use xtask::layout::repository_root;
 use xtask::mpi::Mpi;
 
-on_every_mpi!(plugin, tool, tools_see_the_same_calls, tools_that_bypass,);
+on_every_mpi!(
+    plugin,
+    tool,
+    tools_see_the_same_calls,
+    tools_that_bypass,
+    loaded_twice,
+);
 
 /// Compiles into the folder of a run.
 fn compile(compiler: &Path, arguments: &[&str], folder: &Path, name: &str) -> PathBuf {
@@ -239,6 +245,70 @@ int MPI_Barrier(MPI_Comm comm) { return PMPI_Barrier(comm); }
         outcome.stats().check_complete();
         assert!(outcome.stats().total("sends_descriptor") > 20, "{outcome}");
         assert!(!outcome.finished.stderr.contains("warn"), "{outcome}");
+    }
+    let _ = std::fs::remove_dir_all(scratch);
+}
+
+/// The library is named twice, as one file or as two, and so is a tool: messages are taken once, and a tool sees the calls
+/// that it sees without the library.
+fn loaded_twice(mpi: &Mpi) {
+    let scratch = scratch_folder("twice");
+    let tool = tracer(mpi, &scratch, "libtracer.so", &[]);
+    let library = built().library.display().to_string();
+    let copy = |of: &str, name: &str| {
+        let path = scratch.join(name);
+        std::fs::copy(of, &path).expect("a copy");
+        path.display().to_string()
+    };
+    let second = copy(&library, "libanabranch-copy.so");
+    let other_tool = copy(&tool, "libtracer-copy.so");
+    let link = scratch.join("link.so");
+    std::os::unix::fs::symlink(&library, &link).expect("a link");
+    let link = link.display().to_string();
+    let traced = program(mpi, "traced").expect("it compiles");
+    let folder = scratch.display().to_string();
+    let run = |preload: &[&str], has_library: bool| {
+        let mut job = Job::new(mpi, 2, &traced);
+        if !has_library {
+            job = job.without_preload().roles("H");
+        }
+        let preload = preload.join(":");
+        let job = job.env("TRACES", &folder).env("ANABRANCH_LOG", "info");
+        let outcome = job.env("LD_PRELOAD", &preload).passes();
+        (traces(&scratch, 2), outcome)
+    };
+    let (l, l2, t, t2) = (&*library, &*second, &*tool, &*other_tool);
+    for with in [
+        &[l, l][..],
+        &[l, &link],
+        &[l, l2],
+        &[t, l, t],
+        &[t, l, t2],
+        &[l, t, t2],
+        &[t, l, l2],
+        &[l, t, l2],
+        &[l, l2, t],
+    ] {
+        // Without the library, the tools stand as they do with it.
+        let tools: Vec<&str> = with
+            .iter()
+            .copied()
+            .filter(|o| [t, t2].contains(o))
+            .collect();
+        let expected = match tools.is_empty() {
+            true => vec![String::new(); 2],
+            false => run(&tools, false).0,
+        };
+        let (found, outcome) = run(with, true);
+        assert_eq!(found, expected, "{with:?} {outcome}");
+        let stats = outcome.stats();
+        stats.check_complete();
+        assert_eq!(stats.ranks(), 2, "{with:?} {outcome}");
+        assert!(stats.total("sends_descriptor") > 20, "{with:?} {outcome}");
+        assert!(
+            !outcome.finished.stderr.contains("warn"),
+            "{with:?} {outcome}"
+        );
     }
     let _ = std::fs::remove_dir_all(scratch);
 }
