@@ -442,6 +442,8 @@ fn emit(way: Way, train: &mut Vec<Row>, copies: &mut Vec<Copy>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::Context;
+    use crate::engine::types::runs::Run;
 
     /// (device, bounce, bytes) of every byte that the copies move.
     fn bytes_of(copies: &[Copy]) -> Vec<(u64, u64)> {
@@ -499,6 +501,88 @@ mod tests {
                 "{offsets:?}"
             );
         }
+    }
+
+    const DEVICE: u64 = 1 << 40;
+
+    /// The first piece of a message of these runs that is read with its gaps; `None` where its runs are read one by one.
+    fn span_of(way: Way, runs: &[(i64, u64)], issued: u64) -> Option<Span> {
+        let total = runs.iter().map(|run| run.1).sum();
+        let list = runs.iter().map(|&(offset, length)| Run { offset, length });
+        let layout = Arc::new(Layout::new(list.collect(), 1 << 30));
+        let context = ContextKey {
+            handle: Context::NULL,
+            id: 0,
+        };
+        let shape = Shape::Runs(DEVICE, layout);
+        let mut lift = Lift::summing(context, shape, total, Of::FromAny);
+        lift.way = way;
+        lift.issued = issued;
+        lift.span((total - issued).min(PIECE_BYTES))
+    }
+
+    /// Runs of so many bytes, at distances that are no train: by turns so far apart, and a byte more.
+    fn uneven(count: i64, length: u64, pitch: i64) -> Vec<(i64, u64)> {
+        let offset = |i: i64| i * pitch + (i / 2) % 2;
+        (0..count).map(|i| (offset(i), length)).collect()
+    }
+
+    #[test]
+    fn many_runs_are_read_with_their_gaps() {
+        let runs = uneven(20_000, 8, 24);
+        let span = span_of(Way::Down, &runs, 0).map(|span| (span.start, span.length, span.bytes));
+        let (last, length) = runs[19_999];
+        assert_eq!(span, Some((DEVICE, last as u64 + length, 160_000)));
+        // From the middle of a run on.
+        let span = span_of(Way::Down, &runs, 8 * 1000 + 3).map(|span| (span.start, span.bytes));
+        let start = DEVICE + runs[1000].0 as u64 + 3;
+        assert_eq!(span, Some((start, 160_000 - 8003)));
+    }
+
+    #[test]
+    fn a_span_has_room_in_a_piece() {
+        let mut issued = 0;
+        let runs = uneven(200_000, 8, 24);
+        let mut spans = 0;
+        while issued < 1_600_000 {
+            let Some(span) = span_of(Way::Down, &runs, issued) else {
+                panic!("read one by one from {issued} on")
+            };
+            assert!(span.length <= PIECE_BYTES && span.bytes > 0);
+            issued += span.bytes;
+            spans += 1;
+        }
+        assert_eq!(issued, 1_600_000);
+        // 4.8 MB.
+        assert_eq!(spans, 5);
+    }
+
+    #[test]
+    fn runs_are_read_one_by_one_where_that_is_less() {
+        // Few of them: two in 48 KiB would be read by one copy less, but a train of 200,000 is one copy.
+        assert!(span_of(Way::Down, &[(0, 8), (40, 8), (70, 8)], 0).is_some());
+        assert!(span_of(Way::Down, &[(0, 1 << 15), (1 << 16, 1 << 15)], 0).is_none());
+        let train: Vec<_> = (0..200_000).map(|i| (i * 24, 8)).collect();
+        assert!(span_of(Way::Down, &train, 0).is_none());
+        // Too far apart: more than four times the bytes.
+        assert!(span_of(Way::Down, &uneven(20_000, 8, 31), 0).is_some());
+        assert!(span_of(Way::Down, &uneven(20_000, 8, 33), 0).is_none());
+        // What is written to device memory leaves the gaps alone.
+        assert!(span_of(Way::Up, &uneven(20_000, 8, 24), 0).is_none());
+    }
+
+    #[test]
+    fn runs_in_any_order_are_one_span() {
+        let mut runs = uneven(20_000, 8, 24);
+        let whole = span_of(Way::Down, &runs, 0).map(|span| (span.start, span.length));
+        runs.reverse();
+        runs.swap(3, 15_000);
+        let span = span_of(Way::Down, &runs, 0).map(|span| (span.start, span.length));
+        assert_eq!(span, whole);
+        // Negative offsets: before the address that was passed.
+        let before: Vec<_> = runs.iter().map(|&(o, n)| (o - 300_000, n)).collect();
+        let span = span_of(Way::Down, &before, 0).map(|span| span.start);
+        assert_eq!(span, Some(DEVICE - 300_000));
     }
 
     #[test]

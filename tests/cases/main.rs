@@ -31,4 +31,5 @@ mod progress;
 mod repository;
 mod router;
 mod type_trees;
+mod types;
 mod verify;

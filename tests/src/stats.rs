@@ -249,6 +249,16 @@ impl Report {
             .unwrap_or_else(|| panic!("no report of process {pid}"))
     }
 
+    /// Copies that a process had the driver make, of one kind (`device_to_host`). Rows at one pitch are one copy.
+    ///
+    /// # Panics
+    /// If the process has not reported its end.
+    pub fn copies(&self, pid: u64, kind: &str) -> u64 {
+        let exit = self.exits().find(|line| line["pid"] == pid);
+        exit.and_then(|line| line["copies"][kind]["count"].as_u64())
+            .unwrap_or_else(|| panic!("no report of process {pid}"))
+    }
+
     /// What the simulated driver found wrong: unordered accesses to the same bytes, uses of freed memory.
     fn findings(&self) -> Vec<&Value> {
         let lines = self.lines.iter();

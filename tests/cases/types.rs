@@ -1,0 +1,42 @@
+//! Datatypes: when they end, what blocks of theirs cost, and what an MPI library says of memory.
+
+use crate::support::{job, on_every_mpi};
+use anabranch_tests::{needs_simulator, Outcome};
+use xtask::mpi::Mpi;
+
+on_every_mpi!(many_small_blocks, gaps_stay_the_programs,);
+
+/// All messages are right, all of them are accounted for, and nothing is said.
+fn quiet(outcome: Outcome) -> Outcome {
+    outcome.stats().check_complete();
+    assert!(!outcome.finished.stderr.contains("warn"), "{outcome}");
+    outcome
+}
+
+/// Blocks of few bytes are read with the gaps between them: a copy for each 64 KiB that they lie in, at most.
+fn many_small_blocks(mpi: &Mpi) {
+    needs_simulator("counted copies");
+    for case in ["gather_eights", "gather_lengths"] {
+        let outcome = quiet(job(mpi, 2, "blocks").args(&[case]).passes());
+        let stats = outcome.stats();
+        let spans = outcome.finished.stdout.lines();
+        let spans = spans.filter_map(|line| line.strip_prefix("span "));
+        let spans: Vec<u64> = spans.filter_map(|span| span.parse().ok()).collect();
+        assert_eq!(spans.len(), 4, "{outcome}");
+        let most: u64 = spans.iter().map(|span| span.div_ceil(64 << 10)).sum();
+        let copies = outcome.report.copies(stats.pid(0), "device_to_host");
+        assert!((1..=most).contains(&copies), "{copies} {most} {outcome}");
+        assert_eq!(stats.total("sends_device"), 4, "{outcome}");
+        assert_eq!(stats.fallback("non_contiguous"), 4, "{outcome}");
+    }
+}
+
+/// What lies between the blocks of a receive is never written to, also while the message comes.
+fn gaps_stay_the_programs(mpi: &Mpi) {
+    for case in ["scatter_eights", "scatter_lengths"] {
+        let outcome = quiet(job(mpi, 2, "blocks").args(&[case]).passes());
+        let stats = outcome.stats();
+        assert_eq!(stats.total("sends_device"), 4, "{outcome}");
+        assert!(stats.total("sends_value") <= 2, "{outcome}");
+    }
+}
