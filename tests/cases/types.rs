@@ -4,7 +4,7 @@ use crate::support::{job, on_every_mpi};
 use anabranch_tests::{needs_simulator, Outcome};
 use xtask::mpi::Mpi;
 
-on_every_mpi!(many_small_blocks, gaps_stay_the_programs,);
+on_every_mpi!(many_small_blocks, gaps_stay_the_programs, kinds_of_memory,);
 
 /// All messages are right, all of them are accounted for, and nothing is said.
 fn quiet(outcome: Outcome) -> Outcome {
@@ -39,4 +39,26 @@ fn gaps_stay_the_programs(mpi: &Mpi) {
         assert_eq!(stats.total("sends_device"), 4, "{outcome}");
         assert!(stats.total("sends_value") <= 2, "{outcome}");
     }
+}
+
+/// What the MPI library says of the memory that it knows is the same with the library: that takes messages only, so a
+/// program must not be told that all calls know device memory.
+fn kinds_of_memory(mpi: &Mpi) {
+    let asked = || job(mpi, 2, "kinds_asked");
+    // Lines of different ranks come in any order.
+    let answers = |outcome: &Outcome| {
+        let lines = outcome.finished.stdout.lines();
+        let mut lines: Vec<String> = lines.map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let alone = answers(&asked().roles("H").without_preload().passes());
+    assert!(alone.len() > 40, "{alone:?}");
+    let hosts = asked().roles("H").passes();
+    assert_eq!(answers(&hosts), alone, "{hosts}");
+    let devices = quiet(asked().passes());
+    assert_eq!(answers(&devices), alone, "{devices}");
+    let stats = devices.stats();
+    assert_eq!(stats.total("sends_device"), 8, "{devices}");
+    assert!(stats.total("sends_descriptor") >= 6, "{devices}");
 }
