@@ -151,11 +151,12 @@ pub unsafe fn layout(abi: &Abi, datatype: Handle) -> Option<Arc<Layout>> {
     // SAFETY: passed on.
     let layout = unsafe { Layout::of(abi, datatype, &record.info) }.map(Arc::new);
     let bytes = layout.as_ref().map_or(0, |layout| layout.bytes_held());
-    let is_kept = record.lives.load(Ordering::Relaxed)
-        && LAYOUTS_BYTES.fetch_add(bytes, Ordering::Relaxed) + bytes <= LAYOUTS_BYTES_MAX
-        && record.layout.set(layout.clone()).is_ok();
-    if !is_kept {
-        LAYOUTS_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+    // Of a type that has no attribute, or has ended, nobody would ask the record again.
+    if record.lives.load(Ordering::Relaxed) {
+        let held = LAYOUTS_BYTES.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if held > LAYOUTS_BYTES_MAX || record.layout.set(layout.clone()).is_err() {
+            LAYOUTS_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
     layout
 }
@@ -194,9 +195,16 @@ unsafe fn record(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
         probes: OnceLock::new(),
         lives: AtomicBool::new(false),
     });
+    // An attribute is set once: another thread may be about to count itself in on the one that it has got.
+    let _attaching = ATTACHING.lock();
     // SAFETY: passed on.
-    unsafe { attach(abi, &record) };
-    Some(record)
+    unsafe {
+        let other = attached(abi, datatype);
+        if other.is_none() {
+            attach(abi, &record);
+        }
+        Some(other.unwrap_or(record))
+    }
 }
 
 unsafe fn attached(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
@@ -209,7 +217,8 @@ unsafe fn attached(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
         return None;
     }
     let raw = value.cast_const().cast::<Record>();
-    // SAFETY: attributes of our keyval are made by `Arc::into_raw` and stay counted until `on_delete`.
+    // SAFETY: attributes of our keyval are made by `Arc::into_raw` and stay counted until `on_delete`, which comes at the
+    // end of the type: the program may not free it while it gives it to another call.
     unsafe {
         Arc::increment_strong_count(raw);
         Some(Arc::from_raw(raw))
@@ -232,7 +241,7 @@ unsafe fn attach(abi: &Abi, record: &Arc<Record>) {
     }
 }
 
-/// The type ends, or another thread has hung a record of its own on it.
+/// The type ends.
 fn forget(record: &Record) {
     let _writing = WRITING.lock();
     record.lives.store(false, Ordering::Relaxed);
@@ -304,7 +313,10 @@ const NOTHING: TypeInfo = TypeInfo {
 
 static CACHE: [Way; WAYS] = [const { Way::new() }; WAYS];
 
-/// Held by the one thread that writes to the cache.
+/// Held by the one thread that hangs a record on a type. The MPI library is called meanwhile: no callback takes it.
+static ATTACHING: Mutex<()> = Mutex::new(());
+
+/// Held by the one thread that writes to the cache. The MPI library may hold locks of its own then.
 static WRITING: Mutex<()> = Mutex::new(());
 
 #[inline(always)]

@@ -1,16 +1,51 @@
 //! Datatypes: when they end, what blocks of theirs cost, and what an MPI library says of memory.
 
-use crate::support::{job, on_every_mpi};
+use crate::support::{job, on, on_every_mpi};
 use anabranch_tests::{needs_simulator, Outcome};
 use xtask::mpi::Mpi;
 
-on_every_mpi!(many_small_blocks, gaps_stay_the_programs, kinds_of_memory,);
+on_every_mpi!(
+    freed_in_another_thread,
+    many_small_blocks,
+    gaps_stay_the_programs,
+    kinds_of_memory,
+);
 
 /// All messages are right, all of them are accounted for, and nothing is said.
 fn quiet(outcome: Outcome) -> Outcome {
     outcome.stats().check_complete();
     assert!(!outcome.finished.stderr.contains("warn"), "{outcome}");
     outcome
+}
+
+/// A case whose types another thread frees, while it makes and frees others all the time.
+fn freed_elsewhere(mpi: &Mpi, case: &str, sends: u64) {
+    let outcome = quiet(job(mpi, 2, "type_lives").args(&[case]).passes());
+    let stats = outcome.stats();
+    assert_eq!(stats.total("sends_device"), sends, "{case} {outcome}");
+    // Two rounds of three have gaps at the sender.
+    let gaps = stats.fallback("non_contiguous");
+    assert_eq!(gaps, sends * 2 / 3, "{case} {outcome}");
+    // The first ones may find a peer that is not ready.
+    let taken = stats.total("sends_descriptor");
+    assert!(taken + 2 >= sends / 3, "{case} {outcome}");
+    assert_eq!(stats.fallback("unknown_type"), 0, "{case} {outcome}");
+    let outcome = job(mpi, 2, "type_lives").args(&[case]).roles("DH").passes();
+    quiet(outcome);
+}
+
+/// The types of pending sends and receives.
+fn freed_in_another_thread(mpi: &Mpi) {
+    freed_elsewhere(mpi, "send_pending", 60);
+    freed_elsewhere(mpi, "receive_pending", 60);
+}
+
+/// The types of persistent requests, between their initialization and their starts.
+#[test]
+fn freed_before_starts() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| freed_elsewhere(mpi, "before_starts", 240));
+    }
 }
 
 /// Blocks of few bytes are read with the gaps between them: a copy for each 64 KiB that they lie in, at most.
