@@ -34,10 +34,14 @@ fn plain(natively: impl FnOnce() -> c_int) -> c_int {
 
 /// As [`plain`], with processes of other jobs, for which Open MPI waits without making progress.
 fn across(natively: impl FnOnce() -> c_int) -> c_int {
+    send_values_out();
+    plain(natively)
+}
+
+fn send_values_out() {
     if let Some(engine) = engine() {
         engine.send_values_out();
     }
-    plain(natively)
 }
 
 macro_rules! constructors {
@@ -239,9 +243,7 @@ pub unsafe fn comm_disconnect(comm: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
         part(comm, || {
-            if let Some(engine) = engine() {
-                engine.send_values_out();
-            }
+            send_values_out();
             native::comm_disconnect(comm)
         })
     }

@@ -38,6 +38,13 @@ static unsigned char *pick(const unsigned char *image) {
     return out;
 }
 
+// The whole allocation, what lies around the data included. `now` has room for it.
+static void check_image(buf b, const unsigned char *image, unsigned char *now, int round) {
+    memory_get(b.kind, now, b.base, b.total);
+    for (size_t i = 0; i < b.total; i++)
+        if (now[i] != image[i]) FAIL("round %d, byte %zd is %02x, not %02x", round, (ssize_t)i - (ssize_t)b.lead, now[i], image[i]);
+}
+
 // The sender's driver is asked for nothing else that reads device memory: the test counts its copies.
 static void gather(int of_eight) {
     for (int round = 0; me < 2 && round < ROUNDS; round++) {
@@ -64,9 +71,7 @@ static void gather(int of_eight) {
             STATUS_CHECK(&s, 0, round, bytes);
             memset(whole, 0xa5, b.total);
             memcpy(whole + b.lead, expected, bytes);
-            memory_get(b.kind, now, b.base, b.total);
-            for (size_t i = 0; i < b.total; i++)
-                if (now[i] != whole[i]) FAIL("round %d, byte %zd is %02x, not %02x", round, (ssize_t)i - (ssize_t)b.lead, now[i], whole[i]);
+            check_image(b, whole, now, round);
             free(expected);
             free(now);
             free(whole);
@@ -121,9 +126,7 @@ static void scatter(int of_eight) {
                 memcpy(image + places[i], at, lengths[i]);
                 at += lengths[i];
             }
-            memory_get(b.kind, now, b.base, b.total);
-            for (size_t i = 0; i < b.total; i++)
-                if (now[i] != expected[i]) FAIL("round %d, byte %zd is %02x, not %02x", round, (ssize_t)i - (ssize_t)b.lead, now[i], expected[i]);
+            check_image(b, expected, now, round);
             free(expected);
             free(now);
             buf_free(b);

@@ -2,7 +2,6 @@
 // others all the time, so that handles are used again at once.
 #include "transfer.h"
 #include <pthread.h>
-#include <stdatomic.h>
 
 enum { ROUNDS = 60, SPAN = 1 << 18, TAG_FREED = 31000 };
 
