@@ -21,7 +21,7 @@ use crate::engine::counts::Stream;
 use crate::engine::place::Place;
 use crate::engine::receive::{is_cancelled, received, Receive, RecvArgs};
 use crate::engine::send::SendArgs;
-use crate::engine::types::{self, TypeInfo};
+use crate::engine::types;
 use crate::engine::{Engine, Env, NativeScope};
 use crate::mpi::{native, Abi, Family, Handle, Status};
 use crate::node::DESCRIPTOR_BYTES;
@@ -314,28 +314,58 @@ pub(super) unsafe fn reads_lengths(abi: &Abi) -> bool {
         })
 }
 
-/// Length and first byte of a message that is in host memory for certain.
+/// A message that is in host memory for certain.
+#[derive(Clone, Copy)]
+struct HostMessage {
+    bytes: u64,
+    first: *const c_void,
+    /// The bytes are one run.
+    dense: bool,
+    /// Any number of bytes is a whole number of items.
+    bytewise: bool,
+}
+
+/// Of items that are a run, if they are in host memory for certain.
+#[inline(always)]
+fn host_run(run: types::Run, buffer: *const c_void, count: i64) -> Option<HostMessage> {
+    let bytes = run.item.saturating_mul(count.max(0) as u64);
+    let first = buffer.wrapping_byte_offset(run.first as isize);
+    (bytes == 0 || !cuda::is_device(first)).then_some(HostMessage {
+        bytes,
+        first,
+        dense: true,
+        bytewise: run.item == 1,
+    })
+}
+
+/// Of any items, and where a type is seen for the first time.
 ///
 /// # Safety
-/// `datatype` is the program's handle, described by `info`.
-#[inline(always)]
-unsafe fn host_run(
+/// `datatype` is the program's handle.
+#[inline(never)]
+unsafe fn host_items(
     abi: &Abi,
-    info: &TypeInfo,
     buffer: *const c_void,
     count: i64,
     datatype: Handle,
-) -> Option<(u64, *const c_void)> {
-    let bytes = info.bytes(count);
+) -> Option<HostMessage> {
+    // SAFETY: passed on.
+    let info = unsafe { types::info(abi, datatype) }?;
+    let (bytes, dense) = (info.bytes(count), info.dense(count));
     let first = buffer.wrapping_byte_offset(info.first(count) as isize);
-    let is_host = if info.dense(count) {
+    let is_host = if dense {
         bytes == 0 || !cuda::is_device(first)
     } else {
         // SAFETY: passed on.
-        let place = unsafe { Place::of_parts(abi, buffer, count, datatype, info) };
+        let place = unsafe { Place::of_parts(abi, buffer, count, datatype, &info) };
         matches!(place, Place::Host(_))
     };
-    is_host.then_some((bytes, first))
+    is_host.then_some(HostMessage {
+        bytes,
+        first,
+        dense: dense || bytes == 0,
+        bytewise: info.size == 1,
+    })
 }
 
 impl Engine {
@@ -353,14 +383,13 @@ impl Engine {
     #[inline]
     unsafe fn host_landing(&self, args: &RecvArgs) -> Option<Early> {
         // SAFETY: the program's handle.
-        let place = unsafe { self.host_place(args.buffer, args.count, args.datatype) };
-        let (info, capacity, landed) = place?;
+        let message = unsafe { self.host_message(args.buffer, args.count, args.datatype) }?;
         // MPICH 5 aborts on a part of an element, which a descriptor is of most types: none may land there.
-        let whole = info.size == 1 || self.env.abi.family == Family::OpenMpi;
-        let dense = (info.dense(args.count) && whole) || capacity == 0;
+        let whole = message.bytewise || self.env.abi.family == Family::OpenMpi;
+        let dense = (message.dense && whole) || message.bytes == 0;
         Some(Early {
-            landed: landed.cast_mut().cast(),
-            capacity,
+            landed: message.first.cast_mut().cast(),
+            capacity: message.bytes,
             comm: args.comm,
             named: Named::ByItself,
             serial: 0,
@@ -369,22 +398,22 @@ impl Engine {
         })
     }
 
-    /// The type, length and first byte of a message that is in host memory for certain.
+    /// A message, if it is in host memory for certain.
     ///
     /// # Safety
     /// `datatype` is the program's handle.
     #[inline(always)]
-    unsafe fn host_place(
+    unsafe fn host_message(
         &self,
         buffer: *const c_void,
         count: i64,
         datatype: Handle,
-    ) -> Option<(TypeInfo, u64, *const c_void)> {
-        // SAFETY: passed on.
-        let info = unsafe { types::info(self.env.abi, datatype) }?;
-        // SAFETY: passed on.
-        let (bytes, first) = unsafe { host_run(self.env.abi, &info, buffer, count, datatype) }?;
-        Some((info, bytes, first))
+    ) -> Option<HostMessage> {
+        match types::run(self.env.abi, datatype) {
+            Some(run) => host_run(run, buffer, count),
+            // SAFETY: passed on.
+            None => unsafe { host_items(self.env.abi, buffer, count, datatype) },
+        }
     }
 
     /// Whether a receive is into host memory, or none at all.
@@ -395,7 +424,7 @@ impl Engine {
     pub unsafe fn is_host_receive(&self, args: &RecvArgs) -> bool {
         // SAFETY: passed on.
         self.is_none(args)
-            || unsafe { self.host_place(args.buffer, args.count, args.datatype) }.is_some()
+            || unsafe { self.host_message(args.buffer, args.count, args.datatype) }.is_some()
     }
 
     #[inline]
@@ -411,8 +440,8 @@ impl Engine {
     pub unsafe fn is_host_send(&self, args: &SendArgs) -> bool {
         // SAFETY: passed on.
         self.sends_nothing(args)
-            || unsafe { self.host_place(args.buffer, args.count, args.datatype) }
-                .is_some_and(|(_, bytes, _)| bytes != DESCRIPTOR_BYTES as u64)
+            || unsafe { self.host_message(args.buffer, args.count, args.datatype) }
+                .is_some_and(|message| message.bytes != DESCRIPTOR_BYTES as u64)
     }
 
     #[inline]
@@ -428,19 +457,19 @@ impl Engine {
     pub unsafe fn is_host_pair(&self, send: &SendArgs, receive: &RecvArgs) -> bool {
         // SAFETY: passed on, here and below.
         unsafe {
-            if send.datatype != receive.datatype
-                || self.sends_nothing(send)
-                || self.is_none(receive)
-            {
-                return self.is_host_send(send) && self.is_host_receive(receive);
-            }
-            let Some(info) = types::info(self.env.abi, send.datatype) else {
-                return false;
+            let is_pair = send.datatype == receive.datatype
+                && !self.sends_nothing(send)
+                && !self.is_none(receive);
+            let run = match is_pair {
+                true => types::run(self.env.abi, send.datatype),
+                false => None,
             };
-            let (abi, datatype) = (self.env.abi, send.datatype);
-            let sent = host_run(abi, &info, send.buffer, send.count, datatype);
-            sent.is_some_and(|(bytes, _)| bytes != DESCRIPTOR_BYTES as u64)
-                && host_run(abi, &info, receive.buffer, receive.count, datatype).is_some()
+            let Some(run) = run else {
+                return self.is_host_send(send) && self.is_host_receive(receive);
+            };
+            host_run(run, send.buffer, send.count)
+                .is_some_and(|sent| sent.bytes != DESCRIPTOR_BYTES as u64)
+                && host_run(run, receive.buffer, receive.count).is_some()
         }
     }
 

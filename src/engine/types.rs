@@ -128,6 +128,22 @@ pub unsafe fn info(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
         .or_else(|| unsafe { ask(abi, datatype) })
 }
 
+/// Items that lie one after the other without a gap, however many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Bytes of one item.
+    pub item: u64,
+    /// First byte of the first item, from the buffer address.
+    pub first: i64,
+}
+
+/// Of a type whose items are a run, and of which a call has asked before: all that a call on host memory needs.
+#[inline(always)]
+pub fn run(abi: &Abi, datatype: Handle) -> Option<Run> {
+    let datatype = abi.normalize(datatype);
+    way_of(datatype).load_run(datatype)
+}
+
 #[cold]
 #[inline(never)]
 unsafe fn ask(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
@@ -295,6 +311,8 @@ struct Way {
     /// Odd while a thread is writing.
     version: AtomicU32,
     gapless: AtomicBool,
+    /// Its items are a [`Run`].
+    is_run: AtomicBool,
     /// 0: nothing is known here.
     handle: AtomicUsize,
     size: AtomicU64,
@@ -336,6 +354,7 @@ impl Way {
         Way {
             version: AtomicU32::new(0),
             gapless: AtomicBool::new(false),
+            is_run: AtomicBool::new(false),
             handle: AtomicUsize::new(0),
             size: AtomicU64::new(0),
             extent: AtomicI64::new(0),
@@ -361,6 +380,20 @@ impl Way {
         (version % 2 == 0 && self.version.load(Ordering::Relaxed) == version).then_some(info)
     }
 
+    #[inline(always)]
+    fn load_run(&self, datatype: Handle) -> Option<Run> {
+        let version = self.version.load(Ordering::Acquire);
+        if self.handle.load(Ordering::Relaxed) != datatype || !self.is_run.load(Ordering::Relaxed) {
+            return None;
+        }
+        let run = Run {
+            item: self.size.load(Ordering::Relaxed),
+            first: self.true_lb.load(Ordering::Relaxed),
+        };
+        fence(Ordering::Acquire);
+        (version % 2 == 0 && self.version.load(Ordering::Relaxed) == version).then_some(run)
+    }
+
     /// To be called by the thread that holds [`WRITING`].
     fn store(&self, datatype: Handle, info: &TypeInfo) {
         let version = self.version.load(Ordering::Relaxed);
@@ -373,6 +406,8 @@ impl Way {
         self.true_lb.store(info.true_lb, Ordering::Relaxed);
         self.true_extent.store(info.true_extent, Ordering::Relaxed);
         self.gapless.store(info.gapless, Ordering::Relaxed);
+        let is_run = info.gapless && info.extent == info.size as i64;
+        self.is_run.store(is_run, Ordering::Relaxed);
         self.version
             .store(version.wrapping_add(2), Ordering::Release);
     }
@@ -429,8 +464,11 @@ mod tests {
         };
         remember(&record);
         assert_eq!(way_of(handle).load(handle), Some(record.info));
+        let run = Run { item: 8, first: 0 };
+        assert_eq!(way_of(handle).load_run(handle), Some(run));
         forget(&record);
         assert_eq!(way_of(handle).load(handle), None);
+        assert_eq!(way_of(handle).load_run(handle), None);
         remember(&record);
         assert_eq!(way_of(handle).load(handle), None);
     }
