@@ -15,25 +15,34 @@ impl Engine {
         blocks: bool,
     ) -> Option<NativeScope> {
         let mut core = self.core.lock();
+        let nothing_taken = core.table.is_empty() && (core.early.is_empty() || !self.is_live());
+        // SAFETY: passed on.
+        if !nothing_taken && !unsafe { self.are_native(&mut core, requests) } {
+            return None;
+        }
+        Some(match blocks {
+            true => self.leave_to_helper(&core),
+            false => NativeScope::UNSEEN,
+        })
+    }
+
+    /// Whether none of the requests is the engine's, now that it has taken over what it must.
+    #[inline(never)]
+    unsafe fn are_native(&self, core: &mut Core, requests: Requests) -> bool {
         let handles = (0..requests.count).map(|i| {
             // SAFETY: the program's array.
             unsafe { self.env.abi.load(requests.array, i) }
         });
-        let are_native = |core: &Core| {
-            core.table.is_empty() || handles.clone().all(|one| !core.table.contains_key(&one))
-        };
-        let mut is_native = are_native(&core);
+        let are_native = |core: &Core| handles.clone().all(|one| !core.table.contains_key(&one));
+        let is_native = are_native(core);
         // Beside requests of the engine's, early receives become such, too: all that is native there is just tested.
-        if !core.early.is_empty() && (self.is_live() || !is_native) {
-            for handle in handles.clone() {
-                core.take_over_one(self.env.abi, handle);
-            }
-            is_native = are_native(&core);
+        if core.early.is_empty() || !(self.is_live() || !is_native) {
+            return is_native;
         }
-        is_native.then(|| match blocks {
-            true => self.leave_to_helper(&core),
-            false => NativeScope::UNSEEN,
-        })
+        for handle in handles.clone() {
+            core.take_over_one(self.env.abi, handle);
+        }
+        are_native(core)
     }
 
     /// As [`Engine::natively`] for one request.

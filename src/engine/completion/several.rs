@@ -45,6 +45,7 @@ impl Engine {
         }
     }
 
+    #[inline(never)]
     unsafe fn wait_all(&self, requests: Requests, statuses: Statuses) -> c_int {
         let abi = self.env.abi;
         // SAFETY: passed on.
@@ -79,6 +80,7 @@ impl Engine {
         })
     }
 
+    #[inline(never)]
     unsafe fn test_all(&self, requests: Requests, flag: *mut c_int, statuses: Statuses) -> c_int {
         let abi = self.env.abi;
         self.once(|engine, core| {
@@ -132,7 +134,7 @@ impl Engine {
         flag: Option<*mut c_int>,
         status: *mut c_void,
     ) -> c_int {
-        let (abi, count) = (self.env.abi, requests.count as c_int);
+        let count = requests.count as c_int;
         let scope = NativeScope::brief(self);
         // SAFETY: passed on.
         if let Some(_inside) = unsafe { self.enter_if_native(requests, flag.is_none()) } {
@@ -151,6 +153,21 @@ impl Engine {
             };
         }
         drop(scope);
+        // SAFETY: passed on.
+        unsafe { self.any_taken(requests, index, flag, status) }
+    }
+
+    /// Where the engine may have one of them. Apart, as in all of these: calls of a program on host memory pay for what a
+    /// function keeps.
+    #[inline(never)]
+    unsafe fn any_taken(
+        &self,
+        requests: Requests,
+        index: *mut c_int,
+        flag: Option<*mut c_int>,
+        status: *mut c_void,
+    ) -> c_int {
+        let abi = self.env.abi;
         // SAFETY: passed on.
         let mut split = unsafe { self.split_turned(requests) };
         let mut step = |engine: &Engine, core: &mut Core| -> Option<c_int> {
@@ -222,7 +239,7 @@ impl Engine {
         statuses: Statuses,
         block: bool,
     ) -> c_int {
-        let (abi, count) = (self.env.abi, requests.count as c_int);
+        let count = requests.count as c_int;
         let scope = NativeScope::brief(self);
         // SAFETY: passed on.
         if let Some(_inside) = unsafe { self.enter_if_native(requests, block) } {
@@ -232,6 +249,20 @@ impl Engine {
             };
         }
         drop(scope);
+        // SAFETY: passed on.
+        unsafe { self.some_taken(requests, outcount, indices, statuses, block) }
+    }
+
+    #[inline(never)]
+    unsafe fn some_taken(
+        &self,
+        requests: Requests,
+        outcount: *mut c_int,
+        indices: *mut c_int,
+        statuses: Statuses,
+        block: bool,
+    ) -> c_int {
+        let abi = self.env.abi;
         // SAFETY: passed on.
         let mut split = unsafe { self.split_turned(requests) };
         let mut codes = Codes::new(self, requests, statuses);
