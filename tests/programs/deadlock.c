@@ -166,22 +166,21 @@ static void unreceived_bytes(void) { unreceived(DEVICE, 34000, 2000); }
 // A burst of short messages, each of its own length and contents.
 static void unreceived_short(void) {
     if (me > 1) return;
-    enum { MANY = 10000 };
+    enum { MANY = 10000, PLACES = 5, LONGEST = 256 };
+    buf b[PLACES];
+    for (int i = 0; i < PLACES; i++) b[i] = buf_new(DEVICE, LONGEST, i);
     for (int k = 0; k < MANY; k++) {
-        size_t n = 1 + k * 37 % 256;
-        buf a = buf_new(DEVICE, n, k % 5);
-        buf_fill(a, me * MANY + k);
-        OK(MPI_Send(a.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD));
-        buf_fill(a, 7);
-        buf_free(a);
+        buf_fill(b[k % PLACES], me * MANY + k);
+        OK(MPI_Send(b[k % PLACES].p, 1 + k * 37 % LONGEST, MPI_BYTE, peer, 5, MPI_COMM_WORLD));
     }
     for (int k = 0; k < MANY; k++) {
-        size_t n = 1 + k * 37 % 256;
-        buf b = buf_new(DEVICE, n, k % 3);
-        OK(MPI_Recv(b.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
-        BUF_CHECK(b, peer * MANY + k, n);
-        buf_free(b);
+        buf to = b[k % 3];
+        size_t n = 1 + k * 37 % LONGEST;
+        buf_poison(to);
+        OK(MPI_Recv(to.p, n, MPI_BYTE, peer, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        BUF_CHECK(to, peer * MANY + k, n);
     }
+    for (int i = 0; i < PLACES; i++) buf_free(b[i]);
 }
 
 // A receiver, then a sender, that computes for long between posting and waiting; the other side waits in MPI.
