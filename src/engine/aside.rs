@@ -47,6 +47,7 @@ impl Engine {
                 // A receiver that was written to does not ring.
                 core.serve_now();
                 core.progress(&self.env);
+                core.close_received(&self.env, usize::MAX);
                 core.test_draining(&self.env, usize::MAX);
                 core.in_the_way()
             } + self.native.load(Ordering::SeqCst) as usize;
@@ -69,7 +70,7 @@ impl Core {
             + self.early.len()
             + self.posted
             + self.moving.len()
-            + self.open.len()
+            + self.sends_out()
             + self.draining.len()
     }
 }

@@ -52,6 +52,9 @@ const CLOSER_LOOKS: u32 = 3;
 /// Sends that are out while there are such looks: one, and one before it of which its receiver has not said that it is through.
 const OPEN_LOOKED_AT: usize = 2;
 
+/// Hosted sends behind the oldest one that are looked at each time.
+const HOSTED_LOOKED_AT: usize = 4;
+
 /// How often the house is kept, and rounds of progress for each that looks whether it is time; fewer for a program that makes
 /// calls which do not wait.
 const HOUSE_PERIOD: Duration = Duration::from_millis(100);
@@ -112,8 +115,15 @@ pub struct Core {
     pub(super) moving: Vec<usize>,
     /// Receives and sends that the program has freed and that are not complete.
     pub(super) orphans: Vec<(Handle, Entry)>,
-    /// Sends whose descriptor is out.
+    /// Sends whose descriptor is out, but for those that are `hosted`.
     pub(super) open: Vec<usize>,
+    /// Sends whose payload is in host memory as a whole, in the order in which they came to be there. Their receivers need
+    /// nothing more of this rank, which has slots and cells back when they are through. There may be thousands.
+    pub(super) hosted: VecDeque<usize>,
+    /// Which of them is looked at next.
+    hosted_turn: usize,
+    /// What the doorbell said when all of them were last looked at for want of room.
+    hosted_bell: u32,
     /// Values whose native send is not complete although the program's is.
     pub(super) draining: VecDeque<(usize, u64)>,
     /// Bytes held by `draining`.
@@ -197,6 +207,9 @@ impl Core {
             moving: Vec::new(),
             orphans: Vec::new(),
             open: Vec::new(),
+            hosted: VecDeque::new(),
+            hosted_turn: 0,
+            hosted_bell: 0,
             draining: VecDeque::new(),
             draining_bytes: 0,
             matched: HashMap::new(),
@@ -247,7 +260,7 @@ impl Core {
 
     /// Nothing is under way, and nothing is posted: no ring of a peer's is about this rank's messages.
     pub fn is_at_rest(&self) -> bool {
-        self.moving.is_empty() && self.open.is_empty() && self.posted == 0 && !self.serving
+        self.moving.is_empty() && self.sends_out() == 0 && self.posted == 0 && !self.serving
     }
 
     /// Something that is worth looking at again soon: copies under way, a peer being served, one that has rung, or a
@@ -258,7 +271,12 @@ impl Core {
 
     /// A receiver of what this rank sends has said something that was not looked at yet.
     fn is_rung(&self, env: &Env) -> bool {
-        !self.open.is_empty() && env.node.own().doorbell() != self.bell
+        self.sends_out() > 0 && env.node.own().doorbell() != self.bell
+    }
+
+    /// Sends with which their receivers are not through, as far as this rank has looked.
+    pub(super) fn sends_out(&self) -> usize {
+        self.open.len() + self.hosted.len()
     }
 
     /// A descriptor is on its way that may land in a posted receive.
@@ -381,7 +399,7 @@ impl Core {
         // The clock is read in some rounds only.
         if !moved
             && self.rounds % LIVENESS_ROUNDS == 0
-            && (!self.open.is_empty()
+            && (self.sends_out() > 0
                 || !self.moving.is_empty()
                 || self.awaited > 0
                 || self.gpu.relays.are_lent())
@@ -392,6 +410,7 @@ impl Core {
             self.gpu.relays.reclaim(env);
             // Also without a ring: who writes over a slot does not ring.
             moved |= self.look_at_open_sends(env);
+            moved |= self.close_received(env, usize::MAX);
         }
         if self.rounds % HOUSE_ROUNDS == 0 {
             self.keep_house(env);
@@ -549,6 +568,7 @@ impl Core {
     fn look_at_open_sends(&mut self, env: &Env) -> bool {
         let mut moved = false;
         self.serving = false;
+        stats::add(Counter::SendsLookedAt, self.open.len() as u64);
         let mut i = 0;
         while i < self.open.len() {
             let id = self.open[i];
@@ -557,13 +577,65 @@ impl Core {
             if step.serving {
                 self.serve_from(step.until);
             }
-            if step.closed {
+            if step.closed || step.hosted {
                 self.open.swap_remove(i);
+                self.hosted.extend(step.hosted.then_some(id));
             } else {
                 i += 1;
             }
         }
+        moved | self.close_received(env, HOSTED_LOOKED_AT)
+    }
+
+    /// Closes those hosted sends with which their receivers are through: all from the oldest on, as messages are mostly received
+    /// in the order in which they were sent, and what is found among so many others, which are looked at in turn. True if
+    /// there was one.
+    pub(super) fn close_received(&mut self, env: &Env, others: usize) -> bool {
+        let (mut moved, mut looks) = (false, 0);
+        while let Some(id) = self.hosted.front().copied() {
+            looks += 1;
+            if !self.is_closed_by_now(env, id) {
+                break;
+            }
+            self.hosted.pop_front();
+            moved = true;
+        }
+        let others = others.min(self.hosted.len());
+        stats::add(Counter::SendsLookedAt, looks + others as u64);
+        for _ in 0..others {
+            let at = match self.hosted_turn < self.hosted.len() {
+                true => self.hosted_turn,
+                false => 0,
+            };
+            let id = self.hosted[at];
+            let is_closed = self.is_closed_by_now(env, id);
+            if is_closed {
+                self.hosted.swap_remove_back(at);
+            }
+            moved |= is_closed;
+            self.hosted_turn = at + usize::from(!is_closed);
+        }
         moved
+    }
+
+    fn is_closed_by_now(&mut self, env: &Env, id: usize) -> bool {
+        let step = self.advance_send(env, id);
+        if step.serving {
+            self.serve_from(step.until);
+        }
+        step.closed
+    }
+
+    /// For want of a slot or a cell: looks at all hosted sends, if a receiver has said anything since the last time. True if
+    /// there is room now.
+    pub(super) fn make_room(&mut self, env: &Env) -> bool {
+        let bell = env.node.own().doorbell();
+        std::mem::replace(&mut self.hosted_bell, bell) != bell
+            && self.close_received(env, usize::MAX)
+    }
+
+    pub(super) fn all_sends_out(&self) -> Vec<usize> {
+        self.open.iter().chain(&self.hosted).copied().collect()
     }
 
     fn give_up_on_the_dead(&mut self, env: &Env) {
@@ -574,7 +646,7 @@ impl Core {
                     .entry(peer.world_rank())
                     .or_insert_with(|| !peer.alive())
         };
-        for id in self.open.clone() {
+        for id in self.all_sends_out() {
             if self.peer_of_send(id).is_some_and(|peer| is_dead(&peer)) {
                 self.fail_send(env, id);
                 self.serve_now();

@@ -426,9 +426,9 @@ impl Engine {
         self.until(|engine, core| {
             // A receiver that was written to does not ring.
             core.serve_now();
-            let open = core.open.clone();
+            core.close_received(&engine.env, usize::MAX);
             let mut waiting = false;
-            for id in open {
+            for id in core.all_sends_out() {
                 // SAFETY: the program's thread, before MPI is finalized.
                 unsafe { core.test_value(&engine.env, id) };
                 waiting |= core.is_wanted(&engine.env, id);
@@ -438,7 +438,7 @@ impl Engine {
             (!waiting && core.moving.is_empty()).then_some(())
         });
         let core = self.core.lock();
-        stats::add(Counter::FinalizeUnmatched, core.open.len() as u64);
+        stats::add(Counter::FinalizeUnmatched, core.sends_out() as u64);
     }
 
     /// Frees the staging that peers use on this rank's GPUs, once they have let go of it.

@@ -134,6 +134,8 @@ pub struct Advance {
     pub until: Option<Instant>,
     /// The descriptor is dealt with.
     pub closed: bool,
+    /// The payload is in host memory as a whole.
+    pub hosted: bool,
 }
 
 impl Send {

@@ -36,7 +36,7 @@ impl Engine {
         let are_native = |core: &Core| handles.clone().all(|one| !core.table.contains_key(&one));
         let is_native = are_native(core);
         // Beside requests of the engine's, early receives become such, too: all that is native there is just tested.
-        if core.early.is_empty() || !(self.is_live() || !is_native) {
+        if core.early.is_empty() || (is_native && !self.is_live()) {
             return is_native;
         }
         for handle in handles.clone() {

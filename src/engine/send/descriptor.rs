@@ -187,7 +187,10 @@ impl Core {
         let is_eager = completes_alone && pushed.is_none();
         let mut hosting = None;
         if is_eager {
-            let cell = own.take_cell(bytes);
+            let mut cell = own.take_cell(bytes);
+            if cell.is_none() && self.make_room(env) {
+                cell = own.take_cell(bytes);
+            }
             let cell = cell.ok_or(Unsent::Reason(Reason::NoCell))?;
             let key = Wish::Cell.key(identity.id, env.world_rank, args.tag);
             let is_expected = matches!(origin, Origin::Device(_)) && !peer.wishes(key);
@@ -204,7 +207,12 @@ impl Core {
             }
         };
         // The same slot as for the one before it, where its receiver looks for it.
-        let Some(slot) = own.alloc(last.map(|last| last.slot)) else {
+        let last_slot = last.map(|last| last.slot);
+        let mut slot = own.alloc(last_slot);
+        if slot.is_none() && self.make_room(env) {
+            slot = own.alloc(last_slot);
+        }
+        let Some(slot) = slot else {
             abandon(hosting, pushed);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
@@ -319,7 +327,7 @@ impl Core {
         };
         let is_pushed = out.pushed.is_some();
         let waiting = out.hosting.as_ref();
-        let until = waiting.and_then(|one| one.waits_until(self.open.len(), self.taken_at));
+        let until = waiting.and_then(|one| one.waits_until(self.sends_out(), self.taken_at));
         let id = self.sends.insert(Send {
             handle: 0,
             comm: args.comm,
@@ -493,7 +501,7 @@ impl Core {
     /// The same of what the receiver brings, or asks for.
     fn advance_posted(&mut self, env: &Env, id: usize) -> Advance {
         let own = env.node.own();
-        let under_way = self.open.len();
+        let under_way = self.sends_out();
         let closed = || Advance {
             closed: true,
             ..Advance::default()
@@ -516,7 +524,10 @@ impl Core {
         let step = match (state, &mut out.hosting) {
             // The receiver has all that it needs.
             (Ok(State::Hosted), Some(hosting)) if hosting.is_in_ring() => {
-                return Advance::default()
+                return Advance {
+                    hosted: true,
+                    ..Advance::default()
+                }
             }
             // The receiver reads the buffer itself, and may leave some of it to this rank.
             (Ok(State::Claimed), _) => {
@@ -664,7 +675,7 @@ impl Core {
     /// are looked at.
     pub(in crate::engine) fn exchanges_with(&self, rank: u32) -> (bool, bool) {
         let (mut sends_to, mut is_pushing) = (false, false);
-        for id in self.open.iter().take(LOOKED_AT) {
+        for id in self.open.iter().chain(&self.hosted).take(LOOKED_AT) {
             if let SendKind::Descriptor(out) = &self.sends[*id].kind {
                 // One that this rank has written is over, whether or not its receiver has said so.
                 let is_over = self.sends[*id].complete && out.pushed.is_some();
