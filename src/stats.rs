@@ -132,7 +132,7 @@ counters! {
     LaunchesHeld         "launches_held"           Count "launches of pulls that waited a moment for more to go with them";
     TurnsWaited          "turns_waited"            Count "long messages that waited while others were read";
     TestsRested          "tests_rested"            Count "tests of a program that computed meanwhile that asked nothing of the driver, as nothing could have ended";
-    SendsLookedAt        "sends_looked_at"         Count "looks at messages sent by descriptor with which their receivers were not known to be through";
+    LooksAtSends         "looks_at_sends"          Count "looks at messages sent by descriptor with which their receivers were not known to be through";
     FinalizeUnmatched    "finalize_unmatched"      Count "messages sent by descriptor that no receive had matched at MPI_Finalize";
 }
 

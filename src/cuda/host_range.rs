@@ -21,6 +21,9 @@ static PROGRAM_BREAK: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
 
 static FOUND: Once = Once::new();
 
+/// How often the variable is compared with what the kernel says before it is not believed.
+const BREAK_LOOKS: u32 = 100;
+
 /// Whether an address is host memory for certain.
 #[inline]
 #[must_use]
@@ -68,23 +71,30 @@ fn find() {
     HEAP_START.store(heap_start().unwrap_or(usize::MAX), Ordering::Relaxed);
 }
 
+/// The kernel's answer. Never by `sbrk(0)`, which may move the break: UCX puts a function in its place that reads the break and
+/// then sets it to what it has read. Where another thread's `malloc` raised it in between, the end of its heap is gone
+/// (measured: 14 of 1,400 runs with MPICH 5.0.2 over UCX crashed, in which two threads made and freed datatypes).
 fn ask_program_break() -> usize {
-    // SAFETY: an increment of 0 changes nothing.
-    unsafe { libc::sbrk(0) }.addr()
+    // SAFETY: a break of 0 is refused, and the present one returned.
+    let kernel = unsafe { libc::syscall(libc::SYS_brk, 0) };
+    usize::try_from(kernel).unwrap_or(0)
 }
 
 /// glibc's `__curbrk`, which it exports. UCX replaces `sbrk` by a function of its own that makes a system call (measured:
 /// 286 ns against 4 ns) and keeps the variable current (measured: while the heap grows and when it is trimmed); so
-/// does glibc. Null, if it is not what the kernel says now.
+/// does glibc. Null, if it is not what the kernel says.
 fn variable_of_break() -> *mut AtomicUsize {
     // SAFETY: a look-up by name in what is loaded.
     let place = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__curbrk".as_ptr()) };
     let place = place.cast::<AtomicUsize>();
-    // SAFETY: a pointer variable of the C library, which is never unloaded; it is only read here.
-    let variable = unsafe { place.as_ref() }.map(|variable| variable.load(Ordering::Relaxed));
-    // SAFETY: a break of 0 is refused, and the present one returned.
-    let kernel = unsafe { libc::syscall(libc::SYS_brk, 0) };
-    if variable.is_some() && variable == usize::try_from(kernel).ok() {
+    // SAFETY: null, or a pointer variable of the C library, which is never unloaded; it is only read here.
+    let Some(variable) = (unsafe { place.as_ref() }) else {
+        return null_mut();
+    };
+    // Another thread may move the break between the two questions.
+    let is_current =
+        (0..BREAK_LOOKS).any(|_| variable.load(Ordering::Relaxed) == ask_program_break());
+    if is_current {
         place
     } else {
         null_mut()

@@ -568,7 +568,7 @@ impl Core {
     fn look_at_open_sends(&mut self, env: &Env) -> bool {
         let mut moved = false;
         self.serving = false;
-        stats::add(Counter::SendsLookedAt, self.open.len() as u64);
+        stats::add(Counter::LooksAtSends, self.open.len() as u64);
         let mut i = 0;
         while i < self.open.len() {
             let id = self.open[i];
@@ -601,7 +601,7 @@ impl Core {
             moved = true;
         }
         let others = others.min(self.hosted.len());
-        stats::add(Counter::SendsLookedAt, looks + others as u64);
+        stats::add(Counter::LooksAtSends, looks + others as u64);
         for _ in 0..others {
             let at = match self.hosted_turn < self.hosted.len() {
                 true => self.hosted_turn,

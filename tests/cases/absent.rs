@@ -103,6 +103,43 @@ fn is_inert(outcome: &Outcome, said: &str) {
     }
 }
 
+/// UCX's `sbrk` sets the break to what it has just read of it, also where it is only asked: if another thread's `malloc` moves it
+/// in between, memory of the program's is gone.
+const BREAK: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+void *sbrk(intptr_t bytes) {
+    static void *(*real)(intptr_t);
+    Dl_info from;
+    if (dladdr(__builtin_return_address(0), &from) && strstr(from.dli_fname, "libanabranch")) {
+        fputs("the library calls sbrk\n", stderr);
+        abort();
+    }
+    if (!real) *(void **)&real = dlvsym(RTLD_NEXT, "sbrk", "GLIBC_2.2.5");
+    return real(bytes);
+}
+"#;
+
+/// Where the C library does not say where the heap ends, only the kernel is asked.
+#[test]
+fn the_program_break() {
+    let folder = scratch_folder("break");
+    let loader = support::shared_object(&folder, "loader", LOADER);
+    let asked = support::shared_object(&folder, "asked", BREAK);
+    for name in ["mpich", "openmpi"] {
+        on(name, |mpi| {
+            let before = format!("{asked}:{loader}");
+            let outcome = run(mpi, &before, "HIDE", "__curbrk");
+            goes_directly(name, &outcome);
+        });
+    }
+    let _ = fs::remove_dir_all(folder);
+}
+
 /// What the engine calls for messages of other functions: without it, it does nothing.
 const ENGINE_NEEDS: [&str; 24] = [
     "PMPI_Bsend",

@@ -378,7 +378,7 @@ fn unreceived_device(mpi: &Mpi) {
     let sent = stats.total("sends_hosted");
     assert!(sent > 10_000, "{outcome}");
     // Of thousands that are not received yet, each pass looks at a few.
-    let looks = stats.total("sends_looked_at");
+    let looks = stats.total("looks_at_sends");
     assert!(looks < 1000 * sent, "{looks} looks at {sent}: {outcome}");
 }
 
