@@ -462,11 +462,11 @@ impl Engine {
     fn end_requests(&self) {
         let mut core = self.core.lock();
         // SAFETY: inside MPI_Finalize.
-        unsafe { core.requests.close() };
+        unsafe { core.requests.close(self.env.abi) };
         for (handle, entry) in core.orphans.drain(..) {
             if let (Entry::Send(_), true) = (entry, handle != 0) {
                 // SAFETY: our own request, which nobody knows any more.
-                unsafe { requests::drop_request(handle) };
+                unsafe { requests::drop_request(self.env.abi, handle) };
             }
         }
     }

@@ -40,7 +40,7 @@ impl Pool {
             self.idle.push(handle);
         } else {
             // SAFETY: a request of ours that nobody knows any more.
-            unsafe { drop_request(handle) };
+            unsafe { drop_request(abi, handle) };
         }
     }
 
@@ -48,10 +48,10 @@ impl Pool {
     ///
     /// # Safety
     /// As [`Pool::take`].
-    pub unsafe fn close(&mut self) {
+    pub unsafe fn close(&mut self, abi: &Abi) {
         for handle in self.idle.drain(..) {
             // SAFETY: as in `finish`.
-            unsafe { drop_request(handle) };
+            unsafe { drop_request(abi, handle) };
         }
     }
 }
@@ -124,15 +124,20 @@ pub unsafe fn standing_request(abi: &Abi, comm: Handle) -> Result<Handle, c_int>
     }
 }
 
-/// Ends a generalized request whose status nobody wants.
+/// Ends a generalized request whose status nobody wants. By `MPI_Wait`, which makes no progress in MPICH where the request is
+/// complete; `MPI_Request_free` does, and in `MPI_Finalize` a peer may then wait for ever. UCX moves long messages of MPICH
+/// 4.0.2 by TCP where the kernel refuses CMA, as in containers. Both ranks then flush in `MPI_Finalize`, and one whose flush was
+/// answered waits in the launcher's barrier and answers no more: a rank that progresses between its peer's `MPI_Finalize` and
+/// its own answers too early, and nobody answers it. Without the library 5 of 5 runs hang after an `MPI_Iprobe` there, 6 of 6
+/// after an `MPI_Test` or an `MPI_Request_free` of a complete request, none of 6 after an `MPI_Wait`.
 ///
 /// # Safety
 /// `handle` is a generalized request of ours whose operation is over.
-pub unsafe fn drop_request(handle: Handle) {
+pub unsafe fn drop_request(abi: &Abi, handle: Handle) {
     let mut handle = handle;
     // SAFETY: passed on.
     unsafe {
         native::grequest_complete(handle);
-        native::request_free(&raw mut handle);
+        native::wait(&raw mut handle, abi.no_status());
     }
 }

@@ -191,7 +191,7 @@ impl Engine {
             .filter(|handle| **handle != self.env.abi.request_null)
         {
             // SAFETY: our own generalized request, used no more.
-            unsafe { requests::drop_request(*handle) };
+            unsafe { requests::drop_request(self.env.abi, *handle) };
         }
     }
 }
