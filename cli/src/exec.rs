@@ -68,7 +68,8 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<Infallible> {
     Err(Failure::new(status, format!("cannot run {name}: {hint}")).into())
 }
 
-fn prepend_folder(folder: &std::path::Path) -> OsString {
+/// `LD_LIBRARY_PATH` with a folder in front.
+pub fn prepend_folder(folder: &std::path::Path) -> OsString {
     let mut list = OsString::from(folder);
     if let Some(present) = std::env::var_os("LD_LIBRARY_PATH").filter(|present| !present.is_empty())
     {

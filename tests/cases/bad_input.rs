@@ -1,6 +1,6 @@
 //! Wrong input of every kind: a line that says what to do, or a fallback; never a crash or a wrong result.
 
-use crate::support::{self, job, on, on_every_mpi};
+use crate::support::{self, anabranch, job, on, on_every_mpi};
 use anabranch_tests::ranks::{self, Rank};
 use anabranch_tests::{built, run_bounded, scratch_folder, solver, Finished};
 use std::collections::BTreeSet;
@@ -21,18 +21,6 @@ fn forged_descriptors(mpi: &Mpi) {
         assert!(outcome.stats().total("bad_descriptors") > 0, "{outcome}");
         assert_eq!(outcome.stats().total("panics"), 0, "{outcome}");
     }
-}
-
-fn anabranch(arguments: &[&str], environment: &[(&str, &str)]) -> Finished {
-    let folder = scratch_folder("command");
-    let mut command = Command::new(&built().command);
-    command
-        .args(arguments)
-        .envs(environment.iter().copied())
-        .env_remove("LD_PRELOAD");
-    let finished = run_bounded(&mut command, &folder, Duration::from_secs(60));
-    let _ = fs::remove_dir_all(folder);
-    finished
 }
 
 /// It failed, and said why in one line that names the culprit.

@@ -1,7 +1,9 @@
 //! Every message arrives whole, where and in the order in which MPI says.
 
-use crate::support::{self, job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
-use anabranch_tests::{cannot_be_made_here, needs_simulator, on_real_gpus, solver, Job, Outcome};
+use crate::support::{self, anabranch, job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
+use anabranch_tests::{
+    cannot_be_made_here, needs_simulator, on_real_gpus, program, solver, Job, Outcome,
+};
 use xtask::mpi::{Family, Mpi};
 
 /// Programs in which every message is received whole, with the number of ranks they want.
@@ -161,6 +163,17 @@ fn spawned(mpi: &Mpi) {
     let stats = outcome.stats();
     stats.check_complete();
     assert!(stats.total("sends_value") > 0, "{outcome}");
+    // `anabranch run` hands the library, and its simulated driver, to spawned processes, too.
+    if on_real_gpus() {
+        return;
+    }
+    let program = program(mpi, "spawn").unwrap_or_else(|error| panic!("{}", error.0));
+    let program = program.display().to_string();
+    let launcher = mpi.mpirun.display().to_string();
+    let mut command = vec!["run", "--sim", "hgx-h200", "-np", "2", "--mpi", &launcher];
+    command.extend(["--", &program]);
+    let finished = anabranch(&command, &[]);
+    assert_eq!(finished.code, Some(0), "{finished:?}");
 }
 
 /// Small messages by value, as between ranks of which one is not ready, beside large ones by descriptor.

@@ -1,10 +1,27 @@
 //! What the tests share.
 
-use anabranch_tests::{built, mpi_or_skip, on_real_gpus, program, scratch_folder, Job, Outcome};
+use anabranch_tests::{
+    built, mpi_or_skip, on_real_gpus, program, run_bounded, scratch_folder, Finished, Job, Outcome,
+};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
 use xtask::mpi::{Family, Mpi};
+
+/// Runs the command `anabranch`.
+pub fn anabranch(arguments: &[&str], environment: &[(&str, &str)]) -> Finished {
+    let folder = scratch_folder("command");
+    let mut command = Command::new(&built().command);
+    command
+        .args(arguments)
+        .envs(environment.iter().copied())
+        .env_remove("LD_PRELOAD");
+    let finished = run_bounded(&mut command, &folder, Duration::from_secs(60));
+    let _ = fs::remove_dir_all(folder);
+    finished
+}
 
 /// A job of a compiled test program.
 pub fn job(mpi: &Mpi, ranks: usize, name: &str) -> Job {

@@ -8,13 +8,13 @@ mod simulator;
 mod supervise;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anabranch_engine::config::Config;
 use clap::Args;
 
-use crate::{preload, Failure};
+use crate::{exec, preload, Failure};
 use launcher::{Family, Launcher};
 use simulator::Simulation;
 
@@ -59,10 +59,9 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Some((name, rest)) = arguments.command.split_first() else {
         return Err(Failure::new(127, "no command given").into());
     };
-    if !arguments.vanilla {
-        // Found here once so that a missing library is one message, not one for each rank.
-        preload::find(Config::from_env().0.library.as_deref())?;
-    }
+    // Found here once so that a missing library is one message, not one for each rank.
+    let find = || preload::find(Config::from_env().0.library.as_deref());
+    let library = (!arguments.vanilla).then(find).transpose()?;
     let wanted = arguments.mpi.as_deref().map(Launcher::named).transpose()?;
     let program = program::find(name, wanted.as_ref())?;
     let launcher = match wanted {
@@ -75,6 +74,8 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         gpus::check(simulation, arguments.ranks, arguments.oversubscribe_gpus)?;
     }
     let mut command = command_line(arguments, &launcher, simulation.as_ref())?;
+    let folder = simulation.as_ref().map(|simulation| &*simulation.folder);
+    for_spawned(&mut command, library.as_deref(), folder);
     command.arg("--").arg(&program.path).args(rest);
     if arguments.verbose {
         crate::complain(&format!("{command:?}"));
@@ -103,7 +104,6 @@ fn command_line(
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     launcher.add_options(&mut command, arguments.ranks, &exported(&variables));
     command.args(&arguments.extra);
-    // The ranks are preloaded, the launcher is not.
     command.arg(std::env::current_exe()?).arg("exec");
     if arguments.vanilla {
         command.arg("--vanilla");
@@ -112,6 +112,18 @@ fn command_line(
         command.arg("--library-path").arg(&simulation.folder);
     }
     Ok(command)
+}
+
+/// Ranks are started by `anabranch exec`, which preloads the library wherever they run. Processes that they spawn are not: they
+/// get the launcher's environment.
+fn for_spawned(command: &mut Command, library: Option<&Path>, simulation: Option<&Path>) {
+    if let Some(library) = library {
+        let present = std::env::var_os("LD_PRELOAD");
+        command.env("LD_PRELOAD", preload::append(library, present.as_deref()));
+    }
+    if let Some(folder) = simulation {
+        command.env("LD_LIBRARY_PATH", exec::prepend_folder(folder));
+    }
 }
 
 /// Names of the variables that every rank needs, on other nodes too.
