@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use crate::engine::{engine, Engine, Env};
 use crate::mpi::guard;
+use crate::node::cpus::Home;
 use crate::node::Readiness;
 use crate::stats::{self, Counter};
 
@@ -148,9 +149,16 @@ fn next_pause(pause: Duration, calls: u32) -> Duration {
 
 fn serve(engine: &Engine) {
     let own = engine.env.node.own();
+    let home = Home::of_this_thread();
+    let mut ranks = 0;
     let (mut idle, mut doubts) = (0u32, 0u32);
     let mut may_be_late = false;
     while !engine.helper.stop.load(Ordering::SeqCst) {
+        // Where it may run depends on who is bound where.
+        if idle == 0 && engine.env.node.local_size() != ranks {
+            ranks = engine.env.node.local_size();
+            home.leave(&engine.env.processes());
+        }
         let seen = own.doorbell();
         let (moved, owed) = engine.help();
         let is_late = std::mem::take(&mut may_be_late);

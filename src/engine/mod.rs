@@ -84,6 +84,14 @@ pub struct Env {
     pub allowed: paths::Allowed,
 }
 
+impl Env {
+    /// The processes of this node's ranks that run with the library.
+    fn processes(&self) -> Vec<u32> {
+        let peers = self.node.peers();
+        peers.iter().map(|peer| peer.pid()).collect()
+    }
+}
+
 /// The engine of this process.
 pub struct Engine {
     /// What does not change.

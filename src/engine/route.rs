@@ -617,7 +617,7 @@ impl Core {
             }
             // Whether relays share links, and whether several senders' messages do, which is why they are read in turns.
             if are_several || (may_split && env.config.paths.relay) {
-                self.gpu.survey.ask_for_links();
+                self.gpu.survey.ask_for_links(env);
             }
         }
         self.gpu.advance_survey(env);

@@ -11,6 +11,7 @@
 
 pub mod board;
 mod cells;
+pub mod cpus;
 pub mod descriptor;
 pub mod directory;
 pub mod invite;

@@ -540,3 +540,48 @@ fn receivers_are_served_between_two_claims() {
         );
     });
 }
+
+/// The helper leaves the core that its rank is bound to for one that no rank is bound to, if there is one; it stays with a rank
+/// that is bound to none.
+#[test]
+fn a_helper_leaves_its_ranks_core_alone() {
+    needs_simulator(
+        "which processors there are, but not how many of them a GPU machine lets a job have",
+    );
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if processors < 2 {
+        return;
+    }
+    on("mpich", |mpi| {
+        // Debian's MPICH binds no rank by itself.
+        let run = |wrapper: &str| -> Vec<(String, String)> {
+            let outcome = job(mpi, 2, "bound")
+                .ranks_under(&["sh", "-c", wrapper, "sh"])
+                .passes();
+            let lines = outcome.finished.stdout.lines();
+            let told =
+                lines.filter_map(|line| line.strip_prefix("rank ")?.split_once(": processors "));
+            let told = told.filter_map(|(_, lists)| lists.split_once(", helper "));
+            let told: Vec<_> = told
+                .map(|(own, helper)| (own.to_owned(), helper.to_owned()))
+                .collect();
+            assert_eq!(told.len(), 2, "{outcome}");
+            told
+        };
+        for (own, helper) in run("exec taskset -c 0 \"$@\"") {
+            assert_eq!(own, "0");
+            let first = helper.split([',', '-']).next();
+            assert!(
+                first.is_some_and(|first| !["", "0"].contains(&first)),
+                "{helper}"
+            );
+        }
+        for (own, helper) in run("exec \"$@\"") {
+            assert_eq!(own, helper);
+        }
+        for (rank, (own, helper)) in run("exec taskset -c $PMI_RANK \"$@\"").iter().enumerate() {
+            let is_home = helper == own;
+            assert_eq!(is_home, processors == 2, "rank {rank} on {own}: {helper}");
+        }
+    });
+}

@@ -210,9 +210,9 @@ impl Survey {
     }
 
     /// The links of this rank's GPUs are asked for, once.
-    pub fn ask_for_links(&mut self) {
+    pub fn ask_for_links(&mut self, env: &Env) {
         if matches!(self.wiring, Wires::Unasked) {
-            self.wiring = wiring::Asked::ask().map_or(Wires::Over, Wires::Asked);
+            self.wiring = wiring::Asked::ask(env).map_or(Wires::Over, Wires::Asked);
         }
     }
 

@@ -4,14 +4,20 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::process::setpriority_process;
+
 use crate::cuda::nvml::{pci_number, Links, Nvml};
 use crate::cuda::{self, reach, uuid_text, Uuid};
-use crate::engine::helper;
+use crate::engine::{helper, Env};
+use crate::node::cpus::Home;
 use crate::node::{Segment, Wiring};
 use crate::topology::found::REACHED;
 
 /// How long the end of the program waits for an answer: what runs on while a process ends may find its library gone.
 const END_WAIT: Duration = Duration::from_secs(2);
+
+/// Of a thread that others need not wait for; on Linux it is the thread's own.
+const LEAST_PRIORITY: i32 = 19;
 
 /// A question that a thread of its own waits for: NVML may take seconds to start.
 pub(super) struct Asked {
@@ -20,12 +26,20 @@ pub(super) struct Asked {
 
 impl Asked {
     /// `None` if the system has no thread to give: then nobody knows.
-    pub fn ask() -> Option<Asked> {
+    pub fn ask(env: &Env) -> Option<Asked> {
         let gpus: Vec<(Uuid, Option<String>)> = reach::devices()
             .iter()
             .map(|device| (device.uuid, cuda::pci_address(device.device)))
             .collect();
-        let thread = helper::spawn("anabranch-nvml", move || ask(&gpus));
+        let processes = env.processes();
+        let thread = helper::spawn("anabranch-nvml", move || {
+            Home::of_this_thread().leave(&processes);
+            // Where there is no other processor it takes as little of its rank's as it can: it has 18 ms to compute.
+            if let Err(error) = setpriority_process(None, LEAST_PRIORITY) {
+                log::debug!("asking for NVLinks with the rank's priority: {error}");
+            }
+            ask(&gpus)
+        });
         match thread {
             Ok(thread) => Some(Asked { thread }),
             Err(error) => {
