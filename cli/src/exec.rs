@@ -41,16 +41,14 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<Infallible> {
     };
     let mut command = Command::new(program);
     command.args(rest);
-    if !arguments.vanilla {
-        // Warnings of options are the library's to print, in each rank that arms it.
-        let (config, _) = Config::from_env();
-        let library = preload::find(config.library.as_deref())?;
-        let present = std::env::var_os("LD_PRELOAD");
-        command.env("LD_PRELOAD", preload::append(&library, present.as_deref()));
-    }
-    if let Some(folder) = &arguments.library_path {
-        command.env("LD_LIBRARY_PATH", prepend_folder(folder));
-    }
+    // Warnings of options are the library's to print, in each rank that arms it.
+    let find = || preload::find(Config::from_env().0.library.as_deref());
+    let library = (!arguments.vanilla).then(find).transpose()?;
+    preload::set_up(
+        &mut command,
+        library.as_deref(),
+        arguments.library_path.as_deref(),
+    );
     let error = command.exec();
     let status = if error.kind() == io::ErrorKind::NotFound {
         127
@@ -66,15 +64,4 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<Infallible> {
         _ => error.to_string(),
     };
     Err(Failure::new(status, format!("cannot run {name}: {hint}")).into())
-}
-
-/// `LD_LIBRARY_PATH` with a folder in front.
-pub fn prepend_folder(folder: &std::path::Path) -> OsString {
-    let mut list = OsString::from(folder);
-    if let Some(present) = std::env::var_os("LD_LIBRARY_PATH").filter(|present| !present.is_empty())
-    {
-        list.push(":");
-        list.push(present);
-    }
-    list
 }

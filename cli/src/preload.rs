@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::elf::{self, Elf};
 use crate::Failure;
@@ -129,13 +130,35 @@ pub fn entries(value: &OsStr) -> impl Iterator<Item = &OsStr> {
 }
 
 /// `LD_PRELOAD` with the library behind what is there already: tools that wrap MPI functions are to be called first.
-pub fn append(library: &Path, present: Option<&OsStr>) -> OsString {
+fn append(library: &Path, present: Option<&OsStr>) -> OsString {
     let mut list = OsString::new();
     for entry in entries(present.unwrap_or_default()).filter(|entry| *entry != library) {
         list.push(entry);
         list.push(":");
     }
     list.push(library);
+    list
+}
+
+/// Has a command preload the library, behind what is preloaded already, and search a folder for libraries first.
+pub fn set_up(command: &mut Command, library: Option<&Path>, folder: Option<&Path>) {
+    if let Some(library) = library {
+        let present = std::env::var_os("LD_PRELOAD");
+        command.env("LD_PRELOAD", append(library, present.as_deref()));
+    }
+    if let Some(folder) = folder {
+        command.env("LD_LIBRARY_PATH", prepend_folder(folder));
+    }
+}
+
+/// `LD_LIBRARY_PATH` with a folder in front.
+fn prepend_folder(folder: &Path) -> OsString {
+    let mut list = OsString::from(folder);
+    if let Some(present) = std::env::var_os("LD_LIBRARY_PATH").filter(|present| !present.is_empty())
+    {
+        list.push(":");
+        list.push(present);
+    }
     list
 }
 

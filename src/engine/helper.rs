@@ -125,8 +125,9 @@ fn run() {
     // Sleeps of this thread end within a microsecond of their time, not 50.
     // SAFETY: concerns this thread alone; refused, the sleeps are longer.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
+    let home = Home::of_this_thread();
     loop {
-        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| serve(engine))) {
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| serve(engine, &home))) {
             Ok(()) => return,
             Err(_) => {
                 stats::add(Counter::Panics, 1);
@@ -147,17 +148,18 @@ fn next_pause(pause: Duration, calls: u32) -> Duration {
     (pause * 2).min(most)
 }
 
-fn serve(engine: &Engine) {
+fn serve(engine: &Engine, home: &Home) {
     let own = engine.env.node.own();
-    let home = Home::of_this_thread();
     let mut ranks = 0;
     let (mut idle, mut doubts) = (0u32, 0u32);
     let mut may_be_late = false;
     while !engine.helper.stop.load(Ordering::SeqCst) {
-        // Where it may run depends on who is bound where.
-        if idle == 0 && engine.env.node.local_size() != ranks {
-            ranks = engine.env.node.local_size();
-            home.leave(&engine.env.processes());
+        if idle == 0 {
+            let now = engine.env.node.local_size();
+            // Another rank may be bound to where this thread runs.
+            if std::mem::replace(&mut ranks, now) != now {
+                home.leave(&engine.env.processes());
+            }
         }
         let seen = own.doorbell();
         let (moved, owed) = engine.help();

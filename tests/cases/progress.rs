@@ -411,8 +411,9 @@ fn finalize_with_unmatched_traffic(mpi: &Mpi) {
     }
 }
 
-/// UCX moves MPICH's long messages by TCP where the kernel refuses CMA, as it does in containers. Both ranks then answer each
-/// other in `MPI_Finalize`, and MPICH 4.0 hangs if one progresses once more between its peer's and its own.
+/// Where the kernel refuses CMA, as in containers, UCX moves MPICH's long messages by TCP. Both ranks then answer each other
+/// in `MPI_Finalize`. MPICH 4.0 hangs if one of them makes progress after its peer has entered `MPI_Finalize` and before it
+/// enters it itself.
 fn finalize_long_after_a_peer(mpi: &Mpi) {
     for roles in ["D", "DH", "HD"] {
         let outcome = job(mpi, 2, "finalize")
@@ -423,7 +424,6 @@ fn finalize_long_after_a_peer(mpi: &Mpi) {
         let stats = outcome.stats();
         stats.check_sane();
         let of_device = roles.matches('D').count() as u64;
-        // What is sent from an attached buffer goes by value.
         let direct = if roles == "D" { 8 } else { 0 };
         let found = stats.total("receives_direct") + stats.total("receives_several");
         assert_eq!(found, direct, "{roles}:\n{outcome}");
@@ -541,8 +541,8 @@ fn receivers_are_served_between_two_claims() {
     });
 }
 
-/// The helper leaves the core that its rank is bound to for one that no rank is bound to, if there is one; it stays with a rank
-/// that is bound to none.
+/// The helper leaves the core that its rank is bound to for one that no rank is bound to, if there is one. Beside a rank that
+/// is bound to no core it runs anywhere.
 #[test]
 fn a_helper_leaves_its_ranks_core_alone() {
     needs_simulator(

@@ -274,26 +274,33 @@ fn what_is_offered_in_vain_is_offered_less_and_less() {
         let alone =
             "if [ $OMPI_COMM_WORLD_RANK = 0 ]; then export ANABRANCH_PATHS=direct; fi; exec \"$@\"";
         let iterations = 300;
-        let outcome = Job::new(mpi, 2, &built().command)
-            .args(&["bench", "bibw", "--sizes", "256M", "--window", "1"])
-            .args(&["--iterations", &iterations.to_string(), "--warmup", "0"])
-            .args(&["--mpi", "openmpi"])
-            .ranks_under(&["sh", "-c", alone, "sh"])
-            .env("ANABRANCH_MODEL", &model.display().to_string())
-            .env("SIMCUDA_TOPOLOGY", "hgx-h200")
-            .env("SIMCUDA_DATA", "0")
-            .env("SIMCUDA_CHECK", "0")
-            .run();
-        let stats = outcome.stats();
-        // On a busy machine the first message of a rank can find its peer not ready yet.
-        let (taken, early) = (stats.total("sends_descriptor"), stats.fallback("not_ready"));
-        assert!(early <= 2 && taken + early == 2 * iterations, "{outcome}");
-        // 300, if it offered each time that it may; about 30 on an idle machine, and up to 70 on a busy one, where ranks are late.
-        let offered = taken - stats.total("invitations");
-        assert!(
-            (4..iterations / 3).contains(&offered),
-            "{offered} offered\n{outcome}"
-        );
+        let run = || {
+            let outcome = Job::new(mpi, 2, &built().command)
+                .args(&["bench", "bibw", "--sizes", "256M", "--window", "1"])
+                .args(&["--iterations", &iterations.to_string(), "--warmup", "0"])
+                .args(&["--mpi", "openmpi"])
+                .ranks_under(&["sh", "-c", alone, "sh"])
+                .env("ANABRANCH_MODEL", &model.display().to_string())
+                .env("SIMCUDA_TOPOLOGY", "hgx-h200")
+                .env("SIMCUDA_DATA", "0")
+                .env("SIMCUDA_CHECK", "0")
+                .run();
+            let stats = outcome.stats();
+            // On a busy machine the first message of a rank can find its peer not ready yet.
+            let (taken, early) = (stats.total("sends_descriptor"), stats.fallback("not_ready"));
+            assert!(early <= 2 && taken + early == 2 * iterations, "{outcome}");
+            (taken - stats.total("invitations"), outcome)
+        };
+        // Half of one rank's, if it offered each time that it may. On a busy machine ranks are late, and offer more often: up
+        // to 70 times where it is 30 otherwise.
+        let is_right = |(offered, _): &(u64, _)| (4..iterations / 5).contains(offered);
+        let mut last = run();
+        for _ in 0..2 {
+            if !is_right(&last) {
+                last = run();
+            }
+        }
+        assert!(is_right(&last), "{} offered\n{}", last.0, last.1);
     });
 }
 

@@ -1,24 +1,18 @@
 // Where the library's helper thread may run: prints it beside where the process may, once a few messages have gone.
 #include "transfer.h"
 
-// The line of a thread's status that lists its processors; an empty text if there is no such thread.
-static void processors(const char *of, const char *thread, char *list, size_t room) {
-    char path[300], line[300];
-    snprintf(path, sizeof path, "/proc/self/task/%s/%s", of, thread ? "comm" : "status");
-    list[0] = 0;
-    FILE *file = fopen(path, "r");
-    if (!file) return;
-    while (fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = 0;
-        if (thread && strcmp(line, thread)) break;
-        if (thread) {
-            fclose(file);
-            processors(of, NULL, list, room);
-            return;
-        }
-        if (!strncmp(line, "Cpus_allowed_list:", 18)) snprintf(list, room, "%s", line + 18 + strspn(line + 18, "\t "));
-    }
-    fclose(file);
+enum { ROOM = 300 };
+
+// What follows `prefix` in the first line of a thread's file that begins with it; an empty text if there is none.
+static void look_up(const char *thread, const char *file, const char *prefix, char found[ROOM]) {
+    char path[ROOM], line[ROOM];
+    size_t length = strlen(prefix);
+    snprintf(path, sizeof path, "/proc/self/task/%s/%s", thread, file);
+    found[0] = 0;
+    FILE *open = fopen(path, "r");
+    while (open && !found[0] && fgets(line, sizeof line, open))
+        if (!strncmp(line, prefix, length)) snprintf(found, ROOM, "%.*s", (int)strcspn(line + length, "\n"), line + length);
+    if (open) fclose(open);
 }
 
 int main(int argc, char **argv) {
@@ -33,15 +27,15 @@ int main(int argc, char **argv) {
         if (me % 2) OK(MPI_Send(b.p, 100001, MPI_BYTE, peer, 1, MPI_COMM_WORLD));
         usleep(20000);
     }
-    char own[300], now[300], helper[300] = "";
-    snprintf(now, sizeof now, "%d", getpid());
-    processors(now, NULL, own, sizeof own);
-    DIR *tasks = opendir("/proc/self/task");
-    for (struct dirent *task; tasks && (task = readdir(tasks));) {
-        processors(task->d_name, "anabranch", now, sizeof now);
-        if (now[0]) snprintf(helper, sizeof helper, "%s", now);
+    char own[ROOM], helper[ROOM] = "", name[ROOM];
+    snprintf(name, sizeof name, "%d", getpid());
+    look_up(name, "status", "Cpus_allowed_list:\t", own);
+    DIR *threads = opendir("/proc/self/task");
+    for (struct dirent *thread; threads && (thread = readdir(threads));) {
+        look_up(thread->d_name, "comm", "", name);
+        if (!strcmp(name, "anabranch")) look_up(thread->d_name, "status", "Cpus_allowed_list:\t", helper);
     }
-    if (tasks) closedir(tasks);
+    if (threads) closedir(threads);
     printf("rank %d: processors %s, helper %s\n", me, own, helper);
     fflush(stdout);
     barrier();

@@ -8,13 +8,13 @@ mod simulator;
 mod supervise;
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anabranch_engine::config::Config;
 use clap::Args;
 
-use crate::{exec, preload, Failure};
+use crate::{preload, Failure};
 use launcher::{Family, Launcher};
 use simulator::Simulation;
 
@@ -74,8 +74,9 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         gpus::check(simulation, arguments.ranks, arguments.oversubscribe_gpus)?;
     }
     let mut command = command_line(arguments, &launcher, simulation.as_ref())?;
+    // `anabranch exec` sets each rank up. What ranks spawn gets the launcher's environment.
     let folder = simulation.as_ref().map(|simulation| &*simulation.folder);
-    for_spawned(&mut command, library.as_deref(), folder);
+    preload::set_up(&mut command, library.as_deref(), folder);
     command.arg("--").arg(&program.path).args(rest);
     if arguments.verbose {
         crate::complain(&format!("{command:?}"));
@@ -112,18 +113,6 @@ fn command_line(
         command.arg("--library-path").arg(&simulation.folder);
     }
     Ok(command)
-}
-
-/// Ranks are started by `anabranch exec`, which preloads the library wherever they run. Processes that they spawn are not: they
-/// get the launcher's environment.
-fn for_spawned(command: &mut Command, library: Option<&Path>, simulation: Option<&Path>) {
-    if let Some(library) = library {
-        let present = std::env::var_os("LD_PRELOAD");
-        command.env("LD_PRELOAD", preload::append(library, present.as_deref()));
-    }
-    if let Some(folder) = simulation {
-        command.env("LD_LIBRARY_PATH", exec::prepend_folder(folder));
-    }
 }
 
 /// Names of the variables that every rank needs, on other nodes too.

@@ -16,7 +16,7 @@ use crate::topology::found::REACHED;
 /// How long the end of the program waits for an answer: what runs on while a process ends may find its library gone.
 const END_WAIT: Duration = Duration::from_secs(2);
 
-/// Of a thread that others need not wait for; on Linux it is the thread's own.
+/// Priority of the thread that asks: nobody waits for it. On Linux each thread has its own.
 const LEAST_PRIORITY: i32 = 19;
 
 /// A question that a thread of its own waits for: NVML may take seconds to start.
@@ -34,7 +34,7 @@ impl Asked {
         let processes = env.processes();
         let thread = helper::spawn("anabranch-nvml", move || {
             Home::of_this_thread().leave(&processes);
-            // Where there is no other processor it takes as little of its rank's as it can: it has 18 ms to compute.
+            // It computes for 18 ms. Where there is no other processor it takes as little as it can of its rank's.
             if let Err(error) = setpriority_process(None, LEAST_PRIORITY) {
                 log::debug!("asking for NVLinks with the rank's priority: {error}");
             }
