@@ -124,12 +124,13 @@ pub unsafe fn standing_request(abi: &Abi, comm: Handle) -> Result<Handle, c_int>
     }
 }
 
-/// Ends a generalized request whose status nobody wants. `MPI_Wait` makes no progress in MPICH where the request is complete;
-/// `MPI_Request_free` does, and must not be called in `MPI_Finalize`. UCX moves long messages of MPICH 4.0.2 by TCP where the
-/// kernel refuses CMA, as in containers. There each rank flushes in `MPI_Finalize`, then waits in the launcher's barrier and
-/// answers no more. A rank that makes progress after its peer has entered `MPI_Finalize` answers the peer's flush; the peer
-/// goes on to the barrier, and the rank's own flush is never answered. Without the library 5 of 5 runs hang after such an
-/// `MPI_Iprobe`, 6 of 6 after an `MPI_Test` or an `MPI_Request_free` of a complete request, none of 6 after an `MPI_Wait`.
+/// Ends a generalized request whose status nobody wants. `MPI_Wait` makes no progress in MPICH where the
+/// request is complete; `MPI_Request_free` does, and must not be called in `MPI_Finalize`. UCX moves long
+/// messages of MPICH 4.0.2 by TCP where the kernel refuses CMA, as in containers. There each rank flushes in
+/// `MPI_Finalize`, then waits in the launcher's barrier and answers no more. A rank that makes progress after
+/// its peer has entered `MPI_Finalize` answers the peer's flush; the peer goes on to the barrier, and the
+/// rank's own flush is never answered. Without the library 5 of 5 runs hang after such an `MPI_Iprobe`, 6 of
+/// 6 after an `MPI_Test` or an `MPI_Request_free` of a complete request, none of 6 after an `MPI_Wait`.
 ///
 /// # Safety
 /// `handle` is a generalized request of ours whose operation is over.

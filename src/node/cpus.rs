@@ -1,9 +1,9 @@
 //! On which processors the library's own threads run.
 //!
-//! Most launchers bind each rank to a core. A thread of the library's on that core takes it from the rank. On two H200s the
-//! thread that asks NVML for links computed for 18 ms there, and the row of 2 MiB took 30 ms instead of 11
-//! (`docs/results/h200-x2-first-messages.txt`). So these threads move to a core that no rank of the node is bound to, as far
-//! as the process's cpuset has one.
+//! Most launchers bind each rank to a core. A thread of the library's on that core takes it from the rank. On
+//! two H200s the thread that asks NVML for links computed for 18 ms there, and the row of 2 MiB took 30 ms,
+//! 11 without the library (`docs/results/h200-x2-first-messages.txt`). So these threads move to a core that no rank of
+//! the node is bound to, as far as the process's cpuset has one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,8 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 /// Processors, by number.
 type Cpus = BTreeSet<usize>;
 
-/// The core that the process is bound to; `None` if it is bound to several or to none: then the scheduler finds room.
+/// The core that the process is bound to; `None` if it is bound to several or to none: then the scheduler
+/// finds room.
 pub struct Home(Option<Cpus>);
 
 impl Home {
@@ -23,7 +24,8 @@ impl Home {
         Home(affinity(None).filter(is_one_core))
     }
 
-    /// Moves the calling thread to where none of the given processes is bound, or home if there is no such place.
+    /// Moves the calling thread to where none of the given processes is bound, or home if there is no such
+    /// place.
     pub fn leave(&self, processes: &[u32]) {
         let Some(home) = &self.0 else { return };
         // The kernel leaves out what is not in the process's cpuset.
@@ -45,8 +47,8 @@ impl Home {
     }
 }
 
-/// The best of the allowed processors: those of free cores on the NUMA node of `home`, those of any free core, or those
-/// that are not taken themselves.
+/// The best of the allowed processors: those of free cores on the NUMA node of `home`, those of any free
+/// core, or those that are not taken themselves.
 fn choose(
     allowed: &Cpus,
     home: &Cpus,

@@ -411,9 +411,9 @@ fn finalize_with_unmatched_traffic(mpi: &Mpi) {
     }
 }
 
-/// Where the kernel refuses CMA, as in containers, UCX moves MPICH's long messages by TCP. Both ranks then answer each other
-/// in `MPI_Finalize`. MPICH 4.0 hangs if one of them makes progress after its peer has entered `MPI_Finalize` and before it
-/// enters it itself.
+/// Where the kernel refuses CMA, as in containers, UCX moves MPICH's long messages by TCP. Both ranks then
+/// answer each other in `MPI_Finalize`. MPICH 4.0 hangs if one of them makes progress after its peer has
+/// entered `MPI_Finalize` and before it enters it itself.
 fn finalize_long_after_a_peer(mpi: &Mpi) {
     for roles in ["D", "DH", "HD"] {
         let outcome = job(mpi, 2, "finalize")
@@ -541,8 +541,8 @@ fn receivers_are_served_between_two_claims() {
     });
 }
 
-/// The helper leaves the core that its rank is bound to for one that no rank is bound to, if there is one. Beside a rank that
-/// is bound to no core it runs anywhere.
+/// The helper leaves the core that its rank is bound to for one that no rank is bound to, if there is one.
+/// Beside a rank that is bound to no core it runs anywhere.
 #[test]
 fn a_helper_leaves_its_ranks_core_alone() {
     needs_simulator(

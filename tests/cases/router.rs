@@ -291,8 +291,8 @@ fn what_is_offered_in_vain_is_offered_less_and_less() {
             assert!(early <= 2 && taken + early == 2 * iterations, "{outcome}");
             (taken - stats.total("invitations"), outcome)
         };
-        // Half of one rank's, if it offered each time that it may. On a busy machine ranks are late, and offer more often: up
-        // to 70 times where it is 30 otherwise.
+        // Half of one rank's, if it offered each time that it may. On a busy machine ranks are late, and
+        // offer more often: up to 70 times where it is 30 otherwise.
         let is_right = |(offered, _): &(u64, _)| (4..iterations / 5).contains(offered);
         let mut last = run();
         for _ in 0..2 {

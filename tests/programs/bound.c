@@ -11,7 +11,10 @@ static void look_up(const char *thread, const char *file, const char *prefix, ch
     found[0] = 0;
     FILE *open = fopen(path, "r");
     while (open && !found[0] && fgets(line, sizeof line, open))
-        if (!strncmp(line, prefix, length)) snprintf(found, ROOM, "%.*s", (int)strcspn(line + length, "\n"), line + length);
+        if (!strncmp(line, prefix, length)) {
+            line[strcspn(line, "\n")] = 0;
+            snprintf(found, ROOM, "%s", line + length);
+        }
     if (open) fclose(open);
 }
 

@@ -1,8 +1,8 @@
 // MPI_Finalize after traffic, most of which nobody received. One mode per run:
 //   eager KIND    1 KiB sends that no receive matches     isend KIND    4 MiB, its request freed, never received
 //   both KIND     each rank does both to the other        late KIND     receives only long after the sender's last call but Finalize
-//   apart KIND    all is received; rank 1 is in MPI_Finalize long before rank 0, after long messages both ways, also between
-//                 host buffers
+//   apart KIND    all is received; after long messages both ways, also between host buffers, rank 1 is in MPI_Finalize
+//                 long before rank 0
 #include "transfer.h"
 
 int main(int argc, char **argv) {

@@ -34,7 +34,8 @@ impl Asked {
         let processes = env.processes();
         let thread = helper::spawn("anabranch-nvml", move || {
             Home::of_this_thread().leave(&processes);
-            // It computes for 18 ms. Where there is no other processor it takes as little as it can of its rank's.
+            // It computes for 18 ms. Where there is no other processor it takes as little as it can of its
+            // rank's.
             if let Err(error) = setpriority_process(None, LEAST_PRIORITY) {
                 log::debug!("asking for NVLinks with the rank's priority: {error}");
             }
