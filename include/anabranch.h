@@ -65,6 +65,7 @@ enum {
     ANABRANCH_EAGER = 6,     /* taken: from host memory, into which the sender had copied it */
     ANABRANCH_SEVERAL = 7,   /* taken: by several paths at once; bytes_by_path tells its parts */
     ANABRANCH_RELAY = 8,     /* only in bytes_by_path: over other GPUs */
+    ANABRANCH_GPU_RING = 9,  /* taken: through a ring in memory of the sender's GPU */
     ANABRANCH_PATHS = 16     /* room for more */
 };
 

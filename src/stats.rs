@@ -88,6 +88,8 @@ counters! {
     UnitsReclaimed       "units_reclaimed"         Count "units of 256 KiB of that memory that were taken back from ranks that had died";
     HostRingReceives     "receives_host_ring"      Count "messages that came through a ring in host memory";
     HostRingBytes        "receives_host_ring_bytes" Bytes "their payload";
+    GpuRingReceives      "receives_gpu_ring"       Count "messages that came through a ring in memory of their sender's GPU";
+    GpuRingBytes         "receives_gpu_ring_bytes" Bytes "their payload";
     EagerReceives        "receives_eager"          Count "messages taken from the host memory into which the sender had copied them";
     EagerBytes           "receives_eager_bytes"    Bytes "their payload";
     ValueReceives        "receives_value"          Count "messages that came by value and were copied up to a device buffer";

@@ -107,8 +107,8 @@ impl StagedMemory {
     }
 
     /// Where it was allocated.
-    #[cfg(test)]
-    pub(super) fn context(&self) -> ContextKey {
+    #[must_use]
+    pub fn context(&self) -> ContextKey {
         self.context
     }
 

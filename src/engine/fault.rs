@@ -24,6 +24,8 @@ pub enum Path {
     Several,
     /// Through the sender's ring in host memory.
     HostRing,
+    /// Through the sender's ring in memory of its GPU.
+    GpuRing,
     /// Through a cell of the sender's, before the receiver has come.
     Eager,
     /// As an MPI message, through host memory.
@@ -40,6 +42,7 @@ impl Path {
             Path::Direct => "direct",
             Path::Several => "several paths",
             Path::HostRing => "host ring",
+            Path::GpuRing => "GPU ring",
             Path::Eager => "eager cell",
             Path::Value => "by value",
             Path::Descriptor => "descriptor",

@@ -10,7 +10,6 @@ mod trail;
 mod turn;
 mod way;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cuda::{overlap, ContextKey, Error, InFlight, Uuid};
@@ -18,6 +17,7 @@ use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::driven::Driven;
 pub use crate::engine::fetch::push::Exchanges;
+use crate::engine::fetch::ring::Draw;
 use crate::engine::fetch::several::Several;
 pub use crate::engine::fetch::trail::{are_left, Trail, TrailEnd};
 pub use crate::engine::fetch::turn::Turns;
@@ -46,6 +46,9 @@ pub mod flag {
     /// Since the message before it in its stream its sender has sent nothing that its receiver could not see.
     pub const FOLLOWS: u32 = 16;
 }
+
+/// What becomes of a message that has failed on its way.
+pub const AGAIN_THROUGH_HOST: &str = "again through host memory";
 
 /// Where the payload goes.
 #[derive(Clone, Copy, Debug)]
@@ -87,35 +90,21 @@ enum Path {
     },
     /// The same as several paths, every copy being this rank's.
     Driven(Box<Driven>),
-    /// Through the sender's host ring; the pieces in flight to a device, oldest first.
-    Ring {
-        flying: VecDeque<(InFlight, u64)>,
-        arrived: u64,
-        /// Entries given back to the sender.
-        popped: u64,
-        /// The state in which the slot stays meanwhile: WantHost where the sender fills the ring for this receiver, Hosted
-        /// (or Claimed) where it has put the whole payload there by itself.
-        state: State,
-    },
+    /// Through the sender's ring in host memory, or in memory of its GPU.
+    Ring(Draw),
     /// The message is lost, as the text says. Copies into the program's buffer that still run are waited for.
     Draining(Vec<InFlight>, Box<str>),
 }
 
 impl Path {
     fn ring(state: State) -> Path {
-        Path::Ring {
-            flying: VecDeque::new(),
-            arrived: 0,
-            popped: 0,
-            state,
-        }
+        Path::Ring(Draw::new(state))
     }
 
     /// As the user reads it.
     fn told(&self) -> fault::Path {
         match self {
-            Path::Ring { state, .. } if *state != State::WantHost => fault::Path::Eager,
-            Path::Ring { .. } => fault::Path::HostRing,
+            Path::Ring(draw) => draw.told(),
             Path::Several(_) | Path::Driven(_) => fault::Path::Several,
             _ => fault::Path::Direct,
         }
@@ -406,8 +395,7 @@ impl Fetch {
     /// By which path the payload comes, or came.
     pub fn way(&self) -> story::Path {
         match &self.path {
-            Path::Ring { state, .. } if *state != State::WantHost => story::Path::Eager,
-            Path::Ring { .. } => story::Path::HostRing,
+            Path::Ring(draw) => draw.way(),
             Path::Draining(..) | Path::Held { .. } | Path::Behind { .. } => story::Path::Unknown,
             Path::Several(several) if several.is_direct() => story::Path::Direct,
             Path::Several(_) | Path::Driven(_) => story::Path::Several,
@@ -536,7 +524,7 @@ impl Fetch {
                 Err(error) => {
                     let is_lost = copy.is_lost();
                     let again = if is_lost {
-                        "again through host memory"
+                        AGAIN_THROUGH_HOST
                     } else {
                         "tried again"
                     };
@@ -617,7 +605,7 @@ impl Fetch {
                 }
                 several::Step::Corrupt => self.fail(&Lost::Corrupt),
                 several::Step::Lost(error) => {
-                    self.survived(&error, "again through host memory");
+                    self.survived(&error, AGAIN_THROUGH_HOST);
                     stats::add(Counter::Retries, 1);
                     stats::fallback(Reason::DriverError, self.wanted);
                     self.reason = Some(Reason::DriverError);
@@ -643,7 +631,7 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
-            Path::Ring { .. } => match self.poll_ring(gpu) {
+            Path::Ring(_) => match self.poll_ring(gpu) {
                 Ok(step) => step,
                 Err(why) => self.fail(&why),
             },
@@ -756,7 +744,7 @@ impl Fetch {
         }
         let copies = match std::mem::replace(&mut self.path, Path::Nothing) {
             Path::Direct(copy) => vec![copy],
-            Path::Ring { flying, .. } => flying.into_iter().map(|(copy, _)| copy).collect(),
+            Path::Ring(draw) => draw.into_copies(),
             Path::Draining(copies, _) => copies,
             // Whole, or drained.
             Path::Nothing

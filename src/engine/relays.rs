@@ -11,7 +11,9 @@ use crate::cuda::{
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::route::SURVEY_BYTES;
 use crate::engine::Env;
-use crate::node::{Exported, GpuRow, Peer, RELAY_BYTES_MAX};
+use crate::node::{
+    units_of, Board, Exported, GpuRow, OnGpu, Peer, Segment, Taker, RELAY_BYTES_MAX, UNIT_BYTES,
+};
 use crate::stats::{self, Counter};
 
 /// Staging on one GPU at most, bytes: with what its rank measures its links by, 64 MiB.
@@ -25,6 +27,9 @@ const WISH_DOUBLINGS_MAX: u32 = 10;
 const LET_GO_WAIT: Duration = Duration::from_secs(1);
 /// Troubles that are remembered at most.
 const TROUBLES_MAX: usize = 4096;
+
+/// So many pieces of this rank's own messages are in its staging at one time, at least.
+const PIECES_MIN: u64 = 4;
 
 /// What this rank has to do with staging on GPUs.
 #[derive(Default)]
@@ -66,6 +71,31 @@ struct Held {
     is_closing: bool,
     /// Since when no peer is told of it.
     withdrawn: Option<Instant>,
+}
+
+/// A piece of this rank's staging on the GPU of its own buffers.
+#[derive(Debug)]
+pub struct PieceOnGpu {
+    /// As peers know it.
+    pub place: OnGpu,
+    /// Where it is in this process.
+    pub address: u64,
+    /// Bytes for which it was taken.
+    pub bytes: u64,
+    exported: Exported,
+    count: u32,
+    taker: Taker,
+}
+
+impl PieceOnGpu {
+    /// Gives it back.
+    pub fn give(&self, own: &Segment) {
+        let gpus = own.board().map_or(&[][..], |board| board.gpus());
+        if let Some(gpu) = gpus.get(usize::from(self.place.row)) {
+            let units = gpu.units(&self.exported);
+            units.give(self.place.unit, self.count, self.taker);
+        }
+    }
 }
 
 /// Staging memory that copies of this process can use.
@@ -112,7 +142,9 @@ impl Relays {
         self.wishes = wishes;
         let wished = board.gpus().iter().enumerate();
         for (row, _) in wished.filter(|(_, gpu)| gpu.take_wish()) {
-            self.grant(env, row);
+            if !is_exported_by_another(env, row) {
+                self.grant(env, row);
+            }
         }
         true
     }
@@ -121,7 +153,7 @@ impl Relays {
         let Some(held) = self.held.get_mut(row) else {
             return;
         };
-        if held.memory.is_some() || held.failures >= ATTEMPTS || is_exported_by_another(env, row) {
+        if held.memory.is_some() || held.failures >= ATTEMPTS {
             return;
         }
         let bytes = env.config.relay_staging.min(EXPORTED_BYTES_MAX);
@@ -155,6 +187,65 @@ impl Relays {
                 }
             }
         }
+    }
+
+    /// Allocates staging on the GPU of a context of the program's, for messages of this rank's that peers cannot read where
+    /// they are.
+    pub fn stage_own(&mut self, env: &Env, context: ContextKey) {
+        if let Some(row) = self.row_of(context) {
+            self.grant(env, row);
+        }
+    }
+
+    fn row_of(&self, context: ContextKey) -> Option<usize> {
+        let is_there = |held: &Held| held.context == Some(context);
+        self.held.iter().position(is_there)
+    }
+
+    /// Staging in a context of the program's that is not being given back: by which row of this rank's list, and where.
+    fn own(&self, context: ContextKey) -> Option<(usize, u64)> {
+        let row = self.row_of(context)?;
+        let held = &self.held[row];
+        let memory = held.memory.as_ref().filter(|_| !held.is_closing)?;
+        // The program may have destroyed the context that it had first.
+        (memory.context() == context).then(|| (row, memory.address()))
+    }
+
+    /// Whether this rank has staging in a context of the program's, and may go on to use it.
+    pub fn has_own(&self, context: ContextKey) -> bool {
+        self.own(context).is_some()
+    }
+
+    /// Takes a piece of so many bytes of it, or of a part of them where there is little of it. None where there is none, or all
+    /// are in use.
+    pub fn take_own(
+        &mut self,
+        own: &Segment,
+        context: ContextKey,
+        bytes: u64,
+    ) -> Option<PieceOnGpu> {
+        let (row, base) = self.own(context)?;
+        let gpu = own.board()?.gpus().get(row)?;
+        let exported = gpu.exported().filter(|exported| exported.base == base)?;
+        // Several pieces fit.
+        let bytes = bytes.min((exported.bytes / PIECES_MIN).max(UNIT_BYTES));
+        let count = units_of(bytes);
+        let taker = Taker {
+            rank: own.world_rank(),
+            tag: self.fresh_tag(),
+        };
+        let unit = gpu.units(&exported).take(count, taker)?;
+        Some(PieceOnGpu {
+            place: OnGpu {
+                row: row as u8,
+                unit,
+            },
+            address: base + u64::from(unit) * UNIT_BYTES,
+            bytes,
+            exported,
+            count,
+            taker,
+        })
     }
 
     /// The GPUs over which a message from `sender` may lead. Staging on a GPU is had from a rank that uses it, else from the
@@ -331,6 +422,17 @@ impl Relays {
             }
         }
     }
+}
+
+/// Whether this rank and another use the same GPU.
+pub fn share_a_gpu(env: &Env, peer: &Peer) -> bool {
+    let own = env.node.own().board().map_or(&[][..], Board::gpus);
+    let others = peer.board().map_or(&[][..], Board::gpus);
+    let mut used = own.iter().filter(|gpu| gpu.is_used());
+    used.any(|gpu| {
+        let is_same = |other: &GpuRow| other.is_used() && other.uuid() == gpu.uuid();
+        others.iter().any(is_same)
+    })
 }
 
 /// Whether there is staging on one of this rank's GPUs already, of another rank that sees it.

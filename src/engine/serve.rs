@@ -1,5 +1,10 @@
-//! The sender's side of a transfer through host memory: fills the ring of a slot, piece by piece for a receiver that asks
+//! The sender's side of a transfer through staging memory: fills the ring of a slot, piece by piece for a receiver that asks
 //! for it ([`Serve`]), or with the whole of a small payload before anyone asks ([`Hosting`]).
+//!
+//! The pieces are in pinned host memory, or on the sender's GPU where the receiver can read them there: for buffers that cannot
+//! be exported (memory pools, mapped memory). All of a message is in one of the two. Where memory of the GPU is not the way
+//! after all, either side says so, and the message begins anew in host memory once the receiver has passed over what is
+//! in the ring.
 
 pub mod tracks;
 
@@ -9,10 +14,11 @@ use std::time::{Duration, Instant};
 use crate::cuda::{ContextKey, Copy, Error, InFlight, Purpose};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::memory;
-use crate::node::{Entry, Ring, Segment, RING_ENTRIES};
+use crate::engine::relays::PieceOnGpu;
+use crate::node::{Entry, Ring, Segment, RING_ENTRIES, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
-/// A message that its receiver wants through the host ring. Pieces of staging are taken only now that it is matched,
+/// A message that its receiver wants through the ring. Pieces of staging are taken only now that it is matched,
 /// so that no unmatched message can hold one.
 pub struct Serve {
     source: Source,
@@ -21,9 +27,61 @@ pub struct Serve {
     /// Pieces being filled, oldest first.
     filling: VecDeque<Filling>,
     /// Filled pieces that the receiver has not emptied, oldest first.
-    filled: VecDeque<u32>,
+    filled: VecDeque<Piece>,
     /// Entries that were appended to the ring.
     pushed: u64,
+    /// How its pieces are on the GPU, if they are.
+    on_gpu: Option<&'static OnGpu>,
+}
+
+/// A piece of staging that a message is in.
+enum Piece {
+    /// A chunk of this rank's segment.
+    Host(u32),
+    OnGpu(PieceOnGpu),
+}
+
+impl Piece {
+    fn number(&self) -> u32 {
+        match self {
+            Piece::Host(number) => *number,
+            Piece::OnGpu(piece) => piece.place.piece(),
+        }
+    }
+
+    /// Starts the copy of the first of `left` bytes of a message of `total` from `from`, as many as are to be in one piece.
+    fn fill(
+        &self,
+        gpu: &mut Gpu,
+        own: &Segment,
+        context: ContextKey,
+        from: u64,
+        left: u64,
+        total: u64,
+    ) -> Result<(InFlight, u32), Error> {
+        match self {
+            Piece::Host(number) => bring_down(gpu, own, context, *number, from, left, total),
+            Piece::OnGpu(on_gpu) => {
+                let bytes = left.min(on_gpu.bytes);
+                let copy = Copy::Linear {
+                    dst: on_gpu.address,
+                    src: from,
+                    bytes,
+                };
+                let copy = gpu.copy_on(context, Purpose::Push, FILL_LANE, copy, None)?;
+                Ok((copy, bytes as u32))
+            }
+        }
+    }
+
+    fn give(&self, own: &Segment) {
+        match self {
+            Piece::Host(number) => {
+                own.give(*number);
+            }
+            Piece::OnGpu(piece) => piece.give(own),
+        }
+    }
 }
 
 /// Where a message is at its sender.
@@ -56,6 +114,54 @@ pub fn piece_bytes(room: u64, total: u64) -> u64 {
     room.min(even)
 }
 
+/// How messages go through memory of their sender's GPU.
+pub struct OnGpu {
+    /// From so many bytes on; shorter ones go through host memory.
+    pub bytes_min: u64,
+    /// In so many pieces, if these are as long as a piece may be. Each costs a launch on both sides; the first is copied before
+    /// anything crosses a link.
+    pieces: u64,
+    piece_bytes_min: u64,
+    piece_bytes_max: u64,
+}
+
+impl OnGpu {
+    /// Between two GPUs.
+    const APART: OnGpu = OnGpu {
+        bytes_min: 64 << 10,
+        pieces: 8,
+        piece_bytes_min: 1 << 20,
+        piece_bytes_max: 4 << 20,
+    };
+    /// Where both ranks use one GPU, their copies wait for each other's process: some 80 us each on an H200, whatever their
+    /// size. Windows of 4, mapped memory, GB/s in pieces of 1 to 4 MiB and through host memory: 1 MiB 13 and 22, 4 MiB 13 and
+    /// 30, 16 MiB 27 and 37, 256 MiB 53 and 40 (`docs/results/h200-frameworks-memory.txt`).
+    const SHARED: OnGpu = OnGpu {
+        bytes_min: 4 << 20,
+        pieces: 4,
+        piece_bytes_min: 4 << 20,
+        piece_bytes_max: 16 << 20,
+    };
+
+    /// Between ranks that do or do not share a GPU.
+    pub fn between(is_shared: bool) -> &'static OnGpu {
+        if is_shared {
+            &OnGpu::SHARED
+        } else {
+            &OnGpu::APART
+        }
+    }
+
+    /// Length of every piece but the last of a message of `total` bytes.
+    fn piece_bytes(&self, total: u64) -> u64 {
+        let even = total.div_ceil(self.pieces).next_multiple_of(UNIT_BYTES);
+        even.clamp(self.piece_bytes_min, self.piece_bytes_max)
+    }
+}
+
+/// The lane of those for pushes on which pieces on the GPU are filled: not the one of pushes.
+const FILL_LANE: u64 = tracks::PUSH_LANE - 1;
+
 /// Messages of so many bytes are written to pieces past the caches: to an H200, single messages of 4 MiB come at 14 to 15 GB/s
 /// then, of 16 MiB at 15 to 16, and otherwise at 11.4 and 12.6. Windows of 1 MiB would lose 7 %.
 const STREAMED_BYTES_MIN: u64 = 2 << 20;
@@ -64,7 +170,7 @@ const STREAMED_BYTES_MIN: u64 = 2 << 20;
 struct Filling {
     /// None where the copy has failed and is to be made again.
     copy: Option<InFlight>,
-    piece: u32,
+    piece: Piece,
     from: u64,
     bytes: u32,
 }
@@ -85,9 +191,10 @@ impl From<Error> for Trouble {
 }
 
 impl Serve {
-    /// Nothing is started yet.
-    pub fn new(source: Source, length: u64) -> Serve {
+    /// Nothing is started yet. Its receiver asks for pieces on the GPU, or for some in host memory.
+    pub fn new(source: Source, length: u64, on_gpu: Option<&'static OnGpu>) -> Serve {
         Serve {
+            on_gpu,
             source,
             length,
             issued: 0,
@@ -97,12 +204,26 @@ impl Serve {
         }
     }
 
-    /// Fills what can be filled. True if anything moved.
-    pub fn poll(&mut self, gpu: &mut Gpu, own: &Segment, ring: &Ring<'_>) -> Result<bool, Trouble> {
+    /// Whether its pieces are on the GPU.
+    pub fn is_on_gpu(&self) -> bool {
+        self.on_gpu.is_some()
+    }
+
+    /// Fills what can be filled. True if anything moved. `may_be_on_gpu`: pieces on the GPU are (still) wanted.
+    pub fn poll(
+        &mut self,
+        gpu: &mut Gpu,
+        own: &Segment,
+        ring: &Ring<'_>,
+        may_be_on_gpu: bool,
+    ) -> Result<bool, Trouble> {
         if !ring.is_filled_to(self.pushed) {
             return Err(Trouble::Corrupt);
         }
         let mut moved = self.take_back(own, ring);
+        if self.is_on_gpu() && !may_be_on_gpu {
+            return Ok(self.start_over(own) || moved);
+        }
         let (context, address) = match self.source {
             Source::Device { context, address } => (context, address),
             Source::Host(address) => return Ok(self.fill(own, ring, address)? || moved),
@@ -112,30 +233,39 @@ impl Serve {
                 break;
             }
             let entry = Entry {
-                piece: filling.piece,
+                piece: filling.piece.number(),
                 bytes: filling.bytes,
             };
             if !append(ring, &mut self.pushed, entry)? {
                 break;
             }
-            self.filled.push_back(entry.piece);
-            self.filling.pop_front();
+            if let Some(filling) = self.filling.pop_front() {
+                self.filled.push_back(filling.piece);
+            }
             moved = true;
         }
+        if self.is_on_gpu() && !gpu.relays.has_own(context) {
+            return Err(Error::Exhausted("staging on the GPU").into());
+        }
         while self.issued < self.length && self.filling.len() + self.filled.len() < RING_ENTRIES {
-            let Some(piece) = own.take_chunk() else { break };
-            match self.start(gpu, own, context, address, piece) {
-                Ok(()) => moved = true,
-                Err(error) => {
-                    own.give(piece);
-                    if is_for_now(&error) {
-                        break;
-                    }
-                    return Err(error.into());
-                }
+            match self.start(gpu, own, context, address) {
+                Ok(true) => moved = true,
+                Ok(false) => break,
+                Err(error) if is_for_now(&error) => break,
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(moved)
+    }
+
+    /// Begins anew in host memory, once nothing is in pieces on the GPU any more. True if it has.
+    fn start_over(&mut self, own: &Segment) -> bool {
+        if !self.is_drained(own) || !self.filled.is_empty() {
+            return false;
+        }
+        self.on_gpu = None;
+        self.issued = 0;
+        true
     }
 
     /// Fills one piece from host memory, if there is one and something to fill it with: no more at a time, since it is
@@ -166,7 +296,7 @@ impl Serve {
         match appended {
             Ok(Some(entry)) => {
                 self.issued += u64::from(entry.bytes);
-                self.filled.push_back(piece);
+                self.filled.push_back(Piece::Host(piece));
                 Ok(true)
             }
             other => {
@@ -176,25 +306,42 @@ impl Serve {
         }
     }
 
+    /// Starts what fills the next piece. False where no piece is to be had for now.
     fn start(
         &mut self,
         gpu: &mut Gpu,
         own: &Segment,
         context: ContextKey,
         address: u64,
-        piece: u32,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let left = self.length - self.issued;
         let from = address + self.issued;
-        let (copy, bytes) = bring_down(gpu, own, context, piece, from, left, self.length)?;
-        self.filling.push_back(Filling {
-            copy: Some(copy),
-            piece,
-            from,
-            bytes,
-        });
-        self.issued += u64::from(bytes);
-        Ok(())
+        let piece = match self.on_gpu {
+            Some(on_gpu) => {
+                let bytes = left.min(on_gpu.piece_bytes(self.length));
+                gpu.relays.take_own(own, context, bytes).map(Piece::OnGpu)
+            }
+            None => own.take_chunk().map(Piece::Host),
+        };
+        let Some(piece) = piece else {
+            return Ok(false);
+        };
+        match piece.fill(gpu, own, context, from, left, self.length) {
+            Ok((copy, bytes)) => {
+                self.filling.push_back(Filling {
+                    copy: Some(copy),
+                    piece,
+                    from,
+                    bytes,
+                });
+                self.issued += u64::from(bytes);
+                Ok(true)
+            }
+            Err(error) => {
+                piece.give(own);
+                Err(error)
+            }
+        }
     }
 
     /// Takes back the pieces that the receiver has emptied.
@@ -205,7 +352,7 @@ impl Serve {
         let mut moved = false;
         while self.filled.len() > in_flight {
             if let Some(piece) = self.filled.pop_front() {
-                own.give(piece);
+                piece.give(own);
                 moved = true;
             }
         }
@@ -216,7 +363,7 @@ impl Serve {
     /// by keeping their pieces out of use until then: see [`Serve::is_drained`].
     pub fn release_filled(&mut self, own: &Segment) {
         for piece in self.filled.drain(..) {
-            own.give(piece);
+            piece.give(own);
         }
     }
 
@@ -226,7 +373,7 @@ impl Serve {
             if filling.copy.as_mut().is_some_and(|copy| !copy.is_over()) {
                 return false;
             }
-            own.give(filling.piece);
+            filling.piece.give(own);
             self.filling.pop_front();
         }
         true
@@ -241,7 +388,8 @@ impl Filling {
             none => {
                 let left = u64::from(self.bytes);
                 // As much as before.
-                none.insert(bring_down(gpu, own, context, self.piece, self.from, left, u64::MAX)?.0)
+                let again = (self.piece).fill(gpu, own, context, self.from, left, u64::MAX);
+                none.insert(again?.0)
             }
         };
         let answer = copy.poll();

@@ -31,11 +31,13 @@ pub enum Path {
     Several = 7,
     /// Over other GPUs: a part of a message that comes by several paths.
     Relay = 8,
+    /// Through a ring in memory of the sender's GPU.
+    GpuRing = 9,
 }
 
 impl Path {
     /// All paths, in the order of the C interface.
-    pub const ALL: [Path; 9] = [
+    pub const ALL: [Path; 10] = [
         Path::Unknown,
         Path::Native,
         Path::Value,
@@ -45,6 +47,7 @@ impl Path {
         Path::Eager,
         Path::Several,
         Path::Relay,
+        Path::GpuRing,
     ];
 
     /// Name, as in the counters where there is one.
@@ -64,6 +67,7 @@ impl Path {
             Path::Eager => c"eager",
             Path::Several => c"several",
             Path::Relay => c"relay",
+            Path::GpuRing => c"gpu_ring",
         }
     }
 
@@ -121,7 +125,7 @@ impl Story {
 
     /// The reason, as far as it has come to bear: memory that cannot be exported matters to other ranks only.
     pub fn told_reason(&self) -> Option<Reason> {
-        let is_quickest = !matches!(self.path, Path::Value | Path::HostRing);
+        let is_quickest = !matches!(self.path, Path::Value | Path::HostRing | Path::GpuRing);
         self.reason.filter(|_| !is_quickest)
     }
 }
@@ -199,15 +203,15 @@ mod tests {
             bytes: 100,
             ..Story::default()
         };
-        assert_eq!(story.bytes_by_path(), [0; 9]);
+        assert_eq!(story.bytes_by_path(), [0; Path::ALL.len()]);
         story.parts = Some(Parts {
             relay: 40,
             host: 15,
             overtaken: 5,
         });
-        assert_eq!(story.bytes_by_path(), [5, 0, 0, 40, 0, 15, 0, 0, 40]);
+        assert_eq!(story.bytes_by_path(), [5, 0, 0, 40, 0, 15, 0, 0, 40, 0]);
         story.path = Path::Eager;
-        assert_eq!(story.bytes_by_path(), [0, 0, 0, 0, 0, 0, 100, 0, 0]);
+        assert_eq!(story.bytes_by_path(), [0, 0, 0, 0, 0, 0, 100, 0, 0, 0]);
     }
 
     #[test]

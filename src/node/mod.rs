@@ -33,20 +33,20 @@ pub mod units;
 pub mod view;
 pub mod wait;
 
-pub use board::Wide;
+pub use board::{Board, Wide};
 pub use descriptor::{Corruption, Descriptor, Rejection, DESCRIPTOR_BYTES};
 pub use invite::{Invited, Told, Waiting};
 pub use launch::Launch;
 pub use peer::{Peer, PeerError};
 pub use relay::{Exported, GpuRow, Wiring, RELAY_BYTES_MAX};
 pub use retired::Gone;
-pub use ring::{Entry, Ring, RingError, RING_ENTRIES};
+pub use ring::{Entry, OnGpu, Ring, RingError, RING_ENTRIES};
 pub use segment::Segment;
 pub use sheet::{Sums, BLOCKS};
 pub use slot::{Message, Refused, Slot, State};
 pub use track::{Asked, Part, Target, TrackError, Way};
 pub use units::{units_of, Taker, UNIT_BYTES};
-pub use view::{Layout, Owner, Readiness, View, COUNTERS, FIRST_CELL, SLOTS_MAX};
+pub use view::{Layout, Owner, Readiness, View, COUNTERS, FIRST_CELL, FIRST_ON_GPU, SLOTS_MAX};
 pub use wait::Backoff;
 
 use directory::{Directory, Row};

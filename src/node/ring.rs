@@ -6,6 +6,7 @@
 //! somebody writes over it, or finds at another position, is noise, and its length not the one that is expected.
 
 use super::slot::{is_nonce, STATE_MASK};
+use super::view::{FIRST_CELL, FIRST_ON_GPU};
 use super::{mix, unmix};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 use thiserror::Error;
@@ -38,6 +39,36 @@ pub struct Entry {
     pub piece: u32,
     /// Bytes in it.
     pub bytes: u32,
+}
+
+/// A piece of staging that its owner has exported on one of its GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OnGpu {
+    /// Which of the owner's GPUs.
+    pub row: u8,
+    /// Its first unit there.
+    pub unit: u32,
+}
+
+const ROW_SHIFT: u32 = 16;
+
+impl OnGpu {
+    /// As a ring entry has it.
+    pub fn piece(self) -> u32 {
+        FIRST_ON_GPU | u32::from(self.row) << ROW_SHIFT | self.unit
+    }
+}
+
+impl Entry {
+    /// Where the piece is, if it is on a GPU. The numbers are the other side's.
+    pub fn on_gpu(&self) -> Option<OnGpu> {
+        let number = self.piece.checked_sub(FIRST_ON_GPU)?;
+        let row = u8::try_from(number >> ROW_SHIFT).ok()?;
+        (self.piece < FIRST_CELL).then_some(OnGpu {
+            row,
+            unit: number & ((1 << ROW_SHIFT) - 1),
+        })
+    }
 }
 
 /// Why a ring operation was refused.
@@ -189,6 +220,16 @@ mod tests {
         Entry {
             piece,
             bytes: piece ^ 0xffff_0000,
+        }
+    }
+
+    #[test]
+    fn pieces_on_gpus_are_told_from_others() {
+        for on_gpu in [(0, 0), (15, 255), (3, 65_535)].map(|(row, unit)| OnGpu { row, unit }) {
+            assert_eq!(entry(on_gpu.piece()).on_gpu(), Some(on_gpu));
+        }
+        for other in [0, FIRST_ON_GPU - 1, FIRST_CELL, u32::MAX] {
+            assert_eq!(entry(other).on_gpu(), None, "{other:#x}");
         }
     }
 

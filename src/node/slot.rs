@@ -7,11 +7,14 @@
 //!            owner               receiver: reads the buffer itself
 //!   Free ───post──▶ Posted ───────claim──────────▶ Claimed ───acknowledge──▶ Done
 //!                     │ │                             │                       ▲
+//!                     │ │                             ├─want_gpu─▶ WantGpu ────┤
+//!                     │ │                             ▼               │       │
 //!                     │ └──want_host (receiver)──▶ WantHost ◀─want_host       │
 //!                     │                               └──────acknowledge──────┤
 //!                     ├───retire (owner: payload is in host memory)─▶ Hosted ─┘
 //!                     └───cancel (owner; from Hosted too)─▶ Cancelled
-//!   fail (either side): Posted, Claimed, WantHost, Hosted ─▶ Failed
+//!   want_host: from WantGpu by either side, the payload then comes anew
+//!   fail (either side): Posted, Claimed, WantGpu, WantHost, Hosted ─▶ Failed
 //!   free (owner only): any state ─▶ Free
 //! ```
 
@@ -42,11 +45,14 @@ pub enum State {
     Failed = 6,
     /// Cancelled before it was received. Set by the owner.
     Cancelled = 7,
+    /// The receiver waits for the owner to bring the payload through the ring in memory of the owner's GPU. Set by the
+    /// receiver.
+    WantGpu = 8,
 }
 
 impl State {
     fn from_bits(bits: u8) -> Option<Self> {
-        const ALL: [State; 8] = [
+        const ALL: [State; 9] = [
             State::Free,
             State::Posted,
             State::Claimed,
@@ -55,6 +61,7 @@ impl State {
             State::Done,
             State::Failed,
             State::Cancelled,
+            State::WantGpu,
         ];
         ALL.get(usize::from(bits)).copied()
     }
@@ -227,8 +234,15 @@ impl Slot {
     }
 
     /// Receiver: Posted or Claimed → WantHost. The owner fills the ring; the receiver then does not touch the buffer.
+    /// Either side: WantGpu → WantHost, where memory of the GPU is not the way after all.
     pub fn want_host(&self, nonce: u64) -> Result<(), Refused> {
-        self.transition(nonce, &[State::Posted, State::Claimed], State::WantHost)
+        let from = [State::Posted, State::Claimed, State::WantGpu];
+        self.transition(nonce, &from, State::WantHost)
+    }
+
+    /// Receiver: Posted or Claimed → WantGpu. As [`Slot::want_host`], in memory of the owner's GPU.
+    pub fn want_gpu(&self, nonce: u64) -> Result<(), Refused> {
+        self.transition(nonce, &[State::Claimed, State::Posted], State::WantGpu)
     }
 
     /// Owner: Posted → Hosted, once the whole payload is in the ring. Where the receiver was faster this is refused.
@@ -236,7 +250,7 @@ impl Slot {
         self.transition(nonce, &[State::Posted], State::Hosted)
     }
 
-    /// Receiver: has what it wants (also of a truncated or empty message): Posted, Claimed, WantHost, Hosted → Done.
+    /// Receiver: has what it wants (also of a truncated or empty message): any live state → Done.
     pub fn acknowledge(&self, nonce: u64) -> Result<(), Refused> {
         self.transition(nonce, &Self::LIVE, State::Done)?;
         self.error.store(witness(nonce), Ordering::Release);
@@ -253,7 +267,7 @@ impl Slot {
         Ok(state)
     }
 
-    /// Either side: gives up: Posted, Claimed, WantHost, Hosted → Failed, with a code for the other side.
+    /// Either side: gives up: any live state → Failed, with a code for the other side.
     pub fn fail(&self, nonce: u64, code: i32) -> Result<(), Refused> {
         let state = self.state(nonce)?;
         if !Self::LIVE.contains(&state) {
@@ -272,14 +286,19 @@ impl Slot {
         }
     }
 
-    /// Owner: gives up its part: Posted, WantHost, Hosted → Failed. A receiver that reads the buffer itself is left alone.
+    /// Owner: gives up its part: any live state but Claimed → Failed. A receiver that reads the buffer itself is left alone.
     pub fn refuse(&self, nonce: u64, code: i32) -> Result<(), Refused> {
         match self.state(nonce)? {
-            State::Posted | State::WantHost | State::Hosted => {}
+            State::Posted | State::WantGpu | State::WantHost | State::Hosted => {}
             other => return Err(Refused::State(other)),
         }
         self.error.store(code, Ordering::Relaxed);
-        let from = [State::Posted, State::WantHost, State::Hosted];
+        let from = [
+            State::Posted,
+            State::WantGpu,
+            State::WantHost,
+            State::Hosted,
+        ];
         self.transition(nonce, &from, State::Failed)
     }
 
@@ -307,9 +326,10 @@ impl Slot {
         self.length.load(Ordering::Relaxed)
     }
 
-    const LIVE: [State; 4] = [
+    const LIVE: [State; 5] = [
         State::Claimed,
         State::Posted,
+        State::WantGpu,
         State::WantHost,
         State::Hosted,
     ];

@@ -19,9 +19,10 @@ fn in_state(state: State) -> Box<Slot> {
     slot
 }
 
-const ALL: [State; 7] = [
+const ALL: [State; 8] = [
     State::Posted,
     State::Claimed,
+    State::WantGpu,
     State::WantHost,
     State::Hosted,
     State::Done,
@@ -34,24 +35,25 @@ const ALL: [State; 7] = [
 fn only_the_documented_transitions_happen() {
     use State::*;
     type Transition = fn(&Slot, u64) -> Result<(), Refused>;
-    let table: [(Transition, &[State], State); 7] = [
+    let table: [(Transition, &[State], State); 8] = [
         (Slot::claim, &[Posted], Claimed),
-        (Slot::want_host, &[Posted, Claimed], WantHost),
+        (Slot::want_host, &[Posted, Claimed, WantGpu], WantHost),
+        (Slot::want_gpu, &[Posted, Claimed], WantGpu),
         (Slot::retire, &[Posted], Hosted),
         (
             Slot::acknowledge,
-            &[Posted, Claimed, WantHost, Hosted],
+            &[Posted, Claimed, WantGpu, WantHost, Hosted],
             Done,
         ),
         (Slot::cancel, &[Posted, Hosted], Cancelled),
         (
             |slot, nonce| slot.fail(nonce, 7),
-            &[Posted, Claimed, WantHost, Hosted],
+            &[Posted, Claimed, WantGpu, WantHost, Hosted],
             Failed,
         ),
         (
             |slot, nonce| slot.refuse(nonce, 7),
-            &[Posted, WantHost, Hosted],
+            &[Posted, WantGpu, WantHost, Hosted],
             Failed,
         ),
     ];
@@ -92,6 +94,7 @@ fn a_settled_message_stays_settled() {
     for state in [
         State::Posted,
         State::Claimed,
+        State::WantGpu,
         State::WantHost,
         State::Hosted,
     ] {

@@ -190,7 +190,7 @@ impl Layout {
     pub fn is_sane(&self) -> bool {
         let cells = u64::from(self.cells) * u64::from(self.cell_bytes);
         (1..=SLOTS_MAX).contains(&self.slots)
-            && self.chunks < FIRST_CELL
+            && self.chunks < FIRST_ON_GPU
             // Each has up to 64 numbers.
             && self.cells < FIRST_CELL / 64
             && (self.sheets == 0 || self.sheets == self.slots)
@@ -211,8 +211,10 @@ fn wish(key: u64) -> (usize, u64) {
     (at as usize / 64, 1 << (at % 64))
 }
 
-/// Pieces from this number on are cells, [`Layout::granules`] numbers each; below, chunks.
+/// Pieces from this number on are cells, [`Layout::granules`] numbers each.
 pub const FIRST_CELL: u32 = 1 << 31;
+/// Pieces from this number on, and below the cells, are on GPUs of the owner's ([`Entry::on_gpu`]); below, chunks.
+pub const FIRST_ON_GPU: u32 = 1 << 30;
 
 /// Why a segment is not believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -24,6 +24,7 @@ const PATHS: &[(&str, Counter, Counter)] = &[
         Counter::HostRingReceives,
         Counter::HostRingBytes,
     ),
+    ("GPU ring", Counter::GpuRingReceives, Counter::GpuRingBytes),
     ("eager", Counter::EagerReceives, Counter::EagerBytes),
     ("by value", Counter::ValueReceives, Counter::ValueBytes),
 ];

@@ -15,7 +15,8 @@ fn interface(mpi: &Mpi) {
         ("receives_direct", 7),
         ("receives_self", 2),
         // From pool memory, and into host memory.
-        ("receives_host_ring", 2),
+        ("receives_gpu_ring", 1),
+        ("receives_host_ring", 1),
         // One alone, and one before the library stood aside.
         ("receives_eager", 2),
         // Four of the warm-up and one that is buffered; two that have no bytes are none to send.

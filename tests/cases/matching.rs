@@ -370,7 +370,8 @@ const LARGE: [u64; 2] = [100_001, (4 << 20) + 3];
 const WAYS: u64 = 3;
 
 /// Memory of every kind is sent and received: by descriptor from all that is the device's, straight from where it is
-/// if legacy IPC covers it, else through host memory. Managed memory is the host's to MPI.
+/// if legacy IPC covers it, else through memory of the sender's GPU, or of the host where it goes to that. Managed memory is
+/// the host's to MPI.
 /// One message in host and device memory at once, by every way to send and to receive it.
 fn mixed(mpi: &Mpi) {
     let seed = std::process::id().to_string();
@@ -418,15 +419,25 @@ fn memory_kinds(mpi: &Mpi) {
             large_bytes,
             "{case}:\n{outcome}"
         );
-        let direct = if exportable {
-            large / KINDS * DEVICE_KINDS
-        } else {
-            0
+        let to_device = large / KINDS * DEVICE_KINDS;
+        let (direct, by_gpu_ring) = match exportable {
+            true => (to_device, 0),
+            false => (0, to_device),
         };
         assert_eq!(total("receives_direct"), direct, "{case}:\n{outcome}");
         assert_eq!(
+            total("receives_gpu_ring"),
+            by_gpu_ring,
+            "{case}:\n{outcome}"
+        );
+        assert_eq!(
+            total("receives_gpu_ring_bytes"),
+            by_gpu_ring / LARGE.len() as u64 * LARGE.iter().sum::<u64>(),
+            "{case}:\n{outcome}"
+        );
+        assert_eq!(
             total("receives_host_ring"),
-            large - direct,
+            large - to_device,
             "{case}:\n{outcome}"
         );
         let refused = if exportable { 0 } else { large };
@@ -444,7 +455,46 @@ fn memory_kinds(mpi: &Mpi) {
     // What the program has mapped itself is mapped once more.
     held_by_program(&run("held_by_program"), false);
     complete(job(mpi, 2, "memory_kinds"));
-    complete(job(mpi, 2, "memory_kinds").env("GPUS", "1"));
+    let shared = complete(job(mpi, 2, "memory_kinds").env("GPUS", "1"));
+    // Ranks that share a GPU take its memory for long messages only.
+    let by_path = |path: &str| shared.stats().total(&format!("receives_{path}_ring"));
+    assert!(
+        by_path("gpu") > 0 && by_path("host") > by_path("gpu"),
+        "{shared}"
+    );
+}
+
+/// Windows of messages that cannot be read where they are, where staging on the GPU holds few of them, and where there is none.
+#[test]
+fn windows_of_what_cannot_be_exported() {
+    for (name, ranks) in [("mpich", 2), ("openmpi5", 4), ("mpich5", 2)] {
+        on(name, |mpi| {
+            for (option, value) in [
+                ("ANABRANCH_RELAY_STAGING", "64M"),
+                ("ANABRANCH_RELAY_STAGING", "1M"),
+                ("ANABRANCH_GPU_RING", "off"),
+            ] {
+                let outcome = job(mpi, ranks, "memory_kinds")
+                    .args(&["windows"])
+                    .env("SEED", &std::process::id().to_string())
+                    .env(option, value)
+                    .passes();
+                let stats = outcome.stats();
+                stats.check_complete();
+                let lines = outcome.finished.stdout.lines();
+                let long = lines.filter_map(|line| line.strip_prefix("long: ")).next();
+                let long: u64 = long.and_then(|n| n.parse().ok()).expect("told");
+                // The first messages of a job may go by value.
+                let on_gpu = match option {
+                    "ANABRANCH_GPU_RING" => 0..=0,
+                    _ => long - stats.fallback("not_ready")..=long,
+                };
+                let by_gpu_ring = stats.total("receives_gpu_ring");
+                assert!(on_gpu.contains(&by_gpu_ring), "{outcome}");
+                assert_eq!(stats.total("driver_retries"), 0, "{outcome}");
+            }
+        });
+    }
 }
 
 /// The program has the buffer of all messages open for the first half of them, and the driver opens it once more, or refuses to.

@@ -21,11 +21,11 @@ static struct {
 } more;
 
 enum path { DIRECT, HOST_RING, DEVICE_TO_HOST, HOST_TO_DEVICE, VALUE, EAGER, EAGER_LATE, EAGER_TO_HOST, HOSTED, SELF, SEVERAL, ONE, PUSH,
-    INVITED, PATH_COUNT };
+    INVITED, GPU_RING, PATH_COUNT };
 static const char *const path_name[] = {"direct", "host_ring", "device_to_host", "host_to_device", "value", "eager", "eager_late",
-    "eager_to_host", "hosted", "self", "several", "one", "push", "invited"};
+    "eager_to_host", "hosted", "self", "several", "one", "push", "invited", "gpu_ring"};
 static const size_t path_bytes[] = {300001, 150001, 150001, 300001, 40000, 9001, 9001, 9001, 12001, 300001, 8000011, 4000011, 2200003,
-    300001};
+    300001, 5000001};
 
 static MPI_Comm comm; // the ranks of MPI_COMM_WORLD in reverse: what is said names those
 static int at(int rank) { return ranks - 1 - rank; }
@@ -186,10 +186,12 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
     if (path == PUSH || path == SELF || path == INVITED) return exchange(path, side, plan, seed);
     int on_device = me == 0 ? !from_host(path) : !to_host(path);
     CUcontext own = NULL, current = NULL;
-    if (on_device) {
+    // Staging on the GPU is in the context in which it was first wanted.
+    int is_fresh = on_device && path != GPU_RING;
+    if (is_fresh) {
         CU(more.create(&own, 0, device_number));
         CU(cu.set_current(own));
-    }
+    } else own = context;
     buf b = {.bytes = path_bytes[path], .kind = on_device, .lead = GUARD + seed % 13};
     int is_in_runs = path == VALUE && me == 0;
     b.total = b.lead + b.bytes * (is_in_runs ? STRIDE / RUN : 1) + GUARD;
@@ -197,7 +199,7 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
     if (!on_device) b.base = scratch(b.total);
     else {
         // What comes from a pool cannot be exported.
-        if (path == HOST_RING) { CU(more.pool(&block, b.total, NULL)); CU(cu.synchronize()); }
+        if (path == HOST_RING || path == GPU_RING) { CU(more.pool(&block, b.total, NULL)); CU(cu.synchronize()); }
         else CU(cu.alloc(&block, b.total));
         b.base = (unsigned char *)(uintptr_t)block;
     }
@@ -239,8 +241,8 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
     if (on_device) {
         CU(cu.get_current(&current));
         CHECK(current == own, "another context is current");
-        if (path == HOST_RING) CU(more.pool_free(block, NULL)); else CU(cu.release(block));
-        CU(more.destroy(own));
+        if (path == HOST_RING || path == GPU_RING) CU(more.pool_free(block, NULL)); else CU(cu.release(block));
+        if (is_fresh) CU(more.destroy(own));
         CU(cu.set_current(context));
     } else free(b.base);
     if (type != MPI_BYTE) OK(MPI_Type_free(&type));
@@ -268,7 +270,7 @@ static int taken(enum path path, int messages) {
         [EAGER] = {1, {"receives_eager", "receives_direct"}}, [EAGER_LATE] = {1, {"receives_eager"}},
         [EAGER_TO_HOST] = {1, {"receives_eager", "receives_host_ring"}}, [HOSTED] = {1, {"receives_eager"}}, [SELF] = {0, {"receives_self"}},
         [SEVERAL] = {1, {"receives_several"}}, [ONE] = {1, {"receives_several"}}, [PUSH] = {1, {"several_pushed_bytes"}},
-        [INVITED] = {1, {"receives_direct_invited"}}};
+        [INVITED] = {1, {"receives_direct_invited"}}, [GPU_RING] = {1, {"receives_gpu_ring"}}};
     int count = 0;
     for (int i = 0; i < 2; i++) if (by[path].counters[i]) count -= (int)more.counter(by[path].counters[i]);
     for (int i = 0; i < messages; i++) message(path, -1, "", i);

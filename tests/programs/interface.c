@@ -74,9 +74,9 @@ static void names(void) {
     CHECK(reasons > 10 && fallbacks == 2 * reasons && counters > fallbacks + 20, "%d counters, %d reasons", counters, reasons);
     CHECK(!strcmp(the_counter_text("fallback_buffered"), "a buffered send"), "text");
     CHECK(counter("no_such") == UINT64_MAX && !the_counter_text("no_such") && counter(NULL) == UINT64_MAX, "no such counter");
-    static const char *const paths[] = {"unknown", "native", "value", "direct", "self", "host_ring", "eager", "several", "relay"};
-    for (int i = 0; i < 9; i++) CHECK(!strcmp(the_path_name(i), paths[i]), "path %d", i);
-    CHECK(!the_path_name(9) && !the_path_name(-1), "no such path");
+    static const char *const paths[] = {"unknown", "native", "value", "direct", "self", "host_ring", "eager", "several", "relay", "gpu_ring"};
+    for (int i = 0; i < 10; i++) CHECK(!strcmp(the_path_name(i), paths[i]), "path %d", i);
+    CHECK(!the_path_name(10) && !the_path_name(-1), "no such path");
 }
 
 static void warm_up(void) {
@@ -174,7 +174,8 @@ static void to_self(void) {
     buf_free(b);
 }
 
-// Pool memory cannot be exported; a receive into host memory has no direct path either, for no reason but that.
+// Pool memory cannot be exported: it goes through memory of the sender's GPU. A receive into host memory has no direct path either,
+// for no reason but that.
 static void host_ring(void) {
     *(void **)&pool_alloc = dlsym(cu.library, "cuMemAllocAsync");
     *(void **)&pool_free = dlsym(cu.library, "cuMemFreeAsync");
@@ -184,13 +185,13 @@ static void host_ring(void) {
         CU(pool_alloc(&pool, LARGE, NULL));
         CU(cu.synchronize());
         OK(MPI_Send((void *)(uintptr_t)pool, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
-        TOLD(1, ANABRANCH_HOST_RING, LARGE, "not_exportable");
+        TOLD(1, ANABRANCH_GPU_RING, LARGE, "not_exportable");
         CU(pool_free(pool, NULL));
         OK(MPI_Send(b.p, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
         TOLD(1, ANABRANCH_HOST_RING, LARGE, NULL);
     } else {
         OK(MPI_Recv(b.p, LARGE, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
-        TOLD(0, ANABRANCH_HOST_RING, LARGE, "not_exportable");
+        TOLD(0, ANABRANCH_GPU_RING, LARGE, "not_exportable");
         OK(MPI_Recv(h.p, LARGE, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
         TOLD(0, ANABRANCH_HOST_RING, LARGE, NULL);
     }

@@ -244,6 +244,47 @@ static void unfinished(void) {
     running = "unfinished";
 }
 
+// Both directions at once, many messages each, of random lengths: staging is short. How many are long enough for memory of the GPU
+// is told.
+static void windows(void) {
+    enum { WINDOW = 16, ROUNDS = 6, LONG = 64 << 10, LONGEST = 7 << 20 };
+    static const enum memory kinds[] = {POOL, MAPPED};
+    if (peer == MPI_PROC_NULL) return;
+    more_load();
+    uint64_t random = number_from("SEED", 1) * 0x9e3779b97f4a7c15u + me;
+    long on_gpu = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        block out[WINDOW], in[WINDOW];
+        MPI_Request r[2 * WINDOW];
+        size_t lengths[WINDOW], theirs[WINDOW];
+        for (int i = 0; i < WINDOW; i++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            // Up to 256 KiB as a rule, and a few long ones.
+            lengths[i] = (random >> 20) % (i % 5 ? 256 << 10 : LONGEST) + 1;
+        }
+        OK(MPI_Sendrecv(lengths, sizeof lengths, MPI_BYTE, peer, 9, theirs, sizeof theirs, MPI_BYTE, peer, 9, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        for (int i = 0; i < WINDOW; i++) {
+            out[i] = block_new(kinds[i % 2], lengths[i], i);
+            in[i] = block_new(kinds[i / 2 % 2], theirs[i], 3 * i);
+            buf_fill(out[i].b, 1000 * round + 10 * i + me % 2);
+            on_gpu += theirs[i] >= LONG;
+        }
+        barrier();
+        for (int i = 0; i < WINDOW; i++) OK(MPI_Irecv(in[i].b.p, theirs[i], MPI_BYTE, peer, i, MPI_COMM_WORLD, &r[i]));
+        for (int i = 0; i < WINDOW; i++) OK(MPI_Isend(out[i].b.p, lengths[i], MPI_BYTE, peer, i, MPI_COMM_WORLD, &r[WINDOW + i]));
+        OK(MPI_Waitall(2 * WINDOW, r, MPI_STATUSES_IGNORE));
+        for (int i = 0; i < WINDOW; i++) {
+            BUF_CHECK(in[i].b, 1000 * round + 10 * i + (me + 1) % 2, theirs[i]);
+            BUF_CHECK(out[i].b, 1000 * round + 10 * i + me % 2, lengths[i]);
+            block_free(out[i]);
+            block_free(in[i]);
+        }
+    }
+    long all = 0;
+    OK(MPI_Reduce(&on_gpu, &all, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD));
+    if (me == 0) printf("long: %ld\n", all);
+}
+
 // Host memory that the program has registered with the driver, whole pages or from the middle of one, at either end.
 static void registered(void) {
     CUresult (*pin)(void *, size_t, unsigned), (*unpin)(void *);
@@ -329,7 +370,8 @@ static void without_context(void) {
 static const struct test_case cases[] = {
     {"from_plain", from_plain}, {"from_managed", from_managed}, {"from_pool", from_pool}, {"from_mapped", from_mapped},
     {"both_ways", both_ways}, {"to_self", to_self}, {"grown", grown},
-    {"unfinished", unfinished}, {"registered", registered}, {"held_by_program", held_by_program}, {0},
+    {"unfinished", unfinished}, {"registered", registered}, {"held_by_program", held_by_program},
+    {"windows", windows}, {0},
 };
 // By its name only: a message fails in it.
 static const struct test_case failing[] = {{"without_context", without_context}, {0}};

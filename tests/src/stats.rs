@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 pub struct Stats(Value);
 
 /// Counters of the paths by which a message that was sent by descriptor arrives.
-const PATHS: [&str; 5] = [
+const PATHS: [&str; 6] = [
     "receives_direct",
     "receives_several",
     "receives_self",
     "receives_host_ring",
+    "receives_gpu_ring",
     "receives_eager",
 ];
 

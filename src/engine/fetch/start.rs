@@ -439,14 +439,28 @@ impl Fetch {
                     self.reason = Some(reason);
                     // What cannot be between these two processes, or somebody else has done, is no fault.
                     if error.code().is_some() && !error.is_refusal() {
-                        self.survived(&error, "through host memory instead");
+                        self.survived(&error, "through staging memory instead");
                     } else {
                         log::debug!("from rank {}: not direct: {error}", self.message.source);
                     }
                 }
-                self.want_host();
+                self.want_ring(gpu);
             }
         }
+    }
+
+    /// Asks the sender to bring the payload through its ring: in memory of its GPU, where this rank can read that.
+    fn want_ring(&mut self, gpu: &mut Gpu) {
+        let wants_gpu = self.may_come_by_gpu_ring(gpu)
+            && self
+                .slot()
+                .is_some_and(|slot| slot.want_gpu(self.nonce).is_ok());
+        if !wants_gpu {
+            return self.want_host();
+        }
+        self.turn = None;
+        self.path = Path::ring(State::WantGpu);
+        self.peer.ring_doorbell();
     }
 
     /// Queues the copy from the sender's memory; `Err(None)` where that is not the way for this pair of buffers.

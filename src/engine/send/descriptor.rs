@@ -11,11 +11,12 @@ use crate::engine::comms::{self, Identity};
 use crate::engine::core::Core;
 use crate::engine::counts::{Stream, Wish};
 use crate::engine::fault::{self, Of, Path};
-use crate::engine::fetch::flag;
-use crate::engine::gpu::Gpu;
+use crate::engine::fetch::{flag, AGAIN_THROUGH_HOST};
+use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::native::native_isend;
+use crate::engine::relays::share_a_gpu;
 use crate::engine::serve::tracks::Tracks;
-use crate::engine::serve::{Hosting, Serve, Source, Trouble};
+use crate::engine::serve::{Hosting, OnGpu, Serve, Source, Trouble};
 use crate::engine::story::{self, Story};
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
@@ -70,6 +71,7 @@ impl Out {
     fn path(&self) -> Path {
         match (&self.hosting, &self.serve) {
             (Some(_), _) => Path::Eager,
+            (None, Some(serve)) if serve.is_on_gpu() => Path::GpuRing,
             (None, Some(_)) => Path::HostRing,
             (None, None) => Path::Direct,
         }
@@ -98,7 +100,8 @@ impl Out {
         }
     }
 
-    /// A step of the sender's part has failed. It is tried again, some times: no simpler path is left.
+    /// A step of the sender's part has failed. It is tried again, some times: but for memory of the GPU no simpler path is
+    /// left.
     fn step_failed(&mut self, env: &Env, trouble: Trouble) {
         let Trouble::Driver(error) = trouble else {
             self.lost = Some(fault::lost(
@@ -112,11 +115,20 @@ impl Out {
         };
         let error = &error;
         self.failures += 1;
-        if self.failures < fault::ATTEMPTS && !error.context_is_gone() {
+        // Memory of the GPU is being given back.
+        let is_at_once = is_for_now(error);
+        if self.failures < fault::ATTEMPTS && !error.context_is_gone() && !is_at_once {
             fault::tried_again(self.of(), self.path(), error);
             return;
         }
         let slot = env.node.own().slot(self.slot);
+        let is_on_gpu = self.serve.as_ref().is_some_and(Serve::is_on_gpu);
+        if is_on_gpu && slot.is_some_and(|slot| slot.want_host(self.nonce).is_ok()) {
+            self.failures = 0;
+            stats::add(Counter::Retries, 1);
+            fault::survived(self.of(), self.path(), error, AGAIN_THROUGH_HOST);
+            return;
+        }
         if slot.is_some_and(|slot| slot.refuse(self.nonce, env.abi.err_other).is_ok()) {
             self.is_given_up = true;
             self.lost = Some(fault::lost(self.of(), self.path(), error));
@@ -447,9 +459,16 @@ impl Core {
             Err(error) => {
                 stats::fallback(Reason::NotExportable, bytes);
                 log::debug!(
-                    "device buffer {:#x} goes through host memory: {error}",
+                    "device buffer {:#x} goes through staging memory: {error}",
                     buffer.address
                 );
+                let is_own = peer.world_rank() == env.world_rank;
+                let is_long = bytes >= OnGpu::between(false).bytes_min;
+                if env.config.gpu_ring && is_long && !is_own {
+                    if let Ok(context) = buffer.context_key() {
+                        self.gpu.relays.stage_own(env, context);
+                    }
+                }
             }
         }
         message
@@ -560,10 +579,16 @@ impl Core {
                 }
                 hosting.poll(&mut self.gpu, own, &ring)
             }
-            (Ok(State::WantHost), None) => out
-                .serve
-                .get_or_insert_with(|| Serve::new(out.source, out.bytes))
-                .poll(&mut self.gpu, own, &ring),
+            (Ok(state @ (State::WantGpu | State::WantHost)), _) => {
+                let wants_gpu = state == State::WantGpu;
+                let peer = &out.peer;
+                let serve = out.serve.get_or_insert_with(|| {
+                    let is_shared = || share_a_gpu(env, peer);
+                    let on_gpu = wants_gpu.then(|| OnGpu::between(is_shared()));
+                    Serve::new(out.source, out.bytes, on_gpu)
+                });
+                serve.poll(&mut self.gpu, own, &ring, wants_gpu)
+            }
             (Ok(State::Done | State::Cancelled), _) => return self.close_send(env, id, false),
             (Ok(State::Failed), _) => return self.close_send(env, id, true),
             (Ok(State::Free | State::Hosted) | Err(_), _) => {
@@ -634,7 +659,10 @@ impl Core {
             let is_asked_for = hosted.is_some_and(|hosting| hosting.is_asked_for);
             let tracks = out.tracks.as_ref().filter(|tracks| !tracks.is_direct());
             send.story.parts = tracks.map(|tracks| tracks.parts());
-            send.story.path = if out.serve.is_some() || is_asked_for {
+            let is_on_gpu = out.serve.as_ref().is_some_and(Serve::is_on_gpu);
+            send.story.path = if is_on_gpu {
+                story::Path::GpuRing
+            } else if out.serve.is_some() || is_asked_for {
                 story::Path::HostRing
             } else if tracks.is_some() {
                 story::Path::Several

@@ -21,10 +21,11 @@ struct Told<'a> {
 }
 
 /// The paths, as the user reads them.
-const PATH_NAMES: [&str; 7] = [
+const PATH_NAMES: [&str; 8] = [
     "direct",
     "several paths",
     "host ring",
+    "GPU ring",
     "eager cell",
     "by value",
     "descriptor",
@@ -280,6 +281,7 @@ fn faults(mpi: &Mpi, arguments: &[&str]) -> Job {
     job(mpi, 2, "faults")
         .args(arguments)
         .args(&PATHS)
+        .env("ANABRANCH_GPU_RING", "off")
         // Several pieces a message.
         .env("ANABRANCH_CHUNK", "64K")
         .limit_seconds(600)
@@ -312,6 +314,42 @@ fn each_call_fails_once_with_mpich() {
 #[test]
 fn each_call_fails_once_with_openmpi() {
     on("openmpi", |mpi| each_call_fails_once(mpi, "2"));
+}
+
+/// Any one call fails, once, in messages through memory of their sender's GPU.
+fn each_call_of_the_gpu_ring(mpi: &Mpi) {
+    needs_simulator("driver calls that fail");
+    let outcome = job(mpi, 2, "faults")
+        .args(&["once", "999", "gpu_ring"])
+        .limit_seconds(600)
+        .passes();
+    none_is_lost(&outcome, Between::OneWay);
+    let (positions, ..) = tally(&outcome, 0);
+    assert!(positions > 50, "{positions} positions:\n{outcome}");
+    assert!(outcome.stats().total("receives_gpu_ring") > 0, "{outcome}");
+}
+
+#[test]
+fn each_call_of_the_gpu_ring_fails_once() {
+    for name in ["mpich", "openmpi5"] {
+        on(name, each_call_of_the_gpu_ring);
+    }
+}
+
+/// One function fails for good meanwhile: what can go on in host memory does so.
+#[test]
+fn one_function_of_the_gpu_ring_fails_for_good() {
+    on("openmpi", |mpi| {
+        needs_simulator("driver calls that fail");
+        let outcome = job(mpi, 2, "faults")
+            .args(&["lasting", "2", "gpu_ring"])
+            .limit_seconds(600)
+            .passes();
+        let (_, arrived, _) = tally(&outcome, 1);
+        assert!(arrived > 5, "{outcome}");
+        assert!(outcome.stats().total("receives_host_ring") > 0, "{outcome}");
+        each_told_once(&outcome);
+    });
 }
 
 /// The same with checksums, which take copies of their own on both sides: none is wrong, and most messages have them.
@@ -357,6 +395,7 @@ fn error_handlers_are_told(mpi: &Mpi) {
     needs_simulator("driver calls that fail");
     let outcome = job(mpi, 2, "faults")
         .args(&["lasting", "2", "direct", "host_ring", "value"])
+        .env("ANABRANCH_GPU_RING", "off")
         .env("ANABRANCH_CHUNK", "64K")
         .limit_seconds(600)
         .passes();
