@@ -193,7 +193,7 @@ mod tests {
             assert_eq!(path as usize, number);
         }
         let taken: Vec<_> = Path::ALL.iter().filter(|path| path.is_taken()).collect();
-        assert_eq!(taken.len(), 6);
+        assert_eq!(taken.len(), 7);
     }
 
     #[test]

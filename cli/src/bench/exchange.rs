@@ -38,7 +38,86 @@ pub struct Pair<'a> {
     pub window: Option<Window>,
 }
 
+/// The messages of an iteration as persistent requests.
+pub struct Prepared {
+    receives: Requests,
+    sends: Requests,
+}
+
 impl Pair<'_> {
+    /// Makes persistent requests of the messages of an iteration, as [`Pair::exchange`] has them. To be freed.
+    pub fn prepare(&self, out: &[Spot], into: &[Spot]) -> Prepared {
+        let [to, from] = self.legs();
+        let window = (out.len() / to.len().max(1)).max(1);
+        let mut prepared = Prepared {
+            receives: Requests::new(into.len()),
+            sends: Requests::new(out.len()),
+        };
+        let receives = into.chunks(window).zip(from);
+        for (spots, rank) in receives.filter(|_| self.receives()) {
+            for spot in spots {
+                let (address, requests) = (self.receive.at(spot.offset), &mut prepared.receives);
+                // SAFETY: the spot lies in the buffer, which outlives the requests.
+                unsafe { (self.mpi).recv_init(address, spot.bytes, rank, DATA_TAG, requests) };
+            }
+        }
+        let sends = out.chunks(window).zip(to);
+        for (spots, rank) in sends.filter(|_| self.sends()) {
+            for spot in spots {
+                let (address, requests) = (self.send.at(spot.offset), &mut prepared.sends);
+                // SAFETY: the spot lies in the buffer, which outlives the requests.
+                unsafe { (self.mpi).send_init(address, spot.bytes, rank, DATA_TAG, requests) };
+            }
+        }
+        prepared
+    }
+
+    /// Frees them.
+    pub fn discard(&self, mut prepared: Prepared) {
+        self.mpi.free_all(&mut prepared.receives);
+        self.mpi.free_all(&mut prepared.sends);
+    }
+
+    /// One iteration of persistent requests.
+    pub fn exchange_again(&self, prepared: &mut Prepared) {
+        let Prepared { receives, sends } = prepared;
+        let mpi = self.mpi;
+        let one_by_one = self.kind == Kind::Latency;
+        if one_by_one && self.role == 0 {
+            mpi.start_all(sends);
+            mpi.wait_started(sends);
+            mpi.start_all(receives);
+            mpi.wait_started(receives);
+        } else if one_by_one {
+            mpi.start_all(receives);
+            mpi.wait_started(receives);
+            mpi.start_all(sends);
+            mpi.wait_started(sends);
+        } else {
+            mpi.start_all(receives);
+            mpi.start_all(sends);
+            mpi.wait_started(sends);
+            mpi.wait_started(receives);
+            self.acknowledge();
+        }
+    }
+
+    /// The end of a window that goes one way.
+    fn acknowledge(&self) {
+        // SAFETY: every buffer has room for an acknowledgement.
+        match (self.kind, self.role) {
+            (Kind::Bw | Kind::MbwMr, 0) => unsafe {
+                let to = self.receive.at(0);
+                self.mpi.recv(to, ACK_BYTES, self.peer, ACK_TAG);
+            },
+            (Kind::Bw | Kind::MbwMr, _) => unsafe {
+                let from = self.send.at(0);
+                self.mpi.send(from, ACK_BYTES, self.peer, ACK_TAG);
+            },
+            _ => {}
+        }
+    }
+
     /// Whether this rank sends messages that are measured.
     pub fn sends(&self) -> bool {
         self.role == 0 || !self.is_one_way()
@@ -97,20 +176,12 @@ impl Pair<'_> {
             (Kind::Bw | Kind::MbwMr, 0) => {
                 self.post_sends(out, self.peer, requests);
                 self.mpi.wait_all(requests);
-                // SAFETY: every buffer has room for an acknowledgement.
-                unsafe {
-                    self.mpi
-                        .recv(self.receive.at(0), ACK_BYTES, self.peer, ACK_TAG)
-                };
+                self.acknowledge();
             }
             (Kind::Bw | Kind::MbwMr, _) => {
                 self.post_receives(into, self.peer, requests);
                 self.mpi.wait_all(requests);
-                // SAFETY: every buffer has room for an acknowledgement.
-                unsafe {
-                    self.mpi
-                        .send(self.send.at(0), ACK_BYTES, self.peer, ACK_TAG)
-                };
+                self.acknowledge();
             }
             (Kind::Bibw, _) => {
                 self.post_receives(into, self.peer, requests);

@@ -139,6 +139,9 @@ pub struct Arguments {
     /// Verify the data: every message at a place of its own, at odd addresses and in odd sizes too
     #[arg(long, short = 'c')]
     check: bool,
+    /// Persistent requests, made once for each size and started in each iteration (not put)
+    #[arg(long, short = 'p')]
+    persistent: bool,
     /// Measure the driver's own copy between the two GPUs too, and print the ratio
     #[arg(long)]
     raw: bool,
@@ -203,6 +206,10 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "--raw measures the messages of one pair: not with {}",
             report::name(arguments.kind)
         );
+        return Err(Failure::new(2, text).into());
+    }
+    if arguments.persistent && arguments.kind == Kind::Put {
+        let text = "one-sided messages have no persistent requests: put without --persistent";
         return Err(Failure::new(2, text).into());
     }
     if arguments.kind.is_round() && arguments.first != arguments.second {
@@ -600,6 +607,8 @@ impl<'a> Session<'a> {
                 bytes,
             })
             .collect();
+        let persistent = self.arguments.persistent;
+        let mut prepared = persistent.then(|| self.pair.prepare(&spots, &spots));
         self.pair.meet();
         let now = |clock: &Clock| (clock.seconds(), clock.late_seconds());
         let mut start = now(&self.clock);
@@ -607,9 +616,15 @@ impl<'a> Session<'a> {
             if iteration == warmup {
                 start = now(&self.clock);
             }
-            self.pair.exchange(&spots, &spots, &mut self.requests);
+            match &mut prepared {
+                Some(prepared) => self.pair.exchange_again(prepared),
+                None => self.pair.exchange(&spots, &spots, &mut self.requests),
+            }
         }
         let end = now(&self.clock);
+        if let Some(prepared) = prepared {
+            self.pair.discard(prepared);
+        }
         self.late = end.1.zip(start.1).map(|(end, start)| end - start);
         end.0 - start.0
     }
@@ -637,11 +652,19 @@ impl<'a> Session<'a> {
             let is_put = self.arguments.kind == Kind::Put;
             let there = is_put.then(|| self.checker.there(&self.pair, bytes, window, iteration));
             let into = there.as_ref().unwrap_or(&plan.into);
+            let persistent = self.arguments.persistent;
+            let mut prepared = persistent.then(|| self.pair.prepare(&plan.out, into));
             self.pair.meet();
             let start = self.clock.seconds();
-            self.pair.exchange(&plan.out, into, &mut self.requests);
+            match &mut prepared {
+                Some(prepared) => self.pair.exchange_again(prepared),
+                None => self.pair.exchange(&plan.out, into, &mut self.requests),
+            }
             if timed {
                 seconds += self.clock.seconds() - start;
+            }
+            if let Some(prepared) = prepared {
+                self.pair.discard(prepared);
             }
             errors += self.checker.compare(&self.pair, &plan)?;
         }

@@ -47,6 +47,10 @@ functions! {
     isend = c"MPI_Isend" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
     irecv = c"MPI_Irecv" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
     waitall = c"MPI_Waitall" (c_int, Pointer, Pointer);
+    send_init = c"MPI_Send_init" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
+    recv_init = c"MPI_Recv_init" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
+    startall = c"MPI_Startall" (c_int, Pointer);
+    request_free = c"MPI_Request_free" (Pointer);
     win_create = c"MPI_Win_create" (Pointer, isize, c_int, Handle, Handle, Pointer);
     win_free = c"MPI_Win_free" (Pointer);
     win_fence = c"MPI_Win_fence" (c_int, Handle);
@@ -403,6 +407,70 @@ impl Mpi {
                 slot,
             )
         };
+    }
+
+    /// Persistent send, not started.
+    ///
+    /// # Safety
+    /// The memory stays valid for reading by MPI until `requests` is freed.
+    pub unsafe fn send_init(
+        &self,
+        address: Pointer,
+        bytes: usize,
+        peer: c_int,
+        tag: c_int,
+        requests: &mut Requests,
+    ) {
+        let slot = self.next(requests);
+        let (count, datatype) = self.items(bytes);
+        let world = self.abi.comm_world;
+        // SAFETY: as the caller says; the slot has room for one request.
+        unsafe { (self.functions.send_init)(address, count, datatype, peer, tag, world, slot) };
+    }
+
+    /// Persistent receive, not started.
+    ///
+    /// # Safety
+    /// The memory stays valid for writing by MPI until `requests` is freed.
+    pub unsafe fn recv_init(
+        &self,
+        address: Pointer,
+        bytes: usize,
+        peer: c_int,
+        tag: c_int,
+        requests: &mut Requests,
+    ) {
+        let slot = self.next(requests);
+        let (count, datatype) = self.items(bytes);
+        let world = self.abi.comm_world;
+        // SAFETY: as the caller says; the slot has room for one request.
+        unsafe { (self.functions.recv_init)(address, count, datatype, peer, tag, world, slot) };
+    }
+
+    /// Starts persistent requests.
+    pub fn start_all(&self, requests: &mut Requests) {
+        let count = c_int::try_from(requests.count).unwrap_or(c_int::MAX);
+        // SAFETY: the array holds that many persistent requests, none of them started.
+        unsafe { (self.functions.startall)(count, requests.storage.as_mut_ptr().cast()) };
+    }
+
+    /// Waits for persistent requests, which can be started again.
+    pub fn wait_started(&self, requests: &mut Requests) {
+        let count = requests.count;
+        self.wait_all(requests);
+        requests.count = count;
+    }
+
+    /// Frees persistent requests, none of which is started.
+    pub fn free_all(&self, requests: &mut Requests) {
+        for index in 0..std::mem::take(&mut requests.count) {
+            let offset = index * self.abi.handle_bytes;
+            // SAFETY: the request was made by `send_init` or `recv_init`, lies within the storage, and is inactive.
+            unsafe {
+                let request = requests.storage.as_mut_ptr().byte_add(offset);
+                (self.functions.request_free)(request.cast())
+            };
+        }
     }
 
     /// Waits for all requests and forgets them.

@@ -94,6 +94,9 @@ impl<'a> Report<'a> {
             };
             comments.push(format!("# Window of {} messages{ended}", arguments.window));
         }
+        if arguments.persistent {
+            comments.push("# Persistent requests, made once for each size".into());
+        }
         if arguments.kind == Kind::MbwMr {
             comments.push(format!("# [ pairs: {} ]", mpi.size / 2));
         }
@@ -109,6 +112,7 @@ impl<'a> Report<'a> {
             "unit": unit(arguments.kind),
             "buffers": [arguments.first, arguments.second],
             "window": arguments.window,
+            "persistent": arguments.persistent,
             "check": arguments.check,
             "seed": seed,
             "clock": clock,

@@ -89,6 +89,21 @@ pub struct Ask {
     pub bytes: usize,
     /// Messages under way at once.
     pub window: usize,
+    /// By persistent requests.
+    #[serde(default)]
+    pub persistent: bool,
+    /// So many iterations and no others, as a user's benchmark has them: the first messages of a size are among them.
+    #[serde(default)]
+    pub fixed: Option<Fixed>,
+}
+
+/// Iterations of a row whose first messages count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Fixed {
+    /// Before those that are timed.
+    pub warmup: u32,
+    /// Those that are.
+    pub iterations: u32,
 }
 
 impl Plan {
@@ -104,6 +119,12 @@ impl Ask {
     fn place(&self, rank: c_int, size: c_int) -> Option<Place> {
         let (role, _) = self.kind.role(rank, size)?;
         self.buffers.get(usize::try_from(role).ok()?).copied()
+    }
+
+    /// Whether they differ in the size of messages only.
+    pub fn is_of_one_sweep(&self, other: &Ask) -> bool {
+        let key = |ask: &Ask| (ask.kind, ask.buffers, ask.window, ask.persistent);
+        key(self) == key(other)
     }
 
     /// Whether the messages of a window fit where they arrive.
@@ -148,6 +169,9 @@ pub struct Measured {
     pub iterations: u32,
     /// By which part of its time programs have acted late on the simulated node, in the worst block that counts.
     pub late: Option<f64>,
+    /// Of a row of fixed iterations, those timed that took more than one and a half times their median and 200 us more.
+    #[serde(default)]
+    pub slow: Option<u64>,
     /// Messages with wrong data, if the row was verified.
     pub errors: Option<u64>,
     /// What all ranks counted in turns like this one, warm-up and verification included; none without the library.
@@ -302,11 +326,13 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
     };
     // So that no message of the first row is sent to a rank that does not take part yet. Ranks without a device buffer do
     // at their next call after the others.
-    if let Some(pair) = &suite.on_device {
-        pair.try_out(&mut suite.requests);
+    if plan.rows.iter().all(|ask| ask.fixed.is_none()) {
+        if let Some(pair) = &suite.on_device {
+            pair.try_out(&mut suite.requests);
+        }
+        mpi.barrier();
+        mpi.barrier();
     }
-    mpi.barrier();
-    mpi.barrier();
     for ask in &plan.rows {
         let place = ask.place(mpi.rank, mpi.size);
         for measured in suite.row(mpi, ask, place)? {
@@ -361,6 +387,7 @@ impl Suite<'_> {
                     pair,
                     place,
                     ask,
+                    prepared: None,
                 }
                 .measure(&turns)?
             }
@@ -404,6 +431,7 @@ impl Suite<'_> {
                     .collect(),
                 iterations: done.iterations,
                 late: self.simulated.then_some(done.late),
+                slow: done.slow,
                 errors: self.plan.verify.then_some(part.errors),
                 counters: counters.map(|counters| counters.named(&part.counted)),
                 expected: expected(ask, part, &config, ask.kind.pairs(mpi.size)),
@@ -459,10 +487,15 @@ fn expected(ask: &Ask, part: &Part, config: &Config, pairs: c_int) -> Expected {
     } else {
         0
     };
+    // Who begins with its first message does not know yet whether its peer takes part.
+    let from_the_first = ask.fixed.is_some();
     Expected {
         device_sends: pairs * (data + acknowledgements),
-        taken: Some(pairs * long),
-        short: pairs * (short + answers),
+        taken: (!from_the_first).then_some(pairs * long),
+        short: match from_the_first {
+            true => pairs * (data + acknowledgements),
+            false => pairs * (short + answers),
+        },
         raised: both * pairs * ((1 - first) * second * part.messages + (1 - second) * first * back)
             + pairs
                 * if one_way && ACK_BYTES > 0 {
@@ -487,6 +520,8 @@ mod tests {
             buffers,
             bytes,
             window: 16,
+            persistent: false,
+            fixed: None,
         };
         let part = Part {
             messages: 48,

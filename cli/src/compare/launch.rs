@@ -164,6 +164,7 @@ impl<'a> Launches<'a> {
             values: (value > 0.0).then_some(value).into_iter().collect(),
             iterations: u32::try_from(number("iterations")).unwrap_or(0),
             late: report["late"].as_f64(),
+            slow: None,
             errors: None,
             counters,
             expected: Expected {

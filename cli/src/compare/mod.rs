@@ -1,6 +1,7 @@
 //! `anabranch compare`: the MPI library alone and with this library in turns, in many launches, and the ratios of their
 //! medians beside what the same configuration differs from itself.
 
+mod first;
 mod launch;
 mod predicted;
 mod results;
@@ -21,7 +22,7 @@ use serde_json::{json, Value};
 
 use crate::bench::buffer::Place;
 use crate::bench::sizes::{self, Sizes};
-use crate::bench::suite::{Ask, Circumstances, Measured, Turn};
+use crate::bench::suite::{Ask, Circumstances, Fixed, Measured, Turn};
 use crate::bench::Kind;
 use crate::topo::source;
 use crate::{complain, Failure};
@@ -67,6 +68,23 @@ impl Bench {
     }
 }
 
+/// How messages are sent and received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RequestKind {
+    /// A request for each message
+    Fresh,
+    /// Persistent requests, made once for each row
+    Persistent,
+}
+
+/// Measurements that go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// What users measure first, as they do: each benchmark in a launch of its own, sizes upwards, its first messages included, few
+    /// iterations, persistent requests too
+    First,
+}
+
 /// Arguments of `anabranch compare`.
 #[derive(Args)]
 pub struct Arguments {
@@ -80,16 +98,30 @@ pub struct Arguments {
         default_value = "latency,bw,bibw"
     )]
     benches: Vec<Bench>,
+    /// Measurements that go together; --benches, --pairs, --windows, --requests and --sizes choose among them. The end says which rows take
+    /// longer with the library in the first half of the rounds and in the second
+    #[arg(overrides_with = "suite", long, value_enum, conflicts_with_all = ["turns", "blocks", "row_ms", "iterations", "predicted"])]
+    suite: Option<Suite>,
+    /// Requests by which messages are sent: each made anew, or persistent ones
+    #[arg(
+        overrides_with = "requests",
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "fresh",
+        default_value_if("suite", "first", "fresh,persistent")
+    )]
+    requests: Vec<RequestKind>,
     /// Buffers of the first and the second of a pair: device (D) or host (H) memory; ring,
     /// all-to-all and all-by-number have DD and HH only
-    #[arg(overrides_with = "pairs", long, value_delimiter = ',', default_value = "DD", value_name = "DD,DH,HD,HH", value_parser = pair)]
+    #[arg(overrides_with = "pairs", long, value_delimiter = ',', default_value = "DD", default_value_if("suite", "first", "DD,HD,DH"), value_name = "DD,DH,HD,HH", value_parser = pair)]
     pairs: Vec<[Place; 2]>,
     /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024. Up to 32G; from 2G on in whole
     /// multiples of 64 bytes
     #[arg(overrides_with = "sizes", long, short = 'm', default_value = "1:64M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
     sizes: Sizes,
     /// Messages under way at once (all but latency); left out where those that arrive in host memory take more than 1G
-    #[arg(overrides_with = "windows", long, short = 'W', value_delimiter = ',', default_value = "1,16", value_name = "N,N,...",
+    #[arg(overrides_with = "windows", long, short = 'W', value_delimiter = ',', default_value = "1,16", default_value_if("suite", "first", "1,16,64"), value_name = "N,N,...",
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     windows: Vec<u32>,
     /// Configurations that take turns: vanilla (without the library), best (without it, the best of a sweep of UCX's
@@ -127,7 +159,7 @@ pub struct Arguments {
     #[arg(overrides_with = "predicted", long, value_name = "NAME|FILE")]
     predicted: Option<String>,
     /// Rounds: in each every configuration is launched once, in turns
-    #[arg(overrides_with = "rounds", long, short = 'r', default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(overrides_with = "rounds", long, short = 'r', default_value = "5", default_value_if("suite", "first", "10"), value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Begin no round that would not end within this time; the first is always made
     #[arg(overrides_with = "budget", long, value_name = "SECONDS")]
@@ -238,9 +270,10 @@ struct BenchRows {
 /// # Errors
 /// The options contradict each other, or no launch succeeded.
 pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let usual: &[&str] = match arguments.sim {
-        None => &["vanilla", "vanilla2", "anabranch"],
-        Some(_) => &["anabranch", "anabranch2"],
+    let usual: &[&str] = match (&arguments.sim, arguments.suite) {
+        (None, Some(Suite::First)) => &["vanilla", "anabranch"],
+        (None, None) => &["vanilla", "vanilla2", "anabranch"],
+        (Some(_), _) => &["anabranch", "anabranch2"],
     };
     let usual = || usual.iter().map(|&name| name.to_owned()).collect();
     let names: Vec<String> = arguments.configs.clone().unwrap_or_else(usual);
@@ -326,6 +359,15 @@ fn turns(settings: &[Setting]) -> Vec<Turn> {
     settings.iter().map(turn).collect()
 }
 
+/// Iterations of a user's benchmark: those before it that it does not time are OSU's.
+fn as_users_do(bytes: usize) -> Fixed {
+    const SMALL: usize = 8 << 10;
+    Fixed {
+        warmup: if bytes > SMALL { 2 } else { 10 },
+        iterations: if bytes > 1 << 20 { 20 } else { 200 },
+    }
+}
+
 /// The rows, in tables, and which of them share a launch.
 fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
     let mut rows = Vec::new();
@@ -340,20 +382,26 @@ fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
             _ => &arguments.windows,
         };
         let ranks = if kind.is_of_all() { arguments.np } else { 2 };
-        let mut add = |kind, buffers: [Place; 2], bytes, window| {
+        let mut add = |kind, buffers: [Place; 2], bytes, window, persistent| {
             let ask = Ask {
                 row: rows.len(),
                 kind,
                 buffers,
                 bytes,
                 window,
+                persistent,
+                fixed: arguments.suite.map(|_| as_users_do(bytes)),
             };
             // Said in the help of --windows and --pairs.
             if !ask.fits() || (kind.is_round() && buffers[0] != buffers[1]) {
                 return;
             }
             rows.push(What::Bench(ask.clone()));
-            match groups.iter_mut().find(|group| group.ranks == ranks) {
+            let shares_launch = |group: &&mut BenchRows| {
+                let alike = |row: &Ask| ask.is_of_one_sweep(row);
+                group.ranks == ranks && (arguments.suite.is_none() || group.rows.iter().all(alike))
+            };
+            match groups.iter_mut().find(shares_launch) {
                 Some(group) => group.rows.push(ask),
                 None => groups.push(BenchRows {
                     ranks,
@@ -363,12 +411,15 @@ fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
         };
         if arguments.predicted.is_some() && kind == Kind::Bw {
             let (kind, buffers, bytes, window) = predicted::ACKNOWLEDGEMENT;
-            add(kind, buffers, bytes, window);
+            add(kind, buffers, bytes, window, false);
         }
-        for pair in &arguments.pairs {
-            for window in windows {
-                for bytes in &arguments.sizes.0 {
-                    add(kind, *pair, *bytes, *window as usize);
+        for requests in &arguments.requests {
+            let persistent = *requests == RequestKind::Persistent;
+            for pair in &arguments.pairs {
+                for window in windows {
+                    for bytes in &arguments.sizes.0 {
+                        add(kind, *pair, *bytes, *window as usize, persistent);
+                    }
                 }
             }
         }
@@ -607,6 +658,9 @@ impl Comparison<'_> {
             text += &sweep.text();
         }
         text += &table::text(&self.results);
+        if self.arguments.suite == Some(Suite::First) {
+            text += &first::text(&self.results);
+        }
         for failure in &self.failures {
             text += &format!("\nFAILED {failure}\n");
         }

@@ -233,6 +233,8 @@ mod tests {
             buffers: [Place::D; 2],
             bytes,
             window,
+            persistent: false,
+            fixed: None,
         })
     }
 

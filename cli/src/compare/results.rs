@@ -30,8 +30,9 @@ impl What {
                     _ => format!(", window {}", ask.window),
                 };
                 let [first, second] = ask.buffers;
+                let persistent = if ask.persistent { ", persistent" } else { "" };
                 format!(
-                    "{} {first:?} {second:?}{window}, {}",
+                    "{} {first:?} {second:?}{window}{persistent}, {}",
                     report::name(ask.kind),
                     self.unit()
                 )
@@ -74,6 +75,10 @@ pub struct Cell {
     pub taken: Option<String>,
     /// Why the row does not count.
     pub void: Vec<String>,
+    /// Iterations of all launches, and those of them that were slow ([`Measured::slow`]).
+    pub iterations: u64,
+    /// See above.
+    pub slow: u64,
     /// Messages with wrong data; none as long as it was not verified.
     pub errors: Option<u64>,
     /// The settings of this row, where a sweep chose them.
@@ -86,6 +91,8 @@ impl Cell {
     pub fn add(&mut self, measured: &Measured, preload: bool, late_max: f64) {
         self.launches.extend(median(&measured.values));
         self.turns.extend(&measured.values);
+        self.iterations += u64::from(measured.iterations);
+        self.slow += measured.slow.unwrap_or(0);
         if let Some(errors) = measured.errors {
             self.errors = Some(self.errors.unwrap_or(0) + errors);
         }
@@ -300,6 +307,7 @@ impl Results {
         let mut value = match what {
             What::Bench(ask) => json!({
                 "bench": report::name(ask.kind), "buffers": ask.buffers, "bytes": ask.bytes, "window": ask.window,
+                "persistent": ask.persistent,
             }),
             What::Jacobi(arguments) => json!({ "bench": "jacobi", "arguments": arguments }),
         };
@@ -311,6 +319,8 @@ impl Results {
             value["configurations"][&setting.name] = json!({
                 "spread": compared.map(|compared| compared.spread),
                 "launches": cell.launches,
+                "iterations": cell.iterations,
+                "slow_iterations": cell.slow,
                 "turns": self.in_turns.then_some(&cell.turns),
                 "ratio": compared.and_then(|compared| compared.ratio),
                 "worse_than_noise": compared.is_some_and(|compared| compared.worse),
@@ -334,8 +344,9 @@ impl Results {
         for (row, what) in self.rows.iter().enumerate() {
             let head = match what {
                 What::Bench(ask) => format!(
-                    "{},{:?}{:?},{},{}",
+                    "{}{},{:?}{:?},{},{}",
                     report::name(ask.kind),
+                    if ask.persistent { "-persistent" } else { "" },
                     ask.buffers[0],
                     ask.buffers[1],
                     ask.bytes,
@@ -391,6 +402,7 @@ mod tests {
             values: vec![3.0, 1.0, 2.0],
             iterations: 1,
             late: None,
+            slow: None,
             errors: Some(0),
             counters: Some(
                 counters
@@ -497,6 +509,8 @@ mod tests {
             buffers: [Place::D, Place::H],
             bytes: 64,
             window: 1,
+            persistent: false,
+            fixed: None,
         };
         let mut results = Results::new(settings.into(), 0, vec![What::Bench(ask)], false, None);
         for (cell, values) in results.cells[0].iter_mut().zip(values) {

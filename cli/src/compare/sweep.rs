@@ -147,7 +147,7 @@ impl Sweep {
 }
 
 fn is_alike(a: &Ask, b: &Ask) -> bool {
-    (a.kind, a.buffers, a.window) == (b.kind, b.buffers, b.window)
+    a.is_of_one_sweep(b)
 }
 
 /// Whether this row is the nearest to one of the sizes that are tried.
@@ -209,6 +209,8 @@ mod tests {
             buffers: [D, D],
             bytes,
             window,
+            persistent: false,
+            fixed: None,
         };
         let rows: Vec<Ask> = (0..11).map(|shift| ask(1 << shift, 1)).collect();
         let tried: Vec<Ask> = rows

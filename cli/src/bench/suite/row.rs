@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context};
 
-use super::{verified, Ask, Plan, Turn, ARRIVAL, SIMULATED_ARRIVAL};
+use super::{verified, Ask, Fixed, Plan, Turn, ARRIVAL, SIMULATED_ARRIVAL};
 use crate::bench::buffer::Place;
 use crate::bench::check::Checker;
 use crate::bench::counters::{Counters, Values};
-use crate::bench::exchange::{Pair, Spot};
+use crate::bench::exchange::{Pair, Prepared, Spot};
 use crate::bench::mpi::Requests;
 use crate::bench::Clock;
 
@@ -38,6 +38,8 @@ const TURN_ITERATIONS: f64 = 16.0;
 /// The part of a turn's iterations that goes before those measured, and how many that are at least.
 const TURN_SETTLES: u32 = 4;
 const TURN_SETTLES_MIN: u32 = 2;
+/// By so much more than one and a half times the median an iteration is slow, seconds.
+const SLOW_BY: f64 = 200e-6;
 /// A void block is repeated so often at most.
 const REPEATS: u32 = 8;
 
@@ -50,6 +52,8 @@ pub(super) struct Done {
     pub(super) iterations: u32,
     /// Of the blocks, as [`late`](super::Measured::late).
     pub(super) late: f64,
+    /// As [`slow`](super::Measured::slow).
+    pub(super) slow: Option<u64>,
     /// Of each kind of turn.
     pub(super) parts: Vec<Part>,
 }
@@ -134,6 +138,8 @@ pub(super) struct Row<'a, 'p> {
     pub(super) pair: &'a mut Pair<'p>,
     pub(super) place: Place,
     pub(super) ask: &'a Ask,
+    /// The messages of an iteration, where they are persistent requests.
+    pub(super) prepared: Option<Prepared>,
 }
 
 impl Row<'_, '_> {
@@ -160,6 +166,17 @@ impl Row<'_, '_> {
             .collect();
         let spots = [&out[..], &into[..]];
         let mut done = Done::default();
+        self.prepared = (self.ask.persistent).then(|| self.pair.prepare(&out, &into));
+        if let Some(fixed) = self.ask.fixed {
+            let mut part = Part::default();
+            self.counted(&Turn::Taking(None), &mut part, |row| {
+                row.as_users_do(spots, fixed, &mut done);
+                Ok(())
+            })?;
+            part.add(self.ask, u64::from(fixed.warmup + fixed.iterations));
+            done.parts.push(part);
+            return self.end(turns, done);
+        }
         let (mut long, mut each) = (false, 0.0f64);
         for kind in &turns.kinds {
             let mut part = Part::default();
@@ -186,16 +203,53 @@ impl Row<'_, '_> {
                 part.add(self.ask, made);
             }
         }
+        done.parts = parts;
+        self.end(turns, done)
+    }
+
+    /// Verifies it where that is asked for.
+    fn end(&mut self, turns: &Turns, mut done: Done) -> anyhow::Result<Done> {
+        if let Some(prepared) = self.prepared.take() {
+            self.pair.discard(prepared);
+        }
         if self.plan.verify {
-            for (kind, part) in turns.kinds.iter().zip(&mut parts) {
+            for (kind, part) in turns.kinds.iter().zip(&mut done.parts) {
                 part.errors = self.counted(kind, part, Row::verify)?;
                 part.messages += verified(self.ask) as u64;
                 part.acknowledgements += 1;
             }
         }
-        done.parts = parts;
         self.begin(&Turn::Taking(None))?;
         Ok(done)
+    }
+
+    /// One block of so many iterations, timed behind those before it without a pause, as the OSU benchmarks do.
+    fn as_users_do(&mut self, spots: [&[Spot]; 2], fixed: Fixed, done: &mut Done) {
+        self.pair.meet();
+        for _ in 0..fixed.warmup {
+            self.iteration(spots);
+        }
+        let mut times = Vec::with_capacity(fixed.iterations as usize + 1);
+        times.push(self.clock.seconds());
+        for _ in 0..fixed.iterations {
+            self.iteration(spots);
+            times.push(self.clock.seconds());
+        }
+        let mut each: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        each.sort_by(f64::total_cmp);
+        let bound = 1.5 * each[each.len() / 2] + SLOW_BY;
+        let slow = each.iter().filter(|seconds| **seconds > bound).count();
+        done.slow = Some(slow as u64);
+        done.iterations = fixed.iterations;
+        done.blocks
+            .push(self.reported(times[times.len() - 1] - times[0]));
+    }
+
+    fn iteration(&mut self, [out, into]: [&[Spot]; 2]) {
+        match &mut self.prepared {
+            Some(prepared) => self.pair.exchange_again(prepared),
+            None => self.pair.exchange(out, into, self.requests),
+        }
     }
 
     /// What is done in a turn of this kind, with what the library counts meanwhile.
@@ -377,11 +431,11 @@ impl Row<'_, '_> {
     }
 
     /// Iterations of the OSU benchmarks: in device memory every message of a window in one place.
-    fn block(&mut self, [out, into]: [&[Spot]; 2], iterations: u32) -> f64 {
+    fn block(&mut self, spots: [&[Spot]; 2], iterations: u32) -> f64 {
         self.pair.meet();
         let start = self.clock.seconds();
         for _ in 0..iterations {
-            self.pair.exchange(out, into, self.requests);
+            self.iteration(spots);
         }
         self.clock.seconds() - start
     }
@@ -393,8 +447,12 @@ impl Row<'_, '_> {
         let iteration = u32::try_from(ask.row).unwrap_or(0);
         let plan = checker.plan(self.pair, ask.bytes, verified(ask), iteration);
         checker.prepare(self.pair, &plan)?;
+        self.prepared = (ask.persistent).then(|| self.pair.prepare(&plan.out, &plan.into));
         self.pair.meet();
-        self.pair.exchange(&plan.out, &plan.into, self.requests);
+        self.iteration([&plan.out, &plan.into]);
+        if let Some(prepared) = self.prepared.take() {
+            self.pair.discard(prepared);
+        }
         let errors = checker.compare(self.pair, &plan)?;
         self.pair.meet();
         Ok(errors)
