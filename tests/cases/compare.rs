@@ -120,6 +120,71 @@ fn counts_on_mpich5() {
     on("mpich5", counts);
 }
 
+/// What users measure first: a launch for each benchmark, its first messages among those that count, persistent requests too.
+fn first(mpi: &Mpi) {
+    let (finished, json, csv) = compare(
+        mpi,
+        &[
+            "--suite",
+            "first",
+            "--benches",
+            "latency,bw,bibw",
+            "--pairs",
+            "DD,HD",
+            "--windows",
+            "4",
+            "--sizes",
+            "8,2M",
+            "--rounds",
+            "2",
+        ],
+    );
+    assert_eq!(finished.code, Some(0), "{finished:?}\n{json:#}");
+    assert_eq!(json["clean"], true, "{json:#}");
+    assert_eq!(rows(&json).len(), 3 * 2 * 2 * 2, "{json:#}");
+    for row in rows(&json) {
+        let of = &row["configurations"]["anabranch"];
+        // Two launches of so many iterations: no others come before them.
+        let iterations = if row["bytes"] == 8 { 200 } else { 20 };
+        assert_eq!(of["iterations"], 2 * iterations, "{row:#}");
+        assert_eq!(of["wrong_messages"], 0, "{row:#}");
+        let before = if row["bytes"] == 8 { 10 } else { 2 };
+        let (window, ways, acknowledged) = match row["bench"].as_str() {
+            Some("latency") => (1, 2, 0),
+            Some("bw") => (4, 1, 1),
+            _ => (4, 2, 0),
+        };
+        let messages = |iterations: u64| iterations * (window * ways + acknowledged);
+        let from_device = match (row["buffers"][0].as_str(), ways) {
+            (Some("D"), _) => messages(iterations + before),
+            (_, 1) => iterations + before,
+            _ => messages(iterations + before) / 2,
+        };
+        assert_eq!(of["counters"]["sends_device"], from_device, "{row:#}");
+    }
+    let persistent = csv.lines().filter(|line| line.contains("-persistent,"));
+    assert_eq!(persistent.count(), 2 * 3 * 2 * 2, "{csv}");
+    let text = &finished.stdout;
+    assert!(
+        text.contains(" rows take more than 1.02 of the time of anabranch in both halves"),
+        "{text}"
+    );
+    assert!(
+        text.contains("Iterations of 1M and more that took more than"),
+        "{text}"
+    );
+}
+
+#[test]
+fn first_on_openmpi5() {
+    on("openmpi5", first);
+}
+
+#[test]
+fn first_on_mpich() {
+    on("mpich", first);
+}
+
 /// In turns within one launch the messages of each configuration go its way: those that the library counts are its own turns', and
 /// all arrive.
 fn in_turns(mpi: &Mpi) {

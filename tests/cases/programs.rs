@@ -297,6 +297,41 @@ fn bench(mpi: &Mpi) {
             check_counts(kind, (first, second), &outcome);
         }
     }
+    bench_otherwise(mpi, library);
+}
+
+/// Persistent requests, and exchanges of ranks that were away before.
+fn bench_otherwise(mpi: &Mpi, library: &str) {
+    let exchange: &[&str] = &["exchange", "--away", "cpu:20us"];
+    let checked: [&[&str]; 5] = [
+        &["latency", "--persistent", "--check"],
+        &["bw", "--persistent", "--check"],
+        &["bibw", "--persistent", "--check"],
+        &["exchange", "--check"],
+        &["exchange", "--away", "kernel:20us"],
+    ];
+    for arguments in checked.into_iter().chain([exchange]) {
+        let outcome = Job::new(mpi, 2, &built().command)
+            .args(&["bench"])
+            .args(arguments)
+            .args(&["--sizes", "61,100001", "--window", "8", "--mpi", library])
+            .args(&["--warmup", "2", "--iterations", "4"])
+            .run();
+        assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+        outcome.check_watched();
+        let stats = outcome.stats();
+        let messages = match arguments[0] {
+            "latency" => 2,
+            // And an acknowledgement.
+            "bw" => 9,
+            "bibw" => 16,
+            _ => 4,
+        };
+        assert_eq!(stats.total("sends_device"), 2 * 6 * messages, "{outcome}");
+        let passed = outcome.finished.stdout.matches("Pass").count();
+        let is_checked = arguments.contains(&"--check");
+        assert_eq!(passed, if is_checked { 2 } else { 0 }, "{outcome}");
+    }
 }
 
 /// Messages of this length between two GPUs: what came of them, and how many bytes rank 0 sent by descriptor.

@@ -49,6 +49,11 @@ functions! {
     to_device = b"cuMemcpyHtoD_v2\0" (DevicePtr, *const c_void, usize);
     to_host = b"cuMemcpyDtoH_v2\0" (*mut c_void, DevicePtr, usize);
     copy_async = b"cuMemcpyDtoDAsync_v2\0" (DevicePtr, DevicePtr, usize, Handle);
+    fill_async = b"cuMemsetD8Async\0" (DevicePtr, u8, usize, Handle);
+    event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
+    event_record = b"cuEventRecord\0" (Handle, Handle);
+    event_synchronize = b"cuEventSynchronize\0" (Handle);
+    event_destroy = b"cuEventDestroy_v2\0" (Handle);
     stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
     stream_synchronize = b"cuStreamSynchronize\0" (Handle);
     stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
@@ -66,6 +71,7 @@ fn missing(symbol: &[u8]) -> String {
 }
 
 const STREAM_NON_BLOCKING: c_uint = 1;
+const EVENT_DISABLE_TIMING: c_uint = 2;
 const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 
@@ -89,6 +95,10 @@ pub struct DeviceContext {
 /// A stream.
 #[derive(Clone, Copy)]
 pub struct Stream(Handle);
+
+/// An event.
+#[derive(Clone, Copy)]
+pub struct Event(Handle);
 
 impl Driver {
     /// Loads and initializes the driver.
@@ -296,6 +306,43 @@ impl Driver {
         // SAFETY: bad addresses are an error code; the stream came from the driver.
         let code = unsafe { (self.functions.copy_async)(to, from, bytes, stream.0) };
         self.check(code, "cuMemcpyDtoDAsync")
+    }
+
+    /// Enqueues the filling of device memory with zeros.
+    pub fn fill_async(&self, to: DevicePtr, bytes: usize, stream: Stream) -> anyhow::Result<()> {
+        // SAFETY: a bad address is an error code; the stream came from the driver.
+        let code = unsafe { (self.functions.fill_async)(to, 0, bytes, stream.0) };
+        self.check(code, "cuMemsetD8Async")
+    }
+
+    /// Creates an event in the current context.
+    pub fn event(&self) -> anyhow::Result<Event> {
+        let mut event = ptr::null_mut();
+        // SAFETY: the driver writes one handle.
+        let code = unsafe { (self.functions.event_create)(&raw mut event, EVENT_DISABLE_TIMING) };
+        self.check(code, "cuEventCreate")?;
+        Ok(Event(event))
+    }
+
+    /// Enqueues an event.
+    pub fn record(&self, event: Event, stream: Stream) -> anyhow::Result<()> {
+        // SAFETY: both came from the driver.
+        let code = unsafe { (self.functions.event_record)(event.0, stream.0) };
+        self.check(code, "cuEventRecord")
+    }
+
+    /// Waits for what was enqueued before an event.
+    pub fn wait_event(&self, event: Event) -> anyhow::Result<()> {
+        // SAFETY: the event came from the driver.
+        let code = unsafe { (self.functions.event_synchronize)(event.0) };
+        self.check(code, "cuEventSynchronize")
+    }
+
+    /// Destroys an event.
+    pub fn destroy_event(&self, event: Event) -> anyhow::Result<()> {
+        // SAFETY: the event came from the driver and is not used again.
+        let code = unsafe { (self.functions.event_destroy)(event.0) };
+        self.check(code, "cuEventDestroy")
     }
 
     /// Creates a non-blocking stream in the current context.

@@ -104,16 +104,17 @@ impl Pair<'_> {
 
     /// The end of a window that goes one way.
     fn acknowledge(&self) {
-        // SAFETY: every buffer has room for an acknowledgement.
         match (self.kind, self.role) {
-            (Kind::Bw | Kind::MbwMr, 0) => unsafe {
+            (Kind::Bw | Kind::MbwMr, 0) => {
                 let to = self.receive.at(0);
-                self.mpi.recv(to, ACK_BYTES, self.peer, ACK_TAG);
-            },
-            (Kind::Bw | Kind::MbwMr, _) => unsafe {
+                // SAFETY: every buffer has room for an acknowledgement.
+                unsafe { self.mpi.recv(to, ACK_BYTES, self.peer, ACK_TAG) };
+            }
+            (Kind::Bw | Kind::MbwMr, _) => {
                 let from = self.send.at(0);
-                self.mpi.send(from, ACK_BYTES, self.peer, ACK_TAG);
-            },
+                // SAFETY: as above.
+                unsafe { self.mpi.send(from, ACK_BYTES, self.peer, ACK_TAG) };
+            }
             _ => {}
         }
     }
@@ -200,6 +201,13 @@ impl Pair<'_> {
                     };
                 }
                 self.mpi.fence(window);
+            }
+            (Kind::Exchange, _) => {
+                for (from, to) in out.iter().zip(into) {
+                    let (from, to) = (self.send.at(from.offset), self.receive.at(to.offset));
+                    // SAFETY: both spots are as long, and lie in their buffers.
+                    unsafe { (self.mpi).sendrecv(from, to, out[0].bytes, self.peer, DATA_TAG) };
+                }
             }
             (Kind::Latency, 0) => {
                 self.send_one(out[0]);

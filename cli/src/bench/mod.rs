@@ -1,6 +1,7 @@
 //! `anabranch bench`: bandwidth and latency between ranks 0 and 1, or of all pairs of ranks at once, measured and printed
 //! as the OSU micro-benchmarks do, with data that is random and can be checked.
 
+pub mod away;
 pub mod buffer;
 mod check;
 mod counters;
@@ -22,6 +23,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::{complain, Failure};
+use away::{Away, Pause};
 use buffer::{Buffer, Place};
 use check::Checker;
 use cuda::Driver;
@@ -50,6 +52,9 @@ pub enum Kind {
     AllToAll,
     /// The same by number: every rank receives from rank 0 first, and sends to it first, as a plain loop over the ranks does
     AllByNumber,
+    /// Both ranks exchange messages by two blocking MPI_Sendrecv, as halos are, after each has been away (--away): the time in MPI,
+    /// median and percentiles
+    Exchange,
     /// Rank 0 writes a window of messages into the memory of rank 1 (MPI_Put), ended by MPI_Win_fence. The MPI library alone
     /// moves them, whether Anabranch is there or not
     Put,
@@ -142,6 +147,10 @@ pub struct Arguments {
     /// Persistent requests, made once for each size and started in each iteration (not put)
     #[arg(long, short = 'p')]
     persistent: bool,
+    /// What the ranks of exchange do before each exchange: cpu:TIME computes, kernel:TIME has the GPU compute and waits for an
+    /// event behind it; ns, us, ms and s are units [default: nothing]
+    #[arg(long, value_name = "cpu:TIME|kernel:TIME", value_parser = away::parse)]
+    away: Option<Away>,
     /// Measure the driver's own copy between the two GPUs too, and print the ratio
     #[arg(long)]
     raw: bool,
@@ -163,6 +172,7 @@ impl Arguments {
         let (warmup, iterations) = match (self.kind, bytes > LARGE, self.check) {
             // Random data is made and compared on the host for every message.
             (_, _, true) => (2, 4),
+            (Kind::Exchange, ..) => (50, 1000),
             (Kind::Latency, false, _) => (100, 10000),
             (Kind::Latency, true, _) => (10, 1000),
             (_, false, _) => (10, 100),
@@ -178,6 +188,8 @@ impl Arguments {
     fn window(&self, bytes: usize) -> usize {
         match self.kind {
             Kind::Latency => 1,
+            // Two calls, one after the other.
+            Kind::Exchange => 2,
             _ if self.check => check::window(self.window as usize, bytes),
             _ => self.window as usize,
         }
@@ -201,16 +213,21 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.raw && (arguments.first, arguments.second) != (Place::D, Place::D) {
         return Err(Failure::new(2, "--raw needs both buffers in device memory: D D").into());
     }
-    if arguments.raw && (arguments.kind.is_of_all() || arguments.kind == Kind::Put) {
+    let has_raw = !matches!(arguments.kind, Kind::Put | Kind::Exchange);
+    if arguments.raw && (arguments.kind.is_of_all() || !has_raw) {
         let text = format!(
             "--raw measures the messages of one pair: not with {}",
             report::name(arguments.kind)
         );
         return Err(Failure::new(2, text).into());
     }
-    if arguments.persistent && arguments.kind == Kind::Put {
-        let text = "one-sided messages have no persistent requests: put without --persistent";
+    if arguments.persistent && matches!(arguments.kind, Kind::Put | Kind::Exchange) {
+        let name = report::name(arguments.kind);
+        let text = format!("{name} has no persistent requests: leave --persistent out");
         return Err(Failure::new(2, text).into());
+    }
+    if arguments.away.is_some() && arguments.kind != Kind::Exchange {
+        return Err(Failure::new(2, "--away is for exchange").into());
     }
     if arguments.kind.is_round() && arguments.first != arguments.second {
         let text = format!(
@@ -272,7 +289,8 @@ fn measure_on(arguments: &Arguments, mpi: &Mpi, device: Option<Device>) -> anyho
         None => Device::open(arguments.place(role), Some(mpi.rank))?,
         opened => opened,
     };
-    Session::new(arguments, mpi, device.as_ref())?.run()
+    let session = Session::new(arguments, mpi, device.as_ref())?;
+    session.run()
 }
 
 /// Whether one-sided messages can be measured: by the MPI library alone, which must take the memory, and whose windows are
@@ -412,6 +430,10 @@ struct Session<'a> {
     requests: Requests,
     /// Of the latest measurement, seconds.
     late: Option<f64>,
+    /// Where ranks are away between exchanges.
+    pause: Option<Pause<'a>>,
+    /// The time of each iteration of the latest measurement of exchanges, seconds, the shortest first.
+    each: Vec<f64>,
 }
 
 impl<'a> Session<'a> {
@@ -462,6 +484,8 @@ impl<'a> Session<'a> {
         } else {
             (own_clock | mpi.swap(peer, own_clock)) != 0
         };
+        let pause = arguments.away.map(|away| Pause::prepare(away, device));
+        let pause = pause.transpose()?;
         let window = if arguments.kind == Kind::Put {
             // SAFETY: the buffer is that long, outlives the window, and lies in memory that the library takes (`may_put`).
             Some(unsafe { mpi.window(receive.at(0), bytes.max(64)) }?)
@@ -488,6 +512,8 @@ impl<'a> Session<'a> {
             device,
             requests,
             late: None,
+            pause,
+            each: Vec::new(),
         })
     }
 
@@ -538,6 +564,8 @@ impl<'a> Session<'a> {
         let (seconds, errors) = if self.arguments.check {
             let (seconds, errors) = self.checked(bytes, window, warmup, iterations)?;
             (seconds, Some(errors))
+        } else if self.arguments.kind == Kind::Exchange {
+            (self.exchanges(bytes, window, warmup, iterations)?, None)
         } else {
             (self.timed(bytes, window, warmup, iterations), None)
         };
@@ -579,6 +607,7 @@ impl<'a> Session<'a> {
             value: value(seconds),
             raw,
             errors,
+            percentiles: (!self.each.is_empty()).then(|| self.percentiles()),
             late: self.late.map(|late| late / seconds),
         })
     }
@@ -627,6 +656,37 @@ impl<'a> Session<'a> {
         }
         self.late = end.1.zip(start.1).map(|(end, start)| end - start);
         end.0 - start.0
+    }
+
+    /// Exchanges after being away: as many times the median of an exchange as there are iterations.
+    fn exchanges(
+        &mut self,
+        bytes: usize,
+        window: usize,
+        warmup: u32,
+        iterations: u32,
+    ) -> anyhow::Result<f64> {
+        let spots: Vec<Spot> = (0..window).map(|_| Spot { offset: 0, bytes }).collect();
+        self.each.clear();
+        self.pair.meet();
+        for iteration in 0..warmup + iterations {
+            if let Some(pause) = &self.pause {
+                pause.take()?;
+            }
+            let start = self.clock.seconds();
+            self.pair.exchange(&spots, &spots, &mut self.requests);
+            if iteration >= warmup {
+                self.each.push(self.clock.seconds() - start);
+            }
+        }
+        self.each.sort_by(f64::total_cmp);
+        Ok(self.each[self.each.len() / 2] * f64::from(iterations))
+    }
+
+    /// Of which nine tenths of the exchanges, and all but a hundredth, take no more, us.
+    fn percentiles(&self) -> [f64; 2] {
+        let last = self.each.len() - 1;
+        [last * 9 / 10, last * 99 / 100].map(|at| 1e6 * self.each[at])
     }
 
     /// The same with fresh data and a place for every message, compared after every iteration.

@@ -323,6 +323,28 @@ impl Mpi {
         (code == self.abi.success).then_some(theirs)
     }
 
+    /// Sends to the peer and receives as much from it, in one call.
+    ///
+    /// # Safety
+    /// `from` is valid for reading by MPI, `to` for writing.
+    pub unsafe fn sendrecv(
+        &self,
+        from: Pointer,
+        to: Pointer,
+        bytes: usize,
+        peer: c_int,
+        tag: c_int,
+    ) {
+        let (count, datatype) = self.items(bytes);
+        let (world, status) = (self.abi.comm_world, self.abi.no_status());
+        // SAFETY: as the caller says.
+        unsafe {
+            (self.functions.sendrecv)(
+                from, count, datatype, peer, tag, to, count, datatype, peer, tag, world, status,
+            )
+        };
+    }
+
     /// Blocking send of `bytes` at an address of any memory.
     ///
     /// # Safety

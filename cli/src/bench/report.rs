@@ -26,6 +26,8 @@ pub struct Row {
     pub raw: Option<f64>,
     /// Messages with wrong data, where they were checked.
     pub errors: Option<u64>,
+    /// Exchanges: of which nine tenths, and all but a hundredth, take no more; us.
+    pub percentiles: Option<[f64; 2]>,
     /// Simulated nodes: by which part of the time host code was late, for want of a core. Beyond a few hundredths the value
     /// is that of a busy machine.
     pub late: Option<f64>,
@@ -59,6 +61,7 @@ pub fn value(
         }
         Kind::Bibw => 2.0 * bytes as f64 * messages / 1e6 / seconds,
         Kind::Latency => seconds * 1e6 / (2.0 * f64::from(iterations)),
+        Kind::Exchange => seconds * 1e6 / f64::from(iterations),
     };
     (seconds > 0.0).then_some(value)
 }
@@ -86,7 +89,9 @@ impl<'a> Report<'a> {
         let gpu = device.and_then(|device| device.driver.device_name(device.ordinal).ok());
         let clock = if simulated { "simulated" } else { "wall" };
         let mut comments = vec![format!("# {}, {} ranks", mpi.version(), mpi.size)];
-        if arguments.kind != Kind::Latency {
+        if arguments.kind == Kind::Exchange {
+            comments.push("# Two MPI_Sendrecv, the time in MPI of rank 0".into());
+        } else if arguments.kind != Kind::Latency {
             let ended = match arguments.kind {
                 Kind::Put => ", ended by MPI_Win_fence; the MPI library alone moves them",
                 kind if kind.is_one_way() => ", acknowledged by 4 bytes",
@@ -202,6 +207,9 @@ fn json_row(row: &Row, unit: &str) -> Value {
         value["raw"] = raw.into();
         value["ratio"] = row.value.map(|value| value / raw).into();
     }
+    if let Some([ninety, ninety_nine]) = row.percentiles {
+        value["percentiles"] = json!({ "90": ninety, "99": ninety_nine });
+    }
     if let Some(errors) = row.errors {
         value["errors"] = errors.into();
     }
@@ -221,6 +229,7 @@ pub fn name(kind: Kind) -> &'static str {
         Kind::Ring => "ring",
         Kind::AllToAll => "all-to-all",
         Kind::AllByNumber => "all-by-number",
+        Kind::Exchange => "exchange",
         Kind::Put => "put",
     }
 }
@@ -234,6 +243,7 @@ fn title(kind: Kind) -> &'static str {
         Kind::Ring => "Ring Bandwidth of All Ranks",
         Kind::AllToAll => "All-to-All Bandwidth of All Ranks",
         Kind::AllByNumber => "All-to-All Bandwidth of All Ranks, by Number",
+        Kind::Exchange => "Exchange Latency",
         Kind::Put => "One Sided Put Bandwidth",
     }
 }
@@ -241,21 +251,24 @@ fn title(kind: Kind) -> &'static str {
 /// The unit of its values.
 pub fn unit(kind: Kind) -> &'static str {
     match kind {
-        Kind::Latency => "us",
+        Kind::Latency | Kind::Exchange => "us",
         _ => "MB/s",
     }
 }
 
 /// OSU's widths: 10 to the left for the size, 20 to the right for each number.
 fn columns(kind: Kind, raw: bool, check: bool) -> String {
-    let value = if kind == Kind::Latency {
-        "Latency (us)"
-    } else {
-        "Bandwidth (MB/s)"
+    let value = match kind {
+        Kind::Latency => "Latency (us)",
+        Kind::Exchange => "Median (us)",
+        _ => "Bandwidth (MB/s)",
     };
     let mut text = format!("{:<10}{value:>20}", "# Size");
     if kind == Kind::MbwMr {
         text += &format!("{:>20}", "Messages/s");
+    }
+    if kind == Kind::Exchange && !check {
+        text += &format!("{:>20}{:>20}", "90 % (us)", "99 % (us)");
     }
     if raw {
         text += &format!("{:>20}{:>10}", format!("Raw ({})", unit(kind)), "Ratio");
@@ -274,6 +287,9 @@ fn line(kind: Kind, row: &Row, raw: bool) -> String {
     let mut text = format!("{:<10}{}", row.bytes, number(row.value, 20, 2));
     if kind == Kind::MbwMr {
         text += &number(row.rate(), 20, 2);
+    }
+    for percentile in row.percentiles.into_iter().flatten() {
+        text += &number(Some(percentile), 20, 2);
     }
     if raw {
         let ratio = row.value.zip(row.raw).map(|(value, raw)| value / raw);
@@ -306,6 +322,7 @@ mod tests {
             value: Some(1234.567),
             raw: None,
             errors: None,
+            percentiles: None,
             late: None,
         };
         // printf("%-*d%*.*f\n", 10, size, 20, 2, bw), as in osu_bw.c
