@@ -62,8 +62,10 @@ impl Engine {
             Entry::Persistent(id) => core.persistents[id].active,
             Entry::Collective(_) => None,
         };
-        core.pump_wanted |=
-            look == Look::Pending && send.is_some_and(|send| core.awaits_receiver(send));
+        // Also a send that completes by itself is over sooner where its receiver, which may wait for its own sends as this rank
+        // does, finds its messages received.
+        let is_pumped = |send| core.awaits_receiver(send) || core.is_announced(&self.env);
+        core.pump_wanted |= look == Look::Pending && send.is_some_and(is_pumped);
         look
     }
 

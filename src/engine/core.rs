@@ -263,6 +263,15 @@ impl Core {
         self.moving.is_empty() && self.sends_out() == 0 && self.posted == 0 && !self.serving
     }
 
+    /// While the helper sleeps, or is about to: peers need not wake it for what they send as long as no receive is posted. What comes
+    /// meanwhile is seen when one is.
+    pub fn say_if_nothing_is_received(&self, env: &Env) {
+        let own = env.node.own();
+        if self.posted == 0 && !own.receives_nothing() {
+            own.set_receives_nothing(true);
+        }
+    }
+
     /// Something that is worth looking at again soon: copies under way, a peer being served, one that has rung, or a
     /// descriptor that is announced and may land in a posted receive.
     pub fn is_owing(&self, env: &Env) -> bool {
@@ -584,6 +593,8 @@ impl Core {
                 i += 1;
             }
         }
+        // Pieces of several messages are filled by one launch.
+        self.gpu.launch();
         moved | self.close_received(env, HOSTED_LOOKED_AT)
     }
 

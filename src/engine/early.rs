@@ -610,7 +610,7 @@ impl Engine {
     #[inline]
     pub(super) fn take_over_if_live(&self, core: &mut Core, handle: Handle) {
         if !core.early.is_empty() && self.is_live() {
-            core.take_over_one(self.env.abi, handle);
+            core.take_over_one(&self.env, handle);
         }
     }
 }
@@ -625,25 +625,25 @@ impl Core {
     }
 
     /// Makes a full receive of one that the MPI library has posted.
-    fn take_over(&mut self, abi: &Abi, handle: Handle, early: Early) {
+    fn take_over(&mut self, env: &Env, handle: Handle, early: Early) {
         let id = self.receives.insert(Receive::posted_early(handle, early));
-        self.note_posted(abi, id);
+        self.note_posted(env, id);
         self.enter(handle, id);
     }
 
     /// Makes full receives of all: no thread is inside a call that may complete one natively.
-    pub(super) fn take_over_all(&mut self, abi: &Abi) {
+    pub(super) fn take_over_all(&mut self, env: &Env) {
         for (handle, early) in std::mem::take(&mut self.early.by_handle) {
             debug_assert!(!early.in_call);
-            self.take_over(abi, handle, early);
+            self.take_over(env, handle, early);
         }
     }
 
     /// Makes a full receive of the one under a handle, if there is one. To be called by the thread that completes it.
-    pub(super) fn take_over_one(&mut self, abi: &Abi, handle: Handle) {
+    pub(super) fn take_over_one(&mut self, env: &Env, handle: Handle) {
         if let Some(claim) = self.early.claim(handle, true) {
             if let Some(early) = self.early.take(claim) {
-                self.take_over(abi, handle, early);
+                self.take_over(env, handle, early);
             }
         }
     }

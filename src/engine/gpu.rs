@@ -224,6 +224,18 @@ impl Gpu {
         self.lanes.add(context, purpose, 0, copy, None)
     }
 
+    /// As [`Gpu::queue`], on one of the lanes of the purpose, with a mapping that is kept open until it is done.
+    pub fn queue_on(
+        &mut self,
+        context: ContextKey,
+        purpose: Purpose,
+        affinity: u64,
+        copy: Copy,
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<InFlight> {
+        self.lanes.add(context, purpose, affinity, copy, mapping)
+    }
+
     /// What is pulled from a peer next is to be read after what is pulled from others, see [`Lanes::follow_others`].
     pub fn follow_others(&mut self, context: ContextKey, peer: u32) -> Result<()> {
         self.lanes.follow_others(context, u64::from(peer))

@@ -258,7 +258,11 @@ impl Engine {
         };
         core.is_inside = self.is_inside();
         let moved = core.progress(&self.env);
-        (moved, core.is_owing(&self.env))
+        let owed = core.is_owing(&self.env);
+        if !moved && !owed {
+            core.say_if_nothing_is_received(&self.env);
+        }
+        (moved, owed)
     }
 }
 

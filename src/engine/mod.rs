@@ -164,7 +164,7 @@ impl Engine {
         if self.native_before_live.load(Ordering::SeqCst) != 0 {
             return;
         }
-        core.take_over_all(self.env.abi);
+        core.take_over_all(&self.env);
         if !core.helper_runs || core.blind != 0 {
             return;
         }

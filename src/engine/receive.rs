@@ -399,7 +399,11 @@ impl Receive {
 }
 
 impl Core {
-    pub(super) fn note_posted(&mut self, abi: &Abi, id: usize) {
+    pub(super) fn note_posted(&mut self, env: &Env, id: usize) {
+        let (abi, own) = (env.abi, env.node.own());
+        if own.receives_nothing() {
+            own.set_receives_nothing(false);
+        }
         let receive = &self.receives[id];
         self.blind += usize::from(receive.is_blind(abi));
         self.blind_to_small += usize::from(receive.is_blind_to_small());
@@ -444,7 +448,7 @@ impl Core {
             let receive = &mut self.receives[id];
             (receive.told, receive.foreseen) = known;
         }
-        self.note_posted(env.abi, id);
+        self.note_posted(env, id);
         self.keep_apart(env, id);
     }
 

@@ -4,15 +4,18 @@ use std::ffi::{c_int, c_void};
 
 use crate::engine::receive::{Plan, RecvArgs, Watch};
 use crate::engine::send::{SendArgs, Sorted};
+use crate::engine::wait::Attending;
 use crate::engine::Engine;
 use crate::mpi::{native, Handle};
 use crate::stats::Reason;
 
 /// A send and a receive that complete together. No receive: it is from MPI_PROC_NULL.
-#[derive(Clone, Copy, Debug)]
-pub struct Pair {
+#[derive(Debug)]
+pub struct Pair<'a> {
     send: usize,
     receive: Option<usize>,
+    /// Until they are waited for.
+    attending: Option<Attending<'a>>,
 }
 
 /// How a send and a receive complete together.
@@ -85,7 +88,7 @@ impl Engine {
         receive: &RecvArgs,
         way: PairWay,
         replace: bool,
-    ) -> Result<Option<Pair>, c_int> {
+    ) -> Result<Option<Pair<'_>>, c_int> {
         // SAFETY: passed on, here and below.
         unsafe {
             let sorted = self.sort_send(send);
@@ -105,6 +108,8 @@ impl Engine {
             } else {
                 None
             };
+            // Both ranks of an exchange post their receives and send then, mostly at the same time.
+            let attending = (way == PairWay::Waits).then(|| self.attend());
             let received = match plan {
                 Plan::Native if receive.source == self.env.abi.proc_null => None,
                 Plan::Native => Some(self.post_irecv(receive, self.watch_native(receive))?),
@@ -121,6 +126,7 @@ impl Engine {
                 Some(Pair {
                     send: sent,
                     receive: received,
+                    attending,
                 })
             })
         }
@@ -144,8 +150,9 @@ impl Engine {
     ///
     /// # Safety
     /// As [`Engine::await_receive`].
-    pub unsafe fn await_pair(&self, pair: Pair, status: *mut c_void) -> c_int {
+    pub unsafe fn await_pair(&self, mut pair: Pair<'_>, status: *mut c_void) -> c_int {
         let Some(receive) = pair.receive else {
+            pair.attending = None;
             // SAFETY: passed on.
             return unsafe {
                 let sent = self.await_send(pair.send);
@@ -158,6 +165,7 @@ impl Engine {
             };
         };
         self.until(|engine, core| {
+            pair.attending = None;
             let received = engine.look_at_receive(core, receive);
             let complete = engine.look_at_send(core, pair.send) && received;
             core.pump_wanted |= !complete && core.awaits_receiver(pair.send);
@@ -197,7 +205,7 @@ impl Engine {
     ///
     /// # Safety
     /// As [`Engine::hand_out_send`].
-    pub unsafe fn hand_out_pair(&self, pair: Pair, request: *mut Handle) -> c_int {
+    pub unsafe fn hand_out_pair(&self, pair: Pair<'_>, request: *mut Handle) -> c_int {
         match pair.receive {
             Some(receive) => {
                 self.core.lock().set_companion(receive, pair.send);

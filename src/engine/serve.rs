@@ -68,7 +68,7 @@ impl Piece {
                     src: from,
                     bytes,
                 };
-                let copy = gpu.copy_on(context, Purpose::Push, FILL_LANE, copy, None)?;
+                let copy = gpu.queue_on(context, Purpose::Push, FILL_LANE, copy, None)?;
                 Ok((copy, bytes as u32))
             }
         }
@@ -118,10 +118,10 @@ pub fn piece_bytes(room: u64, total: u64) -> u64 {
 pub struct OnGpu {
     /// From so many bytes on; shorter ones go through host memory.
     pub bytes_min: u64,
-    /// In so many pieces, if these are as long as a piece may be. Each costs a launch on both sides; the first is copied before
-    /// anything crosses a link.
-    pieces: u64,
-    piece_bytes_min: u64,
+    /// The first piece is this part of a message, within bounds: it is copied before anything crosses a link. Each one after it is as
+    /// long as all before it, up to a bound, as each costs a launch on both sides.
+    first_part: u64,
+    first_bytes: std::ops::RangeInclusive<u64>,
     piece_bytes_max: u64,
 }
 
@@ -129,17 +129,17 @@ impl OnGpu {
     /// Between two GPUs.
     const APART: OnGpu = OnGpu {
         bytes_min: 64 << 10,
-        pieces: 8,
-        piece_bytes_min: 1 << 20,
-        piece_bytes_max: 4 << 20,
+        first_part: 8,
+        first_bytes: 1 << 20..=4 << 20,
+        piece_bytes_max: 16 << 20,
     };
     /// Where both ranks use one GPU, their copies wait for each other's process: some 80 us each on an H200, whatever their
     /// size. Windows of 4, mapped memory, GB/s in pieces of 1 to 4 MiB and through host memory: 1 MiB 13 and 22, 4 MiB 13 and
     /// 30, 16 MiB 27 and 37, 256 MiB 53 and 40 (`docs/results/h200-frameworks-memory.txt`).
     const SHARED: OnGpu = OnGpu {
         bytes_min: 4 << 20,
-        pieces: 4,
-        piece_bytes_min: 4 << 20,
+        first_part: 4,
+        first_bytes: 4 << 20..=16 << 20,
         piece_bytes_max: 16 << 20,
     };
 
@@ -152,10 +152,18 @@ impl OnGpu {
         }
     }
 
-    /// Length of every piece but the last of a message of `total` bytes.
-    fn piece_bytes(&self, total: u64) -> u64 {
-        let even = total.div_ceil(self.pieces).next_multiple_of(UNIT_BYTES);
-        even.clamp(self.piece_bytes_min, self.piece_bytes_max)
+    /// Length of the piece behind the first `issued` of `total` bytes.
+    fn piece_bytes(&self, total: u64, issued: u64) -> u64 {
+        let first = (total / self.first_part).next_multiple_of(UNIT_BYTES);
+        let first = first.clamp(*self.first_bytes.start(), *self.first_bytes.end());
+        let next = issued.clamp(first, self.piece_bytes_max);
+        let left = total - issued;
+        // No short one behind it.
+        if left < next + next / 2 {
+            left
+        } else {
+            next
+        }
     }
 }
 
@@ -318,7 +326,7 @@ impl Serve {
         let from = address + self.issued;
         let piece = match self.on_gpu {
             Some(on_gpu) => {
-                let bytes = left.min(on_gpu.piece_bytes(self.length));
+                let bytes = on_gpu.piece_bytes(self.length, self.issued);
                 gpu.relays.take_own(own, context, bytes).map(Piece::OnGpu)
             }
             None => own.take_chunk().map(Piece::Host),

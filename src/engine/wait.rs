@@ -7,7 +7,7 @@ use crate::engine::core::HOUSE_CALLS;
 use crate::engine::send::DRAINING_TESTS_MAX;
 use crate::engine::{requests, Core, Engine};
 use crate::mpi::native;
-use crate::node::Backoff;
+use crate::node::{Backoff, Segment};
 
 /// Marks a thread of the program as driving the engine.
 struct Driving<'a> {
@@ -31,6 +31,10 @@ impl Driving<'_> {
     /// This thread is about to give the core back, and does nothing more.
     fn end(&mut self, core: &Core) {
         let env = &self.engine.env;
+        // It may have fallen asleep meanwhile.
+        if env.node.own().sleeps() {
+            core.say_if_nothing_is_received(env);
+        }
         // Another thread may post something meanwhile.
         self.left = if core.is_at_rest() && !env.multiple {
             Left::Nothing
@@ -67,7 +71,30 @@ impl Drop for Driving<'_> {
     }
 }
 
+/// A thread that will soon wait in the engine: peers need not wake the helper before that. It looks at what they have said when it
+/// waits, where this ends.
+#[derive(Debug)]
+pub(super) struct Attending<'a>(Option<&'a Segment>);
+
+impl Drop for Attending<'_> {
+    fn drop(&mut self) {
+        if let Some(own) = self.0 {
+            own.leave_unattended();
+        }
+    }
+}
+
 impl Engine {
+    /// Before a call posts what it then waits for.
+    pub(super) fn attend(&self) -> Attending<'_> {
+        let own = self.env.node.own();
+        let attends = own.sleeps();
+        if attends {
+            own.attend();
+        }
+        Attending(attends.then_some(own))
+    }
+
     fn drive(&self) -> Driving<'_> {
         self.driving.fetch_add(1, Ordering::SeqCst);
         self.note_activity();

@@ -178,6 +178,17 @@ impl Segment {
         self.view.leave_unattended();
     }
 
+    /// Whether peers have been told that this rank has no receive posted.
+    pub fn receives_nothing(&self) -> bool {
+        self.view.receives_nothing()
+    }
+
+    /// Tells peers that this rank has no receive posted, and need not be woken for what they send; or that it may have one. That must
+    /// be said before one is posted.
+    pub fn set_receives_nothing(&self, nothing: bool) {
+        self.view.set_receives_nothing(nothing);
+    }
+
     /// Whether this rank is likely to compute while messages are under way that it sends, and to look after them in between.
     pub fn set_computing(&self, computes: bool) {
         self.view.set_computing(computes);

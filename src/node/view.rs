@@ -91,6 +91,8 @@ struct Doorbell {
     asleep: AtomicU32,
     /// Threads of the owner's that look by themselves, again and again: its sleepers need not be woken.
     attended: AtomicU32,
+    /// Not 0 while the owner has no receive posted: nobody need be woken for what is sent to it.
+    receives_nothing: AtomicU32,
 }
 
 /// One ring of [`Doorbell::calls`].
@@ -459,9 +461,20 @@ impl View {
         self.header().doorbell.calls.load(Ordering::Acquire) as u32
     }
 
-    /// Sender: counts a descriptor that was sent to the owner, and rings.
+    /// Sender: counts a descriptor that was sent to the owner, and rings. Nobody is woken where the owner has no receive for it: it
+    /// looks when it posts one.
     pub fn announce(&self) {
-        self.call(RING | 1);
+        self.count_calls(RING | 1);
+        // As in `call`: who posts a receive sees the new value, or we see that one may be posted.
+        if self
+            .header()
+            .doorbell
+            .receives_nothing
+            .load(Ordering::SeqCst)
+            == 0
+        {
+            self.wake_if_unattended();
+        }
     }
 
     /// Before a ring that is soon to come.
@@ -506,11 +519,17 @@ impl View {
     }
 
     fn call(&self, what: u64) {
-        self.header()
-            .doorbell
-            .calls
-            .fetch_add(what, Ordering::SeqCst);
-        // All sequentially consistent: whoever stops attending sees the new value, or we see that nobody attends.
+        self.count_calls(what);
+        self.wake_if_unattended();
+    }
+
+    fn count_calls(&self, what: u64) {
+        let calls = &self.header().doorbell.calls;
+        calls.fetch_add(what, Ordering::SeqCst);
+    }
+
+    /// After a ring. All sequentially consistent: whoever stops attending sees the new value, or we see that nobody attends.
+    fn wake_if_unattended(&self) {
         if self.header().doorbell.attended.load(Ordering::SeqCst) == 0 {
             self.wake_if_asleep();
         }
@@ -564,6 +583,17 @@ impl View {
             .doorbell
             .attended
             .fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Owner: whether it has said that it has no receive posted.
+    pub(super) fn receives_nothing(&self) -> bool {
+        let said = &self.header().doorbell.receives_nothing;
+        said.load(Ordering::SeqCst) != 0
+    }
+
+    pub(super) fn set_receives_nothing(&self, nothing: bool) {
+        let said = &self.header().doorbell.receives_nothing;
+        said.store(u32::from(nothing), Ordering::SeqCst);
     }
 
     pub(super) fn sleeps(&self) -> bool {

@@ -40,7 +40,7 @@ impl Engine {
             return is_native;
         }
         for handle in handles.clone() {
-            core.take_over_one(self.env.abi, handle);
+            core.take_over_one(&self.env, handle);
         }
         are_native(core)
     }

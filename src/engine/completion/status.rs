@@ -18,7 +18,7 @@ impl Engine {
         // SAFETY: passed on.
         let handle = unsafe { abi.read(request) };
         let mut core = self.core.lock();
-        core.take_over_one(abi, handle);
+        core.take_over_one(&self.env, handle);
         let Some(entry) = core.table.remove(&handle) else {
             drop(core);
             // SAFETY: passed on.

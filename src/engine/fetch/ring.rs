@@ -20,6 +20,9 @@ use crate::stats::{self, Counter, Reason};
 /// 1.95, 2.02, 1.71; 512 KiB 1.45, 1.76, 1.79, both ways 0.90, 1.04, 1.05; `docs/results/h100-x2-upwards.txt`).
 const STREAMED_BYTES_MIN: u64 = 512 << 10;
 
+/// Pieces on a GPU are read on so many lanes in turn: one copy starts while another is under way.
+const LANES: u64 = 2;
+
 /// A message on its way out of its sender's ring.
 pub struct Draw {
     /// Pieces in flight to a device, oldest first.
@@ -240,7 +243,8 @@ impl Fetch {
                 (Destination::Device { context, address }, piece) => {
                     let dst = address + started;
                     let is_eager = draw.is_eager();
-                    match begin(gpu, context, &peer, piece, dst, bytes, is_eager) {
+                    let lane = (draw.popped + draw.flying.len() as u64) % LANES;
+                    match begin(gpu, context, &peer, piece, dst, bytes, is_eager, lane) {
                         Ok(copy) => draw.flying.push_back((copy, bytes)),
                         Err(error) if is_for_now(&error) => break,
                         Err(error) => {
@@ -357,7 +361,8 @@ fn reach(
     })
 }
 
-/// Starts the copy of a piece to a device.
+/// Starts the copy of a piece to a device; of one on a GPU on this lane.
+#[allow(clippy::too_many_arguments)]
 fn begin(
     gpu: &mut Gpu,
     context: ContextKey,
@@ -366,13 +371,14 @@ fn begin(
     dst: u64,
     bytes: u64,
     is_eager: bool,
+    lane: u64,
 ) -> Result<InFlight, Error> {
     let source = peer.world_rank();
     let src = match piece {
         Piece::OnGpu { address, mapping } => {
             let src = address;
             let copy = Copy::Linear { dst, src, bytes };
-            return gpu.copy_on(context, Purpose::Pull, u64::from(source), copy, mapping);
+            return gpu.queue_on(context, Purpose::PullStaged, lane, copy, mapping);
         }
         Piece::Host(start) => start.as_ptr().expose_provenance() as u64,
     };

@@ -262,7 +262,7 @@ impl Engine {
         receive.serial = core.serial;
         let id = core.receives.insert(receive);
         if is_posted {
-            core.note_posted(abi, id);
+            core.note_posted(&self.env, id);
             core.keep_apart(&self.env, id);
         }
         Ok(id)
