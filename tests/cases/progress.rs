@@ -26,6 +26,28 @@ const HOST_BYTES_MIN: u64 = 8 << 10;
 /// Cells for payloads of such sends that a rank has.
 const CELLS: u64 = 256;
 
+/// Ranks that compute between exchanges: neither wakes the other's helper, as each will come by itself. Before, half of all messages did.
+#[test]
+fn helpers_are_left_asleep_between_exchanges() {
+    for (name, library) in [("openmpi5", "openmpi"), ("mpich", "mpich")] {
+        on(name, |mpi| {
+            let exchanges = 400;
+            let outcome = Job::new(mpi, 2, &built().command)
+                .args(&["bench", "exchange", "--away", "cpu:300us", "--sizes", "8K"])
+                .args(&["--warmup", "0", "--iterations", &exchanges.to_string()])
+                .args(&["--mpi", library])
+                .run();
+            assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+            let stats = outcome.stats();
+            let (sent, woken) = (
+                stats.total("sends_descriptor"),
+                stats.total("helper_wakeups"),
+            );
+            assert!(sent > 3 * exchanges && woken * 5 < sent, "{outcome}");
+        });
+    }
+}
+
 on_every_mpi!(
     pending,
     pending_host_only_receiver,

@@ -187,6 +187,8 @@ impl Pair<'_> {
             (Kind::Bibw, _) => {
                 self.post_receives(into, self.peer, requests);
                 self.post_sends(out, self.peer, requests);
+                // The sends by themselves, first: so does osu_bibw.
+                self.mpi.wait_from(into.len(), requests);
                 self.mpi.wait_all(requests);
             }
             (Kind::Put, role) => {

@@ -497,17 +497,23 @@ impl Mpi {
 
     /// Waits for all requests and forgets them.
     pub fn wait_all(&self, requests: &mut Requests) {
-        let array = requests.storage.as_mut_ptr().cast();
-        let count = c_int::try_from(requests.count).unwrap_or(c_int::MAX);
-        // SAFETY: the array holds that many requests, each started and not yet waited for.
+        self.wait_from(0, requests);
+    }
+
+    /// Waits for all but the first so many requests, and forgets those.
+    pub fn wait_from(&self, first: usize, requests: &mut Requests) {
+        let count = requests.count.saturating_sub(first);
+        let offset = first.min(requests.count) * self.abi.handle_bytes;
+        // SAFETY: the array holds that many requests from there on, each started and not yet waited for.
         unsafe {
+            let array = requests.storage.as_mut_ptr().byte_add(offset).cast();
             (self.functions.waitall)(
-                count,
+                c_int::try_from(count).unwrap_or(c_int::MAX),
                 array,
                 std::ptr::without_provenance_mut(self.abi.statuses_ignore),
             )
         };
-        requests.count = 0;
+        requests.count -= count;
     }
 
     /// Count and datatype of a message.

@@ -12,7 +12,7 @@ use crate::engine::invite::Last;
 use crate::engine::lift::Shape;
 use crate::engine::Env;
 use crate::mpi::{Abi, Handle};
-use crate::node::{Target as Place, Told, Waiting};
+use crate::node::{Invited, Target as Place, Told, Waiting};
 use crate::stats::{self, Counter};
 
 /// Receives that are looked through for one that may take the same message.
@@ -66,6 +66,14 @@ impl Receive {
 }
 
 impl Core {
+    /// Whether the sender of a receive that it was told of writes to that, or has.
+    pub(in crate::engine) fn is_written_to(&self, env: &Env) -> bool {
+        let own = env.node.own();
+        let is_taken = |told| matches!(own.invited(told), Some(Invited::Taken | Invited::Landed));
+        let mut receives = self.receives.iter();
+        receives.any(|(_, receive)| receive.told.is_some_and(is_taken))
+    }
+
     /// Before a receive is posted: what its sender is told of it, or else what is known of its message. `me`: where the receive is, if
     /// it is among the others already.
     ///

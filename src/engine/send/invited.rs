@@ -66,14 +66,15 @@ impl Core {
         };
         let line = expected.line();
         let invitation = peer.board()?.invitation(line)?;
-        // Its own message is there, and it waits: it reads this one while this rank reads that. To write this one and read that takes two
-        // launches of this rank's, one after the other.
-        if self.is_announced(env) {
-            return None;
-        }
         // What this rank reads from there it would write one after the other.
         let is_reading = |id: &usize| self.reads_from(*id, peer.world_rank());
         if bytes >= ONE_WAY_FROM && self.moving.iter().any(is_reading) {
+            return None;
+        }
+        // Its receiver waits, and this rank will read what that has sent: it reads this short one meanwhile. To write this one, too,
+        // takes two launches of this rank's, one after the other.
+        let is_waiting = bytes < ONE_WAY_FROM && self.is_announced(env);
+        if is_waiting && invitation.find(&expected).is_some() && !self.is_written_to(env) {
             return None;
         }
         let last = self.last_sent.last(env, stream)?;
