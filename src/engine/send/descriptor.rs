@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::invited::{Pushed, Pushing};
 use super::{Advance, Mode, Send, SendArgs, SendKind};
-use crate::cuda::{Buffer, Error};
+use crate::cuda::{Allocation, Buffer, Error};
 use crate::engine::comms::{self, Identity};
 use crate::engine::core::Core;
 use crate::engine::counts::{Stream, Wish};
@@ -464,7 +464,9 @@ impl Core {
                 );
                 let is_own = peer.world_rank() == env.world_rank;
                 let is_long = bytes >= OnGpu::between(false).bytes_min;
-                if env.config.gpu_ring && is_long && !is_own {
+                // Where the driver refuses memory that it could export, it refuses staging, too.
+                let is_refused = buffer.allocation == Allocation::Plain;
+                if env.config.gpu_ring && is_long && !is_own && !is_refused {
                     if let Ok(context) = buffer.context_key() {
                         self.gpu.relays.stage_own(env, context);
                     }
