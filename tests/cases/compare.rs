@@ -418,7 +418,12 @@ fn short_windows_in_one_launch() {
                 let counters = &rows(&json)[0]["configurations"]["anabranch"]["counters"];
                 let count = |name: &str| counters[name].as_u64().unwrap_or(0);
                 let (held, batched) = (count("launches_held"), count("copies_batched"));
-                assert!(held > 0 && batched >= held, "{bench}: {counters:#}");
+                // A wait for sends lets the MPI library bring several at once, which need not be held for each other.
+                let is_seen = held > 0 || bench.starts_with("bibw");
+                assert!(
+                    is_seen && batched > 0 && batched >= held,
+                    "{bench}: {counters:#}"
+                );
                 assert_eq!(
                     count("begun_between") > 0,
                     begins_early,

@@ -114,11 +114,12 @@ const WAYS: [&str; 3] = ["sends_descriptor", "sends_value", "sends_native"];
 const TAKEN: [&str; 2] = ["sends_descriptor", "sends_host_descriptor"];
 
 /// The paths by which those arrive. Each comes by exactly one.
-const ARRIVALS: [&str; 5] = [
+const ARRIVALS: [&str; 6] = [
     "receives_direct",
     "receives_several",
     "receives_self",
     "receives_host_ring",
+    "receives_gpu_ring",
     "receives_eager",
 ];
 
@@ -339,6 +340,7 @@ mod tests {
             "receives_self": 1, "receives_self_bytes": 1000,
             "receives_eager": 2, "receives_eager_bytes": 1000,
             "receives_host_ring": 1, "receives_host_ring_bytes": 70_000,
+            "receives_gpu_ring": 0, "receives_gpu_ring_bytes": 0,
             "receives_value": 2, "receives_value_bytes": 1500,
             "receives_host_fetched": 5},
             "fallbacks": {"not_ready": {"messages": 2, "bytes": 1500}}}})
