@@ -134,10 +134,10 @@ impl OnGpu {
         piece_bytes_max: 16 << 20,
     };
     /// Where both ranks use one GPU, their copies wait for each other's process: some 80 us each on an H200, whatever their
-    /// size. Windows of 4, mapped memory, GB/s in pieces of 1 to 4 MiB and through host memory: 1 MiB 13 and 22, 4 MiB 13 and
-    /// 30, 16 MiB 27 and 37, 256 MiB 53 and 40 (`docs/results/h200-frameworks-memory.txt`).
+    /// size. Windows of 4, GB/s in pieces of 4 to 16 MiB and through host memory: 4 MiB 14 and 30, 16 MiB 50 and 37, 256 MiB 151
+    /// and 41; both ways 27 and 40, 87 and 41, 243 and 41 (`docs/results/h200-frameworks-memory.txt`, 4).
     const SHARED: OnGpu = OnGpu {
-        bytes_min: 4 << 20,
+        bytes_min: 16 << 20,
         first_part: 4,
         first_bytes: 4 << 20..=16 << 20,
         piece_bytes_max: 16 << 20,

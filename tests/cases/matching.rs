@@ -456,12 +456,9 @@ fn memory_kinds(mpi: &Mpi) {
     held_by_program(&run("held_by_program"), false);
     complete(job(mpi, 2, "memory_kinds"));
     let shared = complete(job(mpi, 2, "memory_kinds").env("GPUS", "1"));
-    // Ranks that share a GPU take its memory for long messages only.
+    // Ranks that share a GPU take its memory for messages of 16 MiB and more only.
     let by_path = |path: &str| shared.stats().total(&format!("receives_{path}_ring"));
-    assert!(
-        by_path("gpu") > 0 && by_path("host") > by_path("gpu"),
-        "{shared}"
-    );
+    assert!(by_path("gpu") == 0 && by_path("host") > 0, "{shared}");
 }
 
 /// Windows of messages that cannot be read where they are, where staging on the GPU holds few of them, and where there is none.
