@@ -65,7 +65,9 @@ impl Engine {
         // Also a send that completes by itself is over sooner where its receiver, which may wait for its own sends as this rank
         // does, finds its messages received.
         let is_pumped = |send| core.awaits_receiver(send) || core.is_announced(&self.env);
-        core.pump_wanted |= look == Look::Pending && send.is_some_and(is_pumped);
+        if look == Look::Pending && !core.pump_wanted {
+            core.pump_wanted = send.is_some_and(is_pumped);
+        }
         look
     }
 

@@ -215,13 +215,12 @@ impl Gpu {
         copy: Copy,
         mapping: Option<Arc<Mapping>>,
     ) -> Result<InFlight> {
-        self.lanes
-            .add(context, Purpose::Pull, u64::from(peer), copy, mapping)
+        self.queue_on(context, Purpose::Pull, u64::from(peer), copy, mapping)
     }
 
     /// Queues a copy between pinned and device memory, to be started by [`Gpu::launch`] together with others.
     pub fn queue(&mut self, context: ContextKey, purpose: Purpose, copy: Copy) -> Result<InFlight> {
-        self.lanes.add(context, purpose, 0, copy, None)
+        self.queue_on(context, purpose, 0, copy, None)
     }
 
     /// As [`Gpu::queue`], on one of the lanes of the purpose, with a mapping that is kept open until it is done.

@@ -637,6 +637,21 @@ mod tests {
     }
 
     #[test]
+    fn pieces_on_a_gpu_are_the_whole_message_and_no_longer_than_allowed() {
+        for on_gpu in [OnGpu::between(false), OnGpu::between(true)] {
+            for total in (0..400).map(|step| on_gpu.bytes_min + step * 777_777) {
+                let (mut issued, mut pieces) = (0, 0);
+                while issued < total {
+                    let bytes = on_gpu.piece_bytes(total, issued);
+                    assert!(bytes > 0 && bytes < on_gpu.piece_bytes_max * 3 / 2);
+                    (issued, pieces) = (issued + bytes, pieces + 1);
+                }
+                assert!(issued == total && pieces < 30, "{total}: {pieces} pieces");
+            }
+        }
+    }
+
+    #[test]
     fn what_nobody_is_expected_to_read_is_filled_at_once() {
         let source = Source::Host(std::ptr::null());
         let hosting = Hosting::new(source, 8, 0, false);

@@ -369,9 +369,6 @@ const DEVICE_KINDS: u64 = 3;
 const LARGE: [u64; 2] = [100_001, (4 << 20) + 3];
 const WAYS: u64 = 3;
 
-/// Memory of every kind is sent and received: by descriptor from all that is the device's, straight from where it is
-/// if legacy IPC covers it, else through memory of the sender's GPU, or of the host where it goes to that. Managed memory is
-/// the host's to MPI.
 /// One message in host and device memory at once, by every way to send and to receive it.
 fn mixed(mpi: &Mpi) {
     let seed = std::process::id().to_string();
@@ -396,6 +393,9 @@ fn mixed(mpi: &Mpi) {
     }
 }
 
+/// Memory of every kind is sent and received: by descriptor from all that is the device's, straight from where it is
+/// if legacy IPC covers it, else through memory of the sender's GPU, or of the host where it goes to that. Managed memory is
+/// the host's to MPI.
 fn memory_kinds(mpi: &Mpi) {
     // Which small message is read directly and which from a cell is a race, so the numbers are those of large ones.
     let run = |case: &str| {

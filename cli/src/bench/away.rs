@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::Context;
 
 use super::cuda::{DevicePtr, Driver, Event, Stream};
 use super::Device;
@@ -48,12 +48,15 @@ const FILLED_MAX: usize = 256 << 20;
 const TRIES: u32 = 5;
 
 /// A rank that is away between exchanges.
-pub struct Pause<'a> {
-    away: Away,
-    gpu: Option<Gpu<'a>>,
+pub enum Pause<'a> {
+    /// It computes for so long.
+    Cpu(Duration),
+    /// Its GPU does.
+    Gpu(Gpu<'a>),
 }
 
-struct Gpu<'a> {
+/// A GPU that has something to do for a while.
+pub struct Gpu<'a> {
     driver: &'a Driver,
     memory: DevicePtr,
     stream: Stream,
@@ -69,16 +72,11 @@ impl<'a> Pause<'a> {
     /// # Errors
     /// What the driver reports; no GPU.
     pub fn prepare(away: Away, device: Option<&'a Device>) -> anyhow::Result<Pause<'a>> {
-        let time = match (away, device) {
-            (Away::Cpu(_), _) => return Ok(Pause { away, gpu: None }),
-            (Away::Kernel(_), None) => {
-                bail!("--away kernel needs a GPU: both buffers in device memory")
-            }
-            (Away::Kernel(time), Some(_)) => time,
+        let time = match away {
+            Away::Cpu(time) => return Ok(Pause::Cpu(time)),
+            Away::Kernel(time) => time,
         };
-        let Some(device) = device else {
-            bail!("no GPU")
-        };
+        let device = device.context("--away kernel needs a GPU: both buffers in device memory")?;
         let driver = device.driver.as_ref();
         let mut gpu = Gpu {
             driver,
@@ -101,10 +99,7 @@ impl<'a> Pause<'a> {
         } else {
             gpu.bytes = ((share * FILLED_MAX as f64) as usize).max(1);
         }
-        Ok(Pause {
-            away,
-            gpu: Some(gpu),
-        })
+        Ok(Pause::Gpu(gpu))
     }
 
     /// Is away once.
@@ -112,9 +107,9 @@ impl<'a> Pause<'a> {
     /// # Errors
     /// What the driver reports.
     pub fn take(&self) -> anyhow::Result<()> {
-        match (&self.away, &self.gpu) {
-            (Away::Kernel(_), Some(gpu)) => gpu.run(),
-            (Away::Cpu(time) | Away::Kernel(time), _) => {
+        match self {
+            Pause::Gpu(gpu) => gpu.run(),
+            Pause::Cpu(time) => {
                 let start = Instant::now();
                 while start.elapsed() < *time {
                     std::hint::spin_loop();

@@ -34,6 +34,8 @@ macro_rules! functions {
 }
 
 type Pointer = *mut c_void;
+/// A function that makes a request of a send or a receive.
+type Begin = unsafe extern "C" fn(Pointer, c_int, Handle, c_int, c_int, Handle, Pointer) -> c_int;
 
 functions! {
     init = c"MPI_Init" (Pointer, Pointer);
@@ -387,20 +389,8 @@ impl Mpi {
         tag: c_int,
         requests: &mut Requests,
     ) {
-        let slot = self.next(requests);
-        let (count, datatype) = self.items(bytes);
-        // SAFETY: as the caller says; the slot has room for one request.
-        unsafe {
-            (self.functions.isend)(
-                address,
-                count,
-                datatype,
-                peer,
-                tag,
-                self.abi.comm_world,
-                slot,
-            )
-        };
+        // SAFETY: as the caller says.
+        unsafe { self.begin(self.functions.isend, address, bytes, peer, tag, requests) };
     }
 
     /// Non-blocking receive.
@@ -415,20 +405,8 @@ impl Mpi {
         tag: c_int,
         requests: &mut Requests,
     ) {
-        let slot = self.next(requests);
-        let (count, datatype) = self.items(bytes);
-        // SAFETY: as the caller says; the slot has room for one request.
-        unsafe {
-            (self.functions.irecv)(
-                address,
-                count,
-                datatype,
-                peer,
-                tag,
-                self.abi.comm_world,
-                slot,
-            )
-        };
+        // SAFETY: as the caller says.
+        unsafe { self.begin(self.functions.irecv, address, bytes, peer, tag, requests) };
     }
 
     /// Persistent send, not started.
@@ -443,11 +421,17 @@ impl Mpi {
         tag: c_int,
         requests: &mut Requests,
     ) {
-        let slot = self.next(requests);
-        let (count, datatype) = self.items(bytes);
-        let world = self.abi.comm_world;
-        // SAFETY: as the caller says; the slot has room for one request.
-        unsafe { (self.functions.send_init)(address, count, datatype, peer, tag, world, slot) };
+        // SAFETY: as the caller says.
+        unsafe {
+            self.begin(
+                self.functions.send_init,
+                address,
+                bytes,
+                peer,
+                tag,
+                requests,
+            )
+        };
     }
 
     /// Persistent receive, not started.
@@ -462,11 +446,37 @@ impl Mpi {
         tag: c_int,
         requests: &mut Requests,
     ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            self.begin(
+                self.functions.recv_init,
+                address,
+                bytes,
+                peer,
+                tag,
+                requests,
+            )
+        };
+    }
+
+    /// Has one of the functions that make a request make one.
+    ///
+    /// # Safety
+    /// The memory is what the function needs until `requests` has been waited for, or freed.
+    unsafe fn begin(
+        &self,
+        function: Begin,
+        address: Pointer,
+        bytes: usize,
+        peer: c_int,
+        tag: c_int,
+        requests: &mut Requests,
+    ) {
         let slot = self.next(requests);
         let (count, datatype) = self.items(bytes);
         let world = self.abi.comm_world;
         // SAFETY: as the caller says; the slot has room for one request.
-        unsafe { (self.functions.recv_init)(address, count, datatype, peer, tag, world, slot) };
+        unsafe { function(address, count, datatype, peer, tag, world, slot) };
     }
 
     /// Starts persistent requests.

@@ -11,7 +11,7 @@ use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::memory;
 use crate::engine::serve::{self, piece_bytes};
 use crate::engine::story;
-use crate::node::{GpuRow, OnGpu, Peer, Ring, State, FIRST_CELL, UNIT_BYTES};
+use crate::node::{OnGpu, Peer, Ring, State, FIRST_CELL, UNIT_BYTES};
 use crate::stats::{self, Counter, Reason};
 
 /// Messages of so many bytes are written to host memory past the caches: pieces that a device wrote are copied at 16 GB/s
@@ -131,12 +131,10 @@ impl Fetch {
         if is_host || is_hosted || self.own || self.wanted < bytes_min {
             return false;
         }
-        let gpus = self.peer.board().map_or(&[][..], |board| board.gpus());
-        let is_there = |gpu: &GpuRow| gpu.uuid() == self.message.device && gpu.exported().is_some();
-        let Some(row) = gpus.iter().position(is_there) else {
+        let Some(row) = self.row_of_sender() else {
             return false;
         };
-        let (owner, row) = (self.message.source, row as u8);
+        let owner = self.message.source;
         if gpu.relays.is_bad(owner, row) {
             return false;
         }
@@ -148,6 +146,13 @@ impl Fetch {
                 false
             }
         }
+    }
+
+    /// Which of the sender's GPUs the message is on.
+    fn row_of_sender(&self) -> Option<u8> {
+        let mut gpus = self.peer.board()?.gpus().iter();
+        let row = gpus.position(|gpu| gpu.uuid() == self.message.device)?;
+        u8::try_from(row).ok()
     }
 
     /// Starts what can be brought out of the ring. Whether anything moved, and what stopped it.
@@ -313,10 +318,8 @@ impl Fetch {
         stats::fallback(Reason::DriverError, self.wanted);
         self.reason = Some(Reason::DriverError);
         self.failures = 0;
-        let gpus = self.peer.board().map_or(&[][..], |board| board.gpus());
-        let device = self.message.device;
-        if let Some(row) = gpus.iter().position(|gpu| gpu.uuid() == device) {
-            gpu.relays.blame(self.message.source, row as u8);
+        if let Some(row) = self.row_of_sender() {
+            gpu.relays.blame(self.message.source, row);
         }
         if let Some(slot) = self.slot() {
             // Its sender may have been quicker.

@@ -455,12 +455,11 @@ impl Fetch {
             && self
                 .slot()
                 .is_some_and(|slot| slot.want_gpu(self.nonce).is_ok());
-        if !wants_gpu {
-            return self.want_host();
+        if wants_gpu {
+            self.await_ring(State::WantGpu);
+        } else {
+            self.want_host();
         }
-        self.turn = None;
-        self.path = Path::ring(State::WantGpu);
-        self.peer.ring_doorbell();
     }
 
     /// Queues the copy from the sender's memory; `Err(None)` where that is not the way for this pair of buffers.
@@ -496,11 +495,16 @@ impl Fetch {
 
     /// Asks the sender to bring the payload through its ring in host memory.
     pub(super) fn want_host(&mut self) {
-        self.turn = None;
         if let Some(slot) = self.slot() {
             let _ = slot.want_host(self.nonce);
         }
-        self.path = Path::ring(State::WantHost);
+        self.await_ring(State::WantHost);
+    }
+
+    /// The sender fills the ring from now on.
+    fn await_ring(&mut self, state: State) {
+        self.turn = None;
+        self.path = Path::ring(state);
         self.peer.ring_doorbell();
     }
 }

@@ -115,14 +115,14 @@ impl Out {
         };
         let error = &error;
         self.failures += 1;
+        let is_on_gpu = self.serve.as_ref().is_some_and(Serve::is_on_gpu);
         // Memory of the GPU is being given back.
-        let is_at_once = is_for_now(error);
-        if self.failures < fault::ATTEMPTS && !error.context_is_gone() && !is_at_once {
+        let is_withdrawn = is_on_gpu && is_for_now(error);
+        if self.failures < fault::ATTEMPTS && !error.context_is_gone() && !is_withdrawn {
             fault::tried_again(self.of(), self.path(), error);
             return;
         }
         let slot = env.node.own().slot(self.slot);
-        let is_on_gpu = self.serve.as_ref().is_some_and(Serve::is_on_gpu);
         if is_on_gpu && slot.is_some_and(|slot| slot.want_host(self.nonce).is_ok()) {
             self.failures = 0;
             stats::add(Counter::Retries, 1);
