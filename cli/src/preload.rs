@@ -140,7 +140,8 @@ fn append(library: &Path, present: Option<&OsStr>) -> OsString {
     list
 }
 
-/// Has a command preload the library, behind what is preloaded already, and search a folder for libraries first.
+/// Has a command preload the library, behind what is preloaded already, and search a folder for libraries
+/// first.
 pub fn set_up(command: &mut Command, library: Option<&Path>, folder: Option<&Path>) {
     if let Some(library) = library {
         let present = std::env::var_os("LD_PRELOAD");

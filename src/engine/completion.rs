@@ -62,8 +62,8 @@ impl Engine {
             Entry::Persistent(id) => core.persistents[id].active,
             Entry::Collective(_) => None,
         };
-        // Also a send that completes by itself is over sooner where its receiver, which may wait for its own sends as this rank
-        // does, finds its messages received.
+        // Also a send that completes by itself is over sooner where its receiver, which may wait for its own
+        // sends as this rank does, finds its messages received.
         let is_pumped = |send| core.awaits_receiver(send) || core.is_announced(&self.env);
         if look == Look::Pending && !core.pump_wanted {
             core.pump_wanted = send.is_some_and(is_pumped);

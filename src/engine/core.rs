@@ -263,8 +263,8 @@ impl Core {
         self.moving.is_empty() && self.sends_out() == 0 && self.posted == 0 && !self.serving
     }
 
-    /// While the helper sleeps, or is about to: peers need not wake it for what they send as long as no receive is posted. What comes
-    /// meanwhile is seen when one is.
+    /// While the helper sleeps, or is about to: peers need not wake it for what they send as long as no
+    /// receive is posted. What comes meanwhile is seen when one is.
     pub fn say_if_nothing_is_received(&self, env: &Env) {
         let own = env.node.own();
         if self.posted == 0 && !own.receives_nothing() {

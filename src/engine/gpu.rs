@@ -223,7 +223,8 @@ impl Gpu {
         self.queue_on(context, purpose, 0, copy, None)
     }
 
-    /// As [`Gpu::queue`], on one of the lanes of the purpose, with a mapping that is kept open until it is done.
+    /// As [`Gpu::queue`], on one of the lanes of the purpose, with a mapping that is kept open until it is
+    /// done.
     pub fn queue_on(
         &mut self,
         context: ContextKey,

@@ -189,8 +189,8 @@ impl Relays {
         }
     }
 
-    /// Allocates staging on the GPU of a context of the program's, for messages of this rank's that peers cannot read where
-    /// they are.
+    /// Allocates staging on the GPU of a context of the program's, for messages of this rank's that peers
+    /// cannot read where they are.
     pub fn stage_own(&mut self, env: &Env, context: ContextKey) {
         if let Some(row) = self.row_of(context) {
             self.grant(env, row);
@@ -202,7 +202,8 @@ impl Relays {
         self.held.iter().position(is_there)
     }
 
-    /// Staging in a context of the program's that is not being given back: by which row of this rank's list, and where.
+    /// Staging in a context of the program's that is not being given back: by which row of this rank's list,
+    /// and where.
     fn own(&self, context: ContextKey) -> Option<(usize, u64)> {
         let row = self.row_of(context)?;
         let held = &self.held[row];
@@ -216,8 +217,8 @@ impl Relays {
         self.own(context).is_some()
     }
 
-    /// Takes a piece of so many bytes of it, or of a part of them where there is little of it. None where there is none, or all
-    /// are in use.
+    /// Takes a piece of so many bytes of it, or of a part of them where there is little of it. None where
+    /// there is none, or all are in use.
     pub fn take_own(
         &mut self,
         own: &Segment,

@@ -1,10 +1,11 @@
-//! The sender's side of a transfer through staging memory: fills the ring of a slot, piece by piece for a receiver that asks
-//! for it ([`Serve`]), or with the whole of a small payload before anyone asks ([`Hosting`]).
+//! The sender's side of a transfer through staging memory: fills the ring of a slot, piece by piece for a
+//! receiver that asks for it ([`Serve`]), or with the whole of a small payload before anyone asks
+//! ([`Hosting`]).
 //!
-//! The pieces are in pinned host memory, or on the sender's GPU where the receiver can read them there: for buffers that cannot
-//! be exported (memory pools, mapped memory). All of a message is in one of the two. Where memory of the GPU is not the way
-//! after all, either side says so, and the message begins anew in host memory once the receiver has passed over what is
-//! in the ring.
+//! The pieces are in pinned host memory, or on the sender's GPU where the receiver can read them there: for
+//! buffers that cannot be exported (memory pools, mapped memory). All of a message is in one of the two.
+//! Where memory of the GPU is not the way after all, either side says so, and the message begins anew in host
+//! memory once the receiver has passed over what is in the ring.
 
 pub mod tracks;
 
@@ -18,8 +19,8 @@ use crate::engine::relays::PieceOnGpu;
 use crate::node::{Entry, Ring, Segment, RING_ENTRIES, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
-/// A message that its receiver wants through the ring. Pieces of staging are taken only now that it is matched,
-/// so that no unmatched message can hold one.
+/// A message that its receiver wants through the ring. Pieces of staging are taken only now that it is
+/// matched, so that no unmatched message can hold one.
 pub struct Serve {
     source: Source,
     length: u64,
@@ -49,7 +50,8 @@ impl Piece {
         }
     }
 
-    /// Starts the copy of the first of `left` bytes of a message of `total` from `from`, as many as are to be in one piece.
+    /// Starts the copy of the first of `left` bytes of a message of `total` from `from`, as many as are to be
+    /// in one piece.
     fn fill(
         &self,
         gpu: &mut Gpu,
@@ -118,8 +120,8 @@ pub fn piece_bytes(room: u64, total: u64) -> u64 {
 pub struct OnGpu {
     /// From so many bytes on; shorter ones go through host memory.
     pub bytes_min: u64,
-    /// The first piece is this part of a message, within bounds: it is copied before anything crosses a link. Each one after it is as
-    /// long as all before it, up to a bound, as each costs a launch on both sides.
+    /// The first piece is this part of a message, within bounds: it is copied before anything crosses a link.
+    /// Each one after it is as long as all before it, up to a bound, as each costs a launch on both sides.
     first_part: u64,
     first_bytes: std::ops::RangeInclusive<u64>,
     piece_bytes_max: u64,
@@ -133,9 +135,10 @@ impl OnGpu {
         first_bytes: 1 << 20..=4 << 20,
         piece_bytes_max: 16 << 20,
     };
-    /// Where both ranks use one GPU, their copies wait for each other's process: some 80 us each on an H200, whatever their
-    /// size. Windows of 4, GB/s in pieces of 4 to 16 MiB and through host memory: 4 MiB 14 and 30, 16 MiB 50 and 37, 256 MiB 151
-    /// and 41; both ways 27 and 40, 87 and 41, 243 and 41 (`docs/results/h200-frameworks-memory.txt`, 4).
+    /// Where both ranks use one GPU, their copies wait for each other's process: some 80 us each on an H200,
+    /// whatever their size. Windows of 4, GB/s in pieces of 4 to 16 MiB and through host memory: 4 MiB 14 and
+    /// 30, 16 MiB 50 and 37, 256 MiB 151 and 41; both ways 27 and 40, 87 and 41, 243 and 41
+    /// (`docs/results/h200-frameworks-memory.txt`, 4).
     const SHARED: OnGpu = OnGpu {
         bytes_min: 16 << 20,
         first_part: 4,
@@ -217,7 +220,8 @@ impl Serve {
         self.on_gpu.is_some()
     }
 
-    /// Fills what can be filled. True if anything moved. `may_be_on_gpu`: pieces on the GPU are (still) wanted.
+    /// Fills what can be filled. True if anything moved. `may_be_on_gpu`: pieces on the GPU are (still)
+    /// wanted.
     pub fn poll(
         &mut self,
         gpu: &mut Gpu,

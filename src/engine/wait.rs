@@ -71,8 +71,8 @@ impl Drop for Driving<'_> {
     }
 }
 
-/// A thread that will soon wait in the engine: peers need not wake the helper before that. It looks at what they have said when it
-/// waits, where this ends.
+/// A thread that will soon wait in the engine: peers need not wake the helper before that. It looks at what
+/// they have said when it waits, where this ends.
 #[derive(Debug)]
 pub(super) struct Attending<'a>(Option<&'a Segment>);
 

@@ -2,8 +2,8 @@
 //!
 //! Most launchers bind each rank to a core. A thread of the library's on that core takes it from the rank. On
 //! two H200s the thread that asks NVML for links computed for 18 ms there, and the row of 2 MiB took 30 ms,
-//! 11 without the library (`docs/results/h200-x2-first-messages.txt`). So these threads move to a core that no rank of
-//! the node is bound to, as far as the process's cpuset has one.
+//! 11 without the library (`docs/results/h200-x2-first-messages.txt`). So these threads move to a core that
+//! no rank of the node is bound to, as far as the process's cpuset has one.
 
 use std::collections::BTreeSet;
 use std::fs;

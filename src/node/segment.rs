@@ -183,8 +183,8 @@ impl Segment {
         self.view.receives_nothing()
     }
 
-    /// Tells peers that this rank has no receive posted, and need not be woken for what they send; or that it may have one. That must
-    /// be said before one is posted.
+    /// Tells peers that this rank has no receive posted, and need not be woken for what they send; or that it
+    /// may have one. That must be said before one is posted.
     pub fn set_receives_nothing(&self, nothing: bool) {
         self.view.set_receives_nothing(nothing);
     }

@@ -45,8 +45,8 @@ pub enum State {
     Failed = 6,
     /// Cancelled before it was received. Set by the owner.
     Cancelled = 7,
-    /// The receiver waits for the owner to bring the payload through the ring in memory of the owner's GPU. Set by the
-    /// receiver.
+    /// The receiver waits for the owner to bring the payload through the ring in memory of the owner's GPU.
+    /// Set by the receiver.
     WantGpu = 8,
 }
 
@@ -286,7 +286,8 @@ impl Slot {
         }
     }
 
-    /// Owner: gives up its part: any live state but Claimed → Failed. A receiver that reads the buffer itself is left alone.
+    /// Owner: gives up its part: any live state but Claimed → Failed. A receiver that reads the buffer itself
+    /// is left alone.
     pub fn refuse(&self, nonce: u64, code: i32) -> Result<(), Refused> {
         match self.state(nonce)? {
             State::Posted | State::WantGpu | State::WantHost | State::Hosted => {}

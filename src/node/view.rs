@@ -215,7 +215,8 @@ fn wish(key: u64) -> (usize, u64) {
 
 /// Pieces from this number on are cells, [`Layout::granules`] numbers each.
 pub const FIRST_CELL: u32 = 1 << 31;
-/// Pieces from this number on, and below the cells, are on GPUs of the owner's ([`Entry::on_gpu`]); below, chunks.
+/// Pieces from this number on, and below the cells, are on GPUs of the owner's ([`Entry::on_gpu`]); below,
+/// chunks.
 pub const FIRST_ON_GPU: u32 = 1 << 30;
 
 /// Why a segment is not believed.
@@ -461,8 +462,8 @@ impl View {
         self.header().doorbell.calls.load(Ordering::Acquire) as u32
     }
 
-    /// Sender: counts a descriptor that was sent to the owner, and rings. Nobody is woken where the owner has no receive for it: it
-    /// looks when it posts one.
+    /// Sender: counts a descriptor that was sent to the owner, and rings. Nobody is woken where the owner has
+    /// no receive for it: it looks when it posts one.
     pub fn announce(&self) {
         self.count_calls(RING | 1);
         // As in `call`: who posts a receive sees the new value, or we see that one may be posted.
@@ -528,7 +529,8 @@ impl View {
         calls.fetch_add(what, Ordering::SeqCst);
     }
 
-    /// After a ring. All sequentially consistent: whoever stops attending sees the new value, or we see that nobody attends.
+    /// After a ring. All sequentially consistent: whoever stops attending sees the new value, or we see that
+    /// nobody attends.
     fn wake_if_unattended(&self) {
         if self.header().doorbell.attended.load(Ordering::SeqCst) == 0 {
             self.wake_if_asleep();

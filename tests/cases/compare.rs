@@ -120,7 +120,8 @@ fn counts_on_mpich5() {
     on("mpich5", counts);
 }
 
-/// What users measure first: a launch for each benchmark, its first messages among those that count, persistent requests too.
+/// What users measure first: a launch for each benchmark, its first messages among those that count,
+/// persistent requests too.
 fn first(mpi: &Mpi) {
     let (finished, json, csv) = compare(
         mpi,

@@ -393,9 +393,9 @@ fn mixed(mpi: &Mpi) {
     }
 }
 
-/// Memory of every kind is sent and received: by descriptor from all that is the device's, straight from where it is
-/// if legacy IPC covers it, else through memory of the sender's GPU, or of the host where it goes to that. Managed memory is
-/// the host's to MPI.
+/// Memory of every kind is sent and received: by descriptor from all that is the device's, straight from
+/// where it is if legacy IPC covers it, else through memory of the sender's GPU, or of the host where it goes
+/// to that. Managed memory is the host's to MPI.
 fn memory_kinds(mpi: &Mpi) {
     // Which small message is read directly and which from a cell is a race, so the numbers are those of large ones.
     let run = |case: &str| {
@@ -461,7 +461,8 @@ fn memory_kinds(mpi: &Mpi) {
     assert!(by_path("gpu") == 0 && by_path("host") > 0, "{shared}");
 }
 
-/// Windows of messages that cannot be read where they are, where staging on the GPU holds few of them, and where there is none.
+/// Windows of messages that cannot be read where they are, where staging on the GPU holds few of them, and
+/// where there is none.
 #[test]
 fn windows_of_what_cannot_be_exported() {
     for (name, ranks) in [("mpich", 2), ("openmpi5", 4), ("mpich5", 2)] {

@@ -26,7 +26,8 @@ const HOST_BYTES_MIN: u64 = 8 << 10;
 /// Cells for payloads of such sends that a rank has.
 const CELLS: u64 = 256;
 
-/// Ranks that compute between exchanges: neither wakes the other's helper, as each will come by itself. Before, half of all messages did.
+/// Ranks that compute between exchanges: neither wakes the other's helper, as each will come by itself.
+/// Before, half of all messages did.
 #[test]
 fn helpers_are_left_asleep_between_exchanges() {
     for (name, library) in [("openmpi5", "openmpi"), ("mpich", "mpich")] {

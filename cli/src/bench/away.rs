@@ -1,4 +1,5 @@
-//! What a rank does between exchanges: nothing, a computation of its own, or one of its GPU for whose end it waits.
+//! What a rank does between exchanges: nothing, a computation of its own, or one of its GPU for whose end it
+//! waits.
 
 use std::time::{Duration, Instant};
 

@@ -45,7 +45,8 @@ pub struct Prepared {
 }
 
 impl Pair<'_> {
-    /// Makes persistent requests of the messages of an iteration, as [`Pair::exchange`] has them. To be freed.
+    /// Makes persistent requests of the messages of an iteration, as [`Pair::exchange`] has them. To be
+    /// freed.
     pub fn prepare(&self, out: &[Spot], into: &[Spot]) -> Prepared {
         let [to, from] = self.legs();
         let window = (out.len() / to.len().max(1)).max(1);

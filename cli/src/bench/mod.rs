@@ -52,8 +52,8 @@ pub enum Kind {
     AllToAll,
     /// The same by number: every rank receives from rank 0 first, and sends to it first, as a plain loop over the ranks does
     AllByNumber,
-    /// Both ranks exchange messages by two blocking MPI_Sendrecv, as halos are, after each has been away (--away): the time in MPI,
-    /// median and percentiles
+    /// Both ranks exchange messages by two blocking MPI_Sendrecv, as halos are, after each has been away
+    /// (--away): the time in MPI, median and percentiles
     Exchange,
     /// Rank 0 writes a window of messages into the memory of rank 1 (MPI_Put), ended by MPI_Win_fence. The MPI library alone
     /// moves them, whether Anabranch is there or not
@@ -147,8 +147,8 @@ pub struct Arguments {
     /// Persistent requests, made once for each size and started in each iteration (not put)
     #[arg(long, short = 'p')]
     persistent: bool,
-    /// What the ranks of exchange do before each exchange: cpu:TIME computes, kernel:TIME has the GPU compute and waits for an
-    /// event behind it; ns, us, ms and s are units [default: nothing]
+    /// What the ranks of exchange do before each exchange: cpu:TIME computes, kernel:TIME has the GPU compute
+    /// and waits for an event behind it; ns, us, ms and s are units [default: nothing]
     #[arg(long, value_name = "cpu:TIME|kernel:TIME", value_parser = away::parse)]
     away: Option<Away>,
     /// Measure the driver's own copy between the two GPUs too, and print the ratio

@@ -92,7 +92,8 @@ pub struct Ask {
     /// By persistent requests.
     #[serde(default)]
     pub persistent: bool,
-    /// So many iterations and no others, as a user's benchmark has them: the first messages of a size are among them.
+    /// So many iterations and no others, as a user's benchmark has them: the first messages of a size are
+    /// among them.
     #[serde(default)]
     pub fixed: Option<Fixed>,
 }
@@ -169,7 +170,8 @@ pub struct Measured {
     pub iterations: u32,
     /// By which part of its time programs have acted late on the simulated node, in the worst block that counts.
     pub late: Option<f64>,
-    /// Of a row of fixed iterations, those timed that took more than one and a half times their median and 200 us more.
+    /// Of a row of fixed iterations, those timed that took more than one and a half times their median and
+    /// 200 us more.
     #[serde(default)]
     pub slow: Option<u64>,
     /// Messages with wrong data, if the row was verified.

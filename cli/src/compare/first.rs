@@ -1,4 +1,5 @@
-//! The end of the suite `first`: in which rows messages take longer with the library, and how many iterations were slow.
+//! The end of the suite `first`: in which rows messages take longer with the library, and how many iterations
+//! were slow.
 
 use std::fmt::Write as _;
 
@@ -7,9 +8,11 @@ use anabranch_engine::config::format_size;
 use super::results::Results;
 use super::statistics::median;
 
-/// A row takes longer if it takes more than so many times as long, by the medians of both halves of its launches.
+/// A row takes longer if it takes more than so many times as long, by the medians of both halves of its
+/// launches.
 const LONGER: f64 = 1.02;
-/// Slow iterations are counted of messages of so many bytes and more: short ones are over before a delay of 200 us is their own.
+/// Slow iterations are counted of messages of so many bytes and more: short ones are over before a delay of
+/// 200 us is their own.
 const COUNTED_FROM: usize = 1 << 20;
 
 /// The text, for each configuration with the library.
@@ -60,7 +63,8 @@ fn of(results: &Results, setting: usize, name: &str) -> String {
     text
 }
 
-/// How many times as long as the baseline a configuration takes in a row, by the first half of the launches and by the second.
+/// How many times as long as the baseline a configuration takes in a row, by the first half of the launches
+/// and by the second.
 fn halves(results: &Results, row: usize, setting: usize) -> Option<[f64; 2]> {
     let cells = &results.cells[row];
     let (base, other) = (&cells[results.baseline].launches, &cells[setting].launches);

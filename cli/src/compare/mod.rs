@@ -80,8 +80,8 @@ enum RequestKind {
 /// Measurements that go together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Suite {
-    /// What users measure first, as they do: each benchmark in a launch of its own, sizes upwards, its first messages included, few
-    /// iterations, persistent requests too
+    /// What users measure first, as they do: each benchmark in a launch of its own, sizes upwards, its first
+    /// messages included, few iterations, persistent requests too
     First,
 }
 
@@ -98,8 +98,9 @@ pub struct Arguments {
         default_value = "latency,bw,bibw"
     )]
     benches: Vec<Bench>,
-    /// Measurements that go together; --benches, --pairs, --windows, --requests and --sizes choose among them. The end says which rows take
-    /// longer with the library in the first half of the rounds and in the second
+    /// Measurements that go together; --benches, --pairs, --windows, --requests and --sizes choose among
+    /// them. The end says which rows take longer with the library in the first half of the rounds and in the
+    /// second
     #[arg(overrides_with = "suite", long, value_enum, conflicts_with_all = ["turns", "blocks", "row_ms", "iterations", "predicted"])]
     suite: Option<Suite>,
     /// Requests by which messages are sent: each made anew, or persistent ones

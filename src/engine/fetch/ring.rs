@@ -1,4 +1,5 @@
-//! A message through its sender's ring in staging memory: of the host, or of the sender's GPU (`serve.rs` is the other side).
+//! A message through its sender's ring in staging memory: of the host, or of the sender's GPU (`serve.rs` is
+//! the other side).
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -30,12 +31,13 @@ pub struct Draw {
     arrived: u64,
     /// Entries given back to the sender.
     popped: u64,
-    /// The state in which the slot stays meanwhile: WantGpu or WantHost where the sender fills the ring for this receiver,
-    /// Hosted (or Claimed) where it has put the whole payload there by itself.
+    /// The state in which the slot stays meanwhile: WantGpu or WantHost where the sender fills the ring for
+    /// this receiver, Hosted (or Claimed) where it has put the whole payload there by itself.
     state: State,
     /// It comes anew in host memory: entries on the GPU are passed over.
     is_anew: bool,
-    /// Copies out of such entries, whose bytes do not count. The message does not begin anew before they are over.
+    /// Copies out of such entries, whose bytes do not count. The message does not begin anew before they are
+    /// over.
     passed_over: VecDeque<InFlight>,
 }
 
@@ -117,8 +119,8 @@ enum Piece {
 }
 
 impl Fetch {
-    /// Whether a message that cannot be read where it is may come through memory of its sender's GPU: the sender has some there,
-    /// and this rank has it mapped now.
+    /// Whether a message that cannot be read where it is may come through memory of its sender's GPU: the
+    /// sender has some there, and this rank has it mapped now.
     pub(super) fn may_come_by_gpu_ring(&self, gpu: &mut Gpu) -> bool {
         let Destination::Device { context, .. } = self.to else {
             return false;
@@ -391,8 +393,8 @@ fn begin(
     }
     let copy = Copy::Up { dst, src, bytes };
     if is_eager {
-        // A whole message is in order with direct copies, on their lane, and together with others that have landed it costs
-        // the device less.
+        // A whole message is in order with direct copies, on their lane, and together with others that have
+        // landed it costs the device less.
         gpu.pull(context, source, copy, None)
     } else {
         gpu.copy_on(context, Purpose::HostToDevice, 0, copy, None)

@@ -449,7 +449,8 @@ impl Fetch {
         }
     }
 
-    /// Asks the sender to bring the payload through its ring: in memory of its GPU, where this rank can read that.
+    /// Asks the sender to bring the payload through its ring: in memory of its GPU, where this rank can read
+    /// that.
     fn want_ring(&mut self, gpu: &mut Gpu) {
         let wants_gpu = self.may_come_by_gpu_ring(gpu)
             && self

@@ -100,8 +100,8 @@ impl Out {
         }
     }
 
-    /// A step of the sender's part has failed. It is tried again, some times: but for memory of the GPU no simpler path is
-    /// left.
+    /// A step of the sender's part has failed. It is tried again, some times: but for memory of the GPU no
+    /// simpler path is left.
     fn step_failed(&mut self, env: &Env, trouble: Trouble) {
         let Trouble::Driver(error) = trouble else {
             self.lost = Some(fault::lost(

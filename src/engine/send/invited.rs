@@ -71,8 +71,8 @@ impl Core {
         if bytes >= ONE_WAY_FROM && self.moving.iter().any(is_reading) {
             return None;
         }
-        // Its receiver waits, and this rank will read what that has sent: it reads this short one meanwhile. To write this one, too,
-        // takes two launches of this rank's, one after the other.
+        // Its receiver waits, and this rank will read what that has sent: it reads this short one meanwhile.
+        // To write this one, too, takes two launches of this rank's, one after the other.
         let is_waiting = bytes < ONE_WAY_FROM && self.is_announced(env);
         if is_waiting && invitation.find(&expected).is_some() && !self.is_written_to(env) {
             return None;

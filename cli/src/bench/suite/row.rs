@@ -223,7 +223,8 @@ impl Row<'_, '_> {
         Ok(done)
     }
 
-    /// One block of so many iterations, timed behind those before it without a pause, as the OSU benchmarks do.
+    /// One block of so many iterations, timed behind those before it without a pause, as the OSU benchmarks
+    /// do.
     fn as_users_do(&mut self, spots: [&[Spot]; 2], fixed: Fixed, done: &mut Done) {
         self.pair.meet();
         for _ in 0..fixed.warmup {
