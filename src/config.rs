@@ -8,8 +8,8 @@ mod kinds;
 mod paths;
 
 pub use kinds::{
-    format_size, parse_size, Choice, Count, File, Kind, MpiCuda, Name, Size, Statistics,
-    StatsTarget, Switch, LOG_LEVELS, MPI_CUDA,
+    format_size, parse_size, Choice, Count, File, Keep, Kind, MpiCuda, Name, Size, Statistics,
+    StatsTarget, Switch, KEEP, LOG_LEVELS, MPI_CUDA,
 };
 pub use paths::{Assign, Executor, PathList, Paths, ASSIGN, EXECUTORS, ORDERS};
 
@@ -167,6 +167,8 @@ options! {
         "in what order the copies of a split message are launched, where one rank launches all (ANABRANCH_ASSIGN=one)";
     model: Option<PathBuf> = File, "ANABRANCH_MODEL", "", User,
         "what `anabranch topo --measure --model FILE` wrote; empty: the one kept for this machine in the user's cache folder";
+    keep: Keep = Choice(KEEP), "ANABRANCH_KEEP", "auto", User,
+        "whether what ranks measure of their links in passing is kept in the user's cache folder for a week, so that the next run knows it: on, off; auto: on a real node, but not on a simulated one";
     assign: Assign = Choice(ASSIGN), "ANABRANCH_ASSIGN", "own", User,
         "who makes the copies of a split message: own, each rank those of its own GPU; one, a rank that sees all GPUs involved makes all of them";
     executor: Executor = Choice(EXECUTORS), "ANABRANCH_EXECUTOR", "auto", User,

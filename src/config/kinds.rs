@@ -128,6 +128,20 @@ pub const MPI_CUDA: &[(&str, MpiCuda)] = &[
     ("no", MpiCuda::No),
 ];
 
+/// Whether measurements are kept for the next run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// On a real node.
+    Auto,
+    /// On a simulated one, too.
+    On,
+    /// Nowhere.
+    Off,
+}
+
+/// The words for [`Keep`].
+pub const KEEP: &[(&str, Keep)] = &[("auto", Keep::Auto), ("on", Keep::On), ("off", Keep::Off)];
+
 /// The words for a level of the log, from quiet to loud.
 pub const LOG_LEVELS: &[(&str, log::LevelFilter)] = &[
     ("off", log::LevelFilter::Off),

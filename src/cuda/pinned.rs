@@ -1,6 +1,6 @@
 //! Pinned host memory: ranges of shared segments, and bounce buffers of the engine's own.
 //!
-//! Pinning costs about 60 µs a MiB, so it is done once and kept. Where it fails (a limit on locked memory, no context)
+//! Pinning costs 60 to 560 µs a MiB by machine, and no thread of the process can launch anything meanwhile, so it is done once and kept. Where it fails (a limit on locked memory, no context)
 //! the memory works all the same, and copies with it are slower.
 
 use super::driver::is_forked_child;

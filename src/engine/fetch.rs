@@ -22,7 +22,9 @@ use crate::engine::fetch::several::Several;
 pub use crate::engine::fetch::trail::{are_left, Trail, TrailEnd};
 pub use crate::engine::fetch::turn::Turns;
 use crate::engine::fetch::turn::{Start, Turn};
-pub use crate::engine::fetch::way::{asks_for_depth, Depths, Flight, Others, Rows, UnderWay, Ways};
+pub use crate::engine::fetch::way::{
+    asks_for_depth, uses_host, Depths, Flight, Others, Rows, UnderWay, Ways,
+};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;

@@ -18,7 +18,7 @@ use crate::engine::relays::Relays;
 use crate::engine::route::Survey;
 use crate::engine::Env;
 use crate::exec::{Exec, How, Settings};
-use crate::node::{Gone, Peer, View};
+use crate::node::{Gone, Peer, Segment, View, Wide, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
 /// Bounce memory of a rank for copies that cannot use shared staging, bytes: with all that the options allow by default,
@@ -326,6 +326,38 @@ impl Gpu {
         if let Some((start, bytes)) = of.wide_block(unit) {
             // SAFETY: segments stay mapped while the node is registered; pins are dropped before that, at finalize.
             unsafe { self.pin(context, start.as_ptr(), bytes) };
+        }
+    }
+
+    /// Takes a piece of this rank's wide staging, pinned where that works, and its address. `None` where all is in use.
+    pub fn take_wide(
+        &mut self,
+        context: ContextKey,
+        own: &Segment,
+        bytes: u64,
+    ) -> Option<(Wide, u64)> {
+        let piece = own.take_wide(bytes, |more| self.may_widen(more))?;
+        let Some(address) = own.wide(piece.unit, bytes) else {
+            own.give_wide(&piece);
+            return None;
+        };
+        self.pin_wide(context, own, piece.unit);
+        Some((piece, address.as_ptr().expose_provenance() as u64))
+    }
+
+    /// Whether a range of the host's memory is pinned.
+    #[must_use]
+    pub fn is_pinned(&self, address: u64, bytes: u64) -> bool {
+        let start = std::ptr::without_provenance(address as usize);
+        self.registrations.is_registered(start, bytes as usize)
+    }
+
+    /// Has the beginning of this rank's wide staging pinned before a message needs it.
+    pub fn prepare_wide(&mut self, context: ContextKey, own: &Segment) {
+        if own.wide_block(0).is_none() {
+            if let Some((piece, _)) = self.take_wide(context, own, UNIT_BYTES) {
+                own.give_wide(&piece);
+            }
         }
     }
 

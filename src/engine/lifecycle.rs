@@ -341,7 +341,11 @@ pub unsafe fn finalize() -> c_int {
     engine.close_relays();
     engine.helper.stop(&engine.env);
     engine.end_requests();
-    engine.core.lock().gpu.close();
+    {
+        let mut core = engine.core.lock();
+        core.gpu.survey.keep(&engine.env);
+        core.gpu.close();
+    }
     engine.end_pump();
     guard::set_armed(false);
     let own = engine.env.node.own();

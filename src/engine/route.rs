@@ -5,6 +5,7 @@
 //! until it is dropped.
 
 mod host_use;
+mod kept;
 mod ledger;
 mod source;
 mod survey;

@@ -171,7 +171,7 @@ fn linked(folder: &Path, gpu: &str) -> Option<PathBuf> {
     Some(folder.join(target.file_name()?))
 }
 
-fn read(file: &Path) -> Result<String, CacheError> {
+pub(super) fn read(file: &Path) -> Result<String, CacheError> {
     let mut text = String::new();
     let read = std::fs::File::open(file)
         .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text));
@@ -280,7 +280,10 @@ pub fn link(file: &Path, machine: &Machine) -> Result<(), CacheError> {
 }
 
 /// Puts what `make` makes at another place into that of `file`, in one step.
-fn replace(file: &Path, make: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), CacheError> {
+pub(super) fn replace(
+    file: &Path,
+    make: impl FnOnce(&Path) -> std::io::Result<()>,
+) -> Result<(), CacheError> {
     let mut new = file.as_os_str().to_owned();
     new.push(format!(".{}", std::process::id()));
     let new = Path::new(&new);
@@ -295,7 +298,7 @@ fn replace(file: &Path, make: impl FnOnce(&Path) -> std::io::Result<()>) -> Resu
         })
 }
 
-fn one_line(error: &serde_json::Error) -> String {
+pub(super) fn one_line(error: &serde_json::Error) -> String {
     error
         .to_string()
         .lines()

@@ -18,6 +18,7 @@
 pub mod cache;
 pub mod fit;
 mod host_part;
+pub mod links;
 
 pub use host_part::HostPart;
 
@@ -40,7 +41,31 @@ pub struct Line {
     pub batched_us: Option<f64>,
 }
 
+/// Whether a time can be one.
+fn time(what: &str, us: f64) -> Result<(), String> {
+    match us.is_finite() && us >= 0.0 {
+        true => Ok(()),
+        false => Err(format!("{what} is {us} us, must not be negative")),
+    }
+}
+
 impl Line {
+    /// Whether the numbers can be used.
+    ///
+    /// # Errors
+    /// The first that cannot, in one line.
+    pub fn check(&self) -> Result<(), String> {
+        time("alpha_us", self.alpha_us)?;
+        time("batched_us", self.batched_us.unwrap_or(0.0))?;
+        if !(self.gb_s.is_finite() && self.gb_s > 0.0) {
+            return Err(format!("gb_s is {}, must be positive", self.gb_s));
+        }
+        if !(0.0..1.0).contains(&self.spread) {
+            return Err(format!("spread is {}, must be from 0 to 1", self.spread));
+        }
+        Ok(())
+    }
+
     /// The rate to count on.
     #[must_use]
     pub fn sure_gb_s(&self) -> f64 {
@@ -311,12 +336,6 @@ impl Model {
     /// # Errors
     /// The first that cannot, in one line.
     pub fn check(&self) -> Result<(), String> {
-        let time = |what: &str, us: f64| {
-            if us.is_finite() && us >= 0.0 {
-                return Ok(());
-            }
-            Err(format!("{what} is {us} us, must not be negative"))
-        };
         time("launch_us", self.launch_us)?;
         if let Some(calls) = &self.calls {
             time("launch_us", calls.launch_us)?;
@@ -332,18 +351,8 @@ impl Model {
         }
         for hop in &self.hops {
             for line in [hop.push, hop.pull].iter().flatten() {
-                let what = format!("{} to {}: ", hop.from, hop.to);
-                time(&format!("{what}alpha_us"), line.alpha_us)?;
-                time(&format!("{what}batched_us"), line.batched_us.unwrap_or(0.0))?;
-                if !(line.gb_s.is_finite() && line.gb_s > 0.0) {
-                    return Err(format!("{what}gb_s is {}, must be positive", line.gb_s));
-                }
-                if !(0.0..1.0).contains(&line.spread) {
-                    return Err(format!(
-                        "{what}spread is {}, must be from 0 to 1",
-                        line.spread
-                    ));
-                }
+                line.check()
+                    .map_err(|why| format!("{} to {}: {why}", hop.from, hop.to))?;
             }
         }
         let usable = |segment: &&SegmentModel| segment.gb_s.is_finite() && segment.gb_s > 0.0;

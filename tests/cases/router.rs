@@ -85,6 +85,94 @@ fn a_node_that_was_measured_is_known_from_the_first_message_on() {
     });
 }
 
+/// What ranks have measured in passing is there for the next run, which splits sooner; what is kept is valid for one driver, and what cannot
+/// be read is said in one line and replaced.
+#[test]
+fn what_ranks_have_measured_is_known_to_the_next_run() {
+    needs_simulator("a simulated node");
+    on("openmpi", |mpi| {
+        let home = Home::new("kept");
+        let folder = home.0.join(".cache/anabranch");
+        let run = |keep: &str| {
+            let outcome = Job::new(mpi, 2, &built().command)
+                .args(&["bench", "bw", "--check", "--sizes", "64M", "--window", "1"])
+                .args(&["-x", "0", "-i", "4", "--mpi", "openmpi"])
+                .env("SIMCUDA_TOPOLOGY", "beluga")
+                .env("HOME", home.path())
+                .env("XDG_CACHE_HOME", "")
+                .env("ANABRANCH_KEEP", keep)
+                .env("ANABRANCH_LOG", "info")
+                .run();
+            let split = outcome.check_benched(1).total("receives_several");
+            let is_known = outcome.finished.stderr.contains("known from a run before");
+            (split, is_known, outcome)
+        };
+        let files = || {
+            let entries = fs::read_dir(&folder).into_iter().flatten();
+            let paths = entries.map(|entry| entry.expect("readable").path());
+            paths.collect::<BTreeSet<PathBuf>>()
+        };
+        // Nothing is kept of a simulated node unless that is asked for.
+        let (_, is_known, text) = run("auto");
+        assert!(!is_known && files().is_empty(), "{text}");
+        let (first, is_known, text) = run("on");
+        assert!(!is_known, "{text}");
+        assert_eq!(files().len(), 4, "one for each GPU: {:?}\n{text}", files());
+        let (second, is_known, text) = run("on");
+        assert!(is_known && second > first, "{first} and then {text}");
+        // Its ways to the host and from its peer, and the links of all: as the node has them.
+        let read = |file: &Path| -> serde_json::Value {
+            serde_json::from_str(&fs::read_to_string(file).expect("readable")).expect("JSON")
+        };
+        let known: Vec<_> = files().iter().map(|file| read(file)).collect();
+        let pulls = known
+            .iter()
+            .flat_map(|links| links["pulls"].as_array().expect("a list"));
+        let rates = pulls.map(|pull| pull["way"]["gb_s"].as_f64().expect("a number"));
+        let rates: Vec<f64> = rates.collect();
+        assert!(!rates.is_empty(), "{known:#?}");
+        for gb_s in rates {
+            assert!((gb_s / 48.0 - 1.0).abs() < 0.1, "{gb_s}");
+        }
+        for links in &known {
+            let to = links["wired"]["to"].as_array().expect("a list");
+            assert_eq!(to.len(), 3, "{links}");
+            assert!(to.iter().all(|row| row[1] == 2), "{links}");
+        }
+        let up = known
+            .iter()
+            .filter_map(|links| links["to_host"]["gb_s"].as_f64());
+        assert_eq!(up.filter(|gb_s| (gb_s / 12.3 - 1.0).abs() < 0.1).count(), 2);
+        // Of another driver.
+        for file in files() {
+            let text = fs::read_to_string(&file).expect("readable");
+            fs::write(&file, text.replace(", simulated", "9, simulated")).expect("written");
+        }
+        let (_, is_known, text) = run("on");
+        assert!(
+            !is_known && text.finished.stderr.contains("measured again"),
+            "{text}"
+        );
+        assert!(run("on").1, "replaced");
+        // Cut off.
+        for file in files() {
+            fs::write(&file, "{").expect("written");
+        }
+        let outcome = rounds(mpi, "beluga", &home)
+            .env("ANABRANCH_KEEP", "on")
+            .passes();
+        let warned = outcome.finished.stderr.matches("measured again").count();
+        assert_eq!(warned, 2, "one for each GPU that is used: {outcome}");
+        assert!(run("on").1, "replaced");
+        // A folder that cannot be there.
+        let outcome = rounds(mpi, "beluga", &home)
+            .env("ANABRANCH_KEEP", "on")
+            .env("XDG_CACHE_HOME", "/dev/null/cache")
+            .passes();
+        assert!(!outcome.finished.stderr.contains("anabranch["), "{outcome}");
+    });
+}
+
 #[test]
 fn a_node_that_nobody_has_measured_is_by_its_ranks() {
     on("openmpi", |mpi| {

@@ -6,8 +6,8 @@ use super::driven::{self, Begun, Driven};
 use super::push::Push;
 use super::several::{self, Before, Several};
 use super::{
-    asks_for_depth, flag, readers, trail, turn, Destination, Fetch, Flight, Path, Start, Trail,
-    TrailEnd, Turn, Turns, UnderWay, Ways,
+    asks_for_depth, flag, readers, trail, turn, uses_host, Destination, Fetch, Flight, Path, Start,
+    Trail, TrailEnd, Turn, Turns, UnderWay, Ways,
 };
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
 use crate::engine::gpu::Gpu;
@@ -52,6 +52,9 @@ impl Fetch {
         let place = (address, self.wanted);
         let may_split = self.may_be_pulled() && self.wanted == self.message.length;
         let depth = depth.filter(|_| may_split && env.may_split(self.wanted));
+        if depth.is_some() && uses_host(env, self.wanted) {
+            gpu.pin_wide(context, &self.peer, 0);
+        }
         if may_split {
             let to = driven::To { context, address };
             let window = depth.unwrap_or(1);
@@ -153,7 +156,7 @@ impl Fetch {
                 if ways.time_if_due(gpu, &self.message) {
                     return false;
                 }
-                if ways.is_likely_direct(&self.message, depth) {
+                if ways.begins_directly(&self.message, depth) {
                     self.begin_directly(env, gpu, ways, depth);
                     return true;
                 }

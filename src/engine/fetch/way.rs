@@ -152,6 +152,8 @@ struct LastPlanned {
     direct: Option<([Uuid; 2], u64)>,
     /// The last one may be split soon.
     is_for_now: bool,
+    /// It went directly for want of staging or of measurements, which may be there now.
+    lacked: bool,
     /// It went directly for what others used, and so many plans have said since that the next one need not.
     beside_others: Option<u32>,
     /// So many plans in a row said that it would go directly on an idle node, too.
@@ -247,6 +249,7 @@ impl Depths {
         let is_direct = how != Planned::Split;
         let last = &mut depth.planned[kind(in_flight)];
         last.is_for_now = matches!(how, Planned::DirectForNow | Planned::DirectBesideOthers);
+        last.lacked = how == Planned::DirectForNow;
         last.beside_others = (how == Planned::DirectBesideOthers).then_some(0);
         let known = last.direct.filter(|(known, _)| *known == ends);
         let most = known.map_or(0, |(_, most)| most);
@@ -331,6 +334,12 @@ impl Depths {
         depth.is_some_and(|depth| depth.planned[kind(in_flight)].is_likely_direct(ends, bytes))
     }
 
+    /// Whether the last message in a window so deep went directly only for want of staging or of measurements.
+    fn lacked(&self, source: u32, in_flight: u32) -> bool {
+        let depth = self.0.get(&source);
+        depth.is_some_and(|depth| depth.planned[kind(in_flight)].lacked)
+    }
+
     /// Whether a message is to take one direct copy without being planned, where a plan keeps others waiting. Those of `from` bytes are
     /// planned all the same, and so are those that may be split soon, unless all of their window goes in one launch.
     fn is_unplanned(
@@ -379,6 +388,17 @@ pub struct Chosen {
 /// with several others.
 pub fn asks_for_depth(env: &Env, bytes: u64, are_several: bool) -> bool {
     env.may_split(bytes) || (are_several && bytes >= WINDOW_FROM)
+}
+
+/// From so many bytes on both ends have the beginning of the sender's staging in host memory pinned with the first message, whichever way
+/// that goes. Pinning 16 MiB takes 8 to 9 ms on two H200s, and no thread of the process can launch anything meanwhile
+/// (`docs/decisions/host-staging-ahead.md`): where a message was the first to be split, windows of 1 of 64 MiB both ways took 5.5 times
+/// as long as without the library, on average of 20.
+const HOST_PINNED_FROM: u64 = 16 << 20;
+
+/// Whether messages of so many bytes may be split with host memory sooner or later.
+pub fn uses_host(env: &Env, bytes: u64) -> bool {
+    bytes >= HOST_PINNED_FROM && env.may_split(bytes) && env.paths().host
 }
 
 impl Ways<'_> {
@@ -444,6 +464,13 @@ impl Ways<'_> {
             };
             self.depths.is_unplanned(source, ends, bytes, depth, from)
         })
+    }
+
+    /// Whether it begins in that copy, and is planned meanwhile. A long one is planned before where the one before it only lacked what may
+    /// be there by now: a plan takes 20 us, and it would be one more message that is not split.
+    pub fn begins_directly(&self, message: &Message, depth: u32) -> bool {
+        let lacked = || self.depths.lacked(message.source, depth);
+        self.is_likely_direct(message, depth) && (message.length < PLANNED_FROM_BOTH || !lacked())
     }
 
     /// If no other message of its sender's is under way, and one is due whose time tells the rate better than those before, it takes one

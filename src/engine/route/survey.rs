@@ -11,22 +11,25 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
+use super::kept::{self, KeptLinks};
 use super::wiring;
-use crate::cuda::nvml::pci_number;
 use crate::cuda::{
-    self, reach, ContextKey, Copy, Error, InFlight, Mapping, PinnedBuffer, Purpose, Result,
-    StagedMemory, Timed, Uuid,
+    self, reach, uuid_text, ContextKey, Copy, Error, InFlight, Mapping, PinnedBuffer, Purpose,
+    Result, StagedMemory, Timed, Uuid,
 };
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::Env;
 use crate::model::{fit, Line};
 use crate::node::traffic::{Card, Ends, Measured};
+use crate::node::{Wide, Wiring};
 
 const SMALL: u64 = 256 << 10;
 /// What a rank has on each of its GPUs to measure with, bytes.
 pub const LARGE: u64 = 4 << 20;
 /// Messages of a pair that are timed, and again of one that is at least twice as long, until its rate is known well.
 const PULLS: u32 = 3;
+/// Where the first ones tell it well, so many are enough.
+const PULLS_WELL: u32 = 2;
 /// Times tell a rate if they differ by so much, us: events tell half a microsecond, and while a piece takes less than the launch of
 /// the next one, that is what is timed.
 const TELLS_US: f64 = 10.0;
@@ -66,7 +69,24 @@ enum Failure {
 struct Run {
     copies: InFlight,
     timed: Timed,
-    host: PinnedBuffer,
+    host: HostMemory,
+}
+
+/// Pinned memory of the host to measure with.
+enum HostMemory {
+    /// A piece of what messages go through: pinning that is done by now when the first of these comes.
+    Wide(Wide, u64),
+    /// Where there is none.
+    Bounce(PinnedBuffer),
+}
+
+impl HostMemory {
+    fn address(&self) -> u64 {
+        match self {
+            HostMemory::Wide(_, address) => *address,
+            HostMemory::Bounce(buffer) => buffer.address(),
+        }
+    }
 }
 
 /// The least that copies of some lengths took: what else is under way, and a processor that is late with the next launch, can
@@ -96,12 +116,18 @@ struct Pulls {
     /// Messages until one of them is timed again, and how many that were the last time.
     until: u32,
     pause: u32,
+    /// The rate is known from a run before.
+    is_kept: bool,
 }
 
 impl Pulls {
     /// A message has come alone: whether it is to be timed again, as it is wanted from now on.
     fn is_due(&mut self, bytes: u64) -> bool {
-        if self.is_wanted(bytes) || 2 * bytes < self.longest || self.takes.tell(TELLS_WELL_US) {
+        if self.is_kept
+            || self.is_wanted(bytes)
+            || 2 * bytes < self.longest
+            || self.takes.tell(TELLS_WELL_US)
+        {
             return false;
         }
         if self.until > 0 {
@@ -115,7 +141,8 @@ impl Pulls {
 
     fn is_wanted(&self, bytes: u64) -> bool {
         let is_longer = bytes >= 2 * self.longest;
-        self.often < PULLS || (is_longer && !self.takes.tell(TELLS_WELL_US))
+        let is_known = self.is_kept || (self.often >= PULLS_WELL && self.takes.tell(TELLS_WELL_US));
+        !is_known && (self.often < PULLS || is_longer)
     }
 
     /// One more is begun.
@@ -181,8 +208,8 @@ struct Own {
 pub struct Survey {
     is_on: bool,
     own: Vec<Own>,
-    /// Pulls that are timed, and their ends.
-    pulls: Vec<(Ends, Timed)>,
+    /// Pulls that are timed, from which GPU to which.
+    pulls: Vec<([Uuid; 2], Timed)>,
     /// What is known of pairs by their messages.
     timed: HashMap<Ends, Pulls>,
     /// Who has had the turn since when, one more than its rank.
@@ -190,6 +217,8 @@ pub struct Survey {
     has_turn: bool,
     /// What nobody can measure by copies.
     wiring: Wires,
+    /// What was known from a run before, and is for the next.
+    kept: KeptLinks,
 }
 
 /// How far the question has got which NVLinks there are.
@@ -198,6 +227,8 @@ enum Wires {
     #[default]
     Unasked,
     Asked(wiring::Asked),
+    /// The answer is known from a run before, and not told yet.
+    Kept(Vec<(Uuid, Wiring)>),
     Over,
 }
 
@@ -205,14 +236,17 @@ impl Survey {
     /// Something is measured, or is to be.
     pub fn is_active(&self) -> bool {
         let is_open = |own: &Own| !matches!(own.stage, Stage::Over);
-        let is_asked = matches!(self.wiring, Wires::Asked(_));
+        let is_asked = matches!(self.wiring, Wires::Asked(_) | Wires::Kept(_));
         is_asked || (self.is_on && (!self.pulls.is_empty() || self.own.iter().any(is_open)))
     }
 
     /// The links of this rank's GPUs are asked for, once.
     pub fn ask_for_links(&mut self, env: &Env) {
         if matches!(self.wiring, Wires::Unasked) {
-            self.wiring = wiring::Asked::ask(env).map_or(Wires::Over, Wires::Asked);
+            self.wiring = match self.kept.wiring(env) {
+                Some(rows) => Wires::Kept(rows),
+                None => wiring::Asked::ask(env).map_or(Wires::Over, Wires::Asked),
+            };
         }
     }
 
@@ -224,15 +258,37 @@ impl Survey {
             Some(own) => own.context = context,
             None => {
                 env.node.own().list_card(&card(uuid));
+                let stage = match self.recall(env, uuid) {
+                    true => Stage::Over,
+                    false => Stage::Waiting,
+                };
                 self.own.push(Own {
                     uuid: *uuid,
                     context,
                     memory: None,
-                    stage: Stage::Waiting,
+                    stage,
                     failures: 0,
                 });
             }
         }
+    }
+
+    /// Tells what is known of a GPU from a run before. Whether its ways to the host and back are.
+    fn recall(&mut self, env: &Env, uuid: &Uuid) -> bool {
+        let Some(links) = self.kept.get(env, uuid) else {
+            return false;
+        };
+        for (from, line) in kept::pulls(links) {
+            let ends = Ends::new(Some(&from), Some(uuid));
+            tell(env, ends, None, Some(line));
+            self.timed.entry(ends).or_default().is_kept = true;
+        }
+        let (Some(up), Some(down)) = (links.to_host, links.from_host) else {
+            return false;
+        };
+        tell(env, Ends::new(Some(uuid), None), Some(up.into()), None);
+        tell(env, Ends::new(None, Some(uuid)), None, Some(down.into()));
+        true
     }
 
     /// Whether the time of a message is to tell something.
@@ -282,17 +338,23 @@ impl Survey {
     fn pulled(&mut self, from: &Uuid, to: &Uuid, bytes: u64, timed: Timed) {
         let ends = Ends::new(Some(from), Some(to));
         self.timed.entry(ends).or_default().count(bytes);
-        self.pulls.push((ends, timed));
+        self.pulls.push(([*from, *to], timed));
     }
 
     /// Looks at what is under way, and begins what is next.
     pub fn advance(&mut self, env: &Env, gpu: &mut Gpu) {
-        self.pulls.retain(|(ends, timed)| match timed.times() {
+        self.pulls.retain(|(gpus, timed)| match timed.times() {
             Ok(None) => true,
             Ok(Some(times)) => {
-                if let Some(pulls) = self.timed.get_mut(ends) {
+                let [from, to] = gpus;
+                let ends = Ends::new(Some(from), Some(to));
+                if let Some(pulls) = self.timed.get_mut(&ends) {
                     pulls.takes.add(&times);
-                    tell(env, *ends, None, pulls.takes.line());
+                    let line = pulls.takes.line();
+                    tell(env, ends, None, line);
+                    if let Some(line) = line.filter(|_| pulls.takes.tell(TELLS_WELL_US)) {
+                        self.kept.note_pull(env, gpus, line);
+                    }
                 }
                 false
             }
@@ -315,17 +377,31 @@ impl Survey {
         // Told in the list of this rank's GPUs, which its first buffer begins.
         let board = env.node.own().board();
         let has_list = board.is_some_and(|board| !board.gpus().is_empty());
-        let is_there = matches!(&self.wiring, Wires::Asked(asked) if asked.is_there());
-        if is_there && has_list {
-            if let Wires::Asked(asked) = std::mem::replace(&mut self.wiring, Wires::Over) {
-                asked.tell(env.node.own());
+        let is_there = match &self.wiring {
+            Wires::Asked(asked) => asked.is_there(),
+            Wires::Kept(_) => true,
+            Wires::Unasked | Wires::Over => false,
+        };
+        if !is_there || !has_list {
+            return;
+        }
+        let (rows, is_new) = match std::mem::replace(&mut self.wiring, Wires::Over) {
+            Wires::Asked(asked) => (asked.answer(), true),
+            Wires::Kept(rows) => (rows, false),
+            Wires::Unasked | Wires::Over => return,
+        };
+        for (uuid, wiring) in &rows {
+            log::debug!("links of {}: {wiring:?}", uuid_text(uuid));
+            env.node.own().tell_wiring(uuid, wiring);
+            if is_new {
+                self.kept.note_wiring(env, uuid, wiring);
             }
         }
     }
 
     fn advance_own(&mut self, env: &Env, gpu: &mut Gpu, at: usize) {
         // What takes longest, first memory, needs no turn.
-        let is_ready = match self.own[at].prepare(gpu) {
+        let is_ready = match self.own[at].prepare(env, gpu) {
             Ok(()) => self.has_turn || self.take_turn(env),
             Err(error) => {
                 self.own[at].failed(&error.into());
@@ -338,23 +414,32 @@ impl Survey {
         let own = &mut self.own[at];
         let stage = std::mem::replace(&mut own.stage, Stage::Over);
         let next = match stage {
-            Stage::Waiting => own.start(gpu, true).map(Stage::Up),
+            Stage::Waiting => own.start(env, gpu, true).map(Stage::Up),
             Stage::Up(mut run) => match run.line() {
                 Ok(None) => Ok(Stage::Up(run)),
                 Ok(Some(line)) => {
                     tell(env, Ends::new(Some(&own.uuid), None), Some(line), None);
-                    drop(run);
-                    own.start(gpu, false).map(Stage::Down)
+                    self.kept.note_host(env, &own.uuid, true, line);
+                    run.end(env);
+                    own.start(env, gpu, false).map(Stage::Down)
                 }
-                Err(error) => Err(error),
+                Err(error) => {
+                    run.end(env);
+                    Err(error)
+                }
             },
             Stage::Down(mut run) => match run.line() {
                 Ok(None) => Ok(Stage::Down(run)),
                 Ok(Some(line)) => {
                     tell(env, Ends::new(None, Some(&own.uuid)), None, Some(line));
+                    self.kept.note_host(env, &own.uuid, false, line);
+                    run.end(env);
                     Ok(Stage::Over)
                 }
-                Err(error) => Err(error),
+                Err(error) => {
+                    run.end(env);
+                    Err(error)
+                }
             },
             Stage::Over => Ok(Stage::Over),
         };
@@ -387,6 +472,11 @@ impl Survey {
         self.has_turn
     }
 
+    /// At finalize: what was measured is there for the next run.
+    pub fn keep(&mut self, env: &Env) {
+        self.kept.store(env);
+    }
+
     /// At finalize, when no copy runs any more.
     pub fn close(&mut self) {
         if let Wires::Asked(asked) = std::mem::take(self).wiring {
@@ -397,21 +487,32 @@ impl Survey {
 
 impl Own {
     /// Sees that there is memory to copy from and to.
-    fn prepare(&mut self, gpu: &mut Gpu) -> Result<()> {
+    fn prepare(&mut self, env: &Env, gpu: &mut Gpu) -> Result<()> {
         if self.memory.is_none() {
             self.memory = Some(StagedMemory::allocate_private(self.context, LARGE)?);
-            // The pool keeps it.
-            drop(self.host(gpu)?);
+            // It stays pinned.
+            if let HostMemory::Wide(piece, _) = self.host(env, gpu)? {
+                env.node.own().give_wide(&piece);
+            }
         }
         Ok(())
     }
 
-    fn host(&self, gpu: &Gpu) -> Result<PinnedBuffer> {
+    fn host(&self, env: &Env, gpu: &mut Gpu) -> Result<HostMemory> {
+        let own = env.node.own();
+        if env.paths().host {
+            if let Some((piece, address)) = gpu.take_wide(self.context, own, LARGE) {
+                if gpu.is_pinned(address, LARGE) {
+                    return Ok(HostMemory::Wide(piece, address));
+                }
+                own.give_wide(&piece);
+            }
+        }
         let host = gpu.bounce(self.context, LARGE as usize)?;
         if !host.is_pinned() {
             return Err(Error::NoContext);
         }
-        Ok(host)
+        Ok(HostMemory::Bounce(host))
     }
 
     fn failed(&mut self, failure: &Failure) {
@@ -426,9 +527,14 @@ impl Own {
     }
 
     /// Launches copies between the GPU and pinned memory of the host.
-    fn start(&mut self, gpu: &mut Gpu, is_up: bool) -> std::result::Result<Run, Failure> {
+    fn start(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        is_up: bool,
+    ) -> std::result::Result<Run, Failure> {
         let address = self.memory.as_ref().ok_or(Error::NoContext)?.address();
-        let host = self.host(gpu)?;
+        let host = self.host(env, gpu)?;
         let (dst, src, purpose) = if is_up {
             (host.address(), address, Purpose::DeviceToHost)
         } else {
@@ -461,17 +567,21 @@ impl Run {
         takes.add(&times);
         takes.line().map(Some).ok_or(Failure::NoLine)
     }
+
+    /// Gives its memory back, unless copies may still run there after an error.
+    fn end(mut self, env: &Env) {
+        if let (true, HostMemory::Wide(piece, _)) = (self.copies.is_over(), &self.host) {
+            env.node.own().give_wide(piece);
+        }
+    }
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
         // After an error the copies may still run: whoever takes the memory next must not meet them.
-        if !self.copies.is_over() {
-            log::debug!(
-                "pinned memory of {} bytes is given up",
-                self.host.capacity()
-            );
-            self.host.leak();
+        if let (false, HostMemory::Bounce(buffer)) = (self.copies.is_over(), &mut self.host) {
+            log::debug!("pinned memory of {} bytes is given up", buffer.capacity());
+            buffer.leak();
         }
     }
 }
@@ -535,7 +645,7 @@ fn card(uuid: &Uuid) -> Card {
     let real = pci.as_deref().filter(|_| !cuda::is_simulated());
     Card {
         uuid: *uuid,
-        pci: pci.as_deref().and_then(pci_number).unwrap_or(u64::MAX),
+        pci: kept::pci_of(uuid).unwrap_or(u64::MAX),
         numa: real.and_then(numa_node),
     }
 }

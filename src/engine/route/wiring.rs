@@ -10,7 +10,7 @@ use crate::cuda::nvml::{pci_number, Links, Nvml};
 use crate::cuda::{self, reach, uuid_text, Uuid};
 use crate::engine::{helper, Env};
 use crate::node::cpus::Home;
-use crate::node::{Segment, Wiring};
+use crate::node::Wiring;
 use crate::topology::found::REACHED;
 
 /// How long the end of the program waits for an answer: what runs on while a process ends may find its library gone.
@@ -55,13 +55,10 @@ impl Asked {
         self.thread.is_finished()
     }
 
-    /// Tells peers the answer.
-    pub fn tell(self, own: &Segment) {
+    /// The answer.
+    pub fn answer(self) -> Vec<(Uuid, Wiring)> {
         // A panic is said where it happens: then nobody knows.
-        for (uuid, wiring) in self.thread.join().unwrap_or_default() {
-            log::debug!("links of {}: {wiring:?}", uuid_text(&uuid));
-            own.tell_wiring(&uuid, &wiring);
-        }
+        self.thread.join().unwrap_or_default()
     }
 
     /// At finalize.

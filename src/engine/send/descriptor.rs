@@ -11,7 +11,7 @@ use crate::engine::comms::{self, Identity};
 use crate::engine::core::Core;
 use crate::engine::counts::{Stream, Wish};
 use crate::engine::fault::{self, Of, Path};
-use crate::engine::fetch::{flag, AGAIN_THROUGH_HOST};
+use crate::engine::fetch::{flag, uses_host, AGAIN_THROUGH_HOST};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::native::native_isend;
 use crate::engine::relays::share_a_gpu;
@@ -175,6 +175,9 @@ impl Core {
                 let context = self.gpu.prepare(buffer).map_err(Unsent::Trouble)?;
                 self.gpu.relays.note(env, buffer, context);
                 self.survey(env, buffer, context, bytes);
+                if uses_host(env, bytes) {
+                    self.gpu.prepare_wide(context, env.node.own());
+                }
                 let address = buffer.address;
                 Source::Device { context, address }
             }

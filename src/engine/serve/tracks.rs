@@ -490,7 +490,7 @@ impl Staging {
             Staging::Push { to, .. } => Ok(Some((Piece::None, 0, to + offset))),
             Staging::Host => {
                 let own = env.node.own();
-                let Some(wide) = own.take_wide(bytes, |more| gpu.may_widen(more)) else {
+                let Some((wide, address)) = gpu.take_wide(context, own, bytes) else {
                     let is_possible = bytes <= u64::from(own.layout().wide_block_bytes);
                     return if is_possible {
                         Ok(None)
@@ -501,12 +501,6 @@ impl Staging {
                     };
                 };
                 let unit = wide.unit;
-                let Some(address) = own.wide(unit, bytes) else {
-                    own.give_wide(&wide);
-                    return Err(Trouble::Told("staging in host memory is not there"));
-                };
-                gpu.pin_wide(context, own, unit);
-                let address = address.as_ptr().expose_provenance() as u64;
                 Ok(Some((Piece::Host(wide), unit, address)))
             }
             Staging::Relay {

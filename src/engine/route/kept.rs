@@ -1,0 +1,168 @@
+//! What ranks measure in passing is kept for the next run, and what the last ones kept is used: see [`crate::model::links`].
+
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use super::source;
+use crate::config::Keep;
+use crate::cuda::nvml::pci_number;
+use crate::cuda::{self, reach, uuid_text, Uuid};
+use crate::engine::Env;
+use crate::model::cache::{driver_text, folder};
+use crate::model::links::{self, Links, LinksError, Wired};
+use crate::model::Line;
+use crate::node::Wiring;
+
+/// The PCI address of a GPU; none where the driver does not tell it.
+pub(super) fn pci_of(uuid: &Uuid) -> Option<u64> {
+    let device = reach::by_uuid(uuid)?.device;
+    pci_number(&cuda::pci_address(device)?)
+}
+
+/// What is kept of one GPU.
+struct Row {
+    uuid: Uuid,
+    links: Links,
+    /// It is not in its file.
+    is_new: bool,
+}
+
+/// What is kept of the GPUs that this rank sees.
+#[derive(Default)]
+pub(super) struct KeptLinks {
+    rows: Vec<Row>,
+}
+
+impl KeptLinks {
+    /// What is kept of a GPU, or was found out since; `None` where nothing is to be kept.
+    fn of(&mut self, env: &Env, uuid: &Uuid) -> Option<&mut Row> {
+        let folder = place(env)?;
+        if let Some(at) = self.rows.iter().position(|row| row.uuid == *uuid) {
+            return Some(&mut self.rows[at]);
+        }
+        let (driver, pci, now_s) = (driver(), pci_of(uuid)?, now_s());
+        let links = match links::load(&folder, &uuid_text(uuid), &driver, pci, now_s) {
+            Ok(links) => {
+                log::info!("links of {} are known from a run before", uuid_text(uuid));
+                links
+            }
+            Err(why) => {
+                // Of others whoever uses them says it.
+                tell(&why, self.rows.is_empty());
+                Links::new(&driver, pci, now_s)
+            }
+        };
+        self.rows.push(Row {
+            uuid: *uuid,
+            links,
+            is_new: false,
+        });
+        self.rows.last_mut()
+    }
+
+    /// What is known of a GPU.
+    pub fn get(&mut self, env: &Env, uuid: &Uuid) -> Option<&Links> {
+        self.of(env, uuid).map(|row| &row.links)
+    }
+
+    /// The links of all GPUs that this rank sees, if they are known.
+    pub fn wiring(&mut self, env: &Env) -> Option<Vec<(Uuid, Wiring)>> {
+        let devices = reach::devices().iter();
+        let row = |uuid: Uuid| {
+            let pci = pci_of(&uuid)?;
+            let wired = self.get(env, &uuid)?.wired.clone()?;
+            let wiring = Wiring {
+                pci,
+                is_switched: wired.is_switched,
+                link_gb_s: wired.link_gb_s,
+                to: wired.to,
+                apart: wired.apart,
+            };
+            Some((uuid, wiring))
+        };
+        devices.map(|device| device.uuid).map(row).collect()
+    }
+
+    /// The system has told of the links of a GPU.
+    pub fn note_wiring(&mut self, env: &Env, uuid: &Uuid, wiring: &Wiring) {
+        let wired = Some(Wired {
+            is_switched: wiring.is_switched,
+            link_gb_s: wiring.link_gb_s,
+            to: wiring.to.clone(),
+            apart: wiring.apart.clone(),
+        });
+        self.note(env, uuid, |links| links.wired = wired);
+    }
+
+    /// The way of a GPU to the host's memory was measured, or that back.
+    pub fn note_host(&mut self, env: &Env, uuid: &Uuid, is_up: bool, line: Line) {
+        self.note(env, uuid, |links| match is_up {
+            true => links.to_host = Some(line.into()),
+            false => links.from_host = Some(line.into()),
+        });
+    }
+
+    /// The way from a GPU to another was measured, and well.
+    pub fn note_pull(&mut self, env: &Env, [from, to]: &[Uuid; 2], line: Line) {
+        let from = uuid_text(from);
+        self.note(env, to, |links| links.note_pull(&from, line.into()));
+    }
+
+    fn note(&mut self, env: &Env, uuid: &Uuid, change: impl FnOnce(&mut Links)) {
+        if let Some(row) = self.of(env, uuid) {
+            change(&mut row.links);
+            row.is_new = true;
+        }
+    }
+
+    /// Writes what is new. Other ranks may have written of the same GPUs meanwhile.
+    pub fn store(&mut self, env: &Env) {
+        let Some(folder) = place(env) else { return };
+        let (driver, now_s) = (driver(), now_s());
+        for row in self.rows.iter_mut().filter(|row| row.is_new) {
+            let (gpu, Some(pci)) = (uuid_text(&row.uuid), pci_of(&row.uuid)) else {
+                continue;
+            };
+            row.is_new = false;
+            if let Ok(known) = links::load(&folder, &gpu, &driver, pci, now_s) {
+                row.links.fill_from(known);
+            }
+            if let Err(why) = links::store(&folder, &gpu, &row.links) {
+                log::info!("{why}");
+            }
+        }
+    }
+}
+
+/// Where links are kept, if they are. What a simulated node has is known without measuring, and may be another one tomorrow.
+fn place(env: &Env) -> Option<PathBuf> {
+    let keeps = match env.config.keep {
+        Keep::Auto => !cuda::is_simulated(),
+        Keep::On => true,
+        Keep::Off => false,
+    };
+    folder().filter(|_| keeps)
+}
+
+fn driver() -> String {
+    driver_text(cuda::version(), cuda::is_simulated())
+}
+
+fn now_s() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// That nothing is kept yet is no fault, nor is what was kept for another driver.
+fn tell(why: &LinksError, is_own: bool) {
+    match why {
+        LinksError::Unusable(..) if is_own => log::warn!("{why}"),
+        _ => log::info!("links are measured while the program runs: {why}"),
+    }
+}
+
+/// Identities and lines of the ways to a GPU that are known.
+pub(super) fn pulls(links: &Links) -> impl Iterator<Item = (Uuid, Line)> + '_ {
+    let pulls = links.pulls.iter();
+    pulls.filter_map(|pull| Some((source::uuid(&pull.from)?, pull.way.into())))
+}
