@@ -83,6 +83,9 @@ macro_rules! options {
                 let (defaults, _) = Config::unsettled(&|_| None);
                 let is_named = |name| look_up(name).is_some_and(|value| !value.is_empty());
                 warnings.extend(config.settle(&defaults, is_named("ANABRANCH_PATHS")));
+                if !is_named("ANABRANCH_PATH_STAGING") {
+                    config.path_staging = default_path_staging(config.assign);
+                }
                 (config, warnings)
             }
 
@@ -157,8 +160,8 @@ options! {
         "off: no message is fetched before the MPI library has brought its descriptor, also where a receive is sure to take it";
     relays: u32 = Count { min: 0, max: 8 }, "ANABRANCH_RELAYS", "8", User,
         "over how many other GPUs a message is split at most";
-    path_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_PATH_STAGING", "48M", User,
-        "pinned memory of a rank for messages that are split over several paths, at most, beside ANABRANCH_STAGING";
+    path_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_PATH_STAGING", "16M", User,
+        "pinned memory of a rank for messages that are split over several paths, at most, beside ANABRANCH_STAGING; unless given, 48M with ANABRANCH_ASSIGN=one";
     relay_staging: u64 = Size { min: MIB, max: 16 * GIB }, "ANABRANCH_RELAY_STAGING", "64M", User,
         "memory that is taken on a GPU for messages that lead over it, at most: 60M for all ranks together; with ANABRANCH_ASSIGN=one, by each rank that makes such copies";
     chunks: u32 = Count { min: 1, max: 1024 }, "ANABRANCH_CHUNKS", "1024", User,
@@ -181,6 +184,16 @@ options! {
         "how long a sender may do nothing about the parts of a message that it has begun with, once all else is there, before its receiver pulls them itself";
     inject_panic: Option<String> = Name, "ANABRANCH_INJECT_PANIC", "", Test,
         "name of an MPI function whose wrapper panics when it is called";
+}
+
+/// A rank's own part needs no more than 16 MiB: with 48 MiB windows of 64 of 32 MiB both ways had 0.86 of the speed without the library in their first 20
+/// iterations on two H200s, as each block is pinned when it is first needed, with 16 MiB 1.07, and all else the same
+/// (`docs/decisions/host-staging-ahead.md`). A rank that drives all copies has the staging of all of them.
+fn default_path_staging(assign: Assign) -> u64 {
+    match assign {
+        Assign::Own => 16 * MIB,
+        Assign::One => 48 * MIB,
+    }
 }
 
 impl Config {

@@ -14,6 +14,7 @@ use crate::cuda::{
 use crate::engine::fault;
 use crate::engine::fetch::driven::Troubles;
 use crate::engine::fetch::Turns;
+use crate::engine::pages::Pages;
 use crate::engine::relays::Relays;
 use crate::engine::route::Survey;
 use crate::engine::Env;
@@ -22,7 +23,7 @@ use crate::node::{Gone, Peer, Segment, View, Wide, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
 /// Bounce memory of a rank for copies that cannot use shared staging, bytes: with all that the options allow by default,
-/// cells for eager payloads included, a rank pins 64 MiB.
+/// cells for eager payloads included, a rank pins 32 MiB, or 64 where one rank drives all copies of a message.
 const BOUNCE_BYTES_MAX: usize = 4 << 20;
 /// Allocations whose export is remembered.
 const EXPORTS_MAX: usize = 4096;
@@ -48,6 +49,8 @@ pub struct Gpu {
     pub relays: Relays,
     /// What is measured while the program runs.
     pub survey: Survey,
+    /// Memory for the beginning of this rank's wide staging.
+    pub pages: Pages,
     /// Plans that this rank drives alone.
     pub exec: Exec,
     /// What has failed of them.
@@ -73,6 +76,7 @@ impl Gpu {
             not_pushed: HashSet::new(),
             relays: Relays::default(),
             survey: Survey::default(),
+            pages: Pages::default(),
             exec: Exec::new(Settings {
                 gpu_bytes_max: config.relay_staging,
                 host_budget: for_paths.clone(),
@@ -352,9 +356,9 @@ impl Gpu {
         self.registrations.is_registered(start, bytes as usize)
     }
 
-    /// Has the beginning of this rank's wide staging pinned before a message needs it.
+    /// Has the beginning of this rank's wide staging pinned before a message needs it. Mostly shorter messages have had memory found for it.
     pub fn prepare_wide(&mut self, context: ContextKey, own: &Segment) {
-        if own.wide_block(0).is_none() {
+        if own.wide_block(0).is_none() && self.pages.wait() {
             if let Some((piece, _)) = self.take_wide(context, own, UNIT_BYTES) {
                 own.give_wide(&piece);
             }
@@ -403,6 +407,7 @@ impl Gpu {
         self.exec.close();
         self.lanes.close();
         self.survey.close();
+        self.pages.wait();
         self.mappings.clear();
         self.exports.clear();
         self.pinned.clear();

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::setpriority_process;
 
 use crate::engine::{engine, Engine, Env};
 use crate::mpi::guard;
@@ -100,6 +101,26 @@ pub(super) fn spawn<T: Send + 'static>(
         .spawn(run);
     restore_signals(&restore);
     started
+}
+
+/// Priority of threads that nobody waits for. On Linux each thread has its own.
+const LEAST_PRIORITY: i32 = 19;
+
+/// Starts a thread that does something once, for which nobody waits: on a processor that no rank is bound to, or where there is none with
+/// as little as it can take of its rank's.
+pub(super) fn spawn_aside<T: Send + 'static>(
+    env: &Env,
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<JoinHandle<T>> {
+    let processes = env.processes();
+    spawn(name, move || {
+        Home::of_this_thread().leave(&processes);
+        if let Err(error) = setpriority_process(None, LEAST_PRIORITY) {
+            log::debug!("a thread with the rank's priority: {error}");
+        }
+        run()
+    })
 }
 
 fn block_signals() -> libc::sigset_t {

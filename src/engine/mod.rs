@@ -25,6 +25,7 @@ mod memory;
 mod native;
 mod native_memory;
 mod pace;
+mod pages;
 pub mod paths;
 pub mod persistent;
 mod place;

@@ -610,6 +610,9 @@ impl Core {
     /// A buffer of the program's is to be sent or received: where nobody has measured the node, its GPU's links are, and it is asked for
     /// them where that matters.
     pub(super) fn survey(&mut self, env: &Env, buffer: &Buffer, context: ContextKey, bytes: u64) {
+        if env.may_split(bytes) && env.paths().host && env.config.assign == Assign::Own {
+            self.gpu.pages.ask(env);
+        }
         let are_several = self.company.are_several();
         if asks_for_depth(env, bytes, are_several) && self.router.is_unmeasured(env, &buffer.uuid) {
             let may_split = env.may_split(bytes);

@@ -315,6 +315,18 @@ impl Segment {
         Ok(())
     }
 
+    /// Has the system find memory for the first block of wide staging, which takes a while; [`Segment::take_wide`] then finds it there.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find_wide_pages(&self) -> io::Result<()> {
+        let layout = self.view.layout();
+        if layout.wide_blocks == 0 {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
+        self.reserve(layout.wide_offset(), layout.wide_block_bytes.into())
+    }
+
     /// Memory for one more block of wide staging than there are.
     pub(super) fn reserve_wide(&self, blocks: u32) -> io::Result<()> {
         let layout = self.view.layout();

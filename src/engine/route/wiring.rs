@@ -4,20 +4,14 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::setpriority_process;
-
 use crate::cuda::nvml::{pci_number, Links, Nvml};
 use crate::cuda::{self, reach, uuid_text, Uuid};
 use crate::engine::{helper, Env};
-use crate::node::cpus::Home;
 use crate::node::Wiring;
 use crate::topology::found::REACHED;
 
 /// How long the end of the program waits for an answer: what runs on while a process ends may find its library gone.
 const END_WAIT: Duration = Duration::from_secs(2);
-
-/// Priority of the thread that asks: nobody waits for it. On Linux each thread has its own.
-const LEAST_PRIORITY: i32 = 19;
 
 /// A question that a thread of its own waits for: NVML may take seconds to start.
 pub(super) struct Asked {
@@ -31,16 +25,8 @@ impl Asked {
             .iter()
             .map(|device| (device.uuid, cuda::pci_address(device.device)))
             .collect();
-        let processes = env.processes();
-        let thread = helper::spawn("anabranch-nvml", move || {
-            Home::of_this_thread().leave(&processes);
-            // It computes for 18 ms. Where there is no other processor it takes as little as it can of its
-            // rank's.
-            if let Err(error) = setpriority_process(None, LEAST_PRIORITY) {
-                log::debug!("asking for NVLinks with the rank's priority: {error}");
-            }
-            ask(&gpus)
-        });
+        // It computes for 18 ms.
+        let thread = helper::spawn_aside(env, "anabranch-nvml", move || ask(&gpus));
         match thread {
             Ok(thread) => Some(Asked { thread }),
             Err(error) => {
