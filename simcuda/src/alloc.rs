@@ -125,27 +125,20 @@ pub fn release(d: &Driver, st: &mut State, address: u64) {
         return;
     }
     let size = held(&a.kind, a.size).map_or(a.size, |(_, size)| size);
-    let mut body = d.job.lock();
-    if let Some(record) = body.running_on(a.space, d.job.slot as u16) {
+    let running = d.job.lock().running_on(a.space, d.job.slot as u16);
+    if let Some(record) = running {
         let what = crate::checker::describe(&record);
         d.report.freed_in_use(&format!(
             "process {} frees {address:#x} while in use: {what}",
             std::process::id()
         ));
     }
-    if row != u32::MAX {
-        let export = &mut body.exports[row as usize];
-        export.freed = true;
-        if export.mapped() {
-            drop(body);
-            st.memory
-                .zombies
-                .push((row, a.buffer, a.offset, size, a.gpu));
-            return;
-        }
-        export.buffer = 0;
+    if row != u32::MAX && crate::ipc::retire(d, row) {
+        st.memory
+            .zombies
+            .push((row, a.buffer, a.offset, size, a.gpu));
+        return;
     }
-    drop(body);
     if matches!(a.kind, Kind::Managed) {
         if let Err(e) = d.vm.expose(&d.job.memory, a.offset, size, false) {
             crate::report::complain(&format!(

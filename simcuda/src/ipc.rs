@@ -8,12 +8,15 @@ use crate::sched::OpState;
 use crate::shared::MAX_HISTORY;
 use crate::state::State;
 use crate::types::{CUcontext, CUipcHandle};
-use std::fs::OpenOptions;
-use std::os::fd::OwnedFd;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::Arc;
 
 const MEMORY_MAGIC: u64 = 0x5349_4d4d_454d_0001;
+/// In the file that stands for physical memory that can be mapped elsewhere.
+const SHAREABLE_MAGIC: u64 = 0x5349_4d53_4841_0001;
 const EVENT_MAGIC: u64 = 0x5349_4d45_5654_0001;
 
 fn pack(words: [u64; 6]) -> CUipcHandle {
@@ -46,28 +49,7 @@ pub fn export(d: &Driver, a: &Allocation) -> Res<CUipcHandle> {
     if a.import.is_some() || !matches!(a.kind, Kind::Plain) {
         return Err(INVALID_VALUE);
     }
-    let mut body = d.job.lock();
-    let mut row = a.export_row.load(Relaxed);
-    if row == u32::MAX {
-        let high = body.exports_high as usize;
-        let free = body.exports[..high]
-            .iter()
-            .position(|e| e.buffer == 0)
-            .unwrap_or(high);
-        let export = body.exports.get_mut(free).ok_or(OUT_OF_MEMORY)?;
-        *export = crate::shared::Export {
-            buffer: a.buffer,
-            owner: d.job.uid,
-            offset: a.offset,
-            size: a.size,
-            gpu: a.gpu as u32,
-            mappers: [0; crate::shared::MAX_PROCS],
-            freed: false,
-        };
-        body.exports_high = body.exports_high.max(free as u32 + 1);
-        row = free as u32;
-        a.export_row.store(row, Relaxed);
-    }
+    let row = list(d, &a.export_row, a.buffer, (a.offset, a.size), a.gpu)?;
     Ok(pack([
         MEMORY_MAGIC,
         d.job.uid,
@@ -76,6 +58,125 @@ pub fn export(d: &Driver, a: &Allocation) -> Res<CUipcHandle> {
         a.offset,
         a.size,
     ]))
+}
+
+/// The row of memory of this process that others may open.
+fn list(
+    d: &Driver,
+    export_row: &AtomicU32,
+    buffer: u64,
+    (offset, size): (u64, u64),
+    gpu: usize,
+) -> Res<u32> {
+    let mut body = d.job.lock();
+    let row = export_row.load(Relaxed);
+    if row != u32::MAX {
+        return Ok(row);
+    }
+    let high = body.exports_high as usize;
+    let free = body.exports[..high]
+        .iter()
+        .position(|e| e.buffer == 0)
+        .unwrap_or(high);
+    let export = body.exports.get_mut(free).ok_or(OUT_OF_MEMORY)?;
+    *export = crate::shared::Export {
+        buffer,
+        owner: d.job.uid,
+        offset,
+        size,
+        gpu: gpu as u32,
+        mappers: [0; crate::shared::MAX_PROCS],
+        freed: false,
+    };
+    body.exports_high = body.exports_high.max(free as u32 + 1);
+    export_row.store(free as u32, Relaxed);
+    Ok(free as u32)
+}
+
+/// Counts one mapping more of a row.
+fn note_mapping(d: &Driver, row: u64, buffer: u64) -> Res<crate::shared::Export> {
+    let mut body = d.job.lock();
+    let export = body.exports.get_mut(row as usize).ok_or(INVALID_HANDLE)?;
+    if export.buffer != buffer || export.freed {
+        return Err(INVALID_VALUE);
+    }
+    let mine = &mut export.mappers[d.job.slot];
+    *mine = mine.checked_add(1).ok_or(MAP_FAILED)?;
+    Ok(*export)
+}
+
+/// The owner of a row frees what it is about. Whether others have it mapped: then it goes back when they have closed it.
+pub fn retire(d: &Driver, row: u32) -> bool {
+    let mut body = d.job.lock();
+    let export = &mut body.exports[row as usize];
+    export.freed = true;
+    if !export.mapped() {
+        export.buffer = 0;
+    }
+    export.buffer != 0
+}
+
+/// cuMemExportToShareableHandle: a file that other processes find the memory by.
+pub fn export_shareable(
+    d: &Driver,
+    export_row: &AtomicU32,
+    buffer: u64,
+    place: (u64, u64),
+    gpu: usize,
+) -> Res<OwnedFd> {
+    let row = list(d, export_row, buffer, place, gpu)?;
+    let (offset, size) = place;
+    let handle = pack([
+        SHAREABLE_MAGIC,
+        d.job.uid,
+        u64::from(row),
+        buffer,
+        offset,
+        size,
+    ]);
+    let file = crate::job::nameless_file(c"simcuda-handle").map_err(|_| OUT_OF_MEMORY)?;
+    file.write_all_at(&handle.reserved, 0)
+        .map_err(|_| OUT_OF_MEMORY)?;
+    Ok(file.into())
+}
+
+/// What a file of [`export_shareable`] leads to.
+pub enum Shareable {
+    /// This process's own memory, by its identity.
+    Own(u64),
+    /// Another's.
+    Other {
+        /// The file that has its bytes.
+        memory: OwnedFd,
+        /// Its row.
+        row: u32,
+        /// Its place and identity.
+        export: crate::shared::Export,
+    },
+}
+
+/// cuMemImportFromShareableHandle. The file stays the caller's.
+pub fn import_shareable(d: &Driver, file: BorrowedFd<'_>) -> Res<Shareable> {
+    let file = File::from(file.try_clone_to_owned().map_err(|_| INVALID_VALUE)?);
+    let mut handle = CUipcHandle { reserved: [0; 64] };
+    file.read_exact_at(&mut handle.reserved, 0)
+        .map_err(|_| INVALID_VALUE)?;
+    let [_, owner, row, buffer, ..] = unpack(&handle, SHAREABLE_MAGIC)?;
+    if owner == d.job.uid {
+        return Ok(Shareable::Own(buffer));
+    }
+    let export = note_mapping(d, row, buffer)?;
+    match owner_memory(d, owner) {
+        Some(memory) => Ok(Shareable::Other {
+            memory,
+            row: row as u32,
+            export,
+        }),
+        None => {
+            forget_mapping(d, row as u32, buffer);
+            Err(MAP_FAILED)
+        }
+    }
 }
 
 /// cuIpcOpenMemHandle in `context`. As driver 580 does it: what is open in the context is opened once more and lies where
@@ -99,16 +200,7 @@ pub fn open(d: &Driver, st: &mut State, handle: &CUipcHandle, context: CUcontext
         a.opened.fetch_add(1, Relaxed);
         return Ok(a.address);
     }
-    let export = {
-        let mut body = d.job.lock();
-        let export = body.exports.get_mut(row as usize).ok_or(INVALID_HANDLE)?;
-        if export.buffer != buffer || export.freed {
-            return Err(INVALID_VALUE);
-        }
-        let mine = &mut export.mappers[d.job.slot];
-        *mine = mine.checked_add(1).ok_or(MAP_FAILED)?;
-        *export
-    };
+    let export = note_mapping(d, row, buffer)?;
     let mapped = owner_memory(d, owner).ok_or(MAP_FAILED).and_then(|file| {
         d.vm.import(&file, export.offset, export.size)
             .map_err(|_| MAP_FAILED)

@@ -10,6 +10,7 @@
 use crate::host::Backing;
 use crate::shared::{Body, Proc, Shared, Stage, MAGIC, MAX_PROCS};
 use core::ffi::c_int;
+use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -402,15 +403,20 @@ fn reclaim(folder: &Path, prefix: &str) {
 }
 
 fn memory_file(bytes: u64) -> io::Result<OwnedFd> {
+    let file = nameless_file(c"simcuda-memory")?;
+    file.set_len(bytes)?;
+    Ok(file.into())
+}
+
+/// An empty file in memory, closed when another program is run.
+pub fn nameless_file(name: &CStr) -> io::Result<File> {
     // SAFETY: plain system call; the descriptor is owned from here on.
-    let fd = unsafe { libc::memfd_create(c"simcuda-memory".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: a descriptor that nothing else owns.
-    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    file.set_len(bytes)?;
-    Ok(file.into())
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// Maps `size` bytes of `fd` for reading and writing.

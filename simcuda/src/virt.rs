@@ -6,13 +6,15 @@
 use crate::alloc::{check_unused, give_back, take};
 use crate::driver::Driver;
 use crate::errors::*;
+use crate::ipc::Shareable;
 use crate::memory::{Allocation, Kind};
 use crate::state::State;
 use crate::types::{CUdevice, CUmemAccessDesc};
 use crate::vm::{Span, PAGE};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::Ordering::Relaxed;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::Arc;
 
 /// Minimum and recommended granularity: the page of recent GPUs.
@@ -28,11 +30,25 @@ pub struct Physical {
     pub size: u64,
     /// Ordinal of its device.
     pub ordinal: usize,
+    /// CUmemAllocationHandleType of what it can be exported as.
+    pub handle_types: u32,
+    home: Home,
     offset: u64,
     gpu: usize,
     /// The checker's name for these bytes, wherever they are mapped.
     space: u64,
 }
+
+/// Where the bytes are.
+enum Home {
+    /// In this process's memory, and in this row of the job's once it was exported.
+    Own(AtomicU32),
+    /// In another process's, found by this row.
+    Imported(OwnedFd, u32),
+}
+
+/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
+pub const FILE_DESCRIPTOR: u32 = 1;
 
 /// Physical memory at an address.
 pub struct Mapped {
@@ -50,6 +66,11 @@ impl Mapped {
     /// Address and size of the reservation.
     pub fn reservation(&self) -> (u64, u64) {
         (self.span.address, self.span.size)
+    }
+
+    /// What its memory can be exported as.
+    pub fn handle_types(&self) -> u32 {
+        self.physical.handle_types
     }
 
     /// CUmemAccess_flags of a device.
@@ -126,30 +147,86 @@ pub fn unreserve(st: &mut State, address: u64, size: u64) -> Res {
 }
 
 /// cuMemCreate.
-pub fn create(d: &Driver, st: &mut State, ordinal: usize, size: u64) -> Res<u64> {
+pub fn create(
+    d: &Driver,
+    st: &mut State,
+    ordinal: usize,
+    size: u64,
+    handle_types: u32,
+) -> Res<u64> {
     if size == 0 || size % GRANULARITY != 0 {
         return Err(INVALID_VALUE);
     }
     let gpu = d.visible[ordinal];
     let offset = take(d, st, gpu, size, PAGE)?;
-    let handle = st.handle() as u64;
-    let physical = Physical {
+    let handle = know(st, |handle| Physical {
         handle,
         size,
         ordinal,
+        handle_types,
+        home: Home::Own(AtomicU32::new(u32::MAX)),
         offset,
         gpu,
         space: d.new_buffer(),
-    };
+    });
+    d.charge(d.topology.calls.alloc_us);
+    d.active();
+    Ok(handle)
+}
+
+/// A handle of what `make` makes, with one reference.
+fn know(st: &mut State, make: impl FnOnce(u64) -> Physical) -> u64 {
+    let handle = st.handle() as u64;
     let known = Known {
-        physical: Arc::new(physical),
+        physical: Arc::new(make(handle)),
         references: 1,
         mappings: 0,
     };
     st.memory.virt.known.insert(handle, known);
-    d.charge(d.topology.calls.alloc_us);
-    d.active();
-    Ok(handle)
+    handle
+}
+
+/// cuMemExportToShareableHandle, as a file. Another process's memory is not exported again.
+pub fn export(d: &Driver, st: &State, handle: u64) -> Res<OwnedFd> {
+    let p = st.memory.virt.physical(handle)?;
+    match &p.home {
+        Home::Own(row) if p.handle_types & FILE_DESCRIPTOR != 0 => {
+            crate::ipc::export_shareable(d, row, p.space, (p.offset, p.size), p.gpu)
+        }
+        Home::Own(_) => Err(INVALID_VALUE),
+        Home::Imported(..) => Err(NOT_SUPPORTED),
+    }
+}
+
+/// cuMemImportFromShareableHandle, of a file. Memory whose owner has released it is not found any more, though the vendor's driver keeps it as
+/// long as the file is open; once imported it stays.
+pub fn import(d: &Driver, st: &mut State, file: BorrowedFd<'_>) -> Res<u64> {
+    match crate::ipc::import_shareable(d, file)? {
+        Shareable::Own(space) => {
+            let mut known = st.memory.virt.known.values_mut();
+            let known = known.find(|known| known.physical.space == space && known.references > 0);
+            let known = known.ok_or(INVALID_VALUE)?;
+            known.references += 1;
+            Ok(known.physical.handle)
+        }
+        Shareable::Other {
+            memory,
+            row,
+            export,
+        } => {
+            let gpu = export.gpu as usize;
+            Ok(know(st, |handle| Physical {
+                handle,
+                size: export.size,
+                ordinal: d.ordinal(gpu).unwrap_or(0),
+                handle_types: FILE_DESCRIPTOR,
+                home: Home::Imported(memory, row),
+                offset: export.offset,
+                gpu,
+                space: export.buffer,
+            }))
+        }
+    }
 }
 
 /// cuMemRelease.
@@ -168,7 +245,16 @@ fn change(d: &Driver, st: &mut State, handle: u64, by: impl FnOnce(&mut Known)) 
     if known.references == 0 && known.mappings == 0 {
         let p = known.physical.clone();
         st.memory.virt.known.remove(&handle);
-        give_back(d, st, p.offset, p.size, p.gpu);
+        let row = match &p.home {
+            Home::Imported(_, row) => return crate::ipc::forget_mapping(d, *row, p.space),
+            Home::Own(row) => row.load(Relaxed),
+        };
+        if row != u32::MAX && crate::ipc::retire(d, row) {
+            let zombie = (row, p.space, p.offset, p.size, p.gpu);
+            st.memory.zombies.push(zombie);
+        } else {
+            give_back(d, st, p.offset, p.size, p.gpu);
+        }
     }
 }
 
@@ -195,7 +281,11 @@ pub fn map(d: &Driver, st: &mut State, address: u64, size: u64, handle: u64) -> 
     if behind.is_some() || st.memory.device_at(address).is_some() {
         return Err(INVALID_VALUE);
     }
-    span.map(address, size, &d.job.memory, physical.offset)
+    let file = match &physical.home {
+        Home::Own(_) => &d.job.memory,
+        Home::Imported(file, _) => file,
+    };
+    span.map(address, size, file, physical.offset)
         .map_err(|_| OUT_OF_MEMORY)?;
     let (shadow, gpu, offset) = (span.shadow(address), physical.gpu, physical.offset);
     st.memory.forget_freed(address, size);

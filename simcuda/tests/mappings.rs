@@ -267,13 +267,13 @@ fn handles() {
         unmap(p + page, 1);
         ok(virt::cuMemRelease(h));
         assert_eq!(free_bytes(), before);
-        // Nothing to share it by, and no memory but a device's.
+        // Nothing to share it by but file descriptors, and no memory but a device's.
         let mut shared = prop(0);
-        shared.requestedHandleTypes = 1;
+        shared.requestedHandleTypes = 8;
         assert_eq!(virt::cuMemCreate(&mut same, PAGE, &shared, 0), 801);
         let mut supported = 9;
         ok(device::cuDeviceGetAttribute(&mut supported, 103, 0));
-        assert_eq!(supported, 0);
+        assert_eq!(supported, 1);
         ok(device::cuDeviceGetAttribute(&mut supported, 102, 0));
         assert_eq!(supported, 1);
         assert_eq!(virt::cuMemCreate(&mut same, PAGE, &prop(77), 0), 101);

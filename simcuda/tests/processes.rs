@@ -33,9 +33,153 @@ fn scenario() {
         Ok("take_all") => take_all(),
         Ok("ring") => ring(),
         Ok("apart") => apart(),
+        Ok("chunks_out") => chunks_out(),
+        Ok("chunks_in") => chunks_in(),
         Ok(other) => panic!("no scenario {other}"),
         Err(_) => {}
     }
+}
+
+const PAGE: usize = 2 << 20;
+
+fn prop(handle_types: u32) -> CUmemAllocationProp {
+    let mut p: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    (p.kind, p.location.kind, p.location.id) = (1, 1, 0);
+    p.requestedHandleTypes = handle_types;
+    p
+}
+
+fn reserve(pages: usize) -> u64 {
+    let mut p = 0;
+    ok(unsafe { virt::cuMemAddressReserve(&mut p, pages * PAGE, 0, 0, 0) });
+    p
+}
+
+fn let_in(p: u64, pages: usize) {
+    let desc = CUmemAccessDesc {
+        location: prop(0).location,
+        flags: 3,
+    };
+    ok(unsafe { virt::cuMemSetAccess(p, pages * PAGE, &desc, 1) });
+}
+
+fn release_all(handles: &[u64]) {
+    for handle in handles {
+        ok(unsafe { virt::cuMemRelease(*handle) });
+    }
+}
+
+/// Pages from the beginning, and how many, of two chunks side by side.
+const CHUNKS: [(usize, usize); 2] = [(0, 1), (1, 2)];
+
+/// Physical memory of one process, mapped in another by a file descriptor for each chunk.
+fn chunks_out() {
+    start(0);
+    let p = reserve(3);
+    let (mut files, mut handles) = (vec![std::process::id()], Vec::new());
+    for (at, pages) in CHUNKS {
+        let (mut handle, mut file) = (0, 0u32);
+        unsafe {
+            ok(virt::cuMemCreate(&mut handle, pages * PAGE, &prop(1), 0));
+            ok(virt::cuMemMap(
+                p + (at * PAGE) as u64,
+                pages * PAGE,
+                0,
+                handle,
+                0,
+            ));
+            let to = (&raw mut file).cast();
+            ok(virt::cuMemExportToShareableHandle(to, handle, 1, 0));
+        }
+        files.push(file);
+        handles.push(handle);
+    }
+    let_in(p, 3);
+    upload(p, &pattern(5, 3 * PAGE));
+    let file = files[1] as usize as *mut _;
+    unsafe {
+        let mut types = 9u64;
+        ok(pointer::cuPointerGetAttribute(
+            (&raw mut types).cast(),
+            14,
+            p,
+        ));
+        assert_eq!(types, 1);
+        // What was not made for it is not exported.
+        let (mut plain, mut none) = (0, -1);
+        ok(virt::cuMemCreate(&mut plain, PAGE, &prop(0), 0));
+        let to = (&raw mut none).cast();
+        assert_eq!(virt::cuMemExportToShareableHandle(to, plain, 1, 0), 1);
+        assert_eq!(virt::cuMemExportToShareableHandle(to, plain, 8, 0), 801);
+        // In the same process it is the same handle, with one reference more.
+        let mut same = 0;
+        ok(virt::cuMemImportFromShareableHandle(&mut same, file, 1));
+        assert_eq!(same, handles[0]);
+        ok(virt::cuMemRelease(same));
+    }
+    let numbers: Vec<u8> = files.iter().flat_map(|file| file.to_le_bytes()).collect();
+    say("files", &numbers);
+    hear("mapped");
+    // The memory is the other's as long as it is mapped there.
+    let before = free_bytes();
+    unsafe { ok(virt::cuMemUnmap(p, 3 * PAGE)) };
+    release_all(&handles);
+    assert_eq!(free_bytes(), before);
+    say("released", &[]);
+    hear("unmapped");
+    assert_eq!(free_bytes(), before + 3 * PAGE as u64);
+    // A file whose memory is gone leads nowhere, nor does none.
+    let mut gone = 0;
+    let none = usize::MAX as *mut _;
+    unsafe {
+        assert_eq!(virt::cuMemImportFromShareableHandle(&mut gone, file, 1), 1);
+        assert_eq!(virt::cuMemImportFromShareableHandle(&mut gone, none, 1), 1);
+    }
+}
+
+fn chunks_in() {
+    start(0);
+    let numbers = hear("files");
+    let number = |at: usize| u32::from_le_bytes(numbers[4 * at..4 * at + 4].try_into().unwrap());
+    let p = reserve(3);
+    let mut handles = Vec::new();
+    for (index, (at, pages)) in CHUNKS.into_iter().enumerate() {
+        // As a socket would bring it.
+        let path = format!("/proc/{}/fd/{}", number(0), number(index + 1));
+        let file = std::fs::File::open(path).unwrap();
+        let mut handle = 0;
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file) as usize as *mut _;
+        unsafe {
+            ok(virt::cuMemImportFromShareableHandle(&mut handle, fd, 1));
+            drop(file);
+            ok(virt::cuMemMap(
+                p + (at * PAGE) as u64,
+                pages * PAGE,
+                0,
+                handle,
+                0,
+            ));
+        }
+        handles.push(handle);
+    }
+    let_in(p, 3);
+    assert_eq!(download(p, 3 * PAGE), pattern(5, 3 * PAGE));
+    release_all(&handles);
+    say("mapped", &[]);
+    hear("released");
+    // Its owner has released it: what is mapped stays.
+    assert_eq!(download(p, 3 * PAGE), pattern(5, 3 * PAGE));
+    upload(p, &pattern(6, 3 * PAGE));
+    assert_eq!(download(p, 3 * PAGE), pattern(6, 3 * PAGE));
+    unsafe { ok(virt::cuMemUnmap(p, 3 * PAGE)) };
+    say("unmapped", &[]);
+}
+
+#[test]
+fn physical_memory_is_shared_by_file_descriptors() {
+    let (out, into) = pair("chunks_out", "chunks_in");
+    succeeds(&out);
+    succeeds(&into);
 }
 
 /// Runs two scenarios of one job at once, each seeing one GPU.

@@ -111,7 +111,16 @@ unsafe fn write(
                 reservation(known).map_or(size, |r| r.1) as usize,
             ),
             13 => out(data.cast::<u8>(), 1),
-            14 => out(data.cast(), 0u64),
+            14 => out(
+                data.cast(),
+                match known {
+                    Known::Device(a) => match &a.kind {
+                        Kind::Mapped(m) => u64::from(m.handle_types()),
+                        _ => 0,
+                    },
+                    Known::Host(_) => 0,
+                },
+            ),
             15 => {
                 let plain = |a: &Allocation| a.import.is_none() && matches!(a.kind, Kind::Plain);
                 let capable = matches!(known, Known::Device(a) if plain(a));

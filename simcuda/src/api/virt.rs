@@ -1,13 +1,13 @@
-//! Virtual memory management. Handles that other processes could open are not simulated: asking for one, or to
-//! export, is not supported, and so say the device's attributes.
+//! Virtual memory management. Of the handles that other processes can open, file descriptors are simulated.
 
 use super::{array, load, out};
 use crate::driver::{driver, Driver};
 use crate::errors::*;
 use crate::memory::Kind;
 use crate::types::*;
-use crate::virt::{self, GRANULARITY};
+use crate::virt::{self, FILE_DESCRIPTOR, GRANULARITY};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
 
 /// Pinned memory of a device, and the device's ordinal.
 fn ordinal(d: &Driver, p: &CUmemAllocationProp) -> Res<usize> {
@@ -17,7 +17,7 @@ fn ordinal(d: &Driver, p: &CUmemAllocationProp) -> Res<usize> {
         2 => return Err(NOT_SUPPORTED),
         _ => return Err(INVALID_VALUE),
     }
-    if p.requestedHandleTypes != 0 {
+    if p.requestedHandleTypes & !FILE_DESCRIPTOR != 0 {
         return Err(NOT_SUPPORTED);
     }
     virt::device(d, p.location.kind, p.location.id)
@@ -39,11 +39,41 @@ driver! {
 
     fn cuMemCreate(handle: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong) {
         let d = driver()?;
-        let ordinal = ordinal(d, &load(prop)?)?;
+        let prop = load(prop)?;
+        let ordinal = ordinal(d, &prop)?;
         if handle.is_null() || flags != 0 {
             return Err(INVALID_VALUE);
         }
-        out(handle, virt::create(d, &mut d.state.lock(), ordinal, size as u64)?)
+        out(handle, virt::create(d, &mut d.state.lock(), ordinal, size as u64, prop.requestedHandleTypes)?)
+    }
+
+    fn cuMemExportToShareableHandle(shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: c_uint, flags: c_ulonglong) {
+        let d = driver()?;
+        if shareable.is_null() || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        if kind != FILE_DESCRIPTOR {
+            return Err(NOT_SUPPORTED);
+        }
+        let file = virt::export(d, &d.state.lock(), handle)?;
+        d.charge(d.topology.calls.ipc_open_us);
+        out(shareable.cast::<c_int>(), file.into_raw_fd())
+    }
+
+    fn cuMemImportFromShareableHandle(handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: c_uint) {
+        let d = driver()?;
+        if handle.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        if kind != FILE_DESCRIPTOR {
+            return Err(NOT_SUPPORTED);
+        }
+        let number = RawFd::try_from(shareable.addr()).ok().filter(|number| *number >= 0).ok_or(INVALID_VALUE)?;
+        // SAFETY: the program's own, open while this is called; one that is not is refused when it is duplicated.
+        let file = unsafe { BorrowedFd::borrow_raw(number) };
+        let imported = virt::import(d, &mut d.state.lock(), file)?;
+        d.charge(d.topology.calls.ipc_open_us);
+        out(handle, imported)
     }
 
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
@@ -103,7 +133,7 @@ driver! {
         let physical = st.memory.virt.physical(handle)?;
         out(prop, CUmemAllocationProp {
             kind: MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: 0,
+            requestedHandleTypes: physical.handle_types,
             location: CUmemLocation { kind: 1, id: physical.ordinal as c_int },
             win32HandleMetaData: core::ptr::null_mut(),
             allocFlags: [0; 8],
