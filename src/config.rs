@@ -186,9 +186,10 @@ options! {
         "name of an MPI function whose wrapper panics when it is called";
 }
 
-/// A rank's own part needs no more than 16 MiB: with 48 MiB windows of 64 of 32 MiB both ways had 0.86 of the speed without the library in their first 20
-/// iterations on two H200s, as each block is pinned when it is first needed, with 16 MiB 1.07, and all else the same
-/// (`docs/decisions/host-staging-ahead.md`). A rank that drives all copies has the staging of all of them.
+/// A rank's own part needs no more than 16 MiB: with 48 MiB windows of 64 of 32 MiB both ways had 0.86 of the
+/// speed without the library in their first 20 iterations on two H200s, as each block is pinned when it is
+/// first needed, with 16 MiB 1.07, and all else the same (`docs/decisions/host-staging-ahead.md`). A rank
+/// that drives all copies has the staging of all of them.
 fn default_path_staging(assign: Assign) -> u64 {
     match assign {
         Assign::Own => 16 * MIB,

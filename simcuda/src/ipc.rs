@@ -105,7 +105,8 @@ fn note_mapping(d: &Driver, row: u64, buffer: u64) -> Res<crate::shared::Export>
     Ok(*export)
 }
 
-/// The owner of a row frees what it is about. Whether others have it mapped: then it goes back when they have closed it.
+/// The owner of a row frees what it is about. Whether others have it mapped: then it goes back when they have
+/// closed it.
 pub fn retire(d: &Driver, row: u32) -> bool {
     let mut body = d.job.lock();
     let export = &mut body.exports[row as usize];

@@ -198,8 +198,8 @@ pub fn export(d: &Driver, st: &State, handle: u64) -> Res<OwnedFd> {
     }
 }
 
-/// cuMemImportFromShareableHandle, of a file. Memory whose owner has released it is not found any more, though the vendor's driver keeps it as
-/// long as the file is open; once imported it stays.
+/// cuMemImportFromShareableHandle, of a file. Memory whose owner has released it is not found any more,
+/// though the vendor's driver keeps it as long as the file is open; once imported it stays.
 pub fn import(d: &Driver, st: &mut State, file: BorrowedFd<'_>) -> Res<u64> {
     match crate::ipc::import_shareable(d, file)? {
         Shareable::Own(space) => {

@@ -1,7 +1,8 @@
 //! Pinned host memory: ranges of shared segments, and bounce buffers of the engine's own.
 //!
-//! Pinning costs 60 to 560 µs a MiB by machine, and no thread of the process can launch anything meanwhile, so it is done once and kept. Where it fails (a limit on locked memory, no context)
-//! the memory works all the same, and copies with it are slower.
+//! Pinning costs 60 to 560 µs a MiB by machine, and no thread of the process can launch anything meanwhile,
+//! so it is done once and kept. Where it fails (a limit on locked memory, no context) the memory works all
+//! the same, and copies with it are slower.
 
 use super::driver::is_forked_child;
 use super::error::{Error, Result};

@@ -22,8 +22,9 @@ use crate::exec::{Exec, How, Settings};
 use crate::node::{Gone, Peer, Segment, View, Wide, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
-/// Bounce memory of a rank for copies that cannot use shared staging, bytes: with all that the options allow by default,
-/// cells for eager payloads included, a rank pins 32 MiB, or 64 where one rank drives all copies of a message.
+/// Bounce memory of a rank for copies that cannot use shared staging, bytes: with all that the options allow
+/// by default, cells for eager payloads included, a rank pins 32 MiB, or 64 where one rank drives all copies
+/// of a message.
 const BOUNCE_BYTES_MAX: usize = 4 << 20;
 /// Allocations whose export is remembered.
 const EXPORTS_MAX: usize = 4096;
@@ -333,7 +334,8 @@ impl Gpu {
         }
     }
 
-    /// Takes a piece of this rank's wide staging, pinned where that works, and its address. `None` where all is in use.
+    /// Takes a piece of this rank's wide staging, pinned where that works, and its address. `None` where all
+    /// is in use.
     pub fn take_wide(
         &mut self,
         context: ContextKey,
@@ -356,7 +358,8 @@ impl Gpu {
         self.registrations.is_registered(start, bytes as usize)
     }
 
-    /// Has the beginning of this rank's wide staging pinned before a message needs it. Mostly shorter messages have had memory found for it.
+    /// Has the beginning of this rank's wide staging pinned before a message needs it. Mostly shorter
+    /// messages have had memory found for it.
     pub fn prepare_wide(&mut self, context: ContextKey, own: &Segment) {
         if own.wide_block(0).is_none() && self.pages.wait() {
             if let Some((piece, _)) = self.take_wide(context, own, UNIT_BYTES) {

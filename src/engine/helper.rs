@@ -106,8 +106,8 @@ pub(super) fn spawn<T: Send + 'static>(
 /// Priority of threads that nobody waits for. On Linux each thread has its own.
 const LEAST_PRIORITY: i32 = 19;
 
-/// Starts a thread that does something once, for which nobody waits: on a processor that no rank is bound to, or where there is none with
-/// as little as it can take of its rank's.
+/// Starts a thread that does something once, for which nobody waits: on a processor that no rank is bound to,
+/// or where there is none with as little as it can take of its rank's.
 pub(super) fn spawn_aside<T: Send + 'static>(
     env: &Env,
     name: &str,

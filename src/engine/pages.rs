@@ -1,5 +1,5 @@
-//! Memory for the beginning of a rank's wide staging, which a thread of its own asks the system for: 16 MiB take 3 to 14 ms, mostly to be
-//! filled with zeros.
+//! Memory for the beginning of a rank's wide staging, which a thread of its own asks the system for: 16 MiB
+//! take 3 to 14 ms, mostly to be filled with zeros.
 
 use std::thread::JoinHandle;
 

@@ -1,7 +1,8 @@
-//! What ranks have measured in passing, kept from one run to the next: one file for each GPU in the user's cache folder.
+//! What ranks have measured in passing, kept from one run to the next: one file for each GPU in the user's
+//! cache folder.
 //!
-//! It is valid for the GPU in its slot and one version of the driver, and for a week: a link may have been repaired, or
-//! have become slower. Whoever cannot use it measures again.
+//! It is valid for the GPU in its slot and one version of the driver, and for a week: a link may have been
+//! repaired, or have become slower. Whoever cannot use it measures again.
 
 use super::cache::{self, CacheError};
 use super::Line;

@@ -315,7 +315,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Has the system find memory for the first block of wide staging, which takes a while; [`Segment::take_wide`] then finds it there.
+    /// Has the system find memory for the first block of wide staging, which takes a while;
+    /// [`Segment::take_wide`] then finds it there.
     ///
     /// # Errors
     /// There is none.

@@ -85,8 +85,8 @@ fn a_node_that_was_measured_is_known_from_the_first_message_on() {
     });
 }
 
-/// What ranks have measured in passing is there for the next run, which splits sooner; what is kept is valid for one driver, and what cannot
-/// be read is said in one line and replaced.
+/// What ranks have measured in passing is there for the next run, which splits sooner; what is kept is valid
+/// for one driver, and what cannot be read is said in one line and replaced.
 #[test]
 fn what_ranks_have_measured_is_known_to_the_next_run() {
     needs_simulator("a simulated node");

@@ -32,7 +32,8 @@ fn attribute(d: &Driver, gpu: usize, attribute: c_int) -> Res<c_int> {
         13 => t.clock_mhz * 1000,
         14 => 512,
         15 | 19 | 31 | 32 | 41 | 78 | 79 | 80 | 90 | 91 | 92 | 93 | 94 | 95 | 99 => 1,
-        // Managed memory, touched from both sides at once; virtual memory management, and its file descriptors; memory pools.
+        // Managed memory, touched from both sides at once; virtual memory management, and its file
+        // descriptors; memory pools.
         83 | 89 | 102 | 103 | 115 => 1,
         16 => t.multiprocessors,
         33 => d.topology.pci_bus(gpu),

@@ -69,7 +69,8 @@ driver! {
             return Err(NOT_SUPPORTED);
         }
         let number = RawFd::try_from(shareable.addr()).ok().filter(|number| *number >= 0).ok_or(INVALID_VALUE)?;
-        // SAFETY: the program's own, open while this is called; one that is not is refused when it is duplicated.
+        // SAFETY: the program's own, open while this is called; one that is not is refused when it is
+        // duplicated.
         let file = unsafe { BorrowedFd::borrow_raw(number) };
         let imported = virt::import(d, &mut d.state.lock(), file)?;
         d.charge(d.topology.calls.ipc_open_us);

@@ -334,7 +334,8 @@ impl Depths {
         depth.is_some_and(|depth| depth.planned[kind(in_flight)].is_likely_direct(ends, bytes))
     }
 
-    /// Whether the last message in a window so deep went directly only for want of staging or of measurements.
+    /// Whether the last message in a window so deep went directly only for want of staging or of
+    /// measurements.
     fn lacked(&self, source: u32, in_flight: u32) -> bool {
         let depth = self.0.get(&source);
         depth.is_some_and(|depth| depth.planned[kind(in_flight)].lacked)
@@ -390,10 +391,11 @@ pub fn asks_for_depth(env: &Env, bytes: u64, are_several: bool) -> bool {
     env.may_split(bytes) || (are_several && bytes >= WINDOW_FROM)
 }
 
-/// From so many bytes on both ends have the beginning of the sender's staging in host memory pinned with the first message, whichever way
-/// that goes. Pinning 16 MiB takes 8 to 9 ms on two H200s, and no thread of the process can launch anything meanwhile
-/// (`docs/decisions/host-staging-ahead.md`): where a message was the first to be split, windows of 1 of 64 MiB both ways took 5.5 times
-/// as long as without the library, on average of 20.
+/// From so many bytes on both ends have the beginning of the sender's staging in host memory pinned with the
+/// first message, whichever way that goes: no thread of the process can launch anything meanwhile
+/// (`docs/decisions/host-staging-ahead.md`). Where the first message to be split waited for it, single
+/// messages of 64 MiB both ways between two H200s took 5.5 times as long as without the library, on average
+/// of 20.
 const HOST_PINNED_FROM: u64 = 16 << 20;
 
 /// Whether messages of so many bytes may be split with host memory sooner or later.
@@ -466,8 +468,9 @@ impl Ways<'_> {
         })
     }
 
-    /// Whether it begins in that copy, and is planned meanwhile. A long one is planned before where the one before it only lacked what may
-    /// be there by now: a plan takes 20 us, and it would be one more message that is not split.
+    /// Whether it begins in that copy, and is planned meanwhile. A long one is planned before where the one
+    /// before it only lacked what may be there by now: a plan takes 20 us, and it would be one more message
+    /// that is not split.
     pub fn begins_directly(&self, message: &Message, depth: u32) -> bool {
         let lacked = || self.depths.lacked(message.source, depth);
         self.is_likely_direct(message, depth) && (message.length < PLANNED_FROM_BOTH || !lacked())

@@ -1,4 +1,5 @@
-//! What ranks measure in passing is kept for the next run, and what the last ones kept is used: see [`crate::model::links`].
+//! What ranks measure in passing is kept for the next run, and what the last ones kept is used: see
+//! [`crate::model::links`].
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -134,7 +135,8 @@ impl KeptLinks {
     }
 }
 
-/// Where links are kept, if they are. What a simulated node has is known without measuring, and may be another one tomorrow.
+/// Where links are kept, if they are. What a simulated node has is known without measuring, and may be
+/// another one tomorrow.
 fn place(env: &Env) -> Option<PathBuf> {
     let keeps = match env.config.keep {
         Keep::Auto => !cuda::is_simulated(),

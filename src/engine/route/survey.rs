@@ -30,9 +30,9 @@ pub const LARGE: u64 = 4 << 20;
 const PULLS: u32 = 3;
 /// Where the first ones tell it well, so many are enough.
 const PULLS_WELL: u32 = 2;
-/// Where the first ones take no longer than short copies by so much, us, others of the length tell nothing either, and would only be slower:
-/// of windows of 1 of 2 MiB both ways between two H200s messages 2 to 4 took 58 to 190 us instead of 20. Then one is timed after so
-/// many, lest the short ones were late.
+/// Where the first ones take no longer than short copies by so much, us, others of the length tell nothing
+/// either, and would only be slower: of windows of 1 of 2 MiB both ways between two H200s messages 2 to 4
+/// took 58 to 190 us instead of 20. Then one is timed after so many, lest the short ones were late.
 const HOPE_US: f64 = 5.0;
 const HOPELESS_PAUSE: u32 = 64;
 /// Times tell a rate if they differ by so much, us: events tell half a microsecond, and while a piece takes less than the launch of
@@ -754,7 +754,8 @@ mod tests {
         }
     }
 
-    /// What is too fast to be told by a length is not timed again at that length for a while, but by one twice as long.
+    /// What is too fast to be told by a length is not timed again at that length for a while, but by one
+    /// twice as long.
     #[test]
     fn messages_that_tell_nothing_are_not_timed_again() {
         const MIB: u64 = 1 << 20;
@@ -774,7 +775,8 @@ mod tests {
         assert_eq!(of(32 * MIB, 45.0), [0, 1], "it is known");
     }
 
-    /// Three of about a length, and again of one twice as long, while the rate is not known well; two that tell it well.
+    /// Three of about a length, and again of one twice as long, while the rate is not known well; two that
+    /// tell it well.
     #[test]
     fn messages_are_timed_until_they_tell() {
         let mut pulls = Pulls::default();
