@@ -23,6 +23,15 @@ fn ordinal(d: &Driver, p: &CUmemAllocationProp) -> Res<usize> {
     virt::device(d, p.location.kind, p.location.id)
 }
 
+/// Of the kinds of handle that there are (files, two of Windows', fabric handles) the first is simulated.
+fn is_file_descriptor(kind: c_uint) -> Res {
+    match kind {
+        FILE_DESCRIPTOR => Ok(()),
+        2 | 4 | 8 => Err(NOT_SUPPORTED),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
 driver! {
     fn cuMemAddressReserve(ptr: *mut CUdeviceptr, size: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong) {
         let d = driver()?;
@@ -52,9 +61,7 @@ driver! {
         if shareable.is_null() || flags != 0 {
             return Err(INVALID_VALUE);
         }
-        if kind != FILE_DESCRIPTOR {
-            return Err(NOT_SUPPORTED);
-        }
+        is_file_descriptor(kind)?;
         let file = virt::export(d, &d.state.lock(), handle)?;
         d.charge(d.topology.calls.ipc_open_us);
         out(shareable.cast::<c_int>(), file.into_raw_fd())
@@ -65,9 +72,7 @@ driver! {
         if handle.is_null() {
             return Err(INVALID_VALUE);
         }
-        if kind != FILE_DESCRIPTOR {
-            return Err(NOT_SUPPORTED);
-        }
+        is_file_descriptor(kind)?;
         let number = RawFd::try_from(shareable.addr()).ok().filter(|number| *number >= 0).ok_or(INVALID_VALUE)?;
         // SAFETY: the program's own, open while this is called; one that is not is refused when it is
         // duplicated.
