@@ -114,6 +114,8 @@ counters! {
     MappingsEvicted      "mappings_evicted"        Count "allocations of other ranks unmapped to stay within ANABRANCH_MAPPINGS";
     AllocationsRetired   "allocations_retired"     Count "allocations of this rank that peers had been told of and that the program has freed";
     RelaysReturned       "relays_returned"         Count "times that staging on a GPU was given back because its memory ran short";
+    ChunksSent           "chunks_sent"             Count "files sent to peers by which they map chunks of memory that the program has mapped itself";
+    ChunksMapped         "chunks_mapped"           Count "chunks of peers' memory mapped by such files";
     MappingsRefused      "mappings_refused"        Count "attempts to map an allocation of another rank that the driver refused";
     DrivenFailed         "driven_failed"           Count "messages over several paths that this rank drove alone (ANABRANCH_ASSIGN=one) and that had to be begun again";
     PlacesRetired        "places_retired"          Count "GPUs, or host memory, that messages are not led over any more which this rank drives alone, as paths over them failed twice";

@@ -6,7 +6,7 @@
 use super::error::{owned_text, Error, Result};
 use super::types::{
     BatchAttributes, Code, Context, Device, Event, GraphExec, GraphHandle, GraphNode, IpcHandle,
-    Memcpy2d, Memcpy3d, Stream, Uuid,
+    MemAccess, Memcpy2d, Memcpy3d, Stream, Uuid,
 };
 use std::ffi::{c_void, CStr};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -153,6 +153,28 @@ driver_functions! {
         (address: *mut u64, handle: IpcHandle, flags: u32);
     /// Unmaps it.
     ipc_close_mem_handle = "cuIpcCloseMemHandle" (address: u64);
+
+    /// Takes a reference to the physical memory that is mapped at an address.
+    mem_retain_allocation_handle = "cuMemRetainAllocationHandle" (handle: *mut u64, address: *mut c_void);
+    /// Gives a reference to physical memory back.
+    mem_release = "cuMemRelease" (handle: u64);
+    /// A handle of physical memory for other processes: a file, where it was made for that.
+    mem_export_to_shareable_handle = "cuMemExportToShareableHandle"
+        (shareable: *mut c_void, handle: u64, kind: u32, flags: u64);
+    /// Physical memory by such a handle.
+    mem_import_from_shareable_handle = "cuMemImportFromShareableHandle"
+        (handle: *mut u64, shareable: *mut c_void, kind: u32);
+    /// Reserves addresses.
+    mem_address_reserve = "cuMemAddressReserve"
+        (address: *mut u64, bytes: usize, alignment: usize, wanted: u64, flags: u64);
+    /// Gives reserved addresses back.
+    mem_address_free = "cuMemAddressFree" (address: u64, bytes: usize);
+    /// Maps physical memory at reserved addresses.
+    mem_map = "cuMemMap" (address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    /// Unmaps it.
+    mem_unmap = "cuMemUnmap" (address: u64, bytes: usize);
+    /// Says who may reach what is mapped.
+    mem_set_access = "cuMemSetAccess" (address: u64, bytes: usize, access: *const MemAccess, count: usize);
 
     /// Makes a stream in the current context.
     stream_create = "cuStreamCreate" (stream: *mut Stream, flags: u32);

@@ -294,7 +294,7 @@ impl Lanes {
     ///
     /// Nothing is enqueued where those streams are idle, which is the rule, or where the legacy stream cannot be used
     /// because a stream is being captured. What is waited for is work of the program that it believes to be over.
-    pub fn after_default_streams(&mut self, key: ContextKey) -> Result<()> {
+    pub fn after_default_streams(&mut self, key: ContextKey) -> Result<bool> {
         let lanes = self.find_or_open(key)?;
         let entered = Entered::enter_same(key)?;
         let driver = entered.driver();
@@ -303,8 +303,11 @@ impl Lanes {
         let usable = unsafe { driver.stream_is_capturing(STREAM_LEGACY, &raw mut capturing) };
         // SAFETY: as above.
         let idle = |stream| unsafe { driver.stream_query(stream) }.is_ok();
-        if usable.is_err() || (idle(STREAM_LEGACY) && idle(STREAM_PER_THREAD)) {
-            return Ok(());
+        if usable.is_err() {
+            return Ok(false);
+        }
+        if idle(STREAM_LEGACY) && idle(STREAM_PER_THREAD) {
+            return Ok(true);
         }
         let mut event = Event::NULL;
         // SAFETY: `event` is written; a context is entered.
@@ -317,7 +320,7 @@ impl Lanes {
         });
         // SAFETY: as above; the driver keeps it for those that wait.
         let destroyed = unsafe { driver.event_destroy(event) };
-        ordered.and(destroyed)
+        ordered.and(destroyed).map(|()| false)
     }
 
     /// Waits for every lane and destroys it: at finalize.

@@ -7,13 +7,16 @@
 //! opened again and lies at the same address, and each closes it for itself; in another context of the same device it is
 //! refused (`INVALID_HANDLE`). Drivers may also answer `ALREADY_MAPPED`. What is refused comes through host memory.
 
+use super::chunks::{self, Chunk};
 use super::error::{Error, Result};
 use super::export::Export;
+use super::mirror::Mirror;
 use super::reach;
 use super::state::{ContextKey, Entered};
 use super::types::{code, Uuid, IPC_LAZY_ENABLE_PEER_ACCESS};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -33,10 +36,30 @@ pub struct Mapping {
     key: Key,
     size: u64,
     address: u64,
+    /// Where it is mapped chunk by chunk; else the driver has opened it as a whole.
+    mirror: Option<Mirror>,
     open_bytes: Arc<AtomicU64>,
 }
 
 impl Mapping {
+    /// Whether all is there that a message needs.
+    fn serves(&self, export: &Export) -> bool {
+        match (&self.mirror, chunks::needs(export)) {
+            (Some(mirror), Some(range)) => mirror.holds(range),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// Bytes that count: of a reservation next to nothing may be mapped.
+    fn counted(&self) -> u64 {
+        if self.mirror.is_some() {
+            0
+        } else {
+            self.size
+        }
+    }
+
     /// Address, in this process, of a byte of the allocation.
     #[must_use]
     pub fn address_of(&self, offset: u64) -> u64 {
@@ -63,7 +86,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.open_bytes.fetch_sub(self.size, Ordering::Relaxed);
+        self.open_bytes.fetch_sub(self.counted(), Ordering::Relaxed);
+        if self.mirror.is_some() {
+            return;
+        }
         // With the context, the mapping has gone as well.
         let Ok(entered) = Entered::enter_same(self.key.context) else {
             return;
@@ -158,6 +184,8 @@ pub struct MappingStats {
     pub already_mapped: u64,
     /// Handles that the driver did not open.
     pub refused: u64,
+    /// Chunks mapped by their files.
+    pub chunks: u64,
 }
 
 /// The open mappings of this process.
@@ -168,7 +196,12 @@ pub struct Mappings {
     open_bytes: Arc<AtomicU64>,
     stats: MappingStats,
     pairs: HashMap<Pair, Shown>,
+    /// Files of chunks that peers have sent, and no message has needed: by process, base and number.
+    files: HashMap<(u64, u64, u64), Vec<(Chunk, OwnedFd)>>,
 }
+
+/// Files that are kept at most. Whoever sent others will send them again.
+const FILES_MAX: usize = 256;
 
 impl Mappings {
     /// An empty cache.
@@ -181,6 +214,7 @@ impl Mappings {
             open_bytes: Arc::new(AtomicU64::new(0)),
             stats: MappingStats::default(),
             pairs: HashMap::new(),
+            files: HashMap::new(),
         }
     }
 
@@ -219,8 +253,15 @@ impl Mappings {
         if let Some(row) = self.rows.get_mut(&key) {
             if context.is_alive() {
                 row.used = self.clock;
+                let mapping = Arc::clone(&row.mapping);
+                if !mapping.serves(export) {
+                    self.fill(&key, &mapping)?;
+                    if !mapping.serves(export) {
+                        return Err(Error::Exhausted("chunks that have come"));
+                    }
+                }
                 self.stats.hits += 1;
-                return Ok(Arc::clone(&row.mapping));
+                return Ok(mapping);
             }
             self.rows.remove(&key);
             return Err(Error::ContextLost);
@@ -229,7 +270,8 @@ impl Mappings {
             return Err(Error::PairRefused);
         }
         self.drop_stale(&key, export);
-        self.make_room(export.size);
+        let is_whole = chunks::needs(export).is_none();
+        self.make_room(if is_whole { export.size } else { 1 });
         if self.rows.len() >= self.limits.count_max {
             return Err(Error::Exhausted("open mappings"));
         }
@@ -244,14 +286,48 @@ impl Mappings {
         Ok(mapping)
     }
 
+    /// A process has sent files of chunks of a reservation: its base, and the number by which messages name
+    /// it.
+    pub fn bring(&mut self, peer: u64, [base, number]: [u64; 2], came: Vec<(Chunk, OwnedFd)>) {
+        let kept: usize = self.files.values().map(Vec::len).sum();
+        if kept + came.len() > FILES_MAX {
+            self.files.clear();
+        }
+        if came.len() <= FILES_MAX {
+            self.files
+                .entry((peer, base, number))
+                .or_default()
+                .extend(came);
+        }
+    }
+
+    /// Maps the chunks of which files have come.
+    fn fill(&mut self, key: &Key, mapping: &Mapping) -> Result<()> {
+        let files = self.files.remove(&(key.peer, key.base, key.buffer_id));
+        let Some(mirror) = &mapping.mirror else {
+            return Ok(());
+        };
+        for (chunk, file) in files.into_iter().flatten() {
+            match mirror.take(&chunk, file.as_fd()) {
+                Ok(()) => self.stats.chunks += 1,
+                // Sent once more.
+                Err(Error::AlreadyMapped) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// Drops every mapping of a peer: it has left, or is dead. Those in use close when their transfers end.
     pub fn forget_peer(&mut self, peer: u64) {
+        self.files.retain(|(whose, ..), _| *whose != peer);
         self.rows.retain(|key, _| key.peer != peer);
         self.pairs.retain(|pair, _| pair.0 != peer);
     }
 
     /// Drops the mappings of an allocation that its exporter has freed.
     pub fn forget_allocation(&mut self, peer: u64, base: u64, buffer_id: u64) {
+        self.files.remove(&(peer, base, buffer_id));
         let before = self.rows.len();
         self.rows
             .retain(|key, _| (key.peer, key.base, key.buffer_id) != (peer, base, buffer_id));
@@ -306,6 +382,9 @@ impl Mappings {
         export: &Export,
         is_kept: impl FnOnce() -> bool,
     ) -> Result<Mapping> {
+        if chunks::needs(export).is_some() {
+            return self.open_mirror(key, export);
+        }
         let opened = open_in(key.context, export);
         let opened = opened.map_err(|error| told(error, || self.is_open_elsewhere(&key)));
         if opened.is_ok() || is_kept() {
@@ -319,6 +398,7 @@ impl Mappings {
                     key,
                     size: export.size,
                     address,
+                    mirror: None,
                     open_bytes: Arc::clone(&self.open_bytes),
                 })
             }
@@ -331,6 +411,32 @@ impl Mappings {
                 Err(error)
             }
         }
+    }
+
+    /// Addresses for a peer's reservation, with the chunks that have come.
+    fn open_mirror(&mut self, key: Key, export: &Export) -> Result<Mapping> {
+        if !self
+            .files
+            .contains_key(&(key.peer, key.base, key.buffer_id))
+        {
+            return Err(Error::Exhausted("chunks that have come"));
+        }
+        let mirror = Mirror::reserve(key.context, export.size)?;
+        let mapping = Mapping {
+            key,
+            size: export.size,
+            address: mirror.address(),
+            mirror: Some(mirror),
+            open_bytes: Arc::clone(&self.open_bytes),
+        };
+        let filled = self.fill(&key, &mapping).map(|()| mapping.address);
+        self.stats.refused += u64::from(filled.is_err_and(|error| error.code().is_some()));
+        filled?;
+        if !mapping.serves(export) {
+            return Err(Error::Exhausted("chunks that have come"));
+        }
+        self.stats.opened += 1;
+        Ok(mapping)
     }
 
     /// Whether the allocation is in the cache for another context.

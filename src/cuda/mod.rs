@@ -12,6 +12,7 @@
 //! All state is in owned objects that any thread may hold, behind the engine's lock; [`driver`] and [`reach`] have
 //! process-wide state of their own, which any thread may use at any time.
 
+pub mod chunks;
 pub mod copy;
 mod driver;
 mod error;
@@ -21,6 +22,7 @@ mod host_range;
 pub mod lanes;
 pub mod mapping;
 mod measure;
+mod mirror;
 pub mod nvml;
 pub mod pinned;
 pub mod pointer;
@@ -33,6 +35,7 @@ pub mod types;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use chunks::Chunks;
 pub use copy::{overlap, Copy};
 pub use driver::{
     arm, clock_ns, driver, is_simulated, look_again, pci_address, stay_away, version, Driver,

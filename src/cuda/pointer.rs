@@ -186,6 +186,19 @@ pub fn is_allocation(address: u64, number: u64) -> bool {
     }
 }
 
+/// The driver's number of what is mapped at an address, and the kinds of handle that it can be exported as.
+/// `None` if the driver does not say.
+pub fn number_and_handle_types(address: u64) -> Option<(u64, u64)> {
+    let mut answers = Answers::default();
+    let wanted = [attribute::BUFFER_ID, attribute::ALLOWED_HANDLE_TYPES];
+    query(driver()?, &wanted, address, &mut answers).ok()?;
+    let of = |attribute| answers.get(attribute);
+    Some((
+        of(attribute::BUFFER_ID),
+        of(attribute::ALLOWED_HANDLE_TYPES),
+    ))
+}
+
 fn examine(driver: &Driver, address: *const c_void) -> Kind {
     if gpu_seen() {
         return examine_with_number(driver, address.addr() as u64);

@@ -116,7 +116,34 @@ pub mod attribute {
     pub const IS_LEGACY_CUDA_IPC_CAPABLE: i32 = 10;
     pub const RANGE_START_ADDR: i32 = 11;
     pub const RANGE_SIZE: i32 = 12;
+    pub const ALLOWED_HANDLE_TYPES: i32 = 14;
     pub const MEMPOOL_HANDLE: i32 = 17;
+}
+
+/// A file as the handle of physical memory (`CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`).
+pub const HANDLE_TYPE_FILE: u32 = 1;
+
+/// Who may do what with mapped memory (`CUmemAccessDesc`).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct MemAccess {
+    location: u32,
+    device: Device,
+    flags: u32,
+}
+
+impl MemAccess {
+    /// A device reads and writes it.
+    #[must_use]
+    pub fn read_write(device: Device) -> MemAccess {
+        const OF_A_DEVICE: u32 = 1;
+        const READ_WRITE: u32 = 3;
+        MemAccess {
+            location: OF_A_DEVICE,
+            device,
+            flags: READ_WRITE,
+        }
+    }
 }
 
 /// Capture modes of a thread (`CUstreamCaptureMode`).

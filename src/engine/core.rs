@@ -542,6 +542,9 @@ impl Core {
         if self.told.elapsed() >= HOUSE_PERIOD {
             self.told = Instant::now();
             self.gpu.tell_freed(env);
+            if self.sends.is_empty() {
+                self.gpu.tell_changed(env);
+            }
         }
         if !self.is_inside || self.kept.elapsed() < HOUSE_PERIOD {
             return;

@@ -1,15 +1,16 @@
 //! The CUDA objects that transfers share.
 
 use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
 use crate::config::{Config, Executor};
 use crate::cuda::{
-    Budget, Buffer, ContextKey, Copy, Error, Export, Exports, Gathered, InFlight, Lanes, Limits,
-    Mapping, MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose, Registrations, Result,
-    Timed, Uuid,
+    chunks, Allocation, Budget, Buffer, Chunks, ContextKey, Copy, Error, Export, Exports, Gathered,
+    InFlight, Lanes, Limits, Mapping, MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose,
+    Registrations, Result, Timed, Uuid,
 };
 use crate::engine::fault;
 use crate::engine::fetch::driven::Troubles;
@@ -19,7 +20,7 @@ use crate::engine::relays::Relays;
 use crate::engine::route::Survey;
 use crate::engine::Env;
 use crate::exec::{Exec, How, Settings};
-use crate::node::{Gone, Peer, Segment, View, Wide, UNIT_BYTES};
+use crate::node::{Gone, Parcel, Parcels, Peer, Segment, View, Wide, FILES_MAX, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
 /// Bounce memory of a rank for copies that cannot use shared staging, bytes: with all that the options allow
@@ -28,6 +29,15 @@ use crate::stats::{self, Counter};
 const BOUNCE_BYTES_MAX: usize = 4 << 20;
 /// Allocations whose export is remembered.
 const EXPORTS_MAX: usize = 4096;
+/// Messages so long have files sent of memory that the program has mapped itself: a file costs both ends
+/// about 0.2 ms, once.
+const SHARED_FROM: u64 = 64 << 10;
+/// So often a rank may not find what it was sent.
+const NOT_FOUND_MAX: u32 = 8;
+/// Parcels that are taken at one time.
+const PARCELS_MAX: usize = 64;
+/// Chunks of each reservation that are looked at in one go.
+const CHUNKS_LOOKED_AT: usize = 64;
 /// Exported allocations that are looked at in one go, whether the program has freed them.
 const LOOKED_AT: usize = 32;
 
@@ -48,6 +58,14 @@ pub struct Gpu {
     not_pushed: HashSet<u32>,
     /// Staging on GPUs.
     pub relays: Relays,
+    /// Memory that the program has mapped itself, as peers know it.
+    chunks: Chunks,
+    /// By which files of such memory come and go, once this rank has met a device buffer.
+    parcels: Option<Parcels>,
+    /// Nothing that the program takes to be over still writes to the buffer that was prepared last.
+    is_written: bool,
+    /// How often ranks have not found what they were sent of it.
+    not_found: HashMap<u32, u32>,
     /// What is measured while the program runs.
     pub survey: Survey,
     /// Memory for the beginning of this rank's wide staging.
@@ -76,6 +94,10 @@ impl Gpu {
             retired: HashMap::new(),
             not_pushed: HashSet::new(),
             relays: Relays::default(),
+            chunks: Chunks::default(),
+            parcels: None,
+            is_written: false,
+            not_found: HashMap::new(),
             survey: Survey::default(),
             pages: Pages::default(),
             exec: Exec::new(Settings {
@@ -112,9 +134,7 @@ impl Gpu {
     fn prepare_once(&mut self, buffer: &Buffer) -> Result<ContextKey> {
         let key = buffer.context_key()?;
         self.lanes.open(key)?;
-        if !self.exports.prepare(buffer)? {
-            self.lanes.after_default_streams(key)?;
-        }
+        self.is_written = self.exports.prepare(buffer)? || self.lanes.after_default_streams(key)?;
         Ok(key)
     }
 
@@ -128,9 +148,116 @@ impl Gpu {
         export
     }
 
+    /// Has a socket by which files come and go.
+    pub fn open_parcels(&mut self, env: &Env) {
+        if !env.config.vmm || self.parcels.is_some() {
+            return;
+        }
+        match Parcels::open(env.node.launch().hash, std::process::id()) {
+            Ok(parcels) => self.parcels = Some(parcels),
+            Err(error) => log::info!(
+                "no socket for files of memory that the program maps itself ({error}): such memory is not mapped by peers"
+            ),
+        }
+    }
+
+    /// What a peer needs to read `bytes` from a buffer on that the program has mapped itself, which it is
+    /// sent the files of.
+    pub fn share(&mut self, env: &Env, peer: &Peer, buffer: &Buffer, bytes: u64) -> Option<Export> {
+        let rank = peer.world_rank();
+        let is_given_up = self.not_found.get(&rank) >= Some(&NOT_FOUND_MAX);
+        let is_virtual = buffer.allocation == Allocation::Virtual;
+        // This rank's own copies are launched behind what is under way; a peer's are not.
+        if !is_virtual || is_given_up || rank == env.world_rank || !self.is_written {
+            return None;
+        }
+        let parcels = self.parcels.as_ref()?;
+        let shared = self.chunks.share(buffer, bytes, rank).ok()?;
+        let missing = &shared.missing;
+        if missing.is_empty() {
+            return Some(shared.export);
+        }
+        // Not for one short message.
+        if bytes < SHARED_FROM || missing.len() > FILES_MAX {
+            return None;
+        }
+        let files = missing.iter().map(|chunk| chunks::file_of(buffer, chunk));
+        let files = match files.collect::<Result<Vec<OwnedFd>>>() {
+            Ok(files) => files,
+            Err(error) => {
+                log::debug!(
+                    "device buffer {:#x}: no files of it: {error}",
+                    buffer.address
+                );
+                self.not_found(rank);
+                return None;
+            }
+        };
+        let lent: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        let words = chunks::words(&shared.export, missing);
+        let to = (env.node.launch().hash, peer.pid());
+        match parcels.send(to, &words, &lent) {
+            Ok(()) => {
+                stats::add(Counter::ChunksSent, missing.len() as u64);
+                self.chunks.sent(buffer.base, rank, missing);
+                Some(shared.export)
+            }
+            // Its queue is full, or it has no socket yet.
+            Err(error) => {
+                log::debug!("files for rank {rank}: {error}");
+                None
+            }
+        }
+    }
+
+    /// A rank has not found what it was sent of memory that the program has mapped itself. It is sent all of
+    /// it again, some times.
+    pub fn not_found(&mut self, rank: u32) {
+        let times = self.not_found.entry(rank).or_default();
+        *times += 1;
+        if *times == NOT_FOUND_MAX {
+            log::warn!(
+                "rank {rank} does not find memory that this program has mapped itself by the files that it was \
+                 sent: messages from there are copied once more on their way"
+            );
+        }
+        self.chunks.lost(rank);
+    }
+
+    /// Takes the files that have come.
+    fn take_parcels(&mut self) {
+        let Some(parcels) = &self.parcels else { return };
+        for _ in 0..PARCELS_MAX {
+            match parcels.receive() {
+                Ok(Some(Parcel { pid, words, files })) => {
+                    let Some((of, chunks)) = chunks::told(&words, files.len()) else {
+                        log::debug!("files that nothing is said of, from process {pid}");
+                        continue;
+                    };
+                    let came = chunks.into_iter().zip(files).collect();
+                    self.mappings.bring(u64::from(pid), of, came);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    log::debug!("files of peers': {error}");
+                    break;
+                }
+            }
+        }
+    }
+
     /// Tells peers which of the allocations that they may have mapped the program has freed.
     pub fn tell_freed(&mut self, env: &Env) {
         for (base, number) in self.exports.freed(LOOKED_AT) {
+            stats::add(Counter::AllocationsRetired, 1);
+            env.node.own().retire(base, number);
+        }
+    }
+
+    /// Tells peers which reservations are not as they were sent any more. While no message is under way: one
+    /// may lie in chunks that have not changed.
+    pub fn tell_changed(&mut self, env: &Env) {
+        for (base, number) in self.chunks.gone(CHUNKS_LOOKED_AT) {
             stats::add(Counter::AllocationsRetired, 1);
             env.node.own().retire(base, number);
         }
@@ -185,6 +312,9 @@ impl Gpu {
     ) -> Result<Arc<Mapping>> {
         self.let_go(peer);
         let pid = u64::from(peer.pid());
+        if chunks::needs(export).is_some() {
+            self.take_parcels();
+        }
         self.counting(|gpu| gpu.mappings.open_while(context, pid, export, is_kept))
     }
 
@@ -204,6 +334,7 @@ impl Gpu {
         stats::add(Counter::MappingsOpened, after.opened - before.opened);
         stats::add(Counter::MappingsEvicted, after.evicted - before.evicted);
         stats::add(Counter::MappingsRefused, after.refused - before.refused);
+        stats::add(Counter::ChunksMapped, after.chunks - before.chunks);
         stats::add(
             Counter::MappingsClosed,
             (after.evicted - before.evicted) + (after.stale - before.stale),

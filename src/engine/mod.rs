@@ -144,6 +144,7 @@ impl Engine {
             return true;
         }
         core.helper_runs = self.env.config.helper && self.helper.start();
+        core.gpu.open_parcels(&self.env);
         self.live.store(true, Ordering::SeqCst);
         self.try_ready(&mut core);
         true

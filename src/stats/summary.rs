@@ -77,6 +77,8 @@ const EVENTS: &[Counter] = &[
     Counter::CopiesBatched,
     Counter::MappingsOpened,
     Counter::MappingsEvicted,
+    Counter::ChunksSent,
+    Counter::ChunksMapped,
     Counter::MappingsRefused,
     Counter::HelperWakeups,
     Counter::HelperServed,

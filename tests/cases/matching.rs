@@ -461,6 +461,105 @@ fn memory_kinds(mpi: &Mpi) {
     assert!(by_path("gpu") == 0 && by_path("host") > 0, "{shared}");
 }
 
+/// Memory that the program has mapped itself and allocated for file descriptors is read where it is: chunk by
+/// chunk, each sent once to each peer, and anew once one of them was unmapped. The expected bytes are the
+/// program's.
+#[test]
+fn mapped_memory_is_read_where_it_is() {
+    const MESSAGES: u64 = 24;
+    for (name, ranks) in [("openmpi", 2), ("mpich5", 4)] {
+        on(name, |mpi| {
+            let run = |case: &str, vmm: &str, files: &str| {
+                let outcome = job(mpi, ranks, "memory_kinds")
+                    .args(&[case])
+                    .env("SEED", &std::process::id().to_string())
+                    .env("HANDLE_TYPES", files)
+                    .env("ANABRANCH_VMM", vmm)
+                    .passes();
+                outcome.stats().check_complete();
+                outcome
+            };
+            let pairs = u64::from(ranks as u32) / 2;
+            let outcome = run("segment", "on", "1");
+            let total = |name: &str| outcome.stats().total(name);
+            // The first messages of a job may go by value.
+            let ready = MESSAGES * pairs - outcome.stats().fallback("not_ready");
+            let read = total("receives_direct") + total("receives_several");
+            assert_eq!((read, total("receives_gpu_ring")), (ready, 0), "{outcome}");
+            // Each rank sends from three chunks, and from one more before it finds that one has changed; then
+            // from five others.
+            let sent = total("chunks_sent");
+            assert!((2 * 4 * pairs..=2 * 9 * pairs).contains(&sent), "{outcome}");
+            assert_eq!(total("chunks_mapped"), sent, "{outcome}");
+            assert!(total("allocations_retired") >= 2 * pairs, "{outcome}");
+            assert_eq!(outcome.stats().fallback("mapping_failed"), 0, "{outcome}");
+            for (vmm, files) in [("off", "1"), ("on", "0")] {
+                let outcome = run("segment", vmm, files);
+                assert_eq!(outcome.stats().total("chunks_sent"), 0, "{outcome}");
+                assert!(outcome.stats().total("receives_gpu_ring") > 0, "{outcome}");
+            }
+            if ranks > 2 {
+                return;
+            }
+            for case in ["from_mapped", "both_ways", "grown", "windows"] {
+                let outcome = run(case, "on", "1");
+                let mapped = outcome.stats().total("chunks_mapped");
+                assert!(mapped > 0, "{case}: {outcome}");
+            }
+            // What the program's memsets still write is copied behind them, by its own process.
+            for case in ["unfinished", "to_self"] {
+                let outcome = run(case, "on", "1");
+                let sent = outcome.stats().total("chunks_sent");
+                assert_eq!(sent, 0, "{case}: {outcome}");
+            }
+        });
+    }
+}
+
+/// A driver that does not export chunks, or does not import them: each message comes another way, and of what
+/// lasts one line is said.
+#[test]
+fn chunks_that_the_driver_refuses() {
+    needs_simulator("driver calls that fail");
+    on("openmpi", |mpi| {
+        for (fault, lasts) in [
+            (
+                "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED",
+                true,
+            ),
+            (
+                "cuMemImportFromShareableHandle:1+=CUDA_ERROR_INVALID_VALUE",
+                true,
+            ),
+            (
+                "cuMemExportToShareableHandle:2=CUDA_ERROR_OUT_OF_MEMORY",
+                false,
+            ),
+            ("cuMemRetainAllocationHandle:1=CUDA_ERROR_UNKNOWN", false),
+            ("cuMemImportFromShareableHandle:2=CUDA_ERROR_UNKNOWN", false),
+        ] {
+            let outcome = job(mpi, 2, "memory_kinds")
+                .args(&["segment"])
+                .env("SEED", &std::process::id().to_string())
+                .env("HANDLE_TYPES", "1")
+                .env("ANABRANCH_VMM", "on")
+                .env("SIMCUDA_FAULT", fault)
+                .passes();
+            outcome.stats().check_complete();
+            let total = |name: &str| outcome.stats().total(name);
+            let staged = total("receives_gpu_ring") + total("receives_host_ring");
+            assert!(staged > 0, "{fault}: {outcome}");
+            assert_eq!(total("chunks_mapped") == 0, lasts, "{fault}: {outcome}");
+            let said = outcome.finished.stderr.matches("does not find memory");
+            assert_eq!(
+                said.count(),
+                if lasts { 2 } else { 0 },
+                "{fault}: {outcome}"
+            );
+        }
+    });
+}
+
 /// Windows of messages that cannot be read where they are, where staging on the GPU holds few of them, and
 /// where there is none.
 #[test]

@@ -52,6 +52,7 @@ static void more_load(void) {
     int count;
     CU(cu.device_count(&count));
     here.where.id = me % number_from("GPUS", count);
+    here.handle_types = number_from("HANDLE_TYPES", 0);
     CU(more.granularity(&page, &here, 0));
 }
 
@@ -202,6 +203,63 @@ static void grown(void) {
         CU(more.unmap(p, page));
         back(p, 1);
     }
+    CU(more.unmap(p, PAGES * page));
+    CU(more.unreserve(p, PAGES * page));
+}
+
+// A segment of chunks of different sizes, as frameworks have them: messages within one and across seams; a chunk that is unmapped and
+// mapped elsewhere in it, and another one in its place; a chunk more behind all. The receiver answers from a segment of its own.
+static void segment(void) {
+    enum { PAGES = 12, MESSAGES = 24 };
+    static const size_t chunks[][2] = {{0, 3}, {3, 1}, {4, 5}}; // from which page on, and how many
+    if (peer == MPI_PROC_NULL) return;
+    more_load();
+    CUdeviceptr p;
+    generic_handle handles[3], fourth;
+    access_desc mine = {here.where, READ_WRITE};
+    CU(more.reserve(&p, PAGES * page, 0, 0, 0));
+    unsigned char *at = (unsigned char *)(uintptr_t)p;
+    for (int i = 0; i < 3; i++) {
+        CU(more.create(&handles[i], chunks[i][1] * page, &here, 0));
+        CU(more.map(p + chunks[i][0] * page, chunks[i][1] * page, 0, handles[i], 0));
+    }
+    CU(more.set_access(p, 9 * page, &mine, 1));
+    uint64_t random = number_from("SEED", 1) * 0x9e3779b97f4a7c15u;
+    size_t pages = 9;
+    for (int i = 0; i < MESSAGES; i++) {
+        if (i == 8) { // a hole, filled by what was elsewhere
+            CU(cu.synchronize());
+            CU(more.unmap(p + 3 * page, page));
+            CU(more.map(p + 9 * page, page, 0, handles[1], 0));
+            CU(more.set_access(p + 9 * page, page, &mine, 1));
+            back(p + 3 * page, 1);
+            pages = 10;
+        }
+        if (i == 16) {
+            CU(more.create(&fourth, 2 * page, &here, 0));
+            CU(more.map(p + 10 * page, 2 * page, 0, fourth, 0));
+            CU(more.set_access(p + 10 * page, 2 * page, &mine, 1));
+            CU(more.discard(fourth));
+            pages = 12;
+        }
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        size_t n = (64 << 10) + (random >> 20) % (pages * page - (64 << 10)), start = (random >> 10) % (pages * page - n + 1);
+        unsigned char *image = scratch(pages * page);
+        pattern(image, pages * page, 1000 + i);
+        int sends = (i + me) % 2 == 0;
+        if (sends) pattern(image + start, n, i);
+        memory_put(DEVICE, at, image, pages * page);
+        if (sends) OK(MPI_Send(at + start, n, MPI_BYTE, peer, i, MPI_COMM_WORLD));
+        else OK(MPI_Recv(at + start, n, MPI_BYTE, peer, i, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        pattern(image + start, n, i);
+        unsigned char *found = scratch(pages * page);
+        memory_get(DEVICE, found, at, pages * page);
+        CHECK(!memcmp(found, image, pages * page), "message %d of %zu bytes at %zu", i, n, start);
+        free(found);
+        free(image);
+    }
+    CU(cu.synchronize());
+    for (int i = 0; i < 3; i++) CU(more.discard(handles[i]));
     CU(more.unmap(p, PAGES * page));
     CU(more.unreserve(p, PAGES * page));
 }
@@ -369,7 +427,7 @@ static void without_context(void) {
 
 static const struct test_case cases[] = {
     {"from_plain", from_plain}, {"from_managed", from_managed}, {"from_pool", from_pool}, {"from_mapped", from_mapped},
-    {"both_ways", both_ways}, {"to_self", to_self}, {"grown", grown},
+    {"both_ways", both_ways}, {"to_self", to_self}, {"grown", grown}, {"segment", segment},
     {"unfinished", unfinished}, {"registered", registered}, {"held_by_program", held_by_program},
     {"windows", windows}, {0},
 };

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::invited::{Pushed, Pushing};
 use super::{Advance, Mode, Send, SendArgs, SendKind};
-use crate::cuda::{Allocation, Buffer, Error};
+use crate::cuda::{chunks, Allocation, Buffer, Error, Export};
 use crate::engine::comms::{self, Identity};
 use crate::engine::core::Core;
 use crate::engine::counts::{Stream, Wish};
@@ -51,6 +51,8 @@ pub(super) struct Out {
     /// Why the message is lost, if this rank has found that.
     lost: Option<Box<str>>,
     /// The slot is in use: the receiver may still read it.
+    /// Its receiver finds it by files of its chunks.
+    is_shared: bool,
     pub(super) is_open: bool,
 }
 
@@ -282,6 +284,7 @@ impl Core {
             failures: 0,
             is_given_up: false,
             lost: None,
+            is_shared: chunks::needs(&Export::from(&message)).is_some(),
             is_open: true,
         });
         let carrier = SendArgs {
@@ -451,12 +454,15 @@ impl Core {
         message.allocation_bytes = buffer.size;
         message.buffer_id = buffer.buffer_id;
         message.device = buffer.uuid;
-        match self.gpu.export(env, buffer) {
+        let exported = self.gpu.export(env, buffer);
+        let shared = |gpu: &mut Gpu, error| gpu.share(env, peer, buffer, bytes).ok_or(error);
+        match exported.or_else(|error| shared(&mut self.gpu, error)) {
             Ok(export) => {
                 message.flags |= flag::EXPORTED;
                 message.base = export.base;
                 message.offset = export.offset;
                 message.allocation_bytes = export.size;
+                message.buffer_id = export.buffer_id;
                 message.ipc_handle = export.handle.0;
             }
             Err(error) => {
@@ -587,6 +593,9 @@ impl Core {
             (Ok(state @ (State::WantGpu | State::WantHost)), _) => {
                 let wants_gpu = state == State::WantGpu;
                 let peer = &out.peer;
+                if std::mem::take(&mut out.is_shared) {
+                    self.gpu.not_found(peer.world_rank());
+                }
                 let serve = out.serve.get_or_insert_with(|| {
                     let is_shared = || share_a_gpu(env, peer);
                     let on_gpu = wants_gpu.then(|| OnGpu::between(is_shared()));
