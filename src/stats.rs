@@ -114,6 +114,7 @@ counters! {
     MappingsEvicted      "mappings_evicted"        Count "allocations of other ranks unmapped to stay within ANABRANCH_MAPPINGS";
     AllocationsRetired   "allocations_retired"     Count "allocations of this rank that peers had been told of and that the program has freed";
     RelaysReturned       "relays_returned"         Count "times that staging on a GPU was given back because its memory ran short";
+    LinksMeasured        "links_measured"          Count "ways to and from the host's memory that this rank has measured, as nobody had before";
     ChunksSent           "chunks_sent"             Count "files sent to peers by which they map chunks of memory that the program has mapped itself";
     ChunksMapped         "chunks_mapped"           Count "chunks of peers' memory mapped by such files";
     MappingsRefused      "mappings_refused"        Count "attempts to map an allocation of another rank that the driver refused";

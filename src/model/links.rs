@@ -223,15 +223,28 @@ pub fn load(
     }
 }
 
-/// Keeps what is known of a GPU, whole or not at all.
+/// Keeps what is known of a GPU, whole or not at all. Where there was no file, and somebody has written one meanwhile, that stays.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn store(folder: &Path, gpu: &str, links: &Links) -> Result<(), LinksError> {
+pub fn store(folder: &Path, gpu: &str, links: &Links, is_absent: bool) -> Result<(), LinksError> {
     let file = file_of(folder, gpu);
     let failed = |why: String| LinksError::Unwritten(file.clone(), why);
     let text = serde_json::to_string_pretty(links).map_err(|error| failed(error.to_string()))?;
     std::fs::create_dir_all(folder).map_err(|error| failed(error.to_string()))?;
+    if is_absent {
+        // With a name of its own first: readers see all of it.
+        let mut new = file.as_os_str().to_owned();
+        new.push(format!(".{}", std::process::id()));
+        let made = std::fs::write(&new, text + "\n").and_then(|()| std::fs::hard_link(&new, &file));
+        let _ = std::fs::remove_file(&new);
+        return match made {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                Err(failed(error.to_string()))
+            }
+            _ => Ok(()),
+        };
+    }
     let stored = cache::replace(&file, |new| std::fs::write(new, text + "\n"));
     stored.map_err(|error| match error {
         CacheError::Io(_, error) => failed(error.to_string()),
@@ -278,7 +291,7 @@ mod tests {
             load("13.0", 0x1800, NOW),
             Err(LinksError::Absent(_))
         ));
-        store(&inner, "GPU-0", &known()).expect("stored");
+        store(&inner, "GPU-0", &known(), false).expect("stored");
         let found = load("13.0", 0x1800, NOW + VALID_S).expect("found");
         assert_eq!(found, known());
         let rates: Vec<f64> = found.pulls.iter().map(|pull| pull.way.gb_s).collect();
@@ -302,7 +315,7 @@ mod tests {
     fn a_damaged_file_is_said_in_one_line() {
         let folder = folder("damaged");
         let file = file_of(folder.path(), "GPU-0");
-        store(folder.path(), "GPU-0", &known()).expect("stored");
+        store(folder.path(), "GPU-0", &known(), false).expect("stored");
         let good = std::fs::read_to_string(&file).expect("read");
         let of = |text: &str| {
             std::fs::write(&file, text).expect("written");
@@ -332,7 +345,7 @@ mod tests {
         let folder = folder("none");
         let file = folder.path().join("file");
         std::fs::write(&file, "").expect("written");
-        let error = store(&file, "GPU-0", &known()).expect_err("no folder");
+        let error = store(&file, "GPU-0", &known(), false).expect_err("no folder");
         assert!(
             error.to_string().contains(&file.display().to_string()),
             "{error}"

@@ -243,7 +243,8 @@ static void segment(void) {
             pages = 12;
         }
         random = random * 6364136223846793005u + 1442695040888963407u;
-        size_t n = (64 << 10) + (random >> 20) % (pages * page - (64 << 10)), start = (random >> 10) % (pages * page - n + 1);
+        // Ranks that share a GPU send longer ones in another way.
+        size_t n = (64 << 10) + (random >> 20) % (15 << 20), start = (random >> 10) % (pages * page - n + 1);
         unsigned char *image = scratch(pages * page);
         pattern(image, pages * page, 1000 + i);
         int sends = (i + me) % 2 == 0;

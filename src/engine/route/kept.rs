@@ -125,10 +125,14 @@ impl KeptLinks {
                 continue;
             };
             row.is_new = false;
-            if let Ok(known) = links::load(&folder, &gpu, &driver, pci, now_s) {
+            // Of a GPU that this rank only sees, whoever uses it knows more, and may be writing it now.
+            let is_used = row.links.to_host.is_some() || !row.links.pulls.is_empty();
+            let known = links::load(&folder, &gpu, &driver, pci, now_s);
+            let is_absent = !is_used && matches!(known, Err(LinksError::Absent(_)));
+            if let Ok(known) = known {
                 row.links.fill_from(known);
             }
-            if let Err(why) = links::store(&folder, &gpu, &row.links) {
+            if let Err(why) = links::store(&folder, &gpu, &row.links, is_absent) {
                 log::info!("{why}");
             }
         }

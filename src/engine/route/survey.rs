@@ -22,6 +22,7 @@ use crate::engine::Env;
 use crate::model::{fit, Line};
 use crate::node::traffic::{Card, Ends, Measured};
 use crate::node::{Wide, Wiring};
+use crate::stats::{self, Counter};
 
 const SMALL: u64 = 256 << 10;
 /// What a rank has on each of its GPUs to measure with, bytes.
@@ -437,6 +438,7 @@ impl Survey {
                 Ok(None) => Ok(Stage::Up(run)),
                 Ok(Some(line)) => {
                     tell(env, Ends::new(Some(&own.uuid), None), Some(line), None);
+                    stats::add(Counter::LinksMeasured, 1);
                     self.kept.note_host(env, &own.uuid, true, line);
                     run.end(env);
                     own.start(env, gpu, false).map(Stage::Down)
@@ -450,6 +452,7 @@ impl Survey {
                 Ok(None) => Ok(Stage::Down(run)),
                 Ok(Some(line)) => {
                     tell(env, Ends::new(None, Some(&own.uuid)), None, Some(line));
+                    stats::add(Counter::LinksMeasured, 1);
                     self.kept.note_host(env, &own.uuid, false, line);
                     run.end(env);
                     Ok(Stage::Over)
