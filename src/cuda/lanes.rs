@@ -294,6 +294,7 @@ impl Lanes {
     ///
     /// Nothing is enqueued where those streams are idle, which is the rule, or where the legacy stream cannot be used
     /// because a stream is being captured. What is waited for is work of the program that it believes to be over.
+    /// True if there is none, for certain.
     pub fn after_default_streams(&mut self, key: ContextKey) -> Result<bool> {
         let lanes = self.find_or_open(key)?;
         let entered = Entered::enter_same(key)?;

@@ -223,7 +223,8 @@ pub fn load(
     }
 }
 
-/// Keeps what is known of a GPU, whole or not at all. Where there was no file, and somebody has written one meanwhile, that stays.
+/// Keeps what is known of a GPU, whole or not at all. Where there was no file (`is_absent`), and somebody has
+/// written one meanwhile, that one stays.
 ///
 /// # Errors
 /// The file cannot be written.
