@@ -1,5 +1,8 @@
 // Long messages that may come over several paths.
 #include "transfer.h"
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
 
 enum { TAG = 5, ROUNDS = 3 };
 
@@ -28,6 +31,39 @@ static void odd_sizes(void) {
         }
 }
 
+// Whether a process is stopped; for a child of a process with threads.
+static int is_stopped(const char *status) {
+    char text[256] = {0};
+    int file = open(status, O_RDONLY);
+    if (file < 0 || read(file, text, sizeof text - 1) <= 0) _exit(1);
+    close(file);
+    return strstr(text, "State:\tT") != NULL;
+}
+
+// Lets rank 0 go on after each call of the driver in which it was stopped, a while later.
+static pid_t reviver(void) {
+    int late = number_from("LATE_US", 0);
+    if (me != 0 || !late) return 0;
+    pid_t rank = getpid();
+    char status[64];
+    snprintf(status, sizeof status, "/proc/%d/status", (int)rank);
+    pid_t child = fork();
+    CHECK(child >= 0, "fork");
+    if (child == 0)
+        for (;; usleep(1000))
+            if (is_stopped(status)) {
+                usleep(late);
+                kill(rank, SIGCONT);
+            }
+    return child;
+}
+
+static void end_reviver(pid_t child) {
+    if (child == 0) return;
+    kill(child, SIGKILL);
+    CHECK(waitpid(child, NULL, 0) == child, "waitpid");
+}
+
 // A window of messages, each to a place of its own, or all but the last to one place as bandwidth tests do.
 // Until both ranks have used a device and said so, messages go by value.
 static void until_ready(buf in) {
@@ -41,6 +77,7 @@ static void until_ready(buf in) {
 static void window_to(int one_place) {
     enum { WINDOW = 5 };
     if (me > 1) return;
+    pid_t child = reviver();
     size_t bytes = base_bytes() + 11;
     if (one_place) {
         // One that came by value would not be in order with those that are received in its place.
@@ -64,6 +101,7 @@ static void window_to(int one_place) {
             buf_free(b[i]);
         }
     }
+    end_reviver(child);
 }
 // The first message goes by value, as it is sent before its receiver has made a call of MPI since a rank has used a device,
 // and the others to its place by descriptors.
@@ -125,6 +163,7 @@ static void exchange(void) {
 static void exchange_windows(void) {
     enum { WINDOW = 5 };
     if (me > 1) return;
+    pid_t child = reviver();
     size_t bytes = base_bytes() + 11;
     buf first = buf_new(DEVICE, 1000, 3);
     until_ready(first);
@@ -148,6 +187,7 @@ static void exchange_windows(void) {
             if (i < places) buf_free(in[i]);
         }
     }
+    end_reviver(child);
 }
 
 // Between messages that take several paths one from a pool, which cannot be exported: all are received in one place, and the
