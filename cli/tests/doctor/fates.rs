@@ -1,4 +1,4 @@
-//! What is said of messages is what ARCHITECTURE.md says of them, and what the end-to-end tests count.
+//! What is said of messages is what the documents say of them, and what the end-to-end tests count.
 
 use super::{Installation, Seen};
 
