@@ -10,5 +10,6 @@ pub mod model;
 pub mod mpi;
 pub mod node;
 pub mod plan;
+pub mod policy;
 pub mod stats;
 pub mod topology;

@@ -153,6 +153,13 @@ macro_rules! reasons {
             &[$( [c_name(concat!("fallback_", $name, "\0")), c_name(concat!("fallback_", $name, "_bytes\0"))] ),*];
         const REASON_TEXTS: &[[&CStr; 2]] = &[$( [c_name(concat!($name, "\0")), c_name(concat!($text, "\0"))] ),*];
 
+        #[cfg(any(test, feature = "golden"))]
+        impl serde::Serialize for Reason {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.serialize_str(self.name())
+            }
+        }
+
         impl Reason {
             /// All reasons, in the order of the table.
             pub const ALL: &'static [Reason] = &[$( Reason::$variant ),*];

@@ -49,7 +49,7 @@ pub use pinned::{Budget, PinnedBuffer, PinnedPool, Registrations};
 pub use pointer::{
     classify, driver_in_use, gpu_seen, is_device, Allocation, Buffer, HostMemory, Kind,
 };
-pub use queue::{Gathered, InFlight, AHEAD_BYTES, LAUNCHES_MAX};
+pub use queue::{Gathered, InFlight};
 pub use staged::{free_bytes, is_short, StagedMemory, RESERVE};
 pub use state::{ContextKey, Entered, Stay};
 pub use types::{uuid_text, Context, IpcHandle, Uuid};

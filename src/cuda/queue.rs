@@ -15,24 +15,13 @@ use super::forecast::Forecast;
 use super::state::{ContextKey, Entered};
 use super::types::{Event, Stream, STREAM_NON_BLOCKING};
 use super::Mapping;
+use crate::policy::{decided, launch as policy};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Launches in flight beyond which copies are collected for a batch.
-pub const LAUNCHES_MAX: usize = 2;
-/// Copies in a batch: the first of them waits until the driver has taken the last, half a microsecond each.
-pub const BATCH_COUNT_MAX: usize = 32;
-/// A batch that holds so many bytes takes no more: it is marked as done as a whole, and the gap to the next one, 3 us, is
-/// nothing beside the 170 us that these take at 400 GB/s.
-pub const BATCH_BYTES_MAX: u64 = 64 << 20;
-/// Copies of so many bytes are launched without those that are still to be queued, so that the device begins with them: to claim a
-/// message takes a processor 1.3 us, and the next one may have to be brought by the MPI library first. Windows of 16 on two H100s, GB/s,
-/// all in one batch but the first two and as soon as 4 MiB wait: 1 MiB 144 and 187, both ways 249 and 303; 4 MiB 297 and 309. (2 MiB:
-/// 186, 268, 316; 1 MiB, more launches: 152, 261, 297.)
-pub const AHEAD_BYTES: u64 = 4 << 20;
 /// Copies that one stream may have in flight, launched one by one.
 const IN_FLIGHT_MAX: usize = 1024;
 
@@ -70,6 +59,11 @@ struct State {
 }
 
 impl State {
+    /// There are copies to be launched, and the stream has little to do.
+    fn may_launch(&self) -> bool {
+        !self.waiting.is_empty() && policy::has_room(self.flying.len())
+    }
+
     /// There are copies to be launched, and no more launches than these are in flight before them.
     fn is_unlaunched(&self, behind: usize) -> bool {
         self.is_fresh && self.flying.len() <= behind
@@ -90,7 +84,12 @@ pub struct Gathered {
 impl Gathered {
     /// Whether one more of so many bytes had better join them: a batch of all is short.
     pub(super) fn takes(&self, bytes: u64) -> bool {
-        self.count < BATCH_COUNT_MAX && self.bytes.saturating_add(bytes) <= AHEAD_BYTES
+        let (count, all) = (self.count, self.bytes);
+        decided!(
+            "launch.waits_for",
+            (count, all, bytes),
+            policy::waits_for(count, all, bytes)
+        )
     }
 }
 

@@ -8,11 +8,10 @@ use rustc_hash::FxBuildHasher;
 use slab::Slab;
 
 use crate::config::Config;
-use crate::cuda::{clock_ns, Stay, AHEAD_BYTES, LAUNCHES_MAX};
+use crate::cuda::{clock_ns, Stay};
 use crate::engine::collective::Collective;
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
-use crate::engine::fetch::{Depths, Exchanges};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite;
 use crate::engine::matched::Matched;
@@ -25,6 +24,10 @@ use crate::engine::send::Send;
 use crate::engine::{landing, Env};
 use crate::mpi::Handle;
 use crate::node::Readiness;
+use crate::policy::decided;
+use crate::policy::history::Depths;
+use crate::policy::launch::{self, Short, LAUNCHES_MAX};
+use crate::policy::peers::{Company, Exchanges};
 use crate::stats::{self, Counter};
 
 /// What a request handle in the program's hands stands for.
@@ -66,27 +69,6 @@ pub(super) const HOUSE_CALLS: u32 = 8;
 const REST_SHARE: u64 = 8;
 /// So much later at most, too: what a forecast does not know of, a peer that died among it, is seen then.
 const REST_MAX_NS: u64 = 5_000_000;
-
-/// For how long short pulls are not launched while messages of others are on their way that may go with them: in one batch the
-/// device brings three in 12 us that take it 14 to 15 by three launches, each of which takes the processor 1.5, too. Four H200s each of
-/// which receives from the other three, single messages of 1 KiB, times the speed without the library: 0.86 without, 0.93 with 1 us,
-/// 1.05 with 2; of 512 KiB 0.90, 0.95, 0.97, and less with 3. Windows of 4 on four H100s, with 1.5 and 3 us: of 16 KiB 1.05 and 1.12, of
-/// 1.25 MiB 1.00 and 0.98.
-const HOLD_NS: u64 = 2000;
-/// A copy of more bytes is not held back for those of other senders: the link has the time that it would wait. Windows of 4 of 1.25 MiB
-/// from each of three, not held and held: 0.96 and 1.00 (`docs/results/h100-x4-many.txt`, 13).
-const HOLD_LONGEST: u64 = 1536 << 10;
-/// For how long messages of one sender are held, of which the MPI library brings one at a time, if all of them, those in flight among
-/// them, are not more than makes a batch by itself ([`AHEAD_BYTES`]; windows of 16 of 1 MiB, of which two were held, had 1.32 where they
-/// have 1.40). Two H100s, times the speed without the library, launched as they came and so: windows of 3 of 64 KiB 1.15 and 1.36, both
-/// ways 0.77 and 0.97; of 4 1.16 and 1.36, 0.86 and 1.06; of 8 1.43 and 1.58, 1.07 and 1.23. Held for 3 us those of 8 have 1.52 and 1.18
-/// (`docs/results/h100-x2-short-windows.txt`). Also behind a launch in flight, or the second message would go alone: windows of 4 of
-/// 1 MiB both ways 0.948 and 0.997, of 16 of 256 KiB 1.41 and 1.58, both ways 1.14 and 1.24 (the same, 4).
-///
-/// Those of several senders, too, while others are on their way: the links are busy, and each launch takes a processor 2 to 4 us. Four
-/// H100s, each from three: windows of 4 of 512 KiB 1.03 and 1.10, of 1 MiB 0.98 and 1.00, of 16 of 512 KiB 1.09 and 1.16
-/// (`docs/results/h100-x4-many.txt`, 13).
-const HOLD_MORE_NS: u64 = 4500;
 
 /// Until when the tests of a program that computes need not look at what is under way. With 12 messages of 1 GiB a test took
 /// 1.1 us of which the driver's answer was 0.3, and looking at them as much (two H100s; `docs/results/h200-x2-computing-turns.txt`).
@@ -140,7 +122,7 @@ pub struct Core {
     pub(super) router: Router,
     pub(super) depths: Depths,
     pub(super) exchanges: Exchanges,
-    pub(super) company: invite::Company,
+    pub(super) company: Company,
     /// When a message of this rank was last seen to be taken, of those that wait for that.
     pub(super) taken_at: Option<Instant>,
     pub(super) landings: landing::Pool,
@@ -221,7 +203,7 @@ impl Core {
             router: Router::new(config),
             depths: Depths::default(),
             exchanges: Exchanges::default(),
-            company: invite::Company::default(),
+            company: Company::default(),
             taken_at: None,
             landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
             taken: 0,
@@ -311,6 +293,13 @@ impl Core {
             return Duration::ZERO;
         }
         self.pace.patience()
+    }
+
+    /// A message between device buffers goes to a rank, or has come from it.
+    pub(super) fn note_company(&mut self, env: &Env, rank: u32) {
+        if rank != env.world_rank {
+            self.company.note_other(rank);
+        }
     }
 
     /// The payload of a receive is on its way from now on.
@@ -499,26 +488,20 @@ impl Core {
         let Some(gathered) = self.gpu.gathered(LAUNCHES_MAX - 1) else {
             return false;
         };
-        let are_several = self.company.are_several();
-        let under_way = announced.saturating_add(self.moving.len() as u64);
-        let may_wait = match are_several {
-            true => gathered.longest <= HOLD_LONGEST,
-            // Those of a window are alike.
-            false => under_way.saturating_mul(gathered.longest) <= AHEAD_BYTES,
+        let short = Short {
+            announced,
+            moving: self.moving.len(),
+            are_several: self.company.are_several(),
+            count: gathered.count,
+            longest: gathered.longest,
         };
-        if !may_wait {
+        let Some(most_ns) = decided!("launch.hold", short, launch::hold(&short)) else {
             return false;
-        }
+        };
         let now_ns = clock_ns();
         if self.held_ns == 0 {
             self.held_ns = now_ns;
         }
-        // Nothing else is under way: the links are idle meanwhile.
-        let is_first = self.moving.len() <= gathered.count;
-        let most_ns = match are_several && is_first {
-            true => HOLD_NS,
-            false => HOLD_MORE_NS,
-        };
         now_ns.saturating_sub(self.held_ns) < most_ns
     }
 

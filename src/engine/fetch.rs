@@ -16,15 +16,12 @@ use crate::cuda::{overlap, ContextKey, Error, InFlight, Uuid};
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::driven::Driven;
-pub use crate::engine::fetch::push::Exchanges;
 use crate::engine::fetch::ring::Draw;
 use crate::engine::fetch::several::Several;
 pub use crate::engine::fetch::trail::{are_left, Trail, TrailEnd};
 pub use crate::engine::fetch::turn::Turns;
 use crate::engine::fetch::turn::{Start, Turn};
-pub use crate::engine::fetch::way::{
-    asks_for_depth, uses_host, Depths, Flight, Others, Rows, UnderWay, Ways,
-};
+pub use crate::engine::fetch::way::{asks_for_depth, uses_host, Others, Rows, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
@@ -33,6 +30,7 @@ use crate::engine::Env;
 use crate::node::{
     Corruption, Descriptor, Invited, Message, Peer, Refused, Slot, State, Sums, Told,
 };
+use crate::policy::history::Flight;
 use crate::stats::{self, Counter, Reason};
 
 /// Flags of a slot's message.
@@ -79,11 +77,7 @@ enum Path {
     /// Over several paths at once.
     Several(Box<Several>),
     /// Not begun before these messages, which are received in the same place and written in other ways, are over.
-    Held {
-        trails: Vec<Arc<Trail>>,
-        /// It then comes from the host memory where its sender has put it.
-        is_hosted: bool,
-    },
+    Held { trails: Vec<Arc<Trail>>, then: Then },
     /// Not planned before what was received in the same place has been compared with what was sent.
     Behind {
         checks: Vec<Arc<Trail>>,
@@ -98,6 +92,19 @@ enum Path {
     Draining(Vec<InFlight>, Box<str>),
 }
 
+/// What becomes of a message that waits for others in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// It sets out.
+    Start,
+    /// It comes from the host memory where its sender has put it.
+    Hosted,
+    /// It comes through its sender's staging, but for which it waits is not known yet: see [`Fetch::set_order`].
+    Order,
+    /// It comes through its sender's staging.
+    Staging,
+}
+
 impl Path {
     fn ring(state: State) -> Path {
         Path::Ring(Draw::new(state))
@@ -110,6 +117,29 @@ impl Path {
             Path::Several(_) | Path::Driven(_) => fault::Path::Several,
             _ => fault::Path::Direct,
         }
+    }
+}
+
+/// A message that is to come through its sender's staging to device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Staged {
+    /// See [`UnderWay::began`].
+    began: u64,
+    source: u32,
+    place: (u64, u64),
+    /// What its sender's memory is.
+    kind: u32,
+}
+
+impl Staged {
+    /// Whether it is behind another that began before, and is received in the same place.
+    pub fn is_behind(&self, began: u64, place: (u64, u64)) -> bool {
+        began < self.began && overlap(self.place, place)
+    }
+
+    /// Whether another is cut into the same pieces, which are written by the same streams.
+    fn is_like(&self, other: &Staged) -> bool {
+        (self.source, self.place, self.kind) == (other.source, other.place, other.kind)
     }
 }
 
@@ -485,6 +515,56 @@ impl Fetch {
         })
     }
 
+    /// Whether it is to come through its sender's staging, once it is known for which others it waits.
+    pub fn wants_order(&self) -> bool {
+        matches!(
+            self.path,
+            Path::Held {
+                then: Then::Order,
+                ..
+            }
+        )
+    }
+
+    /// What a message waits for that is to come through its sender's staging, and was claimed after this one. None where this one
+    /// is written elsewhere, or through staging as well, piece by piece alike: such messages are in order by their streams.
+    pub fn end_before(&mut self, next: &Staged) -> Option<Arc<Trail>> {
+        let is_staged = matches!(
+            self.path,
+            Path::Ring(_)
+                | Path::Held {
+                    then: Then::Order | Then::Staging,
+                    ..
+                }
+        );
+        let is_alike = || self.staged().is_some_and(|this| this.is_like(next));
+        if self.began >= next.began || (is_staged && is_alike()) {
+            return None;
+        }
+        self.end(next.place)
+    }
+
+    /// What decides for which others a message waits that is to come through staging. None where it goes to host memory.
+    pub fn staged(&self) -> Option<Staged> {
+        let Destination::Device { address, .. } = self.to else {
+            return None;
+        };
+        Some(Staged {
+            began: self.began,
+            source: self.message.source,
+            place: (address, self.wanted),
+            kind: self.message.flags & (flag::HOST | flag::EXPORTED),
+        })
+    }
+
+    /// Has a message that [`Fetch::wants_order`] wait for these.
+    pub fn set_order(&mut self, trails: Vec<Arc<Trail>>) {
+        self.path = Path::Held {
+            trails,
+            then: Then::Staging,
+        };
+    }
+
     /// The sender.
     pub fn peer(&self) -> &Peer {
         &self.peer
@@ -577,16 +657,18 @@ impl Fetch {
                 }
                 Step::Pending(is_its_turn)
             }
-            Path::Held { trails, is_hosted } => {
+            Path::Held { trails, then } => {
                 trails.retain(|trail| !trail.is_over());
-                if !trails.is_empty() {
+                if !trails.is_empty() || *then == Then::Order {
                     return Step::Pending(false);
                 }
-                if *is_hosted {
-                    self.path = Path::ring(State::Hosted);
-                } else {
-                    self.start(gpu);
-                    gpu.launch();
+                match then {
+                    Then::Hosted => self.path = Path::ring(State::Hosted),
+                    Then::Staging => self.want_ring(gpu),
+                    Then::Start | Then::Order => {
+                        self.start(gpu);
+                        gpu.launch();
+                    }
                 }
                 Step::Pending(true)
             }

@@ -23,12 +23,11 @@ use crate::engine::Env;
 use crate::mpi::guard;
 use crate::node::invite::Invitation;
 use crate::node::{Descriptor, Message, Waiting};
+use crate::policy::rtr::Streak;
+use crate::policy::stepped;
 
 /// Streams that are remembered.
 const STREAMS_MAX: usize = 1 << 12;
-/// Receives of a stream that must have been alone before one is told of: in a window of messages each would be in the way of
-/// the next.
-const ALONE: u32 = 2;
 /// From so many bytes on a GPU had better not write to a peer's memory and read it at once, in either order: by a process that
 /// has it mapped both are made one after the other (two H200s, 16 MiB each way: 99 us, by two that write 55; 4 MiB 34 and 22).
 pub const ONE_WAY_FROM: u64 = 256 << 10;
@@ -38,12 +37,6 @@ const PATIENCE: Duration = Duration::from_nanos(1500);
 
 /// Senders that have waited in vain so often, one time after the other, wait no more until they find a receive.
 const WAITS: u32 = 4;
-/// Receives told of in vain, one after the other, until none is for a while; and where messages go both ways at once.
-const IN_VAIN: u32 = 3;
-const IN_VAIN_BOTH_WAYS: u32 = 16;
-/// For how many receives.
-const SILENT: u32 = 32;
-
 /// What the program sends and receives and the engine does not see.
 #[derive(Debug, Default)]
 pub struct Unseen {
@@ -82,52 +75,6 @@ impl Env {
     pub(super) fn sees_all(&self) -> bool {
         let is_seen = !self.unseen.receives.load(Ordering::Relaxed) && !guard::has_passed_on();
         is_seen && !(self.multiple && guard::has_several_callers())
-    }
-}
-
-/// Messages between device buffers, sent and received, after which a rank has nothing to do with others any more.
-const ALONE_WITH: u32 = 64;
-
-/// With whom this rank has exchanged messages between device buffers of late. Between two that deal with each other only, receives
-/// are told of. A rank that deals with others, too, would read from some and write to others, as receives are told of in time or not,
-/// which a GPU does one after the other; four H200s in a ring, single messages, times the speed without the library: 1 KiB 0.81, 1 MiB
-/// 0.84, 16 MiB 0.56; where all are read 1.03, 1.05 and 1.01 (`docs/results/h200-x4-many.txt`).
-#[derive(Debug, Default)]
-pub struct Company {
-    last: Option<u32>,
-    /// Messages of the last one since that of another.
-    since: u32,
-    /// There was another.
-    had_others: bool,
-}
-
-impl Company {
-    /// A message goes to a rank, or has come from it.
-    pub fn note(&mut self, env: &Env, rank: u32) {
-        if rank != env.world_rank {
-            self.note_other(rank);
-        }
-    }
-
-    /// The same of another rank than this one.
-    pub fn note_other(&mut self, rank: u32) {
-        if self.last == Some(rank) {
-            self.since = self.since.saturating_add(1);
-        } else {
-            self.had_others = self.last.is_some();
-            (self.last, self.since) = (Some(rank), 0);
-        }
-    }
-
-    /// Whether there are several.
-    pub fn are_several(&self) -> bool {
-        self.had_others && self.since < ALONE_WITH
-    }
-
-    /// Whether there is nobody else.
-    pub fn is_only(&self, rank: u32) -> bool {
-        self.last
-            .is_none_or(|last| last == rank && !self.are_several())
     }
 }
 
@@ -210,12 +157,8 @@ pub struct Last {
     pub slot: u32,
     /// The GPU that it came from.
     pub device: Uuid,
-    /// Receives of it that must be alone before one is told of.
-    crowd: u32,
-    /// Receives that were told of in vain since one was not.
-    in_vain: u32,
-    /// Receives of which nobody is told.
-    silent: u32,
+    /// How its receives have fared.
+    streak: Streak,
 }
 
 /// As receiver: what is known of each stream.
@@ -247,70 +190,27 @@ impl Received {
             sequence: 0,
             slot: 0,
             device: message.device,
-            crowd: ALONE,
-            in_vain: 0,
-            silent: 0,
+            streak: Streak::default(),
         });
         last.nonce = descriptor.nonce;
         (last.sequence, last.slot) = (descriptor.sequence, descriptor.slot);
         last.device = message.device;
-        if message.flags & flag::INVITED != 0 {
-            last.in_vain = 0;
-        } else if was_told {
-            last.in_vain += 1;
-            let most = if sends_to { IN_VAIN_BOTH_WAYS } else { IN_VAIN };
-            if last.in_vain >= most {
-                (last.in_vain, last.silent) = (0, SILENT);
-            }
-        }
-        last.silent == 0 && last.crowd == 0
+        let is_written = message.flags & flag::INVITED != 0;
+        let streak = &mut last.streak;
+        stepped!(
+            "rtr.came",
+            streak,
+            (was_told, is_written, sends_to),
+            streak.came(was_told, is_written, sends_to)
+        )
     }
 
     /// A receive is about to be posted, beside others of its stream or alone: the message behind which its own comes, where it is
     /// alone as those before it were, and whether its sender is to be told.
     pub fn posting(&mut self, stream: Stream, is_alone: bool) -> Option<(Last, bool)> {
         let last = self.0.get_mut(&stream)?;
-        if !is_alone {
-            last.crowd = ALONE;
-            return None;
-        }
-        let (is_usual, is_due) = (last.crowd == 0, last.silent == 0);
-        last.crowd = last.crowd.saturating_sub(1);
-        last.silent = last.silent.saturating_sub(1);
-        is_usual.then_some((*last, is_due))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_ranks_are_alone_until_a_third_comes_and_a_while_after_it_went() {
-        let mut company = Company::default();
-        assert!(company.is_only(3), "nothing is known");
-        company.note_other(3);
-        assert!(company.is_only(3) && !company.is_only(4));
-        company.note_other(4);
-        assert!(!company.is_only(3) && !company.is_only(4), "there are two");
-        for messages in 0..ALONE_WITH {
-            assert!(!company.is_only(4), "{messages} messages later");
-            company.note_other(4);
-        }
-        assert!(company.is_only(4));
-        company.note_other(3);
-        assert!(!company.is_only(3) && !company.is_only(4));
-    }
-
-    #[test]
-    fn who_deals_with_two_in_turn_is_never_alone_with_one() {
-        let mut company = Company::default();
-        company.note_other(1);
-        for message in 0..1000 {
-            company.note_other(message % 2);
-            if message > 0 {
-                assert!(!company.is_only(0) && !company.is_only(1), "{message}");
-            }
-        }
+        let streak = &mut last.streak;
+        let is_due = stepped!("rtr.posting", streak, is_alone, streak.posting(is_alone))?;
+        Some((*last, is_due))
     }
 }

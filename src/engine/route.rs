@@ -28,6 +28,7 @@ use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::{Peer, Wiring};
 use crate::plan::{LeastGain, Message, Occupancy, Options, PathKind, Plan, Planner};
+use crate::policy::decided;
 use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::{Counted, HostUse};
@@ -453,6 +454,17 @@ impl Node {
         })
     }
 
+    /// What a record of a plan calls this node: its topology and model are written down under that.
+    #[cfg(feature = "golden")]
+    fn id(&self) -> u32 {
+        use crate::policy::golden;
+        use crate::topology::file::File;
+        let node = golden::value(&(File::of(&self.topology), self.planner.model()));
+        let id = crc32fast::hash(node.to_string().as_bytes());
+        golden::write("node", id.into(), &node);
+        id
+    }
+
     /// Whether a path through the host may be planned: by what ranks find out in passing only beside links that are known
     /// to be others than those to the host, and only once the direct copy this way was measured. A plan that did without
     /// it would leave nothing by which it could be.
@@ -522,7 +534,17 @@ impl Node {
             ),
         };
         // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
-        let plan = planner.plan(&question.others, &question.message, &options);
+        let plan = decided!(
+            "plan",
+            (
+                self.id(),
+                question.assign == Assign::One,
+                &question.message,
+                &options,
+                &question.others,
+            ),
+            planner.plan(&question.others, &question.message, &options)
+        );
         if let Ok(plan) = &plan {
             tell_plan(plan, &question);
         }

@@ -25,6 +25,8 @@ use crate::engine::verify::Summing;
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Abi, Handle};
 use crate::node::{invite, DESCRIPTOR_BYTES};
+use crate::policy::decided_by;
+use crate::policy::send::{self as policy, Lies, Maker, MakerFacts};
 use crate::stats::{self, Counter, Reason};
 
 /// Messages from host memory below that are left to the MPI library, bytes. One H100, H D, times without the library, left and
@@ -160,36 +162,30 @@ impl Engine {
     }
 
     unsafe fn sort(&self, args: &SendArgs) -> Sorted {
-        let abi = self.env.abi;
-        if args.count <= 0 || args.dest == abi.proc_null {
-            return Sorted::Native;
-        }
-        // SAFETY: the program's handle.
-        let Some(info) = (unsafe { types::info(abi, args.datatype) }) else {
-            // Neither how long the message is, nor where its first byte lies.
-            if cuda::is_device(args.buffer) {
-                stats::left_native(Reason::UnknownType, 0);
-            }
+        let mut call = Call {
+            engine: self,
+            args,
+            info: None,
+            place: None,
+            stream: None,
+        };
+        let maker = decided_by!("send.maker", &mut call, policy::maker);
+        let Call {
+            info,
+            place,
+            stream,
+            ..
+        } = call;
+        let (Some(info), Some(place)) = (info, place) else {
             return Sorted::Native;
         };
-        let bytes = info.bytes(args.count);
-        // SAFETY: the program's handle.
-        let address = match unsafe { args.place(abi, &info) } {
-            Place::Host(address) => address,
-            Place::Device(buffer) => return Sorted::Device(buffer, info),
-            Place::Several(layout) => return Sorted::Parts(layout, info),
-        };
-        // SAFETY: the program's handle.
-        if bytes >= HOST_BYTES_MIN && unsafe { self.is_wished_for(args, &info) } {
-            return Sorted::Host(address.cast(), info);
+        match (maker, place, stream) {
+            (_, Place::Device(buffer), _) => Sorted::Device(buffer, info),
+            (_, Place::Several(layout), _) => Sorted::Parts(layout, info),
+            (Maker::Host, Place::Host(address), _) => Sorted::Host(address.cast(), info),
+            (Maker::Counted, _, Some(stream)) => Sorted::Counted(stream),
+            _ => Sorted::Native,
         }
-        if bytes == DESCRIPTOR_BYTES as u64 {
-            // SAFETY: the program's handle.
-            if let Some(stream) = unsafe { self.stream(args.comm, args.dest, args.tag) } {
-                return Sorted::Counted(stream);
-            }
-        }
-        Sorted::Native
     }
 
     /// Whether the receiver of a message from host memory would rather fetch it: it brings such messages to a device, and
@@ -548,4 +544,69 @@ unsafe fn test_native(env: &Env, request: &mut Handle) -> Option<c_int> {
         return Some(code);
     }
     (flag != 0).then_some(code)
+}
+
+/// A call of the program's that sends, with all that decides who makes it. Its arguments are those of a call that is being made.
+struct Call<'a> {
+    engine: &'a Engine,
+    args: &'a SendArgs,
+    info: Option<TypeInfo>,
+    place: Option<Place>,
+    stream: Option<Stream>,
+}
+
+impl Call<'_> {
+    fn bytes(&self) -> u64 {
+        let info = self.info.as_ref();
+        info.map_or(0, |info| info.bytes(self.args.count))
+    }
+}
+
+impl MakerFacts for Call<'_> {
+    fn is_nothing(&mut self) -> bool {
+        self.args.count <= 0 || self.args.dest == self.engine.env.abi.proc_null
+    }
+
+    fn is_type_known(&mut self) -> bool {
+        let abi = self.engine.env.abi;
+        // SAFETY: the handle is the program's.
+        self.info = unsafe { types::info(abi, self.args.datatype) };
+        if self.info.is_none() && cuda::is_device(self.args.buffer) {
+            // Neither how long the message is, nor where its first byte lies.
+            stats::left_native(Reason::UnknownType, 0);
+        }
+        self.info.is_some()
+    }
+
+    fn lies(&mut self) -> Lies {
+        let Some(info) = &self.info else {
+            return Lies::Host;
+        };
+        // SAFETY: the arguments are the program's, and the type is the one that was asked about.
+        let place = unsafe { self.args.place(self.engine.env.abi, info) };
+        let lies = match place {
+            Place::Host(_) => Lies::Host,
+            Place::Device(_) => Lies::Device,
+            Place::Several(_) => Lies::Several,
+        };
+        self.place = Some(place);
+        lies
+    }
+
+    fn is_wished_for(&mut self) -> bool {
+        let Some(info) = &self.info else {
+            return false;
+        };
+        // SAFETY: as above.
+        self.bytes() >= HOST_BYTES_MIN && unsafe { self.engine.is_wished_for(self.args, info) }
+    }
+
+    fn is_like_rts(&mut self) -> bool {
+        let args = self.args;
+        if self.bytes() == DESCRIPTOR_BYTES as u64 {
+            // SAFETY: as above.
+            self.stream = unsafe { self.engine.stream(args.comm, args.dest, args.tag) };
+        }
+        self.stream.is_some()
+    }
 }

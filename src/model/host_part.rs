@@ -2,6 +2,10 @@
 
 /// A part of it, in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    any(test, feature = "golden"),
+    derive(serde::Serialize, serde::Deserialize)
+)]
 pub struct HostPart(u8);
 
 impl HostPart {

@@ -10,6 +10,10 @@ use crate::topology::Topology;
 
 /// Transfers that use one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(
+    any(test, feature = "golden"),
+    derive(serde::Serialize, serde::Deserialize)
+)]
 pub struct Load {
     /// How many.
     pub flows: u32,
@@ -19,6 +23,10 @@ pub struct Load {
 
 /// What other transfers use of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(
+    any(test, feature = "golden"),
+    derive(serde::Serialize, serde::Deserialize)
+)]
 struct Loads {
     /// Direct copies, and what takes the place of one between two GPUs that have no link.
     firm: Load,
@@ -28,6 +36,10 @@ struct Loads {
 
 /// What other transfers use of each segment.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(
+    any(test, feature = "golden"),
+    derive(serde::Serialize, serde::Deserialize)
+)]
 pub struct Occupancy {
     loads: Vec<Loads>,
     busy: SegmentSet,

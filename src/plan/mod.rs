@@ -35,6 +35,7 @@ pub const CHUNKS_MOST: u32 = 4095;
 
 /// What is to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[cfg_attr(any(test, feature = "golden"), derive(serde::Deserialize))]
 pub struct Message {
     /// Number of the GPU that has it.
     pub from: u8,
@@ -64,6 +65,7 @@ impl Message {
 
 /// In what order the copies of a plan are launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(any(test, feature = "golden"), derive(serde::Deserialize))]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
     /// The direct copy, then a chunk of each other path in turn. On H200, chunks that were launched before the direct
@@ -78,6 +80,10 @@ pub enum Order {
 
 /// What a plan may do.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(
+    any(test, feature = "golden"),
+    derive(serde::Serialize, serde::Deserialize)
+)]
 pub struct Options {
     /// The direct path may be taken.
     pub direct: bool,
@@ -167,6 +173,10 @@ impl Default for Options {
 /// An offer is made, found and closed for each such message, which is processor time of both ranks that no prediction counts, nobody is
 /// invited to what may be split, and the host's memory carries less for several than for one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(
+    any(test, feature = "golden"),
+    derive(serde::Serialize, serde::Deserialize)
+)]
 pub struct LeastGain {
     /// By a single message.
     pub single_us: f64,
@@ -229,6 +239,10 @@ impl LeastGain {
 
 /// What calls take the one thread that launches all copies of a message, us.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(
+    any(test, feature = "golden"),
+    derive(serde::Serialize, serde::Deserialize)
+)]
 pub struct Launcher {
     /// Launches, and what is said of events.
     pub calls: Calls,
@@ -354,6 +368,7 @@ impl Options {
 /// Why there is no plan; one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
+#[cfg_attr(any(test, feature = "golden"), derive(Serialize))]
 pub struct PlanError(pub String);
 
 /// One path of a plan.
@@ -410,6 +425,20 @@ pub struct Plan {
     pub direct_us: f64,
     paths: [PathPlan; MAX_PATHS],
     len: u8,
+}
+
+#[cfg(any(test, feature = "golden"))]
+impl Serialize for Plan {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let path = |part: &PathPlan| {
+            let engines = part.engines[..part.path.hops()].to_vec();
+            let bytes = (part.offset, part.bytes, part.chunk_bytes);
+            let chunks = (part.chunks, part.slots, part.in_turn);
+            (part.path.to_string(), bytes, chunks, engines)
+        };
+        let paths = self.paths().iter().map(path).collect::<Vec<_>>();
+        (self.order, self.predicted_us, self.direct_us, paths).serialize(to)
+    }
 }
 
 impl Plan {

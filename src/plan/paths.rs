@@ -102,6 +102,10 @@ impl fmt::Debug for Path {
 
 /// A set of segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    any(test, feature = "golden"),
+    derive(serde::Serialize, serde::Deserialize)
+)]
 pub(crate) struct SegmentSet([u64; SegmentSet::WORDS]);
 
 impl SegmentSet {

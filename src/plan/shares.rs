@@ -17,7 +17,7 @@ use super::contention::{self, Evenly, Occupancy, Rates};
 use super::launched;
 use super::paths::{Candidate, Engines, Path, PathKind, Planner, SegmentSet};
 use super::{Launcher, Message, Options, MAX_PATHS, SLOTS_MIN};
-use crate::cuda::queue::{BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
+use crate::policy::launch::{BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
 use crate::topology::Place;
 
 /// Where two copies of a hop are under way at a time, what a launch counts against more chunks: it costs the message nothing

@@ -49,7 +49,7 @@ fn complete(job: Job) -> Outcome {
 }
 
 fn p2p(mpi: &Mpi) {
-    let outcome = complete(job(mpi, 2, "p2p"));
+    let outcome = complete(job(mpi, 2, "p2p").chooses_transport());
     // Both ranks, from the device to either kind of memory: five sizes by each call, four by those with large counts. Open
     // MPI 4 has none that do not block.
     let calls = if mpi.family == Family::OpenMpi4 { 1 } else { 2 };

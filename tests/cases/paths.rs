@@ -2,7 +2,7 @@
 //! that is too small for all holds nobody up, and it is faster.
 
 use crate::driven::launches;
-use crate::support::{job, model, model_of_this_machine, on, troubles};
+use crate::support::{job, model, model_of_this_machine, on, some, troubles};
 use anabranch_tests::{built, needs_simulator, on_real_gpus, scratch_folder, Job, Outcome};
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -87,12 +87,13 @@ fn check_none_is_left(outcome: &Outcome, told: &str) {
 #[test]
 fn odd_sizes_on_every_node() {
     on("openmpi", |mpi| {
-        for (topology, over_relays) in [
-            ("beluga", true),
+        let nodes = [
             ("narval", true),
-            ("hgx-h200", false),
+            ("beluga", true),
             ("dgx1-v100", true),
-        ] {
+            ("hgx-h200", false),
+        ];
+        for (topology, over_relays) in some(&nodes, 2) {
             let cases = ["odd_sizes", "window"];
             let outcome = on_node(mpi, topology, 2, &cases)
                 .env("BYTES", if over_relays { "25165824" } else { "67108864" })
@@ -152,7 +153,7 @@ fn options_choose_the_paths() {
 fn few_chunks_keep_no_path_from_its_share() {
     on("mpich", |mpi| {
         needs_simulator("relays");
-        for chunks in ["1", "2", "4"] {
+        for chunks in some(&["4", "2", "1"], 1) {
             let outcome = on_node(mpi, "beluga", 2, &["window"])
                 .env("ANABRANCH_CHUNKS", chunks)
                 .env("BYTES", "134217728")
@@ -220,7 +221,7 @@ fn windows_in_one_place() {
 fn what_goes_both_ways_is_pushed() {
     for name in ["openmpi", "mpich"] {
         on(name, |mpi| {
-            for (topology, push, allocation, case, pushes) in [
+            let turns = [
                 ("beluga", "4M", "1048576", "exchange", true),
                 ("hgx-h200", "4M", "1048576", "exchange", true),
                 ("beluga", "4M", "1048576", "exchange_windows", true),
@@ -229,7 +230,9 @@ fn what_goes_both_ways_is_pushed() {
                 ("beluga", "4M", "4096", "exchange", false),
                 ("beluga", "0", "1048576", "exchange", false),
                 ("beluga", "1G", "1048576", "exchange_windows", false),
-            ] {
+            ];
+            let few = if name == "openmpi" { turns.len() } else { 4 };
+            for (topology, push, allocation, case, pushes) in some(&turns, few) {
                 // Real messages are long, and take their time to be checked.
                 if on_real_gpus() && topology != "hgx-h200" && allocation != "4096" {
                     continue;
@@ -359,7 +362,7 @@ fn a_push_that_fails_is_left() {
         ];
         let (mut troubled, mut pushed) = (0, 0);
         for (case, function, calls) in faults {
-            for call in calls {
+            for call in some(calls, 2) {
                 let plan = format!("{function}:{call}=CUDA_ERROR_UNKNOWN");
                 let outcome = on_node(mpi, "beluga", 2, &[case])
                     .env("SIMCUDA_FAULT", &plan)
@@ -438,12 +441,33 @@ fn deep_windows_are_split_as_soon_as_they_can_be() {
 fn memory_from_a_pool_in_the_place_of_others() {
     for name in ["openmpi", "mpich"] {
         on(name, |mpi| {
-            let outcome = on_any_node(mpi, "beluga", "8388608", &["pool_in_between"]).passes();
-            check_bytes(&outcome);
-            check_host_path(&outcome);
-            // Nine rounds of three and one.
-            assert!(outcome.stats().fallback("not_exportable") >= 7, "{outcome}");
-            assert!(outcome.stats().total("receives_several") >= 6, "{outcome}");
+            for bytes in ["70000", "1048576", "4194304", "8388608"] {
+                let outcome = on_any_node(mpi, "beluga", bytes, &["pool_in_between"]).passes();
+                outcome.stats().check_complete();
+                // Nine rounds of three and one, and two before.
+                assert!(outcome.stats().fallback("not_exportable") >= 7, "{outcome}");
+                if bytes == "8388608" {
+                    check_bytes(&outcome);
+                    check_host_path(&outcome);
+                    assert!(outcome.stats().total("receives_several") >= 6, "{outcome}");
+                }
+            }
+        });
+    }
+}
+
+/// The same from host memory: by value at first, then through its sender's staging.
+#[test]
+fn host_memory_in_the_place_of_others() {
+    for name in ["openmpi", "mpich"] {
+        on(name, |mpi| {
+            for bytes in ["20000", "70000", "1048576", "4194304"] {
+                let outcome = on_any_node(mpi, "beluga", bytes, &["host_in_between"]).passes();
+                let stats = outcome.stats();
+                stats.check_complete();
+                assert!(stats.total("sends_host_descriptor") >= 9, "{outcome}");
+                assert!(stats.total("receives_direct") >= 15, "{outcome}");
+            }
         });
     }
 }
@@ -495,7 +519,7 @@ fn without_memory_for_staging() {
 #[test]
 fn everyone_through_minimal_staging() {
     const FOR_EVER: &str = "2000000000";
-    for (name, paths, counters) in [
+    let paths = [
         ("openmpi", "host", &["several_host_bytes"][..]),
         ("mpich", "relay", &["several_relay_bytes"]),
         (
@@ -503,7 +527,8 @@ fn everyone_through_minimal_staging() {
             "relay,host",
             &["several_host_bytes", "several_relay_bytes"],
         ),
-    ] {
+    ];
+    for (name, paths, counters) in some(&paths, 1) {
         on(name, |mpi| {
             let outcome = on_node(mpi, "beluga", 4, &["everyone"])
                 .env("ANABRANCH_PATHS", paths)
@@ -542,7 +567,8 @@ fn random_traffic() {
     if on_real_gpus() {
         needs_simulator("nodes with links of their own between GPUs");
     }
-    for (turn, (name, topology, settings)) in TURNS.into_iter().enumerate() {
+    let turns = some(&[0, 1, 2, 3], 2).into_iter();
+    for (turn, (name, topology, settings)) in turns.map(|turn| (turn, TURNS[turn])) {
         on(name, |mpi| {
             let mut job = on_node_running(mpi, topology, 4, "stress")
                 .args(&[&(2000 + 10 * turn).to_string(), "2"])
@@ -795,7 +821,8 @@ fn host_memory_that_is_slower_than_it_was_is_used_less() {
         }
         let faster = scratch_folder("host-was-faster").join("model.json");
         std::fs::write(&faster, file.to_string()).expect("written");
-        for (size, window, rounds, least) in [("64M", "4", "30", 1.01), ("256M", "1", "60", 1.01)] {
+        let messages = [("256M", "1", "60", 1.01), ("64M", "4", "30", 1.01)];
+        for (size, window, rounds, least) in some(&messages, 1) {
             let run = |paths: &str| {
                 let arguments = ["bw", "D", "D", "-m", size, "-W", window, "-i", rounds];
                 let mut command = bench("hgx-h200", &arguments);
@@ -829,12 +856,13 @@ fn host_memory_that_is_slower_than_it_was_is_used_less() {
 #[test]
 fn several_paths_are_faster_than_one() {
     on("openmpi", |_| {
-        for (topology, paths, size, least) in [
+        let nodes = [
             ("beluga", "direct,relay", "256M", 2.5),
             ("beluga", "direct,relay,host", "256M", 2.65),
             ("narval", "direct,relay,host", "256M", 2.5),
             ("hgx-h200", "direct,host", "512M", 1.03),
-        ] {
+        ];
+        for (topology, paths, size, least) in some(&nodes, 2) {
             // Again, where all runs of one side were kept from their cores.
             let mut seen: Vec<f64> = Vec::new();
             while seen.len() < 3 && seen.last().is_none_or(|ratio| *ratio < least) {

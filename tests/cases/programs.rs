@@ -1,6 +1,6 @@
 //! The programs that come with the project, on simulated nodes.
 
-use crate::support::{on, on_every_mpi};
+use crate::support::{is_long, on, on_every_mpi, some};
 use anabranch_tests::{
     built, cannot_be_made_here, needs_simulator, scratch_folder, solver, Job, Outcome,
 };
@@ -72,6 +72,15 @@ fn jacobi(mpi: &Mpi) {
             &["--png", &large],
         ),
     ];
+    // All with one MPI library, one of them with each other.
+    let few = match mpi.name.as_str() {
+        "openmpi" => variants.to_vec(),
+        "mpich" => some(&variants[..1], 1),
+        "mpich5" => some(&variants[1..2], 1),
+        _ => some(&variants[2..], 1),
+    };
+    let variants = if is_long() { variants.to_vec() } else { few };
+    let is_drawn = variants.iter().any(|(words, ..)| words.contains(&"torus"));
     for (variant, split, for_one, for_carried) in variants {
         let mut arguments = vec![
             "--iterations",
@@ -127,13 +136,15 @@ fn jacobi(mpi: &Mpi) {
             "switched off"
         );
     }
-    let drawn = [small, large].map(|file| fs::read(file).expect("a picture"));
-    assert!(drawn[0] == drawn[1], "the pictures differ");
-    // A PNG begins with its signature and a chunk that has its width and height: the longest side is 1024.
-    assert_eq!(drawn[0][..8], *b"\x89PNG\r\n\x1a\n");
-    let side = |at: usize| u32::from_be_bytes(drawn[0][at..at + 4].try_into().expect("four"));
-    assert_eq!((side(16), side(20)), (777 * 1024 / 1030, 1024));
-    assert!(drawn[0].len() > 100_000, "noise: {} bytes", drawn[0].len());
+    if is_drawn {
+        let drawn = [small, large].map(|file| fs::read(file).expect("a picture"));
+        assert!(drawn[0] == drawn[1], "the pictures differ");
+        // A PNG begins with its signature and a chunk that has its width and height: the longest side is 1024.
+        assert_eq!(drawn[0][..8], *b"\x89PNG\r\n\x1a\n");
+        let side = |at: usize| u32::from_be_bytes(drawn[0][at..at + 4].try_into().expect("four"));
+        assert_eq!((side(16), side(20)), (777 * 1024 / 1030, 1024));
+        assert!(drawn[0].len() > 100_000, "noise: {} bytes", drawn[0].len());
+    }
     let _ = fs::remove_dir_all(pictures);
 }
 

@@ -3,7 +3,7 @@
 use anabranch_engine::stats::{Counter, Reason};
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use xtask::layout::repository_root;
 
@@ -104,4 +104,87 @@ fn what_the_table_names_is_counted() {
         .filter(|name| !used.contains(name.as_str()))
         .collect();
     assert!(idle.is_empty(), "never counted: {idle:?}");
+}
+
+/// ARCHITECTURE.md stays short enough to be read at once.
+#[test]
+fn the_architecture_is_short() {
+    let bytes = fs::metadata(repository_root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    assert!(bytes.len() <= 25_000, "{} bytes", bytes.len());
+}
+
+/// The documents of the repository: those at the top, and those below `docs/`.
+fn documents() -> Vec<PathBuf> {
+    let root = repository_root();
+    let folders = ["", "docs", "docs/decisions", "docs/results"];
+    let entries = folders
+        .iter()
+        .flat_map(|folder| fs::read_dir(root.join(folder)).expect("a folder"));
+    let paths = entries.flatten().map(|entry| entry.path());
+    paths
+        .filter(|path| path.extension().is_some_and(|it| it == "md"))
+        .collect()
+}
+
+/// The targets of a document's links, and the files that it names between backticks.
+fn names(text: &str) -> (Vec<&str>, Vec<&str>) {
+    let links = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split([')', '#']).next());
+    let links = links
+        .filter(|link| !link.is_empty() && !link.starts_with("http"))
+        .collect();
+    let is_file = |word: &&str| {
+        let folders = [
+            "src/", "docs/", "tests/", "ci/", "cli/", "simcuda/", "xtask/", "jacobi/", "include/",
+        ];
+        folders.iter().any(|folder| word.starts_with(folder))
+            && word
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c))
+    };
+    (
+        links,
+        text.split('`').skip(1).step_by(2).filter(is_file).collect(),
+    )
+}
+
+/// Links of documents lead somewhere, files that they name are there, decisions and results are in their indexes, and lines
+/// are as long as a window is wide.
+#[test]
+fn documents_name_what_is_there() {
+    let root = repository_root();
+    let mut wrong = Vec::new();
+    for path in documents() {
+        let text = fs::read_to_string(&path).expect("text");
+        let folder = path.parent().expect("a folder");
+        let (links, files) = names(&text);
+        let links = links.iter().filter(|link| !folder.join(link).exists());
+        let files = files.iter().filter(|file| !root.join(file).exists());
+        let dead = links
+            .chain(files)
+            .map(|name| format!("{}: {name}", path.display()));
+        wrong.extend(dead);
+        let in_docs = folder.starts_with(root.join("docs")) || path.ends_with("ARCHITECTURE.md");
+        let is_generated = path.ends_with("mpi-coverage.md");
+        let mut is_code = false;
+        for line in text.lines().filter(|_| in_docs && !is_generated) {
+            is_code ^= line.starts_with("```");
+            let is_free = is_code || line.starts_with('|') || line.contains("](");
+            if !is_free && line.chars().count() > 110 {
+                wrong.push(format!("{}: a long line: {line}", path.display()));
+            }
+        }
+    }
+    for folder in ["docs/decisions", "docs/results"] {
+        let index = fs::read_to_string(root.join(folder).join("README.md")).expect("an index");
+        for entry in fs::read_dir(root.join(folder)).expect("a folder").flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name != "README.md" && !index.contains(&format!("]({name})")) {
+                wrong.push(format!("{folder}/README.md has no {name}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

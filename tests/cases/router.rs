@@ -3,7 +3,7 @@
 
 use crate::support::{job, model, on};
 use anabranch_tests::{built, needs_simulator, on_real_gpus, scratch_folder, Job};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -399,6 +399,7 @@ fn what_is_offered_in_vain_is_offered_less_and_less() {
 fn long_messages_of_several_are_read_in_turns_over_a_switch() {
     needs_simulator("a switch, and none");
     on("openmpi", |mpi| {
+        let mut homes: BTreeMap<(&str, bool), Home> = BTreeMap::new();
         for (node, is_measured, window, size, in_turns) in [
             ("hgx-h200", true, "3", "9M", true),
             ("hgx-h200", true, "1", "4M", true),
@@ -409,10 +410,13 @@ fn long_messages_of_several_are_read_in_turns_over_a_switch() {
             ("beluga", true, "3", "9M", false),
             ("beluga", false, "3", "1536K", false),
         ] {
-            let home = Home::new("turns");
-            if is_measured {
-                home.measure(node);
-            }
+            let home = homes.entry((node, is_measured)).or_insert_with(|| {
+                let home = Home::new("turns");
+                if is_measured {
+                    home.measure(node);
+                }
+                home
+            });
             let outcome = Job::new(mpi, 4, &built().command)
                 .args(&["bench", "all-to-all", "--check", "--sizes", size])
                 .args(&["--window", window, "--mpi", "openmpi"])

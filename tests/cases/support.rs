@@ -6,8 +6,7 @@ use anabranch_tests::{
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 use xtask::mpi::{Family, Mpi};
 
 /// Runs the command `anabranch`.
@@ -128,14 +127,21 @@ pub fn model_of_this_machine() -> PathBuf {
     measured("this machine", |command| command)
 }
 
+/// All tests that were built together share one, as what is measured depends on nothing else. Each test is a process.
 fn measured(node: &str, on_it: impl FnOnce(&mut Command) -> &mut Command) -> PathBuf {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| scratch_folder("models"));
+    let folder = &built().folder;
+    let built_at = ["anabranch", "simcuda/libcuda.so.1"].map(|name| {
+        let file = fs::metadata(folder.join(name)).and_then(|file| file.modified());
+        let age = file.ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        age.map_or(0, |age| age.as_micros())
+    });
+    let folder = folder.join(format!("test-models-{}-{}", built_at[0], built_at[1]));
+    fs::create_dir_all(&folder).expect("the folder of measurements can be made");
     let file = folder.join(format!("{node}.json"));
     if file.exists() {
         return file;
     }
-    let draft = folder.join(format!("{node}-{:?}.json", std::thread::current().id()));
+    let draft = folder.join(format!("{node}-{}.json", std::process::id()));
     let mut command = Command::new(&built().command);
     command.args(["topo", "--measure", "--model"]).arg(&draft);
     let output = on_it(&mut command).output().expect("the command runs");
@@ -166,6 +172,21 @@ pub fn shared_object(folder: &Path, name: &str, source: &str) -> String {
     let output = compiler.arg(&file).output().expect("the compiler runs");
     assert!(output.status.success(), "{output:?}");
     library.display().to_string()
+}
+
+/// Whether tests go through everything (`TEST_LONG=1`, which `ci/long tests` sets), not through a part of it.
+pub fn is_long() -> bool {
+    std::env::var("TEST_LONG").is_ok_and(|long| long == "1")
+}
+
+/// What a test goes through: everything, or so much of it, evenly spread, the last one among it.
+pub fn some<T: Copy>(all: &[T], few: usize) -> Vec<T> {
+    if is_long() || few >= all.len() {
+        return all.to_vec();
+    }
+    (1..=few)
+        .map(|part| all[part * all.len() / few - 1])
+        .collect()
 }
 
 /// Runs a test on one MPI library, if it is there.

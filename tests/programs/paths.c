@@ -190,10 +190,48 @@ static void exchange_windows(void) {
     end_reviver(child);
 }
 
-// Between messages that take several paths one from a pool, which cannot be exported: all are received in one place, and the
-// last one is what is left there.
-static void pool_in_between(void) {
+// Between messages from device memory one that comes through staging: all are received in one place, and the last one is what is
+// left there.
+static void in_between(buf staged) {
     enum { WINDOW = 4 };
+    size_t bytes = staged.bytes;
+    buf in = buf_new(DEVICE, bytes, 3), out[WINDOW];
+    for (int i = 0; i < WINDOW; i++) out[i] = buf_new(DEVICE, bytes, i);
+    until_ready(in);
+    // The first one from host memory goes by value, which the MPI library may bring after what is sent behind it.
+    for (int i = 0; i < 2; i++) {
+        if (me == 0) OK(MPI_Send(staged.p, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
+        else OK(MPI_Recv(in.p, bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    }
+    for (int round = 0; round < 3 * ROUNDS; round++) {
+        MPI_Request r[WINDOW];
+        int at = round % WINDOW; // which of the window comes so: the last one every fourth time
+        for (int i = 0; i < WINDOW; i++) {
+            if (me == 0) buf_fill(i == at ? staged : out[i], 10 * round + i);
+        }
+        barrier();
+        for (int i = 0; i < WINDOW; i++) {
+            unsigned char *from = i == at ? staged.p : out[i].p;
+            if (me == 0) OK(MPI_Isend(from, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r[i]));
+            else OK(MPI_Irecv(in.p, bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &r[i]));
+        }
+        OK(MPI_Waitall(WINDOW, r, MPI_STATUSES_IGNORE));
+        if (me == 1) BUF_CHECK(in, 10 * round + WINDOW - 1, bytes);
+    }
+    for (int i = 0; i < WINDOW; i++) buf_free(out[i]);
+    buf_free(in);
+}
+
+// It is from host memory.
+static void host_in_between(void) {
+    if (me > 1) return;
+    buf host = buf_new(HOST, base_bytes() + 7, 3);
+    in_between(host);
+    buf_free(host);
+}
+
+// It is from a pool, which cannot be exported.
+static void pool_in_between(void) {
     if (me > 1) return;
     CUresult (*from_pool)(CUdeviceptr *, size_t, void *), (*to_pool)(CUdeviceptr, void *);
     *(void **)&from_pool = dlsym(cu.library, "cuMemAllocAsync");
@@ -202,28 +240,9 @@ static void pool_in_between(void) {
     CUdeviceptr block;
     CU(from_pool(&block, bytes, NULL));
     CU(cu.synchronize());
-    buf pool = {.p = (unsigned char *)(uintptr_t)block, .bytes = bytes, .kind = DEVICE}, in = buf_new(DEVICE, bytes, 3), out[WINDOW];
-    for (int i = 0; i < WINDOW; i++) out[i] = buf_new(DEVICE, bytes, i);
-    until_ready(in);
-    for (int round = 0; round < 3 * ROUNDS; round++) {
-        MPI_Request r[WINDOW];
-        int at = round % WINDOW; // which of the window is the pool's: the last one every fourth time
-        for (int i = 0; i < WINDOW; i++) {
-            buf b = i == at ? pool : out[i];
-            if (me == 0) buf_fill(b, 10 * round + i);
-        }
-        barrier();
-        for (int i = 0; i < WINDOW; i++) {
-            unsigned char *from = i == at ? pool.p : out[i].p;
-            if (me == 0) OK(MPI_Isend(from, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r[i]));
-            else OK(MPI_Irecv(in.p, bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &r[i]));
-        }
-        OK(MPI_Waitall(WINDOW, r, MPI_STATUSES_IGNORE));
-        if (me == 1) BUF_CHECK(in, 10 * round + WINDOW - 1, bytes);
-    }
+    buf pool = {.p = (unsigned char *)(uintptr_t)block, .bytes = bytes, .kind = DEVICE};
+    in_between(pool);
     CU(to_pool(block, NULL));
-    for (int i = 0; i < WINDOW; i++) buf_free(out[i]);
-    buf_free(in);
 }
 
 // Every allocation of the library's on a device fails, then the first few only, then none.
@@ -303,7 +322,7 @@ static void truncated(void) {
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"odd_sizes", odd_sizes}, {"window", window}, {"one_place", one_place}, {"one_place_early", one_place_early},
-        {"pool_in_between", pool_in_between}, {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated},
+        {"pool_in_between", pool_in_between}, {"host_in_between", host_in_between}, {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated},
         {"exchange", exchange}, {"exchange_windows", exchange_windows}, {0},
     };
     return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);

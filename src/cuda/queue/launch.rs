@@ -1,13 +1,13 @@
 //! What is launched when, and together with what.
 
 use super::{Launch, Mapped, Member, Queue, State, Waiting};
-use super::{AHEAD_BYTES, BATCH_BYTES_MAX, BATCH_COUNT_MAX, LAUNCHES_MAX};
 use crate::cuda::copy::{self, Copy, OfEach};
 use crate::cuda::driver::clock_ns;
 use crate::cuda::error::{Error, Result};
 use crate::cuda::forecast::FORECAST_FROM;
 use crate::cuda::state::Entered;
 use crate::cuda::types::{Event, EVENT_DISABLE_TIMING};
+use crate::policy::{decided, launch};
 use crate::stats::{self, Counter};
 use std::sync::atomic::Ordering;
 
@@ -25,7 +25,7 @@ impl Queue {
         let mut done = Mapped::default();
         let mut state = self.state.lock();
         state.is_fresh = false;
-        if !state.waiting.is_empty() && state.flying.len() < LAUNCHES_MAX {
+        if state.may_launch() {
             self.feed(&mut state, &mut done);
         }
     }
@@ -34,8 +34,9 @@ impl Queue {
     pub(in crate::cuda) fn launch_ahead(&self) {
         let mut done = Mapped::default();
         let mut state = self.state.lock();
-        let batch = state.waiting.iter().take(BATCH_COUNT_MAX);
-        if batch.map(|row| row.copy.bytes()).sum::<u64>() >= AHEAD_BYTES {
+        let batch = state.waiting.iter().take(launch::BATCH_COUNT_MAX);
+        let bytes = batch.map(|row| row.copy.bytes()).sum::<u64>();
+        if decided!("launch.goes_ahead", bytes, launch::goes_ahead(bytes)) {
             self.feed(&mut state, &mut done);
         }
     }
@@ -43,7 +44,7 @@ impl Queue {
     /// Launches what waits. If the stream had enough to do when last asked, it is asked again first.
     fn feed(&self, state: &mut State, done: &mut Mapped) {
         let fed = Entered::ask(self.key).and_then(|entered| {
-            if state.flying.len() >= LAUNCHES_MAX {
+            if !launch::has_room(state.flying.len()) {
                 self.reap(state, &entered, done)?;
             }
             self.launch_waiting(state, &entered);
@@ -57,7 +58,7 @@ impl Queue {
     }
 
     pub(super) fn launch_waiting(&self, state: &mut State, entered: &Entered) {
-        while !state.waiting.is_empty() && state.flying.len() < LAUNCHES_MAX {
+        while state.may_launch() {
             self.launch_some(state, entered);
         }
     }
@@ -74,9 +75,16 @@ impl Queue {
         let (mut copies, mut members, mut mappings): (OfEach<Copy>, OfEach<Member>, _) =
             (OfEach::new(), OfEach::new(), Mapped::default());
         let (mut bytes, mut kinds): (u64, OfEach<bool>) = (0, OfEach::new());
-        while copies.len() < BATCH_COUNT_MAX && bytes < BATCH_BYTES_MAX {
-            let may_join =
-                |next: &&Waiting| !is_apart(&copies, &kinds, &next.copy, next.mapping.is_some());
+        loop {
+            let may_join = |next: &&Waiting| {
+                let count = copies.len();
+                let is_apart = is_apart(&copies, &kinds, &next.copy, next.mapping.is_some());
+                decided!(
+                    "launch.joins",
+                    (count, bytes, is_apart),
+                    launch::joins(count, bytes, is_apart)
+                )
+            };
             let Some(next) = state.waiting.front().filter(may_join) else {
                 break;
             };

@@ -8,20 +8,14 @@
 
 use std::time::Duration;
 
-use hashbrown::HashMap;
-
 use crate::cuda::{reach, Uuid};
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::Ways;
 use crate::engine::gpu::Gpu;
 use crate::engine::Env;
 use crate::node::{Message, Target};
+use crate::policy::stepped;
 use crate::stats::{self, Counter};
-
-/// Long messages, sent and received, within which a rank is taken to go on sending to another: two windows each way.
-const RECENT_WINDOWS: u64 = 4;
-/// The same with regard to others, to be sure that there are none.
-const RECENT: u64 = 64;
 
 /// How long a sender that is to push may not begin, before its part is pulled after all.
 const PATIENCE: Duration = Duration::from_micros(300);
@@ -36,41 +30,11 @@ pub struct Push {
     pub patience: Duration,
 }
 
-/// To whom this rank has sent long messages of late.
-#[derive(Default)]
-pub struct Exchanges {
-    /// Long messages, sent and received.
-    messages: u64,
-    /// The number of the last one to each rank.
-    sent: HashMap<u32, u64>,
-}
-
-impl Exchanges {
-    /// A message to a rank has begun.
-    pub fn sent(&mut self, env: &Env, to: u32, bytes: u64) {
-        if is_long(env, bytes) {
-            self.note_sent(to);
-        }
+impl Env {
+    /// Whether messages of so many bytes that go both ways are written by their senders.
+    pub fn puts(&self, bytes: u64) -> bool {
+        self.config.push > 0 && bytes >= self.config.push
     }
-
-    fn note_sent(&mut self, to: u32) {
-        self.messages += 1;
-        self.sent.insert(to, self.messages);
-    }
-
-    /// Whether a long message that begins to come from a rank is one of those that go both ways between it and this rank, and
-    /// between no others that this one knows of.
-    fn received(&mut self, from: u32, depth: u32) -> bool {
-        self.messages += 1;
-        let age = |at: &u64| self.messages - at;
-        let is_recent = |at| age(at) <= RECENT_WINDOWS * u64::from(depth);
-        let mut others = self.sent.iter().filter(|(to, _)| **to != from);
-        self.sent.get(&from).is_some_and(is_recent) && others.all(|(_, at)| age(at) > RECENT)
-    }
-}
-
-fn is_long(env: &Env, bytes: u64) -> bool {
-    env.config.push > 0 && bytes >= env.config.push
 }
 
 impl Ways<'_> {
@@ -82,11 +46,19 @@ impl Ways<'_> {
         message: &Message,
         depth: u32,
     ) -> Option<Push> {
-        if !is_long(env, message.length) {
+        if !env.puts(message.length) {
             return None;
         }
         let source = message.source;
-        let is_exchange = self.exchanges.received(source, depth);
+        let is_exchange = {
+            let exchanges = &mut *self.exchanges;
+            stepped!(
+                "peers.received",
+                exchanges,
+                (source, depth),
+                exchanges.received(source, depth)
+            )
+        };
         let is_alone = self.others.rows().iter().all(|row| row.source == source);
         if is_exchange && is_alone && env.paths().direct && gpu.may_push(source) {
             self.push_as_before(env, gpu, source)
@@ -133,33 +105,5 @@ impl Ways<'_> {
             }
         };
         Some(Push { target, patience })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_ranks_that_send_to_each_other_exchange() {
-        let mut exchanges = Exchanges::default();
-        assert!(!exchanges.received(3, 1), "nothing is sent");
-        exchanges.note_sent(3);
-        let received: Vec<bool> = (0..6).map(|_| exchanges.received(3, 1)).collect();
-        assert_eq!(received, [true, true, true, true, false, false]);
-        for depth in [1, 16] {
-            for _ in 0..5 {
-                (0..depth).for_each(|_| exchanges.note_sent(3));
-                assert!((0..depth).all(|_| exchanges.received(3, depth)));
-                assert!(!exchanges.received(4, depth), "nothing is sent to that one");
-            }
-        }
-        exchanges.note_sent(4);
-        exchanges.note_sent(3);
-        assert!(!exchanges.received(3, 1), "two are sent to");
-        for _ in 0..RECENT {
-            exchanges.note_sent(3);
-        }
-        assert!(exchanges.received(3, 1), "the other was long ago");
     }
 }

@@ -120,6 +120,7 @@ pub struct Several {
 }
 
 /// A message from the same sender that has been begun before.
+#[derive(Clone)]
 pub struct Before {
     /// How far it is.
     pub trail: Arc<Trail>,

@@ -6,8 +6,8 @@ use super::driven::{self, Begun, Driven};
 use super::push::Push;
 use super::several::{self, Before, Several};
 use super::{
-    asks_for_depth, flag, readers, trail, turn, uses_host, Destination, Fetch, Flight, Path, Start,
-    Trail, TrailEnd, Turn, Turns, UnderWay, Ways,
+    asks_for_depth, flag, readers, trail, turn, uses_host, Destination, Fetch, Path, Then, Trail,
+    TrailEnd, Turn, Turns, Ways,
 };
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
 use crate::engine::gpu::Gpu;
@@ -15,6 +15,9 @@ use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
 use crate::engine::Env;
 use crate::node::{Part, State, Told};
+use crate::policy::decided_by;
+use crate::policy::history::Flight;
+use crate::policy::start::{self as policy, OneOwner, Start, StartFacts};
 use crate::stats::{self, Counter, Reason};
 
 impl Fetch {
@@ -38,7 +41,8 @@ impl Fetch {
             .then(|| ways.depth(&self.message))
     }
 
-    /// Sets a message in motion over several paths, if that is the way for it. `depth` of its window, where that is asked for.
+    /// Sets a message in motion, unless one copy is the way for it, or its sender's staging. `depth` of its window, where that is
+    /// asked for. Whether it is under way, or waits for others.
     pub(super) fn start_several(
         &mut self,
         env: &Env,
@@ -46,130 +50,41 @@ impl Fetch {
         ways: &mut Ways<'_>,
         depth: Option<u32>,
     ) -> bool {
-        let Destination::Device { context, address } = self.to else {
-            return false;
+        let place = match self.to {
+            Destination::Device { address, .. } => (address, self.wanted),
+            Destination::Host(_) => (0, 0),
         };
-        let place = (address, self.wanted);
-        let may_split = self.may_be_pulled() && self.wanted == self.message.length;
-        let depth = depth.filter(|_| may_split && env.may_split(self.wanted));
-        if depth.is_some() && uses_host(env, self.wanted) {
-            gpu.pin_wide(context, &self.peer, 0);
-        }
-        if may_split {
-            let to = driven::To { context, address };
-            let window = depth.unwrap_or(1);
-            match Driven::begin(env, gpu, ways, &self.peer, &self.message, to, window) {
-                Begun::Driven(driven) => {
-                    self.trail = Some(TrailEnd::of(driven.trail()));
-                    self.path = Path::Driven(driven);
-                    return true;
-                }
-                Begun::Direct(routed) => {
-                    self.routed = Some(*routed);
-                    let trails = ways.trails(place);
-                    if trails.iter().all(|trail| trail.is_direct()) {
-                        self.leave_trail(true);
-                        return false;
-                    }
-                    self.hold(trails, false);
-                    return true;
-                }
-                Begun::No => {}
-            }
-        }
-        // What is received in the place of another goes as that does.
-        let has_trails = trail::are_left();
-        let may_be_below = has_trails || depth.is_some();
-        let depth = depth.filter(|depth| {
-            let is_below = has_trails && ways.overlapping(place).next().is_some();
-            let is_unplanned = !is_below && ways.is_unplanned(&self.message, *depth);
-            if is_unplanned {
-                // Whether or not it is to be timed, it takes one copy.
-                ways.time_if_due(gpu, &self.message);
-            }
-            !is_unplanned
-        });
-        let is_for_sender = may_split && ways.is_for_sender(env, gpu, &self.message);
-        if depth.is_none() && !has_trails && !is_for_sender && !ways.is_pushing {
-            // One copy, on the lane of its sender, and nothing is under way that goes in another way.
-            self.leave_trail_if_hosted(env);
-            return false;
-        }
-        let is_below = may_be_below && ways.overlapping(place).next().is_some();
-        // Also what goes one way only waits for those that are received in its place.
-        let overlapping = || ways.overlapping(place);
-        let is_alike = |other: &UnderWay| {
-            let is_in_order = |trail: &Arc<Trail>| trail.is_in_order();
-            other.source == self.message.source
-                && other.to == place
-                && other.trail.as_ref().is_some_and(is_in_order)
+        let mut setting = Setting {
+            fetch: self,
+            env,
+            gpu,
+            ways,
+            depth,
+            place,
+            before: None,
+            push: None,
         };
-        if is_below && !overlapping().all(is_alike) {
-            // Copies of one lane stay in order; those of messages over several paths have several.
-            let trails = ways.trails(place);
-            if trails.is_empty() {
-                return false;
-            }
-            self.hold(trails, false);
-            return true;
-        }
-        let source = self.message.source;
-        let before = self.before(ways, is_below.then_some(place));
-        let held = before.as_ref().filter(|before| before.is_below);
-        let held = held.map(|before| vec![Arc::clone(&before.trail)]);
-        if is_for_sender {
-            // Nothing else of the sender's is in the way: it is offered at once, unless it is received in the same place.
-            let before = before.filter(|before| before.is_below);
-            let is_in_order = |before: &Before| before.trail.is_pushed();
-            let push = ways.push_in_turn(env, gpu, source);
-            if before.as_ref().is_none_or(is_in_order)
-                && self.begin_parts(env, gpu, &[], push, true, before, None)
-            {
-                return true;
-            }
-            if held.is_none() {
-                // What is pushed to its place is on no lane of this rank's.
+        let start = decided_by!("start", &mut setting, policy::start);
+        let Setting { before, .. } = setting;
+        match start {
+            Start::OneOwner | Start::Multipath | Start::Put | Start::GetPlanned => return true,
+            Start::Get => {}
+            Start::GetInOrder => self.leave_trail(true),
+            Start::GetOrPipeline => self.leave_trail_if_hosted(env),
+            Start::GetNotPut => {
                 self.leave_trail(true);
+                self.leave_trail_if_hosted(env);
             }
-        } else if may_split && ways.is_pushing && self.wanted >= ONE_WAY_FROM && held.is_none() {
-            // Both write, as one that also reads does one after the other.
-            let push = ways.push_as_before(env, gpu, source);
-            if self.begin_parts(env, gpu, &[], push, true, before, None) {
-                if depth == Some(1) {
-                    // As what goes the other way: the next ones had better be told of as well.
-                    ways.refused(&self.message);
-                }
+            Start::QueuedInPlace => {
+                self.hold(ways.trails(place), false);
                 return true;
             }
-        } else if let Some(depth) = depth {
-            let push = match &before {
-                // As the one before it, on whose lanes it follows.
-                Some(Before {
-                    trail,
-                    is_below: true,
-                    ..
-                }) if trail.is_pushed() => ways.push_as_before(env, gpu, source),
-                Some(Before { is_below: true, .. }) => None,
-                _ => ways.push(env, gpu, &self.message, depth),
-            };
-            if before.is_none() && push.is_none() {
-                if ways.time_if_due(gpu, &self.message) {
-                    return false;
-                }
-                if ways.begins_directly(&self.message, depth) {
-                    self.begin_directly(env, gpu, ways, depth);
-                    return true;
-                }
-            }
-            if self.begin_several(env, gpu, ways, before, depth, push) {
+            Start::QueuedBehind => {
+                let before = before.map(|before| before.trail);
+                self.hold(before.into_iter().collect(), false);
                 return true;
             }
         }
-        if let Some(trails) = held {
-            self.hold(trails, false);
-            return true;
-        }
-        self.leave_trail_if_hosted(env);
         false
     }
 
@@ -252,7 +167,8 @@ impl Fetch {
 
     /// Not begun before these are over.
     fn hold(&mut self, trails: Vec<Arc<Trail>>, is_hosted: bool) {
-        self.path = Path::Held { trails, is_hosted };
+        let then = if is_hosted { Then::Hosted } else { Then::Start };
+        self.path = Path::Held { trails, then };
         self.leave_trail(false);
     }
 
@@ -447,14 +363,31 @@ impl Fetch {
                         log::debug!("from rank {}: not direct: {error}", self.message.source);
                     }
                 }
-                self.want_ring(gpu);
+                self.want_ring_in_order(gpu);
             }
         }
     }
 
+    /// Has the message come through its sender's ring, once what was received in its place before is over.
+    fn want_ring_in_order(&mut self, gpu: &mut Gpu) {
+        if self.staged().is_none() {
+            self.want_ring(gpu);
+            return;
+        }
+        if self.trail.is_none() {
+            // What is received in its place from now on waits for it.
+            self.leave_trail(false);
+        }
+        self.turn = None;
+        self.path = Path::Held {
+            trails: Vec::new(),
+            then: Then::Order,
+        };
+    }
+
     /// Asks the sender to bring the payload through its ring: in memory of its GPU, where this rank can read
     /// that.
-    fn want_ring(&mut self, gpu: &mut Gpu) {
+    pub(super) fn want_ring(&mut self, gpu: &mut Gpu) {
         let wants_gpu = self.may_come_by_gpu_ring(gpu)
             && self
                 .slot()
@@ -490,7 +423,7 @@ impl Fetch {
         let copy = copy_from(mapping.address_of(self.message.offset));
         let (from, to) = (self.message.device, self.device);
         let failed = |error| Some((Reason::DriverError, error));
-        if self.turn.as_ref().and_then(Turn::start) == Some(Start::Behind) {
+        if self.turn.as_ref().and_then(Turn::start) == Some(turn::Start::Behind) {
             gpu.follow_others(context, sender).map_err(failed)?;
         }
         gpu.pull_of(context, [&from, &to], sender, copy, mapping)
@@ -510,5 +443,182 @@ impl Fetch {
         self.turn = None;
         self.path = Path::ring(state);
         self.peer.ring_doorbell();
+    }
+}
+
+/// A message, with all that decides how it sets out.
+struct Setting<'a, 'b> {
+    fetch: &'a mut Fetch,
+    env: &'a Env,
+    gpu: &'a mut Gpu,
+    ways: &'a mut Ways<'b>,
+    depth: Option<u32>,
+    /// Where it is received.
+    place: (u64, u64),
+    before: Option<Before>,
+    push: Option<Push>,
+}
+
+impl Setting<'_, '_> {
+    fn is_in_place(&mut self) -> bool {
+        self.ways.overlapping(self.place).next().is_some()
+    }
+}
+
+impl StartFacts for Setting<'_, '_> {
+    fn is_to_device(&mut self) -> bool {
+        matches!(self.fetch.to, Destination::Device { .. })
+    }
+
+    fn may_be_split(&mut self) -> bool {
+        self.fetch.may_be_pulled() && self.fetch.wanted == self.fetch.message.length
+    }
+
+    fn window(&mut self) -> Option<u32> {
+        let (env, wanted) = (self.env, self.fetch.wanted);
+        self.depth = self.depth.filter(|_| env.may_split(wanted));
+        if let (Some(_), Destination::Device { context, .. }) = (self.depth, self.fetch.to) {
+            if uses_host(env, wanted) {
+                self.gpu.pin_wide(context, &self.fetch.peer, 0);
+            }
+        }
+        self.depth
+    }
+
+    fn one_owner(&mut self) -> OneOwner {
+        let Destination::Device { context, address } = self.fetch.to else {
+            return OneOwner::No;
+        };
+        let to = driven::To { context, address };
+        let window = self.depth.unwrap_or(1);
+        let (peer, message) = (&self.fetch.peer, &self.fetch.message);
+        match Driven::begin(self.env, self.gpu, self.ways, peer, message, to, window) {
+            Begun::Driven(driven) => {
+                self.fetch.trail = Some(TrailEnd::of(driven.trail()));
+                self.fetch.path = Path::Driven(driven);
+                OneOwner::Begun
+            }
+            Begun::Direct(routed) => {
+                self.fetch.routed = Some(*routed);
+                OneOwner::Direct
+            }
+            Begun::No => OneOwner::No,
+        }
+    }
+
+    fn are_all_direct(&mut self) -> bool {
+        let trails = self.ways.trails(self.place);
+        trails.iter().all(|trail| trail.is_direct())
+    }
+
+    fn has_trails(&mut self) -> bool {
+        trail::are_left()
+    }
+
+    fn is_below(&mut self) -> bool {
+        self.is_in_place()
+    }
+
+    fn is_unplanned(&mut self) -> bool {
+        let depth = self.depth.unwrap_or(1);
+        self.ways.is_unplanned(&self.fetch.message, depth)
+    }
+
+    fn is_timed(&mut self) -> bool {
+        self.ways.time_if_due(self.gpu, &self.fetch.message)
+    }
+
+    fn is_for_sender(&mut self) -> bool {
+        let message = &self.fetch.message;
+        self.ways.is_for_sender(self.env, self.gpu, message)
+    }
+
+    fn is_putting(&mut self) -> bool {
+        self.ways.is_pushing
+    }
+
+    fn are_alike(&mut self) -> bool {
+        let (source, place) = (self.fetch.message.source, self.place);
+        self.ways.overlapping(place).all(|other| {
+            let is_in_order = |trail: &Arc<Trail>| trail.is_in_order();
+            other.source == source
+                && other.to == place
+                && other.trail.as_ref().is_some_and(is_in_order)
+        })
+    }
+
+    fn is_behind_any(&mut self) -> bool {
+        !self.ways.trails(self.place).is_empty()
+    }
+
+    fn has_before(&mut self) -> bool {
+        let place = self.is_in_place().then_some(self.place);
+        self.before = self.fetch.before(self.ways, place);
+        self.before.is_some()
+    }
+
+    fn begins_put_in_turn(&mut self) -> bool {
+        let source = self.fetch.message.source;
+        let before = self.before.as_ref().filter(|before| before.is_below);
+        let is_in_order = before.is_none_or(|before| before.trail.is_pushed());
+        let push = self.ways.push_in_turn(self.env, self.gpu, source);
+        let before = before.cloned();
+        is_in_order
+            && self
+                .fetch
+                .begin_parts(self.env, self.gpu, &[], push, true, before, None)
+    }
+
+    fn is_long(&mut self) -> bool {
+        self.fetch.wanted >= ONE_WAY_FROM
+    }
+
+    fn begins_put(&mut self) -> bool {
+        let source = self.fetch.message.source;
+        let push = self.ways.push_as_before(self.env, self.gpu, source);
+        let before = self.before.clone();
+        let is_begun = self
+            .fetch
+            .begin_parts(self.env, self.gpu, &[], push, true, before, None);
+        if is_begun && self.depth == Some(1) {
+            // As what goes the other way: the next ones had better be told of as well.
+            self.ways.refused(&self.fetch.message);
+        }
+        is_begun
+    }
+
+    fn is_put(&mut self) -> bool {
+        let source = self.fetch.message.source;
+        let depth = self.depth.unwrap_or(1);
+        self.push = match &self.before {
+            // As the one before it, on whose lanes it follows.
+            Some(Before {
+                trail,
+                is_below: true,
+                ..
+            }) if trail.is_pushed() => self.ways.push_as_before(self.env, self.gpu, source),
+            Some(Before { is_below: true, .. }) => None,
+            _ => self
+                .ways
+                .push(self.env, self.gpu, &self.fetch.message, depth),
+        };
+        self.push.is_some()
+    }
+
+    fn begins_directly(&mut self) -> bool {
+        let depth = self.depth.unwrap_or(1);
+        let begins = self.ways.begins_directly(&self.fetch.message, depth);
+        if begins {
+            self.fetch
+                .begin_directly(self.env, self.gpu, self.ways, depth);
+        }
+        begins
+    }
+
+    fn begins_multipath(&mut self) -> bool {
+        let depth = self.depth.unwrap_or(1);
+        let (before, push) = (self.before.clone(), self.push.take());
+        self.fetch
+            .begin_several(self.env, self.gpu, self.ways, before, depth, push)
     }
 }

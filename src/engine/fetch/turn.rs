@@ -12,91 +12,16 @@
 //! first would be read before anybody chooses (a model: 0.72 of what the ports carry, 0.89 so, and 0.96 where also the first is one
 //! of whom nobody reads).
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use crate::cuda::clock_ns;
-use crate::engine::invite::Company;
 use crate::node::Segment;
+use crate::policy::stepped;
+pub use crate::policy::turn::{from, Start, WINDOW_FROM};
+use crate::policy::turn::{hold_ns, Place, State, World};
 use crate::stats::{self, Counter};
-
-/// Single messages of so many bytes are read in turns: 10 us and more each, beside which a launch by itself is little. Four H100s, each to
-/// every other, times the speed without the library, at once and in turns: 3 MiB 1.14 to 1.16 and 1.07 to 1.10, 4 MiB 1.09 to 1.11 and 1.11 to
-/// 1.19 (`docs/results/h100-x4-many.txt`, 10 and 12).
-const SINGLE_FROM: u64 = 4 << 20;
-/// Those of windows: several of one sender are launched together. The same, each launched by itself at once, and in turns (means of three
-/// launches): windows of 4 of 1.5 MiB 0.99 and 1.04, of 2 MiB 0.98 and 1.10, of 2.5 MiB 0.99 and 1.12; of 8 1.06 and 1.07, 1.07 and 1.18, 1.07 and 1.20
-/// (the same, 12; where processors are slower, windows of 4 0.97 and 0.98, 0.96 and 1.01, 0.94 and 1.04, but of 1.25 MiB 0.96 and 0.93).
-pub const WINDOW_FROM: u64 = 1536 << 10;
-/// Those of windows deeper than [`FEW`], whose batches are long as it is: of 16 of 1.5 MiB 1.14 and 1.01, of 2 MiB 1.09 and 1.21, of 2.5 MiB 1.09
-/// and 1.22.
-const DEEP_FROM: u64 = 2 << 20;
-/// Windows of more messages are deep.
-const FEW: u32 = 8;
-/// So many bytes of one sender are read together. Four H100s, batches of 4, 6, 8 and 10 MiB: windows of 4 of 2 MiB 1.17, 1.06, 1.11 and 1.11, of 16
-/// of 4 MiB 0.99, 1.01, 1.18 and 1.11 (the same, 12). 12 MiB have a twentieth more in windows of 16, and in those of 4 of 5 MiB 1.17 instead
-/// of 1.26.
-const TOGETHER_BYTES: u64 = 8 << 20;
-/// While others wait a batch is launched behind one that is being read, so that it begins when that ends.
-const AHEAD: usize = 2;
-/// Two of so many bytes are not launched at once: they would be read at the same time, and what a launch costs is little beside them.
-const ALONE_FROM: u64 = 48 << 20;
-/// A message may wait this part of a nanosecond a byte, a fifth of the time that it takes, for one of another sender where nothing
-/// is read yet: as long as others read from its own, which then has no more to give.
-const HOLD_SHIFT: u32 = 11;
-/// A sender whose messages have been passed over so often is next.
-const PATIENCE: u32 = 32;
-
-/// From how many bytes on messages of a window so deep are read in turns.
-pub fn from(depth: u32) -> u64 {
-    match depth {
-        0 | 1 => SINGLE_FROM,
-        2..=FEW => WINDOW_FROM,
-        _ => DEEP_FROM,
-    }
-}
-
-/// The messages of one sender that wait.
-#[derive(Debug)]
-struct Sender {
-    rank: u32,
-    /// Numbers and bytes of those, oldest first.
-    waiting: VecDeque<(u64, u64)>,
-    /// Batches of others that were read instead since it waits.
-    passed_over: u32,
-}
-
-/// Messages of one sender that are read together.
-#[derive(Debug)]
-struct Batch {
-    number: u64,
-    rank: u32,
-    /// Of all that were ever part of it.
-    bytes: u64,
-    /// How many those are.
-    count: u32,
-    /// How many of them are not over.
-    reading: u32,
-}
-
-impl Batch {
-    /// Whether one more of a sender is part of it.
-    fn takes(&self, rank: u32, bytes: u64) -> bool {
-        self.rank == rank && self.bytes.saturating_add(bytes) <= TOGETHER_BYTES
-    }
-}
-
-#[derive(Debug, Default)]
-struct State {
-    senders: Vec<Sender>,
-    /// What is being read, oldest first.
-    batches: VecDeque<Batch>,
-    number: u64,
-    /// From whom has been read of late.
-    company: Company,
-}
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -109,25 +34,22 @@ struct Shared {
 #[derive(Debug, Default)]
 pub struct Turns(Arc<Shared>);
 
-/// How the copy of a message begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// With its batch.
-    InBatch,
-    /// As the first of a batch, beside what is read before it: two copies have a lane each, and the second one starts up meanwhile.
-    Beside,
-    /// As the first of a batch, behind what is read before it: several copies of each of two lanes share the device's engines, and end late
-    /// together.
-    Behind,
+/// The node, as a message asks about it.
+struct Node<'a> {
+    /// How many others read from a rank.
+    readers: &'a dyn Fn(u32) -> u32,
+    since_ns: u64,
+    bytes: u64,
 }
 
-/// Where a message stands.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    /// It waits under this number.
-    Waiting(u64),
-    /// It is read, as part of the batch of this number.
-    Reading { batch: u64, start: Start },
+impl World for Node<'_> {
+    fn readers(&self, rank: u32) -> u32 {
+        (self.readers)(rank)
+    }
+
+    fn may_hold(&self) -> bool {
+        clock_ns().saturating_sub(self.since_ns) < hold_ns(self.bytes)
+    }
 }
 
 /// Of a message that is read, or waits for that.
@@ -152,29 +74,23 @@ impl Turns {
 
     /// Whether messages of a sender wait: then those behind them do so as well, and stay in order.
     pub fn are_waiting(&self, rank: u32) -> bool {
-        let state = self.0.state.lock();
-        let mut senders = state.senders.iter();
-        senders.any(|sender| sender.rank == rank)
+        self.0.state.lock().is_waiting(rank)
     }
 
     /// A message is to be read from a sender: at once, if nobody else's is being read or waits, and none of its own. `readers`: how
     /// many others read from a rank.
     pub fn enter(&self, rank: u32, bytes: u64, readers: &dyn Fn(u32) -> u32) -> Turn {
         let mut state = self.0.state.lock();
-        state.company.note_other(rank);
-        let is_chosen = || {
-            state.company.are_several()
-                && !state.joins(rank, bytes)
-                && (state.is_full(bytes) || readers(rank) > 0)
+        let world = Node {
+            readers,
+            since_ns: 0,
+            bytes,
         };
-        let must_wait = !state.senders.is_empty()
-            || state.batches.iter().any(|batch| batch.rank != rank)
-            || is_chosen();
+        let place = stepped!("turn.enter", state, (rank, bytes), &world, |world| state
+            .enter(rank, bytes, world));
+        let must_wait = matches!(place, Place::Waiting(_));
         stats::add(Counter::TurnsWaited, u64::from(must_wait));
-        let place = match must_wait {
-            true => Place::Waiting(state.wait(rank, bytes)),
-            false => self.0.begin(&mut state, rank, bytes),
-        };
+        self.0.say_if_first(place, rank);
         Turn {
             shared: Arc::clone(&self.0),
             rank,
@@ -185,106 +101,11 @@ impl Turns {
     }
 }
 
-impl State {
-    /// One more message of a sender waits. Returns its number.
-    fn wait(&mut self, rank: u32, bytes: u64) -> u64 {
-        self.number += 1;
-        let row = (self.number, bytes);
-        match self.senders.iter_mut().find(|one| one.rank == rank) {
-            Some(sender) => sender.waiting.push_back(row),
-            None => self.senders.push(Sender {
-                rank,
-                waiting: VecDeque::from([row]),
-                passed_over: 0,
-            }),
-        }
-        self.number
-    }
-
-    /// A message waits no more. Those behind it still do.
-    fn wait_no_more(&mut self, rank: u32, number: u64) {
-        if let Some(sender) = self.senders.iter_mut().find(|one| one.rank == rank) {
-            sender.waiting.retain(|waiting| waiting.0 != number);
-        }
-        self.senders.retain(|one| !one.waiting.is_empty());
-    }
-
-    /// Whether a message is part of the batch that was begun last.
-    fn joins(&self, rank: u32, bytes: u64) -> bool {
-        let last = self.batches.back();
-        last.is_some_and(|last| last.takes(rank, bytes))
-    }
-
-    /// Whether the first message of a sender that waits is.
-    fn goes_on(&self, sender: &Sender) -> bool {
-        let first = sender.waiting.front();
-        first.is_some_and(|(_, bytes)| self.joins(sender.rank, *bytes))
-    }
-
-    /// Whether no further batch is launched whose first message has so many bytes.
-    fn is_full(&self, bytes: u64) -> bool {
-        self.batches.len() >= if bytes < ALONE_FROM { AHEAD } else { 1 }
-    }
-
-    /// Whose message is next. `readers`: how many others read from a rank.
-    fn next(&self, readers: &dyn Fn(u32) -> u32) -> Option<u32> {
-        let longest = self.senders.iter().max_by_key(|one| one.passed_over);
-        if let Some(overdue) = longest.filter(|one| one.passed_over >= PATIENCE) {
-            return Some(overdue.rank);
-        }
-        if let Some(same) = self.senders.iter().find(|one| self.goes_on(one)) {
-            return Some(same.rank);
-        }
-        // Of several alike the current one goes on, and after it the one that has waited longest.
-        let current = self.batches.back().map(|last| last.rank);
-        let key = |one: &&Sender| {
-            let is_another = current != Some(one.rank);
-            let since = one.waiting.front().map(|(number, _)| *number);
-            (readers(one.rank), is_another, since)
-        };
-        self.senders.iter().min_by_key(key).map(|one| one.rank)
-    }
-}
-
 impl Shared {
-    /// A message of this sender is read from now on.
-    fn begin(&self, state: &mut State, rank: u32, bytes: u64) -> Place {
-        if let Some(last) = state
-            .batches
-            .back_mut()
-            .filter(|last| last.takes(rank, bytes))
-        {
-            last.bytes += bytes;
-            last.count += 1;
-            last.reading += 1;
-            return Place::Reading {
-                batch: last.number,
-                start: Start::InBatch,
-            };
-        }
-        let start = match state.batches.iter().any(|batch| batch.count > 1) {
-            true => Start::Behind,
-            false => Start::Beside,
-        };
-        state.number += 1;
-        let number = state.number;
-        state.batches.push_back(Batch {
-            number,
-            rank,
-            bytes,
-            count: 1,
-            reading: 1,
-        });
-        self.say(Some(rank));
-        for other in &mut state.senders {
-            other.passed_over = match other.rank == rank {
-                true => 0,
-                false => other.passed_over + 1,
-            };
-        }
-        Place::Reading {
-            batch: number,
-            start,
+    /// Says that this rank reads from another, where a batch of that one's begins.
+    fn say_if_first(&self, place: Place, rank: u32) {
+        if State::begins_batch(place) {
+            self.say(Some(rank));
         }
     }
 
@@ -311,9 +132,7 @@ impl Turn {
 
     /// Whether the next message of its sender waits and is part of its batch.
     pub fn is_followed(&self) -> bool {
-        let state = self.shared.state.lock();
-        let own = state.senders.iter().find(|one| one.rank == self.rank);
-        own.is_some_and(|own| state.goes_on(own))
+        self.shared.state.lock().is_followed(self.rank)
     }
 
     /// Whether it is to be read now. `readers`: how many others read from a rank.
@@ -322,19 +141,24 @@ impl Turn {
             return true;
         };
         let mut state = self.shared.state.lock();
-        let own = state.senders.iter().find(|one| one.rank == self.rank);
-        let first = own.and_then(|own| own.waiting.front());
-        let is_first = first.is_some_and(|(first, _)| *first == number);
-        let has_room = || state.joins(self.rank, self.bytes) || !state.is_full(self.bytes);
-        if !is_first || !has_room() || state.next(readers) != Some(self.rank) {
+        let (rank, bytes) = (self.rank, self.bytes);
+        let world = Node {
+            readers,
+            since_ns: self.since_ns,
+            bytes,
+        };
+        let begun = stepped!(
+            "turn.comes",
+            state,
+            (rank, number, bytes),
+            &world,
+            |world| state.comes(rank, number, bytes, world)
+        );
+        let Some(place) = begun else {
             return false;
-        }
-        let may_hold = || clock_ns().saturating_sub(self.since_ns) < self.bytes >> HOLD_SHIFT;
-        if state.batches.is_empty() && readers(self.rank) > 0 && may_hold() {
-            return false;
-        }
-        state.wait_no_more(self.rank, number);
-        self.place = self.shared.begin(&mut state, self.rank, self.bytes);
+        };
+        self.place = place;
+        self.shared.say_if_first(place, self.rank);
         true
     }
 }
@@ -345,12 +169,7 @@ impl Drop for Turn {
         match self.place {
             Place::Waiting(number) => state.wait_no_more(self.rank, number),
             Place::Reading { batch, .. } => {
-                let mut batches = state.batches.iter_mut();
-                if let Some(batch) = batches.find(|one| one.number == batch) {
-                    batch.reading -= 1;
-                }
-                state.batches.retain(|one| one.reading > 0);
-                if state.batches.is_empty() {
+                if state.is_over(batch) {
                     self.shared.say(None);
                 }
             }
@@ -361,6 +180,9 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::VecDeque;
+
+    use crate::policy::turn::{ALONE_FROM, FEW, TOGETHER_BYTES};
 
     const NOBODY: &dyn Fn(u32) -> u32 = &|_| 0;
     /// No two of one sender are read together.

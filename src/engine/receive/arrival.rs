@@ -325,7 +325,7 @@ impl Core {
         let mut fetch = begun?;
         let (was_told, source) = (told.is_some(), fetch.message().source);
         if kept.is_some() && fetch.message().flags & flag::HOST == 0 {
-            self.company.note(env, source);
+            self.note_company(env, source);
         }
         let known = &mut self.known;
         let is_next = known.note(env, fetch.message(), &descriptor, was_told, sends_to)
@@ -403,6 +403,25 @@ impl Core {
             fetch.set_out_behind(env, gpu, &mut ways);
         });
         self.receives[id].stage = Stage::Fetching(fetch);
+    }
+
+    /// A message that is to come through its sender's staging waits for what was received in its place before.
+    fn put_in_order(&mut self, id: usize) {
+        let staged = match &self.receives[id].stage {
+            Stage::Fetching(fetch) if fetch.wants_order() => fetch.staged(),
+            _ => return,
+        };
+        let (moving, receives) = (&self.moving, &mut self.receives);
+        let others = moving.iter().filter(|other| **other != id);
+        let before = |other: &usize| match (&mut receives[*other].stage, &staged) {
+            (Stage::Fetching(fetch), Some(staged)) => fetch.end_before(staged),
+            (Stage::Lifting(lifting), Some(staged)) => lifting.end_before(staged),
+            _ => None,
+        };
+        let trails = others.filter_map(before).collect();
+        if let Stage::Fetching(fetch) = &mut receives[id].stage {
+            fetch.set_order(trails);
+        }
     }
 
     /// What is being written to some of these bytes of device memory, or read to be checked, for a value of this receive that is
@@ -580,6 +599,7 @@ impl Core {
             self.set_out(env, id);
             return (true, false);
         }
+        self.put_in_order(id);
         let receive = &mut self.receives[id];
         match &mut receive.stage {
             Stage::Fetching(fetch) => match fetch.poll(env, &mut self.gpu) {

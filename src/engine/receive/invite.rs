@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use super::foreseen::Foreseen;
 use super::{Receive, Stage, Target};
-use crate::cuda::{overlap, Buffer};
+use crate::cuda::{overlap, Buffer, Uuid};
 use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
@@ -13,12 +13,126 @@ use crate::engine::lift::Shape;
 use crate::engine::Env;
 use crate::mpi::{Abi, Handle};
 use crate::node::{Invited, Target as Place, Told, Waiting};
+use crate::policy::decided_by;
+use crate::policy::rtr::{self, TellFacts};
 use crate::stats::{self, Counter};
 
 /// Receives that are looked through for one that may take the same message.
 const LOOKED_THROUGH: usize = 64;
-/// From so many bytes on only memory in large pages is written to by senders.
-const LARGE_PAGES_FROM: u64 = 1 << 20;
+/// A receive of which its sender may be told, with all that decides it.
+struct Posted<'a> {
+    core: &'a mut Core,
+    env: &'a Env,
+    posting: &'a Posting,
+    stream: Stream,
+    last: &'a Last,
+    me: Option<usize>,
+    /// What the message leaves to host memory, bytes.
+    rest: u64,
+    target: Option<Place>,
+    told: Option<Told>,
+}
+
+impl Posted<'_> {
+    fn ends(&self) -> [Uuid; 2] {
+        [self.last.device, self.posting.buffer.uuid]
+    }
+
+    fn place(&self) -> (u64, u64) {
+        (self.posting.buffer.address, self.posting.bytes)
+    }
+}
+
+impl TellFacts for Posted<'_> {
+    fn may_invite(&mut self) -> bool {
+        self.env.may_invite()
+    }
+
+    fn is_likely_direct(&mut self) -> bool {
+        let (sender, bytes, ends) = (self.stream.peer, self.posting.bytes, self.ends());
+        !self.env.may_split(bytes) || self.core.depths.is_likely_direct(sender, ends, bytes, 1)
+    }
+
+    fn rest(&mut self) -> Option<u64> {
+        let (sender, bytes, ends) = (self.stream.peer, self.posting.bytes, self.ends());
+        let rest = self.core.depths.rest(sender, ends, bytes)?;
+        self.rest = rest;
+        Some(rest)
+    }
+
+    fn is_apart(&mut self) -> bool {
+        let [from, to] = self.ends();
+        from != to && self.stream.peer != self.env.world_rank
+    }
+
+    fn is_only(&mut self) -> bool {
+        self.core.company.is_only(self.stream.peer)
+    }
+
+    fn may_put(&mut self) -> bool {
+        self.core.gpu.may_push(self.stream.peer)
+    }
+
+    fn is_written(&mut self) -> bool {
+        self.core.is_written(self.place())
+    }
+
+    fn is_shared(&mut self) -> bool {
+        self.core.is_shared(self.env, self.me, self.place())
+    }
+
+    fn is_exported(&mut self) -> bool {
+        let buffer = &self.posting.buffer;
+        let gpu = &mut self.core.gpu;
+        let export = gpu
+            .prepare(buffer)
+            .and_then(|_| gpu.export(self.env, buffer));
+        match export {
+            Ok(export) => self.target = Some(Place::from(&export)),
+            Err(error) => {
+                // Memory that can be exported at all.
+                stats::add(Counter::DriverRetries, 1);
+                let address = buffer.address;
+                log::debug!("device buffer {address:#x}: nobody invited: {error}");
+            }
+        }
+        self.target.is_some()
+    }
+
+    fn bytes(&mut self) -> u64 {
+        self.posting.bytes
+    }
+
+    fn is_in_large_pages(&mut self) -> bool {
+        let target = self.target.as_ref();
+        target.is_some_and(Place::is_in_large_pages)
+    }
+
+    fn tells(&mut self) -> bool {
+        self.told = self.tell();
+        self.told.is_some()
+    }
+}
+
+impl Posted<'_> {
+    fn tell(&self) -> Option<Told> {
+        let target = self.target.as_ref()?;
+        let waiting = Waiting {
+            communicator: self.stream.comm,
+            source: self.stream.peer,
+            tag: self.stream.tag,
+            after: self.last.nonce,
+            bytes: self.posting.bytes,
+            offset: target.offset,
+            rest: 0,
+            buffer_id: target.buffer_id,
+        };
+        let waiting = waiting.leaving(self.rest)?;
+        let told = self.env.node.own().invite(&waiting, target)?;
+        stats::add(Counter::Invitations, 1);
+        Some(told)
+    }
+}
 
 /// A receive into one run of device memory that names its source and its tag.
 #[derive(Clone, Copy)]
@@ -137,59 +251,19 @@ impl Core {
         last: &Last,
         me: Option<usize>,
     ) -> Option<Told> {
-        if !env.may_invite() {
-            return None;
-        }
-        let (buffer, bytes) = (&posting.buffer, posting.bytes);
-        let (sender, ends) = (stream.peer, [last.device, buffer.uuid]);
-        let is_direct =
-            !env.may_split(bytes) || self.depths.is_likely_direct(sender, ends, bytes, 1);
-        // Of one that is split all that is likely to go directly.
-        let rest = match is_direct {
-            true => 0,
-            false => self.depths.rest(sender, ends, bytes)?,
-        };
-        // Two processes on one GPU take turns there, and one of them makes all copies; what a rank sends to itself it maps nowhere.
-        let is_apart = last.device != buffer.uuid && stream.peer != env.world_rank;
-        let is_fit =
-            is_apart && self.company.is_only(stream.peer) && self.gpu.may_push(stream.peer);
-        let place = (buffer.address, bytes);
-        if !is_fit || self.is_written(place) || self.is_shared(env, me, place) {
-            return None;
-        }
-        let export = self
-            .gpu
-            .prepare(buffer)
-            .and_then(|_| self.gpu.export(env, buffer));
-        let target = match export {
-            Ok(export) => Place::from(&export),
-            Err(error) => {
-                // Memory that can be exported at all.
-                stats::add(Counter::DriverRetries, 1);
-                log::debug!(
-                    "device buffer {:#x}: nobody invited: {error}",
-                    buffer.address
-                );
-                return None;
-            }
-        };
-        if bytes >= LARGE_PAGES_FROM && !target.is_in_large_pages() {
-            return None;
-        }
-        let waiting = Waiting {
-            communicator: stream.comm,
-            source: stream.peer,
-            tag: stream.tag,
-            after: last.nonce,
-            bytes,
-            offset: target.offset,
+        let mut posted = Posted {
+            core: self,
+            env,
+            posting,
+            stream,
+            last,
+            me,
             rest: 0,
-            buffer_id: target.buffer_id,
+            target: None,
+            told: None,
         };
-        let waiting = waiting.leaving(rest)?;
-        let told = env.node.own().invite(&waiting, &target)?;
-        stats::add(Counter::Invitations, 1);
-        Some(told)
+        decided_by!("rtr.tell", &mut posted, rtr::tell);
+        posted.told
     }
 
     /// Whether a message is on its way to some of these bytes of device memory, or is checked there.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::cuda::{overlap, Error, Result};
-use crate::engine::fetch::{Trail, TrailEnd, UnderWay};
+use crate::engine::fetch::{Staged, Trail, TrailEnd, UnderWay};
 use crate::engine::gpu::Gpu;
 use crate::engine::lift::Lift;
 
@@ -61,6 +61,12 @@ impl Lifting {
     pub fn end(&self, place: (u64, u64)) -> Option<Arc<Trail>> {
         let is_in_order = self.after.is_empty() && self.lifts.iter().all(Lift::is_issued);
         (!is_in_order && overlap(self.place, place)).then(|| Arc::clone(self.trail.trail()))
+    }
+
+    /// What a message waits for that comes through staging to its place, and was claimed after this value had landed.
+    pub fn end_before(&self, next: &Staged) -> Option<Arc<Trail>> {
+        next.is_behind(self.began, self.place)
+            .then(|| Arc::clone(self.trail.trail()))
     }
 
     /// What messages have to know of it that are fetched meanwhile.

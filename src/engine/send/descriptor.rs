@@ -22,6 +22,8 @@ use crate::engine::types::TypeInfo;
 use crate::engine::Env;
 use crate::mpi::Handle;
 use crate::node::{Asked, Descriptor, Message, Peer, State, Sums, DESCRIPTOR_BYTES};
+use crate::policy::decided_by;
+use crate::policy::send::{self as policy, Comm, RtsFacts, Whereabouts};
 use crate::stats::{self, Counter, Reason};
 
 /// Open sends that are looked through for one to a certain rank.
@@ -326,11 +328,11 @@ impl Core {
         stats::add(messages, 1);
         stats::add(of_bytes, bytes);
         let is_exported = message.flags & (flag::EXPORTED | flag::HOST) != 0;
-        if message.flags & flag::EXPORTED != 0 {
-            self.exchanges.sent(env, out.peer.world_rank(), bytes);
+        if message.flags & flag::EXPORTED != 0 && env.puts(bytes) {
+            self.exchanges.note_sent(out.peer.world_rank());
         }
         if matches!(origin, Origin::Device(_)) {
-            self.company.note(env, out.peer.world_rank());
+            self.note_company(env, out.peer.world_rank());
         }
         let story = Story {
             is_send: true,
@@ -373,53 +375,18 @@ impl Core {
         info: &TypeInfo,
         bytes: u64,
     ) -> Result<(Arc<Identity>, Arc<Peer>), Reason> {
-        if args.mode == Mode::Buffered {
-            return Err(Reason::Buffered);
-        }
-        if bytes < env.config.threshold.max(1) {
-            return Err(Reason::TooSmall);
-        }
-        if !info.dense(args.count) {
-            return Err(Reason::NonContiguous);
-        }
-        // Without staging a receiver that cannot map the buffer could not be served.
-        if !env.node.own().prepare_staging() || env.node.own().layout().chunks == 0 {
-            return Err(Reason::OutOfMemory);
-        }
-        if !self.helper_runs {
-            return Err(Reason::HelperOff);
-        }
-        if self.counts_lost() {
-            return Err(Reason::UnknownComm);
-        }
-        // SAFETY: the program's handle.
-        let Some(identity) = (unsafe { comms::identity(env.abi, args.comm) }) else {
-            // SAFETY: as above.
-            let is_inter = unsafe { comms::is_inter(env.abi, args.comm) };
-            return Err(if is_inter {
-                Reason::Intercomm
-            } else {
-                Reason::UnknownComm
-            });
+        let mut leaving = Leaving {
+            core: self,
+            env,
+            args,
+            is_dense: info.dense(args.count),
+            bytes,
+            identity: None,
+            peer: None,
         };
-        let world = identity.world_rank(args.dest).ok_or(Reason::UnknownComm)?;
-        let Some(peer) = env.node.peer(world) else {
-            let off_node = env.node.proves_off_node(world);
-            return Err(if off_node {
-                Reason::NotOnNode
-            } else {
-                Reason::NotRegistered
-            });
-        };
-        let is_ready = if bytes < DESCRIPTOR_BYTES as u64 {
-            peer.ready_for_all()
-        } else {
-            peer.ready()
-        };
-        if !is_ready {
-            return Err(Reason::NotReady);
-        }
-        Ok((identity, peer))
+        decided_by!("send.rts", &mut leaving, policy::rts)?;
+        let (identity, peer) = (leaving.identity, leaving.peer);
+        identity.zip(peer).ok_or(Reason::NotRegistered)
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -765,5 +732,74 @@ impl Core {
         }
         out.lost = Some(fault::died(out.of(), out.path(), true));
         stats::add(Counter::DeadPeers, 1);
+    }
+}
+
+/// A message that may go by descriptor, with all that decides it.
+struct Leaving<'a> {
+    core: &'a Core,
+    env: &'a Env,
+    args: &'a SendArgs,
+    is_dense: bool,
+    bytes: u64,
+    identity: Option<Arc<Identity>>,
+    peer: Option<Arc<Peer>>,
+}
+
+impl RtsFacts for Leaving<'_> {
+    fn is_buffered(&mut self) -> bool {
+        self.args.mode == Mode::Buffered
+    }
+
+    fn is_below_threshold(&mut self) -> bool {
+        self.bytes < self.env.config.threshold.max(1)
+    }
+
+    fn is_dense(&mut self) -> bool {
+        self.is_dense
+    }
+
+    fn has_staging(&mut self) -> bool {
+        let own = self.env.node.own();
+        own.prepare_staging() && own.layout().chunks != 0
+    }
+
+    fn has_helper(&mut self) -> bool {
+        self.core.helper_runs
+    }
+
+    fn is_counting(&mut self) -> bool {
+        !self.core.counts_lost()
+    }
+
+    fn comm(&mut self) -> Comm {
+        let (abi, comm) = (self.env.abi, self.args.comm);
+        // SAFETY: the handle is the program's, of a call that is being made.
+        self.identity = unsafe { comms::identity(abi, comm) };
+        match &self.identity {
+            Some(_) => Comm::Known,
+            // SAFETY: as above.
+            None if unsafe { comms::is_inter(abi, comm) } => Comm::Inter,
+            None => Comm::Unknown,
+        }
+    }
+
+    fn peer(&mut self) -> Option<Whereabouts> {
+        let identity = self.identity.as_ref()?;
+        let world = identity.world_rank(self.args.dest)?;
+        self.peer = self.env.node.peer(world);
+        Some(match self.peer {
+            Some(_) => Whereabouts::Here,
+            None if self.env.node.proves_off_node(world) => Whereabouts::Elsewhere,
+            None => Whereabouts::Unregistered,
+        })
+    }
+
+    fn is_ready(&mut self) -> bool {
+        let is_short = self.bytes < DESCRIPTOR_BYTES as u64;
+        self.peer.as_ref().is_some_and(|peer| match is_short {
+            true => peer.ready_for_all(),
+            false => peer.ready(),
+        })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Purpose};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose};
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
 use crate::engine::fault::{self, Of, Path};
@@ -11,7 +11,10 @@ use crate::engine::gpu::Gpu;
 use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::serve::tracks::PUSH_LANE;
 use crate::engine::Env;
-use crate::node::{Peer, Told, Waiting};
+use crate::node::invite::Invitation;
+use crate::node::{Peer, Target, Told, Waiting};
+use crate::policy::decided_by;
+use crate::policy::rtr::{self, WriteFacts};
 use crate::stats::{self, Counter};
 
 /// A message, perhaps without its beginning, on its way to a receive that was told of.
@@ -50,10 +53,6 @@ impl Core {
         (context, address): (ContextKey, u64),
         completes_alone: bool,
     ) -> Option<Pushed> {
-        let rank = peer.world_rank();
-        if !env.may_invite() || !self.company.is_only(rank) || !self.gpu.may_push(rank) {
-            return None;
-        }
         let expected = Waiting {
             communicator: stream.comm,
             source: env.world_rank,
@@ -64,70 +63,186 @@ impl Core {
             rest: 0,
             buffer_id: 0,
         };
-        let line = expected.line();
-        let invitation = peer.board()?.invitation(line)?;
-        // What this rank reads from there it would write one after the other.
-        let is_reading = |id: &usize| self.reads_from(*id, peer.world_rank());
-        if bytes >= ONE_WAY_FROM && self.moving.iter().any(is_reading) {
-            return None;
-        }
-        // Its receiver waits, and this rank will read what that has sent: it reads this short one meanwhile.
-        // To write this one, too, takes two launches of this rank's, one after the other.
-        let is_waiting = bytes < ONE_WAY_FROM && self.is_announced(env);
-        if is_waiting && invitation.find(&expected).is_some() && !self.is_written_to(env) {
-            return None;
-        }
-        let last = self.last_sent.last(env, stream)?;
-        let (tag, waiting) = last.find(invitation, &expected)?;
-        let target = invitation.target(&waiting).ok()?;
+        let mut next = Next {
+            core: self,
+            env,
+            peer,
+            stream,
+            expected,
+            from: (context, address),
+            completes_alone,
+            line: expected.line(),
+            found: None,
+            target: None,
+            mapping: None,
+            copy: None,
+        };
+        decided_by!("rtr.write", &mut next, rtr::write);
+        let (tag, waiting) = next.found?;
+        Some(Pushed {
+            peer: Arc::clone(peer),
+            told: Told {
+                line: next.line,
+                tag,
+                rest: waiting.rest,
+            },
+            copy: Some(next.copy?),
+        })
+    }
+}
+
+/// The next message of a stream, with all that decides whether it is written to a receive.
+struct Next<'a> {
+    core: &'a mut Core,
+    env: &'a Env,
+    peer: &'a Arc<Peer>,
+    stream: Stream,
+    /// The receive as it would be told of.
+    expected: Waiting,
+    from: (ContextKey, u64),
+    completes_alone: bool,
+    line: u32,
+    /// The receive that was found.
+    found: Option<(u64, Waiting)>,
+    target: Option<Target>,
+    mapping: Option<Arc<Mapping>>,
+    copy: Option<InFlight>,
+}
+
+impl Next<'_> {
+    fn invitation(&self) -> Option<&Invitation> {
+        self.peer.board()?.invitation(self.line)
+    }
+
+    fn find(&mut self) -> Option<(u64, Waiting)> {
+        let invitation = self.peer.board()?.invitation(self.line)?;
+        let last = self.core.last_sent.last(self.env, self.stream)?;
+        last.find(invitation, &self.expected)
+    }
+}
+
+impl WriteFacts for Next<'_> {
+    fn may_invite(&mut self) -> bool {
+        self.env.may_invite()
+    }
+
+    fn is_only(&mut self) -> bool {
+        self.core.company.is_only(self.peer.world_rank())
+    }
+
+    fn may_put(&mut self) -> bool {
+        self.core.gpu.may_push(self.peer.world_rank())
+    }
+
+    fn is_told_of_any(&mut self) -> bool {
+        self.invitation().is_some()
+    }
+
+    fn is_long(&mut self) -> bool {
+        self.expected.bytes >= ONE_WAY_FROM
+    }
+
+    fn is_reading(&mut self) -> bool {
+        let rank = self.peer.world_rank();
+        let mut moving = self.core.moving.iter();
+        moving.any(|id| self.core.reads_from(*id, rank))
+    }
+
+    fn is_announced(&mut self) -> bool {
+        self.core.is_announced(self.env)
+    }
+
+    fn is_told_of_now(&mut self) -> bool {
+        let invitation = self.invitation();
+        invitation.is_some_and(|invitation| invitation.find(&self.expected).is_some())
+    }
+
+    fn is_written_to(&mut self) -> bool {
+        self.core.is_written_to(self.env)
+    }
+
+    fn is_told_of(&mut self) -> bool {
+        self.found = self.find();
+        self.found.is_some()
+    }
+
+    fn is_rest_fit(&mut self) -> bool {
+        let (Some((_, waiting)), Some(invitation)) = (&self.found, self.invitation()) else {
+            return false;
+        };
+        let (rest, target) = (waiting.rest, invitation.target(waiting).ok());
+        self.target = target;
         // Nobody leaves all of it.
-        let rest = waiting.rest;
-        if rest >= bytes || (rest > 0 && completes_alone) {
-            return None;
-        }
-        let export = Export::from(&target);
-        if !export.holds(bytes) {
-            return None;
-        }
+        self.target.is_some() && rest < self.expected.bytes && !(rest > 0 && self.completes_alone)
+    }
+
+    fn is_held(&mut self) -> bool {
+        let target = self.target.as_ref();
+        target.is_some_and(|target| Export::from(target).holds(self.expected.bytes))
+    }
+
+    fn is_mapped(&mut self) -> bool {
+        let Some(target) = &self.target else {
+            return false;
+        };
+        let export = Export::from(target);
+        let (env, stream, peer) = (self.env, self.stream, self.peer);
+        let Some(invitation) = peer.board().and_then(|board| board.invitation(self.line)) else {
+            return false;
+        };
+        let Core { last_sent, gpu, .. } = &mut *self.core;
+        let Some(last) = last_sent.last(env, stream) else {
+            return false;
+        };
         // Its receiver may withdraw it, and free the buffer.
-        let mut is_kept = || last.find(invitation, &expected).is_some();
-        let mapping = match self.gpu.map_while(context, peer, &export, &mut is_kept) {
-            Ok(mapping) => mapping,
-            Err(_) if !is_kept() => return None,
+        let mut is_kept = || last.find(invitation, &self.expected).is_some();
+        match gpu.map_while(self.from.0, peer, &export, &mut is_kept) {
+            Ok(mapping) => self.mapping = Some(mapping),
+            Err(_) if !is_kept() => {}
             Err(error) => {
                 // That this buffer cannot be mapped here says nothing of others, and what cannot be is no fault.
                 if error.code().is_some() && !error.is_refusal() {
-                    failed(&mut self.gpu, peer, &error);
+                    failed(gpu, peer, &error);
                 } else if error != Error::AlreadyMapped {
-                    self.gpu.push_failed(peer.world_rank());
+                    gpu.push_failed(peer.world_rank());
                 }
                 log::debug!("to rank {}: not pushed: {error}", peer.world_rank());
-                return None;
             }
-        };
-        if !invitation.take(tag) {
-            return None;
         }
+        self.mapping.is_some()
+    }
+
+    fn takes(&mut self) -> bool {
+        let tag = self.found.as_ref().map(|(tag, _)| *tag);
+        let invitation = self.invitation();
+        tag.zip(invitation)
+            .is_some_and(|(tag, invitation)| invitation.take(tag))
+    }
+
+    fn is_launched(&mut self) -> bool {
+        let (Some((tag, waiting)), Some(target), Some(mapping)) =
+            (&self.found, &self.target, self.mapping.take())
+        else {
+            return false;
+        };
+        let (tag, rest, (context, address)) = (*tag, waiting.rest, self.from);
         let copy = Copy::Linear {
             dst: mapping.address_of(target.offset) + rest,
             src: address + rest,
-            bytes: bytes - rest,
+            bytes: self.expected.bytes - rest,
         };
-        match self
-            .gpu
-            .copy_on(context, Purpose::Push, PUSH_LANE, copy, Some(mapping))
-        {
-            Ok(copy) => Some(Pushed {
-                peer: Arc::clone(peer),
-                told: Told { line, tag, rest },
-                copy: Some(copy),
-            }),
+        let gpu = &mut self.core.gpu;
+        match gpu.copy_on(context, Purpose::Push, PUSH_LANE, copy, Some(mapping)) {
+            Ok(copy) => self.copy = Some(copy),
             Err(error) => {
-                invitation.refuse(tag);
-                failed(&mut self.gpu, peer, &error);
-                None
+                if let Some(invitation) = self.peer.board().and_then(|it| it.invitation(self.line))
+                {
+                    invitation.refuse(tag);
+                }
+                failed(gpu, self.peer, &error);
             }
         }
+        self.copy.is_some()
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     disturbed, lines, pushed_traffic, setting, several_traffic, stop_in_several, stop_when,
     PATIENCE,
 };
-use crate::support::{job, model, on, on_every_mpi, over_an_mpi_that_knows_cuda};
+use crate::support::{is_long, job, model, on, on_every_mpi, over_an_mpi_that_knows_cuda};
 use anabranch_tests::ranks::{self, Random, Rank};
 use anabranch_tests::{needs_simulator, on_real_gpus, Job, Outcome};
 use std::collections::BTreeSet;
@@ -130,7 +130,7 @@ fn leftovers_are_reclaimed(mpi: &Mpi) {
 /// A rank is killed while a message over several paths is unfinished, of its own or over its GPU.
 fn killed_in_several(mpi: &Mpi, moments: u64, traffic: impl Fn(&[&str]) -> Job) {
     let seed = setting("FAULT_SEED", 1);
-    for run in seed..seed + setting("FAULT_RUNS", moments) {
+    for run in seed..seed + setting("FAULT_RUNS", if is_long() { moments } else { moments / 3 }) {
         let mut random = Random::new(run);
         let victim = (run % 3) as usize;
         let job = traffic(&["endless"]);
