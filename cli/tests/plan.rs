@@ -251,6 +251,10 @@ fn the_copies_are_written_for_graphviz() {
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "a table of what is wrong and what is said"
+)]
 fn what_cannot_be_is_said_in_one_line() {
     let installation = Installation::bare();
     let file = |name: &str, text: &str| {

@@ -141,6 +141,7 @@ fn the_matrix_is_that_of_the_block_diagram() {
 /// A box of GPUs without NVLink, from the file of the simulated driver through its NVML to the matrix, by hand: two switches with two
 /// GPUs each below a third, a GPU at the same host bridge, one at another, two at the other processor.
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table of levels")]
 fn every_level_is_told_apart() {
     const TREE: &str = "
 [[pcie.switch]]

@@ -205,6 +205,7 @@ fn progress_bar(rank: i32, iterations: u64) -> ProgressBar {
 }
 
 /// Collects every rank's figures. Collective; hash and check are filled in later.
+#[allow(clippy::too_many_arguments, reason = "what a report tells, each once")]
 fn report<T: Cell, C: Communicator>(
     world: &C,
     args: &Args,

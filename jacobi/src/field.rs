@@ -111,7 +111,7 @@ impl<T: Cell> Field<T> {
         gpu.synchronize()
     }
 
-    #[allow(clippy::too_many_arguments)] // a rectangle has four
+    #[allow(clippy::too_many_arguments, reason = "a rectangle has four")]
     fn fill(
         &self,
         gpu: &Gpu,

@@ -146,6 +146,10 @@ fn counters() -> Vec<u8> {
 }
 
 /// The case of a kernel on about `rows` x `cols` cells.
+#[allow(
+    clippy::too_many_lines,
+    reason = "one case after the other of each kernel"
+)]
 fn case(kernel: &'static str, (rows, cols): (u64, u64)) -> Option<Case> {
     let wide = kernel.ends_with("64");
     let element = if wide { 8 } else { 4 };

@@ -34,6 +34,10 @@ pub fn issue(
 }
 
 /// Enters `work` at the end of a stream after `deps` and what `history` names.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the parameters of the driver's own call"
+)]
 pub fn enter(
     d: &'static Driver,
     st: &mut MutexGuard<'_, State>,
@@ -76,6 +80,10 @@ pub fn kick(d: &'static Driver, st: &mut MutexGuard<'_, State>) {
 }
 
 /// As [`enter`], for a caller that has more to do before the operation may start.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the parameters of the driver's own call"
+)]
 pub fn enter_only(
     d: &'static Driver,
     st: &mut MutexGuard<'_, State>,

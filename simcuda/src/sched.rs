@@ -83,6 +83,7 @@ impl Sched {
     }
 
     /// Enters an operation after `deps`.
+    #[allow(clippy::too_many_arguments, reason = "what an operation is, each once")]
     pub fn add(
         &mut self,
         issued: u64,

@@ -198,6 +198,10 @@ impl State {
     }
 
     /// Makes a stream.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the parameters of the driver's own call"
+    )]
     pub fn make_stream(
         &mut self,
         d: &crate::driver::Driver,

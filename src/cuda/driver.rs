@@ -51,7 +51,7 @@ macro_rules! driver_functions {
                 /// # Safety
                 /// Pointers are valid for what the driver reads and writes through them, and handles are live.
                 #[doc(alias = $symbol)]
-                #[allow(clippy::too_many_arguments)] // as many as the driver's function has
+                #[allow(clippy::too_many_arguments, reason = "as many as the driver's function has")]
                 pub unsafe fn $method(&self, $($arg: $ty),*) -> Result<()> {
                     const NAME: &str = $symbol;
                     match self.$method {

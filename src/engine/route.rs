@@ -267,6 +267,10 @@ impl Router {
     /// `None` if messages are not split, this one is too short for it, or nothing is known of the two GPUs: it then takes
     /// one direct copy and nothing is reserved. A plan may be that copy, too: then it is reserved, so that the messages of
     /// others keep away from its links.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     pub fn plan(
         &mut self,
         env: &Env,

@@ -52,6 +52,10 @@ impl Piece {
 
     /// Starts the copy of the first of `left` bytes of a message of `total` from `from`, as many as are to be
     /// in one piece.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     fn fill(
         &self,
         gpu: &mut Gpu,
@@ -429,6 +433,10 @@ const TOGETHER_BYTES: u64 = 64 << 10;
 
 /// Starts the copy of the first of `left` bytes of a message of `total` from `from` into a piece of this rank's staging,
 /// as many as are to be in one.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+)]
 fn bring_down(
     gpu: &mut Gpu,
     own: &Segment,

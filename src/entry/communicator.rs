@@ -47,7 +47,7 @@ fn send_values_out() {
 macro_rules! constructors {
     ($($kind:ident $name:ident($($argument:ident: $type:ty),*) $($parent:ident $made:ident)?;)*) => {$(
         #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 chapters 7, 8 and 11), name in snake case.\n\n# Safety\nThe arguments are those of the program's call.")]
-        #[allow(clippy::too_many_arguments)]
+        #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
         pub unsafe fn $name($($argument: $type),*) -> c_int {
             // SAFETY: passed on.
             unsafe { $kind($($parent, $made,)? || native::$name($($argument),*)) }
@@ -175,7 +175,10 @@ pub unsafe fn intercomm_create(
 ///
 /// # Safety
 /// As [`comm_create_group`].
-#[allow(clippy::too_many_arguments)]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the parameters of MPI's own call"
+)]
 pub unsafe fn intercomm_create_from_groups(
     local_group: Handle,
     local_leader: c_int,

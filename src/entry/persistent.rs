@@ -20,6 +20,7 @@ unsafe fn send_request(args: SendArgs, request: *mut Handle) -> c_int {
 macro_rules! send_inits {
     ($($mode:ident $name:ident $count:ty;)*) => {$(
         #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 section 3.9), name in snake case.\n\n# Safety\nThe arguments are those of the program's call.")]
+        #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
         pub unsafe fn $name(buf: *const c_void, count: $count, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
             #[allow(clippy::useless_conversion)]
             let args = SendArgs { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };
@@ -69,6 +70,10 @@ unsafe fn receive_request(
 ///
 /// # Safety
 /// The arguments are those of the program's call, here and below.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the parameters of MPI's own call"
+)]
 pub unsafe fn recv_init(
     buf: *mut c_void,
     count: c_int,
@@ -98,6 +103,10 @@ pub unsafe fn recv_init(
 ///
 /// # Safety
 /// As [`recv_init`].
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the parameters of MPI's own call"
+)]
 pub unsafe fn recv_init_c(
     buf: *mut c_void,
     count: i64,

@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn allgather_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcount: c_int, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -25,7 +25,7 @@ pub unsafe fn allgather_init(sendbuf: *const c_void, sendcount: c_int, sendtype:
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn allgather_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -42,7 +42,7 @@ pub unsafe fn allgather_init_c(sendbuf: *const c_void, sendcount: i64, sendtype:
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn allgatherv_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const c_int, displs: *const c_int, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -57,7 +57,7 @@ pub unsafe fn allgatherv_init(sendbuf: *const c_void, sendcount: c_int, sendtype
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn allgatherv_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, displs: *const isize, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -75,7 +75,7 @@ pub unsafe fn allgatherv_init_c(sendbuf: *const c_void, sendcount: i64, sendtype
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn allreduce_init(sendbuf: *const c_void, recvbuf: *mut c_void, count: c_int, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -90,7 +90,7 @@ pub unsafe fn allreduce_init(sendbuf: *const c_void, recvbuf: *mut c_void, count
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn allreduce_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -106,7 +106,7 @@ pub unsafe fn allreduce_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, cou
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn alltoall_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcount: c_int, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -121,7 +121,7 @@ pub unsafe fn alltoall_init(sendbuf: *const c_void, sendcount: c_int, sendtype: 
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn alltoall_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -138,7 +138,7 @@ pub unsafe fn alltoall_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: 
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn alltoallv_init(sendbuf: *const c_void, sendcounts: *const c_int, sdispls: *const c_int, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const c_int, rdispls: *const c_int, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -153,7 +153,7 @@ pub unsafe fn alltoallv_init(sendbuf: *const c_void, sendcounts: *const c_int, s
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn alltoallv_init_c(sendbuf: *const c_void, sendcounts: *const i64, sdispls: *const isize, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, rdispls: *const isize, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -172,7 +172,7 @@ pub unsafe fn alltoallv_init_c(sendbuf: *const c_void, sendcounts: *const i64, s
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn alltoallw_init(sendbuf: *const c_void, sendcounts: *const c_int, sdispls: *const c_int, sendtypes: *const c_void, recvbuf: *mut c_void, recvcounts: *const c_int, rdispls: *const c_int, recvtypes: *const c_void, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -189,7 +189,7 @@ pub unsafe fn alltoallw_init(sendbuf: *const c_void, sendcounts: *const c_int, s
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn alltoallw_init_c(sendbuf: *const c_void, sendcounts: *const i64, sdispls: *const isize, sendtypes: *const c_void, recvbuf: *mut c_void, recvcounts: *const i64, rdispls: *const isize, recvtypes: *const c_void, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -210,7 +210,7 @@ pub unsafe fn alltoallw_init_c(sendbuf: *const c_void, sendcounts: *const i64, s
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn barrier_init(comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -225,7 +225,7 @@ pub unsafe fn barrier_init(comm: Handle, info: Handle, request: *mut Handle) -> 
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn bcast_init(buffer: *mut c_void, count: c_int, datatype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -240,7 +240,7 @@ pub unsafe fn bcast_init(buffer: *mut c_void, count: c_int, datatype: Handle, ro
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn bcast_init_c(buffer: *mut c_void, count: i64, datatype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -256,7 +256,7 @@ pub unsafe fn bcast_init_c(buffer: *mut c_void, count: i64, datatype: Handle, ro
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn exscan_init(sendbuf: *const c_void, recvbuf: *mut c_void, count: c_int, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -271,7 +271,7 @@ pub unsafe fn exscan_init(sendbuf: *const c_void, recvbuf: *mut c_void, count: c
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn exscan_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -287,7 +287,7 @@ pub unsafe fn exscan_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, count:
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn gather_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcount: c_int, recvtype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -302,7 +302,7 @@ pub unsafe fn gather_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Ha
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn gather_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -319,7 +319,7 @@ pub unsafe fn gather_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Ha
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn gatherv_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const c_int, displs: *const c_int, recvtype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -334,7 +334,7 @@ pub unsafe fn gatherv_init(sendbuf: *const c_void, sendcount: c_int, sendtype: H
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn gatherv_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, displs: *const isize, recvtype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -352,7 +352,7 @@ pub unsafe fn gatherv_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: H
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_allgather_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcount: c_int, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -367,7 +367,7 @@ pub unsafe fn neighbor_allgather_init(sendbuf: *const c_void, sendcount: c_int, 
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_allgather_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -384,7 +384,7 @@ pub unsafe fn neighbor_allgather_init_c(sendbuf: *const c_void, sendcount: i64, 
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_allgatherv_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const c_int, displs: *const c_int, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -399,7 +399,7 @@ pub unsafe fn neighbor_allgatherv_init(sendbuf: *const c_void, sendcount: c_int,
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_allgatherv_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, displs: *const isize, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -417,7 +417,7 @@ pub unsafe fn neighbor_allgatherv_init_c(sendbuf: *const c_void, sendcount: i64,
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_alltoall_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcount: c_int, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -432,7 +432,7 @@ pub unsafe fn neighbor_alltoall_init(sendbuf: *const c_void, sendcount: c_int, s
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_alltoall_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -449,7 +449,7 @@ pub unsafe fn neighbor_alltoall_init_c(sendbuf: *const c_void, sendcount: i64, s
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_alltoallv_init(sendbuf: *const c_void, sendcounts: *const c_int, sdispls: *const c_int, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const c_int, rdispls: *const c_int, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -464,7 +464,7 @@ pub unsafe fn neighbor_alltoallv_init(sendbuf: *const c_void, sendcounts: *const
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_alltoallv_init_c(sendbuf: *const c_void, sendcounts: *const i64, sdispls: *const isize, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, rdispls: *const isize, recvtype: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -483,7 +483,7 @@ pub unsafe fn neighbor_alltoallv_init_c(sendbuf: *const c_void, sendcounts: *con
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_alltoallw_init(sendbuf: *const c_void, sendcounts: *const c_int, sdispls: *const isize, sendtypes: *const c_void, recvbuf: *mut c_void, recvcounts: *const c_int, rdispls: *const isize, recvtypes: *const c_void, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -500,7 +500,7 @@ pub unsafe fn neighbor_alltoallw_init(sendbuf: *const c_void, sendcounts: *const
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_alltoallw_init_c(sendbuf: *const c_void, sendcounts: *const i64, sdispls: *const isize, sendtypes: *const c_void, recvbuf: *mut c_void, recvcounts: *const i64, rdispls: *const isize, recvtypes: *const c_void, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -519,7 +519,7 @@ pub unsafe fn neighbor_alltoallw_init_c(sendbuf: *const c_void, sendcounts: *con
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn reduce_init(sendbuf: *const c_void, recvbuf: *mut c_void, count: c_int, datatype: Handle, op: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -534,7 +534,7 @@ pub unsafe fn reduce_init(sendbuf: *const c_void, recvbuf: *mut c_void, count: c
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn reduce_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64, datatype: Handle, op: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -550,7 +550,7 @@ pub unsafe fn reduce_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, count:
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn reduce_scatter_block_init(sendbuf: *const c_void, recvbuf: *mut c_void, recvcount: c_int, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -565,7 +565,7 @@ pub unsafe fn reduce_scatter_block_init(sendbuf: *const c_void, recvbuf: *mut c_
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn reduce_scatter_block_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, recvcount: i64, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -581,7 +581,7 @@ pub unsafe fn reduce_scatter_block_init_c(sendbuf: *const c_void, recvbuf: *mut 
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn reduce_scatter_init(sendbuf: *const c_void, recvbuf: *mut c_void, recvcounts: *const c_int, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -596,7 +596,7 @@ pub unsafe fn reduce_scatter_init(sendbuf: *const c_void, recvbuf: *mut c_void, 
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn reduce_scatter_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, recvcounts: *const i64, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -612,7 +612,7 @@ pub unsafe fn reduce_scatter_init_c(sendbuf: *const c_void, recvbuf: *mut c_void
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn scan_init(sendbuf: *const c_void, recvbuf: *mut c_void, count: c_int, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -627,7 +627,7 @@ pub unsafe fn scan_init(sendbuf: *const c_void, recvbuf: *mut c_void, count: c_i
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn scan_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64, datatype: Handle, op: Handle, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -643,7 +643,7 @@ pub unsafe fn scan_init_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn scatter_init(sendbuf: *const c_void, sendcount: c_int, sendtype: Handle, recvbuf: *mut c_void, recvcount: c_int, recvtype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -658,7 +658,7 @@ pub unsafe fn scatter_init(sendbuf: *const c_void, sendcount: c_int, sendtype: H
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn scatter_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -675,7 +675,7 @@ pub unsafe fn scatter_init_c(sendbuf: *const c_void, sendcount: i64, sendtype: H
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn scatterv_init(sendbuf: *const c_void, sendcounts: *const c_int, displs: *const c_int, sendtype: Handle, recvbuf: *mut c_void, recvcount: c_int, recvtype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -690,7 +690,7 @@ pub unsafe fn scatterv_init(sendbuf: *const c_void, sendcounts: *const c_int, di
 ///
 /// # Safety
 /// The arguments are those of the program's call. What is given to a persistent collective stays as it is until its request is freed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn scatterv_init_c(sendbuf: *const c_void, sendcounts: *const i64, displs: *const isize, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, root: c_int, comm: Handle, info: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {

@@ -90,6 +90,7 @@ macro_rules! receives {
         ///
         /// # Safety
         /// The arguments are those of the program's call.
+        #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
         pub unsafe fn $recv(buf: *mut c_void, count: $count, datatype: Handle, source: c_int, tag: c_int, comm: Handle, status: *mut c_void) -> c_int {
             #[allow(clippy::useless_conversion)]
             let args = || RecvArgs { buffer: buf, count: count.into(), datatype, source, tag, comm };
@@ -101,6 +102,7 @@ macro_rules! receives {
         ///
         /// # Safety
         /// The arguments are those of the program's call.
+        #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
         pub unsafe fn $irecv(buf: *mut c_void, count: $count, datatype: Handle, source: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
             #[allow(clippy::useless_conversion)]
             let args = || RecvArgs { buffer: buf, count: count.into(), datatype, source, tag, comm };

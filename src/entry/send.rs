@@ -79,6 +79,7 @@ macro_rules! sends {
     };
     (@immediate $mode:ident $name:ident $count:ty) => {
         #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 section 3.7.2), name in snake case.\n\n# Safety\nThe arguments are those of the program's call.")]
+        #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
         pub unsafe fn $name(buf: *const c_void, count: $count, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
             #[allow(clippy::useless_conversion)]
             let args = || SendArgs { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };

@@ -13,7 +13,7 @@ macro_rules! pairs {
         ///
         /// # Safety
         /// The arguments are those of the program's call.
-        #[allow(clippy::too_many_arguments, clippy::useless_conversion)]
+        #[allow(clippy::too_many_arguments, clippy::useless_conversion, reason = "the parameters of MPI's own call")]
         pub unsafe fn $sendrecv(
             sendbuf: *const c_void, sendcount: $count, sendtype: Handle, dest: c_int, sendtag: c_int,
             recvbuf: *mut c_void, recvcount: $count, recvtype: Handle, source: c_int, recvtag: c_int,
@@ -48,7 +48,7 @@ macro_rules! pairs {
         ///
         /// # Safety
         /// The arguments are those of the program's call.
-        #[allow(clippy::too_many_arguments, clippy::useless_conversion)]
+        #[allow(clippy::too_many_arguments, clippy::useless_conversion, reason = "the parameters of MPI's own call")]
         pub unsafe fn $isendrecv(
             sendbuf: *const c_void, sendcount: $count, sendtype: Handle, dest: c_int, sendtag: c_int,
             recvbuf: *mut c_void, recvcount: $count, recvtype: Handle, source: c_int, recvtag: c_int,
@@ -75,7 +75,7 @@ macro_rules! pairs {
         ///
         /// # Safety
         /// The arguments are those of the program's call.
-        #[allow(clippy::too_many_arguments, clippy::useless_conversion)]
+        #[allow(clippy::too_many_arguments, clippy::useless_conversion, reason = "the parameters of MPI's own call")]
         pub unsafe fn $replace(
             buf: *mut c_void, count: $count, datatype: Handle, dest: c_int, sendtag: c_int, source: c_int,
             recvtag: c_int, comm: Handle, status: *mut c_void,
@@ -106,7 +106,7 @@ macro_rules! pairs {
         ///
         /// # Safety
         /// The arguments are those of the program's call.
-        #[allow(clippy::too_many_arguments, clippy::useless_conversion)]
+        #[allow(clippy::too_many_arguments, clippy::useless_conversion, reason = "the parameters of MPI's own call")]
         pub unsafe fn $ireplace(
             buf: *mut c_void, count: $count, datatype: Handle, dest: c_int, sendtag: c_int, source: c_int,
             recvtag: c_int, comm: Handle, request: *mut Handle,

@@ -261,6 +261,10 @@ impl Exec {
     ///
     /// # Errors
     /// Nothing of it runs.
+    #[allow(
+        clippy::too_many_lines,
+        reason = "the order of a launch's steps; one trait of executors is to divide it"
+    )]
     pub fn launch(&mut self, request: Request<'_>) -> Ended<Drive> {
         self.reap();
         if self.running.len() + self.unsure.len() >= DRIVES_MAX as usize {

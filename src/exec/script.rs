@@ -146,6 +146,7 @@ pub fn together(path: &PathPlan) -> u32 {
 impl Script {
     /// The script of a plan. `None` where it is too long to be launched in one go, or about GPUs that cannot be.
     #[must_use]
+    #[allow(clippy::too_many_lines, reason = "one pass over a plan's graph")]
     pub fn of(plan: &Plan) -> Option<Script> {
         let copies: u64 = plan
             .paths()

@@ -47,7 +47,10 @@ pub unsafe fn comm_create_from_group(
 ///
 /// # Safety
 /// As [`comm_idup_with_info`].
-#[allow(clippy::too_many_arguments)]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the parameters of MPI's own call"
+)]
 pub unsafe fn intercomm_create_from_groups(
     local_group: Handle,
     local_leader: c_int,

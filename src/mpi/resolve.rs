@@ -166,7 +166,7 @@ macro_rules! functions {
             $(
                 #[doc = concat!("Calls `P", $name, "`.\n\n# Safety\nAs for the C function of the MPI library in this process.")]
                 #[inline(always)]
-                #[allow(clippy::too_many_arguments)]
+                #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
                 pub unsafe fn $native($($argument: $type),*) -> $result {
                     type Signature = unsafe extern "C-unwind" fn($($type),*) -> $result;
 

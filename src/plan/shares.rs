@@ -532,6 +532,7 @@ impl<'a> Problem<'a> {
         self.round(pipelines, &which, &solution, launcher)
     }
 
+    #[allow(clippy::too_many_arguments, reason = "the terms of one formula")]
     fn pipeline(
         &self,
         candidate: &Candidate,

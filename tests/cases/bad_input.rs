@@ -108,6 +108,10 @@ fn the_launcher_of_another_mpi() {
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "a table of bad files and what is said"
+)]
 fn topology_files_that_are_wrong() {
     on("openmpi", |_| {
         let folder = scratch_folder("topology");

@@ -282,6 +282,10 @@ fn paths_in_turns() {
 
 /// `--predicted` tells what `anabranch plan` does by the same file, beside what was measured without the acknowledgement.
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "rows of one comparison beside those of plan"
+)]
 fn predictions_are_those_of_plan() {
     on("openmpi", |mpi| {
         let folder = scratch_folder("predicted");

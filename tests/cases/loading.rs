@@ -112,6 +112,10 @@ fn traces(folder: &Path, ranks: usize) -> Vec<String> {
 
 /// A tool notes the same calls with the same arguments in the same order without the library and with it, wherever it
 /// stands, also where it sends messages of its own.
+#[allow(
+    clippy::too_many_lines,
+    reason = "a table of tools and where they stand"
+)]
 fn tools_see_the_same_calls(mpi: &Mpi) {
     let scratch = scratch_folder("tools");
     let tool = tracer(mpi, &scratch, "libtracer.so", &[]);

@@ -36,6 +36,10 @@ fn number(report: &Value, name: &str) -> u64 {
 /// Four ranks with the library, four without, and one alone compute the same field, bit for bit, stop after as many
 /// iterations, find the same norm and draw the same picture; and each message of the solver is accounted for in the
 /// library's counters.
+#[allow(
+    clippy::too_many_lines,
+    reason = "one solver, three variants, three ways to run each"
+)]
 fn jacobi(mpi: &Mpi) {
     if !mpi.has_solver() {
         return cannot_be_made_here("no solver", "its MPI binding does not know the MPI 5 ABI");

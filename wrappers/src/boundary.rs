@@ -67,7 +67,7 @@ pub(crate) fn after<T>(function: Function, scope: Option<T>) {
 macro_rules! export {
     ($bodies:ident; $($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[no_mangle]
-        #[allow(non_snake_case, clippy::too_many_arguments)]
+        #[allow(non_snake_case, clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
         unsafe extern "C-unwind" fn $mpi($($argument: $type),*) -> c_int {
             use crate::boundary::entry;
             use anabranch_engine::mpi::{tools, Function};
@@ -100,7 +100,7 @@ macro_rules! export {
         }
 
         #[no_mangle]
-        #[allow(non_snake_case, clippy::too_many_arguments)]
+        #[allow(non_snake_case, clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
         unsafe extern "C-unwind" fn $pmpi($($argument: $type),*) -> c_int {
             // SAFETY: the arguments are the program's, passed on as they are.
             unsafe { $bodies::$name($($argument),*) }
@@ -141,7 +141,7 @@ macro_rules! composed {
             use anabranch_engine::mpi::{guard, native, Function};
             $(
                 #[inline(never)]
-                #[allow(clippy::too_many_arguments)]
+                #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     let inside = guard::enter_taking().or_else(|| {
                         guard::pass_on(Function::$variant);
@@ -171,7 +171,7 @@ macro_rules! decided {
             use anabranch_engine::mpi::{guard, native, Function};
             $(
                 #[inline(never)]
-                #[allow(clippy::too_many_arguments)]
+                #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     let Some(_inside) = guard::$enter() else {
                         guard::pass_on(Function::$variant);
@@ -195,7 +195,7 @@ macro_rules! watched {
             use anabranch_engine::mpi::{guard, native, Function};
             $(
                 #[inline(never)]
-                #[allow(clippy::too_many_arguments)]
+                #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     let Some(_inside) = guard::enter_taking() else {
                         // SAFETY: the arguments are the program's, passed on as they are.
@@ -223,7 +223,7 @@ macro_rules! checked {
             use anabranch_engine::mpi::{guard, native, Function};
             $(
                 #[inline(never)]
-                #[allow(clippy::too_many_arguments)]
+                #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     if let Some(_inside) = guard::enter_taking() {
                         let buffers: &[*const c_void] = &[$($buffer.cast()),*];

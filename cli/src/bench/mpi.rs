@@ -463,6 +463,10 @@ impl Mpi {
     ///
     /// # Safety
     /// The memory is what the function needs until `requests` has been waited for, or freed.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the parameters of MPI's own call"
+    )]
     unsafe fn begin(
         &self,
         function: Begin,

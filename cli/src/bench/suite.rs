@@ -235,6 +235,10 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
+#[allow(
+    clippy::too_many_lines,
+    reason = "one benchmark after the other, each a few lines"
+)]
 fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> {
     if plan
         .rows

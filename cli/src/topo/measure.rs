@@ -306,6 +306,10 @@ impl Measurement<'_> {
         Ok(None)
     }
 
+    #[allow(
+        clippy::too_many_lines,
+        reason = "one kind of measurement after the other, into one model"
+    )]
     fn model(&self, topology: &Topology, fabric: Option<Fabric>) -> anyhow::Result<Model> {
         let mut model = Model::nominal(topology);
         let style = ProgressStyle::with_template("measuring {bar:30} {pos}/{len} {msg}")?;

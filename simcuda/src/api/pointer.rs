@@ -52,6 +52,10 @@ fn reservation(known: &Known) -> Option<(u64, u64)> {
 }
 
 /// Writes one attribute. `Err` for attributes that this kind of memory does not have.
+#[allow(
+    clippy::too_many_lines,
+    reason = "one arm for each attribute of the driver's"
+)]
 unsafe fn write(
     d: &Driver,
     st: &State,

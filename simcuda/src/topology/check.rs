@@ -7,6 +7,10 @@ const MAX_LINKS: i128 = 64;
 
 impl Topology {
     /// What is wrong with it, and what to do.
+    #[allow(
+        clippy::too_many_lines,
+        reason = "one check after the other of one file"
+    )]
     pub(super) fn check(&self) -> Result<(), String> {
         let n = self.gpu.count;
         if n == 0 || n > MAX_GPUS {

@@ -59,6 +59,10 @@ fn every_value_cites_its_source() {
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "a table of bad files and what is said"
+)]
 fn bad_files_say_what_is_wrong() {
     let good = EMBEDDED[0].1;
     let (before, rest) = good.split_once("[[link]]\ngpus = [0, 2]").unwrap();

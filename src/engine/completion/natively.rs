@@ -118,6 +118,10 @@ impl Engine {
         code
     }
 
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the parameters of MPI's own call"
+    )]
     pub(super) unsafe fn some_natively(
         &self,
         requests: Requests,

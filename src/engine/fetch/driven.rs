@@ -225,6 +225,10 @@ impl After {
 
 impl Driven {
     /// Begins, if this rank is to drive messages and sees the GPUs; the message is one of a window so deep.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     pub fn begin(
         env: &Env,
         gpu: &mut Gpu,

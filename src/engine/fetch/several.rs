@@ -169,7 +169,10 @@ impl Several {
     ///
     /// Behind a message that is received in the same place it takes that one's parts; otherwise what has no staging is
     /// direct as well. What its sender writes already, as it was `invited` to, is nobody else's.
-    #[allow(clippy::too_many_arguments)]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     pub fn begin(
         env: &Env,
         gpu: &mut Gpu,

@@ -219,6 +219,10 @@ impl Fetch {
         would_split
     }
 
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     fn begin_several(
         &mut self,
         env: &Env,
@@ -250,7 +254,10 @@ impl Fetch {
 
     /// The parts are brought over staging, the rest directly: pushed, where there is a target for that. Where it was
     /// `invited` to, its sender writes all but the beginning already.
-    #[allow(clippy::too_many_arguments)]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     fn begin_parts(
         &mut self,
         env: &Env,

@@ -249,6 +249,10 @@ impl Ways<'_> {
 
     /// Chooses the way of a message in a window so deep, of which its sender writes the direct part already or does not. `None`: one
     /// copy, and nobody needs to know.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     pub fn choose(
         &mut self,
         env: &Env,

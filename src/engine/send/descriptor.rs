@@ -161,6 +161,10 @@ pub(super) enum Unsent {
 }
 
 impl Core {
+    #[allow(
+        clippy::too_many_lines,
+        reason = "the order of a send's steps; transfers apart from matching are to divide it"
+    )]
     pub(super) unsafe fn send_descriptor(
         &mut self,
         env: &Env,
@@ -389,7 +393,10 @@ impl Core {
         identity.zip(peer).ok_or(Reason::NotRegistered)
     }
 
-    #[allow(clippy::too_many_arguments)]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     fn message(
         &mut self,
         env: &Env,
@@ -496,6 +503,7 @@ impl Core {
     }
 
     /// The same of what the receiver brings, or asks for.
+    #[allow(clippy::too_many_lines, reason = "one arm for each state of a slot")]
     fn advance_posted(&mut self, env: &Env, id: usize) -> Advance {
         let own = env.node.own();
         let under_way = self.sends_out();

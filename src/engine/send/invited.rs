@@ -42,7 +42,10 @@ pub(super) enum Pushing {
 impl Core {
     /// Begins to write a message to the receive that its receiver has told of, if there is one that is for this message. `after`: the
     /// nonce of the one before it in its stream. One that `completes_alone`, whatever its receiver does, is written whole or not at all.
-    #[allow(clippy::too_many_arguments)]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     pub(super) fn push_invited(
         &mut self,
         env: &Env,

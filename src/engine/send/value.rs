@@ -314,6 +314,10 @@ impl Engine {
 }
 
 impl Core {
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     pub(super) fn insert_value(
         &mut self,
         env: &Env,

@@ -88,6 +88,10 @@ enum Piece {
 
 impl Tracks {
     /// What a receiver has offered for a message of `length` bytes from `source` on.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     pub fn begin(
         env: &Env,
         gpu: &mut Gpu,
@@ -258,7 +262,10 @@ fn tell(peer: &Peer, trouble: &Trouble) {
 }
 
 impl Track {
-    #[allow(clippy::too_many_arguments)]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     fn begin(
         env: &Env,
         gpu: &mut Gpu,
@@ -337,6 +344,10 @@ impl Track {
     }
 
     /// Starts the copy of one chunk more, if there is room for it. True if it did.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "environment, driver and message apart; transfers without MPI are to bring them together"
+    )]
     fn add(
         &mut self,
         env: &Env,

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn send_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -22,7 +22,7 @@ pub unsafe fn send_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_i
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn bsend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -36,7 +36,7 @@ pub unsafe fn bsend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn rsend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -50,7 +50,7 @@ pub unsafe fn rsend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn ssend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -64,7 +64,7 @@ pub unsafe fn ssend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn isend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -78,7 +78,7 @@ pub unsafe fn isend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn ibsend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -92,7 +92,7 @@ pub unsafe fn ibsend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn irsend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -106,7 +106,7 @@ pub unsafe fn irsend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn issend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -120,7 +120,7 @@ pub unsafe fn issend_c(buf: *const c_void, count: i64, datatype: Handle, dest: c
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn recv_c(buf: *mut c_void, count: i64, datatype: Handle, source: c_int, tag: c_int, comm: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -134,7 +134,7 @@ pub unsafe fn recv_c(buf: *mut c_void, count: i64, datatype: Handle, source: c_i
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn irecv_c(buf: *mut c_void, count: i64, datatype: Handle, source: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -148,7 +148,7 @@ pub unsafe fn irecv_c(buf: *mut c_void, count: i64, datatype: Handle, source: c_
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn mrecv_c(buf: *mut c_void, count: i64, datatype: Handle, message: *mut Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -162,7 +162,7 @@ pub unsafe fn mrecv_c(buf: *mut c_void, count: i64, datatype: Handle, message: *
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn imrecv_c(buf: *mut c_void, count: i64, datatype: Handle, message: *mut Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -176,7 +176,7 @@ pub unsafe fn imrecv_c(buf: *mut c_void, count: i64, datatype: Handle, message: 
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn sendrecv_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, dest: c_int, sendtag: c_int, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, source: c_int, recvtag: c_int, comm: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -191,7 +191,7 @@ pub unsafe fn sendrecv_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handl
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn sendrecv_replace_c(buf: *mut c_void, count: i64, datatype: Handle, dest: c_int, sendtag: c_int, source: c_int, recvtag: c_int, comm: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -205,7 +205,7 @@ pub unsafe fn sendrecv_replace_c(buf: *mut c_void, count: i64, datatype: Handle,
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn isendrecv_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, dest: c_int, sendtag: c_int, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, source: c_int, recvtag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -220,7 +220,7 @@ pub unsafe fn isendrecv_c(sendbuf: *const c_void, sendcount: i64, sendtype: Hand
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn isendrecv_replace_c(buf: *mut c_void, count: i64, datatype: Handle, dest: c_int, sendtag: c_int, source: c_int, recvtag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -234,7 +234,7 @@ pub unsafe fn isendrecv_replace_c(buf: *mut c_void, count: i64, datatype: Handle
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn send_init_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -248,7 +248,7 @@ pub unsafe fn send_init_c(buf: *const c_void, count: i64, datatype: Handle, dest
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn bsend_init_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -262,7 +262,7 @@ pub unsafe fn bsend_init_c(buf: *const c_void, count: i64, datatype: Handle, des
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn rsend_init_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -276,7 +276,7 @@ pub unsafe fn rsend_init_c(buf: *const c_void, count: i64, datatype: Handle, des
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn ssend_init_c(buf: *const c_void, count: i64, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -290,7 +290,7 @@ pub unsafe fn ssend_init_c(buf: *const c_void, count: i64, datatype: Handle, des
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn recv_init_c(buf: *mut c_void, count: i64, datatype: Handle, source: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -304,7 +304,7 @@ pub unsafe fn recv_init_c(buf: *mut c_void, count: i64, datatype: Handle, source
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn bcast_c(buffer: *mut c_void, count: i64, datatype: Handle, root: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -318,7 +318,7 @@ pub unsafe fn bcast_c(buffer: *mut c_void, count: i64, datatype: Handle, root: c
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn gather_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, root: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -333,7 +333,7 @@ pub unsafe fn gather_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle,
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn gatherv_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, displs: *const isize, recvtype: Handle, root: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -349,7 +349,7 @@ pub unsafe fn gatherv_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn scatter_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, root: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -364,7 +364,7 @@ pub unsafe fn scatter_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn scatterv_c(sendbuf: *const c_void, sendcounts: *const i64, displs: *const isize, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, root: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -380,7 +380,7 @@ pub unsafe fn scatterv_c(sendbuf: *const c_void, sendcounts: *const i64, displs:
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn allgather_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -395,7 +395,7 @@ pub unsafe fn allgather_c(sendbuf: *const c_void, sendcount: i64, sendtype: Hand
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn allgatherv_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, displs: *const isize, recvtype: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -411,7 +411,7 @@ pub unsafe fn allgatherv_c(sendbuf: *const c_void, sendcount: i64, sendtype: Han
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn alltoall_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -426,7 +426,7 @@ pub unsafe fn alltoall_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handl
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn alltoallv_c(sendbuf: *const c_void, sendcounts: *const i64, sdispls: *const isize, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, rdispls: *const isize, recvtype: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -443,7 +443,7 @@ pub unsafe fn alltoallv_c(sendbuf: *const c_void, sendcounts: *const i64, sdispl
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn alltoallw_c(sendbuf: *const c_void, sendcounts: *const i64, sdispls: *const isize, sendtypes: *const c_void, recvbuf: *mut c_void, recvcounts: *const i64, rdispls: *const isize, recvtypes: *const c_void, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -460,7 +460,7 @@ pub unsafe fn alltoallw_c(sendbuf: *const c_void, sendcounts: *const i64, sdispl
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn reduce_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64, datatype: Handle, op: Handle, root: c_int, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -473,7 +473,7 @@ pub unsafe fn reduce_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64,
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn allreduce_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64, datatype: Handle, op: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -486,7 +486,7 @@ pub unsafe fn allreduce_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn reduce_scatter_c(sendbuf: *const c_void, recvbuf: *mut c_void, recvcounts: *const i64, datatype: Handle, op: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -500,7 +500,7 @@ pub unsafe fn reduce_scatter_c(sendbuf: *const c_void, recvbuf: *mut c_void, rec
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn reduce_scatter_block_c(sendbuf: *const c_void, recvbuf: *mut c_void, recvcount: i64, datatype: Handle, op: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -514,7 +514,7 @@ pub unsafe fn reduce_scatter_block_c(sendbuf: *const c_void, recvbuf: *mut c_voi
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn scan_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64, datatype: Handle, op: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -527,7 +527,7 @@ pub unsafe fn scan_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64, d
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn exscan_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64, datatype: Handle, op: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -540,7 +540,7 @@ pub unsafe fn exscan_c(sendbuf: *const c_void, recvbuf: *mut c_void, count: i64,
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_allgather_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -555,7 +555,7 @@ pub unsafe fn neighbor_allgather_c(sendbuf: *const c_void, sendcount: i64, sendt
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_allgatherv_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, displs: *const isize, recvtype: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -571,7 +571,7 @@ pub unsafe fn neighbor_allgatherv_c(sendbuf: *const c_void, sendcount: i64, send
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_alltoall_c(sendbuf: *const c_void, sendcount: i64, sendtype: Handle, recvbuf: *mut c_void, recvcount: i64, recvtype: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -586,7 +586,7 @@ pub unsafe fn neighbor_alltoall_c(sendbuf: *const c_void, sendcount: i64, sendty
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_alltoallv_c(sendbuf: *const c_void, sendcounts: *const i64, sdispls: *const isize, sendtype: Handle, recvbuf: *mut c_void, recvcounts: *const i64, rdispls: *const isize, recvtype: Handle, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -603,7 +603,7 @@ pub unsafe fn neighbor_alltoallv_c(sendbuf: *const c_void, sendcounts: *const i6
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn neighbor_alltoallw_c(sendbuf: *const c_void, sendcounts: *const i64, sdispls: *const isize, sendtypes: *const c_void, recvbuf: *mut c_void, recvcounts: *const i64, rdispls: *const isize, recvtypes: *const c_void, comm: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -618,7 +618,7 @@ pub unsafe fn neighbor_alltoallw_c(sendbuf: *const c_void, sendcounts: *const i6
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn buffer_detach_c(buffer_addr: *mut c_void, size: *mut i64) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -631,7 +631,7 @@ pub unsafe fn buffer_detach_c(buffer_addr: *mut c_void, size: *mut i64) -> c_int
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn win_create_c(base: *mut c_void, size: isize, disp_unit: isize, info: Handle, comm: Handle, win: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -645,7 +645,7 @@ pub unsafe fn win_create_c(base: *mut c_void, size: isize, disp_unit: isize, inf
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn win_allocate_c(size: isize, disp_unit: isize, info: Handle, comm: Handle, baseptr: *mut c_void, win: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -659,7 +659,7 @@ pub unsafe fn win_allocate_c(size: isize, disp_unit: isize, info: Handle, comm: 
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn win_allocate_shared_c(size: isize, disp_unit: isize, info: Handle, comm: Handle, baseptr: *mut c_void, win: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -673,7 +673,7 @@ pub unsafe fn win_allocate_shared_c(size: isize, disp_unit: isize, info: Handle,
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn put_c(origin_addr: *const c_void, origin_count: i64, origin_datatype: Handle, target_rank: c_int, target_disp: isize, target_count: i64, target_datatype: Handle, win: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -688,7 +688,7 @@ pub unsafe fn put_c(origin_addr: *const c_void, origin_count: i64, origin_dataty
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn get_c(origin_addr: *mut c_void, origin_count: i64, origin_datatype: Handle, target_rank: c_int, target_disp: isize, target_count: i64, target_datatype: Handle, win: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -703,7 +703,7 @@ pub unsafe fn get_c(origin_addr: *mut c_void, origin_count: i64, origin_datatype
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn accumulate_c(origin_addr: *const c_void, origin_count: i64, origin_datatype: Handle, target_rank: c_int, target_disp: isize, target_count: i64, target_datatype: Handle, op: Handle, win: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -718,7 +718,7 @@ pub unsafe fn accumulate_c(origin_addr: *const c_void, origin_count: i64, origin
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn get_accumulate_c(origin_addr: *const c_void, origin_count: i64, origin_datatype: Handle, result_addr: *mut c_void, result_count: i64, result_datatype: Handle, target_rank: c_int, target_disp: isize, target_count: i64, target_datatype: Handle, op: Handle, win: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -734,7 +734,7 @@ pub unsafe fn get_accumulate_c(origin_addr: *const c_void, origin_count: i64, or
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn rput_c(origin_addr: *const c_void, origin_count: i64, origin_datatype: Handle, target_rank: c_int, target_disp: isize, target_count: i64, target_datatype: Handle, win: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -749,7 +749,7 @@ pub unsafe fn rput_c(origin_addr: *const c_void, origin_count: i64, origin_datat
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn rget_c(origin_addr: *mut c_void, origin_count: i64, origin_datatype: Handle, target_rank: c_int, target_disp: isize, target_count: i64, target_datatype: Handle, win: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -764,7 +764,7 @@ pub unsafe fn rget_c(origin_addr: *mut c_void, origin_count: i64, origin_datatyp
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn raccumulate_c(origin_addr: *const c_void, origin_count: i64, origin_datatype: Handle, target_rank: c_int, target_disp: isize, target_count: i64, target_datatype: Handle, op: Handle, win: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -779,7 +779,7 @@ pub unsafe fn raccumulate_c(origin_addr: *const c_void, origin_count: i64, origi
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn rget_accumulate_c(origin_addr: *const c_void, origin_count: i64, origin_datatype: Handle, result_addr: *mut c_void, result_count: i64, result_datatype: Handle, target_rank: c_int, target_disp: isize, target_count: i64, target_datatype: Handle, op: Handle, win: Handle, request: *mut Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -795,7 +795,7 @@ pub unsafe fn rget_accumulate_c(origin_addr: *const c_void, origin_count: i64, o
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_read_all_c(fh: Handle, buf: *mut c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -809,7 +809,7 @@ pub unsafe fn file_read_all_c(fh: Handle, buf: *mut c_void, count: i64, datatype
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_read_all_begin_c(fh: Handle, buf: *mut c_void, count: i64, datatype: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -823,7 +823,7 @@ pub unsafe fn file_read_all_begin_c(fh: Handle, buf: *mut c_void, count: i64, da
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_read_at_all_c(fh: Handle, offset: i64, buf: *mut c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -837,7 +837,7 @@ pub unsafe fn file_read_at_all_c(fh: Handle, offset: i64, buf: *mut c_void, coun
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_read_at_all_begin_c(fh: Handle, offset: i64, buf: *mut c_void, count: i64, datatype: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -851,7 +851,7 @@ pub unsafe fn file_read_at_all_begin_c(fh: Handle, offset: i64, buf: *mut c_void
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_write_all_c(fh: Handle, buf: *const c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -865,7 +865,7 @@ pub unsafe fn file_write_all_c(fh: Handle, buf: *const c_void, count: i64, datat
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_write_all_begin_c(fh: Handle, buf: *const c_void, count: i64, datatype: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -879,7 +879,7 @@ pub unsafe fn file_write_all_begin_c(fh: Handle, buf: *const c_void, count: i64,
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_write_at_all_c(fh: Handle, offset: i64, buf: *const c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -893,7 +893,7 @@ pub unsafe fn file_write_at_all_c(fh: Handle, offset: i64, buf: *const c_void, c
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_write_at_all_begin_c(fh: Handle, offset: i64, buf: *const c_void, count: i64, datatype: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -907,7 +907,7 @@ pub unsafe fn file_write_at_all_begin_c(fh: Handle, offset: i64, buf: *const c_v
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_read_ordered_c(fh: Handle, buf: *mut c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -921,7 +921,7 @@ pub unsafe fn file_read_ordered_c(fh: Handle, buf: *mut c_void, count: i64, data
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_read_ordered_begin_c(fh: Handle, buf: *mut c_void, count: i64, datatype: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -935,7 +935,7 @@ pub unsafe fn file_read_ordered_begin_c(fh: Handle, buf: *mut c_void, count: i64
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_write_ordered_c(fh: Handle, buf: *const c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -949,7 +949,7 @@ pub unsafe fn file_write_ordered_c(fh: Handle, buf: *const c_void, count: i64, d
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_write_ordered_begin_c(fh: Handle, buf: *const c_void, count: i64, datatype: Handle) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -963,7 +963,7 @@ pub unsafe fn file_write_ordered_begin_c(fh: Handle, buf: *const c_void, count: 
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_read_shared_c(fh: Handle, buf: *mut c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {
@@ -977,7 +977,7 @@ pub unsafe fn file_read_shared_c(fh: Handle, buf: *mut c_void, count: i64, datat
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
 pub unsafe fn file_write_shared_c(fh: Handle, buf: *const c_void, count: i64, datatype: Handle, status: *mut c_void) -> c_int {
     // SAFETY: passed on.
     unsafe {

@@ -48,6 +48,7 @@ fn h200_has_a_host_share_as_measured_and_no_relay() {
 /// What an offer costs is not in the time of a plan, but decides whether there is one: of a single message that would be split
 /// for host memory alone.
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table of measurements")]
 fn host_memory_must_bring_more_than_an_offer_costs() {
     let without = Options {
         relay: false,

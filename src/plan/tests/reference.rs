@@ -28,6 +28,10 @@ pub fn run_launched(node: &Node, plan: &Plan, launcher_us: f64) -> f64 {
 }
 
 /// The same of a part of a plan over so many paths, whose chunks are launched in turn.
+#[allow(
+    clippy::too_many_lines,
+    reason = "a simulation, copy by copy, that shares nothing with the planner"
+)]
 pub fn run_among(node: &Node, plan: &Plan, paths: usize, launcher_us: f64) -> f64 {
     assert!(launcher_us == 0.0 || plan.message.window == 1);
     let graph = plan.graph();

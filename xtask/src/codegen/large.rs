@@ -145,7 +145,7 @@ fn names(function: &Function) -> Vec<&str> {
 fn function(function: &Function, what: &str, safety: &str, body: &str) -> Result<String, String> {
     Ok(format!(
         "\n/// {what}\n///\n/// # Safety\n/// The arguments are those of the program's call.{safety}\n\
-         #[allow(clippy::too_many_arguments)]\n\
+         #[allow(clippy::too_many_arguments, reason = \"the parameters of MPI's own call\")]\n\
          pub unsafe fn {}({}) -> c_int {{\n    // SAFETY: passed on.\n    unsafe {{\n{body}    }}\n}}\n",
         function.snake(),
         parameters(function)?
