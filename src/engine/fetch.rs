@@ -76,6 +76,8 @@ enum Path {
     Waiting,
     /// Over several paths at once.
     Several(Box<Several>),
+    /// To come through its sender's staging, once it is known for which others in its place it waits: see [`Fetch::set_order`].
+    Unordered,
     /// Not begun before these messages, which are received in the same place and written in other ways, are over.
     Held { trails: Vec<Arc<Trail>>, then: Then },
     /// Not planned before what was received in the same place has been compared with what was sent.
@@ -99,8 +101,6 @@ enum Then {
     Start,
     /// It comes from the host memory where its sender has put it.
     Hosted,
-    /// It comes through its sender's staging, but for which it waits is not known yet: see [`Fetch::set_order`].
-    Order,
     /// It comes through its sender's staging.
     Staging,
 }
@@ -432,7 +432,9 @@ impl Fetch {
     pub fn way(&self) -> story::Path {
         match &self.path {
             Path::Ring(draw) => draw.way(),
-            Path::Draining(..) | Path::Held { .. } | Path::Behind { .. } => story::Path::Unknown,
+            Path::Draining(..) | Path::Unordered | Path::Held { .. } | Path::Behind { .. } => {
+                story::Path::Unknown
+            }
             Path::Several(several) if several.is_direct() => story::Path::Direct,
             Path::Several(_) | Path::Driven(_) => story::Path::Several,
             Path::Nothing if self.wanted == 0 => story::Path::Unknown,
@@ -492,25 +494,27 @@ impl Fetch {
         self.began = began;
     }
 
+    /// Where in device memory it is received, an address and a length. None where it goes to host memory.
+    fn place(&self) -> Option<(u64, u64)> {
+        match self.to {
+            Destination::Device { address, .. } => Some((address, self.wanted)),
+            Destination::Host(_) => None,
+        }
+    }
+
     /// What another message is to know of it that is received meanwhile. None where it goes to host memory.
     pub fn under_way(&self) -> Option<UnderWay> {
-        let Destination::Device { address, .. } = self.to else {
-            return None;
-        };
         Some(UnderWay {
             began: self.began,
             source: self.message.source,
-            to: (address, self.wanted),
+            to: self.place()?,
             trail: self.trail.as_ref().map(|end| Arc::clone(end.trail())),
         })
     }
 
     /// What a value waits for that is lifted to its place. None where it is written elsewhere.
     pub fn end(&mut self, place: (u64, u64)) -> Option<Arc<Trail>> {
-        let Destination::Device { address, .. } = self.to else {
-            return None;
-        };
-        overlap((address, self.wanted), place).then(|| match &self.trail {
+        overlap(self.place()?, place).then(|| match &self.trail {
             Some(end) => Arc::clone(end.trail()),
             None => {
                 let end = self.end.get_or_insert_with(|| TrailEnd::new(false));
@@ -521,28 +525,18 @@ impl Fetch {
 
     /// Whether it is to come through its sender's staging, once it is known for which others it waits.
     pub fn wants_order(&self) -> bool {
-        matches!(
-            self.path,
-            Path::Held {
-                then: Then::Order,
-                ..
-            }
-        )
+        matches!(self.path, Path::Unordered)
     }
 
     /// What a message waits for that is to come through its sender's staging, and was claimed after this one. None where this one
     /// is written elsewhere, or through staging as well, piece by piece alike: such messages are in order by their streams.
     pub fn end_before(&mut self, next: &Staged) -> Option<Arc<Trail>> {
-        let is_staged = matches!(
-            self.path,
-            Path::Ring(_)
-                | Path::Held {
-                    then: Then::Order | Then::Staging,
-                    ..
-                }
-        );
-        let is_alike = || self.staged().is_some_and(|this| this.is_like(next));
-        if self.began >= next.began || (is_staged && is_alike()) {
+        let this = self.staged()?;
+        let is_staged = match &self.path {
+            Path::Held { then, .. } => *then == Then::Staging,
+            path => matches!(path, Path::Ring(_) | Path::Unordered),
+        };
+        if !next.is_behind(this.began, this.place) || (is_staged && this.is_like(next)) {
             return None;
         }
         self.end(next.place)
@@ -550,13 +544,10 @@ impl Fetch {
 
     /// What decides for which others a message waits that is to come through staging. None where it goes to host memory.
     pub fn staged(&self) -> Option<Staged> {
-        let Destination::Device { address, .. } = self.to else {
-            return None;
-        };
         Some(Staged {
             began: self.began,
             source: self.message.source,
-            place: (address, self.wanted),
+            place: self.place()?,
             kind: self.message.flags & (flag::HOST | flag::EXPORTED),
         })
     }
@@ -667,20 +658,20 @@ impl Fetch {
             }
             Path::Held { trails, then } => {
                 trails.retain(|trail| !trail.is_over());
-                if !trails.is_empty() || *then == Then::Order {
+                if !trails.is_empty() {
                     return Step::Pending(false);
                 }
                 match then {
                     Then::Hosted => self.path = Path::ring(State::Hosted),
                     Then::Staging => self.want_ring(gpu),
-                    Then::Start | Then::Order => {
+                    Then::Start => {
                         self.start(gpu);
                         gpu.launch();
                     }
                 }
                 Step::Pending(true)
             }
-            Path::Behind { .. } => Step::Pending(false),
+            Path::Unordered | Path::Behind { .. } => Step::Pending(false),
             Path::Several(several) => match several.poll(env, gpu) {
                 several::Step::Pending(moved) => Step::Pending(moved),
                 several::Step::Arrived => {
@@ -814,6 +805,7 @@ impl Fetch {
                 | Path::Waiting
                 | Path::Driven(_)
                 | Path::Draining(..)
+                | Path::Unordered
                 | Path::Held { .. }
                 | Path::Behind { .. }
         ) {
@@ -844,6 +836,7 @@ impl Fetch {
             | Path::Waiting
             | Path::Several(_)
             | Path::Driven(_)
+            | Path::Unordered
             | Path::Held { .. }
             | Path::Behind { .. } => Vec::new(),
         };

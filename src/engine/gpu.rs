@@ -63,7 +63,7 @@ pub struct Gpu {
     /// By which files of such memory come and go, once this rank has met a device buffer.
     parcels: Option<Parcels>,
     /// Nothing that the program takes to be over still writes to the buffer that was prepared last.
-    is_written: bool,
+    is_settled: bool,
     /// How often ranks have not found what they were sent of it.
     not_found: HashMap<u32, u32>,
     /// What is measured while the program runs.
@@ -96,7 +96,7 @@ impl Gpu {
             relays: Relays::default(),
             chunks: Chunks::default(),
             parcels: None,
-            is_written: false,
+            is_settled: false,
             not_found: HashMap::new(),
             survey: Survey::default(),
             pages: Pages::default(),
@@ -134,7 +134,7 @@ impl Gpu {
     fn prepare_once(&mut self, buffer: &Buffer) -> Result<ContextKey> {
         let key = buffer.context_key()?;
         self.lanes.open(key)?;
-        self.is_written = self.exports.prepare(buffer)? || self.lanes.after_default_streams(key)?;
+        self.is_settled = self.exports.prepare(buffer)? || self.lanes.after_default_streams(key)?;
         Ok(key)
     }
 
@@ -168,7 +168,7 @@ impl Gpu {
         let is_given_up = self.not_found.get(&rank) >= Some(&NOT_FOUND_MAX);
         let is_virtual = buffer.allocation == Allocation::Virtual;
         // This rank's own copies are launched behind what is under way; a peer's are not.
-        if !is_virtual || is_given_up || rank == env.world_rank || !self.is_written {
+        if !is_virtual || is_given_up || rank == env.world_rank || !self.is_settled {
             return None;
         }
         let parcels = self.parcels.as_ref()?;

@@ -1,8 +1,8 @@
 //! Records of decisions: what each depended on, and what was decided.
 //!
 //! A library that is built with the feature `golden` appends a line of JSON for each distinct record to
-//! `$ANABRANCH_GOLDEN/PID.jsonl`: `[name, input, decision]`. `cargo xtask golden` runs programs that way, and puts
-//! the records together in `tests/golden/`. `golden_tests.rs` decides each input again, by today's code.
+//! `$GOLDEN_RECORDS/PID.jsonl`: `[name, input, decision]`. `ci/golden` runs programs that way, and puts the records
+//! together in `tests/golden/`. `golden_tests.rs` decides each input again, by today's code.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -17,7 +17,8 @@ pub use recording::{write, Asked, Noted};
 
 #[cfg(feature = "golden")]
 mod recording {
-    use std::collections::HashMap;
+    use std::cell::{Cell, RefCell};
+    use std::collections::{HashMap, HashSet};
     use std::fs::File;
     use std::io::Write;
     use std::path::PathBuf;
@@ -35,19 +36,19 @@ mod recording {
 
     struct Records {
         file: File,
-        known: HashMap<&'static str, std::collections::HashSet<String>>,
+        known: HashMap<&'static str, HashSet<String>>,
     }
 
     fn records() -> Option<&'static Mutex<Records>> {
         static RECORDS: OnceLock<Option<Mutex<Records>>> = OnceLock::new();
         let open = || {
-            let folder = PathBuf::from(std::env::var_os("ANABRANCH_GOLDEN")?);
+            let folder = PathBuf::from(std::env::var_os("GOLDEN_RECORDS")?);
             let file = folder.join(format!("{}.jsonl", std::process::id()));
             let file = File::options()
                 .create(true)
                 .append(true)
                 .open(file)
-                .inspect_err(|error| log::error!("ANABRANCH_GOLDEN: {error}"))
+                .inspect_err(|error| log::error!("GOLDEN_RECORDS: {error}"))
                 .ok()?;
             let known = HashMap::new();
             Some(Mutex::new(Records { file, known }))
@@ -70,32 +71,37 @@ mod recording {
     /// A world whose answers are written down.
     pub struct Noted<'a, W> {
         world: &'a W,
-        answers: std::cell::RefCell<(Vec<(u32, u32)>, Option<bool>)>,
+        /// Which rank was asked about, and how many read from it.
+        readers: RefCell<Vec<(u32, u32)>>,
+        may_hold: Cell<Option<bool>>,
     }
 
     impl<'a, W> Noted<'a, W> {
         /// Of a world that is asked nothing yet.
         pub fn new(world: &'a W) -> Noted<'a, W> {
-            let answers = std::cell::RefCell::default();
-            Noted { world, answers }
+            Noted {
+                world,
+                readers: RefCell::default(),
+                may_hold: Cell::default(),
+            }
         }
 
         /// How many read from which rank, and whether the message may wait, as far as that was asked.
         pub fn answers(&self) -> Value {
-            value(&*self.answers.borrow())
+            value(&(&*self.readers.borrow(), self.may_hold.get()))
         }
     }
 
     impl<W: World> World for Noted<'_, W> {
         fn readers(&self, rank: u32) -> u32 {
             let readers = self.world.readers(rank);
-            self.answers.borrow_mut().0.push((rank, readers));
+            self.readers.borrow_mut().push((rank, readers));
             readers
         }
 
         fn may_hold(&self) -> bool {
             let may_hold = self.world.may_hold();
-            self.answers.borrow_mut().1 = Some(may_hold);
+            self.may_hold.set(Some(may_hold));
             may_hold
         }
     }

@@ -13,7 +13,7 @@ use super::launch::Short;
 use super::peers::Exchanges;
 use super::rtr::Streak;
 use super::turn::{State, World};
-use super::{history, launch, parts, rtr, send, start};
+use super::{launch, parts, rtr, send, start};
 use crate::model::Model;
 use crate::plan::{Message, Occupancy, Options, Planner};
 use crate::topology::file::File;
@@ -214,7 +214,6 @@ fn another_decision_is_found() {
     assert_ne!(stepped[1], fresh, "the state goes on");
     let facts = json!([["is_to_device", false]]);
     assert_eq!(decide(&Nodes::new(), "start", &facts), json!("Get"));
-    let _ = history::PLANNED_FROM;
 }
 
 #[test]

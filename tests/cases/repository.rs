@@ -7,20 +7,26 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use xtask::layout::repository_root;
 
+/// The files that the repository has, as git names them.
+fn tracked() -> Vec<String> {
+    let root = repository_root();
+    let listed = Command::new("git")
+        .arg("-C")
+        .arg(root)
+        .args(["ls-files"])
+        .output()
+        .expect("git ls-files");
+    let names = String::from_utf8_lossy(&listed.stdout).into_owned();
+    names.lines().map(str::to_owned).collect()
+}
+
 /// Every folder at the top, and every folder below `src/`, is on ARCHITECTURE.md's map, written as `name/`.
 #[test]
 fn every_folder_is_on_the_map() {
     let root = repository_root();
     let map = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
-    let listed = Command::new("git")
-        .arg("-C")
-        .arg(&root)
-        .args(["ls-files"])
-        .output()
-        .expect("git ls-files");
-    let files = String::from_utf8_lossy(&listed.stdout).into_owned();
     let mut folders = BTreeSet::new();
-    for file in files.lines() {
+    for file in tracked() {
         let parts: Vec<&str> = file.split('/').collect();
         let hidden = file.starts_with('.');
         if parts.len() > 1 && !hidden {
@@ -192,17 +198,14 @@ fn documents_name_what_is_there() {
 /// The sources of the repository but for generated ones, with their text.
 fn sources() -> Vec<(String, String)> {
     let root = repository_root();
-    let listed = Command::new("git")
-        .arg("-C")
-        .arg(&root)
-        .args(["ls-files", "*.rs"])
-        .output();
-    let listed = String::from_utf8_lossy(&listed.expect("git ls-files").stdout).into_owned();
-    let names = listed
-        .lines()
-        .filter(|name| !name.ends_with("generated.rs"));
-    let text = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
-    names.map(|name| (name.to_owned(), text(name))).collect()
+    let names = tracked()
+        .into_iter()
+        .filter(|name| name.ends_with(".rs") && !name.ends_with("generated.rs"));
+    let with_text = |name: String| {
+        let text = fs::read_to_string(root.join(&name)).unwrap_or_default();
+        (name, text)
+    };
+    names.map(with_text).collect()
 }
 
 /// Files of more than 600 lines, and why they are. The list only shrinks, and none of them grows by a tenth.

@@ -50,10 +50,7 @@ impl Fetch {
         ways: &mut Ways<'_>,
         depth: Option<u32>,
     ) -> bool {
-        let place = match self.to {
-            Destination::Device { address, .. } => (address, self.wanted),
-            Destination::Host(_) => (0, 0),
-        };
+        let place = self.place().unwrap_or_default();
         let mut setting = Setting {
             fetch: self,
             env,
@@ -61,11 +58,13 @@ impl Fetch {
             ways,
             depth,
             place,
+            trails: Vec::new(),
+            is_below: false,
             before: None,
             push: None,
         };
         let start = decided_by!("start", &mut setting, policy::start);
-        let Setting { before, .. } = setting;
+        let Setting { trails, before, .. } = setting;
         match start {
             Start::OneOwner | Start::Multipath | Start::Put | Start::GetPlanned => return true,
             Start::Get => {}
@@ -76,12 +75,12 @@ impl Fetch {
                 self.leave_trail_if_hosted(env);
             }
             Start::QueuedInPlace => {
-                self.hold(ways.trails(place), false);
+                self.hold(trails, Then::Start);
                 return true;
             }
             Start::QueuedBehind => {
                 let before = before.map(|before| before.trail);
-                self.hold(before.into_iter().collect(), false);
+                self.hold(before.into_iter().collect(), Then::Start);
                 return true;
             }
         }
@@ -150,12 +149,12 @@ impl Fetch {
     /// sender, which may be received in the same place, and waits for what is written there in another way.
     pub(super) fn start_hosted(&mut self, env: &Env, gpu: &mut Gpu, ways: &Ways<'_>) {
         self.path = Path::ring(State::Hosted);
-        let Destination::Device { address, .. } = self.to else {
+        let Some(place) = self.place() else {
             return;
         };
-        let trails = ways.trails((address, self.wanted));
+        let trails = ways.trails(place);
         if !trails.is_empty() {
-            self.hold(trails, true);
+            self.hold(trails, Then::Hosted);
             return;
         }
         if ways.is_for_sender(env, gpu, &self.message) {
@@ -166,8 +165,7 @@ impl Fetch {
     }
 
     /// Not begun before these are over.
-    fn hold(&mut self, trails: Vec<Arc<Trail>>, is_hosted: bool) {
-        let then = if is_hosted { Then::Hosted } else { Then::Start };
+    fn hold(&mut self, trails: Vec<Arc<Trail>>, then: Then) {
         self.path = Path::Held { trails, then };
         self.leave_trail(false);
     }
@@ -377,7 +375,7 @@ impl Fetch {
 
     /// Has the message come through its sender's ring, once what was received in its place before is over.
     fn want_ring_in_order(&mut self, gpu: &mut Gpu) {
-        if self.staged().is_none() {
+        if self.place().is_none() {
             self.want_ring(gpu);
             return;
         }
@@ -386,10 +384,7 @@ impl Fetch {
             self.leave_trail(false);
         }
         self.turn = None;
-        self.path = Path::Held {
-            trails: Vec::new(),
-            then: Then::Order,
-        };
+        self.path = Path::Unordered;
     }
 
     /// Asks the sender to bring the payload through its ring: in memory of its GPU, where this rank can read
@@ -462,14 +457,12 @@ struct Setting<'a, 'b> {
     depth: Option<u32>,
     /// Where it is received.
     place: (u64, u64),
+    /// How far those are that are received in its place.
+    trails: Vec<Arc<Trail>>,
+    /// Another is received in its place.
+    is_below: bool,
     before: Option<Before>,
     push: Option<Push>,
-}
-
-impl Setting<'_, '_> {
-    fn is_in_place(&mut self) -> bool {
-        self.ways.overlapping(self.place).next().is_some()
-    }
 }
 
 impl StartFacts for Setting<'_, '_> {
@@ -514,8 +507,8 @@ impl StartFacts for Setting<'_, '_> {
     }
 
     fn are_all_direct(&mut self) -> bool {
-        let trails = self.ways.trails(self.place);
-        trails.iter().all(|trail| trail.is_direct())
+        self.trails = self.ways.trails(self.place);
+        self.trails.iter().all(|trail| trail.is_direct())
     }
 
     fn has_trails(&mut self) -> bool {
@@ -523,7 +516,8 @@ impl StartFacts for Setting<'_, '_> {
     }
 
     fn is_below(&mut self) -> bool {
-        self.is_in_place()
+        self.is_below = self.ways.overlapping(self.place).next().is_some();
+        self.is_below
     }
 
     fn is_unplanned(&mut self) -> bool {
@@ -555,11 +549,12 @@ impl StartFacts for Setting<'_, '_> {
     }
 
     fn is_behind_any(&mut self) -> bool {
-        !self.ways.trails(self.place).is_empty()
+        self.trails = self.ways.trails(self.place);
+        !self.trails.is_empty()
     }
 
     fn has_before(&mut self) -> bool {
-        let place = self.is_in_place().then_some(self.place);
+        let place = self.is_below.then_some(self.place);
         self.before = self.fetch.before(self.ways, place);
         self.before.is_some()
     }

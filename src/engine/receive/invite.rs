@@ -19,6 +19,7 @@ use crate::stats::{self, Counter};
 
 /// Receives that are looked through for one that may take the same message.
 const LOOKED_THROUGH: usize = 64;
+
 /// A receive of which its sender may be told, with all that decides it.
 struct Posted<'a> {
     core: &'a mut Core,
@@ -40,6 +41,24 @@ impl Posted<'_> {
 
     fn place(&self) -> (u64, u64) {
         (self.posting.buffer.address, self.posting.bytes)
+    }
+
+    fn tell(&self) -> Option<Told> {
+        let target = self.target.as_ref()?;
+        let waiting = Waiting {
+            communicator: self.stream.comm,
+            source: self.stream.peer,
+            tag: self.stream.tag,
+            after: self.last.nonce,
+            bytes: self.posting.bytes,
+            offset: target.offset,
+            rest: 0,
+            buffer_id: target.buffer_id,
+        };
+        let waiting = waiting.leaving(self.rest)?;
+        let told = self.env.node.own().invite(&waiting, target)?;
+        stats::add(Counter::Invitations, 1);
+        Some(told)
     }
 }
 
@@ -111,26 +130,6 @@ impl TellFacts for Posted<'_> {
     fn tells(&mut self) -> bool {
         self.told = self.tell();
         self.told.is_some()
-    }
-}
-
-impl Posted<'_> {
-    fn tell(&self) -> Option<Told> {
-        let target = self.target.as_ref()?;
-        let waiting = Waiting {
-            communicator: self.stream.comm,
-            source: self.stream.peer,
-            tag: self.stream.tag,
-            after: self.last.nonce,
-            bytes: self.posting.bytes,
-            offset: target.offset,
-            rest: 0,
-            buffer_id: target.buffer_id,
-        };
-        let waiting = waiting.leaving(self.rest)?;
-        let told = self.env.node.own().invite(&waiting, target)?;
-        stats::add(Counter::Invitations, 1);
-        Some(told)
     }
 }
 
