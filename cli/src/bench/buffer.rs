@@ -2,11 +2,11 @@
 
 use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::ffi::c_void;
-use std::rc::Rc;
 
 use anyhow::anyhow;
 
-use super::cuda::{DevicePtr, Driver};
+use super::memory::{Allocation, Memory};
+use super::Device;
 
 /// Where a rank's buffers lie, as on OSU's command line.
 #[derive(
@@ -35,8 +35,8 @@ impl Place {
 pub enum Buffer {
     /// Page-aligned host memory, not pinned.
     Host(Pages),
-    /// Device memory, from the driver's plain allocator.
-    Device(Rc<Driver>, DevicePtr, usize),
+    /// Device memory, and how many bytes of it.
+    Device(Allocation, usize),
 }
 
 /// What to do where there is no memory for buffers of this length.
@@ -51,14 +51,18 @@ pub struct Pages {
 }
 
 impl Buffer {
-    /// Allocates `bytes` (at least one) in host memory, or on the device with which the driver came.
+    /// Allocates `bytes` (at least one) in host memory, or on a device.
     ///
     /// # Errors
     /// There is not that much memory.
-    pub fn new(driver: Option<&Rc<Driver>>, bytes: usize) -> anyhow::Result<Buffer> {
+    pub fn new(device: Option<&Device>, memory: Memory, bytes: usize) -> anyhow::Result<Buffer> {
         let bytes = bytes.max(1);
-        if let Some(driver) = driver {
-            return Ok(Buffer::Device(driver.clone(), driver.alloc(bytes)?, bytes));
+        if let Some(Device {
+            driver, ordinal, ..
+        }) = device
+        {
+            let allocation = Allocation::new(driver, *ordinal, memory, bytes)?;
+            return Ok(Buffer::Device(allocation, bytes));
         }
         // The system would give it, and kill somebody when it is touched. Each rank has two buffers.
         if let Some(left) = available().filter(|left| bytes > *left / 2) {
@@ -79,7 +83,7 @@ impl Buffer {
     pub fn len(&self) -> usize {
         match self {
             Buffer::Host(pages) => pages.layout.size(),
-            Buffer::Device(_, _, bytes) => *bytes,
+            Buffer::Device(_, bytes) => *bytes,
         }
     }
 
@@ -89,8 +93,8 @@ impl Buffer {
         match self {
             // SAFETY: the offset lies within the allocation, or one past its end.
             Buffer::Host(pages) => unsafe { pages.start.add(offset) }.cast(),
-            Buffer::Device(_, start, _) => {
-                let address = start + offset as u64;
+            Buffer::Device(memory, _) => {
+                let address = memory.start() + offset as u64;
                 std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(usize::MAX))
             }
         }
@@ -117,8 +121,8 @@ impl Buffer {
                 };
                 Ok(())
             }
-            Buffer::Device(driver, start, _) if !bytes.is_empty() => {
-                driver.write(start + offset as u64, bytes)
+            Buffer::Device(memory, _) if !bytes.is_empty() => {
+                memory.driver().write(memory.start() + offset as u64, bytes)
             }
             Buffer::Device(..) => Ok(()),
         }
@@ -142,8 +146,8 @@ impl Buffer {
                 };
                 Ok(())
             }
-            Buffer::Device(driver, start, _) if !bytes.is_empty() => {
-                driver.read(start + offset as u64, bytes)
+            Buffer::Device(memory, _) if !bytes.is_empty() => {
+                memory.driver().read(memory.start() + offset as u64, bytes)
             }
             Buffer::Device(..) => Ok(()),
         }
@@ -162,14 +166,5 @@ impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout, freed once.
         unsafe { dealloc(self.start, self.layout) };
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        if let Buffer::Device(driver, start, _) = self {
-            // The process is about to end; there is nobody to tell.
-            let _ = driver.free(*start);
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::ptr;
 
 use anyhow::{anyhow, bail, Context};
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::{Library, Symbol, RTLD_LOCAL, RTLD_NOW};
 
 /// A device address.
 pub type DevicePtr = u64;
@@ -169,7 +169,20 @@ impl Driver {
         Ok(can != 0)
     }
 
-    fn check(&self, code: c_int, call: &str) -> anyhow::Result<()> {
+    /// A function that not every driver has.
+    ///
+    /// # Errors
+    /// This driver lacks it.
+    pub fn function<T>(&self, symbol: &[u8]) -> anyhow::Result<Symbol<T>> {
+        // SAFETY: the caller names the signature that the driver's documentation gives.
+        unsafe { self.library.get(symbol) }.with_context(|| missing(symbol))
+    }
+
+    /// `Ok` for the code of success.
+    ///
+    /// # Errors
+    /// What the driver says of the code, with the call's name.
+    pub fn check(&self, code: c_int, call: &str) -> anyhow::Result<()> {
         if code == 0 {
             return Ok(());
         }

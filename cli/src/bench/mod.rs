@@ -7,6 +7,7 @@ mod check;
 mod counters;
 pub mod cuda;
 pub mod exchange;
+pub mod memory;
 mod mpi;
 mod raw;
 pub mod report;
@@ -28,6 +29,7 @@ use buffer::{Buffer, Place};
 use check::Checker;
 use cuda::Driver;
 use exchange::{Pair, Spot};
+use memory::Memory;
 use mpi::{Mpi, Requests};
 use raw::Raw;
 use report::{Report, Row};
@@ -132,6 +134,9 @@ pub struct Arguments {
     /// multiples of 64 bytes
     #[arg(long, short = 'm', default_value = "1:4M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
     sizes: sizes::Sizes,
+    /// What device memory the buffers lie in
+    #[arg(long, value_enum, default_value_t = Memory::Plain)]
+    memory: Memory,
     /// Messages under way at once from one rank to another (all but latency)
     #[arg(long, short = 'W', default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     window: u32,
@@ -459,8 +464,9 @@ impl<'a> Session<'a> {
             largest
         };
         let bytes = bytes * legs[0].len();
+        let memory = arguments.memory;
         let buffer =
-            || Buffer::new(driver, bytes.max(64)).with_context(|| buffer::too_large(bytes));
+            || Buffer::new(device, memory, bytes.max(64)).with_context(|| buffer::too_large(bytes));
         let (send, receive) = (buffer()?, buffer()?);
         let own = arguments.seed.unwrap_or_else(check::fresh_seed);
         let seed = match role {

@@ -102,6 +102,9 @@ impl<'a> Report<'a> {
         if arguments.persistent {
             comments.push("# Persistent requests, made once for each size".into());
         }
+        if let Some(text) = arguments.memory.note() {
+            comments.push(format!("# Device memory: {text}"));
+        }
         if arguments.kind == Kind::MbwMr {
             comments.push(format!("# [ pairs: {} ]", mpi.size / 2));
         }
@@ -116,6 +119,7 @@ impl<'a> Report<'a> {
             "version": env!("CARGO_PKG_VERSION"),
             "unit": unit(arguments.kind),
             "buffers": [arguments.first, arguments.second],
+            "memory": arguments.memory,
             "window": arguments.window,
             "persistent": arguments.persistent,
             "check": arguments.check,

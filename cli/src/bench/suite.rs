@@ -19,6 +19,7 @@ use super::buffer::{self, Buffer, Place};
 use super::check;
 use super::counters::{Counters, Values};
 use super::exchange::{Pair, ACK_BYTES};
+use super::memory::Memory;
 use super::mpi::{Mpi, Requests};
 use super::{report, Clock, Device, Kind};
 use crate::{complain, Failure};
@@ -46,6 +47,9 @@ pub struct Arguments {
 pub struct Plan {
     /// The rows, in their order.
     pub rows: Vec<Ask>,
+    /// What device memory the buffers lie in.
+    #[serde(default)]
+    pub memory: Memory,
     /// Seed of the data.
     pub seed: u64,
     /// About how long a row's blocks shall take together, by the clock of the node.
@@ -193,6 +197,9 @@ pub struct Expected {
     pub short: u64,
     /// Messages from host memory into device buffers.
     pub raised: u64,
+    /// The memory may have no IPC handle, so messages may come through staging.
+    #[serde(default)]
+    pub may_stage: bool,
 }
 
 /// Runs on every rank.
@@ -290,16 +297,13 @@ fn measure(plan: &Plan, mpi: &Mpi, early: Option<Device>) -> anyhow::Result<()> 
         if !needs(place) {
             return Ok(None);
         }
-        let driver = device
-            .as_ref()
-            .map(|device| &device.driver)
-            .filter(|_| place == Place::D);
+        let device = device.as_ref().filter(|_| place == Place::D);
         let buffer = |bytes: usize| {
-            let bytes = match driver {
+            let bytes = match device {
                 Some(_) if bytes > PAGE / 2 => bytes.next_multiple_of(PAGE),
                 _ => bytes,
             };
-            Buffer::new(driver, bytes).with_context(|| buffer::too_large(bytes))
+            Buffer::new(device, plan.memory, bytes).with_context(|| buffer::too_large(bytes))
         };
         let arrival = match (place, simulated) {
             (Place::H, _) => once.max(window),
@@ -440,7 +444,10 @@ impl Suite<'_> {
                 slow: done.slow,
                 errors: self.plan.verify.then_some(part.errors),
                 counters: counters.map(|counters| counters.named(&part.counted)),
-                expected: expected(ask, part, &config, ask.kind.pairs(mpi.size)),
+                expected: Expected {
+                    may_stage: self.plan.memory != Memory::Plain,
+                    ..expected(ask, part, &config, ask.kind.pairs(mpi.size))
+                },
             }
         };
         Ok(turns.order.iter().enumerate().map(of_turn).collect())
@@ -509,6 +516,7 @@ fn expected(ask: &Ask, part: &Part, config: &Config, pairs: c_int) -> Expected {
                 } else {
                     0
                 },
+        may_stage: false,
     }
 }
 
@@ -545,6 +553,7 @@ mod tests {
             taken: Some(taken),
             short,
             raised,
+            may_stage: false,
         };
         // 3 windows of 16 messages, each acknowledged from the second's device buffer by 4 bytes.
         assert_eq!(of(Kind::Bw, [D, D], 4096), is(51, 48, 3, 0));

@@ -82,6 +82,7 @@ impl<'a> Launches<'a> {
                 .seed
                 .unwrap_or(0x616e_6162)
                 .wrapping_add(u64::from(self.count)),
+            memory: self.arguments.memory,
             row_ms: self.arguments.row_ms,
             blocks: usize::from(self.arguments.blocks),
             iterations: self.arguments.iterations,
@@ -169,9 +170,7 @@ impl<'a> Launches<'a> {
             counters,
             expected: Expected {
                 device_sends: number("messages"),
-                taken: None,
-                short: 0,
-                raised: 0,
+                ..Expected::default()
             },
         };
         let _ = (fs::remove_file(out), fs::remove_file(stats));

@@ -21,6 +21,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{json, Value};
 
 use crate::bench::buffer::Place;
+use crate::bench::memory::Memory;
 use crate::bench::sizes::{self, Sizes};
 use crate::bench::suite::{Ask, Circumstances, Fixed, Measured, Turn};
 use crate::bench::Kind;
@@ -179,6 +180,9 @@ pub struct Arguments {
     /// Parts into which this time is divided; the launch's value is their median
     #[arg(overrides_with = "blocks", long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     blocks: u8,
+    /// What device memory the buffers lie in
+    #[arg(overrides_with = "memory", long, value_enum, default_value_t = Memory::Plain)]
+    memory: Memory,
     /// Iterations of each part, instead of as many as fit (on a simulated node: 1)
     #[arg(overrides_with = "iterations", long, short = 'i', value_parser = clap::value_parser!(u32).range(1..))]
     iterations: Option<u32>,
@@ -689,6 +693,9 @@ impl Comparison<'_> {
             if about.simulated {
                 lines.push("# Times are those of the simulated node, not of this machine; - where none passes there".into());
             }
+        }
+        if let Some(text) = self.arguments.memory.note() {
+            lines.push(format!("# Device memory: {text}"));
         }
         let seconds = self.start.elapsed().as_secs_f64();
         lines.push(format!(

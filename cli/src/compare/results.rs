@@ -134,6 +134,9 @@ const USUAL: &str = "fallback_too_small";
 /// The reason for which short messages go by value.
 const SHORT: &str = "fallback_not_ready";
 
+/// The reason of memory without an IPC handle.
+const UNSHARED: &str = "fallback_not_exportable";
+
 /// Why the counters of a row say that it did not measure what it should have.
 fn doubts(measured: &Measured, counters: &BTreeMap<String, u64>) -> Vec<String> {
     let count = |name: &str| counters.get(name).copied().unwrap_or(0);
@@ -171,6 +174,7 @@ fn doubts(measured: &Measured, counters: &BTreeMap<String, u64>) -> Vec<String> 
             && !name.ends_with("_bytes")
             && *name != USUAL
             && (*name != SHORT || **value > expected.short)
+            && (*name != UNSHARED || !expected.may_stage)
     });
     doubts.extend(unusual.map(|(name, value)| format!("{name} {value}")));
     doubts
@@ -415,6 +419,7 @@ mod tests {
                 taken: Some(48),
                 short: 3,
                 raised: 0,
+                may_stage: false,
             },
         }
     }
