@@ -138,7 +138,7 @@ options! {
         "host memory kept for messages that arrive by value in device buffers";
     gpu_ring: bool = Switch, "ANABRANCH_GPU_RING", "on", User,
         "off: messages of 64K and more from memory that CUDA IPC does not cover (pools, mapped memory) go through pinned host memory, not through staging on their sender's GPU, of which a rank takes ANABRANCH_RELAY_STAGING for them";
-    vmm: bool = Switch, "ANABRANCH_VMM", "off", User,
+    vmm: bool = Switch, "ANABRANCH_VMM", "on", User,
         "on: peers map memory that programs have mapped themselves and allocated for file descriptors (frameworks' expandable segments), and read it where it is; off: it goes as other memory that CUDA IPC does not cover";
     mappings: u64 = Size { min: 0, max: 1 << 50 }, "ANABRANCH_MAPPINGS", "16T", User,
         "how much device memory of other ranks stays mapped when unused";

@@ -39,6 +39,8 @@ struct Reservation {
     chunks: BTreeMap<u64, (u64, u64)>,
     /// Who has the files of which.
     sent: HashSet<(u32, u64)>,
+    /// How many short messages each peer was sent of what it has not got.
+    short: HashMap<u32, u32>,
 }
 
 /// The reservations of this process from which messages were sent.
@@ -80,6 +82,7 @@ impl Chunks {
                     number: *next,
                     chunks: BTreeMap::new(),
                     sent: HashSet::new(),
+                    short: HashMap::new(),
                 }
             });
             let Some(chunks) = row.find(buffer, (first, end)).ok_or_else(refused)? else {
@@ -103,6 +106,16 @@ impl Chunks {
             return Ok(Shared { export, missing });
         }
         Err(refused())
+    }
+
+    /// A short message to a peer, which has not got all that it lies in; how many there were of this reservation.
+    pub fn note_short(&mut self, base: u64, peer: u32) -> u32 {
+        let row = self.known.get_mut(&base);
+        row.map_or(0, |row| {
+            let count = row.short.entry(peer).or_default();
+            *count = count.saturating_add(1);
+            *count
+        })
     }
 
     /// A peer has the files of chunks.

@@ -32,6 +32,9 @@ const EXPORTS_MAX: usize = 4096;
 /// Messages so long have files sent of memory that the program has mapped itself: a file costs both ends
 /// about 0.2 ms, once.
 const SHARED_FROM: u64 = 64 << 10;
+/// So do shorter ones after so many of them, which lose about 10 us each without
+/// (`docs/decisions/chunks-by-files.md`).
+const SHORT_MAX: u32 = 16;
 /// So often a rank may not find what it was sent.
 const NOT_FOUND_MAX: u32 = 8;
 /// Parcels that are taken at one time.
@@ -177,8 +180,10 @@ impl Gpu {
         if missing.is_empty() {
             return Some(shared.export);
         }
-        // Not for one short message.
-        if bytes < SHARED_FROM || missing.len() > FILES_MAX {
+        let is_short = bytes < SHARED_FROM;
+        if missing.len() > FILES_MAX
+            || (is_short && self.chunks.note_short(buffer.base, rank) <= SHORT_MAX)
+        {
             return None;
         }
         let files = missing.iter().map(|chunk| chunks::file_of(buffer, chunk));

@@ -493,6 +493,13 @@ fn mapped_memory_is_read_where_it_is() {
             assert_eq!(total("chunks_mapped"), sent, "{outcome}");
             assert!(total("allocations_retired") >= 2 * pairs, "{outcome}");
             assert_eq!(outcome.stats().fallback("mapping_failed"), 0, "{outcome}");
+            // Of 40 short messages from each of two chunks 16 come through the cells of their sender, before the
+            // chunk is sent.
+            let outcome = run("short_ones", "on", "1");
+            let total = |name: &str| outcome.stats().total(name);
+            assert_eq!(total("chunks_mapped"), 2 * pairs, "{outcome}");
+            let unshared = outcome.stats().fallback("not_exportable");
+            assert_eq!(unshared, 2 * 16 * pairs, "{outcome}");
             for (vmm, files) in [("off", "1"), ("on", "0")] {
                 let outcome = run("segment", vmm, files);
                 assert_eq!(outcome.stats().total("chunks_sent"), 0, "{outcome}");

@@ -265,6 +265,43 @@ static void segment(void) {
     CU(more.unreserve(p, PAGES * page));
 }
 
+// Short messages only, from one chunk, in whose place another one comes half way.
+static void short_ones(void) {
+    enum { MESSAGES = 80, N = 1001, AREA = 64 << 10 };
+    if (peer == MPI_PROC_NULL) return;
+    more_load();
+    CUdeviceptr p;
+    CU(more.reserve(&p, page, 0, 0, 0));
+    back(p, 1);
+    unsigned char *at = (unsigned char *)(uintptr_t)p, *image = scratch(AREA), *found = scratch(AREA);
+    for (int i = 0; i < MESSAGES; i++) {
+        if (i == MESSAGES / 2) {
+            CU(cu.synchronize());
+            CU(more.unmap(p, page));
+            back(p, 1);
+        }
+        size_t start = 37 * i, n = 1 + (size_t)i * N / MESSAGES;
+        pattern(image, AREA, 1000 + i);
+        if (me % 2 == 0) {
+            pattern(image + start, n, i);
+            memory_put(DEVICE, at, image, AREA);
+            OK(MPI_Send(at + start, n, MPI_BYTE, peer, i, MPI_COMM_WORLD));
+        } else {
+            memory_put(DEVICE, at, image, AREA);
+            OK(MPI_Recv(at + start, n, MPI_BYTE, peer, i, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            pattern(image + start, n, i);
+            memory_get(DEVICE, found, at, AREA);
+            CHECK(!memcmp(found, image, AREA), "message %d of %zu bytes", i, n);
+        }
+        barrier();
+    }
+    free(image);
+    free(found);
+    CU(cu.synchronize());
+    CU(more.unmap(p, page));
+    CU(more.unreserve(p, page));
+}
+
 // Memsets and device-to-device copies return before they have happened. What the program then sends is what they write,
 // and what it receives is not written over by them.
 static void unfinished(void) {
@@ -428,7 +465,7 @@ static void without_context(void) {
 
 static const struct test_case cases[] = {
     {"from_plain", from_plain}, {"from_managed", from_managed}, {"from_pool", from_pool}, {"from_mapped", from_mapped},
-    {"both_ways", both_ways}, {"to_self", to_self}, {"grown", grown}, {"segment", segment},
+    {"both_ways", both_ways}, {"to_self", to_self}, {"grown", grown}, {"segment", segment}, {"short_ones", short_ones},
     {"unfinished", unfinished}, {"registered", registered}, {"held_by_program", held_by_program},
     {"windows", windows}, {0},
 };

@@ -207,6 +207,8 @@ impl Core {
             }
             _ => None,
         };
+        let sequence = self.sent.peek(stream);
+        let mut message = self.message(env, args, origin, bytes, &identity, &peer, sequence);
         let is_eager = completes_alone && pushed.is_none();
         let mut hosting = None;
         if is_eager {
@@ -216,7 +218,9 @@ impl Core {
             }
             let cell = cell.ok_or(Unsent::Reason(Reason::NoCell))?;
             let key = Wish::Cell.key(identity.id, env.world_rank, args.tag);
-            let is_expected = matches!(origin, Origin::Device(_)) && !peer.wishes(key);
+            // Memory that its receiver cannot map comes through the cell anyway.
+            let is_mappable = message.flags & flag::EXPORTED != 0;
+            let is_expected = is_mappable && !peer.wishes(key);
             let hosting = hosting.insert(Hosting::new(source, bytes, cell, is_expected));
             // The device works while the descriptor is made and sent.
             hosting.begin(&mut self.gpu, own);
@@ -239,8 +243,6 @@ impl Core {
             abandon(hosting, pushed);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
-        let sequence = self.sent.peek(stream);
-        let mut message = self.message(env, args, origin, bytes, &identity, &peer, sequence);
         if sums.is_some() {
             message.flags |= flag::SUMS;
         }
