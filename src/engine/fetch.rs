@@ -552,8 +552,12 @@ impl Fetch {
         })
     }
 
-    /// Has a message that [`Fetch::wants_order`] wait for these.
-    pub fn set_order(&mut self, trails: Vec<Arc<Trail>>) {
+    /// Has a message that [`Fetch::wants_order`] wait for these; for none of them its sender is asked at once.
+    pub fn set_order(&mut self, gpu: &mut Gpu, trails: Vec<Arc<Trail>>) {
+        if trails.is_empty() {
+            self.want_ring(gpu);
+            return;
+        }
         self.path = Path::Held {
             trails,
             then: Then::Staging,

@@ -216,6 +216,13 @@ fn another_decision_is_found() {
     assert_eq!(decide(&Nodes::new(), "start", &facts), json!("Get"));
 }
 
+/// Windows at one address went one message after the other once, as each waited for the one before.
+#[test]
+fn staged_messages_are_asked_for_whatever_is_in_their_place() {
+    let facts = json!([["is_to_device", true], ["is_staged", true]]);
+    assert_eq!(decide(&Nodes::new(), "start", &facts), json!("Pipeline"));
+}
+
 #[test]
 #[should_panic(expected = "is asked for, too")]
 fn another_question_is_found() {

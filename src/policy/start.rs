@@ -34,10 +34,8 @@ pub enum Start {
     Get,
     /// By one copy, in order with others received in its place.
     GetInOrder,
-    /// By one copy, or through its sender's staging, which later ones in its place wait for.
-    GetOrPipeline,
-    /// As [`Start::GetOrPipeline`], where its sender was to write it.
-    GetNotPut,
+    /// Through its sender's staging.
+    Pipeline,
     /// Once those are over that are received in its place.
     QueuedInPlace,
     /// Once the one before it in its place is over.
@@ -49,6 +47,8 @@ facts! {
     trait StartFacts {
         /// It goes to device memory.
         fn is_to_device() -> bool;
+        /// This rank cannot map the memory that it lies in.
+        fn is_staged() -> bool;
         /// All of it can be read from another rank's device memory.
         fn may_be_split() -> bool;
         /// How deep its window is, if messages of its length are split.
@@ -95,6 +95,10 @@ pub fn start(facts: &mut impl StartFacts) -> Start {
     if !facts.is_to_device() {
         return Start::Get;
     }
+    if facts.is_staged() {
+        // It finds its place in the order when its sender is asked for it.
+        return Start::Pipeline;
+    }
     let may_split = facts.may_be_split();
     let window = if may_split { facts.window() } else { None };
     if may_split {
@@ -119,7 +123,7 @@ pub fn start(facts: &mut impl StartFacts) -> Start {
     let is_for_sender = may_split && facts.is_for_sender();
     if !is_planned && !has_trails && !is_for_sender && !facts.is_putting() {
         // On the stream of its sender, and nothing is under way that goes in another way.
-        return Start::GetOrPipeline;
+        return Start::Get;
     }
     let is_below = (has_trails || window.is_some()) && facts.is_below();
     // Also what goes one way only waits for those that are received in its place.
@@ -139,7 +143,7 @@ pub fn start(facts: &mut impl StartFacts) -> Start {
         }
         if !is_held {
             // What is put in its place is on no stream of this rank's.
-            return Start::GetNotPut;
+            return Start::GetInOrder;
         }
     } else if may_split && facts.is_putting() && facts.is_long() && !is_held {
         // Both write, as one that also reads does one after the other.
@@ -162,6 +166,6 @@ pub fn start(facts: &mut impl StartFacts) -> Start {
     }
     match is_held {
         true => Start::QueuedBehind,
-        false => Start::GetOrPipeline,
+        false => Start::Get,
     }
 }

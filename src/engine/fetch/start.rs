@@ -69,10 +69,9 @@ impl Fetch {
             Start::OneOwner | Start::Multipath | Start::Put | Start::GetPlanned => return true,
             Start::Get => {}
             Start::GetInOrder => self.leave_trail(true),
-            Start::GetOrPipeline => self.leave_trail_if_hosted(env),
-            Start::GetNotPut => {
-                self.leave_trail(true);
-                self.leave_trail_if_hosted(env);
+            Start::Pipeline => {
+                self.want_ring_in_order(gpu);
+                return true;
             }
             Start::QueuedInPlace => {
                 self.hold(trails, Then::Start);
@@ -134,15 +133,6 @@ impl Fetch {
             ways.agreed(&self.message);
         }
         is_begun
-    }
-
-    /// A message that cannot be read comes by another lane than those behind it that are received in its place.
-    fn leave_trail_if_hosted(&mut self, env: &Env) {
-        if self.wanted >= env.config.multipath
-            && self.message.flags & (flag::EXPORTED | flag::HOST) == 0
-        {
-            self.leave_trail(false);
-        }
     }
 
     /// The payload lies in its sender's host memory. On its way to a device it stays in order with direct copies from the same
@@ -468,6 +458,10 @@ struct Setting<'a, 'b> {
 impl StartFacts for Setting<'_, '_> {
     fn is_to_device(&mut self) -> bool {
         matches!(self.fetch.to, Destination::Device { .. })
+    }
+
+    fn is_staged(&mut self) -> bool {
+        !self.fetch.own && self.fetch.message.flags & flag::EXPORTED == 0
     }
 
     fn may_be_split(&mut self) -> bool {

@@ -420,7 +420,7 @@ impl Core {
         };
         let trails = others.filter_map(before).collect();
         if let Stage::Fetching(fetch) = &mut receives[id].stage {
-            fetch.set_order(trails);
+            fetch.set_order(&mut self.gpu, trails);
         }
     }
 
