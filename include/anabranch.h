@@ -38,12 +38,12 @@ const char *anabranch_version(void);
 /* ---- counters --------------------------------------------------------------------------------------------------- */
 
 /* Present value of a counter of this process, or UINT64_MAX if no counter has this name.
- * Counters only grow. Useful ones: "sends_device", "sends_descriptor", "receives_direct" and
+ * Counters only grow. Useful ones: "sends_device", "sends_rts", "receives_direct" and
  * "receives_direct_bytes", "fallback_too_small", "verify_mismatches". */
 uint64_t anabranch_counter(const char *name);
 
 /* Name of counter number index, for index = 0, 1, ...; NULL past the last one. The names and their meaning are those of
- * the JSON that ANABRANCH_STATS=FILE writes, and "fallback_REASON", "fallback_REASON_bytes" for its fallbacks. */
+ * the JSON that ANABRANCH_STATS=FILE writes (docs/names.md has those of counters that were renamed), and "fallback_REASON", "fallback_REASON_bytes" for its fallbacks. */
 const char *anabranch_counter_name(unsigned index);
 
 /* What a counter counts, in words; NULL if no counter has this name. For a fallback: its reason. */
@@ -58,18 +58,23 @@ const char *anabranch_reason_name(unsigned index);
 enum {
     ANABRANCH_UNKNOWN = 0,   /* it is not known yet, or the message failed */
     ANABRANCH_NATIVE = 1,    /* by the MPI library, from or to memory of the host */
-    ANABRANCH_VALUE = 2,     /* by the MPI library, copied from or to the device by this one */
-    ANABRANCH_DIRECT = 3,    /* taken: straight from the sender's device memory */
+    ANABRANCH_BCOPY = 2,     /* by the MPI library, copied from or to the device by this one */
+    ANABRANCH_DIRECT = 3,    /* taken: straight from the sender's device memory, by get or put */
     ANABRANCH_SELF = 4,      /* taken: from a rank to itself, copied in place */
-    ANABRANCH_HOST_RING = 5, /* taken: through a ring in host memory */
+    ANABRANCH_HOST_PIPELINE = 5, /* taken: through a ring in host memory */
     ANABRANCH_EAGER = 6,     /* taken: from host memory, into which the sender had copied it */
-    ANABRANCH_SEVERAL = 7,   /* taken: by several paths at once; bytes_by_path tells its parts */
+    ANABRANCH_MULTIPATH = 7, /* taken: by several paths at once; bytes_by_path tells its parts */
     ANABRANCH_RELAY = 8,     /* only in bytes_by_path: over other GPUs */
-    ANABRANCH_GPU_RING = 9,  /* taken: through a ring in memory of the sender's GPU */
-    ANABRANCH_PATHS = 16     /* room for more */
+    ANABRANCH_GPU_PIPELINE = 9, /* taken: through a ring in memory of the sender's GPU */
+    ANABRANCH_PATHS = 16,    /* room for more */
+    /* Former names. */
+    ANABRANCH_VALUE = ANABRANCH_BCOPY,
+    ANABRANCH_HOST_RING = ANABRANCH_HOST_PIPELINE,
+    ANABRANCH_SEVERAL = ANABRANCH_MULTIPATH,
+    ANABRANCH_GPU_RING = ANABRANCH_GPU_PIPELINE
 };
 
-/* Name of a path, as in "host_ring"; NULL for other numbers. */
+/* Name of a path, as in "host_pipeline"; NULL for other numbers. */
 const char *anabranch_path_name(int path);
 
 typedef struct anabranch_message {
@@ -79,8 +84,8 @@ typedef struct anabranch_message {
     int path;           /* ANABRANCH_DIRECT, ... */
     uint64_t bytes;     /* payload; 0 while a receive does not know its message */
     uint64_t bytes_by_path[ANABRANCH_PATHS]; /* which part of it went by which path, once that is known; of a message that went by
-                          several, once it is complete, those that went by ANABRANCH_DIRECT, ANABRANCH_RELAY and ANABRANCH_HOST_RING,
-                          and at ANABRANCH_UNKNOWN what need not come, as a later message was received in its place */
+                          several, once it is complete, those that went by ANABRANCH_DIRECT, ANABRANCH_RELAY and
+                          ANABRANCH_HOST_PIPELINE, and at ANABRANCH_UNKNOWN what need not come, as a later message was received in its place */
     const char *reason; /* why it was not taken, or not by the direct path: a name of anabranch_reason_name; or NULL */
 } anabranch_message;
 
@@ -88,7 +93,7 @@ typedef struct anabranch_message {
  * `request` points to an MPI_Request of any MPI library, `size` is sizeof *message. Returns 1, or 0 where this library has
  * nothing to do with the request (a null one, or an operation on host memory left to the MPI library); *message is then
  * left as it is. A sender learns the path only when its receiver is through with the message, and takes one that its receiver
- * copied all by itself (ANABRANCH_ASSIGN=one) for a direct one. */
+ * copied all by itself (ANABRANCH_OWNER=one) for a direct one. */
 int anabranch_request(const void *request, anabranch_message *message, size_t size);
 
 /* Likewise for the latest operation that this library has completed on the calling thread: a blocking send or receive, or

@@ -4,6 +4,7 @@
 //!
 //! To add an option, add one row to the `options!` call below.
 
+mod former;
 mod kinds;
 mod paths;
 
@@ -11,7 +12,7 @@ pub use kinds::{
     format_size, parse_size, Choice, Count, File, Keep, Kind, MpiCuda, Name, Size, Statistics,
     StatsTarget, Switch, KEEP, LOG_LEVELS, MPI_CUDA,
 };
-pub use paths::{Assign, Executor, PathList, Paths, ASSIGN, EXECUTORS, ORDERS};
+pub use paths::{ExecutorChoice, Owner, PathList, Paths, EXECUTORS, ORDERS, OWNERS};
 
 use std::ffi::OsString;
 use std::fmt;
@@ -79,12 +80,13 @@ macro_rules! options {
             /// Reads every option through `look_up`, which answers with the value of a variable.
             /// A value that is not accepted gives a warning and the default.
             pub fn from_lookup(look_up: impl Fn(&str) -> Option<OsString>) -> (Config, Vec<Warning>) {
+                let look_up = |name: &str| former::look_up(name, &look_up);
                 let (mut config, mut warnings) = Config::unsettled(&look_up);
                 let (defaults, _) = Config::unsettled(&|_| None);
                 let is_named = |name| look_up(name).is_some_and(|value| !value.is_empty());
                 warnings.extend(config.settle(&defaults, is_named("ANABRANCH_PATHS")));
-                if !is_named("ANABRANCH_PATH_STAGING") {
-                    config.path_staging = default_path_staging(config.assign);
+                if !is_named("ANABRANCH_MULTIPATH_STAGING") {
+                    config.multipath_staging = default_multipath_staging(config.owner);
                 }
                 (config, warnings)
             }
@@ -136,7 +138,7 @@ options! {
         "size of the pieces in which a message moves through staging memory";
     landing: u64 = Size { min: 0, max: 64 * GIB }, "ANABRANCH_LANDING", "64M", User,
         "host memory kept for messages that arrive by value in device buffers";
-    gpu_ring: bool = Switch, "ANABRANCH_GPU_RING", "on", User,
+    gpu_pipeline: bool = Switch, "ANABRANCH_GPU_PIPELINE", "on", User,
         "off: messages of 64K and more from memory that CUDA IPC does not cover (pools, mapped memory) go through pinned host memory, not through staging on their sender's GPU, of which a rank takes ANABRANCH_RELAY_STAGING for them";
     vmm: bool = Switch, "ANABRANCH_VMM", "on", User,
         "on: peers map memory that programs have mapped themselves and allocated for file descriptors (frameworks' expandable segments), and read it where it is; off: it goes as other memory that CUDA IPC does not cover";
@@ -154,32 +156,32 @@ options! {
         "which ways a long message between GPUs may be split over: the links between the two, other GPUs, pinned host memory; direct: never split";
     multipath: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_MULTIPATH", "2M", User,
         "messages of less than this size take one path";
-    push: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_PUSH", "32M", User,
+    put: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_PUT", "32M", User,
         "messages of at least this size are written by their sender instead of being read by their receiver, where one goes the other way meanwhile; 0: none, nor any between ranks that share a GPU";
-    invite: bool = Switch, "ANABRANCH_INVITE", "on", User,
+    rtr: bool = Switch, "ANABRANCH_RTR", "on", User,
         "off: no sender is told of a receive before it sends, so that its message is always read by its receiver, or written after it was matched";
-    foresee: bool = Switch, "ANABRANCH_FORESEE", "on", User,
-        "off: no message is fetched before the MPI library has brought its descriptor, also where a receive is sure to take it";
+    early_match: bool = Switch, "ANABRANCH_EARLY_MATCH", "on", User,
+        "off: no message is fetched before the MPI library has brought its RTS, also where a receive is sure to take it";
     relays: u32 = Count { min: 0, max: 8 }, "ANABRANCH_RELAYS", "8", User,
         "over how many other GPUs a message is split at most";
-    path_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_PATH_STAGING", "16M", User,
-        "pinned memory of a rank for messages that are split over several paths, at most, beside ANABRANCH_STAGING; unless given, 48M with ANABRANCH_ASSIGN=one";
+    multipath_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_MULTIPATH_STAGING", "16M", User,
+        "pinned memory of a rank for messages that are split over several paths, at most, beside ANABRANCH_STAGING; unless given, 48M with ANABRANCH_OWNER=one";
     relay_staging: u64 = Size { min: MIB, max: 16 * GIB }, "ANABRANCH_RELAY_STAGING", "64M", User,
-        "memory that is taken on a GPU for messages that lead over it, at most: 60M for all ranks together; with ANABRANCH_ASSIGN=one, by each rank that makes such copies";
+        "memory that is taken on a GPU for messages that lead over it, at most: 60M for all ranks together; with ANABRANCH_OWNER=one, by each rank that makes such copies";
     chunks: u32 = Count { min: 1, max: 1024 }, "ANABRANCH_CHUNKS", "1024", User,
         "in how many pieces a path's part of a message moves at most; more where staging memory is too small for so long ones: it holds three, in 16M at most";
-    order: crate::plan::Order = Choice(ORDERS), "ANABRANCH_ORDER", "direct-first", User,
-        "in what order the copies of a split message are launched, where one rank launches all (ANABRANCH_ASSIGN=one)";
+    launch_order: crate::plan::Order = Choice(ORDERS), "ANABRANCH_LAUNCH_ORDER", "direct-first", User,
+        "in what order the copies of a split message are launched, where one rank launches all (ANABRANCH_OWNER=one)";
     model: Option<PathBuf> = File, "ANABRANCH_MODEL", "", User,
         "what `anabranch topo --measure --model FILE` wrote; empty: the one kept for this machine in the user's cache folder";
     keep: Keep = Choice(KEEP), "ANABRANCH_KEEP", "auto", User,
         "whether what ranks measure of their links in passing is kept in the user's cache folder for a week, so that the next run knows it: on, off; auto: on a real node, but not on a simulated one";
-    assign: Assign = Choice(ASSIGN), "ANABRANCH_ASSIGN", "own", User,
-        "who makes the copies of a split message: own, each rank those of its own GPU; one, a rank that sees all GPUs involved makes all of them";
-    executor: Executor = Choice(EXECUTORS), "ANABRANCH_EXECUTOR", "auto", User,
-        "how the copies of a split message are launched, where one rank launches all (ANABRANCH_ASSIGN=one); auto takes what costs least by measurement";
+    owner: Owner = Choice(OWNERS), "ANABRANCH_OWNER", "two", User,
+        "who makes the copies of a split message: two, each rank those of its own GPU; one, a rank that sees all GPUs involved makes all of them";
+    executor: ExecutorChoice = Choice(EXECUTORS), "ANABRANCH_EXECUTOR", "auto", User,
+        "how the copies of a split message are launched, where one rank launches all (ANABRANCH_OWNER=one); auto takes what costs least by measurement";
     graphs: u32 = Count { min: 0, max: 1024 }, "ANABRANCH_GRAPHS", "32", User,
-        "how many CUDA graphs of split messages are kept, where one rank launches all (ANABRANCH_ASSIGN=one); 0: none is made";
+        "how many CUDA graphs of split messages are kept, where one rank launches all (ANABRANCH_OWNER=one); 0: none is made";
     library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
         "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
     patience_us: u32 = Count { min: 0, max: 1 << 31 }, "ANABRANCH_PATIENCE_US", "500000", Test,
@@ -192,10 +194,10 @@ options! {
 /// speed without the library in their first 20 iterations on two H200s, as each block is pinned when it is
 /// first needed, with 16 MiB 1.07, and all else the same (`docs/decisions/host-staging-ahead.md`). A rank
 /// that drives all copies has the staging of all of them.
-fn default_path_staging(assign: Assign) -> u64 {
-    match assign {
-        Assign::Own => 16 * MIB,
-        Assign::One => 48 * MIB,
+fn default_multipath_staging(owner: Owner) -> u64 {
+    match owner {
+        Owner::Two => 16 * MIB,
+        Owner::One => 48 * MIB,
     }
 }
 
@@ -218,15 +220,15 @@ impl Config {
             );
             (self.paths, self.relays) = (defaults.paths, defaults.relays);
         }
-        if self.paths.host && paths_are_named && self.path_staging == 0 {
+        if self.paths.host && paths_are_named && self.multipath_staging == 0 {
             contradict(
                 &format!("ANABRANCH_PATHS={}", Kind::show(&PathList, &self.paths)),
-                "ANABRANCH_PATH_STAGING=0",
+                "ANABRANCH_MULTIPATH_STAGING=0",
                 "the path through host memory has none",
             );
-            (self.paths, self.path_staging) = (defaults.paths, defaults.path_staging);
+            (self.paths, self.multipath_staging) = (defaults.paths, defaults.multipath_staging);
         }
-        if self.executor == Executor::Graph && self.graphs == 0 {
+        if self.executor == ExecutorChoice::Graph && self.graphs == 0 {
             contradict(
                 "ANABRANCH_EXECUTOR=graph",
                 "ANABRANCH_GRAPHS=0",
@@ -241,13 +243,13 @@ impl Config {
     /// Options that have no effect beside another get their defaults back.
     fn drop_idle(&mut self, defaults: &Config) -> Vec<Warning> {
         let is_direct = self.paths.is_direct_only();
-        let is_own = self.assign == Assign::Own;
+        let is_own = self.owner == Owner::Two;
         let mut told = Vec::new();
         let mut tell = |name: &str| {
             told.push(Warning(if is_direct {
                 format!("ANABRANCH_{name} has no effect with ANABRANCH_PATHS=direct, by which no message is split: take one of them away; using its default")
             } else {
-                format!("ANABRANCH_{name} has no effect unless one rank makes all copies of a message: set ANABRANCH_ASSIGN=one, too, or take it away; using its default")
+                format!("ANABRANCH_{name} has no effect unless one rank makes all copies of a message: set ANABRANCH_OWNER=one, too, or take it away; using its default")
             }));
         };
         if is_direct && self.relays != defaults.relays {
@@ -255,8 +257,8 @@ impl Config {
             self.relays = defaults.relays;
         }
         if is_direct && !is_own {
-            tell("ASSIGN");
-            self.assign = defaults.assign;
+            tell("OWNER");
+            self.owner = defaults.owner;
         }
         if !is_direct && !is_own {
             return told;
@@ -265,9 +267,9 @@ impl Config {
             tell("EXECUTOR");
             self.executor = defaults.executor;
         }
-        if self.order != defaults.order {
-            tell("ORDER");
-            self.order = defaults.order;
+        if self.launch_order != defaults.launch_order {
+            tell("LAUNCH_ORDER");
+            self.launch_order = defaults.launch_order;
         }
         if self.graphs != defaults.graphs {
             tell("GRAPHS");
@@ -286,10 +288,15 @@ impl Config {
     }
 }
 
+/// What to say once a job of options that are set by their former names.
+pub fn notice() -> Option<String> {
+    former::notice(|name| std::env::var_os(name))
+}
+
 /// One warning for each of `names` that looks like an option of this library and is none.
 pub fn unknown_names(names: impl Iterator<Item = String>) -> Vec<Warning> {
     let mut unknown: Vec<String> = names
-        .filter(|name| is_ours(name) && !NAMES.contains(&name.as_str()))
+        .filter(|name| is_ours(name) && !NAMES.contains(&name.as_str()) && !former::is_known(name))
         .collect();
     unknown.sort();
     unknown
@@ -446,10 +453,13 @@ mod tests {
             lines
         };
         for pair in [
-            [("ANABRANCH_PATHS", "host"), ("ANABRANCH_PATH_STAGING", "0")],
+            [
+                ("ANABRANCH_PATHS", "host"),
+                ("ANABRANCH_MULTIPATH_STAGING", "0"),
+            ],
             [
                 ("ANABRANCH_PATHS", "direct,host"),
-                ("ANABRANCH_PATH_STAGING", "0"),
+                ("ANABRANCH_MULTIPATH_STAGING", "0"),
             ],
             [("ANABRANCH_EXECUTOR", "graph"), ("ANABRANCH_GRAPHS", "0")],
         ] {
@@ -460,19 +470,19 @@ mod tests {
         }
         for alone in [
             ("ANABRANCH_EXECUTOR", "batch"),
-            ("ANABRANCH_ORDER", "round-robin"),
+            ("ANABRANCH_LAUNCH_ORDER", "round-robin"),
             ("ANABRANCH_GRAPHS", "0"),
         ] {
             let lines = names_in(&[alone]);
             assert!(lines.len() == 1 && lines[0].contains(alone.0), "{lines:?}");
-            assert!(lines[0].contains("ANABRANCH_ASSIGN=one"), "{lines:?}");
-            let (_, lines) = with(&[alone, ("ANABRANCH_ASSIGN", "one")]);
+            assert!(lines[0].contains("ANABRANCH_OWNER=one"), "{lines:?}");
+            let (_, lines) = with(&[alone, ("ANABRANCH_OWNER", "one")]);
             assert!(lines.is_empty(), "{lines:?}");
         }
         let (config, lines) = with(&[
             ("ANABRANCH_PATHS", "direct"),
             ("ANABRANCH_RELAYS", "1"),
-            ("ANABRANCH_ASSIGN", "one"),
+            ("ANABRANCH_OWNER", "one"),
             ("ANABRANCH_EXECUTOR", "graph"),
         ]);
         assert_eq!(lines.len(), 3, "{lines:?}");
@@ -483,12 +493,15 @@ mod tests {
             "{lines:?}"
         );
         assert_eq!(
-            (config.relays, config.assign),
-            (crate::plan::MAX_PATHS as u32, Assign::Own)
+            (config.relays, config.owner),
+            (crate::plan::MAX_PATHS as u32, Owner::Two)
         );
         // Without memory for it the path through the host is left out, if nobody has asked for it.
-        let (config, lines) = with(&[("ANABRANCH_PATH_STAGING", "0")]);
-        assert!(lines.is_empty() && config.path_staging == 0, "{lines:?}");
+        let (config, lines) = with(&[("ANABRANCH_MULTIPATH_STAGING", "0")]);
+        assert!(
+            lines.is_empty() && config.multipath_staging == 0,
+            "{lines:?}"
+        );
         for bad in ["direct,nvlink", "none", ",", "direct,-relay"] {
             let (config, warnings) = with(&[("ANABRANCH_PATHS", bad)]);
             assert_eq!(config.paths, Paths::ALL, "{bad}");
@@ -544,8 +557,8 @@ mod tests {
             ("ANABRANCH_CHUNK", "65537"),
             ("ANABRANCH_LIBRARY", "/a b/c.so"),
             ("ANABRANCH_PATHS", "Host relay"),
-            ("ANABRANCH_ORDER", "round-robin"),
-            ("ANABRANCH_ASSIGN", "one"),
+            ("ANABRANCH_LAUNCH_ORDER", "round-robin"),
+            ("ANABRANCH_OWNER", "one"),
             ("ANABRANCH_MODEL", "/m/model.json"),
             ("ANABRANCH_INJECT_PANIC", "MPI_Send"),
         ]);

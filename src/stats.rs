@@ -51,53 +51,53 @@ macro_rules! counters {
 counters! {
     SendsDevice          "sends_device"            Count "sends from device buffers seen, however they went";
     SendsDeviceBytes     "sends_device_bytes"      Bytes "their payload";
-    SendsDescriptor      "sends_descriptor"        Count "sends that went as a descriptor";
-    SendsDescriptorBytes "sends_descriptor_bytes"  Bytes "their payload";
-    SendsHostDescriptor  "sends_host_descriptor" Count "long sends from host memory whose receiver was expected to bring them to a device, by descriptor";
-    SendsHostDescriptorBytes "sends_host_descriptor_bytes" Bytes "bytes of those";
-    SendsHosted          "sends_hosted"            Count "sends of those that completed from host memory before their receiver came";
-    SendsValue           "sends_value"             Count "sends from device buffers that went by value, copied to host memory first";
-    SendsValueBytes      "sends_value_bytes"       Bytes "their payload";
+    SendsRts      "sends_rts"        Count "sends that went as an RTS";
+    SendsRtsBytes "sends_rts_bytes"  Bytes "their payload";
+    SendsHostRts  "sends_host_rts" Count "long sends from host memory whose receiver was expected to bring them to a device, by RTS";
+    SendsHostRtsBytes "sends_host_rts_bytes" Bytes "bytes of those";
+    SendsEager          "sends_eager"            Count "sends of those that completed from host memory before their receiver came";
+    SendsBcopy           "sends_bcopy"             Count "sends from device buffers that went by value, copied to host memory first";
+    SendsBcopyBytes      "sends_bcopy_bytes"       Bytes "their payload";
     SendsNative          "sends_native"            Count "sends from device buffers handed to the MPI library as they are";
     SendsNativeBytes     "sends_native_bytes"      Bytes "their payload";
     DirectReceives       "receives_direct"         Count "messages fetched straight from the sender's device memory";
     DirectBytes          "receives_direct_bytes"   Bytes "their payload";
-    DirectPushedBytes    "receives_direct_pushed_bytes" Bytes "of their payload what the sender wrote to the receiver's device memory, as messages went both ways or the two share a GPU";
-    Invitations    "invitations"      Count "receives of which the sender was told before it sent";
-    InvitedReceives    "receives_direct_invited" Count "messages of which their sender wrote all, or what host memory did not bring, to such a receive at once, before they were matched";
+    PutBytes    "receives_put_bytes" Bytes "of their payload what the sender wrote to the receiver's device memory, as messages went both ways or the two share a GPU";
+    RtrsSent    "rtrs_sent"      Count "receives of which the sender was told before it sent";
+    PutEarlyReceives    "receives_put_early" Count "messages of which their sender wrote all, or what host memory did not bring, to such a receive at once, before they were matched";
     SelfReceives         "receives_self"           Count "messages of a rank to itself copied in place";
     SelfBytes            "receives_self_bytes"     Bytes "their payload";
     CopiesBatched        "copies_batched"          Count "copies of these two, and of short messages between a device and the host, that were started in one batch with others";
-    SeveralReceives      "receives_several"        Count "messages that came over several paths at once";
-    SeveralBytes         "receives_several_bytes"  Bytes "their payload";
-    SeveralDirectBytes   "several_direct_bytes"    Bytes "their payload that came straight from the sender's device memory";
-    SeveralRelayBytes    "several_relay_bytes"     Bytes "their payload that came over other GPUs";
-    SeveralHostBytes     "several_host_bytes"      Bytes "their payload that came through host memory";
-    SeveralOvertakenBytes "several_overtaken_bytes" Bytes "their payload that was not brought again when a path had failed, as that of a later message, received in the same place, was there";
-    SeveralPushedBytes   "several_pushed_bytes"    Bytes "their payload that the sender wrote straight to the receiver's device memory, as messages went both ways";
+    MultipathReceives      "receives_multipath"        Count "messages that came over several paths at once";
+    MultipathBytes         "receives_multipath_bytes"  Bytes "their payload";
+    MultipathDirectBytes   "multipath_direct_bytes"    Bytes "their payload that came straight from the sender's device memory";
+    MultipathRelayBytes    "multipath_relay_bytes"     Bytes "their payload that came over other GPUs";
+    MultipathHostBytes     "multipath_host_bytes"      Bytes "their payload that came through host memory";
+    MultipathOvertakenBytes "multipath_overtaken_bytes" Bytes "their payload that was not brought again when a path had failed, as that of a later message, received in the same place, was there";
+    MultipathPutBytes   "multipath_put_bytes"    Bytes "their payload that the sender wrote straight to the receiver's device memory, as messages went both ways";
     HostSpared           "host_spared"             Count "messages long enough to be split that left out host memory, as one of the two ranks computes meanwhile";
     HostShareRaised      "host_share_raised"       Count "times that messages which use host memory beside others were found to leave some of it unused";
     HostShareLowered     "host_share_lowered"      Count "times that they were found to count on more of it than there is";
     HostRateLowered      "host_rate_lowered"       Count "times that messages which alone use host memory found that slower than they counted on";
     HostRateRaised       "host_rate_raised"        Count "times that they found it faster again";
     ChunksClaimedBack    "chunks_claimed_back"     Count "chunks of theirs that the receiver took over from the sender, which had not begun with them";
-    TracksRetired        "tracks_retired"          Count "paths of theirs that were given up, the rest of their part being taken directly";
+    PathsAbandoned        "paths_abandoned"          Count "paths of theirs that were given up, the rest of their part being taken directly";
     SendersLate          "senders_late"            Count "times that their sender did not go on for so long that its part was taken directly, as on a busy machine";
     StagingRefused       "staging_refused"         Count "attempts to take staging memory on a GPU, for messages that lead over it, that failed";
     PinningRefused       "pinning_refused"         Count "attempts to pin host memory that the driver refused: copies with it are slower";
     UnitsReclaimed       "units_reclaimed"         Count "units of 256 KiB of that memory that were taken back from ranks that had died";
-    HostRingReceives     "receives_host_ring"      Count "messages that came through a ring in host memory";
-    HostRingBytes        "receives_host_ring_bytes" Bytes "their payload";
-    GpuRingReceives      "receives_gpu_ring"       Count "messages that came through a ring in memory of their sender's GPU";
-    GpuRingBytes         "receives_gpu_ring_bytes" Bytes "their payload";
+    HostPipelineReceives     "receives_host_pipeline"      Count "messages that came through a ring in host memory";
+    HostPipelineBytes        "receives_host_pipeline_bytes" Bytes "their payload";
+    GpuPipelineReceives      "receives_gpu_pipeline"       Count "messages that came through a ring in memory of their sender's GPU";
+    GpuPipelineBytes         "receives_gpu_pipeline_bytes" Bytes "their payload";
     EagerReceives        "receives_eager"          Count "messages taken from the host memory into which the sender had copied them";
     EagerBytes           "receives_eager_bytes"    Bytes "their payload";
-    ValueReceives        "receives_value"          Count "messages that came by value and were copied up to a device buffer";
-    ValueBytes           "receives_value_bytes"    Bytes "their payload";
+    BcopyReceives        "receives_bcopy"          Count "messages that came by value and were copied up to a device buffer";
+    BcopyBytes           "receives_bcopy_bytes"    Bytes "their payload";
     NativeReceives       "receives_native"         Count "receives into device buffers handed to the MPI library as they are";
-    HostFetched          "receives_host_fetched"   Count "descriptors that met a receive into host memory (counted in their path as well)";
+    HostFetched          "receives_host_fetched"   Count "RTSs that met a receive into host memory (counted in their path as well)";
     HostFetchedBytes     "receives_host_fetched_bytes" Bytes "their payload";
-    ProbesDescriptor     "probes_descriptor"       Count "descriptors seen by a probe, reported with the size of their message";
+    ProbesRts     "probes_rts"       Count "RTSs seen by a probe, reported with the size of their message";
     Truncated            "truncated"               Count "messages longer than their receive";
     Cancelled            "cancelled"               Count "requests of the engine that were cancelled";
     Verified             "verified"                Count "messages whose checksums were compared (ANABRANCH_VERIFY)";
@@ -107,7 +107,7 @@ counters! {
     DriverRetries        "driver_retries"          Count "driver calls that failed and were made again at once";
     DeadPeers            "dead_peers"              Count "transfers given up because the peer had died";
     Corrupt              "corrupt"                 Count "messages whose slot or ring in shared memory somebody had written over";
-    BadDescriptors       "bad_descriptors"         Count "messages that looked like a descriptor and were none";
+    BadRts       "bad_rts"         Count "messages that looked like an RTS and were none";
     Panics               "panics"                  Count "panics caught at an exported function";
     MappingsOpened       "mappings_opened"         Count "allocations of other ranks mapped";
     MappingsClosed       "mappings_closed"         Count "allocations of other ranks unmapped, evicted ones included";
@@ -118,12 +118,12 @@ counters! {
     ChunksSent           "chunks_sent"             Count "files sent to peers by which they map chunks of memory that the program has mapped itself";
     ChunksMapped         "chunks_mapped"           Count "chunks of peers' memory mapped by such files";
     MappingsRefused      "mappings_refused"        Count "attempts to map an allocation of another rank that the driver refused";
-    DrivenFailed         "driven_failed"           Count "messages over several paths that this rank drove alone (ANABRANCH_ASSIGN=one) and that had to be begun again";
+    OneOwnerFailed         "one_owner_failed"           Count "messages over several paths that this rank drove alone (ANABRANCH_OWNER=one) and that had to be begun again";
     PlacesRetired        "places_retired"          Count "GPUs, or host memory, that messages are not led over any more which this rank drives alone, as paths over them failed twice";
-    DrivenStreams        "driven_by_streams"       Count "messages over several paths that this rank drove alone, launched copy by copy";
-    DrivenBatch          "driven_by_batch"         Count "the same, launched in batches of copies";
-    DrivenGraph          "driven_by_graph"         Count "the same, launched as a CUDA graph";
-    DrivenBehind         "driven_behind"           Count "of the three, launched while messages that are received in the same place were not over";
+    OneOwnerStreams        "one_owner_by_streams"       Count "messages over several paths that this rank drove alone, launched copy by copy";
+    OneOwnerBatch          "one_owner_by_batch"         Count "the same, launched in batches of copies";
+    OneOwnerGraph          "one_owner_by_graph"         Count "the same, launched as a CUDA graph";
+    OneOwnerBehind         "one_owner_behind"           Count "of the three, launched while messages that are received in the same place were not over";
     GraphsBuilt          "graphs_built"            Count "CUDA graphs built";
     GraphsUpdated        "graphs_updated"          Count "launches of a graph that was there, with other addresses";
     GraphsRelaunched     "graphs_relaunched"       Count "launches of a graph that was there, as it was";
@@ -131,19 +131,57 @@ counters! {
     GraphsFailed         "graphs_failed"           Count "graphs that could not be built or launched";
     HelperWakeups        "helper_wakeups"          Count "times the helper thread was woken";
     HelperServed         "helper_served"           Count "messages served by the helper thread";
-    ClaimedAhead         "claimed_ahead"           Count "messages claimed before the MPI library had brought their descriptors";
+    MatchedEarly         "matched_early"           Count "messages claimed before the MPI library had brought their RTSs";
     ServedBetween        "served_between"          Count "times that a rank which sent or claimed several messages did what its own receivers asked of it in between";
     BegunBetween         "begun_between"           Count "messages that were begun with while the program was still sending others";
     LaunchesHeld         "launches_held"           Count "launches of pulls that waited a moment for more to go with them";
-    TurnsWaited          "turns_waited"            Count "long messages that waited while others were read";
+    GetsQueued          "gets_queued"            Count "long messages that waited while others were read";
     TestsRested          "tests_rested"            Count "tests of a program that computed meanwhile that asked nothing of the driver, as nothing could have ended";
-    LooksAtSends         "looks_at_sends"          Count "looks at messages sent by descriptor with which their receivers were not known to be through";
-    FinalizeUnmatched    "finalize_unmatched"      Count "messages sent by descriptor that no receive had matched at MPI_Finalize";
+    LooksAtSends         "looks_at_sends"          Count "looks at messages sent by RTS with which their receivers were not known to be through";
+    FinalizeUnmatched    "finalize_unmatched"      Count "messages sent by RTS that no receive had matched at MPI_Finalize";
 }
+
+/// Counters by the names that they had before, and have in JSON and in the C interface in this release as well
+/// (`docs/names.md`).
+pub const FORMER: &[(&str, &str)] = &[
+    ("sends_host_descriptor_bytes", "sends_host_rts_bytes"),
+    ("sends_host_descriptor", "sends_host_rts"),
+    ("sends_descriptor_bytes", "sends_rts_bytes"),
+    ("sends_descriptor", "sends_rts"),
+    ("sends_hosted", "sends_eager"),
+    ("sends_value_bytes", "sends_bcopy_bytes"),
+    ("sends_value", "sends_bcopy"),
+    ("receives_direct_pushed_bytes", "receives_put_bytes"),
+    ("receives_direct_invited", "receives_put_early"),
+    ("invitations", "rtrs_sent"),
+    ("receives_several_bytes", "receives_multipath_bytes"),
+    ("receives_several", "receives_multipath"),
+    ("several_direct_bytes", "multipath_direct_bytes"),
+    ("several_relay_bytes", "multipath_relay_bytes"),
+    ("several_host_bytes", "multipath_host_bytes"),
+    ("several_overtaken_bytes", "multipath_overtaken_bytes"),
+    ("several_pushed_bytes", "multipath_put_bytes"),
+    ("tracks_retired", "paths_abandoned"),
+    ("receives_host_ring_bytes", "receives_host_pipeline_bytes"),
+    ("receives_host_ring", "receives_host_pipeline"),
+    ("receives_gpu_ring_bytes", "receives_gpu_pipeline_bytes"),
+    ("receives_gpu_ring", "receives_gpu_pipeline"),
+    ("receives_value_bytes", "receives_bcopy_bytes"),
+    ("receives_value", "receives_bcopy"),
+    ("probes_descriptor", "probes_rts"),
+    ("bad_descriptors", "bad_rts"),
+    ("driven_failed", "one_owner_failed"),
+    ("driven_by_streams", "one_owner_by_streams"),
+    ("driven_by_batch", "one_owner_by_batch"),
+    ("driven_by_graph", "one_owner_by_graph"),
+    ("driven_behind", "one_owner_behind"),
+    ("claimed_ahead", "matched_early"),
+    ("turns_waited", "gets_queued"),
+];
 
 macro_rules! reasons {
     ($( $variant:ident $name:literal $text:literal; )*) => {
-        /// Why a message from a device buffer did not go by descriptor, or did not take the
+        /// Why a message from a device buffer did not go by RTS, or did not take the
         /// engine's path at its receiver.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
@@ -367,6 +405,8 @@ const fn c_name(text: &'static str) -> &'static CStr {
 }
 
 fn word_by_name(name: &str) -> Option<usize> {
+    let renamed = FORMER.iter().find(|(former, _)| *former == name);
+    let name = renamed.map_or(name, |(_, now)| *now);
     (0..WORDS)
         .find(|word| name_by_index(*word).is_some_and(|known| known.to_bytes() == name.as_bytes()))
 }

@@ -26,6 +26,9 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for warning in &warnings {
         crate::complain(&warning.to_string());
     }
+    if let Some(notice) = anabranch_engine::config::notice() {
+        crate::complain(&notice);
+    }
     let rows: Vec<Row> = config
         .rows()
         .into_iter()

@@ -154,7 +154,7 @@ fn paths_and_windows_can_be_chosen() {
             "512M",
             "--topology",
             "dgx1-v100",
-            "--assign",
+            "--owner",
             "one",
             "--depth",
             depth,
@@ -171,13 +171,13 @@ fn whose_plan_it_is_is_said() {
         let arguments = [&BELUGA[..], assign].concat();
         (planned(&arguments), json(&arguments))
     };
-    let (usual, own, one) = (of(&[]), of(&["--assign", "own"]), of(&["--assign", "one"]));
+    let (usual, own, one) = (of(&[]), of(&["--owner", "two"]), of(&["--owner", "one"]));
     assert_eq!(usual, own);
-    assert!(usual.0.contains("(ANABRANCH_ASSIGN=own)"), "{}", usual.0);
-    assert!(one.0.contains("(ANABRANCH_ASSIGN=one)"), "{}", one.0);
+    assert!(usual.0.contains("(ANABRANCH_OWNER=two)"), "{}", usual.0);
+    assert!(one.0.contains("(ANABRANCH_OWNER=one)"), "{}", one.0);
     assert_eq!(
-        (&own.1["assign"], &one.1["assign"]),
-        (&"own".into(), &"one".into())
+        (&own.1["owner"], &one.1["owner"]),
+        (&"two".into(), &"one".into())
     );
     // Each rank uses the engines of its own GPU; who makes all copies has the relays push.
     let engines = |plan: &Value| -> Vec<String> {

@@ -77,19 +77,19 @@ impl Kind for PathList {
 
 /// Who makes the copies of a message that is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Assign {
+pub enum Owner {
     /// Each rank those of its own GPU.
-    Own,
+    Two,
     /// One rank all of them.
     One,
 }
 
-/// The words for [`Assign`].
-pub const ASSIGN: &[(&str, Assign)] = &[("own", Assign::Own), ("one", Assign::One)];
+/// The words for [`Owner`].
+pub const OWNERS: &[(&str, Owner)] = &[("two", Owner::Two), ("one", Owner::One)];
 
 /// How the copies of a message that is split are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Executor {
+pub enum ExecutorChoice {
     /// By what costs least.
     Auto,
     /// One by one, on streams.
@@ -100,12 +100,12 @@ pub enum Executor {
     Graph,
 }
 
-/// The words for [`Executor`].
-pub const EXECUTORS: &[(&str, Executor)] = &[
-    ("auto", Executor::Auto),
-    ("streams", Executor::Streams),
-    ("batch", Executor::Batch),
-    ("graph", Executor::Graph),
+/// The words for [`ExecutorChoice`].
+pub const EXECUTORS: &[(&str, ExecutorChoice)] = &[
+    ("auto", ExecutorChoice::Auto),
+    ("streams", ExecutorChoice::Streams),
+    ("batch", ExecutorChoice::Batch),
+    ("graph", ExecutorChoice::Graph),
 ];
 
 /// The words for [`Order`].

@@ -1,9 +1,9 @@
-//! Physical memory that this process has mapped chunk by chunk, as frameworks' expandable segments are, and
-//! how peers find it: by a file for each chunk.
+//! Physical memory that this process has mapped chunk by chunk, as frameworks' expandable segments are. Peers
+//! find it by a file for each chunk.
 //!
-//! A chunk that is unmapped and mapped again has another number, and so has another one in its place: what
-//! was sent of a reservation counts until a number in it has changed. From then on all is sent anew, as of
-//! another allocation.
+//! A chunk that is unmapped and mapped again has another number, and so does another chunk in its place. What
+//! was sent of a reservation counts until a number in it has changed. From then on everything is sent anew,
+//! as if it were another allocation.
 
 use super::error::{Error, NotExportable, Result};
 use super::export::Export;
@@ -15,11 +15,11 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// Chunks begin and end at multiples of it.
+/// Chunks begin and end at multiples of this.
 const GRANULE: u64 = 2 << 20;
-/// Reservations that are remembered; then all are forgotten, and sent anew.
+/// Reservations that are remembered. If there are more, all are forgotten, and sent anew.
 const RESERVATIONS_MAX: usize = 256;
-/// Chunks of one of which that is known.
+/// Chunks of one reservation that are remembered.
 const CHUNKS_MAX: usize = 1 << 16;
 
 /// A chunk of a reservation.
@@ -37,9 +37,9 @@ struct Reservation {
     number: u64,
     /// Chunks by their beginnings: bytes, and the driver's number.
     chunks: BTreeMap<u64, (u64, u64)>,
-    /// Who has the files of which.
+    /// Which peer has the file of which chunk.
     sent: HashSet<(u32, u64)>,
-    /// How many short messages each peer was sent of what it has not got.
+    /// How many short messages each peer was sent out of parts that it has not got.
     short: HashMap<u32, u32>,
 }
 
@@ -48,7 +48,7 @@ struct Reservation {
 pub struct Chunks {
     known: HashMap<u64, Reservation>,
     next: u64,
-    /// Those that are no more as they were sent, by their addresses and numbers.
+    /// Reservations that are no longer as they were sent, by their addresses and numbers.
     gone: Vec<(u64, u64)>,
 }
 
@@ -64,7 +64,7 @@ impl Chunks {
     /// How a peer finds `bytes` from a buffer on.
     ///
     /// # Errors
-    /// Not by files.
+    /// It cannot be found by files.
     pub fn share(&mut self, buffer: &Buffer, bytes: u64, peer: u32) -> Result<Shared> {
         let refused = || Error::NotExportable(NotExportable::Virtual);
         if bytes == 0 || bytes > buffer.remaining() || buffer.base % GRANULE != 0 {
@@ -108,7 +108,8 @@ impl Chunks {
         Err(refused())
     }
 
-    /// A short message to a peer, which has not got all that it lies in; how many there were of this reservation.
+    /// Notes a short message to a peer that has not got all the chunks it lies in. Returns how many there
+    /// were of this reservation.
     pub fn note_short(&mut self, base: u64, peer: u32) -> u32 {
         let row = self.known.get_mut(&base);
         row.map_or(0, |row| {
@@ -126,15 +127,15 @@ impl Chunks {
         }
     }
 
-    /// A peer has not got what it was sent, or has it no more.
+    /// A peer has not got what it was sent, or no longer has it.
     pub fn lost(&mut self, peer: u32) {
         for row in self.known.values_mut() {
             row.sent.retain(|(whose, _)| *whose != peer);
         }
     }
 
-    /// Looks at some chunks of each reservation; those reservations that are not as they were sent any more,
-    /// by address and number.
+    /// Looks at some chunks of each reservation. Returns those reservations that are no longer as they were
+    /// sent, by address and number.
     pub fn gone(&mut self, most: usize) -> Vec<(u64, u64)> {
         let changed = self.known.iter().filter(|(base, row)| {
             let mut chunks = row.chunks.iter().rev().take(most);
@@ -158,7 +159,7 @@ impl Chunks {
 }
 
 impl Reservation {
-    /// The chunks that a range lies in, by the driver. `Some(None)`: what is known is not so any more.
+    /// The chunks that a range lies in, as the driver says. `Some(None)`: what was known is no longer true.
     /// `None`: they cannot be exported, or there is nothing.
     #[allow(clippy::option_option)] // as documented
     fn find(&mut self, buffer: &Buffer, (first, end): (u64, u64)) -> Option<Option<Vec<Chunk>>> {
@@ -197,7 +198,7 @@ fn number_at(address: u64) -> Option<u64> {
     (number != 0 && types & u64::from(HANDLE_TYPE_FILE) != 0).then_some(number)
 }
 
-/// Where in a buffer's reservation the chunk with this number that holds a place begins, and how long it is.
+/// Where the chunk with this number that holds a place begins in a buffer's reservation, and how long it is.
 /// The driver does not say: neighbours are asked for their numbers, ever further away.
 fn extent(buffer: &Buffer, at: u64, number: u64) -> (u64, u64) {
     let page = at / GRANULE;
@@ -208,7 +209,7 @@ fn extent(buffer: &Buffer, at: u64, number: u64) -> (u64, u64) {
     (first * GRANULE, (last - first + 1) * GRANULE)
 }
 
-/// How many steps, `most` at most, lead no further than `is_in`, which is so up to some number of them.
+/// How many steps, at most `most`, stay inside. `is_in` holds up to some number of steps.
 fn reach(most: u64, is_in: impl Fn(u64) -> bool) -> u64 {
     let (mut known, mut step) = (0, 1);
     while known + step <= most && is_in(known + step) {
@@ -256,10 +257,10 @@ pub fn file_of(buffer: &Buffer, chunk: &Chunk) -> Result<OwnedFd> {
     }
 }
 
-/// In the place of a handle of the driver's.
+/// Stands in the place of a handle of the driver's.
 const MAGIC: u64 = 0x414e_4143_4855_4e4b;
 
-/// What a message needs of a reservation, bytes from and to.
+/// The part of a reservation that a message needs: bytes from and to.
 fn handle(first: u64, end: u64) -> IpcHandle {
     let mut bytes = [0; 64];
     for (place, word) in bytes.chunks_exact_mut(8).zip([MAGIC, first, end]) {
@@ -280,7 +281,7 @@ pub fn needs(export: &Export) -> Option<(u64, u64)> {
     is_sane.then_some((first, end))
 }
 
-/// What a parcel of files says of them: whose they are, and where each chunk belongs.
+/// What a parcel of files says about them: whose they are, and where each chunk belongs.
 #[must_use]
 pub fn words(export: &Export, chunks: &[Chunk]) -> Vec<u64> {
     let mut words = vec![MAGIC, export.base, export.buffer_id, export.size];
@@ -288,7 +289,7 @@ pub fn words(export: &Export, chunks: &[Chunk]) -> Vec<u64> {
     words
 }
 
-/// The base, number and chunks that a parcel with so many files tells of.
+/// The base, number and chunks that a parcel with so many files names.
 #[must_use]
 pub fn told(words: &[u64], files: usize) -> Option<([u64; 2], Vec<Chunk>)> {
     let (&[MAGIC, base, number, size], rest) = words.split_first_chunk::<4>()? else {

@@ -99,12 +99,13 @@ pub fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
     is_before_end(one.0, other) && is_before_end(other.0, one)
 }
 
-/// Set where the driver has turned out to have no batches.
+/// Set once the driver has turned out to have no batches.
 static NO_BATCHES: AtomicBool = AtomicBool::new(false);
 
-/// Starts copies on a stream that nobody may rely on the order of, as one batch if the driver has such: from the second
-/// on a copy of a batch costs a device 1 to 3 us less, and its process 1 us less, than one started by itself. Where several are
-/// short and from host memory, the first goes ahead (see [`SENT_ALONG_MAX`]).
+/// Starts copies on a stream, as one batch if the driver has batches. Nobody may rely on their order. From
+/// the second on, a copy of a batch costs a device 1 to 3 us less, and its process 1 us less, than one
+/// started by itself. Where several are short and from host memory, the first goes ahead (see
+/// [`SENT_ALONG_MAX`]).
 ///
 /// After an error some of them may have been started.
 pub(crate) fn start_all(entered: &Entered, stream: Stream, copies: &[Copy]) -> Result<()> {
@@ -118,7 +119,7 @@ pub(crate) fn start_all(entered: &Entered, stream: Stream, copies: &[Copy]) -> R
     start_together(entered, stream, copies)
 }
 
-/// The same, all in one batch.
+/// Starts copies, all in one batch.
 fn start_together(entered: &Entered, stream: Stream, copies: &[Copy]) -> Result<()> {
     if copies.len() > 1 && !NO_BATCHES.load(Ordering::Relaxed) {
         if let Some(arrays) = Arrays::of(copies) {
@@ -136,7 +137,7 @@ fn start_together(entered: &Entered, stream: Stream, copies: &[Copy]) -> Result<
         .try_for_each(|copy| start(entered, stream, copy))
 }
 
-/// Something of each copy of a batch: for a few nothing is allocated.
+/// One entry for each copy of a batch: for a few nothing is allocated.
 pub(super) type OfEach<T> = SmallVec<[T; 8]>;
 
 /// The arguments of a batch.
@@ -147,7 +148,7 @@ struct Arrays {
 }
 
 impl Arrays {
-    /// `None` where a copy is not one run of bytes.
+    /// `None` if some copy is not one run of bytes.
     fn of(copies: &[Copy]) -> Option<Arrays> {
         let mut arrays = Arrays {
             dsts: OfEach::with_capacity(copies.len()),
@@ -175,8 +176,9 @@ impl Arrays {
         };
         let (mut first, mut failed) = (0usize, 0usize);
         let count = self.sizes.len();
-        // SAFETY: three arrays of `count` entries, one row of attributes that holds from entry 0 on; the stream is live
-        // in the entered context. The driver checks addresses; that they stay valid is the engine's obligation.
+        // SAFETY: three arrays of `count` entries, one row of attributes that holds from entry 0 on; the
+        // stream is live in the entered context. The driver checks addresses; the engine must keep them
+        // valid.
         unsafe {
             let newer = driver.memcpy_batch_async(
                 self.dsts.as_mut_ptr(),
@@ -213,8 +215,8 @@ pub(crate) fn start(entered: &Entered, stream: Stream, copy: &Copy) -> Result<()
         return Ok(());
     }
     let driver = entered.driver();
-    // SAFETY: the stream is live in the entered context. The driver checks device addresses; that host memory stays
-    // valid until the copy is done is the engine's obligation, met by holding buffers in the transfer.
+    // SAFETY: the stream is live in the entered context. The driver checks device addresses. The engine must
+    // keep host memory valid until the copy is done, and does so by holding buffers in the transfer.
     unsafe {
         match *copy {
             Copy::Linear { dst, src, bytes } => driver.memcpy_async(dst, src, size(bytes)?, stream),
@@ -257,17 +259,19 @@ pub(crate) fn start(entered: &Entered, stream: Stream, copy: &Copy) -> Result<()
     }
 }
 
-/// A copy from host memory of fewer bytes is read by the processor that launches it, and sent along with the command, where it is one
-/// run and its stream has nothing to do (driver 580): 6 us for 24 KiB, and twice that if another core has written them. The launch of
-/// one of rows, of one behind another on its stream, and of a longer one takes 2 us, in a batch 0.6 to 0.9, and the device reads.
-/// So the first of a batch goes ahead: 16 of 8 KiB that another core has written are launched in 2.3 us each by a batch and in 0.9
-/// with one ahead, and done after 3.2 and 1.9; of 16 KiB 2.6 and 0.6, 4.1 and 1.8 (`docs/results/h100-x1-upwards.txt`, 7).
+/// A copy from host memory of fewer bytes is read by the processor that launches it and sent along with the
+/// command, if it is one run and its stream has nothing to do (driver 580): 6 us for 24 KiB, and twice that
+/// if another core has written them. A copy of rows, one behind another on its stream, and a longer one take
+/// 2 us to launch, in a batch 0.6 to 0.9, and the device reads. So the first of a batch goes ahead: 16 of 8
+/// KiB that another core has written are launched in 2.3 us each by a batch and in 0.9 with one ahead, and
+/// done after 3.2 and 1.9; of 16 KiB 2.6 and 0.6, 4.1 and 1.8 (`docs/results/h100-x1-upwards.txt`, 7).
 const SENT_ALONG_MAX: u64 = 28 << 10;
-/// Bytes from which a copy by itself had better not be sent along, and has rows. Single messages of 12 to 24 KiB from host memory,
-/// two processes, times the speed without the library: acknowledged 0.82 to 0.86 in one run, 0.96 to 1.0 in rows; round trips 1.3 to
-/// 1.5 and 1.4 to 1.7 (`docs/results/h100-x1-upwards.txt`).
+/// Lengths in bytes of copies that should not be sent along when they come alone, so they are made in rows.
+/// Single messages of 12 to 24 KiB from host memory, two processes, times the speed without the library:
+/// acknowledged 0.82 to 0.86 in one run, 0.96 to 1.0 in rows; round trips 1.3 to 1.5 and 1.4 to 1.7
+/// (`docs/results/h100-x1-upwards.txt`).
 const IN_ROWS: Range<u64> = 10 << 10..SENT_ALONG_MAX;
-/// The same of one that goes ahead of others, which are launched the sooner.
+/// The same for a copy that goes ahead of others, which are launched the sooner.
 const AHEAD_IN_ROWS: Range<u64> = 4 << 10..SENT_ALONG_MAX;
 /// Rows into which such a copy is cut: the fewest that divide it.
 const ROWS: RangeInclusive<u64> = 2..=16;
@@ -276,7 +280,7 @@ fn may_be_sent_along(copy: &Copy) -> bool {
     matches!(copy, Copy::Up { bytes, .. } if *bytes < SENT_ALONG_MAX)
 }
 
-/// The copy by which pinned host memory is brought to a device: in rows, if its length is one of these.
+/// The copy that brings pinned host memory to a device: in rows, if its length is one of these.
 fn in_rows(dst: u64, src: u64, bytes: u64, lengths: Range<u64>) -> Copy {
     let rows = ROWS.into_iter().find(|rows| bytes % rows == 0);
     match rows.filter(|_| lengths.contains(&bytes)) {
@@ -357,7 +361,7 @@ mod tests {
             for lengths in [IN_ROWS, AHEAD_IN_ROWS] {
                 let may_be = lengths.contains(&bytes);
                 match in_rows(1000, 5000, bytes, lengths) {
-                    // What programs send has rows.
+                    // Lengths that programs send can be cut into rows.
                     Copy::Linear { .. } => assert!(!may_be || bytes % 4 != 0, "{bytes}"),
                     Copy::Rows {
                         dst: 1000,

@@ -1,12 +1,12 @@
 //! The driver functions that the engine calls, found at run time.
 //!
-//! No CUDA library is linked. Each function is looked up by name in the `libcuda.so.1` of the process; one that is
-//! absent is an ordinary error ([`Error::Missing`]) of the call that needs it.
+//! No CUDA library is linked. Each function is looked up by name in the `libcuda.so.1` of the process. A
+//! missing function is an ordinary error ([`Error::Missing`]) of the call that needs it.
 
 use super::error::{owned_text, Error, Result};
 use super::types::{
     BatchAttributes, Code, Context, Device, Event, GraphExec, GraphHandle, GraphNode, IpcHandle,
-    MemAccess, Memcpy2d, Memcpy3d, Stream, Uuid,
+    MemAccess, MemProperties, Memcpy2d, Memcpy3d, Stream, Uuid,
 };
 use std::ffi::{c_void, CStr};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -31,8 +31,8 @@ macro_rules! driver_functions {
                         .filter_map(|name| CStr::from_bytes_with_nul(name.as_bytes()).ok())
                         .map(&look_up)
                         .find(|address| !address.is_null());
-                    // SAFETY: a function of this name has this signature in the driver's published interface, and
-                    // `Option` of a function pointer has the layout of a pointer that may be null.
+                    // SAFETY: a function of this name has this signature in the driver's published interface,
+                    // and `Option` of a function pointer has the layout of a pointer that may be null.
                     found.map(|address| unsafe {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> Code>(address)
                     })
@@ -49,7 +49,8 @@ macro_rules! driver_functions {
                 $(#[$doc])*
                 ///
                 /// # Safety
-                /// Pointers are valid for what the driver reads and writes through them, and handles are live.
+                /// Pointers are valid for what the driver reads and writes through them, and handles
+                /// are live.
                 #[doc(alias = $symbol)]
                 #[allow(clippy::too_many_arguments, reason = "as many as the driver's function has")]
                 pub unsafe fn $method(&self, $($arg: $ty),*) -> Result<()> {
@@ -92,6 +93,9 @@ driver_functions! {
     /// Whether a device can access a peer's memory.
     device_can_access_peer = "cuDeviceCanAccessPeer" (can: *mut i32, device: Device, peer: Device);
 
+    /// An attribute of a pair of devices (the command).
+    device_get_p2p_attribute = "cuDeviceGetP2PAttribute" (value: *mut i32, attribute: i32, from: Device, to: Device);
+
     /// Takes a reference to a device's primary context, making it if there is none.
     primary_ctx_retain = "cuDevicePrimaryCtxRetain" (context: *mut Context, device: Device);
     /// Gives back a reference to a device's primary context.
@@ -100,6 +104,8 @@ driver_functions! {
     primary_ctx_get_state = "cuDevicePrimaryCtxGetState" (device: Device, flags: *mut u32, active: *mut i32);
     /// The thread's current context.
     ctx_get_current = "cuCtxGetCurrent" (context: *mut Context);
+    /// Makes a context the thread's (the command).
+    ctx_set_current = "cuCtxSetCurrent" (context: Context);
     /// Pushes a context on the thread's stack.
     ctx_push_current = "cuCtxPushCurrent_v2" (context: Context);
     /// Pops the thread's current context.
@@ -125,6 +131,19 @@ driver_functions! {
 
     /// Allocates device memory in the current context.
     mem_alloc = "cuMemAlloc_v2" (address: *mut u64, bytes: usize);
+    /// Memory from a pool (the command).
+    mem_alloc_async = "cuMemAllocAsync" (address: *mut u64, bytes: usize, stream: Stream);
+    /// Gives it back.
+    mem_free_async = "cuMemFreeAsync" (address: u64, stream: Stream);
+    /// Of which sizes physical memory is (the command).
+    mem_get_allocation_granularity = "cuMemGetAllocationGranularity"
+        (bytes: *mut usize, properties: *const MemProperties, option: u32);
+    /// Physical memory (the command).
+    mem_create = "cuMemCreate" (handle: *mut u64, bytes: usize, properties: *const MemProperties, flags: u64);
+    /// A copy to a device, over on return but for the last bytes (the command).
+    memcpy_htod = "cuMemcpyHtoD_v2" (dst: u64, src: *const c_void, bytes: usize);
+    /// A copy from a device, over on return (the command).
+    memcpy_dtoh = "cuMemcpyDtoH_v2" (dst: *mut c_void, src: u64, bytes: usize);
     /// Frees device memory.
     mem_free = "cuMemFree_v2" (address: u64);
     /// Free and total memory of the current device in bytes.
@@ -182,8 +201,8 @@ driver_functions! {
     stream_destroy = "cuStreamDestroy_v2" (stream: Stream);
     /// Whether a stream has run dry.
     stream_query = "cuStreamQuery" (stream: Stream);
-    /// Whether a stream is being captured. Asked of the legacy stream while another one keeps it from being used, it
-    /// says so by an error and breaks nothing.
+    /// Whether a stream is being captured. If another stream keeps the legacy stream from being used, this
+    /// answers with an error and breaks nothing.
     stream_is_capturing = "cuStreamIsCapturing" (stream: Stream, status: *mut u32);
     /// Waits until a stream has run dry.
     stream_synchronize = "cuStreamSynchronize" (stream: Stream);
@@ -237,7 +256,7 @@ driver_functions! {
     /// Adds a wait for what an event stands for when the graph is launched.
     graph_add_event_wait_node = "cuGraphAddEventWaitNode"
         (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize, event: Event);
-    /// Makes a graph fit to be launched.
+    /// Makes a graph ready to be launched.
     graph_instantiate = "cuGraphInstantiateWithFlags" (exec: *mut GraphExec, graph: GraphHandle, flags: u64);
     /// Changes a copy for the launches to come.
     graph_exec_memcpy_node_set_params = "cuGraphExecMemcpyNodeSetParams"
@@ -268,14 +287,14 @@ pub(super) fn required() -> Result<&'static Driver> {
     driver().ok_or(Error::NoDriver)
 }
 
-/// Finds the driver: the one in the process already, else by the system's search path. Loading it neither initializes
-/// it nor touches a device. Returns whether there is one.
+/// Finds the driver: the one in the process already, else by the system's search path. Loading it neither
+/// initializes it nor touches a device. Returns whether there is one.
 pub fn arm() -> bool {
     find(&[libc::RTLD_NOLOAD, 0])
 }
 
-/// Looks for a driver that the program has loaded since (from an unusual path, say). Loads nothing, and costs next to
-/// nothing when no library has been loaded since the last look.
+/// Looks for a driver that the program has loaded since (from an unusual path, say). Loads nothing, and costs
+/// almost nothing if no library has been loaded since the last look.
 pub fn look_again() -> bool {
     static SEEN: AtomicU64 = AtomicU64::new(0);
     if driver().is_some() {
@@ -317,7 +336,8 @@ fn find(extra_flags: &[i32]) -> bool {
     false
 }
 
-/// Without these nothing can be told of memory, or nothing moved from or to it; every driver of CUDA 6 and later has them.
+/// Without these the library can tell nothing about memory, or move nothing from or to it. Every driver of
+/// CUDA 6 and later has them.
 const BASIC: [&str; 11] = [
     "cuCtxGetCurrent",
     "cuCtxPushCurrent_v2",
@@ -364,7 +384,7 @@ fn publish(library: *mut c_void) {
     }
 }
 
-/// Whether the driver is the simulated one: only that has a clock to read.
+/// Whether the driver is the simulated one: only that one has a clock to read.
 #[must_use]
 pub fn is_simulated() -> bool {
     // SAFETY: a NUL-terminated name; nothing is loaded that is not loaded already, and it stays loaded.
@@ -400,7 +420,7 @@ pub(super) fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// This process has no driver from now on, whether or not one is there: for an engine that takes no message.
+/// From now on this process has no driver, whether or not one is there: for an engine that takes no message.
 pub fn stay_away() {
     forget_in_child();
 }
@@ -419,8 +439,8 @@ pub(super) enum Text {
 
 type Clock = unsafe extern "C" fn() -> u64;
 
-/// Nanoseconds by the clock that driver calls cost time of: a driver in software may have a clock of its own, which
-/// stands still while the machine's runs; else the machine's.
+/// Nanoseconds by the clock on which driver calls take time. A driver in software may have a clock of its
+/// own, which stands still while the machine's runs; otherwise it is the machine's.
 #[must_use]
 pub fn clock_ns() -> u64 {
     static OWN: OnceLock<Option<Clock>> = OnceLock::new();

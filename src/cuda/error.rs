@@ -41,7 +41,8 @@ pub enum Error {
 pub enum NotExportable {
     /// From a memory pool (`cuMemAllocAsync`, `cudaMallocAsync`).
     Pool,
-    /// Mapped by the virtual memory functions (`cuMemMap`), or another kind that the driver calls not capable.
+    /// Mapped by the virtual memory functions (`cuMemMap`), or another kind that the driver calls not
+    /// capable.
     Virtual,
     /// Managed memory.
     Managed,
@@ -89,17 +90,18 @@ impl Error {
         }
     }
 
-    /// Whether every further call in this context will fail: a kernel of the user's faulted, say.
+    /// Whether every further call in this context will fail, for example because a kernel of the user's
+    /// faulted.
     #[must_use]
     pub fn is_sticky(&self) -> bool {
-        // 214 ECC, 220 NVLink, 700..=720 the asynchronous failures of kernels and copies, but for the few
+        // 214 ECC, 220 NVLink, 700..=720 the asynchronous failures of kernels and copies, except the few
         // codes in between that answer a wrong call.
         self.code().is_some_and(|code| {
             matches!(code, 214 | 220 | 700 | 702 | 714..=719) || code == code::UNKNOWN
         })
     }
 
-    /// Whether it says that the machine, or its administrator, does not allow what was asked: no fault.
+    /// Whether it says that the machine, or its administrator, does not allow the call: this is no fault.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         // No device, invalid device (hidden from this process), no peer access, not permitted, not supported.
@@ -123,6 +125,8 @@ impl fmt::Display for Error {
             Error::NoDriver => write!(f, "no cuda driver in this process"),
             Error::Missing(name) => write!(f, "the cuda driver has no {name}"),
             Error::Driver { function, code } => {
+                // As users know it, without the version of its interface.
+                let function = function.trim_end_matches("_v2");
                 write!(f, "{function}: {}", self.name().unwrap_or_default())?;
                 match driver::error_text(*code, driver::Text::Description) {
                     Some(text) => write!(f, " ({text})"),

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use std::collections::VecDeque;
 
-/// What a peer needs to map an allocation, and to know it again.
+/// What a peer needs to map an allocation, and to recognize it again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Export {
     /// The driver's handle of the whole allocation.
@@ -28,7 +28,7 @@ pub struct Export {
 }
 
 impl Export {
-    /// Whether so many bytes from where the message starts lie in the allocation.
+    /// Whether so many bytes from the start of the message lie in the allocation.
     #[must_use]
     pub fn holds(&self, bytes: u64) -> bool {
         let end = self.offset.checked_add(bytes);
@@ -38,19 +38,19 @@ impl Export {
 
 /// What is remembered of an allocation.
 struct Prepared {
-    /// Whether copies called as synchronous are so on it.
+    /// Whether copies called as synchronous are synchronous on it.
     synchronous: bool,
     handle: Option<IpcHandle>,
     used: u64,
 }
 
-/// The allocations of this process that the engine has copied from or to. Bounded: the least recently used is
-/// forgotten, at the price of asking the driver once more.
+/// The allocations of this process that the engine has copied from or to. Bounded: the least recently used
+/// one is forgotten, and the driver is asked once more.
 pub struct Exports {
     known: HashMap<(u64, u64), Prepared, FxBuildHasher>,
-    /// Those that were exported, the one to be looked at next first.
+    /// Exported allocations; the one to be looked at next comes first.
     exported: VecDeque<(u64, u64)>,
-    /// Those that were, and had to make room for others.
+    /// Exported allocations that had to make room for others.
     evicted: Vec<(u64, u64)>,
     clock: u64,
     rows_max: usize,
@@ -69,9 +69,9 @@ impl Exports {
         }
     }
 
-    /// Makes a buffer fit for asynchronous copies by the engine, once per allocation: memsets and device-to-device
-    /// copies that the program believes finished are so from now on. To be called before the first copy from or to
-    /// it. Returns false where the driver cannot promise that (pool and virtual memory).
+    /// Makes a buffer fit for asynchronous copies by the engine, once per allocation. From now on, memsets
+    /// and device-to-device copies that the program believes finished are finished. Call it before the first
+    /// copy from or to the buffer. Returns false if the driver cannot promise that (pool and virtual memory).
     pub fn prepare(&mut self, buffer: &Buffer) -> Result<bool> {
         Ok(self.prepared(buffer)?.synchronous)
     }
@@ -110,8 +110,9 @@ impl Exports {
         })
     }
 
-    /// Looks at some of the allocations that were exported: those that the program has freed since, by address and number.
-    /// They are forgotten. Those that were forgotten for want of room are among them, as nobody will look at them again.
+    /// Looks at some of the exported allocations. Returns those that the program has freed since, by address
+    /// and number, and forgets them. Allocations that were forgotten to make room are among them, because
+    /// nobody will look at them again.
     pub fn freed(&mut self, most: usize) -> Vec<(u64, u64)> {
         let mut gone = std::mem::take(&mut self.evicted);
         for _ in 0..most.min(self.exported.len()) {
@@ -170,9 +171,9 @@ impl Exports {
     }
 }
 
-/// Has memsets and copies called as synchronous be so, those too that are pending.
+/// Makes memsets and copies called as synchronous really synchronous, including pending ones.
 fn set_sync_memops(buffer: &Buffer) -> Result<bool> {
-    // Of pool memory driver 580 takes the attribute and does nothing about it; of mapped memory it refuses.
+    // For pool memory driver 580 takes the attribute and does nothing about it; for mapped memory it refuses.
     if buffer.allocation != Allocation::Plain {
         return Ok(false);
     }

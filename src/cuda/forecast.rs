@@ -1,16 +1,17 @@
-//! When a stream's oldest launch can be over at the earliest, by what its launches before have taken: until then a program that
-//! computes need not ask the driver.
+//! Predicts when a stream's oldest launch can be over at the earliest, from what the launches before it took.
+//! Until then a program that computes need not ask the driver.
 
-/// Launches of fewer bytes are over before the next question anyway (10 us at 400 GB/s), and cost no look at the clock.
+/// Launches of fewer bytes are over before the next question anyway (10 us at 400 GB/s), and cost no look at
+/// the clock.
 pub(super) const FORECAST_FROM: u64 = 4 << 20;
-/// Of the time that it takes, after which it is asked about: others may have used the links before.
+/// The part of the predicted time after which the driver is asked: others may have used the links before.
 const SURE: f64 = 0.9;
-/// The part of a launch's time by which its end may have been seen late, to learn from it.
+/// The end of a launch may be seen late by this part of the launch's time, and is still learned from.
 const LATE_MAX: u64 = 8;
-/// Of the pace learned, the part that a slower launch makes. A faster one is believed at once.
+/// The share of a slower launch in the learned pace. A faster one is believed at once.
 const WEIGHT: f64 = 8.0;
 
-/// What is known of a stream's pace, and of the launch that it is at.
+/// What is known of a stream's pace, and of its present launch.
 #[derive(Debug, Default)]
 pub(super) struct Forecast {
     ns_per_byte: Option<f64>,
@@ -22,12 +23,13 @@ pub(super) struct Forecast {
 #[derive(Debug)]
 struct Under {
     bytes: u64,
-    /// It has not begun before.
+    /// The launch has not begun before this time.
     since_ns: u64,
 }
 
 impl Forecast {
-    /// The stream is at a launch of so many bytes, made at that time; of none where it has nothing to do, or a small one.
+    /// The stream is at a launch of so many bytes, made at that time. `None`: it has nothing to do, or a
+    /// small launch.
     pub(super) fn begin(&mut self, launch: Option<(u64, u64)>) {
         self.now = launch.map(|(bytes, launched_ns)| Under {
             bytes,
@@ -35,7 +37,7 @@ impl Forecast {
         });
     }
 
-    /// Whether what it is at is long enough to be told.
+    /// Whether the present launch is long enough for a forecast.
     pub(super) fn is_kept(&self) -> bool {
         self.now.is_some()
     }
@@ -127,8 +129,8 @@ mod tests {
 
     #[test]
     fn who_comes_late_learns_that_it_was_too_late() {
-        // It took 25 us before, and takes 15 from now on: asked about when it may be over, it is believed to be, each time
-        // sooner.
+        // It took 25 us before, and takes 15 from now on. Asked about when it may be over, it is believed to
+        // be over, each time sooner.
         let mut forecast = Forecast::default();
         launch(&mut forecast, 0, &[24_000, 25_000]);
         let mut at = 0;

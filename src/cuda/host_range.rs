@@ -1,8 +1,8 @@
-//! Addresses that cannot be device memory, told without the driver.
+//! Recognizes addresses that cannot be device memory, without the driver.
 //!
-//! The executable's own image, the heap below the program break and the running thread's stack were mapped by the
-//! kernel for host use and stay so: the driver reserves device addresses elsewhere, in gaps of the address space. Only
-//! what is certain counts; any other address is left to the driver.
+//! The executable's own image, the heap below the program break and the running thread's stack were mapped by
+//! the kernel for host use and stay so: the driver reserves device addresses elsewhere, in gaps of the
+//! address space. Only what is certain counts; any other address is left to the driver.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -11,8 +11,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::Once;
 
-/// Image of the executable and start of the heap, which do not move: found once, and without an address in them before. They
-/// are looked at in each call of a program on host memory, so nothing else is between them and it.
+/// Image of the executable and start of the heap, which do not move. They are found once; before that no
+/// address is in them. Each call of a program on host memory looks at them, so nothing else lies between them
+/// and that call.
 static IMAGE_START: AtomicUsize = AtomicUsize::new(0);
 static IMAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 static HEAP_START: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -52,7 +53,7 @@ fn program_break() -> Option<usize> {
     variable.map(|variable| variable.load(Ordering::Relaxed))
 }
 
-/// The whole answer, where the first look at image and heap has not found the address.
+/// The full answer, if the first look at image and heap has not found the address.
 #[inline(never)]
 fn is_elsewhere(address: usize) -> bool {
     FOUND.call_once(find);
@@ -71,18 +72,19 @@ fn find() {
     HEAP_START.store(heap_start().unwrap_or(usize::MAX), Ordering::Relaxed);
 }
 
-/// The kernel's answer. Never by `sbrk(0)`, which may move the break: UCX puts a function in its place that reads the break and
-/// then sets it to what it has read. Where another thread's `malloc` raised it in between, the end of its heap is gone
-/// (measured: 14 of 1,400 runs with MPICH 5.0.2 over UCX crashed, in which two threads made and freed datatypes).
+/// The kernel's answer. We never use `sbrk(0)`, which may move the break: UCX puts a function in its place
+/// that reads the break and then sets it to the value it has read. If another thread's `malloc` raised it in
+/// between, the end of its heap is gone (measured: 14 of 1,400 runs with MPICH 5.0.2 over UCX crashed, in
+/// which two threads made and freed datatypes).
 fn ask_program_break() -> usize {
     // SAFETY: a break of 0 is refused, and the present one returned.
     let kernel = unsafe { libc::syscall(libc::SYS_brk, 0) };
     usize::try_from(kernel).unwrap_or(0)
 }
 
-/// glibc's `__curbrk`, which it exports. UCX replaces `sbrk` by a function of its own that makes a system call (measured:
-/// 286 ns against 4 ns) and keeps the variable current (measured: while the heap grows and when it is trimmed); so
-/// does glibc. Null, if it is not what the kernel says.
+/// glibc's `__curbrk`, which it exports. UCX replaces `sbrk` by a function of its own that makes a system
+/// call (measured: 286 ns against 4 ns) and keeps the variable current (measured: while the heap grows and
+/// when it is trimmed). So does glibc. Null if it is not what the kernel says.
 fn variable_of_break() -> *mut AtomicUsize {
     // SAFETY: a look-up by name in what is loaded.
     let place = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__curbrk".as_ptr()) };
@@ -162,8 +164,8 @@ thread_local! {
     static STACK: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// Whether an address is on this thread's stack, above the running function. A program that has switched to a stack
-/// of its own making is outside the bounds, and gets no answer from here.
+/// Whether an address is on this thread's stack, above the running function. A program that has switched to a
+/// stack of its own making is outside the bounds, and gets no answer from here.
 #[inline]
 fn is_on_own_stack(address: usize) -> bool {
     let here = 0u8;

@@ -1,8 +1,9 @@
 //! The engine's streams in every context.
 //!
-//! A context has a few lanes for each [`Purpose`], so that copies that use different engines do not queue behind each
-//! other. On one lane copies run in the order in which they are launched. All streams of a context are made when it is
-//! first used: making one later could get stuck behind a wait that the program has pending on its device.
+//! A context has a few lanes for each [`Purpose`], so that copies that use different engines do not queue
+//! behind each other. On one lane copies run in the order in which they are launched. All streams of a
+//! context are made when it is first used: making one later could get stuck behind a wait that the program
+//! has pending on its device.
 
 use super::copy::Copy;
 use super::error::Result;
@@ -16,13 +17,13 @@ use std::sync::Arc;
 /// What a lane is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// Pulling from a peer's memory, and copies inside a device.
+    /// Gets from a peer's memory, and copies inside a device.
     Pull,
-    /// Pushing into a peer's memory.
+    /// Puts into a peer's memory.
     Push,
     /// From the device to the host.
     DeviceToHost,
-    /// Pulling out of staging memory on another GPU: not behind copies from the peer itself.
+    /// Gets out of staging memory on another GPU. They do not wait behind copies from the peer itself.
     PullStaged,
     /// From the host to the device.
     HostToDevice,
@@ -38,13 +39,15 @@ impl Purpose {
         Purpose::HostToDevice,
     ];
 
-    /// Lanes of this purpose in each context. One copy fills a link; more lanes let transfers overlap their start-up.
+    /// Lanes of this purpose in each context. One copy fills a link; more lanes let transfers overlap their
+    /// start-up.
     const fn lanes(self) -> usize {
         match self {
-            // A driver has few queues for copies between GPUs (four by default), and streams take them in turn, in the order
-            // in which they are made; a copy that waits in one keeps those behind it waiting. So four lanes of one purpose do
-            // not get into each other's way; and with one other stream between them, the lanes of the first three relays do
-            // not wait for what is pulled from the first rank itself.
+            // A driver has few queues for copies between GPUs (four by default). Streams take the queues in
+            // turn, in the order in which the streams are made, and a copy that waits in a queue keeps those
+            // behind it waiting. So four lanes of one purpose do not get into each other's way. With one
+            // other stream between them, the lanes of the first three relays do not wait for what is read
+            // from the first rank itself. See `docs/decisions/four-streams-a-purpose.md`.
             Purpose::Pull | Purpose::Push | Purpose::PullStaged => 4,
             Purpose::DeviceToHost | Purpose::HostToDevice => 1,
         }
@@ -55,12 +58,13 @@ impl Purpose {
 struct ContextLanes {
     key: ContextKey,
     lanes: [Vec<Arc<Queue>>; Purpose::COUNT],
-    /// Pulls of peers that have joined those of another.
+    /// Gets of peers that have joined those of another peer.
     joined: Vec<Joined>,
     used: u64,
 }
 
-/// A peer's pulls on another lane than its own, until the last of them is over: copies from one peer stay in order.
+/// Gets from a peer on another lane than its own, until the last of them is over: copies from one peer stay
+/// in order.
 #[derive(Debug)]
 struct Joined {
     affinity: u64,
@@ -92,7 +96,7 @@ impl ContextLanes {
         self.joined.iter().position(|row| row.affinity == affinity)
     }
 
-    /// Has the pulls of a peer follow those of others that are not known to be done, on the lane of these.
+    /// Has the gets from a peer follow those from others that are not known to be done, on the lane of these.
     fn follow_others(&mut self, affinity: u64) {
         let own = Arc::clone(self.lane(Purpose::Pull, affinity));
         if own.load() > 0 {
@@ -108,7 +112,7 @@ impl ContextLanes {
         }
     }
 
-    /// The lane that copies which go on this one had better join, where nothing else is under way on it.
+    /// The lane that copies for this lane should join, if nothing else is under way on it.
     fn gathering(&self, own: &Arc<Queue>, bytes: u64) -> Option<Arc<Queue>> {
         let lanes = self.lanes[Purpose::Pull as usize].iter();
         let mut others = lanes.filter(|lane| !Arc::ptr_eq(lane, own));
@@ -145,15 +149,16 @@ impl Lanes {
         }
     }
 
-    /// Makes the lanes of a context, unless it has them. To be called when a context is met first.
+    /// Makes the lanes of a context, unless it has them. Call it when a context is met first.
     pub fn open(&mut self, key: ContextKey) -> Result<()> {
         self.find_or_open(key).map(|_| ())
     }
 
-    /// Queues a copy on a lane of a context, to be launched by [`Lanes::launch`] together with others whose order does
-    /// not matter. `affinity` spreads transfers over the lanes of one purpose (a peer's number, say), where there are not a few
-    /// short pulls to be launched in one batch: of four H200s each of which pulls 1 KiB to 2 MiB from the others, all are over
-    /// 2.5 to 3.5 us sooner by one batch than by three lanes. The mapping is kept open until the copy is done.
+    /// Queues a copy on a lane of a context. [`Lanes::launch`] launches it together with others; their order
+    /// does not matter. `affinity` spreads transfers over the lanes of one purpose (a peer's number, say),
+    /// unless a few short gets can be launched in one batch: four H200s each of which reads 1 KiB to 2 MiB
+    /// from the others are done 2.5 to 3.5 us sooner by one batch than by three lanes (see
+    /// `docs/decisions/one-batch-for-several-senders.md`). The mapping is kept open until the copy is done.
     pub fn add(
         &mut self,
         key: ContextKey,
@@ -185,15 +190,16 @@ impl Lanes {
         Ok(queued)
     }
 
-    /// What is pulled from a peer next follows the pulls from others, unless some of its own are under way: launches on several lanes share
-    /// the device's engines and end late together, those on one lane follow each other without a gap.
+    /// The next gets from a peer follow those from others, unless some of its own are under way. Launches on
+    /// several lanes share the device's engines and end late, together; those on one lane follow each other
+    /// without a gap.
     pub fn follow_others(&mut self, key: ContextKey, affinity: u64) -> Result<()> {
         self.find_or_open(key)?.follow_others(affinity);
         Ok(())
     }
 
-    /// Launches a copy at once if its lane has little to do, otherwise together with those that come meanwhile, when one of them is
-    /// polled. Their order does not matter.
+    /// Launches a copy at once if its lane has little to do. Otherwise it is launched together with those
+    /// that come meanwhile, when one of them is polled. Their order does not matter.
     pub fn submit_soon(
         &mut self,
         key: ContextKey,
@@ -206,8 +212,8 @@ impl Lanes {
         Ok(queued)
     }
 
-    /// What is to be launched, if that is pulls only that more may join, see [`Lanes::add`], each behind no more launches than these
-    /// that are not known to be done.
+    /// What waits to be launched, if these are only gets that others may join (see [`Lanes::add`]), each
+    /// behind at most `behind` launches that are not known to be done.
     #[must_use]
     pub fn gathered(&self, behind: usize) -> Option<Gathered> {
         let mut fresh = self.fresh.iter();
@@ -223,7 +229,8 @@ impl Lanes {
         all.filter(|all| *all != first)
     }
 
-    /// Launches what was queued, on lanes that have little to do; the others do it when they are polled.
+    /// Launches queued copies on lanes that have little to do. The other lanes launch theirs when they are
+    /// polled.
     pub fn launch(&mut self) {
         if self.fresh.is_empty() {
             return;
@@ -231,15 +238,15 @@ impl Lanes {
         self.fresh.drain(..).for_each(|(_, lane)| lane.launch());
     }
 
-    /// While more is being queued: launches what makes a batch by itself.
+    /// Call while more is being queued: launches what makes a batch by itself.
     pub fn launch_ahead(&self) {
         self.fresh.iter().for_each(|(_, lane)| lane.launch_ahead());
     }
 
     /// Starts copies at once, one after the other, on a lane of a context.
     ///
-    /// Host memory must be pinned, or the driver may copy before it returns. Nothing here waits for the device. On an
-    /// error no copy of this call runs any more.
+    /// Host memory must be pinned, or the driver may copy before it returns. Nothing here waits for the
+    /// device. On an error no copy of this call runs any more.
     pub fn submit(
         &mut self,
         key: ContextKey,
@@ -249,7 +256,8 @@ impl Lanes {
         self.submit_on(key, purpose, 0, copies, None)
     }
 
-    /// As [`Lanes::submit`], on a lane that [`Lanes::add`] would take, with a mapping that is kept open meanwhile.
+    /// Like [`Lanes::submit`], on the lane that [`Lanes::add`] would take, with a mapping that is kept open
+    /// meanwhile.
     pub fn submit_on(
         &mut self,
         key: ContextKey,
@@ -266,7 +274,7 @@ impl Lanes {
         Ok(copies)
     }
 
-    /// As [`Lanes::submit_on`], with the time that each copy takes on the device.
+    /// Like [`Lanes::submit_on`], and measures the time that each copy takes on the device.
     pub fn submit_timed(
         &mut self,
         key: ContextKey,
@@ -284,17 +292,18 @@ impl Lanes {
         Ok((copies, timed))
     }
 
-    /// Launches on a lane that are not known to be done, and copies that wait for one.
+    /// Launches on a lane that are not known to be done, plus copies that wait for one.
     pub fn load(&mut self, key: ContextKey, purpose: Purpose, affinity: u64) -> Result<usize> {
         Ok(self.find_or_open(key)?.lane(purpose, affinity).load())
     }
 
-    /// Lets all further copies of a context wait for what its default streams have pending now. For memory on which
-    /// memsets and device-to-device copies called as synchronous cannot be made so: they may still be under way there.
+    /// Lets all further copies of a context wait for what its default streams have pending now. This is for
+    /// memory on which memsets and device-to-device copies called as synchronous cannot be made so: they may
+    /// still be under way there.
     ///
-    /// Nothing is enqueued where those streams are idle, which is the rule, or where the legacy stream cannot be used
-    /// because a stream is being captured. What is waited for is work of the program that it believes to be over.
-    /// True if there is none, for certain.
+    /// Nothing is enqueued if those streams are idle, which is the rule, or if the legacy stream cannot be
+    /// used because a stream is being captured. The awaited work is work of the program that it believes to
+    /// be over. Returns true if there is none, for certain.
     pub fn after_default_streams(&mut self, key: ContextKey) -> Result<bool> {
         let lanes = self.find_or_open(key)?;
         let entered = Entered::enter_same(key)?;
@@ -313,7 +322,8 @@ impl Lanes {
         let mut event = Event::NULL;
         // SAFETY: `event` is written; a context is entered.
         unsafe { driver.event_create(&raw mut event, EVENT_DISABLE_TIMING)? };
-        // An event of the legacy stream also follows the program's blocking streams, the one of its thread among them.
+        // An event of the legacy stream also follows the program's blocking streams, the one of its thread
+        // among them.
         // SAFETY: the event was made in the context that is entered, and is live.
         let ordered = unsafe { driver.event_record(event, STREAM_LEGACY) }.and_then(|()| {
             let mut lanes = lanes.lanes.iter().flatten();

@@ -1,11 +1,13 @@
 //! Peers' allocations mapped into this process.
 //!
-//! A mapping lives as long as somebody holds it: an [`Arc`] in the cache, one in every transfer that uses it. Opening
-//! costs 14–30 ms for the first allocation of a peer and 27 µs for each one after that, whatever its size.
+//! A mapping lives as long as somebody holds it: an [`Arc`] in the cache, one in every transfer that uses it.
+//! Opening costs 14–30 ms for the first allocation of a peer and 27 µs for each one after that, whatever its
+//! size.
 //!
-//! The program, or another library in it, may have the same allocation open. Driver 580 counts: in the same context it is
-//! opened again and lies at the same address, and each closes it for itself; in another context of the same device it is
-//! refused (`INVALID_HANDLE`). Drivers may also answer `ALREADY_MAPPED`. What is refused comes through host memory.
+//! The program, or another library in it, may have the same allocation open. Driver 580 counts: in the same
+//! context it is opened again and lies at the same address, and each user closes it separately. In another
+//! context of the same device it is refused (`INVALID_HANDLE`). Drivers may also answer `ALREADY_MAPPED`.
+//! Allocations that are refused come through host memory.
 
 use super::chunks::{self, Chunk};
 use super::error::{Error, Result};
@@ -20,7 +22,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// What a mapping is known by. A peer's address alone is not enough: freed and allocated again, it comes back.
+/// The key of a mapping. A peer's address alone is not enough: after the allocation is freed, another one may
+/// have it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Key {
     peer: u64,
@@ -36,13 +39,13 @@ pub struct Mapping {
     key: Key,
     size: u64,
     address: u64,
-    /// Where it is mapped chunk by chunk; else the driver has opened it as a whole.
+    /// Set if it is mapped chunk by chunk; otherwise the driver has opened it as a whole.
     mirror: Option<Mirror>,
     open_bytes: Arc<AtomicU64>,
 }
 
 impl Mapping {
-    /// Whether all is there that a message needs.
+    /// Whether everything that a message needs is mapped.
     fn serves(&self, export: &Export) -> bool {
         match (&self.mirror, chunks::needs(export)) {
             (Some(mirror), Some(range)) => mirror.holds(range),
@@ -51,7 +54,7 @@ impl Mapping {
         }
     }
 
-    /// Bytes that count: of a reservation next to nothing may be mapped.
+    /// Bytes that count: almost nothing of a reservation may be mapped.
     fn counted(&self) -> u64 {
         if self.mirror.is_some() {
             0
@@ -90,7 +93,7 @@ impl Drop for Mapping {
         if self.mirror.is_some() {
             return;
         }
-        // With the context, the mapping has gone as well.
+        // If the context is gone, so is the mapping.
         let Ok(entered) = Entered::enter_same(self.key.context) else {
             return;
         };
@@ -104,9 +107,10 @@ impl Drop for Mapping {
 /// Bounds of the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Mappings that may be open. None is opened beyond that.
+    /// Mappings that may be open. No more are opened.
     pub count_max: usize,
-    /// Bytes of peers' allocations that may stay open unused. What transfers hold at one time may go beyond that.
+    /// Bytes of peers' allocations that may stay open unused. What transfers hold at one time may go beyond
+    /// that.
     pub bytes_max: u64,
 }
 
@@ -119,20 +123,20 @@ impl Default for Limits {
     }
 }
 
-/// Two devices, of which one is a peer's: memory of the peer's is opened in a context of the other.
+/// Two devices, one of them a peer's: memory of the peer is opened in a context of the other.
 type Pair = (u64, Uuid, ContextKey);
 
-/// Attempts to open memory of a pair that has never worked, before it is left alone. The driver's answer may have been
-/// about that one handle.
+/// Attempts to open memory of a pair that has never worked, before the pair is left alone. The driver's
+/// answer may have been about that one handle.
 const UNSURE_ATTEMPTS: u32 = 2;
 
 /// What attempts have shown of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     Works,
-    /// Refused so often, for reasons that may pass.
+    /// Refused so many times, for reasons that may pass.
     Unsure(u32),
-    /// Host memory is the way.
+    /// Its messages go through host memory.
     Refused,
 }
 
@@ -178,7 +182,7 @@ pub struct MappingStats {
     pub hits: u64,
     /// Mappings dropped for the bounds.
     pub evicted: u64,
-    /// Mappings dropped as their allocation was gone.
+    /// Mappings dropped because their allocation was gone.
     pub stale: u64,
     /// Handles that were open in this process, and could not be opened once more.
     pub already_mapped: u64,
@@ -196,11 +200,11 @@ pub struct Mappings {
     open_bytes: Arc<AtomicU64>,
     stats: MappingStats,
     pairs: HashMap<Pair, Shown>,
-    /// Files of chunks that peers have sent, and no message has needed: by process, base and number.
+    /// Files of chunks that peers have sent and no message has needed yet: by process, base and number.
     files: HashMap<(u64, u64, u64), Vec<(Chunk, OwnedFd)>>,
 }
 
-/// Files that are kept at most. Whoever sent others will send them again.
+/// The most files that are kept. A peer whose files are not kept sends them again.
 const FILES_MAX: usize = 256;
 
 impl Mappings {
@@ -220,10 +224,11 @@ impl Mappings {
 
     /// A mapping of a peer's allocation for use in a context of this process.
     ///
-    /// `peer` names the exporting process, and is never used for another one. The result keeps the mapping open; hold
-    /// it until the copies are complete. [`Error::AlreadyMapped`]: the allocation is open in this process, by the program
-    /// or in another context, and the driver does not open it again. [`Error::PairRefused`]: attempts have shown that memory
-    /// of the peer's device cannot be opened here, and no further one was made.
+    /// `peer` names the exporting process, and is never used for another one. The result keeps the mapping
+    /// open; hold it until the copies are complete. [`Error::AlreadyMapped`]: the allocation is open in this
+    /// process, by the program or in another context, and the driver does not open it again.
+    /// [`Error::PairRefused`]: attempts have shown that memory of the peer's device cannot be opened here,
+    /// and no further attempt was made.
     pub fn open(
         &mut self,
         context: ContextKey,
@@ -233,8 +238,8 @@ impl Mappings {
         self.open_while(context, peer, export, || true)
     }
 
-    /// The same of an allocation that its owner may free meanwhile: a failure after which it is not kept for certain shows nothing of
-    /// others of the peer's.
+    /// The same for an allocation that its owner may free meanwhile. If the open fails and it is not certain
+    /// that the allocation was kept, the failure shows nothing of the peer's other allocations.
     pub fn open_while(
         &mut self,
         context: ContextKey,
@@ -301,7 +306,7 @@ impl Mappings {
         }
     }
 
-    /// Maps the chunks of which files have come.
+    /// Maps the chunks whose files have come.
     fn fill(&mut self, key: &Key, mapping: &Mapping) -> Result<()> {
         let files = self.files.remove(&(key.peer, key.base, key.buffer_id));
         let Some(mirror) = &mapping.mirror else {
@@ -310,7 +315,7 @@ impl Mappings {
         for (chunk, file) in files.into_iter().flatten() {
             match mirror.take(&chunk, file.as_fd()) {
                 Ok(()) => self.stats.chunks += 1,
-                // Sent once more.
+                // The file was sent twice.
                 Err(Error::AlreadyMapped) => {}
                 Err(error) => return Err(error),
             }
@@ -334,7 +339,7 @@ impl Mappings {
         self.stats.stale += (before - self.rows.len()) as u64;
     }
 
-    /// Drops the mappings of a peer's that nobody uses, as some of its allocations are gone.
+    /// Drops the mappings of a peer that nobody uses, because some of its allocations are gone.
     pub fn forget_unused_of(&mut self, peer: u64) {
         let before = self.rows.len();
         self.rows
@@ -347,7 +352,7 @@ impl Mappings {
         self.rows.clear();
     }
 
-    /// Closes unused mappings beyond the bounds, the least recently used first. To be called when transfers end.
+    /// Closes unused mappings beyond the bounds, the least recently used first. Call it when transfers end.
     pub fn trim(&mut self) {
         self.make_room(0);
     }
@@ -448,7 +453,8 @@ impl Mappings {
         self.rows.keys().any(|other| here(other) == *key)
     }
 
-    /// Remembers what an attempt has shown, so that a pair that does not work is not tried with every message.
+    /// Remembers the outcome of an attempt, so that a pair that does not work is not tried with every
+    /// message.
     fn learn(&mut self, key: &Key, opened: &Result<u64>) {
         let pair = pair_of(key);
         let before = self.pairs.get(&pair).copied();
@@ -466,8 +472,8 @@ impl Mappings {
         }
     }
 
-    /// Drops what the new export proves gone: allocations of the same peer and device that overlap its range, and
-    /// mappings whose context is no more. They keep freed memory alive, and are never asked for again.
+    /// Drops what the new export proves gone: allocations of the same peer and device that overlap its range,
+    /// and mappings whose context is gone. They keep freed memory alive, and are never asked for again.
     fn drop_stale(&mut self, new: &Key, export: &Export) {
         let end = export.base.saturating_add(export.size);
         let before = self.rows.len();
@@ -484,9 +490,10 @@ impl Mappings {
         self.stats.stale += (before - self.rows.len()) as u64;
     }
 
-    /// Closes least recently used mappings that nobody holds until another one of `bytes` fits, or none is left. What a
-    /// transfer holds must not be closed under its copies, and a message is not kept waiting for that: what is open goes
-    /// beyond the bound in bytes then, by no more than the messages under way need.
+    /// Closes least recently used mappings that nobody holds, until another one of `bytes` fits, or none is
+    /// left. A mapping that a transfer holds must not be closed under its copies, and no message is kept
+    /// waiting for it. In that case the open mappings exceed the bound in bytes, by no more than the messages
+    /// under way need.
     fn make_room(&mut self, bytes: u64) {
         let count_max = self.limits.count_max.saturating_sub(usize::from(bytes > 0));
         while self.rows.len() > count_max
@@ -506,8 +513,8 @@ impl Mappings {
     }
 }
 
-/// What an answer of the driver's means for an allocation that may be open already, by the program or in another context of
-/// the same device: then nothing is wrong with the handle or with the two devices.
+/// What an answer of the driver's means for an allocation that may be open already, by the program or in
+/// another context of the same device. In that case nothing is wrong with the handle or with the two devices.
 fn told(error: Error, is_open_elsewhere: impl FnOnce() -> bool) -> Error {
     if error.is(code::ALREADY_MAPPED) || (error.is(code::INVALID_HANDLE) && is_open_elsewhere()) {
         Error::AlreadyMapped
@@ -535,7 +542,7 @@ fn open_in(context: ContextKey, export: &Export) -> Result<u64> {
     opened.map(|()| address)
 }
 
-/// Whether the pair of devices works, so that one that does not is tried once only.
+/// Remembers whether the pair of devices works, so that one that does not is tried only once.
 fn remember(entered: &Entered, other: &Uuid, opened: &Result<()>) {
     let mut device = 0;
     // SAFETY: `device` is written, and a context is current.

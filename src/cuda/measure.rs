@@ -1,5 +1,5 @@
-//! What copies take, by the clock of the device: events with time stamps on a lane, before and after each copy. The
-//! processor's clock would count the launch, and whoever is waited for.
+//! What copies take by the clock of the device: events with time stamps on a lane, before and after each
+//! copy. The processor's clock would also count the launch, and the time until somebody looks.
 
 use super::copy::Copy;
 use super::error::Result;

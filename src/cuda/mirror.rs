@@ -1,5 +1,5 @@
-//! A peer's reservation, as far as messages have needed it: as many addresses of this process, with the
-//! peer's chunks mapped where they lie there.
+//! A peer's reservation, as far as messages have needed it: the same range of addresses in this process, with
+//! the peer's chunks mapped at their offsets.
 
 use super::chunks::Chunk;
 use super::error::{Error, Result};

@@ -1,16 +1,18 @@
 //! The CUDA part: the driver of the process, what an address points to, and copies that leave no trace.
 //!
-//! **Nothing is linked and nothing is assumed**: the driver is looked for when the engine is armed ([`arm`]), each of its
-//! functions may be absent, and until the program itself has initialized it, nothing but "is it initialized?" is asked.
+//! **Nothing is linked and nothing is assumed**: the driver is looked for when the engine is armed ([`arm`]),
+//! and each of its functions may be absent. Until the program itself has initialized it, the only question
+//! asked is "is it initialized?".
 //!
-//! **The user's state stays as it was**: every call enters the context it needs and leaves it again ([`state`]), copies
-//! run on streams of the engine's own ([`lanes`]), no context is made unasked.
+//! **The user's state stays as it was**: every call enters the context it needs and leaves it again
+//! ([`state`]), copies run on streams of the engine's own ([`lanes`]), and no context is made unasked.
 //!
-//! **Every object here may outlive its context.** A context is known by its handle and identity ([`ContextKey`]);
-//! what belonged to one that is gone answers with an error. In a forked child the driver is gone as well.
+//! **Every object here may outlive its context.** A context is known by its handle and identity
+//! ([`ContextKey`]). Objects of a context that is gone answer with an error. In a forked child the driver is
+//! gone as well.
 //!
-//! All state is in owned objects that any thread may hold, behind the engine's lock; [`driver`] and [`reach`] have
-//! process-wide state of their own, which any thread may use at any time.
+//! All state is in owned objects that any thread may hold, behind the engine's lock. [`driver`] and [`reach`]
+//! have process-wide state of their own, which any thread may use at any time.
 
 pub mod chunks;
 pub mod copy;

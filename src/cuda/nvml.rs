@@ -1,6 +1,7 @@
-//! NVLinks and PCIe links of GPUs, and how far they are apart by PCIe, from NVML where it is there.
+//! NVLinks and PCIe links of GPUs, and how far they are apart by PCIe, from NVML if it is there.
 //!
-//! Starting NVML may take long where nothing keeps the driver's state of idle GPUs: no thread that messages wait for does it.
+//! Starting NVML may take long if nothing keeps the driver's state of idle GPUs. So no thread that messages
+//! wait for starts it.
 
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
 
@@ -11,7 +12,8 @@ type Handle = *mut c_void;
 /// Domain, bus, device and function, as `domain << 16 | bus << 8 | device << 3 | function`.
 pub type PciAddress = u64;
 
-/// `domain:bus:device.function` as a number that sorts as they do. The domain is written with four digits or eight.
+/// `domain:bus:device.function` as a number that sorts as they do. The domain is written with four digits or
+/// eight.
 #[must_use]
 pub fn pci_number(text: &str) -> Option<PciAddress> {
     let mut number = 0;
@@ -74,11 +76,11 @@ pub struct Nvml {
 pub struct Links {
     /// Links that are up and lead to a switch.
     pub to_switch: u32,
-    /// Of each link that is up and leads to a GPU, the PCI address of that.
+    /// For each link that is up and leads to a GPU, the PCI address of that GPU.
     pub to_gpus: Vec<PciAddress>,
-    /// Rate of a link and direction, GB/s.
+    /// Rate of one link in one direction, GB/s.
     pub link_gb_s: Option<f64>,
-    /// Rate of the PCIe link and direction, GB/s.
+    /// Rate of the PCIe link in one direction, GB/s.
     pub pcie_gb_s: Option<f64>,
 }
 
@@ -99,8 +101,8 @@ impl Links {
 
 macro_rules! call {
     ($nvml:expr, $name:literal, ($($value:expr => $type:ty),*)) => {{
-        // SAFETY: NVML's header gives the function of this name this signature, and 0 for success; what it writes
-        // through pointers are the live locals that the callers below give it.
+        // SAFETY: NVML's header gives the function of this name this signature, and 0 for success; what it
+        // writes through pointers are the live locals that the callers below give it.
         unsafe {
             $nvml
                 .library
@@ -111,7 +113,7 @@ macro_rules! call {
 }
 
 impl Nvml {
-    /// `None` where there is no NVML, or none that works.
+    /// Starts NVML. `None` if there is none, or none that works.
     #[must_use]
     pub fn open() -> Option<Nvml> {
         // SAFETY: loading the system's library runs its initializers, which is what they are for.
@@ -128,7 +130,7 @@ impl Nvml {
             .then_some(gpu)
     }
 
-    /// How far two GPUs are apart by PCIe (`nvmlGpuTopologyLevel_t`). `None` where it does not say.
+    /// How far two GPUs are apart by PCIe (`nvmlGpuTopologyLevel_t`). `None` if NVML does not say.
     #[must_use]
     pub fn common_ancestor(&self, uuid: &str, other: &str) -> Option<c_uint> {
         let (gpu, other) = (self.gpu(uuid)?, self.gpu(other)?);
@@ -137,8 +139,9 @@ impl Nvml {
             .then_some(level)
     }
 
-    /// The other GPUs of the machine, by their PCI addresses, as far as it shows them (also those that this process may not use),
-    /// and how far each is apart from the GPU of this identity by PCIe (`nvmlGpuTopologyLevel_t`).
+    /// The other GPUs of the machine, by their PCI addresses, as far as NVML shows them (including those that
+    /// this process may not use), and how far each is apart from the GPU of this identity by PCIe
+    /// (`nvmlGpuTopologyLevel_t`).
     #[must_use]
     pub fn apart(&self, uuid: &str) -> Vec<(PciAddress, c_uint)> {
         let mut count: c_uint = 0;
@@ -161,7 +164,7 @@ impl Nvml {
         (0..count.min(SHOWN_MAX)).filter_map(apart).collect()
     }
 
-    /// What it says of the GPU of this identity.
+    /// What NVML says of the GPU of this identity.
     #[must_use]
     pub fn links(&self, uuid: &str) -> Option<Links> {
         let gpu = self.gpu(uuid)?;
@@ -181,7 +184,8 @@ impl Nvml {
                 links.link_gb_s = nvlink_gb_s(version);
             }
             let mut kind: c_uint = GPU;
-            // An older NVML does not tell; it knows no switches either. What is neither a GPU nor a processor is one.
+            // An older NVML does not say; it does not know switches either. A device that is neither a GPU
+            // nor a processor is a switch.
             let _ = call!(self, b"nvmlDeviceGetNvLinkRemoteDeviceType\0", (gpu => Handle, link => c_uint, &raw mut kind => *mut c_uint));
             match kind {
                 GPU => links.to_gpus.extend(self.remote(gpu, link)),

@@ -1,8 +1,8 @@
 //! Pinned host memory: ranges of shared segments, and bounce buffers of the engine's own.
 //!
-//! Pinning costs 60 to 560 µs a MiB by machine, and no thread of the process can launch anything meanwhile,
-//! so it is done once and kept. Where it fails (a limit on locked memory, no context) the memory works all
-//! the same, and copies with it are slower.
+//! Pinning costs 60 to 560 µs a MiB, depending on the machine, and no thread of the process can launch
+//! anything meanwhile, so it is done once and kept. If it fails (a limit on locked memory, no context), the
+//! memory works all the same, and copies with it are slower.
 
 use super::driver::is_forked_child;
 use super::error::{Error, Result};
@@ -31,7 +31,7 @@ pub struct Registrations {
     ranges: Vec<Range>,
 }
 
-/// Ranges pinned at one time: a segment of each peer's on a large node and the pool's buffers.
+/// Ranges pinned at one time: the segment of each peer on a large node, and the pool's buffers.
 const RANGES_MAX: usize = 4096;
 
 impl Registrations {
@@ -146,7 +146,7 @@ unsafe fn pin(entered: &Entered, start: *mut c_void, bytes: usize) -> Result<()>
     }
 }
 
-/// Counts what is not pinned, and says so once: everything works without.
+/// Counts memory that is not pinned, and says so once: everything works without.
 fn tell(error: &Error, bytes: usize) {
     static SAID: AtomicBool = AtomicBool::new(false);
     stats::add(Counter::PinningRefused, 1);
@@ -167,7 +167,7 @@ fn unpin(range: &Range) {
         return;
     }
     let start = std::ptr::with_exposed_provenance_mut::<c_void>(range.start);
-    // Any context will do, and where the own one is gone the driver may have none to ask.
+    // Any context will do. If the own one is gone, the driver may have none to ask.
     let entered = Entered::enter_same(range.context).or_else(|_| Entered::relaxed());
     // SAFETY: pinned by `pin`, and unpinned once.
     let result = entered.and_then(|entered| unsafe { entered.driver().mem_host_unregister(start) });
@@ -201,7 +201,7 @@ impl Budget {
         self.0.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Bytes that nobody has.
+    /// Bytes that nobody has taken.
     #[must_use]
     pub fn left(&self) -> usize {
         self.0.load(Ordering::Acquire)
@@ -238,7 +238,8 @@ pub struct PinnedBuffer {
     pool: Arc<Mutex<Shared>>,
 }
 
-/// Blocks of at least that size are made of such pages, if the system has them: of small ones 4 MiB took 1.4 ms to pin.
+/// Blocks of at least this size use huge pages, if the system has them: with small pages 4 MiB took 1.4 ms to
+/// pin.
 const HUGE_PAGE: usize = 2 << 20;
 const PAGE: usize = 4096;
 /// The smallest class: less than this is not worth a mapping of its own.
@@ -257,13 +258,13 @@ impl PinnedPool {
         }
     }
 
-    /// A buffer of at least so many bytes, pinned by the context if that works. [`Error::Exhausted`] where the pool
-    /// is at its bound: later, or in smaller pieces, it may work.
+    /// A buffer of at least so many bytes, pinned by the context if that works. [`Error::Exhausted`]: the
+    /// pool is at its bound; later, or in smaller pieces, it may work.
     pub fn take(&self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
         self.take_class(context, class_of(bytes))
     }
 
-    /// The same of so many bytes, in whole pages, and no more: for buffers that are kept.
+    /// A buffer of so many bytes, in whole pages, and no more: for buffers that are kept.
     pub fn take_exact(&self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
         self.take_class(context, bytes.checked_next_multiple_of(PAGE))
     }

@@ -1,16 +1,19 @@
 //! What a buffer address points to.
 //!
-//! **Exact at any time**: an address is never taken for host memory on the strength of an earlier answer, since the
-//! program may have unmapped and allocated in between. What makes the common answers cheap:
+//! **Exact at any time**: an address is never taken for host memory because of an earlier answer, since the
+//! program may have unmapped and allocated in between. The common answers are cheap because of this order:
 //! 1. no driver in the process: host;
-//! 2. the driver is not initialized (the current-context query says so): host, as no device address exists;
+//! 2. the driver is not initialized (the current-context query says so): host, because no device address
+//!    exists;
 //! 3. the address is host memory for certain ([`super::host_range`]): host;
-//! 4. else one query of one attribute; only what is not plain host memory is asked for more: the number of the allocation
-//!    first, which is never used again. What was learnt of an allocation holds for as long as an address in it has that number;
-//! 5. once there are device buffers the one query asks for both.
+//! 4. else one query of one attribute. More is asked only for memory that is not plain host memory: first the
+//!    number of the allocation, which is never used again. What was learnt of an allocation holds as long as
+//!    an address in it has that number;
+//! 5. once there are device buffers, the one query asks for both.
 //!
-//! No proof that is cheaper than the query exists once the program, or UCX on its behalf, has initialized the driver:
-//! the thread may have no context while others have, and contexts made by `cuCtxCreate` are listed nowhere.
+//! No proof that is cheaper than the query exists once the program, or UCX on its behalf, has initialized the
+//! driver: the thread may have no context while others have, and contexts made by `cuCtxCreate` are listed
+//! nowhere.
 
 use super::driver::{driver, Driver};
 use super::error::{Error, Result};
@@ -37,7 +40,7 @@ pub enum Kind {
 pub enum HostMemory {
     /// Pinned: copies to and from a device need no bounce buffer.
     Pinned,
-    /// Managed: pages move to whoever touches them.
+    /// Managed: pages move to whichever side touches them.
     Managed,
 }
 
@@ -63,13 +66,13 @@ pub struct Buffer {
     pub size: u64,
     /// `address - base`.
     pub offset: u64,
-    /// The driver's number of the allocation, never used again in this process. An address is.
+    /// The driver's number of the allocation. Unlike an address, it is never used again in this process.
     pub buffer_id: u64,
-    /// A context in which it can be copied: the allocation's own, for pool and virtual memory an existing one of the
-    /// device, null if there is none.
+    /// A context in which it can be copied: the allocation's own, for pool and virtual memory an existing one
+    /// of the device, null if there is none.
     pub context: Context,
-    /// The driver's identity of the context, learnt together with the allocation, which does not outlive it. None if the
-    /// driver did not say.
+    /// The driver's identity of the context, learnt together with the allocation, which does not outlive it.
+    /// None if the driver did not say.
     pub context_id: Option<u64>,
     /// Ordinal of its device in this process.
     pub ordinal: i32,
@@ -159,10 +162,10 @@ pub fn classify(address: *const c_void) -> Kind {
     }
 }
 
-/// The driver to ask, or none where the answer is host memory for certain.
+/// The driver to ask, or none if the address is host memory for certain.
 #[inline(always)]
 fn certain(address: *const c_void) -> Option<&'static Driver> {
-    // What costs least first: the driver is asked for its state until it is initialized.
+    // The cheapest question first: the driver is asked for its state until it is initialized.
     if host_range::is_certainly_host(address) || address.is_null() {
         return None;
     }
@@ -203,7 +206,7 @@ fn examine(driver: &Driver, address: *const c_void) -> Kind {
     if gpu_seen() {
         return examine_with_number(driver, address.addr() as u64);
     }
-    // One attribute, straight: this is what every call on mapped host memory pays.
+    // One attribute, asked directly: every call on mapped host memory pays for this.
     let mut answer = 0u64;
     let place: [*mut c_void; 1] = [(&raw mut answer).cast()];
     // SAFETY: one attribute of 4 bytes, and a place of 8 for it.
@@ -239,7 +242,7 @@ thread_local! {
 
 struct Recent {
     buffers: [Option<Buffer>; RECENT_MAX],
-    /// By their numbers.
+    /// Memory that host code may touch, by the numbers of the allocations.
     hosts: [Option<(u64, HostMemory)>; RECENT_MAX],
     next: usize,
     next_host: usize,
@@ -341,7 +344,8 @@ fn or_without_detail(found: Result<Kind>, address: u64, memory_type: u32) -> Kin
     })
 }
 
-/// Attributes asked about driver memory, from the most on; older drivers refuse a list with one they do not know.
+/// Attributes asked about driver memory, the longest list first; older drivers refuse a list with one they do
+/// not know.
 const DETAILS: [&[i32]; 3] = [
     &[
         attribute::MEMORY_TYPE,
@@ -397,7 +401,8 @@ impl Answers {
     }
 }
 
-/// One plural query. Where the driver wants a current context and the thread has none, an existing one is entered.
+/// One plural query. If the driver wants a current context and the thread has none, an existing one is
+/// entered.
 fn query(driver: &Driver, attributes: &[i32], address: u64, answers: &mut Answers) -> Result<()> {
     match query_here(driver, attributes, address, answers) {
         Err(error) if error.is(code::INVALID_CONTEXT) => {
@@ -459,7 +464,7 @@ fn detail(driver: &Driver, address: u64) -> Result<Kind> {
     }
 }
 
-/// Driver memory of which no more than its type can be learnt: never host memory, and never exported.
+/// Driver memory of which only the type can be learnt: never host memory, and never exported.
 fn without_detail(address: u64, memory_type: u32) -> Kind {
     if memory_type == self::memory_type::HOST {
         return Kind::HostAccessible(HostMemory::Pinned);
@@ -633,7 +638,8 @@ mod tests {
             ..Driver::default()
         };
         check_all(&new, Allocation::Pool);
-        // Without the pool attribute such memory has no context and is not capable, and is refused all the same.
+        // Without the pool attribute such memory has no context and is not capable, and is refused all the
+        // same.
         let old = Driver {
             pointer_get_attributes: Some(old),
             ..Driver::default()

@@ -1,8 +1,8 @@
 //! One stream of the engine's own, and the copies that are queued, launched and in flight on it.
 //!
-//! What a copy costs the device beside its bytes falls from 3 us to 0.5 in a batch. So copies that may be batched
-//! ([`Queue::add`]) are launched at once while the stream has little to do, and together once it has done some of it;
-//! two launches in flight keep it busy meanwhile.
+//! The cost of a copy to the device, beside its bytes, falls from 3 us to 0.5 in a batch. So copies that may
+//! be batched ([`Queue::add`]) are launched at once while the stream has little to do, and together once it
+//! has done some of it. Two launches in flight keep it busy meanwhile.
 
 mod ask;
 mod launch;
@@ -36,7 +36,8 @@ pub(super) struct Queue {
     failures: AtomicUsize,
     /// Times that the driver was asked how far it is.
     asked: AtomicU32,
-    /// When the oldest launch can be over at the earliest, by [`super::driver::clock_ns`]; 0 where that is not known.
+    /// When the oldest launch can be over at the earliest, by [`super::driver::clock_ns`]; 0 where that is
+    /// not known.
     due_ns: AtomicU64,
     state: Mutex<State>,
 }
@@ -47,7 +48,7 @@ struct State {
     queued: u64,
     /// Copies that are not launched, oldest first.
     waiting: VecDeque<Waiting>,
-    /// The latest of them were queued since the last [`Queue::launch`], which may be held back for more.
+    /// The latest of them were queued since the last [`Queue::launch`], which may hold them back for more.
     is_fresh: bool,
     /// Launches that are not known to be done, oldest first.
     flying: VecDeque<Launch>,
@@ -82,7 +83,7 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// Whether one more of so many bytes had better join them: a batch of all is short.
+    /// Whether one more copy of so many bytes should join them: a batch of all is short.
     pub(super) fn takes(&self, bytes: u64) -> bool {
         let (count, all) = (self.count, self.bytes);
         decided!(
@@ -93,7 +94,7 @@ impl Gathered {
     }
 }
 
-/// A copy's number, and whether anybody wants it still.
+/// A copy's number, and whether anybody still wants it.
 #[derive(Debug, Clone)]
 struct Member {
     number: u64,
@@ -118,16 +119,16 @@ struct Waiting {
 struct Launch {
     /// Number of the last of them.
     last: u64,
-    /// Their bytes, and when they were launched, of those that are worth a forecast.
+    /// Their bytes, and when they were launched, if they are worth a forecast.
     extent: Option<(u64, u64)>,
-    /// Marks their end. None while nothing is launched behind them: then the stream itself is asked, which spares a message
-    /// that comes alone the call.
+    /// Marks their end. None while nothing is launched behind them: then the stream itself is asked, which
+    /// saves a message that comes alone the call.
     event: Option<Event>,
-    /// Kept open until they are done, whoever still wants them.
+    /// Kept open until the copies are done, whether or not anybody still wants them.
     mappings: Mapped,
 }
 
-/// Mappings that are kept open: one, mostly, for which nothing is allocated.
+/// Mappings that are kept open: mostly one, for which nothing is allocated.
 #[derive(Debug, Default, Clone)]
 struct Mapped {
     first: Option<Arc<Mapping>>,
@@ -189,7 +190,8 @@ impl Queue {
         }))
     }
 
-    /// Queues a copy for the next launch; see [`Queue::launch`]. Its order among others that wait is not kept.
+    /// Queues a copy for the next launch; see [`Queue::launch`]. Its order among others that wait is not
+    /// kept.
     pub(super) fn add(self: &Arc<Queue>, copy: Copy, mapping: Option<Arc<Mapping>>) -> InFlight {
         let mut state = self.state.lock();
         let (member, owned) = self.member(&mut state);
@@ -202,7 +204,8 @@ impl Queue {
         owned
     }
 
-    /// Launches copies at once, one after the other and after all that are queued. On an error none of them runs any more.
+    /// Launches copies at once, one after the other and after all that are queued. On an error none of them
+    /// runs any more.
     pub(super) fn submit(
         self: &Arc<Queue>,
         entered: &Entered,
@@ -212,8 +215,8 @@ impl Queue {
         self.submit_marked(entered, copies, mapping, &[])
     }
 
-    /// The same, with events recorded before the first copy and after each, as far as there are any. They were made in the
-    /// context that is entered, and are live.
+    /// The same, with events recorded before the first copy and after each, as far as there are any. The
+    /// events were made in the context that is entered, and are live.
     pub(super) fn submit_marked(
         self: &Arc<Queue>,
         entered: &Entered,
@@ -262,7 +265,7 @@ impl Queue {
         state.flying.len() + state.waiting.len()
     }
 
-    /// What is to be launched on this stream next, where no more launches than these are in flight on it.
+    /// What is to be launched on this stream next, if at most `behind` launches are in flight on it.
     pub(super) fn gathered(&self, behind: usize) -> Option<Gathered> {
         let state = self.state.lock();
         state.is_unlaunched(behind).then(|| {
@@ -307,8 +310,8 @@ impl Queue {
         (member, owned)
     }
 
-    /// Waits for what is in flight, drops what waits and destroys the stream. `entered` is its context, unless that is
-    /// gone.
+    /// Waits for what is in flight, drops what waits and destroys the stream. `entered` is its context,
+    /// unless that is gone.
     pub(super) fn close(&self, entered: Option<&Entered>) {
         let mut state = self.state.lock();
         let never: Vec<Member> = state.waiting.drain(..).map(|row| row.member).collect();

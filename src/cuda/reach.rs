@@ -24,7 +24,7 @@ pub struct DeviceInfo {
     pub name: String,
 }
 
-/// How a device of this process gets at another device's memory.
+/// How a device of this process reaches another device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// It is the same device.
@@ -33,8 +33,8 @@ pub enum Reach {
     Peer,
     /// No peer access: copies between the two go through the host.
     NotPeer,
-    /// This process does not see the other device. Opening an exported allocation may work all the same; the first
-    /// attempt tells (see [`record_attempt`]).
+    /// This process does not see the other device. Opening an exported allocation may work all the same; the
+    /// first attempt shows it (see [`record_attempt`]).
     Hidden,
     /// Hidden, and an allocation of it has been opened.
     HiddenPeer,
@@ -51,7 +51,7 @@ impl Reach {
 static DEVICES: OnceLock<Vec<DeviceInfo>> = OnceLock::new();
 /// What the driver, or an attempt, has said of pairs: (own, other, works). At most one row a pair.
 static ATTEMPTS: Mutex<Vec<(Uuid, Uuid, bool)>> = Mutex::new(Vec::new());
-/// A node has at most a few dozen devices, MIG instances counted in; rows beyond that would be nonsense.
+/// A node has at most a few dozen devices, MIG instances included; more rows would be nonsense.
 const ATTEMPTS_MAX: usize = 4096;
 
 /// The devices of this process. Empty as long as the program has not initialized the driver.
@@ -190,8 +190,8 @@ pub fn existing_context(ordinal: i32) -> Result<Context> {
     }
 }
 
-/// The primary context of a device, if it exists. The reference taken to learn the handle is given back at once, so
-/// that the program's own release or reset does what it would have done.
+/// The primary context of a device, if it exists. The reference taken to learn the handle is given back at
+/// once, so that the program's own release or reset does what it would have done.
 fn active_primary(device: Device) -> Result<Option<Context>> {
     let driver = required()?;
     let (mut flags, mut active) = (0, 0);
@@ -209,8 +209,8 @@ fn active_primary(device: Device) -> Result<Option<Context>> {
     Ok(Some(context))
 }
 
-/// A primary context held by the engine, made if there was none (about half a gigabyte of device memory): for relays
-/// over a device that its rank does not use itself. Given back when dropped.
+/// A primary context held by the engine, made if there was none (about half a gigabyte of device memory): for
+/// relays over a device that its rank does not use itself. Given back when dropped.
 #[derive(Debug)]
 pub struct HeldContext {
     device: Device,

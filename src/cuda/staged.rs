@@ -6,10 +6,11 @@ use super::state::{ContextKey, Entered};
 use super::types::{code, Context, IpcHandle};
 use crate::stats::{self, Counter};
 
-/// Memory of a GPU that is left to others: no staging is taken from the last of it, and what was taken is given back.
+/// Memory of a GPU that is left to others: no staging is taken from this rest, and staging is given back if
+/// there is less.
 pub const RESERVE: u64 = 256 << 20;
 
-/// Memory that the engine has allocated and exported. Freed when dropped: nobody may use it any more then.
+/// Memory that the engine has allocated and exported. Freed when dropped; nobody may use it any more then.
 #[derive(Debug)]
 pub struct StagedMemory {
     context: ContextKey,
@@ -18,12 +19,12 @@ pub struct StagedMemory {
     address: u64,
     bytes: u64,
     handle: IpcHandle,
-    /// Contexts of this process that were let reach it.
+    /// Contexts of this process that may reach it.
     reached_from: Vec<ContextKey>,
 }
 
 impl StagedMemory {
-    /// Memory in a context that exists. [`Error::Exhausted`] where the device has little left.
+    /// Allocates memory in a context that exists. [`Error::Exhausted`] if the device has little left.
     pub fn allocate(context: ContextKey, bytes: u64) -> Result<StagedMemory> {
         let mut memory = StagedMemory::allocate_private(context, bytes)?;
         let entered = Entered::enter_same(context)?;
@@ -57,8 +58,9 @@ impl StagedMemory {
         Ok(memory)
     }
 
-    /// Memory on a device that this process does not use, in a context made for it (about half a gigabyte of the device's
-    /// memory). Not the primary one: that is the program's, should it turn to the device later.
+    /// Allocates memory on a device that this process does not use, in a context made for it (about half a
+    /// gigabyte of the device's memory). It is not the primary context: that one is the program's, should it
+    /// use the device later.
     pub fn allocate_on(ordinal: i32, bytes: u64) -> Result<StagedMemory> {
         let device = reach::device(ordinal).ok_or(Error::NoContext)?.device;
         let entered = Entered::relaxed()?;
@@ -147,7 +149,7 @@ pub fn is_short(context: ContextKey) -> bool {
         Ok(free) => free < RESERVE,
         Err(error) if error.context_is_gone() => true,
         Err(_) => {
-            // Asked again when the house is kept the next time.
+            // Asked again at the next round of garbage collection.
             stats::add(Counter::DriverRetries, 1);
             !context.is_alive()
         }

@@ -1,8 +1,9 @@
-//! Entering the driver without leaving a trace.
+//! Enters the driver without leaving a trace.
 //!
-//! **Every driver call that depends on a context, or that a stream capture of the user's could forbid, is made while
-//! an [`Entered`] lives.** It pushes the context, unless it is current, relaxes the thread's capture mode, and takes both
-//! back. What asks about one copy after the other does so while a [`Stay`] lives: then the context is left once, at its end.
+//! **Every driver call that depends on a context, or that a stream capture of the user's could forbid, is
+//! made while an [`Entered`] lives.** It pushes the context, unless it is current, relaxes the thread's
+//! capture mode, and takes both back. Code that asks about one copy after the other does so while a [`Stay`]
+//! lives: then the context is left once, at its end.
 
 use super::driver::{required, Driver};
 use super::error::{Error, Result};
@@ -55,7 +56,7 @@ fn identity(driver: &Driver, handle: Context) -> Result<u64> {
 #[must_use = "the driver is left again when this is dropped"]
 pub struct Entered {
     driver: &'static Driver,
-    /// What to take back.
+    /// What must be taken back.
     owed: Owed,
     /// The context, if it may be stayed in.
     key: Option<ContextKey>,
@@ -75,7 +76,7 @@ struct Standing {
     alive: Cell<u32>,
     /// A [`Stay`] lives.
     stays: Cell<bool>,
-    /// Entered, and in nobody's hands. Only where none lives.
+    /// Entered, and held by no [`Entered`]. Set only while none lives.
     kept: Cell<Option<(ContextKey, Owed)>>,
 }
 
@@ -86,9 +87,10 @@ thread_local! {
     };
 }
 
-/// While it lives, its thread stays in the context in which it has asked about copies ([`Entered::ask`]), so that to ask there again
-/// takes one call of the driver instead of five. Whatever else enters the driver leaves that context first: it may be about to
-/// destroy it. For stretches without a call of MPI.
+/// While it lives, its thread stays in the context in which it has asked about copies ([`Entered::ask`]), so
+/// that asking there again takes one call of the driver instead of five. Any other call that enters the
+/// driver leaves that context first, because it may be about to destroy it. For stretches of code without a
+/// call of MPI.
 #[must_use = "the driver is left when this is dropped"]
 pub struct Stay(PhantomData<*const ()>);
 
@@ -126,8 +128,8 @@ impl Entered {
         Ok(entered)
     }
 
-    /// Enters a context, provided that it is still the one of the key. Asked before it is entered: a driver may push one that
-    /// is gone and crash in popping it (580).
+    /// Enters a context, provided that it is still the one of the key. This is checked before entering: a
+    /// driver may push a context that is gone and crash in popping it (580).
     pub fn enter_same(key: ContextKey) -> Result<Entered> {
         let mut entered = Entered::relaxed()?;
         match identity(entered.driver, key.handle) {
@@ -139,7 +141,7 @@ impl Entered {
         Ok(entered)
     }
 
-    /// As [`Entered::enter_same`], to ask about copies and to launch more: see [`Stay`].
+    /// Like [`Entered::enter_same`], to ask about copies and to launch more: see [`Stay`].
     pub fn ask(key: ContextKey) -> Result<Entered> {
         let kept = STANDING.with(|standing| {
             let kept = standing.kept.get().filter(|(context, _)| *context == key);
@@ -170,7 +172,7 @@ impl Entered {
         let mut current = Context::NULL;
         // SAFETY: `current` is written.
         let asked = unsafe { self.driver.ctx_get_current(&raw mut current) };
-        // Most programs are in it already: this one question is cheaper than to push and to pop.
+        // Most programs are in it already, and this one question is cheaper than to push and to pop.
         if asked.is_err() {
             stats::add(Counter::DriverRetries, 1);
         }
@@ -187,7 +189,8 @@ impl Entered {
         leave_kept();
         let driver = required()?;
         let mut mode = CAPTURE_MODE_RELAXED;
-        // SAFETY: `mode` is read and written. A driver without captures has no such function, and nothing to relax.
+        // SAFETY: `mode` is read and written. A driver without captures has no such function, and nothing to
+        // relax.
         let capture_mode =
             match unsafe { driver.thread_exchange_stream_capture_mode(&raw mut mode) } {
                 Ok(()) => Some(mode),
@@ -208,11 +211,11 @@ impl Entered {
     }
 }
 
-/// Times that a question is asked that the driver answers with an error.
+/// How often a question is asked that the driver answers with an error.
 const QUESTIONS: u32 = 3;
 
-/// Asks again after an error that is no answer: device memory that is taken for host memory is a crash, and a context
-/// that is taken for lost a lost message.
+/// Asks again after an error that is no answer. Device memory that is taken for host memory means a crash,
+/// and a context that is taken for lost means a lost message.
 pub(super) fn insist<T>(mut ask: impl FnMut() -> Result<T>) -> Result<T> {
     let mut asked = 1;
     loop {
@@ -236,7 +239,7 @@ fn lost(error: Error) -> Error {
     }
 }
 
-/// Tries again what must not fail: the program would find another context than its own.
+/// Tries again a call that must not fail: otherwise the program would find another context than its own.
 fn twice(what: &str, mut call: impl FnMut() -> Result<()>) {
     if let Err(first) = call() {
         match call() {

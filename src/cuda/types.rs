@@ -5,7 +5,7 @@ use std::ffi::c_void;
 /// What a driver function returns (`CUresult`).
 pub type Code = i32;
 
-/// Values of [`Code`] that the engine tells apart.
+/// Values of [`Code`] that the engine distinguishes.
 #[allow(missing_docs)]
 pub mod code {
     use super::Code;
@@ -122,6 +122,34 @@ pub mod attribute {
 
 /// A file as the handle of physical memory (`CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`).
 pub const HANDLE_TYPE_FILE: u32 = 1;
+
+/// Physical memory that is to be made (`CUmemAllocationProp`).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct MemProperties {
+    kind: u32,
+    handle_types: u32,
+    location: u32,
+    device: Device,
+    win32: usize,
+    flags: [u8; 8],
+}
+
+impl MemProperties {
+    /// Of a device, and exportable by files.
+    pub fn exportable(device: Device) -> MemProperties {
+        const PINNED: u32 = 1;
+        const ON_DEVICE: u32 = 1;
+        MemProperties {
+            kind: PINNED,
+            handle_types: HANDLE_TYPE_FILE,
+            location: ON_DEVICE,
+            device,
+            win32: 0,
+            flags: [0; 8],
+        }
+    }
+}
 
 /// Who may do what with mapped memory (`CUmemAccessDesc`).
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,9 @@
-//! Standing aside for a while: messages are passed on as if the library were not there, so that a program can measure with and
-//! without it in one run.
+//! Standing aside for a while: messages are passed on as if the library were not there, so that a program can
+//! measure with and without it in one run.
 //!
-//! Nothing of the engine's may be under way meanwhile: a descriptor that a native receive matches would be 61 bytes of the
-//! program's buffer. What this rank can see of that, it looks for; that ranks agree, the caller sees to.
+//! Nothing of the engine may be under way meanwhile: an RTS that a native receive matches would be 61 bytes
+//! in the program's buffer. This rank checks what it can see of that. The caller makes sure that all ranks
+//! switch.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,14 +12,14 @@ use crate::engine::{engine, Core, Engine};
 use crate::mpi::guard;
 use crate::node::Backoff;
 
-/// How long is waited for what peers have received and not yet told of.
+/// How long to wait for the ATSs of messages that peers have received.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Has messages passed on from now on, or taken again. Gives how many messages and requests of this rank are in the way, in
-/// which case nothing has changed. Without an engine messages are passed on anyway.
+/// Passes messages on from now on, or takes them again. Returns how many messages and requests of this rank
+/// prevent that, in which case nothing has changed. Without an engine messages are passed on anyway.
 pub fn set(on: bool) -> usize {
     let Some(engine) = engine() else { return 0 };
-    // Inside one of MPI's callbacks, a message of this thread's is under way.
+    // Inside one of MPI's callbacks, a message of this thread is under way.
     let Some(_inside) = guard::enter() else {
         return 1;
     };
@@ -36,7 +37,7 @@ pub fn set(on: bool) -> usize {
 }
 
 impl Engine {
-    /// Ends what ends without the program. Gives how much is left.
+    /// Ends everything that ends without the program. Returns how much is left.
     fn come_to_rest(&self) -> usize {
         let deadline = Instant::now() + PATIENCE;
         let mut backoff = Backoff::new();
@@ -44,7 +45,7 @@ impl Engine {
             let left = {
                 let mut core = self.core.lock();
                 core.is_inside = true;
-                // A receiver that was written to does not ring.
+                // A receiver that was put to does not ring.
                 core.serve_now();
                 core.progress(&self.env);
                 core.close_received(&self.env, usize::MAX);
@@ -60,12 +61,12 @@ impl Engine {
 }
 
 impl Core {
-    /// Requests in the program's hands of which the MPI library does not know what they stand for, persistent ones that are not
-    /// started included, and messages that have not been received.
+    /// Counts requests held by the program whose meaning the MPI library does not know, including persistent
+    /// ones that are not started, and messages that have not been received.
     fn in_the_way(&self) -> usize {
         let requests = self.table.len() + self.matched.len() + self.orphans.len();
-        // Native ones of which something is remembered, until they are freed.
-        // One of these may also be counted as a request; none is left out.
+        // Native requests about which something is remembered, until they are freed. Some may also be counted
+        // as requests; none is left out.
         requests
             + self.early.len()
             + self.posted

@@ -1,6 +1,7 @@
-//! Persistent collectives for an MPI library that has none: each start is a non-blocking collective (MPI 4.1 section 6.13).
+//! Persistent collectives for an MPI library that has none: each start is a non-blocking collective (MPI 4.1
+//! section 6.13).
 //!
-//! What the program holds is, as for a persistent send of the engine's, a persistent request to MPI_PROC_NULL that is never
+//! As for a persistent engine send, the program holds a persistent request to MPI_PROC_NULL that is never
 //! started.
 
 use std::ffi::{c_int, c_void};
@@ -29,7 +30,7 @@ impl<T: Copy> Lent<T> {
     }
 }
 
-/// What a persistent collective holds: the program may free its types at once.
+/// What a persistent collective keeps alive: the program may free its types at once.
 pub struct Held {
     abi: &'static Abi,
     types: Vec<Handle>,
@@ -58,7 +59,7 @@ impl Held {
     pub unsafe fn datatype(&mut self, datatype: Handle) -> Result<Handle, c_int> {
         let abi = self.abi;
         let is_null = abi.normalize(datatype) == abi.normalize(abi.datatype_null) || datatype == 0;
-        // A predefined one is never freed, and reductions take no copy of it.
+        // A predefined type is never freed, and reductions do not accept a duplicate of it.
         // SAFETY: passed on.
         if is_null || unsafe { types::is_predefined(abi, datatype) } {
             return Ok(datatype);
@@ -73,7 +74,7 @@ impl Held {
         Ok(copy)
     }
 
-    /// As [`Held::datatype`], of an array of `length` of them.
+    /// Like [`Held::datatype`], for an array of `length` of them.
     ///
     /// # Errors
     /// As [`Held::datatype`].
@@ -123,7 +124,8 @@ impl Engine {
     /// Makes a persistent collective.
     ///
     /// # Safety
-    /// The arguments are those of the program's call; `make` uses what the program has lent for as long as the request lives.
+    /// The arguments are those of the program's call; `make` uses what the program has lent for as long as
+    /// the request lives.
     pub unsafe fn make_collective(
         &self,
         comm: Handle,
@@ -180,7 +182,7 @@ impl Core {
     /// MPI may be called; `status` is the program's.
     pub(super) unsafe fn finish_collective(&mut self, id: usize, status: *mut c_void) -> c_int {
         let collective = &mut self.collectives[id];
-        // Without one the status is that of an inactive request.
+        // If none is active, the status is that of an inactive request.
         let mut request = collective.active.take().unwrap_or(collective.handle);
         // SAFETY: passed on; a request of ours.
         unsafe { native::wait(&raw mut request, status) }

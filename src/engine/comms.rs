@@ -1,13 +1,14 @@
 //! Communicator identity, computed without communication.
 //!
-//! Both ends of a message must name its communicator alike, although handles differ from process to process. An
-//! identity is a hash of the parent's identity, the kind of constructor, how many constructors of that kind the parent
-//! has seen, and the members; all processes of a communicator call its constructors in one order (MPI 4.1 section
-//! 7.4.2), so all compute the same. Where the processes have no parent in common (an intercommunicator, or a
-//! communicator made from a group), MPI_COMM_WORLD counts constructors of these groups with this tag. The identity of an
-//! intercommunicator only names what is made of it: messages on it go by value. An identity hangs on the communicator as an attribute: the copy callback names duplicates
-//! and the delete callback forgets freed ones, by whatever route (C, Fortran, inside the library) that happens, and a
-//! recycled handle can never carry the identity of its predecessor.
+//! Both ends of a message must name its communicator alike, although handles differ from process to process.
+//! An identity is a hash of the parent's identity, the kind of constructor, how many constructors of that
+//! kind the parent has seen, and the members. All processes of a communicator call its constructors in one
+//! order (MPI 4.1 section 7.4.2), so all compute the same. If the processes have no parent in common (an
+//! intercommunicator, or a communicator made from a group), MPI_COMM_WORLD counts constructors of these
+//! groups with this tag. The identity of an intercommunicator only serves to name communicators made of it:
+//! messages on it go by bcopy. An identity hangs on the communicator as an attribute. The copy callback names
+//! duplicates and the delete callback forgets freed communicators, whoever duplicates or frees them (C,
+//! Fortran, the library itself). So a recycled handle never carries the identity of its predecessor.
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::sync::{Arc, OnceLock};
@@ -60,10 +61,10 @@ impl Members {
 /// The identity of a communicator that the program may have freed since an operation on it began.
 #[derive(Clone, Debug, Default)]
 pub enum Named {
-    /// The communicator still says.
+    /// The communicator is not freed, and has its identity.
     #[default]
     ByItself,
-    /// It is freed, and had this identity.
+    /// The communicator is freed, and had this identity.
     Before(Option<Arc<Identity>>),
 }
 
@@ -135,7 +136,7 @@ pub enum Kind {
     TwoGroups,
 }
 
-/// There is none where the engine takes no message.
+/// The keyval of the attribute. Not set if the engine takes no messages.
 static KEYVAL: OnceLock<c_int> = OnceLock::new();
 static WORLD: OnceLock<Arc<Identity>> = OnceLock::new();
 
@@ -194,8 +195,8 @@ unsafe fn attach(abi: &Abi, comm: Handle, identity: Arc<Identity>) -> bool {
     code == abi.success
 }
 
-/// Identity of `comm` for messages on it; `None` for intercommunicators and others that cannot be named without
-/// communication.
+/// Identity of `comm` for messages on it; `None` for intercommunicators and others that cannot be named
+/// without communication.
 ///
 /// # Safety
 /// `comm` is a handle that the program passed to MPI and that is not freed.
@@ -205,7 +206,7 @@ pub unsafe fn identity(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
     unsafe { attached(abi, comm) }.filter(|found| !matches!(found.members, Members::Two(_)))
 }
 
-/// As [`identity`], for communicators that are made of `comm`, which may be an intercommunicator.
+/// Like [`identity`], but for naming communicators made of `comm`, which may be an intercommunicator.
 unsafe fn attached(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
     let comm = abi.normalize(comm);
     if comm == abi.normalize(abi.comm_world) {
@@ -244,7 +245,8 @@ pub unsafe fn is_inter(abi: &Abi, comm: Handle) -> bool {
     code == abi.success && inter != 0
 }
 
-/// A constructor call about to be made on `parent`: counted now, also where this process gets no new communicator.
+/// A constructor call about to be made on `parent`. It is counted now, even if this process gets no new
+/// communicator.
 pub struct Birth {
     parent: Option<Arc<Identity>>,
     ordinal: u64,
@@ -311,7 +313,7 @@ pub unsafe fn name_from_group(abi: &Abi, tag: *const c_char, comm: Handle) {
     }
     // SAFETY: a string, as the caller says.
     let tag = unsafe { CStr::from_ptr(tag) }.to_bytes();
-    // A tag that is a number is none of these.
+    // Differs from every tag that is a number.
     let tag = tag
         .iter()
         .fold(u64::MAX, |hash, byte| mix(hash, u64::from(*byte)));
@@ -321,7 +323,8 @@ pub unsafe fn name_from_group(abi: &Abi, tag: *const c_char, comm: Handle) {
     }
 }
 
-/// Names what only the members of its own groups make: `parent` counts constructors of these groups with this tag.
+/// Names a communicator that only the members of its own groups make: `parent` counts constructors of these
+/// groups with this tag.
 unsafe fn name_by_groups(abi: &Abi, parent: &Identity, tag: u64, comm: Handle) {
     // SAFETY: passed on.
     let Some(members) = (unsafe { members(abi, comm) }) else {
@@ -401,7 +404,8 @@ extern "C" fn on_copy(
         let id = name(parent.id, Kind::Duplicate, ordinal, &parent.members);
         Arc::into_raw(Arc::new(Identity::new(id, parent.members.clone())))
     });
-    // SAFETY: MPI passes the address of a pointer-sized attribute value and of an int (MPI 4.1 section 7.7.2).
+    // SAFETY: MPI passes the address of a pointer-sized attribute value and of an int (MPI 4.1 section
+    // 7.7.2).
     unsafe {
         match copied {
             Ok(raw) => {

@@ -1,7 +1,7 @@
-//! Wait, Test and their kin over arrays in which requests of the engine's lie beside native ones.
+//! Wait, Test and related calls over arrays that hold requests of the engine beside native ones.
 //!
-//! Native requests are completed by the library's own Test functions on a compacted array; those of the engine are
-//! looked at one by one. No handle changes before its operation is complete.
+//! Native requests are completed by the library's own Test functions on a compacted array. Those of the
+//! engine are looked at one by one. No handle changes before its operation is complete.
 
 mod natively;
 mod several;
@@ -35,7 +35,7 @@ impl Requests {
     }
 }
 
-/// State of a request of the engine's.
+/// State of an engine request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
     Inactive,
@@ -44,16 +44,16 @@ enum Look {
 }
 
 impl Engine {
-    /// What a request of the program's is, if it is the engine's. To be asked by the thread that completes it.
+    /// What a request of the program is, if it is the engine's. To be asked by the thread that completes it.
     fn entry(&self, handle: Handle) -> Option<Entry> {
         let mut core = self.core.lock();
         self.take_over_if_live(&mut core, handle);
         core.table.get(&handle).copied()
     }
 
-    /// Whether a request of the program's is complete. If a send is not because its receiver has not come, the MPI library
-    /// is made to progress after this step: that may be what the receiver waits for. A receive's own request has been
-    /// tested.
+    /// Whether a request of the program is complete. If a send is not because its receiver has not come, the
+    /// MPI library is made to progress after this step: the receiver may be waiting for that. A receive's own
+    /// request has been tested.
     fn look(&self, core: &mut Core, entry: Entry) -> Look {
         let look = self.look_quietly(core, entry);
         let send = match entry {
@@ -62,11 +62,11 @@ impl Engine {
             Entry::Persistent(id) => core.persistents[id].active,
             Entry::Collective(_) => None,
         };
-        // Also a send that completes by itself is over sooner where its receiver, which may wait for its own
-        // sends as this rank does, finds its messages received.
-        let is_pumped = |send| core.awaits_receiver(send) || core.is_announced(&self.env);
-        if look == Look::Pending && !core.pump_wanted {
-            core.pump_wanted = send.is_some_and(is_pumped);
+        // A send that completes by itself also ends sooner if its receiver finds its messages received: it
+        // may be waiting for its own sends, as this rank is.
+        let is_progressed = |send| core.awaits_receiver(send) || core.is_announced(&self.env);
+        if look == Look::Pending && !core.progress_wanted {
+            core.progress_wanted = send.is_some_and(is_progressed);
         }
         look
     }
@@ -96,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// Completes a request of the engine's that is ready. Returns the handle to leave with the program, and a code.
+    /// Completes an engine request that is ready. Returns the handle to leave with the program, and a code.
     ///
     /// # Safety
     /// MPI may be called; `status` is the program's.
@@ -151,7 +151,7 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::finish`], also for an inactive persistent request: an empty status.
+    /// Like [`Engine::finish`], also for an inactive persistent request, which gets an empty status.
     unsafe fn finish_or_empty(
         &self,
         core: &mut Core,
@@ -256,7 +256,7 @@ unsafe fn empty_null_status(env: &Env, status: *mut c_void) {
     }
 }
 
-/// The code of an operation that has two.
+/// The code of an operation that has two codes.
 fn first_error(env: &Env, first: c_int, second: c_int) -> c_int {
     if first == env.abi.success {
         second

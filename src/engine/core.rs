@@ -13,7 +13,7 @@ use crate::engine::collective::Collective;
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
 use crate::engine::gpu::Gpu;
-use crate::engine::invite;
+use crate::engine::history::PeerHistory;
 use crate::engine::matched::Matched;
 use crate::engine::pace::Pace;
 use crate::engine::persistent::PersistentSend;
@@ -25,12 +25,10 @@ use crate::engine::{landing, Env};
 use crate::mpi::Handle;
 use crate::node::Readiness;
 use crate::policy::decided;
-use crate::policy::history::Depths;
 use crate::policy::launch::{self, Short, LAUNCHES_MAX};
-use crate::policy::peers::{Company, Exchanges};
 use crate::stats::{self, Counter};
 
-/// What a request handle in the program's hands stands for.
+/// What a request handle held by the program stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// A receive, under its native handle.
@@ -43,115 +41,115 @@ pub enum Entry {
     Collective(usize),
 }
 
-/// How often peers of unfinished transfers are checked for being alive.
+/// How often the peers of unfinished transfers are checked for being alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(250);
 
-/// Rounds of progress for each that reads the clock. Few enough for a helper that sleeps a millisecond between rounds.
+/// The clock is read once in this many rounds of progress. Few enough for a helper that sleeps a millisecond
+/// between rounds.
 const LIVENESS_ROUNDS: u32 = 64;
 
-/// Looks at a copy that is waited for between two rounds.
+/// How often a copy that is waited for is looked at between two rounds.
 const CLOSER_LOOKS: u32 = 3;
 
-/// Sends that are out while there are such looks: one, and one before it of which its receiver has not said that it is through.
+/// Such looks are made with at most this many sends out: one, and one before it whose ATS has not come yet.
 const OPEN_LOOKED_AT: usize = 2;
 
-/// Hosted sends behind the oldest one that are looked at each time.
+/// Eager sends behind the oldest one that are looked at each time.
 const HOSTED_LOOKED_AT: usize = 4;
 
-/// How often the house is kept, and rounds of progress for each that looks whether it is time; fewer for a program that makes
-/// calls which do not wait.
-const HOUSE_PERIOD: Duration = Duration::from_millis(100);
-const HOUSE_ROUNDS: u32 = 1024;
-pub(super) const HOUSE_CALLS: u32 = 8;
+/// How often garbage is collected, and how many rounds of progress lie between two looks whether it is time;
+/// fewer for a program that makes calls which do not wait.
+const GARBAGE_PERIOD: Duration = Duration::from_millis(100);
+const GARBAGE_ROUNDS: u32 = 1024;
+pub(super) const GARBAGE_CALLS: u32 = 8;
 
-/// What is under way is looked at again after this part of the time that has gone by since something moved, by the tests of a
-/// program that computes: so much later than it could have been is its end seen, at most.
+/// Tests of a program that computes look again at what is under way after this part of the time that has
+/// passed since something moved. So its end is seen at most that much later than it could have been.
 const REST_SHARE: u64 = 8;
-/// So much later at most, too: what a forecast does not know of, a peer that died among it, is seen then.
+/// The delay is at most this, too: within it an event that no forecast knows of is seen, such as the death of
+/// a peer.
 const REST_MAX_NS: u64 = 5_000_000;
 
-/// Until when the tests of a program that computes need not look at what is under way. With 12 messages of 1 GiB a test took
-/// 1.1 us of which the driver's answer was 0.3, and looking at them as much (two H100s; `docs/results/h200-x2-computing-turns.txt`).
+/// Until when the tests of a program that computes need not look at what is under way. With 12 messages of 1
+/// GiB a test took 1.1 us of which the driver's answer was 0.3, and looking at them took as much (two H100s;
+/// `docs/results/h200-x2-computing-turns.txt`).
 #[derive(Debug, Default)]
 struct Rest {
     until_ns: u64,
     /// When something last moved, as far as tests have seen.
     moved_ns: u64,
-    /// Something has since.
+    /// Something has moved since then.
     has_moved: bool,
 }
 
 /// The engine's mutable state.
 pub struct Core {
-    /// Requests in the program's hands. No key is a native send request: those are not unique.
+    /// Requests held by the program. No key is a native send request, because those are not unique.
     pub(super) table: HashMap<Handle, Entry, FxBuildHasher>,
     pub(super) receives: Slab<Receive>,
-    /// Receives posted while this rank is not live, under their native handles, which are no keys of `table`.
+    /// Receives posted while this rank is not live, under their native handles. Those are no keys of `table`.
     pub(super) early: Pending,
     pub(super) sends: Slab<Send>,
     pub(super) persistents: Slab<PersistentSend>,
     pub(super) collectives: Slab<Collective>,
-    /// What the program holds of sends.
+    /// The request handles of sends that the program holds.
     pub(super) requests: requests::Pool,
     /// Receives whose payload is on its way.
     pub(super) moving: Vec<usize>,
-    /// Receives and sends that the program has freed and that are not complete.
+    /// Incomplete receives and sends that the program has freed.
     pub(super) orphans: Vec<(Handle, Entry)>,
-    /// Sends whose descriptor is out, but for those that are `hosted`.
+    /// Sends whose RTS is out, except those that are `eager`.
     pub(super) open: Vec<usize>,
-    /// Sends whose payload is in host memory as a whole, in the order in which they came to be there. Their receivers need
-    /// nothing more of this rank, which has slots and cells back when they are through. There may be thousands.
-    pub(super) hosted: VecDeque<usize>,
-    /// Which of them is looked at next.
+    /// Sends whose whole payload is in host memory, in the order in which it got there. Their receivers need
+    /// nothing more of this rank, which gets the slots and cells back when they are done. There may be
+    /// thousands.
+    pub(super) eager: VecDeque<usize>,
+    /// Which of `eager` is looked at next.
     hosted_turn: usize,
-    /// What the doorbell said when all of them were last looked at for want of room.
+    /// The doorbell's value when all of `eager` were last looked at because there was no room.
     hosted_bell: u32,
-    /// Values whose native send is not complete although the program's is.
+    /// Payloads whose native send is not complete although the program's send is.
     pub(super) draining: VecDeque<(usize, u64)>,
     /// Bytes held by `draining`.
     pub(super) draining_bytes: u64,
-    /// Messages taken by a matched probe that may be descriptors.
+    /// Messages that a matched probe has taken and that may be RTSs.
     pub(super) matched: HashMap<Handle, Matched>,
     pub(super) sent: Counts,
-    /// The last messages of streams, for receives that are told of: as sender, and as receiver.
-    pub(super) last_sent: invite::Sent,
-    pub(super) known: invite::Received,
+    /// What was learnt about peers.
+    pub(super) history: PeerHistory,
     pub(super) received: Counts,
     pub(super) gpu: Gpu,
-    /// Which paths messages take.
+    /// Chooses the paths of messages.
     pub(super) router: Router,
-    pub(super) depths: Depths,
-    pub(super) exchanges: Exchanges,
-    pub(super) company: Company,
-    /// When a message of this rank was last seen to be taken, of those that wait for that.
+    /// When a message of this rank was last seen to be taken, among those that wait for that.
     pub(super) taken_at: Option<Instant>,
     pub(super) landings: landing::Pool,
-    /// Descriptors that this rank has taken, of those announced to it.
+    /// RTSs announced to this rank that it has taken.
     pub(super) taken: u64,
-    /// Receives of which it is known which message they take.
+    /// Receives of which it is known which message they will take.
     pub(super) expected: usize,
-    /// Receives whose messages were claimed before the MPI library has brought their descriptors.
+    /// Receives whose messages were claimed before the MPI library brought their RTSs.
     pub(super) awaited: usize,
-    /// Receives posted before this rank was live in which no descriptor could be recognized.
+    /// Receives posted before this rank was live in which no RTS could be recognized.
     pub(super) blind: usize,
-    /// Receives posted before this rank was live in which no descriptor of a message that is shorter than one could be
-    /// recognized.
+    /// Receives posted before this rank was live in which the RTS of a message shorter than an RTS could not
+    /// be recognized.
     pub(super) blind_to_small: usize,
-    /// Where those that land in the program's own memory may do so.
+    /// The ranges of receives that land in the program's own memory.
     pub(super) places: Places,
-    /// Receives posted in which a descriptor may land.
+    /// Posted receives in which an RTS may land.
     pub(super) posted: usize,
     /// Number given to the latest receive.
     pub(super) serial: u64,
-    /// Something is waited for that only the MPI library's progress brings: see [`Engine::pump`].
+    /// Something is waited for that only the MPI library's progress brings: see [`Engine::progress`].
     ///
-    /// [`Engine::pump`]: crate::engine::Engine::pump
-    pub(super) pump_wanted: bool,
+    /// [`Engine::progress`]: crate::engine::Engine::progress
+    pub(super) progress_wanted: bool,
     /// MPI has been asked in this round about a receive that is not complete.
     pub(super) asked: bool,
-    /// Since then it has not been asked about another that may be.
+    /// After that, another receive that may be complete was passed over.
     pub(super) passed_over: bool,
-    /// Calls that test for any of several requests: each begins with another of them.
+    /// For calls that test for any of several requests: each call begins with another request.
     pub(super) turn: usize,
     pub(super) helper_runs: bool,
     pub(super) ready: Readiness,
@@ -159,14 +157,15 @@ pub struct Core {
     pub(super) serving: bool,
     /// Not before this moment, unless a receiver rings.
     serve_at: Option<Instant>,
-    /// Whoever works now is a thread of the program's, or one is inside an MPI call meanwhile: it does not destroy its contexts.
+    /// A thread of the program works here, or one is inside an MPI call meanwhile. So the program does not
+    /// destroy its contexts.
     pub(super) is_inside: bool,
-    /// Set while it is one that waits, and that comes back at once.
+    /// Set while that thread waits and comes back at once.
     pub(super) is_waiting: bool,
     /// Whether the program computes while messages are under way.
     pub(super) pace: Pace,
     rest: Rest,
-    /// Since when what is queued waits for more, by [`clock_ns`]; 0 where it does not.
+    /// Since when queued copies have been held back for more to join, by [`clock_ns`]; 0 if none are.
     held_ns: u64,
     bell: u32,
     checked: Instant,
@@ -189,21 +188,17 @@ impl Core {
             moving: Vec::new(),
             orphans: Vec::new(),
             open: Vec::new(),
-            hosted: VecDeque::new(),
+            eager: VecDeque::new(),
             hosted_turn: 0,
             hosted_bell: 0,
             draining: VecDeque::new(),
             draining_bytes: 0,
             matched: HashMap::new(),
             sent: Counts::default(),
-            last_sent: invite::Sent::default(),
-            known: invite::Received::default(),
+            history: PeerHistory::default(),
             received: Counts::default(),
             gpu: Gpu::new(config),
             router: Router::new(config),
-            depths: Depths::default(),
-            exchanges: Exchanges::default(),
-            company: Company::default(),
             taken_at: None,
             landings: landing::Pool::new(usize::try_from(config.landing).unwrap_or(usize::MAX)),
             taken: 0,
@@ -214,7 +209,7 @@ impl Core {
             places: Places::default(),
             posted: 0,
             serial: 0,
-            pump_wanted: false,
+            progress_wanted: false,
             asked: false,
             passed_over: false,
             turn: 0,
@@ -235,18 +230,18 @@ impl Core {
         }
     }
 
-    /// Streams could not be counted any more, so that a probe could not tell a descriptor from a value.
+    /// Streams could not be counted any more, so that a probe could not tell an RTS from another message.
     pub fn counts_lost(&self) -> bool {
         self.sent.overflowed() || self.received.overflowed()
     }
 
-    /// Nothing is under way, and nothing is posted: no ring of a peer's is about this rank's messages.
+    /// Nothing is under way and nothing is posted: no ring of a peer is about this rank's messages.
     pub fn is_at_rest(&self) -> bool {
         self.moving.is_empty() && self.sends_out() == 0 && self.posted == 0 && !self.serving
     }
 
-    /// While the helper sleeps, or is about to: peers need not wake it for what they send as long as no
-    /// receive is posted. What comes meanwhile is seen when one is.
+    /// For a helper that sleeps, or is about to: tells peers that they need not wake it for what they send as
+    /// long as no receive is posted. What comes meanwhile is seen once one is posted.
     pub fn say_if_nothing_is_received(&self, env: &Env) {
         let own = env.node.own();
         if self.posted == 0 && !own.receives_nothing() {
@@ -254,39 +249,39 @@ impl Core {
         }
     }
 
-    /// Something that is worth looking at again soon: copies under way, a peer being served, one that has rung, or a
-    /// descriptor that is announced and may land in a posted receive.
+    /// Something is worth another look soon: copies are under way, a peer is being served, one has rung, or
+    /// an RTS is announced that may land in a posted receive.
     pub fn is_owing(&self, env: &Env) -> bool {
         !self.moving.is_empty() || self.serving || self.is_rung(env) || self.is_announced(env)
     }
 
-    /// A receiver of what this rank sends has said something that was not looked at yet.
+    /// A receiver of this rank's messages has rung, and this rank has not looked since.
     fn is_rung(&self, env: &Env) -> bool {
         self.sends_out() > 0 && env.node.own().doorbell() != self.bell
     }
 
-    /// Sends with which their receivers are not through, as far as this rank has looked.
+    /// Sends whose receivers are not done, as far as this rank has looked.
     pub(super) fn sends_out(&self) -> usize {
-        self.open.len() + self.hosted.len()
+        self.open.len() + self.eager.len()
     }
 
-    /// A descriptor is on its way that may land in a posted receive.
+    /// An RTS that may land in a posted receive is on its way.
     pub(super) fn is_announced(&self, env: &Env) -> bool {
         self.announced(env) > 0
     }
 
-    /// How many of them; 0 where nothing is posted.
+    /// How many such RTSs are on their way; 0 if nothing is posted.
     fn announced(&self, env: &Env) -> u64 {
         if self.posted == 0 {
             return 0;
         }
-        // Messages that are foreseen are taken before they are announced.
+        // Messages that are matched early are taken before they are announced.
         let announced = env.node.own().announced();
         u64::try_from(announced.wrapping_sub(self.taken as u32) as i32).unwrap_or(0)
     }
 
-    /// How long the next call of the program's may be waited for, where it computes and tests in between: it looks after its messages
-    /// by itself, and what is under way needs nobody before.
+    /// How long the helper may wait for the next call of a program that computes and tests in between. Such a
+    /// program looks after its messages by itself, and what is under way needs nobody before.
     pub fn patience(&self) -> Duration {
         let mut moving = self.moving.iter();
         if self.serving || !moving.all(|id| self.receives[*id].is_by_copies()) {
@@ -295,10 +290,10 @@ impl Core {
         self.pace.patience()
     }
 
-    /// A message between device buffers goes to a rank, or has come from it.
-    pub(super) fn note_company(&mut self, env: &Env, rank: u32) {
+    /// A message between device buffers goes to `rank`, or has come from it.
+    pub(super) fn note_peer_mix(&mut self, env: &Env, rank: u32) {
         if rank != env.world_rank {
-            self.company.note_other(rank);
+            self.history.mix.note_other(rank);
         }
     }
 
@@ -308,13 +303,13 @@ impl Core {
         self.note_moved();
     }
 
-    /// What the next test looks at is not what was forecast.
+    /// Something moved that the forecast did not have, so the next test looks again.
     fn note_moved(&mut self) {
         (self.rest.until_ns, self.rest.has_moved) = (0, true);
     }
 
-    /// As [`Core::progress`], in a test of the program's at that time. While it computes, what cannot be over yet is not asked
-    /// about.
+    /// Like [`Core::progress`], for a test of the program's at that time. While the program computes, nothing
+    /// is asked about what cannot be over yet.
     pub fn progress_of_test(&mut self, env: &Env, now_ns: u64) {
         if self.may_rest(env, now_ns) {
             self.rounds = self.rounds.wrapping_add(1);
@@ -330,7 +325,7 @@ impl Core {
         }
     }
 
-    /// Whether only what is forecast to go on is under way, and nobody has told this rank anything.
+    /// Whether everything under way is forecast to go on, and nobody has rung.
     fn may_rest(&self, env: &Env, now_ns: u64) -> bool {
         now_ns < self.rest.until_ns
             && self.pace.computes()
@@ -341,7 +336,8 @@ impl Core {
             && !self.gpu.relays.are_wished(env)
     }
 
-    /// When the first of what is under way is to be looked at again; 0 where that is not only copies of whole messages.
+    /// When the first transfer under way is to be looked at again; 0 unless all of them are copies of whole
+    /// messages.
     fn looked_at_again_ns(&self, now_ns: u64) -> u64 {
         let later_ns = now_ns + now_ns.saturating_sub(self.rest.moved_ns) / REST_SHARE;
         let mut first_ns = now_ns + REST_MAX_NS;
@@ -367,7 +363,7 @@ impl Core {
     fn progress_of_all(&mut self, env: &Env) -> bool {
         let _stay = Stay::begin();
         let mut moved = self.take_announced(env);
-        // Oldest first: those whose turn comes together are launched together.
+        // Oldest first: messages whose turn comes at the same time are launched together.
         let (mut kept, mut i, mut has_ended) = (0, 0, false);
         while i < self.moving.len() {
             let id = self.moving[i];
@@ -376,7 +372,7 @@ impl Core {
             i += 1;
             if done {
                 if !std::mem::replace(&mut has_ended, true) {
-                    // What was launched with it is over, too.
+                    // Copies launched together with it are over, too.
                     let others = self.moving[i..].iter();
                     others.for_each(|id| self.receives[*id].will_end());
                 }
@@ -386,7 +382,7 @@ impl Core {
             }
         }
         self.moving.truncate(kept);
-        // Values that have landed together are lifted together.
+        // Payloads that have landed together are lifted together.
         self.launch(env);
         moved |= self.gpu.relays.serve(env);
         self.gpu.advance_survey(env);
@@ -406,35 +402,37 @@ impl Core {
             self.checked = Instant::now();
             self.give_up_on_the_dead(env);
             self.gpu.relays.reclaim(env);
-            // Also without a ring: who writes over a slot does not ring.
+            // Also if nobody has rung: whoever writes over a slot does not ring.
             moved |= self.look_at_open_sends(env);
             moved |= self.close_received(env, usize::MAX);
         }
-        if self.rounds % HOUSE_ROUNDS == 0 {
-            self.keep_house(env);
+        if self.rounds % GARBAGE_ROUNDS == 0 {
+            self.collect_garbage(env);
         }
         moved
     }
 
-    /// Looks at the sends that are open. True if anything moved.
+    /// Looks at the open sends. True if anything moved.
     fn serve(&mut self, env: &Env) -> bool {
-        // Before they are looked at: what is said meanwhile is looked at the next time.
+        // Read before the look: what is said meanwhile is looked at the next time.
         self.bell = env.node.own().doorbell();
         self.look_at_open_sends(env)
     }
 
-    /// Between two messages that are claimed: does what the receiver asks of this rank, whose links are idle until then. Of several ranks
-    /// the links are busy with others' messages mostly, and to look at what was sent takes its lines from who is just claiming it.
+    /// Between the claims of two messages, does what the receiver asks of this rank, because the links are
+    /// idle until then. With several ranks the links are mostly busy with messages of others, and a look at
+    /// the sends would take their lines from the rank that is just claiming one.
     pub(super) fn serve_if_asked(&mut self, env: &Env) {
-        if !self.company.are_several() && self.is_rung(env) && self.serve(env) {
+        if !self.history.mix.are_several() && self.is_rung(env) && self.serve(env) {
             stats::add(Counter::ServedBetween, 1);
         }
     }
 
-    /// Looks again at the one thing under way, some times in a row: the rest of a round takes three times as long as the
-    /// question whether a copy has ended, which is what a small message waits for. True if anything moved.
+    /// Looks a few times in a row at the only transfer under way. The rest of a round takes three times as
+    /// long as the question whether a copy has ended, which is what a small message waits for. True if
+    /// anything moved.
     pub(super) fn look_closer(&mut self, env: &Env) -> bool {
-        // What is yet to land is not kept waiting.
+        // An RTS that has yet to land is not kept waiting.
         if self.posted != 0 {
             return false;
         }
@@ -443,13 +441,13 @@ impl Core {
         for _ in 0..CLOSER_LOOKS {
             moved = match (self.moving.as_slice(), self.open.as_slice()) {
                 ([only], open) => {
-                    // What goes the other way may be written by this rank.
+                    // This rank may be writing what goes the other way.
                     let is_exchange =
                         (1..=OPEN_LOOKED_AT).contains(&open.len()) && self.is_to_serve();
                     let only = *only;
                     let mut moved = self.advance_only(env, only);
                     if !moved && is_exchange && self.look_at_open_sends(env) {
-                        // The two end together, mostly.
+                        // The two mostly end together.
                         self.advance_only(env, only);
                         moved = true;
                     }
@@ -469,7 +467,8 @@ impl Core {
         moved
     }
 
-    /// Launches what was queued, but for short pulls that others may join which are on their way, for a moment.
+    /// Launches what was queued. Short gets are held back for a moment if others are on their way that may
+    /// join them.
     pub(super) fn launch(&mut self, env: &Env) {
         if self.is_to_hold(env) {
             return;
@@ -491,7 +490,7 @@ impl Core {
         let short = Short {
             announced,
             moving: self.moving.len(),
-            are_several: self.company.are_several(),
+            are_several: self.history.mix.are_several(),
             count: gathered.count,
             longest: gathered.longest,
         };
@@ -505,7 +504,7 @@ impl Core {
         now_ns.saturating_sub(self.held_ns) < most_ns
     }
 
-    /// Moves the only receive on whose payload is on its way. True if anything moved.
+    /// Moves on the only receive whose payload is on its way. True if anything moved.
     fn advance_only(&mut self, env: &Env, id: usize) -> bool {
         let (did, done) = self.advance_receive(env, id);
         if done {
@@ -514,22 +513,23 @@ impl Core {
         did || done
     }
 
-    /// Now and then: what the program has freed is told to peers, what they have freed is unmapped, and staging is given
-    /// back where memory is short. The latter two enter contexts, which a program may destroy while it makes no MPI call: a
-    /// driver that is in one meanwhile may crash. So they wait until it makes one.
-    pub fn keep_house(&mut self, env: &Env) {
-        // Only who has met a device buffer has anything of the kind.
-        if env.node.own().board().is_none() {
+    /// Collects garbage now and then: tells peers what the program has freed, unmaps what they have freed,
+    /// and gives staging back when memory is short. The latter two enter contexts. The program may destroy a
+    /// context while it makes no MPI call, and a driver that is inside one may crash then. So they wait until
+    /// the program makes a call.
+    pub fn collect_garbage(&mut self, env: &Env) {
+        // Only a rank that has met a device buffer has any garbage.
+        if env.node.own().gpu_page().is_none() {
             return;
         }
-        if self.told.elapsed() >= HOUSE_PERIOD {
+        if self.told.elapsed() >= GARBAGE_PERIOD {
             self.told = Instant::now();
             self.gpu.tell_freed(env);
             if self.sends.is_empty() {
                 self.gpu.tell_changed(env);
             }
         }
-        if !self.is_inside || self.kept.elapsed() < HOUSE_PERIOD {
+        if !self.is_inside || self.kept.elapsed() < GARBAGE_PERIOD {
             return;
         }
         self.kept = Instant::now();
@@ -545,7 +545,7 @@ impl Core {
         self.serve_from(None);
     }
 
-    /// The same, or not before this moment, as there is nothing to do for one.
+    /// The same, or not before `moment`, if there is nothing to do for a send earlier.
     pub(super) fn serve_from(&mut self, moment: Option<Instant>) {
         self.serve_at = match (self.serving, self.serve_at, moment) {
             (true, Some(earlier), Some(moment)) => Some(earlier.min(moment)),
@@ -572,42 +572,42 @@ impl Core {
             if step.serving {
                 self.serve_from(step.until);
             }
-            if step.closed || step.hosted {
+            if step.closed || step.eager {
                 self.open.swap_remove(i);
-                self.hosted.extend(step.hosted.then_some(id));
+                self.eager.extend(step.eager.then_some(id));
             } else {
                 i += 1;
             }
         }
-        // Pieces of several messages are filled by one launch.
+        // One launch fills pieces of several messages.
         self.gpu.launch();
         moved | self.close_received(env, HOSTED_LOOKED_AT)
     }
 
-    /// Closes those hosted sends with which their receivers are through: all from the oldest on, as messages are mostly received
-    /// in the order in which they were sent, and what is found among so many others, which are looked at in turn. True if
-    /// there was one.
+    /// Closes eager sends whose receivers are done. All are looked at from the oldest on, as messages are
+    /// mostly received in the order in which they were sent, until one is not done; then `others` more, in
+    /// turn. True if there was one.
     pub(super) fn close_received(&mut self, env: &Env, others: usize) -> bool {
         let (mut moved, mut looks) = (false, 0);
-        while let Some(id) = self.hosted.front().copied() {
+        while let Some(id) = self.eager.front().copied() {
             looks += 1;
             if !self.is_closed_by_now(env, id) {
                 break;
             }
-            self.hosted.pop_front();
+            self.eager.pop_front();
             moved = true;
         }
-        let others = others.min(self.hosted.len());
+        let others = others.min(self.eager.len());
         stats::add(Counter::LooksAtSends, looks + others as u64);
         for _ in 0..others {
-            let at = match self.hosted_turn < self.hosted.len() {
+            let at = match self.hosted_turn < self.eager.len() {
                 true => self.hosted_turn,
                 false => 0,
             };
-            let id = self.hosted[at];
+            let id = self.eager[at];
             let is_closed = self.is_closed_by_now(env, id);
             if is_closed {
-                self.hosted.swap_remove_back(at);
+                self.eager.swap_remove_back(at);
             }
             moved |= is_closed;
             self.hosted_turn = at + usize::from(!is_closed);
@@ -623,8 +623,8 @@ impl Core {
         step.closed
     }
 
-    /// For want of a slot or a cell: looks at all hosted sends, if a receiver has said anything since the last time. True if
-    /// there is room now.
+    /// Called when no slot or cell is free: looks at all eager sends if a receiver has rung since the last
+    /// time. True if there is room now.
     pub(super) fn make_room(&mut self, env: &Env) -> bool {
         let bell = env.node.own().doorbell();
         std::mem::replace(&mut self.hosted_bell, bell) != bell
@@ -632,7 +632,7 @@ impl Core {
     }
 
     pub(super) fn all_sends_out(&self) -> Vec<usize> {
-        self.open.iter().chain(&self.hosted).copied().collect()
+        self.open.iter().chain(&self.eager).copied().collect()
     }
 
     fn give_up_on_the_dead(&mut self, env: &Env) {

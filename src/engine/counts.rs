@@ -1,8 +1,9 @@
-//! Sequence numbers of messages that are exactly as long as a descriptor.
+//! Sequence numbers of messages that are exactly as long as an RTS.
 //!
-//! A probe that sees such a message must tell a descriptor from a value of that length without receiving it. Sender
-//! and receiver therefore both count all messages of that length per (communicator, source, destination, tag), values
-//! too; messages of one such stream do not overtake one another (MPI 4.1 section 3.5), so the numbers agree.
+//! A probe that sees such a message must tell an RTS from a native message of that length without receiving
+//! it. So sender and receiver both count all messages of that length per (communicator, source, destination,
+//! tag), native ones included. Messages of one such stream do not overtake one another (MPI 4.1 section 3.5),
+//! so the numbers agree.
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -18,18 +19,20 @@ pub struct Stream {
     pub tag: i32,
 }
 
-/// How a receiver would rather have the next message of a stream. Nobody knows of a message that is not matched, so what
-/// became of the one before is taken for a sign.
+/// How a receiver would prefer to get the next message of a stream. Nothing is known of a message that is not
+/// matched, so what happened to the one before is taken as a sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// By descriptor, although it is in its sender's host memory: it will be brought to a device.
-    Descriptor,
-    /// In a cell, without waiting whether the receiver reads the device memory: it will be brought to host memory.
+    /// By RTS, although it is in its sender's host memory, because it will be brought to a device.
+    Rts,
+    /// In a cell, without waiting to see whether the receiver reads the device memory, because it will be
+    /// brought to host memory.
     Cell,
 }
 
 impl Wish {
-    /// A number that sender and receiver of a message both find, for [`View::wishes`](crate::node::View::wishes).
+    /// A number that both sender and receiver of a message can compute, for
+    /// [`View::wishes`](crate::node::View::wishes).
     pub fn key(self, comm: u64, source: u32, tag: i32) -> u64 {
         let words = (u64::from(source) << 32) | u64::from(tag as u32);
         let mixed = (comm ^ words.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self as u64)
@@ -38,7 +41,7 @@ impl Wish {
     }
 }
 
-/// Streams whose numbers are kept; beyond it the counts are no longer trusted and descriptors are no longer used.
+/// Streams whose numbers are kept. Beyond that the counts are no longer trusted and RTSs are no longer used.
 const STREAMS_MAX: usize = 1 << 20;
 
 /// The counts of one direction.
@@ -49,7 +52,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Number of the next message of the stream, which is hereby counted.
+    /// The number of the next message of the stream, which this call counts.
     pub fn take(&mut self, stream: Stream) -> u64 {
         if self.next.len() >= STREAMS_MAX && !self.next.contains_key(&stream) {
             self.overflowed = true;

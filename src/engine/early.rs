@@ -1,11 +1,14 @@
-//! Receives while no rank of the node uses device memory ("early"): the MPI library makes them, and just enough is
-//! remembered to take over those that are pending when that changes, and to count what is as long as a descriptor.
+//! Receives while no rank of the node uses device memory ("early"). The MPI library makes them. The engine
+//! remembers just enough to take over those that are pending when that changes, and to count messages that
+//! are as long as an RTS.
 //!
-//! **Architecture invariant:** while a thread is inside a native call that may complete an early receive, that may be complete
-//! and its handle another request's already. Such a receive is that call's: nobody else takes it over or finds it by its
-//! handle. All others are taken over when no thread is inside such a call, and only then peers may send descriptors.
+//! **Architecture invariant:** while a thread is inside a native call that may complete an early receive,
+//! that receive may already be complete and its handle may belong to another request. So the receive belongs
+//! to that call: nobody else takes it over or finds it by its handle. All others are taken over when no
+//! thread is inside such a call, and only then peers may send RTSs.
 //!
-//! A program that never touches a device pays only for this: one look at the address, one record a pending receive.
+//! A program that never touches a device pays for this only: one look at the address, and one record for each
+//! pending receive.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -24,7 +27,7 @@ use crate::engine::send::SendArgs;
 use crate::engine::types;
 use crate::engine::{Engine, Env, NativeScope};
 use crate::mpi::{native, Abi, Family, Handle, Status};
-use crate::node::DESCRIPTOR_BYTES;
+use crate::node::RTS_BYTES;
 
 /// A pending receive into host memory.
 #[derive(Clone, Debug)]
@@ -34,18 +37,18 @@ pub(super) struct Early {
     /// Bytes that there is room for.
     pub(super) capacity: u64,
     pub(super) comm: Handle,
-    /// Whose members it is from.
+    /// How the members of its communicator are known.
     pub(super) named: Named,
-    /// Number of the receive, which tells it from a later one under the same handle. None is 0.
+    /// Number of the receive, which tells it apart from a later one under the same handle. Never 0.
     pub(super) serial: u64,
-    /// It is of a native call that is under way. Not kept where only one thread calls MPI at a time.
+    /// A native call that may complete it is under way. Not kept if only one thread calls MPI at a time.
     in_call: bool,
     /// The bytes land in one run.
     pub(super) dense: bool,
 }
 
-// SAFETY: the pointer is to memory that MPI has lent the library until the receive completes; whoever holds the
-// engine's lock may use it.
+// SAFETY: the pointer is to memory that MPI has lent the library until the receive completes; whoever holds
+// the engine's lock may use it.
 unsafe impl Send for Early {}
 
 /// Spreads handles, which are addresses or small numbers.
@@ -76,8 +79,8 @@ impl Hasher for HandleHasher {
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     by_handle: HashMap<Handle, Early, BuildHasherDefault<HandleHasher>>,
-    /// Those whose handle the library has given to a later receive, so that they are complete, but whose thread is
-    /// still on its way out of the completing call.
+    /// Receives whose handle the library has given to a later receive. So they are complete, but their thread
+    /// is still on its way out of the completing call.
     displaced: Vec<(Handle, Early)>,
 }
 
@@ -99,7 +102,7 @@ impl Pending {
         }
     }
 
-    /// A communicator is about to be freed, of this identity.
+    /// A communicator of this identity is about to be freed.
     pub(super) fn keep_identity(
         &mut self,
         abi: &Abi,
@@ -115,12 +118,12 @@ impl Pending {
         }
     }
 
-    /// The receive that a native call is given as `handle`; where several threads may call MPI it is that call's until it is taken
-    /// out or released.
+    /// The receive that a native call is given as `handle`. If several threads may call MPI, it belongs to
+    /// that call until it is taken out or released.
     #[inline]
     fn claim(&mut self, handle: Handle, among_several: bool) -> Option<Claim> {
         let early = self.by_handle.get_mut(&handle)?;
-        // The call that has completed it has not ended, and the handle is that of a later request.
+        // The call that has completed it has not ended, and a later request has the handle.
         if early.in_call {
             return None;
         }
@@ -129,7 +132,7 @@ impl Pending {
         Some(Claim { handle, serial })
     }
 
-    /// The call has ended: the receive is pending still, if it was not taken out.
+    /// The call has ended. The receive is still pending if it was not taken out.
     #[inline]
     fn release(&mut self, claim: Claim) {
         match self.by_handle.get_mut(&claim.handle) {
@@ -138,7 +141,7 @@ impl Pending {
         }
     }
 
-    /// It was completed.
+    /// The receive was completed.
     #[inline]
     fn take(&mut self, claim: Claim) -> Option<Early> {
         match self.by_handle.get(&claim.handle) {
@@ -162,16 +165,16 @@ pub(super) struct Claim {
     serial: u64,
 }
 
-/// Room for what is known of the requests of one completing call, kept by its thread.
+/// Room for what is known of the requests of one completing call. Each thread keeps its own.
 #[derive(Default)]
 pub(super) struct Scratch {
     handles: Vec<u8>,
-    /// With the index of each, in order, where several threads may call MPI at once.
+    /// With the index of each request, in order, if several threads may call MPI at once.
     claims: Vec<(usize, Claim)>,
     statuses: Vec<u8>,
 }
 
-/// What a thread keeps between calls, bytes: some 30,000 requests.
+/// Bytes that a thread keeps between calls: some 30,000 requests.
 const SCRATCH_MAX: usize = 1 << 20;
 
 thread_local! {
@@ -194,7 +197,8 @@ impl Scratch {
         }
     }
 
-    /// Room for `bytes` bytes of statuses, of any content: MPI writes those of completed requests, and no other is read.
+    /// Room for `bytes` bytes of statuses, with any content: MPI writes those of completed requests, and no
+    /// others are read.
     fn statuses(&mut self, bytes: usize) -> *mut c_void {
         self.statuses.clear();
         self.statuses.reserve(bytes);
@@ -202,7 +206,7 @@ impl Scratch {
     }
 }
 
-/// The requests of a completing call as they were before it.
+/// The requests of a completing call, as they were before it.
 pub(super) struct Before {
     scratch: Box<Scratch>,
     count: usize,
@@ -243,8 +247,8 @@ impl Before {
         Some(claims[at].1)
     }
 
-    /// The statuses for the native call: the program's, or room of our own where it wants none, since the length of a
-    /// message must be seen.
+    /// The statuses for the native call: the program's, or our own room if the program wants none, because
+    /// the engine must see the length of a message.
     pub(super) fn statuses(&mut self, abi: &Abi, statuses: *mut c_void) -> *mut c_void {
         if abi.ignores_status(statuses) {
             self.scratch.statuses(abi.status_bytes * self.count.max(1))
@@ -269,14 +273,14 @@ impl Env {
         }
     }
 
-    /// Whether a message that has completed a receive with this status is as long as a descriptor.
+    /// Whether a message that has completed a receive with this status is as long as an RTS.
     ///
     /// # Safety
     /// As [`Env::length_of`].
     #[inline]
-    pub(super) unsafe fn is_descriptor_long(&self, status: *const c_void) -> bool {
+    pub(super) unsafe fn is_rts_long(&self, status: *const c_void) -> bool {
         // SAFETY: passed on.
-        unsafe { self.length_of(status) == DESCRIPTOR_BYTES as u64 }
+        unsafe { self.length_of(status) == RTS_BYTES as u64 }
     }
 
     /// # Safety
@@ -293,8 +297,8 @@ impl Env {
     }
 }
 
-/// Whether the length of a message can be read from its status, where this ABI is expected to have it. The library
-/// itself is asked: it writes some lengths, and all must be found.
+/// Whether the length of a message can be read from its status at the place where this ABI should have it.
+/// Tests the library itself: it writes some lengths, and all must be found.
 ///
 /// # Safety
 /// MPI may be called.
@@ -314,7 +318,7 @@ pub(super) unsafe fn reads_lengths(abi: &Abi) -> bool {
         })
 }
 
-/// A message that is in host memory for certain.
+/// A message that is certainly in host memory.
 #[derive(Clone, Copy)]
 struct HostMessage {
     bytes: u64,
@@ -325,7 +329,7 @@ struct HostMessage {
     bytewise: bool,
 }
 
-/// Of items that are a run, if they are in host memory for certain.
+/// A message of items that form one run, if they are certainly in host memory.
 #[inline(always)]
 fn host_run(run: types::Run, buffer: *const c_void, count: i64) -> Option<HostMessage> {
     let bytes = run.item.saturating_mul(count.max(0) as u64);
@@ -338,7 +342,7 @@ fn host_run(run: types::Run, buffer: *const c_void, count: i64) -> Option<HostMe
     })
 }
 
-/// Of any items, and where a type is seen for the first time.
+/// A message of any items; also used when a type is seen for the first time.
 ///
 /// # Safety
 /// `datatype` is the program's handle.
@@ -369,8 +373,8 @@ unsafe fn host_items(
 }
 
 impl Engine {
-    /// Entered at the start of a call that the MPI library is to make alone: while the scope lives, this rank does not
-    /// become ready for descriptors. `None` if descriptors may be about.
+    /// Entered at the start of a call that the MPI library is to make alone. While the scope lives, this rank
+    /// does not become ready for RTSs. `None` if RTSs may be on their way.
     #[inline]
     pub fn early(&self) -> Option<NativeScope> {
         if self.live() {
@@ -379,12 +383,13 @@ impl Engine {
         NativeScope::before_live(self)
     }
 
-    /// Where a receive into host memory lands; `None` where it may be a device's.
+    /// Where a receive into host memory lands; `None` if it may be into device memory.
     #[inline]
     unsafe fn host_landing(&self, args: &RecvArgs) -> Option<Early> {
         // SAFETY: the program's handle.
         let message = unsafe { self.host_message(args.buffer, args.count, args.datatype) }?;
-        // MPICH 5 aborts on a part of an element, which a descriptor is of most types: none may land there.
+        // MPICH 5 aborts on a part of an element. For most types an RTS ends with one, so none may land
+        // there.
         let whole = message.bytewise || self.env.abi.family == Family::OpenMpi;
         let dense = (message.dense && whole) || message.bytes == 0;
         Some(Early {
@@ -398,7 +403,7 @@ impl Engine {
         })
     }
 
-    /// A message, if it is in host memory for certain.
+    /// A message, if it is certainly in host memory.
     ///
     /// # Safety
     /// `datatype` is the program's handle.
@@ -432,7 +437,7 @@ impl Engine {
         args.source == self.env.abi.proc_null || args.count < 0
     }
 
-    /// Whether a send is of host memory for certain, and of a length that need not be counted.
+    /// Whether a send is certainly of host memory, and of a length that need not be counted.
     ///
     /// # Safety
     /// As [`Engine::is_host_receive`].
@@ -441,7 +446,7 @@ impl Engine {
         // SAFETY: passed on.
         self.sends_nothing(args)
             || unsafe { self.host_message(args.buffer, args.count, args.datatype) }
-                .is_some_and(|message| message.bytes != DESCRIPTOR_BYTES as u64)
+                .is_some_and(|message| message.bytes != RTS_BYTES as u64)
     }
 
     #[inline]
@@ -449,7 +454,7 @@ impl Engine {
         args.dest == self.env.abi.proc_null || args.count <= 0
     }
 
-    /// Both at once: where they are of one type, it is looked up once.
+    /// Both at once. If they have the same type, it is looked up once.
     ///
     /// # Safety
     /// As [`Engine::is_host_receive`].
@@ -468,12 +473,12 @@ impl Engine {
                 return self.is_host_send(send) && self.is_host_receive(receive);
             };
             host_run(run, send.buffer, send.count)
-                .is_some_and(|sent| sent.bytes != DESCRIPTOR_BYTES as u64)
+                .is_some_and(|sent| sent.bytes != RTS_BYTES as u64)
                 && host_run(run, receive.buffer, receive.count).is_some()
         }
     }
 
-    /// `MPI_Irecv` by the MPI library, remembered; `None` if it is not for the MPI library alone.
+    /// `MPI_Irecv` made by the MPI library and remembered; `None` if it is not for the MPI library alone.
     ///
     /// # Safety
     /// As [`Engine::is_host_receive`]; `natively` is the program's call.
@@ -491,8 +496,8 @@ impl Engine {
         // SAFETY: passed on.
         let early = unsafe { self.host_landing(args) }?;
         let code = if early.dense {
-            // As bytes: once this rank takes part a descriptor may land there, which is no whole number of most other
-            // types. What is too long for that is prepared like any other receive.
+            // As bytes: once this rank takes part an RTS may land there, and it is no whole number of
+            // elements of most other types. A receive that is too long for that is prepared like any other.
             let count = c_int::try_from(early.capacity).ok()?;
             // SAFETY: the same bytes as the program's.
             unsafe {
@@ -517,7 +522,7 @@ impl Engine {
         Some(code)
     }
 
-    /// Counts the message of a blocking receive if it is as long as a descriptor. Where it was truncated, only some
+    /// Counts the message of a blocking receive if it is as long as an RTS. If it was truncated, only some
     /// libraries tell its length.
     ///
     /// # Safety
@@ -527,14 +532,14 @@ impl Engine {
         let told = code == self.env.abi.success || self.env.abi.family == Family::OpenMpi;
         // SAFETY: passed on.
         unsafe {
-            if told && self.env.is_descriptor_long(status) {
+            if told && self.env.is_rts_long(status) {
                 self.count_unwatched(comm, status);
             }
         }
     }
 
-    /// The requests of a native completing call, whose early receives are that call's until [`Engine::note_after`]; `None` if none
-    /// is pending.
+    /// Takes note of the requests of a native completing call. Its early receives belong to that call until
+    /// [`Engine::note_after`]. `None` if none is pending.
     ///
     /// # Safety
     /// `array` holds `count` handles.
@@ -554,7 +559,7 @@ impl Engine {
         Some(before)
     }
 
-    /// The call has ended; what it has completed, by index, and the statuses.
+    /// The call has ended. `done` says what it has completed, by index, with the statuses.
     ///
     /// # Safety
     /// The MPI library has filled the statuses.
@@ -605,8 +610,8 @@ impl Engine {
         }
     }
 
-    /// The thread of the program's that completes the request asks for its state: if this rank takes part by now, an early
-    /// receive is taken over.
+    /// A thread of the program asks for the state of a request that it completes. If this rank takes part by
+    /// now, an early receive is taken over.
     #[inline]
     pub(super) fn take_over_if_live(&self, core: &mut Core, handle: Handle) {
         if !core.early.is_empty() && self.is_live() {
@@ -624,14 +629,14 @@ impl Core {
         self.early.insert(handle, early);
     }
 
-    /// Makes a full receive of one that the MPI library has posted.
+    /// Makes a full receive of an early one, which the MPI library has posted.
     fn take_over(&mut self, env: &Env, handle: Handle, early: Early) {
         let id = self.receives.insert(Receive::posted_early(handle, early));
         self.note_posted(env, id);
         self.enter(handle, id);
     }
 
-    /// Makes full receives of all: no thread is inside a call that may complete one natively.
+    /// Makes full receives of all early ones: no thread is inside a call that may complete one natively.
     pub(super) fn take_over_all(&mut self, env: &Env) {
         for (handle, early) in std::mem::take(&mut self.early.by_handle) {
             debug_assert!(!early.in_call);
@@ -639,7 +644,8 @@ impl Core {
         }
     }
 
-    /// Makes a full receive of the one under a handle, if there is one. To be called by the thread that completes it.
+    /// Makes a full receive of the early one under this handle, if there is one. To be called by the thread
+    /// that completes it.
     pub(super) fn take_over_one(&mut self, env: &Env, handle: Handle) {
         if let Some(claim) = self.early.claim(handle, true) {
             if let Some(early) = self.early.take(claim) {
@@ -657,7 +663,7 @@ impl Core {
         if let Some(early) = self.early.take(claim) {
             // SAFETY: passed on.
             unsafe {
-                if env.is_descriptor_long(status) {
+                if env.is_rts_long(status) {
                     self.count_early(env, &early, status);
                 }
             }
@@ -667,10 +673,10 @@ impl Core {
     #[cold]
     unsafe fn count_early(&mut self, env: &Env, early: &Early, status: *const c_void) {
         let abi = env.abi;
-        // A library that does not tell the length of a truncated message says nothing of use here.
-        let truncated_silently =
-            early.capacity < DESCRIPTOR_BYTES as u64 && abi.family != Family::OpenMpi;
-        // SAFETY: a status that the MPI library has filled; a communicator that is not freed, or its identity would have been kept.
+        // A library that does not tell the length of a truncated message says nothing useful here.
+        let truncated_silently = early.capacity < RTS_BYTES as u64 && abi.family != Family::OpenMpi;
+        // SAFETY: a status that the MPI library has filled; a communicator that is not freed, or its identity
+        // would have been kept.
         unsafe {
             if truncated_silently || is_cancelled(&env.copy_status(status)) {
                 return;
@@ -713,7 +719,7 @@ mod tests {
             pending.insert(7, early(serial));
             claims.extend(pending.claim(7, true));
         }
-        // Calls that completed receive 1, 2 and 3 under the same handle, ending in another order.
+        // Calls that completed receives 1, 2 and 3 under the same handle end in another order.
         for at in [1, 0, 2] {
             let taken = pending.take(claims[at]).map(|early| early.serial);
             assert_eq!(taken, Some(at as u64 + 1));
@@ -727,7 +733,7 @@ mod tests {
         let mut pending = Pending::default();
         pending.insert(7, early(1));
         let claim = pending.claim(7, true).expect("it is nobody's");
-        // Under its handle there may be another request by now.
+        // By now there may be another request under its handle.
         assert!(pending.claim(7, true).is_none());
         pending.release(claim);
         let claim = pending

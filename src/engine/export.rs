@@ -1,4 +1,5 @@
-//! An exported allocation as ranks tell each other of it: the sender's in its message, the receiver's in its offer.
+//! An exported allocation as ranks describe it to each other: the sender's in its message, the receiver's in
+//! its offer.
 
 use crate::cuda::{Export, IpcHandle};
 use crate::node::{Message, Target};

@@ -1,7 +1,9 @@
-//! What goes wrong with messages, as the user reads it: one line that names the ranks, the path and the reason.
+//! What goes wrong with messages, as the user reads it: one line that names the ranks, the path and the
+//! reason.
 //!
-//! At level `warn`, which is shown by default, a message that arrives all the same, another way or by another attempt;
-//! at level `error` one that is lost; at level `info` what a busy machine does to them. What repeats itself is said once; the counters go on counting.
+//! Level `warn`, which is shown by default, is for a message that still arrives, by another path or another
+//! attempt. Level `error` is for a message that is lost, and level `info` for effects of a busy machine. A
+//! line that repeats is written once, while the counters go on counting.
 
 use std::collections::HashSet;
 use std::ffi::c_int;
@@ -12,27 +14,27 @@ use parking_lot::Mutex;
 use crate::cuda::Error;
 use crate::engine::comms;
 use crate::mpi::{Abi, Handle};
-use crate::node::TrackError;
+use crate::node::StagedPartError;
 use crate::stats::{self, Counter};
 
-/// The way that a message was on.
+/// The path that a message was on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Path {
     /// From the sender's device memory to the receiver's.
     Direct,
-    /// By several paths at once.
-    Several,
-    /// Through the sender's ring in host memory.
-    HostRing,
-    /// Through the sender's ring in memory of its GPU.
-    GpuRing,
-    /// Through a cell of the sender's, before the receiver has come.
+    /// By several paths at once (multipath).
+    Multipath,
+    /// Through the sender's pipeline in host memory.
+    HostPipeline,
+    /// Through the sender's pipeline in memory of its GPU.
+    GpuPipeline,
+    /// Through a cell of the sender, before the receiver has come.
     Eager,
     /// As an MPI message, through host memory.
-    Value,
-    /// As an MPI message that stands for the payload.
-    Descriptor,
-    /// Any, while its checksums are taken.
+    Bcopy,
+    /// The MPI message that carries the RTS.
+    Rts,
+    /// Any path, while its checksums are taken.
     Checksums,
 }
 
@@ -40,12 +42,12 @@ impl Path {
     fn name(self) -> &'static str {
         match self {
             Path::Direct => "direct",
-            Path::Several => "several paths",
-            Path::HostRing => "host ring",
-            Path::GpuRing => "GPU ring",
+            Path::Multipath => "multipath",
+            Path::HostPipeline => "host pipeline",
+            Path::GpuPipeline => "GPU pipeline",
             Path::Eager => "eager cell",
-            Path::Value => "by value",
-            Path::Descriptor => "descriptor",
+            Path::Bcopy => "bcopy",
+            Path::Rts => "RTS",
             Path::Checksums => "checksums",
         }
     }
@@ -112,15 +114,15 @@ impl Display for Of {
     }
 }
 
-/// Why one of several paths is not used any more.
+/// Why one of the paths of a multipath message is not used any more.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
     /// A driver call.
     #[error(transparent)]
     Driver(#[from] Error),
-    /// What the two sides share about it.
+    /// The shared state of a staged part.
     #[error(transparent)]
-    Track(#[from] TrackError),
+    StagedPart(#[from] StagedPartError),
     /// Another reason, as the user reads it.
     #[error("{0}")]
     Told(&'static str),
@@ -135,19 +137,19 @@ const LINES_MAX: usize = 256;
 #[derive(Default)]
 struct Said {
     lines: HashSet<(Of, Path, String)>,
-    /// Ranks that have died. Of what else goes wrong with them nothing is said.
+    /// Ranks that have died. Nothing is said of other faults with them.
     dead: HashSet<u32>,
 }
 
 static SAID: Mutex<Option<Said>> = Mutex::new(None);
 
-/// A message goes on another way, or by another attempt (`remedy`).
+/// A message goes on by another path, or by another attempt (`remedy`).
 pub fn survived(of: Of, path: Path, why: &dyn Display, remedy: &str) {
     say(log::Level::Warn, of, path, why, remedy);
 }
 
-/// Somebody whose turn it was in a message has not had a processor for too long, which is no fault: the message goes on another
-/// way (`remedy`).
+/// A rank whose turn it was in a message has not had a processor for too long. That is no fault: the message
+/// goes on by another path (`remedy`).
 pub fn late(of: Of, path: Path, why: &dyn Display, remedy: &str) {
     stats::add(Counter::SendersLate, 1);
     say(log::Level::Info, of, path, why, remedy);
@@ -159,19 +161,19 @@ pub fn tried_again(of: Of, path: Path, why: &dyn Display) {
     survived(of, path, why, "tried again");
 }
 
-/// A message is lost. What its error handler is told.
+/// A message is lost. Returns what its error handler is told.
 pub fn lost(of: Of, path: Path, why: &dyn Display) -> Box<str> {
     say(log::Level::Error, of, path, why, "the message is lost");
     text(of, path, why)
 }
 
-/// What an error handler is told of a message that is lost.
+/// What an error handler is told of a lost message.
 pub fn text(of: Of, path: Path, why: &dyn Display) -> Box<str> {
     line(of, path, &why.to_string(), "the message is lost").into()
 }
 
-/// The rank at a message's other end has died, which is said once for each rank; what else was under way with it is counted.
-/// What the message's error handler is told, if it is lost.
+/// The rank at a message's other end has died. That is said once for each rank; other messages with it are
+/// only counted. Returns what the message's error handler is told, if it is lost.
 pub fn died(of: Of, path: Path, is_lost: bool) -> Box<str> {
     let why = match of {
         Of::To(_) | Of::ToLocal(_) => "the receiver has died",
@@ -190,11 +192,11 @@ pub fn died(of: Of, path: Path, is_lost: bool) -> Box<str> {
     text(of, path, &why)
 }
 
-/// A call is refused: the message cannot be sent or received. What its error handler is told.
+/// A call is refused: the message cannot be sent or received. Returns what its error handler is told.
 pub fn refused(of: Of, why: &dyn Display) -> Box<str> {
     let end = "the call ends in an error";
-    say(log::Level::Error, of, Path::Value, why, end);
-    line(of, Path::Value, &why.to_string(), end).into()
+    say(log::Level::Error, of, Path::Bcopy, why, end);
+    line(of, Path::Bcopy, &why.to_string(), end).into()
 }
 
 #[cold]
@@ -226,11 +228,11 @@ mod tests {
         assert_eq!(
             line(
                 Of::From(3),
-                Path::HostRing,
+                Path::HostPipeline,
                 "its ring is corrupt",
                 "the message is lost"
             ),
-            "message from rank 3, host ring path: its ring is corrupt; the message is lost"
+            "message from rank 3, host pipeline path: its ring is corrupt; the message is lost"
         );
     }
 }

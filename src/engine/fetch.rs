@@ -1,53 +1,57 @@
-//! The receiver's side of a transfer: brings the payload of a descriptor.
+//! The receiver's side of a transfer: it brings the payload that an RTS names.
 
-pub mod driven;
-mod push;
-mod ring;
-mod several;
+mod multipath;
+pub mod one_owner;
+mod order_token;
+mod pipeline;
+mod put;
+mod route_context;
+mod staged_part;
 mod start;
-mod track;
-mod trail;
 mod turn;
-mod way;
 
 use std::sync::Arc;
 
 use crate::cuda::{overlap, ContextKey, Error, InFlight, Uuid};
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
-use crate::engine::fetch::driven::Driven;
-use crate::engine::fetch::ring::Draw;
-use crate::engine::fetch::several::Several;
-pub use crate::engine::fetch::trail::{are_left, Trail, TrailEnd};
+use crate::engine::fetch::multipath::Multipath;
+use crate::engine::fetch::one_owner::OneOwnerTransfer;
+pub use crate::engine::fetch::order_token::{are_left, OrderToken, OrderTokenEnd};
+use crate::engine::fetch::pipeline::PipelineReceive;
+pub use crate::engine::fetch::route_context::{
+    asks_for_depth, uses_host, Others, RouteContext, Rows, UnderWay,
+};
 pub use crate::engine::fetch::turn::Turns;
 use crate::engine::fetch::turn::{Start, Turn};
-pub use crate::engine::fetch::way::{asks_for_depth, uses_host, Others, Rows, UnderWay, Ways};
 use crate::engine::gpu::Gpu;
-use crate::engine::invite::ONE_WAY_FROM;
+use crate::engine::life::{self, After, Life, Outcome, Protocol};
 use crate::engine::route::Routed;
+use crate::engine::rtr::ONE_WAY_FROM;
 use crate::engine::story;
 use crate::engine::Env;
 use crate::node::{
-    Corruption, Descriptor, Invited, Message, Peer, Refused, Slot, State, Sums, Told,
+    Corruption, Message, Peer, Refused, RtrId, RtrState, Rts, Slot, SlotState, Sums,
 };
-use crate::policy::history::Flight;
+use crate::policy::history::InFlightGuard;
 use crate::stats::{self, Counter, Reason};
 
 /// Flags of a slot's message.
 pub mod flag {
-    /// The IPC handle is valid; otherwise the payload comes through the host ring only.
+    /// The IPC handle is valid; otherwise the payload comes through the host pipeline only.
     pub const EXPORTED: u32 = 1;
     /// The checksums of the message lie beside its slot.
     pub const SUMS: u32 = 2;
     /// The message is in host memory.
     pub const HOST: u32 = 4;
-    /// Its sender writes it to the receive of which it was told, and which `extra` names.
-    pub const INVITED: u32 = 8;
-    /// Since the message before it in its stream its sender has sent nothing that its receiver could not see.
+    /// Its sender writes it to a receive for which the receiver has sent an RTR. `extra` names the RTR.
+    pub const PUT_EARLY: u32 = 8;
+    /// Since the message before it in its stream, the sender has sent nothing that the receiver could not
+    /// see.
     pub const FOLLOWS: u32 = 16;
 }
 
-/// What becomes of a message that has failed on its way.
+/// What is done with a message whose transfer has failed.
 pub const AGAIN_THROUGH_HOST: &str = "again through host memory";
 
 /// Where the payload goes.
@@ -64,80 +68,99 @@ pub enum Destination {
     },
 }
 
-/// By which path it comes.
+/// The path that the message takes.
 enum Path {
     /// Nothing to bring.
     Nothing,
-    /// Straight from the sender's device memory.
-    Direct(InFlight),
-    /// The same, written by the sender, who was told of the receive before.
-    Pushed(Told),
-    /// The same, but others are read first.
-    Waiting,
-    /// Over several paths at once.
-    Several(Box<Several>),
-    /// To come through its sender's staging, once it is known for which others in its place it waits: see [`Fetch::set_order`].
+    /// Get: this rank reads the sender's device memory.
+    Get(InFlight),
+    /// Put: the sender writes it, after an RTR.
+    Put(RtrId),
+    /// A get that waits for its turn: messages of another sender are read first.
+    QueuedForTurn,
+    /// Multipath, two owners.
+    Multipath(Box<Multipath>),
+    /// It will come through its sender's staging, once it is known which other messages in its place it waits
+    /// for: see [`Fetch::set_order`].
     Unordered,
-    /// Not begun before these messages, which are received in the same place and written in other ways, are over.
-    Held { trails: Vec<Arc<Trail>>, then: Then },
-    /// Not planned before what was received in the same place has been compared with what was sent.
-    Behind {
-        checks: Vec<Arc<Trail>>,
-        /// It then comes from the host memory where its sender has put it.
-        is_hosted: bool,
+    /// It begins once these messages are over. They are received in the same place and are written in other
+    /// ways.
+    Queued {
+        tokens: Vec<Arc<OrderToken>>,
+        then: Then,
     },
-    /// The same as several paths, every copy being this rank's.
-    Driven(Box<Driven>),
-    /// Through the sender's ring in host memory, or in memory of its GPU.
-    Ring(Draw),
-    /// The message is lost, as the text says. Copies into the program's buffer that still run are waited for.
+    /// It is planned once the payloads received before in the same place have been compared with what was
+    /// sent.
+    QueuedForCheck {
+        checks: Vec<Arc<OrderToken>>,
+        /// It then comes from the host memory where its sender has put it.
+        is_eager: bool,
+    },
+    /// Multipath, one owner: this rank makes every copy.
+    OneOwner(Box<OneOwnerTransfer>),
+    /// Pipeline: through the sender's ring in host memory, or in memory of its GPU.
+    Pipeline(PipelineReceive),
+    /// The message is lost; the text says why. Copies into the program's buffer that still run are waited
+    /// for.
     Draining(Vec<InFlight>, Box<str>),
 }
 
-/// What becomes of a message that waits for others in its place.
+/// What a message does once those that it waited for in its place are over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
-    /// It sets out.
+    /// It starts.
     Start,
     /// It comes from the host memory where its sender has put it.
-    Hosted,
+    Eager,
     /// It comes through its sender's staging.
     Staging,
 }
 
 impl Path {
-    fn ring(state: State) -> Path {
-        Path::Ring(Draw::new(state))
+    fn pipeline(state: SlotState) -> Path {
+        Path::Pipeline(PipelineReceive::new(state))
     }
 
-    /// As the user reads it.
-    fn told(&self) -> fault::Path {
-        match self {
-            Path::Ring(draw) => draw.told(),
-            Path::Several(_) | Path::Driven(_) => fault::Path::Several,
-            _ => fault::Path::Direct,
-        }
+    /// The state of a message that takes this path; `own` if this rank has sent it. None if there is nothing
+    /// to bring.
+    fn state(&self, own: bool) -> Option<life::State> {
+        Some(match self {
+            Path::Nothing => return None,
+            Path::Get(_) if own => life::State::Moving(Protocol::Own),
+            Path::Get(_) => life::State::Moving(Protocol::Get),
+            Path::Put(_) => life::State::Moving(Protocol::Put),
+            Path::QueuedForTurn => life::State::Queued(After::Turn),
+            Path::Multipath(multipath) if multipath.is_direct() => {
+                life::State::Moving(Protocol::Get)
+            }
+            Path::Multipath(_) => life::State::Moving(Protocol::Multipath),
+            Path::Unordered | Path::Queued { .. } => life::State::Queued(After::Place),
+            Path::QueuedForCheck { .. } => life::State::Queued(After::Check),
+            Path::OneOwner(_) => life::State::Moving(Protocol::OneOwner),
+            Path::Pipeline(pipeline) => life::State::Moving(pipeline.protocol()),
+            Path::Draining(..) => life::State::Draining,
+        })
     }
 }
 
-/// A message that is to come through its sender's staging to device memory.
+/// A message that will come through its sender's staging to device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Staged {
     /// See [`UnderWay::began`].
     began: u64,
     source: u32,
     place: (u64, u64),
-    /// What its sender's memory is.
+    /// The kind of the sender's memory.
     kind: u32,
 }
 
 impl Staged {
-    /// Whether it is behind another that began before, and is received in the same place.
+    /// Whether this message is received in the same place as another that began before it.
     pub fn is_behind(&self, began: u64, place: (u64, u64)) -> bool {
         began < self.began && overlap(self.place, place)
     }
 
-    /// Whether another is cut into the same pieces, which are written by the same streams.
+    /// Whether both are cut into the same pieces, which the same streams write.
     fn is_like(&self, other: &Staged) -> bool {
         (self.source, self.place, self.kind) == (other.source, other.place, other.kind)
     }
@@ -152,96 +175,99 @@ pub struct Fetch {
     wanted: u64,
     to: Destination,
     path: Path,
+    life: Life,
     own: bool,
     /// The GPU of the destination; zeros for host memory.
     device: Uuid,
     /// Why the direct path was not taken.
     reason: Option<Reason>,
-    /// Driver calls that have failed.
+    /// How many driver calls have failed.
     failures: u32,
-    /// The plan of a long message: what it uses of the links is known to the node until it is over.
+    /// The plan of a long message. The node knows which links it uses until the message is over.
     routed: Option<Routed>,
-    /// Of one that may be split.
-    flight: Option<Flight>,
-    /// Of a message that others received in its place have to know of: ends when nothing of it is written any more.
-    trail: Option<TrailEnd>,
-    /// Of a long message that is read from one of several.
+    /// For a message that may be split.
+    flight: Option<InFlightGuard>,
+    /// For a message that later ones in its place must know about: it ends when nothing of the message is
+    /// written any more.
+    token: Option<OrderTokenEnd>,
+    /// For a long message of one of several senders that are read in turns.
     turn: Option<Turn>,
-    /// Which message of this rank it is.
+    /// The number of the message, in the order in which this rank has taken its messages.
     began: u64,
-    /// What somebody waits for who is behind a message without a trail.
-    end: Option<TrailEnd>,
+    /// Others that are behind a message without an order token wait for this.
+    end: Option<OrderTokenEnd>,
 }
 
 // SAFETY: the destination belongs to a pending receive, which MPI has lent to the library until it completes.
 unsafe impl Send for Fetch {}
 
-/// What became of a step.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Under way; whether something moved.
     Pending(bool),
-    /// The payload is there and the sender knows.
+    /// The payload is there, and the sender has been told (ATS).
     Done,
-    /// It cannot be had.
+    /// The payload cannot be had.
     Failed(Box<str>),
 }
 
-/// Why a landed message is no descriptor to be served.
+/// Why the library does not serve a message that has landed as an RTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotTaken {
     /// Ordinary bytes.
     Value,
-    /// It claims to be one, and is not believed.
+    /// It claims to be an RTS, but fails the checks.
     Bad,
-    /// It is one, and its message cannot be had.
+    /// It is an RTS, but its message cannot be had.
     Lost,
 }
 
-/// A descriptor that has landed, of a message that is not claimed yet.
+/// An RTS that has landed. Its message is not claimed yet.
 pub struct Landed {
-    descriptor: Descriptor,
+    rts: Rts,
     peer: Arc<Peer>,
 }
 
 impl Landed {
     /// What it says.
-    pub fn descriptor(&self) -> Descriptor {
-        self.descriptor
+    pub fn rts(&self) -> Rts {
+        self.rts
     }
 
-    /// One that has not landed yet, and will.
-    pub fn foreseen(descriptor: Descriptor, peer: Arc<Peer>) -> Landed {
-        Landed { descriptor, peer }
+    /// An RTS that has not landed yet, but will (early match).
+    pub fn early_match(rts: Rts, peer: Arc<Peer>) -> Landed {
+        Landed { rts, peer }
     }
 
-    /// Nobody will have its message.
+    /// Tells the sender that nobody will receive the message.
     pub fn turn_down(&self, env: &Env) {
-        if let Some(slot) = self.peer.slot(self.descriptor.slot) {
-            slot.turn_down(self.descriptor.nonce, env.abi.err_other);
+        if let Some(slot) = self.peer.slot(self.rts.slot) {
+            slot.turn_down(self.rts.nonce, env.abi.err_other);
         }
         self.peer.ring_doorbell();
     }
 
     /// Reads what has landed.
     pub fn read(env: &Env, bytes: &[u8]) -> Result<Landed, NotTaken> {
-        let descriptor = match Descriptor::decode(bytes, env.node.launch().hash) {
-            Ok(descriptor) => descriptor,
-            Err(crate::node::Rejection::NotADescriptor) => return Err(NotTaken::Value),
+        let rts = match Rts::decode(bytes, env.node.launch().hash) {
+            Ok(rts) => rts,
+            Err(crate::node::Rejection::NotAnRts) => return Err(NotTaken::Value),
             Err(crate::node::Rejection::Corrupt(why)) => {
-                log::debug!("a message that begins like a descriptor: {why}");
+                log::debug!("a message that begins like an RTS: {why}");
                 return Err(NotTaken::Bad);
             }
         };
-        let peer = env.node.peer(descriptor.sender).ok_or(NotTaken::Lost)?;
-        peer.will_claim(descriptor.slot);
-        Ok(Landed { descriptor, peer })
+        let peer = env.node.peer(rts.sender).ok_or(NotTaken::Lost)?;
+        peer.will_claim(rts.slot);
+        Ok(Landed { rts, peer })
     }
 }
 
 impl Fetch {
-    /// Claims the message of a descriptor, if it is for this rank, and sets its payload in motion. `capacity` is what the
-    /// receive can hold: of a longer message nothing is fetched. `told`: what the sender was told of the receive.
+    /// Claims the message of an RTS, if it is for this rank, and starts the transfer of its payload.
+    /// `capacity` is what the receive can hold; nothing is fetched of a longer message. `told`: the RTR that
+    /// this rank has sent for the receive.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -252,43 +278,42 @@ impl Fetch {
         landed: Landed,
         to: Destination,
         capacity: u64,
-        mut ways: Ways<'_>,
-        told: Option<Told>,
+        mut routes: RouteContext<'_>,
+        told: Option<RtrId>,
     ) -> Result<Box<Fetch>, NotTaken> {
-        let Landed { descriptor, peer } = landed;
-        // Claimed first: the line is then this core's to write, and is not fetched twice.
-        let slot = peer.slot(descriptor.slot);
-        let hosted = match slot.map(|slot| slot.claim(descriptor.nonce)) {
+        let Landed { rts, peer } = landed;
+        // The claim comes first: the cache line is then this core's to write, and is not fetched twice.
+        let slot = peer.slot(rts.slot);
+        let eager = match slot.map(|slot| slot.claim(rts.nonce)) {
             Some(Ok(())) => Some(false),
-            Some(Err(Refused::State(State::Hosted))) => Some(true),
+            Some(Err(Refused::State(SlotState::Eager))) => Some(true),
             _ => None,
         };
-        let claimed = hosted.and_then(|hosted| match peer.validate(&descriptor) {
-            Ok((_, message)) => {
-                (message.destination == env.world_rank).then_some((message, hosted))
-            }
+        let claimed = eager.and_then(|eager| match peer.validate(&rts) {
+            Ok((_, message)) => (message.destination == env.world_rank).then_some((message, eager)),
             Err(why) => {
                 stats::add(Counter::Corrupt, u64::from(why == Corruption::Digest));
                 None
             }
         });
-        // What its sender writes to this receive, and nothing else, comes that way.
+        // If the sender writes the message to this receive after its RTR, the message comes that way and no
+        // other.
         let pushed =
             told.filter(|told| matches!(&claimed, Some((message, _)) if is_for(message, *told)));
         let is_withdrawn =
             pushed.is_some() || told.is_none_or(|told| env.node.own().withdraw(told));
         let claimed = claimed.filter(|(message, _)| {
-            let is_pushed = message.flags & flag::INVITED != 0;
-            let is_right = is_pushed == pushed.is_some() && is_withdrawn;
+            let is_put = message.flags & flag::PUT_EARLY != 0;
+            let is_right = is_put == pushed.is_some() && is_withdrawn;
             stats::add(Counter::Corrupt, u64::from(!is_right));
             is_right
         });
-        let Some((message, hosted)) = claimed else {
-            // Its sender must not wait for a receiver that will never come.
-            Landed { descriptor, peer }.turn_down(env);
+        let Some((message, eager)) = claimed else {
+            // The sender must not wait for a receiver that will never come.
+            Landed { rts, peer }.turn_down(env);
             return Err(NotTaken::Lost);
         };
-        let own = descriptor.sender == env.world_rank;
+        let own = rts.sender == env.world_rank;
         let wanted = if message.length > capacity {
             0
         } else {
@@ -296,97 +321,99 @@ impl Fetch {
         };
         let mut fetch = Box::new(Fetch {
             peer,
-            slot: descriptor.slot,
-            nonce: descriptor.nonce,
+            slot: rts.slot,
+            nonce: rts.nonce,
             message,
             wanted,
             to,
             path: Path::Nothing,
+            life: Life::matched(),
             own,
-            device: ways.to().unwrap_or_default(),
+            device: routes.to().unwrap_or_default(),
             reason: None,
             failures: 0,
             routed: None,
             flight: None,
-            trail: None,
+            token: None,
             turn: None,
             began: 0,
             end: None,
         });
         fetch.note_wish(env);
-        fetch.flight = fetch.enter(env, &mut ways);
+        fetch.flight = fetch.enter(env, &mut routes);
         let pushed = pushed.filter(|_| wanted > 0);
-        if pushed.is_some_and(|told| fetch.begin_rest(env, gpu, &mut ways, told)) {
+        if pushed.is_some_and(|told| fetch.begin_rest(env, gpu, &mut routes, told)) {
             return Ok(fetch);
         }
         if let Some(told) = pushed {
-            fetch.path = Path::Pushed(told);
-            // What is received in its place is on no lane of its sender's.
-            fetch.leave_trail(false);
-            fetch.plan_meanwhile(env, gpu, ways);
-        } else if wanted > 0 && !ways.checks.is_empty() {
-            let checks = std::mem::take(&mut ways.checks);
-            fetch.path = Path::Behind {
+            fetch.set_path(Path::Put(told));
+            // Messages received in its place are not on a lane of the sender.
+            fetch.leave_token(false);
+            fetch.plan_meanwhile(env, gpu, routes);
+        } else if wanted > 0 && !routes.checks.is_empty() {
+            let checks = std::mem::take(&mut routes.checks);
+            fetch.set_path(Path::QueuedForCheck {
                 checks,
-                is_hosted: hosted,
-            };
-            fetch.leave_trail(false);
+                is_eager: eager,
+            });
+            fetch.leave_token(false);
         } else if wanted > 0 {
-            fetch.set_out(env, gpu, &mut ways, hosted);
+            fetch.set_out(env, gpu, &mut routes, eager);
         }
         Ok(fetch)
     }
 
-    /// Sets the payload in motion, from the sender's buffer or from where it has put it in host memory.
-    fn set_out(&mut self, env: &Env, gpu: &mut Gpu, ways: &mut Ways<'_>, is_hosted: bool) {
-        if is_hosted {
-            self.start_hosted(env, gpu, ways);
+    /// Starts the transfer, from the sender's buffer or from the host memory where the sender has put the
+    /// payload.
+    fn set_out(&mut self, env: &Env, gpu: &mut Gpu, routes: &mut RouteContext<'_>, is_eager: bool) {
+        if is_eager {
+            self.start_eager(env, gpu, routes);
             return;
         }
-        let depth = self.depth(env, ways);
-        if !self.start_several(env, gpu, ways, depth) {
-            self.start_in_turn(env, gpu, ways, depth);
+        let depth = self.depth(env, routes);
+        if !self.start_planned(env, gpu, routes, depth) {
+            self.start_in_turn(env, gpu, routes, depth);
         }
     }
 
-    /// Whether it waited for what was received in its place to be checked, and need not any more.
+    /// Whether the message waited for checks of what was received in its place, and these are now over.
     pub fn may_set_out(&mut self) -> bool {
-        let Path::Behind { checks, .. } = &mut self.path else {
+        let Path::QueuedForCheck { checks, .. } = &mut self.path else {
             return false;
         };
         checks.retain(|check| !check.is_over());
         checks.is_empty()
     }
 
-    /// Sets it out that waited so.
-    pub fn set_out_behind(&mut self, env: &Env, gpu: &mut Gpu, ways: &mut Ways<'_>) {
-        let Path::Behind { is_hosted, .. } = self.path else {
+    /// Starts a message that has waited for such checks.
+    pub fn set_out_behind(&mut self, env: &Env, gpu: &mut Gpu, routes: &mut RouteContext<'_>) {
+        let Path::QueuedForCheck { is_eager, .. } = self.path else {
             return;
         };
-        // Those behind it wait for its end, whichever way it goes now.
-        self.end = self.trail.take();
+        // Messages behind it wait for its end, whichever path it takes now.
+        self.end = self.token.take();
         self.path = Path::Nothing;
-        if self.peer.alive() || is_hosted {
-            self.set_out(env, gpu, ways, is_hosted);
+        if self.peer.alive() || is_eager {
+            self.set_out(env, gpu, routes, is_eager);
         } else {
-            // It brings nothing any more; its memory is read as long as it is mapped.
+            // The sender brings nothing any more, but its memory can be read as long as it is mapped.
             self.start(gpu);
         }
         gpu.launch();
     }
 
-    /// Which message of this rank it is, in the order in which they were taken.
+    /// The number of the message, in the order in which this rank has taken its messages.
     pub fn began(&self) -> u64 {
         self.began
     }
 
-    /// Lets the sender know how this rank would rather have the next message of the stream. From host memory to host memory
-    /// the MPI library brings it best.
+    /// Tells the sender how this rank would rather receive the next message of the stream. The MPI library is
+    /// best at messages from host memory to host memory.
     fn note_wish(&self, env: &Env) {
         let message = &self.message;
         let to_host = matches!(self.to, Destination::Host(_));
         let (wish, wanted) = if message.flags & flag::HOST != 0 {
-            (Wish::Descriptor, !to_host)
+            (Wish::Rts, !to_host)
         } else if message.length <= env.config.eager {
             (Wish::Cell, to_host)
         } else {
@@ -409,8 +436,8 @@ impl Fetch {
         &self.message
     }
 
-    /// The checksums of the message, if its sender has taken any and its payload is wanted. To be asked for as long as
-    /// the message is claimed.
+    /// The checksums of the message, if its sender has taken any and its payload is wanted. Call this only
+    /// while the message is claimed.
     pub fn sums(&self) -> Option<Sums> {
         if self.message.flags & flag::SUMS == 0 || self.wanted == 0 {
             return None;
@@ -428,33 +455,30 @@ impl Fetch {
         sums
     }
 
-    /// By which path the payload comes, or came.
-    pub fn way(&self) -> story::Path {
-        match &self.path {
-            Path::Ring(draw) => draw.way(),
-            Path::Draining(..) | Path::Unordered | Path::Held { .. } | Path::Behind { .. } => {
-                story::Path::Unknown
-            }
-            Path::Several(several) if several.is_direct() => story::Path::Direct,
-            Path::Several(_) | Path::Driven(_) => story::Path::Several,
-            Path::Nothing if self.wanted == 0 => story::Path::Unknown,
-            Path::Nothing | Path::Direct(_) if self.own => story::Path::Own,
-            Path::Nothing | Path::Direct(_) | Path::Pushed(_) | Path::Waiting => {
-                story::Path::Direct
-            }
-        }
+    /// How far the payload has come.
+    pub fn life(&self) -> Life {
+        self.life
     }
 
-    /// Which parts of the payload came by which path, if it came by several: to be asked for once it is there.
+    /// Changes the path of the message.
+    fn set_path(&mut self, path: Path) {
+        if let Some(state) = path.state(self.own) {
+            self.life.reach(state);
+        }
+        self.path = path;
+    }
+
+    /// How many bytes came by which path, if the message came by several. Call this once the payload is
+    /// there.
     pub fn parts(&self) -> Option<story::Parts> {
         match &self.path {
-            Path::Several(several) if !several.is_direct() => Some(several.parts()),
-            Path::Driven(driven) => Some(driven.parts()),
+            Path::Multipath(multipath) if !multipath.is_direct() => Some(multipath.parts()),
+            Path::OneOwner(one_owner) => Some(one_owner.parts()),
             _ => None,
         }
     }
 
-    /// Why the payload does not come by the direct path, where that was tried.
+    /// Why the payload does not come by the direct path, if that was tried.
     pub fn reason(&self) -> Option<Reason> {
         let is_exported = self.message.flags & (flag::EXPORTED | flag::HOST) != 0;
         let to_device = matches!(self.to, Destination::Device { .. });
@@ -462,39 +486,40 @@ impl Fetch {
             .or((to_device && !self.own && !is_exported).then_some(Reason::NotExportable))
     }
 
-    /// Whether this rank reads so much of a sender's memory that it had better not write there meanwhile.
+    /// Whether this rank reads so much of a sender's memory that it had better not write there at the same
+    /// time.
     pub fn reads_from(&self, rank: u32) -> bool {
         let is_read = match &self.path {
-            Path::Direct(_) => !self.own,
-            Path::Several(several) => several.reads(),
+            Path::Get(_) => !self.own,
+            Path::Multipath(multipath) => multipath.reads(),
             _ => false,
         };
         is_read && self.message.source == rank && self.wanted >= ONE_WAY_FROM
     }
 
-    /// Whether copies of whole messages bring it, so that nobody has to look after pieces meanwhile.
+    /// Whether copies of whole messages bring it, so that there are no pieces to look after.
     pub fn is_by_copies(&self) -> bool {
         match &self.path {
-            Path::Direct(_) | Path::Pushed(_) => true,
-            Path::Several(several) => several.is_direct(),
+            Path::Get(_) | Path::Put(_) => true,
+            Path::Multipath(multipath) => multipath.is_direct(),
             _ => false,
         }
     }
 
-    /// When it can be over at the earliest, by the clock of copies, where that is known.
+    /// The earliest time at which it can be over, by the clock of copies, if that is known.
     pub fn due_ns(&self) -> Option<u64> {
         match &self.path {
-            Path::Direct(copy) => copy.due_ns(),
+            Path::Get(copy) => copy.due_ns(),
             _ => None,
         }
     }
 
-    /// Which message of this rank it is, in the order in which they were taken.
+    /// Sets the number of the message, in the order in which this rank has taken its messages.
     pub fn set_began(&mut self, began: u64) {
         self.began = began;
     }
 
-    /// Where in device memory it is received, an address and a length. None where it goes to host memory.
+    /// Where in device memory it is received: address and length. None if it goes to host memory.
     fn place(&self) -> Option<(u64, u64)> {
         match self.to {
             Destination::Device { address, .. } => Some((address, self.wanted)),
@@ -502,39 +527,41 @@ impl Fetch {
         }
     }
 
-    /// What another message is to know of it that is received meanwhile. None where it goes to host memory.
+    /// What other messages that are received meanwhile must know of this one. None if it goes to host memory.
     pub fn under_way(&self) -> Option<UnderWay> {
         Some(UnderWay {
             began: self.began,
             source: self.message.source,
             to: self.place()?,
-            trail: self.trail.as_ref().map(|end| Arc::clone(end.trail())),
+            token: self.token.as_ref().map(|end| Arc::clone(end.token())),
         })
     }
 
-    /// What a value waits for that is lifted to its place. None where it is written elsewhere.
-    pub fn end(&mut self, place: (u64, u64)) -> Option<Arc<Trail>> {
-        overlap(self.place()?, place).then(|| match &self.trail {
-            Some(end) => Arc::clone(end.trail()),
+    /// What a bcopy payload waits for before it is copied to its place. None if this message is written
+    /// elsewhere.
+    pub fn end(&mut self, place: (u64, u64)) -> Option<Arc<OrderToken>> {
+        overlap(self.place()?, place).then(|| match &self.token {
+            Some(end) => Arc::clone(end.token()),
             None => {
-                let end = self.end.get_or_insert_with(|| TrailEnd::new(false));
-                Arc::clone(end.trail())
+                let end = self.end.get_or_insert_with(|| OrderTokenEnd::new(false));
+                Arc::clone(end.token())
             }
         })
     }
 
-    /// Whether it is to come through its sender's staging, once it is known for which others it waits.
+    /// Whether it will come through its sender's staging, and it is not known yet which others it waits for.
     pub fn wants_order(&self) -> bool {
         matches!(self.path, Path::Unordered)
     }
 
-    /// What a message waits for that is to come through its sender's staging, and was claimed after this one. None where this one
-    /// is written elsewhere, or through staging as well, piece by piece alike: such messages are in order by their streams.
-    pub fn end_before(&mut self, next: &Staged) -> Option<Arc<Trail>> {
+    /// What a message that comes through its sender's staging, and was claimed after this one, waits for.
+    /// None if this one is written elsewhere, or comes through staging in the same pieces: the streams keep
+    /// such messages in order.
+    pub fn end_before(&mut self, next: &Staged) -> Option<Arc<OrderToken>> {
         let this = self.staged()?;
         let is_staged = match &self.path {
-            Path::Held { then, .. } => *then == Then::Staging,
-            path => matches!(path, Path::Ring(_) | Path::Unordered),
+            Path::Queued { then, .. } => *then == Then::Staging,
+            path => matches!(path, Path::Pipeline(_) | Path::Unordered),
         };
         if !next.is_behind(this.began, this.place) || (is_staged && this.is_like(next)) {
             return None;
@@ -542,7 +569,8 @@ impl Fetch {
         self.end(next.place)
     }
 
-    /// What decides for which others a message waits that is to come through staging. None where it goes to host memory.
+    /// What decides which others a message waits for that will come through staging. None if it goes to host
+    /// memory.
     pub fn staged(&self) -> Option<Staged> {
         Some(Staged {
             began: self.began,
@@ -552,16 +580,17 @@ impl Fetch {
         })
     }
 
-    /// Has a message that [`Fetch::wants_order`] wait for these; for none of them its sender is asked at once.
-    pub fn set_order(&mut self, gpu: &mut Gpu, trails: Vec<Arc<Trail>>) {
-        if trails.is_empty() {
-            self.want_ring(gpu);
+    /// Makes a message that [`Fetch::wants_order`] wait for these tokens. If there are none, its sender is
+    /// asked at once.
+    pub fn set_order(&mut self, gpu: &mut Gpu, tokens: Vec<Arc<OrderToken>>) {
+        if tokens.is_empty() {
+            self.want_pipeline(gpu);
             return;
         }
-        self.path = Path::Held {
-            trails,
+        self.set_path(Path::Queued {
+            tokens,
             then: Then::Staging,
-        };
+        });
     }
 
     /// The sender.
@@ -573,7 +602,7 @@ impl Fetch {
         self.peer.slot(self.slot)
     }
 
-    /// Moves the transfer on, without waiting.
+    /// Moves the transfer on, without blocking.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
         let step = self.step(env, gpu);
         if let (Step::Pending(false), Some(routed)) = (&step, &mut self.routed) {
@@ -589,22 +618,22 @@ impl Fetch {
     fn step(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
         match &mut self.path {
             Path::Nothing => {
-                self.acknowledge();
+                self.send_ats();
+                self.life.transition(life::State::Landed);
                 Step::Done
             }
-            Path::Direct(copy) => match copy.poll() {
+            Path::Get(copy) => match copy.poll() {
                 Ok(false) => Step::Pending(false),
                 Ok(true) => {
-                    if self.is_hosted_all_the_same() {
-                        self.path = Path::ring(State::Claimed);
+                    if self.is_eager_all_the_same() {
+                        self.set_path(Path::pipeline(SlotState::Claimed));
                         return Step::Pending(true);
                     }
-                    let counters = if self.own {
-                        (Counter::SelfReceives, Counter::SelfBytes)
+                    self.complete(if self.own {
+                        Protocol::Own
                     } else {
-                        (Counter::DirectReceives, Counter::DirectBytes)
-                    };
-                    self.complete(counters)
+                        Protocol::Get
+                    })
                 }
                 Err(error) => {
                     let is_lost = copy.is_lost();
@@ -623,34 +652,35 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
-            Path::Pushed(told) => {
+            Path::Put(told) => {
                 let told = *told;
-                match env.node.own().invited(told) {
-                    Some(Invited::Taken) => Step::Pending(false),
-                    Some(Invited::Landed) if told.rest > 0 => {
-                        // Nobody could be asked for the rest of it.
+                match env.node.own().rtr_state(told) {
+                    Some(RtrState::Taken) => Step::Pending(false),
+                    Some(RtrState::Landed) if told.rest > 0 => {
+                        // Nobody could be asked for the rest of the message.
                         self.pull_instead(env, gpu, told);
                         Step::Pending(true)
                     }
-                    Some(Invited::Landed) => {
+                    Some(RtrState::Landed) => {
                         has_landed(env, told);
-                        stats::add(Counter::DirectPushedBytes, self.wanted);
-                        self.complete((Counter::DirectReceives, Counter::DirectBytes))
+                        stats::add(Counter::PutBytes, self.wanted);
+                        self.complete(Protocol::Put)
                     }
-                    Some(Invited::Refused) => {
+                    Some(RtrState::Refused) => {
                         self.pull_instead(env, gpu, told);
                         Step::Pending(true)
                     }
-                    Some(Invited::Open) | None => self.fail(&Lost::Corrupt),
+                    Some(RtrState::Open) | None => self.fail(&Lost::Corrupt),
                 }
             }
-            Path::Waiting => {
+            Path::QueuedForTurn => {
                 let turn = self.turn.as_mut();
-                let is_its_turn = turn.is_none_or(|turn| turn.comes(&|rank| readers(env, rank)));
+                let is_its_turn =
+                    turn.is_none_or(|turn| turn.may_start(&|rank| readers(env, rank)));
                 if is_its_turn {
                     let begins = self.turn.as_ref().and_then(Turn::start);
                     if begins != Some(Start::InBatch) {
-                        // Not in one launch with the batch before it, which is over sooner.
+                        // Not in one launch with the batch before it, which ends sooner.
                         gpu.launch();
                     }
                     self.start(gpu);
@@ -660,14 +690,14 @@ impl Fetch {
                 }
                 Step::Pending(is_its_turn)
             }
-            Path::Held { trails, then } => {
-                trails.retain(|trail| !trail.is_over());
-                if !trails.is_empty() {
+            Path::Queued { tokens, then } => {
+                tokens.retain(|token| !token.is_over());
+                if !tokens.is_empty() {
                     return Step::Pending(false);
                 }
                 match then {
-                    Then::Hosted => self.path = Path::ring(State::Hosted),
-                    Then::Staging => self.want_ring(gpu),
+                    Then::Eager => self.set_path(Path::pipeline(SlotState::Eager)),
+                    Then::Staging => self.want_pipeline(gpu),
                     Then::Start => {
                         self.start(gpu);
                         gpu.launch();
@@ -675,23 +705,24 @@ impl Fetch {
                 }
                 Step::Pending(true)
             }
-            Path::Unordered | Path::Behind { .. } => Step::Pending(false),
-            Path::Several(several) => match several.poll(env, gpu) {
-                several::Step::Pending(moved) => Step::Pending(moved),
-                several::Step::Arrived => {
-                    let (arrived, fared) = (several.arrived(), several.host_fared());
-                    if self.is_hosted_all_the_same() {
-                        self.path = Path::ring(State::Claimed);
+            Path::Unordered | Path::QueuedForCheck { .. } => Step::Pending(false),
+            Path::Multipath(multipath) => match multipath.poll(env, gpu) {
+                multipath::Step::Pending(moved) => Step::Pending(moved),
+                multipath::Step::Arrived => {
+                    let (arrived, record_host_lateness) =
+                        (multipath.arrived(), multipath.host_fared());
+                    if self.is_eager_all_the_same() {
+                        self.set_path(Path::pipeline(SlotState::Claimed));
                         return Step::Pending(true);
                     }
                     arrived.count();
-                    if let (Some(routed), Some(how)) = (&self.routed, fared) {
-                        routed.fared(how);
+                    if let (Some(routed), Some(how)) = (&self.routed, record_host_lateness) {
+                        routed.record_host_lateness(how);
                     }
-                    self.complete(arrived.message)
+                    self.complete(arrived.protocol)
                 }
-                several::Step::Corrupt => self.fail(&Lost::Corrupt),
-                several::Step::Lost(error) => {
+                multipath::Step::Corrupt => self.fail(&Lost::Corrupt),
+                multipath::Step::Lost(error) => {
                     self.survived(&error, AGAIN_THROUGH_HOST);
                     stats::add(Counter::Retries, 1);
                     stats::fallback(Reason::DriverError, self.wanted);
@@ -700,25 +731,25 @@ impl Fetch {
                     Step::Pending(true)
                 }
             },
-            Path::Driven(driven) => match driven.poll(gpu) {
-                driven::Step::Pending(moved) => Step::Pending(moved),
-                driven::Step::Arrived => {
-                    let bytes = driven.bytes();
-                    if self.is_hosted_all_the_same() {
-                        self.path = Path::ring(State::Claimed);
+            Path::OneOwner(one_owner) => match one_owner.poll(gpu) {
+                one_owner::Step::Pending(moved) => Step::Pending(moved),
+                one_owner::Step::Arrived => {
+                    let bytes = one_owner.bytes();
+                    if self.is_eager_all_the_same() {
+                        self.set_path(Path::pipeline(SlotState::Claimed));
                         return Step::Pending(true);
                     }
-                    driven::count(&bytes);
-                    self.complete((Counter::SeveralReceives, Counter::SeveralBytes))
+                    one_owner::count(&bytes);
+                    self.complete(Protocol::OneOwner)
                 }
-                driven::Step::Lost => {
+                one_owner::Step::Lost => {
                     stats::add(Counter::Retries, 1);
                     self.start(gpu);
                     gpu.launch();
                     Step::Pending(true)
                 }
             },
-            Path::Ring(_) => match self.poll_ring(gpu) {
+            Path::Pipeline(_) => match self.poll_pipeline(gpu) {
                 Ok(step) => step,
                 Err(why) => self.fail(&why),
             },
@@ -726,8 +757,9 @@ impl Fetch {
                 copies.retain_mut(|copy| !copy.is_over());
                 if copies.is_empty() {
                     let why = std::mem::take(why);
-                    (self.routed, self.trail) = (None, None);
-                    self.acknowledge();
+                    (self.routed, self.token) = (None, None);
+                    self.send_ats();
+                    self.life.end(Outcome::Failed);
                     Step::Failed(why)
                 } else {
                     Step::Pending(false)
@@ -736,11 +768,13 @@ impl Fetch {
         }
     }
 
-    /// Whether the sender has put the payload of a claimed message into the ring: it was about to, when the message was
-    /// claimed, and if the claim was made in a state that somebody had written, it did so in time and has given the
-    /// buffer back. What is in the ring is right in both cases.
-    fn is_hosted_all_the_same(&self) -> bool {
-        // Only what fits into a cell is hosted; of all others the sender's slot is not looked at again.
+    /// Whether the sender has put the payload of a claimed message into the ring after all. The sender may
+    /// have begun to do so when the message was claimed. If the claim was made in a state that somebody had
+    /// written over, the sender did it in time and has given the buffer back. The ring's content is right in
+    /// both cases.
+    fn is_eager_all_the_same(&self) -> bool {
+        // Only a message that fits into a cell is sent eagerly. For all others the sender's slot is not read
+        // again.
         let may_be = self.message.length <= u64::from(self.peer.layout().cell_bytes);
         may_be
             && self
@@ -748,23 +782,22 @@ impl Fetch {
                 .is_some_and(|slot| matches!(slot.ring(self.nonce).front(), Ok(Some(_))))
     }
 
-    /// The payload is there. It is the sender's message only if the slot was about it to the last: who gives a slot up,
-    /// or writes over it, may have changed the buffer meanwhile.
-    fn complete(&mut self, (messages, bytes): (Counter, Counter)) -> Step {
-        if !self.acknowledge() {
+    /// The payload is there. It counts only if the slot was about this message to the last: a sender that has
+    /// given the slot up or written over it may have changed the buffer meanwhile.
+    fn complete(&mut self, protocol: Protocol) -> Step {
+        if !self.send_ats() {
             let why = self.why_gone();
             return self.fail(&why);
         }
-        (self.routed, self.flight, self.trail, self.turn) = (None, None, None, None);
-        stats::add(messages, 1);
-        stats::add(bytes, self.wanted);
+        (self.routed, self.flight, self.token, self.turn) = (None, None, None, None);
+        self.life.arrive(protocol, self.wanted);
         Step::Done
     }
 
-    /// Why the slot is not about the message any more.
+    /// Why the slot is no longer about the message.
     fn why_gone(&self) -> Lost {
         match self.slot().map(|slot| slot.state(self.nonce)) {
-            Some(Ok(State::Failed)) => Lost::GivenUp,
+            Some(Ok(SlotState::Failed)) => Lost::GivenUp,
             Some(Err(_)) => Lost::Gone,
             _ => Lost::Corrupt,
         }
@@ -772,46 +805,47 @@ impl Fetch {
 
     fn survived(&self, error: &Error, remedy: &str) {
         let of = Of::From(self.message.source);
-        // What fails because the sender has died is told when its messages are given up.
+        // Failures because the sender has died are reported when its messages are given up.
         if self.peer.goes_on() {
-            fault::survived(of, self.path.told(), error, remedy);
+            fault::survived(of, self.life.told(), error, remedy);
         }
     }
 
-    /// Its sender writes no more to the receive of which it was told, and not all of it is there.
-    fn pull_instead(&mut self, env: &Env, gpu: &mut Gpu, told: Told) {
-        env.node.own().close_invitation(told);
+    /// The sender writes no more to the receive after its RTR, and part of the message is missing: this rank
+    /// reads it.
+    fn pull_instead(&mut self, env: &Env, gpu: &mut Gpu, told: RtrId) {
+        env.node.own().close_rtr(told);
         stats::add(Counter::Retries, 1);
         self.start(gpu);
         gpu.launch();
     }
 
-    /// The sender has died. What is being read from its memory is still there, as long as it is mapped: such a copy comes
-    /// to its end. False if so.
+    /// The sender has died. Its memory is still there as long as it is mapped, so a copy that reads it comes
+    /// to its end. Returns false in that case.
     pub fn give_up_on_the_dead(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
-        if let Path::Several(several) = &mut self.path {
-            fault::died(Of::From(self.message.source), fault::Path::Several, false);
-            several.give_up_on_the_dead(env);
+        if let Path::Multipath(multipath) = &mut self.path {
+            fault::died(Of::From(self.message.source), fault::Path::Multipath, false);
+            multipath.give_up_on_the_dead(env);
             return false;
         }
-        if let Path::Pushed(told) = self.path {
-            // It writes no more, and what it has not is read from its memory, which is there as long as it is mapped: that is
-            // until its mappings are dropped, when all that is under way with it has been given up.
-            env.node.own().take_invitation_back(told);
-            if env.node.own().invited(told) == Some(Invited::Refused) {
+        if let Path::Put(told) = self.path {
+            // The sender writes no more. The rest is read from its memory, which is there as long as it is
+            // mapped: until its mappings are dropped, after all that uses them has been given up.
+            env.node.own().withdraw_rtr(told);
+            if env.node.own().rtr_state(told) == Some(RtrState::Refused) {
                 self.pull_instead(env, gpu, told);
             }
             return false;
         }
         if matches!(
             self.path,
-            Path::Direct(_)
-                | Path::Waiting
-                | Path::Driven(_)
+            Path::Get(_)
+                | Path::QueuedForTurn
+                | Path::OneOwner(_)
                 | Path::Draining(..)
                 | Path::Unordered
-                | Path::Held { .. }
-                | Path::Behind { .. }
+                | Path::Queued { .. }
+                | Path::QueuedForCheck { .. }
         ) {
             return false;
         }
@@ -819,9 +853,10 @@ impl Fetch {
         true
     }
 
-    /// The message is lost. Its sender is told, and the receive ends, once nothing is written to its buffer any more.
+    /// The message is lost. The sender is told, and the receive ends, once nothing writes to its buffer any
+    /// more.
     fn fail(&mut self, why: &Lost) -> Step {
-        let (of, path) = (Of::From(self.message.source), self.path.told());
+        let (of, path) = (Of::From(self.message.source), self.life.told());
         let text = if *why == Lost::Dead || !self.peer.goes_on() {
             fault::died(of, path, true)
         } else {
@@ -831,41 +866,41 @@ impl Fetch {
             stats::add(Counter::Corrupt, 1);
         }
         let copies = match std::mem::replace(&mut self.path, Path::Nothing) {
-            Path::Direct(copy) => vec![copy],
-            Path::Ring(draw) => draw.into_copies(),
+            Path::Get(copy) => vec![copy],
+            Path::Pipeline(draw) => draw.into_copies(),
             Path::Draining(copies, _) => copies,
-            // Whole, or drained.
+            // These have no copies in flight, or are drained.
             Path::Nothing
-            | Path::Pushed(_)
-            | Path::Waiting
-            | Path::Several(_)
-            | Path::Driven(_)
+            | Path::Put(_)
+            | Path::QueuedForTurn
+            | Path::Multipath(_)
+            | Path::OneOwner(_)
             | Path::Unordered
-            | Path::Held { .. }
-            | Path::Behind { .. } => Vec::new(),
+            | Path::Queued { .. }
+            | Path::QueuedForCheck { .. } => Vec::new(),
         };
-        self.path = Path::Draining(copies, text);
+        self.set_path(Path::Draining(copies, text));
         Step::Pending(true)
     }
 
-    /// Has the lines brought in which its sender is told of a copy that is known to be done.
-    pub fn will_acknowledge(&self) {
-        if let Path::Direct(copy) = &self.path {
+    /// For a copy that is known to be done: prefetches the cache lines in which the ATS will be written.
+    pub fn will_send_ats(&self) {
+        if let Path::Get(copy) = &self.path {
             if copy.is_known_done() {
-                self.peer.will_acknowledge(self.slot);
+                self.peer.will_send_ats(self.slot);
             }
         }
     }
 
-    fn acknowledge(&self) -> bool {
-        if let Path::Pushed(_) = self.path {
-            return self.peer.acknowledge_unheard(self.slot, self.nonce);
+    fn send_ats(&self) -> bool {
+        if let Path::Put(_) = self.path {
+            return self.peer.send_ats_unheard(self.slot, self.nonce);
         }
-        self.peer.acknowledge(self.slot, self.nonce)
+        self.peer.send_ats(self.slot, self.nonce)
     }
 }
 
-/// How many other ranks read long messages from one.
+/// How many other ranks read long messages from a rank.
 fn readers(env: &Env, rank: u32) -> u32 {
     let peers = env.node.peers();
     let others = peers
@@ -874,17 +909,17 @@ fn readers(env: &Env, rank: u32) -> u32 {
     others.filter(|peer| peer.reads_from(rank)).count() as u32
 }
 
-/// What its sender was invited to write is there.
-fn has_landed(env: &Env, told: Told) {
+/// The put that follows an RTR has landed.
+fn has_landed(env: &Env, told: RtrId) {
     let own = env.node.own();
-    own.close_invitation(told);
-    own.promise_invitation(told);
-    stats::add(Counter::InvitedReceives, 1);
+    own.close_rtr(told);
+    own.promise_rtr(told);
+    stats::add(Counter::PutEarlyReceives, 1);
 }
 
-/// Whether it is this receive of which its sender was told that a message is written to.
-fn is_for(message: &Message, told: Told) -> bool {
-    message.flags & flag::INVITED != 0 && message.extra == [told.tag, u64::from(told.line)]
+/// Whether the sender writes the message to the receive of this RTR.
+fn is_for(message: &Message, told: RtrId) -> bool {
+    message.flags & flag::PUT_EARLY != 0 && message.extra == [told.tag, u64::from(told.line)]
 }
 
 /// Why a message cannot be had.

@@ -6,87 +6,88 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::config::{Config, Executor};
+use crate::config::{Config, ExecutorChoice};
 use crate::cuda::{
     chunks, Allocation, Budget, Buffer, Chunks, ContextKey, Copy, Error, Export, Exports, Gathered,
     InFlight, Lanes, Limits, Mapping, MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose,
     Registrations, Result, Timed, Uuid,
 };
 use crate::engine::fault;
-use crate::engine::fetch::driven::Troubles;
+use crate::engine::fetch::one_owner::Troubles;
 use crate::engine::fetch::Turns;
 use crate::engine::pages::Pages;
 use crate::engine::relays::Relays;
 use crate::engine::route::Survey;
 use crate::engine::Env;
-use crate::exec::{Exec, How, Settings};
+use crate::exec::{Exec, Executor, Settings};
 use crate::node::{Gone, Parcel, Parcels, Peer, Segment, View, Wide, FILES_MAX, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
-/// Bounce memory of a rank for copies that cannot use shared staging, bytes: with all that the options allow
-/// by default, cells for eager payloads included, a rank pins 32 MiB, or 64 where one rank drives all copies
-/// of a message.
+/// A rank's bounce memory for copies that cannot use shared staging, bytes. With all that the options allow
+/// by default, cells for eager payloads included, a rank pins 32 MiB, or 64 if one rank owns all copies of a
+/// message.
 const BOUNCE_BYTES_MAX: usize = 4 << 20;
-/// Allocations whose export is remembered.
+/// How many allocations' exports are remembered.
 const EXPORTS_MAX: usize = 4096;
-/// Messages so long have files sent of memory that the program has mapped itself: a file costs both ends
-/// about 0.2 ms, once.
+/// From this length on, a message has files sent of memory that the program has mapped itself: a file costs
+/// both ends about 0.2 ms, once.
 const SHARED_FROM: u64 = 64 << 10;
-/// So do shorter ones after so many of them, which lose about 10 us each without
+/// After so many shorter messages, these have files sent, too: without, each loses about 10 us
 /// (`docs/decisions/chunks-by-files.md`).
 const SHORT_MAX: u32 = 16;
-/// So often a rank may not find what it was sent.
+/// How often a rank may fail to find what it was sent.
 const NOT_FOUND_MAX: u32 = 8;
-/// Parcels that are taken at one time.
+/// How many parcels are taken at a time.
 const PARCELS_MAX: usize = 64;
-/// Chunks of each reservation that are looked at in one go.
+/// How many chunks of each reservation are checked in one go.
 const CHUNKS_LOOKED_AT: usize = 64;
-/// Exported allocations that are looked at in one go, whether the program has freed them.
+/// How many exported allocations are checked in one go for having been freed by the program.
 const LOOKED_AT: usize = 32;
 
 /// Lanes, mappings, exports and pinned memory of this rank.
 pub struct Gpu {
     lanes: Lanes,
-    /// Of whom long messages to a GPU are read first.
+    /// For each GPU: from which sender long messages are read first.
     pub turns: HashMap<Uuid, Turns>,
     mappings: Mappings,
     exports: Exports,
     pinned: PinnedPool,
-    /// Pinned memory for messages over several paths: of this rank's wide staging, and of the plans that it drives.
+    /// The budget of pinned memory for multipath messages: this rank's wide staging, and its one-owner plans.
     for_paths: Budget,
     registrations: Registrations,
-    /// How many freed allocations each rank had told of when last looked at.
+    /// How many freed allocations each rank had reported at the last look.
     retired: HashMap<u32, u64>,
-    /// Ranks between which and this one a push has failed.
-    not_pushed: HashSet<u32>,
+    /// Ranks with which a put, in either direction, has failed.
+    not_put: HashSet<u32>,
     /// Staging on GPUs.
     pub relays: Relays,
     /// Memory that the program has mapped itself, as peers know it.
     chunks: Chunks,
-    /// By which files of such memory come and go, once this rank has met a device buffer.
+    /// Sends and receives files of such memory, once this rank has met a device buffer.
     parcels: Option<Parcels>,
-    /// Nothing that the program takes to be over still writes to the buffer that was prepared last.
+    /// Nothing that the program considers over still writes to the buffer that was prepared last.
     is_settled: bool,
-    /// How often ranks have not found what they were sent of it.
+    /// How often each rank has not found such memory by the files that it was sent.
     not_found: HashMap<u32, u32>,
-    /// What is measured while the program runs.
+    /// Measurements while the program runs.
     pub survey: Survey,
     /// Memory for the beginning of this rank's wide staging.
     pub pages: Pages,
-    /// Plans that this rank drives alone.
+    /// This rank's one-owner plans.
     pub exec: Exec,
-    /// What has failed of them.
-    pub driven: Troubles,
+    /// The failures of these plans.
+    pub one_owner: Troubles,
 }
 
 impl Gpu {
-    /// Nothing is allocated before it is needed.
+    /// Allocates nothing before it is needed.
     pub fn new(config: &Config) -> Gpu {
         let limits = Limits {
             count_max: config.mapping_count as usize,
             bytes_max: config.mappings,
         };
-        let for_paths = Budget::new(usize::try_from(config.path_staging).unwrap_or(usize::MAX));
+        let for_paths =
+            Budget::new(usize::try_from(config.multipath_staging).unwrap_or(usize::MAX));
         Gpu {
             lanes: Lanes::new(),
             turns: HashMap::new(),
@@ -95,7 +96,7 @@ impl Gpu {
             pinned: PinnedPool::new(Budget::new(BOUNCE_BYTES_MAX)),
             registrations: Registrations::new(),
             retired: HashMap::new(),
-            not_pushed: HashSet::new(),
+            not_put: HashSet::new(),
             relays: Relays::default(),
             chunks: Chunks::default(),
             parcels: None,
@@ -108,19 +109,19 @@ impl Gpu {
                 host_budget: for_paths.clone(),
                 graphs_max: config.graphs as usize,
                 forced: match config.executor {
-                    Executor::Auto => None,
-                    Executor::Streams => Some(How::Streams),
-                    Executor::Batch => Some(How::Batch),
-                    Executor::Graph => Some(How::Graph),
+                    ExecutorChoice::Auto => None,
+                    ExecutorChoice::Streams => Some(Executor::Streams),
+                    ExecutorChoice::Batch => Some(Executor::Batch),
+                    ExecutorChoice::Graph => Some(Executor::Graph),
                 },
             }),
             for_paths,
-            driven: Troubles::default(),
+            one_owner: Troubles::default(),
         }
     }
 
-    /// Makes a buffer of the program's ready for copies by the engine, and names its context. What fails is tried again:
-    /// without this no path is left to a receiver.
+    /// Makes a buffer of the program ready for copies by the engine, and returns its context. A failure is
+    /// tried again: without this, the receiver has no path left.
     pub fn prepare(&mut self, buffer: &Buffer) -> Result<ContextKey> {
         for _ in 1..fault::ATTEMPTS {
             match self.prepare_once(buffer) {
@@ -141,7 +142,8 @@ impl Gpu {
         Ok(key)
     }
 
-    /// What a peer needs to read the buffer. A program that sends from one new allocation after the other frees them, too.
+    /// What a peer needs to read the buffer. Also reports freed allocations, since a program that sends from
+    /// one new allocation after another frees them, too.
     pub fn export(&mut self, env: &Env, buffer: &Buffer) -> Result<Export> {
         let before = self.exports.exported();
         let export = self.exports.export(buffer);
@@ -151,7 +153,7 @@ impl Gpu {
         export
     }
 
-    /// Has a socket by which files come and go.
+    /// Opens the socket for files that come and go.
     pub fn open_parcels(&mut self, env: &Env) {
         if !env.config.vmm || self.parcels.is_some() {
             return;
@@ -164,13 +166,13 @@ impl Gpu {
         }
     }
 
-    /// What a peer needs to read `bytes` from a buffer on that the program has mapped itself, which it is
-    /// sent the files of.
+    /// What a peer needs to read `bytes` from a buffer that the program has mapped itself. Sends the peer the
+    /// files of that memory.
     pub fn share(&mut self, env: &Env, peer: &Peer, buffer: &Buffer, bytes: u64) -> Option<Export> {
         let rank = peer.world_rank();
         let is_given_up = self.not_found.get(&rank) >= Some(&NOT_FOUND_MAX);
         let is_virtual = buffer.allocation == Allocation::Virtual;
-        // This rank's own copies are launched behind what is under way; a peer's are not.
+        // This rank's own copies are launched behind what is under way; a peer's copies are not.
         if !is_virtual || is_given_up || rank == env.world_rank || !self.is_settled {
             return None;
         }
@@ -215,8 +217,8 @@ impl Gpu {
         }
     }
 
-    /// A rank has not found what it was sent of memory that the program has mapped itself. It is sent all of
-    /// it again, some times.
+    /// A rank has not found memory that the program has mapped itself by the files that it was sent. All
+    /// files are sent to it again, up to a limit.
     pub fn not_found(&mut self, rank: u32) {
         let times = self.not_found.entry(rank).or_default();
         *times += 1;
@@ -251,7 +253,7 @@ impl Gpu {
         }
     }
 
-    /// Tells peers which of the allocations that they may have mapped the program has freed.
+    /// Tells peers which of the allocations that they may have mapped have been freed by the program.
     pub fn tell_freed(&mut self, env: &Env) {
         for (base, number) in self.exports.freed(LOOKED_AT) {
             stats::add(Counter::AllocationsRetired, 1);
@@ -259,8 +261,8 @@ impl Gpu {
         }
     }
 
-    /// Tells peers which reservations are not as they were sent any more. While no message is under way: one
-    /// may lie in chunks that have not changed.
+    /// Tells peers which reservations are no longer as they were sent. Call this while no message is under
+    /// way: a message may lie in chunks that have not changed.
     pub fn tell_changed(&mut self, env: &Env) {
         for (base, number) in self.chunks.gone(CHUNKS_LOOKED_AT) {
             stats::add(Counter::AllocationsRetired, 1);
@@ -270,9 +272,11 @@ impl Gpu {
 
     /// Unmaps what a peer has freed.
     pub fn let_go(&mut self, peer: &Peer) {
-        let Some(board) = peer.board() else { return };
+        let Some(gpu_page) = peer.gpu_page() else {
+            return;
+        };
         let seen = self.retired.entry(peer.world_rank()).or_default();
-        let Some(gone) = board.retired().since(seen) else {
+        let Some(gone) = gpu_page.retired().since(seen) else {
             return;
         };
         let pid = u64::from(peer.pid());
@@ -286,18 +290,18 @@ impl Gpu {
         });
     }
 
-    /// A push to or from a rank has failed: there will be no more. (What is pushed after it would not be in order with what is
-    /// pulled instead.)
-    pub fn push_failed(&mut self, rank: u32) {
-        self.not_pushed.insert(rank);
+    /// A put to or from a rank has failed: there will be no more puts. (A later put would not be in order
+    /// with a message that is read instead.)
+    pub fn put_failed(&mut self, rank: u32) {
+        self.not_put.insert(rank);
     }
 
-    /// Whether messages to and from a rank may be pushed.
-    pub fn may_push(&self, rank: u32) -> bool {
-        !self.not_pushed.contains(&rank)
+    /// Whether messages to and from a rank may be put.
+    pub fn may_put(&self, rank: u32) -> bool {
+        !self.not_put.contains(&rank)
     }
 
-    /// Maps an allocation of a peer's.
+    /// Maps an allocation of a peer.
     pub fn map(
         &mut self,
         context: ContextKey,
@@ -307,7 +311,7 @@ impl Gpu {
         self.map_while(context, peer, export, || true)
     }
 
-    /// The same of one that the peer may free meanwhile, see [`Mappings::open_while`].
+    /// The same for an allocation that the peer may free meanwhile, see [`Mappings::open_while`].
     pub fn map_while(
         &mut self,
         context: ContextKey,
@@ -328,7 +332,7 @@ impl Gpu {
         let before = self.mappings.stats();
         let result = act(self);
         let after = self.mappings.stats();
-        // What is open already is the rule.
+        // Usually the mapping is open already.
         let hit = MappingStats {
             hits: after.hits,
             ..before
@@ -347,8 +351,8 @@ impl Gpu {
         result
     }
 
-    /// Queues a copy into this rank's memory, to be started by [`Gpu::launch`] together with others. The mapping is kept
-    /// open until it is done. `peer` spreads the copies of different peers over the lanes.
+    /// Queues a copy into this rank's memory; [`Gpu::launch`] starts it together with others. The mapping is
+    /// kept open until the copy is done. `peer` spreads the copies of different peers over the lanes.
     pub fn pull(
         &mut self,
         context: ContextKey,
@@ -359,7 +363,7 @@ impl Gpu {
         self.queue_on(context, Purpose::Pull, u64::from(peer), copy, mapping)
     }
 
-    /// Queues a copy between pinned and device memory, to be started by [`Gpu::launch`] together with others.
+    /// Queues a copy between pinned and device memory; [`Gpu::launch`] starts it together with others.
     pub fn queue(&mut self, context: ContextKey, purpose: Purpose, copy: Copy) -> Result<InFlight> {
         self.queue_on(context, purpose, 0, copy, None)
     }
@@ -377,23 +381,24 @@ impl Gpu {
         self.lanes.add(context, purpose, affinity, copy, mapping)
     }
 
-    /// What is pulled from a peer next is to be read after what is pulled from others, see [`Lanes::follow_others`].
+    /// The next read from a peer must come after the reads from others, see [`Lanes::follow_others`].
     pub fn follow_others(&mut self, context: ContextKey, peer: u32) -> Result<()> {
         self.lanes.follow_others(context, u64::from(peer))
     }
 
-    /// Starts what [`Gpu::pull`] and [`Gpu::queue`] have queued. Whoever queues, calls it before the engine's lock is given
-    /// back.
+    /// Starts what [`Gpu::pull`] and [`Gpu::queue`] have queued. Whoever queues calls it before giving the
+    /// engine's lock back.
     pub fn launch(&mut self) {
         self.lanes.launch();
     }
 
-    /// What [`Gpu::launch`] would start, if that is pulls only that others may join, behind no more launches than these in flight.
+    /// What [`Gpu::launch`] would start, if these are only gets that others may join, and no more than
+    /// `behind` launches are in flight.
     pub fn gathered(&self, behind: usize) -> Option<Gathered> {
         self.lanes.gathered(behind)
     }
 
-    /// While more is being queued: starts what is worth a launch by itself.
+    /// Starts what is worth a launch by itself, while more is being queued.
     pub fn launch_ahead(&self) {
         self.lanes.launch_ahead();
     }
@@ -410,8 +415,8 @@ impl Gpu {
         self.copies(context, purpose, &[Copy::Linear { dst, src, bytes }])
     }
 
-    /// Starts a copy between pinned and device memory, with others where several come one after the other: a window's messages,
-    /// whose order does not matter.
+    /// Starts a copy between pinned and device memory, together with others if several come one after the
+    /// other. This is for the messages of a window, whose order does not matter.
     pub fn copy_soon(
         &mut self,
         context: ContextKey,
@@ -431,7 +436,8 @@ impl Gpu {
         self.lanes.submit(context, purpose, copies)
     }
 
-    /// As [`Gpu::copy`], on one of the lanes of the purpose, with a mapping that is kept open until it is done.
+    /// As [`Gpu::copy`], on one of the lanes of the purpose, with a mapping that is kept open until it is
+    /// done.
     pub fn copy_on(
         &mut self,
         context: ContextKey,
@@ -444,7 +450,7 @@ impl Gpu {
             .submit_on(context, purpose, affinity, &[copy], mapping)
     }
 
-    /// Starts copies at once, one after the other, with the time that each takes on the device.
+    /// Starts copies at once, one after the other, and times each on the device.
     pub fn timed(
         &mut self,
         context: ContextKey,
@@ -457,7 +463,7 @@ impl Gpu {
             .submit_timed(context, purpose, affinity, copies, mapping)
     }
 
-    /// How many launches a lane has to do.
+    /// How many launches a lane still has to do.
     pub fn load(&mut self, context: ContextKey, purpose: Purpose, affinity: u64) -> Result<usize> {
         self.lanes.load(context, purpose, affinity)
     }
@@ -465,13 +471,14 @@ impl Gpu {
     /// Pins the block of a rank's wide staging in which a unit lies; as [`Gpu::pin`].
     pub fn pin_wide(&mut self, context: ContextKey, of: &View, unit: u32) {
         if let Some((start, bytes)) = of.wide_block(unit) {
-            // SAFETY: segments stay mapped while the node is registered; pins are dropped before that, at finalize.
+            // SAFETY: segments stay mapped while the node is registered; pins are dropped before that, at
+            // finalize.
             unsafe { self.pin(context, start.as_ptr(), bytes) };
         }
     }
 
-    /// Takes a piece of this rank's wide staging, pinned where that works, and its address. `None` where all
-    /// is in use.
+    /// Takes a piece of this rank's wide staging, pinned if that works, and returns it with its address.
+    /// `None` if all is in use.
     pub fn take_wide(
         &mut self,
         context: ContextKey,
@@ -487,15 +494,15 @@ impl Gpu {
         Some((piece, address.as_ptr().expose_provenance() as u64))
     }
 
-    /// Whether a range of the host's memory is pinned.
+    /// Whether a range of host memory is pinned.
     #[must_use]
     pub fn is_pinned(&self, address: u64, bytes: u64) -> bool {
         let start = std::ptr::without_provenance(address as usize);
         self.registrations.is_registered(start, bytes as usize)
     }
 
-    /// Has the beginning of this rank's wide staging pinned before a message needs it. Mostly shorter
-    /// messages have had memory found for it.
+    /// Pins the beginning of this rank's wide staging before a message needs it. Usually, shorter messages
+    /// have had memory found for it already.
     pub fn prepare_wide(&mut self, context: ContextKey, own: &Segment) {
         if own.wide_block(0).is_none() && self.pages.wait() {
             if let Some((piece, _)) = self.take_wide(context, own, UNIT_BYTES) {
@@ -504,7 +511,7 @@ impl Gpu {
         }
     }
 
-    /// Whether this rank's wide staging may have so many bytes more. They stay with it.
+    /// Whether this rank's wide staging may have so many more bytes. It keeps them.
     pub fn may_widen(&mut self, bytes: u64) -> bool {
         let Ok(bytes) = usize::try_from(bytes) else {
             return false;
@@ -516,12 +523,12 @@ impl Gpu {
         self.for_paths.take(bytes)
     }
 
-    /// A bounce buffer; `Exhausted` means that later, when copies have ended, there will be one.
+    /// A bounce buffer. `Exhausted` means that there will be one later, when copies have ended.
     pub fn bounce(&self, context: ContextKey, bytes: usize) -> Result<PinnedBuffer> {
         self.pinned.take(context, bytes)
     }
 
-    /// Pins a range of shared staging memory; where that fails the range works all the same, slower.
+    /// Pins a range of shared staging memory. If that fails, the range works all the same, but slower.
     ///
     /// # Safety
     /// The range stays mapped until [`Gpu::close`].
@@ -541,7 +548,7 @@ impl Gpu {
         self.mappings.forget_peer(peer);
     }
 
-    /// Gives everything back: at finalize.
+    /// Gives everything back, at finalize.
     pub fn close(&mut self) {
         self.exec.close();
         self.lanes.close();
@@ -551,12 +558,12 @@ impl Gpu {
         self.exports.clear();
         self.pinned.clear();
         self.registrations.clear();
-        // Mappings are closed in contexts that only plans have made.
+        // Some mappings are closed in contexts that only plans have made.
         self.exec.release();
     }
 }
 
-/// Whether an error only means that a bound is reached for now.
+/// Whether an error only means that a limit is reached for now.
 pub fn is_for_now(error: &Error) -> bool {
     matches!(error, Error::Exhausted(_))
 }
@@ -572,7 +579,7 @@ mod tests {
         let segment = node_options(&config);
         let cells = u64::from(segment.cells) * u64::from(segment.cell_bytes);
         let gpu = Gpu::new(&config);
-        // Wide staging and what plans of this rank's have are taken out of one budget.
+        // Wide staging and this rank's plans share one budget.
         let for_paths = gpu.for_paths.left() as u64;
         assert!(segment.wide_bytes <= for_paths);
         assert_eq!(gpu.exec.staging_in_host_max(), for_paths);
@@ -583,7 +590,7 @@ mod tests {
     #[test]
     fn wide_staging_and_plans_share_what_the_option_allows() {
         let config = Config {
-            path_staging: 32 << 20,
+            multipath_staging: 32 << 20,
             ..Config::default()
         };
         let mut gpu = Gpu::new(&config);

@@ -1,7 +1,7 @@
 //! The helper thread: keeps promises to peers while the program computes or is inside a native call.
 //!
-//! It makes no MPI call. It sleeps on this rank's doorbell, which peers ring, and works only while no thread of the
-//! program drives the engine.
+//! It makes no MPI call. It sleeps on this rank's doorbell, which peers ring, and works only while no thread
+//! of the program drives the engine.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::JoinHandle;
@@ -16,27 +16,29 @@ use crate::node::cpus::Home;
 use crate::node::Readiness;
 use crate::stats::{self, Counter};
 
-/// Longest sleep with nothing to do: also how late a missed wake-up is noticed.
+/// Longest sleep with nothing to do. A missed wake-up is noticed at most this late.
 const IDLE_SLEEP: Duration = Duration::from_millis(100);
 /// Longest sleep while something is owed whose turn has not come.
 const OWED_SLEEP_MAX: Duration = Duration::from_millis(1);
 const OWED_SLEEP_MIN: Duration = Duration::from_micros(50);
-/// How long a program must have made no call before the helper, woken, does something in its place: longer than a
+/// How long a program must have made no call before a helper that was woken works in its place. Longer than a
 /// program takes from one call to the next while it posts its messages.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
-/// The same of a program that has gone on making calls.
+/// The same for a program that has gone on making calls.
 const PAUSE_MAX: Duration = Duration::from_micros(500);
-/// The same of one that has done little else. Each end of a pause takes the core away from a program that is bound to it: two H100s,
-/// 4 KiB both ways, two ranks each bound to a core of a virtual machine: 12.5 us with pauses of 0.5 ms, 12.0 of 2 ms, 11.8 of 8 ms
-/// (means of four launches, in turns within each; with 20 us a round trip took 16 us instead of 9).
+/// The same for a program that has done little else. Each end of a pause takes the core away from a program
+/// that is bound to it. Two H100s, 4 KiB both ways, two ranks each bound to a core of a virtual machine: 12.5
+/// us with pauses of 0.5 ms, 11.8 of 8 ms; with 20 us a round trip took 16 us instead of 9
+/// (`docs/decisions/helper-lets-the-program-go-first.md`).
 const PAUSE_BUSY_MAX: Duration = Duration::from_millis(4);
-/// It makes a call so often, on average: one that computes for a millisecond between two of them is to be found out meanwhile.
+/// A program is busy if it makes a call this often on average. One that computes for a millisecond between
+/// two calls is to be told apart.
 const BUSY: Duration = Duration::from_micros(100);
-/// How long one and the same call may go on waiting, after which the helper sleeps until it is woken.
+/// How long one call may go on waiting before the helper sleeps until it is woken.
 const WAIT_MAX: Duration = Duration::from_millis(20);
-/// How long a program is taken to go on making calls that the library stands aside for.
+/// How long a program is taken to go on making calls for which the library stands aside.
 const ASIDE_MAX: Duration = Duration::from_secs(1);
-/// Times that the helper does not count on a call that waits, once it came late because of that.
+/// For so many wake-ups the helper does not count on a call that waits, once it came late because of that.
 const DOUBTS: u32 = 16;
 /// Rounds of yielding before the first sleep, while something is owed.
 const YIELDS: u32 = 200;
@@ -106,8 +108,8 @@ pub(super) fn spawn<T: Send + 'static>(
 /// Priority of threads that nobody waits for. On Linux each thread has its own.
 const LEAST_PRIORITY: i32 = 19;
 
-/// Starts a thread that does something once, for which nobody waits: on a processor that no rank is bound to,
-/// or where there is none with as little as it can take of its rank's.
+/// Starts a thread that does one thing for which nobody waits. It runs on a processor that no rank is bound
+/// to. If there is none, it takes as little as possible of its rank's.
 pub(super) fn spawn_aside<T: Send + 'static>(
     env: &Env,
     name: &str,
@@ -138,7 +140,7 @@ fn restore_signals(old: &libc::sigset_t) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, std::ptr::null_mut()) };
 }
 
-/// Panics after which the helper gives up, rather than fail for ever.
+/// The helper gives up after so many panics, rather than fail for ever.
 const PANICS_MAX: u8 = 8;
 
 fn run() {
@@ -162,7 +164,7 @@ fn run() {
     }
 }
 
-/// How long to pause after a pause in which the program has made so many calls.
+/// How long the next pause is, after a pause in which the program made so many calls.
 fn next_pause(pause: Duration, calls: u32) -> Duration {
     let is_busy = BUSY.saturating_mul(calls) >= pause;
     let most = if is_busy { PAUSE_BUSY_MAX } else { PAUSE_MAX };
@@ -177,7 +179,7 @@ fn serve(engine: &Engine, home: &Home) {
     while !engine.helper.stop.load(Ordering::SeqCst) {
         if idle == 0 {
             let now = engine.env.node.local_size();
-            // Another rank may be bound to where this thread runs.
+            // Another rank may be bound to the processor on which this thread runs.
             if std::mem::replace(&mut ranks, now) != now {
                 home.leave(&engine.env.processes());
             }
@@ -211,25 +213,26 @@ fn serve(engine: &Engine, home: &Home) {
             may_be_late = engine.leave_it_to_the_program(doubts == 0);
             doubts = doubts.saturating_sub(1);
         } else if !owed {
-            engine.keep_house();
+            engine.collect_garbage();
         }
     }
 }
 
 impl Engine {
-    /// A thread of the program has done something of the engine's.
+    /// A thread of the program has done some of the engine's work.
     #[inline]
     pub(super) fn note_activity(&self) {
-        // It is only compared, so a count that is lost between threads does no harm.
+        // The count is only compared, so one that is lost between threads does no harm.
         let count = self.activity.load(Ordering::Relaxed);
         self.activity
             .store(count.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Waits while the program makes one call after the other: it looks by itself, and would only be kept waiting for the
-    /// lock. Peers need not wake this thread meanwhile, which for them is a system call less a message. With `counts_on_it`
-    /// also while one call waits, which is followed by another, mostly. Returns whether it paused for so long
-    /// that what has come meanwhile was kept waiting.
+    /// Waits while the program makes one call after the other: the program looks by itself, and the helper
+    /// would only make it wait for the lock. Peers need not wake this thread meanwhile, which saves them a
+    /// system call for each message. With `counts_on_it` the helper waits also while one call waits, as
+    /// another call mostly follows. Returns whether it paused so long that what came meanwhile was kept
+    /// waiting.
     fn leave_it_to_the_program(&self, counts_on_it: bool) -> bool {
         let (mut pause, mut silence) = (PAUSE_MIN, Duration::ZERO);
         while !self.helper.stop.load(Ordering::SeqCst) {
@@ -240,7 +243,8 @@ impl Engine {
                 silence = Duration::ZERO;
             } else {
                 silence += pause;
-                // So that it is asleep or awake as much as it would be, in either turn of a program that measures.
+                // So that the helper sleeps as much as it otherwise would, in both turns of a program that
+                // measures with and without the library.
                 if guard::is_aside() && silence < ASIDE_MAX {
                     continue;
                 }
@@ -262,10 +266,10 @@ impl Engine {
     }
 
     /// Nothing has happened for a while.
-    fn keep_house(&self) {
+    fn collect_garbage(&self) {
         if let Some(mut core) = self.core.try_lock() {
             core.is_inside = self.is_inside();
-            core.keep_house(&self.env);
+            core.collect_garbage(&self.env);
         }
     }
 
@@ -291,7 +295,7 @@ impl Engine {
 mod tests {
     use super::*;
 
-    /// Pauses in the midst of a program that makes a call so often.
+    /// The pause after `pauses` pauses in a program that makes a call at these intervals.
     fn after(pauses: u32, mut pause: Duration, every: Duration) -> Duration {
         for _ in 0..pauses {
             let calls = pause.as_nanos() / every.as_nanos();
@@ -304,7 +308,7 @@ mod tests {
     fn pauses_are_as_long_as_calls_are_dense() {
         let us = Duration::from_micros;
         assert_eq!(after(1, PAUSE_MIN, us(10)), 2 * PAUSE_MIN);
-        // No longer than the program has gone on for.
+        // A pause is no longer than the program has gone on making calls.
         let mut sum = Duration::ZERO;
         for pauses in 0..20 {
             let pause = after(pauses, PAUSE_MIN, us(10));
@@ -312,7 +316,7 @@ mod tests {
             sum += pause;
         }
         assert_eq!(after(20, PAUSE_MIN, us(10)), us(4000));
-        // One that computes in between is found out as soon as ever, whatever it did before.
+        // A program that computes in between is found out as early as ever, whatever it did before.
         assert_eq!(after(20, PAUSE_MIN, us(150)), us(500));
         assert_eq!(after(20, PAUSE_MIN, us(3000)), us(500));
         assert_eq!(after(1, PAUSE_BUSY_MAX, us(3000)), us(500));

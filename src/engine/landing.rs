@@ -1,8 +1,9 @@
 //! Landing ranges: untouched host memory into which a native receive is posted in place of a device buffer.
 //!
-//! A range has the capacity of the receive, but costs only the pages that a message fills: a descriptor touches one.
-//! Measured: a receive of 16 GiB into such a range posts in 1 to 10 microseconds. A fresh range costs a page fault a
-//! page when a large value lands in it, so ranges are pooled, and what the pool may keep resident is bounded.
+//! A range has the capacity of the receive, but costs only the pages that a message fills: an RTS touches
+//! one. Measured: a receive of 16 GiB into such a range posts in 1 to 10 microseconds. In a fresh range a
+//! large bcopy message costs a fault for each page, so ranges are pooled, and the memory that the pool may
+//! keep resident is bounded.
 
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -12,8 +13,8 @@ const RANGE_MIN: usize = 4096;
 /// Ranges kept per size class. A program may have thousands of receives pending; the mapping is what costs.
 const KEPT_PER_CLASS: usize = 1024;
 
-/// Address space behind a range, bytes. Open MPI 4.1.4 and 5.0.11 were seen to write past a receive that is too small
-/// for its message.
+/// Address space behind a range, bytes. Open MPI 4.1.4 and 5.0.11 were seen to write past a receive that is
+/// too small for its message.
 const SLACK: usize = 1 << 20;
 
 /// A private, zero-on-demand range of host memory.
@@ -21,7 +22,7 @@ const SLACK: usize = 1 << 20;
 pub struct Landing {
     start: NonNull<u8>,
     length: NonZeroUsize,
-    /// Bytes at the start that may be resident, by what was received into it.
+    /// Bytes at the start that may be resident, judging by what was received into it.
     touched: usize,
 }
 
@@ -86,7 +87,7 @@ impl Drop for Landing {
     }
 }
 
-/// Ranges waiting to be used again, by power-of-two size.
+/// Ranges waiting to be reused, by power-of-two size.
 #[derive(Debug)]
 pub struct Pool {
     classes: [Vec<Landing>; usize::BITS as usize],
@@ -104,8 +105,8 @@ impl Pool {
         }
     }
 
-    /// A range of at least `capacity` bytes whose first bytes are no old descriptor; `None` if the address space is
-    /// exhausted.
+    /// A range of at least `capacity` bytes whose first bytes are not an old RTS; `None` if the address space
+    /// is exhausted.
     pub fn take(&mut self, capacity: u64) -> Option<Landing> {
         let capacity = usize::try_from(capacity)
             .ok()?

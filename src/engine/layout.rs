@@ -1,7 +1,8 @@
 //! The typemap of a non-contiguous datatype as runs of bytes (MPI 4.1 section 5.1).
 //!
-//! Such a receive lands packed, and its bytes are scattered at completion by these runs; a device buffer is gathered
-//! and scattered by them too. An operation holds the layout from when it is posted: the type may be freed right after.
+//! A receive of such a type lands packed, and at completion its bytes are scattered by these runs. A device
+//! buffer is gathered and scattered by them, too. An operation holds the layout from when it is posted,
+//! because the type may be freed right afterwards.
 
 use std::ffi::c_int;
 
@@ -12,9 +13,9 @@ use crate::mpi::{native, Abi, Handle};
 /// The runs of one item, in typemap order: that is the order of the bytes on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Each with the position on the wire of its first byte, within the item.
+    /// Each run with the position on the wire of its first byte, within the item.
     runs: Vec<(u64, Run)>,
-    /// From the first to behind the last byte of an item, from the buffer address.
+    /// From the first byte of an item to behind the last, from the buffer address.
     bounds: (i64, i64),
     /// Distance from one item to the next, bytes.
     extent: i64,
@@ -50,7 +51,7 @@ impl Layout {
         Some(Layout::new(runs, info.extent))
     }
 
-    /// Of items with these runs, so far apart.
+    /// For items with these runs, at this distance.
     pub fn new(runs: Vec<Run>, extent: i64) -> Layout {
         let mut size = 0;
         let mut bounds = (i64::MAX, i64::MIN);
@@ -86,7 +87,7 @@ impl Layout {
         self.runs.capacity() * size_of::<(u64, Run)>()
     }
 
-    /// Where its bytes start, if they are one run without end: from the buffer address.
+    /// The offset of its first byte from the buffer address, if its items form one endless run.
     pub fn one_run(&self) -> Option<i64> {
         match self.runs.as_slice() {
             [(_, run)] if self.extent == self.size as i64 => Some(run.offset),
@@ -94,8 +95,8 @@ impl Layout {
         }
     }
 
-    /// What encloses the first `bytes` bytes on the wire, from the first to behind the last, from the buffer address.
-    /// Of an item that is begun the whole counts.
+    /// The range that encloses the first `bytes` bytes on the wire, from the first to behind the last, from
+    /// the buffer address. An item that is begun counts as a whole.
     pub fn bounds(&self, bytes: u64) -> (i64, i64) {
         if bytes == 0 || self.size == 0 {
             return (0, 0);
@@ -156,9 +157,9 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// Learns the typemap from the library itself: the bytes of an image of the item name their own position and are packed,
-/// one byte of the position at a time. Right for any type, also where items overlap; costs the span of an item and as
-/// much time as packing it up to eight times.
+/// Learns the typemap from the library itself: the bytes of an image of the item name their own position and
+/// are packed, one byte of the position at a time. Correct for any type, even if items overlap. Costs the
+/// span of an item in memory and up to eight times the time of packing it.
 unsafe fn runs_by_packing(abi: &Abi, datatype: Handle, info: &TypeInfo) -> Option<Vec<Run>> {
     let size = usize::try_from(info.size).ok()?;
     let room = c_int::try_from(size).ok()?;

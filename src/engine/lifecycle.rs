@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use crate::config::{Config, MpiCuda, StatsTarget};
 use crate::engine::core::Entry;
-use crate::engine::invite::Unseen;
 use crate::engine::paths::Allowed;
+use crate::engine::rtr::Unseen;
 use crate::engine::{comms, early, engine, helper, requests, types, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, tools, Abi, Family, Function};
 use crate::node::{Launch, Node, NodeError, Options, Peer, CELLS_BYTES, CELLS_MAX, CELLS_MIN};
@@ -20,8 +20,9 @@ use crate::{cuda, logging, mpi};
 /// Largest cell for the payload of an eager message, bytes.
 const CELL_BYTES_MAX: u64 = 64 << 10;
 
-/// What the engine calls for messages that the program sends and receives by other functions: all of MPI 3.0 have these.
-/// What else a library lacks costs no more than what needs it.
+/// The MPI functions that the engine calls for messages that the program sends and receives by other
+/// functions. All libraries with MPI 3.0 have these. Any other function that a library lacks costs only what
+/// needs it.
 const NEEDED: [Function; 24] = [
     Function::Bsend,
     Function::Ibsend,
@@ -49,8 +50,8 @@ const NEEDED: [Function; 24] = [
     Function::CommSetAttr,
 ];
 
-/// Arms the library after a successful `MPI_Init`, unless there is nothing for it to do in this process. Makes no
-/// communicating call: a rank without the library must not be waited for.
+/// Arms the library after a successful `MPI_Init`, unless it has nothing to do in this process. Makes no
+/// communicating call: it must not wait for a rank without the library.
 pub fn arm() {
     if engine().is_some() {
         return;
@@ -93,6 +94,11 @@ unsafe fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     }
     logging::set_rank(rank);
     let is_spawned = abi.normalize(parent) != abi.normalize(abi.comm_null);
+    if rank == 0 && !is_spawned {
+        if let Some(notice) = crate::config::notice() {
+            log::warn!("{notice}");
+        }
+    }
     if is_spawned {
         config.stats = config.stats.of_spawned(std::process::id());
     }
@@ -103,7 +109,8 @@ unsafe fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     let node = match is_spawned {
         false => enter_node(&launch, world_rank, &options, cuda_aware),
         true if cuda_aware => return Err("a spawned world stays native".into()),
-        // The launcher's word does not tell it from its parents' world. All goes by host memory.
+        // The launcher's environment does not tell this world from its parents'. All messages go through host
+        // memory.
         true => Node::alone(&launch, world_rank, &options),
     };
     let node = node.map_err(|error| error.to_string())?;
@@ -125,7 +132,7 @@ unsafe fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     }
 }
 
-/// Makes the engine and has calls taken from now on.
+/// Makes the engine. From now on calls are taken.
 unsafe fn set_up(
     abi: &'static Abi,
     config: Config,
@@ -157,7 +164,7 @@ unsafe fn set_up(
         activity: AtomicU32::new(0),
         native: AtomicU32::new(0),
         native_before_live: AtomicU32::new(0),
-        pump: OnceLock::new(),
+        progress: OnceLock::new(),
         helper: helper::Handle::new(),
     });
     if armed.is_err() {
@@ -174,12 +181,12 @@ unsafe fn set_up(
     Ok(())
 }
 
-/// The engine, for a request that the MPI library has none for. Where messages are not taken (`ANABRANCH=off`, no driver,
-/// nobody to meet), one is made that completes requests and takes no message: it knows no device, no peer and no
-/// communicator.
+/// The engine, for a request that the MPI library has no function for. If messages are not taken
+/// (`ANABRANCH=off`, no driver, no peers), an engine is made that completes requests and takes no message: it
+/// knows no device, no peer and no communicator.
 ///
 /// # Errors
-/// The code for the program, which has been told why on stderr.
+/// The code for the program. The reason was written to stderr.
 pub fn engine_for_requests() -> Result<&'static Engine, c_int> {
     if let Some(engine) = engine() {
         return Ok(engine);
@@ -226,7 +233,7 @@ fn check_tools() -> Result<(), String> {
     }
 }
 
-/// A tool behind the library reaches the MPI library without it.
+/// A tool behind the library calls the MPI library without it.
 fn say_bypassed(tool: &str) {
     log::warn!(
         "{tool} wraps MPI functions and does not go on by PMPI, so that its calls bypass the library: every message of this \
@@ -235,10 +242,10 @@ fn say_bypassed(tool: &str) {
     );
 }
 
-/// `MPI_Init` was entered behind a tool.
+/// This library's `MPI_Init` was entered behind a tool.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
-/// `MPI_Init` or `MPI_Init_thread` is made.
+/// `MPI_Init` or `MPI_Init_thread` is about to be called.
 pub fn note_init() {
     ENTERED.store(true, Ordering::Relaxed);
 }
@@ -258,7 +265,7 @@ pub fn after_init_of_tool() {
 
 /// Sizes of this rank's segment.
 pub(super) fn node_options(config: &Config) -> Options {
-    // Larger eager messages go by value.
+    // Larger eager messages go by bcopy.
     let cell_bytes = config.eager.min(CELL_BYTES_MAX) as u32;
     Options {
         slots: config.slots.max(1),
@@ -267,13 +274,13 @@ pub(super) fn node_options(config: &Config) -> Options {
         cell_bytes,
         cells: (CELLS_BYTES / cell_bytes.max(1)).clamp(CELLS_MIN, CELLS_MAX),
         sheets: config.verify,
-        wide_bytes: config.path_staging,
+        wide_bytes: config.multipath_staging,
         ..Options::default()
     }
 }
 
-/// Registers with the other ranks of the node. Where they cannot be met, this rank goes on by itself for an MPI library
-/// that does not know device memory: that must not see any.
+/// Registers with the other ranks of the node. If they cannot be met, and the MPI library does not know
+/// device memory, this rank goes on alone, because that library must not see any.
 fn enter_node(
     launch: &Launch,
     world_rank: u32,
@@ -284,7 +291,7 @@ fn enter_node(
         Ok(node) => return Ok(node),
         Err(error) => error,
     };
-    // A world inside another's is no fault.
+    // A world inside another is no fault.
     let level = match refused {
         NodeError::RankDiffers { .. } => log::Level::Info,
         _ => log::Level::Warn,
@@ -346,7 +353,7 @@ pub unsafe fn finalize() -> c_int {
         core.gpu.survey.keep(&engine.env);
         core.gpu.close();
     }
-    engine.end_pump();
+    engine.end_progress();
     guard::set_armed(false);
     let own = engine.env.node.own();
     publish(engine);
@@ -361,8 +368,8 @@ pub unsafe fn finalize() -> c_int {
     code
 }
 
-/// By now every rank of this node has registered that ever will: what went by the MPI library for want of a record of its
-/// receiver need not have done so.
+/// By now every rank of this node that will ever register has done so. Reports messages that went by the MPI
+/// library because their receiver's record was missing, which need not have been so.
 fn say_out_of_reach(engine: &Engine) {
     let (messages, bytes) = stats::snapshot().fallback(Reason::NotRegistered);
     if messages == 0 {
@@ -381,11 +388,11 @@ fn publish(engine: &Engine) {
     stats::publish(engine.env.node.own().counters());
 }
 
-/// Longest wait in `MPI_Finalize` for the counters of a peer.
+/// Longest wait in `MPI_Finalize` for a peer's counters.
 const SUMMARY_WAIT: Duration = Duration::from_secs(2);
 
-/// Longest wait in `MPI_Finalize` for peers that move messages over this rank's GPUs. They need no more than a few
-/// milliseconds, and take none from then on.
+/// Longest wait in `MPI_Finalize` for peers that move messages over this rank's GPUs. They need no more than
+/// a few milliseconds, and begin no more from then on.
 const RELAYS_WAIT: Duration = Duration::from_secs(2);
 
 fn summarize(engine: &Engine, peers: &[Arc<Peer>]) {
@@ -415,20 +422,21 @@ fn summarize(engine: &Engine, peers: &[Arc<Peer>]) {
 }
 
 impl Engine {
-    /// Serves until every message of this rank is received, or its receiver is past receiving. MPICH is made to progress
-    /// only as far as descriptors that it still has to send need it: version 5 fails in `MPI_Finalize` where it has taken
-    /// in a message that nobody received, and a program that leaves such messages behind passes there as long as it makes
-    /// no further call that progresses. Open MPI is made to progress: a receiver may be in a native send to this rank that
-    /// does not end before, and natively ends while this rank finalizes.
+    /// Serves until every message of this rank is received, or its receiver can receive no more. MPICH is
+    /// made to progress only as far as RTSs that it still has to send need that. Version 5 fails in
+    /// `MPI_Finalize` if it has taken in a message that nobody received, and a program that leaves such
+    /// messages behind succeeds there as long as it makes no further call that progresses. Open MPI is made
+    /// to progress: a receiver may be in a native send to this rank that does not end before, and that
+    /// natively ends while this rank finalizes.
     fn serve_out(&self) {
         self.env.node.own().set_finalizing();
         if !self.live.load(Ordering::Acquire) {
             return;
         }
-        // Requests that are complete and were not asked about lately would be pending to the MPI library.
+        // To the MPI library, requests that are complete but were not asked about lately would be pending.
         self.core.lock().test_draining(&self.env, usize::MAX);
         self.until(|engine, core| {
-            // A receiver that was written to does not ring.
+            // A receiver that was put to does not ring.
             core.serve_now();
             core.close_received(&engine.env, usize::MAX);
             let mut waiting = false;
@@ -437,15 +445,15 @@ impl Engine {
                 unsafe { core.test_value(&engine.env, id) };
                 waiting |= core.is_wanted(&engine.env, id);
             }
-            core.pump_wanted = engine.env.abi.family == Family::OpenMpi;
-            // What has begun to move is brought to its end; what never matched is not waited for.
+            core.progress_wanted = engine.env.abi.family == Family::OpenMpi;
+            // Messages that have begun to move are finished. Those that never matched are not waited for.
             (!waiting && core.moving.is_empty()).then_some(())
         });
         let core = self.core.lock();
         stats::add(Counter::FinalizeUnmatched, core.sends_out() as u64);
     }
 
-    /// Frees the staging that peers use on this rank's GPUs, once they have let go of it.
+    /// Frees the staging that peers use on this rank's GPUs, once they have released it.
     fn close_relays(&self) {
         let deadline = Instant::now() + RELAYS_WAIT;
         let mut backoff = crate::node::Backoff::sleeping(Duration::from_millis(5));
@@ -461,8 +469,8 @@ impl Engine {
         }
     }
 
-    /// Ends the generalized requests of sends that the program has freed and nobody has received, and those that are kept:
-    /// MPI must not find them in Finalize.
+    /// Ends the generalized requests of sends that the program has freed and nobody has received, and the
+    /// requests kept for later sends: MPI must not find any in Finalize.
     fn end_requests(&self) {
         let mut core = self.core.lock();
         // SAFETY: inside MPI_Finalize.
@@ -475,7 +483,7 @@ impl Engine {
         }
     }
 
-    /// The ranks whose counters this rank sums up: it is the lowest of its node, and a summary is wanted.
+    /// The ranks whose counters this rank sums up, if it is the lowest of its node and a summary is wanted.
     fn collector(&self) -> Option<Vec<Arc<Peer>>> {
         if self.env.config.stats == StatsTarget::Off {
             return None;

@@ -1,7 +1,8 @@
-//! Copies between the program's device memory and pageable host memory, through pinned bounce buffers in pieces.
+//! Copies between the program's device memory and pageable host memory, in pieces, through pinned bounce
+//! buffers.
 //!
-//! Used for values: up into a device buffer from a landing range, down from a device buffer before a value is sent.
-//! A non-contiguous buffer is gathered and scattered by the runs of its datatype.
+//! Used for bcopy: up into a device buffer from a landing range, and down from a device buffer before its
+//! payload is sent. A non-contiguous buffer is gathered and scattered by the runs of its datatype.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::engine::layout::Layout;
 use crate::engine::verify::Summing;
 use crate::node::{Sums, BLOCKS};
 
-/// Which way.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Host to device.
@@ -32,7 +33,7 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// What encloses so many bytes, as an address and a length.
+    /// The range that encloses so many bytes: address and length.
     pub fn place(&self, bytes: u64) -> (u64, u64) {
         match self {
             Shape::Dense(device) => (*device, bytes),
@@ -44,7 +45,7 @@ impl Shape {
     }
 }
 
-/// Pieces under way at a time: one is copied by the device while the CPU fills or empties another.
+/// How many pieces are under way at a time: the device copies one while the CPU fills or empties another.
 const PIECES: usize = 2;
 /// Size of a piece, bytes: large enough to amortize a launch, small enough to overlap.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -54,15 +55,16 @@ struct Piece {
     bounce: PinnedBuffer,
     from: u64,
     bytes: u64,
-    /// The bounce buffer holds the device memory from this address on as it is, gaps included.
+    /// The bounce buffer is an image of the device memory from this address on, gaps included.
     span: Option<u64>,
 }
 
-/// Runs in device memory that are read one by one, at most, for each such part of the memory that they lie in. More of them
-/// are read with the gaps between them, by one copy, and picked out by the processor: a copy of a few bytes takes the
-/// device as long as one of 64 KiB. Nothing is written so: what the program writes to the gaps meanwhile would be lost.
+/// Runs in device memory are read one by one if there is at most one for each part of this length of the
+/// memory that they lie in. If there are more, one copy reads them with the gaps between them, and the
+/// processor picks them out: a copy of a few bytes takes the device as long as one of 64 KiB. Writes never do
+/// this: they would overwrite what the program writes to the gaps meanwhile.
 const SPAN_BYTES: u64 = 64 << 10;
-/// Memory of more than so many times the bytes that are wanted is not read as a whole.
+/// Memory of more than so many times the wanted bytes is not read as a whole.
 const SPAN_RATIO: u64 = 4;
 
 /// A copy under way.
@@ -71,23 +73,23 @@ pub struct Lift {
     context: ContextKey,
     shape: Shape,
     host: *mut u8,
-    /// What `host` points to, where that is the copy's own.
+    /// The memory that `host` points to, if the copy owns it.
     _owned: Vec<u8>,
     total: u64,
     issued: u64,
     pieces: VecDeque<Piece>,
-    /// What comes down is not kept: only its checksums are wanted.
+    /// The bytes that come down are not kept: only their checksums are wanted.
     summing: Option<Box<Summing>>,
-    /// Whose payload it is.
+    /// The message that the payload belongs to.
     of: Of,
-    /// Driver calls that have failed.
+    /// How many driver calls have failed.
     failures: u32,
-    /// It cannot be done; what is in flight is waited for.
+    /// The copy cannot be done; what is in flight is waited for.
     given_up: Option<Error>,
 }
 
-// SAFETY: the host range belongs to the operation that owns this value (a landing range, or memory that MPI has lent
-// the library until the operation completes), and is touched by whoever holds the engine's lock.
+// SAFETY: the host range belongs to the operation that owns this value (a landing range, or memory that MPI
+// has lent the library until the operation completes), and is touched by whoever holds the engine's lock.
 unsafe impl Send for Lift {}
 
 impl Lift {
@@ -146,15 +148,16 @@ impl Lift {
         lift
     }
 
-    /// The checksums, once all is done.
+    /// The checksums, once the whole copy is done.
     pub fn take_sums(&mut self) -> Sums {
         self.summing
             .take()
             .map_or([0; BLOCKS], |summing| summing.sums())
     }
 
-    /// Starts what can be started and finishes what is done; true when everything is. An error comes when nothing is in
-    /// flight any more: the bounce buffers and the program's memory are free again.
+    /// Starts what can be started and finishes what is done. True when everything is done. An error is
+    /// returned only when nothing is in flight any more: the bounce buffers and the program's memory are then
+    /// free again.
     pub fn poll(&mut self, gpu: &mut Gpu) -> Result<bool> {
         if self.given_up.is_none() {
             match self.step(gpu) {
@@ -170,7 +173,7 @@ impl Lift {
         }
     }
 
-    /// Whether it has ended, well or not, and nothing is in flight.
+    /// Whether it has ended, in success or failure, and nothing is in flight.
     pub fn is_over(&self) -> bool {
         self.pieces.is_empty() && (self.is_issued() || self.given_up.is_some())
     }
@@ -180,7 +183,7 @@ impl Lift {
         self.issued == self.total
     }
 
-    /// Whether an error leaves something to try. A copy that is lost is not made again: its context is gone.
+    /// Whether to go on after an error. A lost copy is not made again: its context is gone.
     fn may_go_on(&mut self, error: &Error) -> bool {
         self.failures += 1;
         let lost = self.pieces.iter().any(|piece| piece.copy.is_lost());
@@ -188,7 +191,7 @@ impl Lift {
         if goes_on {
             let path = match self.summing {
                 Some(_) => Path::Checksums,
-                None => Path::Value,
+                None => Path::Bcopy,
             };
             fault::tried_again(self.of, path, error);
         }
@@ -210,7 +213,7 @@ impl Lift {
         while self.pieces.len() < PIECES && self.issued < self.total {
             match self.start_piece(gpu) {
                 Ok(()) => {}
-                // Bounce memory or events are all in use: they come back when other copies end.
+                // Bounce memory or events are all in use: some will be free when other copies end.
                 Err(error) if is_for_now(&error) => break,
                 Err(error) => return Err(error),
             }
@@ -248,7 +251,8 @@ impl Lift {
             Way::Up => Purpose::HostToDevice,
             Way::Down => Purpose::DeviceToHost,
         };
-        // Of a window several values land while the device has one: together they cost it less.
+        // Several payloads of a window land while the device works on one: together they cost the device
+        // less.
         let copy = match copies.as_slice() {
             [only] if self.way == Way::Up && bytes == self.total => {
                 gpu.queue(self.context, purpose, *only)?
@@ -284,7 +288,7 @@ impl Lift {
             span = Some(with);
         }
         let span = span?;
-        // Of the copies as many belong to the part that has room in a piece.
+        // How many of the copies belong to the part that fits into a piece.
         let own = copies * span.bytes / bytes.max(1);
         let is_dense = span.length < span.bytes.saturating_mul(SPAN_RATIO);
         (copies > 1 && is_dense && own > span.length.div_ceil(SPAN_BYTES)).then_some(span)
@@ -340,7 +344,7 @@ impl Lift {
 struct Span {
     start: u64,
     length: u64,
-    /// Bytes of the message in it.
+    /// Bytes of the message in this part.
     bytes: u64,
 }
 
@@ -353,7 +357,7 @@ impl Span {
         }
     }
 
-    /// With another run of the message.
+    /// Extends the span by another run of the message.
     fn with(self, start: u64, length: u64) -> Span {
         let first = self.start.min(start);
         let end = (self.start + self.length).max(start + length);
@@ -505,7 +509,8 @@ mod tests {
 
     const DEVICE: u64 = 1 << 40;
 
-    /// The first piece of a message of these runs that is read with its gaps; `None` where its runs are read one by one.
+    /// The first piece of a message of these runs that is read with its gaps; `None` where its runs are read
+    /// one by one.
     fn span_of(way: Way, runs: &[(i64, u64)], issued: u64) -> Option<Span> {
         let total = runs.iter().map(|run| run.1).sum();
         let list = runs.iter().map(|&(offset, length)| Run { offset, length });
@@ -521,7 +526,7 @@ mod tests {
         lift.span((total - issued).min(PIECE_BYTES))
     }
 
-    /// Runs of so many bytes, at distances that are no train: by turns so far apart, and a byte more.
+    /// Runs of so many bytes, at distances that form no train: alternately `pitch` apart, and a byte more.
     fn uneven(count: i64, length: u64, pitch: i64) -> Vec<(i64, u64)> {
         let offset = |i: i64| i * pitch + (i / 2) % 2;
         (0..count).map(|i| (offset(i), length)).collect()

@@ -7,7 +7,7 @@ use crate::engine::receive::release;
 use crate::engine::{Core, Engine, Env};
 use crate::mpi::Handle;
 
-/// What is known of such a message. It is as long as a descriptor, and has been counted.
+/// What is known of such a message. It is as long as an RTS, and has been counted.
 #[derive(Clone, Copy, Debug)]
 pub struct Matched {
     stream: Option<Stream>,
@@ -28,7 +28,7 @@ impl Core {
 }
 
 impl Matched {
-    /// It did not fit its receive: if it was a descriptor, its sender is released.
+    /// The message did not fit its receive: if it was an RTS, its sender is released.
     pub(super) fn release(&self, env: &Env) -> bool {
         self.stream
             .is_some_and(|stream| release(env, stream, self.sequence))
@@ -36,7 +36,7 @@ impl Matched {
 }
 
 impl Engine {
-    /// A native receive that nobody watched has completed with a message as long as a descriptor, which is counted.
+    /// A native receive that nobody watched has completed with a message as long as an RTS, which is counted.
     ///
     /// # Safety
     /// `status` was filled by the receive on `comm`.

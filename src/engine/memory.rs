@@ -1,6 +1,6 @@
 //! Copies of host memory.
 
-/// As [`std::ptr::copy_nonoverlapping`], past the caches where they are of no use.
+/// Like [`std::ptr::copy_nonoverlapping`], past the caches if they are of no use.
 ///
 /// # Safety
 /// As there.
@@ -15,8 +15,8 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, is_past_caches: b
     }
 }
 
-/// As [`std::ptr::copy_nonoverlapping`], but what is written does not go through the caches: memory that is not in them
-/// is not read first, which costs half of the time of a long copy.
+/// Like [`std::ptr::copy_nonoverlapping`], but what is written does not go through the caches. So memory that
+/// is not in them is not read first, which costs half of the time of a long copy.
 ///
 /// # Safety
 /// As there.
@@ -33,7 +33,8 @@ unsafe fn past_caches(to: *mut u8, from: *const u8, bytes: usize) {
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: all of it lies within the `bytes` of both; every store is to a multiple of 16, as `head` ends on a line.
+    // SAFETY: all of it lies within the `bytes` of both; every store is to a multiple of 16, as `head` ends
+    // on a line.
     unsafe {
         to.copy_from_nonoverlapping(from, head);
         for line in 0..lines {
@@ -53,7 +54,8 @@ unsafe fn past_caches(to: *mut u8, from: *const u8, bytes: usize) {
         }
         to.add(tail)
             .copy_from_nonoverlapping(from.add(tail), bytes - tail);
-        // Such stores are not ordered with later ones: whoever is told that the bytes are there must find them.
+        // Such stores are not ordered with later ones. Whoever is told that the bytes are there must find
+        // them.
         _mm_sfence();
     }
 }

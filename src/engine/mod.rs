@@ -1,7 +1,8 @@
 //! The engine: matching, transfers, and the helper thread.
 //!
-//! Everything mutable is in [`Core`], behind one lock. A thread of the program takes it for short steps that never
-//! block; the helper thread, which makes no MPI call, takes it while no thread of the program is in the engine.
+//! Everything mutable is in [`Core`], behind one lock. A thread of the program takes it for short steps that
+//! never block; the helper thread, which makes no MPI call, takes it while no thread of the program is in the
+//! engine.
 
 pub mod aside;
 mod collective;
@@ -15,9 +16,10 @@ mod fault;
 mod fetch;
 mod gpu;
 mod helper;
-pub mod invite;
+mod history;
 mod landing;
 mod layout;
+pub mod life;
 pub mod lifecycle;
 mod lift;
 pub mod matched;
@@ -34,6 +36,7 @@ mod receive;
 mod relays;
 mod requests;
 pub mod route;
+pub mod rtr;
 mod scope;
 mod send;
 pub mod sendrecv;
@@ -79,8 +82,8 @@ pub struct Env {
     pub cuda_aware: bool,
     /// The length of a message can be read from its status, without asking the MPI library.
     pub reads_lengths: bool,
-    /// What of the program's messages the engine does not see.
-    pub unseen: invite::Unseen,
+    /// Messages of the program that the engine does not see.
+    pub unseen: rtr::Unseen,
     /// Which paths messages may take.
     pub allowed: paths::Allowed,
 }
@@ -98,18 +101,18 @@ pub struct Engine {
     /// What does not change.
     pub env: Env,
     core: Mutex<Core>,
-    /// A rank of this node uses device memory, so descriptors are about.
+    /// A rank of this node uses device memory, so RTSs may be sent.
     live: AtomicBool,
-    /// Threads of the program that are driving the engine now: the helper stays out of their way.
+    /// Threads of the program that are driving the engine now. The helper stays out of their way.
     driving: AtomicU32,
-    /// Calls of the program's that the engine had a part in: a helper that was woken waits until they pause.
+    /// Calls of the program in which the engine had a part. A helper that was woken waits until they pause.
     activity: AtomicU32,
     /// Threads of the program inside a native call that may block, begun when this rank was live.
     native: AtomicU32,
     /// Threads of the program inside a native call that was begun before this rank was live.
     native_before_live: AtomicU32,
     /// A request that never completes, to make the MPI library progress.
-    pump: OnceLock<Handle>,
+    progress: OnceLock<Handle>,
     helper: helper::Handle,
 }
 
@@ -122,7 +125,7 @@ pub fn engine() -> Option<&'static Engine> {
 }
 
 impl Engine {
-    /// Whether descriptors may be about; from the first time on that this is true, this rank takes part.
+    /// Whether RTSs may be on their way. From the first time that this is true, this rank takes part.
     #[inline]
     pub fn live(&self) -> bool {
         self.live.load(Ordering::Acquire) || (self.env.node.device_in_use() && self.go_live())
@@ -134,8 +137,8 @@ impl Engine {
         self.live.load(Ordering::SeqCst)
     }
 
-    /// Takes part: starts the helper and, once no receive is pending in which a descriptor could not be recognized,
-    /// lets the peers know that they may send descriptors.
+    /// Takes part: starts the helper. Once no receive is pending in which an RTS could not be recognized,
+    /// lets the peers know that they may send RTSs.
     #[cold]
     #[inline(never)]
     fn go_live(&self) -> bool {
@@ -150,7 +153,7 @@ impl Engine {
         true
     }
 
-    /// A buffer in device memory was met.
+    /// A device buffer was met.
     fn use_device(&self) {
         if !self.env.node.own().device_user() {
             self.env.node.announce_device_use();
@@ -178,7 +181,7 @@ impl Engine {
         if ready != core.ready && !core.counts_lost() {
             core.ready = ready;
             self.env.node.own().set_ready(ready);
-            log::debug!("ready for descriptors: {ready:?}");
+            log::debug!("ready for RTSs: {ready:?}");
         }
     }
 }

@@ -6,8 +6,9 @@ use crate::engine::receive::RecvArgs;
 use crate::engine::send::{Mode, SendArgs};
 use crate::mpi::{codes, guard, native, Abi, Handle};
 
-/// Calls a native function whose first arguments are a buffer and a count. The function with a large count is called
-/// for large counts only: not every library has it, and where it has none the way to the other is longer.
+/// Calls a native function whose first arguments are a buffer and a count. The variant with a large count is
+/// called for large counts only: not every library has it, and one that lacks it takes a longer way to a
+/// replacement.
 macro_rules! by_count {
     ($plain:ident or $large:ident: $buffer:expr, $count:expr, $($argument:expr),+) => {
         match c_int::try_from($count) {
@@ -134,8 +135,8 @@ pub unsafe fn native_imrecv(
     unsafe { by_count!(imrecv or imrecv_c: buffer, count, datatype, message, request) }
 }
 
-/// Has the communicator's error handler called at the end of the program's call, as MPI does for its own errors (MPI
-/// 4.1 section 9.3); returns the code.
+/// Has the communicator's error handler called at the end of the program's call, as MPI does for its own
+/// errors (MPI 4.1 section 9.3). Returns the code.
 ///
 /// # Safety
 /// `comm` is the program's.

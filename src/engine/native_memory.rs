@@ -1,4 +1,4 @@
-//! Device memory that is handed to the MPI library, by calls that are not the engine's.
+//! Device memory that is handed to the MPI library by calls that the engine does not take.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,12 +7,13 @@ use crate::cuda;
 use crate::engine::Engine;
 use crate::mpi::Function;
 
-/// What has been said of each function.
+/// Which functions have been reported.
 static SAID: [AtomicBool; Function::COUNT] = [const { AtomicBool::new(false) }; Function::COUNT];
 
 impl Engine {
-    /// Before the MPI library is called with these buffers: if it does not know device memory and one of them is, that is
-    /// said, once for each function. What happens then is the MPI library's affair. With UCX below some calls work.
+    /// Called before the MPI library gets these buffers. If the library does not know device memory and one
+    /// of the buffers is in it, says so once for each function. What happens then is up to the MPI library.
+    /// With UCX below some calls work.
     #[inline]
     pub fn look_at_buffers(&self, function: Function, buffers: &[*const c_void]) {
         if !self.env.cuda_aware && !buffers.is_empty() && cuda::driver_in_use() {

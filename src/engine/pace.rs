@@ -1,23 +1,24 @@
 //! Whether the program computes between its calls while messages are under way, or waits for them.
 //!
-//! What a message takes of processor time while it is under way, the program's calls that test for it take from the program's
-//! own work. Host memory brings a tenth of speed, and takes the launch of each chunk of both ranks for it: on two H200s a rank that
-//! called MPI_Testall between kernels of 44 us lost 16 to 27 % of its work to it, of which one copy takes 4 to 5 %, and
-//! the MPI library's own way 2 to 4 % (`docs/results/h200-x2-computing.txt`).
+//! The processor time that a message takes while it is under way, in the program's calls that test for it, is
+//! lost to the program's own work. Host memory gains a tenth of speed, but both ranks must launch each chunk
+//! for it. On two H200s a rank that called MPI_Testall between kernels of 44 us lost 16 to 27 % of its work
+//! to that. One copy takes 4 to 5 %, and the MPI library's own way 2 to 4 %
+//! (`docs/results/h200-x2-computing.txt`).
 
 use std::time::Duration;
 
-/// What lies between two calls counts as so much at most: a program that only waits may be interrupted.
+/// The time between two calls counts as at most this much: a program that only waits may be interrupted.
 const GAP_MAX_NS: u64 = 100_000;
-/// Of the mean, the part that the latest gap makes.
+/// The latest gap makes this part of the mean.
 const WEIGHT: u64 = 4;
-/// A program that computes for so long between calls that test, on average, does not wait.
+/// A program that computes this long between calls that test, on average, does not wait.
 const COMPUTES_FROM_NS: u64 = 10_000;
 
-/// How the program's calls that test follow each other.
+/// How the program's calls that test follow one another.
 #[derive(Debug, Default)]
 pub struct Pace {
-    /// When the last of them was over, if no call has waited since.
+    /// When the last of these calls ended, if no call has waited since.
     left_ns: Option<u64>,
     mean_ns: u64,
     waits: bool,
@@ -33,12 +34,13 @@ impl Pace {
         }
     }
 
-    /// It is over.
+    /// The call ends.
     pub fn end_test(&mut self, now_ns: u64) {
         self.left_ns = Some(now_ns);
     }
 
-    /// A call waits for messages. Two after each other, with no test between them, are what a program does that waits.
+    /// A call waits for messages. A program that makes two such calls in a row, with no test between them,
+    /// waits.
     pub fn begin_wait(&mut self) {
         self.left_ns = None;
         if std::mem::replace(&mut self.waits, true) {
@@ -46,7 +48,7 @@ impl Pace {
         }
     }
 
-    /// A call has waited for something else: what went by was not the program's own work.
+    /// A call has waited for something else: the time was not the program's own work.
     pub fn interrupt(&mut self) {
         self.left_ns = None;
     }
@@ -56,7 +58,7 @@ impl Pace {
         !self.waits && self.is_apart()
     }
 
-    /// How long its next test may be waited for; zero where it does not compute.
+    /// How long its next test may be waited for; zero if it does not compute.
     pub fn patience(&self) -> Duration {
         match self.is_apart() {
             true => Duration::from_nanos(2 * self.mean_ns),
@@ -64,7 +66,7 @@ impl Pace {
         }
     }
 
-    /// Whether it is likely to compute, and not to wait, while what it sends now is under way.
+    /// Whether the program will likely compute, and not wait, while what it sends now is under way.
     pub fn is_apart(&self) -> bool {
         self.mean_ns >= COMPUTES_FROM_NS
     }
@@ -74,7 +76,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Calls that test, each `gap_ns` after the one before, which took 1000. Says what it was in each.
+    /// Makes tests, each `gap_ns` after the one before, which took 1000. Returns whether the program counted
+    /// as computing in each.
     fn test(pace: &mut Pace, now_ns: &mut u64, gaps_ns: &[u64]) -> Vec<bool> {
         let mut found = Vec::new();
         for gap_ns in gaps_ns {

@@ -1,19 +1,19 @@
-//! Memory for the beginning of a rank's wide staging, which a thread of its own asks the system for: 16 MiB
-//! take 3 to 14 ms, mostly to be filled with zeros.
+//! Memory for the beginning of a rank's wide staging. A thread of its own asks the system for it: 16 MiB take
+//! 3 to 14 ms, mostly to be filled with zeros.
 
 use std::thread::JoinHandle;
 
 use crate::engine::{helper, Env};
 
-/// How far that has got.
+/// How far the request has come.
 #[derive(Default)]
 pub enum Pages {
     /// Nobody has asked.
     #[default]
     Unasked,
-    /// The thread is at it.
+    /// The thread is at work.
     Asked(JoinHandle<bool>),
-    /// They are there, or there are none.
+    /// The pages are there, or there are none.
     Over(bool),
 }
 
@@ -61,7 +61,7 @@ impl Pages {
     /// Whether they are there, once that is known.
     pub fn wait(&mut self) -> bool {
         *self = match std::mem::take(self) {
-            // A panic is said where it happens.
+            // A panic is reported where it happens.
             Pages::Asked(thread) => Pages::Over(thread.join().unwrap_or(false)),
             other => other,
         };

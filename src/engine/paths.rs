@@ -1,5 +1,5 @@
-//! Which paths the messages may take that this rank receives: those of `ANABRANCH_PATHS`, or fewer of them that the program has
-//! chosen since, so that it can compare them in one run.
+//! Which paths the messages that this rank receives may take: those of `ANABRANCH_PATHS`, or fewer that the
+//! program has chosen since, so that it can compare them in one run.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -7,13 +7,13 @@ use crate::config::{Kind, PathList, Paths};
 use crate::engine::{engine, Env};
 use crate::mpi::guard;
 
-/// Why they were not chosen.
+/// Why the paths were not chosen.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum Refused {
     /// The library takes no messages.
     #[error("MPI is not initialized, or the library is off")]
     Off,
-    /// No list of paths.
+    /// The text is no list of paths.
     #[error("{0:?} is not {accepted}", accepted = PathList.accepts())]
     NoList(String),
     /// The rank was set up without one of them.
@@ -54,19 +54,20 @@ fn bits(paths: Paths) -> u8 {
 }
 
 impl Env {
-    /// The paths that messages may take which this rank receives.
+    /// The paths that messages received by this rank may take.
     pub(super) fn paths(&self) -> Paths {
         self.allowed.get()
     }
 
-    /// Whether a message so long may be split over several paths.
+    /// Whether a message of this length may be split over several paths.
     pub(super) fn may_split(&self, bytes: u64) -> bool {
         bytes >= self.config.multipath.max(1) && !self.paths().is_direct_only()
     }
 }
 
-/// Has messages that this rank receives from now on take these paths only, a list as `ANABRANCH_PATHS` has it, or those of that
-/// option again. Messages under way keep theirs. False if nothing has changed; the log says why.
+/// From now on messages that this rank receives take only these paths, a list in the form of
+/// `ANABRANCH_PATHS`; without a list, those of that option again. Messages under way keep theirs. False if
+/// nothing has changed; the log says why.
 #[must_use]
 pub fn choose(list: Option<&str>) -> bool {
     let chosen = try_to_choose(list);

@@ -1,8 +1,8 @@
 //! Persistent requests (MPI 4.1 section 3.9).
 //!
-//! A persistent receive is native, and watched like any other. A persistent send of a device buffer is a send of the
-//! engine's at every start; its handle is a persistent request to MPI_PROC_NULL that is never started, since such
-//! handles are unique.
+//! A persistent receive is native, and watched like any other. A persistent send of a device buffer is an
+//! engine send at every start. Its handle is a persistent request to MPI_PROC_NULL that is never started,
+//! because such handles are unique.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,7 +12,7 @@ use crate::engine::requests::standing_request;
 use crate::engine::send::SendArgs;
 use crate::engine::{types, Engine};
 use crate::mpi::{native, Abi, Handle};
-use crate::node::DESCRIPTOR_BYTES;
+use crate::node::RTS_BYTES;
 
 /// A persistent send of the engine's.
 pub struct PersistentSend {
@@ -43,7 +43,7 @@ impl PersistentSend {
 }
 
 impl Engine {
-    /// Makes a persistent send the engine's, if its buffer is in device memory or it is as long as a descriptor;
+    /// Takes a persistent send over, if its buffer is in device memory or it is as long as an RTS;
     /// `None` if it stays native.
     ///
     /// # Safety
@@ -55,7 +55,7 @@ impl Engine {
         }
         // SAFETY: passed on.
         let (bytes, device) = unsafe { self.payload_of(args) }?;
-        if !device && bytes != DESCRIPTOR_BYTES as u64 {
+        if !device && bytes != RTS_BYTES as u64 {
             return None;
         }
         let mut datatype = abi.datatype_null;
@@ -85,7 +85,8 @@ impl Engine {
         Some(abi.success)
     }
 
-    /// Bytes of a message, and whether they lie in device memory; `None` if the datatype's layout is not known.
+    /// Bytes of a message, and whether they lie in device memory; `None` if the datatype's layout is not
+    /// known.
     unsafe fn payload_of(&self, args: &SendArgs) -> Option<(u64, bool)> {
         // SAFETY: the program's handle.
         let info = unsafe { types::info(self.env.abi, args.datatype) }?;
@@ -110,7 +111,7 @@ impl Engine {
                 // SAFETY: an inactive persistent request.
                 unsafe { core.start_receive(&self.env, id) };
                 let mut native = core.native_of(id);
-                // Under the lock: nothing comes between what its sender is told and its place among the receives.
+                // Under the lock, so that nothing comes between its RTR and its place among the receives.
                 // SAFETY: an inactive persistent request.
                 unsafe { native::start(&raw mut native) }
             }

@@ -1,8 +1,10 @@
-//! Where the bytes of a message are: in host memory, in one allocation of a device, or in several places at once.
+//! Where the bytes of a message are: in host memory, in one allocation of a device, or in several places at
+//! once.
 //!
-//! A message of a contiguous type is where its first byte is. Another may reach from one allocation into the next (a struct
-//! of absolute addresses may name a field in host memory and one on a device), so each of its parts is asked about that
-//! could lie elsewhere than its neighbours ([`runs::probes_of`](super::types::runs::probes_of)).
+//! A message of a contiguous type lies where its first byte is. One of another type may reach from one
+//! allocation into the next (a struct of absolute addresses may name a field in host memory and one on a
+//! device). So the driver is asked about each part that could lie elsewhere than its neighbours
+//! ([`runs::probes_of`](super::types::runs::probes_of)).
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -25,7 +27,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Of `count` items at `buffer`.
+    /// The place of `count` items at `buffer`.
     ///
     /// # Safety
     /// `datatype` is a handle that the program passed to MPI, described by `info`.
@@ -51,7 +53,7 @@ impl Place {
         unsafe { Place::of_parts(abi, buffer, count, datatype, info) }
     }
 
-    /// Of a message that is not one run of bytes.
+    /// The place of a message that is not one run of bytes.
     ///
     /// # Safety
     /// As [`Place::of`].
@@ -99,7 +101,7 @@ impl Place {
     }
 }
 
-/// Whether what is copied to and from the two may be copied together. A range of virtual memory is mapped in many pieces.
+/// Whether one copy may cover both buffers. A range of virtual memory is mapped in many pieces.
 fn are_one(one: &Buffer, other: &Buffer) -> bool {
     let are_mapped = [one, other].map(|buffer| buffer.allocation == Allocation::Virtual);
     match are_mapped {
@@ -122,7 +124,7 @@ pub struct DevicePart {
 }
 
 impl DevicePart {
-    /// Its bytes out of the packed message, one after the other.
+    /// Picks its bytes out of the packed message, one after the other.
     ///
     /// # Safety
     /// `packed` holds the whole message.
@@ -151,7 +153,7 @@ pub struct Parts {
 const PAGE_BYTES: u64 = 64 << 10;
 
 impl Parts {
-    /// Of the first `bytes` bytes of a message at `base`. Every run is asked about.
+    /// Takes apart the first `bytes` bytes of a message at `base`. Asks about every run.
     pub fn of(base: *const u8, layout: &Layout, bytes: u64) -> Parts {
         let mut parts = Parts::default();
         let mut runs: Vec<Vec<Run>> = Vec::new();

@@ -1,4 +1,4 @@
-//! Probes: a message that went by descriptor is reported with its own length.
+//! Probes: a message that went by RTS is reported with its own length.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,7 +8,7 @@ use crate::engine::counts::Stream;
 use crate::engine::receive::{find_slot, received};
 use crate::engine::Engine;
 use crate::mpi::{native, Handle, Status};
-use crate::node::DESCRIPTOR_BYTES;
+use crate::node::RTS_BYTES;
 use crate::stats::{self, Counter};
 
 /// The arguments of a probe.
@@ -93,19 +93,19 @@ impl Engine {
             seen.as_mut_ptr()
                 .cast::<u8>()
                 .copy_from_nonoverlapping(status.cast(), abi.status_bytes);
-            if received(abi, &seen) != DESCRIPTOR_BYTES as u64 {
+            if received(abi, &seen) != RTS_BYTES as u64 {
                 return code;
             }
             let stream = self.probed_stream(args.comm, status);
             if let Some(stream) = stream {
-                // Receives that were posted before may have taken earlier messages of the stream uncounted.
+                // Receives posted before may have taken earlier messages of the stream without counting them.
                 core.settle(&self.env);
                 let sequence = core.received.peek(stream);
                 let length = find_slot(&self.env, stream, sequence, |peer, slot, _| {
                     peer.slot(slot).map(|s| s.length())
                 });
                 if let Some(length) = length.flatten() {
-                    stats::add(Counter::ProbesDescriptor, 1);
+                    stats::add(Counter::ProbesRts, 1);
                     native::status_set_elements_x(status, abi.byte, length as _);
                 }
             }

@@ -1,21 +1,22 @@
-//! Receives: posted natively at once, completed by the engine where a descriptor or a value for a device lands.
+//! Receives: posted natively at once. The engine completes those in which an RTS or a bcopy payload for a
+//! device lands.
 
 mod arrival;
 mod check;
+mod early_match;
 mod finish;
-mod foreseen;
-mod invite;
 mod lifting;
 mod places;
 mod plan;
+mod rtr;
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 pub(super) use self::arrival::{is_cancelled, received};
 use self::check::{Guard, ToCheck};
+use self::early_match::EarlyMatch;
 pub(super) use self::finish::{find_slot, release};
-use self::foreseen::Foreseen;
 use self::lifting::Lifting;
 pub(super) use self::places::Places;
 pub use self::plan::{Plan, Prepared, Watch};
@@ -29,13 +30,14 @@ use crate::engine::fault::Of;
 use crate::engine::fetch::{Destination, Fetch};
 use crate::engine::landing::Landing;
 use crate::engine::layout::Layout;
+use crate::engine::life::{Life, Outcome, Side, State};
 use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
-use crate::engine::story::{Parts, Path, Story};
+use crate::engine::story::{Parts, Story};
 use crate::engine::verify::Checking;
 use crate::engine::{Engine, Env};
 use crate::mpi::{Abi, Family, Handle, Status};
-use crate::node::{descriptor, sys, Peer, Told, DESCRIPTOR_BYTES};
+use crate::node::{rts, sys, Peer, RtrId, RTS_BYTES};
 use crate::stats::Reason;
 
 /// The arguments of a receive.
@@ -50,35 +52,32 @@ pub struct RecvArgs {
     pub comm: Handle,
 }
 
-/// What the bytes are received into, in the end.
+/// Where the bytes end up.
 enum Target {
-    /// The native receive puts them in their place.
+    /// The native receive puts them in place.
     InPlace,
-    /// As above, but not in one run, so a descriptor is not recognized (posted before this rank was live).
+    /// In place, but not in one run, so an RTS is not recognized (posted before this rank was live).
     Unseen,
-    /// As above, and no descriptor comes: the MPI library brings it to whatever memory that is.
+    /// In place, and no RTS comes: the MPI library brings the message to whatever memory that is.
     LeftToMpi,
     /// Packed bytes in the landing range are scattered to host memory.
     HostRuns { base: *mut u8, layout: Arc<Layout> },
     /// To device memory, dense or by runs.
     Device { buffer: Buffer, shape: Shape },
-    /// To device memory and elsewhere. Where each run belongs is found out when the bytes are there.
+    /// To device memory and elsewhere. Where each run belongs is found out once the bytes have landed.
     Several { base: *mut u8, layout: Arc<Layout> },
 }
 
-enum Stage {
-    /// A persistent receive that is not started.
-    Idle,
-    /// Nothing has landed yet, or nothing that was recognized.
-    Posted,
-    /// A descriptor has landed.
-    Fetching(Box<Fetch>),
-    /// The payload is in the landing range, on its way to the device.
-    Lifting(Box<Lifting>),
-    /// The payload is where it belongs, and compared with what was sent.
-    Checking(Box<Checking>),
-    /// The payload is where it belongs, or never will be.
-    Done,
+/// What the engine does for a receive meanwhile.
+enum Work {
+    /// Nothing.
+    Nothing,
+    /// Its payload is fetched.
+    Fetch(Box<Fetch>),
+    /// What has landed is lifted to the device.
+    Lift(Box<Lifting>),
+    /// Its payload is compared with what was sent.
+    Check(Box<Checking>),
 }
 
 /// The native side of a receive, once it is complete.
@@ -97,61 +96,60 @@ pub struct Receive {
     /// The native request, which is also the handle in the program's hands.
     native: Handle,
     target: Target,
-    stage: Stage,
-    /// What the program's buffer holds, bytes.
+    work: Work,
+    life: Life,
+    /// Bytes that the program's buffer holds.
     capacity: u64,
-    /// What the native receive can take, bytes: a descriptor fits also where the program's buffer is smaller.
+    /// Bytes that the native receive can take: an RTS fits even if the program's buffer is smaller.
     room: u64,
     /// Where the first byte lands natively.
     landed: *mut u8,
     landing: Option<Landing>,
     comm: Handle,
-    /// Source and tag that it names; unknown where it was posted before this rank was live.
+    /// Source and tag that it names; unknown if it was posted before this rank was live.
     from: Option<(c_int, c_int)>,
-    /// Its sender was told of it, and what becomes of that is not known yet.
-    told: Option<Told>,
-    /// What is known beforehand of the message that it takes.
-    foreseen: Foreseen,
-    /// Whose members it is from.
+    /// The RTR that was sent of it, while its outcome is not known.
+    told: Option<RtrId>,
+    /// What is known of its message before the RTS arrives.
+    early_match: EarlyMatch,
+    /// How the members of its communicator are known.
     named: Named,
     arrival: Option<Arrival>,
-    /// Length of the message, where that is not what the native status says.
+    /// Length of the message, if the native status does not say it.
     length: Option<u64>,
     /// Error found by the engine, to be raised at completion.
     code: c_int,
-    /// Which message that is about and why, where the code says no more than MPI_ERR_OTHER.
+    /// Which message `code` is about, and why, if the code says no more than MPI_ERR_OTHER.
     why: Option<Box<str>>,
-    /// Its message, once that is known to be for a device or by descriptor.
+    /// Its message, once that is known to be for a device or to come by RTS.
     of: Option<Of>,
-    /// What the payload should be, and how it came: it is to be checked once it is where it belongs.
+    /// What the payload should be, and how it came. It is checked once it is where it belongs.
     to_check: Option<Box<ToCheck>>,
-    /// Until it is checked.
+    /// Guards its place until it is checked.
     guard: Option<Guard>,
-    /// By which path it came, once that is known.
-    path: Path,
-    /// Which parts of it came by which, if it came by several.
+    /// Which part came by which path, if it was split.
     parts: Option<Parts>,
-    /// Why not by the direct path.
+    /// Why it did not come by the direct path.
     reason: Option<Reason>,
     persistent: bool,
     /// It is persistent, and the program has freed it.
     freed: bool,
-    /// The program has freed its request. It may learn from another message that the receive is complete, and unmap the
-    /// buffer, before the library knows.
+    /// The program has freed its request. The program may learn from another message that the receive is
+    /// complete, and unmap the buffer, before the library knows.
     is_orphan: bool,
     /// Its message was taken, and counted, by a matched probe.
     matched: Option<Matched>,
     /// A send that belongs to the same request (`MPI_Isendrecv`).
     companion: Option<usize>,
-    /// What is in the program's memory where a descriptor may land: one of a message that is shorter than itself leaves
-    /// the rest as it was. Unknown where the receive was posted before this rank was live.
-    covered: Option<[u8; DESCRIPTOR_BYTES]>,
-    /// For the removal of entries by threads that complete natively.
+    /// What the program's memory held where an RTS may land. A message shorter than an RTS must leave the
+    /// rest as it was. Unknown if the receive was posted before this rank was live.
+    covered: Option<[u8; RTS_BYTES]>,
+    /// Lets threads that complete natively find entries to remove.
     serial: u64,
 }
 
-// SAFETY: the pointers are to memory that MPI has lent the library until the receive completes; whoever holds the
-// engine's lock may use it.
+// SAFETY: the pointers are to memory that MPI has lent the library until the receive completes; whoever holds
+// the engine's lock may use it.
 unsafe impl Send for Receive {}
 
 impl Engine {
@@ -159,14 +157,14 @@ impl Engine {
     pub(super) fn look_at_receive(&self, core: &mut Core, id: usize) -> bool {
         // SAFETY: called from the program's threads only.
         unsafe { core.end_orphaned(id) };
-        // Each time it is asked about a receive that is not complete MPI progresses, for all of them, and may give the
-        // core away: so it is asked about one in a round. While a payload is on its way it has nothing to say that matters, but
-        // for the descriptor of what was claimed ahead.
-        let is_claimed = core.awaits_descriptor(id);
-        let is_posted = match core.receives[id].stage {
-            Stage::Fetching(_) if !is_claimed => return false,
-            Stage::Posted => true,
-            _ => is_claimed,
+        // Each question about an incomplete receive makes MPI progress, for all of them, and may yield the
+        // core. So one question a round is enough. While a payload is on its way the answer does not matter,
+        // except for the RTS of a message that was matched early.
+        let is_claimed = core.awaits_rts(id);
+        let receive = &core.receives[id];
+        let is_posted = match receive.work {
+            Work::Fetch(_) if !is_claimed => return false,
+            _ => is_claimed || receive.life.is_offered(),
         };
         if is_posted && core.asked {
             core.passed_over = true;
@@ -182,44 +180,47 @@ impl Engine {
 impl Receive {
     /// See [`Fetch::is_by_copies`].
     pub(super) fn is_by_copies(&self) -> bool {
-        matches!(&self.stage, Stage::Fetching(fetch) if fetch.is_by_copies())
+        matches!(&self.work, Work::Fetch(fetch) if fetch.is_by_copies())
     }
 
-    /// Its sender is told soon, if it is there.
+    /// Its sender will get the ATS soon: prepares for that.
     pub(super) fn will_end(&self) {
-        if let Stage::Fetching(fetch) = &self.stage {
-            fetch.will_acknowledge();
+        if let Work::Fetch(fetch) = &self.work {
+            fetch.will_send_ats();
         }
     }
 
-    /// When what brings it can be over at the earliest, where that is known.
+    /// When the transfer can end at the earliest, if that is known.
     pub(super) fn due_ns(&self) -> Option<u64> {
-        match &self.stage {
-            Stage::Fetching(fetch) => fetch.due_ns(),
+        match &self.work {
+            Work::Fetch(fetch) => fetch.due_ns(),
             _ => None,
         }
     }
 
-    /// One that the MPI library has posted while this rank was not live.
+    /// A receive that the MPI library has posted while this rank was not live.
     pub(super) fn posted_early(native: Handle, early: Early) -> Receive {
         let target = if early.dense {
             Target::InPlace
         } else {
             Target::Unseen
         };
-        Receive {
+        let mut receive = Receive {
             native,
             serial: early.serial,
             named: early.named,
             ..Receive::new(early.comm, early.capacity, early.landed, target)
-        }
+        };
+        receive.life.transition(State::Offered);
+        receive
     }
 
     fn new(comm: Handle, capacity: u64, landed: *mut u8, target: Target) -> Receive {
         Receive {
             native: 0,
             target,
-            stage: Stage::Posted,
+            work: Work::Nothing,
+            life: Life::new(Side::Receiver),
             capacity,
             room: capacity,
             landed,
@@ -227,7 +228,7 @@ impl Receive {
             comm,
             from: None,
             told: None,
-            foreseen: Foreseen::No,
+            early_match: EarlyMatch::No,
             named: Named::ByItself,
             arrival: None,
             length: None,
@@ -236,7 +237,6 @@ impl Receive {
             of: None,
             to_check: None,
             guard: None,
-            path: Path::Unknown,
             parts: None,
             reason: None,
             persistent: false,
@@ -249,25 +249,38 @@ impl Receive {
         }
     }
 
-    /// The message is lost, as this text says.
+    /// The message is lost, for the reason given.
     fn lose(&mut self, abi: &Abi, why: Box<str>) {
         (self.code, self.why) = (abi.err_other, Some(why));
     }
 
-    /// Its message, as the user reads it.
+    /// The payload is where it belongs, or never will be.
+    fn is_placed(&self) -> bool {
+        self.life.is_over() && matches!(self.work, Work::Nothing)
+    }
+
+    /// It ends with the outcome that its code says, if it has not ended before.
+    fn end(&mut self) {
+        self.life.end(match self.code {
+            0 => Outcome::Complete,
+            _ => Outcome::Failed,
+        });
+    }
+
+    /// Its message, as lines for the user name it.
     fn of(&self) -> Of {
         self.of.unwrap_or(Of::FromAny)
     }
 
     /// What is known of it.
     pub(super) fn story(&self) -> Story {
-        let (path, reason) = match &self.stage {
-            Stage::Fetching(fetch) => (fetch.way(), fetch.reason()),
-            _ => (self.path, self.reason),
+        let (life, reason) = match &self.work {
+            Work::Fetch(fetch) => (fetch.life(), fetch.reason()),
+            _ => (self.life, self.reason),
         };
         let arrived = self.arrival.map_or(0, |arrival| arrival.bytes);
         Story {
-            path,
+            path: life.path(),
             bytes: self.length.unwrap_or(arrived),
             parts: self.parts,
             reason,
@@ -280,85 +293,80 @@ impl Receive {
         matches!(self.target, Target::Device { .. } | Target::Several { .. })
     }
 
-    fn may_hold_descriptor(&self) -> bool {
-        self.room >= DESCRIPTOR_BYTES as u64
-            && !matches!(self.target, Target::Unseen | Target::LeftToMpi)
+    fn may_hold_rts(&self) -> bool {
+        self.room >= RTS_BYTES as u64 && !matches!(self.target, Target::Unseen | Target::LeftToMpi)
     }
 
-    /// A descriptor that lands here cannot be recognized, nor found by its number: no peer may send one meanwhile.
+    /// An RTS that lands here can neither be recognized nor be found by its number: no peer may send one
+    /// meanwhile.
     fn is_blind(&self, abi: &Abi) -> bool {
         // A library that reports the true length of a truncated message lets the slot be found by number.
         let tells_length = abi.family == Family::OpenMpi;
         match self.target {
             Target::Unseen => true,
             Target::LeftToMpi => false,
-            _ => self.room < DESCRIPTOR_BYTES as u64 && !tells_length,
+            _ => self.room < RTS_BYTES as u64 && !tells_length,
         }
     }
 
-    /// A descriptor does not fit in here, though a message that is shorter than one may.
+    /// An RTS does not fit here, although a message shorter than an RTS may.
     fn is_blind_to_small(&self) -> bool {
         let is_left = matches!(self.target, Target::LeftToMpi);
-        let is_short = !is_left && !self.may_hold_descriptor();
+        let is_short = !is_left && !self.may_hold_rts();
         is_short || (self.place().is_some() && self.covered.is_none())
     }
 
-    /// Whether something that begins like a descriptor has landed. No more than a look, if the memory can be relied on.
-    fn has_likely_descriptor(&self) -> bool {
+    /// Whether something that begins like an RTS has landed. Only a look at the memory, if that is sure to be
+    /// mapped.
+    fn has_likely_rts(&self) -> bool {
         if self.is_orphan && self.place().is_some() {
             return self
                 .read_landed()
-                .is_some_and(|bytes| descriptor::is_likely(&bytes));
+                .is_some_and(|bytes| rts::is_likely(&bytes));
         }
-        // SAFETY: the receive can hold a descriptor there; MPI may be writing it, which the checksum tells.
-        unsafe { descriptor::begins(self.landed) }
+        // SAFETY: the receive can hold an RTS there; MPI may be writing it, which the checksum tells.
+        unsafe { rts::begins(self.landed) }
     }
 
-    /// It is posted, and something that begins like a descriptor has landed in it.
-    fn seems_to_have_descriptor(&self) -> bool {
-        matches!(self.stage, Stage::Posted)
-            && self.may_hold_descriptor()
-            && self.has_likely_descriptor()
+    /// It is posted, and something that begins like an RTS has landed in it.
+    fn seems_to_have_rts(&self) -> bool {
+        self.life.is_offered() && self.may_hold_rts() && self.has_likely_rts()
     }
 
-    /// A copy of what has landed, as long as a descriptor. None where the program has unmapped it.
-    fn read_landed(&self) -> Option<[u8; DESCRIPTOR_BYTES]> {
+    /// A copy of what has landed, as long as an RTS. None if the program has unmapped it.
+    fn read_landed(&self) -> Option<[u8; RTS_BYTES]> {
         if self.is_orphan && self.place().is_some() {
             return sys::read_own(self.landed.addr());
         }
-        let mut bytes = [0; DESCRIPTOR_BYTES];
+        let mut bytes = [0; RTS_BYTES];
         // SAFETY: at least that many bytes are there; MPI may be writing them, which the checksum tells.
         unsafe {
             bytes
                 .as_mut_ptr()
-                .copy_from_nonoverlapping(self.landed, DESCRIPTOR_BYTES)
+                .copy_from_nonoverlapping(self.landed, RTS_BYTES)
         };
         Some(bytes)
     }
 
-    /// Keeps what a descriptor would cover.
+    /// Saves what an RTS would cover.
     fn cover(&mut self) {
         if let Target::InPlace = self.target {
-            self.covered = self.may_hold_descriptor().then(|| {
-                let mut covered = [0; DESCRIPTOR_BYTES];
+            self.covered = self.may_hold_rts().then(|| {
+                let mut covered = [0; RTS_BYTES];
                 // SAFETY: the program's buffer has room for as many bytes, and is MPI's from now on.
-                unsafe {
-                    covered
-                        .as_mut_ptr()
-                        .copy_from(self.landed, DESCRIPTOR_BYTES)
-                };
+                unsafe { covered.as_mut_ptr().copy_from(self.landed, RTS_BYTES) };
                 covered
             });
         }
     }
 
-    /// Puts back what a descriptor covers beyond its message of `length` bytes.
+    /// Restores what an RTS covered beyond its message of `length` bytes.
     fn uncover(&mut self, length: u64) {
         let (Target::InPlace, Some(covered)) = (&self.target, &self.covered) else {
             return;
         };
         if let Some(rest) = covered.get(length as usize..) {
-            // SAFETY: the program's buffer has room for a descriptor, which has been read.
+            // SAFETY: the program's buffer has room for an RTS, which has been read.
             unsafe {
                 let to = self.landed.add(length as usize);
                 to.copy_from_nonoverlapping(rest.as_ptr(), rest.len());
@@ -366,13 +374,13 @@ impl Receive {
         }
     }
 
-    /// Where in the program's memory a descriptor may land.
+    /// Where in the program's memory an RTS may land.
     fn place(&self) -> Option<(usize, u64)> {
-        let lands = matches!(self.target, Target::InPlace) && self.may_hold_descriptor();
+        let lands = matches!(self.target, Target::InPlace) && self.may_hold_rts();
         lands.then(|| (self.landed.addr(), self.room))
     }
 
-    /// The program's memory, if packed bytes lie there as they are although they land elsewhere.
+    /// The program's memory, if packed bytes lie there as they are, although they land elsewhere.
     fn dense_host(&self) -> Option<*mut u8> {
         match &self.target {
             Target::HostRuns { base, layout } => {
@@ -392,7 +400,7 @@ impl Receive {
                 context: buffer.context_key()?,
                 address: *address,
             }),
-            // Where the bytes landed, the packed payload has room.
+            // There is room for the packed payload where the bytes landed.
             _ => Ok(Destination::Host(self.dense_host().unwrap_or(self.landed))),
         }
     }
@@ -407,19 +415,19 @@ impl Core {
         let receive = &self.receives[id];
         self.blind += usize::from(receive.is_blind(abi));
         self.blind_to_small += usize::from(receive.is_blind_to_small());
-        self.posted += usize::from(receive.may_hold_descriptor());
+        self.posted += usize::from(receive.may_hold_rts());
         self.expected += usize::from(receive.is_expecting());
         if let Some((start, bytes)) = receive.place() {
             self.places.insert(id, start, bytes);
         }
     }
 
-    /// Nothing can land any more in what was posted.
+    /// Nothing can land any more in this receive, which was posted.
     fn note_landed(&mut self, abi: &Abi, id: usize) {
         let receive = &self.receives[id];
         self.blind -= usize::from(receive.is_blind(abi));
         self.blind_to_small -= usize::from(receive.is_blind_to_small());
-        self.posted -= usize::from(receive.may_hold_descriptor());
+        self.posted -= usize::from(receive.may_hold_rts());
         if let Some((start, _)) = receive.place() {
             self.places.remove(id, start);
         }
@@ -432,21 +440,22 @@ impl Core {
     /// It is the program's, and inactive.
     pub(super) unsafe fn start_receive(&mut self, env: &Env, id: usize) {
         let receive = &mut self.receives[id];
-        receive.stage = Stage::Posted;
+        receive.life.transition(State::Offered);
         if let Target::Device { buffer, .. } = &mut receive.target {
-            // The program may have freed and allocated its memory since, in another context under the same handle.
+            // The program may since have freed its memory and allocated it again, in another context, under
+            // the same handle.
             buffer.context_id = None;
         }
         if receive.landing.is_some() {
             // SAFETY: a landing range is at least a page long.
-            unsafe { receive.landed.write_bytes(0, DESCRIPTOR_BYTES) };
+            unsafe { receive.landed.write_bytes(0, RTS_BYTES) };
         }
         receive.cover();
         if let Some(posting) = self.receives[id].posting(env.abi) {
             // SAFETY: the communicator of a persistent request of the program's.
-            let known = unsafe { self.foresee(env, &posting, Some(id)) };
+            let known = unsafe { self.match_early(env, &posting, Some(id)) };
             let receive = &mut self.receives[id];
-            (receive.told, receive.foreseen) = known;
+            (receive.told, receive.early_match) = known;
         }
         self.note_posted(env, id);
         self.keep_apart(env, id);
@@ -454,19 +463,19 @@ impl Core {
 
     pub(super) fn is_received(&self, id: usize) -> bool {
         let receive = &self.receives[id];
-        matches!(receive.stage, Stage::Done) && receive.arrival.is_some()
+        receive.is_placed() && receive.arrival.is_some()
     }
 
-    /// A persistent receive that is not started.
+    /// Whether it is a persistent receive that is not started.
     pub(super) fn is_idle(&self, id: usize) -> bool {
-        matches!(self.receives[id].stage, Stage::Idle)
+        self.receives[id].life.is_prepared()
     }
 
     pub(super) fn is_persistent(&self, id: usize) -> bool {
         self.receives[id].persistent
     }
 
-    /// A persistent receive that the program has freed while it is active: it ends once it is complete.
+    /// The program has freed a persistent receive while it is active: it ends once it is complete.
     pub(super) fn set_transient(&mut self, id: usize) {
         self.receives[id].freed = self.receives[id].persistent;
         self.receives[id].is_orphan = true;
@@ -490,7 +499,7 @@ impl Core {
 
     fn stream_of(&self, env: &Env, id: usize, source: c_int, tag: c_int) -> Option<Stream> {
         let receive = &self.receives[id];
-        // SAFETY: the communicator is not freed, or what it was called would have been kept.
+        // SAFETY: the communicator is not freed, or its identity would have been kept.
         let identity = unsafe { receive.named.identity(env.abi, receive.comm) }?;
         Some(Stream {
             comm: identity.id,
@@ -500,14 +509,14 @@ impl Core {
     }
 
     pub(super) fn peer_of_receive(&self, id: usize) -> Option<&Peer> {
-        match &self.receives.get(id)?.stage {
-            Stage::Fetching(fetch) => Some(fetch.peer()),
+        match &self.receives.get(id)?.work {
+            Work::Fetch(fetch) => Some(fetch.peer()),
             _ => None,
         }
     }
 
-    /// Keeps the identity of a communicator about to be freed for the receives pending on it. Nothing asks about the
-    /// communicator from then on.
+    /// Keeps the identity of a communicator that is about to be freed, for the receives pending on it.
+    /// Nothing asks about the communicator afterwards.
     ///
     /// # Safety
     /// `comm` is valid still.

@@ -1,4 +1,4 @@
-//! Staging memory on GPUs: what this rank exports to its peers, and how it gets at theirs.
+//! Staging memory on GPUs: what this rank exports to its peers, and how it reaches theirs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,48 +12,49 @@ use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::route::SURVEY_BYTES;
 use crate::engine::Env;
 use crate::node::{
-    units_of, Board, Exported, GpuRow, OnGpu, Peer, Segment, Taker, RELAY_BYTES_MAX, UNIT_BYTES,
+    units_of, Exported, GpuPage, GpuRow, OnGpu, Peer, Segment, Taker, RELAY_BYTES_MAX, UNIT_BYTES,
 };
 use crate::stats::{self, Counter};
 
-/// Staging on one GPU at most, bytes: with what its rank measures its links by, 64 MiB.
+/// The most staging on one GPU, bytes: together with what the rank uses to measure its links, 64 MiB.
 const EXPORTED_BYTES_MAX: u64 = RELAY_BYTES_MAX - SURVEY_BYTES;
-/// Attempts to allocate staging on one GPU.
+/// How often staging on one GPU is tried to be allocated, at most.
 const ATTEMPTS: u32 = 3;
-/// How long after one wish for staging on a GPU the next is raised, and how often that doubles while none is granted.
+/// The time between one wish for staging on a GPU and the next, and how often that time doubles while no wish
+/// is granted.
 const WISH_AGAIN: Duration = Duration::from_millis(10);
 const WISH_DOUBLINGS_MAX: u32 = 10;
 /// How long peers have to unmap staging that is given back.
 const LET_GO_WAIT: Duration = Duration::from_secs(1);
-/// Troubles that are remembered at most.
+/// How many troubles are remembered at most.
 const TROUBLES_MAX: usize = 4096;
 
-/// So many pieces of this rank's own messages are in its staging at one time, at least.
+/// How many pieces of this rank's own messages fit into its staging at a time, at least.
 const PIECES_MIN: u64 = 4;
 
-/// What this rank has to do with staging on GPUs.
+/// What this rank knows of staging on GPUs, its own and its peers'.
 #[derive(Default)]
 pub struct Relays {
-    /// By the rows of this rank's list.
+    /// One for each row of this rank's list.
     held: Vec<Held>,
-    /// Wishes of peers' that were seen.
+    /// How many wishes of peers this rank has seen.
     wishes: u32,
     generation: u64,
     tag: u32,
-    /// How often staging of a rank's, on one of its GPUs, could not be used.
+    /// How often the staging of a rank on one of its GPUs could not be used.
     troubles: HashMap<(u32, u8), u32>,
-    /// How often this rank has asked for it, and when next.
+    /// How often this rank has asked for that staging, and when it may ask again.
     wished: HashMap<(u32, u8), (u32, Instant)>,
-    /// Ranks that have pieces and were dead when last looked at.
+    /// Ranks that have pieces and were dead at the last look.
     dead: Vec<u32>,
 }
 
-/// A GPU over which messages may lead.
+/// A GPU that a message may be relayed over.
 #[derive(Clone, Copy, Debug)]
 pub struct Relay {
     /// Its identity.
     pub uuid: Uuid,
-    /// World rank of who exports staging there, or would.
+    /// World rank of the rank that exports staging there, or would.
     pub owner: u32,
     /// Which of the owner's GPUs it is.
     pub row: u8,
@@ -63,24 +64,24 @@ pub struct Relay {
 
 #[derive(Default)]
 struct Held {
-    /// A context of the program's on the GPU, if it is known to have one.
+    /// A context of the program on the GPU, if the program is known to have one.
     context: Option<ContextKey>,
     memory: Option<StagedMemory>,
     failures: u32,
-    /// It is given back: nobody may take pieces any more.
+    /// It is being given back: nobody may take pieces any more.
     is_closing: bool,
-    /// Since when no peer is told of it.
+    /// Since when it is not announced to peers any more.
     withdrawn: Option<Instant>,
 }
 
 /// A piece of this rank's staging on the GPU of its own buffers.
 #[derive(Debug)]
 pub struct PieceOnGpu {
-    /// As peers know it.
+    /// Its place, as peers know it.
     pub place: OnGpu,
-    /// Where it is in this process.
+    /// Its address in this process.
     pub address: u64,
-    /// Bytes for which it was taken.
+    /// The length for which it was taken.
     pub bytes: u64,
     exported: Exported,
     count: u32,
@@ -90,7 +91,7 @@ pub struct PieceOnGpu {
 impl PieceOnGpu {
     /// Gives it back.
     pub fn give(&self, own: &Segment) {
-        let gpus = own.board().map_or(&[][..], |board| board.gpus());
+        let gpus = own.gpu_page().map_or(&[][..], |gpu_page| gpu_page.gpus());
         if let Some(gpu) = gpus.get(usize::from(self.place.row)) {
             let units = gpu.units(&self.exported);
             units.give(self.place.unit, self.count, self.taker);
@@ -101,19 +102,19 @@ impl PieceOnGpu {
 /// Staging memory that copies of this process can use.
 #[derive(Clone)]
 pub struct Reached {
-    /// What its owner says of it.
+    /// What its owner has published of it.
     pub exported: Exported,
-    /// Its address here.
+    /// Its address in this process.
     pub base: u64,
-    /// Kept open while in use; none where it is this process's own.
+    /// Kept open while in use. None if the staging is this process's own.
     pub mapping: Option<Arc<Mapping>>,
 }
 
 impl Relays {
-    /// A buffer of the program's was met: its GPU is one that this rank uses.
+    /// The program has used a buffer: its GPU is one that this rank uses.
     pub fn note(&mut self, env: &Env, buffer: &Buffer, context: ContextKey) {
         let is_known = |held: &Held| held.context.is_some_and(|known| known == context);
-        if self.held.iter().any(is_known) || !env.node.own().prepare_board() {
+        if self.held.iter().any(is_known) || !env.node.own().prepare_gpu_page() {
             return;
         }
         let uuids: Vec<Uuid> = reach::devices().iter().map(|device| device.uuid).collect();
@@ -126,21 +127,21 @@ impl Relays {
 
     /// Whether peers have asked for staging since it was last allocated.
     pub fn are_wished(&self, env: &Env) -> bool {
-        let board = env.node.own().board();
-        board.is_some_and(|board| board.wishes() != self.wishes)
+        let gpu_page = env.node.own().gpu_page();
+        gpu_page.is_some_and(|gpu_page| gpu_page.wishes() != self.wishes)
     }
 
     /// Allocates what peers have asked for. True if anything was done.
     pub fn serve(&mut self, env: &Env) -> bool {
-        let Some(board) = env.node.own().board() else {
+        let Some(gpu_page) = env.node.own().gpu_page() else {
             return false;
         };
-        let wishes = board.wishes();
+        let wishes = gpu_page.wishes();
         if wishes == self.wishes {
             return false;
         }
         self.wishes = wishes;
-        let wished = board.gpus().iter().enumerate();
+        let wished = gpu_page.gpus().iter().enumerate();
         for (row, _) in wished.filter(|(_, gpu)| gpu.take_wish()) {
             if !is_exported_by_another(env, row) {
                 self.grant(env, row);
@@ -189,8 +190,8 @@ impl Relays {
         }
     }
 
-    /// Allocates staging on the GPU of a context of the program's, for messages of this rank's that peers
-    /// cannot read where they are.
+    /// Allocates staging on the GPU of one of the program's contexts, for messages of this rank that peers
+    /// cannot read in place.
     pub fn stage_own(&mut self, env: &Env, context: ContextKey) {
         if let Some(row) = self.row_of(context) {
             self.grant(env, row);
@@ -202,23 +203,23 @@ impl Relays {
         self.held.iter().position(is_there)
     }
 
-    /// Staging in a context of the program's that is not being given back: by which row of this rank's list,
-    /// and where.
+    /// Staging in one of the program's contexts that is not being given back: its row in this rank's list,
+    /// and its address.
     fn own(&self, context: ContextKey) -> Option<(usize, u64)> {
         let row = self.row_of(context)?;
         let held = &self.held[row];
         let memory = held.memory.as_ref().filter(|_| !held.is_closing)?;
-        // The program may have destroyed the context that it had first.
+        // The program may have destroyed the context that the staging was allocated in.
         (memory.context() == context).then(|| (row, memory.address()))
     }
 
-    /// Whether this rank has staging in a context of the program's, and may go on to use it.
+    /// Whether this rank has staging in one of the program's contexts, and may go on using it.
     pub fn has_own(&self, context: ContextKey) -> bool {
         self.own(context).is_some()
     }
 
-    /// Takes a piece of so many bytes of it, or of a part of them where there is little of it. None where
-    /// there is none, or all are in use.
+    /// Takes a piece of this staging for so many bytes, or for fewer if there is little staging. None if
+    /// there is no staging, or all is in use.
     pub fn take_own(
         &mut self,
         own: &Segment,
@@ -226,9 +227,9 @@ impl Relays {
         bytes: u64,
     ) -> Option<PieceOnGpu> {
         let (row, base) = self.own(context)?;
-        let gpu = own.board()?.gpus().get(row)?;
+        let gpu = own.gpu_page()?.gpus().get(row)?;
         let exported = gpu.exported().filter(|exported| exported.base == base)?;
-        // Several pieces fit.
+        // Several pieces must fit.
         let bytes = bytes.min((exported.bytes / PIECES_MIN).max(UNIT_BYTES));
         let count = units_of(bytes);
         let taker = Taker {
@@ -249,20 +250,20 @@ impl Relays {
         })
     }
 
-    /// The GPUs over which a message from `sender` may lead. Staging on a GPU is had from a rank that uses it, else from the
-    /// first that sees it.
+    /// The GPUs that a message from `sender` may be relayed over. Staging on a GPU comes from a rank that
+    /// uses the GPU, otherwise from the first rank that sees it.
     pub fn candidates(&self, env: &Env, sender: u32) -> Vec<Relay> {
         let mut found: Vec<(Relay, bool)> = Vec::new();
-        // Nobody else is asked meanwhile, or there would be staging on a GPU twice.
+        // While one rank is asked, no other is asked, or a GPU would have staging twice.
         let mut asked: Vec<Uuid> = Vec::new();
         for peer in env.node.peers() {
             let owner = peer.world_rank();
             let is_end = owner == env.world_rank || owner == sender;
-            let rows = peer.board().map_or(&[][..], |board| board.gpus());
+            let rows = peer.gpu_page().map_or(&[][..], |gpu_page| gpu_page.gpus());
             for (row, gpu) in (0_u8..).zip(rows) {
                 let is_used = gpu.is_used();
                 let bytes = gpu.exported().map_or(0, |exported| exported.bytes);
-                // An end's own buffers' GPU, or another one in a context of the program's.
+                // The GPU of an end's own buffers, or another GPU where that end's program has a context.
                 let is_not = is_end && is_used;
                 if is_not || self.is_bad(owner, row) {
                     continue;
@@ -295,7 +296,7 @@ impl Relays {
             .collect()
     }
 
-    /// Asks for staging on a GPU over which it would pay to lead messages.
+    /// Asks for staging on a GPU that it would pay to relay messages over.
     pub fn wish(&mut self, env: &Env, relay: &Relay) {
         let key = (relay.owner, relay.row);
         if self.wished.len() >= TROUBLES_MAX {
@@ -317,7 +318,7 @@ impl Relays {
             .map_or(0, |(often, _)| *often)
     }
 
-    /// Whether this rank has asked for staging on a GPU of late.
+    /// Whether this rank has asked for staging on a GPU recently.
     fn has_wished(&self, owner: u32, row: u8) -> bool {
         let wished = self.wished.get(&(owner, row));
         wished.is_some_and(|(_, again)| Instant::now() < *again)
@@ -329,32 +330,33 @@ impl Relays {
         self.tag
     }
 
-    /// Something that should not have failed did, with staging of a rank's. Such a path is not taken again and again.
+    /// Staging of a rank has failed where it should not have. After several failures, that path is not taken
+    /// any more.
     pub fn blame(&mut self, owner: u32, row: u8) {
         if self.troubles.len() < TROUBLES_MAX {
             *self.troubles.entry((owner, row)).or_default() += 1;
         }
     }
 
-    /// Whether staging of a rank's has failed too often.
+    /// Whether staging of a rank has failed too often.
     pub fn is_bad(&self, owner: u32, row: u8) -> bool {
         let troubles = self.troubles.get(&(owner, row));
         troubles.is_some_and(|troubles| *troubles >= ATTEMPTS)
     }
 
-    /// Whether peers may have pieces of staging of this rank's.
+    /// Whether peers may have pieces of this rank's staging.
     pub fn are_lent(&self) -> bool {
         self.held.iter().any(|held| held.memory.is_some())
     }
 
-    /// Takes back the pieces of ranks that were dead the last time, too: their receivers have noticed by now, and find that
-    /// the pieces are another's where they have not.
+    /// Takes back the pieces of ranks that were dead at the last look, too. By now their receivers have
+    /// noticed that, or else they will find that the pieces belong to another rank.
     pub fn reclaim(&mut self, env: &Env) {
-        let Some(board) = env.node.own().board() else {
+        let Some(gpu_page) = env.node.own().gpu_page() else {
             return;
         };
         let before = std::mem::take(&mut self.dead);
-        for (gpu, held) in board.gpus().iter().zip(&self.held) {
+        for (gpu, held) in gpu_page.gpus().iter().zip(&self.held) {
             let Some(exported) = gpu.exported().filter(|_| held.memory.is_some()) else {
                 continue;
             };
@@ -374,23 +376,24 @@ impl Relays {
         }
     }
 
-    /// Lets no peer take pieces any more, and takes back what dead ones have. True once nobody has one.
+    /// Lets no peer take pieces any more, and takes back the pieces of dead ones. True once nobody has a
+    /// piece.
     pub fn close(&mut self, env: &Env) -> bool {
-        let Some(board) = env.node.own().board() else {
+        let Some(gpu_page) = env.node.own().gpu_page() else {
             return true;
         };
-        let held = board.gpus().iter().zip(&self.held);
+        let held = gpu_page.gpus().iter().zip(&self.held);
         let mine = held.filter(|(_, held)| held.memory.is_some());
         mine.fold(true, |is_closed, (gpu, _)| close(env, gpu) & is_closed)
     }
 
-    /// Gives staging back on GPUs that have little memory left: once nobody has a piece, and peers have had time to unmap
-    /// it. They may ask for it again.
+    /// Gives back staging on GPUs that are short of memory, once nobody has a piece and peers have had time
+    /// to unmap it. Peers may ask for it again.
     pub fn mind_memory(&mut self, env: &Env) {
-        let Some(board) = env.node.own().board() else {
+        let Some(gpu_page) = env.node.own().gpu_page() else {
             return;
         };
-        for (row, (gpu, held)) in board.gpus().iter().zip(&mut self.held).enumerate() {
+        for (row, (gpu, held)) in gpu_page.gpus().iter().zip(&mut self.held).enumerate() {
             let Some(memory) = &held.memory else { continue };
             held.is_closing = held.is_closing || memory.is_in_the_way();
             if !held.is_closing {
@@ -412,7 +415,7 @@ impl Relays {
         }
     }
 
-    /// Gives all back, once it is closed. What peers still use is left to the end of the process.
+    /// Gives all staging back, once it is closed. Staging that peers still use stays until the process ends.
     pub fn free(&mut self, env: &Env, is_closed: bool) {
         for (row, held) in self.held.iter_mut().enumerate() {
             if let Some(memory) = held.memory.take() {
@@ -427,8 +430,8 @@ impl Relays {
 
 /// Whether this rank and another use the same GPU.
 pub fn share_a_gpu(env: &Env, peer: &Peer) -> bool {
-    let own = env.node.own().board().map_or(&[][..], Board::gpus);
-    let others = peer.board().map_or(&[][..], Board::gpus);
+    let own = env.node.own().gpu_page().map_or(&[][..], GpuPage::gpus);
+    let others = peer.gpu_page().map_or(&[][..], GpuPage::gpus);
     let mut used = own.iter().filter(|gpu| gpu.is_used());
     used.any(|gpu| {
         let is_same = |other: &GpuRow| other.is_used() && other.uuid() == gpu.uuid();
@@ -436,13 +439,13 @@ pub fn share_a_gpu(env: &Env, peer: &Peer) -> bool {
     })
 }
 
-/// Whether there is staging on one of this rank's GPUs already, of another rank that sees it.
+/// Whether another rank that sees one of this rank's GPUs has staging there already.
 fn is_exported_by_another(env: &Env, row: usize) -> bool {
     let own = env
         .node
         .own()
-        .board()
-        .and_then(|board| board.gpus().get(row));
+        .gpu_page()
+        .and_then(|gpu_page| gpu_page.gpus().get(row));
     let Some(uuid) = own.map(GpuRow::uuid) else {
         return false;
     };
@@ -451,13 +454,14 @@ fn is_exported_by_another(env: &Env, row: usize) -> bool {
         .iter()
         .filter(|peer| peer.world_rank() != env.world_rank && peer.alive());
     others.any(|peer| {
-        let rows = peer.board().map_or(&[][..], |board| board.gpus());
+        let rows = peer.gpu_page().map_or(&[][..], |gpu_page| gpu_page.gpus());
         let is_there = |gpu: &GpuRow| gpu.uuid() == uuid && gpu.exported().is_some();
         rows.iter().any(is_there)
     })
 }
 
-/// Lets nobody take pieces of what is exported on a GPU, and takes back those of the dead. True once nobody has one.
+/// Lets nobody take pieces of what is exported on a GPU, and takes back those of dead ranks. True once nobody
+/// has a piece.
 fn close(env: &Env, gpu: &GpuRow) -> bool {
     let Some(exported) = gpu.exported() else {
         return true;
@@ -477,8 +481,8 @@ fn close(env: &Env, gpu: &GpuRow) -> bool {
 }
 
 impl Gpu {
-    /// Staging that a rank exports on one of its GPUs, for copies in a context of this process. None where nothing is
-    /// exported yet.
+    /// Staging that a rank exports on one of its GPUs, for copies in a context of this process. None if
+    /// nothing is exported yet.
     pub fn reach_relay(
         &mut self,
         context: ContextKey,
@@ -486,8 +490,8 @@ impl Gpu {
         row: u8,
     ) -> Result<Option<Reached>> {
         let gpu = owner
-            .board()
-            .and_then(|board| board.gpus().get(usize::from(row)));
+            .gpu_page()
+            .and_then(|gpu_page| gpu_page.gpus().get(usize::from(row)));
         let Some((uuid, exported)) = gpu.and_then(|gpu| Some((gpu.uuid(), gpu.exported()?))) else {
             return Ok(None);
         };
@@ -498,7 +502,7 @@ impl Gpu {
                 return Ok(None);
             };
             if !memory.is_own_context() {
-                // Peer access between two contexts of the program's is the program's to turn on.
+                // Only the program may turn on peer access between two of its contexts.
                 return Err(Error::AlreadyMapped);
             }
             memory.reach_from(context)?;

@@ -1,14 +1,14 @@
-//! Generalized requests (MPI 4.1 section 13.2): what the program holds of a send of the engine's.
+//! Generalized requests (MPI 4.1 section 13.2): the handles that the program holds of the engine's sends.
 
 use std::ffi::{c_int, c_void};
 
 use crate::mpi::{native, Abi, Handle};
 
-/// Requests without an operation that are kept for the next sends: a program's window, mostly.
+/// Idle requests that are kept for later sends: mostly a program's window.
 const KEPT_MAX: usize = 256;
 
-/// The generalized requests of sends. One whose send is over is given out again, not ended: to start, complete and free one
-/// takes the MPI library longer than the engine takes for the rest of a send.
+/// The generalized requests of sends. A request whose send is over is given out again instead of being ended:
+/// to start, complete and free one takes the MPI library longer than the engine takes for the rest of a send.
 #[derive(Debug, Default)]
 pub struct Pool {
     idle: Vec<Handle>,
@@ -27,7 +27,7 @@ impl Pool {
         }
     }
 
-    /// Takes a request back whose send is over, and that is not in the program's hands any more; fills the status.
+    /// Takes back a request whose send is over and that the program no longer holds; fills the status.
     ///
     /// # Safety
     /// As [`Pool::take`]; `status` is the program's, if it wants one.
@@ -44,7 +44,7 @@ impl Pool {
         }
     }
 
-    /// Ends those that are kept: before MPI is finalized.
+    /// Ends the requests that are kept. Called before MPI is finalized.
     ///
     /// # Safety
     /// As [`Pool::take`].
@@ -107,7 +107,8 @@ pub unsafe fn start_generalized(abi: &Abi) -> Result<Handle, c_int> {
     }
 }
 
-/// A persistent request to MPI_PROC_NULL, to stand for one of the engine's: it is never started, and its handle is unique.
+/// A persistent request to MPI_PROC_NULL that stands for an engine request. It is never started, and its
+/// handle is unique.
 ///
 /// # Safety
 /// MPI may be called; `comm` is the program's.

@@ -1,15 +1,15 @@
 //! Which paths a message takes: the run-time side of the planner.
 //!
-//! The [`Router`] has the node's topology and model, and the ledger of what the links carry. It is asked once for each
-//! long message, by the one rank that leads its transfer, and answers with a plan and a reservation, which is in the ledger
-//! until it is dropped.
+//! The [`Router`] holds the node's topology and model, and the ledger of what the links carry. For each long
+//! message the one rank that leads its transfer asks it once. The answer is a plan and a reservation, which
+//! stays in the ledger until it is dropped.
 
 mod host_use;
 mod kept;
 mod ledger;
+mod published_model;
 mod source;
 mod survey;
-mod told;
 mod wiring;
 
 pub use ledger::Reservation;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::config::{Assign, Config, Paths};
+use crate::config::{Config, Owner, Paths};
 use crate::cuda::{clock_ns, Buffer, ContextKey, Uuid};
 use crate::engine::fetch::asks_for_depth;
 use crate::engine::{Core, Env};
@@ -33,49 +33,50 @@ use crate::topology::{Place, Topology};
 pub use host_use::HostFared;
 use host_use::{Counted, HostUse};
 use ledger::{Ledger, Use};
-use told::Told;
+use published_model::PublishedModel;
 
-/// Plans that are remembered: those of a few message lengths between all pairs of a node.
+/// Plans that are remembered: for a few message lengths between all pairs of a node.
 const PLANS_MAX: usize = 256;
 
 /// What the rank that leads a transfer can do.
 #[derive(Clone, Copy)]
 pub struct RouteUse<'a> {
-    /// Whether a message may lead over the GPU of this identity. Asked about each GPU that is neither end.
+    /// Whether a message may go over the GPU of this identity. Asked about each GPU that is neither end.
     pub relay: &'a dyn Fn(&Uuid) -> bool,
-    /// Whether it may lead through host memory.
+    /// Whether it may go through host memory.
     pub host: bool,
     /// The paths that it may take.
     pub paths: Paths,
-    /// The engine of the sender's GPU may make the direct copy; otherwise the receiver's pulls.
-    pub may_push: bool,
-    /// Messages like it went directly so far.
+    /// The engine of the sender's GPU may make the direct copy. Otherwise the receiver's engine reads.
+    pub may_put: bool,
+    /// Messages like it have gone directly so far.
     pub goes_directly: bool,
-    /// Its sender is told of the receive, and writes the direct part before the message is offered.
+    /// The receiver has sent an RTR, and the sender writes the direct part before it sends the RTS.
     pub is_begun: bool,
-    /// The receiver sends to the sender, too.
+    /// The receiver also sends to the sender.
     pub goes_both_ways: bool,
     /// Who makes the copies.
-    pub assign: Assign,
+    pub assign: Owner,
 }
 
-/// The way of one message.
+/// The route of one message.
 #[derive(Debug)]
 pub struct Routed {
-    /// How it is moved; perhaps in one direct copy, see [`Routed::is_split`].
+    /// How it is moved; possibly in one direct copy, see [`Routed::is_split`].
     pub plan: Arc<Plan>,
-    /// What it uses of the links, known to all ranks of the node. To be kept until the message is over.
+    /// Its use of the links, which all ranks of the node know. To be kept until the message is over.
     pub reservation: Reservation,
-    /// It goes through host memory: what it counts on, and whom it may tell how that was.
+    /// Set if it goes through host memory: what it counts on there, and where the outcome is recorded.
     host: Option<(Counted, Arc<HostUse>)>,
-    /// Were it not for what others use, there would be more to do than one direct copy.
+    /// It would be split if others did not use the links.
     would_be_split: bool,
-    /// When the ledger is to be looked at, by [`clock_ns`]; before that it tells too little, and at the end it takes time.
+    /// When to look at the ledger, by [`clock_ns`]. Before that the ledger tells too little, and a look at
+    /// the end would take time.
     look_ns: u64,
 }
 
-/// A single message looks at the ledger so long before its predicted end, us, or after a quarter of its time: it is planned up to 10 us
-/// after its copy has begun.
+/// A single message looks at the ledger this long before its predicted end, us, or after a quarter of its
+/// time: it is planned up to 10 us after its copy has begun.
 const LOOK_US: f64 = 20.0;
 
 impl Routed {
@@ -90,7 +91,7 @@ impl Routed {
                 let us = plan.predicted_us;
                 clock_ns().saturating_add((1e3 * (us - LOOK_US).max(us / 4.0)) as u64)
             }
-            // Of a window others are under way when one ends.
+            // In a window, other messages are under way when one ends.
             _ => u64::MAX,
         };
         Routed {
@@ -109,15 +110,16 @@ impl Routed {
         }
         let now_ns = clock_ns();
         if now_ns >= self.look_ns {
-            // Again, if it takes longer than it should: of those who are the reason some may have begun just now.
+            // Look again if it takes longer than it should: some of those that slow it may have begun just
+            // now.
             let late_us = (self.plan.predicted_us / 4.0).max(2.0 * LOOK_US);
             self.look_ns = now_ns.saturating_add((1e3 * late_us) as u64);
             self.reservation.look();
         }
     }
 
-    /// The message is over, and its part in host memory was.
-    pub fn fared(&self, how: HostFared) {
+    /// The message is over. `how` tells how its part in host memory did.
+    pub fn record_host_lateness(&self, how: HostFared) {
         if let Some((counted, host)) = &self.host {
             let window = self.plan.message.window;
             let each_us = self.plan.predicted_us / f64::from(window);
@@ -125,25 +127,25 @@ impl Routed {
         }
     }
 
-    /// Whether that is of use.
+    /// Whether recording that is of use.
     #[must_use]
     pub fn is_to_tell(&self) -> bool {
         self.host.is_some()
     }
 
-    /// Whether there is more to do than one direct copy.
+    /// Whether the plan is more than one direct copy.
     #[must_use]
     pub fn is_split(&self) -> bool {
         is_split(&self.plan)
     }
 
-    /// Whether there would be on an idle node.
+    /// Whether it would be on an idle node.
     #[must_use]
     pub fn would_be_split(&self) -> bool {
         self.would_be_split
     }
 
-    /// The message does not go this way after all; another plan is asked for instead, perhaps.
+    /// The message does not take this route after all. Another plan may be asked for instead.
     pub fn withdraw(self) {
         self.reservation.withdraw();
     }
@@ -159,20 +161,21 @@ struct Node {
     /// For a rank that makes all copies itself: nothing is handed over between processes, whatever the place.
     planner_of_one: Planner,
     topology: Topology,
-    /// The hops of the topology, as all ranks call them.
+    /// The hops of the topology, by names that all ranks share.
     ends: Vec<Ends>,
     /// Identities of its GPUs.
     uuids: Vec<Uuid>,
-    /// It was not measured as a whole, but by what ranks find out in passing.
+    /// Set if the node was not measured as a whole, but by what ranks find out in passing.
     partly: Option<Partly>,
 }
 
 /// What is known of a node that was not measured as a whole.
 #[derive(Default)]
 struct Partly {
-    /// From which GPU to which the direct copy was measured.
+    /// From which GPU to which GPU the direct copy was measured.
     direct: Vec<(u8, u8)>,
-    /// The system has told which pairs have links of their own: otherwise it is not known what relays share with others.
+    /// The system has told which pairs have links of their own. Otherwise it is not known what relays share
+    /// with others.
     is_wired: bool,
 }
 
@@ -182,9 +185,9 @@ enum Known {
     Unread,
     /// It was measured before.
     Measured(Box<Node>),
-    /// It was not, or not as it is now: the ranks measure what they can themselves. The node as far as they have told, and
-    /// the sum of what each had said until then.
-    Told(Option<Box<Node>>, u64),
+    /// It was not measured before, or has changed since: the ranks measure what they can themselves. The node
+    /// as far as they have published it, and a sum over what they had published by then.
+    PublishedModel(Option<Box<Node>>, u64),
 }
 
 impl Known {
@@ -192,12 +195,12 @@ impl Known {
         match self {
             Known::Unread => None,
             Known::Measured(node) => Some(node),
-            Known::Told(node, _) => node.as_deref(),
+            Known::PublishedModel(node, _) => node.as_deref(),
         }
     }
 }
 
-/// What a plan depends on.
+/// Everything that a plan depends on.
 #[derive(PartialEq, Hash)]
 struct Question {
     message: Message,
@@ -207,15 +210,15 @@ struct Question {
     goes_directly: bool,
     is_begun: bool,
     goes_both_ways: bool,
-    assign: Assign,
+    assign: Owner,
     host_counted: Counted,
     others: Occupancy,
 }
 
-// No rate is NaN: each is made of published ones, and those that are none are passed over.
+// No rate is NaN: each is made of published rates, and invalid ones are skipped.
 impl Eq for Question {}
 
-/// The answer to a question: a plan, and what it uses of each hop.
+/// The answer to a question: a plan, and its use of each hop.
 #[derive(Clone)]
 struct Answer {
     plan: Arc<Plan>,
@@ -232,26 +235,27 @@ pub struct Router {
     ledger: Option<Arc<Ledger>>,
     /// What the host's memory was found to carry.
     host: Arc<HostUse>,
-    /// The answers to questions of late.
+    /// Recent answers to questions.
     plans: Answers,
-    /// Whether the links of a GPU lead to a switch, of those of which that is known, and what ranks had said when that was asked.
+    /// Whether the links of a GPU lead to a switch, for GPUs of which that is known, and what ranks had
+    /// published when that was asked.
     switched: (Option<u64>, HashMap<Uuid, bool>),
 }
 
 impl Router {
-    /// Staging that one path may use at each of its staging places, bytes.
+    /// Bytes of staging that one path may use at each of its staging places.
     #[must_use]
     pub fn staging_bytes(&self) -> u64 {
         self.options.staging_bytes
     }
 
-    /// Nothing is looked at before the first message that is long enough.
+    /// Looks at nothing before the first message that is long enough.
     #[must_use]
     pub fn new(config: &Config) -> Router {
         let absolute = |file: &PathBuf| std::path::absolute(file).unwrap_or_else(|_| file.clone());
         Router {
             options: options(config),
-            // The program may change its folder.
+            // The program may change its working directory.
             file: config.model.as_ref().map(absolute),
             known: Known::Unread,
             ledger: None,
@@ -261,12 +265,12 @@ impl Router {
         }
     }
 
-    /// The way of a message between two GPUs. `in_flight` messages of this pair are under way or about to be, this one
-    /// counted in.
+    /// The route of a message between two GPUs. `in_flight` messages of this pair are under way or about to
+    /// be, this one included.
     ///
-    /// `None` if messages are not split, this one is too short for it, or nothing is known of the two GPUs: it then takes
-    /// one direct copy and nothing is reserved. A plan may be that copy, too: then it is reserved, so that the messages of
-    /// others keep away from its links.
+    /// `None` if messages are not split, if this one is too short for that, or if nothing is known of the two
+    /// GPUs. It then takes one direct copy and nothing is reserved. A plan may also be just that copy. Then
+    /// it is reserved, so that messages of others avoid its links.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -287,11 +291,11 @@ impl Router {
         let own = || Ledger::new(Some(env.node.own_shared()), Peer::alive);
         let ledger = self.ledger.get_or_insert_with(|| Arc::new(own()));
         let mut peers = env.node.peers();
-        if let Known::Told(node, sum) = &mut self.known {
+        if let Known::PublishedModel(node, sum) = &mut self.known {
             let now = said(&peers);
             if *sum != now {
                 let wired: Vec<_> = wired(&peers).collect();
-                let told = Told::new(peers.iter().map(|peer| peer.traffic()), &wired);
+                let told = PublishedModel::new(peers.iter().map(|peer| peer.traffic()), &wired);
                 if let Some(told) = &told {
                     tell_model(&told.model);
                     tell_switches(&told.topology);
@@ -323,7 +327,7 @@ impl Router {
                 to,
                 bytes,
                 window: in_flight.max(1),
-                may_push: usable.may_push,
+                may_put: usable.may_put,
             },
             relays_over: node.relays(from, to, usable.relay),
             host: usable.host && node.may_stage(from, to),
@@ -340,7 +344,8 @@ impl Router {
         };
         let ledger = self.ledger.as_ref()?;
         let (plans, options) = (&mut self.plans, &self.options);
-        // Said before the others are looked at: of two that plan at the same moment at least one sees the other.
+        // Published before the others are read: of two ranks that plan at the same moment at least one sees
+        // the other.
         let first = question(Occupancy::free());
         let mut counted = first.host_counted;
         let alone = node.answer(plans, options, first)?;
@@ -358,14 +363,14 @@ impl Router {
         };
         reservation.settle(&answer.plan, answer.uses);
         let mut kinds = answer.plan.paths().iter().map(|path| path.path.kind());
-        // One that leaves a half to what has not come says nothing of either.
+        // A message that leaves half to others which have not come says nothing about either case.
         let tells = counted.is_beside == is_shared;
         let is_told = tells && kinds.any(|kind| kind == PathKind::Host);
         let host = is_told.then(|| (counted, Arc::clone(&self.host)));
         Some(Routed::new(answer.plan, reservation, host, would_be_split))
     }
 
-    /// Whether what comes to these GPUs from others is known to come by one port each.
+    /// Whether it is known that each of these GPUs receives everything through one port.
     pub fn is_switched(&mut self, env: &Env, gpus: &[Uuid]) -> bool {
         self.look(env, gpus);
         if let Known::Measured(node) = &self.known {
@@ -374,9 +379,10 @@ impl Router {
         gpus.iter().all(|gpu| self.is_at_switch(env, gpu))
     }
 
-    /// The same of one GPU, as the system says. That does not change: what others have said is not looked at for each message, whose lines
-    /// they write all the time (rings of four H100s, single messages of 4 to 16 MiB, which are read in turns, had 0.98 of the speed
-    /// without the library with a look at each, shorter ones 1.00).
+    /// The same for one GPU, as the system tells it. The answer does not change, so what others have
+    /// published is not read for each message: they write to those lines all the time (rings of four H100s,
+    /// single messages of 4 to 16 MiB that are read in turns: 0.98 of the speed without the library with a
+    /// look for each, and shorter ones 1.00).
     fn is_at_switch(&mut self, env: &Env, gpu: &Uuid) -> bool {
         let (asked, known) = &mut self.switched;
         if let Some(is_switched) = known.get(gpu) {
@@ -409,7 +415,7 @@ impl Router {
     /// Whether nobody has measured the node of this GPU.
     fn is_unmeasured(&mut self, env: &Env, uuid: &Uuid) -> bool {
         self.look(env, &[*uuid]);
-        matches!(self.known, Known::Told(..))
+        matches!(self.known, Known::PublishedModel(..))
     }
 
     /// Finds out about the node, once.
@@ -421,18 +427,20 @@ impl Router {
             Ok(measured) => {
                 log::info!("paths are chosen by {}", measured.file.display());
                 Node::new(measured.topology, &measured.model, None)
-                    .map_or(Known::Told(None, 0), |node| Known::Measured(Box::new(node)))
+                    .map_or(Known::PublishedModel(None, 0), |node| {
+                        Known::Measured(Box::new(node))
+                    })
             }
             Err(why) => {
                 source::tell(env, self.file.is_some(), &why);
-                Known::Told(None, 0)
+                Known::PublishedModel(None, 0)
             }
         };
     }
 }
 
 impl Node {
-    fn told(told: Told) -> Option<Node> {
+    fn told(told: PublishedModel) -> Option<Node> {
         let partly = Partly {
             direct: told.direct,
             is_wired: told.is_wired,
@@ -458,7 +466,7 @@ impl Node {
         })
     }
 
-    /// What a record of a plan calls this node: its topology and model are written down under that.
+    /// What a recorded plan calls this node: its topology and model are written under that number.
     #[cfg(feature = "golden")]
     fn id(&self) -> u32 {
         use crate::policy::golden;
@@ -469,9 +477,9 @@ impl Node {
         id
     }
 
-    /// Whether a path through the host may be planned: by what ranks find out in passing only beside links that are known
-    /// to be others than those to the host, and only once the direct copy this way was measured. A plan that did without
-    /// it would leave nothing by which it could be.
+    /// Whether a path through the host may be planned. On a node known by what ranks find out in passing,
+    /// only beside links that are known not to be those to the host, and only once the direct copy in this
+    /// direction was measured. A plan without a direct copy would leave nothing to measure it by.
     fn may_stage(&self, from: u8, to: u8) -> bool {
         let direct = self.topology.hop(Place::Gpu(from), Place::Gpu(to));
         let is_nvlink = direct.is_some_and(|hop| hop.is_nvlink());
@@ -480,8 +488,8 @@ impl Node {
             .is_none_or(|partly| is_nvlink && partly.direct.contains(&(from, to)))
     }
 
-    /// Whether paths over other GPUs may be planned: where it is known what they share with others, and also only once the
-    /// direct copy was measured.
+    /// Whether paths over other GPUs may be planned. Only if it is known what they share with others, and
+    /// also only once the direct copy was measured.
     fn may_relay(&self, from: u8, to: u8) -> bool {
         self.partly
             .as_ref()
@@ -508,7 +516,7 @@ impl Node {
         usable.fold(0, |set, (at, _)| set | 1 << at)
     }
 
-    /// The plan for a question, if there is a way at all: as remembered, or made now.
+    /// The plan for a question, if there is a route at all: remembered, or made now.
     fn answer(&self, known: &mut Answers, options: &Options, question: Question) -> Option<Answer> {
         if let Some(answer) = known.get(&question) {
             return answer.clone();
@@ -524,7 +532,7 @@ impl Node {
             ..*options
         };
         let (planner, options) = match question.assign {
-            Assign::Own => {
+            Owner::Two => {
                 let options = Options {
                     least_gain: LeastGain::of(question.goes_directly, question.is_begun),
                     both_ways: question.goes_both_ways,
@@ -532,17 +540,17 @@ impl Node {
                 };
                 (&self.planner, options)
             }
-            Assign::One => (
+            Owner::One => (
                 &self.planner_of_one,
                 options.by_one(self.planner_of_one.model()),
             ),
         };
-        // Where no path is allowed, as without a link and without the rest, there is nothing to plan.
+        // If no path is allowed, as without a link and without the others, there is nothing to plan.
         let plan = decided!(
             "plan",
             (
                 self.id(),
-                question.assign == Assign::One,
+                question.assign == Owner::One,
                 &question.message,
                 &options,
                 &question.others,
@@ -564,7 +572,7 @@ impl Node {
     }
 }
 
-/// What a plan that was not made before is, for who wants to know why a message took its way.
+/// Logs a plan that was made for the first time, so that a user sees why a message took its route.
 fn tell_plan(plan: &Plan, question: &Question) {
     if !log::log_enabled!(log::Level::Debug) {
         return;
@@ -596,7 +604,7 @@ fn tell_plan(plan: &Plan, question: &Question) {
     );
 }
 
-/// What is known of the node, by what its ranks have measured.
+/// Logs what is known of the node from its ranks' measurements.
 fn tell_model(model: &Model) {
     for hop in &model.hops {
         for line in [hop.push, hop.pull].into_iter().flatten() {
@@ -610,20 +618,20 @@ fn tell_model(model: &Model) {
     }
 }
 
-/// Changes whenever ranks say more of the node.
+/// A number that changes whenever ranks publish more about the node.
 fn said(ranks: &[Arc<Peer>]) -> u64 {
     let said = ranks.iter().map(|rank| rank.traffic().told());
     said.fold(0, u64::wrapping_add)
 }
 
-/// The links of GPUs, as ranks that see these have told.
+/// The links of GPUs, as published by ranks that see these GPUs.
 fn wired(ranks: &[Arc<Peer>]) -> impl Iterator<Item = (Uuid, Wiring)> + '_ {
-    let boards = ranks.iter().filter_map(|rank| rank.board());
-    let rows = boards.flat_map(|board| board.gpus());
+    let gpu_pages = ranks.iter().filter_map(|rank| rank.gpu_page());
+    let rows = gpu_pages.flat_map(|gpu_page| gpu_page.gpus());
     rows.filter_map(|row| Some((row.uuid(), row.wiring()?)))
 }
 
-/// What the ranks have told of links to the host that GPUs share.
+/// Logs what the ranks have published of links to the host that GPUs share.
 fn tell_switches(topology: &Topology) {
     for (_, switch) in topology.pcie.shared() {
         let gpus = switch.gpus.iter().map(|gpu| format!("GPU{gpu}"));
@@ -633,19 +641,20 @@ fn tell_switches(topology: &Topology) {
 }
 
 impl Core {
-    /// A buffer of the program's is to be sent or received: where nobody has measured the node, its GPU's links are, and it is asked for
-    /// them where that matters.
+    /// A buffer of the program's is to be sent or received. If nobody has measured the node, the links of its
+    /// GPU are measured, and the system is asked for its NVLinks if those matter.
     pub(super) fn survey(&mut self, env: &Env, buffer: &Buffer, context: ContextKey, bytes: u64) {
-        if env.may_split(bytes) && env.paths().host && env.config.assign == Assign::Own {
+        if env.may_split(bytes) && env.paths().host && env.config.owner == Owner::Two {
             self.gpu.pages.ask(env);
         }
-        let are_several = self.company.are_several();
+        let are_several = self.history.mix.are_several();
         if asks_for_depth(env, bytes, are_several) && self.router.is_unmeasured(env, &buffer.uuid) {
             let may_split = env.may_split(bytes);
             if may_split {
                 self.gpu.survey.meet(env, &buffer.uuid, context);
             }
-            // Whether relays share links, and whether several senders' messages do, which is why they are read in turns.
+            // NVLinks tell whether relays share links, and whether messages of several senders do, which is
+            // why those are read in turns.
             if are_several || (may_split && env.config.paths.relay) {
                 self.gpu.survey.ask_for_links(env);
             }
@@ -654,16 +663,17 @@ impl Core {
     }
 }
 
-/// With less pinned memory no message goes through the host's: its chunks, and with them those of relays, would be too short.
+/// With less pinned memory no message goes through host memory: its chunks, and those of relays with them,
+/// would be too short.
 const HOST_STAGING_MIN: u64 = crate::node::UNIT_BYTES;
 
-/// What the planner may do by the options of a process, but for the paths that each question names.
+/// What the options of a process allow the planner, except for the paths, which each question names.
 #[must_use]
 pub fn options(config: &Config) -> Options {
     let defaults = Options::default();
-    let for_host = config.paths.host && config.path_staging >= HOST_STAGING_MIN;
+    let for_host = config.paths.host && config.multipath_staging >= HOST_STAGING_MIN;
     let host_bytes = if for_host {
-        config.path_staging
+        config.multipath_staging
     } else {
         u64::MAX
     };
@@ -675,7 +685,7 @@ pub fn options(config: &Config) -> Options {
             .staging_bytes
             .min(config.relay_staging)
             .min(host_bytes),
-        order: config.order,
+        order: config.launch_order,
         ..defaults
     }
 }

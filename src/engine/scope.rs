@@ -4,19 +4,20 @@ use std::sync::atomic::Ordering;
 
 use crate::engine::{engine, Core, Engine};
 
-/// Held across a native call that may block, from before it is decided that the call is to be native: once entered, a
-/// rank that was not live does not become ready for descriptors until the scope ends. While it lives, the helper thread
-/// alone drives the engine; it needs no sign of that, since it works whenever no thread of the program is driving. What
-/// the scope does is to let the engine take part if a rank of the node has begun to use devices, to wake the helper
-/// if there is work, and to let its housekeeping enter the program's contexts, which are not destroyed meanwhile.
+/// Held across a native call that may block, from before it is decided that the call is to be native. Once
+/// entered, a rank that was not live does not become ready for RTSs until the scope ends. While it lives, the
+/// helper thread alone drives the engine. It needs no signal for that, because it works whenever no thread of
+/// the program is driving. The scope lets the engine take part if a rank of the node has begun to use
+/// devices, wakes the helper if there is work, and lets garbage collection enter the program's contexts,
+/// which are not destroyed meanwhile.
 #[derive(Debug)]
 pub struct NativeScope(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    /// Nobody needs to know of it.
+    /// Nobody needs to know about the call.
     Unseen,
-    /// Of a rank that was not live: it does not become ready meanwhile.
+    /// The rank was not live, and does not become ready meanwhile.
     BeforeLive,
     /// Its thread counts as being inside MPI.
     Inside,
@@ -34,7 +35,8 @@ impl NativeScope {
         }
     }
 
-    /// Enters a native call that does not block, or may never be made: whether it is to be is decided under this scope.
+    /// Enters a native call that does not block, or may never be made: this scope covers the decision whether
+    /// it is made.
     #[inline]
     pub(super) fn brief(engine: &Engine) -> NativeScope {
         engine.early().unwrap_or(NativeScope::UNSEEN)
@@ -46,8 +48,8 @@ impl NativeScope {
         if !engine.env.multiple {
             return Some(NativeScope::UNSEEN);
         }
-        // Another thread may make this rank live meanwhile: it is not ready before this one is out. One of the two
-        // sees the other, as both write before they read.
+        // Another thread may make this rank live meanwhile. The rank is not ready before this call is over.
+        // One of the two sees the other, because both write before they read.
         engine.native_before_live.fetch_add(1, Ordering::SeqCst);
         let scope = NativeScope(Kind::BeforeLive);
         (!engine.is_live()).then_some(scope)
@@ -69,8 +71,8 @@ impl Engine {
         self.leave_to_helper(&self.core.lock())
     }
 
-    /// Before a native call that may block: the helper does what is to be done now. What peers ask for from now on, they wake
-    /// it for by themselves.
+    /// Called before a native call that may block: the helper does what is to be done now. For later
+    /// requests, peers wake it themselves.
     #[inline]
     pub(super) fn leave_to_helper(&self, core: &Core) -> NativeScope {
         if !self.is_live() {
@@ -111,6 +113,6 @@ fn leave_before_live() {
 fn leave_inside() {
     let Some(engine) = engine() else { return };
     engine.native.fetch_sub(1, Ordering::SeqCst);
-    // What the helper does in the program's contexts, it has done when the program goes on.
+    // What the helper does in the program's contexts is done before the program goes on.
     engine.core.lock().pace.interrupt();
 }

@@ -1,37 +1,38 @@
 //! Sends: who makes them, how they start, and how they end.
 
-mod descriptor;
-mod invited;
-mod value;
+mod bcopy;
+mod put;
+mod rts;
 
-use value::Source;
-pub(in crate::engine) use value::DRAINING_TESTS_MAX;
+use bcopy::Source;
+pub(in crate::engine) use bcopy::DRAINING_TESTS_MAX;
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::Instant;
 
-use self::descriptor::{Origin, Out, Unsent};
+use self::rts::{Origin, PendingSend, Unsent};
 use crate::cuda::{self, Buffer, Error};
 use crate::engine::comms;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::{Stream, Wish};
 use crate::engine::layout::Layout;
+use crate::engine::life::{Life, Outcome, Protocol, State};
 use crate::engine::native::{native_isend, raise, raise_told};
 use crate::engine::place::Place;
-use crate::engine::story::{self, Path, Story};
+use crate::engine::story::{self, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::Summing;
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Abi, Handle};
-use crate::node::{invite, DESCRIPTOR_BYTES};
+use crate::node::{rtr, RTS_BYTES};
 use crate::policy::decided_by;
 use crate::policy::send::{self as policy, Lies, Maker, MakerFacts};
 use crate::stats::{self, Counter, Reason};
 
-/// Messages from host memory below that are left to the MPI library, bytes. One H100, H D, times without the library, left and
-/// by descriptor: single messages of 8 KiB 1.06 and 1.17, 16 KiB 1.23 and 1.41, 32 KiB 1.56 and 2.06; windows of 16 of 32 KiB 1.09
-/// and 1.39.
+/// Shorter messages from host memory are left to the MPI library, bytes. One H100, H D, times the speed
+/// without the library, left to MPI and by RTS: single messages of 8 KiB 1.06 and 1.17, 16 KiB 1.23 and 1.41,
+/// 32 KiB 1.56 and 2.06; windows of 16 of 32 KiB 1.09 and 1.39.
 pub const HOST_BYTES_MIN: u64 = 8 << 10;
 
 /// Mode of a send (MPI 4.1 section 3.4).
@@ -67,8 +68,8 @@ impl SendArgs {
         unsafe { Place::of(abi, self.buffer, self.count, self.datatype, info) }
     }
 
-    /// Whether a send of so many bytes completes without its receiver (MPI 4.1 section 3.4): a buffered one always, a
-    /// synchronous one never, the others up to the eager limit.
+    /// Whether a send of so many bytes completes without its receiver (MPI 4.1 section 3.4): a buffered one
+    /// always, a synchronous one never, the others up to the eager limit.
     fn completes_alone(&self, env: &Env, bytes: u64) -> bool {
         match self.mode {
             Mode::Standard | Mode::Ready => bytes <= env.config.eager,
@@ -81,44 +82,45 @@ impl SendArgs {
 // SAFETY: plain arguments; the buffer is only used by operations that MPI has lent it to.
 unsafe impl std::marker::Send for SendArgs {}
 
-/// How a send is to be made.
+/// Who makes a send, and how.
 pub enum Sorted {
     /// By the MPI library, untouched.
     Native,
-    /// By the MPI library; it is as long as a descriptor, and counted.
+    /// By the MPI library. It is as long as an RTS, and counted.
     Counted(Stream),
     /// By the engine.
     Device(Buffer, TypeInfo),
-    /// By the engine, by value: it is not in one allocation of a device.
+    /// By the engine, by bcopy: it does not lie in one allocation of a device.
     Parts(Arc<Layout>, TypeInfo),
-    /// By the engine, from host memory: its receiver wishes it so.
+    /// By the engine, from host memory, because its receiver wishes that.
     Host(*const u8, TypeInfo),
 }
 
-/// A send of the engine's.
+/// A send that the engine makes.
 pub struct Send {
     /// The generalized request in the program's hands; null for a blocking or persistent send.
     pub handle: Handle,
     /// The communicator, for its error handler.
     pub comm: Handle,
-    /// The program's part is over: its buffer is free again.
+    /// The program's part is over: the program may use its buffer again.
     pub complete: bool,
-    /// It is all that an `MPI_Isendrecv` with a receive from MPI_PROC_NULL does.
+    /// It is the whole of an `MPI_Isendrecv` with a receive from MPI_PROC_NULL.
     pub stands_for_null: bool,
-    /// An error of the operation's, to be raised at completion.
+    /// The error of the operation, which is raised at completion.
     code: c_int,
-    /// Which message that is about and why, where the code says no more than MPI_ERR_OTHER.
+    /// Which message has failed and why, if the code says no more than MPI_ERR_OTHER.
     why: Option<Box<str>>,
-    /// The MPI library has raised it.
+    /// The MPI library has raised the error.
     is_raised: bool,
-    /// What becomes of it, for a program that asks.
-    pub story: Story,
+    /// What the program may ask about it, except its path.
+    about: Story,
+    life: Life,
     kind: SendKind,
 }
 
 enum SendKind {
-    Descriptor(Box<Out>),
-    /// A value on its way: the native request, and the bytes that it sends.
+    Rts(Box<PendingSend>),
+    /// A bcopy send: the native request, and the bytes that it sends.
     Value {
         native: Handle,
         data: Vec<u8>,
@@ -126,22 +128,38 @@ enum SendKind {
     Over,
 }
 
-/// What a look at an open send found.
+/// The result of a look at an open send.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Advance {
     pub moved: bool,
-    /// Its host ring is being filled, or will be.
+    /// Its staging is being filled, or will be.
     pub serving: bool,
-    /// That begins at this moment, unless its receiver comes before, who rings.
+    /// It will be filled from this moment on, unless its receiver comes first and rings.
     pub until: Option<Instant>,
-    /// The descriptor is dealt with.
+    /// The engine is through with the RTS.
     pub closed: bool,
-    /// The payload is in host memory as a whole.
-    pub hosted: bool,
+    /// The whole payload is in host memory.
+    pub eager: bool,
 }
 
 impl Send {
-    /// The message is lost, as this text says.
+    /// What is known of the send.
+    pub fn story(&self) -> Story {
+        Story {
+            path: self.life.path(),
+            ..self.about
+        }
+    }
+
+    /// Ends the send, with the outcome that its code says.
+    fn end(&mut self) {
+        self.life.end(match self.code {
+            0 => Outcome::Complete,
+            _ => Outcome::Failed,
+        });
+    }
+
+    /// The message is lost; `why` is the reason.
     fn lose(&mut self, abi: &Abi, why: Box<str>) {
         (self.code, self.why) = (abi.err_other, Some(why));
     }
@@ -188,8 +206,8 @@ impl Engine {
         }
     }
 
-    /// Whether the receiver of a message from host memory would rather fetch it: it brings such messages to a device, and
-    /// then its device works while this rank brings the next piece.
+    /// Whether the receiver of a message from host memory would rather fetch it: it brings such messages to a
+    /// device, and its device then works while this rank brings the next piece.
     unsafe fn is_wished_for(&self, args: &SendArgs, info: &TypeInfo) -> bool {
         let is_for_engine = self.is_live() && args.mode != Mode::Buffered && info.dense(args.count);
         if !is_for_engine {
@@ -199,7 +217,7 @@ impl Engine {
         let Some(stream) = (unsafe { self.stream(args.comm, args.dest, args.tag) }) else {
             return false;
         };
-        let key = Wish::Descriptor.key(stream.comm, self.env.world_rank, stream.tag);
+        let key = Wish::Rts.key(stream.comm, self.env.world_rank, stream.tag);
         stream.peer != self.env.world_rank
             && self
                 .env
@@ -208,7 +226,7 @@ impl Engine {
                 .is_some_and(|peer| peer.wishes(key))
     }
 
-    /// The stream of messages with a rank of a communicator that has an identity.
+    /// The stream of messages with a rank. None if the communicator has no identity.
     pub(super) unsafe fn stream(&self, comm: Handle, rank: c_int, tag: c_int) -> Option<Stream> {
         // SAFETY: passed on.
         let identity = unsafe { comms::identity(self.env.abi, comm) }?;
@@ -219,8 +237,8 @@ impl Engine {
         })
     }
 
-    /// Counts a value that is as long as a descriptor and starts its send, under one lock: two threads must not count
-    /// in one order and send in the other.
+    /// Starts a native send that is as long as an RTS and counts it, under one lock: two threads
+    /// must not count in one order and send in the other.
     ///
     /// # Safety
     /// As [`Engine::sort_send`]; `request` receives the native request.
@@ -239,7 +257,7 @@ impl Engine {
         code
     }
 
-    /// Starts a send that was sorted so. One of the MPI library's is completed beside those of the engine.
+    /// Starts a send as it was sorted. If the MPI library makes it, the engine completes it beside its own.
     ///
     /// # Safety
     /// As [`Engine::sort_send`], whose result this is.
@@ -281,14 +299,17 @@ impl Engine {
             .map_or(0, |info| info.bytes(args.count.max(0)));
         let story = Story {
             is_send: true,
-            path: Path::Native,
             bytes,
             ..Story::default()
         };
-        Ok(self
-            .core
-            .lock()
-            .insert_value(&self.env, args.comm, request, Vec::new(), false, story))
+        Ok(self.core.lock().insert_value(
+            &self.env,
+            args.comm,
+            request,
+            Vec::new(),
+            false,
+            (Protocol::Native, story),
+        ))
     }
 
     /// Starts a send of a device buffer.
@@ -305,7 +326,7 @@ impl Engine {
         unsafe { self.start_device_send(args, buffer, info, None) }
     }
 
-    /// Starts a send from host memory by descriptor, or natively where that cannot be.
+    /// Starts a send from host memory by RTS, or natively if that is not possible.
     ///
     /// # Safety
     /// As [`Engine::sort_send`], whose result this is.
@@ -326,18 +347,19 @@ impl Engine {
             let mut core = self.core.lock();
             let origin = Origin::Host(address);
             // SAFETY: passed on.
-            match unsafe { core.send_descriptor(&self.env, args, &origin, info, sums.as_ref()) } {
+            match unsafe { core.send_rts(&self.env, args, &origin, info, sums.as_ref()) } {
                 Ok(id) => return Ok(id),
                 Err(Unsent::Code(code)) => return Err(code),
                 Err(Unsent::Reason(_) | Unsent::Trouble(_)) => {}
             }
         }
         self.env.unseen.note_send();
-        // SAFETY: passed on. Such a message is longer than a descriptor, so it is not counted.
+        // SAFETY: passed on. Such a message is longer than an RTS, so it is not counted.
         unsafe { self.start_native_send(args, None) }
     }
 
-    /// Starts a send of a message in several places: it is packed into host memory, and free again when this returns.
+    /// Starts a send of a message that lies in several places: it is packed into host memory, and the
+    /// program's memory is free again when this returns.
     ///
     /// # Safety
     /// As [`Engine::sort_send`], whose result this is.
@@ -356,7 +378,7 @@ impl Engine {
         unsafe { self.send_value(args, &Source::Parts(layout), info, why, None) }
     }
 
-    /// A send of what is in device memory, at least in part, is counted.
+    /// Counts a send of memory that is device memory, at least in part.
     fn begin_device_send(&self, bytes: u64) {
         self.use_device();
         self.note_activity();
@@ -364,7 +386,8 @@ impl Engine {
         stats::add(Counter::SendsDeviceBytes, bytes);
     }
 
-    /// Starts a send of a device buffer by value, whatever its length: the buffer is free again when this returns.
+    /// Starts a send of a device buffer by bcopy, whatever its length: the buffer is free again when this
+    /// returns.
     ///
     /// # Safety
     /// As [`Engine::start_send`].
@@ -379,7 +402,7 @@ impl Engine {
         unsafe { self.start_device_send(args, buffer, info, Some(reason)) }
     }
 
-    /// By descriptor if that can be, or by value for a reason that the caller has.
+    /// By RTS if that is possible, or by bcopy for the reason that the caller has.
     unsafe fn start_device_send(
         &self,
         args: &SendArgs,
@@ -387,7 +410,7 @@ impl Engine {
         info: &TypeInfo,
         by_value: Option<Reason>,
     ) -> Result<usize, c_int> {
-        invite::expect();
+        rtr::expect();
         let bytes = info.bytes(args.count);
         self.begin_device_send(bytes);
         // SAFETY: passed on.
@@ -400,7 +423,7 @@ impl Engine {
                 // SAFETY: passed on.
                 let origin = Origin::Device(buffer);
                 // SAFETY: passed on.
-                match unsafe { core.send_descriptor(&self.env, args, &origin, info, sums) } {
+                match unsafe { core.send_rts(&self.env, args, &origin, info, sums) } {
                     Ok(id) => {
                         // SAFETY: passed on.
                         unsafe { core.begin_between(&self.env, bytes) };
@@ -421,7 +444,8 @@ impl Engine {
         unsafe { self.send_value(args, &Source::Buffer(buffer), info, (reason, trouble), sums) }
     }
 
-    /// Whether a send of the engine's is complete. Lets MPI progress as far as the send itself needs it.
+    /// Whether a send that the engine makes is complete. Lets MPI progress as far as the send itself needs
+    /// that.
     pub(super) fn look_at_send(&self, core: &mut Core, id: usize) -> bool {
         // SAFETY: the request is the send's own.
         unsafe { core.test_value(&self.env, id) };
@@ -438,7 +462,7 @@ impl Core {
         let send = &mut self.sends[id];
         let native = match &mut send.kind {
             SendKind::Value { native, .. } => native,
-            SendKind::Descriptor(out) => &mut out.native,
+            SendKind::Rts(out) => &mut out.native,
             SendKind::Over => return,
         };
         // SAFETY: our own request, or null.
@@ -452,21 +476,22 @@ impl Core {
         match &mut send.kind {
             SendKind::Value { .. } => {
                 send.complete = true;
+                send.life.transition(State::Landed);
                 send.kind = SendKind::Over;
             }
-            SendKind::Descriptor(out) if code != env.abi.success => {
+            SendKind::Rts(out) if code != env.abi.success => {
                 // Nobody will ever read the slot.
                 out.give_up(env);
                 self.serve_now();
             }
-            SendKind::Descriptor(_) | SendKind::Over => {}
+            SendKind::Rts(_) | SendKind::Over => {}
         }
     }
 
     fn is_gone(&self, env: &Env, id: usize) -> bool {
         match &self.sends[id].kind {
             SendKind::Over => true,
-            SendKind::Descriptor(out) => {
+            SendKind::Rts(out) => {
                 !out.is_open
                     && env.abi.normalize(out.native) == env.abi.normalize(env.abi.request_null)
             }
@@ -474,7 +499,8 @@ impl Core {
         }
     }
 
-    /// Forgets a complete send, or lets what is left of it end by itself. An error of it is raised, and returned.
+    /// Forgets a complete send, or lets what is left of it end by itself. If the send has an error, this
+    /// raises and returns it.
     ///
     /// # Safety
     /// MPI may be called; the send is complete.
@@ -483,7 +509,7 @@ impl Core {
         unsafe { self.test_value(env, id) };
         let send = &mut self.sends[id];
         let mut code = send.code;
-        story::tell(send.story);
+        story::tell(send.story());
         if code != env.abi.success && !send.is_raised {
             // SAFETY: the program's communicator.
             code = unsafe {
@@ -494,7 +520,7 @@ impl Core {
             };
         }
         if self.is_gone(env, id) {
-            self.sends.remove(id);
+            self.sends.remove(id).end();
         } else {
             let bytes = match &self.sends[id].kind {
                 SendKind::Value { data, .. } => data.len() as u64,
@@ -530,7 +556,8 @@ impl Core {
     }
 }
 
-/// Tests one of our native requests: the code of the operation once it is over, upon which the request is null.
+/// Tests one of our native requests. Returns the code of the operation once that is over; the request is then
+/// null.
 unsafe fn test_native(env: &Env, request: &mut Handle) -> Option<c_int> {
     let null = env.abi.normalize(env.abi.request_null);
     if env.abi.normalize(*request) == null {
@@ -546,7 +573,7 @@ unsafe fn test_native(env: &Env, request: &mut Handle) -> Option<c_int> {
     (flag != 0).then_some(code)
 }
 
-/// A call of the program's that sends, with all that decides who makes it. Its arguments are those of a call that is being made.
+/// A call of the program that sends, with all that decides who makes the send. The call is still being made.
 struct Call<'a> {
     engine: &'a Engine,
     args: &'a SendArgs,
@@ -572,7 +599,7 @@ impl MakerFacts for Call<'_> {
         // SAFETY: the handle is the program's.
         self.info = unsafe { types::info(abi, self.args.datatype) };
         if self.info.is_none() && cuda::is_device(self.args.buffer) {
-            // Neither how long the message is, nor where its first byte lies.
+            // Nobody knows how long the message is, nor where its first byte lies.
             stats::left_native(Reason::UnknownType, 0);
         }
         self.info.is_some()
@@ -603,7 +630,7 @@ impl MakerFacts for Call<'_> {
 
     fn is_like_rts(&mut self) -> bool {
         let args = self.args;
-        if self.bytes() == DESCRIPTOR_BYTES as u64 {
+        if self.bytes() == RTS_BYTES as u64 {
             // SAFETY: as above.
             self.stream = unsafe { self.engine.stream(args.comm, args.dest, args.tag) };
         }

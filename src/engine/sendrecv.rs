@@ -1,4 +1,5 @@
-//! Operations in the program's hands: waited for on the spot, or under a request; single, or a send with a receive.
+//! Operations that the program holds: waited for at once, or under a request; single, or a send with a
+//! receive.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,12 +10,12 @@ use crate::engine::Engine;
 use crate::mpi::{native, Handle};
 use crate::stats::Reason;
 
-/// A send and a receive that complete together. No receive: it is from MPI_PROC_NULL.
+/// A send and a receive that complete together. Without a receive, that is from MPI_PROC_NULL.
 #[derive(Debug)]
 pub struct Pair<'a> {
     send: usize,
     receive: Option<usize>,
-    /// Until they are waited for.
+    /// Held until they are waited for.
     attending: Option<Attending<'a>>,
 }
 
@@ -25,12 +26,12 @@ pub enum PairWay {
     Waits,
     /// Under one request.
     Request,
-    /// Under one request, which the MPI library has no function for.
+    /// Under one request that the MPI library has no function for.
     OwnRequest,
 }
 
 impl Engine {
-    /// Waits for a send of the engine's.
+    /// Waits for an engine send.
     ///
     /// # Safety
     /// The send was just started, here and below, and its request is in nobody's hands.
@@ -38,7 +39,7 @@ impl Engine {
         self.core.lock().hurry(id);
         self.until(|engine, core| {
             if !engine.look_at_send(core, id) {
-                core.pump_wanted = core.awaits_receiver(id);
+                core.progress_wanted = core.awaits_receiver(id);
                 return None;
             }
             // SAFETY: complete.
@@ -77,8 +78,8 @@ impl Engine {
         unsafe { self.core.lock().hand_out_receive(self.env.abi, id, request) }
     }
 
-    /// Starts a send and a receive; `None` if both can be left to MPI. With `replace`, the send's buffer is the
-    /// receive's too, and is copied first.
+    /// Starts a send and a receive; `None` if both can be left to MPI. With `replace`, the send's buffer is
+    /// the receive's too, and is copied first.
     ///
     /// # Safety
     /// The arguments are those of the program's call.
@@ -108,7 +109,7 @@ impl Engine {
             } else {
                 None
             };
-            // Both ranks of an exchange post their receives and send then, mostly at the same time.
+            // Both ranks of an exchange post their receives and then send, mostly at the same time.
             let attending = (way == PairWay::Waits).then(|| self.attend());
             let received = match plan {
                 Plan::Native if receive.source == self.env.abi.proc_null => None,
@@ -168,7 +169,7 @@ impl Engine {
             pair.attending = None;
             let received = engine.look_at_receive(core, receive);
             let complete = engine.look_at_send(core, pair.send) && received;
-            core.pump_wanted |= !complete && core.awaits_receiver(pair.send);
+            core.progress_wanted |= !complete && core.awaits_receiver(pair.send);
             complete.then(|| {
                 // SAFETY: both are complete.
                 unsafe {
@@ -184,7 +185,7 @@ impl Engine {
         })
     }
 
-    /// What a receive from MPI_PROC_NULL does.
+    /// What a receive from MPI_PROC_NULL returns.
     unsafe fn receive_nothing(&self, status: *mut c_void) -> c_int {
         let abi = self.env.abi;
         // SAFETY: no buffer is touched.
@@ -220,7 +221,7 @@ impl Engine {
         }
     }
 
-    /// A communicator is about to be freed. False if it must not be: a persistent send of the engine's, which natively
+    /// A communicator is about to be freed. False if it must not be: a persistent engine send, which natively
     /// would hold a reference, starts messages on it. It is then kept for the life of the program.
     ///
     /// # Safety

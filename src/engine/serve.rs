@@ -1,13 +1,13 @@
-//! The sender's side of a transfer through staging memory: fills the ring of a slot, piece by piece for a
-//! receiver that asks for it ([`Serve`]), or with the whole of a small payload before anyone asks
-//! ([`Hosting`]).
+//! The sender's side of the pipeline and of eager sends. It fills the ring of a slot piece by piece, for a
+//! receiver that asks for it ([`PipelineSend`]), or with the whole of a small payload before anyone asks
+//! ([`EagerSend`]).
 //!
-//! The pieces are in pinned host memory, or on the sender's GPU where the receiver can read them there: for
-//! buffers that cannot be exported (memory pools, mapped memory). All of a message is in one of the two.
-//! Where memory of the GPU is not the way after all, either side says so, and the message begins anew in host
-//! memory once the receiver has passed over what is in the ring.
+//! The pieces are in pinned host memory, or on the sender's GPU if the receiver can read them there: for
+//! buffers that cannot be exported (memory pools, mapped memory). All of a message is in one of the two. If
+//! memory of the GPU turns out not to work, either side says so, and the message starts again in host memory
+//! once the receiver has skipped what is in the ring.
 
-pub mod tracks;
+pub mod staged_parts;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,12 +16,14 @@ use crate::cuda::{ContextKey, Copy, Error, InFlight, Purpose};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::memory;
 use crate::engine::relays::PieceOnGpu;
-use crate::node::{Entry, Ring, Segment, RING_ENTRIES, UNIT_BYTES};
+use crate::node::{Entry, Ring, Segment, RING_ENTRIES};
+use crate::policy::decided;
+pub use crate::policy::pipeline::{piece_bytes, OnGpu};
 use crate::stats::{self, Counter};
 
-/// A message that its receiver wants through the ring. Pieces of staging are taken only now that it is
-/// matched, so that no unmatched message can hold one.
-pub struct Serve {
+/// The sender's side of a pipeline message. It takes pieces of staging only once the message is matched, so
+/// that no unmatched message can hold one.
+pub struct PipelineSend {
     source: Source,
     length: u64,
     issued: u64,
@@ -31,7 +33,7 @@ pub struct Serve {
     filled: VecDeque<Piece>,
     /// Entries that were appended to the ring.
     pushed: u64,
-    /// How its pieces are on the GPU, if they are.
+    /// How its pieces on the GPU are cut, if they are there.
     on_gpu: Option<&'static OnGpu>,
 }
 
@@ -50,8 +52,8 @@ impl Piece {
         }
     }
 
-    /// Starts the copy of the first of `left` bytes of a message of `total` from `from`, as many as are to be
-    /// in one piece.
+    /// Starts the copy of the first of `left` bytes from `from`, as many as fit into one piece. `total`: the
+    /// length of the message.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -107,90 +109,23 @@ pub enum Source {
 // SAFETY: the memory is lent to a send until it completes, by whatever thread.
 unsafe impl Send for Source {}
 
-/// Pieces in which a message moves, if it is longer than one of them: few enough to cost little each, and so many that
-/// one side works while the other does.
-const PIECES: u64 = 4;
-/// A piece is no shorter than that, bytes. On H200 the copy of one to a device takes 12 us and filling it 27; windows of
-/// messages of 512 KiB to the host lost a quarter in pieces of 64 KiB.
-const PIECE_BYTES_MIN: u64 = 256 << 10;
+/// A lane of the put streams, on which pieces on the GPU are filled. Puts use another one.
+const FILL_LANE: u64 = staged_parts::PUT_LANE - 1;
 
-/// Length of every piece but the last of a message of `total` bytes, in staging with so much room.
-pub fn piece_bytes(room: u64, total: u64) -> u64 {
-    let even = total.div_ceil(PIECES).next_multiple_of(PIECE_BYTES_MIN);
-    room.min(even)
-}
-
-/// How messages go through memory of their sender's GPU.
-pub struct OnGpu {
-    /// From so many bytes on; shorter ones go through host memory.
-    pub bytes_min: u64,
-    /// The first piece is this part of a message, within bounds: it is copied before anything crosses a link.
-    /// Each one after it is as long as all before it, up to a bound, as each costs a launch on both sides.
-    first_part: u64,
-    first_bytes: std::ops::RangeInclusive<u64>,
-    piece_bytes_max: u64,
-}
-
-impl OnGpu {
-    /// Between two GPUs.
-    const APART: OnGpu = OnGpu {
-        bytes_min: 64 << 10,
-        first_part: 8,
-        first_bytes: 1 << 20..=4 << 20,
-        piece_bytes_max: 16 << 20,
-    };
-    /// Where both ranks use one GPU, their copies wait for each other's process: some 80 us each on an H200,
-    /// whatever their size. Windows of 4, GB/s in pieces of 4 to 16 MiB and through host memory: 4 MiB 14 and
-    /// 30, 16 MiB 50 and 37, 256 MiB 151 and 41; both ways 27 and 40, 87 and 41, 243 and 41
-    /// (`docs/results/h200-frameworks-memory.txt`, 4).
-    const SHARED: OnGpu = OnGpu {
-        bytes_min: 16 << 20,
-        first_part: 4,
-        first_bytes: 4 << 20..=16 << 20,
-        piece_bytes_max: 16 << 20,
-    };
-
-    /// Between ranks that do or do not share a GPU.
-    pub fn between(is_shared: bool) -> &'static OnGpu {
-        if is_shared {
-            &OnGpu::SHARED
-        } else {
-            &OnGpu::APART
-        }
-    }
-
-    /// Length of the piece behind the first `issued` of `total` bytes.
-    fn piece_bytes(&self, total: u64, issued: u64) -> u64 {
-        let first = (total / self.first_part).next_multiple_of(UNIT_BYTES);
-        let first = first.clamp(*self.first_bytes.start(), *self.first_bytes.end());
-        let next = issued.clamp(first, self.piece_bytes_max);
-        let left = total - issued;
-        // No short one behind it.
-        if left < next + next / 2 {
-            left
-        } else {
-            next
-        }
-    }
-}
-
-/// The lane of those for pushes on which pieces on the GPU are filled: not the one of pushes.
-const FILL_LANE: u64 = tracks::PUSH_LANE - 1;
-
-/// Messages of so many bytes are written to pieces past the caches: to an H200, single messages of 4 MiB come at 14 to 15 GB/s
-/// then, of 16 MiB at 15 to 16, and otherwise at 11.4 and 12.6. Windows of 1 MiB would lose 7 %.
+/// From so many bytes on, messages are written to pieces past the caches: single messages of 4 MiB come to an
+/// H200 at 14 to 15 GB/s, and otherwise at 11.4 (`docs/decisions/past-the-caches.md`).
 const STREAMED_BYTES_MIN: u64 = 2 << 20;
 
 /// A piece of staging that a copy is filling.
 struct Filling {
-    /// None where the copy has failed and is to be made again.
+    /// None if the copy has failed and must be made again.
     copy: Option<InFlight>,
     piece: Piece,
     from: u64,
     bytes: u32,
 }
 
-/// What stopped a step of the sender's part.
+/// What stopped a step of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// A driver call failed; the step may be tried again.
@@ -205,10 +140,11 @@ impl From<Error> for Trouble {
     }
 }
 
-impl Serve {
-    /// Nothing is started yet. Its receiver asks for pieces on the GPU, or for some in host memory.
-    pub fn new(source: Source, length: u64, on_gpu: Option<&'static OnGpu>) -> Serve {
-        Serve {
+impl PipelineSend {
+    /// Nothing is started yet. `on_gpu`: its receiver asks for pieces on the GPU, otherwise for pieces in
+    /// host memory.
+    pub fn new(source: Source, length: u64, on_gpu: Option<&'static OnGpu>) -> PipelineSend {
+        PipelineSend {
             on_gpu,
             source,
             length,
@@ -274,7 +210,7 @@ impl Serve {
         Ok(moved)
     }
 
-    /// Begins anew in host memory, once nothing is in pieces on the GPU any more. True if it has.
+    /// Starts again in host memory, once nothing is in pieces on the GPU any more. True if it has.
     fn start_over(&mut self, own: &Segment) -> bool {
         if !self.is_drained(own) || !self.filled.is_empty() {
             return false;
@@ -284,8 +220,8 @@ impl Serve {
         true
     }
 
-    /// Fills one piece from host memory, if there is one and something to fill it with: no more at a time, since it is
-    /// done under the engine's lock.
+    /// Fills one piece from host memory, if there is one and something to fill it with. It fills one at a
+    /// time, since this happens under the engine's lock.
     fn fill(&mut self, own: &Segment, ring: &Ring<'_>, source: *const u8) -> Result<bool, Trouble> {
         if self.issued == self.length || self.filled.len() == RING_ENTRIES {
             return Ok(false);
@@ -296,8 +232,8 @@ impl Serve {
         let entry = own.piece(piece).map(|(to, room)| {
             let step = piece_bytes(u64::from(room), self.length);
             let bytes = step.min(self.length - self.issued) as u32;
-            // SAFETY: the program has lent the message to this send, and so much of it is left; the piece is this rank's,
-            // nobody else's until it is in the ring, and as long.
+            // SAFETY: the program has lent the message to this send, and `bytes` of it are left. The piece is
+            // `bytes` long and this rank's, and nobody else uses it before it is in the ring.
             unsafe {
                 let from = source.add(self.issued as usize);
                 let is_long = self.length >= STREAMED_BYTES_MIN;
@@ -322,7 +258,7 @@ impl Serve {
         }
     }
 
-    /// Starts what fills the next piece. False where no piece is to be had for now.
+    /// Starts the copy into the next piece. False if no piece is free now.
     fn start(
         &mut self,
         gpu: &mut Gpu,
@@ -334,7 +270,12 @@ impl Serve {
         let from = address + self.issued;
         let piece = match self.on_gpu {
             Some(on_gpu) => {
-                let bytes = on_gpu.piece_bytes(self.length, self.issued);
+                let (total, issued) = (self.length, self.issued);
+                let bytes = decided!(
+                    "pipeline.piece_on_gpu",
+                    (on_gpu, total, issued),
+                    on_gpu.piece_bytes(total, issued)
+                );
                 gpu.relays.take_own(own, context, bytes).map(Piece::OnGpu)
             }
             None => own.take_chunk().map(Piece::Host),
@@ -375,15 +316,15 @@ impl Serve {
         moved
     }
 
-    /// Gives every piece back, once the message is over. Copies into pieces that are still in flight are waited for
-    /// by keeping their pieces out of use until then: see [`Serve::is_drained`].
+    /// Gives back the filled pieces, once the message is over. Pieces into which copies are still in flight
+    /// stay out of use until these end: see [`PipelineSend::is_drained`].
     pub fn release_filled(&mut self, own: &Segment) {
         for piece in self.filled.drain(..) {
             piece.give(own);
         }
     }
 
-    /// Drops what has landed of an aborted message; true once nothing is in flight.
+    /// Drops what has landed of an aborted message. True once nothing is in flight.
     pub fn is_drained(&mut self, own: &Segment) -> bool {
         while let Some(filling) = self.filling.front_mut() {
             if filling.copy.as_mut().is_some_and(|copy| !copy.is_over()) {
@@ -397,13 +338,13 @@ impl Serve {
 }
 
 impl Filling {
-    /// Whether the piece is filled. A copy that is lost is made again at the next call.
+    /// Whether the piece is filled. The next call makes a lost copy again.
     fn poll(&mut self, gpu: &mut Gpu, own: &Segment, context: ContextKey) -> Result<bool, Error> {
         let copy = match &mut self.copy {
             Some(copy) => copy,
             none => {
                 let left = u64::from(self.bytes);
-                // As much as before.
+                // As many bytes as before.
                 let again = (self.piece).fill(gpu, own, context, self.from, left, u64::MAX);
                 none.insert(again?.0)
             }
@@ -416,7 +357,7 @@ impl Filling {
     }
 }
 
-/// Appends an entry to a ring of this rank's; false when it is full.
+/// Appends an entry to one of this rank's rings. False if the ring is full.
 fn append(ring: &Ring<'_>, pushed: &mut u64, entry: Entry) -> Result<bool, Trouble> {
     if !ring.is_filled_to(*pushed) {
         return Err(Trouble::Corrupt);
@@ -426,13 +367,14 @@ fn append(ring: &Ring<'_>, pushed: &mut u64, entry: Entry) -> Result<bool, Troub
     Ok(fits)
 }
 
-/// Copies of whole messages of up to so many bytes are launched together where several come one after the other. Windows of 16 from a
-/// device to the host, times the speed without the library, each by itself and so: 1 B to 1 KiB, by cells, 0.98 to 1.04 and 1.53 to
-/// 1.67, 8 KiB 1.03 and 1.44; 32 KiB 1.21 and 1.31; 256 KiB 1.36 and 1.24 (H100s, `docs/results/h100-x2-upwards.txt`, 4 and 5).
+/// Copies of whole messages of up to so many bytes are launched together, if several come one after the
+/// other. Windows of 16 of 1 B to 1 KiB from a device to the host then have 1.53 to 1.67 times the speed
+/// without the library, and 0.98 to 1.04 with a launch each; 256 KiB would lose
+/// (`docs/decisions/short-host-copies-in-batches.md`).
 const TOGETHER_BYTES: u64 = 64 << 10;
 
-/// Starts the copy of the first of `left` bytes of a message of `total` from `from` into a piece of this rank's staging,
-/// as many as are to be in one.
+/// Starts the copy of the first of `left` bytes from `from` into a piece of this rank's staging, as many as
+/// fit into one. `total`: the length of the message.
 #[allow(
     clippy::too_many_arguments,
     reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -466,39 +408,40 @@ fn bring_down(
     Ok((copy, bytes as u32))
 }
 
-/// How long a small message of a blocking send waits for its receiver to read the buffer itself. A receiver that waits
-/// for it claims it about a microsecond after it was sent, and the copy to host memory, some 3 us of the sender's time, is
-/// saved.
+/// How long a small blocking send waits for its receiver to read the buffer itself. A receiver that waits for
+/// the message claims it about a microsecond after it was sent. That saves the copy to host memory, some 3 us
+/// of the sender's time.
 const BLOCKING_DELAY: Duration = Duration::from_micros(2);
-/// The same for other sends: their receiver may be about to post, as this rank is, and then claims a whole window.
+/// The same for other sends: their receiver may be about to post receives, as this rank is, and then claims a
+/// whole window.
 const DELAY: Duration = Duration::from_micros(30);
 
-/// So many sends that are under way make the time longer by as much again, and none is waited for longer than so many times as long.
-/// Their receivers are busy with each other's, and a copy to host memory for each takes the thread from those that it receives
-/// itself. Four H200s, each to every other in windows of 16 of 1 to 16 KiB, times the speed without the library: 0.67 to 0.76, with no
-/// such copies 1.31.
+/// For each so many sends under way, the delay gets longer by its own length, up to `DELAYS_MAX` times its
+/// length. The receivers are busy with each other's messages, and a copy to host memory for each send keeps
+/// the thread from those that it receives itself. Four H200s, each to every other in windows of 16 of 1 to 16
+/// KiB, times the speed without the library: 0.67 to 0.76, without such copies 1.31.
 const SENDS_A_DELAY: u32 = 4;
 const DELAYS_MAX: u32 = 16;
 
-/// A payload of a standard send below the eager limit: copied into a cell of this rank's segment unless its receiver is
-/// quick to read the buffer itself, so that the send completes without its receiver.
-pub struct Hosting {
+/// The payload of a standard send up to the eager limit. It is copied into a cell of this rank's segment,
+/// unless the receiver is quick to read the buffer itself, so that the send completes without its receiver.
+pub struct EagerSend {
     source: Source,
     length: u64,
     cell: u32,
     sent: Instant,
     delay: Duration,
-    /// The receiver cannot read the buffer itself.
+    /// The receiver cannot read the buffer itself, and asks for the copy.
     pub is_asked_for: bool,
     copy: Option<InFlight>,
     in_ring: bool,
 }
 
-impl Hosting {
-    /// Nothing is started yet. The cell is this rank's, and holds `length` bytes. It is filled at once where the receiver
-    /// is not expected to read the buffer: from host memory it never does.
-    pub fn new(source: Source, length: u64, cell: u32, is_expected: bool) -> Hosting {
-        Hosting {
+impl EagerSend {
+    /// Nothing is started yet. The cell is this rank's, and holds `length` bytes. It is filled at once if the
+    /// receiver is not expected to read the buffer: a buffer in host memory it never reads.
+    pub fn new(source: Source, length: u64, cell: u32, is_expected: bool) -> EagerSend {
+        EagerSend {
             source,
             length,
             cell,
@@ -510,7 +453,7 @@ impl Hosting {
         }
     }
 
-    /// Starts the copy where nothing is waited for. What fails is tried again when it is polled.
+    /// Starts the copy if there is nothing to wait for. A copy that fails is tried again at the next poll.
     pub fn begin(&mut self, gpu: &mut Gpu, own: &Segment) {
         let Source::Device { context, address } = self.source else {
             return;
@@ -539,14 +482,14 @@ impl Hosting {
         bring_down(gpu, own, context, cell, from, bytes, bytes).map(|(copy, _)| copy)
     }
 
-    /// Whether the cell is filled; starts what fills it.
+    /// Whether the cell is filled. Starts the copy that fills it.
     fn fill(&mut self, gpu: &mut Gpu, own: &Segment) -> Result<bool, Error> {
         let (context, address) = match self.source {
             Source::Device { context, address } => (context, address),
             Source::Host(from) => {
                 let (cell, _) = own.piece(self.cell).ok_or(Error::Exhausted("staging"))?;
-                // SAFETY: the program has lent the message to this send; the cell is this rank's, nobody else's until it is
-                // in the ring, and long enough by `Hosting::new`.
+                // SAFETY: the program has lent the message to this send. The cell is this rank's and, by
+                // `EagerSend::new`, long enough; nobody else uses it before it is in the ring.
                 unsafe { memory::copy(cell.as_ptr(), from, self.length as usize, false) };
                 return Ok(true);
             }
@@ -566,8 +509,8 @@ impl Hosting {
         answer
     }
 
-    /// Until when its receiver is waited for, if it is: where so many sends are under way, one of which was last seen to be taken by
-    /// its receiver at this moment.
+    /// Until when the send waits for its receiver, if it does. `open`: how many sends are under way. `taken`:
+    /// when one of them was last seen to be taken by its receiver.
     pub fn waits_until(&self, open: usize, taken: Option<Instant>) -> Option<Instant> {
         if self.in_ring || self.copy.is_some() {
             return None;
@@ -579,7 +522,7 @@ impl Hosting {
         Some(taken.map_or(alone, |at| alone.max(at + self.delay).min(longest)))
     }
 
-    /// Moves on. True if the payload has come to be in the ring, as its only entry.
+    /// Moves on. True once the payload is in the ring, as its only entry.
     pub fn poll(&mut self, gpu: &mut Gpu, own: &Segment, ring: &Ring<'_>) -> Result<bool, Trouble> {
         if self.in_ring && !ring.is_filled_to(1) {
             return Err(Trouble::Corrupt);
@@ -604,19 +547,19 @@ impl Hosting {
         self.delay = self.delay.min(BLOCKING_DELAY);
     }
 
-    /// Whether the payload is in the ring, and the program's buffer not read any more.
+    /// Whether the payload is in the ring, so that the program's buffer is not read any more.
     pub fn is_in_ring(&self) -> bool {
         self.in_ring
     }
 
-    /// Gives the cell back of a message that was not sent: what has been started ends by itself.
+    /// Gives back the cell of a message that was not sent. A copy that has been started ends by itself.
     pub fn abandon(mut self, own: &Segment) {
         while !self.release(own) {
             std::thread::yield_now();
         }
     }
 
-    /// Gives the cell back once the message is over; false while a copy into it is under way.
+    /// Gives the cell back once the message is over. False while a copy into it is under way.
     pub fn release(&mut self, own: &Segment) -> bool {
         if self.copy.as_mut().is_some_and(|copy| !copy.is_over()) {
             return false;
@@ -634,41 +577,26 @@ mod tests {
     #[test]
     fn a_receiver_is_waited_for_longer_where_many_are_under_way_or_one_is_taken() {
         let source = Source::Host(std::ptr::null());
-        let hosting = Hosting::new(source, 8, 0, true);
+        let eager_send = EagerSend::new(source, 8, 0, true);
         let delays = |open, taken| {
-            let until = hosting.waits_until(open, taken).expect("it waits");
-            until.duration_since(hosting.sent).as_secs_f64() / DELAY.as_secs_f64()
+            let until = eager_send.waits_until(open, taken).expect("it waits");
+            until.duration_since(eager_send.sent).as_secs_f64() / DELAY.as_secs_f64()
         };
         assert_eq!(delays(1, None), 1.0);
         assert_eq!(delays(48, None), 13.0);
         assert_eq!(delays(100_000, None), f64::from(DELAYS_MAX), "bounded");
-        let taken = |delays: u32| Some(hosting.sent + delays * DELAY);
+        let taken = |delays: u32| Some(eager_send.sent + delays * DELAY);
         assert_eq!(delays(1, taken(3)), 4.0, "one was taken meanwhile");
         assert_eq!(delays(1, taken(90)), f64::from(DELAYS_MAX), "bounded");
         assert_eq!(delays(48, taken(3)), 13.0);
     }
 
     #[test]
-    fn pieces_on_a_gpu_are_the_whole_message_and_no_longer_than_allowed() {
-        for on_gpu in [OnGpu::between(false), OnGpu::between(true)] {
-            for total in (0..400).map(|step| on_gpu.bytes_min + step * 777_777) {
-                let (mut issued, mut pieces) = (0, 0);
-                while issued < total {
-                    let bytes = on_gpu.piece_bytes(total, issued);
-                    assert!(bytes > 0 && bytes < on_gpu.piece_bytes_max * 3 / 2);
-                    (issued, pieces) = (issued + bytes, pieces + 1);
-                }
-                assert!(issued == total && pieces < 30, "{total}: {pieces} pieces");
-            }
-        }
-    }
-
-    #[test]
     fn what_nobody_is_expected_to_read_is_filled_at_once() {
         let source = Source::Host(std::ptr::null());
-        let hosting = Hosting::new(source, 8, 0, false);
-        assert_eq!(hosting.waits_until(48, None), Some(hosting.sent));
-        let mut hurried = Hosting::new(source, 8, 0, true);
+        let eager_send = EagerSend::new(source, 8, 0, false);
+        assert_eq!(eager_send.waits_until(48, None), Some(eager_send.sent));
+        let mut hurried = EagerSend::new(source, 8, 0, true);
         hurried.hurry();
         let until = hurried.waits_until(1, None).expect("it waits");
         assert_eq!(until.duration_since(hurried.sent), BLOCKING_DELAY);

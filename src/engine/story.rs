@@ -1,4 +1,4 @@
-//! What became of a message, for a program that asks (`include/anabranch.h`).
+//! How a message went, for a program that asks (`include/anabranch.h`).
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -8,7 +8,7 @@ use crate::engine::{engine, Engine};
 use crate::mpi::{guard, Handle};
 use crate::stats::Reason;
 
-/// By which path a message went.
+/// The path that a message took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Path {
@@ -17,22 +17,22 @@ pub enum Path {
     Unknown = 0,
     /// The MPI library's own.
     Native = 1,
-    /// By value: copied to or from host memory by the engine, carried by the MPI library.
-    Value = 2,
+    /// By bcopy: copied to or from host memory by the engine, carried by the MPI library.
+    Bcopy = 2,
     /// Straight from the sender's device memory.
     Direct = 3,
     /// From a rank to itself, copied in place.
     Own = 4,
-    /// Through a ring in host memory.
-    HostRing = 5,
+    /// A pipeline in host memory.
+    HostPipeline = 5,
     /// From a cell in host memory into which the sender had copied it.
     Eager = 6,
-    /// By several paths at once.
-    Several = 7,
-    /// Over other GPUs: a part of a message that comes by several paths.
+    /// By several paths at once (multipath).
+    Multipath = 7,
+    /// Over other GPUs: a part of a multipath message.
     Relay = 8,
-    /// Through a ring in memory of the sender's GPU.
-    GpuRing = 9,
+    /// A pipeline in memory of the sender's GPU.
+    GpuPipeline = 9,
 }
 
 impl Path {
@@ -40,14 +40,14 @@ impl Path {
     pub const ALL: [Path; 10] = [
         Path::Unknown,
         Path::Native,
-        Path::Value,
+        Path::Bcopy,
         Path::Direct,
         Path::Own,
-        Path::HostRing,
+        Path::HostPipeline,
         Path::Eager,
-        Path::Several,
+        Path::Multipath,
         Path::Relay,
-        Path::GpuRing,
+        Path::GpuPipeline,
     ];
 
     /// Name, as in the counters where there is one.
@@ -60,24 +60,24 @@ impl Path {
         match self {
             Path::Unknown => c"unknown",
             Path::Native => c"native",
-            Path::Value => c"value",
+            Path::Bcopy => c"bcopy",
             Path::Direct => c"direct",
             Path::Own => c"self",
-            Path::HostRing => c"host_ring",
+            Path::HostPipeline => c"host_pipeline",
             Path::Eager => c"eager",
-            Path::Several => c"several",
+            Path::Multipath => c"multipath",
             Path::Relay => c"relay",
-            Path::GpuRing => c"gpu_ring",
+            Path::GpuPipeline => c"gpu_pipeline",
         }
     }
 
     /// Whether the engine has moved the payload all the way.
     pub const fn is_taken(self) -> bool {
-        !matches!(self, Path::Unknown | Path::Native | Path::Value)
+        !matches!(self, Path::Unknown | Path::Native | Path::Bcopy)
     }
 }
 
-/// Which parts of a message that came by several paths did not come straight from the sender's device memory, bytes.
+/// Bytes of a multipath message that did not come straight from the sender's device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
     /// Over other GPUs.
@@ -91,13 +91,13 @@ pub struct Parts {
 /// What is known of a message on one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Story {
-    /// It was sent by this rank; else received.
+    /// This rank sent it; otherwise it received it.
     pub is_send: bool,
-    /// By which path it went.
+    /// The path that it took.
     pub path: Path,
     /// Payload, bytes.
     pub bytes: u64,
-    /// Of one that went by several paths, its parts, once they are known.
+    /// The parts of a multipath message, once they are known.
     pub parts: Option<Parts>,
     /// Why it was not taken, or not by the direct path.
     pub reason: Option<Reason>,
@@ -106,16 +106,16 @@ pub struct Story {
 }
 
 impl Story {
-    /// The payload by the path that each part of it took; nothing where that is not known yet.
+    /// The payload by the path that each part of it took; all zero while that is not known.
     pub fn bytes_by_path(&self) -> [u64; Path::ALL.len()] {
         let mut by_path = [0; Path::ALL.len()];
         match (self.path, self.parts) {
-            (Path::Unknown, _) | (Path::Several, None) => {}
-            (Path::Several, Some(parts)) => {
+            (Path::Unknown, _) | (Path::Multipath, None) => {}
+            (Path::Multipath, Some(parts)) => {
                 let others = parts.relay + parts.host + parts.overtaken;
                 by_path[Path::Direct as usize] = self.bytes.saturating_sub(others);
                 by_path[Path::Relay as usize] = parts.relay;
-                by_path[Path::HostRing as usize] = parts.host;
+                by_path[Path::HostPipeline as usize] = parts.host;
                 by_path[Path::Unknown as usize] = parts.overtaken;
             }
             (path, _) => by_path[path as usize] = self.bytes,
@@ -123,9 +123,12 @@ impl Story {
         by_path
     }
 
-    /// The reason, as far as it has come to bear: memory that cannot be exported matters to other ranks only.
+    /// The reason, if it has had an effect: memory that cannot be exported matters to other ranks only.
     pub fn told_reason(&self) -> Option<Reason> {
-        let is_quickest = !matches!(self.path, Path::Value | Path::HostRing | Path::GpuRing);
+        let is_quickest = !matches!(
+            self.path,
+            Path::Bcopy | Path::HostPipeline | Path::GpuPipeline
+        );
         self.reason.filter(|_| !is_quickest)
     }
 }
@@ -134,7 +137,7 @@ thread_local! {
     static LAST: Cell<Option<Story>> = const { Cell::new(None) };
 }
 
-/// An operation of the engine's is complete towards the program.
+/// An engine operation is complete towards the program.
 pub(super) fn tell(story: Story) {
     let told = Story {
         is_complete: true,
@@ -150,15 +153,15 @@ pub fn take_last() -> Option<Story> {
 }
 
 impl Engine {
-    /// What is known of a request of the engine's that is not complete towards the program.
+    /// What is known of an engine request that is not complete towards the program.
     fn story(&self, handle: Handle) -> Option<Story> {
         let core = self.core.lock();
         match *core.table.get(&handle)? {
             Entry::Receive(id) => Some(core.receives[id].story()),
-            Entry::Send(id) => Some(core.sends[id].story),
+            Entry::Send(id) => Some(core.sends[id].story()),
             Entry::Collective(_) => None,
             Entry::Persistent(id) => Some(match core.persistents[id].active {
-                Some(send) => core.sends[send].story,
+                Some(send) => core.sends[send].story(),
                 None => Story {
                     is_send: true,
                     ..Story::default()
@@ -168,12 +171,13 @@ impl Engine {
     }
 }
 
-/// What is known of the request at this address. `None` where the engine has nothing to do with it.
+/// What is known of the request at this address. `None` if it is not the engine's.
 ///
 /// # Safety
 /// `request` is null or points to a request handle of the program's MPI library.
 pub unsafe fn of_request(request: *const Handle) -> Option<Story> {
-    // Not in a forked child, where a thread that is not there may hold the lock, nor once MPI is being finalized.
+    // Not in a forked child, where a thread that does not exist there may hold the lock, nor once MPI is
+    // being finalized.
     let engine = engine().filter(|_| guard::armed())?;
     if request.is_null() {
         return None;
@@ -199,7 +203,7 @@ mod tests {
     #[test]
     fn each_byte_is_counted_on_its_path_once_that_is_known() {
         let mut story = Story {
-            path: Path::Several,
+            path: Path::Multipath,
             bytes: 100,
             ..Story::default()
         };

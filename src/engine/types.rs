@@ -1,12 +1,15 @@
-//! What the engine needs to know of an MPI datatype: asked of the library once and kept for as long as the type lives.
+//! What the engine needs to know of an MPI datatype. It asks the library once, and keeps the answer for as
+//! long as the type lives.
 //!
-//! **Architecture invariant:** what is known of a type hangs on the type itself, as an attribute. The MPI library calls
-//! the attribute's delete function when the type ends, whoever frees it and from wherever: the program in C or Fortran,
-//! a callback inside another call, or the library when the last operation that uses the type completes. Only then may
-//! the library give the handle to another type (Open MPI does so with the very next one), and by then nothing is known
-//! under that handle any more. So no function that frees a type needs to be intercepted.
+//! **Architecture invariant:** what is known of a type hangs on the type itself, as an attribute. The MPI
+//! library calls the attribute's delete function when the type ends, whoever frees it and from wherever: the
+//! program in C or Fortran, a callback inside another call, or the library when the last operation that uses
+//! the type completes. Only then may the library give the handle to another type (Open MPI does so with the
+//! very next one), and by then nothing is known under that handle any more. So no function that frees a type
+//! needs to be intercepted.
 //!
-//! Inner types, whose handles `MPI_Type_get_contents` returns, are looked at by [`runs`] and never remembered.
+//! Inner types, whose handles `MPI_Type_get_contents` returns, are looked at by [`runs`] and never
+//! remembered.
 
 mod contents;
 pub mod runs;
@@ -137,7 +140,7 @@ pub struct Run {
     pub first: i64,
 }
 
-/// Of a type whose items are a run, and of which a call has asked before: all that a call on host memory needs.
+/// A type whose items form a run, if a call has asked about it before: all that a call on host memory needs.
 #[inline(always)]
 pub fn run(abi: &Abi, datatype: Handle) -> Option<Run> {
     let datatype = abi.normalize(datatype);
@@ -167,7 +170,7 @@ pub unsafe fn layout(abi: &Abi, datatype: Handle) -> Option<Arc<Layout>> {
     // SAFETY: passed on.
     let layout = unsafe { Layout::of(abi, datatype, &record.info) }.map(Arc::new);
     let bytes = layout.as_ref().map_or(0, |layout| layout.bytes_held());
-    // Of a type that has no attribute, or has ended, nobody would ask the record again.
+    // If the type has no attribute, or has ended, nobody would ask the record again.
     if record.lives.load(Ordering::Relaxed) {
         let held = LAYOUTS_BYTES.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if held > LAYOUTS_BYTES_MAX || record.layout.set(layout.clone()).is_err() {
@@ -177,8 +180,8 @@ pub unsafe fn layout(abi: &Abi, datatype: Handle) -> Option<Arc<Layout>> {
     layout
 }
 
-/// Offsets of those bytes of an item that may lie in other memory than their neighbours; `None` if the library does not
-/// tell how the type was made.
+/// Offsets of those bytes of an item that may lie in other memory than their neighbours; `None` if the
+/// library does not tell how the type was made.
 ///
 /// # Safety
 /// As [`info`].
@@ -193,7 +196,7 @@ pub unsafe fn probes(abi: &Abi, datatype: Handle) -> Option<Arc<[i64]>> {
         .clone()
 }
 
-/// The record on a type, made where there is none.
+/// The record of a type, which is made if there is none.
 unsafe fn record(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
     if datatype == abi.normalize(abi.datatype_null) {
         return None;
@@ -211,7 +214,7 @@ unsafe fn record(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
         probes: OnceLock::new(),
         lives: AtomicBool::new(false),
     });
-    // An attribute is set once: another thread may be about to count itself in on the one that it has got.
+    // An attribute is set once: another thread may be about to take a reference to the record that it got.
     let _attaching = ATTACHING.lock();
     // SAFETY: passed on.
     unsafe {
@@ -233,15 +236,15 @@ unsafe fn attached(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
         return None;
     }
     let raw = value.cast_const().cast::<Record>();
-    // SAFETY: attributes of our keyval are made by `Arc::into_raw` and stay counted until `on_delete`, which comes at the
-    // end of the type: the program may not free it while it gives it to another call.
+    // SAFETY: attributes of our keyval are made by `Arc::into_raw` and stay counted until `on_delete`, which
+    // comes at the end of the type: the program may not free it while it gives it to another call.
     unsafe {
         Arc::increment_strong_count(raw);
         Some(Arc::from_raw(raw))
     }
 }
 
-/// Hangs a record on its type. Where that fails the record is good for one question only.
+/// Hangs a record on its type. If that fails, the record is good for one question only.
 unsafe fn attach(abi: &Abi, record: &Arc<Record>) {
     let Some(keyval) = KEYVAL.get() else { return };
     record.lives.store(true, Ordering::Relaxed);
@@ -267,7 +270,7 @@ fn forget(record: &Record) {
     }
 }
 
-/// A duplicate is another type, which is asked about when it is first used.
+/// A duplicate is another type, which the library is asked about when it is first used.
 extern "C" fn on_copy(
     _datatype: Handle,
     _keyval: c_int,
@@ -305,8 +308,8 @@ impl Drop for Record {
 
 const WAYS: usize = 32;
 
-/// What a record says, where a call on host memory finds it without a question to the library. Shared by all threads: an
-/// access to thread-local storage costs a shared library more than these few loads.
+/// What a record says, where a call on host memory finds it without asking the library. Shared by all
+/// threads: in a shared library an access to thread-local storage costs more than these few loads.
 struct Way {
     /// Odd while a thread is writing.
     version: AtomicU32,
@@ -331,10 +334,11 @@ const NOTHING: TypeInfo = TypeInfo {
 
 static CACHE: [Way; WAYS] = [const { Way::new() }; WAYS];
 
-/// Held by the one thread that hangs a record on a type. The MPI library is called meanwhile: no callback takes it.
+/// Held by the one thread that hangs a record on a type. The MPI library is called meanwhile, so no callback
+/// takes it.
 static ATTACHING: Mutex<()> = Mutex::new(());
 
-/// Held by the one thread that writes to the cache. The MPI library may hold locks of its own then.
+/// Held by the one thread that writes to the cache. The MPI library may hold locks of its own at that time.
 static WRITING: Mutex<()> = Mutex::new(());
 
 #[inline(always)]
@@ -413,7 +417,8 @@ impl Way {
     }
 }
 
-/// A committed type of `bytes` bytes in one run, for a length that does not fit a C `int`. The caller frees it.
+/// A committed type of `bytes` bytes in one run, for a length that does not fit a C `int`. The caller frees
+/// it.
 ///
 /// # Safety
 /// MPI may be called.
@@ -451,7 +456,7 @@ mod tests {
         assert_eq!(info(4, 16, 2, 6).span(0), (0, 0));
     }
 
-    /// A type whose end was told before its record reached the cache leaves nothing there.
+    /// If the end of a type is reported before its record reaches the cache, nothing stays in the cache.
     #[test]
     fn what_has_ended_is_not_remembered() {
         let handle = 0x7777_0000;

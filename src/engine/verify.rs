@@ -1,12 +1,13 @@
 //! `ANABRANCH_VERIFY`: checksums of a message, taken from its buffers by sender and receiver.
 //!
-//! A message has a checksum (CRC-32) for each of at most [`BLOCKS`] blocks, so that a mismatch has a place. Those of a
-//! message that goes by descriptor are computed before the descriptor goes out and lie in the sender's segment; the
-//! receiver compares them with what its own buffer holds in the end. A value is checked on each side by itself: what was
-//! copied down against the buffer, and the buffer against what had landed.
+//! A message has a checksum (CRC-32) for each of at most [`BLOCKS`] blocks, so that a mismatch has a place.
+//! The checksums of a message that goes by RTS are computed before the RTS is sent and lie in the sender's
+//! segment. The receiver compares them with what its own buffer holds in the end. A bcopy message is checked
+//! on each side separately: at the sender the host copy against the buffer, at the receiver the buffer
+//! against what has landed.
 //!
-//! Device memory is read through the bounce buffers of [`Lift`], by copies that end by themselves, so checking waits for
-//! nobody; host memory is read in steps that are short enough for the engine's lock.
+//! Device memory is read through the bounce buffers of [`Lift`], by copies that end by themselves, so
+//! checking waits for nobody. Host memory is read in steps that are short enough for the engine's lock.
 
 use std::sync::Arc;
 
@@ -19,12 +20,12 @@ use crate::engine::story::Path;
 use crate::node::{Sums, BLOCKS};
 use crate::stats::{self, Counter};
 
-/// Blocks are whole numbers of pages, so that an offset says something of where to look.
+/// Blocks are whole numbers of pages, so that an offset tells where to look.
 const BLOCK_STEP: u64 = 4096;
 /// Host memory read in one step, bytes.
 const STEP_BYTES: u64 = 4 << 20;
 
-/// Size of the blocks of a message, the last one excepted.
+/// Size of the blocks of a message, except the last one.
 pub fn block_bytes(length: u64) -> u64 {
     length
         .div_ceil(BLOCKS as u64)
@@ -38,7 +39,7 @@ pub fn first_difference(one: &Sums, other: &Sums, length: u64) -> Option<u64> {
     Some(block as u64 * block_bytes(length))
 }
 
-/// Checksums of a message whose bytes come in their order.
+/// Checksums of a message whose bytes come in order.
 pub struct Summing {
     block_bytes: u64,
     at: u64,
@@ -47,7 +48,7 @@ pub struct Summing {
 }
 
 impl Summing {
-    /// Of a message of so many bytes.
+    /// For a message of this length.
     pub fn new(length: u64) -> Summing {
         Summing {
             block_bytes: block_bytes(length),
@@ -88,7 +89,7 @@ impl Summing {
         self.sums
     }
 
-    /// Of bytes that are all there.
+    /// The checksums of bytes that are all there.
     pub fn of(bytes: &[u8]) -> Sums {
         let mut summing = Summing::new(bytes.len() as u64);
         summing.feed(bytes);
@@ -102,7 +103,7 @@ pub enum Reading {
     Device(Lift),
     /// Host memory.
     Host(HostReading),
-    /// Over.
+    /// Finished: the checksums.
     Known(Sums),
 }
 
@@ -131,7 +132,7 @@ impl HostReading {
         }
     }
 
-    /// One step; true once all is read.
+    /// One step; true once everything is read.
     fn step(&mut self) -> bool {
         let from = self.summing.at;
         let to = (from + STEP_BYTES).min(self.length);
@@ -149,7 +150,7 @@ impl HostReading {
 }
 
 impl Reading {
-    /// Reads on, without waiting. The checksums once they are known.
+    /// Reads on without waiting. Returns the checksums once they are known.
     pub fn poll(&mut self, gpu: &mut Gpu) -> Result<Option<Sums>> {
         let over = match self {
             Reading::Known(sums) => return Ok(Some(*sums)),
@@ -182,12 +183,13 @@ pub struct About {
     pub tag: i32,
     /// Bytes.
     pub length: u64,
-    /// By which path it went.
+    /// The path that it took.
     pub path: Path,
 }
 
 impl About {
-    /// Counts a message that was checked, and reports it if it is not as it was sent: what its error handler is told.
+    /// Counts a checked message, and reports it if it is not as it was sent. Returns what its error handler
+    /// is told then.
     pub fn judge(&self, expected: &Sums, found: &Sums) -> Option<Box<str>> {
         stats::add(Counter::Verified, 1);
         let offset = first_difference(expected, found, self.length)?;
@@ -225,9 +227,9 @@ pub struct Checking {
 }
 
 impl Checking {
-    /// Moves on, without waiting: the verdict once there is one, which is what is wrong.
+    /// Moves on without waiting. Returns the verdict once there is one: what is wrong, if anything.
     pub fn poll(&mut self, gpu: &mut Gpu) -> Result<Option<Option<Box<str>>>> {
-        // Both, so that a step of one does not wait for the other.
+        // Both are polled, so that a step of one does not wait for the other.
         let expected = self.expected.poll(gpu)?;
         let found = self.found.poll(gpu)?;
         Ok(match (expected, found) {

@@ -81,7 +81,7 @@ fn a_report_names_ranks_tag_path_and_place() {
         own: 5,
         tag: 77,
         length: 10_000,
-        path: Path::HostRing,
+        path: Path::HostPipeline,
     };
     let text = about.report(8192);
     for part in [
@@ -89,7 +89,7 @@ fn a_report_names_ranks_tag_path_and_place() {
         "from rank 3",
         "to rank 5",
         "tag 77",
-        "host_ring",
+        "host_pipeline",
         "offset 8192",
         "the 1808 bytes",
     ] {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::cuda::clock_ns;
-use crate::engine::core::HOUSE_CALLS;
+use crate::engine::core::GARBAGE_CALLS;
 use crate::engine::send::DRAINING_TESTS_MAX;
 use crate::engine::{requests, Core, Engine};
 use crate::mpi::native;
@@ -12,26 +12,26 @@ use crate::node::{Backoff, Segment};
 /// Marks a thread of the program as driving the engine.
 struct Driving<'a> {
     engine: &'a Engine,
-    /// The helper was asleep when this began, and peers are told that they need not wake it.
+    /// The helper was asleep when this began, and peers have been told that they need not wake it.
     attends: bool,
     left: Left,
 }
 
-/// What there was to do when a thread gave the core back for the last time.
+/// What there was to do when a thread last gave the core back.
 enum Left {
-    /// It has not looked.
+    /// The thread has not looked.
     Unknown,
     /// Nothing that a peer could want.
     Nothing,
-    /// Something is under way: what the doorbell read then, and whether there was something to do at once.
+    /// Something is under way: the doorbell's value then, and whether there was something to do at once.
     Some { bell: u32, owes: bool },
 }
 
 impl Driving<'_> {
-    /// This thread is about to give the core back, and does nothing more.
+    /// This thread is about to give the core back, and does nothing afterwards.
     fn end(&mut self, core: &Core) {
         let env = &self.engine.env;
-        // It may have fallen asleep meanwhile.
+        // The helper may have fallen asleep meanwhile.
         if env.node.own().sleeps() {
             core.say_if_nothing_is_received(env);
         }
@@ -39,7 +39,7 @@ impl Driving<'_> {
         self.left = if core.is_at_rest() && !env.multiple {
             Left::Nothing
         } else {
-            // Read before the look: what comes after it has rung once more.
+            // Read before the look: what comes after the look rings again.
             let bell = env.node.own().doorbell();
             let owes = core.is_owing(env);
             Left::Some { bell, owes }
@@ -54,11 +54,11 @@ impl Drop for Driving<'_> {
         } = self.engine;
         let own = env.node.own();
         if self.attends {
-            // Before the last look: peers that ring from now on wake the helper.
+            // Before the last look, so that peers that ring from now on wake the helper.
             own.leave_unattended();
         }
-        // All sequentially consistent, as is the helper's look at both: a helper that has seen a ring, and this thread still at
-        // work, has left the ring to it, and it is seen here.
+        // All of this is sequentially consistent, as is the helper's look at both. If the helper has seen a
+        // ring and this thread still at work, it has left the ring to this thread, which sees it here.
         let is_last = driving.fetch_sub(1, Ordering::SeqCst) == 1;
         let owes = || match self.left {
             Left::Nothing => false,
@@ -71,8 +71,8 @@ impl Drop for Driving<'_> {
     }
 }
 
-/// A thread that will soon wait in the engine: peers need not wake the helper before that. It looks at what
-/// they have said when it waits, where this ends.
+/// A thread that will soon wait in the engine. Peers need not wake the helper until this ends, because the
+/// thread looks at what they have said when it waits.
 #[derive(Debug)]
 pub(super) struct Attending<'a>(Option<&'a Segment>);
 
@@ -85,7 +85,7 @@ impl Drop for Attending<'_> {
 }
 
 impl Engine {
-    /// Before a call posts what it then waits for.
+    /// To be called before a call posts what it then waits for.
     pub(super) fn attend(&self) -> Attending<'_> {
         let own = self.env.node.own();
         let attends = own.sleeps();
@@ -99,7 +99,8 @@ impl Engine {
         self.driving.fetch_add(1, Ordering::SeqCst);
         self.note_activity();
         let own = self.env.node.own();
-        // A helper that is awake need not be woken, and to say so writes to a line that peers write to.
+        // A helper that is awake need not be woken. Saying so would write to a cache line that peers write
+        // to.
         let attends = own.sleeps();
         if attends {
             own.attend();
@@ -120,24 +121,24 @@ impl Engine {
         core.pace.begin_test(now_ns);
         self.env.node.own().set_computing(core.pace.is_apart());
         core.progress_of_test(&self.env, now_ns);
-        if core.rounds % HOUSE_CALLS == 0 {
-            core.keep_house(&self.env);
+        if core.rounds % GARBAGE_CALLS == 0 {
+            core.collect_garbage(&self.env);
         }
         self.tidy(&mut core);
         (core.asked, core.passed_over) = (false, false);
         let result = step(self, &mut core);
         core.gpu.launch();
         self.try_ready(&mut core);
-        if std::mem::take(&mut core.pump_wanted) {
-            self.pump();
+        if std::mem::take(&mut core.progress_wanted) {
+            self.progress();
         }
         core.pace.end_test(clock_ns());
         driving.end(&core);
         result
     }
 
-    /// Repeats `step` until it has a result, with progress of everything else in between. A step that waits for what
-    /// the MPI library must bring tests a native request, or sets `pump_wanted`.
+    /// Repeats `step` until it has a result, and makes everything else progress in between. A step that waits
+    /// for something that the MPI library must bring tests a native request, or sets `progress_wanted`.
     pub(super) fn until<T>(&self, mut step: impl FnMut(&Engine, &mut Core) -> Option<T>) -> T {
         let mut driving = self.drive();
         let mut backoff = Backoff::new();
@@ -145,7 +146,7 @@ impl Engine {
         loop {
             {
                 let mut core = self.core.lock();
-                // With a processor that others want it may be a while until this thread is back.
+                // On a processor that others want, it may take a while until this thread is back.
                 (core.is_inside, core.is_waiting) = (true, !backoff.is_yielding());
                 if !std::mem::replace(&mut has_begun, true) {
                     core.pace.begin_wait();
@@ -162,16 +163,16 @@ impl Engine {
                     core.is_waiting &= result.is_none();
                     core.launch(&self.env);
                     if let Some(result) = result {
-                        core.pump_wanted = false;
+                        core.progress_wanted = false;
                         self.try_ready(&mut core);
                         driving.end(&core);
                         return result;
                     }
-                    if std::mem::take(&mut core.pump_wanted) {
-                        self.pump();
+                    if std::mem::take(&mut core.progress_wanted) {
+                        self.progress();
                         break;
                     }
-                    // What has ended is mostly what this call waits for: the rest of a round can wait.
+                    // This call mostly waits for what has just ended, so the rest of a round can wait.
                     if has_moved || backoff.is_yielding() || !core.look_closer(&self.env) {
                         break;
                     }
@@ -187,7 +188,8 @@ impl Engine {
         }
     }
 
-    /// Ends what ends by itself but needs an MPI call: freed requests, and values on their way.
+    /// Ends what ends by itself but needs an MPI call: freed requests, and sends whose payload MPI still
+    /// carries.
     fn tidy(&self, core: &mut Core) {
         if !core.orphans.is_empty() {
             self.reap_orphans(core);
@@ -197,12 +199,13 @@ impl Engine {
         }
     }
 
-    /// Lets the MPI library progress where no request of its own is being tested: the status of a generalized request
-    /// that never completes is asked for. (A probe on MPI_COMM_SELF is not enough: MPICH 5 then looks at little else.)
-    fn pump(&self) {
+    /// Lets the MPI library progress when no request of its own is being tested, by asking for the status of
+    /// a generalized request that never completes. (A probe on MPI_COMM_SELF is not enough: MPICH 5 then
+    /// looks at little else.)
+    fn progress(&self) {
         let abi = self.env.abi;
         let mut flag = 0;
-        let handle = *self.pump.get_or_init(|| {
+        let handle = *self.progress.get_or_init(|| {
             // SAFETY: the program's thread, inside an MPI call.
             unsafe { requests::start_generalized(abi) }.unwrap_or(abi.request_null)
         });
@@ -210,10 +213,10 @@ impl Engine {
         unsafe { native::request_get_status(handle, &raw mut flag, abi.no_status()) };
     }
 
-    /// Ends the request of [`Engine::pump`]: before MPI is finalized.
-    pub(super) fn end_pump(&self) {
+    /// Ends the request of [`Engine::progress`]. Called before MPI is finalized.
+    pub(super) fn end_progress(&self) {
         if let Some(handle) = self
-            .pump
+            .progress
             .get()
             .filter(|handle| **handle != self.env.abi.request_null)
         {

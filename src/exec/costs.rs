@@ -1,57 +1,58 @@
-//! Which executor runs a plan, by what its launches have cost.
+//! Chooses the executor that runs a plan, by what its launches have cost.
 //!
-//! Each way is tried for plans of one class first, and what its calls take is remembered. A plan cannot end before all of
-//! it is launched; until then its launch is hidden behind the copies, and costs the program's thread a part of its time.
-//! Nothing of a graph runs before it is launched: that is hidden only behind the copies of other messages.
-//! Chunks that are launched together are handed on together, which delays the plan by what filling its pipeline takes
-//! longer.
+//! Each executor is tried for plans of one class first, and what its calls take is remembered. A plan cannot
+//! end before all of it is launched. Until then its launch is hidden behind the copies, and costs the
+//! program's thread a part of its time. Nothing of a graph runs before it is launched, so its launch is
+//! hidden only behind the copies of other messages. Chunks that are launched together are handed on together.
+//! This delays the plan by the additional time that filling its pipeline takes.
 
-use super::How;
+use super::Executor;
 use hashbrown::HashMap;
 
-/// Launches of each way that are measured before one is chosen.
+/// Launches of each executor that are measured before one is chosen.
 const TRIALS: u32 = 2;
 /// Each further launch moves the remembered cost by this part of the difference.
 const WEIGHT: f64 = 0.125;
 
-/// What a microsecond of the calling thread counts beside one of the message's: the thread waits for it, as a rule.
+/// How much a microsecond of the calling thread counts beside one of the message's: the thread waits for the
+/// message, as a rule.
 const THREAD_WEIGHT: f64 = 0.125;
 
 /// Plans whose launches cost about the same: copies, as a power of two, and GPUs.
 pub type Class = (u32, u32);
 
-/// What launches of one way have cost.
+/// What the launches of one executor have cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Launches measured.
     pub launches: u32,
-    /// Of one launch, ns.
+    /// Cost of one launch, ns.
     pub ns: f64,
 }
 
-/// What launches have cost, for each class and way.
+/// What launches have cost, for each class and executor.
 #[derive(Debug, Default)]
 pub struct Costs {
-    rows: HashMap<Class, [Cost; How::ALL.len()]>,
+    rows: HashMap<Class, [Cost; Executor::ALL.len()]>,
 }
 
 impl Costs {
-    /// The way to run a plan. `possible` says which can be, `plan_ns` how long the plan takes once it is launched; one that
-    /// `is_alone` has no others before it.
+    /// The executor for a plan. `possible` says which can run it, `plan_ns` how long the plan takes once it
+    /// is launched. A plan that `is_alone` has no others before it.
     #[must_use]
     pub fn choose(
         &self,
         class: Class,
         is_alone: bool,
-        possible: impl Fn(How) -> bool,
-        plan_ns: impl Fn(How) -> f64,
-    ) -> How {
+        possible: impl Fn(Executor) -> bool,
+        plan_ns: impl Fn(Executor) -> f64,
+    ) -> Executor {
         let row = self.of(class);
-        let ways = || How::ALL.into_iter().filter(|how| possible(*how));
-        let is_tried = |how: &How| row[*how as usize].launches >= TRIALS;
-        let total = |how: &How| {
+        let ways = || Executor::ALL.into_iter().filter(|how| possible(*how));
+        let is_tried = |how: &Executor| row[*how as usize].launches >= TRIALS;
+        let total = |how: &Executor| {
             let launch = row[*how as usize].ns;
-            let taken = if is_alone && *how == How::Graph {
+            let taken = if is_alone && *how == Executor::Graph {
                 plan_ns(*how) + launch
             } else {
                 plan_ns(*how).max(launch)
@@ -61,14 +62,14 @@ impl Costs {
         let best = ways()
             .filter(is_tried)
             .min_by(|a, b| total(a).total_cmp(&total(b)));
-        // What would be slower if its launch cost nothing is not tried.
-        let may_win = |how: &How| best.is_none_or(|best| plan_ns(*how) < total(&best));
+        // An executor that would be slower even if its launch cost nothing is not tried.
+        let may_win = |how: &Executor| best.is_none_or(|best| plan_ns(*how) < total(&best));
         let untried = ways().find(|how| !is_tried(how) && may_win(how));
-        untried.or(best).unwrap_or(How::Streams)
+        untried.or(best).unwrap_or(Executor::Streams)
     }
 
-    /// Takes note of a launch.
-    pub fn note(&mut self, class: Class, how: How, ns: u64) {
+    /// Notes what a launch took.
+    pub fn note(&mut self, class: Class, how: Executor, ns: u64) {
         let cost = &mut self.rows.entry(class).or_default()[how as usize];
         cost.launches = cost.launches.saturating_add(1);
         // The first launch makes events, and is not like those that follow.
@@ -81,7 +82,7 @@ impl Costs {
 
     /// What is known of a class.
     #[must_use]
-    pub fn of(&self, class: Class) -> [Cost; How::ALL.len()] {
+    pub fn of(&self, class: Class) -> [Cost; Executor::ALL.len()] {
         self.rows.get(&class).copied().unwrap_or_default()
     }
 }
@@ -96,9 +97,9 @@ mod tests {
     fn each_way_is_tried_and_the_cheapest_stays() {
         let mut costs = Costs::default();
         let price = |how| match how {
-            How::Streams => 100,
-            How::Batch => 80,
-            How::Graph => 60,
+            Executor::Streams => 100,
+            Executor::Batch => 80,
+            Executor::Graph => 60,
         };
         let mut taken = Vec::new();
         for _ in 0..8 {
@@ -107,54 +108,63 @@ mod tests {
             taken.push(how);
         }
         let count = |how| taken.iter().filter(|taken| **taken == how).count();
-        assert_eq!([How::Streams, How::Batch, How::Graph].map(count), [2, 2, 4]);
-        // A delay of the plan counts for more than what its launch hides behind.
-        let slow = |how| if how == How::Graph { 205.0 } else { 200.0 };
-        assert_eq!(costs.choose(CLASS, false, |_| true, slow), How::Batch);
-        let slow = |how| if how == How::Graph { 202.0 } else { 200.0 };
-        assert_eq!(costs.choose(CLASS, false, |_| true, slow), How::Graph);
-        let slow = |how| if how == How::Streams { 60.0 } else { 90.0 };
+        assert_eq!(
+            [Executor::Streams, Executor::Batch, Executor::Graph].map(count),
+            [2, 2, 4]
+        );
+        // A delay of the plan counts for more than a launch that is hidden.
+        let slow = |how| if how == Executor::Graph { 205.0 } else { 200.0 };
+        assert_eq!(costs.choose(CLASS, false, |_| true, slow), Executor::Batch);
+        let slow = |how| if how == Executor::Graph { 202.0 } else { 200.0 };
+        assert_eq!(costs.choose(CLASS, false, |_| true, slow), Executor::Graph);
+        let slow = |how| if how == Executor::Streams { 60.0 } else { 90.0 };
         assert_eq!(
             costs.choose(CLASS, false, |_| true, slow),
-            How::Graph,
+            Executor::Graph,
             "bound by its launch"
         );
-        // Alone, nothing of a graph is hidden.
+        // For a plan alone, nothing of a graph's launch is hidden.
         let slow = |_| 200.0;
-        assert_eq!(costs.choose(CLASS, false, |_| true, slow), How::Graph);
-        assert_eq!(costs.choose(CLASS, true, |_| true, slow), How::Batch);
-        // What would be slower in any case is not tried.
+        assert_eq!(costs.choose(CLASS, false, |_| true, slow), Executor::Graph);
+        assert_eq!(costs.choose(CLASS, true, |_| true, slow), Executor::Batch);
+        // An executor that would be slower in any case is not tried.
         let mut costs = Costs::default();
-        let slow = |how| if how == How::Batch { 320.0 } else { 200.0 };
-        let taken: Vec<How> = (0..6)
+        let slow = |how| if how == Executor::Batch { 320.0 } else { 200.0 };
+        let taken: Vec<Executor> = (0..6)
             .map(|_| {
                 let how = costs.choose(CLASS, false, |_| true, slow);
                 costs.note(CLASS, how, price(how));
                 how
             })
             .collect();
-        assert!(!taken.contains(&How::Batch), "{taken:?}");
-        // What cannot be is not taken, and another class begins anew.
-        let only = |how| how == How::Streams;
-        assert_eq!(costs.choose(CLASS, false, only, |_| 0.0), How::Streams);
+        assert!(!taken.contains(&Executor::Batch), "{taken:?}");
+        // An executor that is not possible is not taken, and another class begins anew.
+        let only = |how| how == Executor::Streams;
+        assert_eq!(costs.choose(CLASS, false, only, |_| 0.0), Executor::Streams);
         assert_eq!(
-            costs.choose((6, 2), false, |how| how != How::Streams, |_| 0.0),
-            How::Batch
+            costs.choose((6, 2), false, |how| how != Executor::Streams, |_| 0.0),
+            Executor::Batch
         );
     }
 
     #[test]
     fn a_way_that_becomes_dear_is_left() {
         let mut costs = Costs::default();
-        for how in How::ALL {
+        for how in Executor::ALL {
             for _ in 0..TRIALS {
-                costs.note(CLASS, how, if how == How::Graph { 50 } else { 70 });
+                costs.note(CLASS, how, if how == Executor::Graph { 50 } else { 70 });
             }
         }
-        assert_eq!(costs.choose(CLASS, false, |_| true, |_| 0.0), How::Graph);
+        assert_eq!(
+            costs.choose(CLASS, false, |_| true, |_| 0.0),
+            Executor::Graph
+        );
         for _ in 0..64 {
-            costs.note(CLASS, How::Graph, 500);
+            costs.note(CLASS, Executor::Graph, 500);
         }
-        assert_ne!(costs.choose(CLASS, false, |_| true, |_| 0.0), How::Graph);
+        assert_ne!(
+            costs.choose(CLASS, false, |_| true, |_| 0.0),
+            Executor::Graph
+        );
     }
 }

@@ -1,12 +1,13 @@
 //! CUDA graphs of plans, kept for the next plan of the same shape.
 //!
-//! An instance belongs to a shape and its contexts; addresses are changed in place where they differ from those of the
-//! launch before. An instance is never launched while it runs: a window of messages uses several, a bounded number. What
-//! was unused for longest is destroyed where there are too many.
+//! An instance belongs to a shape and its contexts. Addresses are changed in place where they differ from
+//! those of the launch before. An instance is never launched while it runs: a window of messages uses
+//! several, a bounded number. If there are too many, the one that was unused for longest is destroyed.
 //!
-//! Graphs that run at the same time are in order lane by lane: the first copies of a lane wait for an event that the graph
-//! before records behind its last one. Without that the direct copies of a window take all engines, and the relays wait
-//! (simulated Beluga, windows of 256 MiB: 1.9 times one path, with it 3.0).
+//! Graphs that run at the same time are kept in order lane by lane: the first copies of a lane wait for an
+//! event that the graph before records behind its last one. Otherwise the direct copies of a window take all
+//! engines, and the relays wait (simulated Beluga, windows of 256 MiB: 1.9 times one path, with the order
+//! 3.0). See `docs/decisions/graphs-in-lane-order.md`.
 
 use crate::cuda::types::{GraphExec, GraphHandle, GraphNode, Memcpy3d};
 use crate::cuda::{ContextKey, Entered, Error, Result};
@@ -71,8 +72,9 @@ impl Graphs {
         self.rows.is_empty()
     }
 
-    /// An instance that does not run, bound to the addresses: its number, and whether it is new. `Ok(None)`: all that there may be are running.
-    /// It counts as running until [`Graphs::ended`] or [`Graphs::destroy`].
+    /// Takes an instance that does not run, bound to the addresses. Returns its number, and whether it is
+    /// new. `Ok(None)`: all that there may be are running. It counts as running until [`Graphs::ended`] or
+    /// [`Graphs::destroy`].
     ///
     /// # Errors
     /// It cannot be built.
@@ -133,7 +135,7 @@ impl Graphs {
         Ok(Some((self.clock, true)))
     }
 
-    /// What is to be launched of an instance, and a number that tells instances that run at once apart.
+    /// What to launch of an instance, and a number that distinguishes instances that run at once.
     #[must_use]
     pub fn exec(&self, id: u64) -> Option<(GraphExec, usize)> {
         let row = self.rows.iter().find(|row| row.id == id)?;
@@ -194,7 +196,7 @@ impl Graphs {
         }
     }
 
-    /// Room for one more; false where all are running.
+    /// Makes room for one more. False if all are running.
     fn make_room(&mut self) -> bool {
         while self.rows.len() >= self.count_max {
             let idle = self.rows.iter().filter(|row| !row.runs);
@@ -209,7 +211,7 @@ impl Graphs {
 }
 
 impl Instance {
-    /// Changes the addresses that differ; whether any did. After an error the instance is of no use.
+    /// Changes the addresses that differ. Returns whether any did. After an error the instance is of no use.
     fn rebind(&mut self, script: &Script, binding: &Binding) -> Result<bool> {
         if self.bound == *binding {
             return Ok(false);
@@ -316,8 +318,8 @@ fn build(
             .collect();
         before.dedup();
         let copy = linear(script, binding, step)?;
-        // SAFETY: `node` is written, `before` names as many nodes of this graph, `copy` is read; the driver checks
-        // addresses, which stay valid while a plan runs.
+        // SAFETY: `node` is written, `before` names as many nodes of this graph, `copy` is read; the driver
+        // checks addresses, which stay valid while a plan runs.
         unsafe {
             driver.graph_add_memcpy_node(
                 &raw mut node,

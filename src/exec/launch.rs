@@ -6,7 +6,7 @@ use super::costs::Class;
 use super::graphs::Key;
 use super::script::{Binding, Script, Unit};
 use super::tracks::{Mark, Way};
-use super::{synchronize, Exec, Failure, How, Running, GRAPH_FAILURES_MAX};
+use super::{synchronize, Exec, Executor, Failure, Running, GRAPH_FAILURES_MAX};
 use crate::cuda::copy::{self, Copy};
 use crate::cuda::{clock_ns, ContextKey, Entered, Error, Result};
 use crate::stats::{self, Counter};
@@ -25,7 +25,7 @@ struct Launched {
 }
 
 impl Exec {
-    /// Launches a plan as a graph; false where that cannot be. Then nothing of it runs.
+    /// Launches a plan as a graph. False if that is not possible; then nothing of it runs.
     pub(super) fn launch_graph(
         &mut self,
         class: Class,
@@ -35,7 +35,7 @@ impl Exec {
         running: &mut Running,
     ) -> bool {
         let script = Arc::clone(&running.script);
-        // Once more with a graph built anew.
+        // A second try with a newly built graph.
         for _ in 0..2 {
             let begun = clock_ns();
             let (id, is_new) = match self.graphs.take(&mut self.tracks, key, &script, binding) {
@@ -50,7 +50,7 @@ impl Exec {
             let begun = if is_new { clock_ns() } else { begun };
             match self.launch_instance(id, key.launcher, behind, running) {
                 Ok(()) => {
-                    self.costs.note(class, How::Graph, clock_ns() - begun);
+                    self.costs.note(class, Executor::Graph, clock_ns() - begun);
                     self.graph_failures = 0;
                     running.graph = Some(id);
                     return true;
@@ -93,8 +93,8 @@ impl Exec {
             self.tracks.give_back(end);
             return Err(error);
         }
-        // SAFETY: the instance does not run, its contexts are live, and so are the addresses it is bound to; the stream
-        // and the event belong to the context that is entered.
+        // SAFETY: the instance does not run, its contexts are live, and so are the addresses it is bound to;
+        // the stream and the event belong to the context that is entered.
         let launched = unsafe {
             let driver = entered.driver();
             driver
@@ -117,8 +117,8 @@ impl Exec {
         }
     }
 
-    /// Launches a plan on streams, what it writes to the receiver's buffer behind these marks. After an error some of it may
-    /// run.
+    /// Launches a plan on streams. What it writes to the receiver's buffer comes behind these marks. After an
+    /// error some of it may run.
     pub(super) fn launch_units(
         &mut self,
         units: &[Unit],
@@ -178,7 +178,7 @@ impl Exec {
         let gpu = lane.gpu();
         let key = running.contexts[usize::from(gpu)].ok_or(Error::NoContext)?;
         if entered.as_ref().is_none_or(|(now, _)| *now != key) {
-            // One is left before the next is entered.
+            // One context is left before the next is entered.
             drop(entered.take());
             *entered = Some((key, Entered::enter_same(key)?));
         }
@@ -224,7 +224,8 @@ impl Exec {
         Ok(())
     }
 
-    /// Marks the end of what was launched of a plan, on each of its streams; waits for those that cannot be marked.
+    /// Marks the end of what was launched of a plan, on each of its streams; waits for those that cannot be
+    /// marked.
     pub(super) fn mark_ends(&mut self, running: &mut Running) {
         running.marks.extend(running.ends.drain(..));
         for way in &running.ways {

@@ -1,15 +1,16 @@
-//! A plan run by one process: it drives all hops, with contexts on the GPUs that take part.
+//! Runs a plan by one process, which drives all hops, with contexts on the GPUs that take part.
 //!
-//! A plan becomes a [`Script`]: copies on lanes, and what each waits for. One of three executors launches all of it
-//! before the call returns, so nothing is owed to the CPU afterwards:
+//! A plan becomes a [`Script`]: copies on lanes, and what each waits for. One of three executors launches all
+//! of it before the call returns, so that no work of the CPU is left afterwards:
 //!
-//! - **streams**: a stream for each hop of a path, events between hops and where a slot is used again;
-//! - **batch**: the same, with chunks of one lane handed over together as far as half a staging ring;
-//! - **graph**: one CUDA graph over all contexts, kept and launched again, its addresses changed in place.
+//! - **streams**: a stream for each hop of a path, with events between hops and where a slot is used again;
+//! - **batch**: the same, with chunks of one lane handed over together, up to half a staging ring;
+//! - **graph**: one CUDA graph over all contexts, kept and launched again, with its addresses changed in
+//!   place.
 //!
-//! Which one is chosen by what their launches have cost ([`costs`]), or forced. All use streams of the engine's own, which
-//! wait for nothing but copies launched before. A launch that fails half way is waited for until nothing of it runs any
-//! more; only then is it reported.
+//! The executor is chosen by what the launches of each have cost ([`costs`]), or forced. All use streams of
+//! the engine's own, which wait only for copies launched before. If a launch fails half way, the call waits
+//! until nothing of it runs any more, and only then reports the error.
 
 pub mod costs;
 pub mod graphs;
@@ -41,15 +42,15 @@ use tracks::{Mark, Tracks, Way};
 pub const DRIVES_MAX: u32 = 8;
 /// Scripts that are remembered.
 const SCRIPTS_MAX: usize = 64;
-/// Errors in a row that the driver answers questions about a plan with, before its streams are waited for.
+/// Errors in a row in the driver's answers about a plan, before its streams are waited for.
 const FAILURES_MAX: u32 = 3;
-/// Graphs in a row that could not be launched, after which none is built any more.
+/// After so many graphs in a row could not be launched, none is built any more.
 const GRAPH_FAILURES_MAX: u32 = 3;
 
 /// How a plan is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
-pub enum How {
+pub enum Executor {
     /// Copy by copy on streams.
     Streams = 0,
     /// In batches on streams.
@@ -58,17 +59,17 @@ pub enum How {
     Graph = 2,
 }
 
-impl How {
+impl Executor {
     /// All of them.
-    pub const ALL: [How; 3] = [How::Streams, How::Batch, How::Graph];
+    pub const ALL: [Executor; 3] = [Executor::Streams, Executor::Batch, Executor::Graph];
 
     /// Name, as the option has it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            How::Streams => "streams",
-            How::Batch => "batch",
-            How::Graph => "graph",
+            Executor::Streams => "streams",
+            Executor::Batch => "batch",
+            Executor::Graph => "graph",
         }
     }
 }
@@ -78,12 +79,12 @@ impl How {
 pub struct Settings {
     /// Staging memory on each GPU.
     pub gpu_bytes_max: u64,
-    /// Pinned staging memory; others may take of it, too.
+    /// Pinned staging memory; others may also take from it.
     pub host_budget: Budget,
     /// CUDA graphs that are kept; none with 0.
     pub graphs_max: usize,
     /// The executor, if it is not to be chosen.
-    pub forced: Option<How>,
+    pub forced: Option<Executor>,
 }
 
 impl Default for Settings {
@@ -109,7 +110,8 @@ pub struct Request<'a> {
     pub target: u64,
     /// Kept open until the copies are done.
     pub mappings: Vec<Arc<Mapping>>,
-    /// Plans ([`Drive::number`]) that write to some of the receiver's buffer: this one writes there after them.
+    /// Plans ([`Drive::number`]) that write to parts of the receiver's buffer: this one writes there after
+    /// them.
     pub after: Vec<u64>,
 }
 
@@ -119,12 +121,13 @@ pub struct Request<'a> {
 pub struct Failure {
     /// What went wrong.
     pub error: Error,
-    /// The GPU, or host memory, over which the path leads that failed. `None`: that was the direct one, or all have it in common.
+    /// The GPU, or host memory, over which the failed path leads. `None`: the direct path failed, or
+    /// something that all paths share.
     pub place: Option<Place>,
 }
 
 impl Failure {
-    /// Of a path over a place, if any.
+    /// A failure of a path over a place, if there is one.
     #[must_use]
     pub fn new(error: Error, place: Option<Place>) -> Failure {
         Failure { error, place }
@@ -135,7 +138,7 @@ impl Failure {
         move |error| Failure::new(error, Some(place))
     }
 
-    /// Makes errors failures of the path that a lane is of.
+    /// Makes errors failures of the path that a lane belongs to.
     fn of<'a>(script: &'a Script, lane: &'a Lane) -> impl Fn(Error) -> Failure + 'a {
         move |error| {
             // Without the context of an end no path is left.
@@ -154,7 +157,7 @@ impl From<Error> for Failure {
 /// What becomes of a plan.
 pub type Ended<T> = std::result::Result<T, Failure>;
 
-/// A plan under way. Dropped before its end it runs on, and what it needs is kept.
+/// A plan under way. If it is dropped before its end, the plan runs on, and what it needs is kept.
 #[derive(Debug)]
 #[must_use = "poll it until the copies are done"]
 pub struct Drive {
@@ -163,7 +166,7 @@ pub struct Drive {
     pub number: u64,
     _owner: Arc<()>,
     /// How it was launched.
-    pub how: How,
+    pub how: Executor,
     over: Option<Ended<()>>,
 }
 
@@ -181,8 +184,8 @@ struct Row {
     script: Arc<Script>,
     single: Arc<Vec<Unit>>,
     together: Option<Arc<Vec<Unit>>>,
-    /// In the windows of such messages each is received in the place of the one before: nothing can be launched behind a graph
-    /// there before all of it has ended.
+    /// In the windows of such messages each is received in the place of the one before. Nothing can be
+    /// launched behind a graph there before all of it has ended.
     is_in_place: bool,
     used: u64,
 }
@@ -206,7 +209,7 @@ struct Running {
     failures: u32,
     /// Why not all of it was launched.
     error: Option<Failure>,
-    /// Nobody knows whether its copies have ended: the driver would not say, not even by waiting.
+    /// Nobody knows whether its copies have ended: the driver did not answer, not even when waited for.
     is_unsure: bool,
 }
 
@@ -219,7 +222,8 @@ pub struct Exec {
     costs: Costs,
     rows: Vec<Row>,
     running: Slab<Running>,
-    /// Plans of which nobody knows whether they have ended. What they have is not used again before that is known.
+    /// Plans of which nobody knows whether they have ended. Their memory and events are not used again before
+    /// that is known.
     unsure: Vec<Running>,
     clock: u64,
     graph_failures: u32,
@@ -257,7 +261,8 @@ impl Exec {
         self.tracks.hold(ordinal)
     }
 
-    /// Launches a plan. After [`Error::Exhausted`], with plans under way ([`Exec::is_busy`]), it may work later.
+    /// Launches a plan. After [`Error::Exhausted`], while plans are under way ([`Exec::is_busy`]), it may
+    /// work later.
     ///
     /// # Errors
     /// Nothing of it runs.
@@ -306,7 +311,8 @@ impl Exec {
             error: None,
             is_unsure: false,
         };
-        // A graph is launched behind all of what is written before in its place, copies on streams only where they write.
+        // A graph is launched behind everything that is written in its place before; copies on streams only
+        // where they write.
         let before = self.ends_of(&request.after, |_| true);
         if !before.is_empty() {
             self.rows[at].is_in_place = true;
@@ -318,23 +324,23 @@ impl Exec {
             self.rows[at].is_in_place = false;
         }
         let mut how = self.choose(class, at, request.plan, before.is_empty());
-        if how == How::Graph {
+        if how == Executor::Graph {
             let key = Key {
                 shape,
                 contexts,
                 launcher,
             };
             if !self.launch_graph(class, &key, &binding, &before, &mut running) {
-                how = How::Streams;
+                how = Executor::Streams;
             }
         }
-        if how != How::Graph {
+        if how != Executor::Graph {
             let row = &self.rows[at];
             let units = match (&row.together, how) {
-                (Some(together), How::Batch) => Arc::clone(together),
+                (Some(together), Executor::Batch) => Arc::clone(together),
                 _ => Arc::clone(&row.single),
             };
-            // What writes the same bytes on the same streams is in order.
+            // Plans that write the same bytes on the same streams are in order.
             let behind = self.ends_of(&request.after, |other| !other.is_in_order_with(&running));
             let begun = clock_ns();
             let launched = self.launch_units(&units, &binding, &behind, &mut running);
@@ -352,13 +358,13 @@ impl Exec {
         }
         stats::add(
             match how {
-                How::Streams => Counter::DrivenStreams,
-                How::Batch => Counter::DrivenBatch,
-                How::Graph => Counter::DrivenGraph,
+                Executor::Streams => Counter::OneOwnerStreams,
+                Executor::Batch => Counter::OneOwnerBatch,
+                Executor::Graph => Counter::OneOwnerGraph,
             },
             1,
         );
-        stats::add(Counter::DrivenBehind, u64::from(!before.is_empty()));
+        stats::add(Counter::OneOwnerBehind, u64::from(!before.is_empty()));
         let owner = Arc::new(());
         running.owner = Arc::downgrade(&owner);
         let id = self.running.insert(running);
@@ -371,7 +377,7 @@ impl Exec {
         })
     }
 
-    /// Events behind the last copies of plans, of those that are chosen and have not ended.
+    /// Events behind the last copies of those plans that are chosen and have not ended.
     fn ends_of(&self, numbers: &[u64], is_chosen: impl Fn(&Running) -> bool) -> Vec<Mark> {
         let running = self.running.iter().map(|(_, running)| running);
         running
@@ -380,20 +386,21 @@ impl Exec {
             .collect()
     }
 
-    /// Whether plans are under way, so that what is exhausted comes back.
+    /// Whether plans are under way, so that exhausted resources come back.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         !self.running.is_empty()
     }
 
-    /// Plans that have ended, well or not: until that changes, what is exhausted stays so.
+    /// How many plans have ended, well or not. Until that changes, exhausted resources stay exhausted.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// Whether the copies are done. Does not wait, but for a driver that answers nothing but errors. One that follows another on
-    /// the same streams is done only once that one is known to be: all that are kept are to be polled.
+    /// Whether the copies are done. Does not wait, unless the driver answers nothing but errors. A plan that
+    /// follows another on the same streams is done only once that one is known to be done: the caller must
+    /// poll all that are kept.
     ///
     /// # Errors
     /// They were not all made, and none runs any more.
@@ -412,7 +419,8 @@ impl Exec {
         }
     }
 
-    /// What launches have cost, by the number of copies (a power of two), of GPUs, and the way.
+    /// What launches have cost, by the number of copies (a power of two), the number of GPUs, and the
+    /// executor.
     #[must_use]
     pub fn costs(&self) -> &Costs {
         &self.costs
@@ -452,7 +460,8 @@ impl Exec {
         self.graphs.len()
     }
 
-    /// Waits for all that is under way and gives everything back but the contexts: mappings in them are closed next.
+    /// Waits for everything under way and gives back everything but the contexts: mappings in them are closed
+    /// next.
     pub fn close(&mut self) {
         // Destroying streams waits for them.
         let unsure = std::mem::take(&mut self.unsure);
@@ -501,8 +510,8 @@ impl Exec {
         Ok(place)
     }
 
-    /// Streams in each context that makes copies, and its access to what they touch. The sender's memory is reached by
-    /// its mappings.
+    /// Opens streams in each context that makes copies, and its access to the memory they touch. The sender's
+    /// memory is reached by its mappings.
     fn open(&mut self, script: &Script, request: &Request<'_>, launcher: ContextKey) -> Ended<()> {
         self.tracks.open(launcher)?;
         for lane in &script.lanes {
@@ -532,25 +541,25 @@ impl Exec {
         Ok(())
     }
 
-    fn choose(&self, class: Class, at: usize, plan: &Plan, is_first: bool) -> How {
+    fn choose(&self, class: Class, at: usize, plan: &Plan, is_first: bool) -> Executor {
         let row = &self.rows[at];
         let is_alone = plan.message.window == 1;
         let may_be_graph = is_first && (is_alone || !row.is_in_place);
         let has_graphs = self.settings.graphs_max > 0 && self.graph_failures < GRAPH_FAILURES_MAX;
         let possible = |how| match how {
-            How::Streams => true,
-            How::Batch => row.together.is_some(),
-            How::Graph => has_graphs,
+            Executor::Streams => true,
+            Executor::Batch => row.together.is_some(),
+            Executor::Graph => has_graphs,
         };
         if let Some(forced) = self.settings.forced {
             return if possible(forced) {
                 forced
             } else {
-                How::Streams
+                Executor::Streams
             };
         }
-        let possible = |how| possible(how) && (may_be_graph || how != How::Graph);
-        // A pipeline of batches is filled by a batch, no more by a chunk.
+        let possible = |how| possible(how) && (may_be_graph || how != Executor::Graph);
+        // A pipeline of batches is filled by a batch, no longer by a chunk.
         let paths = plan.paths().iter().filter(|path| path.slots > 1);
         let filling = paths.map(|path| {
             let chunk_us = path.predicted_us * path.chunk_bytes as f64 / path.bytes as f64;
@@ -559,7 +568,7 @@ impl Exec {
         let filling = filling.fold(0.0, f64::max);
         let window = f64::from(plan.message.window);
         let plan_ns = |how| {
-            let delay = if how == How::Batch { filling } else { 0.0 };
+            let delay = if how == Executor::Batch { filling } else { 0.0 };
             (plan.predicted_us * 1000.0 + delay) / window
         };
         self.costs.choose(class, is_alone, possible, plan_ns)
@@ -582,8 +591,9 @@ impl Exec {
 
     /// Asks the driver how far a plan has got. `None`: not to its end.
     fn advance(&mut self, id: usize) -> Option<Ended<()>> {
-        // What is in order behind another need not be asked about before that has ended: of a window the driver would be asked
-        // about each message at every look, which a thread that has to launch the next ones has no time for.
+        // A plan that is in order behind another need not be asked about before that one has ended. Otherwise
+        // each look at a window would ask the driver about each message, and a thread that has to launch the
+        // next ones has no time for that.
         if self.is_behind_another(id) {
             return None;
         }
@@ -610,7 +620,7 @@ impl Exec {
                         stats::add(Counter::DriverRetries, 1);
                         return None;
                     }
-                    // The last question is one that waits: the copies end by themselves, if anything does.
+                    // The last question waits: the copies end by themselves, if anything does.
                     if !synchronize(&running.ways) {
                         let place = running.place_of(end.key);
                         running.error.get_or_insert(Failure::new(error, place));
@@ -667,18 +677,20 @@ impl Exec {
 }
 
 impl Running {
-    /// The GPU of a context, if it is one that the message is led over.
+    /// The GPU of a context, if the message goes over it.
     fn place_of(&self, key: ContextKey) -> Option<Place> {
         let gpu = self.contexts.iter().position(|of| *of == Some(key))?;
         self.script.relay(u8::try_from(gpu).ok()?)
     }
 
-    /// Whether what another plan writes, launched on streams as well, is on the same streams, the same bytes on each.
+    /// Whether another plan, launched on streams as well, writes on the same streams as this one, the same
+    /// bytes on each.
     fn is_in_order_with(&self, other: &Running) -> bool {
         self.target == other.target && self.is_on_streams_of(other)
     }
 
-    /// Whether all copies of another plan, launched on streams as well, are on the same streams as this one's.
+    /// Whether all copies of another plan, launched on streams as well, are on the same streams as this
+    /// one's.
     fn is_on_streams_of(&self, other: &Running) -> bool {
         Arc::ptr_eq(&self.script, &other.script)
             && self.contexts == other.contexts
@@ -699,7 +711,7 @@ fn only(contexts: &[Option<ContextKey>; MAX_GPUS], gpus: u32) -> [Option<Context
     std::array::from_fn(|gpu| contexts[gpu].filter(|_| gpus & (1 << gpu) != 0))
 }
 
-/// Waits for streams; false if one of them could not be waited for. What was in a context that is gone has ended.
+/// Waits for streams. False if one of them could not be waited for. Work in a context that is gone has ended.
 fn synchronize(ways: &[Way]) -> bool {
     let waited = |way: &Way| {
         let entered = Entered::enter_same(way.key)?;

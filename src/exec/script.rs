@@ -1,7 +1,9 @@
-//! A plan as steps: what its graph of copies says, without addresses and without what a stream orders by itself.
+//! A plan as steps: its graph of copies, without addresses and without the order that a stream gives by
+//! itself.
 //!
-//! A *lane* is a hop of a path: its copies follow one another. A *ring* is the staging of a path behind one of its hops.
-//! Where bytes are is said as a [`Base`] and an offset, so that a script serves all messages of its shape.
+//! A *lane* is a hop of a path: its copies follow one another. A *ring* is the staging of a path behind one
+//! of its hops. The place of bytes is given as a [`Base`] and an offset, so that a script serves all messages
+//! of its shape.
 
 use crate::plan::graph::{End, Why};
 use crate::plan::{Engine, PathPlan, Plan};
@@ -10,7 +12,7 @@ use crate::topology::{Place, MAX_GPUS};
 /// Copies of a plan that one process drives, at most: all are launched at once.
 pub const STEPS_MAX: usize = 4096;
 
-/// What an address counts from.
+/// What an address is relative to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     /// The message at its sender.
@@ -24,7 +26,7 @@ pub enum Base {
 /// Where a copy reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// From where the offset counts.
+    /// What the offset is relative to.
     pub base: Base,
     /// Bytes from there.
     pub offset: u64,
@@ -77,7 +79,7 @@ pub struct Step {
     pub to: At,
     /// Length.
     pub bytes: u64,
-    /// The copy that brings what it moves.
+    /// The copy that brings the bytes that this one moves.
     pub data: Option<u32>,
     /// The copy that empties the slot that it fills.
     pub slot: Option<u32>,
@@ -144,7 +146,8 @@ pub fn together(path: &PathPlan) -> u32 {
 }
 
 impl Script {
-    /// The script of a plan. `None` where it is too long to be launched in one go, or about GPUs that cannot be.
+    /// The script of a plan. `None` if it is too long to be launched in one go, or uses GPUs that are not
+    /// possible.
     #[must_use]
     #[allow(clippy::too_many_lines, reason = "one pass over a plan's graph")]
     pub fn of(plan: &Plan) -> Option<Script> {
@@ -241,8 +244,8 @@ impl Script {
         Some(script)
     }
 
-    /// The staging place without which a lane would not be: what fails there is not the message's ends' affair. `None` of a
-    /// direct copy.
+    /// The staging place for which a lane exists: a failure there does not concern the two ends of the
+    /// message. `None` for a direct copy.
     #[must_use]
     pub fn place(&self, lane: &Lane) -> Option<Place> {
         let maker = self.relay(lane.gpu());
@@ -253,7 +256,7 @@ impl Script {
         maker.or_else(|| ring(lane.to)).or_else(|| ring(lane.from))
     }
 
-    /// A GPU, as a staging place; `None` of one that is an end.
+    /// A GPU as a staging place. `None` for an end.
     #[must_use]
     pub fn relay(&self, gpu: u8) -> Option<Place> {
         (!self.ends.contains(&gpu)).then_some(Place::Gpu(gpu))
@@ -271,8 +274,9 @@ impl Script {
         self.units(true).len() < self.steps.len()
     }
 
-    /// The steps as they are launched: each alone, or (`together`) chunks of a lane that follow one another in a batch.
-    /// Each unit is behind all that it waits for: a batch of chunks waits for slots that are emptied by batches before.
+    /// The steps as they are launched: each alone, or (`together`) chunks of a lane that follow one another
+    /// in a batch. Each unit is behind all that it waits for: a batch of chunks waits for slots that batches
+    /// before it empty.
     #[must_use]
     pub fn units(&self, together: bool) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();

@@ -1,8 +1,9 @@
 //! Staging memory of the plans that this process drives: on GPUs, and pinned host memory.
 //!
-//! A plan takes all that it needs at once or nothing, so that plans never wait for each other's. It is allocated in arenas
-//! when it is first needed, handed out in pieces, kept for the next plan, and bounded. Pinning takes 60 us a MiB, so an
-//! arena is not given back for one of another size unless there is no other way.
+//! A plan takes all that it needs at once or nothing, so that plans never wait for each other's. The memory
+//! is allocated in arenas when it is first needed, handed out in pieces, kept for the next plan, and bounded.
+//! Pinning takes 60 us a MiB, so an arena is not given back for one of another size unless there is no other
+//! way.
 
 use crate::cuda::{
     free_bytes, is_short, Budget, ContextKey, Entered, Error, PinnedBuffer, PinnedPool, Result,
@@ -28,7 +29,7 @@ struct Arena {
     home: Home,
     start: u64,
     bytes: u64,
-    /// What is handed out, as offset and length, in order.
+    /// The pieces that are handed out, as offset and length, in order.
     taken: Vec<(u64, u64)>,
     /// The memory, if it is the host's.
     _pinned: Option<PinnedBuffer>,
@@ -51,7 +52,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Nothing is allocated yet.
+    /// A staging with nothing allocated yet.
     #[must_use]
     pub fn new(gpu_bytes_max: u64, host_budget: Budget) -> Staging {
         Staging {
@@ -62,7 +63,7 @@ impl Staging {
         }
     }
 
-    /// Memory for all rings, or for none. [`Error::Exhausted`]: others have it.
+    /// Takes memory for all rings, or for none. [`Error::Exhausted`]: others have it.
     ///
     /// # Errors
     /// As above, or the driver has no memory to give; with the place where that is.

@@ -1,16 +1,18 @@
-//! Contexts, streams and events that plans are driven with.
+//! Contexts, streams and events with which plans are driven.
 //!
-//! All streams of a context are made when a plan first uses it, as those of [`crate::cuda::lanes`] are: making one later
-//! could get stuck behind a wait of the program's. They wait for nothing but copies that have been launched already.
+//! All streams of a context are made when a plan first uses it, like those of [`crate::cuda::lanes`]: making
+//! one later could get stuck behind a wait of the program's. They wait only for copies that have been
+//! launched already.
 
 use crate::cuda::reach::HeldContext;
 use crate::cuda::types::{code, Event, Stream, EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING};
 use crate::cuda::{ContextKey, Entered, Error, Result};
 use crate::plan::Engine;
 
-/// Streams for copies between GPUs in each context: one a path; more paths than these share them.
+/// Streams for copies between GPUs in each context, one for each path; if there are more paths, they share
+/// them.
 const PEER_STREAMS: usize = 5;
-/// Streams in which graphs are launched, so that as many are under way at once.
+/// Streams in which graphs are launched, so that as many can be under way at once.
 pub const LAUNCH_STREAMS: usize = 4;
 /// Contexts that plans are driven in at one time.
 const CONTEXTS_MAX: usize = 64;
@@ -25,7 +27,7 @@ struct Track {
     launch: Vec<Stream>,
     /// Events that nobody uses.
     idle: Vec<Event>,
-    /// For streams of lanes: the end of what graphs do in their stead.
+    /// For streams of lanes: the end of the work that graphs do in their place.
     gates: Vec<(Stream, Event)>,
 }
 
@@ -47,7 +49,7 @@ pub struct Way {
     pub stream: Stream,
 }
 
-/// Which way from one context to another was opened.
+/// Peer access that was opened from one context to another.
 #[derive(Debug)]
 struct Access {
     from: ContextKey,
@@ -257,7 +259,8 @@ impl Tracks {
         }
     }
 
-    /// Takes back what was opened, and gives the contexts back: at finalize, when nothing is left in them.
+    /// Takes back the access that was opened, and gives the contexts back: at finalize, when nothing is left
+    /// in them.
     pub fn close(&mut self) {
         self.close_streams();
         for row in self.accesses.drain(..).filter(|row| row.is_own) {

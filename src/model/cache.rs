@@ -1,8 +1,9 @@
 //! The file that keeps a measured model.
 //!
-//! It is valid for one machine (the identities of its GPUs, in order) and one version of the driver. Anything else in its
-//! place is said in one line, and nominal numbers are used. The topology is kept beside the model: a process of a job may
-//! see only one of the GPUs, and could not find out by itself how the others are connected.
+//! It is valid for one machine (the identities of its GPUs, in order) and one version of the driver. If
+//! anything else is in its place, one line says so, and nominal numbers are used. The topology is kept beside
+//! the model: a process of a job may see only one of the GPUs, and could not find out by itself how the
+//! others are connected.
 
 use super::Model;
 use crate::topology::file::File;
@@ -26,8 +27,8 @@ pub struct Machine {
     pub driver: String,
 }
 
-/// What a driver is known by: its version, the kernel module's own line where that can be read, and whether it is the
-/// simulated one.
+/// What identifies a driver: its version, the kernel module's own line if that can be read, and whether it is
+/// the simulated one.
 #[must_use]
 pub fn driver_text(version: i32, is_simulated: bool) -> String {
     if is_simulated {
@@ -105,7 +106,7 @@ pub enum CacheError {
     /// It is another machine's.
     #[error("{file}: measured on another machine ({1}); measure again with anabranch topo --measure", file = .0.display())]
     OtherMachine(PathBuf, String),
-    /// It is of this machine with another driver.
+    /// It belongs to this machine with another driver.
     #[error("{file}: measured with driver {1}, this is {2}; measure again with anabranch topo --measure", file = .0.display())]
     OtherDriver(PathBuf, String, String),
 }
@@ -124,7 +125,7 @@ pub fn load(file: &Path, machine: &Machine) -> Result<Model, CacheError> {
     Ok(take(file, &text, kept, &machine.driver)?.model)
 }
 
-/// Reads a node that was measured and has all of `gpus`, and perhaps more: a job may use a part of it.
+/// Reads a measured node that has all of `gpus`, and perhaps more: a job may use a part of it.
 ///
 /// # Errors
 /// There is none, or it lacks one of them.
@@ -138,8 +139,8 @@ pub fn load_with(file: &Path, gpus: &[String], driver: &str) -> Result<Measured,
     take(file, &text, kept, driver)
 }
 
-/// Looks in a folder for a node that was measured and has all of `gpus`: by the link of each, so that the folder may be that
-/// of all machines of a cluster.
+/// Looks in a folder for a measured node that has all of `gpus`. It follows the link of each GPU, so that all
+/// machines of a cluster may share the folder.
 ///
 /// # Errors
 /// There is none. The reason is that of a file for these GPUs, if there is one.
@@ -148,7 +149,7 @@ pub fn find(folder: &Path, gpus: &[String], driver: &str) -> Result<Measured, Ca
     for file in gpus.iter().filter_map(|gpu| linked(folder, gpu)) {
         match load_with(&file, gpus, driver) {
             Ok(measured) => return Ok(measured),
-            // A part of the machine that was measured by itself, or a file that was removed by hand.
+            // Either a part of the machine was measured by itself, or somebody removed a file by hand.
             Err(CacheError::OtherMachine(..) | CacheError::Absent(_)) => {}
             Err(error) => {
                 why.get_or_insert(error);
@@ -158,7 +159,7 @@ pub fn find(folder: &Path, gpus: &[String], driver: &str) -> Result<Measured, Ca
     Err(why.unwrap_or_else(|| CacheError::Absent(folder.join("model-*.json"))))
 }
 
-/// The link by which the file of a GPU's machine is found; none for what is no identity.
+/// The link by which the file of a GPU's machine is found. None if `gpu` is not an identity.
 fn link_of(folder: &Path, gpu: &str) -> Option<PathBuf> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     let is_identity = !gpu.is_empty() && gpu.bytes().all(is_plain);
@@ -184,7 +185,8 @@ pub(super) fn read(file: &Path) -> Result<String, CacheError> {
     }
 }
 
-/// What a file is valid for, if it is one of this version: of another one nothing else is expected to be there.
+/// What a file is valid for, if it has this version. A file of another version need not contain anything
+/// else.
 fn machine_of(file: &Path, text: &str) -> Result<Machine, CacheError> {
     #[derive(Deserialize)]
     struct Head {
@@ -250,8 +252,8 @@ pub fn store(
     replace(file, |new| std::fs::write(new, text + "\n"))
 }
 
-/// Makes the links by which [`find`] finds a file that was stored, in the folder where it is. Files that no link leads to any
-/// more, as that of the same machine with an older driver, are removed.
+/// Makes the links by which [`find`] finds a file that was stored, in the folder of the file. Files to which
+/// no link leads any more, such as that of the same machine with an older driver, are removed.
 ///
 /// # Errors
 /// A link cannot be written.
@@ -279,7 +281,7 @@ pub fn link(file: &Path, machine: &Machine) -> Result<(), CacheError> {
     Ok(())
 }
 
-/// Puts what `make` makes at another place into that of `file`, in one step.
+/// Puts what `make` makes at another place into the place of `file`, in one step.
 pub(super) fn replace(
     file: &Path,
     make: impl FnOnce(&Path) -> std::io::Result<()>,
@@ -287,7 +289,7 @@ pub(super) fn replace(
     let mut new = file.as_os_str().to_owned();
     new.push(format!(".{}", std::process::id()));
     let new = Path::new(&new);
-    // What a process that ended in the midst of it has left.
+    // Removes what a process that ended in the middle of this has left.
     let _ = std::fs::remove_file(new);
     make(new)
         .and_then(|()| std::fs::rename(new, file))
@@ -489,7 +491,7 @@ mod tests {
         assert_ne!(old, new);
         assert_eq!(files(), std::slice::from_ref(&new));
         assert_eq!(keep(&newer), new, "in the same place");
-        // A machine of which a part has been measured since: both are there as long as a link leads to each.
+        // A part of this machine has been measured since: both files stay as long as a link leads to each.
         let renamed = Machine {
             gpus: ["GPU-2", "GPU-5", "GPU-6", "GPU-7"]
                 .map(String::from)
@@ -508,7 +510,7 @@ mod tests {
         assert_eq!(found(["GPU-2", "GPU-3"]), Some(new));
         assert_eq!(found(["GPU-2", "GPU-7"]), Some(other.clone()));
         assert_eq!(found(["GPU-0", "GPU-7"]), None);
-        // What is no identity names no file.
+        // Text that is no identity names no file.
         assert_eq!(found(["../GPU-0", ""]), None);
         std::fs::remove_file(&other).expect("removed");
         assert_eq!(found(["GPU-6", "GPU-7"]), None);
@@ -534,14 +536,14 @@ mod tests {
         let uuids = found.topology.gpus.iter().map(|gpu| gpu.uuid.as_deref());
         assert!(uuids.eq(machine().gpus.iter().map(|gpu| Some(gpu.as_str()))));
         assert_eq!(found.model, Model::nominal(&shipped("beluga")));
-        // What lies between two GPUs is what was stored.
+        // The hops between two GPUs are those that were stored.
         let hops = |topology: &Topology| {
             let hops = topology.hops();
             let ends: Vec<_> = hops.map(|(from, to, hop)| (from, to, hop.kind)).collect();
             ends
         };
         assert_eq!(hops(&found.topology), hops(&shipped("beluga")));
-        // GPUs of two machines are those of none.
+        // No node has the GPUs of two machines.
         let mixed = ["GPU-3".to_owned(), "GPU-5".to_owned()];
         assert!(find(&folder.0, &mixed, "12.8").is_err());
         let error = find(&folder.0, &two, "13.0").expect_err("another driver");

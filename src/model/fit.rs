@@ -1,9 +1,10 @@
-//! Measured times to a line.
+//! Fits a line to measured times.
 
 use super::{Line, BYTES_PER_US};
 
-/// Fits `alpha + bytes / beta` to `(bytes, microseconds)` by least squares of the relative error, so that small and large
-/// sizes count alike. `None` if there are fewer than two sizes, or if time does not grow with them.
+/// Fits `alpha + bytes / beta` to `(bytes, microseconds)` by least squares of the relative error, so that
+/// small and large sizes count alike. `None` if there are fewer than two sizes, or if time does not grow with
+/// them.
 #[must_use]
 pub fn line(samples: &[(u64, f64)]) -> Option<Line> {
     let usable = |sample: &&(u64, f64)| sample.1.is_finite() && sample.1 > 0.0;

@@ -1,6 +1,6 @@
-//! How much of what the host's memory carries messages plan to use together.
+//! How much of the host memory's rate messages plan to use together.
 
-/// A part of it, in steps.
+/// A part of that rate, in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     any(test, feature = "golden"),
@@ -15,14 +15,15 @@ impl HostPart {
 
     /// All that was measured.
     pub const ALL: HostPart = HostPart(10);
-    /// More than this there is not, whatever was measured.
+    /// There is no larger part, whatever was measured.
     pub const MOST: HostPart = HostPart(HostPart::COUNT - 1);
     const MOST_OF_IT: HostPart = HostPart(5);
 
-    /// What messages in windows so deep plan with at first. A chunk that comes late in a window holds up the messages behind it,
-    /// while the first and last chunks of a single message meet nobody. Two H200s, whose host carries 79 GB/s each way, both
-    /// directions, times one path: windows of 16 of 256 MiB 1.104 with 0.77 of it, 1.106 with 0.85 (a round in three 0.98), 0.97
-    /// with 0.98; single ones 1.065 with 0.85, 1.09 with 0.98, 1.11 with 1.06.
+    /// The part with which messages in windows so deep plan at first. A chunk that comes late in a window
+    /// holds up the messages behind it, while the first and last chunks of a single message meet nobody. Two
+    /// H200s, whose host carries 79 GB/s each way, both directions, times one path: windows of 16 of 256 MiB
+    /// 1.104 with 0.77 of it, 1.106 with 0.85 (a round in three 0.98), 0.97 with 0.98; single ones 1.065 with
+    /// 0.85, 1.09 with 0.98, 1.11 with 1.06.
     #[must_use]
     pub fn at_first(window: u32) -> HostPart {
         if window > 1 {
@@ -32,7 +33,8 @@ impl HostPart {
         }
     }
 
-    /// Of what was measured. More than all of it where what was measured is less than there is, as that of one GPU alone.
+    /// The part as a factor of the measured rate. It exceeds all of that rate where less was measured than
+    /// there is, as with one GPU alone.
     #[must_use]
     pub fn factor(self) -> f64 {
         HostPart::LEAST + HostPart::STEP * f64::from(self.0)
@@ -50,7 +52,7 @@ impl HostPart {
         self.0.checked_sub(1).map(HostPart)
     }
 
-    /// All there are.
+    /// All parts.
     pub(crate) fn every() -> impl Iterator<Item = HostPart> {
         (0..HostPart::COUNT).map(HostPart)
     }

@@ -1,8 +1,8 @@
-//! What ranks have measured in passing, kept from one run to the next: one file for each GPU in the user's
-//! cache folder.
+//! Link rates that ranks have measured while messages moved, kept from one run to the next: one file for each
+//! GPU in the user's cache folder.
 //!
-//! It is valid for the GPU in its slot and one version of the driver, and for a week: a link may have been
-//! repaired, or have become slower. Whoever cannot use it measures again.
+//! A file is valid for the GPU in its slot and one version of the driver, and for a week: a link may have
+//! been repaired, or have become slower. A rank that cannot use it measures again.
 
 use super::cache::{self, CacheError};
 use super::Line;
@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 
 /// Version of the format. A file of another one is replaced.
 const FORMAT: u32 = 1;
-/// Ways from other GPUs that are kept at most.
+/// The most ways from other GPUs that are kept.
 const PULLS_MAX: usize = 64;
-/// GPUs at most of which a file tells how far they are, and how they are linked.
+/// The most GPUs for which a file says how far they are and how they are linked.
 const NEIGHBOURS_MAX: usize = 64;
 /// How long a measurement is taken to be true, seconds.
 const VALID_S: u64 = 7 * 24 * 3600;
 
-/// What a copy takes: a constant and a rate.
+/// The cost of a copy: a constant and a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Way {
-    /// Until its bytes move, us.
+    /// Time until its bytes move, us.
     pub alpha_us: f64,
-    /// GB/s.
+    /// Rate, GB/s.
     pub gb_s: f64,
 }
 
@@ -48,21 +48,21 @@ impl From<Way> for Line {
     }
 }
 
-/// The way from another GPU, by the engine of the one that the file is about.
+/// The way from another GPU, by the engine of the GPU that the file is about.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pull {
     /// Identity of the other GPU.
     pub from: String,
-    /// What a copy takes.
+    /// The cost of a copy.
     pub way: Way,
 }
 
-/// The links of a GPU, as the system tells of them.
+/// The links of a GPU, as the system reports them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Wired {
     /// They lead to a switch.
     pub is_switched: bool,
-    /// GB/s of one of them by its generation; 0 if that is not known.
+    /// Rate of one link of its generation, GB/s; 0 if that is not known.
     pub link_gb_s: f32,
     /// PCI addresses of the GPUs to which they lead, and how many to each.
     pub to: Vec<(u64, u32)>,
@@ -84,7 +84,7 @@ pub struct Links {
     pub wired: Option<Wired>,
     /// From the GPU to the host's memory.
     pub to_host: Option<Way>,
-    /// And back.
+    /// From the host's memory to the GPU.
     pub from_host: Option<Way>,
     /// From other GPUs, where their rates are known well.
     pub pulls: Vec<Pull>,
@@ -106,7 +106,7 @@ impl Links {
         }
     }
 
-    /// Takes note of the way from another GPU, in the place of what was known of it.
+    /// Notes the way from another GPU, in place of what was known of it.
     pub fn note_pull(&mut self, from: &str, way: Way) {
         let has_room = self.pulls.len() < PULLS_MAX;
         match self.pulls.iter_mut().find(|pull| pull.from == from) {
@@ -119,7 +119,7 @@ impl Links {
         }
     }
 
-    /// Takes what somebody else has found out meanwhile, where nothing is known here.
+    /// Takes over what another rank has found out meanwhile, where nothing is known here.
     pub fn fill_from(&mut self, other: Links) {
         self.wired = self.wired.take().or(other.wired);
         self.to_host = self.to_host.or(other.to_host);
@@ -131,7 +131,7 @@ impl Links {
         }
     }
 
-    /// The first that cannot be.
+    /// Reports the first number that is not possible.
     fn check(&self) -> Result<(), String> {
         let pulls = self.pulls.iter().map(|pull| pull.way);
         for way in pulls.chain(self.to_host).chain(self.from_host) {
@@ -159,10 +159,10 @@ pub enum LinksError {
     /// There is no file.
     #[error("{file} does not exist", file = .0.display())]
     Absent(PathBuf),
-    /// What it says is about another slot or driver, or was measured long ago.
+    /// It is about another slot or driver, or was measured long ago.
     #[error("{file}: {1}; links are measured again", file = .0.display())]
     Past(PathBuf, String),
-    /// It cannot be read, or is none of this kind.
+    /// It cannot be read, or is not a file of this kind.
     #[error("{file}: {1}; links are measured again", file = .0.display())]
     Unusable(PathBuf, String),
     /// It cannot be written.
@@ -175,10 +175,10 @@ fn file_of(folder: &Path, gpu: &str) -> PathBuf {
     folder.join(format!("links-{gpu}.json"))
 }
 
-/// Reads what is known of the GPU of an identity that is at a PCI address.
+/// Reads what is known of the GPU with this identity, which is at a PCI address.
 ///
 /// # Errors
-/// Nothing is, or it is about another machine, or too old.
+/// Nothing is known, or it is about another machine, or too old.
 pub fn load(
     folder: &Path,
     gpu: &str,
@@ -190,7 +190,7 @@ pub fn load(
     let text = match cache::read(&file) {
         Ok(text) => text,
         Err(CacheError::Absent(file)) => return Err(LinksError::Absent(file)),
-        // The folder is none: whoever stores something there says so.
+        // The folder is not a folder: the rank that stores something there says so.
         Err(CacheError::Io(_, error)) if error.kind() == ErrorKind::NotADirectory => {
             return Err(LinksError::Absent(file));
         }
@@ -213,7 +213,7 @@ pub fn load(
     if links.pci != pci {
         return past("the GPU was in another slot, or another machine".into());
     }
-    // Also what is said to come from the future, by a clock that was wrong.
+    // This also drops a file from the future, written by a clock that was wrong.
     if now_s.abs_diff(links.measured_s) > VALID_S {
         return past("measured more than a week ago".into());
     }
@@ -223,7 +223,7 @@ pub fn load(
     }
 }
 
-/// Keeps what is known of a GPU, whole or not at all. Where there was no file (`is_absent`), and somebody has
+/// Keeps what is known of a GPU, whole or not at all. If there was no file (`is_absent`) and somebody has
 /// written one meanwhile, that one stays.
 ///
 /// # Errors
@@ -234,7 +234,7 @@ pub fn store(folder: &Path, gpu: &str, links: &Links, is_absent: bool) -> Result
     let text = serde_json::to_string_pretty(links).map_err(|error| failed(error.to_string()))?;
     std::fs::create_dir_all(folder).map_err(|error| failed(error.to_string()))?;
     if is_absent {
-        // With a name of its own first: readers see all of it.
+        // First under a name of its own: readers see all of it.
         let mut new = file.as_os_str().to_owned();
         new.push(format!(".{}", std::process::id()));
         let made = std::fs::write(&new, text + "\n").and_then(|()| std::fs::hard_link(&new, &file));

@@ -1,19 +1,20 @@
 //! What a copy takes, as numbers: the extended Hockney model.
 //!
-//! A copy of `m` bytes takes `alpha + m / beta`, where `alpha` is what each copy costs before its bytes move and `beta` the
-//! rate of its hop. A staged path is a pipeline of such copies, hop behind hop, in `c` chunks. With the time of one chunk
-//! on hop `j`, `t_j = alpha_j + m / (c beta_j)`, the whole takes
+//! A copy of `m` bytes takes `alpha + m / beta`, where `alpha` is what each copy costs before its bytes move
+//! and `beta` the rate of its hop. A staged path is a pipeline of such copies, hop behind hop, in `c` chunks.
+//! With the time of one chunk on hop `j`, `t_j = alpha_j + m / (c beta_j)`, the whole takes
 //!
 //! ```text
 //! T = startup + sum(epsilon) + sum(t_j) + (c - 1) max(t_j)
 //! ```
 //!
-//! where `epsilon` is the hand-over at each staging place: from the end of the copy into it to the start of the copy out
-//! of it. The first chunk passes all hops one after the other, each later one follows at the pace of the slowest hop.
-//! Messages of a window follow one another in the same pipeline, so that only the first pays for filling it.
+//! where `epsilon` is the hand-over at each staging place: from the end of the copy into it to the start of
+//! the copy out of it. The first chunk passes all hops one after the other, each later one follows at the
+//! pace of the slowest hop. Messages of a window follow one another in the same pipeline, so that only the
+//! first pays for filling it.
 //!
-//! The numbers are data. [`Model::nominal`] takes them from a topology until the node has been measured; measured ones
-//! are kept in a file ([`cache`]) that is valid for one machine and driver.
+//! The numbers are data. [`Model::nominal`] takes them from a topology until the node has been measured;
+//! measured ones are kept in a file ([`cache`]) that is valid for one machine and driver.
 
 pub mod cache;
 pub mod fit;
@@ -32,16 +33,17 @@ pub struct Line {
     pub alpha_us: f64,
     /// Rate, GB/s (10^9 bytes a second).
     pub gb_s: f64,
-    /// By how much of itself the rate falls short now and then. Shares are computed with the rate less this: a path that
-    /// is given too much holds the whole message up, one that is given too little only helps less.
+    /// The part of itself by which the rate falls short now and then. Shares are computed with the rate less
+    /// this: a path that is given too much holds up the whole message, one that is given too little only
+    /// helps less.
     #[serde(default)]
     pub spread: f64,
-    /// What each costs that is launched in one batch with others, but for the first; None where nobody has measured that.
+    /// The cost of each copy in a batch after the first; None if nobody has measured that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batched_us: Option<f64>,
 }
 
-/// Whether a time can be one.
+/// Whether a number can be a time.
 fn time(what: &str, us: f64) -> Result<(), String> {
     match us.is_finite() && us >= 0.0 {
         true => Ok(()),
@@ -53,7 +55,7 @@ impl Line {
     /// Whether the numbers can be used.
     ///
     /// # Errors
-    /// The first that cannot, in one line.
+    /// The first that cannot be used, in one line.
     pub fn check(&self) -> Result<(), String> {
         time("alpha_us", self.alpha_us)?;
         time("batched_us", self.batched_us.unwrap_or(0.0))?;
@@ -110,21 +112,21 @@ pub struct PathModel {
     pub staging: Staging,
 }
 
-/// What a segment carries for all who use it, everything at once.
+/// The rate of a segment for all who use it together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SegmentModel {
     /// Which.
     pub kind: SegmentKind,
-    /// GB/s.
+    /// Rate, GB/s.
     pub gb_s: f64,
 }
 
-/// What calls take the thread that makes them.
+/// How long calls take the thread that makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Calls {
     /// A launch on a stream in which something is under way.
     pub launch_us: f64,
-    /// A launch on a stream in which nothing is under way, beyond any other.
+    /// The additional cost of a launch on a stream in which nothing is under way.
     pub idle_us: f64,
     /// To record an event behind a copy, or to let a stream wait for one.
     pub event_us: f64,
@@ -135,25 +137,25 @@ pub struct Calls {
 pub struct Model {
     /// A launch, to the calling thread.
     pub launch_us: f64,
-    /// What else a thread pays that launches many copies, if it was measured.
+    /// The further costs of a thread that launches many copies, if they were measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calls: Option<Calls>,
     /// From the end of the last copy until the waiter knows.
     pub finish_us: f64,
-    /// From the end of a copy to the start of one by another GPU that waits for its event, beyond what one behind it on its own stream
-    /// waits; if it was measured.
+    /// From the end of a copy to the start of one by another GPU that waits for its event, beyond the wait of
+    /// a copy behind it on its own stream; if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hand_over_us: Option<f64>,
     /// Staging on a GPU.
     pub relay: Staging,
     /// Staging in host memory.
     pub host: Staging,
-    /// How the GPUs are connected, if copies to two GPUs at once told.
+    /// How the GPUs are connected, if copies to two GPUs at once have shown it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
     /// Directed hops.
     pub hops: Vec<HopModel>,
-    /// Capacities of segments; one that is missing carries what the fastest hop through it does.
+    /// Capacities of segments. A segment without one carries what its fastest hop does.
     #[serde(default)]
     pub segments: Vec<SegmentModel>,
     /// Paths with staging costs of their own.
@@ -161,23 +163,25 @@ pub struct Model {
     pub paths: Vec<PathModel>,
 }
 
-/// The hand-over of a chunk in host memory between two processes, each of which drives its own GPU and polls for the
-/// other's flags. From a measurement on H200: in chunks of 1 MiB, which take 19 us on the wire, a path passes 30 GB/s,
-/// which is 35 us a chunk, of which 2.5 are the copy's own.
+/// The hand-over of a chunk in host memory between two processes, each of which drives its own GPU and polls
+/// for the other's flags. From a measurement on H200: in chunks of 1 MiB, which take 19 us on the wire, a
+/// path passes 30 GB/s. That is 35 us a chunk, of which 2.5 are the copy's own. See
+/// `docs/decisions/host-hand-over-cost.md`.
 const HOST_HAND_OVER_US: f64 = 13.5;
 
 /// [`Model::hand_over_us`] until it is measured: as found on H200 (`docs/results/h200-x2-beside.txt`).
 const EVENT_HAND_OVER_US: f64 = 1.5;
 
-/// The parts of a model that no measurement gives, by their names in JSON: what a hand-over between processes takes.
+/// The parts of a model that no measurement gives, by their names in JSON: the cost of a hand-over between
+/// processes.
 pub const ASSUMED: [&str; 2] = ["relay", "host"];
 
-/// How far the rate of a PCIe link is to be trusted: on H200 a host share two points too large (of a tenth of the message)
-/// costs more than the path gains.
+/// How far the rate of a PCIe link is to be trusted: on H200 a host share two points too large (of a tenth of
+/// the message) costs more than the path gains.
 pub const PCIE_SPREAD: f64 = 0.05;
 
 impl Model {
-    /// What the figures of a topology amount to.
+    /// The model that follows from the figures of a topology.
     #[must_use]
     pub fn nominal(topology: &Topology) -> Model {
         let costs = &topology.costs;
@@ -230,8 +234,8 @@ impl Model {
         }
     }
 
-    /// The same node, where one process makes all copies of a message: chunks are handed over by an event or an edge of a
-    /// graph, and nobody polls between them.
+    /// The same node, where one process makes all copies of a message: chunks are handed over by an event or
+    /// an edge of a graph, and nobody polls between them.
     #[must_use]
     pub fn of_one(&self) -> Model {
         let staging = Staging {
@@ -268,13 +272,14 @@ impl Model {
         }
     }
 
-    /// Whether it was measured what the host's memory carries for several at once, not only for one.
+    /// Whether the rate of the host's memory was measured for several at once, not only for one.
     #[must_use]
     pub fn knows_host(&self) -> bool {
         self.segments.iter().any(|segment| segment.kind.is_host())
     }
 
-    /// What segments carry, by their index in the topology: the host's memory a part of what it does.
+    /// The rates of segments, by their index in the topology; the host's memory counts with a part of its
+    /// rate.
     #[must_use]
     pub fn capacities(&self, topology: &Topology, host: HostPart) -> Vec<f64> {
         let told = |kind: SegmentKind| {
@@ -284,7 +289,7 @@ impl Model {
         let kinds = topology.segments.iter().map(|segment| segment.kind);
         let (mut capacities, is_at_least): (Vec<f64>, Vec<bool>) = kinds
             .map(|kind| match told(kind) {
-                // At least what a single copy makes of it.
+                // At least the rate that a single copy reaches.
                 Some(gb_s) if kind.is_host() => (host.factor() * gb_s, true),
                 Some(gb_s) => (gb_s, false),
                 None => (0.0, true),
@@ -306,7 +311,7 @@ impl Model {
             }
         }
         for (segment, capacity) in topology.segments.iter().zip(&mut capacities) {
-            // Perhaps it was found to carry more than the fastest copy takes.
+            // It may have been found to carry more than the fastest copy takes.
             if segment.kind.is_host() && told(segment.kind).is_none() {
                 *capacity *= host.factor().max(1.0);
             }
@@ -314,7 +319,8 @@ impl Model {
         capacities
     }
 
-    /// Whether the numbers can be used, and each hop of a topology has some, as where all of it was measured at once.
+    /// Whether the numbers can be used, and each hop of a topology has some, as is the case if all of it was
+    /// measured at once.
     ///
     /// # Errors
     /// The first that is wrong or missing, in one line.
@@ -334,7 +340,7 @@ impl Model {
     /// Whether the numbers can be used.
     ///
     /// # Errors
-    /// The first that cannot, in one line.
+    /// The first that cannot be used, in one line.
     pub fn check(&self) -> Result<(), String> {
         time("launch_us", self.launch_us)?;
         if let Some(calls) = &self.calls {

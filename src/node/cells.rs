@@ -1,7 +1,8 @@
 //! Cells for eager payloads: which are in use, whole or by pieces.
 //!
-//! A program may send thousands of short messages before its receivers come. So that each takes little more room than it
-//! is long, a cell is cut into pieces of one size, a power of two times the granule, for as long as one of them is out.
+//! A program may send thousands of short messages before its receivers come. Each should take little more
+//! room than its length. So a cell is cut into pieces of one size, a power of two times the granule, for as
+//! long as one of them is out.
 
 use super::pool::Pool;
 use super::view::Layout;
@@ -14,13 +15,13 @@ const GRANULE_MIN: u32 = 256;
 const SIZES: usize = 1 + PIECES_MAX.ilog2() as usize;
 
 impl Layout {
-    /// What the offset of a piece in its cell is counted in, bytes.
+    /// The unit of a piece's offset in its cell, bytes.
     pub(super) fn granule(&self) -> u32 {
         let granule = self.cell_bytes.div_ceil(PIECES_MAX).max(GRANULE_MIN);
         granule.next_multiple_of(64)
     }
 
-    /// Granules of a cell: what the numbers of the first pieces of two cells differ by.
+    /// Granules of a cell: the difference between the numbers of the first pieces of two cells.
     pub(super) fn granules(&self) -> u32 {
         self.cell_bytes.div_ceil(self.granule()).max(1)
     }
@@ -33,7 +34,7 @@ pub(super) struct Cells {
     whole: Pool,
     /// How each cell is cut.
     cuts: Vec<Cut>,
-    /// For each size the cells with pieces of it that are free, and with others that are not.
+    /// For each size, the cells with pieces of it of which some are free and some are not.
     open: [Vec<u32>; SIZES],
     cell_bytes: u32,
     granule: u32,
@@ -58,7 +59,7 @@ impl Cells {
         self.granules = layout.granules();
     }
 
-    /// How many pieces of a size a cell has: 1 where it is not cut for it.
+    /// How many pieces of a size a cell has: 1 where it is not cut for that size.
     fn pieces(&self, size: usize) -> u32 {
         (self.cell_bytes / (self.granule << size)).max(1)
     }
@@ -67,7 +68,7 @@ impl Cells {
         u64::MAX >> (u64::BITS - self.pieces(size))
     }
 
-    /// A piece with room for so many bytes, by its number.
+    /// Takes a piece with room for so many bytes. Returns its number.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u32> {
         if self.cuts.is_empty() || bytes > u64::from(self.cell_bytes) {
             return None;
@@ -79,7 +80,7 @@ impl Cells {
         let Some(wanted) = size else {
             return self.whole.take().map(|cell| cell * self.granules);
         };
-        // A cell that is cut already, for longer pieces only if there is no other room.
+        // A cell that is cut already; one cut for longer pieces only if there is no other room.
         if self.open[wanted].is_empty() {
             if let Some(cell) = self.whole.take() {
                 self.cuts[cell as usize] = Cut {
@@ -101,7 +102,7 @@ impl Cells {
         Some(cell * self.granules + (piece << size))
     }
 
-    /// False if the piece is not out.
+    /// Gives a piece back. False if it is not out.
     pub(super) fn give(&mut self, number: u32) -> bool {
         let Some((cell, at)) = number
             .checked_div(self.granules)

@@ -67,8 +67,8 @@ fn without_cells_there_are_none() {
 }
 
 proptest! {
-    /// Whatever is taken and given back, in whatever order: pieces have room, lie in their cells and do not overlap, what is
-    /// not out is refused, and in the end all cells are whole.
+    /// Whatever is taken and given back, in whatever order: pieces have room, lie in their cells and do not
+    /// overlap; pieces that are not out are refused; in the end all cells are whole.
     #[test]
     fn pieces_do_not_overlap(
         cell_bytes in (1_u32..1200).prop_map(|n| n * 64),

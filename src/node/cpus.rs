@@ -14,18 +14,18 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 /// Processors, by number.
 type Cpus = BTreeSet<usize>;
 
-/// The core that the process is bound to; `None` if it is bound to several or to none: then the scheduler
+/// The core that the process is bound to. `None` if it is bound to several or to none: then the scheduler
 /// finds room.
 pub struct Home(Option<Cpus>);
 
 impl Home {
-    /// That of the calling thread, which the library must not have moved yet.
+    /// The core of the calling thread, which the library must not have moved yet.
     pub fn of_this_thread() -> Home {
         Home(affinity(None).filter(is_one_core))
     }
 
-    /// Moves the calling thread to where none of the given processes is bound, or home if there is no such
-    /// place.
+    /// Moves the calling thread to a core to which none of the given processes is bound, or home if there is
+    /// no such core.
     pub fn leave(&self, processes: &[u32]) {
         let Some(home) = &self.0 else { return };
         // The kernel leaves out what is not in the process's cpuset.
@@ -47,8 +47,8 @@ impl Home {
     }
 }
 
-/// The best of the allowed processors: those of free cores on the NUMA node of `home`, those of any free
-/// core, or those that are not taken themselves.
+/// The best of the allowed processors: those of free cores on the NUMA node of `home`, else those of any free
+/// core, else those that are not taken themselves.
 fn choose(
     allowed: &Cpus,
     home: &Cpus,
@@ -64,7 +64,7 @@ fn choose(
         .find(|cpus| !cpus.is_empty())
 }
 
-/// Whether all of them are of one core.
+/// Whether all of them belong to one core.
 fn is_one_core(cpus: &Cpus) -> bool {
     let first = cpus.first();
     first.is_some_and(|cpu| cpus.len() == 1 || cpus.is_subset(&siblings(*cpu)))
@@ -142,7 +142,7 @@ mod tests {
             chosen("0-15", "0,8", &["1,9", "4,12"]),
             Some(vec![2, 3, 10, 11])
         );
-        // Of a rank that is bound to one processor of a core the other one is not free.
+        // If a rank is bound to one processor of a core, the other one is not free.
         assert_eq!(chosen("0-15", "0", &["1"]), Some(vec![2, 3, 10, 11]));
     }
 

@@ -1,8 +1,8 @@
 //! The directory of a job's ranks on one node: one page in `/dev/shm`, the only thing that has a name.
 //!
-//! Every registered rank holds a shared `flock` on it, which the kernel gives back when the rank dies: a directory that
-//! can be locked exclusively is a dead job's, whatever its contents. The name always leads to a complete page, since it
-//! is linked only after the page was written.
+//! Every registered rank holds a shared `flock` on it, which the kernel gives back when the rank dies. A
+//! directory that can be locked exclusively belongs to a dead job, whatever its contents. The name always
+//! leads to a complete page, since it is linked only after the page was written.
 
 use super::map::Mapping;
 use super::sys::{self, GuardedFd};
@@ -21,7 +21,7 @@ const DIRECTORY_BYTES: u64 = 4096;
 /// Ranks that one directory can hold.
 pub const ROWS: usize = 252;
 const MAGIC: u64 = u64::from_le_bytes(*b"anabdir\0");
-/// Attempts to open or create before giving up: each is lost only to another rank's progress.
+/// Attempts to open or create before giving up. An attempt fails only if another rank made progress.
 const ATTEMPTS_MAX: u32 = 16;
 /// Rounds of waiting for a lock that others hold for a moment.
 const LOCK_ROUNDS_MAX: u32 = 400;
@@ -42,8 +42,8 @@ struct Page {
     rows: [RowCells; ROWS],
 }
 
-/// `who`: pid in the high half, world rank in the low; 0 is a free row. `what`: start time's low half high, memfd number,
-/// protocol version; 0 while the row is being written.
+/// `who`: pid in the high half, world rank in the low half; 0 is a free row. `what`: start time's low half
+/// high, memfd number, protocol version; 0 while the row is being written.
 #[repr(C)]
 struct RowCells {
     who: AtomicU64,
@@ -101,7 +101,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens or creates the directory of a job, and locks it as long as this lives.
+    /// Opens or creates the directory of a job, and keeps it locked as long as this lives.
     pub fn open(folder: &Path, job: u64) -> Result<Self, NodeError> {
         let path = folder.join(format!("{}{job:016x}", prefix()));
         for _ in 0..ATTEMPTS_MAX {
@@ -123,7 +123,7 @@ impl Directory {
         ))
     }
 
-    /// A directory of this process's own, which no other rank will ever find: it has no name anywhere.
+    /// A directory of this process alone. No other rank ever finds it, because it has no name.
     pub fn alone(job: u64) -> Result<Self, NodeError> {
         let failed = |error| NodeError::Segment(error);
         let file = sys::memfd(c"anabranch-alone").map_err(failed)?;
@@ -138,7 +138,7 @@ impl Directory {
     }
 
     fn create(folder: &Path, path: &Path, job: u64) -> io::Result<Self> {
-        // Asked first, since it is the common case: only one rank of a node creates.
+        // Asked first, because it is the common case: only one rank of a node creates the directory.
         if path.symlink_metadata().is_ok() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
@@ -190,7 +190,8 @@ impl Directory {
         }
         let stat = sys::file_stat(file.as_raw_fd()).map_err(failed)?;
         if stat.links == 0 {
-            // Removed while we waited: by the last rank, or (early) because all the ranks that were expected are in.
+            // It was removed while we waited: by the last rank, or (early) because all expected ranks have
+            // registered.
             return Ok(None);
         }
         if stat.size != DIRECTORY_BYTES {
@@ -217,7 +218,8 @@ impl Directory {
         page(&self.map)
     }
 
-    /// Claims a row and fills it. A row of a dead process is taken over. Refused where a living process has the rank.
+    /// Claims a row and fills it. A row of a dead process is taken over. Refused if a living process has the
+    /// rank.
     pub fn register(&self, row: Row) -> Result<(), NodeError> {
         let rows = &self.page().rows;
         let index = rows
@@ -225,7 +227,8 @@ impl Directory {
             .position(|cells| claim(cells, &row))
             .ok_or(NodeError::Full)?;
         rows[index].what.store(row.what(), Ordering::Release);
-        // Looked for after publishing: of two processes that claim one rank, at least one sees the other.
+        // We look for a rival after publishing: of two processes that claim one rank, at least one sees the
+        // other.
         let rival = self.rows().find(|other| {
             other.world_rank == row.world_rank && other.pid != row.pid && other.is_alive()
         });
@@ -251,7 +254,7 @@ impl Directory {
         self.page().generation.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Removes the name if no other rank holds the directory any more. The lock is given up.
+    /// Removes the name if no other rank holds the directory any more. Gives the lock up.
     pub fn leave(&self) {
         if let Ok(file) = self.file.get() {
             if sys::try_lock(file, true).unwrap_or(false) {
@@ -261,7 +264,7 @@ impl Directory {
         }
     }
 
-    /// Removes the name: all who look for it have come.
+    /// Removes the name, because all ranks that look for it have come.
     pub fn remove_name(&self) {
         remove_if_same(&self.path, self.file.identity());
     }
@@ -276,7 +279,8 @@ impl Directory {
         self.page().rows.iter().filter_map(|cells| {
             let who = cells.who.load(Ordering::Acquire);
             let what = cells.what.load(Ordering::Acquire);
-            // Unchanged: the two halves belong together (or are of a take-over, and fail the check of the segment).
+            // Unchanged: the two halves belong together (or come from a take-over, and fail the check of the
+            // segment).
             (cells.who.load(Ordering::Acquire) == who)
                 .then(|| Row::unpack(who, what))
                 .flatten()
@@ -288,7 +292,8 @@ impl Directory {
         self.page().device_in_use.load(Ordering::Relaxed) != 0
     }
 
-    /// Passes the turn to measure from who has it (one more than a rank, 0 for nobody) to another. Who has it after that.
+    /// Passes the turn to measure from its holder (one more than a rank, 0 for nobody) to another. Returns
+    /// who has it after that.
     pub fn pass_turn(&self, from: u32, to: u32) -> u32 {
         let turn = &self.page().measuring;
         match turn.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire) {
@@ -297,7 +302,7 @@ impl Directory {
         }
     }
 
-    /// Says so. True if this is the first time.
+    /// Says that a rank has used device memory. True if this is the first time.
     pub fn set_device_in_use(&self) -> bool {
         self.page().device_in_use.swap(1, Ordering::AcqRel) == 0
     }
@@ -308,7 +313,7 @@ fn claim(cells: &RowCells, row: &Row) -> bool {
     let who = cells.who.load(Ordering::Acquire);
     if who != 0 {
         let what = cells.what.load(Ordering::Acquire);
-        // A half-written row has no start time yet: its writer is dead only if no process has its pid.
+        // A half-written row has no start time yet. Its writer is dead only if no process has its pid.
         let is_alive = match Row::unpack(who, what) {
             Some(other) => other.is_alive(),
             None => proc::stat((who >> 32) as u32).is_some_and(|stat| stat.is_running()),
@@ -405,7 +410,7 @@ fn link(file: &OwnedFd, temporary: Option<&Path>, path: &Path) -> io::Result<()>
     }
 }
 
-/// A shared lock; others hold an exclusive one only for the moment in which they remove the name.
+/// Takes a shared lock. Others hold an exclusive one only for the moment in which they remove the name.
 fn lock_shared(file: &OwnedFd) -> io::Result<bool> {
     let mut backoff = Backoff::sleeping(Duration::from_millis(1));
     while backoff.rounds() < LOCK_ROUNDS_MAX {
@@ -417,7 +422,8 @@ fn lock_shared(file: &OwnedFd) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Removes a name that still leads to this file. Only holders of its exclusive lock, or of a complete job, do so.
+/// Removes a name that still leads to this file. Only holders of its exclusive lock, or of a complete job, do
+/// so.
 fn remove_if_same(path: &Path, identity: sys::FileIdentity) {
     if let Ok(found) = path.symlink_metadata() {
         if identity.is(found.dev(), found.ino()) {
@@ -457,7 +463,7 @@ fn remove_if_dead(path: &Path) {
     if !is_private(stat.mode, stat.uid) || !sys::try_lock(file.as_fd(), true).unwrap_or(false) {
         return;
     }
-    // A program that closes all descriptors drops its lock while it lives: its row still speaks for it.
+    // If a program closes all file descriptors, its lock is gone while it lives. Its row still speaks for it.
     let has_living = living_rows(&file);
     if !has_living {
         log::info!("removing {}, left by a job that is gone", path.display());
@@ -465,7 +471,8 @@ fn remove_if_dead(path: &Path) {
     }
 }
 
-/// Reads a directory that nobody holds: true if a row's process lives all the same. Read, not mapped: it may be cut short.
+/// Reads a directory that nobody holds. True if the process of some row lives all the same. It is read, not
+/// mapped, because it may be cut short.
 fn living_rows(file: &std::fs::File) -> bool {
     let mut bytes = [0_u8; size_of::<Page>()];
     if file.read_exact_at(&mut bytes, 0).is_err() || bytes[..8] != MAGIC.to_ne_bytes() {

@@ -1,4 +1,4 @@
-//! Tests of the directory: who comes, who goes, what is left behind, and what others put in its place.
+//! Tests of the directory: which ranks come and go, what is left behind, and what others put in its place.
 
 use super::*;
 use std::os::unix::fs::PermissionsExt;
@@ -110,11 +110,11 @@ fn other_dead_jobs_directories_are_removed_and_living_ones_stay() {
     for job in 20..25 {
         write_private(&folder.name(job), &[7_u8; 4096]);
     }
-    // One that was left by a killed rank: its page is sound, its row dead, its lock gone.
+    // A killed rank left this one: its page is sound, its row dead, its lock gone.
     let dead = Directory::open(&folder.0, 30).expect("created");
     dead.register(dead_row(0)).expect("registered");
     drop(dead);
-    // One whose rank lives, though the program has closed our descriptor.
+    // The rank of this one lives, though the program has closed our file descriptor.
     let unlocked = Directory::open(&folder.0, 40).expect("created");
     unlocked.register(row(0)).expect("registered");
     drop(unlocked);
@@ -201,7 +201,7 @@ fn names_that_others_could_have_laid_are_not_followed() {
 
     let path =
         std::ffi::CString::new(folder.name(2).as_os_str().as_encoded_bytes()).expect("a path");
-    // SAFETY: a C string; a named pipe would block who opens it to read.
+    // SAFETY: a C string; a named pipe would block a process that opens it to read.
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
     assert!(matches!(
         Directory::open(&folder.0, 2),

@@ -1,12 +1,13 @@
 //! Which job this process belongs to, as its launcher tells it, without any MPI call.
 //!
-//! Seen with Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 and 5.0.2: Open MPI's launchers export PMIX_NAMESPACE; Hydra exports
-//! no job id, but the descriptor PMI_FD stays open to its proxy after MPI_Init, and there is one proxy for each job and
-//! node (it kills a rank whose end of that socket is closed). Ranks that come to different identities merely do not find
-//! each other.
+//! Seen with Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 and 5.0.2: Open MPI's launchers export PMIX_NAMESPACE.
+//! Hydra exports no job id, but the file descriptor PMI_FD stays open to its proxy after MPI_Init, and there
+//! is one proxy for each job and node (it kills a rank whose end of that socket is closed). Ranks that come
+//! to different identities merely do not find each other.
 //!
-//! **Spawned worlds are not told apart:** with MPICH 5.0.2 the children of MPI_Comm_spawn have their parents' proxy,
-//! PMI_RANK and so identity. Who calls `Node::register` makes sure that MPI_Comm_get_parent gives MPI_COMM_NULL.
+//! **Spawned worlds are not told apart:** with MPICH 5.0.2 the children of MPI_Comm_spawn have their parents'
+//! proxy, PMI_RANK and so identity. The caller of `Node::register` makes sure that MPI_Comm_get_parent gives
+//! MPI_COMM_NULL.
 
 use super::{proc, sys};
 
@@ -22,7 +23,8 @@ const PROXIES: [&str; 5] = [
 ];
 /// Variables that a PMI-1 or PMI-2 launcher sets.
 const PMI_VARIABLES: [&str; 4] = ["PMI_FD", "PMI_PORT", "PMI_RANK", "PMI_ID"];
-/// Where a PMIx client finds its server: one server for each node (and launch), so it makes namespaces unique.
+/// Where a PMIx client finds its server: one server for each node (and launch), so it makes namespaces
+/// unique.
 const PMIX_SERVERS: [&str; 5] = [
     "PMIX_SERVER_URI41",
     "PMIX_SERVER_URI4",
@@ -56,7 +58,7 @@ enum Launcher {
 }
 
 impl Launch {
-    /// Finds the job out from the environment and the process tree.
+    /// Finds out the job from the environment and the process tree.
     pub fn detect() -> Self {
         Self::from_environment(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
@@ -93,8 +95,8 @@ fn identify(get: &dyn Fn(&str) -> Option<String>) -> (Launcher, String) {
         }
         parts.push(part);
     };
-    // A launcher may run inside another's job and hand its variables down. The proxy is then the inner one's, or the
-    // same for all: taking both together never joins two jobs.
+    // A launcher may run inside another's job and hand its variables down. The proxy is then the inner
+    // launcher's, or the same for all. Taking both together never joins two jobs.
     if PMI_VARIABLES.iter().any(|name| get(name).is_some()) {
         if let Some((pid, start)) = pmi_proxy(get) {
             add(Launcher::Pmi, format!("pmi:{pid}.{start}"));
@@ -246,7 +248,8 @@ mod tests {
         let (zero, one) = (rank("0", "a:1"), rank("1", "a:1"));
         assert_eq!((zero.hash, &zero.job), (one.hash, &one.job));
         assert_eq!((one.world_rank, one.local_size), (Some(1), Some(4)));
-        // Namespaces of two launches may collide (Open MPI 4 hashes its pid to 16 bits); their servers do not.
+        // Namespaces of two launches may collide (Open MPI 4 hashes its pid to 16 bits); their servers do
+        // not.
         assert_ne!(zero.hash, rank("0", "a:2").hash);
     }
 

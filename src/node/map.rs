@@ -5,23 +5,23 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-/// Has the processor bring the first cache line of something in shared memory that will soon be written: it comes while other
-/// work is done. A line that another core has written last takes a tenth of a microsecond.
+/// Has the processor bring the first cache line of something in shared memory that will soon be written,
+/// while other work is done. A line that another core has written last takes a tenth of a microsecond.
 pub(super) fn will_write<T>(object: &T) {
     will_write_at(std::ptr::from_ref(object).addr());
 }
 
-/// The same of the line at an address, whether or not anything is there still.
+/// Does the same for the line at an address, whether or not anything is still there.
 pub(super) fn will_write_at(_address: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which changes no memory and no register, and does nothing at an address that is not mapped; nor on
-    // processors without it.
+    // SAFETY: a hint, which changes no memory and no register, and does nothing at an address that is not
+    // mapped; nor on processors without it.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) _address, options(nostack, preserves_flags, readonly));
     }
 }
 
-/// Has it bring the other lines of something that will soon be read as well.
+/// Has the processor also bring the other lines of something that will soon be read.
 pub(super) fn will_read_rest<T>(object: &T) {
     let start = std::ptr::from_ref(object).addr();
     for _address in (start..start + size_of::<T>()).step_by(LINE_BYTES).skip(1) {
@@ -105,8 +105,8 @@ impl Mapping {
         Some(unsafe { address.as_ref() })
     }
 
-    /// Has the pages of a range present. Where the kernel cannot provide one this is an error here, not a SIGBUS
-    /// later. Kernels before 5.14 cannot tell and always say yes.
+    /// Has the pages of a range present. If the kernel cannot provide one, this is an error here and not a
+    /// SIGBUS later. Kernels before 5.14 cannot tell and always say yes.
     pub fn populate(&self, offset: usize, length: usize) -> bool {
         const PAGE: usize = 4096;
         let start = offset & !(PAGE - 1);

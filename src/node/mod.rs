@@ -1,20 +1,18 @@
 //! The ranks of one job on one node: who they are, and the shared memory through which they meet.
 //!
-//! A rank registers inside MPI_Init, with no communicating MPI call: it finds out its job from the launcher
-//! ([`Launch`]), creates its own segment (a memfd, no name anywhere), and enters itself in the job's directory, one page
-//! in `/dev/shm`. Peers open each other's segments through `/proc/<pid>/fd/<n>`, verify them, and from then on need no
-//! file any more.
+//! A rank registers inside MPI_Init, with no communicating MPI call. It finds out its job from the launcher
+//! ([`Launch`]), creates its own segment (a memfd, no name anywhere), and enters itself in the job's
+//! directory, one page in `/dev/shm`. Peers open each other's segments through `/proc/<pid>/fd/<n>`, verify
+//! them, and from then on need no file any more.
 //!
-//! **Invariant:** nothing read from shared memory is believed. Words are atomics, indices are checked against a layout
-//! verified at mapping time, files are sealed or allocated in full. A peer that fails a check is not there: messages to
-//! it go natively.
+//! **Invariant:** nothing read from shared memory is believed. Words are atomics, indices are checked against
+//! a layout that was verified when the segment was mapped, files are sealed or allocated in full. A peer that
+//! fails a check is not there: messages to it go natively.
 
-pub mod board;
 mod cells;
 pub mod cpus;
-pub mod descriptor;
 pub mod directory;
-pub mod invite;
+pub mod gpu_page;
 pub mod launch;
 mod map;
 mod parcels;
@@ -24,29 +22,31 @@ pub mod proc;
 pub mod relay;
 pub mod retired;
 pub mod ring;
+pub mod rtr;
+pub mod rts;
 pub mod segment;
 pub mod sheet;
 pub mod slot;
+pub mod staged_part;
 pub mod sys;
-pub mod track;
 pub mod traffic;
 pub mod units;
 pub mod view;
 pub mod wait;
 
-pub use board::{Board, Wide};
-pub use descriptor::{Corruption, Descriptor, Rejection, DESCRIPTOR_BYTES};
-pub use invite::{Invited, Told, Waiting};
+pub use gpu_page::{GpuPage, Wide};
 pub use launch::Launch;
 pub use parcels::{Parcel, Parcels, FILES_MAX};
 pub use peer::{Peer, PeerError};
 pub use relay::{Exported, GpuRow, Wiring, RELAY_BYTES_MAX};
 pub use retired::Gone;
 pub use ring::{Entry, OnGpu, Ring, RingError, RING_ENTRIES};
+pub use rtr::{RtrId, RtrState, Waiting};
+pub use rts::{Corruption, Rejection, Rts, RTS_BYTES};
 pub use segment::Segment;
 pub use sheet::{Sums, BLOCKS};
-pub use slot::{Message, Refused, Slot, State};
-pub use track::{Asked, Part, Target, TrackError, Way};
+pub use slot::{Message, Refused, Slot, SlotState};
+pub use staged_part::{Asked, Part, StagedPartError, Target, Way};
 pub use units::{units_of, Taker, UNIT_BYTES};
 pub use view::{Layout, Owner, Readiness, View, COUNTERS, FIRST_CELL, FIRST_ON_GPU, SLOTS_MAX};
 pub use wait::Backoff;
@@ -60,7 +60,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Version of everything that ranks share: directory, segments, descriptors.
+/// Version of everything that ranks share: directory, segments, RTS.
 pub const PROTOCOL_VERSION: u16 = 22;
 
 /// Why a rank cannot register.
@@ -91,14 +91,15 @@ pub enum NodeError {
         /// Who has it.
         pid: u32,
     },
-    /// The launcher gave this process another rank: this is a spawned or nested world, or the launcher is another MPI's.
+    /// The launcher gave this process another rank: this is a spawned or nested world, or the launcher
+    /// belongs to another MPI.
     #[error(
         "this process is rank {world_rank} of its world, but rank {launched} of the launcher's"
     )]
     RankDiffers {
         /// Rank in MPI_COMM_WORLD.
         world_rank: u32,
-        /// The launcher's.
+        /// The launcher's rank for it.
         launched: u32,
     },
     /// The segment cannot be created.
@@ -107,7 +108,8 @@ pub enum NodeError {
 }
 
 impl NodeError {
-    /// Whether only the meeting place of the ranks is missing, or is another world's: this rank can still be [`Node::alone`].
+    /// Whether only the meeting place of the ranks is missing, or belongs to another world. This rank can
+    /// then still be [`Node::alone`].
     pub fn leaves_alone(&self) -> bool {
         matches!(
             self,
@@ -148,10 +150,10 @@ pub struct Options {
     pub wide_bytes: u64,
 }
 
-/// Cells at least.
+/// Least number of cells.
 pub const CELLS_MIN: u32 = 64;
-/// Cells that are small, at most: each to every other of eight ranks in windows of 16 has 112 messages on their way, and those of
-/// the window before, whose end is not seen yet.
+/// Most cells, if they are small. With each of eight ranks sending to every other in windows of 16, a rank
+/// has 112 messages on their way, and those of the window before, whose end it has not seen yet.
 pub const CELLS_MAX: u32 = 256;
 /// Beyond [`CELLS_MIN`] no more memory is taken for cells than this.
 pub const CELLS_BYTES: u32 = 4 << 20;
@@ -176,7 +178,7 @@ impl Options {
         let chunk_bytes = self.chunk_bytes.clamp(4096, 1 << 30).next_multiple_of(4096);
         let chunks = (self.staging_bytes / u64::from(chunk_bytes)).min(1 << 20) as u32;
         let slots = self.slots.clamp(1, SLOTS_MAX);
-        let (wide_block_bytes, wide_blocks) = board::blocks_of(self.wide_bytes);
+        let (wide_block_bytes, wide_blocks) = gpu_page::blocks_of(self.wide_bytes);
         Layout {
             slots,
             chunk_bytes,
@@ -202,10 +204,10 @@ pub struct Node {
     known: RwLock<Known>,
 }
 
-/// What scans of the directory have found.
+/// What scans of the directory have found so far.
 #[derive(Debug, Default)]
 struct Known {
-    /// In the order of their ranks: every message looks for one, and they are few.
+    /// In the order of their ranks: every message looks one up, and they are few.
     peers: Vec<Arc<Peer>>,
     /// All ranks ever seen registered here, ourselves included, reachable or not.
     ranks: HashSet<u32>,
@@ -239,11 +241,11 @@ impl Node {
         Self::enter(launch, world_rank, options, open)
     }
 
-    /// A rank that meets no other one, not even of its own node: to each it is as if on a node of its own, and of none
-    /// does it know where it is.
+    /// A rank that meets no other one, not even of its own node. To each it looks as if it were on a node of
+    /// its own, and it knows of no other rank where that is.
     pub fn alone(launch: &Launch, world_rank: u32, options: &Options) -> Result<Self, NodeError> {
         let launch = Launch {
-            // Of those that the launcher has counted here, none will be seen.
+            // None of those that the launcher has counted here will be seen.
             local_size: None,
             ..launch.clone()
         };
@@ -310,12 +312,13 @@ impl Node {
         &self.own
     }
 
-    /// The same, for what outlives a call.
+    /// This rank's own segment, for uses that outlive a call.
     pub fn own_shared(&self) -> Arc<Segment> {
         Arc::clone(&self.own)
     }
 
-    /// Takes the turn to measure, which one rank of the node has at a time, from `holder` (0: nobody). `Err`: who has it.
+    /// Takes the turn to measure from `holder` (0: nobody). One rank of the node has it at a time. `Err`: who
+    /// has it.
     pub fn take_turn(&self, holder: u32) -> Result<(), u32> {
         let own = self.row.world_rank.wrapping_add(1);
         match self.directory.pass_turn(holder, own) {
@@ -341,13 +344,13 @@ impl Node {
         self.directory.set_device_in_use();
     }
 
-    /// Another rank of this node (or this one, as its peers see it), if it is registered and its segment is sound.
-    /// A known peer costs a look-up; an unknown one a look at the directory, if that has changed.
+    /// Another rank of this node (or this one, as its peers see it), if it is registered and its segment is
+    /// sound. A known peer costs a look-up; an unknown one a look at the directory, if that has changed.
     pub fn peer(&self, world_rank: u32) -> Option<Arc<Peer>> {
         if let Some(peer) = self.known.read().peer(world_rank) {
             return Some(Arc::clone(peer));
         }
-        // Also if it has not changed: another thread may have looked at it meanwhile.
+        // Looks also if it has not changed: another thread may have looked meanwhile.
         self.scan_if_changed();
         self.known.read().peer(world_rank).map(Arc::clone)
     }
@@ -364,14 +367,14 @@ impl Node {
         self.known.read().ranks.len()
     }
 
-    /// True if the launcher's count proves that the rank is on another node: all ranks of this node have registered,
-    /// and it was not among them.
+    /// True if the launcher's count proves that the rank is on another node: all ranks of this node have
+    /// registered, and it was not among them.
     pub fn proves_off_node(&self, world_rank: u32) -> bool {
         self.all_local_known() && !self.known.read().ranks.contains(&world_rank)
     }
 
-    /// How many ranks of this node the launcher has started, or have registered, and how many of them can be reached, this
-    /// one included, if that is fewer.
+    /// How many ranks of this node the launcher has started, or have registered, and how many of them can be
+    /// reached, this one included. `None` if all can.
     pub fn out_of_reach(&self) -> Option<(usize, usize)> {
         self.scan_if_changed();
         let known = self.known.read();
@@ -388,7 +391,7 @@ impl Node {
             .is_some_and(|size| known >= size as usize)
     }
 
-    /// Reads the directory if it has changed since.
+    /// Reads the directory if it has changed since the last look.
     fn scan_if_changed(&self) {
         let generation = self.directory.generation();
         if generation == self.scanned.load(Ordering::Acquire) {
@@ -428,8 +431,8 @@ impl Node {
         }
     }
 
-    /// Leaves the directory; the last rank removes it. Peers that have this rank's segment mapped keep seeing it.
-    /// Done again, or in a child that was forked, it does nothing.
+    /// Leaves the directory; the last rank removes it. Peers that have this rank's segment mapped keep seeing
+    /// it. A second call does nothing, and neither does one in a child that was forked.
     pub fn unregister(&self) {
         let is_ours = std::process::id() == self.row.pid;
         if !is_ours || !self.is_registered.swap(false, Ordering::AcqRel) {
@@ -448,17 +451,19 @@ impl Drop for Node {
     }
 }
 
-/// SplitMix64's finalizer (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators"): a bijection.
+/// SplitMix64's finalizer (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators"): a
+/// bijection.
 const fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)
 }
 
-/// A digest of words, 64 bits. Not against an adversary: against what is half written, or written over.
+/// A digest of words, 64 bits. It does not protect against an adversary, but against what is half written, or
+/// written over.
 ///
-/// A message waits for it on both sides. So words are multiplied in pairs, each pair with keys of its place, and a
-/// processor does them all at once (a chain of steps over the words took three times as long).
+/// Both sides of a message wait for it. So words are multiplied in pairs, each pair with keys of its place,
+/// and a processor does them all at once (a chain of steps over the words took three times as long).
 fn digest<const N: usize>(words: &[u64; N]) -> u64 {
     const { assert!(N % 2 == 0 && N <= DIGEST_WORDS) };
     let mut sum = 0_u64;
@@ -473,7 +478,7 @@ fn digest<const N: usize>(words: &[u64; N]) -> u64 {
     mix(sum)
 }
 
-/// As many as a message has: the most of which a digest is made.
+/// As many words as a message has: the most of which a digest is made.
 const DIGEST_WORDS: usize = 22;
 
 /// A key for each word, without a pattern.
@@ -487,7 +492,7 @@ const DIGEST_KEYS: [u64; DIGEST_WORDS] = {
     keys
 };
 
-/// What [`mix`] made a value of.
+/// The inverse of [`mix`].
 const fn unmix(value: u64) -> u64 {
     let value = (value ^ (value >> 31) ^ (value >> 62)).wrapping_mul(0x3196_42b2_d24d_8ec3);
     let value = (value ^ (value >> 27) ^ (value >> 54)).wrapping_mul(0x96de_1b17_3f11_9089);

@@ -86,7 +86,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// What follows `word` in the next line that starts with it.
+    /// Returns what follows `word` in the next line that starts with it.
     fn expect(&mut self, word: &str) -> String {
         let mut line = String::new();
         while self.lines.read_line(&mut line).expect("a line") > 0 {
@@ -121,7 +121,7 @@ fn hear() -> String {
     line.trim().to_owned()
 }
 
-/// Not a test of its own: what another rank does, when this binary is run as one.
+/// Not a test of its own: what the test binary does when it is run as another rank.
 #[test]
 fn other_rank() {
     let Ok(role) = std::env::var(ROLE) else {
@@ -152,7 +152,8 @@ fn other_rank() {
 
 const PAYLOAD: &[u8] = b"payload of a message between processes";
 
-/// Posts a message, shows its descriptor, brings the payload through the host ring when asked, waits for the end.
+/// Posts a message, shows its RTS, brings the payload through the pipeline in host memory when asked, and
+/// waits for the end.
 fn send_one(node: &Node) {
     let own = node.own();
     own.set_ready(Readiness::All);
@@ -164,7 +165,7 @@ fn send_one(node: &Node) {
         ..Message::default()
     };
     let nonce = own.post(slot_index, &message).expect("a nonce");
-    let descriptor = Descriptor {
+    let rts = Rts {
         job: node.launch().hash,
         sender: node.world_rank(),
         slot: slot_index,
@@ -173,9 +174,9 @@ fn send_one(node: &Node) {
         length: message.length,
         digest: message.digest(),
     };
-    say(&format!("descriptor {:?}", descriptor.encode()));
+    say(&format!("RTS {:?}", rts.encode()));
     let slot = own.slot(slot_index).expect("the slot");
-    wait_for(own, || slot.state(nonce) == Ok(State::WantHost));
+    wait_for(own, || slot.state(nonce) == Ok(SlotState::WantHost));
     let chunk = own.take_chunk().expect("a chunk");
     let (address, _) = own.piece(chunk).expect("its address");
     // SAFETY: the chunk is ours and larger than the payload.
@@ -189,7 +190,7 @@ fn send_one(node: &Node) {
         bytes: PAYLOAD.len() as u32,
     };
     assert_eq!(slot.ring(nonce).push(entry), Ok(true));
-    wait_for(own, || slot.state(nonce) == Ok(State::Done));
+    wait_for(own, || slot.state(nonce) == Ok(SlotState::Done));
     assert_eq!(slot.ring(nonce).in_flight(), Ok(0));
     assert!(own.give(chunk) && own.free(slot_index));
     say("done");
@@ -222,55 +223,43 @@ fn a_message_goes_from_process_to_process() {
     let job = Job::new();
     let node = job.register(0).expect("registered");
     let mut sender = job.start("sender", 5);
-    let bytes = bytes_of(&sender.expect("descriptor"));
+    let bytes = bytes_of(&sender.expect("RTS"));
     let peer = node.peer(5).expect("the sender is there");
     assert!(peer.alive() && peer.ready() && !peer.finalizing());
     assert_eq!((peer.world_rank(), peer.pid()), (5, sender.child.id()));
 
-    let descriptor = Descriptor::decode(&bytes, node.launch().hash).expect("a descriptor");
-    let (slot, message) = peer.validate(&descriptor).expect("it is borne out");
+    let rts = Rts::decode(&bytes, node.launch().hash).expect("an RTS");
+    let (slot, message) = peer.validate(&rts).expect("it is borne out");
     assert_eq!(
         (message.sequence, message.length, message.source),
         (3, PAYLOAD.len() as u64, 5)
     );
     for wrong in [
-        Descriptor {
-            nonce: descriptor.nonce ^ 0x100,
-            ..descriptor
+        Rts {
+            nonce: rts.nonce ^ 0x100,
+            ..rts
         },
-        Descriptor {
-            slot: descriptor.slot + 1,
-            ..descriptor
+        Rts {
+            slot: rts.slot + 1,
+            ..rts
         },
-        Descriptor {
-            sequence: 4,
-            ..descriptor
-        },
-        Descriptor {
-            length: 4,
-            ..descriptor
-        },
-        Descriptor {
+        Rts { sequence: 4, ..rts },
+        Rts { length: 4, ..rts },
+        Rts {
             slot: SLOTS_MAX - 1,
-            ..descriptor
+            ..rts
         },
-        Descriptor {
-            sender: 0,
-            ..descriptor
-        },
-        Descriptor {
-            job: 1,
-            ..descriptor
-        },
-        Descriptor {
-            digest: descriptor.digest ^ 1,
-            ..descriptor
+        Rts { sender: 0, ..rts },
+        Rts { job: 1, ..rts },
+        Rts {
+            digest: rts.digest ^ 1,
+            ..rts
         },
     ] {
         assert!(peer.validate(&wrong).is_err(), "{wrong:?}");
     }
 
-    let nonce = descriptor.nonce;
+    let nonce = rts.nonce;
     slot.want_host(nonce).expect("posted");
     peer.ring_doorbell();
     let mut backoff = Backoff::sleeping(Duration::from_millis(5));
@@ -285,11 +274,11 @@ fn a_message_goes_from_process_to_process() {
     // SAFETY: in bounds, and the sender does not touch it before we pop.
     let payload = unsafe { std::slice::from_raw_parts(address.as_ptr(), length) }.to_vec();
     assert_eq!(slot.ring(nonce).pop(), Ok(true));
-    slot.acknowledge(nonce).expect("ours to end");
+    slot.send_ats(nonce).expect("ours to end");
     peer.ring_doorbell();
     assert_eq!(payload, PAYLOAD);
     sender.expect("done");
-    assert_eq!(peer.validate(&descriptor).map(drop), Err(Corruption::Stale));
+    assert_eq!(peer.validate(&rts).map(drop), Err(Corruption::Stale));
     sender.end();
     assert!(!peer.alive() && peer.finalizing());
     assert_eq!(job.entries(), 1);
@@ -422,7 +411,7 @@ fn a_rank_whose_descriptor_was_closed_is_not_a_peer() {
     assert!(unsafe { libc::dup2(ends[0], other.own().file_number()) } >= 0);
     assert!(node.peer(1).is_none());
     assert_eq!(node.local_size(), 2, "registered, though out of reach");
-    // SAFETY: descriptors made above.
+    // SAFETY: file descriptors made above.
     unsafe {
         libc::close(other.own().file_number());
         libc::close(ends[0]);

@@ -1,7 +1,7 @@
-//! File descriptors from rank to rank: a socket that each rank has once it uses a GPU.
+//! Sends file descriptors from rank to rank, over a socket that each rank has once it uses a GPU.
 //!
 //! Nobody waits: what does not fit into the other's queue is not sent, and what has not come is not there.
-//! The kernel says whose a parcel is; those of other users are thrown away.
+//! The kernel says who sent a parcel; parcels of other users are thrown away.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -82,12 +82,12 @@ impl Parcels {
         Ok(())
     }
 
-    /// The next parcel of a process of the same user's, if one has come. Others are thrown away.
+    /// The next parcel from a process of the same user, if one has come. Others are thrown away.
     ///
     /// # Errors
     /// The system's.
     pub fn receive(&self) -> io::Result<Option<Parcel>> {
-        // Whoever sends others' parcels keeps nobody busy for ever.
+        // Bounded: a process that keeps sending parcels of other users keeps nobody busy for ever.
         for _ in 0..FILES_MAX {
             let mut bytes = [0u8; 8 * WORDS_MAX];
             let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
@@ -188,7 +188,7 @@ mod tests {
             one.send(of(2, 3), &[1], &[]).is_err(),
             "nobody has that name"
         );
-        // A queue that nobody empties is full at some time; what is in it comes.
+        // A queue that nobody empties is full at some time; what is in it arrives.
         let sent = (0..100_000).take_while(|at| one.send(of(2, 2), &[*at], &[]).is_ok());
         let sent = sent.count();
         assert!(sent < 100_000);

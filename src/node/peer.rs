@@ -1,7 +1,7 @@
 //! Another rank of this node, as seen through its segment.
 
-use super::descriptor::{Corruption, Descriptor};
 use super::map::Mapping;
+use super::rts::{Corruption, Rts};
 use super::slot::{Message, Refused, Slot};
 use super::view::{BadSegment, Owner, View};
 use super::{proc, sys};
@@ -25,7 +25,7 @@ pub enum PeerError {
         /// What the system said.
         error: io::Error,
     },
-    /// The descriptor number leads to something that is not a sealed segment.
+    /// The file descriptor's number leads to something that is not a sealed segment.
     #[error("process {0} has something else in the place of its segment")]
     Foreign(u32),
     /// The contents are not those of its segment.
@@ -52,7 +52,7 @@ impl Deref for Peer {
 }
 
 impl Peer {
-    /// Maps the segment that process `pid` has open as descriptor `number`, and verifies it.
+    /// Maps the segment that process `pid` has open as file descriptor `number`, and verifies it.
     pub(super) fn open(
         job: u64,
         world_rank: u32,
@@ -83,58 +83,59 @@ impl Peer {
         Ok(Self { view })
     }
 
-    /// True while the process runs (a zombie does not). Reads `/proc`: some 10 µs, for every few milliseconds.
+    /// True while the process runs (a zombie does not). Reads `/proc`: some 10 µs, for every few
+    /// milliseconds.
     pub fn alive(&self) -> bool {
         let owner = self.view.owner();
         proc::is_alive(owner.pid, owner.start)
     }
 
-    /// Whether its process runs and has not begun to end: while it ends, what it shares is gone already.
+    /// Whether its process runs and has not begun to end. While it ends, what it shares is gone already.
     pub fn goes_on(&self) -> bool {
         let owner = self.view.owner();
         proc::goes_on(owner.pid, owner.start)
     }
 
-    /// Tells the peer that its message with this nonce is dealt with; false if the slot is about it no longer. The peer
-    /// needs to know no sooner than at its next MPI call, so its helper is left asleep.
-    pub fn acknowledge(&self, slot: u32, nonce: u64) -> bool {
+    /// Sends the ATS for the peer's message with this nonce. False if the slot is no longer about that
+    /// message. The peer needs to know no sooner than at its next MPI call, so its helper is left asleep.
+    pub fn send_ats(&self, slot: u32, nonce: u64) -> bool {
         self.view.will_ring();
-        let told = self.acknowledge_unheard(slot, nonce);
+        let told = self.send_ats_unheard(slot, nonce);
         self.view.ring_quietly();
         told
     }
 
-    /// Before an acknowledgement that is soon to come.
-    pub fn will_acknowledge(&self, slot: u32) {
+    /// Call before an ATS that is sent soon.
+    pub fn will_send_ats(&self, slot: u32) {
         self.view.will_change(slot);
         self.view.will_ring();
     }
 
-    /// The same of a message that the peer knows to be there, as it has written it: it finds the slot free when it looks at
-    /// its messages for the sake of another one.
-    pub fn acknowledge_unheard(&self, slot: u32, nonce: u64) -> bool {
+    /// Sends the ATS for a message that the peer knows to have arrived, because it has written it. The peer
+    /// finds the slot free when it looks at its messages because of another one.
+    pub fn send_ats_unheard(&self, slot: u32, nonce: u64) -> bool {
         let slot = self.view.slot(slot);
-        slot.is_some_and(|slot| slot.acknowledge(nonce).is_ok())
+        slot.is_some_and(|slot| slot.send_ats(nonce).is_ok())
     }
 
-    /// The slot and message that a descriptor of this peer's names, if they bear it out in everything.
-    pub fn validate(&self, descriptor: &Descriptor) -> Result<(&Slot, Message), Corruption> {
+    /// The slot and the message that an RTS of this peer names, if they agree with it in everything.
+    pub fn validate(&self, rts: &Rts) -> Result<(&Slot, Message), Corruption> {
         let owner = self.view.owner();
-        if descriptor.job != owner.job {
+        if rts.job != owner.job {
             return Err(Corruption::Job);
         }
-        if descriptor.sender != owner.world_rank {
+        if rts.sender != owner.world_rank {
             return Err(Corruption::Range);
         }
-        let slot = self.view.slot(descriptor.slot).ok_or(Corruption::Range)?;
-        let message = match slot.read(descriptor.nonce) {
+        let slot = self.view.slot(rts.slot).ok_or(Corruption::Range)?;
+        let message = match slot.read(rts.nonce) {
             Ok(message) => message,
             Err(Refused::Stale | Refused::State(_)) => return Err(Corruption::Stale),
         };
-        let agrees = message.sequence == descriptor.sequence
-            && message.length == descriptor.length
-            && message.source == descriptor.sender;
-        match (agrees, message.digest() == descriptor.digest) {
+        let agrees = message.sequence == rts.sequence
+            && message.length == rts.length
+            && message.source == rts.sender;
+        match (agrees, message.digest() == rts.digest) {
             (true, true) => Ok((slot, message)),
             (true, false) => Err(Corruption::Digest),
             (false, _) => Err(Corruption::Stale),
@@ -142,8 +143,8 @@ impl Peer {
     }
 }
 
-/// Opens `/proc/<pid>/fd/<number>`, only if it is a memfd of ours: opening some devices, pipes or files of the program's
-/// that took the number would have side effects.
+/// Opens `/proc/<pid>/fd/<number>`, only if it is a memfd of ours. The program may have opened a device, pipe
+/// or file under that number, and opening some of these would have side effects.
 fn open_memfd(pid: u32, number: u16) -> Result<OwnedFd, PeerError> {
     let path = format!("/proc/{pid}/fd/{number}");
     let failed = |error| PeerError::Open { pid, error };

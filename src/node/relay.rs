@@ -1,8 +1,8 @@
 //! Staging memory on GPUs, for messages between other GPUs: who sees which GPU, and what is exported there.
 //!
-//! Each rank that uses a device lists the GPUs that it sees. A peer that wants to send over one of them raises a wish in
-//! its row and rings; the owner allocates staging memory there, exports it and writes down the handle. From then on senders
-//! take pieces of it by compare-and-swap, without the owner.
+//! Each rank that uses a device lists the GPUs that it sees. A peer that wants to send over one of them
+//! raises a wish in its row and rings the doorbell. The owner allocates staging memory there, exports it and
+//! writes down the handle. From then on senders take pieces of it by compare-and-swap, without the owner.
 
 use super::units::{Units, UNIT_BYTES};
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
@@ -27,23 +27,23 @@ pub struct Exported {
     pub handle: [u8; 64],
 }
 
-/// The NVLinks of a GPU and its place in the PCIe tree, as the system tells of them.
+/// The NVLinks of a GPU and its place in the PCIe tree, as the system reports them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wiring {
     /// The GPU's PCI address, `domain << 16 | bus << 8 | device << 3 | function`.
     pub pci: u64,
     /// Links lead to a switch.
     pub is_switched: bool,
-    /// What one link carries in a direction by its generation, GB/s; 0 if that is not known.
+    /// What one link of its generation carries in a direction, GB/s; 0 if that is not known.
     pub link_gb_s: f32,
     /// PCI addresses of the GPUs to which links lead, and how many to each.
     pub to: Vec<(u64, u32)>,
-    /// PCI addresses of other GPUs, also such that the owner does not use, and how far each is apart by PCIe
-    /// (`nvmlGpuTopologyLevel_t`).
+    /// PCI addresses of other GPUs, including those that the owner does not use, and how far each is apart by
+    /// PCIe (`nvmlGpuTopologyLevel_t`).
     pub apart: Vec<(u64, u32)>,
 }
 
-/// GPUs that one GPU has links to at most, and of which it is told how far they are apart.
+/// The most GPUs to which one GPU has links, and of which it is told how far they are apart.
 const NEIGHBOURS: usize = 16;
 /// Bits of a PCI address.
 const PCI_BITS: u32 = 48;
@@ -54,7 +54,7 @@ const LINK_GB_S_MAX: f32 = 1000.0;
 #[repr(C)]
 struct WiringCells {
     pci: AtomicU64,
-    /// A link's rate, whether links lead to a switch, and that all of this is written.
+    /// A link's rate, whether links lead to a switch, and whether all of this is written.
     known: AtomicU64,
     /// An address and a count each; 0 behind the last.
     to: [AtomicU64; NEIGHBOURS],
@@ -72,7 +72,7 @@ pub struct GpuRow {
     uuid: [AtomicU64; 2],
     wiring: WiringCells,
     is_used: AtomicU32,
-    /// Peers that want staging there raise it.
+    /// Set by peers that want staging there.
     wished: AtomicU32,
     /// Odd while staging memory is exported.
     generation: AtomicU64,
@@ -114,7 +114,7 @@ impl GpuRow {
         (is_whole && exported.bytes <= RELAY_BYTES_MAX).then_some(exported)
     }
 
-    /// The GPU's links, if the owner could find out.
+    /// The GPU's links, if the owner could find them out.
     pub fn wiring(&self) -> Option<Wiring> {
         let cells = &self.wiring;
         let known = cells.known.load(Ordering::Acquire);
@@ -134,7 +134,8 @@ impl GpuRow {
         })
     }
 
-    /// Owner: says what links the GPU has and what it is near to, once. More than there is room for is as if nobody knew.
+    /// Owner: publishes once which links the GPU has and what it is near to. If there are more than fit, it
+    /// counts as unknown.
     pub(super) fn wire(&self, wiring: &Wiring) {
         let cells = &self.wiring;
         let is_written = cells.known.load(Ordering::Relaxed) != 0;
@@ -165,12 +166,12 @@ impl GpuRow {
         Units::new(&self.units[..count], count.max(1) as u32)
     }
 
-    /// Peer: asks for staging there. True if nobody had asked; the owner is then to be told.
+    /// Peer: asks for staging there. True if nobody had asked; the caller then tells the owner.
     pub(super) fn wish(&self) -> bool {
         self.wished.swap(1, Ordering::AcqRel) == 0
     }
 
-    /// Owner: whether a peer has asked, since this was last asked.
+    /// Owner: whether a peer has asked since the last call.
     pub fn take_wish(&self) -> bool {
         self.wished.swap(0, Ordering::AcqRel) != 0
     }
@@ -195,7 +196,7 @@ impl GpuRow {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Owner: it is there no longer.
+    /// Owner: staging memory is no longer there.
     pub(super) fn withdraw(&self) {
         let generation = self.generation.load(Ordering::Relaxed);
         if generation % 2 != 0 {
@@ -251,7 +252,7 @@ mod tests {
             to: (1..=NEIGHBOURS as u32)
                 .map(|n| (u64::from(n) << 8, n))
                 .collect(),
-            // The first level is 0, and so may an address be.
+            // The first level is 0, and an address may be 0, too.
             apart: (0..NEIGHBOURS as u32)
                 .map(|n| (u64::from(n) << 8, 10 * (n % 6)))
                 .collect(),

@@ -1,16 +1,16 @@
-//! Allocations that a rank had exported and that are no more, for peers that have them mapped: a mapping keeps freed
+//! Allocations that a rank had exported and has freed, for peers that have them mapped: a mapping keeps freed
 //! memory alive, until the device has none left.
 
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 
-/// Allocations that are named. A peer that has missed more of them lets go of all.
+/// Allocations that are named. A peer that has missed more of them unmaps all.
 const ROWS: usize = 64;
 
 /// What a rank tells of its freed allocations, as it lies in shared memory.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Retired {
-    /// How many there have been.
+    /// How many allocations have been freed so far.
     count: AtomicU64,
     rows: [Row; ROWS],
 }
@@ -23,17 +23,17 @@ struct Row {
     buffer_id: AtomicU64,
 }
 
-/// What is gone.
+/// Which allocations are gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gone {
     /// Allocations, by address and number.
     These(Vec<(u64, u64)>),
-    /// More than are named.
+    /// More than the list names.
     Many,
 }
 
 impl Retired {
-    /// Owner, one thread at a time: an allocation is no more.
+    /// Owner, one thread at a time: an allocation was freed.
     pub(super) fn tell(&self, base: u64, buffer_id: u64) {
         let count = self.count.load(Ordering::Relaxed);
         let row = &self.rows[count as usize % ROWS];
@@ -42,8 +42,8 @@ impl Retired {
         self.count.store(count.wrapping_add(1), Ordering::Release);
     }
 
-    /// What has gone since `seen` were, which becomes the present number. What somebody else has written here costs
-    /// a mapping that has to be made again.
+    /// What has gone since the number in `seen`, which becomes the present number. If somebody else has
+    /// written here, the cost is a mapping that has to be made again.
     pub fn since(&self, seen: &mut u64) -> Option<Gone> {
         let now = self.count.load(Ordering::Acquire);
         let before = std::mem::replace(seen, now);

@@ -1,9 +1,10 @@
-//! The host ring of a slot: filled pieces of the owner's staging, on their way to the receiver.
+//! The ring of a slot, for a pipeline: filled pieces of the owner's staging, on their way to the receiver.
 //!
-//! One producer (the owner), one consumer (the receiver), [`RING_ENTRIES`] entries. Head and tail carry the nonce of the
-//! message beside an 8-bit count, so that a side that is late (its message was given up, the slot serves another)
-//! is refused and never moves the other message's counters. An entry is scrambled with the nonce and its position: what
-//! somebody writes over it, or finds at another position, is noise, and its length not the one that is expected.
+//! One producer (the owner), one consumer (the receiver), [`RING_ENTRIES`] entries. Head and tail carry the
+//! nonce of the message beside an 8-bit count. So a side that is late (its message was given up, the slot
+//! serves another) is refused and never moves the other message's counters. An entry is scrambled with the
+//! nonce and its position. If somebody writes over it, or it is found at another position, it decodes to
+//! noise, and its length is not the expected one.
 
 use super::slot::{is_nonce, STATE_MASK};
 use super::view::{FIRST_CELL, FIRST_ON_GPU};
@@ -11,7 +12,7 @@ use super::{mix, unmix};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 use thiserror::Error;
 
-/// Entries in the host ring of a slot.
+/// Entries in the ring of a slot.
 pub const RING_ENTRIES: usize = 4;
 const COUNT_MASK: u64 = STATE_MASK;
 
@@ -53,14 +54,14 @@ pub struct OnGpu {
 const ROW_SHIFT: u32 = 16;
 
 impl OnGpu {
-    /// As a ring entry has it.
+    /// The piece's number in a ring entry.
     pub fn piece(self) -> u32 {
         FIRST_ON_GPU | u32::from(self.row) << ROW_SHIFT | self.unit
     }
 }
 
 impl Entry {
-    /// Where the piece is, if it is on a GPU. The numbers are the other side's.
+    /// Where the piece is, if it is on a GPU. The other side chose the numbers.
     pub fn on_gpu(&self) -> Option<OnGpu> {
         let number = self.piece.checked_sub(FIRST_ON_GPU)?;
         let row = u8::try_from(number >> ROW_SHIFT).ok()?;
@@ -78,7 +79,7 @@ pub enum RingError {
     #[error("the slot is in use for another message")]
     Stale,
     /// The counters make no sense.
-    #[error("the host ring of a slot is corrupt")]
+    #[error("the host pipeline of a slot is corrupt")]
     Corrupt,
 }
 
@@ -107,14 +108,14 @@ impl<'a> Ring<'a> {
         Ok(true)
     }
 
-    /// Entries that were appended and not yet given back. A producer that remembers the order of its pieces may
-    /// reuse all but the last so many.
+    /// Entries that were appended and not yet given back. A producer that remembers the order of its pieces
+    /// may reuse all but the last so many.
     pub fn in_flight(&self) -> Result<usize, RingError> {
         let (head, tail) = self.counters()?;
         used(head, tail)
     }
 
-    /// Consumer: the oldest filled piece. Its numbers are the other side's: have `View::piece_of` check them.
+    /// Consumer: the oldest filled piece. The other side chose its numbers: have `View::piece_of` check them.
     pub fn front(&self) -> Result<Option<Entry>, RingError> {
         self.peek(0)
     }
@@ -136,8 +137,8 @@ impl<'a> Ring<'a> {
         }))
     }
 
-    /// Consumer: gives the oldest piece back, having read it. False where there is none. What was read counts only
-    /// if this succeeds.
+    /// Consumer: gives the oldest piece back after reading it. False if there is none. What was read counts
+    /// only if this succeeds.
     pub fn pop(&self) -> Result<bool, RingError> {
         let (head, tail) = self.counters()?;
         if used(head, tail)? == 0 {
@@ -147,20 +148,21 @@ impl<'a> Ring<'a> {
         Ok(true)
     }
 
-    /// Whether so many entries have been given back, ever: the consumer alone moves that counter, so anything else means
-    /// that it was written over.
+    /// Whether so many entries have been given back, ever. Only the consumer moves that counter, so anything
+    /// else means that it was written over.
     pub fn is_emptied_to(&self, popped: u64) -> bool {
         self.counters()
             .is_ok_and(|(head, _)| head == popped & COUNT_MASK)
     }
 
-    /// Whether so many entries have been appended, ever: as [`Ring::is_emptied_to`], for the producer.
+    /// The same for the producer: whether so many entries have been appended, ever. See
+    /// [`Ring::is_emptied_to`].
     pub fn is_filled_to(&self, pushed: u64) -> bool {
         self.counters()
             .is_ok_and(|(_, tail)| tail == pushed & COUNT_MASK)
     }
 
-    /// With what the entry at a position is scrambled.
+    /// The key that scrambles the entry at a position.
     fn key(&self, position: u64) -> u64 {
         self.nonce | (position & COUNT_MASK)
     }
@@ -183,7 +185,7 @@ impl<'a> Ring<'a> {
         let next = self.nonce | (from.wrapping_add(1) & COUNT_MASK);
         let swapped =
             counter.compare_exchange(self.nonce | from, next, Ordering::AcqRel, Ordering::Relaxed);
-        // Each counter has one writer, so a lost race means that the slot was reused, or scribbled over.
+        // Each counter has one writer, so a lost race means that the slot was reused or scribbled over.
         swapped.map(drop).map_err(|now| match self.count(now) {
             Ok(_) => RingError::Corrupt,
             Err(error) => error,

@@ -1,13 +1,13 @@
 //! This rank's own segment: slots for its outbox, and staging memory.
 
-use super::board::{OwnBoard, BOARD_BYTES};
 use super::cells::Cells;
+use super::gpu_page::{OwnGpuPage, GPU_PAGE_BYTES};
 use super::map::Mapping;
 use super::pool::Pool;
 use super::sheet::{Sums, SHEET_BYTES};
 use super::slot::{Message, Slot, SLOT_BYTES};
 use super::sys::{self, GuardedFd};
-use super::traffic::{Card, Measured, Traffic};
+use super::traffic::{HostLinkRates, Measured, Traffic};
 use super::view::{Layout, Owner, Readiness, View, FIRST_CELL, HEADER_BYTES};
 use super::{mix, Options};
 use parking_lot::Mutex;
@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Slots that the outbox grows by at first (one step is 64 KiB); it doubles from then on, up to the largest step.
+/// Slots that the outbox grows by at first (one step is 64 KiB); it doubles from then on, up to the largest
+/// step.
 const SLOT_STEP_MIN: u32 = 256;
 const SLOT_STEP_MAX: u32 = 16_384;
 
@@ -29,9 +30,9 @@ pub struct Segment {
     file: GuardedFd,
     outbox: Mutex<Outbox>,
     staging: Mutex<Staging>,
-    /// Whether there is memory for it, which is asked for once and for all.
+    /// Whether there is memory for staging, which is asked for once and for all.
     has_staging: OnceLock<bool>,
-    board: OwnBoard,
+    gpu_page: OwnGpuPage,
     nonce_base: u64,
     nonces: AtomicU64,
 }
@@ -50,7 +51,7 @@ struct Outbox {
     free: Vec<u32>,
     /// Where in `free` a slot is; [`IN_USE`] where it is not.
     places: Vec<u32>,
-    /// Memory ran out once: not asked for again before so many allocations have failed.
+    /// Memory ran out once. It is asked for again only after so many allocations have failed.
     refusals: u32,
     is_refusal_told: bool,
 }
@@ -106,7 +107,7 @@ impl Segment {
             outbox: Mutex::default(),
             staging: Mutex::default(),
             has_staging: OnceLock::new(),
-            board: OwnBoard::default(),
+            gpu_page: OwnGpuPage::default(),
             nonce_base: sys::random_u64(),
             nonces: AtomicU64::new(0),
         })
@@ -117,7 +118,7 @@ impl Segment {
         self.file.number()
     }
 
-    /// Says whether the helper runs, so that peers may send descriptors.
+    /// Says whether the helper runs, so that peers may send RTS.
     pub fn set_ready(&self, ready: Readiness) {
         self.view.set_ready(ready);
     }
@@ -143,16 +144,16 @@ impl Segment {
     }
 
     /// Lists a GPU that this rank uses.
-    pub fn list_card(&self, card: &Card) {
-        self.view.traffic().list(card);
+    pub fn list_link_rates(&self, link_rates: &HostLinkRates) {
+        self.view.traffic().list(link_rates);
     }
 
-    /// Says what this rank uses of a hop, in one of the rows for that.
+    /// Publishes what this rank uses of a hop, in one of the rows for that.
     pub fn write_traffic(&self, row: usize, traffic: &Traffic) {
         self.view.traffic().write(row, traffic);
     }
 
-    /// Says what this rank has measured of a hop. False if there is no room.
+    /// Publishes what this rank has measured of a hop. False if there is no room.
     pub fn tell_measured(&self, measured: &Measured) -> bool {
         self.view.traffic().tell(measured)
     }
@@ -162,18 +163,18 @@ impl Segment {
         self.view.wake_sleepers();
     }
 
-    /// Whether anybody sleeps in [`Segment::wait_doorbell`], or is about to.
+    /// Whether anybody sleeps in [`Segment::wait_doorbell`], or is about to sleep.
     pub fn sleeps(&self) -> bool {
         self.view.sleeps()
     }
 
-    /// A thread of this process looks at the doorbell again and again from now on: peers spare the system call that would
-    /// wake its sleepers.
+    /// From now on a thread of this process looks at the doorbell again and again. Peers save the system call
+    /// that would wake its sleepers.
     pub fn attend(&self) {
         self.view.attend();
     }
 
-    /// It does so no longer. It must look once more after this call.
+    /// The thread no longer looks at the doorbell. It must look once more after this call.
     pub fn leave_unattended(&self) {
         self.view.leave_unattended();
     }
@@ -184,12 +185,13 @@ impl Segment {
     }
 
     /// Tells peers that this rank has no receive posted, and need not be woken for what they send; or that it
-    /// may have one. That must be said before one is posted.
+    /// may have one. The latter must be said before one is posted.
     pub fn set_receives_nothing(&self, nothing: bool) {
         self.view.set_receives_nothing(nothing);
     }
 
-    /// Whether this rank is likely to compute while messages are under way that it sends, and to look after them in between.
+    /// Says whether this rank is likely to compute while messages that it sends are under way, and to look
+    /// after them in between.
     pub fn set_computing(&self, computes: bool) {
         self.view.set_computing(computes);
     }
@@ -199,8 +201,8 @@ impl Segment {
         self.view.wait_doorbell(seen, timeout)
     }
 
-    /// Takes a slot: this one, if it is free. `None` when all are in use, or memory for more cannot be had: the message then goes by
-    /// value.
+    /// Takes a slot: the wanted one, if it is free. `None` if all are in use, or there is no memory for more:
+    /// the message then goes by bcopy.
     pub fn alloc(&self, wanted: Option<u32>) -> Option<u32> {
         let mut outbox = self.outbox.lock();
         if outbox.free.is_empty() {
@@ -212,8 +214,8 @@ impl Segment {
         Some(index)
     }
 
-    /// Gives a slot back, whatever its state: descriptors that still name it are refused from now on. Freeing what
-    /// is not in use does nothing, and returns false.
+    /// Gives a slot back, whatever its state. RTS that still name it are refused from now on. Freeing a slot
+    /// that is not in use does nothing, and returns false.
     pub fn free(&self, index: u32) -> bool {
         let mut outbox = self.outbox.lock();
         if index >= outbox.ready || outbox.is_free(index) {
@@ -232,13 +234,13 @@ impl Segment {
         outbox.places.len() - outbox.free.len()
     }
 
-    /// Writes a message into a slot taken before and makes it visible. Returns the nonce for its descriptor; `None`
-    /// if the slot is not one of ours.
+    /// Writes a message into a slot that was taken before, and makes it visible. Returns the nonce for its
+    /// RTS; `None` if the slot is not one of ours.
     pub fn post(&self, index: u32, message: &Message) -> Option<u64> {
         self.post_with(index, message, None)
     }
 
-    /// As [`Segment::post`], with the checksums of the message for a segment that has sheets.
+    /// Like [`Segment::post`], with the checksums of the message for a segment that has sheets.
     pub fn post_with(&self, index: u32, message: &Message, sums: Option<&Sums>) -> Option<u64> {
         let slot: &Slot = self.view.slot(index)?;
         let nonce = self.fresh_nonce();
@@ -305,13 +307,13 @@ impl Segment {
         sys::allocate(self.file.get()?, offset, bytes)
     }
 
-    pub(super) fn own_board(&self) -> &OwnBoard {
-        &self.board
+    pub(super) fn own_gpu_page(&self) -> &OwnGpuPage {
+        &self.gpu_page
     }
 
-    pub(super) fn reserve_board(&self) -> io::Result<()> {
-        self.reserve(self.view.layout().board_offset(), BOARD_BYTES as u64)?;
-        self.view.set_board_ready();
+    pub(super) fn reserve_gpu_page(&self) -> io::Result<()> {
+        self.reserve(self.view.layout().gpu_page_offset(), GPU_PAGE_BYTES as u64)?;
+        self.view.set_gpu_page_ready();
         Ok(())
     }
 
@@ -319,7 +321,7 @@ impl Segment {
     /// [`Segment::take_wide`] then finds it there.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no memory.
     pub fn find_wide_pages(&self) -> io::Result<()> {
         let layout = self.view.layout();
         if layout.wide_blocks == 0 {
@@ -328,7 +330,7 @@ impl Segment {
         self.reserve(layout.wide_offset(), layout.wide_block_bytes.into())
     }
 
-    /// Memory for one more block of wide staging than there are.
+    /// Allocates memory for one more block of wide staging than there are.
     pub(super) fn reserve_wide(&self, blocks: u32) -> io::Result<()> {
         let layout = self.view.layout();
         let bytes = u64::from(layout.wide_block_bytes);
@@ -337,14 +339,14 @@ impl Segment {
         Ok(())
     }
 
-    /// Takes a staging chunk. `None` when all are in use, or there is no memory for any.
+    /// Takes a staging chunk. `None` if all are in use, or there is no memory for any.
     pub fn take_chunk(&self) -> Option<u32> {
         self.prepare_staging();
         self.staging.lock().chunks.take()
     }
 
-    /// Takes a cell for an eager payload of so many bytes, or a piece of one. `None` when all are in use, or none is so long,
-    /// or there is no memory for any.
+    /// Takes a cell for an eager payload of so many bytes, or a piece of one. `None` if all are in use, none
+    /// is so long, or there is no memory for any.
     pub fn take_cell(&self, bytes: u64) -> Option<u32> {
         self.prepare_staging();
         let cell = self.staging.lock().cells.take(bytes);
@@ -366,17 +368,18 @@ impl Segment {
         (staging.chunks.free(), staging.cells.free())
     }
 
-    /// Allocates the staging region, or has it allocated already; false if there is none. What the CUDA part registers is
-    /// `View::staging`.
+    /// Allocates the staging region, unless it is allocated already. False if there is none. The CUDA part
+    /// registers `View::staging`.
     pub fn prepare_staging(&self) -> bool {
-        // Every message asks.
+        // Every message asks this.
         *self.has_staging.get_or_init(|| {
             self.fill(&mut self.staging.lock());
             self.staging().is_some()
         })
     }
 
-    /// On first use: memory for the cells and as many chunks as can be had, halving.
+    /// On first use: allocates memory for the cells and as many chunks as can be had, halving their number
+    /// each time.
     fn fill(&self, staging: &mut Staging) {
         let layout = self.view.layout();
         let start = layout.cells_offset();

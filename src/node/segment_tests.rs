@@ -1,7 +1,8 @@
-//! Tests of the owner's side: slots, nonces, staging, and what happens when the program closes our descriptors.
+//! Tests of the owner's side: slots, nonces, staging, and what happens when the program closes our file
+//! descriptors.
 
 use super::*;
-use crate::node::slot::{Refused, State};
+use crate::node::slot::{Refused, SlotState};
 use std::collections::HashSet;
 use std::os::fd::AsRawFd;
 
@@ -56,7 +57,7 @@ fn the_slot_that_is_wanted_is_had_if_it_is_free() {
         assert!(!slots.contains(&other), "{wanted}");
         assert!(segment.free(other));
     }
-    // Each once, whatever was taken out of their middle.
+    // Each comes once, whatever was taken out of their middle.
     let rest: HashSet<_> = std::iter::from_fn(|| segment.alloc(None)).collect();
     assert_eq!(rest.len(), 600 - 5);
     assert_eq!(segment.slots_in_use(), 600);
@@ -90,7 +91,7 @@ fn a_reused_slot_refuses_its_former_message() {
             "nonces do not repeat"
         );
         assert_eq!(slot.claim(first), Err(Refused::Stale));
-        assert_eq!(slot.state(nonce), Ok(State::Posted));
+        assert_eq!(slot.state(nonce), Ok(SlotState::Posted));
     }
 }
 
@@ -156,7 +157,7 @@ fn the_file_cannot_change_its_size_and_is_not_inherited() {
     let fd = segment.file.get().expect("the memfd");
     let size = libc::off_t::try_from(segment.layout().bytes()).expect("a size");
     for size in [size - 4096, size + 4096] {
-        // SAFETY: a plain system call on an open descriptor.
+        // SAFETY: a plain system call on an open file descriptor.
         let result = unsafe { libc::ftruncate(fd.as_raw_fd(), size) };
         assert_eq!(result, -1, "sealed");
     }
@@ -165,7 +166,7 @@ fn the_file_cannot_change_its_size_and_is_not_inherited() {
     assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
 }
 
-/// Programs that close every descriptor, and open their own files under the numbers.
+/// Programs may close every file descriptor, and open their own files under the numbers.
 #[test]
 fn a_stolen_descriptor_number_is_left_alone() {
     let segment = segment(&small());

@@ -1,7 +1,8 @@
-//! The checksums of a message, beside its slot: there only where its sender has `ANABRANCH_VERIFY` on.
+//! The checksums of a message, beside its slot. They exist only if the sender has `ANABRANCH_VERIFY` on.
 //!
-//! A sheet is written before its message is posted and stays as it is until the slot is freed, so whoever has claimed the
-//! message reads it at leisure; the nonce tells a sheet that is about another message.
+//! A sheet is written before its message is posted and stays as it is until the slot is freed. So a receiver
+//! that has claimed the message may read it at leisure. The nonce tells a sheet that is about another
+//! message.
 
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 

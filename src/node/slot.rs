@@ -1,20 +1,20 @@
-//! One message in its sender's outbox: what it is, how far it has got, and a small ring for its way through host memory.
+//! One message in its sender's outbox: what it is, how far it has got, and a small ring for its pipeline.
 //!
-//! The state is one word with the nonce of the slot's present use, so that every transition is a compare-and-swap that
-//! fails for a stale descriptor, however late it comes.
+//! The state is one word with the nonce of the slot's present use. So every transition is a compare-and-swap
+//! that fails for a stale RTS, however late it comes.
 //!
 //! ```text
 //!            owner               receiver: reads the buffer itself
-//!   Free ───post──▶ Posted ───────claim──────────▶ Claimed ───acknowledge──▶ Done
+//!   Free ───post──▶ Posted ───────claim──────────▶ Claimed ───send_ats─────▶ Done
 //!                     │ │                             │                       ▲
-//!                     │ │                             ├─want_gpu─▶ WantGpu ────┤
+//!                     │ │                             ├─want_gpu─▶ WantGpu ───┤
 //!                     │ │                             ▼               │       │
 //!                     │ └──want_host (receiver)──▶ WantHost ◀─want_host       │
-//!                     │                               └──────acknowledge──────┤
-//!                     ├───retire (owner: payload is in host memory)─▶ Hosted ─┘
-//!                     └───cancel (owner; from Hosted too)─▶ Cancelled
+//!                     │                               └──────send_ats─────────┤
+//!                     ├───retire (owner: payload is in host memory)─▶ Eager ──┘
+//!                     └───cancel (owner; from Eager too)─▶ Cancelled
 //!   want_host: from WantGpu by either side, the payload then comes anew
-//!   fail (either side): Posted, Claimed, WantGpu, WantHost, Hosted ─▶ Failed
+//!   fail (either side): Posted, Claimed, WantGpu, WantHost, Eager ─▶ Failed
 //!   free (owner only): any state ─▶ Free
 //! ```
 
@@ -28,47 +28,52 @@ pub const SLOT_BYTES: usize = 256;
 /// Where a message stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum SlotState {
     /// Not in use.
     Free = 0,
-    /// The message may be read by its receiver. Set by the owner.
+    /// The receiver may read the message. Set by the owner.
     Posted = 1,
     /// The receiver reads the sender's buffer itself. Set by the receiver.
     Claimed = 2,
-    /// The receiver waits for the owner to bring the payload through the host ring. Set by the receiver.
+    /// The receiver waits for the owner to bring the payload through the pipeline in host memory. Set by the
+    /// receiver.
     WantHost = 3,
-    /// The payload lies in host memory (it is in the ring as a whole); the buffer is the user's again. Set by the owner.
-    Hosted = 4,
-    /// The receiver has all it wanted. Set by the receiver.
+    /// Eager: the payload lies in host memory (all of it is in the ring). The buffer is the user's again. Set
+    /// by the owner.
+    Eager = 4,
+    /// The receiver has sent the ATS: it has all it wanted.
     Done = 5,
-    /// The message cannot be had; the error code says why. Set by either side.
+    /// The message cannot be received; the error code says why. Set by either side.
     Failed = 6,
     /// Cancelled before it was received. Set by the owner.
     Cancelled = 7,
-    /// The receiver waits for the owner to bring the payload through the ring in memory of the owner's GPU.
-    /// Set by the receiver.
+    /// The receiver waits for the owner to bring the payload through the pipeline in memory of the owner's
+    /// GPU. Set by the receiver.
     WantGpu = 8,
 }
 
-impl State {
+impl SlotState {
     fn from_bits(bits: u8) -> Option<Self> {
-        const ALL: [State; 9] = [
-            State::Free,
-            State::Posted,
-            State::Claimed,
-            State::WantHost,
-            State::Hosted,
-            State::Done,
-            State::Failed,
-            State::Cancelled,
-            State::WantGpu,
+        const ALL: [SlotState; 9] = [
+            SlotState::Free,
+            SlotState::Posted,
+            SlotState::Claimed,
+            SlotState::WantHost,
+            SlotState::Eager,
+            SlotState::Done,
+            SlotState::Failed,
+            SlotState::Cancelled,
+            SlotState::WantGpu,
         ];
         ALL.get(usize::from(bits)).copied()
     }
 
     /// True once the owner may free the slot and complete its send.
     pub const fn is_final(self) -> bool {
-        matches!(self, State::Done | State::Failed | State::Cancelled)
+        matches!(
+            self,
+            SlotState::Done | SlotState::Failed | SlotState::Cancelled
+        )
     }
 }
 
@@ -76,7 +81,7 @@ impl State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// The slot is in another state, from which this transition does not lead.
-    State(State),
+    State(SlotState),
     /// The slot is not (or no longer) about the message with this nonce.
     Stale,
 }
@@ -103,11 +108,11 @@ pub struct Message {
     pub sequence: u64,
     /// True length, bytes.
     pub length: u64,
-    /// Flags of the engine's.
+    /// Flags of the engine.
     pub flags: u32,
     /// UUID of the GPU that holds the buffer.
     pub device: [u8; 16],
-    /// CU_POINTER_ATTRIBUTE_BUFFER_ID: tells an address that was freed and allocated anew.
+    /// CU_POINTER_ATTRIBUTE_BUFFER_ID: distinguishes an address that was freed and allocated anew.
     pub buffer_id: u64,
     /// Base address of the allocation.
     pub base: u64,
@@ -122,7 +127,8 @@ pub struct Message {
 }
 
 impl Message {
-    /// A digest of all of it, 56 bits: it travels in the descriptor, out of reach of whoever writes to the segment.
+    /// A digest of all of it, 56 bits. It travels in the RTS, out of reach of a process that writes to the
+    /// segment.
     pub fn digest(&self) -> u64 {
         let numbers = [
             self.communicator,
@@ -201,7 +207,7 @@ const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
 
 impl Slot {
     /// The state, if the slot is (still) about the message with this nonce.
-    pub fn state(&self, nonce: u64) -> Result<State, Refused> {
+    pub fn state(&self, nonce: u64) -> Result<SlotState, Refused> {
         split(self.word.load(Ordering::Acquire), nonce)
     }
 
@@ -220,62 +226,69 @@ impl Slot {
         self.ring.reset(nonce);
         self.asked.store(0, Ordering::Relaxed);
         self.word
-            .store(nonce | State::Posted as u64, Ordering::Release);
+            .store(nonce | SlotState::Posted as u64, Ordering::Release);
     }
 
-    /// Owner: takes the slot out of use, whatever its state. Later transitions of others are refused as stale.
+    /// Owner: takes the slot out of use, whatever its state. Later transitions by others are refused as
+    /// stale.
     pub(super) fn clear(&self) {
         self.word.store(0, Ordering::Release);
     }
 
-    /// Receiver: Posted → Claimed. From now on until the acknowledgement the sender's buffer must stay as it is.
+    /// Receiver: Posted → Claimed. From now on until the ATS the sender's buffer must stay as it is.
     pub fn claim(&self, nonce: u64) -> Result<(), Refused> {
-        self.transition(nonce, &[State::Posted], State::Claimed)
+        self.transition(nonce, &[SlotState::Posted], SlotState::Claimed)
     }
 
-    /// Receiver: Posted or Claimed → WantHost. The owner fills the ring; the receiver then does not touch the buffer.
-    /// Either side: WantGpu → WantHost, where memory of the GPU is not the way after all.
+    /// Receiver: Posted or Claimed → WantHost. The owner fills the ring; the receiver then does not touch the
+    /// buffer. Either side: WantGpu → WantHost, if memory of the GPU cannot be used after all.
     pub fn want_host(&self, nonce: u64) -> Result<(), Refused> {
-        let from = [State::Posted, State::Claimed, State::WantGpu];
-        self.transition(nonce, &from, State::WantHost)
+        let from = [SlotState::Posted, SlotState::Claimed, SlotState::WantGpu];
+        self.transition(nonce, &from, SlotState::WantHost)
     }
 
-    /// Receiver: Posted or Claimed → WantGpu. As [`Slot::want_host`], in memory of the owner's GPU.
+    /// Receiver: Posted or Claimed → WantGpu. Like [`Slot::want_host`], with memory of the owner's GPU.
     pub fn want_gpu(&self, nonce: u64) -> Result<(), Refused> {
-        self.transition(nonce, &[State::Claimed, State::Posted], State::WantGpu)
+        self.transition(
+            nonce,
+            &[SlotState::Claimed, SlotState::Posted],
+            SlotState::WantGpu,
+        )
     }
 
-    /// Owner: Posted → Hosted, once the whole payload is in the ring. Where the receiver was faster this is refused.
+    /// Owner: Posted → Eager, once the whole payload is in the ring. Refused if the receiver was faster.
     pub fn retire(&self, nonce: u64) -> Result<(), Refused> {
-        self.transition(nonce, &[State::Posted], State::Hosted)
+        self.transition(nonce, &[SlotState::Posted], SlotState::Eager)
     }
 
-    /// Receiver: has what it wants (also of a truncated or empty message): any live state → Done.
-    pub fn acknowledge(&self, nonce: u64) -> Result<(), Refused> {
-        self.transition(nonce, &Self::LIVE, State::Done)?;
+    /// Receiver: sends the ATS. It has what it wants (also of a truncated or empty message): any live state →
+    /// Done.
+    pub fn send_ats(&self, nonce: u64) -> Result<(), Refused> {
+        self.transition(nonce, &Self::LIVE, SlotState::Done)?;
         self.error.store(witness(nonce), Ordering::Release);
         Ok(())
     }
 
-    /// Owner: as [`Slot::state`]. A message that its receiver has dealt with is final also if somebody has written another
-    /// state over that: nobody would ever change it again.
-    pub fn settled(&self, nonce: u64) -> Result<State, Refused> {
+    /// Owner: like [`Slot::state`]. A message for which the receiver has sent the ATS is final even if
+    /// somebody has written another state over that: nobody would ever change it again.
+    pub fn settled(&self, nonce: u64) -> Result<SlotState, Refused> {
         let state = self.state(nonce)?;
         if !state.is_final() && self.error.load(Ordering::Acquire) == witness(nonce) {
-            return Ok(State::Done);
+            return Ok(SlotState::Done);
         }
         Ok(state)
     }
 
-    /// Either side: gives up: any live state → Failed, with a code for the other side.
+    /// Either side: fails the message: any live state → Failed, with a code for the other side.
     pub fn fail(&self, nonce: u64, code: i32) -> Result<(), Refused> {
         let state = self.state(nonce)?;
         if !Self::LIVE.contains(&state) {
             return Err(Refused::State(state));
         }
-        // Written first, so that who sees Failed sees a code. Losing a race here changes the code only.
+        // Written first, so that a side that sees Failed sees a code. Losing a race here changes the code
+        // only.
         self.error.store(code, Ordering::Relaxed);
-        self.transition(nonce, &Self::LIVE, State::Failed)
+        self.transition(nonce, &Self::LIVE, SlotState::Failed)
     }
 
     /// Receiver: fails a message that it cannot read, whatever state somebody has written there.
@@ -287,25 +300,30 @@ impl Slot {
     }
 
     /// Owner: gives up its part: any live state but Claimed → Failed. A receiver that reads the buffer itself
-    /// is left alone.
+    /// is not disturbed.
     pub fn refuse(&self, nonce: u64, code: i32) -> Result<(), Refused> {
         match self.state(nonce)? {
-            State::Posted | State::WantGpu | State::WantHost | State::Hosted => {}
+            SlotState::Posted | SlotState::WantGpu | SlotState::WantHost | SlotState::Eager => {}
             other => return Err(Refused::State(other)),
         }
         self.error.store(code, Ordering::Relaxed);
         let from = [
-            State::Posted,
-            State::WantGpu,
-            State::WantHost,
-            State::Hosted,
+            SlotState::Posted,
+            SlotState::WantGpu,
+            SlotState::WantHost,
+            SlotState::Eager,
         ];
-        self.transition(nonce, &from, State::Failed)
+        self.transition(nonce, &from, SlotState::Failed)
     }
 
-    /// Owner: Posted or Hosted → Cancelled, after MPI has said that the message that carries the descriptor is cancelled.
+    /// Owner: Posted or Eager → Cancelled, after MPI has said that the message that carries the RTS is
+    /// cancelled.
     pub fn cancel(&self, nonce: u64) -> Result<(), Refused> {
-        self.transition(nonce, &[State::Posted, State::Hosted], State::Cancelled)
+        self.transition(
+            nonce,
+            &[SlotState::Posted, SlotState::Eager],
+            SlotState::Cancelled,
+        )
     }
 
     /// The code given with Failed.
@@ -313,7 +331,7 @@ impl Slot {
         self.error.load(Ordering::Relaxed)
     }
 
-    /// The host ring, for the message with this nonce: operations on it are refused once the slot is reused.
+    /// The ring for the message with this nonce. Operations on it are refused once the slot is reused.
     pub fn ring(&self, nonce: u64) -> Ring<'_> {
         Ring::new(&self.ring, nonce)
     }
@@ -327,22 +345,24 @@ impl Slot {
         self.length.load(Ordering::Relaxed)
     }
 
-    const LIVE: [State; 5] = [
-        State::Claimed,
-        State::Posted,
-        State::WantGpu,
-        State::WantHost,
-        State::Hosted,
+    const LIVE: [SlotState; 5] = [
+        SlotState::Claimed,
+        SlotState::Posted,
+        SlotState::WantGpu,
+        SlotState::WantHost,
+        SlotState::Eager,
     ];
 
-    /// From any of these states, the likeliest first.
-    fn transition(&self, nonce: u64, from: &[State], to: State) -> Result<(), Refused> {
+    /// A transition from any of these states, the likeliest first.
+    fn transition(&self, nonce: u64, from: &[SlotState], to: SlotState) -> Result<(), Refused> {
         if !is_nonce(nonce) {
             return Err(Refused::Stale);
         }
-        // Not read before: the line would be fetched twice, once to be read and once to be written.
+        // We do not read the word first: the line would be fetched twice, once to be read and once to be
+        // written.
         let (mut state, next) = (from[0], nonce | to as u64);
-        // Bounded: a slot has few transitions, and each failure has seen one (or a stale nonce, which ends it).
+        // Bounded: a slot has few transitions, and each failure has seen one (or a stale nonce, which ends
+        // the loop).
         while from.contains(&state) {
             let word = nonce | state as u64;
             let order = (Ordering::AcqRel, Ordering::Acquire);
@@ -363,8 +383,8 @@ impl Slot {
         Ok(message)
     }
 
-    /// Beyond the first line, what stays the same from one message to the next is not written again: those lines then stay
-    /// in the caches of both sides, and need not be fetched by either.
+    /// Beyond the first line, words that stay the same from one message to the next are not written again.
+    /// Those lines then stay in the caches of both sides, and neither side has to fetch them.
     fn store(&self, message: &Message) {
         let relaxed = Ordering::Relaxed;
         self.communicator.store(message.communicator, relaxed);
@@ -407,7 +427,7 @@ impl Slot {
     }
 }
 
-/// What the error code reads once the receiver has dealt with a message: no code of MPI's.
+/// The value of the error code once the receiver has sent the ATS: no code of MPI's.
 fn witness(nonce: u64) -> i32 {
     (super::mix(nonce) as u32 | 1 << 31) as i32
 }
@@ -420,11 +440,11 @@ pub(super) fn put(word: &AtomicU64, value: u64) {
 }
 
 /// Nonce and state of a word, if the nonce is the one expected.
-fn split(word: u64, nonce: u64) -> Result<State, Refused> {
+fn split(word: u64, nonce: u64) -> Result<SlotState, Refused> {
     if !is_nonce(nonce) || word & !STATE_MASK != nonce {
         return Err(Refused::Stale);
     }
-    State::from_bits((word & STATE_MASK) as u8).ok_or(Refused::Stale)
+    SlotState::from_bits((word & STATE_MASK) as u8).ok_or(Refused::Stale)
 }
 
 fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {

@@ -12,48 +12,48 @@ fn slot() -> Box<Slot> {
     Box::new(unsafe { std::mem::zeroed() })
 }
 
-fn in_state(state: State) -> Box<Slot> {
+fn in_state(state: SlotState) -> Box<Slot> {
     let slot = slot();
     slot.post(NONCE, &Message::default());
     slot.word.store(NONCE | state as u64, Ordering::Relaxed);
     slot
 }
 
-const ALL: [State; 8] = [
-    State::Posted,
-    State::Claimed,
-    State::WantGpu,
-    State::WantHost,
-    State::Hosted,
-    State::Done,
-    State::Failed,
-    State::Cancelled,
+const ALL: [SlotState; 8] = [
+    SlotState::Posted,
+    SlotState::Claimed,
+    SlotState::WantGpu,
+    SlotState::WantHost,
+    SlotState::Eager,
+    SlotState::Done,
+    SlotState::Failed,
+    SlotState::Cancelled,
 ];
 
-/// Who may go where, from the module's diagram.
+/// The allowed transitions, from the module's diagram.
 #[test]
 fn only_the_documented_transitions_happen() {
-    use State::*;
+    use SlotState::*;
     type Transition = fn(&Slot, u64) -> Result<(), Refused>;
-    let table: [(Transition, &[State], State); 8] = [
+    let table: [(Transition, &[SlotState], SlotState); 8] = [
         (Slot::claim, &[Posted], Claimed),
         (Slot::want_host, &[Posted, Claimed, WantGpu], WantHost),
         (Slot::want_gpu, &[Posted, Claimed], WantGpu),
-        (Slot::retire, &[Posted], Hosted),
+        (Slot::retire, &[Posted], Eager),
         (
-            Slot::acknowledge,
-            &[Posted, Claimed, WantGpu, WantHost, Hosted],
+            Slot::send_ats,
+            &[Posted, Claimed, WantGpu, WantHost, Eager],
             Done,
         ),
-        (Slot::cancel, &[Posted, Hosted], Cancelled),
+        (Slot::cancel, &[Posted, Eager], Cancelled),
         (
             |slot, nonce| slot.fail(nonce, 7),
-            &[Posted, Claimed, WantGpu, WantHost, Hosted],
+            &[Posted, Claimed, WantGpu, WantHost, Eager],
             Failed,
         ),
         (
             |slot, nonce| slot.refuse(nonce, 7),
-            &[Posted, WantGpu, WantHost, Hosted],
+            &[Posted, WantGpu, WantHost, Eager],
             Failed,
         ),
     ];
@@ -88,29 +88,30 @@ fn only_the_documented_transitions_happen() {
     }
 }
 
-/// What a receiver has dealt with stays so for the owner, whatever somebody writes over the state.
+/// A message for which the receiver has sent the ATS stays so for the owner, whatever somebody writes over
+/// the state.
 #[test]
 fn a_settled_message_stays_settled() {
     for state in [
-        State::Posted,
-        State::Claimed,
-        State::WantGpu,
-        State::WantHost,
-        State::Hosted,
+        SlotState::Posted,
+        SlotState::Claimed,
+        SlotState::WantGpu,
+        SlotState::WantHost,
+        SlotState::Eager,
     ] {
-        let slot = in_state(State::Claimed);
-        assert_eq!(slot.settled(NONCE), Ok(State::Claimed));
-        slot.acknowledge(NONCE).unwrap();
+        let slot = in_state(SlotState::Claimed);
+        assert_eq!(slot.settled(NONCE), Ok(SlotState::Claimed));
+        slot.send_ats(NONCE).unwrap();
         slot.word.store(NONCE | state as u64, Ordering::Relaxed);
-        assert_eq!(slot.settled(NONCE), Ok(State::Done), "{state:?}");
-        let slot = in_state(State::Claimed);
+        assert_eq!(slot.settled(NONCE), Ok(SlotState::Done), "{state:?}");
+        let slot = in_state(SlotState::Claimed);
         slot.turn_down(NONCE, 7);
-        assert_eq!(slot.settled(NONCE), Ok(State::Failed));
+        assert_eq!(slot.settled(NONCE), Ok(SlotState::Failed));
         slot.word.store(NONCE | state as u64, Ordering::Relaxed);
-        assert_eq!(slot.settled(NONCE), Ok(State::Done), "{state:?}");
+        assert_eq!(slot.settled(NONCE), Ok(SlotState::Done), "{state:?}");
     }
     assert_eq!(
-        in_state(State::Posted).settled(NONCE + 0x100),
+        in_state(SlotState::Posted).settled(NONCE + 0x100),
         Err(Refused::Stale)
     );
 }
@@ -207,13 +208,16 @@ fn a_digest_tells_bits_and_places_apart() {
 #[test]
 fn final_states_are_those_that_end_a_send() {
     let is_final: Vec<_> = ALL.into_iter().filter(|state| state.is_final()).collect();
-    assert_eq!(is_final, [State::Done, State::Failed, State::Cancelled]);
+    assert_eq!(
+        is_final,
+        [SlotState::Done, SlotState::Failed, SlotState::Cancelled]
+    );
 }
 
 #[test]
 fn a_receiver_and_an_owner_never_both_win() {
     for _ in 0..200 {
-        let slot = in_state(State::Posted);
+        let slot = in_state(SlotState::Posted);
         let wins = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for transition in [Slot::claim, Slot::retire, Slot::cancel, Slot::claim] {
@@ -226,8 +230,8 @@ fn a_receiver_and_an_owner_never_both_win() {
             }
         });
         let state = slot.state(NONCE).expect("the nonce is the same");
-        // Hosted may still be cancelled by its owner, who then wins twice against himself.
-        let most = if state == State::Cancelled { 2 } else { 1 };
+        // The owner may still cancel an Eager message; it then wins twice against itself.
+        let most = if state == SlotState::Cancelled { 2 } else { 1 };
         assert!((1..=most).contains(&wins.into_inner()), "{state:?}");
     }
 }
@@ -235,7 +239,7 @@ fn a_receiver_and_an_owner_never_both_win() {
 #[test]
 fn unknown_state_bits_are_refused() {
     for bits in 9..=255_u64 {
-        let slot = in_state(State::Posted);
+        let slot = in_state(SlotState::Posted);
         slot.word.store(NONCE | bits, Ordering::Relaxed);
         assert_eq!(slot.state(NONCE), Err(Refused::Stale));
         assert_eq!(slot.claim(NONCE), Err(Refused::Stale));

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Descriptor numbers below this stay the program's.
+/// File descriptors below this number stay the program's.
 pub const FD_MINIMUM: RawFd = 500;
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -17,7 +17,7 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// What identifies an open file, whatever happens to its descriptor number.
+/// Identifies an open file, whatever happens to the number of its file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileIdentity {
     device: u64,
@@ -31,7 +31,7 @@ impl FileIdentity {
     }
 }
 
-/// `fstat` of a descriptor, reduced to what is used here.
+/// `fstat` of a file descriptor, reduced to what is used here.
 #[derive(Debug, Clone, Copy)]
 pub struct FileStat {
     /// Device and inode.
@@ -46,7 +46,7 @@ pub struct FileStat {
     pub links: u64,
 }
 
-/// `fstat` by number: for descriptors that the program may have closed behind our back.
+/// `fstat` by number: for file descriptors that the program may have closed behind our back.
 pub fn file_stat(fd: RawFd) -> io::Result<FileStat> {
     // SAFETY: all-zero is a valid libc::stat (plain integers).
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -64,8 +64,8 @@ pub fn file_stat(fd: RawFd) -> io::Result<FileStat> {
     })
 }
 
-/// A descriptor that the program may close and reuse the number of ("close everything above 2" loops): checked by
-/// inode before each use, so that no call of ours ever hits a file of the program's.
+/// A file descriptor that the program may close, reusing its number ("close everything above 2" loops). It is
+/// checked by inode before each use, so that no call of ours ever hits a file of the program's.
 #[derive(Debug)]
 pub struct GuardedFd {
     number: RawFd,
@@ -76,7 +76,7 @@ impl GuardedFd {
     /// Takes `fd` over, moved to a number of at least `minimum` if there is one free.
     pub fn new(fd: OwnedFd, minimum: RawFd) -> io::Result<Self> {
         let identity = file_stat(fd.as_raw_fd())?.identity;
-        // SAFETY: F_DUPFD_CLOEXEC on a descriptor that we own.
+        // SAFETY: F_DUPFD_CLOEXEC on a file descriptor that we own.
         let high = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, minimum) };
         let number = if high >= 0 {
             high
@@ -91,7 +91,7 @@ impl GuardedFd {
         self.number
     }
 
-    /// The descriptor, if the number still stands for our file.
+    /// The file descriptor, if the number still stands for our file.
     pub fn get(&self) -> io::Result<BorrowedFd<'_>> {
         if file_stat(self.number)?.identity != self.identity {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
@@ -127,7 +127,7 @@ pub fn memfd(name: &CStr) -> io::Result<OwnedFd> {
         fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
     }
     let fd = checked(fd)?;
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a fresh file descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -137,7 +137,7 @@ pub fn allocate(fd: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<()> 
     let offset = libc::off_t::try_from(offset).map_err(too_large)?;
     let length = libc::off_t::try_from(length).map_err(too_large)?;
     for _ in 0..16 {
-        // SAFETY: plain system call on an open descriptor; it returns the error number.
+        // SAFETY: plain system call on an open file descriptor; it returns the error number.
         match unsafe { libc::posix_fallocate(fd.as_raw_fd(), offset, length) } {
             0 => return Ok(()),
             libc::EINTR => {}
@@ -150,13 +150,13 @@ pub fn allocate(fd: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<()> 
 /// Forbids the file to shrink, to grow, and to be sealed otherwise.
 pub fn seal_size(fd: BorrowedFd<'_>) -> io::Result<()> {
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: F_ADD_SEALS with integer flags on an open descriptor.
+    // SAFETY: F_ADD_SEALS with integer flags on an open file descriptor.
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(drop)
 }
 
 /// True if the file can never shrink below what a mapping of it covers.
 pub fn is_shrink_sealed(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: F_GET_SEALS on an open descriptor; files without seals give an error.
+    // SAFETY: F_GET_SEALS on an open file descriptor; files without seals give an error.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
     seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
 }
@@ -168,7 +168,7 @@ pub fn try_lock(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
     } else {
         libc::LOCK_SH
     };
-    // SAFETY: flock on an open descriptor.
+    // SAFETY: flock on an open file descriptor.
     match checked(unsafe { libc::flock(fd.as_raw_fd(), kind | libc::LOCK_NB) }) {
         Ok(_) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
@@ -178,7 +178,7 @@ pub fn try_lock(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
 
 /// Gives the `flock` back.
 pub fn unlock(fd: BorrowedFd<'_>) {
-    // SAFETY: flock on an open descriptor; giving back what is not held is no error.
+    // SAFETY: flock on an open file descriptor; giving back what is not held is no error.
     unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_UN) };
 }
 
@@ -235,7 +235,8 @@ fn high_half(word: &AtomicU64) -> *const u32 {
     first.wrapping_add(usize::from(cfg!(target_endian = "little")))
 }
 
-/// Sleeps while the high half of `*word` is `seen`, at most `timeout`. The word may lie in memory shared between processes.
+/// Sleeps while the high half of `*word` is `seen`, at most `timeout`. The word may lie in memory shared
+/// between processes.
 pub fn futex_wait_high(word: &AtomicU64, seen: u32, timeout: Duration) {
     let timeout = libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -259,7 +260,7 @@ pub fn futex_wake_high(word: &AtomicU64) {
     unsafe { libc::syscall(libc::SYS_futex, high_half(word), libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// Bytes of this process's own memory, or `None` where nothing is mapped that can be read.
+/// Bytes of this process's own memory, or `None` if no readable memory is mapped there.
 pub fn read_own<const N: usize>(address: usize) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let to = libc::iovec {

@@ -1,32 +1,33 @@
 //! What a rank says of its GPUs and of the links that it uses, in the second half of its segment's header.
 //!
-//! Its owner alone writes. Readers take what makes sense and pass over the rest: a row that is being changed, a rate that no
-//! link has, a count that nobody reaches.
+//! Only its owner writes it. Readers take what makes sense and skip the rest: a row that is being changed, a
+//! rate that no link has, a count that nobody reaches.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// GPUs that a rank lists.
-pub const CARDS: usize = 8;
+pub const LINK_RATES: usize = 8;
 /// Hops that a rank uses or has used.
 pub const ROWS: usize = 96;
 /// Hops that a rank has measured.
 pub const LINES: usize = 64;
 
-/// No link is faster, GB/s: what is above is no rate.
+/// No link is faster, GB/s: a higher figure is not a rate.
 const GB_S_MAX: f32 = 1e5;
 /// No copy takes longer before its bytes move, us.
 const ALPHA_US_MAX: f32 = 1e6;
-/// Pairs of GPUs that can be.
+/// The most pairs of GPUs that are possible.
 const FLOWS_MAX: u32 = 4096;
-/// Set in the word that has the flows, if they give way to others.
+/// Set in the word with the flows, if they give way to others.
 const YIELDS: u32 = 1 << 31;
 
-/// The two ends of a hop, in one word: a name for each GPU that is the same in all processes, 0 for the host's memory.
+/// The two ends of a hop, in one word: for each GPU a name that is the same in all processes, 0 for the
+/// host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ends(u64);
 
 impl Ends {
-    /// From a place to another; `None` is the host's memory.
+    /// From one place to another; `None` is the host's memory.
     #[must_use]
     pub fn new(from: Option<&[u8; 16]>, to: Option<&[u8; 16]>) -> Ends {
         let half = |place: Option<&[u8; 16]>| u64::from(place.map_or(0, name));
@@ -60,7 +61,7 @@ fn put(word: &AtomicU64, value: u64, order: Ordering) {
 
 /// A GPU that a rank uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct HostLinkRates {
     /// Identity.
     pub uuid: [u8; 16],
     /// PCI address: domain, bus, device and function, as `domain << 16 | bus << 8 | device << 3 | function`.
@@ -71,14 +72,14 @@ pub struct Card {
 
 #[derive(Debug)]
 #[repr(C)]
-struct CardCells {
+struct HostLinkRateCells {
     uuid: [AtomicU64; 2],
     pci: AtomicU64,
     /// One more than the number; 0 if it is not known.
     numa: AtomicU64,
 }
 
-/// What a rank uses of a hop, by copies that give way to those of others or by such as do not.
+/// What a rank uses of a hop, by copies that give way to those of others or by copies that do not.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traffic {
     /// The hop.
@@ -87,9 +88,9 @@ pub struct Traffic {
     pub yields: bool,
     /// Pairs of GPUs whose messages go there now.
     pub flows: u32,
-    /// What they take of it together, GB/s.
+    /// What these use of it together, GB/s.
     pub gb_s: f32,
-    /// Bytes of all messages that went there or are about to, ever; wraps around.
+    /// Bytes of all messages that went there or are about to go, ever; wraps around.
     pub total: u64,
 }
 
@@ -125,13 +126,13 @@ struct LineCells {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Page {
-    cards: AtomicU32,
+    link_rates_of: AtomicU32,
     lines: AtomicU32,
-    /// Changes whenever a GPU is listed or a hop told.
+    /// Changes whenever a GPU is listed or a hop is published.
     told: AtomicU64,
-    /// Rows that were ever written: those behind are not read.
+    /// Rows that were ever written; those behind are not read.
     used: AtomicU32,
-    card: [CardCells; CARDS],
+    link_rates: [HostLinkRateCells; LINK_RATES],
     rows: [RowCells; ROWS],
     line: [LineCells; LINES],
 }
@@ -140,12 +141,12 @@ const _: () = assert!(size_of::<Page>() <= 4608);
 
 impl Page {
     /// The GPUs that the owner uses.
-    pub fn cards(&self) -> impl Iterator<Item = Card> + '_ {
-        let count = self.cards.load(Ordering::Acquire) as usize;
-        self.card.iter().take(count).map(|cells| {
+    pub fn link_rates_of(&self) -> impl Iterator<Item = HostLinkRates> + '_ {
+        let count = self.link_rates_of.load(Ordering::Acquire) as usize;
+        self.link_rates.iter().take(count).map(|cells| {
             let half = |at: usize| cells.uuid[at].load(Ordering::Relaxed);
             let numa = cells.numa.load(Ordering::Relaxed).checked_sub(1);
-            Card {
+            HostLinkRates {
                 uuid: (u128::from(half(0)) << 64 | u128::from(half(1))).to_be_bytes(),
                 pci: cells.pci.load(Ordering::Relaxed),
                 numa: numa.and_then(|numa| u32::try_from(numa).ok()),
@@ -153,7 +154,7 @@ impl Page {
         })
     }
 
-    /// What the owner uses of each hop, idle ones included that it has used.
+    /// What the owner uses of each hop, including idle hops that it has used.
     pub fn traffic(&self) -> impl Iterator<Item = Traffic> + '_ {
         let used = self.used.load(Ordering::SeqCst) as usize;
         self.rows.iter().take(used).filter_map(|cells| {
@@ -196,35 +197,42 @@ impl Page {
         })
     }
 
-    /// Changes whenever [`Page::cards`] or [`Page::measured`] do, or what the owner says of links.
+    /// Changes whenever [`Page::link_rates_of`] or [`Page::measured`] do, or what the owner says of links
+    /// elsewhere.
     pub fn told(&self) -> u64 {
         self.told.load(Ordering::Acquire)
     }
 
-    /// Owner: what it says elsewhere of links has changed.
+    /// Owner: what it says of links elsewhere has changed.
     pub(super) fn touch(&self) {
         self.told.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Owner: lists a GPU, unless it is listed or there are too many.
-    pub(super) fn list(&self, card: &Card) {
-        let count = self.cards.load(Ordering::Relaxed) as usize;
-        if count >= CARDS || self.cards().any(|known| known.uuid == card.uuid) {
+    pub(super) fn list(&self, link_rates: &HostLinkRates) {
+        let count = self.link_rates_of.load(Ordering::Relaxed) as usize;
+        if count >= LINK_RATES
+            || self
+                .link_rates_of()
+                .any(|known| known.uuid == link_rates.uuid)
+        {
             return;
         }
-        let uuid = u128::from_be_bytes(card.uuid);
-        let cells = &self.card[count];
+        let uuid = u128::from_be_bytes(link_rates.uuid);
+        let cells = &self.link_rates[count];
         cells.uuid[0].store((uuid >> 64) as u64, Ordering::Relaxed);
         cells.uuid[1].store(uuid as u64, Ordering::Relaxed);
-        cells.pci.store(card.pci, Ordering::Relaxed);
-        let numa = card.numa.map_or(0, |numa| u64::from(numa) + 1);
+        cells.pci.store(link_rates.pci, Ordering::Relaxed);
+        let numa = link_rates.numa.map_or(0, |numa| u64::from(numa) + 1);
         cells.numa.store(numa, Ordering::Relaxed);
-        self.cards.store(count as u32 + 1, Ordering::Release);
+        self.link_rates_of
+            .store(count as u32 + 1, Ordering::Release);
         self.touch();
     }
 
-    /// Owner: writes row `index`. What is published before others are read is seen by those who do the same: of two
-    /// that do it at the same moment at least one sees the other, as all of this is sequentially consistent.
+    /// Owner: writes row `index`. A rank publishes its own row before it reads those of others. Of two ranks
+    /// that do so at the same moment, at least one sees the other, because all of this is sequentially
+    /// consistent.
     pub(super) fn write(&self, index: usize, traffic: &Traffic) {
         let Some(cells) = self.rows.get(index) else {
             return;
@@ -233,11 +241,11 @@ impl Page {
         let is_other = cells.ends.load(Ordering::Relaxed) != traffic.ends.0
             || (low & YIELDS != 0) != traffic.yields;
         if is_other {
-            // Nobody may take the load of one hop for that of another.
+            // Nobody may mistake the load of one hop for that of another.
             cells.ends.store(0, Ordering::SeqCst);
             cells.load.store(0, Ordering::SeqCst);
         }
-        // What is used no longer may be seen later: nobody waits for the lines that others have read.
+        // That a hop is no longer used may be seen later: nobody waits for the lines that others have read.
         let order = if traffic.flows > 0 {
             Ordering::SeqCst
         } else {
@@ -256,7 +264,8 @@ impl Page {
         }
     }
 
-    /// Owner: says what a hop takes. Each hop is listed once, what is said later counts. False if there is no room.
+    /// Owner: publishes what a hop takes. Each hop is listed once; the last figures count. False if there is
+    /// no room.
     pub(super) fn tell(&self, measured: &Measured) -> bool {
         let count = self.lines.load(Ordering::Relaxed) as usize;
         let mut known = self.line.iter().take(count);
@@ -293,20 +302,20 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let page = page();
-        let card = Card {
+        let link_rates = HostLinkRates {
             uuid: std::array::from_fn(|at| at as u8),
             pci: 0x18 << 8,
             numa: Some(0),
         };
-        let other = Card {
+        let other = HostLinkRates {
             uuid: [9; 16],
             numa: None,
-            ..card
+            ..link_rates
         };
-        for card in [&card, &other, &card] {
-            page.list(card);
+        for link_rates in [&link_rates, &other, &link_rates] {
+            page.list(link_rates);
         }
-        assert!(page.cards().eq([card, other]));
+        assert!(page.link_rates_of().eq([link_rates, other]));
         let traffic = Traffic {
             ends: ends(1, 2),
             yields: true,
@@ -370,15 +379,15 @@ mod tests {
             assert_eq!(read.push, None, "{line:?}");
         }
         // Counts beyond the end of a list.
-        page.cards.store(u32::MAX, Ordering::Relaxed);
+        page.link_rates_of.store(u32::MAX, Ordering::Relaxed);
         page.used.store(u32::MAX, Ordering::Relaxed);
         page.lines.store(u32::MAX, Ordering::Relaxed);
         assert_eq!(
-            (page.cards().count(), page.measured().count()),
-            (CARDS, LINES)
+            (page.link_rates_of().count(), page.measured().count()),
+            (LINK_RATES, LINES)
         );
         assert_eq!(page.traffic().count(), 0);
-        page.list(&Card {
+        page.list(&HostLinkRates {
             uuid: [1; 16],
             pci: 0,
             numa: None,
@@ -394,7 +403,7 @@ mod tests {
     fn lists_are_bounded() {
         let page = page();
         for gpu in 0..200 {
-            page.list(&Card {
+            page.list(&HostLinkRates {
                 uuid: [gpu; 16],
                 pci: 0,
                 numa: None,
@@ -407,8 +416,8 @@ mod tests {
             assert_eq!(told, usize::from(gpu) < LINES);
         }
         assert_eq!(
-            (page.cards().count(), page.measured().count()),
-            (CARDS, LINES)
+            (page.link_rates_of().count(), page.measured().count()),
+            (LINK_RATES, LINES)
         );
     }
 }

@@ -1,7 +1,8 @@
 //! Pieces of staging memory, of any length up to a block's, out of a row of units.
 //!
-//! A piece is a run of units, taken word by word with compare-and-swap, so that several processes may take pieces of one
-//! row. The words say who has a unit: what a dead process has taken can be told and taken back.
+//! A piece is a run of units, taken word by word with compare-and-swap, so that several processes may take
+//! pieces of one row. The words say who has a unit, so the units of a dead process can be recognized and
+//! taken back.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +24,7 @@ pub fn units_of(bytes: u64) -> u32 {
 pub struct Taker {
     /// World rank.
     pub rank: u32,
-    /// What the rank knows the piece by; another number for each piece.
+    /// How the rank knows the piece; another number for each piece.
     pub tag: u32,
 }
 
@@ -57,7 +58,7 @@ impl<'a> Units<'a> {
         Units { words, block }
     }
 
-    /// Takes a piece of so many units: its first one. `None` where no run is free.
+    /// Takes a piece of so many units. Returns its first one. `None` if no run is free.
     pub fn take(&self, count: u32, taker: Taker) -> Option<u32> {
         if count == 0 || count > self.block {
             return None;
@@ -79,7 +80,7 @@ impl<'a> Units<'a> {
         None
     }
 
-    /// All units of a run, or none: then the one that is not free.
+    /// Takes all units of a run, or none. On failure returns the unit that is not free.
     fn take_run(&self, first: u32, count: u32, taker: Taker) -> Result<(), u32> {
         for unit in first..first + count {
             let taken = self.words[unit as usize].compare_exchange(
@@ -111,13 +112,13 @@ impl<'a> Units<'a> {
         Taker::of(self.words.get(unit as usize)?.load(Ordering::Acquire))
     }
 
-    /// Whether units of a rank's are taken.
+    /// The ranks that have units.
     pub fn takers(&self) -> impl Iterator<Item = u32> + '_ {
         let words = self.words.iter();
         words.filter_map(|word| Some(Taker::of(word.load(Ordering::Acquire))?.rank))
     }
 
-    /// Takes back what a rank has taken, which is dead: how many units that were.
+    /// Takes back the units of a dead rank. Returns how many there were.
     pub fn reclaim(&self, rank: u32) -> u64 {
         let is_reclaimed = |word: &&AtomicU64| {
             let now = word.load(Ordering::Acquire);

@@ -1,13 +1,13 @@
 //! A rank's segment in shared memory, as its owner and its peers see it.
 //!
 //! ```text
-//! header (two pages) | cells for eager payloads | chunks for staging | slots | sheets | board | wide staging
+//! header (two pages) | eager cells | chunks for staging | slots | sheets | GPU page | wide staging
 //! ```
 //!
-//! Nothing in it is believed: indices are checked against the layout that was verified when the segment was mapped,
-//! and all words are atomics.
+//! Nothing in it is believed: indices are checked against the layout that was verified when the segment was
+//! mapped, and all words are atomics.
 
-use super::board::{Board, BOARD_BYTES};
+use super::gpu_page::{GpuPage, GPU_PAGE_BYTES};
 use super::map::{will_read_rest, will_write, Mapping};
 use super::ring::Entry;
 use super::sheet::{Sheet, SHEET_BYTES};
@@ -30,10 +30,11 @@ pub const COUNTERS: usize = 128;
 /// First bytes of a segment.
 const MAGIC: u64 = u64::from_le_bytes(*b"anabsegm");
 const PAGE: u64 = 4096;
-/// No segment is larger: bounds what a corrupt header can make us compute with.
+/// No segment is larger. This bounds what we compute from a corrupt header.
 const SEGMENT_BYTES_MAX: u64 = 1 << 40;
 
-/// The header as it lies in shared memory. Groups of words with different writers have cache lines of their own.
+/// The header as it lies in shared memory. Groups of words with different writers have cache lines of their
+/// own.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Header {
@@ -59,7 +60,8 @@ pub struct Header {
     reading: Reading,
 }
 
-/// The rank from which the owner reads long messages, and one; 0 where it does not. Written by the owner.
+/// The rank from which the owner reads long messages, plus one; 0 if it reads from none. Written by the
+/// owner.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Reading(AtomicU32);
@@ -75,30 +77,31 @@ struct Flags {
     slots_ready: AtomicU32,
     cells_ready: AtomicU32,
     chunks_ready: AtomicU32,
-    board_ready: AtomicU32,
+    gpu_page_ready: AtomicU32,
     wide_ready: AtomicU32,
     computing: AtomicU32,
 }
 
-/// All that a peer writes beside a message, and what it reads for that, in one line: each line that two cores write costs a
-/// tenth of a microsecond and more.
+/// All words that a peer writes beside a message, and those that it reads for that, in one line: each line
+/// that two cores write costs a tenth of a microsecond and more.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Doorbell {
-    /// Rings in the high half, descriptors that were sent to the owner in the low one: who sends one does both, in one step.
-    /// Each half starts over after 4 billion; where the low one does, that is one ring more.
+    /// Doorbell rings in the high half, RTS that were sent to the owner in the low half: a sender of an RTS
+    /// counts both, in one step. Each half starts over after 4 billion; where the low half does, that is one
+    /// ring more.
     calls: AtomicU64,
     asleep: AtomicU32,
-    /// Threads of the owner's that look by themselves, again and again: its sleepers need not be woken.
+    /// Threads of the owner that look by themselves, again and again: its sleepers need not be woken.
     attended: AtomicU32,
     /// Not 0 while the owner has no receive posted: nobody need be woken for what is sent to it.
     receives_nothing: AtomicU32,
 }
 
-/// One ring of [`Doorbell::calls`].
+/// One doorbell ring in [`Doorbell::calls`].
 const RING: u64 = 1 << 32;
 
-/// A bit for all streams of messages that share a hash. Written by the owner.
+/// One bit for all streams of messages that share a hash. Written by the owner.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Wishes([AtomicU64; WISHES]);
@@ -169,8 +172,8 @@ impl Layout {
             .saturating_add(slots.next_multiple_of(PAGE))
     }
 
-    /// Where the board starts, bytes.
-    pub fn board_offset(&self) -> u64 {
+    /// Where the GPU page starts, bytes.
+    pub fn gpu_page_offset(&self) -> u64 {
         let sheets = u64::from(self.sheets) * SHEET_BYTES as u64;
         self.sheets_offset()
             .saturating_add(sheets.next_multiple_of(PAGE))
@@ -178,8 +181,8 @@ impl Layout {
 
     /// Where the wide staging starts, bytes.
     pub fn wide_offset(&self) -> u64 {
-        self.board_offset()
-            .saturating_add((BOARD_BYTES as u64).next_multiple_of(PAGE))
+        self.gpu_page_offset()
+            .saturating_add((GPU_PAGE_BYTES as u64).next_multiple_of(PAGE))
     }
 
     /// Size of the segment, bytes.
@@ -213,10 +216,10 @@ fn wish(key: u64) -> (usize, u64) {
     (at as usize / 64, 1 << (at % 64))
 }
 
-/// Pieces from this number on are cells, [`Layout::granules`] numbers each.
+/// Pieces from this number on are cells; each cell has [`Layout::granules`] numbers.
 pub const FIRST_CELL: u32 = 1 << 31;
-/// Pieces from this number on, and below the cells, are on GPUs of the owner's ([`Entry::on_gpu`]); below,
-/// chunks.
+/// Pieces from this number on, and below the cells, are on GPUs of the owner ([`Entry::on_gpu`]). Pieces
+/// below are chunks.
 pub const FIRST_ON_GPU: u32 = 1 << 30;
 
 /// Why a segment is not believed.
@@ -236,13 +239,13 @@ pub enum BadSegment {
     Layout,
 }
 
-/// Which messages may be sent to a rank by descriptor.
+/// Which messages may be sent to a rank by RTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Readiness {
     /// None.
     No,
-    /// Those that are as long as a descriptor: a receive is pending in which there is no room for one.
+    /// Those that are as long as an RTS: a pending receive has no room for one.
     Long,
     /// All.
     All,
@@ -253,16 +256,16 @@ pub enum Readiness {
 pub struct View {
     map: Mapping,
     layout: Layout,
-    /// Where slots and board start: looked at for each message and in each round.
+    /// Where slots and GPU page start: looked at for each message and in each round.
     slots_at: u64,
-    board_at: u64,
+    gpu_page_at: u64,
     owner: Owner,
-    /// How many slots and pieces were seen to be backed by memory: grows, process-local.
+    /// How many slots and pieces were seen to be backed by memory. Grows; local to the process.
     slots_seen: AtomicU32,
     chunks_seen: AtomicU32,
     cells_seen: AtomicU32,
     sheets_seen: AtomicU32,
-    board_seen: AtomicU32,
+    gpu_page_seen: AtomicU32,
     wide_seen: AtomicU32,
 }
 
@@ -291,7 +294,7 @@ impl View {
         Self::open(map, owner).ok()
     }
 
-    /// From outside the job: maps a segment, whoever's it is.
+    /// From outside the job: maps a segment, whoever owns it.
     pub fn look(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<Self> {
         let map = Mapping::new(fd, bytes)?;
         let owner = Self::owner_in(&map).map_err(io::Error::other)?;
@@ -324,14 +327,14 @@ impl View {
         Ok(Self {
             map,
             slots_at: layout.slots_offset(),
-            board_at: layout.board_offset(),
+            gpu_page_at: layout.gpu_page_offset(),
             layout,
             owner,
             slots_seen: AtomicU32::new(0),
             chunks_seen: AtomicU32::new(0),
             cells_seen: AtomicU32::new(0),
             sheets_seen: AtomicU32::new(0),
-            board_seen: AtomicU32::new(0),
+            gpu_page_seen: AtomicU32::new(0),
             wide_seen: AtomicU32::new(0),
         })
     }
@@ -392,17 +395,18 @@ impl View {
         self.header().flags.device_user.load(Ordering::Acquire) != 0
     }
 
-    /// The owner's helper runs: descriptors may be sent to it, of messages that are as long as one.
+    /// The owner's helper runs: peers may send it RTS of messages that are as long as an RTS.
     pub fn ready(&self) -> bool {
         self.header().flags.ready.load(Ordering::Acquire) != Readiness::No as u32
     }
 
-    /// The same, of messages of any length.
+    /// The same for messages of any length.
     pub fn ready_for_all(&self) -> bool {
         self.header().flags.ready.load(Ordering::Acquire) == Readiness::All as u32
     }
 
-    /// Whether the owner has the wish with this key. A guess of what suits it: either way its messages are received.
+    /// Whether the owner has the wish with this key. It is a guess of what suits it: either way its messages
+    /// are received.
     pub fn wishes(&self, key: u64) -> bool {
         let (word, bit) = wish(key);
         self.header().wishes.0[word].load(Ordering::Relaxed) & bit != 0
@@ -457,16 +461,17 @@ impl View {
         self.header().flags.published.store(1, Ordering::Release);
     }
 
-    /// Descriptors that were sent to the owner, ever, modulo 2^32.
+    /// RTS that were sent to the owner, ever, modulo 2^32.
     pub fn announced(&self) -> u32 {
         self.header().doorbell.calls.load(Ordering::Acquire) as u32
     }
 
-    /// Sender: counts a descriptor that was sent to the owner, and rings. Nobody is woken where the owner has
-    /// no receive for it: it looks when it posts one.
+    /// Sender: counts an RTS that was sent to the owner, and rings the doorbell. Nobody is woken if the owner
+    /// has no receive for it: the owner looks when it posts one.
     pub fn announce(&self) {
         self.count_calls(RING | 1);
-        // As in `call`: who posts a receive sees the new value, or we see that one may be posted.
+        // As in `call`: either a thread that posts a receive sees the new value, or we see that one may be
+        // posted.
         if self
             .header()
             .doorbell
@@ -478,12 +483,12 @@ impl View {
         }
     }
 
-    /// Before a ring that is soon to come.
+    /// Call before ringing the doorbell soon.
     pub fn will_ring(&self) {
         will_write(&self.header().doorbell);
     }
 
-    /// Before slot `index` is read and claimed. A number that is not believed yet will do.
+    /// Call before slot `index` is read and claimed. The number need not be believed yet.
     pub fn will_claim(&self, index: u32) {
         if let Some(slot) = self.slot_seen(index) {
             will_write(slot);
@@ -491,7 +496,7 @@ impl View {
         }
     }
 
-    /// Before a change of state of slot `index` that is soon to come: its other lines are left to the owner.
+    /// Call before changing the state of slot `index` soon. Its other lines are left to the owner.
     pub fn will_change(&self, index: u32) {
         if let Some(slot) = self.slot_seen(index) {
             will_write(slot);
@@ -514,7 +519,8 @@ impl View {
         &self.header().traffic
     }
 
-    /// Tells the owner that there is something to look at. A system call only if it sleeps, and nobody attends.
+    /// Tells the owner that there is something to look at. Makes a system call only if the owner sleeps and
+    /// nobody attends.
     pub fn ring_doorbell(&self) {
         self.call(RING);
     }
@@ -529,15 +535,15 @@ impl View {
         calls.fetch_add(what, Ordering::SeqCst);
     }
 
-    /// After a ring. All sequentially consistent: whoever stops attending sees the new value, or we see that
-    /// nobody attends.
+    /// Call after ringing. All of it is sequentially consistent: either a thread that stops attending sees
+    /// the new value, or we see that nobody attends.
     fn wake_if_unattended(&self) {
         if self.header().doorbell.attended.load(Ordering::SeqCst) == 0 {
             self.wake_if_asleep();
         }
     }
 
-    /// As [`View::ring_doorbell`], for what can wait until the owner looks by itself: nobody is woken.
+    /// Like [`View::ring_doorbell`], for what can wait until the owner looks by itself: nobody is woken.
     pub fn ring_quietly(&self) {
         self.header()
             .doorbell
@@ -545,10 +551,11 @@ impl View {
             .fetch_add(RING, Ordering::SeqCst);
     }
 
-    /// As [`View::ring_doorbell`], for what the owner looks at in every round while it is awake, rung or not: nothing is
-    /// written to the line that it reads then. Should it fall asleep at this very moment, it sees it when it next wakes, a
-    /// millisecond later at most, as it has something under way.
-    pub fn rouse(&self) {
+    /// Like [`View::ring_doorbell`], for what the owner looks at in every round while it is awake, whether or
+    /// not the doorbell rang. Nothing is written to the line that the owner reads then. If it falls asleep at
+    /// this very moment, it sees it when it next wakes, a millisecond later at most, because it has something
+    /// under way.
+    pub fn ring_if_asleep(&self) {
         let doorbell = &self.header().doorbell;
         let is_awake = doorbell.attended.load(Ordering::SeqCst) != 0
             || doorbell.asleep.load(Ordering::SeqCst) == 0;
@@ -563,7 +570,8 @@ impl View {
         self.wake_if_asleep();
     }
 
-    /// After a ring. Sequentially consistent, too: either the sleeper sees the new value, or we see the sleeper.
+    /// Call after ringing. Sequentially consistent, too: either the sleeper sees the new value, or we see the
+    /// sleeper.
     fn wake_if_asleep(&self) {
         let doorbell = &self.header().doorbell;
         if doorbell.asleep.load(Ordering::SeqCst) != 0 {
@@ -579,7 +587,7 @@ impl View {
             .fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Owner: it does no longer, and looks once more after this.
+    /// Owner: the thread no longer looks by itself, and looks once more after this.
     pub(super) fn leave_unattended(&self) {
         self.header()
             .doorbell
@@ -602,7 +610,8 @@ impl View {
         self.header().doorbell.asleep.load(Ordering::Relaxed) != 0
     }
 
-    /// How often the doorbell rang; read it before looking for work, then pass it to `Segment::wait_doorbell`.
+    /// How often the doorbell rang; read it before looking for work, then pass it to
+    /// `Segment::wait_doorbell`.
     pub fn doorbell(&self) -> u32 {
         (self.header().doorbell.calls.load(Ordering::SeqCst) / RING) as u32
     }
@@ -639,8 +648,8 @@ impl View {
         unsafe { self.map.object(offset) }
     }
 
-    /// Address of a piece of the owner's staging, and how long it is at most: a chunk, or a cell or a part of one from
-    /// [`FIRST_CELL`] on.
+    /// Address of a piece of the owner's staging, and how long it is at most: a chunk, or a cell or a part of
+    /// one from [`FIRST_CELL`] on.
     pub fn piece(&self, piece: u32) -> Option<(NonNull<u8>, u32)> {
         let flags = &self.header().flags;
         let layout = &self.layout;
@@ -669,8 +678,8 @@ impl View {
         (entry.bytes <= bytes).then_some((address, entry.bytes as usize))
     }
 
-    /// The part of the staging region (cells and chunks, one range) that is backed by memory; `None` before the
-    /// owner's first use of it. What a process registers with CUDA.
+    /// The part of the staging region (cells and chunks, one range) that is backed by memory; `None` before
+    /// the owner's first use of it. Processes register this with CUDA.
     pub fn staging(&self) -> Option<(NonNull<u8>, usize)> {
         let chunks = self
             .header()
@@ -699,13 +708,13 @@ impl View {
         Some((self.map.range(start, bytes)?, bytes))
     }
 
-    /// The owner's board, if it has one.
-    pub fn board(&self) -> Option<&Board> {
+    /// The owner's GPU page, if it has one.
+    pub fn gpu_page(&self) -> Option<&GpuPage> {
         let flags = &self.header().flags;
-        let offset = self.board_at;
-        let region = (offset, BOARD_BYTES as u32, 1);
-        self.backed(0, region, &flags.board_ready, &self.board_seen)?;
-        // SAFETY: Board is made of atomics.
+        let offset = self.gpu_page_at;
+        let region = (offset, GPU_PAGE_BYTES as u32, 1);
+        self.backed(0, region, &flags.gpu_page_ready, &self.gpu_page_seen)?;
+        // SAFETY: GpuPage is made of atomics.
         unsafe { self.map.object(usize::try_from(offset).ok()?) }
     }
 
@@ -726,12 +735,12 @@ impl View {
         Some((self.map.range(usize::try_from(offset).ok()?, bytes)?, bytes))
     }
 
-    /// Whether the owner is likely to compute while messages are under way that it sends.
+    /// Whether the owner is likely to compute while messages that it sends are under way.
     pub fn computes(&self) -> bool {
         self.header().flags.computing.load(Ordering::Relaxed) != 0
     }
 
-    /// Owner: written where it changes only, as peers read the line.
+    /// Owner: writes the word only if it changes, because peers read the line.
     pub(super) fn set_computing(&self, computes: bool) {
         let computing = &self.header().flags.computing;
         if (computing.load(Ordering::Relaxed) != 0) != computes {
@@ -750,8 +759,9 @@ impl View {
         Some(unsafe { start.add(inside as usize) })
     }
 
-    /// `Some` if element `index` of a region (offset, element size, elements) is backed by memory. What the owner
-    /// says (`ready`) is bounded by the layout, and the pages are had present before they are first touched.
+    /// `Some` if element `index` of a region (offset, element size, elements) is backed by memory. What the
+    /// owner says (`ready`) is bounded by the layout, and the pages are made present before they are first
+    /// touched.
     #[inline]
     fn backed(
         &self,
@@ -797,9 +807,12 @@ impl View {
             .store(slots, Ordering::Release);
     }
 
-    /// Owner: memory is there for the board.
-    pub(super) fn set_board_ready(&self) {
-        self.header().flags.board_ready.store(1, Ordering::Release);
+    /// Owner: memory is there for the GPU page.
+    pub(super) fn set_gpu_page_ready(&self) {
+        self.header()
+            .flags
+            .gpu_page_ready
+            .store(1, Ordering::Release);
     }
 
     /// Owner: memory is there for so many blocks of wide staging.

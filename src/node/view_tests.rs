@@ -20,8 +20,8 @@ const LAYOUT: Layout = Layout {
     wide_block_bytes: 2 << 18,
     wide_blocks: 2,
 };
-/// Pages of a board.
-const BOARD: u64 = (BOARD_BYTES as u64).div_ceil(4096) * 4096;
+/// Size of a GPU page in whole pages, bytes.
+const GPU_PAGE: u64 = (GPU_PAGE_BYTES as u64).div_ceil(4096) * 4096;
 
 fn memory(bytes: u64) -> OwnedFd {
     let fd = sys::memfd(c"anabranch-test").expect("a memfd");
@@ -47,11 +47,11 @@ fn regions_follow_each_other_on_pages() {
     assert_eq!(LAYOUT.cells_offset(), 8192);
     assert_eq!(LAYOUT.chunks_offset(), 12_288);
     assert_eq!(LAYOUT.slots_offset(), 12_288 + 24_576);
-    let board = 12_288 + 24_576 + 12_288;
-    assert_eq!(LAYOUT.board_offset(), board);
-    assert_eq!(LAYOUT.wide_offset(), board + BOARD);
+    let gpu_page = 12_288 + 24_576 + 12_288;
+    assert_eq!(LAYOUT.gpu_page_offset(), gpu_page);
+    assert_eq!(LAYOUT.wide_offset(), gpu_page + GPU_PAGE);
     // Two blocks of two units of 256 KiB.
-    assert_eq!(LAYOUT.bytes(), board + BOARD + (4 << 18));
+    assert_eq!(LAYOUT.bytes(), gpu_page + GPU_PAGE + (4 << 18));
     // As many sheets of 256 bytes as slots: three pages more.
     let with_sheets = Layout {
         sheets: 40,
@@ -232,9 +232,9 @@ proptest! {
         view.set_slots_ready(u32::MAX);
         view.set_staging_ready(u32::MAX, u32::MAX);
         view.set_wide_ready(u32::MAX);
-        view.set_board_ready();
+        view.set_gpu_page_ready();
         let _ = peer.slot(index).map(|slot| slot.nonce());
-        let _ = peer.board().map(|board| board.gpus().len());
+        let _ = peer.gpu_page().map(|gpu_page| gpu_page.gpus().len());
         for (address, bytes) in peer.wide_block(index).into_iter().chain(peer.wide(index, 4096).map(|at| (at, 4096))) {
             let start = address.as_ptr() as usize - peer.map.range(0, 0).expect("a base").as_ptr() as usize;
             prop_assert!((start + bytes) as u64 <= LAYOUT.bytes());

@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-/// Rounds that only spin, one pause each: what the caller looks at between them takes a fifth of a microsecond and more,
-/// and a pause that grew would make it miss by microseconds what comes meanwhile.
+/// Rounds that only spin, one pause each. What the caller looks at between them takes a fifth of a
+/// microsecond and more, and a pause that grew would make it miss by microseconds what comes meanwhile.
 const SPIN_ROUNDS: u32 = 64;
-/// Of the rounds after those, one in so many gives the core away: that takes as long as two or three looks, and what is waited
-/// for is seen as much later.
+/// Of the rounds after those, one in so many gives the core away: that takes as long as two or three looks,
+/// and the caller sees what it waits for that much later.
 const ROUNDS_PER_YIELD: u32 = 8;
 /// Rounds that give the core away before the first sleep.
 const YIELD_ROUNDS: u32 = 64;
 /// The first sleep; it doubles up to the maximum.
 const FIRST_SLEEP: Duration = Duration::from_micros(20);
 
-/// What a waiting loop calls once a round: a few spins, then `yield_now`, then (if asked for) short growing sleeps.
+/// What a waiting loop calls once a round: a few spins, then `yield_now`, then (if asked for) short growing
+/// sleeps.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     round: u32,
@@ -35,7 +36,8 @@ impl Backoff {
         }
     }
 
-    /// Spins, yields, then sleeps for a time that doubles up to `sleep_max`. For waits on slow things (peers, devices).
+    /// Spins, yields, then sleeps for a time that doubles up to `sleep_max`. For waits on slow things (peers,
+    /// devices).
     pub const fn sleeping(sleep_max: Duration) -> Self {
         Self {
             round: 0,

@@ -46,7 +46,7 @@ pub struct Message {
     /// Messages like this one that follow each other without a pause; 1 for a single one.
     pub window: u32,
     /// The engine of the source may move it: its process waits and can launch. Otherwise the destination pulls.
-    pub may_push: bool,
+    pub may_put: bool,
 }
 
 impl Message {
@@ -58,7 +58,7 @@ impl Message {
             to,
             bytes,
             window: 1,
-            may_push: true,
+            may_put: true,
         }
     }
 }
@@ -97,7 +97,7 @@ pub struct Options {
     pub relays_over: u32,
     /// Their engines push to the receiver, as where one process makes all copies: a push begins sooner than a pull. A plan that
     /// is one copy only is left to the receiver then, which pulls it as it pulls everything that is not planned.
-    pub relays_push: bool,
+    pub relays_put: bool,
     /// The copies of a hop of such a path may go on two streams in turn, for a single message over few of these paths: what
     /// one costs beside its bytes is then hidden behind the bytes of the other.
     pub relays_in_turn: bool,
@@ -146,7 +146,7 @@ impl Default for Options {
             host: true,
             relays_max: MAX_PATHS as u32,
             relays_over: u32::MAX,
-            relays_push: false,
+            relays_put: false,
             relays_in_turn: false,
             batches: false,
             relay_depth_max: 1,
@@ -316,15 +316,15 @@ impl Options {
     pub fn by_one(self, model: &Model) -> Options {
         Options {
             relay_depth_max: 2,
-            relays_push: true,
+            relays_put: true,
             launcher: Some(Launcher::of(model)),
             ..self
         }
     }
 
-    /// Whether a plan over so many paths, of which this is one, is left to the receiver: see `relays_push`.
+    /// Whether a plan over so many paths, of which this is one, is left to the receiver: see `relays_put`.
     pub(crate) fn is_left_to_receiver(&self, paths: usize, path: &Path) -> bool {
-        self.relays_push && paths == 1 && path.kind() == PathKind::Direct
+        self.relays_put && paths == 1 && path.kind() == PathKind::Direct
     }
 
     /// A chunk's length at most, such that the staging memory holds [`SLOTS_MIN`] of them.
@@ -617,8 +617,8 @@ impl Planner {
     fn assign_engines(&self, plan: &mut Plan, message: &Message, options: &Options) {
         let len = usize::from(plan.len);
         let is_left = options.is_left_to_receiver(len, &plan.paths[0].path);
-        let direct_is_pushed = !is_left && self.pushes(message.from, message.to, message);
-        let mut engines = paths::Engines::new(self, direct_is_pushed, options.relays_push);
+        let direct_is_put = !is_left && self.pushes(message.from, message.to, message);
+        let mut engines = paths::Engines::new(self, direct_is_put, options.relays_put);
         for path in &mut plan.paths[..len] {
             let pushed = engines.next(&path.path);
             for (hop, ends) in path.path.places().windows(2).enumerate() {

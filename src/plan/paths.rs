@@ -222,8 +222,8 @@ impl Candidate {
 /// Which end's engine makes the copies between GPUs: the source pushes into staging, the destination pulls out of it, a
 /// relay pushes to the next. A GPU whose engines are all taken by other paths leaves the copy to the other end.
 pub(crate) struct Engines {
-    direct_is_pushed: bool,
-    relays_push: bool,
+    direct_is_put: bool,
+    relays_put: bool,
     limit: u32,
     pushes: u32,
     pulls: u32,
@@ -231,10 +231,10 @@ pub(crate) struct Engines {
 
 impl Engines {
     /// The paths of a plan are asked about one after the other.
-    pub fn new(planner: &Planner, direct_is_pushed: bool, relays_push: bool) -> Engines {
+    pub fn new(planner: &Planner, direct_is_put: bool, relays_put: bool) -> Engines {
         Engines {
-            direct_is_pushed,
-            relays_push,
+            direct_is_put,
+            relays_put,
             limit: planner.topology.costs.peer_engines,
             pushes: 0,
             pulls: 0,
@@ -246,11 +246,11 @@ impl Engines {
         let mut pushed = [true; MAX_HOPS];
         let last = path.hops() - 1;
         match path.kind() {
-            PathKind::Direct => pushed[0] = self.direct_is_pushed,
+            PathKind::Direct => pushed[0] = self.direct_is_put,
             PathKind::Host => pushed[last] = false,
             PathKind::Relay => {
                 pushed[0] = self.pushes < self.limit;
-                pushed[last] = self.relays_push || self.pulls >= self.limit;
+                pushed[last] = self.relays_put || self.pulls >= self.limit;
             }
         }
         if path.kind() != PathKind::Host {
@@ -336,7 +336,7 @@ impl Planner {
             |line: &Line| line.alpha_us + message.bytes as f64 / (line.sure_gb_s() * BYTES_PER_US);
         match self.model.hop(Place::Gpu(from), Place::Gpu(to)) {
             Some(hop) => match (hop.push, hop.pull) {
-                (Some(push), Some(pull)) => message.may_push && time(&push) < time(&pull),
+                (Some(push), Some(pull)) => message.may_put && time(&push) < time(&pull),
                 (push, _) => push.is_some(),
             },
             None => false,

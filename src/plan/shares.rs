@@ -494,7 +494,7 @@ impl<'a> Problem<'a> {
             }
         };
         let batches = self.options.batches || is_left;
-        let mut engines = Engines::new(self.planner, pushes, self.options.relays_push);
+        let mut engines = Engines::new(self.planner, pushes, self.options.relays_put);
         let mut pipelines = [Pipeline::default(); MAX_PATHS];
         for at in 0..len {
             let pushed = engines.next(&chosen[at].path);

@@ -1,13 +1,13 @@
-//! Records of decisions: what each depended on, and what was decided.
+//! Records of decisions: what each decision depended on, and what was decided.
 //!
 //! A library that is built with the feature `golden` appends a line of JSON for each distinct record to
-//! `$GOLDEN_RECORDS/PID.jsonl`: `[name, input, decision]`. `ci/golden` runs programs that way, and puts the records
-//! together in `tests/golden/`. `golden_tests.rs` decides each input again, by today's code.
+//! `$GOLDEN_RECORDS/PID.jsonl`: `[name, input, decision]`. `ci/golden` runs programs that way and collects
+//! the records in `tests/golden/`. `golden_tests.rs` makes each decision again with today's code.
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// A value as it is written down.
+/// A value as the records hold it.
 pub fn value(of: &impl Serialize) -> Value {
     serde_json::to_value(of).unwrap_or(Value::Null)
 }
@@ -31,7 +31,7 @@ mod recording {
     use super::value;
     use crate::policy::turn::World;
 
-    /// Distinct records of one decision in one process.
+    /// Distinct records that one process keeps of one decision.
     const RECORDS_MAX: usize = 2000;
 
     struct Records {
@@ -56,7 +56,7 @@ mod recording {
         RECORDS.get_or_init(open).as_ref()
     }
 
-    /// Writes a decision down, unless it was before.
+    /// Writes a decision down, unless the same record was written before.
     pub fn write(name: &'static str, input: Value, decision: &impl Serialize) {
         let Some(records) = records() else { return };
         let line = Value::from(vec![Value::from(name), input, value(decision)]).to_string();
@@ -68,7 +68,7 @@ mod recording {
         }
     }
 
-    /// A world whose answers are written down.
+    /// A world that notes its answers.
     pub struct Noted<'a, W> {
         world: &'a W,
         /// Which rank was asked about, and how many read from it.
@@ -77,7 +77,7 @@ mod recording {
     }
 
     impl<'a, W> Noted<'a, W> {
-        /// Of a world that is asked nothing yet.
+        /// Wraps a world; no question was asked yet.
         pub fn new(world: &'a W) -> Noted<'a, W> {
             Noted {
                 world,
@@ -106,7 +106,7 @@ mod recording {
         }
     }
 
-    /// Facts that are written down as they are asked for.
+    /// Facts that are noted as they are asked for.
     pub struct Asked<'a, F> {
         /// Who answers.
         pub facts: &'a mut F,
@@ -114,19 +114,19 @@ mod recording {
     }
 
     impl<'a, F> Asked<'a, F> {
-        /// Of facts that are not asked for yet.
+        /// Wraps facts; none was asked for yet.
         pub fn new(facts: &'a mut F) -> Asked<'a, F> {
             let answers = Vec::new();
             Asked { facts, answers }
         }
 
-        /// Takes note of a question and its answer.
+        /// Notes a question and its answer.
         pub fn note(&mut self, fact: &'static str, answer: &impl Serialize) {
             let answer = vec![Value::from(fact), value(answer)];
             self.answers.push(Value::from(answer));
         }
 
-        /// Writes them down with what was decided.
+        /// Writes the answers down with the decision.
         pub fn write(self, name: &'static str, decision: &impl Serialize) {
             write(name, Value::from(self.answers), decision);
         }
@@ -143,11 +143,11 @@ mod replaying {
     use serde::de::DeserializeOwned;
     use serde_json::Value;
 
-    /// The answers of a record: each question is to be asked again, in the same order.
+    /// The answers of a record. Each question must be asked again, in the same order.
     pub struct Answers(VecDeque<(String, Value)>);
 
     impl Answers {
-        /// Of a record.
+        /// The answers of this record.
         pub fn of(record: &Value) -> Answers {
             Answers(serde_json::from_value(record.clone()).expect("questions and answers"))
         }
@@ -162,7 +162,7 @@ mod replaying {
             serde_json::from_value(answer).expect("an answer of the fact's kind")
         }
 
-        /// Nothing is left that was asked when the record was made.
+        /// Whether every answer of the record was asked for again.
         pub fn are_all_taken(&self) -> bool {
             self.0.is_empty()
         }

@@ -1,4 +1,5 @@
-//! Records of decisions (see [`super::golden`]) against the code as it is: each is made again and must come out the same.
+//! Compares the recorded decisions (see [`super::golden`]) with the code as it is. Each decision is made
+//! again and must come out the same.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader};
@@ -11,26 +12,28 @@ use super::golden::{value, Answers};
 use super::history::Depth;
 use super::launch::Short;
 use super::peers::Exchanges;
+use super::pipeline::OnGpu;
 use super::rtr::Streak;
 use super::turn::{State, World};
-use super::{launch, parts, rtr, send, start};
+use super::{launch, parts, put, rtr, send, start};
 use crate::model::Model;
 use crate::plan::{Message, Occupancy, Options, Planner};
 use crate::topology::file::File;
 
-/// Records that are kept at least.
+/// There must be at least this many records.
 const RECORDS_MIN: usize = 20_000;
-/// Programs, with their topologies, that they come from at least.
+/// The records must come from at least this many programs, each with its topology.
 const PROGRAMS_MIN: usize = 40;
 
-/// The nodes that plans were made for, by their identities: as measured, and as a rank sees one that makes all copies.
+/// The nodes that plans were made for, by their identities: as measured, and as a rank sees one that makes
+/// all copies.
 type Nodes = HashMap<u64, [Planner; 2]>;
 
 fn of<T: DeserializeOwned>(record: &Value) -> T {
     serde_json::from_value(record.clone()).unwrap_or_else(|error| panic!("{error}: {record}"))
 }
 
-/// A decision by questions and answers.
+/// Makes a decision that asks questions.
 fn answered<D: serde::Serialize>(input: &Value, decide: impl FnOnce(&mut Answers) -> D) -> Value {
     let mut answers = Answers::of(input);
     let decision = value(&decide(&mut answers));
@@ -41,7 +44,7 @@ fn answered<D: serde::Serialize>(input: &Value, decide: impl FnOnce(&mut Answers
     decision
 }
 
-/// A step of a state machine: the answer, and the state behind it.
+/// Makes a step of a state machine. Returns the answer and the state after it.
 fn step<S, E, A>(input: &Value, step: impl FnOnce(&mut S, E) -> A) -> Value
 where
     S: DeserializeOwned + serde::Serialize,
@@ -73,7 +76,7 @@ impl World for Noted {
     }
 }
 
-/// As [`step`], with what the node answered.
+/// Like [`step`], with the answers of the node.
 fn step_beside<E: DeserializeOwned, A: serde::Serialize>(
     input: &Value,
     step: impl FnOnce(&mut State, E, &Noted) -> A,
@@ -126,7 +129,7 @@ fn decide(nodes: &Nodes, name: &str, input: &Value) -> Value {
         }),
         "turn.enter" => step_beside(input, |s, (rank, bytes), world| s.enter(rank, bytes, world)),
         "turn.comes" => step_beside(input, |s, (rank, number, bytes), world| {
-            s.comes(rank, number, bytes, world)
+            s.may_start(rank, number, bytes, world)
         }),
         "launch.hold" => value(&launch::hold(&of::<Short>(input))),
         "launch.goes_ahead" => value(&launch::goes_ahead(of(input))),
@@ -146,6 +149,13 @@ fn decide(nodes: &Nodes, name: &str, input: &Value) -> Value {
             let (is_split, lacks_staging, would_split) = of(input);
             value(&parts::planned(is_split, lacks_staging, would_split))
         }
+        "put.by_exchange" => answered(input, put::by_exchange),
+        "put.is_for_sender" => answered(input, put::is_for_sender),
+        "pipeline.piece_on_gpu" => {
+            let (on_gpu, total, issued): (OnGpu, _, _) = of(input);
+            value(&on_gpu.piece_bytes(total, issued))
+        }
+        "parts.claim_back" => value(&parts::claim_back(&of::<Vec<_>>(input))),
         "parts.rest" => {
             let (rows, bytes): (Vec<_>, _) = of(input);
             value(&parts::rest(&rows, bytes))
@@ -201,7 +211,7 @@ fn decisions_are_those_of_the_record() {
     assert!(all >= RECORDS_MIN, "{all} records: {made:?}");
 }
 
-/// The code that compares sees a difference, in each kind of decision.
+/// For each kind of decision, the comparison notices a difference.
 #[test]
 fn another_decision_is_found() {
     let input = json!([2, 4 << 20, false]);
@@ -216,7 +226,7 @@ fn another_decision_is_found() {
     assert_eq!(decide(&Nodes::new(), "start", &facts), json!("Get"));
 }
 
-/// Windows at one address went one message after the other once, as each waited for the one before.
+/// Windows at one address once went one message after the other, because each waited for the one before.
 #[test]
 fn staged_messages_are_asked_for_whatever_is_in_their_place() {
     let facts = json!([["is_to_device", true], ["is_staged", true]]);

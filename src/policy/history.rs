@@ -1,5 +1,5 @@
-//! What came of the messages of each sender before: how deep its windows are, how they were planned, whether they were
-//! split in vain. What the next message does depends on it.
+//! The history of each sender's earlier messages: how deep its windows are, how its messages were planned,
+//! and whether offers to split them were in vain. What the next message does depends on it.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use super::{stepped, GpuId};
 /// The GPUs of a message's two buffers.
 pub type Ends = [GpuId; 2];
 
-/// A message that may be split is under way from its sender until this is dropped.
-pub struct Flight {
-    /// As many as there are of these, and one more, hold it.
+/// Marks a message that may be split as under way from its sender, until this is dropped.
+pub struct InFlightGuard {
+    /// Shared by all guards of one sender; the sender's entry holds one more reference.
     _of_sender: Arc<()>,
 }
 
-/// How many messages were under way at once from each sender: programs send windows of the same depth again and again, and
-/// the first message of one is to be planned like the rest.
+/// How many messages of each sender were under way at once. Programs send windows of the same depth again and
+/// again, and the first message of a window should be planned like the rest.
 #[derive(Default)]
 pub struct Depths(HashMap<u32, Depth>);
 
@@ -28,98 +28,112 @@ pub struct Depths(HashMap<u32, Depth>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(any(test, feature = "golden"), derive(Serialize, Deserialize))]
 pub enum Planned {
-    /// To go over several paths.
+    /// Over several paths.
     Split,
-    /// To take one direct copy for what others use of the links.
+    /// As one direct copy, because others use the links.
     DirectBesideOthers,
-    /// To take one direct copy for now, as links are being measured, or for want of staging.
+    /// As one direct copy for now, because links are being measured or staging is missing.
     DirectForNow,
-    /// To take one direct copy, on an idle node as well.
+    /// As one direct copy, on an idle node as well.
     Direct,
 }
 
-/// Of one sender.
+/// The history of one sender.
 #[derive(Debug, Default)]
 #[cfg_attr(any(test, feature = "golden"), derive(Serialize, Deserialize))]
 pub(super) struct Depth {
-    /// Held by each message that is under way.
+    /// Each message that is under way holds a reference.
     #[cfg_attr(any(test, feature = "golden"), serde(skip))]
     flights: Arc<()>,
     bytes: u64,
-    /// Of the window before.
+    /// Depth of the window before.
     last: u32,
-    /// Of this window, so far.
+    /// Depth of this window so far.
     now: u32,
-    /// Of single messages, and of those of windows.
+    /// The last plans of single messages, and of messages of windows.
     planned: [LastPlanned; 2],
-    refused: Refused,
+    refused: SplitBackoff,
 }
 
-/// Single messages that were to be split, and went whole, as what went the other way did. Who would split and is not invited to write
-/// loses what an invitation saves, so that this is tried less and less often.
+/// Single messages that this rank offered to split, and that went whole, because the message the other way
+/// went whole. A rank that would split its message and gets no RTR loses what an RTR saves. So it offers less
+/// and less often.
 #[derive(Debug, Default)]
 #[cfg_attr(any(test, feature = "golden"), derive(Serialize, Deserialize))]
-struct Refused {
-    /// Their length.
+struct SplitBackoff {
+    /// Length of these messages.
     bytes: u64,
-    /// How many in a row.
+    /// How many were refused in a row.
     times: u32,
-    /// So many go whole without being tried, and so many of these are left.
+    /// Length of the present pause: so many messages go whole without an offer. Then how many of these are
+    /// left.
     pause: u32,
     left: u32,
 }
 
-/// So many messages in a row are offered to be split: who sees the first that it is not invited to write can offer the second one, too.
+/// So many messages in a row are offered to be split. The peer sees by the first one that no RTR came, and
+/// can offer its own message with the second.
 const TRIES: u32 = 2;
-/// Between them, the first time and at most.
+/// Messages in a pause between offers: the first time, and at most.
 const PAUSE: [u32; 2] = [8, 1024];
 
-/// What came of plans.
+/// What came of the last plans.
 #[derive(Debug, Default)]
 #[cfg_attr(any(test, feature = "golden"), derive(Serialize, Deserialize))]
 struct LastPlanned {
-    /// Between these two GPUs messages of up to so many bytes took one direct copy.
+    /// Between these two GPUs, messages of up to so many bytes took one direct copy.
     direct: Option<(Ends, u64)>,
-    /// The last one may be split soon.
+    /// The last one went directly for now only, and may be split soon.
     is_for_now: bool,
-    /// It went directly for want of staging or of measurements, which may be there now.
+    /// The last one went directly because staging or measurements were missing. They may be there now.
     lacked: bool,
-    /// It went directly for what others used, and so many plans have said since that the next one need not.
+    /// The last one went directly because others used the links. The number counts the plans since then that
+    /// would split.
     beside_others: Option<u32>,
-    /// So many plans in a row said that it would go directly on an idle node, too.
+    /// So many plans in a row said that the message would go directly on an idle node, too.
     direct_ones: usize,
-    /// Messages that were not planned since one was.
+    /// Messages since the last planned one.
     unplanned: u32,
-    /// Between these two GPUs the last one, of so many bytes, left so much to host memory, at its beginning.
+    /// Between these two GPUs, the last message, of so many bytes, left so many bytes at its beginning to
+    /// host memory.
     rest: Option<(Ends, u64, u64)>,
 }
 
-/// Where single messages went directly beside others, so many plans in a row are to say that one be split. In an exchange of all ranks
-/// again and again it takes some rounds until these are in step, and who begins before the others finds their links idle. Jacobi,
-/// concurrent exchange on a simulated node of four GPUs, of 56 messages: 3.1 were split without this on average, and 3 of 14 launches
-/// took 8 to 15 % longer; 1.6 with it, and none did (`docs/results/sim-paths.txt`).
+/// After single messages went directly because others used the links, so many plans in a row must say that a
+/// message be split. In an exchange of all ranks, repeated, it takes some rounds until the ranks are in step,
+/// and a rank that begins before the others finds their links idle. Jacobi, concurrent exchange on a
+/// simulated node of four GPUs: without this, 3.1 of 56 messages were split on average, and 3 of 14 launches
+/// took 8 to 15 % longer. With it, 1.6 were split, and no launch took longer (`docs/results/sim-paths.txt`).
 const SPLIT_AFTER: u32 = 2;
 
-/// Of messages of windows or of several ranks that go directly, and are short or launched together, one of so many is planned: there is
-/// no time in which a plan costs nothing. It takes 4 to 5 us where others use the links, 15 to 20 where they never did so in that way
-/// before (medians and 90th percentiles, each of four simulated H200s to all). The first of these at first, and the next one after each that
-/// has brought nothing new: of windows of 16 of 2 MiB both ways one in 61 is a fiftieth of the time. None has a divisor in common with how
-/// deep windows are, so that it is not the same message of each.
+/// Some messages go directly and are short or launched together. They belong to windows or come from several
+/// ranks. One of so many of these is planned, because a plan always costs time there: 4 to 5 us where others
+/// use the links, 15 to 20 where they never used them in that way before (medians and 90th percentiles, each
+/// of four simulated H200s to all). The first number holds at first, the next one after each plan that has
+/// brought nothing new. Of windows of 16 of 2 MiB both ways, planning one in 61 is a fiftieth of the time. No
+/// number has a divisor in common with the depth of a window, so that it is not the same message of each
+/// window.
 const PLANNED_OF: [u32; 5] = [61, 127, 251, 509, 1021];
-/// Messages of windows, and those of a rank that deals with several others, go without a plan if they are shorter, mostly, where they
-/// would go directly on an idle node, too. Windows of 16 of 2 MiB on two H100s, times the speed with `ANABRANCH_PATHS=direct`, each
-/// planned and so: 0.99 and 1.00, both ways 0.986 and 0.994 (`docs/results/h100-x2-all-beside-one.txt`); of 4 both ways 0.962 and 0.987
-/// (`h100-x2-all-sizes.txt`, 2). Single messages of 2 MiB on four H100s, each to all, once longer ones have told the ranks of
-/// their links, times the speed without the library: each planned 0.87, one of 61 1.04 and 1.08 on two machines, with
-/// `ANABRANCH_PATHS=direct` 1.09 and 1.105 (`docs/results/h100-x4-many.txt`, 9). Where each was planned only after all were launched 0.97.
+/// Messages of windows, and those of a rank that deals with several others, mostly go without a plan if they
+/// are shorter and would go directly on an idle node, too. Figures are for each message planned, then for
+/// this rule.
+/// - Two H100s, windows of 16 of 2 MiB, times the speed with `ANABRANCH_PATHS=direct`: 0.99 and 1.00, both
+///   ways 0.986 and 0.994 (`docs/results/h100-x2-all-beside-one.txt`); windows of 4 both ways 0.962 and 0.987
+///   (`h100-x2-all-sizes.txt`, 2).
+/// - Four H100s, each to all, single messages of 2 MiB, once longer ones have told the ranks of their links,
+///   times the speed without the library: each planned 0.87; one of 61 planned 1.04 and 1.08 on two machines;
+///   with `ANABRANCH_PATHS=direct` 1.09 and 1.105 (`docs/results/h100-x4-many.txt`, 9). Each planned only
+///   after all were launched: 0.97.
 pub const PLANNED_FROM: u64 = 4 << 20;
-/// The same of a rank that sends to the sender, too, or deals with others: what it has to do comes in the way of both. Two H200s, windows of 16
-/// both ways, each planned from 4 MiB on and from 16: 6 MiB 0.979 and 0.994, 8 MiB 0.984 and 0.999 of one path; one way 12 MiB 1.037 and 1.010, as
-/// it takes longer until it is found that they gain (`docs/results/h200-x2-one-path.txt`, 1).
+/// The same limit for a rank that also sends to the sender, or deals with others: its other work delays both.
+/// Two H200s, windows of 16 both ways, each message planned from 4 MiB on and from 16 MiB on: 6 MiB 0.979 and
+/// 0.994, 8 MiB 0.984 and 0.999 of one path. One way 12 MiB had 1.037 and 1.010, because it takes longer to
+/// find out that splitting gains (`docs/results/h200-x2-one-path.txt`, 1).
 pub const PLANNED_FROM_BOTH: u64 = 16 << 20;
-/// Single messages that are shorter are written without being planned, mostly, where they would go directly on an idle node, too.
+/// Shorter single messages that their sender writes are mostly not planned, where they would go directly on
+/// an idle node, too.
 pub const PLANNED_MEANWHILE_FROM: u64 = 64 << 20;
-/// No window is taken for deeper.
+/// No window is taken to be deeper.
 const DEPTH_MAX: u32 = 16;
 
 impl LastPlanned {
@@ -129,7 +143,7 @@ impl LastPlanned {
         direct.is_some_and(|(known, most)| known == ends && bytes <= most)
     }
 
-    /// Whether one of the messages that go without a plan, mostly, is to be planned.
+    /// Whether to plan this one of the messages that mostly go without a plan.
     fn is_planned_again(&mut self) -> bool {
         let of = PLANNED_OF[self.direct_ones.clamp(1, PLANNED_OF.len()) - 1];
         self.unplanned += 1;
@@ -147,7 +161,7 @@ fn kind(in_flight: u32) -> usize {
 }
 
 impl Depth {
-    /// How deep the window is taken to be of a message that is one of `in_flight`.
+    /// How deep the window is taken to be. The message is one of `in_flight`.
     pub(super) fn of(&mut self, bytes: u64, in_flight: u32) -> u32 {
         let in_flight = in_flight.min(DEPTH_MAX);
         if in_flight == 1 || self.bytes != bytes {
@@ -158,7 +172,7 @@ impl Depth {
         self.now.max(self.last)
     }
 
-    /// Takes note of how a message in a window so deep was planned.
+    /// Notes how a message in a window so deep was planned.
     pub(super) fn planned(&mut self, ends: Ends, bytes: u64, in_flight: u32, how: Planned) {
         let is_direct = how != Planned::Split;
         let last = &mut self.planned[kind(in_flight)];
@@ -173,13 +187,13 @@ impl Depth {
                 last.direct_ones.saturating_add(1),
             ),
             _ if is_direct => (Some((ends, most.max(bytes))), 0),
-            // Of a shorter one it says nothing.
+            // A shorter message says nothing about `most`.
             _ if most < bytes => (known, last.direct_ones),
             _ => (None, 0),
         };
     }
 
-    /// Takes note of what goes through host memory of a single message that is split.
+    /// Notes how much of a single message goes through host memory, if that is split.
     pub(super) fn note_rest(&mut self, ends: Ends, bytes: u64, rest: Option<u64>) {
         self.planned[kind(1)].rest = rest.map(|rest| (ends, bytes, rest));
     }
@@ -203,9 +217,9 @@ impl Depth {
     pub(super) fn is_refused_again(&mut self, bytes: u64) -> bool {
         let refused = &mut self.refused;
         if refused.bytes != bytes {
-            *refused = Refused {
+            *refused = SplitBackoff {
                 bytes,
-                ..Refused::default()
+                ..SplitBackoff::default()
             };
         }
         refused.times += 1;
@@ -246,7 +260,7 @@ impl Depth {
         from: u64,
     ) -> bool {
         let last = &mut self.planned[kind(in_flight)];
-        // It would wait for the plan of its first message.
+        // The launch would wait for the plan of its first message.
         let is_one_launch = in_flight > 1 && u64::from(in_flight) * bytes <= AHEAD_BYTES;
         bytes < from
             && last.is_likely_direct(ends, bytes)
@@ -256,14 +270,14 @@ impl Depth {
 }
 
 impl Depths {
-    /// A message begins to come that may be split.
-    pub fn enter(&mut self, source: u32) -> Flight {
-        Flight {
+    /// A message that may be split begins to arrive.
+    pub fn enter(&mut self, source: u32) -> InFlightGuard {
+        InFlightGuard {
             _of_sender: Arc::clone(&self.of_sender(source).flights),
         }
     }
 
-    /// How many of a sender's have begun, and are not over.
+    /// How many messages of a sender are under way.
     pub fn in_flight(&self, source: u32) -> u32 {
         let depth = self.0.get(&source);
         depth.map_or(0, |depth| Arc::strong_count(&depth.flights) as u32 - 1)
@@ -273,7 +287,7 @@ impl Depths {
         self.0.entry(source).or_default()
     }
 
-    /// How deep the window is taken to be of a message that is one of `in_flight`.
+    /// How deep the window is taken to be. The message is one of `in_flight`.
     pub fn of(&mut self, source: u32, bytes: u64, in_flight: u32) -> u32 {
         let depth = self.of_sender(source);
         stepped!(
@@ -284,7 +298,7 @@ impl Depths {
         )
     }
 
-    /// Takes note of how a message in a window so deep was planned.
+    /// Notes how a message in a window so deep was planned.
     pub fn planned(&mut self, source: u32, ends: Ends, bytes: u64, in_flight: u32, how: Planned) {
         let depth = self.of_sender(source);
         stepped!(
@@ -295,7 +309,7 @@ impl Depths {
         );
     }
 
-    /// Takes note of what goes through host memory of a single message that is split.
+    /// Notes how much of a single message goes through host memory, if that is split.
     pub fn note_rest(&mut self, source: u32, ends: Ends, bytes: u64, rest: Option<u64>) {
         let depth = self.of_sender(source);
         stepped!(
@@ -306,7 +320,8 @@ impl Depths {
         );
     }
 
-    /// What a single message is likely to leave to host memory, at its beginning, if it is likely to be split like the one before it.
+    /// How many bytes at its beginning a single message is likely to leave to host memory, if it is split
+    /// like the one before it.
     pub fn rest(&self, source: u32, ends: Ends, bytes: u64) -> Option<u64> {
         let depth = self.0.get(&source)?;
         stepped!(
@@ -317,8 +332,8 @@ impl Depths {
         )
     }
 
-    /// Whether a single message goes directly all the same, though its plan is to split it: those before it did so beside others, who
-    /// may come yet.
+    /// Whether a single message goes directly although its plan is to split it: the messages before it went
+    /// directly beside others, and these may come yet.
     pub fn waits_for_others(&mut self, source: u32) -> bool {
         let depth = self.of_sender(source);
         stepped!(
@@ -329,7 +344,8 @@ impl Depths {
         )
     }
 
-    /// A single message was offered to be split, and goes whole. Whether those after it had better do so from the start.
+    /// A single message was offered to be split, and goes whole. Returns whether the next ones should go
+    /// whole from the start.
     pub fn is_refused_again(&mut self, source: u32, bytes: u64) -> bool {
         let depth = self.of_sender(source);
         stepped!(
@@ -340,7 +356,8 @@ impl Depths {
         )
     }
 
-    /// Whether a single message goes whole, though it would be split, as those before it were offered in vain.
+    /// Whether a single message goes whole although it would be split, because the messages before it were
+    /// offered in vain.
     pub fn goes_along(&mut self, source: u32, bytes: u64) -> bool {
         let depth = self.of_sender(source);
         stepped!("history.goes_along", depth, bytes, depth.goes_along(bytes))
@@ -348,7 +365,7 @@ impl Depths {
 
     /// A single message was split.
     pub fn agreed(&mut self, source: u32) {
-        self.of_sender(source).refused = Refused::default();
+        self.of_sender(source).refused = SplitBackoff::default();
     }
 
     /// Whether a message in a window so deep is likely to take one direct copy.
@@ -364,15 +381,16 @@ impl Depths {
         )
     }
 
-    /// Whether the last message in a window so deep went directly only for want of staging or of
-    /// measurements.
+    /// Whether the last message in a window so deep went directly only because staging or measurements were
+    /// missing.
     pub fn lacked(&self, source: u32, in_flight: u32) -> bool {
         let depth = self.0.get(&source);
         depth.is_some_and(|depth| depth.lacked(in_flight))
     }
 
-    /// Whether a message is to take one direct copy without being planned, where a plan keeps others waiting. Those of `from` bytes are
-    /// planned all the same, and so are those that may be split soon, unless all of their window goes in one launch.
+    /// Whether a message takes one direct copy without being planned, where a plan keeps others waiting.
+    /// Messages of `from` bytes and more are planned. So are those that may be split soon, unless their whole
+    /// window goes in one launch.
     pub fn is_unplanned(
         &mut self,
         source: u32,
@@ -414,7 +432,7 @@ mod tests {
     #[test]
     fn what_is_refused_is_offered_less_and_less_often() {
         let mut depths = Depths::default();
-        // Of so many messages those that are offered, if the other end never does so.
+        // Those of `count` messages that are offered, if the other end never offers.
         let mut offered = |count: u32| -> Vec<u32> {
             let mut is_offered = false;
             let mut offered = Vec::new();
@@ -460,7 +478,7 @@ mod tests {
         let mut depths = Depths::default();
         let (ends, bytes) = ([[1; 16], [2; 16]], PLANNED_FROM - 1);
         depths.planned(3, ends, bytes, 16, Planned::Direct);
-        // How many messages come until one is planned, and it is planned so.
+        // How many messages come until one is planned; that one is planned as `how` says.
         let mut next = |how: Planned, planned: u64| {
             let is_unplanned =
                 |depths: &mut Depths| depths.is_unplanned(3, ends, bytes, 16, PLANNED_FROM);

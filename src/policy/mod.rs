@@ -1,17 +1,19 @@
-//! What is decided of a message: by which protocol it goes, over which paths, in what order, launched when.
+//! The decisions about a message: which protocol it uses, over which paths it goes, in what order, and when
+//! it is launched.
 //!
 //! Every decision here is a function without side effects of its own. There are three forms:
 //!
 //! - **of a value**: a plain function, written down by [`decided`];
-//! - **a step of a state machine** ([`history`], [`turn`]): state and event give an answer and the next state, by [`stepped`];
-//! - **a chain of questions** ([`start`], [`rtr`]): the function asks its facts one by one, by a trait of [`facts`], as
-//!   most of them cost something and are needed for few messages. A fact may be an attempt, such as mapping
-//!   a buffer. The answers decide, and nothing else does.
+//! - **a step of a state machine** ([`history`], [`turn`]): state and event give an answer and the next
+//!   state, by [`stepped`];
+//! - **a chain of questions** ([`start`], [`rtr`]): the function asks its facts one by one, by a trait of
+//!   [`facts`], because most of them cost something and few messages need them. A fact may be an attempt,
+//!   such as mapping a buffer. The decision depends on the answers alone.
 //!
-//! With the feature `golden` each decision is written down with all that it depends on. `golden_tests.rs` takes such
-//! records of many programs and makes each decision again; see [`golden`].
+//! With the feature `golden`, each decision is written down with everything that it depends on.
+//! `golden_tests.rs` takes such records of many programs and makes each decision again; see [`golden`].
 //!
-//! No driver, no clock, no MPI type and no shared memory is used here.
+//! This module uses no driver, no clock, no MPI type and no shared memory.
 
 #[cfg(any(test, feature = "golden"))]
 pub mod golden;
@@ -19,6 +21,8 @@ pub mod history;
 pub mod launch;
 pub mod parts;
 pub mod peers;
+pub mod pipeline;
+pub mod put;
 pub mod rtr;
 pub mod send;
 pub mod start;
@@ -27,8 +31,8 @@ pub mod turn;
 /// The identity of a GPU.
 pub type GpuId = [u8; 16];
 
-/// The facts of a decision: a trait with a question for each, and, for records, what writes the answers down and what
-/// gives them again.
+/// The facts of a decision: a trait with one question for each fact. For records, it also defines what writes
+/// the answers down and what gives them again.
 macro_rules! facts {
     ($(#[$meta:meta])* trait $name:ident { $( $(#[$doc:meta])* fn $fact:ident() -> $answer:ty; )+ }) => {
         $(#[$meta])*
@@ -89,8 +93,8 @@ macro_rules! decided {
 }
 pub(crate) use decided;
 
-/// Makes a step of a state machine: `stepped!("name", state, (event), step)`. A step that asks the world something gets
-/// one that takes note of the answers: `stepped!("name", state, (event), &world, |world| step)`.
+/// Makes a step of a state machine: `stepped!("name", state, (event), step)`. A step that asks the world
+/// something gets a world that notes its answers: `stepped!("name", state, (event), &world, |world| step)`.
 macro_rules! stepped {
     ($name:literal, $state:expr, $event:expr, $world:expr, |$noted:ident| $step:expr) => {{
         #[cfg(feature = "golden")]

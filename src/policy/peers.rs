@@ -1,28 +1,31 @@
-//! With whom this rank deals.
+//! Which ranks this rank deals with.
 
 use hashbrown::HashMap;
 #[cfg(any(test, feature = "golden"))]
 use serde::{Deserialize, Serialize};
 
-/// Messages between device buffers, sent and received, after which a rank has nothing to do with others any more.
+/// After so many messages between device buffers, sent and received, with one rank only, a rank counts as
+/// having nothing to do with others any more.
 const ALONE_WITH: u32 = 64;
 
-/// With whom this rank has exchanged messages between device buffers of late. Between two that deal with each other only, receives
-/// are told of. A rank that deals with others, too, would read from some and write to others, as receives are told of in time or not,
-/// which a GPU does one after the other; four H200s in a ring, single messages, times the speed without the library: 1 KiB 0.81, 1 MiB
-/// 0.84, 16 MiB 0.56; where all are read 1.03, 1.05 and 1.01 (`docs/results/h200-x4-many.txt`).
+/// The ranks with which this rank has exchanged messages between device buffers of late. RTRs are sent only
+/// between two ranks that deal with each other only. A rank that also deals with others would read from some
+/// and write to others, depending on whether an RTR comes in time, and a GPU does one after the other. Four
+/// H200s in a ring, single messages, times the speed without the library: 1 KiB 0.81, 1 MiB 0.84, 16 MiB
+/// 0.56; where all are read 1.03, 1.05 and 1.01 (`docs/results/h200-x4-many.txt`; see
+/// `docs/decisions/no-read-beside-write.md`).
 #[derive(Debug, Default)]
 #[cfg_attr(any(test, feature = "golden"), derive(Serialize, Deserialize))]
-pub struct Company {
+pub struct PeerMix {
     last: Option<u32>,
-    /// Messages of the last one since that of another.
+    /// Messages with the last rank since one with another rank.
     since: u32,
-    /// There was another.
+    /// There was another rank.
     had_others: bool,
 }
 
-impl Company {
-    /// A message goes to another rank, or has come from it.
+impl PeerMix {
+    /// A message goes to a rank, or has come from it.
     pub fn note_other(&mut self, rank: u32) {
         if self.last == Some(rank) {
             self.since = self.since.saturating_add(1);
@@ -32,24 +35,25 @@ impl Company {
         }
     }
 
-    /// Whether there are several.
+    /// Whether this rank deals with several others.
     pub fn are_several(&self) -> bool {
         self.had_others && self.since < ALONE_WITH
     }
 
-    /// Whether there is nobody else.
+    /// Whether this rank deals with nobody else.
     pub fn is_only(&self, rank: u32) -> bool {
         self.last
             .is_none_or(|last| last == rank && !self.are_several())
     }
 }
 
-/// Long messages, sent and received, within which a rank is taken to go on sending to another: two windows each way.
+/// A rank is taken to go on sending to another if it has sent to it within so many long messages, sent and
+/// received: two windows each way.
 const RECENT_WINDOWS: u64 = 4;
-/// The same with regard to others, to be sure that there are none.
+/// The same limit for other receivers, to be sure that there are none.
 const RECENT: u64 = 64;
 
-/// To whom this rank has sent long messages of late.
+/// The ranks to which this rank has sent long messages of late.
 #[derive(Debug, Default)]
 #[cfg_attr(any(test, feature = "golden"), derive(Serialize, Deserialize))]
 pub struct Exchanges {
@@ -66,8 +70,8 @@ impl Exchanges {
         self.sent.insert(to, self.messages);
     }
 
-    /// Whether a long message that begins to come from a rank is one of those that go both ways between it and this rank, and
-    /// between no others that this one knows of.
+    /// Whether a long message that begins to arrive is one of those that go both ways between its sender and
+    /// this rank, and between no others that this rank knows of.
     pub fn received(&mut self, from: u32, depth: u32) -> bool {
         self.messages += 1;
         let age = |at: &u64| self.messages - at;
@@ -83,29 +87,32 @@ mod tests {
 
     #[test]
     fn two_ranks_are_alone_until_a_third_comes_and_a_while_after_it_went() {
-        let mut company = Company::default();
-        assert!(company.is_only(3), "nothing is known");
-        company.note_other(3);
-        assert!(company.is_only(3) && !company.is_only(4));
-        company.note_other(4);
-        assert!(!company.is_only(3) && !company.is_only(4), "there are two");
+        let mut peer_mix = PeerMix::default();
+        assert!(peer_mix.is_only(3), "nothing is known");
+        peer_mix.note_other(3);
+        assert!(peer_mix.is_only(3) && !peer_mix.is_only(4));
+        peer_mix.note_other(4);
+        assert!(
+            !peer_mix.is_only(3) && !peer_mix.is_only(4),
+            "there are two"
+        );
         for messages in 0..ALONE_WITH {
-            assert!(!company.is_only(4), "{messages} messages later");
-            company.note_other(4);
+            assert!(!peer_mix.is_only(4), "{messages} messages later");
+            peer_mix.note_other(4);
         }
-        assert!(company.is_only(4));
-        company.note_other(3);
-        assert!(!company.is_only(3) && !company.is_only(4));
+        assert!(peer_mix.is_only(4));
+        peer_mix.note_other(3);
+        assert!(!peer_mix.is_only(3) && !peer_mix.is_only(4));
     }
 
     #[test]
     fn who_deals_with_two_in_turn_is_never_alone_with_one() {
-        let mut company = Company::default();
-        company.note_other(1);
+        let mut peer_mix = PeerMix::default();
+        peer_mix.note_other(1);
         for message in 0..1000 {
-            company.note_other(message % 2);
+            peer_mix.note_other(message % 2);
             if message > 0 {
-                assert!(!company.is_only(0) && !company.is_only(1), "{message}");
+                assert!(!peer_mix.is_only(0) && !peer_mix.is_only(1), "{message}");
             }
         }
     }

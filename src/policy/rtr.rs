@@ -1,31 +1,32 @@
-//! Which receives their senders are told of (RTR), which messages a receive claims early, and which receives a sender writes to: see
-//! `engine/invite.rs`.
+//! For which receives an RTR is sent, which messages a receive matches early, and to which receives a sender
+//! writes: see `engine/rtr.rs`.
 
 #[cfg(any(test, feature = "golden"))]
 use serde::{Deserialize, Serialize};
 
 use super::facts;
 
-/// Receives of a stream that must have been alone before one is told of: in a window of messages each would be in the way of
-/// the next.
+/// So many receives of a stream must have been alone before the receiver sends an RTR for one: in a window of
+/// messages each would be in the way of the next.
 const ALONE: u32 = 2;
-/// Receives told of in vain, one after the other, until none is for a while; and where messages go both ways at once.
+/// After so many RTRs in vain, one after the other, the receiver sends none for a while. The second number
+/// holds where messages go both ways at once.
 const IN_VAIN: u32 = 3;
 const IN_VAIN_BOTH_WAYS: u32 = 16;
-/// For how many receives.
+/// For so many receives no RTR is sent then.
 const SILENT: u32 = 32;
-/// From so many bytes on only memory in large pages is written to by senders.
+/// From so many bytes on, senders write only to memory in large pages.
 const LARGE_PAGES_FROM: u64 = 1 << 20;
 
-/// How the receives of a stream have fared of late.
+/// How RTRs for the receives of a stream have fared of late.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(any(test, feature = "golden"), derive(Serialize, Deserialize))]
 pub struct Streak {
-    /// Receives of it that must be alone before one is told of.
+    /// So many receives of the stream must still be alone before an RTR is sent for one.
     crowd: u32,
-    /// Receives that were told of in vain since one was not.
+    /// RTRs sent in vain in a row.
     in_vain: u32,
-    /// Receives of which nobody is told.
+    /// So many receives still get no RTR.
     silent: u32,
 }
 
@@ -40,8 +41,9 @@ impl Default for Streak {
 }
 
 impl Streak {
-    /// A message has come in a receive that was told of or not, written by its sender or not, while this rank sends to its
-    /// sender or does not. Returns whether the next receive will be told of, if that is alone.
+    /// A message has arrived. The arguments say whether an RTR was sent for its receive, whether its sender
+    /// has written it, and whether this rank sends to its sender. Returns whether an RTR will be sent for the
+    /// next receive, if that is alone.
     pub fn came(&mut self, was_told: bool, is_written: bool, sends_to: bool) -> bool {
         if is_written {
             self.in_vain = 0;
@@ -55,8 +57,8 @@ impl Streak {
         self.silent == 0 && self.crowd == 0
     }
 
-    /// A receive is about to be posted, beside others of its stream or alone: whether its sender is to be told, where it is
-    /// alone as those before it were.
+    /// A receive is about to be posted, alone or beside others of its stream. If it is alone, as those before
+    /// it were, returns whether to send an RTR.
     pub fn posting(&mut self, is_alone: bool) -> Option<bool> {
         if !is_alone {
             self.crowd = ALONE;
@@ -70,23 +72,23 @@ impl Streak {
 }
 
 facts! {
-    /// What decides whether the sender of a receive is told of it.
+    /// The facts that decide whether the receiver sends an RTR for a receive.
     trait TellFacts {
         /// Ranks may write to each other, and this one sees all that its program does.
-        fn may_invite() -> bool;
-        /// A message of its length is likely to take one copy.
+        fn may_send_rtr() -> bool;
+        /// A message of this length is likely to take one copy.
         fn is_likely_direct() -> bool;
-        /// The part of such a message that host memory brings, where that is known.
+        /// The part of such a message that goes through host memory, if that is known.
         fn rest() -> Option<u64>;
-        /// The two buffers are on different GPUs, and of different ranks.
+        /// The two buffers are on different GPUs and belong to different ranks.
         fn is_apart() -> bool;
         /// This rank deals with no other one.
         fn is_only() -> bool;
-        /// Nothing that its sender wrote to this rank has failed.
+        /// No put from its sender to this rank has failed.
         fn may_put() -> bool;
         /// Its buffer, or some of it, is written to or checked.
         fn is_written() -> bool;
-        /// Its buffer is that of another receive, too.
+        /// Its buffer is also that of another receive.
         fn is_shared() -> bool;
         /// Its buffer is exported.
         fn is_exported() -> bool;
@@ -94,21 +96,22 @@ facts! {
         fn bytes() -> u64;
         /// Its buffer is in large pages.
         fn is_in_large_pages() -> bool;
-        /// Tries to tell its sender.
+        /// Tries to send the RTR.
         fn tells() -> bool;
     }
 }
 
-/// Whether the sender of a receive is told of it, and has been.
+/// Whether an RTR is to be sent for a receive, and was sent.
 pub fn tell(facts: &mut impl TellFacts) -> bool {
-    if !facts.may_invite() {
+    if !facts.may_send_rtr() {
         return false;
     }
-    // Of one that is split all that is likely to go directly.
+    // Of a message that is split, the RTR is about the part that is likely to go directly.
     if !facts.is_likely_direct() && facts.rest().is_none() {
         return false;
     }
-    // Two processes on one GPU take turns there, and one of them makes all copies; what a rank sends to itself it maps nowhere.
+    // Two processes on one GPU take turns there, so one of them makes all copies. A rank maps nothing that it
+    // sends to itself.
     let is_fit = facts.is_apart() && facts.is_only() && facts.may_put();
     if !is_fit || facts.is_written() || facts.is_shared() || !facts.is_exported() {
         return false;
@@ -120,53 +123,54 @@ pub fn tell(facts: &mut impl TellFacts) -> bool {
 }
 
 facts! {
-    /// What decides whether a sender writes to a receive of which it may have been told.
+    /// The facts that decide whether a sender writes to a receive for which it may have an RTR.
     trait WriteFacts {
         /// Ranks may write to each other, and this one sees all that its program does.
-        fn may_invite() -> bool;
+        fn may_send_rtr() -> bool;
         /// This rank deals with no other one.
         fn is_only() -> bool;
-        /// Nothing that this rank wrote to its receiver has failed.
+        /// No put from this rank to the receiver has failed.
         fn may_put() -> bool;
-        /// Its receiver tells of receives at all.
+        /// The receiver sends RTRs at all.
         fn is_told_of_any() -> bool;
-        /// The message is so long that a GPU had better not write it and read another.
+        /// The message is so long that a GPU should not write it while it reads another.
         fn is_long() -> bool;
-        /// This rank reads so long a message from its receiver.
+        /// This rank is reading a message of that length from the receiver.
         fn is_reading() -> bool;
-        /// A message is announced that this rank waits for.
+        /// A message that this rank waits for is announced.
         fn is_announced() -> bool;
-        /// Its receiver has told of a receive for it by now.
+        /// The receiver has sent an RTR for the message by now.
         fn is_told_of_now() -> bool;
         /// A sender writes to a receive of this rank's.
         fn is_written_to() -> bool;
-        /// Its receiver tells of a receive for it, now or in a moment.
+        /// The receiver sends an RTR for the message, now or in a moment.
         fn is_told_of() -> bool;
-        /// What is left to host memory leaves something to write, and the message may be written in parts.
+        /// The part that is left to host memory leaves something to write, and the message may be written in
+        /// parts.
         fn is_rest_fit() -> bool;
-        /// The receiver's buffer holds it.
+        /// The message fits the receiver's buffer.
         fn is_held() -> bool;
         /// Tries to map the receiver's buffer.
         fn is_mapped() -> bool;
-        /// Tries to take the receive, which its receiver may withdraw.
+        /// Tries to take the RTR, which the receiver may withdraw.
         fn takes() -> bool;
         /// Tries to launch the copy.
         fn is_launched() -> bool;
     }
 }
 
-/// Whether a sender writes to a receive of which it was told, and has begun.
+/// Whether the sender writes to a receive for which it has an RTR, and has begun.
 pub fn write(facts: &mut impl WriteFacts) -> bool {
-    if !(facts.may_invite() && facts.is_only() && facts.may_put() && facts.is_told_of_any()) {
+    if !(facts.may_send_rtr() && facts.is_only() && facts.may_put() && facts.is_told_of_any()) {
         return false;
     }
-    // What this rank reads from there it would write one after the other.
+    // The GPU would do what this rank reads from there and what it writes one after the other.
     let is_long = facts.is_long();
     if is_long && facts.is_reading() {
         return false;
     }
-    // Its receiver waits, and this rank will read what that has sent: it reads this short one meanwhile.
-    // To write this one, too, takes two launches of this rank's, one after the other.
+    // The receiver waits, and this rank will read what the receiver has sent. The receiver meanwhile reads
+    // this short message. If this rank wrote it, too, it would need two launches, one after the other.
     let reads_first =
         !is_long && facts.is_announced() && facts.is_told_of_now() && !facts.is_written_to();
     !reads_first

@@ -1,35 +1,41 @@
-//! Whose long messages are read first where several ranks send to this one over a switch: see `engine/fetch/turn.rs`.
+//! Whose long messages are read first, where several ranks send to this one over a switch: see
+//! `engine/fetch/turn.rs`.
 
 use std::collections::VecDeque;
 
 #[cfg(any(test, feature = "golden"))]
 use serde::{Deserialize, Serialize};
 
-use super::peers::Company;
+use super::peers::PeerMix;
 
-/// Single messages of so many bytes are read in turns: 10 us and more each, beside which a launch by itself is little. Four H100s, each to
-/// every other, times the speed without the library, at once and in turns: 3 MiB 1.14 to 1.16 and 1.07 to 1.10, 4 MiB 1.09 to 1.11 and 1.11 to
-/// 1.19 (`docs/results/h100-x4-many.txt`, 10 and 12).
+/// Single messages of so many bytes are read in turns. Each takes 10 us and more, beside which a launch of
+/// its own is little. Four H100s, each to every other, times the speed without the library, read at once and
+/// in turns: 3 MiB 1.14 to 1.16 and 1.07 to 1.10, 4 MiB 1.09 to 1.11 and 1.11 to 1.19
+/// (`docs/results/h100-x4-many.txt`, 10 and 12).
 pub const SINGLE_FROM: u64 = 4 << 20;
-/// Those of windows: several of one sender are launched together. The same, each launched by itself at once, and in turns (means of three
-/// launches): windows of 4 of 1.5 MiB 0.99 and 1.04, of 2 MiB 0.98 and 1.10, of 2.5 MiB 0.99 and 1.12; of 8 1.06 and 1.07, 1.07 and 1.18, 1.07 and 1.20
-/// (the same, 12; where processors are slower, windows of 4 0.97 and 0.98, 0.96 and 1.01, 0.94 and 1.04, but of 1.25 MiB 0.96 and 0.93).
+/// The same limit for messages of windows: several of one sender are launched together. The same machines,
+/// each message launched by itself at once, and in turns (means of three launches): windows of 4 of 1.5 MiB
+/// 0.99 and 1.04, of 2 MiB 0.98 and 1.10, of 2.5 MiB 0.99 and 1.12; windows of 8 1.06 and 1.07, 1.07 and
+/// 1.18, 1.07 and 1.20 (the same, 12). With slower processors, windows of 4 had 0.97 and 0.98, 0.96 and 1.01,
+/// 0.94 and 1.04, but of 1.25 MiB 0.96 and 0.93.
 pub const WINDOW_FROM: u64 = 1536 << 10;
-/// Those of windows deeper than [`FEW`], whose batches are long as it is: of 16 of 1.5 MiB 1.14 and 1.01, of 2 MiB 1.09 and 1.21, of 2.5 MiB 1.09
-/// and 1.22.
+/// The same limit for windows deeper than [`FEW`], whose batches are long as it is: windows of 16 of 1.5 MiB
+/// 1.14 and 1.01, of 2 MiB 1.09 and 1.21, of 2.5 MiB 1.09 and 1.22.
 pub const DEEP_FROM: u64 = 2 << 20;
 /// Windows of more messages are deep.
 pub const FEW: u32 = 8;
-/// So many bytes of one sender are read together. Four H100s, batches of 4, 6, 8 and 10 MiB: windows of 4 of 2 MiB 1.17, 1.06, 1.11 and 1.11, of 16
-/// of 4 MiB 0.99, 1.01, 1.18 and 1.11 (the same, 12). 12 MiB have a twentieth more in windows of 16, and in those of 4 of 5 MiB 1.17 instead
-/// of 1.26.
+/// So many bytes of one sender are read together. Four H100s, batches of 4, 6, 8 and 10 MiB: windows of 4 of
+/// 2 MiB 1.17, 1.06, 1.11 and 1.11, windows of 16 of 4 MiB 0.99, 1.01, 1.18 and 1.11 (the same, 12). With 12
+/// MiB, windows of 16 have a twentieth more, and windows of 4 of 5 MiB have 1.17 instead of 1.26.
 pub const TOGETHER_BYTES: u64 = 8 << 20;
-/// While others wait a batch is launched behind one that is being read, so that it begins when that ends.
+/// While others wait, a batch is launched behind one that is being read, so that it begins when that ends.
 pub const AHEAD: usize = 2;
-/// Two of so many bytes are not launched at once: they would be read at the same time, and what a launch costs is little beside them.
+/// Two batches whose messages have so many bytes are not launched at once: they would be read at the same
+/// time, and the cost of a launch is little beside them.
 pub const ALONE_FROM: u64 = 48 << 20;
-/// A message may wait this part of a nanosecond a byte, a fifth of the time that it takes, for one of another sender where nothing
-/// is read yet: as long as others read from its own, which then has no more to give.
+/// Where nothing is read yet, a message may wait for one of another sender for this part of a nanosecond a
+/// byte, a fifth of the time that it takes. It waits as long as others read from its own sender, which then
+/// has no more to give.
 pub const HOLD_SHIFT: u32 = 11;
 /// A sender whose messages have been passed over so often is next.
 pub const PATIENCE: u32 = 32;
@@ -43,14 +49,14 @@ pub fn from(depth: u32) -> u64 {
     }
 }
 
-/// The messages of one sender that wait.
+/// The waiting messages of one sender.
 #[derive(Debug)]
 #[cfg_attr(any(test, feature = "golden"), derive(Serialize, Deserialize))]
 struct Sender {
     rank: u32,
-    /// Numbers and bytes of those, oldest first.
+    /// Numbers and bytes of the messages, oldest first.
     waiting: VecDeque<(u64, u64)>,
-    /// Batches of others that were read instead since it waits.
+    /// Batches of other senders that were read instead while this one waited.
     passed_over: u32,
 }
 
@@ -60,22 +66,22 @@ struct Sender {
 struct Batch {
     number: u64,
     rank: u32,
-    /// Of all that were ever part of it.
+    /// Bytes of all messages that were ever part of it.
     bytes: u64,
-    /// How many those are.
+    /// How many messages those are.
     count: u32,
     /// How many of them are not over.
     reading: u32,
 }
 
 impl Batch {
-    /// Whether one more of a sender is part of it.
+    /// Whether the batch takes one more message of a sender.
     fn takes(&self, rank: u32, bytes: u64) -> bool {
         self.rank == rank && self.bytes.saturating_add(bytes) <= TOGETHER_BYTES
     }
 }
 
-/// Whose messages are read and whose wait, at one GPU.
+/// Whose messages are read and whose wait, on one GPU.
 #[derive(Debug, Default)]
 #[cfg_attr(any(test, feature = "golden"), derive(Serialize, Deserialize))]
 pub struct State {
@@ -83,8 +89,8 @@ pub struct State {
     /// What is being read, oldest first.
     batches: VecDeque<Batch>,
     number: u64,
-    /// From whom has been read of late.
-    company: Company,
+    /// The senders from which this rank has read of late.
+    peer_mix: PeerMix,
 }
 
 /// How the copy of a message begins.
@@ -93,10 +99,11 @@ pub struct State {
 pub enum Start {
     /// With its batch.
     InBatch,
-    /// As the first of a batch, beside what is read before it: two copies have a lane each, and the second one starts up meanwhile.
+    /// As the first of a batch, beside what is read before it. The two copies have a lane each, and the
+    /// second one starts up meanwhile.
     Beside,
-    /// As the first of a batch, behind what is read before it: several copies of each of two lanes share the device's engines, and end late
-    /// together.
+    /// As the first of a batch, behind what is read before it. If each of two lanes had several copies, they
+    /// would share the device's engines and end late, together.
     Behind,
 }
 
@@ -115,7 +122,7 @@ pub enum Place {
     },
 }
 
-/// What a choice asks of the node.
+/// What a choice asks about the node.
 pub trait World {
     /// How many others read from a rank.
     fn readers(&self, rank: u32) -> u32;
@@ -129,11 +136,12 @@ pub fn hold_ns(bytes: u64) -> u64 {
 }
 
 impl State {
-    /// A message is to be read from a sender: at once, if nobody else's is being read or waits, and none of its own.
+    /// A message is to be read from a sender: at once, if nobody else's is being read or waits, and none of
+    /// its own.
     pub fn enter(&mut self, rank: u32, bytes: u64, world: &impl World) -> Place {
-        self.company.note_other(rank);
+        self.peer_mix.note_other(rank);
         let is_chosen = || {
-            self.company.are_several()
+            self.peer_mix.are_several()
                 && !self.joins(rank, bytes)
                 && (self.is_full(bytes) || world.readers(rank) > 0)
         };
@@ -146,8 +154,8 @@ impl State {
         }
     }
 
-    /// Where a message that waits under this number is read, if that is now.
-    pub fn comes(
+    /// Where a message that waits under this number is read, if it may be read now.
+    pub fn may_start(
         &mut self,
         rank: u32,
         number: u64,
@@ -168,7 +176,7 @@ impl State {
         Some(self.begin(rank, bytes))
     }
 
-    /// A message of a batch is over. Whether nothing is read any more.
+    /// A message of a batch is over. Returns whether nothing is read any more.
     pub fn is_over(&mut self, batch: u64) -> bool {
         let mut batches = self.batches.iter_mut();
         if let Some(batch) = batches.find(|one| one.number == batch) {
@@ -209,7 +217,7 @@ impl State {
         self.number
     }
 
-    /// A message waits no more. Those behind it still do.
+    /// A message waits no longer. Those behind it still do.
     pub fn wait_no_more(&mut self, rank: u32, number: u64) {
         if let Some(sender) = self.senders.iter_mut().find(|one| one.rank == rank) {
             sender.waiting.retain(|waiting| waiting.0 != number);
@@ -223,13 +231,13 @@ impl State {
         last.is_some_and(|last| last.takes(rank, bytes))
     }
 
-    /// Whether the first message of a sender that waits is.
+    /// Whether the first waiting message of a sender is part of the batch that was begun last.
     fn goes_on(&self, sender: &Sender) -> bool {
         let first = sender.waiting.front();
         first.is_some_and(|(_, bytes)| self.joins(sender.rank, *bytes))
     }
 
-    /// Whether no further batch is launched whose first message has so many bytes.
+    /// Whether no further batch is launched that begins with a message of so many bytes.
     fn is_full(&self, bytes: u64) -> bool {
         self.batches.len() >= if bytes < ALONE_FROM { AHEAD } else { 1 }
     }
@@ -243,7 +251,8 @@ impl State {
         if let Some(same) = self.senders.iter().find(|one| self.goes_on(one)) {
             return Some(same.rank);
         }
-        // Of several alike the current one goes on, and after it the one that has waited longest.
+        // Of several that are alike, the current sender goes on, and after it the one that has waited
+        // longest.
         let current = self.batches.back().map(|last| last.rank);
         let key = |one: &&Sender| {
             let is_another = current != Some(one.rank);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{json, Map, Value};
 
-use super::{Counter, Reason, Snapshot};
+use super::{Counter, Reason, Snapshot, FORMER};
 use crate::config::StatsTarget;
 
 /// The paths by which payload arrives, each with its counters of messages and bytes. Their bytes
@@ -14,42 +14,42 @@ use crate::config::StatsTarget;
 const PATHS: &[(&str, Counter, Counter)] = &[
     ("direct", Counter::DirectReceives, Counter::DirectBytes),
     (
-        "several paths",
-        Counter::SeveralReceives,
-        Counter::SeveralBytes,
+        "multipath",
+        Counter::MultipathReceives,
+        Counter::MultipathBytes,
     ),
     ("self", Counter::SelfReceives, Counter::SelfBytes),
     (
-        "host ring",
-        Counter::HostRingReceives,
-        Counter::HostRingBytes,
+        "host pipeline",
+        Counter::HostPipelineReceives,
+        Counter::HostPipelineBytes,
     ),
-    ("GPU ring", Counter::GpuRingReceives, Counter::GpuRingBytes),
+    (
+        "GPU pipeline",
+        Counter::GpuPipelineReceives,
+        Counter::GpuPipelineBytes,
+    ),
     ("eager", Counter::EagerReceives, Counter::EagerBytes),
-    ("by value", Counter::ValueReceives, Counter::ValueBytes),
+    ("bcopy", Counter::BcopyReceives, Counter::BcopyBytes),
 ];
 
 const SENDS: &[(&str, Counter, Counter)] = &[
-    (
-        "descriptor",
-        Counter::SendsDescriptor,
-        Counter::SendsDescriptorBytes,
-    ),
-    ("by value", Counter::SendsValue, Counter::SendsValueBytes),
+    ("descriptor", Counter::SendsRts, Counter::SendsRtsBytes),
+    ("bcopy", Counter::SendsBcopy, Counter::SendsBcopyBytes),
     ("native", Counter::SendsNative, Counter::SendsNativeBytes),
     (
-        "descriptor, from host memory",
-        Counter::SendsHostDescriptor,
-        Counter::SendsHostDescriptorBytes,
+        "RTS, from host memory",
+        Counter::SendsHostRts,
+        Counter::SendsHostRtsBytes,
     ),
 ];
 
 /// Printed as name and value where they are not zero.
 const EVENTS: &[Counter] = &[
-    Counter::SendsHosted,
+    Counter::SendsEager,
     Counter::NativeReceives,
     Counter::HostFetched,
-    Counter::ProbesDescriptor,
+    Counter::ProbesRts,
     Counter::Truncated,
     Counter::Cancelled,
     Counter::Verified,
@@ -59,20 +59,20 @@ const EVENTS: &[Counter] = &[
     Counter::DriverRetries,
     Counter::DeadPeers,
     Counter::Corrupt,
-    Counter::BadDescriptors,
+    Counter::BadRts,
     Counter::Panics,
-    Counter::SeveralDirectBytes,
-    Counter::SeveralRelayBytes,
-    Counter::SeveralHostBytes,
-    Counter::SeveralPushedBytes,
-    Counter::DirectPushedBytes,
-    Counter::SeveralOvertakenBytes,
+    Counter::MultipathDirectBytes,
+    Counter::MultipathRelayBytes,
+    Counter::MultipathHostBytes,
+    Counter::MultipathPutBytes,
+    Counter::PutBytes,
+    Counter::MultipathOvertakenBytes,
     Counter::HostShareRaised,
     Counter::HostShareLowered,
     Counter::HostRateLowered,
     Counter::HostRateRaised,
     Counter::ChunksClaimedBack,
-    Counter::TracksRetired,
+    Counter::PathsAbandoned,
     Counter::SendersLate,
     Counter::CopiesBatched,
     Counter::MappingsOpened,
@@ -87,11 +87,11 @@ const EVENTS: &[Counter] = &[
 
 /// Printed in these words where they are not zero: what makes the copies of long messages, and what became of it.
 const TOLD: &[(&str, Counter)] = &[
-    ("driven by one rank, copy by copy", Counter::DrivenStreams),
-    ("driven by one rank, in batches", Counter::DrivenBatch),
-    ("driven by one rank, as a graph", Counter::DrivenGraph),
-    ("behind others in their place", Counter::DrivenBehind),
-    ("begun again, one rank failed", Counter::DrivenFailed),
+    ("driven by one rank, copy by copy", Counter::OneOwnerStreams),
+    ("driven by one rank, in batches", Counter::OneOwnerBatch),
+    ("driven by one rank, as a graph", Counter::OneOwnerGraph),
+    ("behind others in their place", Counter::OneOwnerBehind),
+    ("begun again, one rank failed", Counter::OneOwnerFailed),
     ("places led over no more", Counter::PlacesRetired),
     ("graphs built", Counter::GraphsBuilt),
     ("graphs launched again, changed", Counter::GraphsUpdated),
@@ -100,11 +100,11 @@ const TOLD: &[(&str, Counter)] = &[
     ("graphs that failed", Counter::GraphsFailed),
     ("staging on a GPU refused", Counter::StagingRefused),
     ("staging on a GPU given back", Counter::RelaysReturned),
-    ("senders invited to write", Counter::Invitations),
-    ("written before matched", Counter::InvitedReceives),
-    ("claimed ahead of descriptors", Counter::ClaimedAhead),
+    ("senders invited to write", Counter::RtrsSent),
+    ("written before matched", Counter::PutEarlyReceives),
+    ("claimed ahead of RTSs", Counter::MatchedEarly),
     ("launches held for more", Counter::LaunchesHeld),
-    ("waited while others were read", Counter::TurnsWaited),
+    ("waited while others were read", Counter::GetsQueued),
     ("host memory not pinned", Counter::PinningRefused),
     ("units taken back from the dead", Counter::UnitsReclaimed),
 ];
@@ -209,9 +209,9 @@ impl Summary {
         out
     }
 
-    /// The summary as JSON: `{"version", "ranks": [{"rank", "pid", "counters", "fallbacks"}],
+    /// The summary as JSON: `{"schema", "version", "ranks": [{"rank", "pid", "counters", "fallbacks"}],
     /// "totals": {"counters", "fallbacks"}}`, where `counters` maps each name to a number and
-    /// `fallbacks` each reason to `{"messages", "bytes"}`.
+    /// `fallbacks` each reason to `{"messages", "bytes"}`. Renamed counters have their former names as well.
     pub fn json(&self) -> Value {
         let ranks: Vec<Value> = self
             .ranks
@@ -227,12 +227,16 @@ impl Summary {
             .collect();
         let totals = self.totals();
         json!({
+            "schema": SCHEMA,
             "version": env!("CARGO_PKG_VERSION"),
             "ranks": ranks,
             "totals": { "counters": counters(&totals), "fallbacks": fallbacks(&totals) },
         })
     }
 }
+
+/// The form of the JSON: 1 had no such number, and the former names of counters only.
+const SCHEMA: u32 = 2;
 
 /// A name with messages and bytes.
 type Line = (&'static str, u64, u64);
@@ -242,11 +246,17 @@ fn happened((_, messages, _): &Line) -> bool {
 }
 
 fn counters(values: &Snapshot) -> Value {
-    Counter::ALL
+    let value = |counter: &Counter| Value::from(values.get(*counter));
+    let mut map: Map<_, _> = Counter::ALL
         .iter()
-        .map(|counter| (counter.name().to_owned(), Value::from(values.get(*counter))))
-        .collect::<Map<_, _>>()
-        .into()
+        .map(|counter| (counter.name().to_owned(), value(counter)))
+        .collect();
+    for (former, now) in FORMER {
+        if let Some(value) = map.get(*now).cloned() {
+            map.insert((*former).to_owned(), value);
+        }
+    }
+    map.into()
 }
 
 fn fallbacks(values: &Snapshot) -> Value {
@@ -337,7 +347,7 @@ mod tests {
         );
         assert!(text.contains("no slot was free"));
         assert!(
-            !text.contains("host ring") && !text.contains("ANABRANCH_THRESHOLD"),
+            !text.contains("host pipeline") && !text.contains("ANABRANCH_THRESHOLD"),
             "{text}"
         );
     }

@@ -171,7 +171,7 @@ const ENGINE_NEEDS: [&str; 24] = [
 /// What lacks this function does without.
 fn goes_directly(name: &str, outcome: &Outcome) {
     let stats = is_at_work(outcome);
-    assert!(stats.total("sends_descriptor") > 20, "{name}: {outcome}");
+    assert!(stats.total("sends_rts") > 20, "{name}: {outcome}");
     assert!(stats.total("receives_direct") > 0, "{name}: {outcome}");
 }
 
@@ -186,9 +186,9 @@ fn each_function_of_the_mpi_library() {
             // Nothing is known of any type then, not even that its bytes lie side by side.
             "PMPI_Type_get_envelope" => {
                 let stats = is_at_work(outcome);
-                assert_eq!(stats.total("sends_descriptor"), 0, "{name}: {outcome}");
+                assert_eq!(stats.total("sends_rts"), 0, "{name}: {outcome}");
                 assert_eq!(
-                    stats.total("sends_value"),
+                    stats.total("sends_bcopy"),
                     stats.total("sends_device"),
                     "{name}: {outcome}"
                 );
@@ -222,7 +222,10 @@ fn each_function_of_the_driver() {
             "cuIpcGetMemHandle" | "cuIpcOpenMemHandle" => {
                 let stats = is_at_work(outcome);
                 assert_eq!(stats.total("receives_direct"), 0, "{name}: {outcome}");
-                assert!(stats.total("receives_host_ring") > 5, "{name}: {outcome}");
+                assert!(
+                    stats.total("receives_host_pipeline") > 5,
+                    "{name}: {outcome}"
+                );
             }
             // Nothing is pinned, which each rank says once.
             "cuMemHostRegister" => {

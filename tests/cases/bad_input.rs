@@ -18,7 +18,7 @@ on_every_mpi!(forged_descriptors);
 fn forged_descriptors(mpi: &Mpi) {
     for roles in ["D", "DH", "HD"] {
         let outcome = job(mpi, 2, "forged").roles(roles).passes();
-        assert!(outcome.stats().total("bad_descriptors") > 0, "{outcome}");
+        assert!(outcome.stats().total("bad_rts") > 0, "{outcome}");
         assert_eq!(outcome.stats().total("panics"), 0, "{outcome}");
     }
 }
@@ -505,7 +505,10 @@ fn no_room_in_shared_memory() {
         };
         let scarce = with_room(64 << 20);
         scarce.stats().check_complete();
-        assert!(scarce.stats().total("receives_host_ring") > 0, "{scarce}");
+        assert!(
+            scarce.stats().total("receives_host_pipeline") > 0,
+            "{scarce}"
+        );
         // Of the rank that sends: the other one needs no staging.
         for part in [
             "anabranch[0]: warn: no memory for staging of 16384 chunks",
@@ -515,7 +518,7 @@ fn no_room_in_shared_memory() {
         }
         let none = with_room(16 << 10);
         none.stats().check_complete();
-        assert_eq!(none.stats().total("sends_descriptor"), 0, "{none}");
+        assert_eq!(none.stats().total("sends_rts"), 0, "{none}");
         assert!(none.stats().fallback("out_of_memory") > 0, "{none}");
         let said = "no memory for staging (No space left on device";
         assert!(none.finished.stderr.contains(said), "{none}");

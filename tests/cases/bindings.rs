@@ -24,7 +24,7 @@ fn fortran() {
                 // not ready.
                 assert_eq!(stats.total("sends_device"), 2 * 4 * 9, "{outcome}");
                 assert_eq!(stats.fallback("replace"), 2 * 4, "{outcome}");
-                assert!(stats.total("sends_value") <= 2 * 4 + 2, "{outcome}");
+                assert!(stats.total("sends_bcopy") <= 2 * 4 + 2, "{outcome}");
                 for roles in ["DH", "HD"] {
                     job(mpi, 2, program)
                         .roles(roles)
@@ -82,9 +82,9 @@ fn mpi4py_on_device_buffers() {
         // Of each rank one to itself, and fourteen of each of five sizes.
         assert_eq!(stats.total("sends_device"), 2 * (1 + 5 * 14), "{outcome}");
         // Of eight of the same all but three: see `invite::exchanges`.
-        let invited = stats.total("receives_direct_invited");
+        let invited = stats.total("receives_put_early");
         assert!(invited >= 2 * 5 * 5, "{outcome}");
-        assert_eq!(stats.total("sends_value"), 0, "{outcome}");
+        assert_eq!(stats.total("sends_bcopy"), 0, "{outcome}");
         assert!(stats.total("receives_direct") > 0, "{outcome}");
     });
 }

@@ -86,9 +86,7 @@ fn counts(mpi: &Mpi) {
                 "{row:#}"
             );
             assert_eq!(cell["wrong_messages"], 0, "{row:#}");
-            let by_descriptor = cell["counters"]["sends_descriptor_bytes"]
-                .as_u64()
-                .unwrap_or(0);
+            let by_descriptor = cell["counters"]["sends_rts_bytes"].as_u64().unwrap_or(0);
             let small = name == "small" && row["bytes"] == 4096;
             // Only the first of a pair sends from the device if the second's buffers are the host's.
             let none = small
@@ -267,10 +265,11 @@ fn paths_in_turns() {
         };
         // By the window and its acknowledgements, as a row by itself has it.
         for name in ["one", "relays", "all", "one2"] {
-            assert!(count(name, "sends_descriptor") > 5, "{name}: {row:#}");
+            assert!(count(name, "sends_rts") > 5, "{name}: {row:#}");
         }
         let over = |name| {
-            ["several_relay_bytes", "several_host_bytes"].map(|counter| count(name, counter) > 0)
+            ["multipath_relay_bytes", "multipath_host_bytes"]
+                .map(|counter| count(name, counter) > 0)
         };
         assert_eq!(over("one"), [false, false], "{row:#}");
         assert_eq!(over("relays"), [true, false], "{row:#}");
@@ -347,7 +346,7 @@ fn predictions_are_those_of_plan() {
             for (name, options) in [
                 ("one", "--paths direct"),
                 ("relays", "--paths direct,relay"),
-                ("driven", "--assign one"),
+                ("driven", "--owner one"),
             ] {
                 let predicted = &row["configurations"][name]["predicted"];
                 if row["bytes"] == 1 << 20 {
@@ -493,7 +492,7 @@ fn a_row_that_does_not_count() {
         );
         let void = cells["none"]["void"].to_string();
         assert!(
-            void.contains("sends_descriptor") && void.contains("fallback_no_slot"),
+            void.contains("sends_rts") && void.contains("fallback_no_slot"),
             "{json:#}"
         );
         assert!(finished.stdout.contains("VOID [none]"), "{finished:?}");
@@ -576,14 +575,14 @@ fn configurations_by_name() {
             let counters = &cells[name]["counters"];
             let count = |name: &str| counters[name].as_u64().unwrap_or(0);
             let driven =
-                ["streams", "batch", "graph"].map(|how| count(&format!("driven_by_{how}")));
+                ["streams", "batch", "graph"].map(|how| count(&format!("one_owner_by_{how}")));
             let seen = [
-                count("several_relay_bytes") > 0,
-                count("several_host_bytes") > 0,
+                count("multipath_relay_bytes") > 0,
+                count("multipath_host_bytes") > 0,
                 driven.iter().sum::<u64>() > 0,
             ];
             assert_eq!(seen, expected, "{name}: {counters:#}");
-            assert!(count("sends_descriptor") > 0, "{name}: {counters:#}");
+            assert!(count("sends_rts") > 0, "{name}: {counters:#}");
         }
     });
 }

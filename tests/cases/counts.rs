@@ -37,7 +37,7 @@ fn inside_calls_that_are_not_seen(mpi: &Mpi) {
     let stats = outcome.stats();
     stats.check_complete();
     let long = cases.len() as u64 * ((1 << 20) + 7);
-    assert!(stats.total("sends_descriptor_bytes") >= long, "{outcome}");
+    assert!(stats.total("sends_rts_bytes") >= long, "{outcome}");
     assert_eq!(stats.total("sends_native"), 0, "{outcome}");
 }
 

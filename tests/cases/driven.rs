@@ -1,4 +1,4 @@
-//! Long messages over several paths, every copy of which the receiver makes (`ANABRANCH_ASSIGN=one`).
+//! Long messages over several paths, every copy of which the receiver makes (`ANABRANCH_OWNER=one`).
 
 use crate::support::{job, model, on};
 use anabranch_tests::{Job, Outcome};
@@ -10,7 +10,7 @@ fn driven(mpi: &Mpi, node: &str, ranks: usize, case: &str, model: &Path) -> Job 
         .args(&[case])
         .env("SIMCUDA_TOPOLOGY", node)
         .env("ANABRANCH_MODEL", &model.display().to_string())
-        .env("ANABRANCH_ASSIGN", "one")
+        .env("ANABRANCH_OWNER", "one")
 }
 
 /// All bytes of messages over several paths are counted on one of them.
@@ -19,10 +19,10 @@ fn bytes_by_path(outcome: &Outcome) -> [u64; 3] {
     let stats = outcome.stats();
     stats.check_complete();
     let by_path = ["direct", "relay", "host"];
-    let bytes = by_path.map(|path| stats.total(&format!("several_{path}_bytes")));
+    let bytes = by_path.map(|path| stats.total(&format!("multipath_{path}_bytes")));
     assert_eq!(
         bytes.iter().sum::<u64>(),
-        stats.total("receives_several_bytes"),
+        stats.total("receives_multipath_bytes"),
         "{outcome}"
     );
     bytes
@@ -31,7 +31,7 @@ fn bytes_by_path(outcome: &Outcome) -> [u64; 3] {
 /// Messages driven by streams, by batches and by graphs.
 pub fn launches(outcome: &Outcome) -> [u64; 3] {
     let stats = outcome.stats();
-    ["streams", "batch", "graph"].map(|how| stats.total(&format!("driven_by_{how}")))
+    ["streams", "batch", "graph"].map(|how| stats.total(&format!("one_owner_by_{how}")))
 }
 
 /// Two ranks on a node of four GPUs: the messages lead over the two GPUs that no rank has touched.
@@ -48,10 +48,10 @@ fn two_ranks_relay_over_gpus_that_nobody_has_touched() {
                 assert!(direct > 0 && relay > direct / 2, "{node}, {how}: {outcome}");
                 let stats = outcome.stats();
                 // Of thirty; the first ones go by value, until both ranks have used a device and said so.
-                let descriptors = stats.total("sends_descriptor");
+                let descriptors = stats.total("sends_rts");
                 assert!(descriptors >= 20, "{node}, {how}: {outcome}");
                 assert_eq!(
-                    stats.total("receives_several"),
+                    stats.total("receives_multipath"),
                     descriptors,
                     "{node}, {how}: {outcome}"
                 );
@@ -61,7 +61,7 @@ fn two_ranks_relay_over_gpus_that_nobody_has_touched() {
                     "{outcome}"
                 );
                 assert!(launches(&outcome)[at] > 0, "{node}, {how}: {outcome}");
-                assert_eq!(stats.total("driven_failed"), 0, "{outcome}");
+                assert_eq!(stats.total("one_owner_failed"), 0, "{outcome}");
                 assert_eq!(stats.total("graphs_built") > 0, how == "graph", "{outcome}");
             }
         }
@@ -75,7 +75,7 @@ fn every_mpi_library_and_four_ranks_at_once() {
             let model = model("beluga");
             let outcome = driven(mpi, "beluga", 4, "both_ways", &model).passes();
             bytes_by_path(&outcome);
-            assert!(outcome.stats().total("receives_several") > 0, "{outcome}");
+            assert!(outcome.stats().total("receives_multipath") > 0, "{outcome}");
         });
     }
 }
@@ -136,7 +136,7 @@ fn with_one_path_nothing_is_driven() {
             .env("ANABRANCH_PATHS", "direct")
             .passes();
         assert_eq!(launches(&outcome), [0, 0, 0], "{outcome}");
-        assert_eq!(outcome.stats().total("receives_several"), 0, "{outcome}");
+        assert_eq!(outcome.stats().total("receives_multipath"), 0, "{outcome}");
     });
 }
 
@@ -146,7 +146,7 @@ fn in_one_place(mpi: &Mpi, model: &Path, bytes: &str) -> Job {
         .args(&["one_place"])
         .env("SIMCUDA_TOPOLOGY", "beluga")
         .env("ANABRANCH_MODEL", &model.display().to_string())
-        .env("ANABRANCH_ASSIGN", "one")
+        .env("ANABRANCH_OWNER", "one")
         .env("BYTES", bytes)
 }
 
@@ -167,7 +167,7 @@ fn windows_in_one_place() {
                 .passes();
             let driven: u64 = launches(&outcome).iter().sum();
             assert_eq!(driven, 15, "{executor} {bytes}: {outcome}");
-            let behind = outcome.stats().total("driven_behind");
+            let behind = outcome.stats().total("one_owner_behind");
             assert!(
                 behind > 0,
                 "{executor} {bytes}: none waits for another in the driver: {outcome}"
@@ -193,8 +193,8 @@ fn one_that_fails_in_a_window_in_one_place() {
             let stats = outcome.stats();
             stats.check_complete();
             assert_eq!(stats.total("errors"), 0, "{outcome}");
-            assert_eq!(stats.total("driven_failed"), 1, "{outcome}");
-            overtaken += stats.total("several_overtaken_bytes");
+            assert_eq!(stats.total("one_owner_failed"), 1, "{outcome}");
+            overtaken += stats.total("multipath_overtaken_bytes");
         }
         assert!(overtaken > 0, "none was followed by another");
     });
@@ -233,18 +233,18 @@ fn a_call_that_fails_costs_a_detour_and_no_byte() {
                 .env("SIMCUDA_FAULT", fault)
                 .passes();
             let stats = outcome.stats();
-            let noted = ["driven_failed", "graphs_failed"].map(|name| stats.total(name));
+            let noted = ["one_owner_failed", "graphs_failed"].map(|name| stats.total(name));
             let rebuilt = stats.total("graphs_built") > 1;
             assert!(
                 noted.iter().sum::<u64>() > 0 || rebuilt,
                 "{how}, {fault}: nothing failed: {outcome}"
             );
-            let failures = stats.total("driven_failed");
+            let failures = stats.total("one_owner_failed");
             let expected = if how == "graph" { 0 } else { 1 };
             // Of each of two relays one is the last.
             assert!(failures >= expected && failures <= 4, "{fault}: {outcome}");
             assert!(
-                stats.total("receives_several") >= 16 || fault.contains('+'),
+                stats.total("receives_multipath") >= 16 || fault.contains('+'),
                 "{fault}: {outcome}"
             );
         }
@@ -287,7 +287,7 @@ fn a_relay_that_fails_twice_is_left() {
         for fault in faults {
             let outcome = with_lasting_fault(mpi, &model, "direct,relay", fault);
             let stats = outcome.stats();
-            let counted = ["driven_failed", "places_retired"].map(|name| stats.total(name));
+            let counted = ["one_owner_failed", "places_retired"].map(|name| stats.total(name));
             assert_eq!(counted, [2, 1], "{fault}: {outcome}");
             // As with one relay from the first of the twenty on.
             let [direct, relay, _] = bytes_by_path(&outcome);
@@ -296,7 +296,7 @@ fn a_relay_that_fails_twice_is_left() {
                 relay * 100 > expected * 85 && relay * 100 < expected * 115,
                 "{relay} bytes of {expected} over relays: {outcome}"
             );
-            let left = "message from rank 0, several paths path: over GPU 2: cuMem";
+            let left = "message from rank 0, multipath path: over GPU 2: cuMem";
             let last = "and none is led over GPU 2 any more";
             let said = [left, last, "anabranch["].map(|what| times(&outcome, what));
             assert_eq!(said, [2, 1, 2], "{outcome}");
@@ -312,7 +312,7 @@ fn host_memory_that_cannot_be_pinned_twice_is_left() {
         let fault = "cuMemHostRegister@1:1+=CUDA_ERROR_OUT_OF_MEMORY";
         let outcome = with_lasting_fault(mpi, &model, "direct,host", fault);
         let stats = outcome.stats();
-        let counted = ["driven_failed", "places_retired"].map(|name| stats.total(name));
+        let counted = ["one_owner_failed", "places_retired"].map(|name| stats.total(name));
         assert_eq!(counted, [2, 1], "{outcome}");
         // The first two may come through the sender's.
         assert!(stats.total("receives_direct") >= 18, "{outcome}");
@@ -330,13 +330,13 @@ fn a_rank_that_cannot_drive_says_so_once() {
         let fault = "cuStreamCreate@1#1:15+=CUDA_ERROR_OUT_OF_MEMORY";
         let outcome = with_lasting_fault(mpi, &model, "direct,relay", fault);
         let stats = outcome.stats();
-        let counted = ["driven_failed", "places_retired"].map(|name| stats.total(name));
+        let counted = ["one_owner_failed", "places_retired"].map(|name| stats.total(name));
         assert_eq!(counted, [3, 0], "{outcome}");
         assert_eq!(launches(&outcome), [0, 0, 0], "{outcome}");
         let last = "and this rank drives no message alone any more";
         assert_eq!(times(&outcome, last), 1, "{outcome}");
         // By both ends' engines they take several paths all the same.
-        assert!(stats.total("receives_several") > 10, "{outcome}");
+        assert!(stats.total("receives_multipath") > 10, "{outcome}");
     });
 }
 

@@ -6,7 +6,7 @@ mod calls;
 mod kills;
 
 use crate::support::{job, model, on};
-use anabranch_engine::node::State;
+use anabranch_engine::node::SlotState;
 use anabranch_tests::ranks::{self, Random, Rank, Segment};
 use anabranch_tests::{built, needs_simulator, on_real_gpus, Job, Outcome};
 use std::path::Path;
@@ -298,7 +298,7 @@ fn forge_next(segment: &Segment, last: u64) -> bool {
             let is_free = word(0) == 0 && word(8) != 0;
             if is_free && word(SEQUENCE_AT) == last {
                 segment.write(at + SEQUENCE_AT, &(last + 1).to_le_bytes());
-                let posted = 0x1234_5678_9abc_de00_u64 | State::Posted as u64;
+                let posted = 0x1234_5678_9abc_de00_u64 | SlotState::Posted as u64;
                 segment.write(at, &posted.to_le_bytes());
                 return true;
             }
@@ -319,7 +319,7 @@ fn a_message_that_is_foreseen_and_never_sent() {
                 .args(&["forged", then])
                 .launcher_args(&["--enable-recovery"])
                 .env("BYTES", "70001")
-                .env("ANABRANCH_INVITE", "off")
+                .env("ANABRANCH_RTR", "off")
                 .limit_seconds(300);
             let (outcome, forged) = disturbed(job, |ranks| {
                 let segment = ranks[0].segment()?;
@@ -336,7 +336,7 @@ fn a_message_that_is_foreseen_and_never_sent() {
                 assert!(out.contains("rank 0: 9 came, 1 errors"), "{outcome}");
                 let stats = outcome.stats();
                 assert_eq!(stats.total(counted), 1, "{outcome}");
-                assert!(stats.total("claimed_ahead") >= 2, "{outcome}");
+                assert!(stats.total("matched_early") >= 2, "{outcome}");
             } else {
                 let told = lines(&outcome);
                 let told = told.iter().filter(|line| line.contains("has died"));
@@ -366,7 +366,7 @@ fn several_traffic(mpi: &Mpi, arguments: &[&str]) -> Job {
 fn pushed_traffic(mpi: &Mpi, arguments: &[&str]) -> Job {
     several_traffic(mpi, arguments)
         .env("WINDOW", "1")
-        .env("ANABRANCH_PUSH", "1M")
+        .env("ANABRANCH_PUT", "1M")
         .env("ALLOCATION", "1048576")
 }
 
@@ -383,7 +383,7 @@ fn stopped(job: Job, victim: usize, seed: u64, times: usize) -> Outcome {
     outcome.check_passed();
     outcome.stats().check_complete();
     assert!(stops > Some(0), "{outcome}");
-    let relayed = outcome.stats().total("several_relay_bytes");
+    let relayed = outcome.stats().total("multipath_relay_bytes");
     assert!(relayed > 0, "{outcome}");
     outcome
 }
@@ -431,7 +431,7 @@ fn a_sender_stopped_in_several() {
             let stats = outcome.stats();
             stats.check_complete();
             let stopped = stopped.expect("messages of the library's");
-            let retired = stats.of_rank(1, "tracks_retired");
+            let retired = stats.of_rank(1, "paths_abandoned");
             assert!(
                 retired >= stopped as u64,
                 "seed {run}: {retired} paths left, {stopped} messages over\n{outcome}"
@@ -456,7 +456,7 @@ fn a_sender_stopped_while_pushing() {
     on("openmpi", |mpi| {
         let job = pushed_traffic(mpi, &["rounds", "40"]);
         let outcome = stopped(job, 0, setting("FAULT_SEED", 1), 3);
-        let pushed = outcome.stats().of_rank(1, "several_pushed_bytes");
+        let pushed = outcome.stats().of_rank(1, "multipath_put_bytes");
         assert!(pushed > 0, "{outcome}");
     });
 }

@@ -41,7 +41,7 @@ fn habits(mpi: &Mpi) {
     // The program has seen each of its messages; the children of its forks have left the counters alone.
     assert!(outcome.stats().total("receives_direct") > 50, "{outcome}");
     assert_eq!(
-        outcome.stats().total("receives_gpu_ring"),
+        outcome.stats().total("receives_gpu_pipeline"),
         3,
         "one for each capture:\n{outcome}"
     );

@@ -15,13 +15,13 @@ fn interface(mpi: &Mpi) {
         ("receives_direct", 7),
         ("receives_self", 2),
         // From pool memory, and into host memory.
-        ("receives_gpu_ring", 1),
-        ("receives_host_ring", 1),
+        ("receives_gpu_pipeline", 1),
+        ("receives_host_pipeline", 1),
         // One alone, and one before the library stood aside.
         ("receives_eager", 2),
         // Four of the warm-up and one that is buffered; two that have no bytes are none to send.
-        ("receives_value", 7),
-        ("sends_value", 5),
+        ("receives_bcopy", 7),
+        ("sends_bcopy", 5),
     ] {
         assert_eq!(stats.total(counter), messages, "{counter}:\n{outcome}");
     }

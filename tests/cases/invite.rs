@@ -47,10 +47,10 @@ fn exchanges(mpi: &Mpi) {
         let outcome = complete(job.env("MEET", "1").env("THREADS", threads));
         let stats = outcome.stats();
         // All but the first one of each rank, by which it is known, and the two that show that there is no window.
-        let invited = stats.total("receives_direct_invited");
+        let invited = stats.total("receives_put_early");
         assert_eq!(invited, 2 * (steps - 3), "{outcome}");
-        assert_eq!(stats.total("invitations"), invited, "{outcome}");
-        let pushed = stats.total("receives_direct_pushed_bytes");
+        assert_eq!(stats.total("rtrs_sent"), invited, "{outcome}");
+        let pushed = stats.total("receives_put_bytes");
         assert_eq!(pushed, invited * 65537, "{outcome}");
     }
     complete(invite(mpi, &["exchange", "each"]));
@@ -67,7 +67,7 @@ fn a_second_thread(mpi: &Mpi) {
         let posted = posted.filter_map(|line| line.strip_prefix("posted alone: "));
         let posted: Vec<u64> = posted.filter_map(|count| count.parse().ok()).collect();
         assert_eq!(posted.len(), 2, "{outcome}");
-        let of_both = outcome.stats().total("receives_direct_invited");
+        let of_both = outcome.stats().total("receives_put_early");
         assert!(of_both <= posted.iter().sum(), "{outcome}");
         invited += of_both;
     }
@@ -83,7 +83,7 @@ fn scripts(mpi: &Mpi) {
                 .env("SEED", &seed.to_string())
                 .env("STEPS", "150"),
         );
-        invited += outcome.stats().total("receives_direct_invited");
+        invited += outcome.stats().total("receives_put_early");
     }
     assert!(invited > 0, "nothing was written before it was matched");
 }
@@ -105,9 +105,9 @@ fn scripts_with_checksums_and_on_one_gpu() {
                         .env(option, value),
                 );
                 let stats = outcome.stats();
-                let invited = stats.total("receives_direct_invited");
+                let invited = stats.total("receives_put_early");
                 match option {
-                    "GPUS" => assert_eq!(stats.total("invitations"), 0, "{outcome}"),
+                    "GPUS" => assert_eq!(stats.total("rtrs_sent"), 0, "{outcome}"),
                     _ => {
                         assert!(invited > 0, "{outcome}");
                         let (checked, wrong) =
@@ -126,15 +126,15 @@ fn nobody_is_invited_where_it_is_not_sure() {
     on("openmpi", |mpi| {
         for (option, value) in [
             ("SECOND", "1"),
-            ("ANABRANCH_INVITE", "off"),
-            ("ANABRANCH_PUSH", "0"),
+            ("ANABRANCH_RTR", "off"),
+            ("ANABRANCH_PUT", "0"),
         ] {
             let job = invite(mpi, &["steady", "script"]);
             let job = job.env("STEPS", "40").env("THREADS", MULTIPLE);
             let outcome = complete(job.env(option, value));
             let stats = outcome.stats();
-            assert_eq!(stats.total("invitations"), 0, "{option}:\n{outcome}");
-            assert!(stats.total("sends_descriptor") > 0, "{outcome}");
+            assert_eq!(stats.total("rtrs_sent"), 0, "{option}:\n{outcome}");
+            assert!(stats.total("sends_rts") > 0, "{outcome}");
         }
     });
 }
@@ -142,26 +142,26 @@ fn nobody_is_invited_where_it_is_not_sure() {
 /// Where nobody is told of a receive, its message is claimed as soon as its slot has it, whatever else the two send: it is the one
 /// that the receive takes. Nothing of the kind where that is switched off, or a second thread has called MPI.
 fn foreseen(mpi: &Mpi) {
-    let not_told = |cases: &[&str]| invite(mpi, cases).env("ANABRANCH_INVITE", "off");
+    let not_told = |cases: &[&str]| invite(mpi, cases).env("ANABRANCH_RTR", "off");
     let steps = 200;
     let outcome = complete(not_told(&["steady"]).env("STEPS", &steps.to_string()));
-    let claimed = outcome.stats().total("claimed_ahead");
+    let claimed = outcome.stats().total("matched_early");
     // A message may be brought before its receiver looks, on a machine with few processors.
     assert!((steps / 10..=2 * steps).contains(&claimed), "{outcome}");
     let outcome = complete(not_told(&["exchange", "each"]));
-    assert!(outcome.stats().total("claimed_ahead") > 0, "{outcome}");
+    assert!(outcome.stats().total("matched_early") > 0, "{outcome}");
     for seed in 1..=6 {
         let job = not_told(&["script"]).env("SEED", &seed.to_string());
         let outcome = complete(job.env("STEPS", "150"));
-        assert!(outcome.stats().total("claimed_ahead") > 0, "{outcome}");
-        assert_eq!(outcome.stats().total("invitations"), 0, "{outcome}");
+        assert!(outcome.stats().total("matched_early") > 0, "{outcome}");
+        assert_eq!(outcome.stats().total("rtrs_sent"), 0, "{outcome}");
     }
-    for (option, value) in [("ANABRANCH_FORESEE", "off"), ("SECOND", "1")] {
+    for (option, value) in [("ANABRANCH_EARLY_MATCH", "off"), ("SECOND", "1")] {
         let job = not_told(&["steady", "script"]).env("STEPS", "40");
         let outcome = complete(job.env(option, value).env("THREADS", MULTIPLE));
         let stats = outcome.stats();
-        assert_eq!(stats.total("claimed_ahead"), 0, "{option}:\n{outcome}");
-        assert!(stats.total("sends_descriptor") > 0, "{outcome}");
+        assert_eq!(stats.total("matched_early"), 0, "{option}:\n{outcome}");
+        assert!(stats.total("sends_rts") > 0, "{outcome}");
     }
     for seed in 1..=2 {
         let job = not_told(&["joined"]).env("SEED", &seed.to_string());
@@ -179,10 +179,7 @@ fn messages_of_several_are_foreseen() {
                 .args(&["--window", "1", "--iterations", "40", "--mpi", "openmpi"])
                 .run();
             let stats = outcome.check_benched(2);
-            let (all, ahead) = (
-                stats.total("sends_descriptor"),
-                stats.total("claimed_ahead"),
-            );
+            let (all, ahead) = (stats.total("sends_rts"), stats.total("matched_early"));
             assert!(ahead > all / 10, "{kind}: {ahead} of {all}\n{outcome}");
         }
     });
@@ -199,7 +196,7 @@ fn nobody_is_invited_by_who_deals_with_two() {
                 .args(&["--window", "1", "--iterations", "40", "--mpi", "openmpi"])
                 .run();
             let stats = outcome.check_benched(2);
-            let (all, invited) = (stats.total("sends_descriptor"), stats.total("invitations"));
+            let (all, invited) = (stats.total("sends_rts"), stats.total("rtrs_sent"));
             // On a machine with few processors a receive may come after its message each time; of those that are told of in vain, it is
             // 3 and then none for 32. Before the first message has come a rank in a ring knows of one other only.
             let is_right = if may_invite {
@@ -222,7 +219,7 @@ fn a_rank_does_not_invite_itself() {
     on("mpich", |mpi| {
         let outcome = complete(invite(mpi, &["own"]));
         let stats = outcome.stats();
-        assert_eq!(stats.total("invitations"), 0, "{outcome}");
+        assert_eq!(stats.total("rtrs_sent"), 0, "{outcome}");
         assert_eq!(stats.total("receives_self"), 2 * 8, "{outcome}");
     });
 }
@@ -235,9 +232,9 @@ fn what_goes_both_ways_is_written_by_both() {
     on("openmpi", |mpi| {
         let outcome = complete(long_exchanges(mpi, 200));
         let stats = outcome.stats();
-        let invited = stats.total("receives_direct_invited");
+        let invited = stats.total("receives_put_early");
         let bytes = (1 << 20) + 24;
-        let pushed = stats.total("receives_direct_pushed_bytes") / bytes;
+        let pushed = stats.total("receives_put_bytes") / bytes;
         assert!(
             pushed >= invited && invited > 0,
             "{pushed} of {invited}:\n{outcome}"
@@ -253,9 +250,9 @@ fn what_tells_no_rate_is_written_by_its_sender() {
     on("mpich", |mpi| {
         let outcome = complete(long_exchanges(mpi, 40).env("ANABRANCH_MULTIPATH", "1M"));
         let stats = outcome.stats();
-        assert_eq!(stats.total("receives_several"), 0, "{outcome}");
+        assert_eq!(stats.total("receives_multipath"), 0, "{outcome}");
         // Not those that are timed, of each rank.
-        let invited = stats.total("receives_direct_invited");
+        let invited = stats.total("receives_put_early");
         assert!(invited > 2 * 10, "{outcome}");
     });
 }
@@ -277,18 +274,18 @@ fn split_exchanges(mpi: &Mpi) -> Job {
 fn what_is_split_is_begun_by_its_sender(mpi: &Mpi) {
     needs_simulator("a node whose links are known");
     for (invites, least, most) in [("1", 20, 80), ("0", 0, 0)] {
-        let outcome = complete(split_exchanges(mpi).env("ANABRANCH_INVITE", invites));
+        let outcome = complete(split_exchanges(mpi).env("ANABRANCH_RTR", invites));
         let total = |name| outcome.stats().total(name);
-        let invited = total("receives_direct_invited");
+        let invited = total("receives_put_early");
         assert!((least..=most).contains(&invited), "{invited}: {outcome}");
         let [direct, pushed, host] = [
-            "several_direct_bytes",
-            "several_pushed_bytes",
-            "several_host_bytes",
+            "multipath_direct_bytes",
+            "multipath_put_bytes",
+            "multipath_host_bytes",
         ]
         .map(total);
-        let all = total("receives_several_bytes");
-        assert_eq!(all, 8388621 * total("receives_several"), "{outcome}");
+        let all = total("receives_multipath_bytes");
+        assert_eq!(all, 8388621 * total("receives_multipath"), "{outcome}");
         assert_eq!(all, direct + pushed + host, "{outcome}");
         assert!(host > all / 20, "{outcome}");
         let by_invitation = pushed / 8388621;
@@ -319,7 +316,7 @@ fn what_its_sender_could_not_begin_is_read() {
                 let Some(met) = troubles(&plan, &outcome) else {
                     continue;
                 };
-                invited += outcome.stats().total("receives_direct_invited");
+                invited += outcome.stats().total("receives_put_early");
                 troubled += met;
             }
         }

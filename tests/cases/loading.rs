@@ -41,7 +41,7 @@ fn ring_and_pieces(job: Job) -> Outcome {
     stats.check_complete();
     assert_eq!(stats.total("sends_device"), 2 * 20 + 64, "{outcome}");
     // The first ones may find a peer that is not ready.
-    assert!(stats.total("sends_value") <= 2, "{outcome}");
+    assert!(stats.total("sends_bcopy") <= 2, "{outcome}");
     outcome
 }
 
@@ -192,7 +192,7 @@ fn tools_see_the_same_calls(mpi: &Mpi) {
                 if roles == "D" {
                     let stats = outcome.stats();
                     stats.check_complete();
-                    assert!(stats.total("sends_descriptor") > 20, "{place} {outcome}");
+                    assert!(stats.total("sends_rts") > 20, "{place} {outcome}");
                 }
                 assert!(
                     !outcome.finished.stderr.contains("warn"),
@@ -247,7 +247,7 @@ int MPI_Barrier(MPI_Comm comm) { return PMPI_Barrier(comm); }
             .env("LD_PRELOAD", &in_front)
             .passes();
         outcome.stats().check_complete();
-        assert!(outcome.stats().total("sends_descriptor") > 20, "{outcome}");
+        assert!(outcome.stats().total("sends_rts") > 20, "{outcome}");
         assert!(!outcome.finished.stderr.contains("warn"), "{outcome}");
     }
     let _ = std::fs::remove_dir_all(scratch);
@@ -308,7 +308,7 @@ fn loaded_twice(mpi: &Mpi) {
         let stats = outcome.stats();
         stats.check_complete();
         assert_eq!(stats.ranks(), 2, "{with:?} {outcome}");
-        assert!(stats.total("sends_descriptor") > 20, "{with:?} {outcome}");
+        assert!(stats.total("sends_rts") > 20, "{with:?} {outcome}");
         assert!(
             !outcome.finished.stderr.contains("warn"),
             "{with:?} {outcome}"

@@ -42,7 +42,7 @@ fn complete(job: Job) -> Outcome {
     let stats = outcome.stats();
     stats.check_complete();
     assert!(
-        stats.total("sends_descriptor") > 0,
+        stats.total("sends_rts") > 0,
         "no message was taken:\n{outcome}"
     );
     outcome
@@ -69,21 +69,17 @@ fn from_host(mpi: &Mpi) {
         let total = |name: &str| stats.total(name);
         // Of each of seven streams the program says which. Below the eager limit all but the one by MPI_Ssend, of the sixth
         // stream, lie in host memory before their receiver hears of them.
-        assert_eq!(total("sends_host_descriptor"), 35, "{outcome}");
+        assert_eq!(total("sends_host_rts"), 35, "{outcome}");
         let lengths = [65536, 70001, (1 << 20) + 1, (5 << 20) + 7, 300_000];
         let by_ring = 5 * lengths.iter().sum::<u64>() + 8192;
         let eager = 4 * 8192 + 5 * 16383;
-        assert_eq!(
-            total("sends_host_descriptor_bytes"),
-            by_ring + eager,
-            "{outcome}"
-        );
-        assert_eq!(total("receives_host_ring"), 26, "{outcome}");
-        assert_eq!(total("receives_host_ring_bytes"), by_ring, "{outcome}");
-        assert_eq!(total("sends_hosted"), 9, "{outcome}");
+        assert_eq!(total("sends_host_rts_bytes"), by_ring + eager, "{outcome}");
+        assert_eq!(total("receives_host_pipeline"), 26, "{outcome}");
+        assert_eq!(total("receives_host_pipeline_bytes"), by_ring, "{outcome}");
+        assert_eq!(total("sends_eager"), 9, "{outcome}");
         assert_eq!(total("receives_eager"), 9, "{outcome}");
         assert_eq!(total("receives_eager_bytes"), eager, "{outcome}");
-        assert_eq!(total("receives_value"), 21, "{outcome}");
+        assert_eq!(total("receives_bcopy"), 21, "{outcome}");
         assert_eq!(total("verified") > 0, verify == "on", "{outcome}");
     }
 }
@@ -112,7 +108,7 @@ fn order(mpi: &Mpi) {
         outcome.stats().total("truncated") > 0,
         "no truncated message was served:\n{outcome}"
     );
-    for counter in ["panics", "dead_peers", "bad_descriptors"] {
+    for counter in ["panics", "dead_peers", "bad_rts"] {
         assert_eq!(outcome.stats().total(counter), 0, "{counter}:\n{outcome}");
     }
 }
@@ -162,7 +158,7 @@ fn spawned(mpi: &Mpi) {
     let outcome = job(mpi, 2, "spawn").through_launcher().passes();
     let stats = outcome.stats();
     stats.check_complete();
-    assert!(stats.total("sends_value") > 0, "{outcome}");
+    assert!(stats.total("sends_bcopy") > 0, "{outcome}");
     // `anabranch run` hands the library, and its simulated driver, to spawned processes, too.
     if on_real_gpus() {
         return;
@@ -217,8 +213,8 @@ fn taking_part(mpi: &Mpi) {
         let stats = outcome.stats();
         stats.check_complete();
         // All that its peer sends once it is ready, and nothing before.
-        assert_eq!(stats.total("sends_descriptor"), 20, "{outcome}");
-        assert_eq!(stats.total("probes_descriptor"), 20, "{outcome}");
+        assert_eq!(stats.total("sends_rts"), 20, "{outcome}");
+        assert_eq!(stats.total("probes_rts"), 20, "{outcome}");
     }
 }
 
@@ -317,9 +313,9 @@ fn a_rank_without_the_library() {
                     .passes();
                 // What goes by descriptor is what the one rank sends to itself.
                 let (sent, own) = (
-                    outcome.stats().total("sends_descriptor"),
+                    outcome.stats().total("sends_rts"),
                     outcome.stats().total("receives_self")
-                        + outcome.stats().total("receives_host_ring")
+                        + outcome.stats().total("receives_host_pipeline")
                         + outcome.stats().total("receives_eager"),
                 );
                 assert_eq!(sent, own, "{outcome}");
@@ -387,7 +383,7 @@ fn mixed(mpi: &Mpi) {
         assert!(told > 50, "seed {seed}:\n{outcome}");
         assert_eq!(stats.fallback("mixed"), told, "seed {seed}:\n{outcome}");
         assert!(
-            stats.total("receives_host_ring") > 0,
+            stats.total("receives_host_pipeline") > 0,
             "seed {seed}:\n{outcome}"
         );
     }
@@ -413,12 +409,8 @@ fn memory_kinds(mpi: &Mpi) {
         let stats = outcome.stats();
         stats.check_complete();
         let total = |counter| stats.total(counter);
-        assert_eq!(total("sends_descriptor"), large, "{case}:\n{outcome}");
-        assert_eq!(
-            total("sends_descriptor_bytes"),
-            large_bytes,
-            "{case}:\n{outcome}"
-        );
+        assert_eq!(total("sends_rts"), large, "{case}:\n{outcome}");
+        assert_eq!(total("sends_rts_bytes"), large_bytes, "{case}:\n{outcome}");
         let to_device = large / KINDS * DEVICE_KINDS;
         let (direct, by_gpu_ring) = match exportable {
             true => (to_device, 0),
@@ -426,17 +418,17 @@ fn memory_kinds(mpi: &Mpi) {
         };
         assert_eq!(total("receives_direct"), direct, "{case}:\n{outcome}");
         assert_eq!(
-            total("receives_gpu_ring"),
+            total("receives_gpu_pipeline"),
             by_gpu_ring,
             "{case}:\n{outcome}"
         );
         assert_eq!(
-            total("receives_gpu_ring_bytes"),
+            total("receives_gpu_pipeline_bytes"),
             by_gpu_ring / LARGE.len() as u64 * LARGE.iter().sum::<u64>(),
             "{case}:\n{outcome}"
         );
         assert_eq!(
-            total("receives_host_ring"),
+            total("receives_host_pipeline"),
             large - to_device,
             "{case}:\n{outcome}"
         );
@@ -457,7 +449,7 @@ fn memory_kinds(mpi: &Mpi) {
     complete(job(mpi, 2, "memory_kinds"));
     let shared = complete(job(mpi, 2, "memory_kinds").env("GPUS", "1"));
     // Ranks that share a GPU take its memory for messages of 16 MiB and more only.
-    let by_path = |path: &str| shared.stats().total(&format!("receives_{path}_ring"));
+    let by_path = |path: &str| shared.stats().total(&format!("receives_{path}_pipeline"));
     assert!(by_path("gpu") == 0 && by_path("host") > 0, "{shared}");
 }
 
@@ -484,8 +476,12 @@ fn mapped_memory_is_read_where_it_is() {
             let total = |name: &str| outcome.stats().total(name);
             // The first messages of a job may go by value.
             let ready = MESSAGES * pairs - outcome.stats().fallback("not_ready");
-            let read = total("receives_direct") + total("receives_several");
-            assert_eq!((read, total("receives_gpu_ring")), (ready, 0), "{outcome}");
+            let read = total("receives_direct") + total("receives_multipath");
+            assert_eq!(
+                (read, total("receives_gpu_pipeline")),
+                (ready, 0),
+                "{outcome}"
+            );
             // Each rank sends from three chunks, and from one more before it finds that one has changed; then
             // from five others.
             let sent = total("chunks_sent");
@@ -503,7 +499,10 @@ fn mapped_memory_is_read_where_it_is() {
             for (vmm, files) in [("off", "1"), ("on", "0")] {
                 let outcome = run("segment", vmm, files);
                 assert_eq!(outcome.stats().total("chunks_sent"), 0, "{outcome}");
-                assert!(outcome.stats().total("receives_gpu_ring") > 0, "{outcome}");
+                assert!(
+                    outcome.stats().total("receives_gpu_pipeline") > 0,
+                    "{outcome}"
+                );
             }
             if ranks > 2 {
                 return;
@@ -554,7 +553,7 @@ fn chunks_that_the_driver_refuses() {
                 .passes();
             outcome.stats().check_complete();
             let total = |name: &str| outcome.stats().total(name);
-            let staged = total("receives_gpu_ring") + total("receives_host_ring");
+            let staged = total("receives_gpu_pipeline") + total("receives_host_pipeline");
             assert!(staged > 0, "{fault}: {outcome}");
             assert_eq!(total("chunks_mapped") == 0, lasts, "{fault}: {outcome}");
             let said = outcome.finished.stderr.matches("does not find memory");
@@ -576,7 +575,7 @@ fn windows_of_what_cannot_be_exported() {
             for (option, value) in [
                 ("ANABRANCH_RELAY_STAGING", "64M"),
                 ("ANABRANCH_RELAY_STAGING", "1M"),
-                ("ANABRANCH_GPU_RING", "off"),
+                ("ANABRANCH_GPU_PIPELINE", "off"),
             ] {
                 let outcome = job(mpi, ranks, "memory_kinds")
                     .args(&["windows"])
@@ -590,10 +589,10 @@ fn windows_of_what_cannot_be_exported() {
                 let long: u64 = long.and_then(|n| n.parse().ok()).expect("told");
                 // The first messages of a job may go by value.
                 let on_gpu = match option {
-                    "ANABRANCH_GPU_RING" => 0..=0,
+                    "ANABRANCH_GPU_PIPELINE" => 0..=0,
                     _ => long - stats.fallback("not_ready")..=long,
                 };
-                let by_gpu_ring = stats.total("receives_gpu_ring");
+                let by_gpu_ring = stats.total("receives_gpu_pipeline");
                 assert!(on_gpu.contains(&by_gpu_ring), "{outcome}");
                 assert_eq!(stats.total("driver_retries"), 0, "{outcome}");
             }
@@ -606,11 +605,11 @@ fn held_by_program(outcome: &Outcome, is_refused: bool) {
     outcome.stats().check_complete();
     let total = |counter| outcome.stats().total(counter);
     // The first messages of a program go by value, until both ranks have used a device and said so.
-    let descriptors = total("sends_descriptor");
+    let descriptors = total("sends_rts");
     assert!((7..=8).contains(&descriptors), "{outcome}");
     let refused = if is_refused { descriptors - 4 } else { 0 };
     assert_eq!(total("receives_direct"), descriptors - refused, "{outcome}");
-    assert_eq!(total("receives_host_ring"), refused, "{outcome}");
+    assert_eq!(total("receives_host_pipeline"), refused, "{outcome}");
     let failed = outcome.stats().fallback("mapping_failed");
     assert_eq!(failed, refused, "{outcome}");
 }

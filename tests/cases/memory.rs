@@ -13,7 +13,7 @@ fn staging(mpi: &Mpi, assign: &str, paths: &str) -> Job {
     job(mpi, 2, "memory")
         .args(&["staging"])
         .env("SIMCUDA_TOPOLOGY", "beluga")
-        .env("ANABRANCH_ASSIGN", assign)
+        .env("ANABRANCH_OWNER", assign)
         .env("ANABRANCH_PATHS", paths)
         // Or a receiver of small messages has the cells of their sender pinned, which are counted there.
         .env("ANABRANCH_EAGER", "0")
@@ -30,15 +30,15 @@ fn a_rank_pins_32_mib_at_most_and_64_if_it_drives_plans() {
         let model = model("beluga").display().to_string();
         // Who takes the staging of the host path: the sender, or the receiver that drives plans. (A receiver has the sender's
         // staging pinned, too, which is counted there.)
-        for (assign, rank, bound) in [("own", 0, BOUND / 2), ("one", 1, BOUND)] {
+        for (assign, rank, bound) in [("two", 0, BOUND / 2), ("one", 1, BOUND)] {
             let outcome = staging(mpi, assign, "host")
                 .env("ANABRANCH_MODEL", &model)
                 .passes();
             let stats = outcome.stats();
             stats.check_complete();
-            assert!(stats.total("several_host_bytes") > 200 << 20, "{outcome}");
-            assert!(stats.total("receives_value") > 16, "{outcome}");
-            let driven = stats.total("driven_by_streams") + stats.total("driven_by_graph");
+            assert!(stats.total("multipath_host_bytes") > 200 << 20, "{outcome}");
+            assert!(stats.total("receives_bcopy") > 16, "{outcome}");
+            let driven = stats.total("one_owner_by_streams") + stats.total("one_owner_by_graph");
             assert_eq!(driven > 0, assign == "one", "{outcome}");
             let most = pinned(&outcome, rank);
             // More than the host ring and bounce buffers, or than two plans, have.
@@ -58,13 +58,17 @@ fn path_staging_bounds_driven_plans() {
         for (bytes, goes, allowed) in [("0", false, 8 << 20), ("6M", true, 14 << 20)] {
             let outcome = staging(mpi, "one", "")
                 .env("ANABRANCH_MODEL", &model)
-                .env("ANABRANCH_PATH_STAGING", bytes)
+                .env("ANABRANCH_MULTIPATH_STAGING", bytes)
                 .passes();
             let stats = outcome.stats();
             stats.check_complete();
             let total = |name| stats.total(name);
-            assert_eq!(total("several_host_bytes") > 0, goes, "{bytes}: {outcome}");
-            assert_eq!(total("driven_failed"), 0, "{bytes}: {outcome}");
+            assert_eq!(
+                total("multipath_host_bytes") > 0,
+                goes,
+                "{bytes}: {outcome}"
+            );
+            assert_eq!(total("one_owner_failed"), 0, "{bytes}: {outcome}");
             // Beside what the option allows: bounce buffers.
             let most = pinned(&outcome, 1);
             assert!(most <= allowed, "{bytes}: {most}, {outcome}");
@@ -76,14 +80,14 @@ fn path_staging_bounds_driven_plans() {
 #[test]
 fn a_gpu_gives_64_mib_at_most_and_has_all_of_it_back() {
     on("openmpi", |mpi| {
-        for assign in ["own", "one"] {
+        for assign in ["two", "one"] {
             // No file: the ranks measure, by memory of their own on each GPU.
             let outcome = staging(mpi, assign, "direct,relay,host")
                 .env("ROUNDS", "4")
                 .passes();
             let stats = outcome.stats();
             stats.check_complete();
-            assert!(stats.total("several_relay_bytes") > 0, "{outcome}");
+            assert!(stats.total("multipath_relay_bytes") > 0, "{outcome}");
             let line = "in use on a GPU: ";
             let stdout = &outcome.finished.stdout;
             let used = stdout.lines().find_map(|text| text.strip_prefix(line));
@@ -98,7 +102,7 @@ fn a_gpu_gives_64_mib_at_most_and_has_all_of_it_back() {
 fn mappings_are_unmapped_for_others_beyond_their_bound() {
     on("openmpi", |mpi| {
         for (bound, evicts) in [("100M", true), ("64G", false)] {
-            let outcome = staging(mpi, "own", "direct")
+            let outcome = staging(mpi, "two", "direct")
                 .env("ANABRANCH_MAPPINGS", bound)
                 .passes();
             let stats = outcome.stats();

@@ -111,7 +111,7 @@ impl Node {
             acknowledgement_us: 0.0,
         };
         let direct = Question {
-            assign: "own",
+            assign: "two",
             paths: "direct",
             window: 1,
             sizes: &["4", "5", "6"],
@@ -160,7 +160,7 @@ impl Question {
             .args(["plan", "--from", from, "--to", to, "--json", "--model"])
             .arg(model)
             .args(["--size", size, "--window", &self.window.to_string()])
-            .args(["--paths", self.paths, "--assign", self.assign])
+            .args(["--paths", self.paths, "--owner", self.assign])
             .env("SIMCUDA_TOPOLOGY", &node.file)
             .env("SIMCUDA_JOB", format!("plan-{}", std::process::id()))
             .env("LD_LIBRARY_PATH", &built().simcuda)
@@ -243,10 +243,10 @@ impl Question {
             })
             .env("ANABRANCH_MODEL", &node.model)
             .env("ANABRANCH_PATHS", self.paths)
-            .env("ANABRANCH_ASSIGN", self.assign)
+            .env("ANABRANCH_OWNER", self.assign)
             // A plan is for a message that its receiver fetches. Which of those between two ranks find an invitation is up to the
             // processors, and such a one takes less by what a push takes less than a pull (1.4 of 12.8 us for 2 MiB on hgx-h200).
-            .env("ANABRANCH_INVITE", "off")
+            .env("ANABRANCH_RTR", "off")
             // Times only: what is moved, and in which order, is looked at by other tests.
             .env("SIMCUDA_DATA", "0")
             .env("SIMCUDA_CHECK", "0")
@@ -494,7 +494,7 @@ fn what_a_table_must_show() {
         node: "a node".into(),
         size: "64M".into(),
         paths: "direct",
-        assign: "own",
+        assign: "two",
         window: 1,
         predicted,
         simulated: 100.0,
@@ -555,7 +555,7 @@ fn predictions_on_two_nodes() {
         // On a busy machine even the faster of two runs is now and then slower without being late: then all are made again.
         let mut seen = String::new();
         for _ in 0..3 {
-            let rows = ask(&nodes, &[question("own"), question("one")], &folder);
+            let rows = ask(&nodes, &[question("two"), question("one")], &folder);
             let Err(why) = judge(&rows) else {
                 let _ = fs::remove_dir_all(folder);
                 return;
@@ -590,9 +590,9 @@ fn predictions_on_every_node() {
             .map(|(name, seed)| Node::new(&folder, name, seed))
             .collect();
         let mut questions = Vec::new();
-        let assigns = setting("MODEL_ERROR_ASSIGN").unwrap_or("own,one".to_owned());
+        let assigns = setting("MODEL_ERROR_ASSIGN").unwrap_or("two,one".to_owned());
         let sets = setting("MODEL_ERROR_PATHS");
-        for assign in ["own", "one"] {
+        for assign in ["two", "one"] {
             if !assigns.split(',').any(|one| one == assign) {
                 continue;
             }

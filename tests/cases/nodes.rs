@@ -35,14 +35,14 @@ fn quiet(job: Job) -> Outcome {
 fn all_by_value(outcome: &Outcome, reason: &str) {
     let stats = outcome.stats();
     assert!(stats.total("sends_device") > 0, "{outcome}");
-    assert_eq!(stats.total("sends_descriptor"), 0, "{outcome}");
+    assert_eq!(stats.total("sends_rts"), 0, "{outcome}");
     assert_eq!(
-        stats.total("sends_value"),
+        stats.total("sends_bcopy"),
         stats.total("sends_device"),
         "{outcome}"
     );
     assert!(stats.fallback(reason) > 0, "{outcome}");
-    assert!(stats.total("receives_value") > 0, "{outcome}");
+    assert!(stats.total("receives_bcopy") > 0, "{outcome}");
 }
 
 /// Between two nodes messages go by value, and within each of them by descriptor.
@@ -70,7 +70,7 @@ fn on_two_nodes(mpi: &Mpi) {
     let stats = outcome.stats();
     assert_eq!(stats.ranks(), 4, "{outcome}");
     for rank in 0..4 {
-        assert!(stats.of_rank(rank, "sends_descriptor") > 0, "{outcome}");
+        assert!(stats.of_rank(rank, "sends_rts") > 0, "{outcome}");
     }
     // Rank 1 sends to rank 2, rank 3 to rank 0, 20 times; and every odd rank to its left in `ring` only.
     assert_eq!(stats.fallback("not_on_node"), 40, "{outcome}");
@@ -110,12 +110,12 @@ fn two_nodes_over_an_mpi_that_knows_cuda() {
         for (rank, counter, count) in [
             (0, "receives_native", exchanged),
             (1, "receives_native", exchanged + streamed),
-            (0, "sends_value", exchanged + streamed),
-            (1, "sends_value", exchanged),
+            (0, "sends_bcopy", exchanged + streamed),
+            (1, "sends_bcopy", exchanged),
         ] {
             assert_eq!(stats.of_rank(rank, counter), count, "{counter}:\n{outcome}");
         }
-        assert_eq!(stats.total("receives_value"), 0, "{outcome}");
+        assert_eq!(stats.total("receives_bcopy"), 0, "{outcome}");
     };
     on("openmpi", |mpi| {
         check(mpi, |job| job.env("ANABRANCH_MPI_CUDA", "yes"))
@@ -160,7 +160,10 @@ fn refused(mpi: &Mpi, code: &str, attempts: u64) -> Outcome {
             attempts,
             "{outcome}"
         );
-        assert!(stats.of_rank(rank, "receives_host_ring") > 0, "{outcome}");
+        assert!(
+            stats.of_rank(rank, "receives_host_pipeline") > 0,
+            "{outcome}"
+        );
     }
     assert_eq!(stats.total("receives_direct"), 0, "{outcome}");
     assert!(
@@ -195,7 +198,7 @@ fn two_jobs_at_once() {
                 let other = scope.spawn(run);
                 for outcome in [run(), other.join().expect("no panic")] {
                     assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
-                    assert!(outcome.stats().total("sends_descriptor") > 0, "{outcome}");
+                    assert!(outcome.stats().total("sends_rts") > 0, "{outcome}");
                 }
             });
         });
@@ -214,7 +217,10 @@ fn little_shared_memory() {
             .args(&["rounds", "10"])
             .env("ANABRANCH_STAGING", "128M");
         let outcome = quiet(job.under(&words(&own)));
-        assert!(outcome.stats().total("receives_host_ring") > 0, "{outcome}");
+        assert!(
+            outcome.stats().total("receives_host_pipeline") > 0,
+            "{outcome}"
+        );
     });
 }
 
@@ -233,7 +239,7 @@ fn no_shared_memory(mpi: &Mpi, script: &str, why: &str) {
     assert_eq!(stats.fallback("not_on_node"), 0, "{outcome}");
     // A rank still knows itself, and nobody else.
     assert!(stats.total("receives_self") > 0, "{outcome}");
-    assert!(stats.total("receives_value") > 0, "{outcome}");
+    assert!(stats.total("receives_bcopy") > 0, "{outcome}");
     assert_eq!(stats.total("receives_direct"), 0, "{outcome}");
     assert_eq!(stats.total("mappings_opened"), 0, "{outcome}");
     let warnings: Vec<_> = outcome
@@ -323,7 +329,10 @@ fn no_locked_memory() {
                 .ranks_under(&["sh", "-c", limit, "sh"])
                 .passes();
             outcome.stats().check_complete();
-            assert!(outcome.stats().total("receives_host_ring") > 0, "{outcome}");
+            assert!(
+                outcome.stats().total("receives_host_pipeline") > 0,
+                "{outcome}"
+            );
         });
     }
 }
@@ -346,7 +355,7 @@ fn locked_memory_is_limited() {
                 .passes();
             let stats = outcome.stats();
             stats.check_complete();
-            assert!(stats.total("receives_host_ring") > 0, "{outcome}");
+            assert!(stats.total("receives_host_pipeline") > 0, "{outcome}");
             let said = outcome.finished.stderr.lines();
             let lines = said.filter(|line| line.contains("of host memory cannot be pinned: "));
             let lines = lines.count();

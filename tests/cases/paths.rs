@@ -37,19 +37,19 @@ fn on_any_node(mpi: &Mpi, topology: &str, bytes: &str, cases: &[&str]) -> Job {
 fn check_host_path(outcome: &Outcome) {
     let total = |name| outcome.stats().total(name);
     if on_real_gpus() {
-        assert!(total("several_host_bytes") > 0, "{outcome}");
+        assert!(total("multipath_host_bytes") > 0, "{outcome}");
         assert!(
-            total("several_direct_bytes") > total("several_host_bytes"),
+            total("multipath_direct_bytes") > total("multipath_host_bytes"),
             "{outcome}"
         );
-        assert_eq!(total("tracks_retired"), 0, "{outcome}");
+        assert_eq!(total("paths_abandoned"), 0, "{outcome}");
     }
 }
 
 /// The bytes of messages over several paths are those of their paths.
 fn check_bytes(outcome: &Outcome) {
     check_bytes_in_one_place(outcome);
-    let overtaken = outcome.stats().total("several_overtaken_bytes");
+    let overtaken = outcome.stats().total("multipath_overtaken_bytes");
     assert_eq!(overtaken, 0, "{outcome}");
 }
 
@@ -57,14 +57,14 @@ fn check_bytes(outcome: &Outcome) {
 fn check_bytes_in_one_place(outcome: &Outcome) {
     let stats = outcome.stats();
     stats.check_complete();
-    let parts = ["direct", "pushed", "relay", "host", "overtaken"]
-        .map(|path| stats.total(&format!("several_{path}_bytes")));
+    let parts = ["direct", "put", "relay", "host", "overtaken"]
+        .map(|path| stats.total(&format!("multipath_{path}_bytes")));
     assert_eq!(
         parts.iter().sum::<u64>(),
-        stats.total("receives_several_bytes"),
+        stats.total("receives_multipath_bytes"),
         "{outcome}"
     );
-    assert!(stats.total("receives_several") > 0, "{outcome}");
+    assert!(stats.total("receives_multipath") > 0, "{outcome}");
 }
 
 /// Of all paths of all messages none was left, but where a busy machine kept a sender from its core for half a second.
@@ -76,10 +76,10 @@ fn check_none_is_left(outcome: &Outcome, told: &str) {
     } else {
         total("senders_late")
     };
-    assert_eq!(total("tracks_retired"), late, "{told}: {outcome}");
+    assert_eq!(total("paths_abandoned"), late, "{told}: {outcome}");
     let mut said = outcome.finished.stderr.lines();
     assert!(
-        !said.any(|line| line.contains("several paths path:")),
+        !said.any(|line| line.contains("multipath path:")),
         "{outcome}"
     );
 }
@@ -100,11 +100,11 @@ fn odd_sizes_on_every_node() {
                 .passes();
             check_bytes(&outcome);
             let stats = outcome.stats();
-            let relayed = stats.total("several_relay_bytes") > 0;
+            let relayed = stats.total("multipath_relay_bytes") > 0;
             assert_eq!(relayed, over_relays, "{topology}: {outcome}");
             check_none_is_left(&outcome, topology);
             assert!(
-                over_relays || stats.total("several_host_bytes") > 0,
+                over_relays || stats.total("multipath_host_bytes") > 0,
                 "{outcome}"
             );
         }
@@ -117,7 +117,7 @@ fn truncated_messages() {
     on("openmpi", |mpi| {
         let outcome = on_any_node(mpi, "beluga", "25165824", &["truncated"]).passes();
         assert_eq!(outcome.stats().total("truncated"), 1, "{outcome}");
-        assert_eq!(outcome.stats().total("receives_several"), 2, "{outcome}");
+        assert_eq!(outcome.stats().total("receives_multipath"), 2, "{outcome}");
         check_host_path(&outcome);
     });
 }
@@ -139,7 +139,8 @@ fn options_choose_the_paths() {
                 .env("ANABRANCH_PATHS", paths)
                 .passes();
             let total = |name| outcome.stats().total(name);
-            let carried = ["several_relay_bytes", "several_host_bytes"].map(|name| total(name) > 0);
+            let carried =
+                ["multipath_relay_bytes", "multipath_host_bytes"].map(|name| total(name) > 0);
             assert_eq!(carried, carries, "{paths}: {outcome}");
             if carries[1] {
                 check_host_path(&outcome);
@@ -163,7 +164,7 @@ fn few_chunks_keep_no_path_from_its_share() {
             check_bytes(&outcome);
             let stats = outcome.stats();
             let [all, direct, relay, host] = [
-                "receives_several",
+                "receives_multipath",
                 "several_direct",
                 "several_relay",
                 "several_host",
@@ -196,7 +197,7 @@ fn a_value_before_descriptors_in_one_place() {
                 .passes();
             let stats = outcome.stats();
             stats.check_complete();
-            for counter in ["receives_value", "sends_descriptor"] {
+            for counter in ["receives_bcopy", "sends_rts"] {
                 assert!(stats.total(counter) > 0, "{name}, {counter}:\n{outcome}");
             }
         });
@@ -238,21 +239,21 @@ fn what_goes_both_ways_is_pushed() {
                     continue;
                 }
                 let outcome = on_any_node(mpi, topology, "8388608", &[case])
-                    .env("ANABRANCH_PUSH", push)
+                    .env("ANABRANCH_PUT", push)
                     .env("ALLOCATION", allocation)
                     // Which is another reason to push.
-                    .env("ANABRANCH_INVITE", "off")
+                    .env("ANABRANCH_RTR", "off")
                     .passes();
                 let stats = outcome.stats();
                 stats.check_complete();
                 // What is pushed as a whole counts as direct, what other paths have a part of does not.
                 let both = |of_several, of_direct| stats.total(of_several) + stats.total(of_direct);
-                let pushed = both("several_pushed_bytes", "receives_direct_pushed_bytes");
+                let pushed = both("multipath_put_bytes", "receives_put_bytes");
                 let told = format!("{topology} {push} {allocation} {case}");
                 assert_eq!(pushed > 0, pushes, "{told}: {outcome}");
                 if pushes {
                     // The first message comes before anything is sent.
-                    let received = both("receives_several", "receives_direct");
+                    let received = both("receives_multipath", "receives_direct");
                     assert!(received > 30, "{told}: {outcome}");
                 }
                 if pushes && topology == "beluga" {
@@ -273,7 +274,7 @@ fn ranks_on_one_gpu_need_not_take_turns() {
     on_one_gpu("openmpi", "exchange_windows", [("SIMCUDA_MPS", "0")], true);
     on_one_gpu("openmpi", "one_place", [("SIMCUDA_MPS", "0")], true);
     on_one_gpu("openmpi", "exchange", [("SIMCUDA_MPS", "1")], false);
-    on_one_gpu("openmpi", "exchange", [("ANABRANCH_PUSH", "0")], false);
+    on_one_gpu("openmpi", "exchange", [("ANABRANCH_PUT", "0")], false);
 }
 
 fn on_one_gpu(name: &str, case: &str, [(option, value)]: [(&str, &str); 1], is_pushed: bool) {
@@ -290,7 +291,7 @@ fn on_one_gpu(name: &str, case: &str, [(option, value)]: [(&str, &str); 1], is_p
                 .passes();
             let stats = outcome.stats();
             stats.check_complete();
-            let pushed = |rank| stats.of_rank(rank, "receives_direct_pushed_bytes");
+            let pushed = |rank| stats.of_rank(rank, "receives_put_bytes");
             let told = format!("{case}, {bytes} bytes, {option}={value}: {outcome}");
             assert_eq!(pushed(0), 0, "{told}");
             assert_eq!(pushed(1) > 0, is_pushed, "{told}");
@@ -326,14 +327,14 @@ fn what_is_pulled_instead_of_waiting_stays_in_order() {
                     .env("LATE_US", "5000")
                     .env("SIMCUDA_FAULT", "cuMemcpyAsync@0:12+=SIGSTOP")
                     .env("ANABRANCH_PATHS", paths)
-                    .env("ANABRANCH_PUSH", push)
+                    .env("ANABRANCH_PUT", push)
                     .env("ANABRANCH_PATIENCE_US", patience)
                     .env("ANABRANCH_LOG", "error")
                     .passes();
                 let stats = outcome.stats();
                 stats.check_complete();
-                retired += stats.total("tracks_retired");
-                relayed += stats.total("several_relay_bytes");
+                retired += stats.total("paths_abandoned");
+                relayed += stats.total("multipath_relay_bytes");
             }
             assert!(retired > 0, "{paths}: no sender was ever late");
             assert!(relayed > 0, "{paths}: nothing came over relays");
@@ -366,14 +367,14 @@ fn a_push_that_fails_is_left() {
                 let plan = format!("{function}:{call}=CUDA_ERROR_UNKNOWN");
                 let outcome = on_node(mpi, "beluga", 2, &[case])
                     .env("SIMCUDA_FAULT", &plan)
-                    .env("ANABRANCH_PUSH", "4M")
+                    .env("ANABRANCH_PUT", "4M")
                     .env("ALLOCATION", "1048576")
                     .env("BYTES", "8388608")
                     .run();
                 let Some(met) = troubles(&plan, &outcome) else {
                     continue;
                 };
-                pushed += outcome.stats().total("several_pushed_bytes");
+                pushed += outcome.stats().total("multipath_put_bytes");
                 troubled += met;
             }
         }
@@ -390,14 +391,14 @@ fn a_rank_that_cannot_push_is_not_asked_again() {
                 "SIMCUDA_FAULT",
                 "cuIpcOpenMemHandle@0:1+=CUDA_ERROR_UNKNOWN",
             )
-            .env("ANABRANCH_PUSH", "4M")
+            .env("ANABRANCH_PUT", "4M")
             .env("ALLOCATION", "1048576")
             .env("BYTES", "8388608")
             .passes();
         let of = |rank, name| outcome.stats().of_rank(rank, name);
-        assert_eq!(of(1, "several_pushed_bytes"), 0, "{outcome}");
-        assert!(of(1, "several_direct_bytes") > 0, "{outcome}");
-        let left = of(1, "tracks_retired") - of(1, "senders_late");
+        assert_eq!(of(1, "multipath_put_bytes"), 0, "{outcome}");
+        assert!(of(1, "multipath_direct_bytes") > 0, "{outcome}");
+        let left = of(1, "paths_abandoned") - of(1, "senders_late");
         assert_eq!(left, 1, "{outcome}");
         assert_eq!(outcome.stats().total("errors"), 0, "{outcome}");
     });
@@ -411,7 +412,10 @@ fn windows_are_planned_as_deep_as_the_one_before() {
         let job = on_node(mpi, "hgx-h200", 2, &["one_place"]).env("BYTES", "16777216");
         let outcome = job.passes();
         check_bytes(&outcome);
-        assert!(outcome.stats().total("receives_several") >= 5, "{outcome}");
+        assert!(
+            outcome.stats().total("receives_multipath") >= 5,
+            "{outcome}"
+        );
     });
 }
 
@@ -431,7 +435,7 @@ fn deep_windows_are_split_as_soon_as_they_can_be() {
         assert_eq!(outcome.finished.code, Some(0), "{outcome}");
         let stats = outcome.stats();
         stats.check_complete();
-        let split = stats.total("receives_several");
+        let split = stats.total("receives_multipath");
         assert!(split >= 28 * 16, "{split}\n{outcome}");
     });
 }
@@ -449,7 +453,10 @@ fn memory_from_a_pool_in_the_place_of_others() {
                 if bytes == "8388608" {
                     check_bytes(&outcome);
                     check_host_path(&outcome);
-                    assert!(outcome.stats().total("receives_several") >= 6, "{outcome}");
+                    assert!(
+                        outcome.stats().total("receives_multipath") >= 6,
+                        "{outcome}"
+                    );
                 }
             }
         });
@@ -465,7 +472,7 @@ fn host_memory_in_the_place_of_others() {
                 let outcome = on_any_node(mpi, "beluga", bytes, &["host_in_between"]).passes();
                 let stats = outcome.stats();
                 stats.check_complete();
-                assert!(stats.total("sends_host_descriptor") >= 9, "{outcome}");
+                assert!(stats.total("sends_host_rts") >= 9, "{outcome}");
                 assert!(stats.total("receives_direct") >= 15, "{outcome}");
             }
         });
@@ -486,8 +493,8 @@ fn without_memory_for_staging() {
             let lines = lines.filter(|line| line.contains("no staging there"));
             let lines: Vec<String> = lines.map(str::to_owned).collect();
             let [relay, host, refused] = [
-                "several_relay_bytes",
-                "several_host_bytes",
+                "multipath_relay_bytes",
+                "multipath_host_bytes",
                 "staging_refused",
             ]
             .map(|name| outcome.stats().total(name));
@@ -520,12 +527,12 @@ fn without_memory_for_staging() {
 fn everyone_through_minimal_staging() {
     const FOR_EVER: &str = "2000000000";
     let paths = [
-        ("openmpi", "host", &["several_host_bytes"][..]),
-        ("mpich", "relay", &["several_relay_bytes"]),
+        ("openmpi", "host", &["multipath_host_bytes"][..]),
+        ("mpich", "relay", &["multipath_relay_bytes"]),
         (
             "openmpi",
             "relay,host",
-            &["several_host_bytes", "several_relay_bytes"],
+            &["multipath_host_bytes", "multipath_relay_bytes"],
         ),
     ];
     for (name, paths, counters) in some(&paths, 1) {
@@ -533,7 +540,7 @@ fn everyone_through_minimal_staging() {
             let outcome = on_node(mpi, "beluga", 4, &["everyone"])
                 .env("ANABRANCH_PATHS", paths)
                 .env("ANABRANCH_RELAY_STAGING", "1M")
-                .env("ANABRANCH_PATH_STAGING", "512K")
+                .env("ANABRANCH_MULTIPATH_STAGING", "512K")
                 .env("ANABRANCH_PATIENCE_US", FOR_EVER)
                 .env("BYTES", "8388608")
                 .passes();
@@ -542,7 +549,7 @@ fn everyone_through_minimal_staging() {
             for counter in counters {
                 assert!(stats.total(counter) > 0, "{paths}, {counter}:\n{outcome}");
             }
-            for counter in ["chunks_claimed_back", "tracks_retired"] {
+            for counter in ["chunks_claimed_back", "paths_abandoned"] {
                 assert_eq!(stats.total(counter), 0, "{paths}, {counter}:\n{outcome}");
             }
         });
@@ -557,11 +564,11 @@ fn everyone_through_minimal_staging() {
 /// way of posting them.
 #[test]
 fn random_traffic() {
-    const STAGING: &str = "ANABRANCH_RELAY_STAGING=1M ANABRANCH_PATH_STAGING=512K";
+    const STAGING: &str = "ANABRANCH_RELAY_STAGING=1M ANABRANCH_MULTIPATH_STAGING=512K";
     const TURNS: [(&str, &str, &str); 4] = [
-        ("openmpi", "beluga", "ANABRANCH_PUSH=1M"),
-        ("mpich", "narval", "ANABRANCH_ASSIGN=one"),
-        ("openmpi", "dgx1-v100", "ANABRANCH_ASSIGN=one"),
+        ("openmpi", "beluga", "ANABRANCH_PUT=1M"),
+        ("mpich", "narval", "ANABRANCH_OWNER=one"),
+        ("openmpi", "dgx1-v100", "ANABRANCH_OWNER=one"),
         ("mpich", "beluga", STAGING),
     ];
     if on_real_gpus() {
@@ -579,13 +586,13 @@ fn random_traffic() {
             let outcome = job.passes();
             let stats = outcome.stats();
             stats.check_complete();
-            for counter in ["several_direct_bytes", "several_relay_bytes"] {
+            for counter in ["multipath_direct_bytes", "multipath_relay_bytes"] {
                 assert!(
                     stats.total(counter) > 0,
                     "{topology}, {counter}:\n{outcome}"
                 );
             }
-            let is_driven = settings.contains("ASSIGN=one");
+            let is_driven = settings.contains("OWNER=one");
             assert_eq!(launches(&outcome) != [0; 3], is_driven, "{outcome}");
         });
     }
@@ -631,7 +638,8 @@ fn tracks_whose_copies_are_lost_are_left_once() {
             .env("SIMCUDA_FAULT", &broken)
             .passes();
         let stats = outcome.stats();
-        let [messages, left] = ["receives_several", "tracks_retired"].map(|name| stats.total(name));
+        let [messages, left] =
+            ["receives_multipath", "paths_abandoned"].map(|name| stats.total(name));
         // At most two relays and the host, at both ends.
         assert!((1..=6 * messages).contains(&left), "{outcome}");
     });
@@ -752,7 +760,7 @@ fn single_messages_are_split_where_that_gains_enough() {
             command.env("ANABRANCH_MODEL", model("hgx-h200"));
             let text = counters_of(command);
             let of = |name| counter(&text, name);
-            let [split, invited] = ["several_host_bytes", "written before matched"].map(of);
+            let [split, invited] = ["multipath_host_bytes", "written before matched"].map(of);
             (split > 0, invited > 8, text)
         };
         for (size, paths, is_split, is_invited) in [
@@ -790,7 +798,7 @@ fn what_the_host_carries_is_found_out() {
         let is_found = (0..3).any(|_| {
             let (alone, both) = (counted("bw"), counted("bibw"));
             assert_eq!(counter(&alone, "host_share_raised"), 0, "{alone}");
-            let is_found = counter(&alone, "several_host_bytes") > 0
+            let is_found = counter(&alone, "multipath_host_bytes") > 0
                 && counter(&both, "host_share_raised") > 2;
             seen.push((alone, both));
             is_found
@@ -843,7 +851,7 @@ fn host_memory_that_is_slower_than_it_was_is_used_less() {
             let is_met = (0..3).any(|_| {
                 let ((direct, _), (all, counters)) = (run("direct"), run("direct,host"));
                 let is_lowered = counter(&counters, "host_rate_lowered") >= 2;
-                let is_split = counter(&counters, "several_host_bytes") > 0;
+                let is_split = counter(&counters, "multipath_host_bytes") > 0;
                 seen.push((all / direct, counters));
                 is_split && is_lowered && all >= least * direct
             });

@@ -127,7 +127,7 @@ fn jacobi(mpi: &Mpi) {
             "{outcome}"
         );
         // A rank that has not met its peer's helper yet sends by value; all else is taken.
-        let taken = stats.total("sends_descriptor");
+        let taken = stats.total("sends_rts");
         assert!(taken + 64 >= stats.total("sends_device"), "{outcome}");
         let (off, outcome) = solve(mpi, 4, &arguments, |job| {
             job.env("ANABRANCH", "off")
@@ -257,12 +257,12 @@ fn check_counts(kind: &str, pair: (&str, &str), outcome: &Outcome) {
     assert_eq!(total("sends_device_bytes"), payload, "{outcome}");
     // Until the ranks have met: the first window of each sender, and the first acknowledgement.
     let first_ones = window * from_device + acks.min(1);
-    let by_value = total("sends_value");
+    let by_value = total("sends_bcopy");
     assert!(by_value <= first_ones, "not {first_ones}:\n{outcome}");
     assert_eq!(stats.fallback("not_ready"), by_value, "{outcome}");
-    assert_eq!(total("sends_descriptor"), sent - by_value, "{outcome}");
+    assert_eq!(total("sends_rts"), sent - by_value, "{outcome}");
     // From the host to a device by value or, long ones, by descriptor; from device to device by value those first ones.
-    let lifted = total("receives_value") + total("sends_host_descriptor");
+    let lifted = total("receives_bcopy") + total("sends_host_rts");
     let between_devices = if pair == ("D", "D") { by_value } else { 0 };
     let expected = 5 * 6 * window * to_device + acks_to_device + between_devices;
     assert_eq!(lifted, expected, "{outcome}");
@@ -389,7 +389,7 @@ fn messages_beyond_a_count_of_bytes() {
         let sent = 2 * (2_147_483_648 + 2_147_483_712) + 4 * 4;
         assert_eq!(stats.total("sends_device_bytes"), sent, "{outcome}");
         assert!(
-            stats.total("sends_descriptor_bytes") >= sent - 2_147_483_648,
+            stats.total("sends_rts_bytes") >= sent - 2_147_483_648,
             "{outcome}"
         );
         // Where there is no memory for them, one line says so.
@@ -428,7 +428,7 @@ fn a_message_beyond_a_count_of_bytes_arrives() {
         let sent = 3 * 2_147_483_712 - 64 + 3 * 4;
         assert_eq!(stats.total("sends_device_bytes"), sent, "{outcome}");
         assert!(
-            stats.total("sends_descriptor_bytes") >= sent - 2_147_483_712,
+            stats.total("sends_rts_bytes") >= sent - 2_147_483_712,
             "{outcome}"
         );
     });
@@ -446,7 +446,7 @@ fn values_of_a_window_are_lifted_together() {
             .roles("HD")
             .run();
         let stats = outcome.check_benched(1);
-        let values = stats.total("receives_value");
+        let values = stats.total("receives_bcopy");
         assert!(values >= 25 * 16, "{outcome}");
         assert!(2 * stats.total("copies_batched") > values, "{outcome}");
     });
@@ -464,7 +464,7 @@ fn short_messages_of_a_window_to_the_host_are_brought_down_together() {
                 .roles("DH")
                 .run();
             let stats = outcome.check_benched(1);
-            let sent = stats.of_rank(0, "sends_descriptor");
+            let sent = stats.of_rank(0, "sends_rts");
             // The first may find that their receiver is not set up yet.
             assert!(sent >= 20 * 16, "{size}: {outcome}");
             let batched = stats.of_rank(0, "copies_batched");
@@ -507,7 +507,7 @@ fn bench_of_all_ranks() {
             let stats = outcome.stats();
             stats.check_complete();
             assert_eq!(stats.total("sends_device"), messages, "{outcome}");
-            let first_by_value = stats.total("sends_value");
+            let first_by_value = stats.total("sends_bcopy");
             assert!(first_by_value <= 4 * legs * 3, "{outcome}");
         }
         let uneven = Job::new(mpi, 2, &built().command)
@@ -539,7 +539,7 @@ fn put(mpi: &Mpi) {
     let rows = rows.filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
     let passed = rows.filter(|line| line.ends_with("Pass")).count();
     assert_eq!(passed, 4, "{outcome}");
-    assert_eq!(outcome.stats().total("sends_descriptor"), 0, "{outcome}");
+    assert_eq!(outcome.stats().total("sends_rts"), 0, "{outcome}");
     // None of the libraries that the tests run on knows CUDA.
     for (ranks, first, why) in [(2, "D", "does not take device memory"), (3, "H", "2 ranks")] {
         let outcome = job(ranks, first, "H").run();

@@ -40,10 +40,7 @@ fn helpers_are_left_asleep_between_exchanges() {
                 .run();
             assert_eq!(outcome.finished.code, Some(0), "{outcome}");
             let stats = outcome.stats();
-            let (sent, woken) = (
-                stats.total("sends_descriptor"),
-                stats.total("helper_wakeups"),
-            );
+            let (sent, woken) = (stats.total("sends_rts"), stats.total("helper_wakeups"));
             assert!(sent > 3 * exchanges && woken * 5 < sent, "{outcome}");
         });
     }
@@ -198,8 +195,8 @@ fn check_carried(outcome: &Outcome, all: &[Sent], threshold: u64, met: u64) {
     let by_descriptor = |s: &Sent| s.from_device && s.bytes >= threshold;
     let by_value = |s: &Sent| s.from_device && s.bytes < threshold;
     for (way, went) in [
-        ("sends_descriptor", &by_descriptor as &dyn Fn(&Sent) -> bool),
-        ("sends_value", &by_value),
+        ("sends_rts", &by_descriptor as &dyn Fn(&Sent) -> bool),
+        ("sends_bcopy", &by_value),
         ("sends_device", &|s| s.from_device),
     ] {
         let bytes = format!("{way}_bytes");
@@ -217,7 +214,7 @@ fn check_carried(outcome: &Outcome, all: &[Sent], threshold: u64, met: u64) {
     let is_alone = |s: &Sent| s.standard && s.bytes <= EAGER;
     let to_device = |s: &Sent| by_descriptor(s) && s.to_device;
     let to_host = |s: &Sent| by_descriptor(s) && !s.to_device;
-    let straight = total("receives_direct") + total("receives_several");
+    let straight = total("receives_direct") + total("receives_multipath");
     let expected = count(all, |s| to_device(s) && !is_alone(s))..=count(all, to_device);
     assert!(
         expected.contains(&straight),
@@ -226,17 +223,21 @@ fn check_carried(outcome: &Outcome, all: &[Sent], threshold: u64, met: u64) {
     // Long messages from host memory go by descriptor, too, where the one before was brought to a device, which the sender
     // may learn one message late.
     let is_long = |s: &Sent| !s.from_device && s.bytes >= HOST_BYTES_MIN;
-    let from_host = total("sends_host_descriptor");
-    within("sends_host_descriptor", 0, count(all, is_long));
+    let from_host = total("sends_host_rts");
+    within("sends_host_rts", 0, count(all, is_long));
     let least = count(all, |s| to_host(s) && !is_alone(s));
-    within("receives_host_ring", least, count(all, to_host) + from_host);
+    within(
+        "receives_host_pipeline",
+        least,
+        count(all, to_host) + from_host,
+    );
     let may_be_hosted = |s: &Sent| is_alone(s) && (by_descriptor(s) || is_long(s));
     within("receives_eager", 0, count(all, may_be_hosted));
-    within("sends_hosted", 0, total("receives_eager"));
+    within("sends_eager", 0, total("receives_eager"));
     // What was sent from host to device memory has come by value, or by those descriptors that did not meet host memory.
     let met_host = total("receives_host_fetched");
     assert!(met_host >= count(all, to_host), "{outcome}");
-    let brought_up = total("receives_value") + from_host + count(all, to_host) - met_host;
+    let brought_up = total("receives_bcopy") + from_host + count(all, to_host) - met_host;
     let from_value = |s: &Sent| s.to_device && !by_descriptor(s);
     let expected = met + count(all, from_value);
     assert_eq!(
@@ -265,7 +266,7 @@ fn carried(job: Job, roles: &str, cases: &[&str], threshold: u64) -> Outcome {
     let pending = cases.iter().filter(|case| case.starts_with("pending_"));
     let odd = ranks.pairs().filter(|(_, odd)| ranks.has_device(*odd));
     let least = (10 * pending.count() * odd.count()) as u64;
-    let from_host = outcome.stats().total("sends_host_descriptor");
+    let from_host = outcome.stats().total("sends_host_rts");
     assert!(from_host >= least, "{from_host} < {least}:\n{outcome}");
     outcome
 }
@@ -281,7 +282,7 @@ fn pending(mpi: &Mpi) {
     let least = count(&head_to_head, |s| s.from_device) / 2;
     let least_bytes = size(&head_to_head, |s| s.from_device) / 2;
     let total = |counter| outcome.stats().total(counter);
-    assert!(total("sends_hosted") >= least, "{outcome}");
+    assert!(total("sends_eager") >= least, "{outcome}");
     assert!(total("receives_eager_bytes") >= least_bytes, "{outcome}");
 }
 
@@ -314,7 +315,7 @@ fn pending_small_by_value() {
         on(name, |mpi| {
             let job = job(mpi, 2, "deadlock");
             let outcome = carried(job, "D", &CASES, EAGER + 1);
-            assert_eq!(outcome.stats().total("sends_hosted"), 0, "{outcome}");
+            assert_eq!(outcome.stats().total("sends_eager"), 0, "{outcome}");
         });
     }
 }
@@ -338,7 +339,7 @@ fn reverse_tags(mpi: &Mpi) {
             .filter(|rank| ranks.has_device(**rank))
             .count() as u64;
         check_carried(&outcome, &all, NO_THRESHOLD, met);
-        let from_host = outcome.stats().total("sends_host_descriptor");
+        let from_host = outcome.stats().total("sends_host_rts");
         assert_eq!(from_host, 0, "{outcome}");
     }
 }
@@ -381,17 +382,17 @@ fn unreceived_device(mpi: &Mpi) {
             assert_eq!(total("sends_device"), messages, "{outcome}");
             assert_eq!(total("sends_device_bytes"), messages * bytes, "{outcome}");
             assert_eq!(total("sends_native"), 0, "{outcome}");
-            assert!(total("sends_descriptor") >= fit, "{outcome}");
-            assert!(total("sends_hosted") >= fit, "{outcome}");
+            assert!(total("sends_rts") >= fit, "{outcome}");
+            assert!(total("sends_eager") >= fit, "{outcome}");
         }
-        let by_value = stats.total("sends_value");
+        let by_value = stats.total("sends_bcopy");
         assert_eq!(stats.fallback("no_cell"), by_value, "{outcome}");
         // Each rank sends all before it receives any. So the one that was through first had no cell back until then.
         if roles == "D" {
-            let of = |rank| stats.of_rank(rank, "sends_descriptor");
+            let of = |rank| stats.of_rank(rank, "sends_rts");
             assert_eq!(of(0).min(of(1)), fit, "{outcome}");
         }
-        let brought_up = stats.total("receives_value");
+        let brought_up = stats.total("receives_bcopy");
         let to_devices = if roles == "D" { by_value } else { messages };
         assert_eq!(brought_up, to_devices + senders.len() as u64, "{outcome}");
     }
@@ -401,7 +402,7 @@ fn unreceived_device(mpi: &Mpi) {
     let stats = outcome.stats();
     stats.check_complete();
     assert_eq!(stats.fallback("no_cell"), 0, "{outcome}");
-    let sent = stats.total("sends_hosted");
+    let sent = stats.total("sends_eager");
     assert!(sent > 10_000, "{outcome}");
     // Of thousands that are not received yet, each pass looks at a few.
     let looks = stats.total("looks_at_sends");
@@ -450,7 +451,7 @@ fn finalize_long_after_a_peer(mpi: &Mpi) {
         stats.check_sane();
         let of_device = roles.matches('D').count() as u64;
         let direct = if roles == "D" { 8 } else { 0 };
-        let found = stats.total("receives_direct") + stats.total("receives_several");
+        let found = stats.total("receives_direct") + stats.total("receives_multipath");
         assert_eq!(found, direct, "{roles}:\n{outcome}");
         assert!(stats.total("sends_device") >= 4 * of_device, "{outcome}");
     }
@@ -481,18 +482,18 @@ fn check_finalized(outcome: &Outcome, mode: &str, kind: &str, roles: &str) {
     };
     let stats = outcome.stats();
     stats.check_sane();
-    let straight = stats.total("receives_direct") + stats.total("receives_several");
+    let straight = stats.total("receives_direct") + stats.total("receives_multipath");
     assert_eq!(straight, to_device, "{mode} {kind} {roles}:\n{outcome}");
     for (counter, value) in [
         ("sends_device", messages + replaced),
-        ("sends_descriptor", messages),
-        ("sends_descriptor_bytes", bytes),
-        ("sends_value", replaced),
-        ("sends_host_descriptor", 0),
-        ("sends_hosted", alone),
+        ("sends_rts", messages),
+        ("sends_rts_bytes", bytes),
+        ("sends_bcopy", replaced),
+        ("sends_host_rts", 0),
+        ("sends_eager", alone),
         ("receives_eager", 0),
-        ("receives_host_ring", to_host),
-        ("receives_value", replaced + from_host_to_device),
+        ("receives_host_pipeline", to_host),
+        ("receives_bcopy", replaced + from_host_to_device),
         ("finalize_unmatched", if is_late { 0 } else { messages }),
     ] {
         let found = stats.total(counter);
@@ -556,7 +557,7 @@ fn receivers_are_served_between_two_claims() {
             .env("SIMCUDA_CHECK", "0")
             .run();
         let stats = outcome.stats();
-        let sent = stats.total("sends_descriptor");
+        let sent = stats.total("sends_rts");
         assert_eq!(sent, 2 * 16 * windows, "{outcome}");
         let served = stats.total("served_between");
         assert!(

@@ -228,12 +228,12 @@ const LONG_FILES: [(&str, usize, &str); 33] = [
     ),
     ("src/plan/shares.rs", 810, "one closed form with its terms"),
     (
-        "src/engine/send/descriptor.rs",
+        "src/engine/send/rts.rs",
         805,
         "a send's steps; transfers apart from matching are to divide it",
     ),
     (
-        "src/engine/fetch/several.rs",
+        "src/engine/fetch/multipath.rs",
         800,
         "the receiver's side of a split message; executors are to divide it",
     ),

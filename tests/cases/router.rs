@@ -77,11 +77,14 @@ fn a_node_that_was_measured_is_known_from_the_first_message_on() {
             outcome.finished.stderr.contains("paths are chosen by"),
             "{outcome}"
         );
-        assert!(outcome.stats().total("receives_several") >= 7, "{outcome}");
+        assert!(
+            outcome.stats().total("receives_multipath") >= 7,
+            "{outcome}"
+        );
         let direct = rounds(mpi, "beluga", &home)
             .env("ANABRANCH_PATHS", "direct")
             .passes();
-        assert_eq!(direct.stats().total("receives_several"), 0, "{direct}");
+        assert_eq!(direct.stats().total("receives_multipath"), 0, "{direct}");
     });
 }
 
@@ -188,11 +191,18 @@ fn a_node_that_nobody_has_measured_is_by_its_ranks() {
         // The ranks measure in turns, when they come to it: that can take some messages.
         let outcome = job().env("ROUNDS", "40").passes();
         let total = |name| outcome.stats().total(name);
-        assert!(total("receives_several") > 0, "{outcome}");
+        assert!(total("receives_multipath") > 0, "{outcome}");
         if on_real_gpus() {
-            let [direct, host] = [total("several_direct_bytes"), total("several_host_bytes")];
+            let [direct, host] = [
+                total("multipath_direct_bytes"),
+                total("multipath_host_bytes"),
+            ];
             assert!(direct > host && host > 0, "{outcome}");
-            assert_eq!(direct + host, total("receives_several_bytes"), "{outcome}");
+            assert_eq!(
+                direct + host,
+                total("receives_multipath_bytes"),
+                "{outcome}"
+            );
         }
         assert!(
             !outcome.finished.stderr.contains("anabranch["),
@@ -200,7 +210,7 @@ fn a_node_that_nobody_has_measured_is_by_its_ranks() {
         );
         // Messages that are never long enough leave nothing to measure by.
         let short = job().env("ANABRANCH_MULTIPATH", "1G").passes();
-        assert_eq!(short.stats().total("receives_several"), 0, "{short}");
+        assert_eq!(short.stats().total("receives_multipath"), 0, "{short}");
         assert!(!Path::new(home.path()).join(".cache").exists());
     });
 }
@@ -230,7 +240,7 @@ fn relays_on_a_node_that_nobody_has_measured() {
                 .env("SIMCUDA_QUIET_US", "30000")
                 .passes();
             let total = |name| outcome.stats().total(name);
-            let [relayed, all] = [total("several_relay_bytes"), total("sends_device_bytes")];
+            let [relayed, all] = [total("multipath_relay_bytes"), total("sends_device_bytes")];
             let what = format!("{node} {gpus} {nvml}: {outcome}");
             assert_eq!(all, (32 * 16) << 20, "{what}");
             assert_eq!(relayed > all / 8, relays, "{what}");
@@ -325,7 +335,7 @@ fn host_memory_is_left_out_where_a_rank_computes() {
             let stats = outcome.stats();
             (
                 stats.total("host_spared"),
-                stats.total("several_host_bytes") >> 20,
+                stats.total("multipath_host_bytes") >> 20,
                 stats.total("tests_rested"),
             )
         };
@@ -376,9 +386,9 @@ fn what_is_offered_in_vain_is_offered_less_and_less() {
                 .run();
             let stats = outcome.stats();
             // On a busy machine the first message of a rank can find its peer not ready yet.
-            let (taken, early) = (stats.total("sends_descriptor"), stats.fallback("not_ready"));
+            let (taken, early) = (stats.total("sends_rts"), stats.fallback("not_ready"));
             assert!(early <= 2 && taken + early == 2 * iterations, "{outcome}");
-            (taken - stats.total("invitations"), outcome)
+            (taken - stats.total("rtrs_sent"), outcome)
         };
         // Half of one rank's, if it offered each time that it may. On a busy machine ranks are late, and
         // offer more often: up to 70 times where it is 30 otherwise.
@@ -424,7 +434,7 @@ fn long_messages_of_several_are_read_in_turns_over_a_switch() {
                 .env("HOME", home.path())
                 .env("XDG_CACHE_HOME", "")
                 .run();
-            let waited = outcome.check_benched(1).total("turns_waited");
+            let waited = outcome.check_benched(1).total("gets_queued");
             let case = format!("{node}, measured: {is_measured}, windows of {window} of {size}");
             assert_eq!(waited > 0, in_turns, "{case}: {outcome}");
         }

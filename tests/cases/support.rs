@@ -159,7 +159,7 @@ pub fn troubles(plan: &str, outcome: &Outcome) -> Option<u64> {
     outcome.check_passed();
     let total = |name| outcome.stats().total(name);
     assert_eq!(total("errors"), 0, "{plan}: {outcome}");
-    Some(total("tracks_retired") + total("retries") + total("driver_retries"))
+    Some(total("paths_abandoned") + total("retries") + total("driver_retries"))
 }
 
 /// Compiles a library from this source, in C, to be loaded into ranks.

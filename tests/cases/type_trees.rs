@@ -34,9 +34,9 @@ fn random_types(mpi: &Mpi) {
         let stats = outcome.stats();
         stats.check_complete();
         if trees_min >= 100 {
-            assert!(stats.total("sends_descriptor") > 0, "{outcome}");
+            assert!(stats.total("sends_rts") > 0, "{outcome}");
             assert!(stats.fallback("non_contiguous") > 0, "{outcome}");
-            assert!(stats.total("receives_value") > 0, "{outcome}");
+            assert!(stats.total("receives_bcopy") > 0, "{outcome}");
         }
     }
 }

@@ -27,7 +27,7 @@ fn freed_elsewhere(mpi: &Mpi, case: &str, sends: u64) {
     let gaps = stats.fallback("non_contiguous");
     assert_eq!(gaps, sends * 2 / 3, "{case} {outcome}");
     // The first ones may find a peer that is not ready.
-    let taken = stats.total("sends_descriptor");
+    let taken = stats.total("sends_rts");
     assert!(taken + 2 >= sends / 3, "{case} {outcome}");
     assert_eq!(stats.fallback("unknown_type"), 0, "{case} {outcome}");
     let outcome = job(mpi, 2, "type_lives").args(&[case]).roles("DH").passes();
@@ -72,7 +72,7 @@ fn gaps_stay_the_programs(mpi: &Mpi) {
         let outcome = quiet(job(mpi, 2, "blocks").args(&[case]).passes());
         let stats = outcome.stats();
         assert_eq!(stats.total("sends_device"), 4, "{outcome}");
-        assert!(stats.total("sends_value") <= 2, "{outcome}");
+        assert!(stats.total("sends_bcopy") <= 2, "{outcome}");
     }
 }
 
@@ -95,5 +95,5 @@ fn kinds_of_memory(mpi: &Mpi) {
     assert_eq!(answers(&devices), alone, "{devices}");
     let stats = devices.stats();
     assert_eq!(stats.total("sends_device"), 8, "{devices}");
-    assert!(stats.total("sends_descriptor") >= 6, "{devices}");
+    assert!(stats.total("sends_rts") >= 6, "{devices}");
 }

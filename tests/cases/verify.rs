@@ -49,7 +49,7 @@ const FAULTS: [Fault; 8] = [
         byte: 50_000,
         block: 49_152,
         by: "sender",
-        path: "value",
+        path: "bcopy",
         ranks: (0, 1),
         verified: 2,
     },
@@ -59,7 +59,7 @@ const FAULTS: [Fault; 8] = [
         byte: 0,
         block: 0,
         by: "receiver",
-        path: "value",
+        path: "bcopy",
         ranks: (0, 1),
         verified: 2,
     },
@@ -80,7 +80,7 @@ const FAULTS: [Fault; 8] = [
         byte: (1 << 20) + 100,
         block: 15 * 69_632,
         by: "receiver",
-        path: "host_ring",
+        path: "host_pipeline",
         ranks: (0, 1),
         verified: 1,
     },
@@ -101,7 +101,7 @@ const FAULTS: [Fault; 8] = [
         byte: 99_999,
         block: 24 * 4096,
         by: "receiver",
-        path: "host_ring",
+        path: "host_pipeline",
         ranks: (0, 1),
         verified: 1,
     },
@@ -111,7 +111,7 @@ const FAULTS: [Fault; 8] = [
         byte: 0,
         block: 0,
         by: "receiver",
-        path: "host_ring",
+        path: "host_pipeline",
         ranks: (0, 1),
         verified: 1,
     },
@@ -204,12 +204,12 @@ fn wrong_bytes_of_several_paths() {
             .env("ANABRANCH_VERIFY", "1")
             .passes();
         let stats = outcome.stats();
-        assert_eq!(stats.total("receives_several"), 1, "{outcome}");
-        assert!(stats.total("several_host_bytes") > 0, "{outcome}");
+        assert_eq!(stats.total("receives_multipath"), 1, "{outcome}");
+        assert!(stats.total("multipath_host_bytes") > 0, "{outcome}");
         assert_eq!(stats.total("verify_mismatches"), 1, "{outcome}");
         let lines = reports(&outcome);
         assert!(
-            lines.len() == 1 && lines[0].contains("path several,"),
+            lines.len() == 1 && lines[0].contains("path multipath,"),
             "{outcome}"
         );
         let number_after = |text: &str, before: &str| -> u64 {
@@ -227,7 +227,7 @@ fn wrong_bytes_of_several_paths() {
             "{wrong}, {block}: {outcome}"
         );
         let right = right(run().env("ANABRANCH_VERIFY", "1"));
-        assert_eq!(right.stats().total("receives_several"), 1, "{right}");
+        assert_eq!(right.stats().total("receives_multipath"), 1, "{right}");
         assert_eq!(right.stats().total("verified"), WARM_UP + 1, "{right}");
     });
 }
@@ -243,8 +243,8 @@ fn every_message(mpi: &Mpi) {
         stats.check_complete();
         // A value is compared on each side.
         let total = |counter| stats.total(counter);
-        let least = total("sends_descriptor") + total("sends_value") + total("receives_value");
-        assert!(total("sends_descriptor") > 0, "{outcome}");
+        let least = total("sends_rts") + total("sends_bcopy") + total("receives_bcopy");
+        assert!(total("sends_rts") > 0, "{outcome}");
         assert!(total("verified") >= least, "{outcome}");
         assert_eq!(total("verify_mismatches"), 0, "{outcome}");
     }
@@ -278,7 +278,7 @@ fn other_habits() {
             let outcome = right(job.env("ANABRANCH_VERIFY", "1"));
             assert!(outcome.stats().total("verified") > 0, "{outcome}");
             // Head-to-head sends of small buffers still complete by themselves.
-            let hosted = outcome.stats().total("sends_hosted");
+            let hosted = outcome.stats().total("sends_eager");
             assert!(hosted > 0 || name != "deadlock", "{outcome}");
         });
     }
@@ -315,11 +315,11 @@ fn on_at_one_end() {
 fn windows_in_one_place() {
     let all = ["one_place", "one_place_by_tag", "one_place_in_host"];
     let nodes = [
-        ("openmpi", "beluga", "25165824", "own"),
-        ("mpich", "hgx-h200", "67108864", "own"),
+        ("openmpi", "beluga", "25165824", "two"),
+        ("mpich", "hgx-h200", "67108864", "two"),
         ("mpich5", "beluga", "25165824", "one"),
-        ("openmpi", "narval", "1048576", "own"),
-        ("mpich", "beluga", "3000", "own"),
+        ("openmpi", "narval", "1048576", "two"),
+        ("mpich", "beluga", "3000", "two"),
     ];
     for (name, topology, bytes, assign) in some(&nodes, 3) {
         on(name, |mpi| {
@@ -330,7 +330,7 @@ fn windows_in_one_place() {
                     .env("BYTES", bytes)
                     .env("SIMCUDA_TOPOLOGY", topology)
                     .env("ANABRANCH_MODEL", &model.display().to_string())
-                    .env("ANABRANCH_ASSIGN", assign)
+                    .env("ANABRANCH_OWNER", assign)
                     .env("ANABRANCH_VERIFY", "1")
             };
             let outcome = right(run(&all));
@@ -338,9 +338,9 @@ fn windows_in_one_place() {
             // Three windows of six messages by each case; values are compared on both sides.
             assert!(stats.total("verified") >= 3 * 18, "{outcome}");
             let is_long = bytes.len() > 7;
-            assert_eq!(stats.total("receives_several") > 0, is_long, "{outcome}");
+            assert_eq!(stats.total("receives_multipath") > 0, is_long, "{outcome}");
             if is_long && topology == "beluga" {
-                for counter in ["several_relay_bytes", "several_host_bytes"] {
+                for counter in ["multipath_relay_bytes", "multipath_host_bytes"] {
                     assert!(stats.total(counter) > 0, "{counter}: {outcome}");
                 }
             }
@@ -360,7 +360,7 @@ fn a_wrong_byte_in_a_window_in_one_place() {
                 .env("SIMCUDA_TOPOLOGY", "beluga")
                 .env("ANABRANCH_MODEL", &model.display().to_string())
                 .env("ANABRANCH_PATHS", "direct")
-                .env("ANABRANCH_INVITE", "off")
+                .env("ANABRANCH_RTR", "off")
                 .env("ANABRANCH_VERIFY", "1")
                 // Not the last of a window, which is looked at.
                 .env("SIMCUDA_CORRUPT", "1:DtoD:3:500000")

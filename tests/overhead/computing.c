@@ -86,7 +86,7 @@ static int units_in(int kinds, double work_us) {
     return 1 + (int)(4 * work_us / (now_us() - began));
 }
 
-static uint64_t by_host(void) { return ANABRANCH_CALL(0, anabranch_counter, "several_host_bytes"); }
+static uint64_t by_host(void) { return ANABRANCH_CALL(0, anabranch_counter, "multipath_host_bytes"); }
 
 /* With the library, or without. */
 static void set_aside(int on) {

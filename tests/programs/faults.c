@@ -253,7 +253,7 @@ static const char *message(enum path path, int side, const char *plan, uint64_t 
 // What both ranks have counted of things that went wrong; in `told`, of those that the user is told of.
 static unsigned long long noted(unsigned long long *told) {
     static const char *const names[] = {"driver_retries", "graphs_failed", "fallback_not_exportable", "fallback_no_context", "retries",
-        "tracks_retired", "driven_failed", "fallback_mapping_failed", "fallback_driver_error", "fallback_out_of_memory", "staging_refused", "errors"};
+        "paths_abandoned", "one_owner_failed", "fallback_mapping_failed", "fallback_driver_error", "fallback_out_of_memory", "staging_refused", "errors"};
     enum { COUNT = sizeof names / sizeof *names, TOLD = 4 };
     unsigned long long sums[2] = {0}, all[2];
     for (size_t i = 0; i < COUNT; i++) sums[i >= TOLD] += more.counter(names[i]);
@@ -265,12 +265,12 @@ static unsigned long long noted(unsigned long long *told) {
 // How many of so many messages without faults took the path. What a receiver may do in time for the sender or not is either.
 static int taken(enum path path, int messages) {
     static const struct { int rank; const char *counters[2]; } by[] = {
-        [DIRECT] = {1, {"receives_direct"}}, [HOST_RING] = {1, {"receives_host_ring"}}, [DEVICE_TO_HOST] = {1, {"receives_host_ring"}},
-        [HOST_TO_DEVICE] = {1, {"receives_host_ring"}}, [VALUE] = {0, {"sends_value"}},
+        [DIRECT] = {1, {"receives_direct"}}, [HOST_RING] = {1, {"receives_host_pipeline"}}, [DEVICE_TO_HOST] = {1, {"receives_host_pipeline"}},
+        [HOST_TO_DEVICE] = {1, {"receives_host_pipeline"}}, [VALUE] = {0, {"sends_bcopy"}},
         [EAGER] = {1, {"receives_eager", "receives_direct"}}, [EAGER_LATE] = {1, {"receives_eager"}},
-        [EAGER_TO_HOST] = {1, {"receives_eager", "receives_host_ring"}}, [HOSTED] = {1, {"receives_eager"}}, [SELF] = {0, {"receives_self"}},
-        [SEVERAL] = {1, {"receives_several"}}, [ONE] = {1, {"receives_several"}}, [PUSH] = {1, {"several_pushed_bytes"}},
-        [INVITED] = {1, {"receives_direct_invited"}}, [GPU_RING] = {1, {"receives_gpu_ring"}}};
+        [EAGER_TO_HOST] = {1, {"receives_eager", "receives_host_pipeline"}}, [HOSTED] = {1, {"receives_eager"}}, [SELF] = {0, {"receives_self"}},
+        [SEVERAL] = {1, {"receives_multipath"}}, [ONE] = {1, {"receives_multipath"}}, [PUSH] = {1, {"multipath_put_bytes"}},
+        [INVITED] = {1, {"receives_put_early"}}, [GPU_RING] = {1, {"receives_gpu_pipeline"}}};
     int count = 0;
     for (int i = 0; i < 2; i++) if (by[path].counters[i]) count -= (int)more.counter(by[path].counters[i]);
     for (int i = 0; i < messages; i++) message(path, -1, "", i);

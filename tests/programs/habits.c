@@ -306,9 +306,9 @@ static void capture(void) {
         // Served by the helper thread while this one is inside a barrier.
         MPI_Request r;
         if (me == 0) KEEPS(MPI_Isend((void *)(uintptr_t)pool, LARGE, MPI_BYTE, 1, 9, MPI_COMM_WORLD, &r));
-        else { KEEPS(MPI_Recv(pooled.p, LARGE, MPI_BYTE, 0, 9, MPI_COMM_WORLD, MPI_STATUS_IGNORE)); WENT(LARGE, ANABRANCH_GPU_RING); }
+        else { KEEPS(MPI_Recv(pooled.p, LARGE, MPI_BYTE, 0, 9, MPI_COMM_WORLD, MPI_STATUS_IGNORE)); WENT(LARGE, ANABRANCH_GPU_PIPELINE); }
         KEEPS(MPI_Barrier(MPI_COMM_WORLD));
-        if (me == 0) { KEEPS(MPI_Wait(&r, MPI_STATUS_IGNORE)); WENT(LARGE, ANABRANCH_GPU_RING); }
+        if (me == 0) { KEEPS(MPI_Wait(&r, MPI_STATUS_IGNORE)); WENT(LARGE, ANABRANCH_GPU_PIPELINE); }
         capture_end(stream, 2, mine, SMALL, 7 + round);
         for (int i = 0; i < 3; i++) { BUF_CHECK(in[i], 10 * round + i, sizes[i]); buf_free(out[i]); buf_free(in[i]); }
         buf_free(pooled);

@@ -74,7 +74,7 @@ static void names(void) {
     CHECK(reasons > 10 && fallbacks == 2 * reasons && counters > fallbacks + 20, "%d counters, %d reasons", counters, reasons);
     CHECK(!strcmp(the_counter_text("fallback_buffered"), "a buffered send"), "text");
     CHECK(counter("no_such") == UINT64_MAX && !the_counter_text("no_such") && counter(NULL) == UINT64_MAX, "no such counter");
-    static const char *const paths[] = {"unknown", "native", "value", "direct", "self", "host_ring", "eager", "several", "relay", "gpu_ring"};
+    static const char *const paths[] = {"unknown", "native", "bcopy", "direct", "self", "host_pipeline", "eager", "multipath", "relay", "gpu_pipeline"};
     for (int i = 0; i < 10; i++) CHECK(!strcmp(the_path_name(i), paths[i]), "path %d", i);
     CHECK(!the_path_name(10) && !the_path_name(-1), "no such path");
 }
@@ -185,13 +185,13 @@ static void host_ring(void) {
         CU(pool_alloc(&pool, LARGE, NULL));
         CU(cu.synchronize());
         OK(MPI_Send((void *)(uintptr_t)pool, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
-        TOLD(1, ANABRANCH_GPU_RING, LARGE, "not_exportable");
+        TOLD(1, ANABRANCH_GPU_PIPELINE, LARGE, "not_exportable");
         CU(pool_free(pool, NULL));
         OK(MPI_Send(b.p, LARGE, MPI_BYTE, 1, TAG, MPI_COMM_WORLD));
         TOLD(1, ANABRANCH_HOST_RING, LARGE, NULL);
     } else {
         OK(MPI_Recv(b.p, LARGE, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
-        TOLD(0, ANABRANCH_GPU_RING, LARGE, "not_exportable");
+        TOLD(0, ANABRANCH_GPU_PIPELINE, LARGE, "not_exportable");
         OK(MPI_Recv(h.p, LARGE, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
         TOLD(0, ANABRANCH_HOST_RING, LARGE, NULL);
     }
@@ -315,7 +315,7 @@ static void paths(void) {
 // Of messages that are split each byte is told on the path that it took, on both sides alike, as the counters have it.
 static void split(void) {
     enum { MESSAGES = 6, RELAYED = 1, HOST = 2 };
-    static const char *const parts[] = {"direct", "pushed", "relay", "host"};
+    static const char *const parts[] = {"direct", "put", "relay", "host"};
     const char *expected = getenv("SPLIT");
     if (!expected || !with_preload || me > 1) return;
     int paths = atoi(expected);
@@ -325,7 +325,7 @@ static void split(void) {
     warm_up();
     for (int i = 0; i < 4; i++) {
         char name[64];
-        snprintf(name, sizeof name, "several_%s_bytes", parts[i]);
+        snprintf(name, sizeof name, "multipath_%s_bytes", parts[i]);
         before[i] = counter(name);
     }
     for (int i = 0; i < MESSAGES; i++) {
@@ -359,9 +359,9 @@ static void split(void) {
     CHECK(!told[ANABRANCH_HOST_RING] == !(paths & HOST), "%llu bytes through host memory", (unsigned long long)told[ANABRANCH_HOST_RING]);
     EQUAL(told[ANABRANCH_UNKNOWN], 0);
     if (me == 1) {
-        EQUAL(counter("several_direct_bytes") + counter("several_pushed_bytes") - before[0] - before[1], told[ANABRANCH_DIRECT]);
-        EQUAL(counter("several_relay_bytes") - before[2], told[ANABRANCH_RELAY]);
-        EQUAL(counter("several_host_bytes") - before[3], told[ANABRANCH_HOST_RING]);
+        EQUAL(counter("multipath_direct_bytes") + counter("multipath_put_bytes") - before[0] - before[1], told[ANABRANCH_DIRECT]);
+        EQUAL(counter("multipath_relay_bytes") - before[2], told[ANABRANCH_RELAY]);
+        EQUAL(counter("multipath_host_bytes") - before[3], told[ANABRANCH_HOST_RING]);
     }
     buf_free(b);
 }

@@ -159,7 +159,7 @@ static void turns(const char *plan) {
             if (half == me) {
                 buf_fill(out, 1000 + 2 * number + me);
                 if (me == 0 && number == LAST) {
-                    printf("rank 0: %d invited\n", (int)counter("receives_direct_invited"));
+                    printf("rank 0: %d invited\n", (int)counter("receives_put_early"));
                     fflush(stdout);
                     CHECK(!plan_faults(plan), "a plan");
                 }
@@ -176,7 +176,7 @@ static void turns(const char *plan) {
     }
     printf("survived: message %d was the last that came, %d cancelled, %d of %d errors in the library's words, %d sent\n", last, lost, named,
            errors, sent);
-    printf("rank %d: %d invited, %d dead\n", me, (int)counter("receives_direct_invited"), (int)counter("dead_peers"));
+    printf("rank %d: %d invited, %d dead\n", me, (int)counter("receives_put_early"), (int)counter("dead_peers"));
     fflush(stdout);
     usleep(200000); // what this rank says last is passed on
     _exit(0);
@@ -203,11 +203,11 @@ static void forged(const char *then) {
             came += in_turn(&r, 0, "a send");
             continue;
         }
-        int before = (int)counter("claimed_ahead"), done = 0;
+        int before = (int)counter("matched_early"), done = 0;
         buf_fill(in, 1);
         OK(MPI_Irecv(in.p, in.bytes, MPI_BYTE, peer, 2, comm, &r));
         if (number == BEFORE) {
-            while ((int)counter("claimed_ahead") == before) {
+            while ((int)counter("matched_early") == before) {
                 OK(MPI_Test(&r, &done, MPI_STATUS_IGNORE));
                 CHECK(!done, "nothing was sent");
                 usleep(1000);

@@ -1,7 +1,7 @@
 //! The ranks of a job that is running, from outside: found by their environment, stopped and ended by signals, and
 //! looked at through the segments that they share.
 
-use anabranch_engine::node::{Asked, Slot, State, View};
+use anabranch_engine::node::{Asked, Slot, SlotState, View};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
@@ -197,7 +197,7 @@ impl Segment {
     fn over_several(&self) -> impl Iterator<Item = (Posted, Asked)> + '_ {
         (0..).zip(self.slots()).filter_map(|(index, slot)| {
             let nonce = slot.nonce()?;
-            let is_claimed = slot.state(nonce) == Ok(State::Claimed);
+            let is_claimed = slot.state(nonce) == Ok(SlotState::Claimed);
             let asked = slot.offered(nonce).filter(|_| is_claimed)?;
             Some(((index, nonce), asked))
         })
@@ -210,11 +210,11 @@ impl Segment {
 
     /// One of those to the owner of `receiver` of which its sender has begun with chunks that it has not brought yet.
     pub fn owed_to(&self, receiver: &Segment) -> Option<Posted> {
-        let board = receiver.view.board()?;
+        let gpu_page = receiver.view.gpu_page()?;
         let is_owed = |asked: Asked| {
-            let offer = board.offer(asked.index)?;
-            let mut tracks =
-                (0..offer.len(asked.tag).ok()?).filter_map(|number| offer.track(asked.tag, number));
+            let offer = gpu_page.offer(asked.index)?;
+            let mut tracks = (0..offer.len(asked.tag).ok()?)
+                .filter_map(|number| offer.staged_part(asked.tag, number));
             Some(tracks.any(|track| track.is_being_filled()))
         };
         let (posted, _) = self
@@ -225,10 +225,10 @@ impl Segment {
 
     /// Receives of its owner's to which a sender writes at once: what it leaves of the beginning of each, bytes.
     pub fn written_at_once(&self) -> Vec<u64> {
-        let board = self.view.board();
-        let invitations = board
+        let gpu_page = self.view.gpu_page();
+        let invitations = gpu_page
             .into_iter()
-            .flat_map(|board| (0..).map_while(|line| board.invitation(line)));
+            .flat_map(|gpu_page| (0..).map_while(|line| gpu_page.rtr(line)));
         invitations
             .filter(|invitation| invitation.is_taken())
             .map(|invitation| invitation.leaves())
@@ -238,7 +238,7 @@ impl Segment {
     /// Whether the receiver still brings a message that it has claimed.
     pub fn is_claimed(&self, (slot, nonce): Posted) -> bool {
         let slot = self.view.slot(slot);
-        slot.is_some_and(|slot| slot.state(nonce) == Ok(State::Claimed))
+        slot.is_some_and(|slot| slot.state(nonce) == Ok(SlotState::Claimed))
     }
 
     /// Writes over a part of it.

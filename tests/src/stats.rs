@@ -11,10 +11,10 @@ pub struct Stats(Value);
 /// Counters of the paths by which a message that was sent by descriptor arrives.
 const PATHS: [&str; 6] = [
     "receives_direct",
-    "receives_several",
+    "receives_multipath",
     "receives_self",
-    "receives_host_ring",
-    "receives_gpu_ring",
+    "receives_host_pipeline",
+    "receives_gpu_pipeline",
     "receives_eager",
 ];
 
@@ -149,8 +149,8 @@ impl Stats {
                 .iter()
                 .map(|path| self.total(&format!("{path}{unit}")))
                 .sum();
-            let sent = self.total(&format!("sends_descriptor{unit}"))
-                + self.total(&format!("sends_host_descriptor{unit}"));
+            let sent = self.total(&format!("sends_rts{unit}"))
+                + self.total(&format!("sends_host_rts{unit}"));
             assert_eq!(
                 arrived, sent,
                 "descriptors served and sent (unit {unit:?}):\n{self}"
@@ -163,11 +163,11 @@ impl Stats {
     /// # Panics
     /// If it does not hold.
     pub fn check_sane(&self) {
-        for counter in ["panics", "errors", "dead_peers", "bad_descriptors"] {
+        for counter in ["panics", "errors", "dead_peers", "bad_rts"] {
             assert_eq!(self.total(counter), 0, "{counter}:\n{self}");
         }
         for unit in ["", "_bytes"] {
-            let ways = ["sends_descriptor", "sends_value", "sends_native"];
+            let ways = ["sends_rts", "sends_bcopy", "sends_native"];
             let went: u64 = ways
                 .iter()
                 .map(|way| self.total(&format!("{way}{unit}")))

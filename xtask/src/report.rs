@@ -108,18 +108,18 @@ fn table(runs: &[(&str, Value)]) -> String {
 }
 
 /// The ways in which sends from device buffers go. Each goes in exactly one.
-const WAYS: [&str; 3] = ["sends_descriptor", "sends_value", "sends_native"];
+const WAYS: [&str; 3] = ["sends_rts", "sends_bcopy", "sends_native"];
 
-/// The sends that go by descriptor.
-const TAKEN: [&str; 2] = ["sends_descriptor", "sends_host_descriptor"];
+/// The sends that go by RTS.
+const TAKEN: [&str; 2] = ["sends_rts", "sends_host_rts"];
 
 /// The paths by which those arrive. Each comes by exactly one.
 const ARRIVALS: [&str; 6] = [
     "receives_direct",
-    "receives_several",
+    "receives_multipath",
     "receives_self",
-    "receives_host_ring",
-    "receives_gpu_ring",
+    "receives_host_pipeline",
+    "receives_gpu_pipeline",
     "receives_eager",
 ];
 
@@ -127,14 +127,14 @@ const ARRIVALS: [&str; 6] = [
 const ROWS: [(&str, &[&str]); 7] = [
     ("sent from device buffers", &["sends_device"]),
     ("  they went", &WAYS),
-    ("  of these", &["sends_hosted"]),
-    ("sent from host memory", &["sends_host_descriptor"]),
+    ("  of these", &["sends_eager"]),
+    ("sent from host memory", &["sends_host_rts"]),
     ("  and arrived", &ARRIVALS),
     (
         "  of these",
-        &["receives_direct_invited", "receives_host_fetched"],
+        &["receives_put_early", "receives_host_fetched"],
     ),
-    ("  and otherwise", &["receives_value", "receives_native"]),
+    ("  and otherwise", &["receives_bcopy", "receives_native"]),
 ];
 
 /// A counter of a summary; 0 if there is none of this name.
@@ -214,13 +214,13 @@ fn check(runs: &[(&str, Value)], stats: &Value) -> Result<(), String> {
         }
     }
     accounted(stats)?;
-    if count(stats, "sends_descriptor") == 0 {
+    if count(stats, "sends_rts") == 0 {
         return Err("the library took no message".to_owned());
     }
     Ok(())
 }
 
-/// Every send from a device buffer went some way, and every message that went by descriptor has arrived, to the byte.
+/// Every send from a device buffer went some way, and every message that went by RTS has arrived, to the byte.
 fn accounted(stats: &Value) -> Result<(), String> {
     for (unit, of) in [("", "messages"), ("_bytes", "bytes")] {
         let sum = |names: &[&str]| -> u64 {
@@ -246,7 +246,7 @@ const TROUBLE: [&str; 6] = [
     "errors",
     "dead_peers",
     "corrupt",
-    "bad_descriptors",
+    "bad_rts",
     "verify_mismatches",
     "panics",
 ];
@@ -282,10 +282,10 @@ fn taken_but_for(stats: &Value, list: &str) -> Result<(), String> {
         }
         told += messages;
     }
-    let left = count(stats, "sends_value") + count(stats, "sends_native");
+    let left = count(stats, "sends_bcopy") + count(stats, "sends_native");
     if left > told {
         return Err(format!(
-            "{left} messages did not go by descriptor, of {told} it is known why"
+            "{left} messages did not go by RTS, of {told} it is known why"
         ));
     }
     match TROUBLE.iter().find(|name| count(stats, name) != 0) {
@@ -305,8 +305,8 @@ mod tests {
     }
 
     fn counters(direct: u64) -> Value {
-        json!({"totals": {"counters": {"sends_device": 10, "sends_device_bytes": 1000, "sends_descriptor": 9, "sends_descriptor_bytes": 900,
-            "sends_value": 1, "sends_value_bytes": 100, "receives_direct": 9, "receives_direct_bytes": direct}, "fallbacks": {"not_ready": {"messages": 1, "bytes": 100}}}})
+        json!({"totals": {"counters": {"sends_device": 10, "sends_device_bytes": 1000, "sends_rts": 9, "sends_rts_bytes": 900,
+            "sends_bcopy": 1, "sends_bcopy_bytes": 100, "receives_direct": 9, "receives_direct_bytes": direct}, "fallbacks": {"not_ready": {"messages": 1, "bytes": 100}}}})
     }
 
     #[test]
@@ -327,21 +327,21 @@ mod tests {
             .contains("899 arrived"));
     }
 
-    /// What four ranks with long halos count: of 12 messages from device buffers 10 went by descriptor, and of those 4 came
+    /// What four ranks with long halos count: of 12 messages from device buffers 10 went by RTS, and of those 4 came
     /// over several paths; one long message came from host memory.
     fn long_halos() -> Value {
         json!({"totals": {"counters": {
             "sends_device": 12, "sends_device_bytes": 12_000,
-            "sends_descriptor": 10, "sends_descriptor_bytes": 10_500,
-            "sends_value": 2, "sends_value_bytes": 1500,
-            "sends_host_descriptor": 1, "sends_host_descriptor_bytes": 70_000,
+            "sends_rts": 10, "sends_rts_bytes": 10_500,
+            "sends_bcopy": 2, "sends_bcopy_bytes": 1500,
+            "sends_host_rts": 1, "sends_host_rts_bytes": 70_000,
             "receives_direct": 3, "receives_direct_bytes": 2500,
-            "receives_several": 4, "receives_several_bytes": 6000,
+            "receives_multipath": 4, "receives_multipath_bytes": 6000,
             "receives_self": 1, "receives_self_bytes": 1000,
             "receives_eager": 2, "receives_eager_bytes": 1000,
-            "receives_host_ring": 1, "receives_host_ring_bytes": 70_000,
-            "receives_gpu_ring": 0, "receives_gpu_ring_bytes": 0,
-            "receives_value": 2, "receives_value_bytes": 1500,
+            "receives_host_pipeline": 1, "receives_host_pipeline_bytes": 70_000,
+            "receives_gpu_pipeline": 0, "receives_gpu_pipeline_bytes": 0,
+            "receives_bcopy": 2, "receives_bcopy_bytes": 1500,
             "receives_host_fetched": 5},
             "fallbacks": {"not_ready": {"messages": 2, "bytes": 1500}}}})
     }
@@ -364,13 +364,13 @@ mod tests {
             let mut lines = text.lines().map(|line| line.split_whitespace());
             lines.any(|line| line.rev().take(3).eq(words.into_iter().rev()))
         };
-        assert!(has(["several", "4", "6000"]), "{text}");
-        assert!(has(["host_descriptor", "1", "70000"]), "{text}");
+        assert!(has(["multipath", "4", "6000"]), "{text}");
+        assert!(has(["host_rts", "1", "70000"]), "{text}");
         for (counter, less) in [
-            ("receives_several", 3),
-            ("receives_several_bytes", 5999),
-            ("sends_host_descriptor_bytes", 0),
-            ("sends_value", 1),
+            ("receives_multipath", 3),
+            ("receives_multipath_bytes", 5999),
+            ("sends_host_rts_bytes", 0),
+            ("sends_bcopy", 1),
         ] {
             let mut stats = long_halos();
             stats["totals"]["counters"][counter] = less.into();
@@ -397,13 +397,13 @@ mod tests {
             refused(&stats, "not_ready=2")
         };
         // One more went by value than there are reasons.
-        let one_more = [("sends_value", 3), ("sends_device", 13)];
+        let one_more = [("sends_bcopy", 3), ("sends_device", 13)];
         assert!(with(&one_more).contains("3 messages did not go"));
         // Three of 6000 bytes that came over several paths are missing.
-        let lost = [("receives_several_bytes", 5997)];
+        let lost = [("receives_multipath_bytes", 5997)];
         assert!(with(&lost).contains("80500 bytes were taken, 80497 arrived"));
         assert!(with(&[("corrupt", 1)]).contains("corrupt: 1"));
-        // Another reason, which nobody expects, for a message that went by descriptor.
+        // Another reason, which nobody expects, for a message that went by RTS.
         let mut stats = long_halos();
         stats["totals"]["fallbacks"]["mapping_failed"] = json!({"messages": 1, "bytes": 1000});
         assert!(refused(&stats, "not_ready=2").contains("mapping_failed"));
@@ -430,12 +430,12 @@ mod tests {
                 ROWS.iter().any(|(_, names)| names.contains(&name)),
                 "no row has {name}"
             );
-            // What does not end a descriptor is none of its paths.
+            // What does not end an RTS is none of its paths.
             let others = [
-                "receives_value",
+                "receives_bcopy",
                 "receives_native",
                 "receives_host_fetched",
-                "receives_direct_invited",
+                "receives_put_early",
             ];
             assert!(
                 name.starts_with("sends_") || others.contains(&name) || ARRIVALS.contains(&name),

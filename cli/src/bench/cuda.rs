@@ -1,88 +1,29 @@
-//! The few CUDA driver calls that a measurement needs, resolved at run time: host-only
-//! measurements work where there is no driver.
+//! The CUDA driver as the command uses it, over the library's table of its functions: host-only measurements work where
+//! there is no driver.
 
-use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
-use std::ptr;
+use std::ffi::{c_int, c_uint, c_void, CStr};
 
-use anyhow::{anyhow, bail, Context};
-use libloading::os::unix::{Library, Symbol, RTLD_LOCAL, RTLD_NOW};
+use anabranch_engine::cuda::types::{
+    Context as Handle, Device, Event as EventHandle, Stream as StreamHandle,
+};
+use anabranch_engine::cuda::{self, Driver as Table, Error};
+use anyhow::{anyhow, Context};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// A device address.
 pub type DevicePtr = u64;
-/// Opaque handles of the driver.
-type Handle = *mut c_void;
 /// An exported allocation (`CUipcMemHandle`).
 pub type IpcHandle = [u8; 64];
-
-#[repr(C)]
-struct IpcByValue(IpcHandle);
-
-macro_rules! functions {
-    ($( $field:ident = $symbol:literal ($( $argument:ty ),*); )*) => {
-        struct Functions { $( $field: unsafe extern "C" fn($( $argument ),*) -> c_int ),* }
-
-        impl Functions {
-            fn resolve(library: &Library) -> anyhow::Result<Functions> {
-                Ok(Functions { $(
-                    // SAFETY: the driver's documentation gives the function of this name this signature.
-                    $field: *unsafe { library.get($symbol) }.with_context(|| missing($symbol))?,
-                )* })
-            }
-        }
-    };
-}
-
-functions! {
-    init = b"cuInit\0" (c_uint);
-    version = b"cuDriverGetVersion\0" (*mut c_int);
-    can_access = b"cuDeviceCanAccessPeer\0" (*mut c_int, c_int, c_int);
-    device_count = b"cuDeviceGetCount\0" (*mut c_int);
-    device_get = b"cuDeviceGet\0" (*mut c_int, c_int);
-    device_name = b"cuDeviceGetName\0" (*mut c_char, c_int, c_int);
-    device_uuid = b"cuDeviceGetUuid\0" (*mut [u8; 16], c_int);
-    retain = b"cuDevicePrimaryCtxRetain\0" (*mut Handle, c_int);
-    set_current = b"cuCtxSetCurrent\0" (Handle);
-    synchronize = b"cuCtxSynchronize\0" ();
-    enable_peer = b"cuCtxEnablePeerAccess\0" (Handle, c_uint);
-    alloc = b"cuMemAlloc_v2\0" (*mut DevicePtr, usize);
-    free = b"cuMemFree_v2\0" (DevicePtr);
-    to_device = b"cuMemcpyHtoD_v2\0" (DevicePtr, *const c_void, usize);
-    to_host = b"cuMemcpyDtoH_v2\0" (*mut c_void, DevicePtr, usize);
-    copy_async = b"cuMemcpyDtoDAsync_v2\0" (DevicePtr, DevicePtr, usize, Handle);
-    fill_async = b"cuMemsetD8Async\0" (DevicePtr, u8, usize, Handle);
-    event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
-    event_record = b"cuEventRecord\0" (Handle, Handle);
-    event_synchronize = b"cuEventSynchronize\0" (Handle);
-    event_destroy = b"cuEventDestroy_v2\0" (Handle);
-    stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
-    stream_synchronize = b"cuStreamSynchronize\0" (Handle);
-    stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
-    ipc_export = b"cuIpcGetMemHandle\0" (*mut IpcByValue, DevicePtr);
-    ipc_open = b"cuIpcOpenMemHandle_v2\0" (*mut DevicePtr, IpcByValue, c_uint);
-    ipc_close = b"cuIpcCloseMemHandle\0" (DevicePtr);
-    error_name = b"cuGetErrorName\0" (c_int, *mut *const c_char);
-}
-
-fn missing(symbol: &[u8]) -> String {
-    format!(
-        "the CUDA driver lacks {}",
-        String::from_utf8_lossy(&symbol[..symbol.len() - 1])
-    )
-}
 
 const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_DISABLE_TIMING: c_uint = 2;
 const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 
-fn open_library() -> Result<Library, libloading::Error> {
-    // SAFETY: loading the system's driver runs its initializers, which is what they are for.
-    unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }
-}
-
 /// The CUDA driver of this process.
 pub struct Driver {
-    functions: Functions,
+    table: &'static Table,
+    /// For functions that only the simulated driver has.
     library: Library,
 }
 
@@ -94,11 +35,11 @@ pub struct DeviceContext {
 
 /// A stream.
 #[derive(Clone, Copy)]
-pub struct Stream(Handle);
+pub struct Stream(StreamHandle);
 
 /// An event.
 #[derive(Clone, Copy)]
-pub struct Event(Handle);
+pub struct Event(EventHandle);
 
 impl Driver {
     /// Loads and initializes the driver.
@@ -106,10 +47,9 @@ impl Driver {
     /// # Errors
     /// There is none, or it finds no usable device.
     pub fn load() -> anyhow::Result<Driver> {
-        let library = open_library().map_err(|_| {
+        let driver = Driver::open().map_err(|_| {
             anyhow!("no CUDA driver (libcuda.so.1) on this machine: measure host buffers with `H H`, or use a simulated node with anabranch run --sim hgx-h200")
         })?;
-        let driver = Driver::of(library)?;
         driver.init()?;
         Ok(driver)
     }
@@ -119,29 +59,34 @@ impl Driver {
     /// # Errors
     /// What the dynamic loader says of it.
     pub fn open() -> anyhow::Result<Driver> {
-        Driver::of(open_library()?)
+        // SAFETY: loading the system's driver runs its initializers, which is what they are for.
+        let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }?;
+        cuda::arm();
+        let table = cuda::driver()
+            .context("this libcuda.so.1 lacks functions that every CUDA driver has")?;
+        Ok(Driver { table, library })
     }
 
-    fn of(library: Library) -> anyhow::Result<Driver> {
-        Ok(Driver {
-            functions: Functions::resolve(&library)?,
-            library,
-        })
+    /// The driver's functions.
+    pub fn table(&self) -> &'static Table {
+        self.table
     }
 
     /// Initializes the driver, which needs a device.
     pub fn init(&self) -> anyhow::Result<()> {
         // SAFETY: cuInit takes a zero.
-        self.check(unsafe { (self.functions.init)(0) }, "cuInit")
+        Ok(unsafe { self.table.init(0) }?)
     }
 
     /// The file that the driver was loaded from.
     pub fn file(&self) -> Option<String> {
+        // SAFETY: every driver has this function; only its address is used.
+        let function =
+            unsafe { self.library.get::<*const c_void>(b"cuDriverGetVersion\0") }.ok()?;
         // SAFETY: Dl_info is plain data for which zero is a valid value.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-        let address = self.functions.version as *const c_void;
         // SAFETY: any address may be asked for; the result is a live local.
-        let known = unsafe { libc::dladdr(address, &raw mut info) };
+        let known = unsafe { libc::dladdr(function.as_raw_ptr(), &raw mut info) };
         if known == 0 || info.dli_fname.is_null() {
             return None;
         }
@@ -154,8 +99,7 @@ impl Driver {
     pub fn version(&self) -> anyhow::Result<c_int> {
         let mut version = 0;
         // SAFETY: the driver writes one int.
-        let code = unsafe { (self.functions.version)(&raw mut version) };
-        self.check(code, "cuDriverGetVersion")?;
+        unsafe { self.table.driver_get_version(&raw mut version) }?;
         Ok(version)
     }
 
@@ -164,37 +108,8 @@ impl Driver {
         let (device, peer) = (self.device(device)?, self.device(peer)?);
         let mut can = 0;
         // SAFETY: the driver writes one int.
-        let code = unsafe { (self.functions.can_access)(&raw mut can, device, peer) };
-        self.check(code, "cuDeviceCanAccessPeer")?;
+        unsafe { (self.table).device_can_access_peer(&raw mut can, device, peer) }?;
         Ok(can != 0)
-    }
-
-    /// A function that not every driver has.
-    ///
-    /// # Errors
-    /// This driver lacks it.
-    pub fn function<T>(&self, symbol: &[u8]) -> anyhow::Result<Symbol<T>> {
-        // SAFETY: the caller names the signature that the driver's documentation gives.
-        unsafe { self.library.get(symbol) }.with_context(|| missing(symbol))
-    }
-
-    /// `Ok` for the code of success.
-    ///
-    /// # Errors
-    /// What the driver says of the code, with the call's name.
-    pub fn check(&self, code: c_int, call: &str) -> anyhow::Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        let mut name: *const c_char = ptr::null();
-        // SAFETY: the driver writes a pointer to a static string, or leaves it null.
-        unsafe { (self.functions.error_name)(code, &raw mut name) };
-        if name.is_null() {
-            bail!("{call}: CUDA error {code}");
-        }
-        // SAFETY: not null, so it is the driver's static string.
-        let name = unsafe { CStr::from_ptr(name) };
-        bail!("{call}: {}", name.to_string_lossy())
     }
 
     /// Number of devices that this process may use.
@@ -204,17 +119,16 @@ impl Driver {
     pub fn device_count(&self) -> anyhow::Result<u32> {
         let mut count = 0;
         // SAFETY: the driver writes one int.
-        let code = unsafe { (self.functions.device_count)(&raw mut count) };
-        self.check(code, "cuDeviceGetCount")?;
+        unsafe { self.table.device_get_count(&raw mut count) }?;
         Ok(u32::try_from(count)?)
     }
 
-    fn device(&self, ordinal: u32) -> anyhow::Result<c_int> {
+    /// A device.
+    pub fn device(&self, ordinal: u32) -> anyhow::Result<Device> {
         let mut device = 0;
         let ordinal = c_int::try_from(ordinal)?;
         // SAFETY: the driver writes one int.
-        let code = unsafe { (self.functions.device_get)(&raw mut device, ordinal) };
-        self.check(code, "cuDeviceGet")?;
+        unsafe { self.table.device_get(&raw mut device, ordinal) }?;
         Ok(device)
     }
 
@@ -223,8 +137,7 @@ impl Driver {
         let device = self.device(ordinal)?;
         let mut name = [0u8; 128];
         // SAFETY: the driver writes at most 127 bytes and a NUL.
-        let code = unsafe { (self.functions.device_name)(name.as_mut_ptr().cast(), 127, device) };
-        self.check(code, "cuDeviceGetName")?;
+        unsafe { (self.table).device_get_name(name.as_mut_ptr().cast(), 127, device) }?;
         Ok(CStr::from_bytes_until_nul(&name)?
             .to_string_lossy()
             .into_owned())
@@ -235,18 +148,16 @@ impl Driver {
         let device = self.device(ordinal)?;
         let mut uuid = [0; 16];
         // SAFETY: the driver writes 16 bytes.
-        let code = unsafe { (self.functions.device_uuid)(&raw mut uuid, device) };
-        self.check(code, "cuDeviceGetUuid")?;
+        unsafe { self.table.device_get_uuid(&raw mut uuid, device) }?;
         Ok(uuid)
     }
 
     /// The primary context of a device, made current in this thread.
     pub fn enter(&self, ordinal: u32) -> anyhow::Result<DeviceContext> {
         let device = self.device(ordinal)?;
-        let mut handle = ptr::null_mut();
+        let mut handle = Handle::NULL;
         // SAFETY: the driver writes one handle.
-        let code = unsafe { (self.functions.retain)(&raw mut handle, device) };
-        self.check(code, "cuDevicePrimaryCtxRetain")?;
+        unsafe { self.table.primary_ctx_retain(&raw mut handle, device) }?;
         let context = DeviceContext { handle };
         self.select(context)?;
         Ok(context)
@@ -255,47 +166,46 @@ impl Driver {
     /// Makes a context current in this thread.
     pub fn select(&self, context: DeviceContext) -> anyhow::Result<()> {
         // SAFETY: the handle came from the driver and is retained until the process ends.
-        let code = unsafe { (self.functions.set_current)(context.handle) };
-        self.check(code, "cuCtxSetCurrent")
+        Ok(unsafe { self.table.ctx_set_current(context.handle) }?)
     }
 
     /// Lets the current context reach the memory of `other`.
     pub fn enable_peer(&self, other: DeviceContext) -> anyhow::Result<()> {
         // SAFETY: as for `select`.
-        match unsafe { (self.functions.enable_peer)(other.handle, 0) } {
-            PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            code => self.check(code, "cuCtxEnablePeerAccess"),
+        match unsafe { self.table.ctx_enable_peer_access(other.handle, 0) } {
+            Err(error) if error.is(PEER_ACCESS_ALREADY_ENABLED) => Ok(()),
+            result => Ok(result?),
         }
     }
 
     /// Waits for all work of the current context.
     pub fn synchronize(&self) -> anyhow::Result<()> {
         // SAFETY: no arguments.
-        let code = unsafe { (self.functions.synchronize)() };
-        self.check(code, "cuCtxSynchronize")
+        Ok(unsafe { self.table.ctx_synchronize() }?)
     }
 
     /// Allocates device memory in the current context.
     pub fn alloc(&self, bytes: usize) -> anyhow::Result<DevicePtr> {
         let mut address = 0;
         // SAFETY: the driver writes one address.
-        let code = unsafe { (self.functions.alloc)(&raw mut address, bytes) };
-        self.check(code, &format!("cuMemAlloc of {bytes} bytes"))?;
+        unsafe { self.table.mem_alloc(&raw mut address, bytes) }
+            .with_context(|| of_bytes(bytes))?;
         Ok(address)
     }
 
     /// Frees what `alloc` gave.
     pub fn free(&self, address: DevicePtr) -> anyhow::Result<()> {
         // SAFETY: an unknown address is an error code.
-        let code = unsafe { (self.functions.free)(address) };
-        self.check(code, "cuMemFree")
+        Ok(unsafe { self.table.mem_free(address) }?)
     }
 
     /// Copies to device memory, complete on return.
     pub fn write(&self, to: DevicePtr, bytes: &[u8]) -> anyhow::Result<()> {
         // SAFETY: the slice is readable; a bad device address is an error code.
-        let code = unsafe { (self.functions.to_device)(to, bytes.as_ptr().cast(), bytes.len()) };
-        self.check(code, "cuMemcpyHtoD")?;
+        unsafe {
+            self.table
+                .memcpy_htod(to, bytes.as_ptr().cast(), bytes.len())
+        }?;
         // The call may return while the last bytes are still on their way from the driver's own buffer.
         self.synchronize()
     }
@@ -303,9 +213,11 @@ impl Driver {
     /// Copies from device memory.
     pub fn read(&self, from: DevicePtr, bytes: &mut [u8]) -> anyhow::Result<()> {
         // SAFETY: the slice is writable; a bad device address is an error code.
-        let code =
-            unsafe { (self.functions.to_host)(bytes.as_mut_ptr().cast(), from, bytes.len()) };
-        self.check(code, "cuMemcpyDtoH")
+        let result = unsafe {
+            self.table
+                .memcpy_dtoh(bytes.as_mut_ptr().cast(), from, bytes.len())
+        };
+        Ok(result?)
     }
 
     /// Enqueues a copy between device memories.
@@ -317,95 +229,98 @@ impl Driver {
         stream: Stream,
     ) -> anyhow::Result<()> {
         // SAFETY: bad addresses are an error code; the stream came from the driver.
-        let code = unsafe { (self.functions.copy_async)(to, from, bytes, stream.0) };
-        self.check(code, "cuMemcpyDtoDAsync")
+        Ok(unsafe { self.table.memcpy_dtod_async(to, from, bytes, stream.0) }?)
     }
 
     /// Enqueues the filling of device memory with zeros.
     pub fn fill_async(&self, to: DevicePtr, bytes: usize, stream: Stream) -> anyhow::Result<()> {
         // SAFETY: a bad address is an error code; the stream came from the driver.
-        let code = unsafe { (self.functions.fill_async)(to, 0, bytes, stream.0) };
-        self.check(code, "cuMemsetD8Async")
+        Ok(unsafe { self.table.memset_d8_async(to, 0, bytes, stream.0) }?)
     }
 
     /// Creates an event in the current context.
     pub fn event(&self) -> anyhow::Result<Event> {
-        let mut event = ptr::null_mut();
+        let mut event = EventHandle::NULL;
         // SAFETY: the driver writes one handle.
-        let code = unsafe { (self.functions.event_create)(&raw mut event, EVENT_DISABLE_TIMING) };
-        self.check(code, "cuEventCreate")?;
+        unsafe { (self.table).event_create(&raw mut event, EVENT_DISABLE_TIMING) }?;
         Ok(Event(event))
     }
 
     /// Enqueues an event.
     pub fn record(&self, event: Event, stream: Stream) -> anyhow::Result<()> {
         // SAFETY: both came from the driver.
-        let code = unsafe { (self.functions.event_record)(event.0, stream.0) };
-        self.check(code, "cuEventRecord")
+        Ok(unsafe { self.table.event_record(event.0, stream.0) }?)
     }
 
     /// Waits for what was enqueued before an event.
     pub fn wait_event(&self, event: Event) -> anyhow::Result<()> {
         // SAFETY: the event came from the driver.
-        let code = unsafe { (self.functions.event_synchronize)(event.0) };
-        self.check(code, "cuEventSynchronize")
+        Ok(unsafe { self.table.event_synchronize(event.0) }?)
+    }
+
+    /// Has a stream wait for an event.
+    pub fn wait_behind(&self, stream: Stream, event: Event) -> anyhow::Result<()> {
+        // SAFETY: both came from the driver; the event may be of another context than the stream.
+        Ok(unsafe { self.table.stream_wait_event(stream.0, event.0, 0) }?)
     }
 
     /// Destroys an event.
     pub fn destroy_event(&self, event: Event) -> anyhow::Result<()> {
         // SAFETY: the event came from the driver and is not used again.
-        let code = unsafe { (self.functions.event_destroy)(event.0) };
-        self.check(code, "cuEventDestroy")
+        Ok(unsafe { self.table.event_destroy(event.0) }?)
     }
 
     /// Creates a non-blocking stream in the current context.
     pub fn stream(&self) -> anyhow::Result<Stream> {
-        let mut stream = ptr::null_mut();
+        let mut stream = StreamHandle::NULL;
         // SAFETY: the driver writes one handle.
-        let code = unsafe { (self.functions.stream_create)(&raw mut stream, STREAM_NON_BLOCKING) };
-        self.check(code, "cuStreamCreate")?;
+        unsafe { (self.table).stream_create(&raw mut stream, STREAM_NON_BLOCKING) }?;
         Ok(Stream(stream))
+    }
+
+    /// Whether all that a stream was given is over.
+    pub fn is_over(&self, stream: Stream) -> anyhow::Result<bool> {
+        const NOT_READY: c_int = 600;
+        // SAFETY: the stream came from the driver.
+        match unsafe { self.table.stream_query(stream.0) } {
+            Err(error) if error.is(NOT_READY) => Ok(false),
+            result => Ok(result.map(|()| true)?),
+        }
     }
 
     /// Waits for a stream.
     pub fn wait(&self, stream: Stream) -> anyhow::Result<()> {
         // SAFETY: the stream came from the driver.
-        let code = unsafe { (self.functions.stream_synchronize)(stream.0) };
-        self.check(code, "cuStreamSynchronize")
+        Ok(unsafe { self.table.stream_synchronize(stream.0) }?)
     }
 
     /// Destroys a stream.
     pub fn destroy(&self, stream: Stream) -> anyhow::Result<()> {
         // SAFETY: the stream came from the driver and is not used again.
-        let code = unsafe { (self.functions.stream_destroy)(stream.0) };
-        self.check(code, "cuStreamDestroy")
+        Ok(unsafe { self.table.stream_destroy(stream.0) }?)
     }
 
     /// Exports an allocation to other processes.
     pub fn export(&self, address: DevicePtr) -> anyhow::Result<IpcHandle> {
-        let mut handle = IpcByValue([0; 64]);
+        let mut handle = cuda::IpcHandle([0; 64]);
         // SAFETY: the driver writes 64 bytes.
-        let code = unsafe { (self.functions.ipc_export)(&raw mut handle, address) };
-        self.check(code, "cuIpcGetMemHandle")?;
+        unsafe { self.table.ipc_get_mem_handle(&raw mut handle, address) }?;
         Ok(handle.0)
     }
 
     /// Maps an allocation of another process.
     pub fn open_handle(&self, handle: IpcHandle) -> anyhow::Result<DevicePtr> {
-        let mut address = 0;
+        let (mut address, handle) = (0, cuda::IpcHandle(handle));
         let flags = IPC_LAZY_ENABLE_PEER_ACCESS;
         // SAFETY: the driver writes one address; a bad handle is an error code.
-        let code =
-            unsafe { (self.functions.ipc_open)(&raw mut address, IpcByValue(handle), flags) };
-        self.check(code, "cuIpcOpenMemHandle")?;
+        unsafe { (self.table).ipc_open_mem_handle(&raw mut address, handle, flags) }?;
         Ok(address)
     }
 
     /// Unmaps what `open` mapped.
     pub fn close(&self, address: DevicePtr) -> anyhow::Result<()> {
         // SAFETY: an unknown address is an error code.
-        let code = unsafe { (self.functions.ipc_close)(address) };
-        self.check(code, "cuIpcCloseMemHandle")
+        Ok(unsafe { self.table.ipc_close_mem_handle(address) }?)
     }
 
     /// The clock of a simulated node, in ns; `None` on real hardware.
@@ -423,4 +338,22 @@ impl Driver {
             .ok()
             .map(|symbol| *symbol)
     }
+}
+
+impl Stream {
+    /// The driver's handle.
+    pub fn handle(self) -> StreamHandle {
+        self.0
+    }
+}
+
+/// What an allocation was to be.
+pub fn of_bytes(bytes: usize) -> String {
+    format!("allocating {bytes} bytes")
+}
+
+/// Whether a call failed as the driver does not support it.
+pub fn is_unsupported(error: &Error) -> bool {
+    const NOT_SUPPORTED: c_int = 801;
+    matches!(error, Error::Missing(_)) || error.is(NOT_SUPPORTED)
 }

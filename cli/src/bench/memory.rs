@@ -1,12 +1,12 @@
 //! Device memory as programs allocate it: by `cudaMalloc`, from a pool, or mapped chunk by chunk as PyTorch's
 //! expandable segments are.
 
-use std::ffi::{c_int, c_uint, c_void};
 use std::rc::Rc;
 
-use libloading::os::unix::Symbol;
+use anabranch_engine::cuda::types::{Device, MemAccess, MemProperties, Stream};
+use anyhow::Context;
 
-use super::cuda::{DevicePtr, Driver};
+use super::cuda::{of_bytes, DevicePtr, Driver};
 
 /// Where device memory comes from.
 #[derive(
@@ -49,48 +49,6 @@ impl Memory {
 /// Bytes of a chunk of [`Memory::Mapped`]: what PyTorch maps at a time for tensors of 1 MiB and more.
 const CHUNK: usize = 20 << 20;
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: c_int,
-    id: c_int,
-}
-
-const ON_DEVICE: c_int = 1;
-
-/// `CUmemAllocationProp`.
-#[repr(C)]
-struct Properties {
-    kind: c_int,
-    handle_types: c_uint,
-    location: Location,
-    win32: *mut c_void,
-    flags: [u8; 8],
-}
-
-const PINNED: c_int = 1;
-const POSIX_FILE_DESCRIPTOR: c_uint = 1;
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-struct Access {
-    location: Location,
-    flags: c_int,
-}
-
-const READ_WRITE: c_int = 3;
-
-type AllocAsync = unsafe extern "C" fn(*mut DevicePtr, usize, *mut c_void) -> c_int;
-type FreeAsync = unsafe extern "C" fn(DevicePtr, *mut c_void) -> c_int;
-type Granularity = unsafe extern "C" fn(*mut usize, *const Properties, c_uint) -> c_int;
-type Reserve = unsafe extern "C" fn(*mut DevicePtr, usize, usize, DevicePtr, u64) -> c_int;
-type Unreserve = unsafe extern "C" fn(DevicePtr, usize) -> c_int;
-type Create = unsafe extern "C" fn(*mut u64, usize, *const Properties, u64) -> c_int;
-type Release = unsafe extern "C" fn(u64) -> c_int;
-type Map = unsafe extern "C" fn(DevicePtr, usize, usize, u64, u64) -> c_int;
-type Unmap = unsafe extern "C" fn(DevicePtr, usize) -> c_int;
-type SetAccess = unsafe extern "C" fn(DevicePtr, usize, *const Access, usize) -> c_int;
-
 /// Device memory that a rank has allocated, and frees.
 pub struct Allocation {
     driver: Rc<Driver>,
@@ -113,7 +71,7 @@ impl Allocation {
         let (start, bytes) = match memory {
             Memory::Plain => (driver.alloc(bytes)?, bytes),
             Memory::Pool => (from_pool(driver, bytes)?, bytes),
-            Memory::Mapped => mapped(driver, c_int::try_from(ordinal)?, bytes)?,
+            Memory::Mapped => mapped(driver, driver.device(ordinal)?, bytes)?,
         };
         Ok(Allocation {
             driver: driver.clone(),
@@ -137,22 +95,16 @@ impl Allocation {
         let driver = &self.driver;
         match self.memory {
             Memory::Plain => driver.free(self.start),
-            Memory::Pool => {
-                let free: Symbol<FreeAsync> = driver.function(b"cuMemFreeAsync\0")?;
-                // SAFETY: the default stream; an unknown address is an error code.
-                let code = unsafe { free(self.start, std::ptr::null_mut()) };
-                driver.check(code, "cuMemFreeAsync")
-            }
+            // SAFETY: the default stream; an unknown address is an error code.
+            Memory::Pool => Ok(unsafe { driver.table().mem_free_async(self.start, Stream::NULL) }?),
             Memory::Mapped => {
-                let unmap: Symbol<Unmap> = driver.function(b"cuMemUnmap\0")?;
-                let unreserve: Symbol<Unreserve> = driver.function(b"cuMemAddressFree\0")?;
-                // SAFETY: the whole of what `mapped` has mapped.
-                driver.check(unsafe { unmap(self.start, self.bytes) }, "cuMemUnmap")?;
-                // SAFETY: the whole of what `mapped` has reserved.
-                driver.check(
-                    unsafe { unreserve(self.start, self.bytes) },
-                    "cuMemAddressFree",
-                )
+                let table = driver.table();
+                // SAFETY: the whole of what `mapped` has mapped, and then reserved.
+                unsafe {
+                    table.mem_unmap(self.start, self.bytes)?;
+                    table.mem_address_free(self.start, self.bytes)?;
+                }
+                Ok(())
             }
         }
     }
@@ -166,61 +118,40 @@ impl Drop for Allocation {
 }
 
 fn from_pool(driver: &Driver, bytes: usize) -> anyhow::Result<DevicePtr> {
-    let alloc: Symbol<AllocAsync> = driver.function(b"cuMemAllocAsync\0")?;
     let mut start = 0;
     // SAFETY: the driver writes one address; the default stream.
-    let code = unsafe { alloc(&raw mut start, bytes, std::ptr::null_mut()) };
-    driver.check(code, &format!("cuMemAllocAsync of {bytes} bytes"))?;
+    unsafe { (driver.table()).mem_alloc_async(&raw mut start, bytes, Stream::NULL) }
+        .with_context(|| of_bytes(bytes))?;
     driver.synchronize()?;
     Ok(start)
 }
 
 /// The first address, and the bytes: a whole number of chunks.
-fn mapped(driver: &Driver, device: c_int, bytes: usize) -> anyhow::Result<(DevicePtr, usize)> {
-    let granularity: Symbol<Granularity> = driver.function(b"cuMemGetAllocationGranularity\0")?;
-    let reserve: Symbol<Reserve> = driver.function(b"cuMemAddressReserve\0")?;
-    let create: Symbol<Create> = driver.function(b"cuMemCreate\0")?;
-    let release: Symbol<Release> = driver.function(b"cuMemRelease\0")?;
-    let map: Symbol<Map> = driver.function(b"cuMemMap\0")?;
-    let set_access: Symbol<SetAccess> = driver.function(b"cuMemSetAccess\0")?;
-    let location = Location {
-        kind: ON_DEVICE,
-        id: device,
-    };
-    let properties = Properties {
-        kind: PINNED,
-        handle_types: POSIX_FILE_DESCRIPTOR,
-        location,
-        win32: std::ptr::null_mut(),
-        flags: [0; 8],
-    };
+fn mapped(driver: &Driver, device: Device, bytes: usize) -> anyhow::Result<(DevicePtr, usize)> {
+    let table = driver.table();
+    let properties = MemProperties::exportable(device);
     let mut page = 0;
     // SAFETY: the driver writes one size.
-    let code = unsafe { granularity(&raw mut page, &raw const properties, 0) };
-    driver.check(code, "cuMemGetAllocationGranularity")?;
+    unsafe { table.mem_get_allocation_granularity(&raw mut page, &raw const properties, 0) }?;
     let chunk = CHUNK.next_multiple_of(page.max(1));
     let bytes = bytes.next_multiple_of(chunk);
     let mut start = 0;
     // SAFETY: the driver writes one address.
-    let code = unsafe { reserve(&raw mut start, bytes, 0, 0, 0) };
-    driver.check(code, &format!("cuMemAddressReserve of {bytes} bytes"))?;
+    unsafe { table.mem_address_reserve(&raw mut start, bytes, 0, 0, 0) }
+        .with_context(|| of_bytes(bytes))?;
     for at in (0..bytes).step_by(chunk) {
         let mut handle = 0;
-        // SAFETY: the driver writes one handle.
-        let code = unsafe { create(&raw mut handle, chunk, &raw const properties, 0) };
-        driver.check(code, &format!("cuMemCreate of {chunk} bytes"))?;
-        // SAFETY: within what was reserved.
-        let code = unsafe { map(start + at as u64, chunk, 0, handle, 0) };
-        driver.check(code, "cuMemMap")?;
-        // SAFETY: a handle of ours; what is mapped keeps the memory.
-        driver.check(unsafe { release(handle) }, "cuMemRelease")?;
+        // SAFETY: the driver writes one handle, of ours; the chunk lies within what was reserved. What is mapped keeps
+        // the memory.
+        unsafe {
+            (table.mem_create(&raw mut handle, chunk, &raw const properties, 0))
+                .with_context(|| of_bytes(chunk))?;
+            table.mem_map(start + at as u64, chunk, 0, handle, 0)?;
+            table.mem_release(handle)?;
+        }
     }
-    let access = Access {
-        location,
-        flags: READ_WRITE,
-    };
+    let access = MemAccess::read_write(device);
     // SAFETY: all of it was mapped above.
-    let code = unsafe { set_access(start, bytes, &raw const access, 1) };
-    driver.check(code, "cuMemSetAccess")?;
+    unsafe { table.mem_set_access(start, bytes, &raw const access, 1) }?;
     Ok((start, bytes))
 }

@@ -16,6 +16,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use tempfile::TempDir;
 
+use anabranch_engine::stats::FORMER;
+
 use super::settings::{Setting, Variables};
 use super::Arguments;
 use crate::bench::suite::{Ask, Circumstances, Expected, Measured, Plan, Turn};
@@ -308,6 +310,6 @@ fn totals(summary: &Value) -> BTreeMap<String, u64> {
                 value["messages"].as_u64().unwrap_or(0),
             )
         }))
-        .filter(|(_, value)| *value != 0)
+        .filter(|(name, value)| *value != 0 && !FORMER.iter().any(|(former, _)| former == name))
         .collect()
 }

@@ -128,7 +128,7 @@ pub struct Arguments {
     windows: Vec<u32>,
     /// Configurations that take turns: vanilla (without the library), best (without it, the best of a sweep of UCX's
     /// settings), anabranch; one (ANABRANCH_PATHS=direct), relays (ANABRANCH_PATHS=direct,relay), host
-    /// (ANABRANCH_PATHS=direct,host), all (ANABRANCH_PATHS=direct,relay,host), driven (as all, and ANABRANCH_ASSIGN=one);
+    /// (ANABRANCH_PATHS=direct,host), all (ANABRANCH_PATHS=direct,relay,host), driven (as all, and ANABRANCH_OWNER=one);
     /// those given by --with and --without; NAME2 is NAME once more [default:
     /// vanilla,vanilla2,anabranch; with --sim anabranch,anabranch2, since there nothing but the library takes time]
     #[arg(

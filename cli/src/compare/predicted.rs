@@ -45,8 +45,8 @@ fn predict(source: &Source, setting: &Setting, ask: &Ask) -> Option<f64> {
         relay: config.paths.relay,
         ..route::options(&config)
     };
-    let assign = Assignment::from(config.assign);
-    let options = assign.options(options, &source.model);
+    let owner = Assignment::from(config.owner);
+    let options = owner.options(options, &source.model);
     let us = |from, to| {
         let asked = Asked {
             from,
@@ -54,7 +54,7 @@ fn predict(source: &Source, setting: &Setting, ask: &Ask) -> Option<f64> {
             bytes: ask.bytes as u64,
             window: u32::try_from(ask.window).ok()?,
             is_both_ways: ask.kind == Kind::Bibw,
-            assign,
+            owner,
         };
         Some(asked.plan(source, &options).ok()?.predicted_us)
     };

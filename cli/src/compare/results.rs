@@ -121,11 +121,11 @@ impl Cell {
 /// Counters that are zero in a healthy run. What was overtaken is right in the end, but was not moved: a rate that counts it is
 /// above what the links carry.
 const TROUBLE: &[&str] = &[
-    "several_overtaken_bytes",
+    "multipath_overtaken_bytes",
     "errors",
     "retries",
     "dead_peers",
-    "bad_descriptors",
+    "bad_rts",
     "panics",
 ];
 /// The reason for which a message goes by value that is no fault.
@@ -151,18 +151,17 @@ fn doubts(measured: &Measured, counters: &BTreeMap<String, u64>) -> Vec<String> 
         .collect();
     // The solver does not say how many of its messages are short.
     if let Some(taken) = expected.taken {
-        let found = count("sends_descriptor");
+        let found = count("sends_rts");
         if found < taken || found > taken + expected.short {
             let short = match expected.short {
                 0 => String::new(),
                 short => format!(" and up to {short} short ones"),
             };
-            doubts.push(format!("sends_descriptor {found}, expected {taken}{short}"));
+            doubts.push(format!("sends_rts {found}, expected {taken}{short}"));
         }
     }
     // Long ones that are expected there go by descriptor.
-    let raised =
-        count("receives_value") + count("receives_native") + count("sends_host_descriptor");
+    let raised = count("receives_bcopy") + count("receives_native") + count("sends_host_rts");
     if raised < expected.raised {
         let wanted = expected.raised;
         doubts.push(format!(
@@ -182,7 +181,7 @@ fn doubts(measured: &Measured, counters: &BTreeMap<String, u64>) -> Vec<String> 
 
 /// The messages taken of those expected, and the ways in which messages arrived.
 fn paths(measured: &Measured, counters: &BTreeMap<String, u64>) -> String {
-    let taken = counters.get("sends_descriptor").copied().unwrap_or(0);
+    let taken = counters.get("sends_rts").copied().unwrap_or(0);
     let of = measured.expected.device_sends;
     let mut text = format!("{taken}/{of}");
     for (name, value) in counters {
@@ -453,7 +452,7 @@ mod tests {
     fn a_row_counts_if_the_messages_taken_are_those_expected() {
         let good = [
             ("sends_device", 51),
-            ("sends_descriptor", 48),
+            ("sends_rts", 48),
             ("receives_direct", 48),
             ("fallback_too_small", 3),
             ("fallback_too_small_bytes", 12),
@@ -462,35 +461,31 @@ mod tests {
         assert_eq!(
             void(&[
                 ("sends_device", 51),
-                ("sends_descriptor", 40),
+                ("sends_rts", 40),
                 ("fallback_no_slot", 8)
             ]),
             [
-                "sends_descriptor 40, expected 48 and up to 3 short ones",
+                "sends_rts 40, expected 48 and up to 3 short ones",
                 "fallback_no_slot 8"
             ]
         );
         assert_eq!(
-            void(&[
-                ("sends_device", 51),
-                ("sends_descriptor", 48),
-                ("retries", 1)
-            ]),
+            void(&[("sends_device", 51), ("sends_rts", 48), ("retries", 1)]),
             ["retries 1, expected 0"]
         );
         assert_eq!(
             void(&[
                 ("sends_device", 51),
-                ("sends_descriptor", 48),
-                ("several_overtaken_bytes", 7)
+                ("sends_rts", 48),
+                ("multipath_overtaken_bytes", 7)
             ]),
-            ["several_overtaken_bytes 7, expected 0"]
+            ["multipath_overtaken_bytes 7, expected 0"]
         );
-        let short = [("sends_device", 51), ("sends_descriptor", 51)];
+        let short = [("sends_device", 51), ("sends_rts", 51)];
         assert!(void(&short).is_empty(), "{:?}", void(&short));
         let many = [
             ("sends_device", 51),
-            ("sends_descriptor", 48),
+            ("sends_rts", 48),
             ("fallback_not_ready", 4),
         ];
         assert_eq!(void(&many), ["fallback_not_ready 4"]);

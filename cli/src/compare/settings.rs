@@ -18,7 +18,7 @@ const PRESETS: [&str; 5] = [
     "relays=ANABRANCH_PATHS=direct,relay",
     "host=ANABRANCH_PATHS=direct,host",
     "all=ANABRANCH_PATHS=direct,relay,host",
-    "driven=ANABRANCH_ASSIGN=one,ANABRANCH_PATHS=direct,relay,host",
+    "driven=ANABRANCH_OWNER=one,ANABRANCH_PATHS=direct,relay,host",
 ];
 
 /// One configuration.

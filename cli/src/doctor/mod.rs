@@ -93,7 +93,9 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .then(|| installed::examine(limit)),
         node: node::examine(limit),
         driver: gpus::examine(!arguments.no_gpu_test, limit),
-        warnings: warnings.iter().map(ToString::to_string).collect(),
+        warnings: (warnings.iter().map(ToString::to_string))
+            .chain(anabranch_engine::config::notice())
+            .collect(),
     };
     let verdict = verdict::judge(&findings, &config);
     let mut out = text::render(&findings, &verdict);

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anabranch_engine::config::{format_size, parse_size, Assign};
+use anabranch_engine::config::{format_size, parse_size, Owner};
 use anabranch_engine::model::{Model, ASSUMED};
 use anabranch_engine::plan::{
     Graph, Message, Occupancy, Options, Order, PathKind, Plan, PlanError, Planner,
@@ -32,16 +32,17 @@ enum Kind {
 #[serde(rename_all = "snake_case")]
 pub enum Assignment {
     /// Each rank those of its own GPU, as by default in a program
-    Own,
-    /// The receiver all of them, as with ANABRANCH_ASSIGN=one
+    #[value(alias = "own")]
+    Two,
+    /// The receiver all of them, as with ANABRANCH_OWNER=one
     One,
 }
 
-impl From<Assign> for Assignment {
-    fn from(assign: Assign) -> Assignment {
-        match assign {
-            Assign::Own => Assignment::Own,
-            Assign::One => Assignment::One,
+impl From<Owner> for Assignment {
+    fn from(owner: Owner) -> Assignment {
+        match owner {
+            Owner::Two => Assignment::Two,
+            Owner::One => Assignment::One,
         }
     }
 }
@@ -51,7 +52,7 @@ impl Assignment {
     pub fn options(self, options: Options, model: &Model) -> Options {
         match self {
             Assignment::One => options.by_one(model),
-            Assignment::Own => options.by_each(),
+            Assignment::Two => options.by_each(),
         }
     }
 }
@@ -117,12 +118,12 @@ pub struct Arguments {
     /// How many paths over other GPUs at most
     #[arg(long, value_name = "COUNT")]
     relays: Option<u32>,
-    /// How many GPUs one such path may lead over [default: 1, with --assign one 2]
+    /// How many GPUs one such path may lead over [default: 1, with --owner one 2]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=2))]
     depth: Option<u32>,
     /// Plan as a receiver does in a program of which the copies are made by these
-    #[arg(long, value_name = "WHO", default_value = "own")]
-    assign: Assignment,
+    #[arg(long, alias = "assign", value_name = "WHO", default_value = "two")]
+    owner: Assignment,
     /// How many chunks a path may have, unless its staging memory is too small for so long ones
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
@@ -151,7 +152,7 @@ pub struct Asked {
     /// As many of the same length go the other way at the same time.
     pub is_both_ways: bool,
     /// Who makes the copies.
-    pub assign: Assignment,
+    pub owner: Assignment,
 }
 
 impl Asked {
@@ -160,19 +161,19 @@ impl Asked {
     /// # Errors
     /// As [`Planner::plan`].
     pub fn plan(&self, source: &Source, options: &Options) -> Result<Plan, PlanError> {
-        let planner = match self.assign {
+        let planner = match self.owner {
             Assignment::One => Planner::new(&source.topology, &source.model.of_one()),
-            Assignment::Own => Planner::new(&source.topology, &source.model),
+            Assignment::Two => Planner::new(&source.topology, &source.model),
         };
         let message = |from, to| Message {
             window: self.window,
             // A receiver pulls what comes straight, where the sender makes copies of its own.
-            may_push: self.assign != Assignment::Own,
+            may_put: self.owner != Assignment::Two,
             ..Message::new(from, to, self.bytes)
         };
         let (there, back) = (message(self.from, self.to), message(self.to, self.from));
         let options = &Options {
-            both_ways: self.is_both_ways && self.assign == Assignment::Own,
+            both_ways: self.is_both_ways && self.owner == Assignment::Two,
             ..*options
         };
         let mut plan = planner.plan(&Occupancy::free(), &there, options)?;
@@ -193,7 +194,7 @@ struct Report {
     topology: String,
     measured: bool,
     assumed: [&'static str; 2],
-    assign: Assignment,
+    owner: Assignment,
     both_ways: bool,
     message: Message,
     predicted_us: f64,
@@ -230,8 +231,8 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let text = "--dot - and --json both write to stdout: give --dot a file";
         return Err(Failure::new(2, text).into());
     }
-    if arguments.assign == Assignment::Own && arguments.depth == Some(2) {
-        let text = "--depth 2 needs --assign one: where each rank makes the copies of its own GPU, a path leads over one other";
+    if arguments.owner == Assignment::Two && arguments.depth == Some(2) {
+        let text = "--depth 2 needs --owner one: where each rank makes the copies of its own GPU, a path leads over one other";
         return Err(Failure::new(2, text).into());
     }
     let source = source::find(
@@ -245,7 +246,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bytes: arguments.size,
         window: arguments.window,
         is_both_ways: arguments.both_ways,
-        assign: arguments.assign,
+        owner: arguments.owner,
     };
     let plan = asked
         .plan(&source, &arguments.options(&source.model))
@@ -271,7 +272,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 impl Arguments {
     fn options(&self, model: &Model) -> Options {
-        let defaults = self.assign.options(Options::default(), model);
+        let defaults = self.owner.options(Options::default(), model);
         Options {
             direct: self.paths.contains(&Kind::Direct),
             relay: self.paths.contains(&Kind::Relay),
@@ -312,7 +313,7 @@ fn report(source: &Source, asked: &Asked, plan: &Plan) -> Report {
         topology: source.topology.name.clone(),
         measured: source.measured,
         assumed: ASSUMED,
-        assign: asked.assign,
+        owner: asked.owner,
         both_ways: asked.is_both_ways,
         message: plan.message,
         predicted_us: plan.predicted_us,
@@ -344,9 +345,9 @@ fn render(source: &Source, asked: &Asked, plan: &Plan) -> String {
         } else {
             "nominal numbers"
         },
-        match asked.assign {
-            Assignment::Own => "each rank makes the copies of its own GPU (ANABRANCH_ASSIGN=own)",
-            Assignment::One => "the receiver makes all copies (ANABRANCH_ASSIGN=one)",
+        match asked.owner {
+            Assignment::Two => "each rank makes the copies of its own GPU (ANABRANCH_OWNER=two)",
+            Assignment::One => "the receiver makes all copies (ANABRANCH_OWNER=one)",
         }
     );
     let mut rows = vec![[

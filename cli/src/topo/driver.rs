@@ -1,6 +1,6 @@
 //! What the driver of this machine says of it, and copies to measure it by.
 
-use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::ffi::{c_char, c_int, c_uint, CStr};
 
 use anabranch_engine::cuda::nvml::{pci_number, Nvml};
 use anabranch_engine::cuda::types::{BatchAttributes, SOURCE_ORDER_STREAM};
@@ -10,92 +10,35 @@ use anabranch_engine::topology::found::{Facts, PairFacts};
 use anabranch_engine::topology::pcie::Level;
 use anabranch_engine::topology::Gpu;
 use anyhow::{bail, Context};
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use super::{nvml, system};
-use crate::bench::cuda::{DeviceContext, DevicePtr, Driver};
+use crate::bench::cuda::{self, is_unsupported, of_bytes, DeviceContext, DevicePtr, Driver};
 use crate::Failure;
 
-type Handle = *mut c_void;
-
-macro_rules! functions {
-    ($( $field:ident = $symbol:literal ($( $argument:ty ),*); )*) => {
-        /// Driver functions that no other part of the command needs.
-        struct Functions { $( $field: unsafe extern "C" fn($( $argument ),*) -> c_int ),* }
-
-        impl Functions {
-            fn resolve(library: &Library) -> anyhow::Result<Functions> {
-                Ok(Functions { $(
-                    // SAFETY: the driver's documentation gives the function of this name this signature.
-                    $field: *unsafe { library.get($symbol) }
-                        .with_context(|| format!("the CUDA driver lacks {}", String::from_utf8_lossy($symbol)))?,
-                )* })
-            }
-        }
-    };
-}
-
-functions! {
-    device_get = b"cuDeviceGet\0" (*mut c_int, c_int);
-    device_attribute = b"cuDeviceGetAttribute\0" (*mut c_int, c_int, c_int);
-    pci_bus_id = b"cuDeviceGetPCIBusId\0" (*mut c_char, c_int, c_int);
-    p2p_attribute = b"cuDeviceGetP2PAttribute\0" (*mut c_int, c_int, c_int, c_int);
-    host_alloc = b"cuMemHostAlloc\0" (*mut *mut c_void, usize, c_uint);
-    host_free = b"cuMemFreeHost\0" (*mut c_void);
-    copy_async = b"cuMemcpyAsync\0" (u64, u64, usize, Handle);
-    stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
-    stream_query = b"cuStreamQuery\0" (Handle);
-    stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
-    event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
-    event_record = b"cuEventRecord\0" (Handle, Handle);
-    event_destroy = b"cuEventDestroy_v2\0" (Handle);
-    stream_wait_event = b"cuStreamWaitEvent\0" (Handle, Handle, c_uint);
-}
-
-/// `cuMemcpyBatchAsync`, as of CUDA 13: destinations, sources, sizes, their number, attributes, from which copy on each holds,
-/// their number, stream. In 12.8 and 12.9 the index of a copy that fails comes before the stream.
-type BatchAsync = unsafe extern "C" fn(
-    *mut u64,
-    *mut u64,
-    *mut usize,
-    usize,
-    *mut BatchAttributes,
-    *mut usize,
-    usize,
-    Handle,
-) -> c_int;
-
-const NOT_READY: c_int = 600;
-const NOT_SUPPORTED: c_int = 801;
 const HOST_NUMA_ID: c_int = 134;
 const P2P_ACCESS_SUPPORTED: c_int = 2;
 const P2P_NATIVE_ATOMIC_SUPPORTED: c_int = 3;
 const HOST_ALLOC_PORTABLE: c_uint = 1;
-const STREAM_NON_BLOCKING: c_uint = 1;
-const EVENT_DISABLE_TIMING: c_uint = 2;
 
 /// The driver, initialized.
 pub struct Node {
     driver: Driver,
-    more: Functions,
-    batch_async: Option<BatchAsync>,
     /// How many GPUs there are.
     pub gpus: u32,
-    _library: Library,
 }
 
 /// A stream, in the context of its GPU.
 #[derive(Clone, Copy)]
 pub struct Stream {
     context: DeviceContext,
-    handle: Handle,
+    stream: cuda::Stream,
 }
 
 /// An event, in the context of its GPU.
 #[derive(Clone, Copy)]
 pub struct Event {
     context: DeviceContext,
-    handle: Handle,
+    event: cuda::Event,
 }
 
 impl Node {
@@ -104,27 +47,15 @@ impl Node {
     /// # Errors
     /// There is none, or none that works.
     pub fn open() -> anyhow::Result<Node> {
-        // SAFETY: loading the system's driver runs its initializers, which is what they are for.
-        let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }.map_err(|_| {
+        let driver = Driver::open().map_err(|_| {
             Failure::new(1, "no CUDA driver (libcuda.so.1) on this machine: name a topology with --topology NAME or FILE")
         })?;
-        let more = Functions::resolve(&library)?;
-        // SAFETY: the driver's documentation gives the function of this name this signature.
-        let batch_async = unsafe { library.get::<BatchAsync>(b"cuMemcpyBatchAsync_v2\0") };
-        let batch_async = batch_async.ok().map(|function| *function);
-        let driver = Driver::open()?;
         driver.init()?;
         let gpus = driver.device_count()?;
         if gpus == 0 {
             bail!("the CUDA driver reports no GPU");
         }
-        Ok(Node {
-            driver,
-            more,
-            batch_async,
-            gpus,
-            _library: library,
-        })
+        Ok(Node { driver, gpus })
     }
 
     /// What a measurement here is valid for.
@@ -149,26 +80,16 @@ impl Node {
             .collect()
     }
 
-    fn check(&self, code: c_int, call: &str) -> anyhow::Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        bail!("{call}: CUDA error {code}")
-    }
-
-    fn device(&self, ordinal: u32) -> anyhow::Result<c_int> {
-        let mut device = 0;
-        // SAFETY: the driver writes one int.
-        let code = unsafe { (self.more.device_get)(&raw mut device, ordinal as c_int) };
-        self.check(code, "cuDeviceGet")?;
-        Ok(device)
-    }
-
     fn pci(&self, gpu: u32) -> anyhow::Result<String> {
         let mut text: [c_char; 32] = [0; 32];
         // SAFETY: the driver writes at most 31 characters and a NUL.
-        let code = unsafe { (self.more.pci_bus_id)(text.as_mut_ptr(), 31, self.device(gpu)?) };
-        self.check(code, "cuDeviceGetPCIBusId")?;
+        unsafe {
+            (self.driver.table()).device_get_pci_bus_id(
+                text.as_mut_ptr(),
+                31,
+                self.driver.device(gpu)?,
+            )
+        }?;
         // SAFETY: it ends within the array, which was zeros before.
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }
             .to_string_lossy()
@@ -180,21 +101,26 @@ impl Node {
     fn numa_node(&self, gpu: u32, pci: &str) -> anyhow::Result<Option<u32>> {
         let mut value = -1;
         // SAFETY: the driver writes one int.
-        let code = unsafe {
-            (self.more.device_attribute)(&raw mut value, HOST_NUMA_ID, self.device(gpu)?)
+        let asked = unsafe {
+            (self.driver.table()).device_get_attribute(
+                &raw mut value,
+                HOST_NUMA_ID,
+                self.driver.device(gpu)?,
+            )
         };
         match u32::try_from(value) {
-            Ok(node) if code == 0 => Ok(Some(node)),
+            Ok(node) if asked.is_ok() => Ok(Some(node)),
             _ if self.is_simulated() => Ok(None),
             _ => Ok(system::numa_node(pci)),
         }
     }
 
     fn p2p(&self, attribute: c_int, from: u32, to: u32) -> anyhow::Result<bool> {
-        let (mut value, from, to) = (0, self.device(from)?, self.device(to)?);
+        let (mut value, from, to) = (0, self.driver.device(from)?, self.driver.device(to)?);
         // SAFETY: the driver writes one int.
-        let code = unsafe { (self.more.p2p_attribute)(&raw mut value, attribute, from, to) };
-        self.check(code, "cuDeviceGetP2PAttribute")?;
+        unsafe {
+            (self.driver.table()).device_get_p2p_attribute(&raw mut value, attribute, from, to)
+        }?;
         Ok(value != 0)
     }
 
@@ -296,8 +222,10 @@ impl Node {
     pub fn alloc_host(&self, bytes: usize) -> anyhow::Result<DevicePtr> {
         let mut address = std::ptr::null_mut();
         // SAFETY: the driver writes one pointer.
-        let code = unsafe { (self.more.host_alloc)(&raw mut address, bytes, HOST_ALLOC_PORTABLE) };
-        self.check(code, &format!("cuMemHostAlloc of {bytes} bytes"))?;
+        unsafe {
+            (self.driver.table()).mem_host_alloc(&raw mut address, bytes, HOST_ALLOC_PORTABLE)
+        }
+        .with_context(|| of_bytes(bytes))?;
         Ok(address.expose_provenance() as u64)
     }
 
@@ -305,49 +233,36 @@ impl Node {
     pub fn free_host(&self, address: DevicePtr) -> anyhow::Result<()> {
         let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: an unknown address is an error code.
-        let code = unsafe { (self.more.host_free)(pointer) };
-        self.check(code, "cuMemFreeHost")
+        Ok(unsafe { self.driver.table().mem_free_host(pointer) }?)
     }
 
     /// A stream in a context: its copies are made by that GPU's engines.
     pub fn stream(&self, context: DeviceContext) -> anyhow::Result<Stream> {
         self.driver.select(context)?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the driver writes one handle.
-        let code = unsafe { (self.more.stream_create)(&raw mut handle, STREAM_NON_BLOCKING) };
-        self.check(code, "cuStreamCreate")?;
-        Ok(Stream { context, handle })
+        let stream = self.driver.stream()?;
+        Ok(Stream { context, stream })
     }
 
     /// An event in the context of a stream.
     pub fn event(&self, stream: Stream) -> anyhow::Result<Event> {
         let context = stream.context;
         self.driver.select(context)?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the driver writes one handle.
-        let code = unsafe { (self.more.event_create)(&raw mut handle, EVENT_DISABLE_TIMING) };
-        self.check(code, "cuEventCreate")?;
-        Ok(Event { context, handle })
+        let event = self.driver.event()?;
+        Ok(Event { context, event })
     }
 
     /// Gives it back.
     pub fn destroy_event(&self, event: Event) -> anyhow::Result<()> {
         self.driver.select(event.context)?;
-        // SAFETY: the event came from the driver, and nobody uses it afterwards.
-        let code = unsafe { (self.more.event_destroy)(event.handle) };
-        self.check(code, "cuEventDestroy")
+        self.driver.destroy_event(event.event)
     }
 
     /// Records an event behind what was launched on its stream, and lets a stream wait for it: the two calls that join copies of
     /// different streams.
     pub fn join(&self, event: Event, before: Stream, after: Stream) -> anyhow::Result<()> {
         self.driver.select(before.context)?;
-        // SAFETY: event and stream came from the driver, and belong to the context that is selected.
-        let code = unsafe { (self.more.event_record)(event.handle, before.handle) };
-        self.check(code, "cuEventRecord")?;
-        // SAFETY: as above; the event may be of another context than the stream.
-        let code = unsafe { (self.more.stream_wait_event)(after.handle, event.handle, 0) };
-        self.check(code, "cuStreamWaitEvent")
+        self.driver.record(event.event, before.stream)?;
+        self.driver.wait_behind(after.stream, event.event)
     }
 
     /// Launches a copy between any two addresses.
@@ -360,8 +275,7 @@ impl Node {
     ) -> anyhow::Result<()> {
         self.driver.select(stream.context)?;
         // SAFETY: bad addresses are an error code; the stream came from the driver.
-        let code = unsafe { (self.more.copy_async)(to, from, bytes, stream.handle) };
-        self.check(code, "cuMemcpyAsync")
+        Ok(unsafe { (self.driver.table()).memcpy_async(to, from, bytes, stream.stream.handle()) }?)
     }
 
     /// Launches so many copies as one batch, of pieces that lie behind each other. False where the driver has none (before
@@ -374,9 +288,6 @@ impl Node {
         copies: usize,
         stream: Stream,
     ) -> anyhow::Result<bool> {
-        let Some(batch_async) = self.batch_async else {
-            return Ok(false);
-        };
         self.driver.select(stream.context)?;
         let pieces = |base: DevicePtr| (0..copies).map(move |at| base + (at * bytes) as DevicePtr);
         let mut to: Vec<DevicePtr> = pieces(to).collect();
@@ -388,8 +299,8 @@ impl Node {
         };
         // SAFETY: three arrays of `copies` entries, one row of attributes that holds from entry 0 on; bad addresses are an
         // error code; the stream came from the driver.
-        let code = unsafe {
-            batch_async(
+        let launched = unsafe {
+            self.driver.table().memcpy_batch_async(
                 to.as_mut_ptr(),
                 from.as_mut_ptr(),
                 sizes.as_mut_ptr(),
@@ -397,35 +308,28 @@ impl Node {
                 &raw mut attributes,
                 &raw mut first,
                 1,
-                stream.handle,
+                stream.stream.handle(),
             )
         };
-        if code == NOT_SUPPORTED {
-            return Ok(false);
+        match launched {
+            Err(error) if is_unsupported(&error) => Ok(false),
+            result => Ok(result.map(|()| true)?),
         }
-        self.check(code, "cuMemcpyBatchAsync")?;
-        Ok(true)
     }
 
     /// Waits for a stream, as the engine does.
     pub fn wait(&self, stream: Stream) -> anyhow::Result<()> {
         self.driver.select(stream.context)?;
-        loop {
-            // SAFETY: the stream came from the driver.
-            let code = unsafe { (self.more.stream_query)(stream.handle) };
-            if code != NOT_READY {
-                return self.check(code, "cuStreamQuery");
-            }
+        while !self.driver.is_over(stream.stream)? {
             std::thread::yield_now();
         }
+        Ok(())
     }
 
     /// Destroys a stream.
     pub fn destroy(&self, stream: Stream) -> anyhow::Result<()> {
         self.driver.select(stream.context)?;
-        // SAFETY: the stream came from the driver and is not used again.
-        let code = unsafe { (self.more.stream_destroy)(stream.handle) };
-        self.check(code, "cuStreamDestroy")
+        self.driver.destroy(stream.stream)
     }
 
     /// Microseconds since some moment, by the clock of the node: a simulated one has its own.

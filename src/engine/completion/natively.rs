@@ -1,4 +1,5 @@
-//! Calls without a request of the engine's: passed on as they are, and the receives that they complete are noted.
+//! Calls without an engine request: they are passed on as they are, and the receives that they complete are
+//! noted.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,7 +9,8 @@ use crate::engine::{Engine, NativeScope};
 use crate::mpi::{native, Handle, Status};
 
 impl Engine {
-    /// The scope of a call of which all requests are native, so that it may be passed on as it is. Asked under a scope.
+    /// The scope of a call whose requests are all native, so that it may be passed on as it is. To be asked
+    /// under a scope.
     pub(super) unsafe fn enter_if_native(
         &self,
         requests: Requests,
@@ -26,7 +28,7 @@ impl Engine {
         })
     }
 
-    /// Whether none of the requests is the engine's, now that it has taken over what it must.
+    /// Whether none of the requests is the engine's, after it has taken over what it must.
     #[inline(never)]
     unsafe fn are_native(&self, core: &mut Core, requests: Requests) -> bool {
         let handles = (0..requests.count).map(|i| {
@@ -35,7 +37,8 @@ impl Engine {
         });
         let are_native = |core: &Core| handles.clone().all(|one| !core.table.contains_key(&one));
         let is_native = are_native(core);
-        // Beside requests of the engine's, early receives become such, too: all that is native there is just tested.
+        // Beside engine requests, early receives become engine requests, too. Then everything that is native
+        // there is just tested.
         if core.early.is_empty() || (is_native && !self.is_live()) {
             return is_native;
         }
@@ -77,8 +80,8 @@ impl Engine {
         code
     }
 
-    /// Calls a native completion function on the program's own array, and forgets the early receives that it completes: all,
-    /// or the one whose index it writes to `only`, with the one status.
+    /// Calls a native completion function on the program's own array, and forgets the early receives that it
+    /// completes: all of them, or the one whose index it writes to `only`, with the one status.
     pub(super) unsafe fn natively(
         &self,
         requests: Requests,
@@ -107,7 +110,7 @@ impl Engine {
                 Some(_) => 0..0,
                 None => 0..before.count(),
             };
-            // A request that is still there was not completed.
+            // A request whose handle is still there was not completed.
             let completed = named.filter(|i| abi.load(requests.array, *i) == null);
             let completed = completed.map(|i| {
                 let at = if only.is_some() { 0 } else { i };
@@ -157,8 +160,8 @@ impl Engine {
         }
     }
 
-    /// The status of a request that a call has completed, which has returned `code`. Where a call has failed as a whole, it has
-    /// filled none.
+    /// The status of a request that a call has completed; the call returned `code`. A call that has failed as
+    /// a whole has filled none.
     unsafe fn filled(&self, statuses: *mut c_void, i: usize, code: c_int) -> *const c_void {
         static NONE: Status = Status::new();
         let abi = self.env.abi;

@@ -57,7 +57,7 @@ impl Engine {
         };
         let mut sorted = None;
         self.until(|engine, core| {
-            // What has been sent by now is on its way before that.
+            // Sent messages are on their way before the requests are sorted.
             let (split, codes) = sorted.get_or_insert_with(|| sort(core));
             split.taken.retain(|(i, handle, entry)| {
                 if engine.look(core, *entry) == Look::Pending {
@@ -87,7 +87,7 @@ impl Engine {
             // SAFETY: the program's arrays and flag, here and below.
             unsafe {
                 let pending = |core: &mut Core| {
-                    core.pump_wanted = true;
+                    core.progress_wanted = true;
                     flag.write(0);
                     abi.success
                 };
@@ -112,8 +112,8 @@ impl Engine {
         })
     }
 
-    /// Whether one of the engine's requests is not complete. No other is looked at then: a program that computes pays for
-    /// what lies between two units of its work.
+    /// Whether one of the engine's requests is not complete. No other is looked at then, because a program
+    /// that computes pays for everything between two units of its work.
     unsafe fn is_one_pending(&self, core: &mut Core, requests: Requests) -> bool {
         (0..requests.count).any(|i| {
             // SAFETY: the program's array has `count` handles.
@@ -157,8 +157,8 @@ impl Engine {
         unsafe { self.any_taken(requests, index, flag, status) }
     }
 
-    /// Where the engine may have one of them. Apart, as in all of these: calls of a program on host memory pay for what a
-    /// function keeps.
+    /// Used if the engine may have one of them. A function of its own, here and in the other calls: calls on
+    /// host memory pay for each value that a function keeps.
     #[inline(never)]
     unsafe fn any_taken(
         &self,
@@ -211,7 +211,7 @@ impl Engine {
                 let result = self.once(|engine, core| {
                     let result = step(engine, core);
                     if result.is_none() {
-                        core.pump_wanted = true;
+                        core.progress_wanted = true;
                     }
                     result
                 });
@@ -294,7 +294,7 @@ impl Engine {
             self.once(|engine, core| {
                 let outcome = step(engine, core);
                 if outcome.is_none() {
-                    core.pump_wanted = true;
+                    core.progress_wanted = true;
                 }
                 outcome
             })

@@ -1,5 +1,5 @@
-//! The requests of a call, sorted: the native ones are tested on an array of their own, whose statuses and codes are
-//! put beside those of the engine's.
+//! The requests of a call, sorted. The native ones are tested in an array of their own, and their statuses
+//! and codes are merged with those of the engine.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,7 +10,7 @@ use crate::engine::core::{Core, Entry};
 use crate::engine::Engine;
 use crate::mpi::{native, Handle};
 
-/// A native function about several requests: their number, the array, what it found in two numbers, and statuses.
+/// A native function on several requests. It takes their number, the array, two results, and statuses.
 pub(super) type Ask = unsafe fn(c_int, *mut c_void, *mut c_int, *mut c_int, *mut c_void) -> c_int;
 
 /// The requests of a call, sorted.
@@ -23,7 +23,8 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// Another round, that begins with the next request of the engine's: MPI may be asked about the first pending one only.
+    /// Prepares another round that begins with the next engine request: MPI may be asked about the first
+    /// pending one only.
     pub(super) fn next(&mut self) {
         if !self.taken.is_empty() {
             self.taken.rotate_left(1);
@@ -32,7 +33,7 @@ impl Split {
 }
 
 impl Engine {
-    /// As [`Engine::split`], each time beginning with another of the engine's requests.
+    /// Like [`Engine::split`], but each call begins with another of the engine's requests.
     pub(super) unsafe fn split_turned(&self, requests: Requests) -> Split {
         let mut core = self.core.lock();
         // SAFETY: passed on.
@@ -78,8 +79,8 @@ impl Engine {
         split
     }
 
-    /// The first request of the engine's that is ready. Says whether one is active if none is. A call that does not come
-    /// back to it `polls`: MPI is then asked about each receive before none is said to be ready.
+    /// The first engine request that is ready. Says whether one is active if none is ready. A call that does
+    /// not come back `polls`: then MPI is asked about each receive before the answer is that none is ready.
     pub(super) fn first_ready(
         &self,
         core: &mut Core,
@@ -102,8 +103,8 @@ impl Engine {
         found
     }
 
-    /// Calls `ready` for each request of the engine's that is. True while one is active. MPI is asked about each receive if
-    /// one of the requests is ready, and where the call `polls`.
+    /// Calls `ready` for each engine request that is ready. True while one is active. MPI is asked about each
+    /// receive if one of the requests is ready, and if the call `polls`.
     pub(super) fn each_ready(
         &self,
         core: &mut Core,
@@ -135,7 +136,8 @@ impl Engine {
         active
     }
 
-    /// The native request that `ask`, which is `MPI_Testany` or its like, names. Says whether one is active if none is named.
+    /// The native request that `ask` names, which is `MPI_Testany` or a similar function. Says whether one is
+    /// active if none is named.
     pub(super) unsafe fn any_native(
         &self,
         split: &mut Split,
@@ -227,7 +229,7 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// Tests all native requests that are left; once they are complete, none is left.
+    /// Tests all native requests that are left. Once they are complete, none is left.
     pub(super) unsafe fn test_native_all(&mut self, split: &mut Split, requests: Requests) {
         if split.native.is_empty() {
             return;
@@ -268,8 +270,8 @@ impl<'a> Codes<'a> {
         split.handles.clear();
     }
 
-    /// Tests the native requests by `ask`, which is `MPI_Testsome` or its like; completed ones are appended to `done`. True
-    /// while one is active.
+    /// Tests the native requests by `ask`, which is `MPI_Testsome` or a similar function, and appends
+    /// completed ones to `done`. True while one is active.
     pub(super) unsafe fn test_native_some(
         &mut self,
         split: &mut Split,
@@ -335,7 +337,7 @@ impl<'a> Codes<'a> {
         };
     }
 
-    /// The code of the call. Where one operation has failed, every status gets its own code.
+    /// The code of the call. If one operation has failed, every status gets its own code.
     pub(super) unsafe fn result(&self, requests: Requests) -> c_int {
         let abi = self.engine.env.abi;
         if self.codes.is_empty() && !self.native_failed {

@@ -43,7 +43,7 @@ impl Engine {
                 Entry::Collective(id) if !core.is_collective_active(id) => {
                     return core.free_collective(&self.env, id);
                 }
-                // Erroneous (MPI 4.1 section 6.12): it is brought to its end.
+                // An erroneous call (MPI 4.1 section 6.12): the collective is completed.
                 Entry::Collective(_) => {}
                 Entry::Receive(id) => core.set_transient(id),
                 Entry::Send(_) => {}
@@ -54,7 +54,7 @@ impl Engine {
         abi.success
     }
 
-    /// Completes what the program has freed, once it is complete.
+    /// Completes requests that the program has freed, once their operations are complete.
     pub(in crate::engine) fn reap_orphans(&self, core: &mut Core) {
         let mut i = 0;
         while i < core.orphans.len() {
@@ -81,8 +81,8 @@ impl Engine {
         }
     }
 
-    /// `MPI_Cancel`. A receive is cancelled natively; a send of the engine's cannot be (MPI 4.1 section 3.8.4 allows
-    /// an implementation to complete it instead).
+    /// `MPI_Cancel`. A receive is cancelled natively. An engine send cannot be cancelled (MPI 4.1 section
+    /// 3.8.4 allows an implementation to complete it instead).
     ///
     /// # Safety
     /// As [`Engine::wait`].
@@ -94,7 +94,7 @@ impl Engine {
                 let mut core = self.core.lock();
                 match core.table.get(&handle).copied() {
                     Some(Entry::Send(_) | Entry::Persistent(_) | Entry::Collective(_)) => true,
-                    // Unless its sender writes to it already.
+                    // Not if its sender already writes to it.
                     Some(Entry::Receive(id)) => !core.withdraw(&self.env, id),
                     None => false,
                 }
@@ -133,14 +133,15 @@ impl Engine {
         })
     }
 
-    /// The status of a request of the engine's that has been looked at: as it was if it is pending, empty if it is inactive.
+    /// The status of an engine request that has been looked at: unchanged if it is pending, empty if it is
+    /// inactive.
     unsafe fn peek(&self, core: &mut Core, entry: Entry, look: Look, status: *mut c_void) -> c_int {
         // SAFETY: passed on.
         unsafe {
             match (look, entry) {
                 (Look::Pending, _) => self.env.abi.success,
                 (Look::Ready, Entry::Receive(id)) => core.peek_status(&self.env, id, status),
-                // The status of a send says nothing: that of a null request is as good.
+                // The status of a send says nothing, so that of a null request does as well.
                 _ => empty(&self.env, status),
             }
         }
@@ -185,12 +186,13 @@ impl Engine {
                     let (i, _, entry) = engine.first_ready(core, &split, true, &mut active)?;
                     Some((i, engine.peek(core, entry, Look::Ready, status)))
                 });
-                core.pump_wanted |= found.is_none() && active;
+                core.progress_wanted |= found.is_none() && active;
                 flag.write(c_int::from(found.is_some() || !active));
                 let (at, code) = match found {
                     Some((i, code)) => (i as c_int, code),
                     None if active => (abi.undefined, abi.success),
-                    // Made of other functions it leaves no field as it was, as a call that completes several.
+                    // Made of other functions, this leaves no field unchanged, like a call that completes
+                    // several requests.
                     None => {
                         let code = empty(&engine.env, status);
                         if !abi.ignores_status(status) {
@@ -278,7 +280,7 @@ impl Engine {
                     codes.note(done.len(), code);
                     done.push(i);
                 });
-                core.pump_wanted |= done.is_empty() && active;
+                core.progress_wanted |= done.is_empty() && active;
                 let is_nothing = done.is_empty() && !active;
                 outcount.write(if is_nothing {
                     abi.undefined
@@ -304,8 +306,8 @@ unsafe fn empty(env: &Env, status: *mut c_void) -> c_int {
     unsafe { native::wait(&raw mut null, status) }
 }
 
-/// `MPI_Request_get_status_any` on native requests. Where the library lacks it they are asked about one by one, and an
-/// inactive one is taken for complete: nothing tells.
+/// `MPI_Request_get_status_any` on native requests. If the library lacks it, they are asked about one by one,
+/// and an inactive one counts as complete, because nothing tells it apart.
 unsafe fn native_any(
     count: c_int,
     array: *mut c_void,
@@ -331,7 +333,7 @@ unsafe fn native_any(
     }
 }
 
-/// `MPI_Request_get_status_some` on native requests; without it in the library as [`native_any`].
+/// `MPI_Request_get_status_some` on native requests. Without it in the library, like [`native_any`].
 unsafe fn native_some(
     count: c_int,
     array: *mut c_void,

@@ -1,53 +1,53 @@
-//! How a message that has been claimed sets out: over several paths, in one copy, or through the host.
+//! How the transfer of a claimed message starts: by multipath, in one copy, or through the host.
 
 use std::sync::Arc;
 
-use super::driven::{self, Begun, Driven};
-use super::push::Push;
-use super::several::{self, Before, Several};
+use super::multipath::{self, Before, Multipath};
+use super::one_owner::{self, Begun, OneOwnerTransfer};
+use super::put::PutTarget;
 use super::{
-    asks_for_depth, flag, readers, trail, turn, uses_host, Destination, Fetch, Path, Then, Trail,
-    TrailEnd, Turn, Turns, Ways,
+    asks_for_depth, flag, order_token, readers, turn, uses_host, Destination, Fetch, OrderToken,
+    OrderTokenEnd, Path, RouteContext, Then, Turn, Turns,
 };
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
 use crate::engine::gpu::Gpu;
-use crate::engine::invite::ONE_WAY_FROM;
 use crate::engine::route::Routed;
+use crate::engine::rtr::ONE_WAY_FROM;
 use crate::engine::Env;
-use crate::node::{Part, State, Told};
+use crate::node::{Part, RtrId, SlotState};
 use crate::policy::decided_by;
-use crate::policy::history::Flight;
+use crate::policy::history::InFlightGuard;
 use crate::policy::start::{self as policy, OneOwner, Start, StartFacts};
 use crate::stats::{self, Counter, Reason};
 
 impl Fetch {
-    /// Whether this rank can read it from another's device memory into its own.
+    /// Whether this rank can read the message from another rank's device memory into its own.
     fn may_be_pulled(&self) -> bool {
         !self.own
             && self.message.flags & flag::EXPORTED != 0
             && matches!(self.to, Destination::Device { .. })
     }
 
-    /// A message that begins to come, where it matters how many of its sender's do.
-    pub(super) fn enter(&self, env: &Env, ways: &mut Ways<'_>) -> Option<Flight> {
-        let is_asked = asks_for_depth(env, self.wanted, ways.are_several)
+    /// Enters a message into the count of its sender's messages in flight, if that count matters for it.
+    pub(super) fn enter(&self, env: &Env, routes: &mut RouteContext<'_>) -> Option<InFlightGuard> {
+        let is_asked = asks_for_depth(env, self.wanted, routes.are_several)
             && matches!(self.to, Destination::Device { .. });
-        is_asked.then(|| ways.depths.enter(self.message.source))
+        is_asked.then(|| routes.history.windows.enter(self.message.source))
     }
 
-    /// How deep the window of a message is taken to be, where that is asked for.
-    pub(super) fn depth(&self, env: &Env, ways: &mut Ways<'_>) -> Option<u32> {
-        (self.may_be_pulled() && asks_for_depth(env, self.wanted, ways.are_several))
-            .then(|| ways.depth(&self.message))
+    /// The depth that the message's window is taken to have, if that matters.
+    pub(super) fn depth(&self, env: &Env, routes: &mut RouteContext<'_>) -> Option<u32> {
+        (self.may_be_pulled() && asks_for_depth(env, self.wanted, routes.are_several))
+            .then(|| routes.depth(&self.message))
     }
 
-    /// Sets a message in motion, unless one copy is the way for it, or its sender's staging. `depth` of its window, where that is
-    /// asked for. Whether it is under way, or waits for others.
-    pub(super) fn start_several(
+    /// Starts a message, unless one copy or its sender's staging is the way for it. `depth`: of its window,
+    /// if that matters. Returns whether it is under way or waits for others.
+    pub(super) fn start_planned(
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
-        ways: &mut Ways<'_>,
+        routes: &mut RouteContext<'_>,
         depth: Option<u32>,
     ) -> bool {
         let place = self.place().unwrap_or_default();
@@ -55,30 +55,30 @@ impl Fetch {
             fetch: self,
             env,
             gpu,
-            ways,
+            routes,
             depth,
             place,
-            trails: Vec::new(),
+            tokens: Vec::new(),
             is_below: false,
             before: None,
             push: None,
         };
         let start = decided_by!("start", &mut setting, policy::start);
-        let Setting { trails, before, .. } = setting;
+        let Setting { tokens, before, .. } = setting;
         match start {
             Start::OneOwner | Start::Multipath | Start::Put | Start::GetPlanned => return true,
             Start::Get => {}
-            Start::GetInOrder => self.leave_trail(true),
+            Start::GetInOrder => self.leave_token(true),
             Start::Pipeline => {
-                self.want_ring_in_order(gpu);
+                self.want_pipeline_in_order(gpu);
                 return true;
             }
             Start::QueuedInPlace => {
-                self.hold(trails, Then::Start);
+                self.hold(tokens, Then::Start);
                 return true;
             }
             Start::QueuedBehind => {
-                let before = before.map(|before| before.trail);
+                let before = before.map(|before| before.token);
                 self.hold(before.into_iter().collect(), Then::Start);
                 return true;
             }
@@ -86,37 +86,38 @@ impl Fetch {
         false
     }
 
-    /// The message before it from the same sender, or the last of those that are received in a place.
-    fn before(&self, ways: &Ways<'_>, place: Option<(u64, u64)>) -> Option<Before> {
+    /// The message before it from the same sender or, with a place, the last one that is received there.
+    fn before(&self, routes: &RouteContext<'_>, place: Option<(u64, u64)>) -> Option<Before> {
         let source = self.message.source;
-        let of_sender = ways.others.rows().iter().rev();
+        let of_sender = routes.others.rows().iter().rev();
         let mut of_sender = of_sender.filter(|other| other.source == source).peekable();
-        let last = of_sender.peek().and_then(|other| other.trail.clone());
+        let last = of_sender.peek().and_then(|other| other.token.clone());
         let before = of_sender.find(|other| place.is_none_or(|place| other.overlaps(place)));
-        let trail = before?.trail.clone()?;
+        let token = before?.token.clone()?;
         Some(Before {
-            trail,
+            token,
             is_below: place.is_some(),
             last,
         })
     }
 
-    /// Its sender, who was told of the receive, writes all but the beginning of it: that comes as it is planned now, and what of it does
-    /// not go over staging is written behind the rest. False if it is whole, or that cannot be.
+    /// After an RTR, the sender writes all of the message but its beginning. The beginning is planned now;
+    /// what of it does not go over staging, the sender writes behind the rest. False if the sender writes the
+    /// whole message, or if this is not possible.
     pub(super) fn begin_rest(
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
-        ways: &mut Ways<'_>,
-        told: Told,
+        routes: &mut RouteContext<'_>,
+        told: RtrId,
     ) -> bool {
         if told.rest == 0 {
             return false;
         }
-        let Some(depth) = self.depth(env, ways) else {
+        let Some(depth) = self.depth(env, routes) else {
             return false;
         };
-        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, true);
+        let chosen = routes.choose(env, gpu, &self.peer, &self.message, depth, true);
         let (parts, routed) = match chosen {
             Some(chosen) => (chosen.parts, Some(chosen.routed)),
             None => (Vec::new(), None),
@@ -126,75 +127,89 @@ impl Fetch {
             .iter()
             .filter_map(|part| part.before(told.rest))
             .collect();
-        let push = ways.push_as_before(env, gpu, self.message.source);
-        let before = self.before(ways, None);
+        let push = routes.put_as_before(env, gpu, self.message.source);
+        let before = self.before(routes, None);
         let is_begun = self.begin_parts(env, gpu, &parts, push, false, before, Some(told));
         if is_begun && depth == 1 && !parts.is_empty() {
-            ways.agreed(&self.message);
+            routes.agreed(&self.message);
         }
         is_begun
     }
 
-    /// The payload lies in its sender's host memory. On its way to a device it stays in order with direct copies from the same
-    /// sender, which may be received in the same place, and waits for what is written there in another way.
-    pub(super) fn start_hosted(&mut self, env: &Env, gpu: &mut Gpu, ways: &Ways<'_>) {
-        self.path = Path::ring(State::Hosted);
+    /// The payload lies in its sender's host memory. On its way to a device it stays in order with direct
+    /// copies from the same sender, which may be received in the same place. It waits for messages that are
+    /// written there in another way.
+    pub(super) fn start_eager(&mut self, env: &Env, gpu: &mut Gpu, routes: &RouteContext<'_>) {
+        self.set_path(Path::pipeline(SlotState::Eager));
         let Some(place) = self.place() else {
             return;
         };
-        let trails = ways.trails(place);
-        if !trails.is_empty() {
-            self.hold(trails, Then::Hosted);
+        let tokens = routes.tokens(place);
+        if !tokens.is_empty() {
+            self.hold(tokens, Then::Eager);
             return;
         }
-        if ways.is_for_sender(env, gpu, &self.message) {
-            self.leave_trail(false);
+        if routes.is_for_sender(env, gpu, &self.message) {
+            self.leave_token(false);
         }
-        // What is wrong with it comes up again when it is polled.
+        // If anything is wrong, the next poll finds it again.
         let _ = self.empty_ring(gpu);
     }
 
-    /// Not begun before these are over.
-    fn hold(&mut self, trails: Vec<Arc<Trail>>, then: Then) {
-        self.path = Path::Held { trails, then };
-        self.leave_trail(false);
+    /// Makes the message wait until these are over.
+    fn hold(&mut self, tokens: Vec<Arc<OrderToken>>, then: Then) {
+        self.set_path(Path::Queued { tokens, then });
+        self.leave_token(false);
     }
 
-    /// Messages behind this one that are received in its place wait for it; others need not.
-    pub(super) fn leave_trail(&mut self, is_direct: bool) {
-        self.trail = Some(TrailEnd::new(is_direct));
+    /// Makes later messages that are received in its place wait for it.
+    pub(super) fn leave_token(&mut self, is_direct: bool) {
+        self.token = Some(OrderTokenEnd::new(is_direct));
     }
 
-    /// A message that is likely to take one direct copy does so this time. What is planned while it runs counts for the next one.
-    fn begin_directly(&mut self, env: &Env, gpu: &mut Gpu, ways: &mut Ways<'_>, depth: u32) {
-        self.start_in_turn(env, gpu, ways, Some(depth));
+    /// A message that is likely to take one direct copy takes it now. The plan is made while the copy runs,
+    /// and counts for the next message.
+    fn begin_directly(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        routes: &mut RouteContext<'_>,
+        depth: u32,
+    ) {
+        self.start_in_turn(env, gpu, routes, Some(depth));
         gpu.launch();
-        self.plan_now(env, gpu, ways, depth, false);
+        self.plan_now(env, gpu, routes, depth, false);
     }
 
-    /// As [`Fetch::begin_directly`], for one that its sender writes.
-    pub(super) fn plan_meanwhile(&mut self, env: &Env, gpu: &mut Gpu, mut ways: Ways<'_>) {
+    /// As [`Fetch::begin_directly`], for a message that its sender writes.
+    pub(super) fn plan_meanwhile(
+        &mut self,
+        env: &Env,
+        gpu: &mut Gpu,
+        mut routes: RouteContext<'_>,
+    ) {
         if env.may_split(self.wanted) {
-            let depth = ways.depth(&self.message);
+            let depth = routes.depth(&self.message);
             if depth == 1
-                && ways.is_planned_meanwhile(&self.message)
-                && self.plan_now(env, gpu, &mut ways, depth, true)
+                && routes.is_planned_meanwhile(&self.message)
+                && self.plan_now(env, gpu, &mut routes, depth, true)
             {
-                ways.would_split(&self.message);
+                routes.would_split(&self.message);
             }
         }
     }
 
-    /// Plans what has begun in one copy, of which its sender knew before or did not. Whether it would be split.
+    /// Plans a message that has begun in one copy. `is_begun`: its sender has begun to write it. Returns
+    /// whether it would be split.
     fn plan_now(
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
-        ways: &mut Ways<'_>,
+        routes: &mut RouteContext<'_>,
         depth: u32,
         is_begun: bool,
     ) -> bool {
-        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, is_begun);
+        let chosen = routes.choose(env, gpu, &self.peer, &self.message, depth, is_begun);
         let Some(chosen) = chosen else {
             return false;
         };
@@ -211,37 +226,37 @@ impl Fetch {
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
     )]
-    fn begin_several(
+    fn begin_multipath(
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
-        ways: &mut Ways<'_>,
+        routes: &mut RouteContext<'_>,
         before: Option<Before>,
         depth: u32,
-        push: Option<Push>,
+        push: Option<PutTarget>,
     ) -> bool {
-        // Its sender may not have been told in time: it goes as those around it.
-        let are_begun = depth == 1 && ways.are_begun(&self.message);
-        let chosen = ways.choose(env, gpu, &self.peer, &self.message, depth, are_begun);
+        // The sender may not have got the RTR in time: the message is then split as those around it are.
+        let are_begun = depth == 1 && routes.are_begun(&self.message);
+        let chosen = routes.choose(env, gpu, &self.peer, &self.message, depth, are_begun);
         let Some(chosen) = chosen else {
             return false;
         };
         self.routed = Some(chosen.routed);
-        // Relays whose chunks go in turn need all lanes for pushes: behind one long copy there every other chunk would be late. A
-        // message in the place of another is split as that one was.
+        // Relays whose chunks go in turn need all lanes for puts: behind one long copy, every other chunk
+        // would be late. A message in the place of another is split as that one was.
         let is_below = before.as_ref().is_some_and(|before| before.is_below);
         let has_lane = is_below || chosen.parts.iter().all(|part| !part.in_turn);
         let push = push.filter(|_| chosen.has_direct && has_lane);
         let (parts, has_direct) = (&chosen.parts, chosen.has_direct);
         let is_begun = self.begin_parts(env, gpu, parts, push, has_direct, before, None);
         if is_begun && depth == 1 && !parts.is_empty() {
-            ways.agreed(&self.message);
+            routes.agreed(&self.message);
         }
         is_begun
     }
 
-    /// The parts are brought over staging, the rest directly: pushed, where there is a target for that. Where it was
-    /// `invited` to, its sender writes all but the beginning already.
+    /// Staging brings the parts; the rest goes directly, by put if there is a target for that. With
+    /// `rtr_state`, the sender already writes all but the beginning.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -251,22 +266,22 @@ impl Fetch {
         env: &Env,
         gpu: &mut Gpu,
         parts: &[Part],
-        push: Option<Push>,
+        push: Option<PutTarget>,
         has_direct: bool,
         before: Option<Before>,
-        invited: Option<Told>,
+        rtr_state: Option<RtrId>,
     ) -> bool {
         let Destination::Device { context, address } = self.to else {
             return false;
         };
-        // Behind one that is received in the same place it is split as that one.
+        // A message behind another in the same place is split as that one.
         let is_below = before.as_ref().is_some_and(|before| before.is_below);
         if parts.is_empty() && push.is_none() && !is_below {
             return false;
         }
         let mapping = match self.map(gpu, context) {
             Ok(mapping) => mapping,
-            // Tried again, and told, where there is one path.
+            // It is tried again, and reported, as a single copy.
             Err(reason) => {
                 let is_fault = |error: &Error| error.code().is_some() && !error.is_refusal();
                 let is_fault = reason.is_some_and(|(_, error)| is_fault(&error));
@@ -274,7 +289,7 @@ impl Fetch {
                 return false;
             }
         };
-        let direct = several::Direct {
+        let direct = multipath::Direct {
             context,
             to: address,
             from: mapping.address_of(self.message.offset),
@@ -285,14 +300,16 @@ impl Fetch {
         let slot = (self.slot, self.nonce);
         let peer = &self.peer;
         let length = self.wanted;
-        let several = Several::begin(env, gpu, peer, slot, direct, length, parts, before, invited);
-        let is_begun = several.is_some();
-        if let Some(mut several) = several {
+        let multipath = Multipath::begin(
+            env, gpu, peer, slot, direct, length, parts, before, rtr_state,
+        );
+        let is_begun = multipath.is_some();
+        if let Some(mut multipath) = multipath {
             if self.routed.as_ref().is_some_and(Routed::is_to_tell) {
-                several.time_parts();
+                multipath.time_parts();
             }
-            self.trail = Some(TrailEnd::of(several.trail()));
-            self.path = Path::Several(Box::new(several));
+            self.token = Some(OrderTokenEnd::of(multipath.token()));
+            self.set_path(Path::Multipath(Box::new(multipath)));
         }
         is_begun
     }
@@ -311,33 +328,39 @@ impl Fetch {
             .map_err(|error| Some((Reason::MappingFailed, error)))
     }
 
-    /// Whether it is read in turns, if it takes one copy. `depth` of its window, where that is asked for.
-    fn may_turn(&self, env: &Env, gpu: &Gpu, ways: &mut Ways<'_>, depth: Option<u32>) -> bool {
-        // Who deals with one other rank only has no choice whose message to read.
-        let is_long = ways.are_several && self.wanted >= turn::from(depth.unwrap_or(1));
-        // Of short messages most come where no long one ever did.
+    /// Whether the message is read in turns if it takes one copy. `depth`: of its window, if that matters.
+    fn may_turn(
+        &self,
+        env: &Env,
+        gpu: &Gpu,
+        routes: &mut RouteContext<'_>,
+        depth: Option<u32>,
+    ) -> bool {
+        // A rank that deals with only one other rank has no choice whose message to read.
+        let is_long = routes.are_several && self.wanted >= turn::from(depth.unwrap_or(1));
+        // Most short messages come where there was never a long one.
         let is_behind = |turns: &Turns| turns.are_waiting(self.message.source);
         self.may_be_pulled()
             && (is_long || gpu.turns.get(&self.device).is_some_and(is_behind))
-            && (ways.router).is_switched(env, &[self.message.device, self.device])
+            && (routes.router).is_switched(env, &[self.message.device, self.device])
     }
 
-    /// Begins with it now, or when it is its turn. `depth` of its window, where that is asked for.
+    /// Starts the message now, or when its turn comes. `depth`: of its window, if that matters.
     pub(super) fn start_in_turn(
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
-        ways: &mut Ways<'_>,
+        routes: &mut RouteContext<'_>,
         depth: Option<u32>,
     ) {
-        if self.may_turn(env, gpu, ways, depth) {
+        if self.may_turn(env, gpu, routes, depth) {
             let fresh = || Turns::new(env.node.own_shared());
             let turns = gpu.turns.entry(self.device).or_insert_with(fresh);
             let turn = turns.enter(self.message.source, self.wanted, &|rank| readers(env, rank));
             let is_waiting = turn.is_waiting();
             self.turn = Some(turn);
             if is_waiting {
-                self.path = Path::Waiting;
+                self.set_path(Path::QueuedForTurn);
                 return;
             }
         }
@@ -346,52 +369,53 @@ impl Fetch {
 
     pub(super) fn start(&mut self, gpu: &mut Gpu) {
         match self.start_direct(gpu) {
-            Ok(copy) => self.path = Path::Direct(copy),
+            Ok(copy) => self.set_path(Path::Get(copy)),
             Err(reason) => {
                 if let Some((reason, error)) = reason {
                     stats::fallback(reason, self.wanted);
                     self.reason = Some(reason);
-                    // What cannot be between these two processes, or somebody else has done, is no fault.
+                    // It is no fault if two processes cannot share the memory, or if somebody else has caused
+                    // the error.
                     if error.code().is_some() && !error.is_refusal() {
                         self.survived(&error, "through staging memory instead");
                     } else {
                         log::debug!("from rank {}: not direct: {error}", self.message.source);
                     }
                 }
-                self.want_ring_in_order(gpu);
+                self.want_pipeline_in_order(gpu);
             }
         }
     }
 
-    /// Has the message come through its sender's ring, once what was received in its place before is over.
-    fn want_ring_in_order(&mut self, gpu: &mut Gpu) {
+    /// Makes the message come through its sender's ring, once what was received in its place before is over.
+    fn want_pipeline_in_order(&mut self, gpu: &mut Gpu) {
         if self.place().is_none() {
-            self.want_ring(gpu);
+            self.want_pipeline(gpu);
             return;
         }
-        if self.trail.is_none() {
-            // What is received in its place from now on waits for it.
-            self.leave_trail(false);
+        if self.token.is_none() {
+            // Later messages that are received in its place wait for it.
+            self.leave_token(false);
         }
         self.turn = None;
-        self.path = Path::Unordered;
+        self.set_path(Path::Unordered);
     }
 
-    /// Asks the sender to bring the payload through its ring: in memory of its GPU, where this rank can read
+    /// Asks the sender to bring the payload through its ring: in memory of its GPU, if this rank can read
     /// that.
-    pub(super) fn want_ring(&mut self, gpu: &mut Gpu) {
-        let wants_gpu = self.may_come_by_gpu_ring(gpu)
+    pub(super) fn want_pipeline(&mut self, gpu: &mut Gpu) {
+        let wants_gpu = self.may_come_by_gpu_pipeline(gpu)
             && self
                 .slot()
                 .is_some_and(|slot| slot.want_gpu(self.nonce).is_ok());
         if wants_gpu {
-            self.await_ring(State::WantGpu);
+            self.await_pipeline(SlotState::WantGpu);
         } else {
             self.want_host();
         }
     }
 
-    /// Queues the copy from the sender's memory; `Err(None)` where that is not the way for this pair of buffers.
+    /// Queues the copy from the sender's memory. `Err(None)` if that is not the way for this pair of buffers.
     fn start_direct(&self, gpu: &mut Gpu) -> Result<InFlight, Option<(Reason, Error)>> {
         let Destination::Device { context, address } = self.to else {
             return Err(None);
@@ -427,32 +451,32 @@ impl Fetch {
         if let Some(slot) = self.slot() {
             let _ = slot.want_host(self.nonce);
         }
-        self.await_ring(State::WantHost);
+        self.await_pipeline(SlotState::WantHost);
     }
 
     /// The sender fills the ring from now on.
-    fn await_ring(&mut self, state: State) {
+    fn await_pipeline(&mut self, state: SlotState) {
         self.turn = None;
-        self.path = Path::ring(state);
+        self.set_path(Path::pipeline(state));
         self.peer.ring_doorbell();
     }
 }
 
-/// A message, with all that decides how it sets out.
+/// A message, with all that decides how it starts.
 struct Setting<'a, 'b> {
     fetch: &'a mut Fetch,
     env: &'a Env,
     gpu: &'a mut Gpu,
-    ways: &'a mut Ways<'b>,
+    routes: &'a mut RouteContext<'b>,
     depth: Option<u32>,
     /// Where it is received.
     place: (u64, u64),
-    /// How far those are that are received in its place.
-    trails: Vec<Arc<Trail>>,
-    /// Another is received in its place.
+    /// Order tokens of those that are received in its place.
+    tokens: Vec<Arc<OrderToken>>,
+    /// Another message is received in its place.
     is_below: bool,
     before: Option<Before>,
-    push: Option<Push>,
+    push: Option<PutTarget>,
 }
 
 impl StartFacts for Setting<'_, '_> {
@@ -483,13 +507,13 @@ impl StartFacts for Setting<'_, '_> {
         let Destination::Device { context, address } = self.fetch.to else {
             return OneOwner::No;
         };
-        let to = driven::To { context, address };
+        let to = one_owner::To { context, address };
         let window = self.depth.unwrap_or(1);
         let (peer, message) = (&self.fetch.peer, &self.fetch.message);
-        match Driven::begin(self.env, self.gpu, self.ways, peer, message, to, window) {
-            Begun::Driven(driven) => {
-                self.fetch.trail = Some(TrailEnd::of(driven.trail()));
-                self.fetch.path = Path::Driven(driven);
+        match OneOwnerTransfer::begin(self.env, self.gpu, self.routes, peer, message, to, window) {
+            Begun::OneOwnerTransfer(one_owner) => {
+                self.fetch.token = Some(OrderTokenEnd::of(one_owner.token()));
+                self.fetch.set_path(Path::OneOwner(one_owner));
                 OneOwner::Begun
             }
             Begun::Direct(routed) => {
@@ -501,63 +525,63 @@ impl StartFacts for Setting<'_, '_> {
     }
 
     fn are_all_direct(&mut self) -> bool {
-        self.trails = self.ways.trails(self.place);
-        self.trails.iter().all(|trail| trail.is_direct())
+        self.tokens = self.routes.tokens(self.place);
+        self.tokens.iter().all(|token| token.is_direct())
     }
 
-    fn has_trails(&mut self) -> bool {
-        trail::are_left()
+    fn has_tokens(&mut self) -> bool {
+        order_token::are_left()
     }
 
     fn is_below(&mut self) -> bool {
-        self.is_below = self.ways.overlapping(self.place).next().is_some();
+        self.is_below = self.routes.overlapping(self.place).next().is_some();
         self.is_below
     }
 
     fn is_unplanned(&mut self) -> bool {
         let depth = self.depth.unwrap_or(1);
-        self.ways.is_unplanned(&self.fetch.message, depth)
+        self.routes.is_unplanned(&self.fetch.message, depth)
     }
 
     fn is_timed(&mut self) -> bool {
-        self.ways.time_if_due(self.gpu, &self.fetch.message)
+        self.routes.time_if_due(self.gpu, &self.fetch.message)
     }
 
     fn is_for_sender(&mut self) -> bool {
         let message = &self.fetch.message;
-        self.ways.is_for_sender(self.env, self.gpu, message)
+        self.routes.is_for_sender(self.env, self.gpu, message)
     }
 
     fn is_putting(&mut self) -> bool {
-        self.ways.is_pushing
+        self.routes.is_putting
     }
 
     fn are_alike(&mut self) -> bool {
         let (source, place) = (self.fetch.message.source, self.place);
-        self.ways.overlapping(place).all(|other| {
-            let is_in_order = |trail: &Arc<Trail>| trail.is_in_order();
+        self.routes.overlapping(place).all(|other| {
+            let is_in_order = |token: &Arc<OrderToken>| token.is_in_order();
             other.source == source
                 && other.to == place
-                && other.trail.as_ref().is_some_and(is_in_order)
+                && other.token.as_ref().is_some_and(is_in_order)
         })
     }
 
     fn is_behind_any(&mut self) -> bool {
-        self.trails = self.ways.trails(self.place);
-        !self.trails.is_empty()
+        self.tokens = self.routes.tokens(self.place);
+        !self.tokens.is_empty()
     }
 
     fn has_before(&mut self) -> bool {
         let place = self.is_below.then_some(self.place);
-        self.before = self.fetch.before(self.ways, place);
+        self.before = self.fetch.before(self.routes, place);
         self.before.is_some()
     }
 
     fn begins_put_in_turn(&mut self) -> bool {
         let source = self.fetch.message.source;
         let before = self.before.as_ref().filter(|before| before.is_below);
-        let is_in_order = before.is_none_or(|before| before.trail.is_pushed());
-        let push = self.ways.push_in_turn(self.env, self.gpu, source);
+        let is_in_order = before.is_none_or(|before| before.token.is_put());
+        let push = self.routes.put_in_turn(self.env, self.gpu, source);
         let before = before.cloned();
         is_in_order
             && self
@@ -571,14 +595,14 @@ impl StartFacts for Setting<'_, '_> {
 
     fn begins_put(&mut self) -> bool {
         let source = self.fetch.message.source;
-        let push = self.ways.push_as_before(self.env, self.gpu, source);
+        let push = self.routes.put_as_before(self.env, self.gpu, source);
         let before = self.before.clone();
         let is_begun = self
             .fetch
             .begin_parts(self.env, self.gpu, &[], push, true, before, None);
         if is_begun && self.depth == Some(1) {
-            // As what goes the other way: the next ones had better be told of as well.
-            self.ways.refused(&self.fetch.message);
+            // As the message in the other direction: the next ones had better get an RTR as well.
+            self.routes.refused(&self.fetch.message);
         }
         is_begun
     }
@@ -587,26 +611,26 @@ impl StartFacts for Setting<'_, '_> {
         let source = self.fetch.message.source;
         let depth = self.depth.unwrap_or(1);
         self.push = match &self.before {
-            // As the one before it, on whose lanes it follows.
+            // Like the message before it, whose lanes it uses.
             Some(Before {
-                trail,
+                token,
                 is_below: true,
                 ..
-            }) if trail.is_pushed() => self.ways.push_as_before(self.env, self.gpu, source),
+            }) if token.is_put() => self.routes.put_as_before(self.env, self.gpu, source),
             Some(Before { is_below: true, .. }) => None,
             _ => self
-                .ways
-                .push(self.env, self.gpu, &self.fetch.message, depth),
+                .routes
+                .put(self.env, self.gpu, &self.fetch.message, depth),
         };
         self.push.is_some()
     }
 
     fn begins_directly(&mut self) -> bool {
         let depth = self.depth.unwrap_or(1);
-        let begins = self.ways.begins_directly(&self.fetch.message, depth);
+        let begins = self.routes.begins_directly(&self.fetch.message, depth);
         if begins {
             self.fetch
-                .begin_directly(self.env, self.gpu, self.ways, depth);
+                .begin_directly(self.env, self.gpu, self.routes, depth);
         }
         begins
     }
@@ -615,6 +639,6 @@ impl StartFacts for Setting<'_, '_> {
         let depth = self.depth.unwrap_or(1);
         let (before, push) = (self.before.clone(), self.push.take());
         self.fetch
-            .begin_several(self.env, self.gpu, self.ways, before, depth, push)
+            .begin_multipath(self.env, self.gpu, self.routes, before, depth, push)
     }
 }

@@ -1,16 +1,16 @@
-//! Whose long messages are read first where several ranks send to this one over a switch.
+//! Which sender's long messages are read first, if several ranks send to this one over a switch.
 //!
-//! All that comes to a GPU over a switch comes by one port, and what is read from a GPU leaves by one. A GPU that reads from
-//! several others does so from one after the other, as its engines see fit; where each reads from each, two read from the same one
-//! while nobody reads from another, half of the time (four H200s: a third of what they can do is lost). So long messages of
-//! several senders are read in turns, some of one sender together where they are shorter, and the next ones are of that sender from
-//! which the fewest others read.
-//! Whose those are each rank says in its segment. It is said without any order among ranks: two may still choose the same
-//! one, which costs them the time of a batch.
+//! All that comes to a GPU over a switch comes in by one port, and all that is read from a GPU leaves by one.
+//! A GPU that reads from several others reads from one after the other, in the order that its engines choose.
+//! If each reads from each, then half of the time two read from the same GPU while nobody reads from another
+//! (four H200s: a third of what they can carry is lost). So this rank reads long messages of several senders
+//! in turns, some of one sender together if they are shorter. The next messages are of the sender from which
+//! the fewest others read. Each rank writes in its segment from whom it reads. Ranks do not agree on an
+//! order: two may still choose the same sender, which costs them the time of a batch.
 //!
-//! Where a rank has read from several of late, that is so from the first message on: all of a window of whoever happened to send
-//! first would be read before anybody chooses (a model: 0.72 of what the ports carry, 0.89 so, and 0.96 where also the first is one
-//! of whom nobody reads).
+//! If a rank has lately read from several, it takes turns from the first message on. Otherwise it would read
+//! all of the window of whoever happened to send first before it chooses (a model: 0.72 of what the ports
+//! carry, and 0.89 with turns from the first message on; `docs/decisions/first-sender-of-a-turn.md`).
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::stats::{self, Counter};
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Where this rank says from whom it reads.
+    /// The segment in which this rank writes from whom it reads.
     segment: Option<Arc<Segment>>,
 }
 
@@ -34,7 +34,7 @@ struct Shared {
 #[derive(Debug, Default)]
 pub struct Turns(Arc<Shared>);
 
-/// The node, as a message asks about it.
+/// The node, as a message's turn sees it.
 struct Node<'a> {
     /// How many others read from a rank.
     readers: &'a dyn Fn(u32) -> u32,
@@ -52,7 +52,7 @@ impl World for Node<'_> {
     }
 }
 
-/// Of a message that is read, or waits for that.
+/// The turn of a message that is being read, or waits for its turn.
 #[derive(Debug)]
 pub struct Turn {
     shared: Arc<Shared>,
@@ -64,7 +64,7 @@ pub struct Turn {
 }
 
 impl Turns {
-    /// Of a rank that says in its segment from whom it reads.
+    /// For a rank that writes in its segment from whom it reads.
     pub fn new(segment: Arc<Segment>) -> Turns {
         Turns(Arc::new(Shared {
             segment: Some(segment),
@@ -72,13 +72,13 @@ impl Turns {
         }))
     }
 
-    /// Whether messages of a sender wait: then those behind them do so as well, and stay in order.
+    /// Whether messages of a sender wait: then those behind them wait as well, and stay in order.
     pub fn are_waiting(&self, rank: u32) -> bool {
         self.0.state.lock().is_waiting(rank)
     }
 
-    /// A message is to be read from a sender: at once, if nobody else's is being read or waits, and none of its own. `readers`: how
-    /// many others read from a rank.
+    /// Enters a message that is to be read. It is read at once if no other sender's message is being read or
+    /// waits, and none of its own sender waits. `readers`: how many others read from a rank.
     pub fn enter(&self, rank: u32, bytes: u64, readers: &dyn Fn(u32) -> u32) -> Turn {
         let mut state = self.0.state.lock();
         let world = Node {
@@ -89,7 +89,7 @@ impl Turns {
         let place = stepped!("turn.enter", state, (rank, bytes), &world, |world| state
             .enter(rank, bytes, world));
         let must_wait = matches!(place, Place::Waiting(_));
-        stats::add(Counter::TurnsWaited, u64::from(must_wait));
+        stats::add(Counter::GetsQueued, u64::from(must_wait));
         self.0.say_if_first(place, rank);
         Turn {
             shared: Arc::clone(&self.0),
@@ -102,7 +102,7 @@ impl Turns {
 }
 
 impl Shared {
-    /// Says that this rank reads from another, where a batch of that one's begins.
+    /// Writes that this rank reads from another, if a batch of that one's messages begins.
     fn say_if_first(&self, place: Place, rank: u32) {
         if State::begins_batch(place) {
             self.say(Some(rank));
@@ -122,7 +122,7 @@ impl Turn {
         matches!(self.place, Place::Waiting(_))
     }
 
-    /// How its copy begins, once it does.
+    /// How its copy begins, once its turn has come.
     pub fn start(&self) -> Option<Start> {
         match self.place {
             Place::Waiting(_) => None,
@@ -130,13 +130,13 @@ impl Turn {
         }
     }
 
-    /// Whether the next message of its sender waits and is part of its batch.
+    /// Whether the next message of its sender waits and belongs to the same batch.
     pub fn is_followed(&self) -> bool {
         self.shared.state.lock().is_followed(self.rank)
     }
 
     /// Whether it is to be read now. `readers`: how many others read from a rank.
-    pub fn comes(&mut self, readers: &dyn Fn(u32) -> u32) -> bool {
+    pub fn may_start(&mut self, readers: &dyn Fn(u32) -> u32) -> bool {
         let Place::Waiting(number) = self.place else {
             return true;
         };
@@ -152,7 +152,7 @@ impl Turn {
             state,
             (rank, number, bytes),
             &world,
-            |world| state.comes(rank, number, bytes, world)
+            |world| state.may_start(rank, number, bytes, world)
         );
         let Some(place) = begun else {
             return false;
@@ -185,9 +185,9 @@ mod tests {
     use crate::policy::turn::{ALONE_FROM, FEW, TOGETHER_BYTES};
 
     const NOBODY: &dyn Fn(u32) -> u32 = &|_| 0;
-    /// No two of one sender are read together.
+    /// Two of one sender are not read together.
     const LONG: u64 = TOGETHER_BYTES / 2 + 1;
-    /// Four are.
+    /// Four of one sender are read together.
     const SHORT: u64 = TOGETHER_BYTES / 4;
 
     fn is_first(turn: &Turn) -> bool {
@@ -221,19 +221,19 @@ mod tests {
         let mut third = turns.enter(3, LONG, NOBODY);
         assert!(!first.is_waiting() && third.is_waiting());
         assert!(second.iter().all(Turn::is_waiting));
-        // One more is launched ahead of the end of the first.
+        // One more is launched before the first ends.
         let of_two = |rank: u32| u32::from(rank == 2);
-        assert!(!second[0].comes(&of_two), "others read from that one");
+        assert!(!second[0].may_start(&of_two), "others read from that one");
         assert!(
-            !second[1].comes(NOBODY),
+            !second[1].may_start(NOBODY),
             "it is not the first of its sender"
         );
-        assert!(third.comes(&of_two));
-        assert!(!second[0].comes(NOBODY), "two are under way");
+        assert!(third.may_start(&of_two));
+        assert!(!second[0].may_start(NOBODY), "two are under way");
         drop(first);
-        assert!(second[0].comes(&of_two), "there is no other");
+        assert!(second[0].may_start(&of_two), "there is no other");
         drop(third);
-        assert!(second[1].comes(NOBODY));
+        assert!(second[1].may_start(NOBODY));
     }
 
     #[test]
@@ -242,17 +242,17 @@ mod tests {
         let first = turns.enter(1, LONG, NOBODY);
         let mut second = turns.enter(2, LONG, NOBODY);
         assert!(turns.are_waiting(2) && !turns.are_waiting(1));
-        // Of the first as well: they take turns from now on.
+        // The first sender's messages wait as well: the senders take turns from now on.
         let mut again = turns.enter(1, LONG, NOBODY);
         assert!(again.is_waiting());
-        assert!(again.comes(NOBODY), "its turn goes on");
+        assert!(again.may_start(NOBODY), "its turn goes on");
         drop((first, again));
-        assert!(second.comes(NOBODY));
+        assert!(second.may_start(NOBODY));
         drop(second);
         assert!(!turns.enter(5, LONG, NOBODY).is_waiting());
     }
 
-    /// Those that are launched together are in order, and others' begin a launch of their own.
+    /// Messages that are launched together are in order, and another sender's begin a launch of their own.
     #[test]
     fn short_ones_of_a_sender_are_read_together() {
         let turns = Turns::default();
@@ -261,10 +261,10 @@ mod tests {
         assert!(is_first(&first) && !first.is_waiting());
         assert!(window.iter().all(Turn::is_waiting));
         let come = |window: &mut Vec<Turn>, readers: &dyn Fn(u32) -> u32| -> Vec<bool> {
-            let came = |turn: &mut Turn| turn.is_waiting() && turn.comes(readers);
+            let came = |turn: &mut Turn| turn.is_waiting() && turn.may_start(readers);
             window.iter_mut().map(came).collect()
         };
-        // All of the batch come, whoever reads there meanwhile; then two are under way.
+        // All of the batch start, whoever reads from the sender meanwhile; then two batches are under way.
         let mut came = come(&mut window, NOBODY);
         assert_eq!(came, [[true; 4].as_slice(), &[false; 5]].concat());
         let firsts: Vec<bool> = window.iter().map(is_first).collect();
@@ -276,29 +276,29 @@ mod tests {
         came = come(&mut window, NOBODY);
         assert_eq!(came, [[false; 4].as_slice(), &[true; 4], &[false]].concat());
         assert_eq!(window[4].start(), Some(Start::Behind), "several are");
-        // What is over of a batch makes no room in it.
+        // A message of a batch that is over makes no room in the batch.
         window.drain(0..3);
-        assert!(!window[5].comes(NOBODY) && others.is_waiting());
+        assert!(!window[5].may_start(NOBODY) && others.is_waiting());
         window.remove(0);
-        assert!(window[4].comes(&|rank| u32::from(rank == 3)) && is_first(&window[4]));
+        assert!(window[4].may_start(&|rank| u32::from(rank == 3)) && is_first(&window[4]));
     }
 
-    /// Also where others read from it by now, and one of another sender would be next.
+    /// This holds even if others read from the sender by now, and one of another sender would be next.
     #[test]
     fn a_batch_that_has_begun_is_filled() {
         let turns = Turns::default();
         let first = turns.enter(1, LONG, NOBODY);
         let mut second: Vec<Turn> = (0..2).map(|_| turns.enter(2, SHORT, NOBODY)).collect();
         let mut third = turns.enter(3, SHORT, NOBODY);
-        assert!(second[0].comes(NOBODY) && second[0].is_followed());
+        assert!(second[0].may_start(NOBODY) && second[0].is_followed());
         let of_two = |rank: u32| u32::from(rank == 2);
         drop(first);
-        assert!(!third.comes(&of_two) && second[1].comes(&of_two) && !is_first(&second[1]));
+        assert!(!third.may_start(&of_two) && second[1].may_start(&of_two) && !is_first(&second[1]));
         assert!(!second[1].is_followed(), "no more wait");
-        assert!(third.comes(&of_two) && is_first(&third));
+        assert!(third.may_start(&of_two) && is_first(&third));
     }
 
-    /// What is too long for a batch that has begun keeps nobody waiting for it.
+    /// Nobody waits for a message that is too long for a batch that has begun.
     #[test]
     fn a_batch_waits_for_no_message_that_it_cannot_take() {
         let turns = Turns::default();
@@ -307,10 +307,10 @@ mod tests {
         let mut long = turns.enter(1, LONG, NOBODY);
         let mut longer = turns.enter(1, LONG, NOBODY);
         let of_one = |rank: u32| u32::from(rank == 1);
-        assert!(long.comes(&of_one), "the batch takes that one, too");
-        assert!(!longer.comes(&of_one) && other.comes(&of_one));
+        assert!(long.may_start(&of_one), "the batch takes that one, too");
+        assert!(!longer.may_start(&of_one) && other.may_start(&of_one));
         drop((first, other, long));
-        assert!(longer.comes(NOBODY));
+        assert!(longer.may_start(NOBODY));
     }
 
     #[test]
@@ -320,10 +320,10 @@ mod tests {
         let mut waiting = turns.enter(2, LONG, NOBODY);
         let of_two = |rank: u32| 3 * u32::from(rank == 2);
         let mut others = 0;
-        while !waiting.comes(&of_two) {
+        while !waiting.may_start(&of_two) {
             let mut next = turns.enter(1, LONG, NOBODY);
-            while !next.comes(&of_two) {
-                if waiting.comes(&of_two) {
+            while !next.may_start(&of_two) {
+                if waiting.may_start(&of_two) {
                     assert!((8..100).contains(&others), "{others}");
                     return;
                 }
@@ -340,12 +340,13 @@ mod tests {
         let turns = Turns::default();
         let first = turns.enter(1, ALONE_FROM, NOBODY);
         let mut second = turns.enter(2, ALONE_FROM, NOBODY);
-        assert!(!second.comes(NOBODY));
+        assert!(!second.may_start(NOBODY));
         drop(first);
-        assert!(second.comes(NOBODY));
+        assert!(second.may_start(NOBODY));
     }
 
-    /// Who has read from several of late reads no window of one of them as a whole, nor first what others read already.
+    /// A rank that has lately read from several does not read a whole window of one of them, nor first what
+    /// others read already.
     #[test]
     fn who_reads_from_several_chooses_from_the_first_message_on() {
         let turns = Turns::default();
@@ -356,23 +357,24 @@ mod tests {
         let mut other = turns.enter(2, LONG, NOBODY);
         let of_one = |rank: u32| u32::from(rank == 1);
         window.remove(0);
-        assert!(!window[1].comes(&of_one) && other.comes(&of_one));
+        assert!(!window[1].may_start(&of_one) && other.may_start(&of_one));
         drop((window, other));
-        // Nothing is read: one of whom others read waits a fifth of its time for another, and no longer.
+        // Nothing is read: a message of a sender from whom others read waits a fifth of its time for another,
+        // and no longer.
         let long = 1 << 30;
         let mut first = turns.enter(1, long, &of_one);
-        assert!(first.is_waiting() && !first.comes(&of_one));
+        assert!(first.is_waiting() && !first.may_start(&of_one));
         let mut second = turns.enter(2, long, &of_one);
-        assert!(second.comes(&of_one) && !first.comes(&of_one));
+        assert!(second.may_start(&of_one) && !first.may_start(&of_one));
         drop((first, second));
         let mut alone = turns.enter(1, LONG, &of_one);
-        while !alone.comes(&of_one) {
+        while !alone.may_start(&of_one) {
             std::thread::yield_now();
         }
         drop(alone);
         let mut free = turns.enter(1, long, &of_one);
         assert!(
-            !free.comes(&of_one) && free.comes(NOBODY),
+            !free.may_start(&of_one) && free.may_start(NOBODY),
             "nobody reads from it any more"
         );
     }
@@ -383,9 +385,9 @@ mod tests {
         let first = turns.enter(1, LONG, NOBODY);
         let gone = turns.enter(2, LONG, NOBODY);
         let mut behind = turns.enter(2, LONG, NOBODY);
-        assert!(!behind.comes(NOBODY));
+        assert!(!behind.may_start(NOBODY));
         drop(gone);
-        assert!(behind.comes(NOBODY));
+        assert!(behind.may_start(NOBODY));
         drop((first, behind));
         assert!(!turns.enter(1, LONG, NOBODY).is_waiting());
     }

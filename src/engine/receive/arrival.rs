@@ -1,4 +1,5 @@
-//! What has landed in a receive: a descriptor, whose payload is fetched, or a value; brought to where it belongs.
+//! What has landed in a receive: an RTS, whose payload is fetched, or a bcopy payload, which is brought to
+//! where it belongs.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -9,44 +10,46 @@ use smallvec::SmallVec;
 use super::check::ToCheck;
 use super::finish::Quiet;
 use super::lifting::Lifting;
-use super::{Arrival, Receive, Stage, Target};
+use super::{Arrival, Receive, Target, Work};
 use crate::cuda::{self, Buffer};
 use crate::engine::core::Core;
 use crate::engine::counts::Wish;
 use crate::engine::fault::{self, Of};
 use crate::engine::fetch::{
-    flag, Destination, Fetch, Landed, NotTaken, Others, Rows, Step, Trail, Ways,
+    flag, Destination, Fetch, Landed, NotTaken, OrderToken, Others, RouteContext, Rows, Step,
 };
 use crate::engine::gpu::Gpu;
 use crate::engine::layout::{Layout, Piece};
+use crate::engine::life::{Outcome, Protocol, State};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::place::Parts;
 use crate::engine::send::HOST_BYTES_MIN;
-use crate::engine::story::Path;
 use crate::engine::Env;
 use crate::mpi::{native, Abi, Status};
-use crate::node::{descriptor, DESCRIPTOR_BYTES};
+use crate::node::{rts, RTS_BYTES};
 use crate::stats::{self, Counter};
 
-/// Among messages so long that a program sends it begins to receive: to claim one and to launch its copy takes 5 to 8 us, in which
-/// nothing is sent. Many that are shorter than the second are better begun with together. Two H100s both ways, times the speed without the
-/// library, without and with that, of windows of 2, 4 and 16: 1 MiB 0.91 and 0.91, 0.87 and 0.94, 1.11 and 1.06; 2 MiB 0.89 and 0.90, 0.90
-/// and 1.00, 1.07 and 1.03; 4 MiB 0.92 and 0.95, 0.96 and 1.01, 1.08 and 1.08; 32 MiB 0.97 and 1.00, 0.98 and 1.02, 1.04 and 1.05
-/// (`docs/results/h100-x2-between.txt`).
+/// Between sends of at least this length a program begins to receive. Claiming a message and launching its
+/// copy takes 5 to 8 us, in which nothing is sent. Where many receives are posted, messages shorter than the
+/// second constant are better begun together. Two H100s both ways, speed relative to that without the
+/// library, without and with this, windows of 2, 4 and 16: 1 MiB 0.91 and 0.91, 0.87 and 0.94, 1.11 and 1.06;
+/// 2 MiB 0.89 and 0.90, 0.90 and 1.00, 1.07 and 1.03; 4 MiB 0.92 and 0.95, 0.96 and 1.01, 1.08 and 1.08;
+/// 32 MiB 0.97 and 1.00, 0.98 and 1.02, 1.04 and 1.05 (`docs/results/h100-x2-between.txt`; see
+/// `docs/decisions/windows-before-the-wait.md`).
 const BETWEEN_FROM: u64 = 1 << 20;
 const BETWEEN_MANY_FROM: u64 = 4 << 20;
-/// So many posted receives are many.
+/// This many posted receives count as many.
 const MANY: usize = 8;
 
 /// The messages of `moving` that are under way to device memory, oldest first.
 fn under_way(moving: &[usize], receives: &Slab<Receive>) -> Rows {
-    let rows = moving.iter().filter_map(|id| match &receives[*id].stage {
-        Stage::Fetching(fetch) => fetch.under_way(),
-        Stage::Lifting(lifting) => Some(lifting.under_way()),
+    let rows = moving.iter().filter_map(|id| match &receives[*id].work {
+        Work::Fetch(fetch) => fetch.under_way(),
+        Work::Lift(lifting) => Some(lifting.under_way()),
         _ => None,
     });
     let mut all: Rows = rows.collect();
-    // Mostly they are.
+    // Mostly they are sorted already.
     if !all.is_sorted_by_key(|row| row.began) {
         all.sort_by_key(|row| row.began);
     }
@@ -72,7 +75,7 @@ impl Core {
     /// MPI may be called.
     pub(super) unsafe fn look_at_arrival(&mut self, env: &Env, id: usize) {
         let receive = &self.receives[id];
-        if receive.arrival.is_some() || matches!(receive.stage, Stage::Idle) {
+        if receive.arrival.is_some() || receive.life.is_prepared() {
             return;
         }
         let (mut flag, mut status) = (0, Status::new());
@@ -82,10 +85,10 @@ impl Core {
             native::request_get_status(receive.native, &raw mut flag, status.as_mut_ptr())
         };
         if flag != 0 || code != env.abi.success {
-            // First what somebody waits for: the device works while the rest is noted down.
+            // First what somebody waits for, so that the device works while the rest is recorded.
             if code == env.abi.success && self.take_landed(env, id) {
                 self.launch(env);
-                // The MPI library has brought others with it, mostly, or brings them one by one.
+                // The MPI library has usually brought others with it, or brings them one by one.
                 self.take_announced(env);
                 self.serve_if_asked(env);
             }
@@ -94,8 +97,9 @@ impl Core {
         }
     }
 
-    /// The program has sent a message of `bytes`, and may send more before it waits for what it receives meanwhile. If long ones are on
-    /// their way to it, the first one is begun with now, and what receivers have asked for is done: the links are idle until then.
+    /// The program has sent a message of `bytes`, and may send more before it waits for what it receives. If
+    /// long messages are on their way to this rank, this rank begins with the first one now, and does what
+    /// the receivers of its own messages have asked for: the links are idle until then.
     ///
     /// # Safety
     /// MPI may be called.
@@ -104,11 +108,11 @@ impl Core {
         if bytes < BETWEEN_FROM || (are_many && bytes < BETWEEN_MANY_FROM) {
             return;
         }
-        // Of several ranks' messages the first one is not that of the first receive.
-        let is_first = self.moving.is_empty() && !self.company.are_several();
+        // With messages of several ranks, the first message need not be that of the first receive.
+        let is_first = self.moving.is_empty() && !self.history.mix.are_several();
         if is_first && self.is_announced(env) {
             let posted = self.receives.iter();
-            let posted = posted.filter(|(_, receive)| matches!(receive.stage, Stage::Posted));
+            let posted = posted.filter(|(_, receive)| receive.life.is_offered());
             let first = posted.min_by_key(|(_, receive)| receive.serial);
             if let Some(id) = first.map(|(id, _)| id) {
                 // SAFETY: passed on.
@@ -142,46 +146,45 @@ impl Core {
             status: *status,
             code,
         });
-        // A message that did not fit is counted when its error is known.
+        // A message that did not fit is counted once its error is known.
         let fits = bytes <= self.receives[id].room;
-        if bytes == DESCRIPTOR_BYTES as u64
-            && fits
-            && !cancelled
-            && self.receives[id].matched.is_none()
-        {
+        if bytes == RTS_BYTES as u64 && fits && !cancelled && self.receives[id].matched.is_none() {
             if let Some(stream) = self.stream_of(env, id, source, tag) {
                 self.received.take(stream);
             }
         }
-        self.check_foreseen(env, id, bytes);
-        if !matches!(self.receives[id].stage, Stage::Posted) {
+        self.check_early_match(env, id, bytes);
+        if !self.receives[id].life.is_offered() {
             return;
         }
         self.note_landed(env.abi, id);
         if cancelled {
             self.withdraw(env, id);
             stats::add(Counter::Cancelled, 1);
-            self.receives[id].stage = Stage::Done;
+            self.receives[id].life.end(Outcome::Cancelled);
             return;
         }
-        let taken = bytes == DESCRIPTOR_BYTES as u64
-            && self.receives[id].may_hold_descriptor()
-            && match self.take_descriptor(env, id) {
+        let taken = bytes == RTS_BYTES as u64
+            && self.receives[id].may_hold_rts()
+            && match self.take_rts(env, id) {
                 Ok(()) => true,
                 Err(NotTaken::Lost) => {
-                    self.lose_descriptor(env, id, source);
+                    self.lose_rts(env, id, source);
                     true
                 }
                 Err(NotTaken::Bad) => {
-                    stats::add(Counter::BadDescriptors, 1);
+                    stats::add(Counter::BadRts, 1);
                     false
                 }
                 Err(NotTaken::Value) => false,
             };
         if !taken {
             if !self.withdraw(env, id) {
-                // Only a message that its sender did not send is written where another one belongs.
-                log::error!("a receive was taken by a message that it is not for: its invitation was written over");
+                // This only happens if a message that its sender did not send is written where another one
+                // belongs.
+                log::error!(
+                    "a receive was taken by a message that it is not for: its RTR was written over"
+                );
                 stats::add(Counter::Corrupt, 1);
             }
             self.take_value(env, id, bytes, source);
@@ -189,41 +192,40 @@ impl Core {
         }
     }
 
-    /// A descriptor has arrived whose slot does not bear it out. Its bytes are none of the program's.
-    fn lose_descriptor(&mut self, env: &Env, id: usize, source: c_int) {
+    /// An RTS has arrived that its slot does not confirm. Its bytes are not the program's.
+    fn lose_rts(&mut self, env: &Env, id: usize, source: c_int) {
         let why = "its sender gave it up, or its slot was written over";
-        let why = fault::lost(self.sender(env, id, source), fault::Path::Descriptor, &why);
+        let why = fault::lost(self.sender(env, id, source), fault::Path::Rts, &why);
         stats::add(Counter::Errors, 1);
         self.taken += 1;
         let receive = &mut self.receives[id];
         receive.lose(env.abi, why);
         receive.length = Some(0);
-        receive.stage = Stage::Done;
+        receive.end();
     }
 
-    /// The message of a receive, by the rank that the MPI library names.
+    /// The message of a receive, named by the rank that the MPI library reports.
     pub(super) fn sender(&self, env: &Env, id: usize, source: c_int) -> Of {
         self.stream_of(env, id, source, 0)
             .map_or(Of::FromLocal(source), |stream| Of::From(stream.peer))
     }
 
-    /// Looks into the landing places of posted receives for descriptors. No MPI call.
+    /// Looks for RTSs where posted receives land. No MPI call.
     ///
-    /// Several may have landed since the last look: a sender's are taken in the order of their receives, which is that of their
-    /// messages, as some wait for those before them.
+    /// Several may have landed since the last look. Those of one sender are taken in the order of their
+    /// receives, which is the order of their messages, as some messages wait for those before them.
     fn scan_landed(&mut self, env: &Env) -> bool {
         let sender = |receive: &Receive| {
-            let landed = receive
-                .seems_to_have_descriptor()
-                .then(|| receive.read_landed());
-            landed.flatten().map(|bytes| descriptor::sender(&bytes))
+            let landed = receive.seems_to_have_rts().then(|| receive.read_landed());
+            landed.flatten().map(|bytes| rts::sender(&bytes))
         };
         self.take_each(env, sender, |core, id| core.take_landed(env, id))
     }
 
-    /// Takes the messages of the receives of which `sender` names the sender of what seems to be there for them. Whether there was any.
+    /// Takes messages of those receives for which `sender` finds one that seems to be there; `sender` names
+    /// its sender. Returns whether there was any.
     ///
-    /// Each sender's in the order of their receives; the senders by their [`distance`].
+    /// One sender's messages are taken in the order of their receives, and the senders by their [`distance`].
     pub(super) fn take_each(
         &mut self,
         env: &Env,
@@ -243,16 +245,16 @@ impl Core {
             if take(self, id) {
                 found = true;
                 self.gpu.launch_ahead();
-                // Others may have claimed what this rank sends meanwhile, and wait for its part.
+                // Others may have claimed this rank's messages meanwhile, and wait for its part.
                 self.serve_if_asked(env);
             }
         }
         found
     }
 
-    /// As [`Core::scan_landed`], if any is on its way, with all copies launched at the end.
+    /// Like [`Core::scan_landed`], if an RTS is on its way, with all copies launched at the end.
     pub(in crate::engine) fn take_announced(&mut self, env: &Env) -> bool {
-        let mut found = self.claim_foreseen(env);
+        let mut found = self.claim_early(env);
         let is_announced = self.is_announced(env);
         if is_announced {
             found |= self.scan_landed(env);
@@ -263,25 +265,25 @@ impl Core {
         found
     }
 
-    /// If a descriptor has landed in a posted receive, claims its message. What is not believed may be half written yet:
-    /// it is judged when MPI says that it has arrived.
+    /// If an RTS has landed in a posted receive, claims its message. An RTS that is not valid may be half
+    /// written: it is judged when MPI says that it has arrived.
     fn take_landed(&mut self, env: &Env, id: usize) -> bool {
-        let seems = self.receives[id].seems_to_have_descriptor();
-        let is_taken = seems && self.take_descriptor(env, id).is_ok();
+        let seems = self.receives[id].seems_to_have_rts();
+        let is_taken = seems && self.take_rts(env, id).is_ok();
         if is_taken {
             self.note_landed(env.abi, id);
         }
         is_taken
     }
 
-    /// If a descriptor has landed, claims its message.
-    fn take_descriptor(&mut self, env: &Env, id: usize) -> Result<(), NotTaken> {
-        // A copy: a payload that goes to host memory is written over it.
+    /// If an RTS has landed, claims its message.
+    fn take_rts(&mut self, env: &Env, id: usize) -> Result<(), NotTaken> {
+        // A copy, because a payload that goes to host memory overwrites it.
         let bytes = self.receives[id].read_landed().ok_or(NotTaken::Value)?;
         self.claim(env, id, Landed::read(env, &bytes)?)
     }
 
-    /// Claims the message of a descriptor that has landed, or will.
+    /// Claims the message of an RTS that has landed or will land.
     pub(super) fn claim(&mut self, env: &Env, id: usize, landed: Landed) -> Result<(), NotTaken> {
         if let (Target::Device { buffer, .. }, Ok(Destination::Device { context, .. })) =
             (&self.receives[id].target, self.receives[id].destination())
@@ -289,10 +291,10 @@ impl Core {
             let (buffer, bytes) = (*buffer, self.receives[id].capacity);
             self.survey(env, &buffer, context, bytes);
         }
-        let descriptor = landed.descriptor();
-        let (sends_to, is_pushing) = self.exchanges_with(descriptor.sender);
+        let rts = landed.rts();
+        let (sends_to, is_putting) = self.exchanges_with(rts.sender);
         let receive = &mut self.receives[id];
-        let of = Of::From(descriptor.sender);
+        let of = Of::From(rts.sender);
         receive.of = Some(of);
         let to = match receive.destination() {
             Ok(to) => to,
@@ -318,20 +320,20 @@ impl Core {
         let checks = self.checks_at(id, place);
         let begun = self.with_ways(
             kept.as_ref(),
-            (sends_to, is_pushing),
+            (sends_to, is_putting),
             (checks, u64::MAX),
-            |gpu, ways| Fetch::begin(env, gpu, landed, to, capacity, ways, told),
+            |gpu, routes| Fetch::begin(env, gpu, landed, to, capacity, routes, told),
         );
         let mut fetch = begun?;
         let (was_told, source) = (told.is_some(), fetch.message().source);
         if kept.is_some() && fetch.message().flags & flag::HOST == 0 {
-            self.note_company(env, source);
+            self.note_peer_mix(env, source);
         }
-        let known = &mut self.known;
-        let is_next = known.note(env, fetch.message(), &descriptor, was_told, sends_to)
-            && self.company.is_only(source);
+        let known = &mut self.history.received;
+        let is_next = known.note(env, fetch.message(), &rts, was_told, sends_to)
+            && self.history.mix.is_only(source);
         if let (Some(told), true) = (told, is_next) {
-            env.node.own().promise_invitation(told);
+            env.node.own().promise_rtr(told);
         }
         fetch.set_began(self.taken);
         let receive = &mut self.receives[id];
@@ -344,24 +346,25 @@ impl Core {
             stats::add(Counter::Truncated, 1);
         }
         if let Some(landing) = &mut receive.landing {
-            landing.note_touched(DESCRIPTOR_BYTES as u64);
+            landing.note_touched(RTS_BYTES as u64);
         }
         let to_check = ToCheck::of_fetch(env, &fetch);
-        receive.stage = Stage::Fetching(fetch);
+        receive.life.transition(State::Matched);
+        receive.work = Work::Fetch(fetch);
         self.expect_check(id, to_check);
         self.taken += 1;
         self.set_moving(id);
         Ok(())
     }
 
-    /// What a message needs to know to find its way, beside those that were taken before it: with this rank both ways, and not before
-    /// these checks are over.
+    /// Gives `find_way` what it needs to route a message besides the messages taken before it: what goes
+    /// between the two ranks in the other direction, and the checks that must end first.
     fn with_ways<T>(
         &mut self,
         buffer: Option<&Buffer>,
-        (sends_to, is_pushing): (bool, bool),
-        (checks, before): (Vec<Arc<Trail>>, u64),
-        find_way: impl FnOnce(&mut Gpu, Ways<'_>) -> T,
+        (sends_to, is_putting): (bool, bool),
+        (checks, before): (Vec<Arc<OrderToken>>, u64),
+        find_way: impl FnOnce(&mut Gpu, RouteContext<'_>) -> T,
     ) -> T {
         let (moving, receives) = (&self.moving, &self.receives);
         let find = || {
@@ -370,27 +373,26 @@ impl Core {
             rows
         };
         let others = Others::new(&find);
-        let ways = Ways {
+        let are_several = self.history.mix.are_several();
+        let routes = RouteContext {
             router: &mut self.router,
             buffer,
             others: &others,
             checks,
-            depths: &mut self.depths,
-            exchanges: &mut self.exchanges,
+            history: &mut self.history,
             sends_to,
-            is_pushing,
+            is_putting,
             computes: self.pace.computes(),
-            are_several: self.company.are_several(),
+            are_several,
         };
-        find_way(&mut self.gpu, ways)
+        find_way(&mut self.gpu, routes)
     }
 
-    /// What was received in the place of a message has been checked: it is planned now, as one that was claimed this moment, but for
-    /// those that were claimed after it.
+    /// What was received in the place of a message has been checked. The message is planned now, as if it was
+    /// claimed this moment, but without those claimed after it.
     fn set_out(&mut self, env: &Env, id: usize) {
         let receive = &mut self.receives[id];
-        let Stage::Fetching(mut fetch) = std::mem::replace(&mut receive.stage, Stage::Posted)
-        else {
+        let Work::Fetch(mut fetch) = std::mem::replace(&mut receive.work, Work::Nothing) else {
             return;
         };
         let buffer = match (&receive.target, receive.destination()) {
@@ -399,49 +401,50 @@ impl Core {
         };
         let exchange = self.exchanges_with(fetch.message().source);
         let before = (Vec::new(), fetch.began());
-        self.with_ways(buffer.as_ref(), exchange, before, |gpu, mut ways| {
-            fetch.set_out_behind(env, gpu, &mut ways);
+        self.with_ways(buffer.as_ref(), exchange, before, |gpu, mut routes| {
+            fetch.set_out_behind(env, gpu, &mut routes);
         });
-        self.receives[id].stage = Stage::Fetching(fetch);
+        self.receives[id].work = Work::Fetch(fetch);
     }
 
-    /// A message that is to come through its sender's staging waits for what was received in its place before.
+    /// A message that is to come through its sender's staging waits for what was received in its place
+    /// before.
     fn put_in_order(&mut self, id: usize) {
-        let staged = match &self.receives[id].stage {
-            Stage::Fetching(fetch) if fetch.wants_order() => fetch.staged(),
+        let staged = match &self.receives[id].work {
+            Work::Fetch(fetch) if fetch.wants_order() => fetch.staged(),
             _ => return,
         };
         let (moving, receives) = (&self.moving, &mut self.receives);
         let others = moving.iter().filter(|other| **other != id);
-        let before = |other: &usize| match (&mut receives[*other].stage, &staged) {
-            (Stage::Fetching(fetch), Some(staged)) => fetch.end_before(staged),
-            (Stage::Lifting(lifting), Some(staged)) => lifting.end_before(staged),
+        let before = |other: &usize| match (&mut receives[*other].work, &staged) {
+            (Work::Fetch(fetch), Some(staged)) => fetch.end_before(staged),
+            (Work::Lift(lifting), Some(staged)) => lifting.end_before(staged),
             _ => None,
         };
-        let trails = others.filter_map(before).collect();
-        if let Stage::Fetching(fetch) = &mut receives[id].stage {
-            fetch.set_order(&mut self.gpu, trails);
+        let tokens = others.filter_map(before).collect();
+        if let Work::Fetch(fetch) = &mut receives[id].work {
+            fetch.set_order(&mut self.gpu, tokens);
         }
     }
 
-    /// What is being written to some of these bytes of device memory, or read to be checked, for a value of this receive that is
-    /// lifted there.
-    fn ends_at(&mut self, id: usize, place: (u64, u64)) -> Vec<Arc<Trail>> {
+    /// What must end before a bcopy payload of this receive may be lifted to these bytes of device memory:
+    /// what is being written there, or read to be checked.
+    fn ends_at(&mut self, id: usize, place: (u64, u64)) -> Vec<Arc<OrderToken>> {
         let checks = self.checks_at(id, place);
         let (moving, receives) = (&self.moving, &mut self.receives);
         let ends = moving
             .iter()
-            .filter_map(|id| match &mut receives[*id].stage {
-                Stage::Fetching(fetch) => fetch.end(place),
-                Stage::Lifting(lifting) => lifting.end(place),
+            .filter_map(|id| match &mut receives[*id].work {
+                Work::Fetch(fetch) => fetch.end(place),
+                Work::Lift(lifting) => lifting.end(place),
                 _ => None,
             });
         ends.chain(checks).collect()
     }
 
-    /// A value has landed.
+    /// A bcopy payload or a native message has landed.
     fn take_value(&mut self, env: &Env, id: usize, bytes: u64, source: c_int) {
-        self.spare_descriptors(env, id, bytes);
+        self.spare_rts(env, id, bytes);
         if self.receives[id].is_for_device() {
             self.receives[id].of = Some(self.sender(env, id, source));
         }
@@ -450,23 +453,23 @@ impl Core {
             landing.note_touched(bytes);
         }
         if bytes > receive.capacity && receive.capacity < receive.room {
-            // There was more room natively than the program has.
+            // There was more room natively than in the program's buffer.
             receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_truncate);
             stats::add(Counter::Truncated, 1);
         }
-        receive.path = Path::Native;
+        receive.life.transition(State::Matched);
         if receive.is_for_device() {
-            receive.path = Path::Value;
-            stats::add(Counter::ValueReceives, 1);
-            stats::add(Counter::ValueBytes, bytes);
-            self.wish_for_descriptors(env, id, bytes);
+            receive.life.arrive(Protocol::Bcopy, bytes);
+            self.wish_for_rts(env, id, bytes);
+        } else {
+            receive.life.arrive(Protocol::Native, bytes);
         }
         self.deliver(env, id, bytes);
     }
 
-    /// A long value for device memory has landed: the next one of its stream had better be fetched in pieces, so that the
-    /// device takes one while the next comes.
-    fn wish_for_descriptors(&self, env: &Env, id: usize, bytes: u64) {
+    /// A long bcopy payload for device memory has landed. The next message of its stream is better fetched in
+    /// pieces, so that the device takes one piece while the next one comes.
+    fn wish_for_rts(&self, env: &Env, id: usize, bytes: u64) {
         let Some(arrival) = self.receives[id]
             .arrival
             .filter(|_| bytes >= HOST_BYTES_MIN)
@@ -474,13 +477,13 @@ impl Core {
             return;
         };
         if let Some(stream) = self.stream_of(env, id, arrival.source, arrival.tag) {
-            let key = Wish::Descriptor.key(stream.comm, stream.peer, stream.tag);
+            let key = Wish::Rts.key(stream.comm, stream.peer, stream.tag);
             env.node.own().set_wish(key, true);
         }
     }
 
-    /// Before bytes are brought to the program's memory: a descriptor that has landed in their place is read.
-    fn spare_descriptors(&mut self, env: &Env, id: usize, bytes: u64) {
+    /// Called before bytes are brought to the program's memory: reads an RTS that has landed in their place.
+    fn spare_rts(&mut self, env: &Env, id: usize, bytes: u64) {
         let receive = &self.receives[id];
         let Target::HostRuns { base, layout } = &receive.target else {
             return;
@@ -499,12 +502,12 @@ impl Core {
     fn deliver(&mut self, env: &Env, id: usize, bytes: u64) {
         let receive = &mut self.receives[id];
         let bytes = bytes.min(receive.capacity);
-        receive.stage = Stage::Done;
+        receive.work = Work::Nothing;
         match &receive.target {
             Target::InPlace | Target::Unseen | Target::LeftToMpi => {}
             Target::HostRuns { base, layout } => {
-                // SAFETY: the runs are those of the program's buffer and datatype; the landing range holds the packed
-                // bytes and overlaps nothing of the program's.
+                // SAFETY: the runs are those of the program's buffer and datatype; the landing range holds
+                // the packed bytes and overlaps nothing of the program's.
                 unsafe { scatter(receive.landed, *base, layout.pieces(0, bytes)) };
             }
             Target::Device { .. } | Target::Several { .. } if bytes == 0 => {}
@@ -536,8 +539,8 @@ impl Core {
     ) {
         let (landed, of) = (self.receives[id].landed, self.receives[id].of());
         let parts = Parts::of(base, layout, bytes);
-        // SAFETY: runs of the program's buffer that were found to be in host memory; the landing range holds the packed
-        // bytes and overlaps nothing of the program's.
+        // SAFETY: runs of the program's buffer that were found to be in host memory; the landing range holds
+        // the packed bytes and overlaps nothing of the program's.
         unsafe { scatter(landed, base, parts.host.into_iter()) };
         let lifts: cuda::Result<Vec<Lift>> = parts
             .device
@@ -555,7 +558,7 @@ impl Core {
         self.begin_lifting(env, id, lifts, (place, (end - first) as u64));
     }
 
-    /// Has what has landed lifted to a place.
+    /// Has landed bytes lifted to a place.
     fn begin_lifting(
         &mut self,
         env: &Env,
@@ -567,9 +570,12 @@ impl Core {
             Ok(lifts) => {
                 let after = self.ends_at(id, place);
                 let mut lifting = Lifting::new(lifts, place, after, self.taken);
-                // Its first pieces are launched when this round ends. What is wrong comes up again.
+                // Its first pieces are launched when this round ends. An error comes up again.
                 let _ = lifting.poll(&mut self.gpu);
-                self.receives[id].stage = Stage::Lifting(Box::new(lifting));
+                let receive = &mut self.receives[id];
+                let protocol = receive.life.protocol().unwrap_or(Protocol::Bcopy);
+                receive.life.transition(State::Moving(protocol));
+                receive.work = Work::Lift(Box::new(lifting));
                 self.set_moving(id);
             }
             Err(error) => self.spoil(env, id, &error),
@@ -579,20 +585,21 @@ impl Core {
     /// The payload cannot be brought to where it belongs.
     fn spoil(&mut self, env: &Env, id: usize, error: &cuda::Error) {
         let receive = &mut self.receives[id];
-        let why = fault::lost(receive.of(), fault::Path::Value, error);
+        let why = fault::lost(receive.of(), fault::Path::Bcopy, error);
         stats::add(Counter::Errors, 1);
         receive.lose(env.abi, why);
-        receive.stage = Stage::Done;
+        receive.work = Work::Nothing;
+        receive.end();
         self.drop_check(id);
     }
 
-    /// Moves a receive on. Returns whether anything moved, and whether it is through. No MPI call.
+    /// Moves a receive on. Returns whether anything moved, and whether it is done. No MPI call.
     pub(in crate::engine) fn advance_receive(&mut self, env: &Env, id: usize) -> (bool, bool) {
         let Some(receive) = self.receives.get_mut(id) else {
             return (false, true);
         };
-        let may_set_out = match &mut receive.stage {
-            Stage::Fetching(fetch) => fetch.may_set_out(),
+        let may_set_out = match &mut receive.work {
+            Work::Fetch(fetch) => fetch.may_set_out(),
             _ => false,
         };
         if may_set_out {
@@ -601,29 +608,31 @@ impl Core {
         }
         self.put_in_order(id);
         let receive = &mut self.receives[id];
-        match &mut receive.stage {
-            Stage::Fetching(fetch) => match fetch.poll(env, &mut self.gpu) {
+        match &mut receive.work {
+            Work::Fetch(fetch) => match fetch.poll(env, &mut self.gpu) {
                 Step::Pending(moved) => (moved, false),
                 Step::Done => {
                     let bytes = fetch.length();
-                    (receive.path, receive.reason) = (fetch.way(), fetch.reason());
+                    (receive.life, receive.reason) = (fetch.life(), fetch.reason());
                     receive.parts = fetch.parts();
                     self.fetched(env, id, bytes);
-                    let is_placed = matches!(self.receives[id].stage, Stage::Done);
+                    let is_placed = self.receives[id].is_placed();
                     (true, is_placed && !self.begin_check(id))
                 }
                 Step::Failed(why) => {
                     stats::add(Counter::Errors, 1);
+                    receive.life = fetch.life();
                     receive.lose(env.abi, why);
-                    receive.stage = Stage::Done;
+                    receive.work = Work::Nothing;
                     self.drop_check(id);
                     (true, true)
                 }
             },
-            Stage::Lifting(lifting) => match lifting.poll(&mut self.gpu) {
+            Work::Lift(lifting) => match lifting.poll(&mut self.gpu) {
                 Ok(false) => (false, false),
                 Ok(true) => {
-                    receive.stage = Stage::Done;
+                    receive.life.transition(State::Landed);
+                    receive.work = Work::Nothing;
                     (true, !self.begin_check(id))
                 }
                 Err(error) => {
@@ -631,14 +640,14 @@ impl Core {
                     (true, true)
                 }
             },
-            Stage::Checking(_) => self.advance_check(env, id),
+            Work::Check(_) => self.advance_check(env, id),
             _ => (false, true),
         }
     }
 
-    /// The payload of a descriptor is where it was fetched to.
+    /// The payload of an RTS has arrived where it was fetched to.
     fn fetched(&mut self, env: &Env, id: usize, bytes: u64) {
-        self.spare_descriptors(env, id, bytes);
+        self.spare_rts(env, id, bytes);
         let receive = &mut self.receives[id];
         let to_host = !matches!(
             &receive.target,
@@ -653,7 +662,7 @@ impl Core {
             stats::add(Counter::HostFetchedBytes, bytes);
         }
         if !to_host || bytes == 0 || receive.dense_host().is_some() {
-            receive.stage = Stage::Done;
+            receive.work = Work::Nothing;
             return;
         }
         if let Some(landing) = &mut receive.landing {
@@ -667,7 +676,7 @@ impl Core {
 
     /// Ends a receive whose sender has died.
     pub(in crate::engine) fn fail_receive(&mut self, env: &Env, id: usize) {
-        if let Stage::Fetching(fetch) = &mut self.receives[id].stage {
+        if let Work::Fetch(fetch) = &mut self.receives[id].work {
             if fetch.give_up_on_the_dead(env, &mut self.gpu) {
                 stats::add(Counter::DeadPeers, 1);
             }
@@ -722,8 +731,8 @@ pub(in crate::engine) unsafe fn is_cancelled(status: &Status) -> bool {
     flag != 0
 }
 
-/// How far a sender is before one's own rank. Of several the nearest comes first: where all name rank 0 first, then rank 1, all would
-/// read from the same GPU at a time, and share its link.
+/// How far a sender is behind one's own rank. Of several senders the nearest comes first. If all ranks began
+/// with rank 0, then rank 1, all would read from the same GPU at a time and share its link.
 fn distance(own: u32, sender: u32) -> u32 {
     own.wrapping_sub(sender)
 }

@@ -1,53 +1,53 @@
-//! The last step of a receive where `ANABRANCH_VERIFY` asks for it: is the payload what was sent?
+//! The last step of a receive with `ANABRANCH_VERIFY`: is the payload what was sent?
 
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::{Receive, Stage, Target};
+use super::{Receive, Target, Work};
 use crate::cuda::{overlap, Result};
 use crate::engine::core::Core;
 use crate::engine::fault::Of;
-use crate::engine::fetch::{self, Fetch, Trail, TrailEnd};
+use crate::engine::fetch::{self, Fetch, OrderToken, OrderTokenEnd};
 use crate::engine::gpu::Gpu;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape};
 use crate::engine::verify::{About, Checking, HostReading, Reading};
 use crate::engine::Env;
 
-/// What a payload should be, once it is where it belongs.
+/// What a payload should be once it has arrived where it belongs.
 pub(super) struct ToCheck {
     expected: Reading,
     about: About,
 }
 
-/// Nothing else is written to a place before what was received there is checked: bandwidth tests post windows of receives in one
-/// place, and a message of which the next one has written over a part would be taken for wrong.
+/// Keeps a place from being written to until what was received there is checked. Bandwidth tests post windows
+/// of receives in one place, and a message that the next one has partly overwritten would look wrong.
 pub(super) struct Guard {
     place: (u64, u64),
-    end: TrailEnd,
+    end: OrderTokenEnd,
 }
 
 impl Guard {
     fn of(place: (u64, u64)) -> Guard {
         Guard {
             place,
-            end: TrailEnd::new(false),
+            end: OrderTokenEnd::new(false),
         }
     }
 
-    /// Whether it is about some of these bytes.
+    /// Whether it guards some of these bytes.
     pub(super) fn is_at(&self, place: (u64, u64)) -> bool {
         overlap(self.place, place)
     }
 
-    /// What is over when some of these bytes may be written to.
-    fn end(&self, place: (u64, u64)) -> Option<Arc<Trail>> {
-        self.is_at(place).then(|| Arc::clone(self.end.trail()))
+    /// The token that is over once these bytes may be written to, if it guards some of them.
+    fn end(&self, place: (u64, u64)) -> Option<Arc<OrderToken>> {
+        self.is_at(place).then(|| Arc::clone(self.end.token()))
     }
 }
 
 impl ToCheck {
-    /// Of a message that came by descriptor with checksums.
+    /// For a message that came by RTS with checksums.
     pub(super) fn of_fetch(env: &Env, fetch: &Fetch) -> Option<Box<ToCheck>> {
         let message = fetch.message();
         Some(Box::new(ToCheck {
@@ -57,14 +57,14 @@ impl ToCheck {
                 own: env.world_rank,
                 tag: message.tag,
                 length: message.length,
-                path: fetch.way(),
+                path: fetch.life().path(),
             },
         }))
     }
 }
 
 impl Core {
-    /// A message of which checksums have come is to be checked, once it is there.
+    /// Checksums of the message have come: it will be checked once it has arrived.
     pub(super) fn expect_check(&mut self, id: usize, to_check: Option<Box<ToCheck>>) {
         let receive = &mut self.receives[id];
         receive.guard = to_check
@@ -73,8 +73,8 @@ impl Core {
         receive.to_check = to_check;
     }
 
-    /// Checks, of other receives than this one, before whose end some of these bytes must not be written to.
-    pub(super) fn checks_at(&self, id: usize, place: (u64, u64)) -> Vec<Arc<Trail>> {
+    /// The checks of other receives that must end before some of these bytes may be written to.
+    pub(super) fn checks_at(&self, id: usize, place: (u64, u64)) -> Vec<Arc<OrderToken>> {
         if !fetch::are_left() {
             return Vec::new();
         }
@@ -84,14 +84,14 @@ impl Core {
             .collect()
     }
 
-    /// Its message is checked, or will not be: what is received in its place need not wait for that.
+    /// The message is checked, or will not be. What is received in its place need not wait any more.
     pub(super) fn drop_check(&mut self, id: usize) {
         let receive = &mut self.receives[id];
         (receive.to_check, receive.guard) = (None, None);
     }
 
-    /// A receive is posted. Where messages are checked no sender is to write to its place by an invitation meanwhile, which nobody
-    /// here could hold back.
+    /// A receive is posted. Where messages are checked, no sender may put to its place by an RTR meanwhile,
+    /// as nobody here could hold that sender back. So such RTRs are withdrawn.
     pub(super) fn keep_apart(&mut self, env: &Env, id: usize) {
         if !env.config.verify {
             return;
@@ -109,17 +109,18 @@ impl Core {
         }
     }
 
-    /// Whether messages are checked here, and another receive has some of these bytes.
+    /// Whether messages are checked here and another receive has some of these bytes.
     pub(super) fn is_shared(&self, env: &Env, me: Option<usize>, place: (u64, u64)) -> bool {
         let is_there = |receive: &Receive| {
-            !matches!(receive.stage, Stage::Idle | Stage::Done)
+            !receive.life.is_prepared()
+                && !receive.is_placed()
                 && overlap(receive.written(receive.capacity), place)
         };
         let mut others = self.receives.iter();
         env.config.verify && others.any(|(id, receive)| Some(id) != me && is_there(receive))
     }
 
-    /// Has a value compared with what has landed, if it is brought elsewhere from there.
+    /// Has a bcopy payload compared with what has landed, if it is brought elsewhere from there.
     pub(super) fn check_value(
         &mut self,
         env: &Env,
@@ -149,16 +150,16 @@ impl Core {
                 own: env.world_rank,
                 tag,
                 length: bytes,
-                path: receive.path,
+                path: receive.life.path(),
             },
         }));
         self.expect_check(id, to_check);
-        if matches!(self.receives[id].stage, Stage::Done) && self.begin_check(id) {
+        if self.receives[id].is_placed() && self.begin_check(id) {
             self.set_moving(id);
         }
     }
 
-    /// The payload is where it belongs. True if it is to be checked now.
+    /// The payload is where it belongs. Returns true if it is to be checked now.
     pub(super) fn begin_check(&mut self, id: usize) -> bool {
         let receive = &mut self.receives[id];
         let Some(to_check) = receive.to_check.take().filter(|_| receive.code == 0) else {
@@ -169,10 +170,10 @@ impl Core {
             expected,
             mut about,
         } = *to_check;
-        about.path = receive.path;
+        about.path = receive.life.path();
         match receive.reading(&mut self.gpu, about.length) {
             Ok(found) => {
-                receive.stage = Stage::Checking(Box::new(Checking {
+                receive.work = Work::Check(Box::new(Checking {
                     expected,
                     found,
                     about,
@@ -187,10 +188,10 @@ impl Core {
         }
     }
 
-    /// Moves a check on, as [`Core::advance_receive`].
+    /// Moves a check on, like [`Core::advance_receive`].
     pub(super) fn advance_check(&mut self, env: &Env, id: usize) -> (bool, bool) {
         let receive = &mut self.receives[id];
-        let Stage::Checking(checking) = &mut receive.stage else {
+        let Work::Check(checking) = &mut receive.work else {
             return (false, true);
         };
         match checking.poll(&mut self.gpu) {
@@ -199,14 +200,14 @@ impl Core {
             Ok(Some(Some(why))) => receive.lose(env.abi, why),
             Err(error) => log::warn!("verify: a device buffer cannot be read: {error}"),
         }
-        receive.stage = Stage::Done;
+        receive.work = Work::Nothing;
         self.drop_check(id);
         (true, true)
     }
 }
 
 impl Receive {
-    /// Where so many bytes of a message are written, an address and a length that enclose all of them.
+    /// The range that encloses everything that a message of this length writes: an address and a length.
     pub(super) fn written(&self, bytes: u64) -> (u64, u64) {
         match &self.target {
             Target::InPlace | Target::Unseen | Target::LeftToMpi => {
@@ -221,7 +222,7 @@ impl Receive {
         }
     }
 
-    /// Reads the payload where the program finds it.
+    /// Reads the payload from where the program finds it.
     fn reading(&self, gpu: &mut Gpu, length: u64) -> Result<Reading> {
         // SAFETY: the buffer is lent to the library until the receive is complete, and holds that many bytes.
         let host = |base: *mut u8, layout| unsafe {
@@ -232,7 +233,7 @@ impl Receive {
                 host(self.landed, Arc::new(Layout::dense(length)))
             }
             Target::HostRuns { base, layout } => host(*base, Arc::clone(layout)),
-            // In several places at once it is not read again: what has landed is checked.
+            // A buffer in several places is not read again: what has landed is checked.
             Target::Several { .. } => host(self.landed, Arc::new(Layout::dense(length))),
             Target::Device { buffer, shape } => {
                 let context = gpu.prepare(buffer)?;

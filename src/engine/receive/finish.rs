@@ -1,20 +1,22 @@
-//! The end of a receive towards the program: its request, status and errors, and the sender of what did not fit.
+//! The end of a receive towards the program: its request, status and errors. Also releases the sender of a
+//! message that did not fit.
 
 use std::ffi::{c_int, c_void};
 
-use super::foreseen::Foreseen;
-use super::Stage;
+use super::early_match::EarlyMatch;
+use super::Work;
 use crate::engine::core::{Core, Entry};
 use crate::engine::counts::Stream;
+use crate::engine::life::State;
 use crate::engine::native::{raise, raise_told};
-use crate::engine::story::{self, Path};
+use crate::engine::story;
 use crate::engine::Env;
 use crate::mpi::{native, Abi, Family, Handle, Status};
-use crate::node::{Peer, State, DESCRIPTOR_BYTES};
+use crate::node::{Peer, SlotState, RTS_BYTES};
 use crate::stats::{self, Counter};
 
 impl Core {
-    /// The status of a complete receive that stays as it is.
+    /// The status of a complete receive, which stays as it is.
     ///
     /// # Safety
     /// MPI may be called; `status` is the program's.
@@ -40,8 +42,8 @@ impl Core {
         env.abi.success
     }
 
-    /// Completes a receive towards the program: the native request, the status, errors. Its entry in the table is the
-    /// caller's.
+    /// Completes a receive towards the program: the native request, the status, errors. The caller removes
+    /// its entry from the table.
     ///
     /// # Safety
     /// MPI may be called; the receive is complete; `status` is the program's.
@@ -83,7 +85,7 @@ impl Core {
         code
     }
 
-    /// Has MPI complete a request of which it has said that it is; fills the status.
+    /// Has MPI complete a request that it has reported complete, and fills the status.
     unsafe fn complete_natively(&self, env: &Env, id: usize, status: *mut c_void) -> c_int {
         let receive = &self.receives[id];
         let mut native = receive.native;
@@ -94,7 +96,8 @@ impl Core {
             // SAFETY: the request is complete, so this does not block.
             return unsafe { native::wait(&raw mut native, status) };
         };
-        // What was seen when it arrived counts: MPICH 5 makes a persistent request inactive when its status is asked for.
+        // Use the status seen on arrival: MPICH 5 makes a persistent request inactive when its status is
+        // asked for.
         // SAFETY: a status of this ABI, a complete request, the program's communicator.
         unsafe {
             let quiet = Quiet::enter(env.abi);
@@ -111,43 +114,45 @@ impl Core {
         }
     }
 
-    /// The receive is over: forgotten, or ready to be started again.
+    /// The receive is over: it is forgotten, or made ready to be started again.
     fn dismiss(&mut self, id: usize) {
         if self.receives[id].freed {
             let mut native = self.receives[id].native;
-            // SAFETY: a persistent request that is inactive, and that nobody else knows any more.
+            // SAFETY: an inactive persistent request that nobody else knows any more.
             unsafe { native::request_free(&raw mut native) };
         }
         if self.receives[id].persistent && !self.receives[id].freed {
             let receive = &mut self.receives[id];
-            receive.stage = Stage::Idle;
+            receive.end();
+            receive.life.transition(State::Prepared);
+            receive.work = Work::Nothing;
             receive.arrival = None;
             receive.length = None;
             (receive.code, receive.why, receive.of) = (0, None, None);
-            receive.path = Path::Unknown;
             (receive.parts, receive.reason) = (None, None);
             (receive.to_check, receive.guard) = (None, None);
-            receive.foreseen = Foreseen::No;
+            receive.early_match = EarlyMatch::No;
         } else {
             self.forget_receive(id);
         }
     }
 
     pub(in crate::engine) fn forget_receive(&mut self, id: usize) {
-        self.awaited -= usize::from(self.awaits_descriptor(id));
+        self.awaited -= usize::from(self.awaits_rts(id));
         let mut receive = self.receives.remove(id);
+        receive.end();
         if let Some(landing) = receive.landing.take() {
             self.landings.give(landing);
         }
     }
 
-    /// Gives a posted receive up: it is cancelled, and ends by itself.
+    /// Gives up a posted receive: cancels it, and it ends by itself.
     ///
     /// # Safety
     /// MPI may be called; the request is in nobody's hands.
     pub(in crate::engine) unsafe fn abandon(&mut self, env: &Env, id: usize) {
         let mut native = self.receives[id].native;
-        // One that its sender writes to already is completed.
+        // A receive that its sender already writes to is completed, not cancelled.
         if self.withdraw(env, id) {
             // SAFETY: the receive's own request, which is active.
             unsafe { native::cancel(&raw mut native) };
@@ -155,7 +160,7 @@ impl Core {
         self.orphans.push((0, Entry::Receive(id)));
     }
 
-    /// A native receive has failed. If that was a descriptor that did not fit, its sender is released.
+    /// A native receive has failed. If that was an RTS that did not fit, its sender is released.
     unsafe fn release_truncated(&mut self, env: &Env, id: usize, code: c_int) {
         let mut class = 0;
         // SAFETY: a live local.
@@ -167,7 +172,7 @@ impl Core {
         let Some(arrival) = self.receives[id].arrival else {
             return;
         };
-        if self.receives[id].room >= DESCRIPTOR_BYTES as u64 || env.abi.family != Family::OpenMpi {
+        if self.receives[id].room >= RTS_BYTES as u64 || env.abi.family != Family::OpenMpi {
             return;
         }
         if let Some(matched) = self.receives[id].matched {
@@ -175,7 +180,7 @@ impl Core {
             return;
         }
         if let Some(stream) = self.stream_of(env, id, arrival.source, arrival.tag) {
-            if arrival.bytes == DESCRIPTOR_BYTES as u64 {
+            if arrival.bytes == RTS_BYTES as u64 {
                 // Receives posted before may have taken earlier messages of the stream uncounted.
                 // SAFETY: called from the program's threads only.
                 unsafe { self.settle(env) };
@@ -186,15 +191,16 @@ impl Core {
     }
 }
 
-/// While it lives, an error of a receive's is returned and raised nowhere. MPICH raises it on MPI_COMM_WORLD (version 5
-/// on MPI_COMM_SELF), whatever the receive's communicator, as soon as the status of the request is asked for.
+/// While it lives, errors of a receive are returned and raised nowhere. MPICH raises them on MPI_COMM_WORLD
+/// (version 5 on MPI_COMM_SELF), whatever the receive's communicator, as soon as the status of the request is
+/// asked for.
 pub(super) struct Quiet {
     abi: &'static Abi,
     handlers: [(Handle, Handle); 2],
 }
 
 impl Quiet {
-    /// `None` with libraries that raise errors where they belong.
+    /// `None` with libraries that raise errors on the right communicator.
     ///
     /// # Safety
     /// MPI may be called.
@@ -221,7 +227,7 @@ impl Drop for Quiet {
     fn drop(&mut self) {
         let return_only = self.abi.normalize(self.abi.errors_return);
         for (comm, handler) in &mut self.handlers {
-            // SAFETY: what `enter` has got, which is a reference that is ours to free.
+            // SAFETY: the reference that `enter` got, which is ours to free.
             unsafe {
                 if self.abi.normalize(*handler) != return_only {
                     native::comm_set_errhandler(*comm, *handler);
@@ -232,15 +238,15 @@ impl Drop for Quiet {
     }
 }
 
-/// Acknowledges the message with this number of a stream, if a slot holds it. True if one did.
+/// Sends the ATS of the message with this number of a stream, if a slot holds it. Returns whether one did.
 pub(in crate::engine) fn release(env: &Env, stream: Stream, sequence: u64) -> bool {
     find_slot(env, stream, sequence, |peer, slot, nonce| {
-        peer.acknowledge(slot, nonce)
+        peer.send_ats(slot, nonce)
     })
     .unwrap_or(false)
 }
 
-/// The slot that holds the message with this number of a stream, if it went by descriptor.
+/// The slot that holds the message with this number of a stream, if it went by RTS.
 pub(in crate::engine) fn find_slot<T>(
     env: &Env,
     stream: Stream,
@@ -251,7 +257,7 @@ pub(in crate::engine) fn find_slot<T>(
     let mut index = 0;
     while let Some(slot) = peer.slot(index) {
         if let Some(nonce) = slot.nonce() {
-            let open = matches!(slot.state(nonce), Ok(State::Posted | State::Hosted));
+            let open = matches!(slot.state(nonce), Ok(SlotState::Posted | SlotState::Eager));
             if let (true, Ok(message)) = (open, slot.read(nonce)) {
                 if message.communicator == stream.comm
                     && message.destination == env.world_rank

@@ -1,43 +1,51 @@
-//! A value on its way from where it landed to device memory, in order with what else is received in its place.
+//! A bcopy payload on its way from where it landed to device memory, in order with what else is received in
+//! its place.
 
 use std::sync::Arc;
 
 use crate::cuda::{overlap, Error, Result};
-use crate::engine::fetch::{Staged, Trail, TrailEnd, UnderWay};
+use crate::engine::fetch::{OrderToken, OrderTokenEnd, Staged, UnderWay};
 use crate::engine::gpu::Gpu;
 use crate::engine::lift::Lift;
 
-/// No rank: which one has sent it need not be known.
+/// No rank: nobody needs to know which rank has sent it.
 const NOBODY: u32 = u32::MAX;
 
-/// A value that is being lifted.
+/// A payload that is being lifted.
 pub struct Lifting {
-    /// To each allocation in which it ends.
+    /// The copies, one for each allocation in which it ends.
     lifts: Vec<Lift>,
-    /// What encloses all that is written, an address and a length.
+    /// The range that encloses everything it writes: an address and a length.
     place: (u64, u64),
     /// What is written there before it.
-    after: Vec<Arc<Trail>>,
-    trail: TrailEnd,
+    after: Vec<Arc<OrderToken>>,
+    token: OrderTokenEnd,
     began: u64,
-    /// One of them could not be done; the others are waited for.
+    /// One of the copies has failed. The others are waited for.
     failed: Option<Error>,
 }
 
 impl Lifting {
-    /// To be lifted to a place once those that are written there are over, when this rank has taken so many descriptors.
-    pub fn new(lifts: Vec<Lift>, place: (u64, u64), after: Vec<Arc<Trail>>, began: u64) -> Lifting {
+    /// Will be lifted to `place` once everything in `after` is over. `began` is the number of RTSs that this
+    /// rank has taken so far.
+    pub fn new(
+        lifts: Vec<Lift>,
+        place: (u64, u64),
+        after: Vec<Arc<OrderToken>>,
+        began: u64,
+    ) -> Lifting {
         Lifting {
             lifts,
             place,
             after,
-            trail: TrailEnd::new(false),
+            token: OrderTokenEnd::new(false),
             began,
             failed: None,
         }
     }
 
-    /// Moves it on; true when all of it is there. An error comes when nothing is in flight any more.
+    /// Moves it on. Returns true when all of it has arrived. Returns an error only when nothing is in flight
+    /// any more.
     pub fn poll(&mut self, gpu: &mut Gpu) -> Result<bool> {
         self.after.retain(|before| !before.is_over());
         if !self.after.is_empty() {
@@ -57,25 +65,27 @@ impl Lifting {
         }
     }
 
-    /// What one that is lifted to its place waits for; None where all of it is on the lane of such copies already, in order.
-    pub fn end(&self, place: (u64, u64)) -> Option<Arc<Trail>> {
+    /// What a payload lifted to the same place waits for. None if all copies of this one are on the lane of
+    /// such copies already, which keeps their order.
+    pub fn end(&self, place: (u64, u64)) -> Option<Arc<OrderToken>> {
         let is_in_order = self.after.is_empty() && self.lifts.iter().all(Lift::is_issued);
-        (!is_in_order && overlap(self.place, place)).then(|| Arc::clone(self.trail.trail()))
+        (!is_in_order && overlap(self.place, place)).then(|| Arc::clone(self.token.token()))
     }
 
-    /// What a message waits for that comes through staging to its place, and was claimed after this value had landed.
-    pub fn end_before(&self, next: &Staged) -> Option<Arc<Trail>> {
+    /// What a message waits for that comes through staging to the same place and was claimed after this
+    /// payload landed.
+    pub fn end_before(&self, next: &Staged) -> Option<Arc<OrderToken>> {
         next.is_behind(self.began, self.place)
-            .then(|| Arc::clone(self.trail.trail()))
+            .then(|| Arc::clone(self.token.token()))
     }
 
-    /// What messages have to know of it that are fetched meanwhile.
+    /// What messages that are fetched meanwhile have to know of it.
     pub fn under_way(&self) -> UnderWay {
         UnderWay {
             began: self.began,
             source: NOBODY,
             to: self.place,
-            trail: Some(Arc::clone(self.trail.trail())),
+            token: Some(Arc::clone(self.token.token())),
         }
     }
 }

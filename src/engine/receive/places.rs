@@ -1,8 +1,9 @@
-//! Where in the program's own memory descriptors may land.
+//! Where in the program's own memory RTSs may land.
 //!
-//! Two receives pending at one place break the rules of MPI (MPI 4.1 section 3.7.2: a receive buffer belongs to its
-//! receive), yet the bandwidth tests that everybody runs post a window of them. Natively the bytes that come last stay; a
-//! descriptor that is overwritten before it was read would be a message lost. So only the first lands in place.
+//! Two receives pending at one place break the rules of MPI (MPI 4.1 section 3.7.2: a receive buffer belongs
+//! to its receive). Yet the common bandwidth tests post a window of them. Natively the bytes that come last
+//! stay. But an RTS that is overwritten before it was read is a lost message. So only the first receive lands
+//! in place.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +17,13 @@ impl Places {
         self.0.insert((start, receive), end(start, bytes));
     }
 
-    /// It can be landed in no more.
+    /// Nothing can land in the receive any more.
     pub fn remove(&mut self, receive: usize, start: usize) {
         self.0.remove(&(start, receive));
     }
 
-    /// Whether one of them overlaps these bytes. (Of ranges that overlap each other, posted before this rank was live, one
-    /// may go unnoticed.)
+    /// Whether one of them overlaps these bytes. (Of ranges that overlap each other, posted before this rank
+    /// was live, one may go unnoticed.)
     pub fn overlap(&self, start: usize, bytes: u64) -> bool {
         let before = self.0.range(..(end(start, bytes), 0)).next_back();
         before.is_some_and(|(_, end)| *end > start)

@@ -3,11 +3,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::{Receive, RecvArgs, Stage, Target};
+use super::{Receive, RecvArgs, Target};
 use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::fault::{self, Of};
 use crate::engine::layout::Layout;
+use crate::engine::life::State;
 use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
 use crate::engine::native::{native_irecv, raise_told};
@@ -15,7 +16,7 @@ use crate::engine::place::Place;
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::Engine;
 use crate::mpi::{native, Abi, Handle};
-use crate::node::DESCRIPTOR_BYTES;
+use crate::node::RTS_BYTES;
 use crate::stats::{self, Counter};
 
 /// A receive ready to be posted natively with these arguments.
@@ -27,22 +28,22 @@ pub struct Prepared {
     pub count: i64,
     /// Datatype for the native call.
     pub datatype: Handle,
-    /// From which rank of the communicator.
+    /// The rank of the communicator that it receives from.
     source: c_int,
-    /// The datatype was made for this call.
+    /// The datatype was made for this call alone.
     temporary: bool,
-    /// It lands in a range of the library's own, which it gets when it is posted.
+    /// It lands in a range of the library's own, which is taken when it is posted.
     is_to_land: bool,
 }
 
 /// Which receives into host memory the engine watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// Only where descriptors may be about.
+    /// Only where RTSs may arrive.
     IfLive,
     /// All.
     Always,
-    /// All, so that a descriptor is recognized whenever it comes.
+    /// All, so that an RTS is recognized whenever it comes.
     Lasting,
 }
 
@@ -78,13 +79,13 @@ impl Engine {
             // SAFETY: passed on.
             other => return unsafe { self.plan_device(args, &info, capacity, other) },
         };
-        // A persistent receive outlives the present state of the node.
+        // A persistent receive outlives the current state of the node.
         let live = self.live() || watch == Watch::Lasting;
         if !live && watch == Watch::IfLive {
             return Ok(Plan::Native);
         }
         let dense = info.dense(args.count) || capacity == 0;
-        let small = capacity < DESCRIPTOR_BYTES as u64;
+        let small = capacity < RTS_BYTES as u64;
         let is_free = || {
             let core = self.core.lock();
             !core.places.overlap(address.addr(), capacity)
@@ -112,7 +113,8 @@ impl Engine {
         unsafe { self.land(args, capacity, Target::HostRuns { base, layout }) }
     }
 
-    /// Has the engine post what the MPI library may make as it is, where one request or one wait stands for more than that.
+    /// Has the engine post what the MPI library could make as it is, where one request or one wait stands for
+    /// more than that.
     ///
     /// # Safety
     /// As [`Engine::plan_receive`].
@@ -176,18 +178,18 @@ impl Engine {
         unsafe { self.land(args, capacity, target) }
     }
 
-    /// A receive into a landing range, in which there is room for a descriptor: natively truncated, it could not be
-    /// read, and not every library tells then how long the message was.
+    /// A receive into a landing range that has room for an RTS. A natively truncated RTS could not be read,
+    /// and not every library then tells how long the message was.
     unsafe fn land(&self, args: &RecvArgs, capacity: u64, target: Target) -> Result<Plan, c_int> {
         let mut prepared = Prepared::new(args, capacity, std::ptr::null_mut(), target);
-        prepared.receive.room = capacity.max(DESCRIPTOR_BYTES as u64);
+        prepared.receive.room = capacity.max(RTS_BYTES as u64);
         prepared.is_to_land = true;
         // SAFETY: passed on.
         unsafe { self.by_bytes(args, prepared) }
     }
 
-    /// Posts it as bytes from where it lands: a descriptor is no whole number of most other types, upon which MPICH 5
-    /// aborts.
+    /// Posts it as bytes where it lands. An RTS is no whole number of elements of most other types, and MPICH
+    /// 5 aborts on that.
     unsafe fn by_bytes(&self, args: &RecvArgs, mut prepared: Prepared) -> Result<Plan, c_int> {
         let abi = self.env.abi;
         prepared.buffer = prepared.receive.landed.cast();
@@ -235,12 +237,16 @@ impl Engine {
             unsafe { prepared.land(core, abi) }?;
         }
         prepared.receive.cover();
-        let is_posted = !matches!(prepared.receive.stage, Stage::Idle);
-        // First, so that the sender finds it while it is being posted: nothing comes between, under the lock.
+        let is_posted = !prepared.receive.persistent;
+        if is_posted {
+            prepared.receive.life.transition(State::Offered);
+        }
+        // Before the native call, so that the sender finds it while it is being posted. Under the lock
+        // nothing comes between.
         if let Some(posting) = prepared.receive.posting(abi).filter(|_| is_posted) {
             // SAFETY: the program's communicator.
-            let known = unsafe { core.foresee(&self.env, &posting, None) };
-            (prepared.receive.told, prepared.receive.foreseen) = known;
+            let known = unsafe { core.match_early(&self.env, &posting, None) };
+            (prepared.receive.told, prepared.receive.early_match) = known;
         }
         let code = post(&prepared, &raw mut request);
         if prepared.temporary {
@@ -341,7 +347,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// The arguments for the native call: the source, tag and communicator are the program's.
+    /// The arguments for the native call; source, tag and communicator are the program's.
     pub fn args(&self, args: &RecvArgs) -> RecvArgs {
         RecvArgs {
             buffer: self.buffer,
@@ -354,18 +360,17 @@ impl Prepared {
     /// It is persistent, and not started yet.
     pub fn persistent(mut self: Box<Self>) -> Box<Self> {
         self.receive.persistent = true;
-        self.receive.stage = Stage::Idle;
         self
     }
 
-    /// A matched probe has taken its message and counted it.
+    /// A matched probe has taken its message and has counted it.
     pub fn matched(mut self: Box<Self>, matched: Option<Matched>) -> Box<Self> {
         self.receive.matched = matched;
         self
     }
 }
 
-/// A receive that cannot be posted.
+/// Reports a receive that cannot be posted.
 unsafe fn refuse(abi: &Abi, comm: Handle, source: c_int, why: &str) -> c_int {
     // SAFETY: the program's communicator.
     unsafe {

@@ -1,43 +1,47 @@
-//! How much of what was measured of the host's memory messages count on, as they find it.
+//! How much of the measured rate of the host's memory messages count on, corrected by what they find.
 //!
-//! What one process measures is not what several make of it, and it is not the same in every launch, nor all the time: it depends on
-//! where the memory lies, where the ranks run, and what else the machine does. So each message that went through host memory says
-//! whether its part there came late or early, and the next ones count on less or more.
+//! What one process measures is not what several get. It also differs from launch to launch, and over time:
+//! it depends on where the memory lies, where the ranks run, and what else the machine does. So each message
+//! that went through host memory reports whether its part there came late or early, and the next ones count
+//! on less or more.
 
 use parking_lot::Mutex;
 
 use crate::model::HostPart;
 use crate::stats::{self, Counter};
 
-/// A part that is over later than the others by more than this share of the message's time was too large: that of a single
-/// message, and that of one of a window, where others follow.
+/// A part that ends later than the others by more than this share of the message's time was too large. The
+/// first number is for a single message, the second for a message of a window, where others follow.
 const LATE: [f64; 2] = [0.02, 0.15];
-/// Times as late where nobody else uses the host: the first of a window is late by a quarter, with whatever part, as the others' chunks
-/// follow its own at once.
+/// The limit is this many times larger if nobody else uses the host. The first message of a window is late by
+/// a quarter, whatever its part, because the others' chunks follow its own at once.
 const LATE_ALONE: f64 = 2.0;
-/// One that is later than this waited for something else, as for memory that was pinned for it.
+/// A part that is later than this waited for something else, such as memory that was pinned for it.
 const NOT_BY_ITSELF: f64 = 1.0;
-/// One that is over so much earlier could be larger. More than a step makes, so that it does not go to and fro.
+/// A part that ends this much earlier could be larger. More than one step makes, so that it does not swing to
+/// and fro.
 const EARLY: f64 = 0.08;
-/// So many of single messages, and of those of windows, must be early before the part grows, with none between them that was
-/// late. Of a window all are early but the last ones, even if its part is too large by far.
+/// So many single messages, or messages of windows, must be early before the part grows, and none between
+/// them late. In a window all but the last messages are early, even if the part is far too large.
 const EARLY_ONES: [u32; 2] = [4, 32];
-/// So many must be late within as many before it becomes smaller: one may be late for another reason.
+/// So many must be late within as many before the part becomes smaller, because one may be late for another
+/// reason.
 const LATE_ONES: u32 = 2;
-/// Messages for which what was too much is not tried again: the first time, and after it was found to be so again and again.
+/// For so many messages a part that was too large is not tried again: the first time, and longer each time it
+/// proves too large again.
 const MEMORY: u32 = 32;
 const MEMORY_MAX: u32 = 1024;
 
-/// How the part of a message in host memory was.
+/// How the part of a message in host memory did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HostFared {
-    /// Over so much before the others, microseconds.
+    /// It was over this long before the others, microseconds.
     Before(f64),
     /// Late: some of it had to be taken over.
     TakenOver,
 }
 
-/// For single messages, and for those of windows: where they use the host beside others, and where they do not.
+/// For single messages and for those of windows: if they use the host beside others, and if they do not.
 #[derive(Debug)]
 pub struct HostUse {
     beside: [Mutex<Found>; 2],
@@ -49,32 +53,32 @@ pub struct HostUse {
 pub struct Counted {
     /// Others use the host, too.
     pub is_beside: bool,
-    /// Of what it carries for all of them, or of what it does for one.
+    /// The part of what host memory carries for all, or of what it carries for one.
     pub part: HostPart,
 }
 
 #[derive(Debug)]
 struct Found {
     part: HostPart,
-    /// Those that were early, and those that were late, of late.
+    /// How many were early and how many were late recently.
     early: u32,
     late: u32,
-    /// Messages since the last that was late.
+    /// Messages since the last late one.
     calm: u32,
-    /// Of [`LATE`] and [`EARLY_ONES`].
+    /// The limits from [`LATE`] and [`EARLY_ONES`].
     too_late: f64,
     early_ones: u32,
     too_much: Option<TooMuch>,
-    /// More than this is never counted on.
+    /// Never counts on more than this.
     most: HostPart,
-    /// What tells of steps down and up.
+    /// The counters of steps down and up.
     steps: [Counter; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
 struct TooMuch {
     part: HostPart,
-    /// For how many messages that counts, and how many are left of them.
+    /// For how many messages that counts, and how many of them are left.
     memory: u32,
     left: u32,
 }
@@ -90,13 +94,13 @@ impl Default for HostUse {
 }
 
 impl HostUse {
-    /// What messages in windows so deep count on.
+    /// What messages count on in windows of this depth.
     pub(super) fn counted(&self, window: u32, is_beside: bool) -> Counted {
         let part = self.of(window, is_beside).lock().part;
         Counted { is_beside, part }
     }
 
-    /// A message that counted on so much is over, which was to take `us`.
+    /// A message that counted on this is over; its predicted time was `us`.
     pub(super) fn note(&self, window: u32, counted: Counted, how: HostFared, us: f64) {
         let lead = match how {
             HostFared::TakenOver => -1.0,
@@ -129,7 +133,7 @@ impl Found {
         }
     }
 
-    /// What one path carries was measured as it is used: it may be less at times, and is not tried to be more.
+    /// The rate of a single path was measured as it is used. It may be less at times, and no more is tried.
     fn alone(window: u32) -> Found {
         Found {
             part: HostPart::ALL,
@@ -142,7 +146,7 @@ impl Found {
 
     fn note(&mut self, part: HostPart, lead: f64) {
         if part != self.part {
-            // Of a message that was planned before.
+            // A message that was planned before the last step.
             return;
         }
         if let Some(too_much) = &mut self.too_much {
@@ -199,7 +203,8 @@ mod tests {
         host.counted(window, true)
     }
 
-    /// A node whose host carries so much, of what was measured: messages are over in host memory when that says.
+    /// A node whose host memory carries this part of what was measured: messages' host parts end when that
+    /// says.
     fn settle(
         host: &HostUse,
         is_beside: bool,
@@ -280,10 +285,11 @@ mod tests {
         }
     }
 
-    /// What one path carries was measured: less is counted on while it is late, and all of it again later, but never more.
+    /// The rate of a single path was measured: less is counted on while it is late, and all of it again
+    /// later, but never more.
     #[test]
     fn alone_less_is_counted_on_only_while_it_is_late() {
-        // Of windows what one message is late adds up to what the last one is.
+        // In a window the lateness of the messages adds up in the last one.
         for (window, most_late) in [(1, 0.05), (16, 0.31)] {
             let host = HostUse::default();
             let factors = |carries, messages| settle(&host, false, window, carries, messages);

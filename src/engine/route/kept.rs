@@ -1,4 +1,4 @@
-//! What ranks measure in passing is kept for the next run, and what the last ones kept is used: see
+//! What ranks measure in passing is kept for the next run, and what earlier runs kept is used: see
 //! [`crate::model::links`].
 
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::model::links::{self, Links, LinksError, Wired};
 use crate::model::Line;
 use crate::node::Wiring;
 
-/// The PCI address of a GPU; none where the driver does not tell it.
+/// The PCI address of a GPU; none if the driver does not tell it.
 pub(super) fn pci_of(uuid: &Uuid) -> Option<u64> {
     let device = reach::by_uuid(uuid)?.device;
     pci_number(&cuda::pci_address(device)?)
@@ -24,7 +24,7 @@ pub(super) fn pci_of(uuid: &Uuid) -> Option<u64> {
 struct Row {
     uuid: Uuid,
     links: Links,
-    /// It is not in its file.
+    /// It is not in its file yet.
     is_new: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct KeptLinks {
 }
 
 impl KeptLinks {
-    /// What is kept of a GPU, or was found out since; `None` where nothing is to be kept.
+    /// What is kept of a GPU, or was found out since; `None` if nothing is to be kept.
     fn of(&mut self, env: &Env, uuid: &Uuid) -> Option<&mut Row> {
         let folder = place(env)?;
         if let Some(at) = self.rows.iter().position(|row| row.uuid == *uuid) {
@@ -48,7 +48,7 @@ impl KeptLinks {
                 links
             }
             Err(why) => {
-                // Of others whoever uses them says it.
+                // GPUs of other ranks are reported by those who use them.
                 tell(&why, self.rows.is_empty());
                 Links::new(&driver, pci, now_s)
             }
@@ -95,7 +95,7 @@ impl KeptLinks {
         self.note(env, uuid, |links| links.wired = wired);
     }
 
-    /// The way of a GPU to the host's memory was measured, or that back.
+    /// The path from a GPU to host memory was measured, or the path back.
     pub fn note_host(&mut self, env: &Env, uuid: &Uuid, is_up: bool, line: Line) {
         self.note(env, uuid, |links| match is_up {
             true => links.to_host = Some(line.into()),
@@ -103,7 +103,7 @@ impl KeptLinks {
         });
     }
 
-    /// The way from a GPU to another was measured, and well.
+    /// The path from one GPU to another was measured well.
     pub fn note_pull(&mut self, env: &Env, [from, to]: &[Uuid; 2], line: Line) {
         let from = uuid_text(from);
         self.note(env, to, |links| links.note_pull(&from, line.into()));
@@ -116,7 +116,7 @@ impl KeptLinks {
         }
     }
 
-    /// Writes what is new. Other ranks may have written of the same GPUs meanwhile.
+    /// Writes what is new. Other ranks may have written about the same GPUs meanwhile.
     pub fn store(&mut self, env: &Env) {
         let Some(folder) = place(env) else { return };
         let (driver, now_s) = (driver(), now_s());
@@ -125,7 +125,7 @@ impl KeptLinks {
                 continue;
             };
             row.is_new = false;
-            // Of a GPU that this rank only sees, whoever uses it knows more, and may be writing it now.
+            // This rank only sees the GPU. Whoever uses it knows more, and may be writing it now.
             let is_used = row.links.to_host.is_some() || !row.links.pulls.is_empty();
             let known = links::load(&folder, &gpu, &driver, pci, now_s);
             let is_absent = !is_used && matches!(known, Err(LinksError::Absent(_)));
@@ -139,8 +139,8 @@ impl KeptLinks {
     }
 }
 
-/// Where links are kept, if they are. What a simulated node has is known without measuring, and may be
-/// another one tomorrow.
+/// Where links are kept, if they are. A simulated node's links are known without measuring, and may differ
+/// tomorrow.
 fn place(env: &Env) -> Option<PathBuf> {
     let keeps = match env.config.keep {
         Keep::Auto => !cuda::is_simulated(),
@@ -159,7 +159,7 @@ fn now_s() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// That nothing is kept yet is no fault, nor is what was kept for another driver.
+/// It is no fault if nothing is kept yet, or if what was kept is for another driver.
 fn tell(why: &LinksError, is_own: bool) {
     match why {
         LinksError::Unusable(..) if is_own => log::warn!("{why}"),
@@ -167,7 +167,7 @@ fn tell(why: &LinksError, is_own: bool) {
     }
 }
 
-/// Identities and lines of the ways to a GPU that are known.
+/// Identities of the GPUs from which the path to this GPU is known, with their lines.
 pub(super) fn pulls(links: &Links) -> impl Iterator<Item = (Uuid, Line)> + '_ {
     let pulls = links.pulls.iter();
     pulls.filter_map(|pull| Some((source::uuid(&pull.from)?, pull.way.into())))

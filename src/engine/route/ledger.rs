@@ -1,13 +1,13 @@
 //! The ledger of what messages use of the links, shared by the ranks of the node.
 //!
-//! Each rank writes what its own messages use, hop by hop, into its segment ([`crate::node::traffic`]), and reads the rows
-//! of the others. It first writes what a message would take of idle links, then reads, then plans with what it has read and
-//! writes that. So of two ranks that plan at the same moment at least one knows of the other; where both do, each counts on
-//! its fair part.
+//! Each rank writes what its own messages use, hop by hop, into its segment ([`crate::node::traffic`]), and
+//! reads the rows of the others. It first writes what a message would take of idle links, then reads, then
+//! plans with what it has read and writes that. So of two ranks that plan at the same moment at least one
+//! knows of the other. If both do, each counts on its fair share.
 //!
-//! A rank that plans a moment before the others finds no trace of them. What it then met while its message was under way is
-//! remembered, from the bytes that the others had announced by its end, and counts for the next message of the pair: a
-//! program that does the same again and again is known from its second round on.
+//! A rank that plans a moment before the others finds no trace of them. What it met while its message was
+//! under way is remembered, from the bytes that the others had announced by its end, and counts for the next
+//! message of the pair. So a program that repeats itself is known from its second round on.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::node::{Peer, Segment};
 use crate::plan::{Occupancy, Plan, MAX_HOPS, MAX_PATHS};
 use crate::topology::{Place, Topology};
 
-/// How long it is believed that a process which has messages under way still runs.
+/// How long a process that has messages under way is believed to be alive.
 const ALIVE_FOR: Duration = Duration::from_millis(250);
-/// More was not moved during one message: somebody has written over the count.
+/// No message moves more. A larger count means that somebody has written over it.
 const BYTES_MAX: u64 = 1 << 48;
 
-/// The hop between two places of a node, as all ranks call it.
+/// The hop between two places of a node, by a name that all ranks share.
 pub(super) fn ends(uuids: &[Uuid], from: Place, to: Place) -> Ends {
     let gpu = |place: Place| match place {
         Place::Gpu(gpu) => uuids.get(usize::from(gpu)),
@@ -46,7 +46,7 @@ enum Who {
     Own(u8, u8),
 }
 
-/// A hop, and whether what crosses it gives way to others, which is entered apart from what does not.
+/// A hop. What gives way to others on it is entered apart from what does not.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Hop {
     ends: Ends,
@@ -62,18 +62,18 @@ impl Hop {
     }
 }
 
-/// What somebody uses of a hop.
+/// Somebody's use of a hop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Seen {
     who: Who,
     hop: Hop,
     flows: u32,
     gb_s: f64,
-    /// Bytes ever.
+    /// Bytes so far.
     total: u64,
 }
 
-/// What a plan uses of a hop.
+/// A plan's use of a hop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Use {
     hop: Hop,
@@ -81,13 +81,13 @@ pub(super) struct Use {
     bytes: u64,
 }
 
-/// The messages of one pair of GPUs. They follow each other over the same links, so that several use as much as one: what
-/// the latest plan says.
+/// The messages of one pair of GPUs. They follow each other over the same links, so several use as much as
+/// one: what the latest plan says.
 #[derive(Debug, Default)]
 struct Pair {
     messages: u32,
     uses: Arc<[Use]>,
-    /// Bytes ever, of each hop.
+    /// Bytes so far, of each hop.
     totals: Vec<(Hop, u64)>,
     /// What others used while the latest message was under way.
     met: Vec<Seen>,
@@ -109,7 +109,7 @@ struct Book {
     pairs: HashMap<(u8, u8), Pair>,
     /// What is published, row by row.
     rows: Vec<Traffic>,
-    /// Room for the rows to come.
+    /// Reserve for further rows.
     spare: Vec<Traffic>,
     peers: Vec<Arc<Peer>>,
     alive: HashMap<u32, (Instant, bool)>,
@@ -131,26 +131,26 @@ impl fmt::Debug for Ledger {
     }
 }
 
-/// A message's part of the ledger, until this is dropped.
+/// A message's entry in the ledger, until this is dropped.
 #[must_use = "the links count as free again when this is dropped"]
 #[derive(Debug)]
 pub struct Reservation {
     ledger: Arc<Ledger>,
     pair: (u8, u8),
-    /// How long the message takes, us.
+    /// Predicted time of the message, us.
     us: f64,
-    /// What the others used, and had moved, when it began.
+    /// What the others used when it began, and the bytes that they had moved by then.
     before: Vec<Seen>,
-    /// What it has announced.
+    /// The use that it has announced.
     announced: Arc<[Use]>,
-    /// What others were found to use, shortly before its end.
+    /// The use of others as found shortly before its end.
     met: Option<Vec<Seen>>,
-    /// No message is moved by it.
+    /// No message moves by it.
     is_withdrawn: bool,
 }
 
 impl Ledger {
-    /// Of a rank that publishes in this segment.
+    /// The ledger of a rank that publishes in this segment.
     pub(super) fn new(segment: Option<Arc<Segment>>, is_alive: IsAlive) -> Ledger {
         Ledger {
             segment,
@@ -159,12 +159,12 @@ impl Ledger {
         }
     }
 
-    /// The ranks of the node, this one left out.
+    /// The ranks of the node, except this one.
     pub(super) fn set_peers(&self, peers: Vec<Arc<Peer>>) {
         self.book.lock().peers = peers;
     }
 
-    /// Publishes what a plan uses, then reads what others do.
+    /// Publishes what a plan uses, then reads what others use.
     pub(super) fn reserve(
         self: &Arc<Ledger>,
         topology: &Topology,
@@ -176,7 +176,7 @@ impl Ledger {
         let mut book = self.book.lock();
         let entry = book.pairs.entry(pair).or_default();
         entry.messages += 1;
-        // A window's messages are mostly planned alike: then all of it is published already.
+        // The messages of a window mostly have the same plan: then all of it is published already.
         if entry.uses != *uses {
             entry.uses = Arc::clone(uses);
             self.publish(&mut book, &[]);
@@ -196,7 +196,7 @@ impl Ledger {
         (reservation, occupancy)
     }
 
-    /// What everybody uses, but for this pair of this rank's.
+    /// What everybody uses, except this pair of this rank.
     fn seen(&self, book: &mut Book, except: (u8, u8)) -> Vec<Seen> {
         let mut seen = Vec::with_capacity(16);
         for (pair, entry) in book.pairs.iter().filter(|(pair, _)| **pair != except) {
@@ -242,7 +242,8 @@ impl Ledger {
         }
     }
 
-    /// Brings the rows in shared memory up to date. The bytes of `begun` are those of a message that begins.
+    /// Brings the rows in shared memory up to date. The bytes of `begun` are those of a message that begins
+    /// now.
     fn publish(&self, book: &mut Book, begun: &[Use]) {
         let mut rows = std::mem::take(&mut book.spare);
         rows.clear();
@@ -253,13 +254,13 @@ impl Ledger {
         }));
         for used in book.pairs.values().flat_map(|pair| &*pair.uses) {
             let known = rows.iter().position(|row| Hop::of(row) == used.hop);
-            // A row that is idle is another hop's when there is no fresh one.
+            // If there is no fresh row, another hop takes an idle one.
             let idle = |row: &Traffic| row.flows == 0;
             let at = known
                 .or((rows.len() < ROWS).then_some(rows.len()))
                 .or_else(|| rows.iter().position(idle));
             let Some(at) = at else {
-                // So many hops at once: what these use is not known to others.
+                // Too many hops at once: the others do not learn what these use.
                 continue;
             };
             if known.is_none() {
@@ -296,7 +297,7 @@ impl Ledger {
 }
 
 impl Reservation {
-    /// The plan by which the message goes.
+    /// Enters the plan that the message takes.
     pub(super) fn settle(&mut self, plan: &Plan, uses: Arc<[Use]>) {
         self.us = plan.predicted_us;
         let mut book = self.ledger.book.lock();
@@ -308,14 +309,14 @@ impl Reservation {
         self.announced = uses;
     }
 
-    /// Looks what others use, shortly before the message ends: at its end somebody waits for it, and the lines that others have just
-    /// written are far away. May be done again.
+    /// Looks at what others use, shortly before the message ends: at its end somebody waits for it, and lines
+    /// that others have just written are slow to read. May be repeated.
     pub(super) fn look(&mut self) {
         let now = self.ledger.seen(&mut self.ledger.book.lock(), self.pair);
         self.met = Some(self.met_by(now));
     }
 
-    /// The message goes another way: what others use meanwhile tells nothing of the next one.
+    /// The message takes another route: what others use meanwhile tells nothing about the next message.
     pub(super) fn withdraw(mut self) {
         self.is_withdrawn = true;
         let mut taken_back = self.announced.to_vec();
@@ -329,7 +330,8 @@ impl Reservation {
         self.ledger.publish(&mut book, &taken_back);
     }
 
-    /// What others have used since this was made, and what they used then: who comes first now may come last the next time.
+    /// What others have used since this was made, together with what they used then: whoever comes first now
+    /// may come last the next time.
     fn met_by(&self, now: Vec<Seen>) -> Vec<Seen> {
         let used = |seen: Seen| {
             let before = self
@@ -364,7 +366,7 @@ impl Drop for Reservation {
             }
             pair.messages -= 1;
             if pair.messages > 0 {
-                // What the pair uses is what its latest plan says.
+                // A pair uses what its latest plan says.
                 return;
             }
             pair.uses = Arc::default();
@@ -403,7 +405,7 @@ pub(super) fn uses(topology: &Topology, uuids: &[Uuid], plan: &Plan) -> Vec<Use>
     uses
 }
 
-/// What others use and what was met the last time, whichever is more.
+/// For each hop, the larger of what others use and what was met the last time.
 fn occupancy(topology: &Topology, hops: &[Ends], seen: &[Seen], met: &[Seen]) -> Occupancy {
     let mut occupancy = Occupancy::free();
     let is_same = |a: &Seen, b: &Seen| a.who == b.who && a.hop == b.hop;
@@ -435,7 +437,7 @@ fn occupancy(topology: &Topology, hops: &[Ends], seen: &[Seen], met: &[Seen]) ->
     occupancy
 }
 
-/// A rate to a sixteenth of itself: plans that differ by less are one plan.
+/// Rounds a rate to a sixteenth of itself: plans that differ by less count as one plan.
 fn coarse(gb_s: f64) -> f64 {
     const DROPPED: u32 = f32::MANTISSA_DIGITS - 1 - 4;
     let bits = (gb_s as f32).to_bits() + (1 << (DROPPED - 1));

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Barrier;
 
-/// The ranks of a node, and a router of each.
+/// The ranks of a node, each with a router.
 struct Ranks {
     nodes: Vec<Node>,
     routers: Vec<Router>,
@@ -55,7 +55,7 @@ impl Ranks {
         route(&mut self.routers[rank], from, to)
     }
 
-    /// What is published by all of them, sums of pairs and GB/s.
+    /// What all of them publish: sums of pairs and GB/s.
     fn published(&self) -> (u32, f64) {
         let rows = self
             .nodes
@@ -85,7 +85,7 @@ fn host_gb_s(routed: &Routed) -> f64 {
     routed.plan.share(PathKind::Host) * routed.plan.predicted_gb_s()
 }
 
-/// The part of a message that leads over a GPU.
+/// The part of a message that goes over a GPU.
 fn over(routed: &Routed, gpu: u8) -> u64 {
     let paths = routed.plan.paths().iter();
     let over = paths.filter(|path| path.path.via() == [Place::Gpu(gpu)]);
@@ -96,7 +96,7 @@ fn over(routed: &Routed, gpu: u8) -> u64 {
 fn what_one_rank_uses_another_leaves_to_it_until_it_is_over() {
     let mut ranks = Ranks::new(2, "beluga", |_| true);
     let alone = ranks.route(1, 2, 3).plan;
-    // Messages of another rank over the links that lead over GPU 0, and no others.
+    // Messages of another rank over the links of the path over GPU 0, and no others.
     let direct = RouteUse {
         relay: &|_| false,
         host: false,
@@ -110,7 +110,7 @@ fn what_one_rank_uses_another_leaves_to_it_until_it_is_over() {
     assert!(over(&met, 0) < over(&met, 1) * 2 / 3, "{:?}", met.plan);
     assert!(met.plan.predicted_us > 1.05 * alone.predicted_us);
     drop((others, met));
-    // What was met is over, and was not met again.
+    // What was met is over, and is not met again.
     drop(ranks.route(1, 2, 3));
     assert_eq!(ranks.route(1, 2, 3).plan, alone);
     assert_eq!(ranks.published(), (0, 0.0));
@@ -122,7 +122,8 @@ fn hop_bytes(plan: &Plan) -> u64 {
     paths.map(|path| path.bytes * path.path.hops() as u64).sum()
 }
 
-/// What a message met is remembered for the next of its pair, and a plan that nobody follows does not make it forgotten.
+/// What a message met is remembered for the next of its pair, and a plan that no message follows does not
+/// erase it.
 #[test]
 fn what_was_met_counts_for_the_next_message() {
     let mut ranks = Ranks::new(2, "beluga", |_| true);
@@ -147,7 +148,8 @@ fn what_was_met_counts_for_the_next_message() {
     assert_eq!(ranks.route(1, 2, 3).plan, plan);
 }
 
-/// Who has looked before the end of a message does not do so again at its end, but may meanwhile.
+/// A reservation that has looked before its message ends does not look again at the end, but may look again
+/// in between.
 #[test]
 fn what_was_met_is_what_was_there_at_the_last_look() {
     let after = |looks_twice: bool| {
@@ -173,7 +175,7 @@ fn the_rows_of_the_dead_are_ignored() {
     let mut dead = Ranks::new(2, "beluga", |_| false);
     let alone = living.route(1, 2, 3).plan;
     let beside = |ranks: &mut Ranks| {
-        // Left behind by a rank that has no time to give it back.
+        // Left behind by a rank that had no time to give it back.
         std::mem::forget((ranks.route(0, 2, 0), ranks.route(0, 0, 3)));
         ranks.route(1, 2, 3).plan
     };
@@ -181,8 +183,8 @@ fn the_rows_of_the_dead_are_ignored() {
     assert_eq!(beside(&mut dead), alone);
 }
 
-/// What the messages of each rank use of the host's memory where every GPU sends to the next, round after round; and what that
-/// carries.
+/// What the messages of each rank use of the host's memory if every GPU sends to the next, round after round;
+/// and what that memory carries.
 fn ring_by_host(gpus: u8) -> (Vec<Vec<f64>>, f64) {
     let mut ranks = Ranks::new(u32::from(gpus), "hgx-h200", |_| true);
     let capacity = match &ranks.routers[0].known {
@@ -205,8 +207,8 @@ fn ring_by_host(gpus: u8) -> (Vec<Vec<f64>>, f64) {
     (rounds, capacity)
 }
 
-/// The first rank to plan cannot know of the others in the first round, and does from the second on: together they count on no
-/// more than the host's memory carries, and those that use it do so alike.
+/// In the first round the first rank to plan cannot know of the others. From the second round on it does:
+/// together they count on no more than the host's memory carries, and those that use it take equal shares.
 #[test]
 fn ranks_that_do_the_same_again_and_again_share_fairly() {
     let (rounds, capacity) = ring_by_host(3);
@@ -223,7 +225,7 @@ fn ranks_that_do_the_same_again_and_again_share_fairly() {
     assert!(most <= least * 1.3 + 0.1, "{rounds:?}");
 }
 
-/// More than that are a crowd, in which host memory brings nothing.
+/// More ranks than that are a crowd, in which host memory gains nothing.
 #[test]
 fn a_crowd_leaves_the_host_alone() {
     for gpus in [4, 8] {
@@ -234,7 +236,7 @@ fn a_crowd_leaves_the_host_alone() {
     }
 }
 
-/// Of two that plan at the same moment at least one knows of the other, whichever way the threads fall.
+/// If two plan at the same moment, at least one knows of the other, however the threads are scheduled.
 #[test]
 fn of_two_at_the_same_moment_one_sees_the_other() {
     let mut ranks = Ranks::new(2, "beluga", |_| true);
@@ -252,7 +254,7 @@ fn of_two_at_the_same_moment_one_sees_the_other() {
             barrier.wait();
             route(router, from, to)
         };
-        // GPU 0 to 1 leads over 2 and 3, and so does 2 to 1 over 0 and 3: the link from 3 to 1 is wanted by both.
+        // GPU 0 to 1 goes over 2 and 3, and 2 to 1 over 0 and 3: both want the link from 3 to 1.
         let routed = std::thread::scope(|scope| {
             let other = scope.spawn(|| run(&mut second[0], 2, 1));
             let own = run(&mut first[0], 0, 1);
@@ -286,7 +288,8 @@ proptest! {
     fn sums_are_those_of_what_is_under_way(acts in acts()) {
         let mut ranks = Ranks::new(3, "beluga", |_| true);
         let mut live: Vec<(usize, (u8, u8), Routed)> = Vec::new();
-        // The plan with which each pair of each rank began last, also where that message has ended before others of its pair.
+        // The plan with which each pair of each rank last began, even if that message has ended before others
+        // of its pair.
         let mut latest: HashMap<(usize, (u8, u8)), Arc<Plan>> = HashMap::new();
         for act in acts {
             match act {
@@ -300,7 +303,7 @@ proptest! {
                 Act::End(which) => drop(live.remove(which % live.len())),
             }
             latest.retain(|key, _| live.iter().any(|(rank, pair, _)| (*rank, *pair) == *key));
-            // Each counts once: its hops, counted here by hand.
+            // Each hop counts once; counted here by hand.
             let (mut flows, mut gb_s) = (0, 0.0);
             for plan in latest.values() {
                 for path in plan.paths() {
@@ -337,8 +340,8 @@ fn a_message_without_the_host_leaves_the_host_alone() {
         .all(|row| row.ends != host));
 }
 
-/// Four ranks in a ring exchange with both neighbours at once: every way over another GPU leads over a link that somebody's
-/// direct copies use. From the second round on nobody takes such ways.
+/// Four ranks in a ring exchange with both neighbours at once. Every path over another GPU uses a link of
+/// somebody's direct copies. From the second round on nobody takes such paths.
 #[test]
 fn staging_gives_way_to_the_direct_copies_of_others() {
     let mut ranks = Ranks::new(4, "beluga", |_| true);
@@ -365,7 +368,7 @@ fn staging_gives_way_to_the_direct_copies_of_others() {
     }
     assert!(relayed[0] > 0.3, "{relayed:?}");
     assert_eq!(relayed[1..], [0.0; 3], "{relayed:?}");
-    // One after the other in one direction only, each has the ways over idle links.
+    // One after the other and in one direction only, each gets the paths over idle links.
     let mut ranks = Ranks::new(4, "beluga", |_| true);
     for _ in 0..4 {
         let round = [0, 1, 2, 3u8].map(|from| {

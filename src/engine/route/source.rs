@@ -1,4 +1,4 @@
-//! Where the numbers of a node come from that was measured before.
+//! Where the figures of a node come from that was measured before.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use crate::cuda::{self, uuid_text, Uuid};
 use crate::engine::Env;
 use crate::model::cache::{self, CacheError};
 
-/// What `anabranch topo --measure` kept of a node that has these GPUs. A process may see but one of them, so the file is
-/// known by what it has, not by what is seen here.
+/// What `anabranch topo --measure` kept of a node that has these GPUs. A process may see only one of them, so
+/// the file is found by the GPUs that it lists, not by those seen here.
 pub(super) fn kept(file: Option<&Path>, gpus: &[Uuid]) -> Result<cache::Measured, CacheError> {
     let gpus: Vec<String> = gpus.iter().map(uuid_text).collect();
     let driver = cache::driver_text(cuda::version(), cuda::is_simulated());
@@ -18,7 +18,7 @@ pub(super) fn kept(file: Option<&Path>, gpus: &[Uuid]) -> Result<cache::Measured
     }
 }
 
-/// Says why there is nothing, once a node. That nobody has measured is no fault.
+/// Says once a node why there is nothing. It is no fault if nobody has measured.
 pub(super) fn tell(env: &Env, is_named: bool, why: &CacheError) {
     let peers = env.node.peers();
     let is_first = peers
@@ -32,7 +32,7 @@ pub(super) fn tell(env: &Env, is_named: bool, why: &CacheError) {
     log::log!(level, "paths are measured while the program runs: {why}");
 }
 
-/// The identity of a text of [`uuid_text`].
+/// The identity that [`uuid_text`] has turned into this text.
 pub(super) fn uuid(text: &str) -> Option<Uuid> {
     let digits: String = text.strip_prefix("GPU-")?.split('-').collect();
     let is_hex = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -37,11 +37,11 @@ pub(super) fn all() -> RouteUse<'static> {
         relay: &everything,
         host: true,
         paths: Paths::ALL,
-        may_push: true,
+        may_put: true,
         goes_directly: false,
         is_begun: false,
         goes_both_ways: false,
-        assign: Assign::Own,
+        assign: Owner::Two,
     }
 }
 
@@ -79,7 +79,8 @@ fn a_message_is_split_over_what_the_caller_can_run() {
     assert!(!routed.is_split());
 }
 
-/// Who sends to the sender as well plans windows as beside others from the first message on: those of the other end come next.
+/// A rank that also sends to the sender plans windows as if beside others from the first message on: those of
+/// the other end come next.
 #[test]
 fn windows_both_ways_must_gain_more_also_where_nobody_else_is() {
     let mut router = router("hgx-h200", |_| ());
@@ -98,7 +99,7 @@ fn windows_both_ways_must_gain_more_also_where_nobody_else_is() {
     assert_eq!(are_split(false), [true; 4], "each by itself");
 }
 
-/// An offer costs time before the direct part begins, or not, where its sender writes that before it is offered.
+/// An offer costs time before the direct part begins, unless the sender writes that part before the offer.
 #[test]
 fn what_is_begun_before_it_is_offered_need_not_gain_so_much() {
     let mut router = router("hgx-h200", |_| ());
@@ -119,8 +120,8 @@ fn what_is_begun_before_it_is_offered_need_not_gain_so_much() {
     assert!(begun < anew && anew < offered && offered < offered_anew);
 }
 
-/// 48 MiB between two H200s gain 7 us by host memory: more than an offer costs, and too little to change what is done. Windows beside
-/// others must gain more.
+/// 48 MiB between two H200s gain 7 us by host memory: more than an offer costs, but too little to change what
+/// is done. Windows beside others must gain more.
 #[test]
 fn what_goes_directly_does_so_until_more_is_gained() {
     let mut router = router("hgx-h200", |_| ());
@@ -179,7 +180,7 @@ fn links_that_are_in_use_are_left_to_who_uses_them() {
         .expect("a plan");
     assert!(free.plan.share(PathKind::Relay) > 0.6);
     drop(free);
-    // The links over which a relay would lead carry messages of their own.
+    // The links of the path over a relay carry messages of their own.
     let busy = [(0, 2), (2, 1), (0, 3), (3, 1)].map(|(from, to)| {
         let direct = RouteUse {
             relay: &|_| false,
@@ -199,7 +200,8 @@ fn links_that_are_in_use_are_left_to_who_uses_them() {
         shared.plan
     );
     drop((busy, shared));
-    // What was there when a message began may come back for the next, and does not for the one after it.
+    // What was there when a message began may come back for the next one, but does not for the one after
+    // that.
     let careful = router.route(uuid(0), uuid(1), LONG, 1, all());
     assert!(careful.expect("a plan").plan.share(PathKind::Relay) < 0.55);
     let again = router
@@ -225,7 +227,7 @@ fn messages_of_one_pair_do_not_keep_each_other_away() {
 fn options_reach_the_planner() {
     let mut narrow = router("beluga", |config| {
         config.relays = 1;
-        config.order = crate::plan::Order::RoundRobin;
+        config.launch_order = crate::plan::Order::RoundRobin;
         config.relay_staging = 4 << 20;
     });
     let routed = narrow
@@ -243,7 +245,8 @@ fn options_reach_the_planner() {
         .all(|path| path.staging_bytes() <= 4 << 20));
 }
 
-/// What the program has chosen is part of each question: plans of before are not given for it, nor made again after it.
+/// The paths that the program has chosen are part of each question: older plans are not given for it, and
+/// need not be made again after it.
 #[test]
 fn a_message_takes_the_paths_that_were_chosen() {
     let mut router = router("beluga", |_| ());
@@ -265,7 +268,7 @@ fn a_message_takes_the_paths_that_were_chosen() {
     assert!(Arc::ptr_eq(&all, &route("direct,relay,host")));
 }
 
-/// Two GPUs of the cube mesh without a link between them: over two others, if nobody is needed there.
+/// Two GPUs of the cube mesh without a link between them: over two others, if nobody needs those.
 #[test]
 fn who_makes_the_copies_decides_what_they_cost() {
     let mut router = router("dgx1-v100", |_| ());
@@ -280,9 +283,9 @@ fn who_makes_the_copies_decides_what_they_cost() {
         let paths = plan.paths().iter();
         paths.map(|path| path.path.via().len()).max()
     };
-    let (own, one) = (route(Assign::Own), route(Assign::One));
+    let (own, one) = (route(Owner::Two), route(Owner::One));
     assert_eq!((deepest(&own), deepest(&one)), (Some(1), Some(2)));
     assert!(one.predicted_us < own.predicted_us, "{own:?}, {one:?}");
     // What was asked in between changes no answer.
-    assert_eq!(route(Assign::Own), own);
+    assert_eq!(route(Owner::Two), own);
 }

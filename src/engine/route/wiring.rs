@@ -1,5 +1,6 @@
-//! The NVLinks of the GPUs that this process sees, and how far other GPUs are apart from these by PCIe. They are asked for once,
-//! where nobody has measured the node: a copy shows how fast a link is, but not with which others it shares what it goes through.
+//! The NVLinks of the GPUs that this process sees, and the PCIe distance of other GPUs from these. They are
+//! asked for once, if nobody has measured the node: a copy shows how fast a link is, but not which other
+//! links share what it goes through.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -10,16 +11,17 @@ use crate::engine::{helper, Env};
 use crate::node::Wiring;
 use crate::topology::found::REACHED;
 
-/// How long the end of the program waits for an answer: what runs on while a process ends may find its library gone.
+/// How long the end of the program waits for an answer: a thread that runs on while a process ends may find
+/// its library gone.
 const END_WAIT: Duration = Duration::from_secs(2);
 
-/// A question that a thread of its own waits for: NVML may take seconds to start.
+/// A question that a thread of its own waits for, because NVML may take seconds to start.
 pub(super) struct Asked {
     thread: JoinHandle<Vec<(Uuid, Wiring)>>,
 }
 
 impl Asked {
-    /// `None` if the system has no thread to give: then nobody knows.
+    /// `None` if the system has no thread to give: then the links stay unknown.
     pub fn ask(env: &Env) -> Option<Asked> {
         let gpus: Vec<(Uuid, Option<String>)> = reach::devices()
             .iter()
@@ -43,7 +45,7 @@ impl Asked {
 
     /// The answer.
     pub fn answer(self) -> Vec<(Uuid, Wiring)> {
-        // A panic is said where it happens: then nobody knows.
+        // A panic is reported where it happens: then the links stay unknown.
         self.thread.join().unwrap_or_default()
     }
 
@@ -56,14 +58,14 @@ impl Asked {
     }
 }
 
-/// The links between some GPUs, each pair's its own.
+/// The links between some GPUs. Each pair has its own.
 pub(super) struct Mesh<'a> {
     of: Vec<&'a Wiring>,
 }
 
 impl<'a> Mesh<'a> {
-    /// `None` unless the links of all of them are known, there are any, and none leads to a switch: behind that a GPU's
-    /// copies share a port.
+    /// `None` unless the links of all of them are known, there are any, and none leads to a switch: behind a
+    /// switch a GPU's copies share a port.
     pub fn of(gpus: &[Uuid], told: &'a [(Uuid, Wiring)]) -> Option<Mesh<'a>> {
         let find = |uuid| told.iter().find(|(known, _)| known == uuid);
         let of = gpus.iter().map(|uuid| find(uuid).map(|(_, wiring)| wiring));
@@ -73,7 +75,7 @@ impl<'a> Mesh<'a> {
         (has_links && !is_switched).then_some(Mesh { of })
     }
 
-    /// How many links there are between two of them. What the two ends say of it differently is the less.
+    /// How many links there are between two of them: the smaller number if the two ends differ.
     pub fn links(&self, a: usize, b: usize) -> u32 {
         let (a, b) = (self.of[a], self.of[b]);
         let to = |from: &Wiring, to: &Wiring| {
@@ -83,7 +85,7 @@ impl<'a> Mesh<'a> {
         to(a, b).min(to(b, a))
     }
 
-    /// What one link carries by its generation, GB/s, less than that of any is known to reach.
+    /// The rate of one link by its generation, GB/s; lower than what any is known to reach.
     pub fn link_gb_s(&self) -> Option<f64> {
         let known = self.of.iter().map(|wiring| f64::from(wiring.link_gb_s));
         let least = known.reduce(f64::min).filter(|least| *least > 0.0)?;

@@ -186,7 +186,7 @@ unsafe fn walk(abi: &Abi, datatype: Handle, depth: u32, runs: &mut Runs) -> Opti
     let contents = unsafe { Contents::of(abi, datatype) }?;
     if contents.combiner == Combiner::Named {
         // SAFETY: passed on.
-        return unsafe { push_named(abi, datatype, runs) };
+        return unsafe { put_named(abi, datatype, runs) };
     }
     let blocks = contents.blocks(abi)?;
     let mut items: Vec<Option<Item>> = contents.types.iter().map(|_| None).collect();
@@ -201,13 +201,13 @@ unsafe fn walk(abi: &Abi, datatype: Handle, depth: u32, runs: &mut Runs) -> Opti
             Displacement::Bytes(bytes) => bytes,
             Displacement::Items(items) => items.checked_mul(item.extent)?,
         };
-        item.push_repeated(start, block.count, runs)?;
+        item.put_repeated(start, block.count, runs)?;
     }
     Some(())
 }
 
 /// The runs of a predefined type.
-unsafe fn push_named(abi: &Abi, datatype: Handle, runs: &mut Runs) -> Option<()> {
+unsafe fn put_named(abi: &Abi, datatype: Handle, runs: &mut Runs) -> Option<()> {
     let (mut size, mut true_lb, mut true_extent) = (0i64, 0isize, 0isize);
     // SAFETY: live locals.
     let ok = unsafe {
@@ -254,7 +254,7 @@ impl Item {
     }
 
     /// Adds `count` of these items, the first of which begins at `start`.
-    fn push_repeated(&self, start: i64, count: i64, runs: &mut Runs) -> Option<()> {
+    fn put_repeated(&self, start: i64, count: i64, runs: &mut Runs) -> Option<()> {
         match self.runs.as_slice() {
             [] => Some(()),
             [run] if run.length as i128 == self.extent as i128 => runs.push(

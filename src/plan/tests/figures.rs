@@ -235,7 +235,7 @@ fn h200_copies_take_what_they_take() {
     }
     // Pulled, 1 MiB passed 83 GB/s.
     let message = Message {
-        may_push: false,
+        may_put: false,
         ..Message::new(0, 1, MIB)
     };
     let plan = node.plan(&message, &direct);

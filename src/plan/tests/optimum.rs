@@ -84,7 +84,7 @@ fn direct_us(node: &Node, path: &Path, share: f64, message: &Message) -> f64 {
         }
         us
     };
-    let pushed = numbers.push.filter(|_| message.may_push);
+    let pushed = numbers.push.filter(|_| message.may_put);
     let pulled = numbers.pull.or(numbers.push).expect("a line");
     pushed.map_or(f64::INFINITY, each).min(each(pulled))
 }
@@ -369,7 +369,7 @@ fn plans_are_next_to_the_best_that_an_exhaustive_search_finds() {
                 let message = Message {
                     window,
                     // The receiver pulls what comes straight (`engine::fetch`).
-                    may_push: false,
+                    may_put: false,
                     ..Message::new(from, to, mib * MIB)
                 };
                 let mut search = Search::new(&node, message, as_shipped());

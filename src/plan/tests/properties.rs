@@ -28,7 +28,7 @@ fn any_message() -> impl Strategy<Value = (u64, Message)> {
         1u32..20,
         any::<bool>(),
     )
-        .prop_map(|(number, from, to, bytes, window, may_push)| {
+        .prop_map(|(number, from, to, bytes, window, may_put)| {
             let gpus = node(number).topology.gpus.len() as u8;
             let from = from % gpus;
             let to = (from + 1 + to % (gpus - 1)) % gpus;
@@ -39,7 +39,7 @@ fn any_message() -> impl Strategy<Value = (u64, Message)> {
                     to,
                     bytes,
                     window,
-                    may_push,
+                    may_put,
                 },
             )
         })
@@ -67,7 +67,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             host,
             relays_max,
             relays_over: u32::MAX,
-            relays_push: relays_max % 2 == 1,
+            relays_put: relays_max % 2 == 1,
             relays_in_turn: chunks_max % 2 == 1,
             relay_depth_max: depth,
             launcher: of_launches(f64::from(depth - 1) * 2.5),

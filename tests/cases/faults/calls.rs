@@ -23,12 +23,12 @@ struct Told<'a> {
 /// The paths, as the user reads them.
 const PATH_NAMES: [&str; 8] = [
     "direct",
-    "several paths",
-    "host ring",
-    "GPU ring",
+    "multipath",
+    "host pipeline",
+    "GPU pipeline",
     "eager cell",
-    "by value",
-    "descriptor",
+    "bcopy",
+    "RTS",
     "checksums",
 ];
 
@@ -289,7 +289,7 @@ fn faults(mpi: &Mpi, arguments: &[&str]) -> Job {
     job(mpi, 2, "faults")
         .args(arguments)
         .args(&PATHS)
-        .env("ANABRANCH_GPU_RING", "off")
+        .env("ANABRANCH_GPU_PIPELINE", "off")
         // Several pieces a message.
         .env("ANABRANCH_CHUNK", "64K")
         .limit_seconds(600)
@@ -310,7 +310,7 @@ fn each_call_fails_once(mpi: &Mpi, code: &str) {
         }
     }
     assert!(stats.fallback("mapping_failed") > 0, "{outcome}");
-    for path in ["direct", "host_ring", "eager", "self", "value"] {
+    for path in ["direct", "host_pipeline", "eager", "self", "bcopy"] {
         let received = stats.total(&format!("receives_{path}"));
         assert!(received > 0, "{path}:\n{outcome}");
     }
@@ -336,7 +336,10 @@ fn each_call_of_the_gpu_ring(mpi: &Mpi) {
     none_is_lost(&outcome, Between::OneWay);
     let (positions, ..) = tally(&outcome, 0);
     assert!(positions > 50, "{positions} positions:\n{outcome}");
-    assert!(outcome.stats().total("receives_gpu_ring") > 0, "{outcome}");
+    assert!(
+        outcome.stats().total("receives_gpu_pipeline") > 0,
+        "{outcome}"
+    );
 }
 
 #[test]
@@ -357,7 +360,10 @@ fn one_function_of_the_gpu_ring_fails_for_good() {
             .passes();
         let (_, arrived, _) = tally(&outcome, 1);
         assert!(arrived > 5, "{outcome}");
-        assert!(outcome.stats().total("receives_host_ring") > 0, "{outcome}");
+        assert!(
+            outcome.stats().total("receives_host_pipeline") > 0,
+            "{outcome}"
+        );
         each_told_once(&outcome);
     });
 }
@@ -406,7 +412,7 @@ fn error_handlers_are_told(mpi: &Mpi) {
     needs_simulator("driver calls that fail");
     let outcome = job(mpi, 2, "faults")
         .args(&["lasting", "2", "direct", "host_ring", "value"])
-        .env("ANABRANCH_GPU_RING", "off")
+        .env("ANABRANCH_GPU_PIPELINE", "off")
         .env("ANABRANCH_CHUNK", "64K")
         .limit_seconds(600)
         .passes();
@@ -422,7 +428,7 @@ fn error_handlers_are_told(mpi: &Mpi) {
         assert_eq!(told.end, "the message is lost", "{outcome}");
     }
     // The sender's copy down to host memory fails for good, which has no other way.
-    let is_value = |(rank, told): &(u32, Told)| *rank == 0 && told.path == "by value";
+    let is_value = |(rank, told): &(u32, Told)| *rank == 0 && told.path == "bcopy";
     let reason = |(_, told): &(u32, Told)| told.reason.contains("CUDA_ERROR_OUT_OF_MEMORY");
     assert!(
         told.iter().any(|told| is_value(told) && reason(told)),
@@ -468,14 +474,14 @@ fn each_call_of_several(mpi: &Mpi, calls: Calls, paths: &str) {
     // How often a message asks for the end of its copies depends on how busy the cores are: 146 were seen on idle ones.
     assert!(!calls.are_all() || hit > 100, "{hit} positions:\n{last}");
     // Messages of this kind they were, but for those of which the direct path was lost as well.
-    let several = sum(&outcomes, "receives_several");
+    let several = sum(&outcomes, "receives_multipath");
     assert!(several * 10 > hit * 9, "{several} of {hit}:\n{last}");
     for path in paths.split(',') {
-        let bytes = sum(&outcomes, &format!("several_{path}_bytes"));
+        let bytes = sum(&outcomes, &format!("multipath_{path}_bytes"));
         assert!(bytes > 0, "{path}:\n{last}");
     }
     // At most a path, or a few, for each call that was hit. Most that fail are made again.
-    let retired = sum(&outcomes, "tracks_retired");
+    let retired = sum(&outcomes, "paths_abandoned");
     assert!(retired <= 4 * hit, "{retired} of {hit}:\n{last}");
     if !calls.are_all() {
         return;
@@ -492,7 +498,7 @@ fn each_call_of_several(mpi: &Mpi, calls: Calls, paths: &str) {
         let stats = outcome.stats();
         stats.check_complete();
         let (hit, _, lost) = tally(&outcome, 1);
-        let retired = stats.total("tracks_retired");
+        let retired = stats.total("paths_abandoned");
         assert!(
             lost == 0 && retired <= 2 * hit,
             "{retired} of {hit}:\n{outcome}"
@@ -523,17 +529,17 @@ fn each_call_of_messages_over_host_memory_fails_once() {
 fn each_call_of_pushes(mpi: &Mpi, calls: Calls) {
     let job = || {
         let job = on_several(mpi, 2, "faults").args(&["once", "999", "push"]);
-        calls.that_act(job.env("ANABRANCH_PUSH", "1M"))
+        calls.that_act(job.env("ANABRANCH_PUT", "1M"))
     };
     let outcomes = to_the_end(mpi, calls, &["0"], job);
     for outcome in &outcomes {
         none_is_lost(outcome, Between::BothWays);
-        let pushed = outcome.stats().of_rank(1, "several_pushed_bytes");
+        let pushed = outcome.stats().of_rank(1, "multipath_put_bytes");
         assert!(pushed > 0, "{outcome}");
     }
     let last = outcomes.last().expect("a run");
     // On busy cores a sender may be late to push, so that it is not by a push that fails that the next job begins.
-    let counts = [hits(&outcomes), sum(&outcomes, "tracks_retired")];
+    let counts = [hits(&outcomes), sum(&outcomes, "paths_abandoned")];
     let is_enough = counts[0] >= 20 && counts[1] > 0;
     assert!(!calls.are_all() || is_enough, "{counts:?}\n{last}");
 }
@@ -550,7 +556,7 @@ fn each_call_of_invited(mpi: &Mpi, calls: Calls) {
     let outcomes = to_the_end(mpi, calls, &["0"], job);
     for outcome in &outcomes {
         none_is_lost(outcome, Between::BothWays);
-        let invited = outcome.stats().total("receives_direct_invited");
+        let invited = outcome.stats().total("receives_put_early");
         assert!(invited > 0, "{outcome}");
     }
     let last = outcomes.last().expect("a run");
@@ -569,20 +575,20 @@ fn each_call_of_invited_messages_fails_once() {
 fn each_call_of_one(mpi: &Mpi, calls: Calls, executor: &str) {
     let job = on_several(mpi, 2, "faults")
         .args(&["once", "999", "one"])
-        .env("ANABRANCH_ASSIGN", "one")
+        .env("ANABRANCH_OWNER", "one")
         .env("ANABRANCH_EXECUTOR", executor);
     let outcome = calls.of(mpi, job).passes();
     none_is_lost(&outcome, Between::OneWay);
     let stats = outcome.stats();
     let (hit, arrived, _) = tally(&outcome, 1);
-    let driven = stats.total(&format!("driven_by_{executor}"));
+    let driven = stats.total(&format!("one_owner_by_{executor}"));
     assert!(
         driven * 10 > arrived * 6,
         "{driven} of {arrived}\n{outcome}"
     );
     assert_eq!(stats.total("places_retired"), 0, "{outcome}");
     if calls.are_all() {
-        let failed = stats.total("driven_failed");
+        let failed = stats.total("one_owner_failed");
         assert!(hit > 100 && failed > 20, "{failed} of {hit}:\n{outcome}");
     }
 }

@@ -1,4 +1,4 @@
-//! Plans by what the ranks of a job have told of their links.
+//! Plans by what the ranks of a job have published of their links.
 
 use super::super::tests::{all, router, uuid, LONG};
 use super::super::{HostFared, Known, Node, RouteUse, Router};
@@ -27,7 +27,7 @@ impl Job {
         let ranks = (0..count).map(|rank| {
             let registered =
                 Rank::register(&Launch::named(&name), rank, &options).expect("registered");
-            registered.own().list_card(&Card {
+            registered.own().list_link_rates(&HostLinkRates {
                 uuid: uuid(rank as u8),
                 // Not in the order of the ranks.
                 pci: 100 - u64::from(rank),
@@ -41,7 +41,7 @@ impl Job {
         }
     }
 
-    /// Rank `by` tells what a copy between two GPUs takes; `None` is the host.
+    /// Rank `by` publishes what a copy between two GPUs takes; `None` is the host.
     fn tell(&self, by: usize, from: Option<u8>, to: Option<u8>, gb_s: f32) {
         let [a, b] = [from, to].map(|gpu| gpu.map(uuid));
         let line = Some((5.0, gb_s));
@@ -53,14 +53,14 @@ impl Job {
         }));
     }
 
-    fn told(&self, wired: &[(Uuid, Wiring)]) -> Option<Told> {
-        Told::new(self.ranks.iter().map(|rank| rank.own().traffic()), wired)
+    fn told(&self, wired: &[(Uuid, Wiring)]) -> Option<PublishedModel> {
+        PublishedModel::new(self.ranks.iter().map(|rank| rank.own().traffic()), wired)
     }
 
     fn router_with(&self, wired: &[(Uuid, Wiring)]) -> Option<Router> {
         let mut router = router("beluga", |_| ());
         let node = Node::told(self.told(wired)?).expect("identities");
-        router.known = Known::Told(Some(Box::new(node)), 0);
+        router.known = Known::PublishedModel(Some(Box::new(node)), 0);
         Some(router)
     }
 
@@ -82,7 +82,7 @@ impl Job {
     }
 }
 
-/// What the system says of GPUs with so many links between each two; the first are those of ranks.
+/// What the system tells of GPUs with so many links between each two. The first GPUs are those of ranks.
 fn wired(gpus: u8, links: impl Fn(u8, u8) -> u32) -> Vec<(Uuid, Wiring)> {
     let pci = |gpu: u8| 100 - u64::from(gpu);
     let wiring = |gpu: u8| Wiring {
@@ -116,13 +116,13 @@ fn the_host_path_is_there_once_both_its_hops_are_measured() {
     assert_eq!(job.host_share(0, 1), Some(0.0));
     job.tell(1, None, Some(1), 12.0);
     let share = job.host_share(0, 1).expect("a plan");
-    // At most what the rates allow, 12 of 60, less what hand-overs cost.
+    // At most what the rates allow, 12 of 60, less the cost of hand-overs.
     assert!((0.10..0.20).contains(&share), "{share}");
     // Nobody has measured the other direction.
     assert_eq!(job.host_share(1, 0), None);
 }
 
-/// Else all of a pair's messages would go through the host, and its direct copy would never be measured.
+/// Otherwise all messages of a pair would go through the host, and its direct copy would never be measured.
 #[test]
 fn nothing_is_planned_while_the_direct_copy_is_measured_the_other_way_only() {
     let job = Job::new("other-way", 2);
@@ -148,7 +148,7 @@ fn what_is_as_slow_as_pcie_shares_its_links() {
     assert_eq!(job.host_share(0, 1), Some(0.0));
 }
 
-/// What ranks tell of three GPUs would do for a relay, were it known which links they share.
+/// What ranks publish of three GPUs would do for a relay if it were known which links they share.
 #[test]
 fn measured_copies_are_no_ground_for_relays() {
     let job = Job::new("relays", 3);
@@ -159,7 +159,7 @@ fn measured_copies_are_no_ground_for_relays() {
     assert_eq!(job.host_share(0, 1), Some(0.0));
 }
 
-/// Four GPUs, two of them in use: a message takes 3 links at 48 and the host's 12, as on a node that was measured.
+/// Four GPUs, two of them in use: a message takes 3 links at 48 and the host's 12, as on a measured node.
 #[test]
 fn gpus_that_nobody_uses_are_relays_where_the_system_tells_of_links() {
     let job = Job::new("wired", 2);
@@ -174,7 +174,7 @@ fn gpus_that_nobody_uses_are_relays_where_the_system_tells_of_links() {
     assert_eq!(job.relay_share(&[], 0, 1), Some(0.0), "nobody tells");
     // The links of one of the GPUs in use are not known.
     assert_eq!(job.relay_share(&mesh[1..], 0, 1), Some(0.0));
-    // Those of one that nobody uses are not: the other one is left.
+    // The links of one unused GPU are not known: the other one is left as a relay.
     let share = job.relay_share(&mesh[..3], 0, 1).expect("a plan");
     assert!((0.35..0.5).contains(&share), "{share}");
 }
@@ -188,7 +188,7 @@ fn no_relays_behind_a_switch() {
         let mut node = wired(4, |_, _| 2);
         node[switched].1.is_switched = true;
         let told = job.told(&node).expect("a node");
-        // A GPU that nobody uses is left out, one that is used says what the node is.
+        // An unused GPU is left out. One in use says what the node is.
         assert_eq!(told.is_wired, switched == 3);
         assert_eq!(told.topology.gpus.len(), if switched == 3 { 3 } else { 2 });
     }
@@ -196,7 +196,7 @@ fn no_relays_behind_a_switch() {
     assert!(!job.told(&none).expect("a node").is_wired);
 }
 
-/// Virtual machines tell of links to something else: the copies show that there are some.
+/// Virtual machines tell of links to something else: the copies show that there are links.
 #[test]
 fn what_copies_contradict_is_not_believed() {
     let job = Job::new("contradicted", 2);
@@ -209,7 +209,7 @@ fn what_copies_contradict_is_not_believed() {
     let told = job.told(&node).expect("a node");
     assert!(!told.is_wired);
     assert_eq!(job.relay_share(&node, 0, 1), Some(0.0));
-    // As where nobody tells.
+    // As if nobody had told of any links.
     let mut router = job.router_with(&node).expect("a node");
     let routed = router.route(uuid(0), uuid(1), LONG, 1, all());
     assert!(routed.expect("a plan").plan.share(PathKind::Host) > 0.1);
@@ -246,7 +246,7 @@ fn rates_that_nobody_measured_follow_from_the_number_of_links() {
         .hop(Place::Gpu(3), Place::Gpu(2))
         .expect("a hop");
     assert!(!hop.is_nvlink() && told.direct == [(3, 2)]);
-    // The fastest link counts: what else was under way only slows copies.
+    // The fastest link counts: other transfers can only slow copies.
     job.tell(0, Some(2), Some(3), 20.0);
     job.tell(1, Some(0), Some(2), 48.0);
     assert!(near(rate(1, 3), 48.0) && near(rate(3, 0), 24.0) && near(rate(2, 3), 20.0));
@@ -272,8 +272,8 @@ fn the_fastest_of_several_measurements_counts_and_all_number_the_gpus_alike() {
     assert_eq!(hop.push.map(|line| line.gb_s), Some(12.0));
 }
 
-/// As NVML tells it of two GPUs under each switch, two switches at each of two processors: to each of these the others, with its
-/// numbers of levels.
+/// What NVML tells of two GPUs under each switch, and two switches at each of two processors. Each GPU lists
+/// the others with NVML's level numbers.
 fn under_switches(mut wired: Vec<(Uuid, Wiring)>) -> Vec<(Uuid, Wiring)> {
     let gpus = wired.len() as u8;
     for (gpu, (_, wiring)) in (0..gpus).zip(&mut wired) {
@@ -290,7 +290,7 @@ fn under_switches(mut wired: Vec<(Uuid, Wiring)>) -> Vec<(Uuid, Wiring)> {
     wired
 }
 
-/// Eight GPUs, of which ranks have four, each two under one switch.
+/// Eight GPUs, of which ranks have four. Each two share one switch.
 #[test]
 fn gpus_under_one_switch_share_its_link() {
     let job = Job::new("switches", 4);
@@ -334,7 +334,7 @@ fn gpus_under_one_switch_share_its_link() {
     let mut by_one = mesh.clone();
     by_one[0].1.apart.clear();
     by_one[3].1.apart.truncate(2);
-    // (This is the number of no level.)
+    // (60 is the number of no level.)
     by_one[1].1.apart[1].1 = 60;
     assert_eq!(switches(&by_one), pairs(0, 8));
     // ... and two that contradict each other, or other pairs, are not believed.
@@ -348,7 +348,8 @@ fn gpus_under_one_switch_share_its_link() {
     assert!(switches(&wired(8, |_, _| 1)).is_empty());
 }
 
-/// Two messages that leave by one switch have half of its link each, whatever the host's memory was found to carry.
+/// Two messages that leave by one switch get half of its link each, whatever the host's memory was found to
+/// carry.
 #[test]
 fn host_paths_under_one_switch_share_its_link() {
     let job = Job::new("under-one", 4);
@@ -360,7 +361,7 @@ fn host_paths_under_one_switch_share_its_link() {
         job.tell(usize::from(to), Some(from), Some(to), 48.0);
     }
     let mesh = wired(4, |_, _| 1);
-    // What the second of two messages has in host memory, by how much of that is counted on.
+    // What the second of two messages sends through host memory, by how much of that is counted on.
     let share = |wired: &[(Uuid, Wiring)], steps: usize| {
         let mut router = job.router_with(wired).expect("a node");
         for _ in 0..16 * steps {
@@ -376,7 +377,7 @@ fn host_paths_under_one_switch_share_its_link() {
         assert!(first.expect("a plan").is_split());
         second.expect("a plan").plan.share(PathKind::Host)
     };
-    // By the rates 12 of 60 at most, and 6 of 54 where another has as much.
+    // By the rates 12 of 60 at most, and 6 of 54 if another message has as much.
     assert!(share(&mesh, 0) < 0.112 && share(&under_switches(mesh.clone()), 0) < 0.112);
     let (apart, together) = (share(&mesh, 16), share(&under_switches(mesh.clone()), 16));
     assert!(apart > 0.135, "{apart}");

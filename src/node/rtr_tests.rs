@@ -1,7 +1,7 @@
 use super::*;
 
-fn line() -> Box<Invitation> {
-    Box::new(Invitation {
+fn line() -> Box<Rtr> {
+    Box::new(Rtr {
         word: AtomicU64::new(0),
         waiting: std::array::from_fn(|_| AtomicU64::new(0)),
         digest: AtomicU64::new(0),
@@ -47,7 +47,7 @@ fn the_beginning_of_a_message_may_be_left_out() {
         let waiting = Waiting { bytes, ..WAITING };
         waiting.leaving(rest)
     };
-    // Bytes, what is to be left, and what is: a multiple of 64 KiB.
+    // Bytes, what is to be left out, and what is: a multiple of 64 KiB.
     for (bytes, rest, left) in [
         (64 * MIB, 3 * MIB, Some(3 * MIB)),
         (64 * MIB + 13, 3 * MIB + 13, Some(3 * MIB)),
@@ -122,11 +122,11 @@ fn it_is_taken_once_and_not_after_it_was_withdrawn() {
     line.open(8, &WAITING, &target());
     assert!(line.take(8));
     assert!(!line.take(8));
-    assert_eq!(line.state(8), Some(Invited::Taken));
+    assert_eq!(line.state(8), Some(RtrState::Taken));
     assert!(!line.withdraw(8), "somebody writes");
     line.land(8);
     line.refuse(8);
-    assert_eq!(line.state(8), Some(Invited::Landed), "what has landed has");
+    assert_eq!(line.state(8), Some(RtrState::Landed), "what has landed has");
     line.close();
     assert!(line.is_free());
 
@@ -139,7 +139,7 @@ fn it_is_taken_once_and_not_after_it_was_withdrawn() {
     line.open(10, &WAITING, &target());
     assert!(line.take(10));
     line.refuse(10);
-    assert_eq!(line.state(10), Some(Invited::Refused));
+    assert_eq!(line.state(10), Some(RtrState::Refused));
     assert!(line.withdraw(10), "nobody writes any more");
     assert!(line.is_free());
 }
@@ -156,7 +156,11 @@ fn what_is_written_over_is_not_believed() {
         let line = line();
         line.open(8, &WAITING, &target());
         line.target[at].fetch_xor(1, Ordering::Relaxed);
-        assert_eq!(line.target(&WAITING), Err(TrackError::Corrupt), "word {at}");
+        assert_eq!(
+            line.target(&WAITING),
+            Err(StagedPartError::Corrupt),
+            "word {at}"
+        );
     }
     let line = line();
     line.open(8, &WAITING, &target());
@@ -170,12 +174,12 @@ fn sender_and_receiver_find_the_same_line() {
     assert_eq!(WAITING.line(), expected().line());
     let lines = (0..1000).map(|tag| Waiting { tag, ..WAITING }.line());
     let lines: std::collections::HashSet<u32> = lines.collect();
-    assert!(lines.iter().all(|line| (*line as usize) < INVITATIONS));
+    assert!(lines.iter().all(|line| (*line as usize) < RTRS));
     assert!(lines.len() > 60, "{} lines for 1000 tags", lines.len());
 }
 
-/// One side invites, withdraws and is through; the other takes: never what was withdrawn, and what it takes is of the use that
-/// it has read.
+/// One side opens, withdraws and closes RTRs; the other takes them. It never takes one that was withdrawn,
+/// and what it takes belongs to the use that it has read.
 #[test]
 fn two_threads_agree() {
     const ROUNDS: u64 = 20_000;
@@ -230,10 +234,10 @@ fn two_threads_agree() {
                 withdrawn += 1;
                 continue;
             }
-            while line.state(round) == Some(Invited::Taken) {
+            while line.state(round) == Some(RtrState::Taken) {
                 std::thread::yield_now();
             }
-            assert_eq!(line.state(round), Some(Invited::Landed));
+            assert_eq!(line.state(round), Some(RtrState::Landed));
             line.close();
         }
         now.store(0, Ordering::Release);

@@ -1,36 +1,37 @@
-//! The part of a segment that is about memory on GPUs and messages over several paths: the GPUs that its owner sees, the
-//! allocations of its that are gone, and what it tells and offers its senders as a receiver. Its memory is taken when it is first needed.
+//! The GPU page: the part of a segment that is about memory on GPUs and messages over several paths. It holds
+//! the GPUs that the owner sees, the owner's freed allocations, and the offers and RTRs that the owner as a
+//! receiver makes to its senders. Its memory is taken when it is first needed.
 
-use super::invite::{Invitation, Invited, Told, Waiting, INVITATIONS};
 use super::relay::{Exported, GpuRow, Wiring, GPUS_MAX};
 use super::retired::Retired;
+use super::rtr::{Rtr, RtrId, RtrState, Waiting, RTRS};
 use super::slot::Slot;
-use super::track::{Asked, Offer, Part, Target, Way, TRACKS};
+use super::staged_part::{Asked, Offer, Part, Target, Way, STAGED_PARTS};
 use super::units::{units_of, Taker, Units, UNIT_BYTES};
 use super::view::View;
 use super::Segment;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Messages that a rank receives over several paths at one time.
+/// Messages that a rank can receive over several paths at one time.
 pub const OFFERS: usize = 64;
-/// Size of a board, bytes.
-pub const BOARD_BYTES: usize = size_of::<Board>();
+/// Size of a GPU page, bytes.
+pub const GPU_PAGE_BYTES: usize = size_of::<GpuPage>();
 
-/// A board as it lies in shared memory.
+/// A GPU page as it lies in shared memory.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Board {
+pub struct GpuPage {
     gpus: AtomicU32,
-    /// How often peers have raised a wish.
+    /// How often peers have asked for staging.
     wishes: AtomicU32,
     rows: [GpuRow; GPUS_MAX],
     retired: Retired,
     offers: [Offer; OFFERS],
-    invitations: [Invitation; INVITATIONS],
+    rtrs: [Rtr; RTRS],
 }
 
-impl Board {
+impl GpuPage {
     /// The GPUs that the owner sees.
     pub fn gpus(&self) -> &[GpuRow] {
         let count = self.gpus.load(Ordering::Acquire) as usize;
@@ -42,7 +43,7 @@ impl Board {
         self.wishes.load(Ordering::Acquire)
     }
 
-    /// Allocations of the owner's that are no more.
+    /// The owner's freed allocations.
     pub fn retired(&self) -> &Retired {
         &self.retired
     }
@@ -52,20 +53,20 @@ impl Board {
         self.offers.get(index as usize)
     }
 
-    /// An invitation of the owner's.
-    pub fn invitation(&self, line: u32) -> Option<&Invitation> {
-        self.invitations.get(line as usize)
+    /// An RTR of the owner's.
+    pub fn rtr(&self, line: u32) -> Option<&Rtr> {
+        self.rtrs.get(line as usize)
     }
 }
 
-/// What the owner of a board knows of it.
+/// What the owner of a GPU page knows of it.
 #[derive(Debug, Default)]
 pub(super) struct Own {
     is_tried: bool,
     /// Offers that are not in use.
     idle: Vec<u32>,
     tags: u64,
-    /// Units of the wide region, and in how many blocks they are.
+    /// Which units of the wide region are in use, and in how many blocks they are.
     wide: Vec<AtomicU64>,
     blocks: u32,
     is_refused: bool,
@@ -84,68 +85,77 @@ pub struct Wide {
 impl View {
     /// Asks the owner for staging memory on one of its GPUs, once.
     pub fn wish_for(&self, row: usize) {
-        let Some(board) = self.board() else { return };
-        if board.gpus().get(row).is_some_and(GpuRow::wish) {
-            board.wishes.fetch_add(1, Ordering::AcqRel);
+        let Some(gpu_page) = self.gpu_page() else {
+            return;
+        };
+        if gpu_page.gpus().get(row).is_some_and(GpuRow::wish) {
+            gpu_page.wishes.fetch_add(1, Ordering::AcqRel);
             self.ring_doorbell();
         }
     }
 }
 
 impl Slot {
-    /// Receiver: has claimed the message, and offers its sender a part in bringing it.
+    /// Receiver: has claimed the message, and offers its sender to bring a part of it.
     pub fn ask(&self, nonce: u64, asked: Asked) {
         self.asked().store(asked.pack(nonce), Ordering::Release);
     }
 
-    /// Sender: what the receiver has offered.
+    /// Sender: the receiver's offer.
     pub fn offered(&self, nonce: u64) -> Option<Asked> {
         Asked::unpack(self.asked().load(Ordering::Acquire), nonce)
     }
 }
 
 impl Segment {
-    /// Has memory for the board. False where there is none.
-    pub fn prepare_board(&self) -> bool {
-        let mut own = self.own_board().lock();
+    /// Provides memory for the GPU page. False if there is none.
+    pub fn prepare_gpu_page(&self) -> bool {
+        let mut own = self.own_gpu_page().lock();
         if !std::mem::replace(&mut own.is_tried, true) {
-            match self.reserve_board() {
+            match self.reserve_gpu_page() {
                 Ok(()) => own.idle = (0..OFFERS as u32).rev().collect(),
                 Err(error) => log::warn!(
                     "no memory for messages over several paths ({error}): each takes one"
                 ),
             }
         }
-        self.board().is_some()
+        self.gpu_page().is_some()
     }
 
     /// Lists the GPUs that this rank sees, and marks those that it uses.
     pub fn list_gpus(&self, uuids: &[[u8; 16]], used: &[u8; 16]) {
-        let Some(board) = self.board() else { return };
-        let known = board.gpus().len();
-        for (row, uuid) in board.rows.iter().zip(uuids).skip(known) {
+        let Some(gpu_page) = self.gpu_page() else {
+            return;
+        };
+        let known = gpu_page.gpus().len();
+        for (row, uuid) in gpu_page.rows.iter().zip(uuids).skip(known) {
             row.list(uuid);
         }
         let count = uuids.len().min(GPUS_MAX).max(known);
-        board.gpus.store(count as u32, Ordering::Release);
-        let mine = board.gpus().iter().find(|row| row.uuid() == *used);
+        gpu_page.gpus.store(count as u32, Ordering::Release);
+        let mine = gpu_page.gpus().iter().find(|row| row.uuid() == *used);
         if let Some(row) = mine {
             row.set_used();
         }
     }
 
-    /// Says what links a GPU has that this rank sees.
+    /// Publishes the links of a GPU that this rank sees.
     pub fn tell_wiring(&self, uuid: &[u8; 16], wiring: &Wiring) {
-        let Some(board) = self.board() else { return };
-        if let Some(row) = board.gpus().iter().find(|row| row.uuid() == *uuid) {
+        let Some(gpu_page) = self.gpu_page() else {
+            return;
+        };
+        if let Some(row) = gpu_page.gpus().iter().find(|row| row.uuid() == *uuid) {
             row.wire(wiring);
             self.traffic().touch();
         }
     }
 
-    /// Says what is exported on a GPU, or that nothing is.
+    /// Publishes what is exported on a GPU, or that nothing is.
     pub fn publish_relay(&self, row: usize, exported: Option<&Exported>) {
-        if let Some(row) = self.board().and_then(|board| board.gpus().get(row)) {
+        if let Some(row) = self
+            .gpu_page()
+            .and_then(|gpu_page| gpu_page.gpus().get(row))
+        {
             match exported {
                 Some(exported) => row.publish(exported),
                 None => row.withdraw(),
@@ -153,62 +163,61 @@ impl Segment {
         }
     }
 
-    /// Tells peers that an allocation of this rank's is no more.
+    /// Tells peers that this rank has freed an allocation.
     pub fn retire(&self, base: u64, buffer_id: u64) {
-        if let Some(board) = self.board() {
-            let _own = self.own_board().lock();
-            board.retired.tell(base, buffer_id);
+        if let Some(gpu_page) = self.gpu_page() {
+            let _own = self.own_gpu_page().lock();
+            gpu_page.retired.tell(base, buffer_id);
         }
     }
 
-    /// Tells the sender of a receive. `None` where the line for its stream is in use.
-    pub fn invite(&self, waiting: &Waiting, target: &Target) -> Option<Told> {
+    /// Sends an RTR for a receive. `None` if the line for its stream is in use.
+    pub fn invite(&self, waiting: &Waiting, target: &Target) -> Option<RtrId> {
         let line = waiting.line();
-        let invitation = self.board()?.invitation(line)?;
-        if !invitation.is_free() {
+        let rtr = self.gpu_page()?.rtr(line)?;
+        if !rtr.is_free() {
             return None;
         }
-        let mut own = self.own_board().lock();
+        let mut own = self.own_gpu_page().lock();
         own.tags += 1;
         let tag = own.tags;
-        invitation.open(tag, waiting, target);
+        rtr.open(tag, waiting, target);
         let rest = waiting.rest;
-        Some(Told { line, tag, rest })
+        Some(RtrId { line, tag, rest })
     }
 
-    fn invitation(&self, told: Told) -> Option<&Invitation> {
-        self.board()?.invitation(told.line)
+    fn rtr(&self, told: RtrId) -> Option<&Rtr> {
+        self.gpu_page()?.rtr(told.line)
     }
 
-    /// How far a receive is that its sender was told of. `None` where somebody has written over that.
-    pub fn invited(&self, told: Told) -> Option<Invited> {
-        self.invitation(told)?.state(told.tag)
+    /// State of an RTR that was sent. `None` if somebody has written over it.
+    pub fn rtr_state(&self, told: RtrId) -> Option<RtrState> {
+        self.rtr(told)?.state(told.tag)
     }
 
-    /// Its sender is not to take it any more. False if it has, and may still write to the buffer.
-    pub fn withdraw(&self, told: Told) -> bool {
-        self.invitation(told)
-            .is_none_or(|invitation| invitation.withdraw(told.tag))
+    /// Withdraws an RTR. False if the sender has taken it, and may still write to the buffer.
+    pub fn withdraw(&self, told: RtrId) -> bool {
+        self.rtr(told).is_none_or(|rtr| rtr.withdraw(told.tag))
     }
 
-    /// The next receive of the stream will be told of, too.
-    pub fn promise_invitation(&self, told: Told) {
-        if let Some(invitation) = self.invitation(told) {
-            invitation.promise();
+    /// An RTR will be sent for the next receive of the stream, too.
+    pub fn promise_rtr(&self, told: RtrId) {
+        if let Some(rtr) = self.rtr(told) {
+            rtr.promise();
         }
     }
 
-    /// Its sender has died while it wrote to the buffer.
-    pub fn take_invitation_back(&self, told: Told) {
-        if let Some(invitation) = self.invitation(told) {
-            invitation.refuse(told.tag);
+    /// Refuses an RTR in the sender's place, which has died while it wrote to the buffer.
+    pub fn withdraw_rtr(&self, told: RtrId) {
+        if let Some(rtr) = self.rtr(told) {
+            rtr.refuse(told.tag);
         }
     }
 
-    /// Nothing is to be known of it any more.
-    pub fn close_invitation(&self, told: Told) {
-        if let Some(invitation) = self.invitation(told) {
-            invitation.close();
+    /// The RTR is not needed any more.
+    pub fn close_rtr(&self, told: RtrId) {
+        if let Some(rtr) = self.rtr(told) {
+            rtr.close();
         }
     }
 
@@ -219,29 +228,32 @@ impl Segment {
         target: Option<&Target>,
         behind: Option<Asked>,
     ) -> Option<Asked> {
-        let board = self.board()?;
-        let has_target = |part: &Part| part.way != Way::Push || target.is_some();
-        if parts.is_empty() || parts.len() > TRACKS || !parts.iter().all(has_target) {
+        let gpu_page = self.gpu_page()?;
+        let has_target = |part: &Part| part.way != Way::Put || target.is_some();
+        if parts.is_empty() || parts.len() > STAGED_PARTS || !parts.iter().all(has_target) {
             return None;
         }
-        let mut own = self.own_board().lock();
+        let mut own = self.own_gpu_page().lock();
         let index = own.idle.pop()?;
         own.tags += 1;
         let tag = own.tags;
-        board.offer(index)?.open(tag, parts, target, behind);
+        gpu_page.offer(index)?.open(tag, parts, target, behind);
         Some(Asked { index, tag })
     }
 
     /// The offer is over.
     pub fn close_offer(&self, asked: Asked) {
-        if let Some(offer) = self.board().and_then(|board| board.offer(asked.index)) {
+        if let Some(offer) = self
+            .gpu_page()
+            .and_then(|gpu_page| gpu_page.offer(asked.index))
+        {
             offer.close();
-            self.own_board().lock().idle.push(asked.index);
+            self.own_gpu_page().lock().idle.push(asked.index);
         }
     }
 
-    /// Takes a piece of the wide staging region, which grows up to its bound if it may by so many bytes. `None` where all
-    /// is in use.
+    /// Takes a piece of the wide staging region. The region grows up to its bound if it may by so many bytes.
+    /// `None` if all is in use.
     pub fn take_wide(&self, bytes: u64, mut may_grow: impl FnMut(u64) -> bool) -> Option<Wide> {
         let layout = self.layout();
         let block = units_of(u64::from(layout.wide_block_bytes));
@@ -249,7 +261,7 @@ impl Segment {
         if count > block || layout.wide_blocks == 0 {
             return None;
         }
-        let mut own = self.own_board().lock();
+        let mut own = self.own_gpu_page().lock();
         own.tag = own.tag.wrapping_add(1);
         let taker = Taker {
             rank: self.world_rank(),
@@ -277,13 +289,13 @@ impl Segment {
     /// Gives a piece back.
     pub fn give_wide(&self, piece: &Wide) {
         let block = units_of(u64::from(self.layout().wide_block_bytes));
-        let own = self.own_board().lock();
+        let own = self.own_gpu_page().lock();
         Units::new(&own.wide, block.max(1)).give(piece.unit, piece.count, piece.taker);
     }
 
     /// Units of wide staging in use.
     pub fn wide_in_use(&self) -> usize {
-        let own = self.own_board().lock();
+        let own = self.own_gpu_page().lock();
         Units::new(&own.wide, 1).takers().count()
     }
 }
@@ -298,4 +310,4 @@ pub(super) fn blocks_of(bytes: u64) -> (u32, u32) {
     }
 }
 
-pub(super) type OwnBoard = Mutex<Own>;
+pub(super) type OwnGpuPage = Mutex<Own>;

@@ -1,9 +1,10 @@
-//! Receives of which their receiver has told their sender beforehand: it then writes to the buffer at once, before its
-//! message is matched (a rendezvous begun by the receiver).
+//! RTR: a receiver tells the sender about a receive before the message is sent. The sender then writes to the
+//! buffer at once, before its message is matched (a rendezvous begun by the receiver).
 //!
-//! An invitation lies in the receiver's segment, a line for each stream that may have one. It names the message that was
-//! received last, so that the sender knows that the one it is about to send is the next of the stream, which this receive
-//! must match. It may leave out the beginning of the message, which then comes as the receiver asks for it.
+//! An RTR lies in the receiver's segment, one line for each stream that may have one. It names the message
+//! that was received last, so that the sender knows that the message it is about to send is the next of the
+//! stream, which this receive must match. The RTR may leave out the beginning of the message, which then
+//! comes as the receiver asks for it.
 //!
 //! ```text
 //!         receiver            sender
@@ -15,15 +16,15 @@
 
 use super::map::will_write_at;
 use super::slot::put;
-use super::track::{Target, TrackError, TARGET_WORDS};
+use super::staged_part::{StagedPartError, Target, TARGET_WORDS};
 use super::{digest, mix};
 use std::sync::atomic::{fence, AtomicU64, AtomicUsize, Ordering};
 
-/// Where the invitation is that this process has taken last.
+/// Where the RTR is that this process took last.
 static LAST_TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Sender: is about to look for an invitation, at the same place as the last time, mostly. What its receiver has written there is
-/// brought while the message is looked at.
+/// Sender: is about to look for an RTR, mostly at the same place as the last time. This fetches the line that
+/// the receiver has written there while the message is looked at.
 #[inline]
 pub fn expect() {
     let address = LAST_TAKEN.load(Ordering::Relaxed);
@@ -32,33 +33,34 @@ pub fn expect() {
     }
 }
 
-/// Lines for invitations of one rank.
-pub const INVITATIONS: usize = 64;
+/// Lines for the RTRs of one rank.
+pub const RTRS: usize = 64;
 
 const STATE_BITS: u32 = 3;
 const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
-/// What is left of a message is a multiple of so many bytes, and less than so many of these.
+/// The part of a message that is left out is a multiple of so many bytes, and less than [`REST_UNITS`] of
+/// these.
 const REST_UNIT: u64 = 64 << 10;
 const REST_SHIFT: u32 = 48;
 const REST_UNITS: u64 = 1 << (u64::BITS - REST_SHIFT);
-/// Nobody is invited, but whoever sends next will be.
+/// There is no RTR, but one will be sent for the next receive.
 const SOON: u64 = STATE_MASK;
 
-/// How far it is.
+/// The state of an RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub enum Invited {
+pub enum RtrState {
     /// The sender may take it.
     Open = 1,
-    /// The sender writes to the buffer.
+    /// The sender is writing to the buffer.
     Taken = 2,
-    /// What the sender was to write is there.
+    /// The sender has written what it was to write.
     Landed = 3,
-    /// The sender could not bring it, and writes no more.
+    /// The sender could not write it, and writes no more.
     Refused = 4,
 }
 
-/// A receive that has been told of.
+/// The receive of an RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// Identity of the communicator.
@@ -80,7 +82,8 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// The same, and the sender is to leave so much of the beginning of the message, or somewhat less. `None` if that cannot be told.
+    /// The same receive, but the sender leaves out so much of the beginning of the message, or somewhat less.
+    /// `None` if an RTR cannot say that.
     pub fn leaving(self, rest: u64) -> Option<Waiting> {
         let rest = rest / REST_UNIT * REST_UNIT;
         let is_told = rest < self.bytes.max(1)
@@ -100,29 +103,29 @@ impl Waiting {
         ]
     }
 
-    /// The line that is for this stream, at sender and receiver.
+    /// The line for this stream, at sender and receiver.
     pub fn line(&self) -> u32 {
         let words = self.words();
-        (mix(words[0] ^ mix(words[1])) >> 32) as u32 % INVITATIONS as u32
+        (mix(words[0] ^ mix(words[1])) >> 32) as u32 % RTRS as u32
     }
 }
 
-/// Which invitation of a receiver's.
+/// Names an RTR of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct RtrId {
     /// Its line.
     pub line: u32,
     /// The tag of its present use, which is never used again.
     pub tag: u64,
-    /// What the sender leaves of the beginning of the message, bytes.
+    /// How much of the beginning of the message the sender leaves out, bytes.
     pub rest: u64,
 }
 
-/// An invitation as it lies in shared memory. The receiver writes the first line, and the second where the allocation is
-/// another one.
+/// An RTR as it lies in shared memory. The receiver always writes the first line; it writes the second only
+/// if the allocation is another one.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Invitation {
+pub struct Rtr {
     /// Tag and state.
     word: AtomicU64,
     waiting: [AtomicU64; 6],
@@ -130,25 +133,26 @@ pub struct Invitation {
     target: [AtomicU64; TARGET_WORDS],
 }
 
-impl Invitation {
-    /// Whether it may be opened.
+impl Rtr {
+    /// Whether the receiver may open it.
     pub(super) fn is_free(&self) -> bool {
         matches!(self.word.load(Ordering::Relaxed), 0 | SOON)
     }
 
-    /// Receiver: the next receive of the stream will be told of, too: its sender may wait a moment for that.
+    /// Receiver: an RTR will be sent for the next receive of the stream, too. The sender may wait a moment
+    /// for it.
     pub(super) fn promise(&self) {
         let order = (Ordering::Release, Ordering::Relaxed);
-        // Refused where it is open for another stream.
+        // Fails if it is open for another stream.
         let _ = self.word.compare_exchange(0, SOON, order.0, order.1);
     }
 
-    /// Sender: whether a receive will be told of soon.
+    /// Sender: whether an RTR will be sent soon.
     pub fn is_promised(&self) -> bool {
         self.word.load(Ordering::Relaxed) == SOON
     }
 
-    /// Receiver: tells of a receive. Its allocation is the target's.
+    /// Receiver: sends an RTR for a receive. The target names its allocation.
     pub(super) fn open(&self, tag: u64, waiting: &Waiting, target: &Target) {
         let relaxed = Ordering::Relaxed;
         self.word.store(0, relaxed);
@@ -157,7 +161,7 @@ impl Invitation {
             offset: 0,
             ..*target
         };
-        // What stays the same stays in the sender's cache.
+        // Words that stay the same stay in the sender's cache.
         let words = of_allocation.words(target.buffer_id);
         let places = self.target.iter().zip(words);
         places.for_each(|(place, word)| put(place, word));
@@ -165,14 +169,15 @@ impl Invitation {
         let places = self.waiting.iter().zip(words);
         places.for_each(|(place, word)| place.store(word, relaxed));
         self.digest.store(digest_of(tag, &words), relaxed);
-        self.word.store(pack(tag, Invited::Open), Ordering::Release);
+        self.word
+            .store(pack(tag, RtrState::Open), Ordering::Release);
     }
 
-    /// Sender: the tag of an invitation that is open, and is about this receive as far as the sender knows it. The offset, the
-    /// allocation and what is left out are the receiver's to say.
+    /// Sender: the tag of an RTR that is open and is about this receive, as far as the sender knows it. The
+    /// receiver decides the offset, the allocation and what is left out.
     pub fn find(&self, expected: &Waiting) -> Option<(u64, Waiting)> {
         let word = self.word.load(Ordering::Acquire);
-        if word & STATE_MASK != Invited::Open as u64 {
+        if word & STATE_MASK != RtrState::Open as u64 {
             return None;
         }
         let tag = word >> STATE_BITS;
@@ -188,8 +193,8 @@ impl Invitation {
         (is_it && is_whole).then_some((tag, found))
     }
 
-    /// Sender: the receiver's buffer. To be read before the invitation is taken.
-    pub fn target(&self, waiting: &Waiting) -> Result<Target, TrackError> {
+    /// Sender: the receiver's buffer. Read it before taking the RTR.
+    pub fn target(&self, waiting: &Waiting) -> Result<Target, StagedPartError> {
         let words = std::array::from_fn(|at| self.target[at].load(Ordering::Relaxed));
         let target = Target::from_words(&words, waiting.buffer_id)?;
         Ok(Target {
@@ -198,30 +203,30 @@ impl Invitation {
         })
     }
 
-    /// Sender: will write to the buffer. False where the receiver has withdrawn it.
+    /// Sender: takes the RTR, to write to the buffer. False if the receiver has withdrawn it.
     pub fn take(&self, tag: u64) -> bool {
         LAST_TAKEN.store(std::ptr::from_ref(self).addr(), Ordering::Relaxed);
-        // What was read of it before is of this use, as no tag comes twice.
-        self.swap(tag, Invited::Open, Invited::Taken)
+        // What was read before belongs to this use, because no tag comes twice.
+        self.swap(tag, RtrState::Open, RtrState::Taken)
     }
 
-    /// Sender: what it was to write is there.
+    /// Sender: has written what it was to write.
     pub fn land(&self, tag: u64) {
-        self.swap(tag, Invited::Taken, Invited::Landed);
+        self.swap(tag, RtrState::Taken, RtrState::Landed);
     }
 
-    /// Sender: nothing is written any more, and not all of it is there.
+    /// Sender: writes no more, and has not written all of it.
     pub fn refuse(&self, tag: u64) {
-        self.swap(tag, Invited::Taken, Invited::Refused);
+        self.swap(tag, RtrState::Taken, RtrState::Refused);
     }
 
-    /// Receiver: nobody is to take it any more. False if somebody has, and may still write.
+    /// Receiver: withdraws the RTR. False if the sender has taken it, and may still write.
     pub(super) fn withdraw(&self, tag: u64) -> bool {
-        let word = pack(tag, Invited::Open);
+        let word = pack(tag, RtrState::Open);
         let order = (Ordering::AcqRel, Ordering::Acquire);
         match self.word.compare_exchange(word, 0, order.0, order.1) {
             Ok(_) => true,
-            Err(now) if now == pack(tag, Invited::Refused) => {
+            Err(now) if now == pack(tag, RtrState::Refused) => {
                 self.close();
                 true
             }
@@ -229,34 +234,34 @@ impl Invitation {
         }
     }
 
-    /// Receiver: how far it is. `None` where somebody has written over it.
-    pub fn state(&self, tag: u64) -> Option<Invited> {
+    /// Receiver: the state. `None` if somebody has written over it.
+    pub fn state(&self, tag: u64) -> Option<RtrState> {
         let word = self.word.load(Ordering::Acquire);
         let all = [
-            Invited::Open,
-            Invited::Taken,
-            Invited::Landed,
-            Invited::Refused,
+            RtrState::Open,
+            RtrState::Taken,
+            RtrState::Landed,
+            RtrState::Refused,
         ];
         all.into_iter().find(|state| word == pack(tag, *state))
     }
 
-    /// Whether a sender writes to the buffer, whatever the invitation is about.
+    /// Whether a sender is writing to the buffer, whatever the RTR is about.
     pub fn is_taken(&self) -> bool {
-        self.word.load(Ordering::Acquire) & STATE_MASK == Invited::Taken as u64
+        self.word.load(Ordering::Acquire) & STATE_MASK == RtrState::Taken as u64
     }
 
-    /// What a sender leaves of the beginning of the message, bytes, whatever the invitation is about.
+    /// How much of the beginning of the message a sender leaves out, bytes, whatever the RTR is about.
     pub fn leaves(&self) -> u64 {
         (self.waiting[4].load(Ordering::Relaxed) >> REST_SHIFT) * REST_UNIT
     }
 
-    /// Receiver: is through with it.
+    /// Receiver: is done with it.
     pub(super) fn close(&self) {
         self.word.store(0, Ordering::Release);
     }
 
-    fn swap(&self, tag: u64, from: Invited, to: Invited) -> bool {
+    fn swap(&self, tag: u64, from: RtrState, to: RtrState) -> bool {
         let (from, to) = (pack(tag, from), pack(tag, to));
         self.word
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
@@ -264,7 +269,7 @@ impl Invitation {
     }
 }
 
-fn pack(tag: u64, state: Invited) -> u64 {
+fn pack(tag: u64, state: RtrState) -> u64 {
     tag << STATE_BITS | state as u64
 }
 
@@ -275,5 +280,5 @@ fn digest_of(tag: u64, words: &[u64; 6]) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "invite_tests.rs"]
+#[path = "rtr_tests.rs"]
 mod tests;

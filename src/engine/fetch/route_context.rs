@@ -1,63 +1,59 @@
-//! Which paths a message takes that is received.
+//! Which paths a received message takes.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::config::Assign;
+use crate::config::Owner;
 use crate::cuda::{overlap, Buffer, Uuid};
-use crate::engine::fetch::trail::{self, Trail};
+use crate::engine::fetch::order_token::{self, OrderToken};
 use crate::engine::fetch::turn::WINDOW_FROM;
 use crate::engine::gpu::Gpu;
+use crate::engine::history::PeerHistory;
 use crate::engine::relays::Relay;
 use crate::engine::route::{RouteUse, Routed, Router};
 use crate::engine::Env;
-use crate::node::track::TRACKS;
+use crate::node::staged_part::STAGED_PARTS;
 use crate::node::{Message, Part, Peer, Way};
 use crate::plan::PathKind;
-use crate::policy::history::{
-    Depths, Planned, PLANNED_FROM, PLANNED_FROM_BOTH, PLANNED_MEANWHILE_FROM,
-};
-use crate::policy::peers::Exchanges;
+use crate::policy::history::{Planned, PLANNED_FROM, PLANNED_FROM_BOTH, PLANNED_MEANWHILE_FROM};
 use crate::policy::{decided, parts};
 use crate::stats::{self, Counter};
 use crate::topology::Place;
 
-/// What is asked before a message is fetched.
-pub struct Ways<'a> {
-    /// Who knows the node.
+/// What is known before a message is fetched.
+pub struct RouteContext<'a> {
+    /// Knows the node.
     pub router: &'a mut Router,
-    /// The receiver's buffer; None where that is no device memory.
+    /// The receiver's buffer; None if that is no device memory.
     pub buffer: Option<&'a Buffer>,
     /// The messages under way.
     pub others: &'a Others<'a>,
-    /// Until these are over, what was received in its place is still compared with what was sent.
-    pub checks: Vec<Arc<Trail>>,
-    /// How deep the windows of messages were that came before.
-    pub depths: &'a mut Depths,
-    /// With whom messages go both ways.
-    pub exchanges: &'a mut Exchanges,
+    /// Until these are over, payloads received before in its place are still compared with what was sent.
+    pub checks: Vec<Arc<OrderToken>>,
+    /// What was learnt of peers.
+    pub history: &'a mut PeerHistory,
     /// This rank sends to the sender, too.
     pub sends_to: bool,
-    /// This rank writes to a receive of the sender's, of which it was told.
-    pub is_pushing: bool,
+    /// This rank writes to a receive of the sender's, after an RTR.
+    pub is_putting: bool,
     /// This rank computes while messages are under way.
     pub computes: bool,
-    /// This rank deals with several others: while a plan is made for one's message, those of the others wait to be dealt with.
+    /// This rank deals with several others: while it plans a message of one, the messages of the others wait.
     pub are_several: bool,
 }
 
 /// A message that is being fetched into device memory.
 pub struct UnderWay {
-    /// Which message of this rank it is, in the order in which they were taken.
+    /// The number of the message, in the order in which this rank has taken its messages.
     pub began: u64,
     /// World rank of its sender.
     pub source: u32,
     /// Address and length of the receiver's buffer.
     pub to: (u64, u64),
-    /// How far it is, if it comes over several paths.
-    pub trail: Option<Arc<Trail>>,
+    /// How far it is, if it has an order token.
+    pub token: Option<Arc<OrderToken>>,
 }
 
 impl UnderWay {
@@ -70,14 +66,15 @@ impl UnderWay {
 /// The messages under way, oldest first.
 pub type Rows = SmallVec<[UnderWay; 16]>;
 
-/// The messages under way, which are looked up when somebody asks: for most it does not matter who they are.
+/// The messages under way. They are looked up when somebody asks: for most messages it does not matter which
+/// they are.
 pub struct Others<'a> {
     find: &'a dyn Fn() -> Rows,
     rows: OnceCell<Rows>,
 }
 
 impl<'a> Others<'a> {
-    /// To be looked up so.
+    /// `find` looks them up.
     pub fn new(find: &'a dyn Fn() -> Rows) -> Others<'a> {
         Others {
             find,
@@ -91,8 +88,8 @@ impl<'a> Others<'a> {
     }
 }
 
-/// What is planned.
-struct Route {
+/// What is to be planned.
+struct RouteKey {
     from: Uuid,
     to: Uuid,
     bytes: u64,
@@ -102,35 +99,35 @@ struct Route {
     is_begun: bool,
 }
 
-/// The way of one message.
-pub struct Chosen {
-    /// What the plan uses of the links counts as used until this is dropped.
+/// The route of one message.
+pub struct Route {
+    /// The links that the plan uses count as used until this is dropped.
     pub routed: Routed,
     /// The parts that go over staging.
     pub parts: Vec<Part>,
-    /// Whether the rest is more than what must be.
+    /// Whether the plan itself has a direct path.
     pub has_direct: bool,
 }
 
-/// Whether it matters how deep the window is of a message of so many bytes: if it may be split, or be read in turns by a rank that deals
-/// with several others.
+/// Whether the depth of the window matters for a message of so many bytes: if the message may be split, or if
+/// a rank that deals with several others may read it in turns.
 pub fn asks_for_depth(env: &Env, bytes: u64, are_several: bool) -> bool {
     env.may_split(bytes) || (are_several && bytes >= WINDOW_FROM)
 }
 
-/// From so many bytes on both ends have the beginning of the sender's staging in host memory pinned with the
-/// first message, whichever way that goes: no thread of the process can launch anything meanwhile
-/// (`docs/decisions/host-staging-ahead.md`). Where the first message to be split waited for it, single
+/// From so many bytes on, both ends pin the beginning of the sender's staging in host memory with the first
+/// message, whichever way that message goes: meanwhile no thread of the process can launch anything
+/// (`docs/decisions/host-staging-ahead.md`). When the first message to be split waited for it, single
 /// messages of 64 MiB both ways between two H200s took 5.5 times as long as without the library, on average
 /// of 20.
 const HOST_PINNED_FROM: u64 = 16 << 20;
 
-/// Whether messages of so many bytes may be split with host memory sooner or later.
+/// Whether messages of so many bytes may sooner or later be split with host memory.
 pub fn uses_host(env: &Env, bytes: u64) -> bool {
     bytes >= HOST_PINNED_FROM && env.may_split(bytes) && env.paths().host
 }
 
-impl Ways<'_> {
+impl RouteContext<'_> {
     /// The GPU of the receiver's buffer.
     pub fn to(&self) -> Option<Uuid> {
         self.buffer.map(|buffer| buffer.uuid)
@@ -141,47 +138,54 @@ impl Ways<'_> {
         self.to().map(|to| [message.device, to])
     }
 
-    /// Those that are received in the same place, an address and a length.
+    /// Messages that are received in the same place, given as address and length.
     pub fn overlapping(&self, place: (u64, u64)) -> impl Iterator<Item = &UnderWay> {
         let rows = self.others.rows().iter();
         rows.filter(move |row| row.overlaps(place))
     }
 
-    /// How far they are.
-    pub fn trails(&self, place: (u64, u64)) -> Vec<Arc<Trail>> {
-        if !trail::are_left() {
+    /// The order tokens of these messages.
+    pub fn tokens(&self, place: (u64, u64)) -> Vec<Arc<OrderToken>> {
+        if !order_token::are_left() {
             return Vec::new();
         }
         let overlapping = self.overlapping(place);
-        overlapping.filter_map(|row| row.trail.clone()).collect()
+        overlapping.filter_map(|row| row.token.clone()).collect()
     }
 
-    /// How deep the window is taken to be of a message that has begun, with a [`Flight`]. To be asked once for each that [`asks_for_depth`], whichever way it
-    /// goes in the end: what is done with the next window depends on it.
+    /// The depth that the window is taken to have, for a message that has begun, with an [`InFlightGuard`].
+    /// Call this once for each message for which [`asks_for_depth`] is true, whichever way it goes in the
+    /// end: what is done with the next window depends on it.
     pub fn depth(&mut self, message: &Message) -> u32 {
-        let in_flight = self.depths.in_flight(message.source);
-        self.depths.of(message.source, message.length, in_flight)
+        let in_flight = self.history.windows.in_flight(message.source);
+        self.history
+            .windows
+            .of(message.source, message.length, in_flight)
     }
 
-    /// Whether the plan of a message in a window so deep is likely to be one direct copy: then that is launched first, and the plan
-    /// made while it runs.
+    /// Whether the plan is likely to be one direct copy, for a message in a window of this depth. Then that
+    /// copy is launched first, and the plan is made while it runs.
     pub fn is_likely_direct(&self, message: &Message, depth: u32) -> bool {
         let (source, bytes) = (message.source, message.length);
         let ends = self.ends(message);
-        ends.is_some_and(|ends| self.depths.is_likely_direct(source, ends, bytes, depth))
+        ends.is_some_and(|ends| {
+            self.history
+                .windows
+                .is_likely_direct(source, ends, bytes, depth)
+        })
     }
 
-    /// Whether a single message that its sender has begun to write is to be planned: of those that would go directly on an idle node,
-    /// too, and are not so long that host memory might be worth it, few are.
+    /// Whether to plan a single message that its sender has begun to write. Few messages are planned of those
+    /// that would go directly even on an idle node, and are not so long that host memory might pay.
     pub fn is_planned_meanwhile(&mut self, message: &Message) -> bool {
         let (source, bytes) = (message.source, message.length);
         let ends = self.ends(message);
-        let depths = &mut *self.depths;
+        let depths = &mut self.history.windows;
         !ends
             .is_some_and(|ends| depths.is_unplanned(source, ends, bytes, 1, PLANNED_MEANWHILE_FROM))
     }
 
-    /// Whether a message in a window so deep goes as if it could not be split.
+    /// Whether a message in a window of this depth is handled as if it could not be split.
     pub fn is_unplanned(&mut self, message: &Message, depth: u32) -> bool {
         let (source, bytes) = (message.source, message.length);
         let keeps_waiting = depth > 1 || self.are_several;
@@ -191,64 +195,78 @@ impl Ways<'_> {
                 true => PLANNED_FROM_BOTH,
                 false => PLANNED_FROM,
             };
-            self.depths.is_unplanned(source, ends, bytes, depth, from)
+            self.history
+                .windows
+                .is_unplanned(source, ends, bytes, depth, from)
         })
     }
 
-    /// Whether it begins in that copy, and is planned meanwhile. A long one is planned before where the one
-    /// before it only lacked what may be there by now: a plan takes 20 us, and it would be one more message
-    /// that is not split.
+    /// Whether the message begins in that copy, and is planned meanwhile. A long message is planned first if
+    /// the one before it only lacked what may be there by now: a plan takes 20 us, and otherwise one more
+    /// message would not be split.
     pub fn begins_directly(&self, message: &Message, depth: u32) -> bool {
-        let lacked = || self.depths.lacked(message.source, depth);
+        let lacked = || self.history.windows.lacked(message.source, depth);
         self.is_likely_direct(message, depth) && (message.length < PLANNED_FROM_BOTH || !lacked())
     }
 
-    /// If no other message of its sender's is under way, and one is due whose time tells the rate better than those before, it takes one
-    /// direct copy, and that is timed. Whether it is.
+    /// If no other message of its sender is under way, and a message is due whose time tells the rate better
+    /// than those before, this message takes one direct copy, which is timed. Returns whether it does.
     pub fn time_if_due(&self, gpu: &mut Gpu, message: &Message) -> bool {
-        if self.depths.in_flight(message.source) > 1 {
+        if self.history.windows.in_flight(message.source) > 1 {
             return false;
         }
         let ends = self.ends(message);
         ends.is_some_and(|[from, to]| gpu.survey.time_if_due(&from, &to, message.length))
     }
 
-    /// Whether single messages like this one are split with host memory, and begun by their senders, if these are told in time.
+    /// Whether single messages like this one are split with host memory, and their senders begin to write
+    /// them if they get the RTR in time.
     pub fn are_begun(&self, message: &Message) -> bool {
         let (source, bytes) = (message.source, message.length);
         let ends = self.ends(message);
-        ends.is_some_and(|ends| self.depths.rest(source, ends, bytes).is_some())
+        ends.is_some_and(|ends| self.history.windows.rest(source, ends, bytes).is_some())
     }
 
-    /// A single message that was offered is written whole, as what goes the other way is.
+    /// A single message that was offered is written whole, like the message in the other direction.
     pub fn refused(&mut self, message: &Message) {
-        if self.depths.is_refused_again(message.source, message.length) {
+        if self
+            .history
+            .windows
+            .is_refused_again(message.source, message.length)
+        {
             self.note_direct(message);
         }
     }
 
-    /// A single message is written whole that would be split. So are the next ones, if the other end wants it so, and did before.
+    /// A single message that would be split is written whole. The next ones are written whole as well, if the
+    /// other end wants that and wanted it before.
     pub fn would_split(&mut self, message: &Message) {
-        if self.is_pushing && self.depths.goes_along(message.source, message.length) {
+        if self.is_putting
+            && self
+                .history
+                .windows
+                .goes_along(message.source, message.length)
+        {
             self.note_direct(message);
         }
     }
 
-    /// A single message goes over several paths.
+    /// A single message is split.
     pub fn agreed(&mut self, message: &Message) {
-        self.depths.agreed(message.source);
+        self.history.windows.agreed(message.source);
     }
 
     /// A single message has taken one direct copy, whatever would have been planned.
     fn note_direct(&mut self, message: &Message) {
         if let Some(ends) = self.ends(message) {
-            self.depths
+            self.history
+                .windows
                 .planned(message.source, ends, message.length, 1, Planned::Direct);
         }
     }
 
-    /// Chooses the way of a message in a window so deep, of which its sender writes the direct part already or does not. `None`: one
-    /// copy, and nobody needs to know.
+    /// Chooses the route of a message in a window of this depth. `is_begun`: its sender already writes the
+    /// direct part. `None`: one copy, and nobody needs to know.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -261,7 +279,7 @@ impl Ways<'_> {
         message: &Message,
         in_flight: u32,
         is_begun: bool,
-    ) -> Option<Chosen> {
+    ) -> Option<Route> {
         let to = self.to()?;
         let bytes = message.length;
         let relays = if env.paths().relay {
@@ -273,11 +291,11 @@ impl Ways<'_> {
         if is_spared {
             stats::add(Counter::HostSpared, 1);
             if relays.is_empty() {
-                // One copy is what is left; a rank that computes pays for each plan with its units of work.
+                // Only one copy is left; a rank that computes would pay for each plan with computing time.
                 return None;
             }
         }
-        let route = Route {
+        let key = RouteKey {
             from: message.device,
             to,
             bytes,
@@ -287,35 +305,33 @@ impl Ways<'_> {
             is_begun,
         };
         let find = |uuid: &Uuid| relays.iter().find(|relay| relay.uuid == *uuid);
-        let Some(mut routed) = self.plan(env, &route, &|uuid| find(uuid).is_some()) else {
-            self.note_unplanned(gpu, message, &route);
+        let Some(mut routed) = self.plan(env, &key, &|uuid| find(uuid).is_some()) else {
+            self.note_unplanned(gpu, message, &key);
             return None;
         };
         let over = self.relays_of(&routed, &relays);
         let lacks_staging = over.iter().any(|relay| relay.bytes == 0);
         if lacks_staging {
-            // Staging is taken once a plan gains from it; until it is there, messages go without.
+            // Staging is taken once a plan gains from it; until it is there, messages do without.
             let missing = over.iter().filter(|relay| relay.bytes == 0);
             missing.for_each(|relay| gpu.relays.wish(env, relay));
             routed.withdraw();
             let is_there = |uuid: &Uuid| find(uuid).is_some_and(|relay| relay.bytes > 0);
-            routed = self.plan(env, &route, &is_there)?;
+            routed = self.plan(env, &key, &is_there)?;
         }
-        let waits =
-            in_flight == 1 && routed.is_split() && self.depths.waits_for_others(message.source);
+        let waits = in_flight == 1
+            && routed.is_split()
+            && self.history.windows.waits_for_others(message.source);
         if waits {
             routed.withdraw();
-            let directly = Route {
-                host: false,
-                ..route
-            };
+            let directly = RouteKey { host: false, ..key };
             routed = self.plan(env, &directly, &|_| false)?;
         }
         let parts = self.parts(&routed, &relays, peer);
         let kinds = routed.plan.paths().iter().map(|path| path.path.kind());
         let has_direct = kinds.into_iter().any(|kind| kind == PathKind::Direct);
         if !is_spared {
-            let (source, ends) = (message.source, [route.from, route.to]);
+            let (source, ends) = (message.source, [key.from, key.to]);
             let (is_split, would_split) = (!parts.is_empty(), routed.would_be_split());
             let how = decided!(
                 "parts.planned",
@@ -323,50 +339,53 @@ impl Ways<'_> {
                 parts::planned(is_split, lacks_staging, would_split)
             );
             if !waits {
-                self.depths.planned(source, ends, bytes, in_flight, how);
+                self.history
+                    .windows
+                    .planned(source, ends, bytes, in_flight, how);
             }
             if in_flight == 1 {
                 let rest = rest_of(&parts, bytes);
-                self.depths.note_rest(source, ends, bytes, rest);
+                self.history.windows.note_rest(source, ends, bytes, rest);
             }
         }
-        Some(Chosen {
+        Some(Route {
             parts,
             has_direct,
             routed,
         })
     }
 
-    /// Nothing is known of the two GPUs, so that the message takes one direct copy. Where messages of its length do not tell the rate
-    /// of a fast link either, those after it will do so, too.
-    fn note_unplanned(&mut self, gpu: &Gpu, message: &Message, route: &Route) {
-        let (from, to) = (route.from, route.to);
-        if !gpu.survey.wants(&from, &to, route.bytes) {
-            let (source, in_flight) = (message.source, route.in_flight);
+    /// Nothing is known of the two GPUs, so the message takes one direct copy. If messages of its length do
+    /// not tell the rate of a fast link either, those after it take one direct copy, too.
+    fn note_unplanned(&mut self, gpu: &Gpu, message: &Message, key: &RouteKey) {
+        let (from, to) = (key.from, key.to);
+        if !gpu.survey.wants(&from, &to, key.bytes) {
+            let (source, in_flight) = (message.source, key.in_flight);
             let how = if gpu.survey.is_active() {
                 Planned::DirectForNow
             } else {
                 Planned::Direct
             };
-            self.depths
-                .planned(source, [from, to], route.bytes, in_flight, how);
+            self.history
+                .windows
+                .planned(source, [from, to], key.bytes, in_flight, how);
         }
     }
 
-    fn plan(&mut self, env: &Env, route: &Route, relay: &dyn Fn(&Uuid) -> bool) -> Option<Routed> {
+    fn plan(&mut self, env: &Env, key: &RouteKey, relay: &dyn Fn(&Uuid) -> bool) -> Option<Routed> {
         let usable = RouteUse {
             relay,
-            host: route.host,
+            host: key.host,
             paths: env.paths(),
-            may_push: false,
-            goes_directly: route.goes_directly,
-            is_begun: route.is_begun,
+            may_put: false,
+            goes_directly: key.goes_directly,
+            is_begun: key.is_begun,
             goes_both_ways: self.sends_to,
-            assign: Assign::Own,
+            assign: Owner::Two,
         };
-        let (from, to) = (route.from, route.to);
+        let (from, to) = (key.from, key.to);
         self.router
-            .plan(env, from, to, route.bytes, route.in_flight, usable)
+            .plan(env, from, to, key.bytes, key.in_flight, usable)
     }
 
     fn relays_of(&self, routed: &Routed, relays: &[Relay]) -> Vec<Relay> {
@@ -377,7 +396,7 @@ impl Ways<'_> {
             .collect()
     }
 
-    /// The parts of a plan that go over staging. What is left out is direct.
+    /// The parts of a plan that go over staging. The rest goes directly.
     fn parts(&self, routed: &Routed, relays: &[Relay], peer: &Peer) -> Vec<Part> {
         let part = |path: &crate::plan::PathPlan| {
             let (way, room) = match path.path.via() {
@@ -408,11 +427,12 @@ impl Ways<'_> {
             })
         };
         let parts = routed.plan.paths().iter().filter(|path| path.bytes > 0);
-        parts.filter_map(part).take(TRACKS).collect()
+        parts.filter_map(part).take(STAGED_PARTS).collect()
     }
 }
 
-/// What parts that all go through host memory bring of a message, if that is its beginning, and less than half of it.
+/// How many bytes the parts bring, if they all go through host memory and are the beginning of the message
+/// and less than half of it.
 fn rest_of(parts: &[Part], bytes: u64) -> Option<u64> {
     let rows = parts
         .iter()
@@ -424,6 +444,7 @@ fn rest_of(parts: &[Part], bytes: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::history::Depths;
 
     #[test]
     fn what_host_memory_brings_of_single_messages_is_remembered() {

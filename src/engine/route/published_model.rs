@@ -1,61 +1,66 @@
-//! The node as its ranks tell of it, where nobody has measured it before.
+//! The node as its ranks publish it, if nobody has measured it before.
 
 use super::wiring::Mesh;
 use crate::cuda::{uuid_text, Uuid};
 use crate::model::{HopModel, Line, Model, PCIE_SPREAD};
-use crate::node::traffic::{Card, Ends, Measured, Page};
+use crate::node::traffic::{Ends, HostLinkRates, Measured, Page};
 use crate::node::Wiring;
 use crate::topology::pcie::{Level, Tree};
 use crate::topology::{
     Costs, Fabric, Gpu, Hop, HostSide, Linked, Parts, Place, Topology, MAX_GPUS,
 };
 
-/// A direct copy that is so much faster than one to or from the host goes by other links.
+/// A direct copy that is this much faster than one to or from the host uses other links.
 const FASTER_THAN_PCIE: f64 = 1.3;
-/// What a copy between two GPUs takes before its bytes move, us, where none over NVLink was measured.
+/// The time of a copy between two GPUs before its bytes move, us, if none over NVLink was measured.
 const ALPHA_US: f32 = 5.0;
-/// What each of those copies costs that are launched in one batch behind another, us: nobody measures that in passing. H100 and H200
-/// have 0.4 to 0.6. With an alpha for each, 16 messages of 8 MiB were to take 465 us, which take 390, and the host was given what
-/// it could carry in the difference.
+/// The cost of each copy that is launched in one batch behind another, us: nobody measures that in passing.
+/// H100 and H200 have 0.4 to 0.6. With an alpha for each copy, 16 messages of 8 MiB were predicted to take
+/// 465 us instead of the real 390, and the host was given what it could carry in the difference.
 const BATCHED_US: f64 = 0.5;
 
-/// A node as its ranks have told.
-pub(super) struct Told {
+/// A node as its ranks have published it.
+pub(super) struct PublishedModel {
     pub topology: Topology,
     pub model: Model,
-    /// From which GPU to which the direct copy was measured.
+    /// From which GPU to which GPU the direct copy was measured.
     pub direct: Vec<(u8, u8)>,
     /// It is known which pairs have links of their own.
     pub is_wired: bool,
 }
 
-impl Told {
-    /// The GPUs that ranks use, the way of each to the host and back, and direct copies between them. What nobody has measured
-    /// is not there, and no path leads over it.
+impl PublishedModel {
+    /// The GPUs that ranks use, the path of each to the host and back, and direct copies between them. What
+    /// nobody has measured is left out, and no path uses it.
     ///
-    /// Where the system has told which links there are (`wired`) and that they lead from GPU to GPU, what pairs have that
-    /// nobody has measured follows from their number and from what one such link was seen to carry, and the GPUs that no rank
-    /// uses are there, too: that is ground for relays. Where it has told how far all of them are apart by PCIe, those under one
-    /// switch share its link to the host.
+    /// If the system has told which links there are (`wired`) and that they lead from GPU to GPU, the rates
+    /// of pairs that nobody has measured follow from the number of their links and from what one such link
+    /// was seen to carry. GPUs that no rank uses are then included, too: that makes relays possible. If the
+    /// system has told how far all of them are apart by PCIe, those under one switch share its link to the
+    /// host.
     ///
-    /// `None` as long as nobody has measured a way to the host.
+    /// `None` as long as nobody has measured a path to the host.
     pub fn new<'a>(
         pages: impl Iterator<Item = &'a Page> + Clone,
         wired: &[(Uuid, Wiring)],
-    ) -> Option<Told> {
-        let cards = cards(pages.clone(), wired);
-        let uuids: Vec<Uuid> = cards.iter().map(|card| card.uuid).collect();
+    ) -> Option<PublishedModel> {
+        let link_rates_of = link_rates_of(pages.clone(), wired);
+        let uuids: Vec<Uuid> = link_rates_of
+            .iter()
+            .map(|link_rates| link_rates.uuid)
+            .collect();
         let lines = Lines::new(&uuids, pages.flat_map(Page::measured).collect())?;
-        // A pair whose copies are faster than PCIe has links: what tells of none is about something else.
+        // A pair whose copies are faster than PCIe has links. A table that has none for it is about something
+        // else.
         let mesh = Mesh::of(&uuids, wired).filter(|mesh| {
             let mut pairs = lines.pairs();
             pairs.all(|(a, b)| mesh.links(a, b) > 0 || !lines.is_fast(a, b))
         });
         let links = Links::new(&lines, mesh);
-        let topology = topology(&cards, &lines, &links, wired)?;
+        let topology = topology(&link_rates_of, &lines, &links, wired)?;
         let model = model(&topology, &lines, &links)?;
         let measured = lines.measured().map(|(a, b)| (a as u8, b as u8));
-        Some(Told {
+        Some(PublishedModel {
             direct: measured.collect(),
             is_wired: links.mesh.is_some(),
             topology,
@@ -64,34 +69,44 @@ impl Told {
     }
 }
 
-/// The GPUs that ranks use, and where the links of these are known and lead to no switch, those that nobody uses.
-fn cards<'a>(pages: impl Iterator<Item = &'a Page>, wired: &[(Uuid, Wiring)]) -> Vec<Card> {
-    let mut cards: Vec<Card> = Vec::new();
-    let add = |cards: &mut Vec<Card>, card: Card| {
-        if cards.len() < MAX_GPUS && !cards.iter().any(|known| known.uuid == card.uuid) {
-            cards.push(card);
+/// The GPUs that ranks use. If their links are known and lead to no switch, also those that nobody uses.
+fn link_rates_of<'a>(
+    pages: impl Iterator<Item = &'a Page>,
+    wired: &[(Uuid, Wiring)],
+) -> Vec<HostLinkRates> {
+    let mut link_rates_of: Vec<HostLinkRates> = Vec::new();
+    let add = |link_rates_of: &mut Vec<HostLinkRates>, link_rates: HostLinkRates| {
+        if link_rates_of.len() < MAX_GPUS
+            && !link_rates_of
+                .iter()
+                .any(|known| known.uuid == link_rates.uuid)
+        {
+            link_rates_of.push(link_rates);
         }
     };
     pages
-        .flat_map(Page::cards)
-        .for_each(|card| add(&mut cards, card));
-    let used: Vec<Uuid> = cards.iter().map(|card| card.uuid).collect();
+        .flat_map(Page::link_rates_of)
+        .for_each(|link_rates| add(&mut link_rates_of, link_rates));
+    let used: Vec<Uuid> = link_rates_of
+        .iter()
+        .map(|link_rates| link_rates.uuid)
+        .collect();
     if Mesh::of(&used, wired).is_some() {
         for (uuid, wiring) in wired.iter().filter(|(_, wiring)| !wiring.is_switched) {
-            let card = Card {
+            let link_rates = HostLinkRates {
                 uuid: *uuid,
                 pci: wiring.pci,
                 numa: None,
             };
-            add(&mut cards, card);
+            add(&mut link_rates_of, link_rates);
         }
     }
-    // All ranks number them alike.
-    cards.sort_by_key(|card| (card.pci, card.uuid));
-    cards
+    // So all ranks number them alike.
+    link_rates_of.sort_by_key(|link_rates| (link_rates.pci, link_rates.uuid));
+    link_rates_of
 }
 
-/// What copies took, alpha (us) and rate (GB/s), by the numbers of GPUs; `None` is the host.
+/// What copies took, as alpha (us) and rate (GB/s), by the numbers of the GPUs; `None` is the host.
 struct Lines<'a> {
     gpus: &'a [Uuid],
     measured: Vec<Measured>,
@@ -112,7 +127,7 @@ impl<'a> Lines<'a> {
         (lines.pcie > 0.0).then_some(lines)
     }
 
-    /// A pair may have been measured by several ranks: what others had under way can only have slowed it.
+    /// Several ranks may have measured a pair: other transfers can only have slowed it.
     fn of(&self, from: Option<usize>, to: Option<usize>) -> Option<(f32, f32)> {
         let [from, to] = [from, to].map(|gpu| gpu.and_then(|gpu| self.gpus.get(gpu)));
         let ends = Ends::new(from, to);
@@ -121,14 +136,14 @@ impl<'a> Lines<'a> {
         told.max_by(|x, y| x.1.total_cmp(&y.1))
     }
 
-    /// Both directions of two GPUs, the faster one; GB/s.
+    /// The rate of the faster direction between two GPUs, GB/s.
     fn fastest(&self, a: usize, b: usize) -> Option<f64> {
         let both = [(a, b), (b, a)].map(|(a, b)| self.of(Some(a), Some(b)));
         let rates = both.into_iter().flatten().map(|line| f64::from(line.1));
         rates.reduce(f64::max)
     }
 
-    /// Whether copies between two GPUs do not go by PCIe. Those that are not faster are taken to.
+    /// Whether copies between two GPUs do not go by PCIe. Those that are not faster are taken to go by PCIe.
     fn is_fast(&self, a: usize, b: usize) -> bool {
         let rate = self.fastest(a, b);
         rate.is_some_and(|rate| rate > FASTER_THAN_PCIE * self.pcie)
@@ -149,7 +164,7 @@ impl<'a> Lines<'a> {
 /// The NVLinks, as far as the system tells.
 struct Links<'a> {
     mesh: Option<Mesh<'a>>,
-    /// What one of them takes, where any is known: alpha (us) and rate (GB/s).
+    /// Alpha (us) and rate (GB/s) of one link, if any is known.
     one: Option<(f32, f64)>,
 }
 
@@ -173,25 +188,27 @@ impl<'a> Links<'a> {
         Some(links).filter(|links| *links > 0)
     }
 
-    /// What a copy between two GPUs takes by the number of their links.
+    /// Alpha and rate of a copy between two GPUs, by the number of their links.
     fn line(&self, a: usize, b: usize) -> Option<(f32, f32)> {
         let (alpha_us, gb_s) = self.one?;
         Some((alpha_us, (gb_s * f64::from(self.between(a, b)?)) as f32))
     }
 }
 
-/// The PCIe tree, if the system has told how far each two GPUs are apart, and that can be. Where a rank sees one GPU only, NVML
-/// shows it the others all the same; each pair is told of by one end at least.
-fn tree(cards: &[Card], gpus: &[Gpu], wired: &[(Uuid, Wiring)]) -> Tree {
+/// The PCIe tree, if the system has told how far each two GPUs are apart, and if that is consistent. Even if
+/// a rank sees one GPU only, NVML shows it the others. At least one end of each pair publishes it.
+fn tree(link_rates_of: &[HostLinkRates], gpus: &[Gpu], wired: &[(Uuid, Wiring)]) -> Tree {
     let said = |from: usize, to: usize| {
-        let mut of = wired.iter().filter(|(uuid, _)| *uuid == cards[from].uuid);
+        let mut of = wired
+            .iter()
+            .filter(|(uuid, _)| *uuid == link_rates_of[from].uuid);
         let level = of.find_map(|(_, wiring)| {
             let mut apart = wiring.apart.iter();
-            apart.find(|(pci, _)| *pci == cards[to].pci)
+            apart.find(|(pci, _)| *pci == link_rates_of[to].pci)
         });
         level.and_then(|(_, level)| Level::of_nvml(*level))
     };
-    let n = cards.len();
+    let n = link_rates_of.len();
     let level = |a: usize, b: usize| match a == b {
         true => Some(Level::Pix),
         false => said(a, b).or_else(|| said(b, a)),
@@ -202,7 +219,7 @@ fn tree(cards: &[Card], gpus: &[Gpu], wired: &[(Uuid, Wiring)]) -> Tree {
 }
 
 fn topology(
-    cards: &[Card],
+    link_rates_of: &[HostLinkRates],
     lines: &Lines<'_>,
     links: &Links<'_>,
     wired: &[(Uuid, Wiring)],
@@ -220,17 +237,20 @@ fn topology(
             links: links.between(a, b),
         })
     });
-    let gpu = |card: &Card| Gpu {
-        uuid: Some(uuid_text(&card.uuid)),
-        numa: card.numa,
+    let gpu = |link_rates: &HostLinkRates| Gpu {
+        uuid: Some(uuid_text(&link_rates.uuid)),
+        numa: link_rates.numa,
         ..Gpu::default()
     };
-    let gpus: Vec<Gpu> = cards.iter().map(gpu).collect();
+    let gpus: Vec<Gpu> = link_rates_of.iter().map(gpu).collect();
     let pcie = lines.pcie;
     let topology = Topology::assemble(Parts {
         name: "this-node".into(),
-        description: format!("{} GPUs, as their ranks have measured them", cards.len()),
-        pcie: tree(cards, &gpus, wired),
+        description: format!(
+            "{} GPUs, as their ranks have measured them",
+            link_rates_of.len()
+        ),
+        pcie: tree(link_rates_of, &gpus, wired),
         gpus,
         fabric: Fabric::Links,
         port: None,
@@ -265,7 +285,7 @@ fn model(topology: &Topology, lines: &Lines<'_>, links: &Links<'_>) -> Option<Mo
             spread: if hop.is_nvlink() { 0.0 } else { PCIE_SPREAD },
         });
         let is_up = to == Place::Host;
-        // Chunks are pushed to relays. That is a little quicker than the pulls that were measured.
+        // Chunks are put to relays. That is a little quicker than the gets that were measured.
         let may_relay = links.mesh.is_some() && from != Place::Host;
         Some(HopModel {
             from,
@@ -285,5 +305,5 @@ fn model(topology: &Topology, lines: &Lines<'_>, links: &Links<'_>) -> Option<Mo
 }
 
 #[cfg(test)]
-#[path = "told_tests.rs"]
-mod told_tests;
+#[path = "published_model_tests.rs"]
+mod published_model_tests;

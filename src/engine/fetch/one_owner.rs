@@ -1,14 +1,15 @@
-//! A message over several paths of which this rank drives every copy (assignment one): it sees all GPUs involved.
+//! A multipath message with one owner (`ANABRANCH_OWNER=one`): this rank makes every copy, as it sees all
+//! GPUs involved.
 //!
-//! Nothing is asked of the sender but what every message asks: that its buffer stays as it is until it is acknowledged.
+//! The sender need only do what every message needs: leave its buffer as it is until it sees the ATS.
 
 use std::sync::Arc;
 
-use crate::config::Assign;
+use crate::config::Owner;
 use crate::cuda::{reach, ContextKey, Error, Export, Mapping, Uuid};
 use crate::engine::fault::{self, Of, Path};
-use crate::engine::fetch::trail::Trail;
-use crate::engine::fetch::Ways;
+use crate::engine::fetch::order_token::OrderToken;
+use crate::engine::fetch::RouteContext;
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::route::{RouteUse, Routed};
 use crate::engine::story::Parts;
@@ -19,43 +20,43 @@ use crate::plan::{PathKind, Plan};
 use crate::stats::{self, Counter};
 use crate::topology::{Place, MAX_GPUS};
 
-/// Messages that are taken to follow each other where several of a pair are under way. The number itself would give each
-/// message of a window a plan, and a graph, of its own.
+/// The depth that a window is taken to have if several messages of a pair are under way. With the number
+/// itself, each message of a window would get its own plan and graph.
 const WINDOW: u32 = 16;
-/// Plans that did not come to their end because of the path over one place, after which none leads over it.
+/// After so many failed plans whose failure lies with the path over one place, no plan uses that place.
 const PLACE_FAILURES_MAX: u32 = 2;
-/// Plans that did not come to their end for another reason, after which no more are driven.
+/// After so many plans that failed for other reasons, this rank makes no more one-owner transfers.
 const FAILURES_MAX: u32 = 3;
 
-/// Plans that come to their end, after which those that did not before do not count any more.
+/// After so many plans that ended well, earlier failures do not count any more.
 const FORGIVEN_AFTER: u32 = 8;
 
-/// What has failed of the plans that this rank drove.
+/// The failures of this rank's one-owner plans.
 #[derive(Default)]
 pub struct Troubles {
-    /// By the places that messages were led over: GPUs, and host memory (`None`).
+    /// By the place that a path led over: a GPU, or host memory (`None`).
     places: Vec<(Option<Uuid>, Trouble)>,
-    /// What no such place has to do with.
+    /// Failures that lie with no such place.
     others: Trouble,
 }
 
-/// How often something has failed of late.
+/// How often something has failed lately.
 #[derive(Clone, Copy, Default)]
 struct Trouble {
     failures: u32,
-    /// Plans that came to their end since.
+    /// Plans that have ended well since.
     since: u32,
 }
 
 impl Trouble {
-    /// Once more. Whether that was the last time.
+    /// Counts one more failure. Returns whether it was the last that is allowed.
     fn note(&mut self, most: u32) -> bool {
         self.failures += 1;
         self.since = 0;
         self.failures == most
     }
 
-    /// A plan has come to its end. What has failed for the last time stays so.
+    /// A plan has ended well. What has reached its limit of failures stays there.
     fn forgive(&mut self, most: u32) {
         self.since = self.since.saturating_add(1);
         if self.since >= FORGIVEN_AFTER && self.failures < most {
@@ -65,18 +66,19 @@ impl Trouble {
 }
 
 impl Troubles {
-    /// Whether messages may be led over a place.
+    /// Whether paths may lead over a place.
     fn may_lead_over(&self, place: Option<&Uuid>) -> bool {
         let known = self.places.iter().find(|(of, _)| of.as_ref() == place);
         known.is_none_or(|(_, trouble)| trouble.failures < PLACE_FAILURES_MAX)
     }
 
-    /// Whether this rank drives messages no more.
+    /// Whether this rank makes no more one-owner transfers.
     fn is_end(&self) -> bool {
         self.others.failures >= FAILURES_MAX
     }
 
-    /// One more. Whether it was the last: there will be no more over this place or, without one, none at all.
+    /// Counts one more failure. Returns whether it was the last: no more plans over this place or, without a
+    /// place, no more at all.
     fn note(&mut self, place: Option<Option<Uuid>>) -> bool {
         let Some(place) = place else {
             return self.others.note(FAILURES_MAX);
@@ -89,7 +91,7 @@ impl Troubles {
         self.places[at].1.note(PLACE_FAILURES_MAX)
     }
 
-    /// A plan that leads over these places has come to its end.
+    /// A plan whose paths lead over these places has ended well.
     fn forgive(&mut self, places: impl Iterator<Item = Option<Uuid>>) {
         self.others.forgive(FAILURES_MAX);
         if self.places.is_empty() {
@@ -104,7 +106,7 @@ impl Troubles {
     }
 }
 
-/// Takes note of a message that did not come to its end, and says so; `again` is what is done instead.
+/// Records a message whose plan failed, and reports it; `again` says what is done instead.
 fn note(
     gpu: &mut Gpu,
     peer: &Peer,
@@ -112,14 +114,14 @@ fn note(
     uuid: impl Fn(u8) -> Option<Uuid>,
     again: &str,
 ) {
-    // A GPU without an identity is as good as none.
+    // A GPU without an identity counts as no place.
     let place = match failure.place {
         Some(Place::Host) => Some(None),
         Some(Place::Gpu(number)) => uuid(number).map(Some),
         None => None,
     };
-    let is_last = gpu.driven.note(place);
-    stats::add(Counter::DrivenFailed, 1);
+    let is_last = gpu.one_owner.note(place);
+    stats::add(Counter::OneOwnerFailed, 1);
     stats::add(
         Counter::PlacesRetired,
         u64::from(is_last && place.is_some()),
@@ -140,9 +142,9 @@ fn note(
         Some(name) => format!("{again}, and none is led over {name} any more"),
         None => format!("{again}, and this rank drives no message alone any more"),
     };
-    // What fails because the sender has died is told when its messages are given up.
+    // Failures because the sender has died are reported when its messages are given up.
     if peer.goes_on() {
-        fault::survived(Of::From(peer.world_rank()), Path::Several, &why, &end);
+        fault::survived(Of::From(peer.world_rank()), Path::Multipath, &why, &end);
     }
 }
 
@@ -155,28 +157,28 @@ pub struct To {
     pub address: u64,
 }
 
-/// What became of the attempt to begin.
+/// The result of an attempt to begin.
 pub enum Begun {
     /// It is under way, or waits for others of this rank.
-    Driven(Box<Driven>),
+    OneOwnerTransfer(Box<OneOwnerTransfer>),
     /// One direct copy is best; the links are reserved for it.
     Direct(Box<Routed>),
-    /// This is not the way for it.
+    /// One owner is not the way for this message.
     No,
 }
 
-/// What became of a step.
+/// The result of a step.
 pub enum Step {
-    /// Not at its end; whether something has been launched.
+    /// Not over yet; whether something has been launched.
     Pending(bool),
     /// All bytes are there.
     Arrived,
-    /// It did not come to its end, which has been told, and nothing of it runs any more.
+    /// It failed, which has been reported, and nothing of it runs any more.
     Lost,
 }
 
-/// A message whose copies are all this rank's.
-pub struct Driven {
+/// A message of which this rank makes all copies.
+pub struct OneOwnerTransfer {
     peer: Arc<Peer>,
     routed: Routed,
     /// The GPUs, by their numbers in the plan.
@@ -186,45 +188,45 @@ pub struct Driven {
     target: u64,
     mappings: Vec<Arc<Mapping>>,
     drive: Option<Drive>,
-    /// Messages that it is written over: nothing is launched before they are over, or launched by this rank as a whole, so that the
-    /// driver keeps the order.
+    /// The messages that this one is written over. Nothing is launched before these are over, or before this
+    /// rank has launched each of them as a whole, so that the driver keeps the order.
     after: Vec<After>,
-    /// It did not come to its end.
+    /// Its plan failed.
     is_lost: bool,
-    trail: Arc<Trail>,
-    /// Plans of this rank that had ended when this one was last refused.
+    token: Arc<OrderToken>,
+    /// How many plans of this rank had ended when this one was last refused.
     seen: u64,
 }
 
-/// A message under way that another is written over.
+/// A message under way that another one is written over.
 struct After {
-    trail: Arc<Trail>,
-    /// All of it is.
+    token: Arc<OrderToken>,
+    /// The other one covers all of it.
     is_covered: bool,
 }
 
 impl After {
-    fn all(ways: &Ways<'_>, place: (u64, u64)) -> Vec<After> {
-        let rows = ways.overlapping(place).filter_map(|row| {
-            let trail = row.trail.clone()?;
+    fn all(routes: &RouteContext<'_>, place: (u64, u64)) -> Vec<After> {
+        let rows = routes.overlapping(place).filter_map(|row| {
+            let token = row.token.clone()?;
             let is_covered = row.to == place;
-            Some(After { trail, is_covered })
+            Some(After { token, is_covered })
         });
         rows.collect()
     }
 
     fn is_under_way(&self) -> bool {
-        !self.trail.is_over()
+        !self.token.is_over()
     }
 
-    /// The plan behind which the other may be launched.
+    /// The plan behind which the other message may be launched.
     fn drive(&self) -> Option<u64> {
-        self.trail.drive().filter(|_| self.is_covered)
+        self.token.drive().filter(|_| self.is_covered)
     }
 }
 
-impl Driven {
-    /// Begins, if this rank is to drive messages and sees the GPUs; the message is one of a window so deep.
+impl OneOwnerTransfer {
+    /// Begins, if this rank is to own all copies and sees the GPUs. `depth`: of the message's window.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -232,34 +234,34 @@ impl Driven {
     pub fn begin(
         env: &Env,
         gpu: &mut Gpu,
-        ways: &mut Ways<'_>,
+        routes: &mut RouteContext<'_>,
         peer: &Arc<Peer>,
         message: &Message,
         to: To,
         depth: u32,
     ) -> Begun {
-        let is_one = env.config.assign == Assign::One;
-        let Some(uuid) = ways.to().filter(|_| is_one) else {
+        let is_one = env.config.owner == Owner::One;
+        let Some(uuid) = routes.to().filter(|_| is_one) else {
             return Begun::No;
         };
         let is_seen = |uuid: &_| reach::by_uuid(uuid).is_some();
-        if gpu.driven.is_end() || !is_seen(&message.device) || !is_seen(&uuid) {
+        if gpu.one_owner.is_end() || !is_seen(&message.device) || !is_seen(&uuid) {
             return Begun::No;
         }
-        let may_relay = |uuid: &Uuid| is_seen(uuid) && gpu.driven.may_lead_over(Some(uuid));
+        let may_relay = |uuid: &Uuid| is_seen(uuid) && gpu.one_owner.may_lead_over(Some(uuid));
         let usable = RouteUse {
             relay: &may_relay,
-            // Of what the wide staging of this rank has left.
-            host: gpu.exec.staging_in_host_max() >= ways.router.staging_bytes()
-                && gpu.driven.may_lead_over(None),
+            // From what this rank's wide staging has left.
+            host: gpu.exec.staging_in_host_max() >= routes.router.staging_bytes()
+                && gpu.one_owner.may_lead_over(None),
             paths: env.paths(),
-            may_push: true,
+            may_put: true,
             goes_directly: false,
             is_begun: false,
             goes_both_ways: false,
-            assign: Assign::One,
+            assign: Owner::One,
         };
-        let routed = ways.router.plan(
+        let routed = routes.router.plan(
             env,
             message.device,
             uuid,
@@ -273,11 +275,11 @@ impl Driven {
         if !routed.is_split() {
             return Begun::Direct(Box::new(routed));
         }
-        match Driven::launch(gpu, ways, peer, message, to, routed) {
-            Ok(driven) => Begun::Driven(Box::new(driven)),
+        match OneOwnerTransfer::launch(gpu, routes, peer, message, to, routed) {
+            Ok(one_owner) => Begun::OneOwnerTransfer(Box::new(one_owner)),
             Err(failure) => {
                 let again = "moved by both ranks instead";
-                let uuid = |number| ways.router.uuid(Place::Gpu(number));
+                let uuid = |number| routes.router.uuid(Place::Gpu(number));
                 note(gpu, peer, &failure, uuid, again);
                 Begun::No
             }
@@ -286,47 +288,47 @@ impl Driven {
 
     fn launch(
         gpu: &mut Gpu,
-        ways: &Ways<'_>,
+        routes: &RouteContext<'_>,
         peer: &Arc<Peer>,
         message: &Message,
         to: To,
         routed: Routed,
-    ) -> Ended<Driven> {
-        let mut driven = Driven {
+    ) -> Ended<OneOwnerTransfer> {
+        let mut one_owner = OneOwnerTransfer {
             peer: Arc::clone(peer),
-            gpus: std::array::from_fn(|number| ways.router.uuid(Place::Gpu(number as u8))),
-            contexts: contexts(gpu, ways, &routed.plan, to.context)?,
+            gpus: std::array::from_fn(|number| routes.router.uuid(Place::Gpu(number as u8))),
+            contexts: contexts(gpu, routes, &routed.plan, to.context)?,
             routed,
             source: [0; MAX_GPUS],
             target: to.address,
             mappings: Vec::new(),
             drive: None,
-            after: After::all(ways, (to.address, message.length)),
+            after: After::all(routes, (to.address, message.length)),
             is_lost: false,
-            trail: Arc::new(Trail::undivided(false)),
+            token: Arc::new(OrderToken::undivided(false)),
             seen: u64::MAX,
         };
         let export = Export::from(message);
         if !export.holds(message.length) {
             return Err(Error::Exhausted("the sender's allocation").into());
         }
-        for path in driven.routed.plan.paths() {
+        for path in one_owner.routed.plan.paths() {
             let reader = usize::from(path.engines[0]);
-            if driven.source[reader] != 0 {
+            if one_owner.source[reader] != 0 {
                 continue;
             }
-            let context = driven.contexts[reader].ok_or(Error::NoContext)?;
-            let place = relay(&driven.routed.plan, path.engines[0]);
+            let context = one_owner.contexts[reader].ok_or(Error::NoContext)?;
+            let place = relay(&one_owner.routed.plan, path.engines[0]);
             let mapping = gpu.map(context, peer, &export);
             let mapping = mapping.map_err(|error| Failure::new(error, place))?;
-            driven.source[reader] = mapping.address_of(export.offset);
-            driven.mappings.push(mapping);
+            one_owner.source[reader] = mapping.address_of(export.offset);
+            one_owner.mappings.push(mapping);
         }
-        driven.try_launch(gpu)?;
-        Ok(driven)
+        one_owner.try_launch(gpu)?;
+        Ok(one_owner)
     }
 
-    /// Launches, unless other messages have to end first; whether it did.
+    /// Launches, unless other messages must end first. Returns whether it did.
     fn try_launch(&mut self, gpu: &mut Gpu) -> Ended<bool> {
         self.after.retain(After::is_under_way);
         if self.seen == gpu.exec.ended() {
@@ -346,8 +348,8 @@ impl Driven {
         };
         match gpu.exec.launch(request) {
             Ok(drive) => {
-                self.after.iter().for_each(|after| after.trail.follow());
-                self.trail.set_drive(drive.number);
+                self.after.iter().for_each(|after| after.token.follow());
+                self.token.set_drive(drive.number);
                 self.drive = Some(drive);
                 Ok(true)
             }
@@ -359,16 +361,16 @@ impl Driven {
         }
     }
 
-    /// What messages behind it that are received in the same place have to know.
-    pub fn trail(&self) -> &Arc<Trail> {
-        &self.trail
+    /// The order token, for later messages that are received in the same place.
+    pub fn token(&self) -> &Arc<OrderToken> {
+        &self.token
     }
 
-    /// Moves it on, without waiting.
+    /// Moves it on, without blocking.
     pub fn poll(&mut self, gpu: &mut Gpu) -> Step {
         if self.is_lost {
             self.after.retain(After::is_under_way);
-            return match (self.after.is_empty(), self.trail.has_follower()) {
+            return match (self.after.is_empty(), self.token.has_follower()) {
                 (false, _) => Step::Pending(false),
                 (true, false) => Step::Lost,
                 // What follows it may have been written.
@@ -383,16 +385,17 @@ impl Driven {
             Ok((true, _)) => {
                 let paths = self.routed.plan.paths().iter();
                 let places = paths.flat_map(|path| path.path.via());
-                gpu.driven.forgive(places.filter_map(|place| match *place {
-                    Place::Host => Some(None),
-                    Place::Gpu(number) => Some(Some(self.gpus[usize::from(number)]?)),
-                }));
+                gpu.one_owner
+                    .forgive(places.filter_map(|place| match *place {
+                        Place::Host => Some(None),
+                        Place::Gpu(number) => Some(Some(self.gpus[usize::from(number)]?)),
+                    }));
                 Step::Arrived
             }
             Ok((false, launched)) => Step::Pending(launched),
             Err(failure) => {
-                // What is received in its place from now on waits for what is done instead.
-                self.trail.set_drive(0);
+                // Later messages that are received in its place wait for what is done instead.
+                self.token.set_drive(0);
                 let again = "again straight from the sender's GPU";
                 let uuid = |number| self.gpus.get(usize::from(number)).copied().flatten();
                 note(gpu, &self.peer, &failure, uuid, again);
@@ -402,7 +405,7 @@ impl Driven {
         }
     }
 
-    /// What has not come straight from the sender's memory.
+    /// Bytes that have not come straight from the sender's memory.
     pub fn parts(&self) -> Parts {
         let [_, relay, host, overtaken] = self.bytes().map(|(_, bytes)| bytes);
         Parts {
@@ -415,10 +418,10 @@ impl Driven {
     /// Bytes by the kind of path that they came by.
     pub fn bytes(&self) -> Bytes {
         let mut bytes = [
-            (Counter::SeveralDirectBytes, 0),
-            (Counter::SeveralRelayBytes, 0),
-            (Counter::SeveralHostBytes, 0),
-            (Counter::SeveralOvertakenBytes, 0),
+            (Counter::MultipathDirectBytes, 0),
+            (Counter::MultipathRelayBytes, 0),
+            (Counter::MultipathHostBytes, 0),
+            (Counter::MultipathOvertakenBytes, 0),
         ];
         for path in self.routed.plan.paths() {
             let at = match path.path.kind() {
@@ -433,7 +436,7 @@ impl Driven {
     }
 }
 
-/// Bytes, and where they are counted.
+/// Bytes, with the counter of each.
 pub type Bytes = [(Counter, u64); 4];
 
 /// Counts bytes by the kind of path that they came by.
@@ -443,10 +446,10 @@ pub fn count(bytes: &Bytes) {
     }
 }
 
-/// The context of each GPU of a plan: the buffer's own for the receiver's, elsewhere the primary one.
+/// The context of each GPU of a plan: the buffer's own for the receiver's GPU, the primary one elsewhere.
 fn contexts(
     gpu: &mut Gpu,
-    ways: &Ways<'_>,
+    routes: &RouteContext<'_>,
     plan: &Plan,
     own: ContextKey,
 ) -> Ended<[Option<ContextKey>; MAX_GPUS]> {
@@ -467,7 +470,7 @@ fn contexts(
         contexts[at] = Some(if number == plan.message.to {
             own
         } else {
-            let uuid = ways.router.uuid(Place::Gpu(number));
+            let uuid = routes.router.uuid(Place::Gpu(number));
             let device = uuid.and_then(|uuid| reach::by_uuid(&uuid));
             let held = device.ok_or(Error::NoContext);
             let held = held.and_then(|device| gpu.exec.hold(device.ordinal));
@@ -477,7 +480,7 @@ fn contexts(
     Ok(contexts)
 }
 
-/// A GPU, as a place that a plan leads over; `None` of one that is an end.
+/// A GPU as a place that a path leads over; `None` if the GPU is an end of the message.
 fn relay(plan: &Plan, gpu: u8) -> Option<Place> {
     let is_end = [plan.message.from, plan.message.to].contains(&gpu);
     (!is_end).then_some(Place::Gpu(gpu))

@@ -1,14 +1,18 @@
-//! Receives of which their sender is told before it sends, so that it writes to their buffer at once instead of waiting until
-//! its message is matched and its receiver has begun to read it.
+//! RTR: a receiver tells the sender of a receive before the message is sent. The sender then writes to that
+//! buffer at once, instead of waiting until its message is matched and its receiver has begun to read it.
 //!
-//! Whose message it will be is MPI's to say, and follows from its rules (MPI 4.1 section 3.5: messages of one stream do not
-//! overtake one another, and a message goes to the first receive posted that it matches). A receive that names its source and
-//! its tag takes the message behind the last one of that stream that was received, if no other receive that might is pending.
-//! The receiver tells the sender which that last one was. The sender knows what it has sent since: nothing, or it does not
-//! take the receive. What it sends by the MPI library alone, to whomever, counts as something (`Unseen`). Where several threads
-//! call MPI at once nobody could know, and no receive is told of: with MPI_THREAD_MULTIPLE, from the moment on that a second thread
-//! has called MPI. It waits for the core first ([`guard::before_another_calls`]), under whose lock a receive is told of and posted,
-//! and a message begun and its descriptor sent: what the first thread does so is done, or not begun, when the second goes on.
+//! MPI decides which message a receive gets, and its rules let both sides know it (MPI 4.1 section 3.5:
+//! messages of one stream do not overtake one another, and a message goes to the first receive posted that it
+//! matches). A receive that names its source and its tag takes the message behind the last one of that stream
+//! that was received, if no other receive that might take it is pending. The receiver tells the sender which
+//! message was the last one. The sender knows what it has sent since: if it has sent anything, it does not
+//! take the RTR. A message that the MPI library sends alone, to any rank, counts as something (`Unseen`).
+//!
+//! If several threads call MPI at once, nobody can know the order, and no RTR is sent: with
+//! MPI_THREAD_MULTIPLE, from the moment on at which a second thread has called MPI. That thread waits for the
+//! core first ([`guard::before_another_calls`]). Under the core's lock a receive is posted and its RTR sent,
+//! and a message is begun and its RTS sent: whatever the first thread does of this is done, or not begun,
+//! when the second goes on.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,23 +25,24 @@ use crate::engine::counts::Stream;
 use crate::engine::fetch::flag;
 use crate::engine::Env;
 use crate::mpi::guard;
-use crate::node::invite::Invitation;
-use crate::node::{Descriptor, Message, Waiting};
+use crate::node::rtr::Rtr;
+use crate::node::{Message, Rts, Waiting};
 use crate::policy::rtr::Streak;
 use crate::policy::stepped;
 
-/// Streams that are remembered.
+/// How many streams are remembered.
 const STREAMS_MAX: usize = 1 << 12;
-/// From so many bytes on a GPU had better not write to a peer's memory and read it at once, in either order: by a process that
-/// has it mapped both are made one after the other (two H200s, 16 MiB each way: 99 us, by two that write 55; 4 MiB 34 and 22).
+/// From so many bytes on, a GPU had better not write to a peer's memory and read it at once, in either order:
+/// for a process that has it mapped, one is made after the other (two H200s, 16 MiB each way: 99 us, and 55
+/// if both write; `docs/decisions/no-read-beside-write.md`).
 pub const ONE_WAY_FROM: u64 = 256 << 10;
-/// How long a sender waits for a receive of which it is to be told: two ranks that send to each other, at once or in turns, come
-/// to it within a microsecond.
+/// How long a sender waits for an RTR: two ranks that send to each other, at once or in turns, reach this
+/// point within a microsecond of each other.
 const PATIENCE: Duration = Duration::from_nanos(1500);
 
-/// Senders that have waited in vain so often, one time after the other, wait no more until they find a receive.
+/// A sender that has waited in vain so often in succession waits no more until it finds an RTR.
 const WAITS: u32 = 4;
-/// What the program sends and receives and the engine does not see.
+/// What the program sends and receives without the engine seeing it.
 #[derive(Debug, Default)]
 pub struct Unseen {
     sends: AtomicU64,
@@ -48,12 +53,12 @@ impl Unseen {
     /// A message is about to go by the MPI library.
     #[inline]
     pub fn note_send(&self) {
-        // One thread at a time: from the second one on no receive is told of.
+        // One thread at a time: from the second one on, no RTR is sent.
         let sends = self.sends.load(Ordering::Relaxed);
         self.sends.store(sends.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// A receive that may match anything is posted by the MPI library alone.
+    /// The MPI library alone posts a receive that may match anything.
     #[cold]
     pub fn note_receive(&self) {
         self.receives.store(true, Ordering::Relaxed);
@@ -65,27 +70,28 @@ impl Unseen {
 }
 
 impl Env {
-    /// Whether this rank tells of receives, and takes those of others. To be asked under the core's lock by who acts on it.
-    pub(super) fn may_invite(&self) -> bool {
+    /// Whether this rank sends RTRs, and takes those of others. Whoever acts on the answer must ask under the
+    /// core's lock.
+    pub(super) fn may_send_rtr(&self) -> bool {
         let config = &self.config;
-        config.invite && config.push > 0 && self.paths().direct && self.sees_all()
+        config.rtr && config.put > 0 && self.paths().direct && self.sees_all()
     }
 
-    /// Whether this rank knows of all that it sends and receives, in their order.
+    /// Whether this rank knows of all that it sends and receives, in the right order.
     pub(super) fn sees_all(&self) -> bool {
         let is_seen = !self.unseen.receives.load(Ordering::Relaxed) && !guard::has_passed_on();
         is_seen && !(self.multiple && guard::has_several_callers())
     }
 }
 
-/// Forgets all streams where there is no room for one more.
+/// Forgets all streams if there is no room for one more.
 fn make_room<T>(known: &mut HashMap<Stream, T, FxBuildHasher>, stream: Stream) {
     if known.len() >= STREAMS_MAX && !known.contains_key(&stream) {
         known.clear();
     }
 }
 
-/// As sender: the last message of each stream.
+/// For the sender: the last message of each stream.
 #[derive(Debug, Default)]
 pub struct Sent(HashMap<Stream, LastSent, FxBuildHasher>);
 
@@ -96,14 +102,14 @@ pub struct LastSent {
     pub nonce: u64,
     /// Its slot.
     pub slot: u32,
-    /// Waits for a receive that were in vain since one was not.
+    /// How often the sender has waited for an RTR in vain since it last found one.
     pub waited: u32,
-    /// Messages that had gone by the MPI library before it.
+    /// How many messages had gone by the MPI library before it.
     unseen: u64,
 }
 
 impl Sent {
-    /// A message has been sent by descriptor.
+    /// A message has been sent by RTS.
     pub fn note(&mut self, env: &Env, stream: Stream, nonce: u64, slot: u32) {
         if !env.sees_all() {
             return;
@@ -121,11 +127,12 @@ impl Sent {
 }
 
 impl LastSent {
-    /// Looks for the receive that the next message will find, for a moment where its sender may be about to be told of it.
-    pub fn find(&mut self, invitation: &Invitation, expected: &Waiting) -> Option<(u64, Waiting)> {
-        let mut found = invitation.find(expected);
+    /// Looks for the RTR that the next message will find. Waits a moment if the receiver may be about to send
+    /// it.
+    pub fn find(&mut self, rtr: &Rtr, expected: &Waiting) -> Option<(u64, Waiting)> {
+        let mut found = rtr.find(expected);
         if found.is_none() {
-            if !invitation.is_promised() {
+            if !rtr.is_promised() {
                 self.waited = 0;
                 return None;
             }
@@ -135,7 +142,7 @@ impl LastSent {
             let began = Instant::now();
             while found.is_none() && began.elapsed() < PATIENCE {
                 std::hint::spin_loop();
-                found = invitation.find(expected);
+                found = rtr.find(expected);
             }
         }
         self.waited = match found {
@@ -146,7 +153,7 @@ impl LastSent {
     }
 }
 
-/// As receiver: the last message of a stream.
+/// For the receiver: the last message of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Last {
     /// Its nonce.
@@ -161,18 +168,18 @@ pub struct Last {
     streak: Streak,
 }
 
-/// As receiver: what is known of each stream.
+/// For the receiver: what is known of each stream.
 #[derive(Debug, Default)]
 pub struct Received(HashMap<Stream, Last, FxBuildHasher>);
 
 impl Received {
-    /// A message has come by descriptor, in a receive that was told of or not, while this rank sends to its sender or does not.
-    /// Returns whether the next receive will be told of, if that is alone.
+    /// A message has come by RTS. `was_told`: an RTR was sent for its receive. `sends_to`: this rank sends to
+    /// its sender. Returns whether an RTR will be sent for the next receive, if that one is alone.
     pub fn note(
         &mut self,
         env: &Env,
         message: &Message,
-        descriptor: &Descriptor,
+        rts: &Rts,
         was_told: bool,
         sends_to: bool,
     ) -> bool {
@@ -192,10 +199,10 @@ impl Received {
             device: message.device,
             streak: Streak::default(),
         });
-        last.nonce = descriptor.nonce;
-        (last.sequence, last.slot) = (descriptor.sequence, descriptor.slot);
+        last.nonce = rts.nonce;
+        (last.sequence, last.slot) = (rts.sequence, rts.slot);
         last.device = message.device;
-        let is_written = message.flags & flag::INVITED != 0;
+        let is_written = message.flags & flag::PUT_EARLY != 0;
         let streak = &mut last.streak;
         stepped!(
             "rtr.came",
@@ -205,8 +212,8 @@ impl Received {
         )
     }
 
-    /// A receive is about to be posted, beside others of its stream or alone: the message behind which its own comes, where it is
-    /// alone as those before it were, and whether its sender is to be told.
+    /// A receive is about to be posted, alone in its stream or beside others. If it is alone, as those before
+    /// it were: returns the message before its own, and whether an RTR is to be sent.
     pub fn posting(&mut self, stream: Stream, is_alone: bool) -> Option<(Last, bool)> {
         let last = self.0.get_mut(&stream)?;
         let streak = &mut last.streak;

@@ -1,32 +1,32 @@
-//! One track of a message over several paths, at its receiver: a part of the message that its sender brings by staging, or
-//! pushes.
+//! One staged part of a multipath message, at its receiver: the sender brings this part of the message by
+//! staging, or puts it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cuda::{Copy, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of, Path, Trouble};
-use crate::engine::fetch::several::Direct;
+use crate::engine::fetch::multipath::Direct;
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::relays::Reached;
 use crate::engine::Env;
-use crate::node::track::TrackOf;
-use crate::node::{Part, Peer, Taker, TrackError, Way, UNIT_BYTES};
+use crate::node::staged_part::StagedPartOf;
+use crate::node::{Part, Peer, StagedPartError, Taker, Way, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
-/// A track, and how far it is.
-pub(super) struct Track {
+/// A staged part, and how far it is.
+pub(super) struct StagedPart {
     /// Its number in the offer.
     pub(super) number: usize,
     pub(super) part: Part,
     pub(super) staging: Staging,
-    /// Chunks from this one on are not the sender's any more.
+    /// Chunks from this one on are no longer the sender's.
     pub(super) end: u32,
-    /// Chunks whose copies out of staging were launched, and those that have arrived.
+    /// How many chunks have had their copies out of staging launched, and how many of these have arrived.
     pub(super) launched: u32,
     pub(super) emptied: u32,
     pub(super) flying: VecDeque<Flying>,
-    /// It is not used any more, but for what is in flight.
+    /// It is not used any more, except for what is in flight.
     pub(super) is_retired: bool,
     /// Some of its chunks were claimed back.
     pub(super) is_cut: bool,
@@ -34,7 +34,7 @@ pub(super) struct Track {
     pub(super) arrived: u64,
 }
 
-/// Where it leads.
+/// What the part goes through.
 pub(super) enum Staging {
     Host,
     Relay {
@@ -42,25 +42,25 @@ pub(super) enum Staging {
         row: u8,
         reached: Reached,
     },
-    /// None: the sender writes to the receiver's buffer.
-    Push,
+    /// No staging: the sender writes to the receiver's buffer.
+    Put,
 }
 
 /// A copy out of staging.
 pub(super) struct Flying {
     pub(super) copy: InFlight,
     bytes: u64,
-    /// Who had the piece when the copy was launched: the sender, to the end.
+    /// Who had the piece when the copy was launched. It must be the sender, until the copy ends.
     taker: Option<(u32, Taker)>,
 }
 
-/// Why a track is not used any more: what the sender says, does, or has had taken.
+/// Why a staged part is not used any more: its sender said so, or its staging was taken away.
 const GIVEN_UP: Trouble = Trouble::Told("its sender could not go on with a path");
 const RECLAIMED: Trouble = Trouble::Told("staging was taken from its sender");
 
-impl Track {
-    pub(super) fn new(number: usize, part: Part, staging: Staging) -> Track {
-        Track {
+impl StagedPart {
+    pub(super) fn new(number: usize, part: Part, staging: Staging) -> StagedPart {
+        StagedPart {
             number,
             part,
             staging,
@@ -78,19 +78,19 @@ impl Track {
         matches!(self.staging, Staging::Host)
     }
 
-    pub(super) fn is_pushed(&self) -> bool {
-        matches!(self.staging, Staging::Push)
+    pub(super) fn is_put(&self) -> bool {
+        matches!(self.staging, Staging::Put)
     }
 
     pub(super) fn is_done(&self) -> bool {
         self.emptied == self.end && self.flying.is_empty()
     }
 
-    /// On which lane the next copy runs. A chunk of messages that are split alike always has the same.
+    /// The lane of the next copy. A chunk has the same lane in all messages that are split alike.
     fn lane(&self) -> (Purpose, u64) {
         match self.staging {
-            // The sender's.
-            Staging::Push => (Purpose::Push, 0),
+            // The lane is the sender's.
+            Staging::Put => (Purpose::Push, 0),
             Staging::Host => (Purpose::HostToDevice, 0),
             Staging::Relay { .. } => (
                 Purpose::PullStaged,
@@ -105,11 +105,11 @@ impl Track {
         }
     }
 
-    /// Empties what is filled. True if anything moved.
+    /// Empties the pieces that are filled. True if anything moved.
     pub(super) fn poll(
         &mut self,
         gpu: &mut Gpu,
-        shared: &TrackOf<'_>,
+        shared: &StagedPartOf<'_>,
         peer: &Peer,
         direct: &Direct,
         may_launch: bool,
@@ -124,7 +124,7 @@ impl Track {
                     return Err(Trouble::Driver(error));
                 }
                 Err(error) => {
-                    fault::tried_again(Of::From(peer.world_rank()), Path::Several, &error);
+                    fault::tried_again(Of::From(peer.world_rank()), Path::Multipath, &error);
                     break;
                 }
             }
@@ -134,7 +134,7 @@ impl Track {
                 continue;
             }
             if let Some(flying) = flying {
-                // A piece that is another's by now may have been written while it was read.
+                // A piece that another rank has by now may have been written while it was read.
                 if flying.taker.is_some() && self.staging.taker(flying.taker) != flying.taker {
                     return Err(RECLAIMED);
                 }
@@ -148,12 +148,12 @@ impl Track {
         }
         let (filled, is_over) = shared.filled()?;
         if filled > self.end || filled < self.launched {
-            return Err(TrackError::Corrupt.into());
+            return Err(StagedPartError::Corrupt.into());
         }
-        while self.is_pushed() && self.launched < filled {
+        while self.is_put() && self.launched < filled {
             let (_, bytes) = self.part.chunk(self.launched);
             if u64::from(shared.entry_of(self.launched).bytes) != bytes {
-                return Err(TrackError::Corrupt.into());
+                return Err(StagedPartError::Corrupt.into());
             }
             self.launched += 1;
             shared.pop(&mut self.emptied)?;
@@ -177,19 +177,19 @@ impl Track {
     fn launch(
         &mut self,
         gpu: &mut Gpu,
-        shared: &TrackOf<'_>,
+        shared: &StagedPartOf<'_>,
         peer: &Peer,
         direct: &Direct,
     ) -> Result<(), Trouble> {
         let entry = shared.entry_of(self.launched);
         let (offset, bytes) = self.part.chunk(self.launched);
         if u64::from(entry.bytes) != bytes {
-            return Err(TrackError::Corrupt.into());
+            return Err(StagedPartError::Corrupt.into());
         }
         let context = direct.context;
-        let corrupt = || Trouble::Track(TrackError::Corrupt);
+        let corrupt = || Trouble::StagedPart(StagedPartError::Corrupt);
         let (src, taker) = match &self.staging {
-            Staging::Push => return Err(corrupt()),
+            Staging::Put => return Err(corrupt()),
             Staging::Host => {
                 let address = peer.wide(entry.unit, bytes).ok_or_else(corrupt)?;
                 gpu.pin_wide(context, peer, entry.unit);
@@ -222,7 +222,7 @@ impl Track {
 }
 
 impl Staging {
-    /// How this rank gets at the staging of a part; None where there is none (yet).
+    /// How this rank reaches the staging of a part; None if there is none (yet).
     pub(super) fn reach(
         env: &Env,
         gpu: &mut Gpu,
@@ -232,7 +232,7 @@ impl Staging {
     ) -> Option<Staging> {
         match part.way {
             Way::Host => (peer.layout().wide_blocks > 0).then_some(Staging::Host),
-            Way::Push => direct.push.as_ref().map(|_| Staging::Push),
+            Way::Put => direct.push.as_ref().map(|_| Staging::Put),
             Way::Relay { owner: rank, row } => {
                 let owner = env.node.peer(rank)?;
                 match gpu.reach_relay(direct.context, &owner, row) {
@@ -244,9 +244,9 @@ impl Staging {
                     Ok(None) => None,
                     Err(error) => {
                         gpu.relays.blame(rank, row);
-                        stats::add(Counter::TracksRetired, 1);
+                        stats::add(Counter::PathsAbandoned, 1);
                         let of = Of::From(peer.world_rank());
-                        fault::survived(of, Path::Several, &error, "over fewer paths");
+                        fault::survived(of, Path::Multipath, &error, "over fewer paths");
                         None
                     }
                 }
@@ -256,7 +256,7 @@ impl Staging {
 
     fn mapping(&self) -> Option<Arc<Mapping>> {
         match self {
-            Staging::Host | Staging::Push => None,
+            Staging::Host | Staging::Put => None,
             Staging::Relay { reached, .. } => reached.mapping.clone(),
         }
     }
@@ -274,7 +274,7 @@ impl Staging {
         else {
             return None;
         };
-        let row = owner.board()?.gpus().get(usize::from(*row))?;
+        let row = owner.gpu_page()?.gpus().get(usize::from(*row))?;
         Some((unit, row.units(&reached.exported).taker(unit)?))
     }
 }

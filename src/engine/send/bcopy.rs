@@ -1,4 +1,4 @@
-//! Sends by value: the payload is packed in host memory and goes natively.
+//! Sends by bcopy: the payload is packed in host memory, and the MPI library carries it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use crate::cuda::{self, Buffer, Error};
 use crate::engine::core::Core;
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::layout::Layout;
+use crate::engine::life::{Life, Protocol, Side, State};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::native::{native_isend, native_send, raise_told};
 use crate::engine::place::Parts;
@@ -16,10 +17,10 @@ use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::{About, Reading, Summing};
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Family, Handle};
-use crate::node::{Sums, DESCRIPTOR_BYTES};
+use crate::node::{Sums, RTS_BYTES};
 use crate::stats::{self, Counter, Reason};
 
-/// Where the payload of a value is.
+/// Where the payload of a bcopy send lies.
 pub(super) enum Source<'a> {
     /// In one allocation of a device.
     Buffer(&'a Buffer),
@@ -27,14 +28,14 @@ pub(super) enum Source<'a> {
     Parts(&'a Arc<Layout>),
 }
 
-/// Values that may be on their way although their send has completed, bytes: a standard send of a small device buffer
-/// completes once its payload is in host memory.
+/// How many bytes may still be on their way after their sends have completed: a standard send of a small
+/// device buffer completes once its payload is in host memory.
 const DRAINING_BYTES_MAX: u64 = 64 << 20;
-/// Of these, values that a round asks about: more than a call can add.
+/// How many of these bcopy sends one round tests: more than one call can add.
 pub(in crate::engine) const DRAINING_TESTS_MAX: usize = 16;
 
 impl Engine {
-    /// Starts a send of packed copies of a host buffer, which is free again at once.
+    /// Starts a send of a packed copy of a host buffer, which is free again at once.
     ///
     /// # Safety
     /// As [`Engine::sort_send`].
@@ -51,14 +52,21 @@ impl Engine {
         let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
         let story = Story {
             is_send: true,
-            path: story::Path::Native,
             bytes: data.len() as u64,
             ..Story::default()
         };
-        Ok(core.insert_value(env, args.comm, request, data, false, story))
+        Ok(core.insert_value(
+            env,
+            args.comm,
+            request,
+            data,
+            false,
+            (Protocol::Native, story),
+        ))
     }
 
-    /// Copies the payload to host memory, then sends it natively. The reason why comes with what the driver said, if it did.
+    /// Copies the payload to host memory, then sends it natively. Takes the reason for bcopy, with the
+    /// driver's error if there was one.
     pub(super) unsafe fn send_value(
         &self,
         args: &SendArgs,
@@ -74,14 +82,14 @@ impl Engine {
             stats::add(Counter::Errors, 1);
             // SAFETY: the program's communicator.
             unsafe {
-                let why = fault::lost(self.of(args), Path::Value, &why);
+                let why = fault::lost(self.of(args), Path::Bcopy, &why);
                 raise_told(env.abi, args.comm, &why)
             }
         })?;
         if let Some(error) = trouble {
             // SAFETY: the program's communicator.
             let of = unsafe { self.of(args) };
-            fault::survived(of, Path::Descriptor, &error, "goes by value");
+            fault::survived(of, Path::Rts, &error, "goes by value");
         }
         // SAFETY: the program's communicator.
         let wrong = sums.and_then(|sums| unsafe { self.judge_copy(args, &sums, &data) });
@@ -89,31 +97,37 @@ impl Engine {
         let mut core = self.core.lock();
         // SAFETY: the data are kept until the native send is complete.
         let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
-        stats::add(Counter::SendsValue, 1);
-        stats::add(Counter::SendsValueBytes, bytes);
-        // The buffer is the program's again.
+        stats::add(Counter::SendsBcopy, 1);
+        stats::add(Counter::SendsBcopyBytes, bytes);
+        // The program may use its buffer again.
         let complete = args.completes_alone(env, bytes);
         let story = Story {
             is_send: true,
-            path: story::Path::Value,
             bytes,
             reason: Some(reason),
             ..Story::default()
         };
-        let id = core.insert_value(env, args.comm, request, data, complete, story);
+        let id = core.insert_value(
+            env,
+            args.comm,
+            request,
+            data,
+            complete,
+            (Protocol::Bcopy, story),
+        );
         if let Some(why) = wrong {
             core.sends[id].lose(env.abi, why);
         }
         Ok(id)
     }
 
-    /// The message, as the user reads it.
+    /// The message as the user knows it.
     unsafe fn of(&self, args: &SendArgs) -> Of {
         // SAFETY: the program's communicator.
         unsafe { Of::to(self.env.abi, args.comm, args.dest) }
     }
 
-    /// What is wrong with what was copied down, if it is not what the buffer holds.
+    /// What is wrong with the copy, if it differs from what the buffer holds.
     unsafe fn judge_copy(&self, args: &SendArgs, sums: &Sums, data: &[u8]) -> Option<Box<str>> {
         let about = About {
             // SAFETY: passed on.
@@ -121,12 +135,12 @@ impl Engine {
             own: self.env.world_rank,
             tag: args.tag,
             length: data.len() as u64,
-            path: story::Path::Value,
+            path: story::Path::Bcopy,
         };
         about.judge(sums, &Summing::of(data))
     }
 
-    /// The checksums of a device buffer, where they are wanted. What cannot be read is sent unchecked.
+    /// The checksums of a device buffer, if they are wanted. A buffer that cannot be read is sent unchecked.
     pub(super) unsafe fn sums_of(
         &self,
         args: &SendArgs,
@@ -167,7 +181,7 @@ impl Engine {
         Ok(Shape::Runs(args.buffer.addr() as u64, layout))
     }
 
-    /// Sends packed bytes, and counts them if they are as long as a descriptor.
+    /// Sends packed bytes, and counts the message if it is as long as an RTS.
     unsafe fn send_packed_counted(
         &self,
         core: &mut Core,
@@ -177,7 +191,7 @@ impl Engine {
         // SAFETY: passed on.
         unsafe {
             let request = send_packed(&self.env, args, data)?;
-            if data.len() == DESCRIPTOR_BYTES {
+            if data.len() == RTS_BYTES {
                 if let Some(stream) = self.stream(args.comm, args.dest, args.tag) {
                     core.sent.take(stream);
                 }
@@ -235,7 +249,7 @@ impl Engine {
         }
     }
 
-    /// Packs a message in several places.
+    /// Packs a message that lies in several places.
     unsafe fn bring_together(
         &self,
         args: &SendArgs,
@@ -274,12 +288,14 @@ impl Engine {
     ) -> cuda::Result<Vec<u8>> {
         let mut data: Vec<u8> = Vec::with_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
         let key = self.core.lock().gpu.prepare(buffer)?;
-        // SAFETY: the program's communicator; the vector has room for `bytes`, and is not touched before the copy is done.
+        // SAFETY: the program's communicator; the vector has room for `bytes`, and is not touched before the
+        // copy is done.
         let mut lift = unsafe {
             let of = self.of(args);
             Lift::new(Way::Down, key, shape, data.as_mut_ptr(), bytes, of)
         };
-        // The copy ends by itself, so the MPI library is not made to progress meanwhile: see `Engine::serve_out`.
+        // The copy ends by itself, so the MPI library is not made to progress meanwhile: see
+        // `Engine::serve_out`.
         self.until(|_, core| match lift.poll(&mut core.gpu) {
             Ok(true) => Some(Ok(())),
             Ok(false) => None,
@@ -290,7 +306,7 @@ impl Engine {
         Ok(data)
     }
 
-    /// Waits until the values that are still on their way leave room for another.
+    /// Waits until the bcopy sends that are still on their way leave room for another.
     fn make_room_for_draining(&self, bytes: u64) {
         self.until(|engine, core| {
             core.test_draining(&engine.env, DRAINING_TESTS_MAX);
@@ -299,9 +315,9 @@ impl Engine {
         });
     }
 
-    /// Waits until the MPI library has sent all values whose sends have completed before: before a call in which Open MPI
-    /// waits for other processes without making progress. A send of the MPI library's own that is as long would have waited for its
-    /// receiver, too.
+    /// Waits until the MPI library has sent all bcopy payloads whose sends have completed before. This comes
+    /// before a call in which Open MPI waits for other processes without making progress. A native send of
+    /// that length would have waited for its receiver, too.
     pub fn send_values_out(&self) {
         if self.env.abi.family != Family::OpenMpi || self.core.lock().draining_bytes == 0 {
             return;
@@ -325,8 +341,11 @@ impl Core {
         native: Handle,
         data: Vec<u8>,
         complete: bool,
-        story: Story,
+        (protocol, about): (Protocol, Story),
     ) -> usize {
+        let mut life = Life::new(Side::Sender);
+        life.transition(State::Offered);
+        life.transition(State::Moving(protocol));
         let id = self.sends.insert(Send {
             handle: 0,
             comm,
@@ -334,7 +353,8 @@ impl Core {
             stands_for_null: false,
             code: env.abi.success,
             why: None,
-            story,
+            about,
+            life,
             is_raised: false,
             kind: SendKind::Value { native, data },
         });
@@ -343,8 +363,9 @@ impl Core {
         id
     }
 
-    /// Tests so many of the values whose send has completed before they were on their way, in turn. All of them in each
-    /// round would be thousands of questions for each call: 64 MiB are 65,536 values of 1 KiB.
+    /// Tests up to `most` of the bcopy sends that completed before the MPI library had sent them, in turn.
+    /// Testing all of them in each round would be thousands of tests for each call: 64 MiB are 65,536
+    /// messages of 1 KiB.
     pub(in crate::engine) fn test_draining(&mut self, env: &Env, most: usize) {
         for _ in 0..self.draining.len().min(most) {
             let Some((id, bytes)) = self.draining.pop_front() else {
@@ -354,7 +375,7 @@ impl Core {
             unsafe { self.test_value(env, id) };
             if self.is_gone(env, id) {
                 self.draining_bytes -= bytes;
-                self.sends.remove(id);
+                self.sends.remove(id).end();
             } else {
                 self.draining.push_back((id, bytes));
             }
@@ -365,10 +386,10 @@ impl Core {
 /// Why a message cannot be packed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Why {
-    /// A driver call.
+    /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] Error),
-    /// Nobody knows where its bytes are.
+    /// Nobody knows where the bytes of the message are.
     #[error("the MPI library does not tell how its datatype is laid out")]
     Layout,
 }
@@ -396,8 +417,8 @@ unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle,
         })?;
         (bytes.datatype, bytes.count, long) = (whole, 1, Some(whole));
     }
-    // SAFETY: the data, and a type of theirs, which may be freed once the send has been started. A buffered send copies
-    // before it returns; for any other the data are kept until it is complete.
+    // SAFETY: the data, and a type of theirs, which may be freed once the send has been started. A buffered
+    // send copies before it returns; for any other send the data are kept until it is complete.
     let code = unsafe {
         let code = if args.mode == Mode::Buffered {
             native_send(&bytes)

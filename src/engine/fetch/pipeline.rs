@@ -1,5 +1,5 @@
-//! A message through its sender's ring in staging memory: of the host, or of the sender's GPU (`serve.rs` is
-//! the other side).
+//! The receiver's side of the pipeline: a message comes through its sender's ring, in staging memory of the
+//! host or of the sender's GPU (`serve.rs` is the other side).
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -9,42 +9,41 @@ use super::{flag, Destination, Fetch, Lost, Path, Step, AGAIN_THROUGH_HOST};
 use crate::cuda::{ContextKey, Copy, Error, InFlight, Mapping, Purpose};
 use crate::engine::fault::{self, Of};
 use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::life::{self, Protocol};
 use crate::engine::memory;
 use crate::engine::serve::{self, piece_bytes};
-use crate::engine::story;
-use crate::node::{OnGpu, Peer, Ring, State, FIRST_CELL, UNIT_BYTES};
+use crate::node::{OnGpu, Peer, Ring, SlotState, FIRST_CELL, UNIT_BYTES};
 use crate::stats::{self, Counter, Reason};
 
-/// Messages of so many bytes are written to host memory past the caches: pieces that a device wrote are copied at 16 GB/s
-/// then, and at 8 to 9 otherwise. The program reads shorter ones from its caches. From 256 KiB on windows of 16 gain, too, but
-/// those of 4 lose (two H100s, times the speed without the library, from 1 MiB on, 512 and 256 KiB: 256 KiB 1.67, 1.81, 1.99 and
-/// 1.95, 2.02, 1.71; 512 KiB 1.45, 1.76, 1.79, both ways 0.90, 1.04, 1.05; `docs/results/h100-x2-upwards.txt`).
+/// From so many bytes on, messages are written to host memory past the caches: pieces that a device wrote are
+/// then copied at 16 GB/s, and otherwise at 8 to 9. The program reads shorter messages from its caches. With
+/// a limit of 256 KiB windows of 4 lose (`docs/decisions/past-the-caches.md`).
 const STREAMED_BYTES_MIN: u64 = 512 << 10;
 
-/// Pieces on a GPU are read on so many lanes in turn: one copy starts while another is under way.
+/// Pieces on a GPU are read on so many lanes in turn: one copy starts while another runs.
 const LANES: u64 = 2;
 
-/// A message on its way out of its sender's ring.
-pub struct Draw {
+/// A message that comes out of its sender's ring.
+pub struct PipelineReceive {
     /// Pieces in flight to a device, oldest first.
     flying: VecDeque<(InFlight, u64)>,
     arrived: u64,
     /// Entries given back to the sender.
     popped: u64,
-    /// The state in which the slot stays meanwhile: WantGpu or WantHost where the sender fills the ring for
-    /// this receiver, Hosted (or Claimed) where it has put the whole payload there by itself.
-    state: State,
-    /// It comes anew in host memory: entries on the GPU are passed over.
+    /// The state in which the slot stays meanwhile: WantGpu or WantHost if the sender fills the ring for this
+    /// receiver, Eager (or Claimed) if the sender has put the whole payload there by itself.
+    state: SlotState,
+    /// It comes again from the start, in host memory: entries on the GPU are skipped.
     is_anew: bool,
-    /// Copies out of such entries, whose bytes do not count. The message does not begin anew before they are
-    /// over.
+    /// Copies out of skipped entries, whose bytes do not count. The message does not start again before they
+    /// are over.
     passed_over: VecDeque<InFlight>,
 }
 
-impl Draw {
+impl PipelineReceive {
     /// Nothing has arrived yet.
-    pub fn new(state: State) -> Draw {
-        Draw {
+    pub fn new(state: SlotState) -> PipelineReceive {
+        PipelineReceive {
             flying: VecDeque::new(),
             arrived: 0,
             popped: 0,
@@ -54,35 +53,17 @@ impl Draw {
         }
     }
 
-    /// Whether its sender had put all of it there before this receiver came.
+    /// Whether its sender had put the whole payload there before this receiver came.
     fn is_eager(&self) -> bool {
-        !matches!(self.state, State::WantGpu | State::WantHost)
+        !matches!(self.state, SlotState::WantGpu | SlotState::WantHost)
     }
 
-    /// The path, as the user reads it.
-    pub fn told(&self) -> fault::Path {
+    /// The protocol, as its receiver sees it.
+    pub fn protocol(&self) -> Protocol {
         match self.state {
-            State::WantGpu => fault::Path::GpuRing,
-            State::WantHost => fault::Path::HostRing,
-            _ => fault::Path::Eager,
-        }
-    }
-
-    /// The path, for a program that asks.
-    pub fn way(&self) -> story::Path {
-        match self.state {
-            State::WantGpu => story::Path::GpuRing,
-            State::WantHost => story::Path::HostRing,
-            _ => story::Path::Eager,
-        }
-    }
-
-    /// By which counters it counts.
-    fn counters(&self) -> (Counter, Counter) {
-        match self.state {
-            State::WantGpu => (Counter::GpuRingReceives, Counter::GpuRingBytes),
-            State::WantHost => (Counter::HostRingReceives, Counter::HostRingBytes),
-            _ => (Counter::EagerReceives, Counter::EagerBytes),
+            SlotState::WantGpu => Protocol::GpuPipeline,
+            SlotState::WantHost => Protocol::HostPipeline,
+            _ => Protocol::Eager,
         }
     }
 
@@ -92,9 +73,9 @@ impl Draw {
         flying.chain(self.passed_over).collect()
     }
 
-    /// Memory of the GPU is not the way any more.
+    /// Memory of the GPU is not used any more.
     fn begin_anew(&mut self) {
-        self.state = State::WantHost;
+        self.state = SlotState::WantHost;
         self.is_anew = true;
         self.arrived = 0;
         let flying = self.flying.drain(..);
@@ -107,11 +88,11 @@ impl Draw {
     }
 }
 
-/// Where a piece is that a ring entry names.
+/// Where the piece of a ring entry is.
 enum Piece {
     /// In the sender's segment.
     Host(NonNull<u8>),
-    /// On its GPU.
+    /// On the sender's GPU.
     OnGpu {
         address: u64,
         mapping: Option<Arc<Mapping>>,
@@ -119,18 +100,18 @@ enum Piece {
 }
 
 impl Fetch {
-    /// Whether a message that cannot be read where it is may come through memory of its sender's GPU: the
-    /// sender has some there, and this rank has it mapped now.
-    pub(super) fn may_come_by_gpu_ring(&self, gpu: &mut Gpu) -> bool {
+    /// Whether a message that cannot be read in place may come through memory of its sender's GPU: the sender
+    /// has staging there, and this rank has that mapped now.
+    pub(super) fn may_come_by_gpu_pipeline(&self, gpu: &mut Gpu) -> bool {
         let Destination::Device { context, .. } = self.to else {
             return false;
         };
-        // What fits into a cell may lie there already.
-        let is_hosted = self.wanted <= u64::from(self.peer.layout().cell_bytes);
+        // A message that fits into a cell may lie there already.
+        let fits_a_cell = self.wanted <= u64::from(self.peer.layout().cell_bytes);
         let is_host = self.message.flags & flag::HOST != 0;
         let is_shared = self.device == self.message.device;
         let bytes_min = serve::OnGpu::between(is_shared).bytes_min;
-        if is_host || is_hosted || self.own || self.wanted < bytes_min {
+        if is_host || fits_a_cell || self.own || self.wanted < bytes_min {
             return false;
         }
         let Some(row) = self.row_of_sender() else {
@@ -152,12 +133,12 @@ impl Fetch {
 
     /// Which of the sender's GPUs the message is on.
     fn row_of_sender(&self) -> Option<u8> {
-        let mut gpus = self.peer.board()?.gpus().iter();
+        let mut gpus = self.peer.gpu_page()?.gpus().iter();
         let row = gpus.position(|gpu| gpu.uuid() == self.message.device)?;
         u8::try_from(row).ok()
     }
 
-    /// Starts what can be brought out of the ring. Whether anything moved, and what stopped it.
+    /// Starts what can be brought out of the ring. Returns whether anything moved, and what stopped it.
     #[allow(
         clippy::too_many_lines,
         reason = "one entry of a ring, checked and begun; to be a protocol of its own"
@@ -169,17 +150,19 @@ impl Fetch {
         let now = slot.state(self.nonce);
         let why_gone = self.why_gone();
         let (wanted, to) = (self.wanted, self.to);
-        let Path::Ring(draw) = &mut self.path else {
+        let Path::Pipeline(draw) = &mut self.path else {
             return Ok((false, None));
         };
-        if draw.state == State::WantGpu && now == Ok(State::WantHost) {
-            // So says its sender.
+        if draw.state == SlotState::WantGpu && now == Ok(SlotState::WantHost) {
+            // Its sender says so.
             draw.begin_anew();
+            self.life.reach(life::State::Moving(draw.protocol()));
         }
         if now != Ok(draw.state) {
             return Err(why_gone);
         }
-        // Also where nothing is to be had yet: a side that believes a counter that was written over waits for ever.
+        // Checked even if the ring has nothing yet: a side that believes a counter that was written over
+        // waits for ever.
         if !ring.is_emptied_to(draw.popped) {
             return Err(Lost::Corrupt);
         }
@@ -196,7 +179,7 @@ impl Fetch {
         loop {
             let entry = ring.peek(draw.flying.len()).map_err(|_| Lost::Corrupt)?;
             let Some(entry) = entry else {
-                // The whole payload was there before the message was in this state.
+                // The whole payload was there before the slot was in this state.
                 if draw.is_eager() && draw.flying.is_empty() && draw.arrived < wanted {
                     return Err(Lost::Corrupt);
                 }
@@ -207,13 +190,13 @@ impl Fetch {
                 moved = true;
                 continue;
             }
-            if entry.on_gpu().is_some() != (draw.state == State::WantGpu) {
+            if entry.on_gpu().is_some() != (draw.state == SlotState::WantGpu) {
                 return Err(Lost::Corrupt);
             }
             let flying: u64 = draw.flying.iter().map(|(_, bytes)| bytes).sum();
             let started = draw.arrived + flying;
             let bytes = u64::from(entry.bytes);
-            // Every piece in host memory but the last is as long.
+            // Every piece in host memory but the last has this length.
             let step = match (entry.on_gpu(), entry.piece.checked_sub(FIRST_CELL)) {
                 (Some(_), _) => bytes,
                 (None, Some(_)) => u64::from(peer.layout().cell_bytes),
@@ -240,8 +223,9 @@ impl Fetch {
             match (to, piece) {
                 (Destination::Host(_), Piece::OnGpu { .. }) => return Err(Lost::Corrupt),
                 (Destination::Host(address), Piece::Host(start)) => {
-                    // SAFETY: the receive can hold `wanted` bytes from `address`, of which these are the next; the
-                    // piece is mapped, `bytes` long, and the sender's until it is popped.
+                    // SAFETY: the receive can hold `wanted` bytes from `address`, of which these are the
+                    // next. The piece is mapped and `bytes` long, and the sender does not reuse it before it
+                    // is popped.
                     unsafe {
                         let to = address.add(started as usize);
                         let is_long = wanted >= STREAMED_BYTES_MIN;
@@ -270,14 +254,14 @@ impl Fetch {
         Ok((moved, trouble))
     }
 
-    /// Empties the ring into its place, piece by piece.
-    pub(super) fn poll_ring(&mut self, gpu: &mut Gpu) -> Result<Step, Lost> {
+    /// Empties the ring into the receiver's buffer, piece by piece.
+    pub(super) fn poll_pipeline(&mut self, gpu: &mut Gpu) -> Result<Step, Lost> {
         let (mut moved, mut trouble) = self.empty_ring(gpu)?;
         let peer = Arc::clone(&self.peer);
         let slot = peer.slot(self.slot).ok_or(Lost::Corrupt)?;
         let ring = slot.ring(self.nonce);
         let wanted = self.wanted;
-        let Path::Ring(draw) = &mut self.path else {
+        let Path::Pipeline(draw) = &mut self.path else {
             return Ok(Step::Pending(false));
         };
         let mut is_lost = false;
@@ -298,27 +282,27 @@ impl Fetch {
             }
         }
         if draw.arrived == wanted && draw.passed_over.is_empty() {
-            let counters = draw.counters();
-            return Ok(self.complete(counters));
+            let protocol = draw.protocol();
+            return Ok(self.complete(protocol));
         }
-        let is_on_gpu = draw.state == State::WantGpu;
+        let is_on_gpu = draw.state == SlotState::WantGpu;
         if let Some(error) = trouble {
             self.failures += 1;
             let is_last = self.failures >= fault::ATTEMPTS || error.context_is_gone();
             if is_on_gpu && (is_lost || is_last) {
-                return self.leave_gpu_ring(gpu, &error);
+                return self.leave_gpu_pipeline(gpu, &error);
             }
             if is_lost || is_last {
                 return Err(Lost::Driver(error));
             }
             let of = Of::From(self.message.source);
-            fault::tried_again(of, self.path.told(), &error);
+            fault::tried_again(of, self.life.told(), &error);
         }
         Ok(Step::Pending(moved))
     }
 
-    /// Has the message come anew through host memory.
-    fn leave_gpu_ring(&mut self, gpu: &mut Gpu, error: &Error) -> Result<Step, Lost> {
+    /// Makes the message come again from the start, through host memory.
+    fn leave_gpu_pipeline(&mut self, gpu: &mut Gpu, error: &Error) -> Result<Step, Lost> {
         self.survived(error, AGAIN_THROUGH_HOST);
         stats::add(Counter::Retries, 1);
         stats::fallback(Reason::DriverError, self.wanted);
@@ -328,10 +312,10 @@ impl Fetch {
             gpu.relays.blame(self.message.source, row);
         }
         if let Some(slot) = self.slot() {
-            // Its sender may have been quicker.
+            // Its sender may have been faster.
             let _ = slot.want_host(self.nonce);
         }
-        if let Path::Ring(draw) = &mut self.path {
+        if let Path::Pipeline(draw) = &mut self.path {
             draw.begin_anew();
         }
         self.peer.ring_doorbell();
@@ -342,7 +326,7 @@ impl Fetch {
 /// Why a piece on a GPU cannot be read.
 enum Reach {
     Driver(Error),
-    /// It is none.
+    /// The entry names no such piece.
     Corrupt,
 }
 
@@ -358,7 +342,7 @@ fn reach(
         return Err(Reach::Corrupt);
     };
     let reached = gpu.reach_relay(context, peer, place.row);
-    // The sender keeps what is exported as long as an entry names it.
+    // The sender keeps its exported memory as long as an entry names it.
     let reached = reached.map_err(Reach::Driver)?.ok_or(Reach::Corrupt)?;
     let offset = u64::from(place.unit) * UNIT_BYTES;
     if offset + bytes > reached.exported.bytes {
@@ -370,7 +354,7 @@ fn reach(
     })
 }
 
-/// Starts the copy of a piece to a device; of one on a GPU on this lane.
+/// Starts the copy of a piece to a device. `lane` is for a piece on a GPU.
 #[allow(
     clippy::too_many_arguments,
     reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -395,12 +379,13 @@ fn begin(
         Piece::Host(start) => start.as_ptr().expose_provenance() as u64,
     };
     if let Some((start, length)) = peer.staging() {
-        // SAFETY: the peer's segment stays mapped while the node is registered; pins are dropped before that, at finalize.
+        // SAFETY: the peer's segment stays mapped while the node is registered; pins are dropped before that,
+        // at finalize.
         unsafe { gpu.pin(context, start.as_ptr(), length) };
     }
     let copy = Copy::Up { dst, src, bytes };
     if is_eager {
-        // A whole message is in order with direct copies, on their lane, and together with others that have
+        // A whole message is in order with direct copies, on their lane. Together with others that have
         // landed it costs the device less.
         gpu.pull(context, source, copy, None)
     } else {
@@ -408,8 +393,9 @@ fn begin(
     }
 }
 
-/// Gives a piece back. It is the sender's again once its entry is popped: what was read of it counts only if this was ours to do.
-/// The sender waits for pieces that it can fill again; after the last one the acknowledgement tells it all.
+/// Gives a piece back. Once its entry is popped, the piece is the sender's again: what was read of it counts
+/// only if this rank was the one to pop it. The sender waits for pieces that it can fill again. After the
+/// last piece, the ATS tells it everything.
 fn pop(peer: &Peer, ring: &Ring<'_>, popped: &mut u64, is_last: bool) -> Result<(), Lost> {
     *popped += 1;
     let is_ours = ring.pop() == Ok(true) && ring.is_emptied_to(*popped);

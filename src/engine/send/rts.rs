@@ -1,10 +1,10 @@
-//! Sends by descriptor: whether a message may go that way, and what is done for it until its receiver is through.
+//! Sends by RTS: whether a message may go that way, and what the sender does until its receiver is through.
 
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::invited::{Pushed, Pushing};
+use super::put::{Put, PutStep};
 use super::{Advance, Mode, Send, SendArgs, SendKind};
 use crate::cuda::{chunks, Allocation, Buffer, Error, Export};
 use crate::engine::comms::{self, Identity};
@@ -13,54 +13,56 @@ use crate::engine::counts::{Stream, Wish};
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::fetch::{flag, uses_host, AGAIN_THROUGH_HOST};
 use crate::engine::gpu::{is_for_now, Gpu};
+use crate::engine::life::{self, Life, Protocol, Side};
 use crate::engine::native::native_isend;
 use crate::engine::relays::share_a_gpu;
-use crate::engine::serve::tracks::Tracks;
-use crate::engine::serve::{Hosting, OnGpu, Serve, Source, Trouble};
-use crate::engine::story::{self, Story};
+use crate::engine::serve::staged_parts::StagedParts;
+use crate::engine::serve::{EagerSend, OnGpu, PipelineSend, Source, Trouble};
+use crate::engine::story::Story;
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
 use crate::mpi::Handle;
-use crate::node::{Asked, Descriptor, Message, Peer, State, Sums, DESCRIPTOR_BYTES};
+use crate::node::{Asked, Message, Peer, Rts, SlotState, Sums, RTS_BYTES};
 use crate::policy::decided_by;
 use crate::policy::send::{self as policy, Comm, RtsFacts, Whereabouts};
 use crate::stats::{self, Counter, Reason};
 
-/// Open sends that are looked through for one to a certain rank.
+/// How many open sends are looked through for one to a certain rank.
 const LOOKED_AT: usize = 16;
 
-/// A descriptor that is out.
-pub(super) struct Out {
+/// A message whose RTS is out.
+pub(super) struct PendingSend {
     peer: Arc<Peer>,
     slot: u32,
     nonce: u64,
     pub(super) native: Handle,
-    /// What the native send reads. It stays where it is, and as it is, until that is complete.
-    wire: [u8; DESCRIPTOR_BYTES],
+    /// What the native send reads. It must neither move nor change before that send is complete.
+    wire: [u8; RTS_BYTES],
     source: Source,
     bytes: u64,
-    serve: Option<Serve>,
-    /// Its part in a message that comes over several paths.
-    tracks: Option<Box<Tracks>>,
-    /// It is written to a receive that was told of.
-    pushed: Option<Pushed>,
-    /// It completes without its receiver, as a standard send below the eager limit must.
-    hosting: Option<Hosting>,
-    /// Steps of the sender's part that have failed.
+    serve: Option<PipelineSend>,
+    /// Its staged parts, if it is multipath.
+    staged_parts: Option<Box<StagedParts>>,
+    /// The put to the receive of an RTR.
+    pushed: Option<Put>,
+    /// The eager part: the send must complete without its receiver, as it is a standard send up to the eager
+    /// limit.
+    eager_send: Option<EagerSend>,
+    /// How many steps of the sender have failed.
     failures: u32,
     /// This rank has said that the message cannot be had.
     is_given_up: bool,
-    /// Why the message is lost, if this rank has found that.
+    /// Why the message is lost, if this rank has found that out.
     lost: Option<Box<str>>,
-    /// The slot is in use: the receiver may still read it.
-    /// Its receiver finds it by files of its chunks.
+    /// The receiver finds its memory by files of its chunks.
     is_shared: bool,
+    /// The slot is in use: the receiver may still read it.
     pub(super) is_open: bool,
 }
 
-impl Out {
-    /// The message cannot be had, or nobody is there to have it: the slot is closed when next looked at. False if that
-    /// was so already.
+impl PendingSend {
+    /// The message cannot be had, or there is nobody to receive it: the slot is closed at the next look.
+    /// False if it was over already.
     pub(super) fn give_up(&mut self, env: &Env) -> bool {
         let slot = env.node.own().slot(self.slot);
         let given_up = slot.is_some_and(|slot| slot.fail(self.nonce, env.abi.err_other).is_ok());
@@ -73,27 +75,27 @@ impl Out {
     }
 
     fn path(&self) -> Path {
-        match (&self.hosting, &self.serve) {
+        match (&self.eager_send, &self.serve) {
             (Some(_), _) => Path::Eager,
-            (None, Some(serve)) if serve.is_on_gpu() => Path::GpuRing,
-            (None, Some(_)) => Path::HostRing,
+            (None, Some(serve)) if serve.is_on_gpu() => Path::GpuPipeline,
+            (None, Some(_)) => Path::HostPipeline,
             (None, None) => Path::Direct,
         }
     }
 
-    /// The receiver has claimed the message: does what it has left to this rank.
+    /// The receiver has claimed the message: brings what the receiver has left to this rank.
     fn help(&mut self, env: &Env, gpu: &mut Gpu, asked: Option<Asked>) -> Advance {
         // A message from host memory has one path only.
         let (Some(asked), Source::Device { context, address }) = (asked, self.source) else {
             return Advance::default();
         };
         let (peer, bytes) = (&self.peer, self.bytes);
-        let tracks = self.tracks.get_or_insert_with(|| {
-            let tracks = Tracks::begin(env, gpu, peer, asked, context, address, bytes);
-            Box::new(tracks)
+        let staged_parts = self.staged_parts.get_or_insert_with(|| {
+            let staged_parts = StagedParts::begin(env, gpu, peer, asked, context, address, bytes);
+            Box::new(staged_parts)
         });
-        let moved = tracks.poll(env, gpu);
-        let serving = !tracks.is_over();
+        let moved = staged_parts.poll(env, gpu);
+        let serving = !staged_parts.is_over();
         if moved {
             self.peer.ring_doorbell();
         }
@@ -104,8 +106,8 @@ impl Out {
         }
     }
 
-    /// A step of the sender's part has failed. It is tried again, some times: but for memory of the GPU no
-    /// simpler path is left.
+    /// A step of the sender has failed. It is tried again a few times. Only a pipeline in GPU memory still
+    /// has a simpler path left.
     fn step_failed(&mut self, env: &Env, trouble: Trouble) {
         let Trouble::Driver(error) = trouble else {
             self.lost = Some(fault::lost(
@@ -119,7 +121,7 @@ impl Out {
         };
         let error = &error;
         self.failures += 1;
-        let is_on_gpu = self.serve.as_ref().is_some_and(Serve::is_on_gpu);
+        let is_on_gpu = self.serve.as_ref().is_some_and(PipelineSend::is_on_gpu);
         // Memory of the GPU is being given back.
         let is_withdrawn = is_on_gpu && is_for_now(error);
         if self.failures < fault::ATTEMPTS && !error.context_is_gone() && !is_withdrawn {
@@ -142,19 +144,19 @@ impl Out {
     }
 }
 
-/// Where the message of a send is.
+/// Where the message of a send lies.
 pub(super) enum Origin<'a> {
     /// In device memory.
     Device(&'a Buffer),
-    /// In host memory. It never goes to this rank itself.
+    /// In host memory. Such a message never goes to this rank itself.
     Host(*const u8),
 }
 
-/// Why a descriptor was not sent.
+/// Why an RTS was not sent.
 pub(super) enum Unsent {
-    /// The message goes by value.
+    /// The message goes by bcopy.
     Reason(Reason),
-    /// The same, as its buffer's context cannot be had, which is told once the message is on its way.
+    /// The same, as its buffer's context cannot be had. This is reported once the message is on its way.
     Trouble(Error),
     /// The MPI library refused it.
     Code(c_int),
@@ -165,7 +167,7 @@ impl Core {
         clippy::too_many_lines,
         reason = "the order of a send's steps; transfers apart from matching are to divide it"
     )]
-    pub(super) unsafe fn send_descriptor(
+    pub(super) unsafe fn send_rts(
         &mut self,
         env: &Env,
         args: &SendArgs,
@@ -196,21 +198,21 @@ impl Core {
             peer: peer.world_rank(),
             tag: args.tag,
         };
-        let last = self.last_sent.last(env, stream).copied();
+        let last = self.history.sent.last(env, stream).copied();
         let completes_alone = args.completes_alone(env, bytes);
         let pushed = match (source, last) {
-            // First, as it takes longest. What is written to its receiver needs no copy in host memory.
+            // The put comes first, as it takes longest. A message that is put needs no copy in host memory.
             (Source::Device { context, address }, Some(last)) => {
                 let from = (context, address);
                 let after = last.nonce;
-                self.push_invited(env, &peer, stream, after, bytes, from, completes_alone)
+                self.put_for_rtr(env, &peer, stream, after, bytes, from, completes_alone)
             }
             _ => None,
         };
         let sequence = self.sent.peek(stream);
         let mut message = self.message(env, args, origin, bytes, &identity, &peer, sequence);
         let is_eager = completes_alone && pushed.is_none();
-        let mut hosting = None;
+        let mut eager_send = None;
         if is_eager {
             let mut cell = own.take_cell(bytes);
             if cell.is_none() && self.make_room(env) {
@@ -218,29 +220,29 @@ impl Core {
             }
             let cell = cell.ok_or(Unsent::Reason(Reason::NoCell))?;
             let key = Wish::Cell.key(identity.id, env.world_rank, args.tag);
-            // Memory that its receiver cannot map comes through the cell anyway.
+            // Memory that the receiver cannot map comes through the cell anyway.
             let is_mappable = message.flags & flag::EXPORTED != 0;
             let is_expected = is_mappable && !peer.wishes(key);
-            let hosting = hosting.insert(Hosting::new(source, bytes, cell, is_expected));
-            // The device works while the descriptor is made and sent.
-            hosting.begin(&mut self.gpu, own);
+            let eager_send = eager_send.insert(EagerSend::new(source, bytes, cell, is_expected));
+            // The device works while the RTS is made and sent.
+            eager_send.begin(&mut self.gpu, own);
         }
-        let abandon = |hosting: Option<Hosting>, pushed: Option<Pushed>| {
-            if let Some(hosting) = hosting {
-                hosting.abandon(own);
+        let abandon = |eager_send: Option<EagerSend>, pushed: Option<Put>| {
+            if let Some(eager_send) = eager_send {
+                eager_send.abandon(own);
             }
             if let Some(pushed) = pushed {
                 pushed.abandon();
             }
         };
-        // The same slot as for the one before it, where its receiver looks for it.
+        // The slot of the message before it, where its receiver looks for the next one.
         let last_slot = last.map(|last| last.slot);
         let mut slot = own.alloc(last_slot);
         if slot.is_none() && self.make_room(env) {
             slot = own.alloc(last_slot);
         }
         let Some(slot) = slot else {
-            abandon(hosting, pushed);
+            abandon(eager_send, pushed);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
         if sums.is_some() {
@@ -251,24 +253,24 @@ impl Core {
         }
         if let Some(pushed) = &pushed {
             let told = pushed.told();
-            message.flags |= flag::INVITED;
+            message.flags |= flag::PUT_EARLY;
             message.extra = [told.tag, u64::from(told.line)];
         }
         let Some(nonce) = own.post_with(slot, &message, sums) else {
-            abandon(hosting, pushed);
+            abandon(eager_send, pushed);
             own.free(slot);
             return Err(Unsent::Reason(Reason::NoSlot));
         };
-        // What is in host memory is in the ring before the receiver hears of it.
-        let mut is_hosted = false;
-        if let (Origin::Host(_), Some(hosting), Some(posted)) =
-            (origin, &mut hosting, own.slot(slot))
+        // A payload from host memory is in the ring before the receiver hears of the message.
+        let mut is_in_cell = false;
+        if let (Origin::Host(_), Some(eager_send), Some(posted)) =
+            (origin, &mut eager_send, own.slot(slot))
         {
-            let filled = hosting.poll(&mut self.gpu, own, &posted.ring(nonce));
-            is_hosted = matches!(filled, Ok(true)) && posted.retire(nonce).is_ok();
+            let filled = eager_send.poll(&mut self.gpu, own, &posted.ring(nonce));
+            is_in_cell = matches!(filled, Ok(true)) && posted.retire(nonce).is_ok();
         }
-        stats::add(Counter::SendsHosted, u64::from(is_hosted));
-        let descriptor = Descriptor {
+        stats::add(Counter::SendsEager, u64::from(is_in_cell));
+        let rts = Rts {
             job: env.node.launch().hash,
             sender: env.world_rank,
             slot,
@@ -277,18 +279,18 @@ impl Core {
             length: bytes,
             digest: message.digest(),
         };
-        let mut out = Box::new(Out {
+        let mut out = Box::new(PendingSend {
             peer,
             slot,
             nonce,
             native: env.abi.request_null,
-            wire: descriptor.encode(),
+            wire: rts.encode(),
             source,
             bytes,
             serve: None,
-            tracks: None,
+            staged_parts: None,
             pushed,
-            hosting,
+            eager_send,
             failures: 0,
             is_given_up: false,
             lost: None,
@@ -302,7 +304,7 @@ impl Core {
                 Mode::Standard
             },
             buffer: out.wire.as_ptr().cast(),
-            count: DESCRIPTOR_BYTES as i64,
+            count: RTS_BYTES as i64,
             datatype: env.abi.byte,
             ..*args
         };
@@ -314,66 +316,67 @@ impl Core {
                 .slot(slot)
                 .is_some_and(|slot| slot.cancel(nonce).is_err());
             if is_claimed {
-                // Its receiver had foreseen it, and counts what it takes.
+                // The receiver had matched it early, and counts the messages that it takes.
                 out.peer.announce();
             }
-            abandon(out.hosting, out.pushed);
+            abandon(out.eager_send, out.pushed);
             own.free(slot);
             return Err(Unsent::Code(code));
         }
         self.sent.take(stream);
-        self.last_sent.note(env, stream, nonce, slot);
+        self.history.sent.note(env, stream, nonce, slot);
         out.peer.announce();
         let (messages, of_bytes) = match origin {
-            Origin::Device(_) => (Counter::SendsDescriptor, Counter::SendsDescriptorBytes),
-            Origin::Host(_) => (
-                Counter::SendsHostDescriptor,
-                Counter::SendsHostDescriptorBytes,
-            ),
+            Origin::Device(_) => (Counter::SendsRts, Counter::SendsRtsBytes),
+            Origin::Host(_) => (Counter::SendsHostRts, Counter::SendsHostRtsBytes),
         };
         stats::add(messages, 1);
         stats::add(of_bytes, bytes);
         let is_exported = message.flags & (flag::EXPORTED | flag::HOST) != 0;
         if message.flags & flag::EXPORTED != 0 && env.puts(bytes) {
-            self.exchanges.note_sent(out.peer.world_rank());
+            self.history.exchanges.note_sent(out.peer.world_rank());
         }
         if matches!(origin, Origin::Device(_)) {
-            self.note_company(env, out.peer.world_rank());
+            self.note_peer_mix(env, out.peer.world_rank());
         }
         let story = Story {
             is_send: true,
             bytes,
             reason: (!is_exported).then_some(Reason::NotExportable),
-            path: if is_hosted {
-                story::Path::Eager
-            } else {
-                story::Path::Unknown
-            },
             ..Story::default()
         };
-        let is_pushed = out.pushed.is_some();
-        let waiting = out.hosting.as_ref();
+        let is_put = out.pushed.is_some();
+        let mut life = Life::new(Side::Sender);
+        life.transition(life::State::Offered);
+        if is_in_cell {
+            life.arrive(Protocol::Eager, bytes);
+        } else if is_put {
+            life.transition(life::State::Moving(Protocol::Put));
+        }
+        let waiting = out.eager_send.as_ref();
         let until = waiting.and_then(|one| one.waits_until(self.sends_out(), self.taken_at));
         let id = self.sends.insert(Send {
             handle: 0,
             comm: args.comm,
-            complete: is_hosted,
+            complete: is_in_cell,
             stands_for_null: false,
             code: env.abi.success,
             why: None,
-            story,
+            about: story,
+            life,
             is_raised: false,
-            kind: SendKind::Descriptor(out),
+            kind: SendKind::Rts(out),
         });
         self.open.push(id);
-        // A small message is to be looked at before its receiver has done anything, and one that is written at once.
-        if is_eager || is_pushed {
+        // The engine must look at an eager message before its receiver has done anything, and at a put
+        // message as well.
+        if is_eager || is_put {
             self.serve_from(until);
         }
         Ok(id)
     }
 
-    /// Whether a message may go by descriptor, and to whom.
+    /// Whether a message may go by RTS, and to whom.
     unsafe fn route(
         &self,
         env: &Env,
@@ -449,9 +452,10 @@ impl Core {
                 );
                 let is_own = peer.world_rank() == env.world_rank;
                 let is_long = bytes >= OnGpu::between(false).bytes_min;
-                // Where the driver refuses memory that it could export, it refuses staging, too.
+                // If the driver refuses to export memory of a kind that can be exported, it refuses staging,
+                // too.
                 let is_refused = buffer.allocation == Allocation::Plain;
-                if env.config.gpu_ring && is_long && !is_own && !is_refused {
+                if env.config.gpu_pipeline && is_long && !is_own && !is_refused {
                     if let Ok(context) = buffer.context_key() {
                         self.gpu.relays.stage_own(env, context);
                     }
@@ -461,10 +465,10 @@ impl Core {
         message
     }
 
-    /// Looks whether the receiver has done its part, or wants something. No MPI call.
+    /// Looks whether the receiver has done its part, or wants something. Makes no MPI call.
     pub(in crate::engine) fn advance_send(&mut self, env: &Env, id: usize) -> Advance {
         let send = &mut self.sends[id];
-        let SendKind::Descriptor(out) = &mut send.kind else {
+        let SendKind::Rts(out) = &mut send.kind else {
             return self.advance_posted(env, id);
         };
         let Some(pushed) = &mut out.pushed else {
@@ -472,29 +476,31 @@ impl Core {
         };
         let is_whole = pushed.is_whole();
         match pushed.poll(&mut self.gpu) {
-            Pushing::Over => self.advance_posted(env, id),
-            // What is left of it is asked for as all of others is.
+            PutStep::Over => self.advance_posted(env, id),
+            // The receiver asks for the rest of the message in the same way as for any other message.
             pushing if !is_whole => {
                 let advance = self.advance_posted(env, id);
                 Advance {
-                    moved: advance.moved || pushing != Pushing::Flying,
-                    serving: advance.serving || pushing == Pushing::Flying,
+                    moved: advance.moved || pushing != PutStep::Flying,
+                    serving: advance.serving || pushing == PutStep::Flying,
                     ..advance
                 }
             }
-            // Its receiver has nothing to say before that: to look would only take the slot's line from it.
-            Pushing::Flying => Advance {
+            // The receiver has nothing to say before that: a look would only take the slot's cache line from
+            // it.
+            PutStep::Flying => Advance {
                 serving: true,
                 ..Advance::default()
             },
-            Pushing::Ended { has_landed } => {
-                // The buffer is not read any more. A message that was given up meanwhile has no receiver.
+            PutStep::Ended { has_landed } => {
+                // The put does not read the buffer any more. A message that was given up meanwhile has no
+                // receiver.
                 let is_there = has_landed && !out.is_given_up;
                 if is_there {
                     send.complete = true;
-                    send.story.path = story::Path::Direct;
+                    send.life.arrive(Protocol::Put, out.bytes);
                 }
-                // Its receiver has no more to ask for.
+                // The receiver has nothing more to ask for.
                 Advance {
                     moved: true,
                     serving: !is_there,
@@ -504,7 +510,7 @@ impl Core {
         }
     }
 
-    /// The same of what the receiver brings, or asks for.
+    /// The same for a message without a put, or whose put is over: acts on the state of its slot.
     #[allow(clippy::too_many_lines, reason = "one arm for each state of a slot")]
     fn advance_posted(&mut self, env: &Env, id: usize) -> Advance {
         let own = env.node.own();
@@ -514,7 +520,7 @@ impl Core {
             ..Advance::default()
         };
         let send = &mut self.sends[id];
-        let SendKind::Descriptor(out) = &mut send.kind else {
+        let SendKind::Rts(out) = &mut send.kind else {
             return closed();
         };
         let Some(slot) = own.slot(out.slot) else {
@@ -522,28 +528,31 @@ impl Core {
         };
         let mut state = slot.settled(out.nonce);
         if out.is_given_up && state.is_ok_and(|state| !state.is_final()) {
-            state = Ok(State::Failed);
+            state = Ok(SlotState::Failed);
         }
         let ring = slot.ring(out.nonce);
-        if out.hosting.is_some() && matches!(state, Ok(State::Claimed | State::Done)) {
+        if out.eager_send.is_some() && matches!(state, Ok(SlotState::Claimed | SlotState::Done)) {
             self.taken_at = Some(Instant::now());
         }
-        let step = match (state, &mut out.hosting) {
+        let step = match (state, &mut out.eager_send) {
             // The receiver has all that it needs.
-            (Ok(State::Hosted), Some(hosting)) if hosting.is_in_ring() => {
+            (Ok(SlotState::Eager), Some(eager_send)) if eager_send.is_in_ring() => {
                 return Advance {
-                    hosted: true,
+                    eager: true,
                     ..Advance::default()
                 }
             }
             // The receiver reads the buffer itself, and may leave some of it to this rank.
-            (Ok(State::Claimed), _) => {
+            (Ok(SlotState::Claimed), _) => {
+                if send.life.is_offered() {
+                    send.life.transition(life::State::Matched);
+                }
                 let asked = slot.offered(out.nonce);
                 return out.help(env, &mut self.gpu, asked);
             }
-            (Ok(State::Posted), None) => return Advance::default(),
-            (Ok(State::Posted), Some(hosting)) => {
-                let until = hosting.waits_until(under_way, self.taken_at);
+            (Ok(SlotState::Posted), None) => return Advance::default(),
+            (Ok(SlotState::Posted), Some(eager_send)) => {
+                let until = eager_send.waits_until(under_way, self.taken_at);
                 if until.is_some_and(|until| Instant::now() < until) {
                     return Advance {
                         serving: true,
@@ -551,24 +560,30 @@ impl Core {
                         ..Advance::default()
                     };
                 }
-                let step = hosting.poll(&mut self.gpu, own, &ring);
-                // Refused where the receiver was quicker: it finds the payload in the ring, or has read the buffer.
+                let step = eager_send.poll(&mut self.gpu, own, &ring);
+                // `retire` fails if the receiver was faster: it finds the payload in the ring, or has read
+                // the buffer.
                 if matches!(step, Ok(true)) && slot.retire(out.nonce).is_ok() {
-                    stats::add(Counter::SendsHosted, 1);
-                    send.story.path = story::Path::Eager;
+                    stats::add(Counter::SendsEager, 1);
+                    send.life.arrive(Protocol::Eager, out.bytes);
                     send.complete = true;
                 }
                 step
             }
-            (Ok(State::WantHost), Some(hosting)) => {
-                hosting.is_asked_for = true;
-                if hosting.is_in_ring() && ring.is_filled_to(1) {
+            (Ok(SlotState::WantHost), Some(eager_send)) => {
+                eager_send.is_asked_for = true;
+                send.life.reach(life::State::Moving(Protocol::HostPipeline));
+                if eager_send.is_in_ring() && ring.is_filled_to(1) {
                     return Advance::default();
                 }
-                hosting.poll(&mut self.gpu, own, &ring)
+                eager_send.poll(&mut self.gpu, own, &ring)
             }
-            (Ok(state @ (State::WantGpu | State::WantHost)), _) => {
-                let wants_gpu = state == State::WantGpu;
+            (Ok(state @ (SlotState::WantGpu | SlotState::WantHost)), _) => {
+                let wants_gpu = state == SlotState::WantGpu;
+                send.life.reach(life::State::Moving(match wants_gpu {
+                    true => Protocol::GpuPipeline,
+                    false => Protocol::HostPipeline,
+                }));
                 let peer = &out.peer;
                 if std::mem::take(&mut out.is_shared) {
                     self.gpu.not_found(peer.world_rank());
@@ -576,14 +591,16 @@ impl Core {
                 let serve = out.serve.get_or_insert_with(|| {
                     let is_shared = || share_a_gpu(env, peer);
                     let on_gpu = wants_gpu.then(|| OnGpu::between(is_shared()));
-                    Serve::new(out.source, out.bytes, on_gpu)
+                    PipelineSend::new(out.source, out.bytes, on_gpu)
                 });
                 serve.poll(&mut self.gpu, own, &ring, wants_gpu)
             }
-            (Ok(State::Done | State::Cancelled), _) => return self.close_send(env, id, false),
-            (Ok(State::Failed), _) => return self.close_send(env, id, true),
-            (Ok(State::Free | State::Hosted) | Err(_), _) => {
-                // Only the owner sets these states, and it has not.
+            (Ok(SlotState::Done | SlotState::Cancelled), _) => {
+                return self.close_send(env, id, false)
+            }
+            (Ok(SlotState::Failed), _) => return self.close_send(env, id, true),
+            (Ok(SlotState::Free | SlotState::Eager) | Err(_), _) => {
+                // Only this rank sets these states, and it has not.
                 if out.failures != u32::MAX {
                     out.failures = u32::MAX;
                     let why = "its slot was written over";
@@ -607,23 +624,26 @@ impl Core {
         }
     }
 
-    /// The receiver is through with a message, or will never be: ends what is under way and frees the slot.
+    /// The receiver is through with the message, or never will be: ends what is under way and frees the slot.
     fn close_send(&mut self, env: &Env, id: usize, has_failed: bool) -> Advance {
         let own = env.node.own();
         let send = &mut self.sends[id];
-        let SendKind::Descriptor(out) = &mut send.kind else {
+        let SendKind::Rts(out) = &mut send.kind else {
             return Advance::default();
         };
-        let is_released = out.tracks.as_mut().is_none_or(|tracks| tracks.release(env));
+        let is_released = out
+            .staged_parts
+            .as_mut()
+            .is_none_or(|staged_parts| staged_parts.release(env));
         let is_written = out.pushed.as_mut().is_some_and(|pushed| !pushed.is_over());
         let drained = is_released
             & !is_written
-            & match (&mut out.serve, &mut out.hosting) {
+            & match (&mut out.serve, &mut out.eager_send) {
                 (Some(serve), _) => {
                     serve.release_filled(own);
                     serve.is_drained(own)
                 }
-                (None, Some(hosting)) => hosting.release(own),
+                (None, Some(eager_send)) => eager_send.release(own),
                 (None, None) => true,
             };
         if !drained {
@@ -632,7 +652,7 @@ impl Core {
                 ..Advance::default()
             };
         }
-        // A send that is complete already is nobody's error any more.
+        // An error does not matter to a send that is complete already.
         if has_failed && !send.complete && send.code == env.abi.success {
             let why = out.lost.take();
             let by_receiver = || fault::text(out.of(), out.path(), &"its receiver cannot have it");
@@ -640,30 +660,35 @@ impl Core {
             (send.code, send.why) = (env.abi.err_other, Some(why));
             stats::add(Counter::Errors, 1);
         }
-        if send.story.path == story::Path::Unknown && !has_failed {
-            // Where the receiver was quicker it may have read the buffer although the ring has the payload too.
+        if !send.life.is_over() && !has_failed {
+            // If the receiver was faster, it may have read the buffer although the payload is in the ring,
+            // too.
             let is_emptied = own
                 .slot(out.slot)
                 .is_some_and(|slot| slot.ring(out.nonce).in_flight() == Ok(0));
-            let hosted = out.hosting.as_ref();
-            let hosted = hosted.filter(|hosting| is_emptied && hosting.is_in_ring());
-            let is_asked_for = hosted.is_some_and(|hosting| hosting.is_asked_for);
-            let tracks = out.tracks.as_ref().filter(|tracks| !tracks.is_direct());
-            send.story.parts = tracks.map(|tracks| tracks.parts());
-            let is_on_gpu = out.serve.as_ref().is_some_and(Serve::is_on_gpu);
-            send.story.path = if is_on_gpu {
-                story::Path::GpuRing
+            let eager = out.eager_send.as_ref();
+            let eager = eager.filter(|eager_send| is_emptied && eager_send.is_in_ring());
+            let is_asked_for = eager.is_some_and(|eager_send| eager_send.is_asked_for);
+            let staged_parts = out
+                .staged_parts
+                .as_ref()
+                .filter(|staged_parts| !staged_parts.is_direct());
+            send.about.parts = staged_parts.map(|staged_parts| staged_parts.parts());
+            let is_on_gpu = out.serve.as_ref().is_some_and(PipelineSend::is_on_gpu);
+            let protocol = if is_on_gpu {
+                Protocol::GpuPipeline
             } else if out.serve.is_some() || is_asked_for {
-                story::Path::HostRing
-            } else if tracks.is_some() {
-                story::Path::Several
-            } else if hosted.is_some() {
-                story::Path::Eager
+                Protocol::HostPipeline
+            } else if staged_parts.is_some() {
+                Protocol::Multipath
+            } else if eager.is_some() {
+                Protocol::Eager
             } else if out.peer.world_rank() == env.world_rank {
-                story::Path::Own
+                Protocol::Own
             } else {
-                story::Path::Direct
+                Protocol::Get
             };
+            send.life.arrive(protocol, out.bytes);
         }
         own.free(out.slot);
         out.is_open = false;
@@ -675,48 +700,49 @@ impl Core {
         }
     }
 
-    /// Whether a send completes only when its receiver comes. One below the eager limit completes by itself.
+    /// Whether a send completes only when its receiver comes. A send up to the eager limit completes by
+    /// itself.
     pub(in crate::engine) fn awaits_receiver(&self, id: usize) -> bool {
-        matches!(&self.sends[id].kind, SendKind::Descriptor(out) if out.hosting.is_none() && out.pushed.as_ref().is_none_or(|pushed| !pushed.is_whole()))
+        matches!(&self.sends[id].kind, SendKind::Rts(out) if out.eager_send.is_none() && out.pushed.as_ref().is_none_or(|pushed| !pushed.is_whole()))
     }
 
     /// The program waits for this send alone.
     pub(in crate::engine) fn hurry(&mut self, id: usize) {
-        if let SendKind::Descriptor(out) = &mut self.sends[id].kind {
-            if let Some(hosting) = &mut out.hosting {
-                hosting.hurry();
+        if let SendKind::Rts(out) = &mut self.sends[id].kind {
+            if let Some(eager_send) = &mut out.eager_send {
+                eager_send.hurry();
                 self.serve_now();
             }
         }
     }
 
-    /// Whether something is sent to a rank, and whether this rank writes it to a receive of which it was told. Of many sends some
-    /// are looked at.
+    /// Whether this rank sends something to another rank, and whether it puts that to the receive of an RTR.
+    /// If there are many sends, only some are looked at.
     pub(in crate::engine) fn exchanges_with(&self, rank: u32) -> (bool, bool) {
-        let (mut sends_to, mut is_pushing) = (false, false);
-        for id in self.open.iter().chain(&self.hosted).take(LOOKED_AT) {
-            if let SendKind::Descriptor(out) = &self.sends[*id].kind {
-                // One that this rank has written is over, whether or not its receiver has said so.
+        let (mut sends_to, mut is_putting) = (false, false);
+        for id in self.open.iter().chain(&self.eager).take(LOOKED_AT) {
+            if let SendKind::Rts(out) = &self.sends[*id].kind {
+                // A message that this rank has put is over, whether or not its receiver has said so.
                 let is_over = self.sends[*id].complete && out.pushed.is_some();
                 let is_to = out.peer.world_rank() == rank && !is_over;
                 sends_to |= is_to;
-                let is_written = |pushed: &Pushed| pushed.is_flying() && pushed.is_whole();
-                is_pushing |= is_to && out.pushed.as_ref().is_some_and(is_written);
+                let is_written = |pushed: &Put| pushed.is_flying() && pushed.is_whole();
+                is_putting |= is_to && out.pushed.as_ref().is_some_and(is_written);
             }
         }
-        (sends_to, is_pushing)
+        (sends_to, is_putting)
     }
 
     pub(in crate::engine) fn peer_of_send(&self, id: usize) -> Option<Arc<Peer>> {
         match &self.sends.get(id)?.kind {
-            SendKind::Descriptor(out) => Some(Arc::clone(&out.peer)),
+            SendKind::Rts(out) => Some(Arc::clone(&out.peer)),
             _ => None,
         }
     }
 
-    /// Whether a message must still be served in Finalize: its receiver may yet receive it, or is receiving it.
+    /// Whether Finalize must still serve a message: its receiver may still receive it, or is receiving it.
     pub(in crate::engine) fn is_wanted(&self, env: &Env, id: usize) -> bool {
-        let SendKind::Descriptor(out) = &self.sends[id].kind else {
+        let SendKind::Rts(out) = &self.sends[id].kind else {
             return false;
         };
         let state = env
@@ -724,13 +750,13 @@ impl Core {
             .own()
             .slot(out.slot)
             .and_then(|slot| slot.state(out.nonce).ok());
-        !(out.peer.finalizing() && matches!(state, Some(State::Posted | State::Hosted)))
+        !(out.peer.finalizing() && matches!(state, Some(SlotState::Posted | SlotState::Eager)))
     }
 
     /// Ends a send whose receiver has died.
     pub(in crate::engine) fn fail_send(&mut self, env: &Env, id: usize) {
         let send = &mut self.sends[id];
-        let SendKind::Descriptor(out) = &mut send.kind else {
+        let SendKind::Rts(out) = &mut send.kind else {
             return;
         };
         if !out.give_up(env) {
@@ -745,7 +771,7 @@ impl Core {
     }
 }
 
-/// A message that may go by descriptor, with all that decides it.
+/// A message that may go by RTS, with all that decides whether it does.
 struct Leaving<'a> {
     core: &'a Core,
     env: &'a Env,
@@ -806,7 +832,7 @@ impl RtsFacts for Leaving<'_> {
     }
 
     fn is_ready(&mut self) -> bool {
-        let is_short = self.bytes < DESCRIPTOR_BYTES as u64;
+        let is_short = self.bytes < RTS_BYTES as u64;
         self.peer.as_ref().is_some_and(|peer| match is_short {
             true => peer.ready_for_all(),
             false => peer.ready(),

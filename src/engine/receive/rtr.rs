@@ -1,26 +1,26 @@
-//! A receive of which its sender is told: see [`crate::engine::invite`].
+//! Receives of which this rank sends an RTR: see [`crate::engine::rtr`].
 
 use std::ffi::c_int;
 
-use super::foreseen::Foreseen;
-use super::{Receive, Stage, Target};
+use super::early_match::EarlyMatch;
+use super::{Receive, Target, Work};
 use crate::cuda::{overlap, Buffer, Uuid};
 use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::counts::Stream;
-use crate::engine::invite::Last;
 use crate::engine::lift::Shape;
+use crate::engine::rtr::Last;
 use crate::engine::Env;
 use crate::mpi::{Abi, Handle};
-use crate::node::{Invited, Target as Place, Told, Waiting};
+use crate::node::{RtrId, RtrState, Target as Place, Waiting};
 use crate::policy::decided_by;
 use crate::policy::rtr::{self, TellFacts};
 use crate::stats::{self, Counter};
 
-/// Receives that are looked through for one that may take the same message.
+/// At most this many receives are searched for one that may take the same message.
 const LOOKED_THROUGH: usize = 64;
 
-/// A receive of which its sender may be told, with all that decides it.
+/// A receive of which this rank may send an RTR, with everything that decides it.
 struct Posted<'a> {
     core: &'a mut Core,
     env: &'a Env,
@@ -28,10 +28,10 @@ struct Posted<'a> {
     stream: Stream,
     last: &'a Last,
     me: Option<usize>,
-    /// What the message leaves to host memory, bytes.
+    /// Bytes of the message that are left to the path through host memory.
     rest: u64,
     target: Option<Place>,
-    told: Option<Told>,
+    told: Option<RtrId>,
 }
 
 impl Posted<'_> {
@@ -43,7 +43,7 @@ impl Posted<'_> {
         (self.posting.buffer.address, self.posting.bytes)
     }
 
-    fn tell(&self) -> Option<Told> {
+    fn tell(&self) -> Option<RtrId> {
         let target = self.target.as_ref()?;
         let waiting = Waiting {
             communicator: self.stream.comm,
@@ -57,24 +57,29 @@ impl Posted<'_> {
         };
         let waiting = waiting.leaving(self.rest)?;
         let told = self.env.node.own().invite(&waiting, target)?;
-        stats::add(Counter::Invitations, 1);
+        stats::add(Counter::RtrsSent, 1);
         Some(told)
     }
 }
 
 impl TellFacts for Posted<'_> {
-    fn may_invite(&mut self) -> bool {
-        self.env.may_invite()
+    fn may_send_rtr(&mut self) -> bool {
+        self.env.may_send_rtr()
     }
 
     fn is_likely_direct(&mut self) -> bool {
         let (sender, bytes, ends) = (self.stream.peer, self.posting.bytes, self.ends());
-        !self.env.may_split(bytes) || self.core.depths.is_likely_direct(sender, ends, bytes, 1)
+        !self.env.may_split(bytes)
+            || self
+                .core
+                .history
+                .windows
+                .is_likely_direct(sender, ends, bytes, 1)
     }
 
     fn rest(&mut self) -> Option<u64> {
         let (sender, bytes, ends) = (self.stream.peer, self.posting.bytes, self.ends());
-        let rest = self.core.depths.rest(sender, ends, bytes)?;
+        let rest = self.core.history.windows.rest(sender, ends, bytes)?;
         self.rest = rest;
         Some(rest)
     }
@@ -85,11 +90,11 @@ impl TellFacts for Posted<'_> {
     }
 
     fn is_only(&mut self) -> bool {
-        self.core.company.is_only(self.stream.peer)
+        self.core.history.mix.is_only(self.stream.peer)
     }
 
     fn may_put(&mut self) -> bool {
-        self.core.gpu.may_push(self.stream.peer)
+        self.core.gpu.may_put(self.stream.peer)
     }
 
     fn is_written(&mut self) -> bool {
@@ -109,7 +114,7 @@ impl TellFacts for Posted<'_> {
         match export {
             Ok(export) => self.target = Some(Place::from(&export)),
             Err(error) => {
-                // Memory that can be exported at all.
+                // Memory that can be exported in principle.
                 stats::add(Counter::DriverRetries, 1);
                 let address = buffer.address;
                 log::debug!("device buffer {address:#x}: nobody invited: {error}");
@@ -154,7 +159,7 @@ impl Receive {
         };
         let (source, tag) = self.from?;
         let is_named = source != abi.any_source && tag != abi.any_tag && source != abi.proc_null;
-        // A persistent receive may outlive its communicator, whose handle says nothing then.
+        // A persistent receive may outlive its communicator, whose handle then says nothing.
         let is_on_comm = !self.named.is_before();
         (is_named && is_on_comm && self.matched.is_none() && buffer.ipc).then_some(Posting {
             buffer: *buffer,
@@ -165,10 +170,9 @@ impl Receive {
         })
     }
 
-    /// Whether it is pending, and may take the message that another one is for.
+    /// Whether it is pending, and may take the message that the other receive is for.
     fn competes(&self, abi: &Abi, with: &Posting) -> bool {
-        let is_pending =
-            matches!(self.stage, Stage::Posted) && self.arrival.is_none() && self.matched.is_none();
+        let is_pending = self.life.is_offered() && self.arrival.is_none() && self.matched.is_none();
         let is_same_comm = abi.normalize(self.comm) == abi.normalize(with.comm);
         let may_match = self.from.is_none_or(|(source, tag)| {
             (source == with.source || source == abi.any_source)
@@ -179,43 +183,49 @@ impl Receive {
 }
 
 impl Core {
-    /// Whether the sender of a receive that it was told of writes to that, or has.
+    /// Whether an RTR was sent and the sender is writing to this receive, or has written.
     pub(in crate::engine) fn is_written_to(&self, env: &Env) -> bool {
         let own = env.node.own();
-        let is_taken = |told| matches!(own.invited(told), Some(Invited::Taken | Invited::Landed));
+        let is_taken = |told| {
+            matches!(
+                own.rtr_state(told),
+                Some(RtrState::Taken | RtrState::Landed)
+            )
+        };
         let mut receives = self.receives.iter();
         receives.any(|(_, receive)| receive.told.is_some_and(is_taken))
     }
 
-    /// Before a receive is posted: what its sender is told of it, or else what is known of its message. `me`: where the receive is, if
-    /// it is among the others already.
+    /// Called before a receive is posted: the RTR that was sent of it, or else what is known of its message.
+    /// `me`: the receive's own index, if it is among the others already.
     ///
     /// # Safety
     /// The communicator is the program's.
-    pub(super) unsafe fn foresee(
+    pub(super) unsafe fn match_early(
         &mut self,
         env: &Env,
         posting: &Posting,
         me: Option<usize>,
-    ) -> (Option<Told>, Foreseen) {
+    ) -> (Option<RtrId>, EarlyMatch) {
         // SAFETY: passed on.
         let Some((stream, last, is_due)) = (unsafe { self.one_before(env, posting, me) }) else {
-            return (None, Foreseen::No);
+            return (None, EarlyMatch::No);
         };
         let told = is_due.then(|| self.invite(env, posting, stream, &last, me));
         match told.flatten() {
-            Some(told) => (Some(told), Foreseen::No),
+            Some(told) => (Some(told), EarlyMatch::No),
             None => {
                 let expected = self.expect(env, stream, &last);
-                (None, expected.map_or(Foreseen::No, Foreseen::Expected))
+                (None, expected.map_or(EarlyMatch::No, EarlyMatch::EarlyRts))
             }
         }
     }
 
-    /// The message behind which that of a receive comes, if that is sure, its stream, and whether its sender is to be told.
+    /// The message that the receive's message follows, if that is certain, its stream, and whether an RTR is
+    /// due.
     ///
     /// # Safety
-    /// As [`Core::foresee`].
+    /// As [`Core::match_early`].
     unsafe fn one_before(
         &mut self,
         env: &Env,
@@ -237,11 +247,11 @@ impl Core {
                 .receives
                 .iter()
                 .any(|(id, other)| Some(id) != me && other.competes(env.abi, posting));
-        let (last, is_due) = self.known.posting(stream, is_alone)?;
+        let (last, is_due) = self.history.received.posting(stream, is_alone)?;
         Some((stream, last, is_due))
     }
 
-    /// Tells the sender of a receive of it, if that is of use.
+    /// Sends an RTR of the receive if that is of use.
     fn invite(
         &mut self,
         env: &Env,
@@ -249,7 +259,7 @@ impl Core {
         stream: Stream,
         last: &Last,
         me: Option<usize>,
-    ) -> Option<Told> {
+    ) -> Option<RtrId> {
         let mut posted = Posted {
             core: self,
             env,
@@ -265,7 +275,7 @@ impl Core {
         posted.told
     }
 
-    /// Whether a message is on its way to some of these bytes of device memory, or is checked there.
+    /// Whether a message is on its way to some of these bytes of device memory, or is being checked there.
     fn is_written(&self, place: (u64, u64)) -> bool {
         self.moving.iter().any(|id| {
             let receive = &self.receives[*id];
@@ -274,33 +284,32 @@ impl Core {
                 .as_ref()
                 .is_some_and(|guard| guard.is_at(place));
             is_checked
-                || match &receive.stage {
-                    Stage::Fetching(fetch) => {
-                        fetch.under_way().is_some_and(|row| row.overlaps(place))
-                    }
-                    Stage::Lifting(lifting) => overlap(lifting.under_way().to, place),
+                || match &receive.work {
+                    Work::Fetch(fetch) => fetch.under_way().is_some_and(|row| row.overlaps(place)),
+                    Work::Lift(lifting) => overlap(lifting.under_way().to, place),
                     _ => false,
                 }
         })
     }
 
-    /// Whether a receive reads so much of a sender's memory that this rank had better not write there meanwhile.
+    /// Whether a receive reads so much of this sender's memory that this rank should not write there
+    /// meanwhile.
     pub(in crate::engine) fn reads_from(&self, id: usize, rank: u32) -> bool {
-        matches!(&self.receives[id].stage, Stage::Fetching(fetch) if fetch.reads_from(rank))
+        matches!(&self.receives[id].work, Work::Fetch(fetch) if fetch.reads_from(rank))
     }
 
-    /// Nobody is to write to a receive's buffer any more of whose message nothing is known yet. False if its sender does, or it was
-    /// claimed.
+    /// Called for a receive of whose message nothing is known yet: makes sure that nobody writes to its
+    /// buffer any more. False if its sender does, or if its message was claimed.
     pub(in crate::engine) fn withdraw(&mut self, env: &Env, id: usize) -> bool {
         let own = env.node.own();
         let Some(told) = self.receives[id].told else {
             self.expect_no_more(id);
-            return !self.awaits_descriptor(id);
+            return !self.awaits_rts(id);
         };
         let mut is_withdrawn = own.withdraw(told);
         if !is_withdrawn && self.is_from_the_dead(env, id) {
-            // It writes no more, and its descriptor may never have gone.
-            own.take_invitation_back(told);
+            // The dead sender writes no more, and its RTS may never have gone.
+            own.withdraw_rtr(told);
             is_withdrawn = own.withdraw(told);
         }
         if is_withdrawn {

@@ -1,9 +1,9 @@
-//! The sender's part in a message that comes over several paths: chunk by chunk it fills pieces of staging, in pinned host
-//! memory and on other GPUs, as far as its receiver leaves them to it.
+//! The sender's part of a multipath message with two owners. Chunk by chunk, it fills pieces of staging in
+//! pinned host memory and on other GPUs, as far as its receiver leaves them to it.
 //!
-//! The receiver reads this rank's buffer itself and needs none of this: what goes wrong here, or does not go on, costs
-//! speed only. What is pushed into the receiver's buffer is different in one thing: it is waited for, here and there, until
-//! nothing of it is written any more.
+//! The receiver can read this rank's buffer itself and needs none of this: a failure or a delay here costs
+//! speed only. A put into the receiver's buffer differs in one thing: both sides wait until it writes nothing
+//! any more.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,49 +14,49 @@ use crate::engine::gpu::Gpu;
 use crate::engine::relays::Reached;
 use crate::engine::story::Parts;
 use crate::engine::Env;
-use crate::node::track::{Filled, Offer, TrackOf, TRACKS, TRACK_ENTRIES};
-use crate::node::{units_of, Asked, Part, Peer, Taker, TrackError, Way, Wide, UNIT_BYTES};
+use crate::node::staged_part::{Filled, Offer, StagedPartOf, STAGED_PARTS, STAGED_PART_ENTRIES};
+use crate::node::{units_of, Asked, Part, Peer, StagedPartError, Taker, Way, Wide, UNIT_BYTES};
 use crate::stats::{self, Counter};
 
-/// Launches in flight on a lane beyond which no chunk is added: enough that the engine does not run dry between two looks,
-/// few enough that what the receiver may claim back is not launched too early.
+/// With so many launches in flight on a lane no chunk is added: enough that the engine does not run dry
+/// between two looks, few enough that chunks which the receiver may claim back are not launched too early.
 const LAUNCHED_MAX: usize = 3;
-/// The same on each of two lanes that are used in turn.
+/// The same for each of two lanes that are used in turn.
 const LAUNCHED_IN_TURN_MAX: usize = 2;
 
-/// Once a push has failed.
-const NOT_PUSHED: &str = "a push between these ranks has failed before";
-/// Of the lanes for pushes the one that few relays use.
-pub(in crate::engine) const PUSH_LANE: u64 = 3;
+/// The reason, once a put has failed.
+const NOT_PUT: &str = "a push between these ranks has failed before";
+/// The lane of the put streams that few relays use.
+pub(in crate::engine) const PUT_LANE: u64 = 3;
 
-/// The tracks of one message.
-pub struct Tracks {
+/// The staged parts of one message.
+pub struct StagedParts {
     peer: Arc<Peer>,
     asked: Asked,
-    /// The receiver's offer whose chunks are to be claimed first.
+    /// The receiver's offer whose chunks must be claimed first.
     behind: Option<Asked>,
     context: ContextKey,
     source: u64,
-    tracks: Vec<Track>,
+    staged_parts: Vec<StagedPart>,
 }
 
-/// One track.
-struct Track {
+/// One staged part.
+struct StagedPart {
     number: usize,
     part: Part,
     staging: Staging,
-    /// Chunks claimed, and those put into the ring.
+    /// Chunks claimed, and chunks put into the ring.
     claimed: u32,
     filled: u32,
     /// Pieces being filled, oldest first.
     filling: VecDeque<Filling>,
     /// Pieces in the ring, oldest first.
     held: VecDeque<Piece>,
-    /// No chunk more is claimed.
+    /// No more chunks are claimed.
     is_over: bool,
-    /// It was given up: what is being filled only waits to be given back.
+    /// It is given up: pieces being filled are only waited for, to give them back.
     is_left: bool,
-    /// It will be, once nothing is written to the receiver's buffer any more.
+    /// It will be given up once nothing writes to the receiver's buffer any more.
     is_failed: bool,
 }
 
@@ -67,7 +67,7 @@ enum Staging {
         row: u8,
         reached: Reached,
     },
-    /// None: the receiver's buffer, and where it begins here.
+    /// No staging: the receiver's buffer, and its address in this process.
     Push {
         mapping: Arc<Mapping>,
         to: u64,
@@ -86,8 +86,8 @@ enum Piece {
     None,
 }
 
-impl Tracks {
-    /// What a receiver has offered for a message of `length` bytes from `source` on.
+impl StagedParts {
+    /// Begins what a receiver has offered for a message of `length` bytes from `source` on.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -100,53 +100,56 @@ impl Tracks {
         context: ContextKey,
         source: u64,
         length: u64,
-    ) -> Tracks {
-        let mut tracks = Tracks {
+    ) -> StagedParts {
+        let mut staged_parts = StagedParts {
             peer: Arc::clone(peer),
             asked,
             behind: offer_of(peer, asked).and_then(|offer| offer.behind(asked.tag)),
             context,
             source,
-            tracks: Vec::new(),
+            staged_parts: Vec::new(),
         };
-        for number in 0..TRACKS {
-            let Some(track) = track_of(peer, asked, number) else {
+        for number in 0..STAGED_PARTS {
+            let Some(staged_part) = staged_part_of(peer, asked, number) else {
                 break;
             };
-            let Ok(part) = track.part() else { break };
-            match Track::begin(env, gpu, peer, asked, number, part, length, context) {
-                Ok(track) => tracks.tracks.push(track),
-                Err(_) if track.is_closed() => {}
+            let Ok(part) = staged_part.part() else { break };
+            match StagedPart::begin(env, gpu, peer, asked, number, part, length, context) {
+                Ok(staged_part) => staged_parts.staged_parts.push(staged_part),
+                Err(_) if staged_part.is_closed() => {}
                 Err(trouble) => {
-                    // That this buffer cannot be mapped here says nothing of others.
+                    // If this buffer cannot be mapped here, others may still be.
                     let is_of_buffer = matches!(trouble, Trouble::Driver(Error::AlreadyMapped));
-                    if part.way == Way::Push && !is_of_buffer {
-                        gpu.push_failed(peer.world_rank());
+                    if part.way == Way::Put && !is_of_buffer {
+                        gpu.put_failed(peer.world_rank());
                     }
-                    track.give_up(0);
-                    tracks.told(&trouble);
+                    staged_part.give_up(0);
+                    staged_parts.told(&trouble);
                 }
             }
         }
-        tracks
+        staged_parts
     }
 
-    /// Whether all that this rank is to bring it pushes into the receiver's buffer.
+    /// Whether this rank brings all of its share by puts into the receiver's buffer.
     pub fn is_direct(&self) -> bool {
-        let is_push = |track: &Track| track.part.way == Way::Push;
-        self.tracks.iter().all(is_push)
+        let is_push = |staged_part: &StagedPart| staged_part.part.way == Way::Put;
+        self.staged_parts.iter().all(is_push)
     }
 
-    /// What its receiver has taken of this rank's staging, once it is through with the message.
+    /// What the receiver has taken of this rank's staging. Call this once the receiver is through with the
+    /// message.
     pub fn parts(&self) -> Parts {
         let mut parts = Parts::default();
-        for track in &self.tracks {
+        for staged_part in &self.staged_parts {
             // An offer that is about another message by now was taken to its end.
-            let shared = track_of(&self.peer, self.asked, track.number);
+            let shared = staged_part_of(&self.peer, self.asked, staged_part.number);
             let emptied = shared.and_then(|shared| shared.emptied().ok());
-            let taken = emptied.unwrap_or(track.filled).min(track.filled);
-            let (_, bytes) = track.part.span(0, taken);
-            match track.staging {
+            let taken = emptied
+                .unwrap_or(staged_part.filled)
+                .min(staged_part.filled);
+            let (_, bytes) = staged_part.part.span(0, taken);
+            match staged_part.staging {
                 Staging::Host => parts.host += bytes,
                 Staging::Relay { .. } => parts.relay += bytes,
                 Staging::Push { .. } => {}
@@ -159,19 +162,20 @@ impl Tracks {
         tell(&self.peer, trouble);
     }
 
-    /// Fills what can be filled. True if anything moved. What is in the way ends the track that it concerns.
+    /// Fills what can be filled. True if anything moved. Trouble ends the staged part that it concerns.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
-        let mut moved = self.each(gpu, |track, _, peer, shared| {
-            track.settle(env, peer, shared)
+        let mut moved = self.each(gpu, |staged_part, _, peer, shared| {
+            staged_part.settle(env, peer, shared)
         });
-        // A chunk of each in turn: none waits at the beginning until another has all that may be launched.
+        // One chunk of each part in turn: no part waits at the beginning until another has launched all that
+        // it may.
         self.behind.take_if(|behind| {
             offer_of(&self.peer, *behind).is_none_or(|offer| offer.is_claimed(behind.tag))
         });
         let (context, source) = (self.context, self.source);
         while self.behind.is_none()
-            && self.each(gpu, |track, gpu, peer, shared| {
-                track.add(env, gpu, peer, shared, context, source)
+            && self.each(gpu, |staged_part, gpu, peer, shared| {
+                staged_part.add(env, gpu, peer, shared, context, source)
             })
         {
             moved = true;
@@ -179,31 +183,35 @@ impl Tracks {
         moved
     }
 
-    /// Does a step of each track. True if anything moved.
+    /// Does a step for each staged part. True if anything moved.
     fn each(
         &mut self,
         gpu: &mut Gpu,
-        step: impl Fn(&mut Track, &mut Gpu, &Peer, &TrackOf<'_>) -> Result<bool, Trouble>,
+        step: impl Fn(&mut StagedPart, &mut Gpu, &Peer, &StagedPartOf<'_>) -> Result<bool, Trouble>,
     ) -> bool {
         let mut moved = false;
-        for track in self.tracks.iter_mut().filter(|track| !track.is_left) {
-            let Some(shared) = track_of(&self.peer, self.asked, track.number) else {
-                track.is_left = true;
+        for staged_part in self
+            .staged_parts
+            .iter_mut()
+            .filter(|staged_part| !staged_part.is_left)
+        {
+            let Some(shared) = staged_part_of(&self.peer, self.asked, staged_part.number) else {
+                staged_part.is_left = true;
                 continue;
             };
-            match step(track, gpu, &self.peer, &shared) {
+            match step(staged_part, gpu, &self.peer, &shared) {
                 Ok(did) => moved |= did,
-                // The receiver is through with it.
-                Err(Trouble::Track(TrackError::Stale)) => track.is_left = true,
+                // The receiver is through with the message.
+                Err(Trouble::StagedPart(StagedPartError::Stale)) => staged_part.is_left = true,
                 Err(trouble) => {
-                    if let Staging::Push { .. } = track.staging {
-                        gpu.push_failed(self.peer.world_rank());
-                        track.is_failed = true;
+                    if let Staging::Push { .. } = staged_part.staging {
+                        gpu.put_failed(self.peer.world_rank());
+                        staged_part.is_failed = true;
                     } else {
-                        track.is_left = true;
-                        shared.give_up(track.filled);
+                        staged_part.is_left = true;
+                        shared.give_up(staged_part.filled);
                     }
-                    if let Staging::Relay { owner, row, .. } = &track.staging {
+                    if let Staging::Relay { owner, row, .. } = &staged_part.staging {
                         gpu.relays.blame(owner.world_rank(), *row);
                     }
                     tell(&self.peer, &trouble);
@@ -216,25 +224,26 @@ impl Tracks {
 
     /// Whether nothing more will be filled.
     pub fn is_over(&self) -> bool {
-        let is_over = |track: &Track| {
-            track.is_left || (!track.is_failed && track.is_over && track.filling.is_empty())
+        let is_over = |staged_part: &StagedPart| {
+            staged_part.is_left
+                || (!staged_part.is_failed && staged_part.is_over && staged_part.filling.is_empty())
         };
-        self.tracks.iter().all(is_over)
+        self.staged_parts.iter().all(is_over)
     }
 
     /// The message is over: gives every piece back. False while a copy into one is under way.
     pub fn release(&mut self, env: &Env) -> bool {
-        for track in &mut self.tracks {
-            track.is_left = true;
-            for piece in std::mem::take(&mut track.held) {
-                track.staging.give(env, &piece);
+        for staged_part in &mut self.staged_parts {
+            staged_part.is_left = true;
+            for piece in std::mem::take(&mut staged_part.held) {
+                staged_part.staging.give(env, &piece);
             }
-            while let Some(filling) = track.filling.front_mut() {
+            while let Some(filling) = staged_part.filling.front_mut() {
                 if !filling.copy.is_over() {
                     return false;
                 }
-                track.staging.give(env, &filling.piece);
-                track.filling.pop_front();
+                staged_part.staging.give(env, &filling.piece);
+                staged_part.filling.pop_front();
             }
         }
         true
@@ -242,26 +251,28 @@ impl Tracks {
 }
 
 fn offer_of(peer: &Peer, asked: Asked) -> Option<&Offer> {
-    peer.board()?.offer(asked.index)
+    peer.gpu_page()?.offer(asked.index)
 }
 
-fn track_of(peer: &Peer, asked: Asked, number: usize) -> Option<TrackOf<'_>> {
+fn staged_part_of(peer: &Peer, asked: Asked, number: usize) -> Option<StagedPartOf<'_>> {
     let offer = offer_of(peer, asked)?;
-    let is_there = offer.len(asked.tag).is_ok_and(|tracks| number < tracks);
-    offer.track(asked.tag, number).filter(|_| is_there)
+    let is_there = offer
+        .len(asked.tag)
+        .is_ok_and(|staged_parts| number < staged_parts);
+    offer.staged_part(asked.tag, number).filter(|_| is_there)
 }
 
 fn tell(peer: &Peer, trouble: &Trouble) {
-    stats::add(Counter::TracksRetired, 1);
+    stats::add(Counter::PathsAbandoned, 1);
     let of = Of::To(peer.world_rank());
-    // What fails because the receiver has died is told when its messages are given up.
+    // Failures because the receiver has died are reported when its messages are given up.
     if peer.goes_on() {
         let remedy = "its part is left to the receiver";
-        fault::survived(of, Path::Several, trouble, remedy);
+        fault::survived(of, Path::Multipath, trouble, remedy);
     }
 }
 
-impl Track {
+impl StagedPart {
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -275,13 +286,13 @@ impl Track {
         part: Part,
         length: u64,
         context: ContextKey,
-    ) -> Result<Track, Trouble> {
+    ) -> Result<StagedPart, Trouble> {
         if !part.is_sane(length) || u32::try_from(part.chunk_bytes).is_err() {
-            return Err(TrackError::Corrupt.into());
+            return Err(StagedPartError::Corrupt.into());
         }
         let staging = match part.way {
             Way::Host => Staging::Host,
-            Way::Push => Staging::target(gpu, peer, asked, number, length, context)?,
+            Way::Put => Staging::target(gpu, peer, asked, number, length, context)?,
             Way::Relay { owner: rank, row } => {
                 let Some(owner) = env.node.peer(rank) else {
                     return Err(Trouble::Told("the rank that has the staging is not there"));
@@ -300,7 +311,7 @@ impl Track {
                 }
             }
         };
-        Ok(Track {
+        Ok(StagedPart {
             number,
             part,
             staging,
@@ -314,8 +325,13 @@ impl Track {
         })
     }
 
-    /// Takes note of what has ended, here and at the receiver. True if anything has.
-    fn settle(&mut self, env: &Env, peer: &Peer, shared: &TrackOf<'_>) -> Result<bool, Trouble> {
+    /// Records what has ended, here and at the receiver. True if anything has.
+    fn settle(
+        &mut self,
+        env: &Env,
+        peer: &Peer,
+        shared: &StagedPartOf<'_>,
+    ) -> Result<bool, Trouble> {
         if self.is_failed {
             self.filling.retain_mut(|filling| !filling.copy.is_over());
             self.is_left = self.filling.is_empty();
@@ -331,7 +347,7 @@ impl Track {
                 Ok(_) => break,
                 Err(error) if filling.copy.is_lost() => return Err(error.into()),
                 Err(error) => {
-                    fault::tried_again(Of::To(peer.world_rank()), Path::Several, &error);
+                    fault::tried_again(Of::To(peer.world_rank()), Path::Multipath, &error);
                     break;
                 }
             }
@@ -343,7 +359,7 @@ impl Track {
         Ok(moved)
     }
 
-    /// Starts the copy of one chunk more, if there is room for it. True if it did.
+    /// Starts the copy of one more chunk, if there is room for it. True if it did.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -353,17 +369,17 @@ impl Track {
         env: &Env,
         gpu: &mut Gpu,
         peer: &Peer,
-        shared: &TrackOf<'_>,
+        shared: &StagedPartOf<'_>,
         context: ContextKey,
         source: u64,
     ) -> Result<bool, Trouble> {
-        let is_full = self.filling.len() + self.held.len() >= TRACK_ENTRIES;
+        let is_full = self.filling.len() + self.held.len() >= STAGED_PART_ENTRIES;
         if self.is_over || self.is_failed || is_full {
             return Ok(false);
         }
         let is_push = matches!(self.staging, Staging::Push { .. });
-        if is_push && self.claimed < self.part.chunks() && !gpu.may_push(peer.world_rank()) {
-            return Err(Trouble::Told(NOT_PUSHED));
+        if is_push && self.claimed < self.part.chunks() && !gpu.may_put(peer.world_rank()) {
+            return Err(Trouble::Told(NOT_PUT));
         }
         let (purpose, affinity) = self.lane();
         let most = if self.part.in_turn {
@@ -377,21 +393,21 @@ impl Track {
         self.start(env, gpu, shared, context, source)
     }
 
-    /// On which lane the next copy runs.
+    /// The lane of the next copy.
     fn lane(&self) -> (Purpose, u64) {
         match self.staging {
             Staging::Host => (Purpose::DeviceToHost, 0),
             Staging::Relay { .. } => (Purpose::Push, self.part.lane(self.number, self.claimed)),
-            Staging::Push { .. } => (Purpose::Push, PUSH_LANE),
+            Staging::Push { .. } => (Purpose::Push, PUT_LANE),
         }
     }
 
-    /// Claims the next chunk and starts its copy. False where there is none, or no piece for it.
+    /// Claims the next chunk and starts its copy. False if there is no chunk, or no piece for it.
     fn start(
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
-        shared: &TrackOf<'_>,
+        shared: &StagedPartOf<'_>,
         context: ContextKey,
         source: u64,
     ) -> Result<bool, Trouble> {
@@ -400,7 +416,7 @@ impl Track {
             return Ok(false);
         }
         let (offset, bytes) = self.part.chunk(self.claimed);
-        // The piece first: a chunk that is claimed is launched.
+        // The piece is taken first, since a chunk that is claimed must be launched.
         let taken = self.staging.take(env, gpu, context, (offset, bytes))?;
         let Some((piece, unit, to)) = taken else {
             return Ok(false);
@@ -437,12 +453,12 @@ impl Track {
     }
 
     /// Takes back the pieces that the receiver has emptied.
-    fn take_back(&mut self, env: &Env, shared: &TrackOf<'_>) -> Result<bool, TrackError> {
+    fn take_back(&mut self, env: &Env, shared: &StagedPartOf<'_>) -> Result<bool, StagedPartError> {
         let emptied = shared.emptied()?;
         let in_ring = self
             .filled
             .checked_sub(emptied)
-            .ok_or(TrackError::Corrupt)?;
+            .ok_or(StagedPartError::Corrupt)?;
         let mut moved = false;
         while self.held.len() > in_ring as usize {
             if let Some(piece) = self.held.pop_front() {
@@ -472,16 +488,18 @@ impl Staging {
         length: u64,
         context: ContextKey,
     ) -> Result<Staging, Trouble> {
-        if !gpu.may_push(peer.world_rank()) {
-            return Err(Trouble::Told(NOT_PUSHED));
+        if !gpu.may_put(peer.world_rank()) {
+            return Err(Trouble::Told(NOT_PUT));
         }
         let offer = offer_of(peer, asked);
-        let target = offer.ok_or(TrackError::Stale)?.target(asked.tag)?;
+        let target = offer.ok_or(StagedPartError::Stale)?.target(asked.tag)?;
         let export = Export::from(&target);
         if !export.holds(length) {
-            return Err(TrackError::Corrupt.into());
+            return Err(StagedPartError::Corrupt.into());
         }
-        let is_kept = || track_of(peer, asked, number).is_some_and(|track| !track.is_closed());
+        let is_kept = || {
+            staged_part_of(peer, asked, number).is_some_and(|staged_part| !staged_part.is_closed())
+        };
         let mapping = gpu.map_while(context, peer, &export, is_kept)?;
         Ok(Staging::Push {
             to: mapping.address_of(target.offset),
@@ -489,7 +507,7 @@ impl Staging {
         })
     }
 
-    /// A piece, its first unit and its address. None where all are in use.
+    /// A piece, its first unit and its address. None if all are in use.
     fn take(
         &self,
         env: &Env,
@@ -519,9 +537,9 @@ impl Staging {
                 row,
                 reached,
             } => {
-                let gpus = owner.board().map(|board| board.gpus());
+                let gpus = owner.gpu_page().map(|gpu_page| gpu_page.gpus());
                 let Some(listed) = gpus.and_then(|gpus| gpus.get(usize::from(*row))) else {
-                    return Err(TrackError::Corrupt.into());
+                    return Err(StagedPartError::Corrupt.into());
                 };
                 if listed.exported() != Some(reached.exported) {
                     return Err(Trouble::Told("staging on a GPU was withdrawn"));
@@ -551,7 +569,7 @@ impl Staging {
                 },
                 Piece::Relay { unit, count, taker },
             ) => {
-                let gpus = owner.board().map(|board| board.gpus());
+                let gpus = owner.gpu_page().map(|gpu_page| gpu_page.gpus());
                 if let Some(gpu) = gpus.and_then(|gpus| gpus.get(usize::from(*row))) {
                     gpu.units(&reached.exported).give(*unit, *count, *taker);
                 }

@@ -1,5 +1,5 @@
-//! A send whose receiver has told of its receive: the message is written there before it is matched (see
-//! [`crate::engine::invite`]).
+//! A put after an RTR: the sender writes the message to the receive's buffer before the message is matched
+//! (see [`crate::engine::rtr`]).
 
 use std::sync::Arc;
 
@@ -8,45 +8,46 @@ use crate::engine::core::Core;
 use crate::engine::counts::Stream;
 use crate::engine::fault::{self, Of, Path};
 use crate::engine::gpu::Gpu;
-use crate::engine::invite::ONE_WAY_FROM;
-use crate::engine::serve::tracks::PUSH_LANE;
+use crate::engine::rtr::ONE_WAY_FROM;
+use crate::engine::serve::staged_parts::PUT_LANE;
 use crate::engine::Env;
-use crate::node::invite::Invitation;
-use crate::node::{Peer, Target, Told, Waiting};
+use crate::node::rtr::Rtr;
+use crate::node::{Peer, RtrId, Target, Waiting};
 use crate::policy::decided_by;
 use crate::policy::rtr::{self, WriteFacts};
 use crate::stats::{self, Counter};
 
-/// A message, perhaps without its beginning, on its way to a receive that was told of.
-pub(super) struct Pushed {
+/// A put of a message, perhaps without its beginning, to the receive of an RTR.
+pub(super) struct Put {
     peer: Arc<Peer>,
-    told: Told,
+    told: RtrId,
     /// None once it is over.
     copy: Option<InFlight>,
 }
 
-/// How far it is.
+/// How far a put is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pushing {
-    /// On its way.
+pub(super) enum PutStep {
+    /// The copy runs.
     Flying,
-    /// Over just now; all of it is there, or not.
+    /// It has just ended; all of it is there, or not.
     Ended {
         /// All of it is there.
         has_landed: bool,
     },
-    /// Over before.
+    /// It had ended before.
     Over,
 }
 
 impl Core {
-    /// Begins to write a message to the receive that its receiver has told of, if there is one that is for this message. `after`: the
-    /// nonce of the one before it in its stream. One that `completes_alone`, whatever its receiver does, is written whole or not at all.
+    /// Begins to write a message to the receive of an RTR, if there is an RTR for this message. `after`: the
+    /// nonce of the message before it in its stream. A message that `completes_alone`, whatever its receiver
+    /// does, is written whole or not at all.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
     )]
-    pub(super) fn push_invited(
+    pub(super) fn put_for_rtr(
         &mut self,
         env: &Env,
         peer: &Arc<Peer>,
@@ -55,7 +56,7 @@ impl Core {
         bytes: u64,
         (context, address): (ContextKey, u64),
         completes_alone: bool,
-    ) -> Option<Pushed> {
+    ) -> Option<Put> {
         let expected = Waiting {
             communicator: stream.comm,
             source: env.world_rank,
@@ -82,9 +83,9 @@ impl Core {
         };
         decided_by!("rtr.write", &mut next, rtr::write);
         let (tag, waiting) = next.found?;
-        Some(Pushed {
+        Some(Put {
             peer: Arc::clone(peer),
-            told: Told {
+            told: RtrId {
                 line: next.line,
                 tag,
                 rest: waiting.rest,
@@ -94,18 +95,18 @@ impl Core {
     }
 }
 
-/// The next message of a stream, with all that decides whether it is written to a receive.
+/// The next message of a stream, with all that decides whether it is written to the receive of an RTR.
 struct Next<'a> {
     core: &'a mut Core,
     env: &'a Env,
     peer: &'a Arc<Peer>,
     stream: Stream,
-    /// The receive as it would be told of.
+    /// The receive that the RTR must describe.
     expected: Waiting,
     from: (ContextKey, u64),
     completes_alone: bool,
     line: u32,
-    /// The receive that was found.
+    /// The RTR that was found: its tag and its receive.
     found: Option<(u64, Waiting)>,
     target: Option<Target>,
     mapping: Option<Arc<Mapping>>,
@@ -113,32 +114,32 @@ struct Next<'a> {
 }
 
 impl Next<'_> {
-    fn invitation(&self) -> Option<&Invitation> {
-        self.peer.board()?.invitation(self.line)
+    fn rtr(&self) -> Option<&Rtr> {
+        self.peer.gpu_page()?.rtr(self.line)
     }
 
     fn find(&mut self) -> Option<(u64, Waiting)> {
-        let invitation = self.peer.board()?.invitation(self.line)?;
-        let last = self.core.last_sent.last(self.env, self.stream)?;
-        last.find(invitation, &self.expected)
+        let rtr = self.peer.gpu_page()?.rtr(self.line)?;
+        let last = self.core.history.sent.last(self.env, self.stream)?;
+        last.find(rtr, &self.expected)
     }
 }
 
 impl WriteFacts for Next<'_> {
-    fn may_invite(&mut self) -> bool {
-        self.env.may_invite()
+    fn may_send_rtr(&mut self) -> bool {
+        self.env.may_send_rtr()
     }
 
     fn is_only(&mut self) -> bool {
-        self.core.company.is_only(self.peer.world_rank())
+        self.core.history.mix.is_only(self.peer.world_rank())
     }
 
     fn may_put(&mut self) -> bool {
-        self.core.gpu.may_push(self.peer.world_rank())
+        self.core.gpu.may_put(self.peer.world_rank())
     }
 
     fn is_told_of_any(&mut self) -> bool {
-        self.invitation().is_some()
+        self.rtr().is_some()
     }
 
     fn is_long(&mut self) -> bool {
@@ -156,8 +157,8 @@ impl WriteFacts for Next<'_> {
     }
 
     fn is_told_of_now(&mut self) -> bool {
-        let invitation = self.invitation();
-        invitation.is_some_and(|invitation| invitation.find(&self.expected).is_some())
+        let rtr = self.rtr();
+        rtr.is_some_and(|rtr| rtr.find(&self.expected).is_some())
     }
 
     fn is_written_to(&mut self) -> bool {
@@ -170,12 +171,12 @@ impl WriteFacts for Next<'_> {
     }
 
     fn is_rest_fit(&mut self) -> bool {
-        let (Some((_, waiting)), Some(invitation)) = (&self.found, self.invitation()) else {
+        let (Some((_, waiting)), Some(rtr)) = (&self.found, self.rtr()) else {
             return false;
         };
-        let (rest, target) = (waiting.rest, invitation.target(waiting).ok());
+        let (rest, target) = (waiting.rest, rtr.target(waiting).ok());
         self.target = target;
-        // Nobody leaves all of it.
+        // No receiver leaves out the whole message.
         self.target.is_some() && rest < self.expected.bytes && !(rest > 0 && self.completes_alone)
     }
 
@@ -190,24 +191,25 @@ impl WriteFacts for Next<'_> {
         };
         let export = Export::from(target);
         let (env, stream, peer) = (self.env, self.stream, self.peer);
-        let Some(invitation) = peer.board().and_then(|board| board.invitation(self.line)) else {
+        let Some(rtr) = peer.gpu_page().and_then(|gpu_page| gpu_page.rtr(self.line)) else {
             return false;
         };
-        let Core { last_sent, gpu, .. } = &mut *self.core;
-        let Some(last) = last_sent.last(env, stream) else {
+        let Core { history, gpu, .. } = &mut *self.core;
+        let Some(last) = history.sent.last(env, stream) else {
             return false;
         };
-        // Its receiver may withdraw it, and free the buffer.
-        let mut is_kept = || last.find(invitation, &self.expected).is_some();
+        // The receiver may withdraw its RTR, and free the buffer.
+        let mut is_kept = || last.find(rtr, &self.expected).is_some();
         match gpu.map_while(self.from.0, peer, &export, &mut is_kept) {
             Ok(mapping) => self.mapping = Some(mapping),
             Err(_) if !is_kept() => {}
             Err(error) => {
-                // That this buffer cannot be mapped here says nothing of others, and what cannot be is no fault.
+                // If this buffer cannot be mapped here, others may still be; and it is no fault if a mapping
+                // is refused.
                 if error.code().is_some() && !error.is_refusal() {
                     failed(gpu, peer, &error);
                 } else if error != Error::AlreadyMapped {
-                    gpu.push_failed(peer.world_rank());
+                    gpu.put_failed(peer.world_rank());
                 }
                 log::debug!("to rank {}: not pushed: {error}", peer.world_rank());
             }
@@ -217,9 +219,8 @@ impl WriteFacts for Next<'_> {
 
     fn takes(&mut self) -> bool {
         let tag = self.found.as_ref().map(|(tag, _)| *tag);
-        let invitation = self.invitation();
-        tag.zip(invitation)
-            .is_some_and(|(tag, invitation)| invitation.take(tag))
+        let rtr = self.rtr();
+        tag.zip(rtr).is_some_and(|(tag, rtr)| rtr.take(tag))
     }
 
     fn is_launched(&mut self) -> bool {
@@ -235,12 +236,11 @@ impl WriteFacts for Next<'_> {
             bytes: self.expected.bytes - rest,
         };
         let gpu = &mut self.core.gpu;
-        match gpu.copy_on(context, Purpose::Push, PUSH_LANE, copy, Some(mapping)) {
+        match gpu.copy_on(context, Purpose::Push, PUT_LANE, copy, Some(mapping)) {
             Ok(copy) => self.copy = Some(copy),
             Err(error) => {
-                if let Some(invitation) = self.peer.board().and_then(|it| it.invitation(self.line))
-                {
-                    invitation.refuse(tag);
+                if let Some(rtr) = self.peer.gpu_page().and_then(|it| it.rtr(self.line)) {
+                    rtr.refuse(tag);
                 }
                 failed(gpu, self.peer, &error);
             }
@@ -250,7 +250,7 @@ impl WriteFacts for Next<'_> {
 }
 
 fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
-    gpu.push_failed(peer.world_rank());
+    gpu.put_failed(peer.world_rank());
     stats::add(Counter::DriverRetries, 1);
     if peer.goes_on() {
         let of = Of::To(peer.world_rank());
@@ -258,29 +258,29 @@ fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
     }
 }
 
-impl Pushed {
-    /// Whether it is on its way.
+impl Put {
+    /// Whether the copy runs.
     pub(super) fn is_flying(&self) -> bool {
         self.copy.is_some()
     }
 
-    /// Whether it is all of the message: nothing is left that the receiver asks for.
+    /// Whether it is the whole message, so that the receiver asks for nothing more.
     pub(super) fn is_whole(&self) -> bool {
         self.told.rest == 0
     }
 
-    /// Which receive it is for.
-    pub(super) fn told(&self) -> Told {
+    /// The RTR that it is for.
+    pub(super) fn told(&self) -> RtrId {
         self.told
     }
 
     /// Looks how far it is, and tells the receiver once it is over.
-    pub(super) fn poll(&mut self, gpu: &mut Gpu) -> Pushing {
+    pub(super) fn poll(&mut self, gpu: &mut Gpu) -> PutStep {
         let Some(copy) = &mut self.copy else {
-            return Pushing::Over;
+            return PutStep::Over;
         };
         let has_landed = match copy.poll() {
-            Ok(false) => return Pushing::Flying,
+            Ok(false) => return PutStep::Flying,
             Ok(true) => true,
             Err(error) if copy.is_lost() => {
                 failed(gpu, &self.peer, &error);
@@ -288,34 +288,34 @@ impl Pushed {
             }
             Err(error) => {
                 fault::tried_again(Of::To(self.peer.world_rank()), Path::Direct, &error);
-                return Pushing::Flying;
+                return PutStep::Flying;
             }
         };
         self.end(has_landed);
-        Pushing::Ended { has_landed }
+        PutStep::Ended { has_landed }
     }
 
     fn end(&mut self, has_landed: bool) {
-        // What it kept is let go of once its receiver knows.
+        // The copy keeps its mapping until the receiver knows.
         let _copy = self.copy.take();
-        let board = self.peer.board();
-        if let Some(invitation) = board.and_then(|board| board.invitation(self.told.line)) {
+        let gpu_page = self.peer.gpu_page();
+        if let Some(rtr) = gpu_page.and_then(|gpu_page| gpu_page.rtr(self.told.line)) {
             if has_landed {
-                invitation.land(self.told.tag);
+                rtr.land(self.told.tag);
             } else {
-                invitation.refuse(self.told.tag);
+                rtr.refuse(self.told.tag);
             }
         }
-        self.peer.rouse();
+        self.peer.ring_if_asleep();
     }
 
-    /// Whether nothing of it runs any more, well or not.
+    /// Whether nothing of it runs any more, whether it succeeded or failed.
     pub(super) fn is_over(&mut self) -> bool {
         self.copy.as_mut().is_none_or(InFlight::is_over)
     }
 
-    /// Its message could not be sent: waits until nothing is written any more, which is as long as the copy takes, and leaves
-    /// the receive to the next message.
+    /// Its message could not be sent. Waits until nothing is written any more, which takes as long as the
+    /// copy, and leaves the receive to the next message.
     pub(super) fn abandon(mut self) {
         while !self.is_over() {
             std::thread::yield_now();

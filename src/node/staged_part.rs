@@ -1,55 +1,58 @@
-//! What a receiver offers its sender of a large message: parts that the sender may bring by paths with staging.
+//! What a receiver offers its sender of a large message: staged parts, which the sender may bring by paths
+//! with staging.
 //!
-//! An *offer* lies in the receiver's segment and is about one message. It has a *track* for each path with staging: a part
-//! of the message, in chunks. The sender takes chunks in order, moves each into a piece of staging memory and appends the
-//! piece to the track's ring; the receiver moves it on and gives the piece back. Only the receiver writes to its buffer, so
-//! it needs nobody's leave to pull a chunk from the sender's buffer itself: a sender that does not come is no harm. The one
-//! exception is a part that the sender is to *push*, straight into the receiver's buffer ([`Target`]): of what it has claimed
-//! there, only the sender can say when nothing is written any more.
+//! An *offer* lies in the receiver's segment and is about one message. It has a *staged part* for each path
+//! with staging: a part of the message, in chunks. The sender takes chunks in order, moves each into a piece
+//! of staging memory and appends the piece to the staged part's ring. The receiver moves the chunk on and
+//! gives the piece back. Only the receiver writes to its buffer, so it needs nobody's permission to read a
+//! chunk from the sender's buffer itself: a sender that does not come does no harm. The one exception is a
+//! part that the sender is to *put*, straight into the receiver's buffer ([`Target`]): only the sender can
+//! say when it has stopped writing to the chunks that it has claimed there.
 //!
 //! ```text
-//! claim   tag | end | next     the sender raises next, the receiver lowers end: chunks from end on it pulls itself
+//! claim   tag | end | next     the sender raises next, the receiver lowers end, and reads from there on
 //! filled  tag | over | count   by the sender: chunks that lie in their pieces; over: no more will come
 //! emptied tag | count          by the receiver: chunks whose pieces are the sender's again
 //! ```
 //!
-//! Each word carries the tag of the offer's present use, which is never used again: a side that is late is refused. An
-//! entry is scrambled with the tag and its position. Counters are moved by one side only, which knows where it has left
-//! them, so what somebody else writes there is noticed.
+//! Each word carries the tag of the offer's present use, which is never used again: a side that is late is
+//! refused. An entry is scrambled with the tag and its position. Only one side moves each counter and knows
+//! where it has left it, so it notices what somebody else writes there.
 
 use super::{digest, mix, unmix};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 use thiserror::Error;
 
-/// Tracks of one offer.
-pub const TRACKS: usize = 7;
-/// Tracks whose chunks go on two lanes in turn, at most: these have four lanes.
+/// Staged parts of one offer.
+pub const STAGED_PARTS: usize = 7;
+/// The most staged parts whose chunks alternate between two lanes: these parts have four lanes.
 pub const IN_TURN_MAX: usize = 2;
-/// Chunks of a track that may be in their pieces at one time.
-pub const TRACK_ENTRIES: usize = 16;
-/// Chunks of a track at most.
-pub const TRACK_CHUNKS_MAX: u32 = COUNT as u32;
-const _: () = assert!(crate::plan::CHUNKS_MOST <= TRACK_CHUNKS_MAX);
+/// Chunks of a staged part that may be in their pieces at one time.
+pub const STAGED_PART_ENTRIES: usize = 16;
+/// The most chunks of a staged part.
+pub const STAGED_PART_CHUNKS_MAX: u32 = COUNT as u32;
+const _: () = assert!(crate::plan::CHUNKS_MOST <= STAGED_PART_CHUNKS_MAX);
 /// Size of an offer, bytes.
 pub const OFFER_BYTES: usize = size_of::<Offer>();
 
-/// An allocation that is not a whole number of these lies in small pages, and two copies that write to such memory carry less than
-/// two that read it: 610 GB/s, 736 read (H200, 256 MiB and 4 or 16 KiB more; with 64 KiB, 512 KiB or 1 MiB more it is as without).
+/// An allocation that is not a whole number of these lies in small pages. Two copies that write to such
+/// memory carry less than two that read it: 610 GB/s, 736 read (H200, 256 MiB and 4 or 16 KiB more; with 64
+/// KiB, 512 KiB or 1 MiB more it is as without). See `docs/decisions/push-both-ways.md`.
 const LARGE_PAGE_BYTES: u64 = 64 << 10;
 
 const COUNT_BITS: u32 = 12;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 const TAG_SHIFT: u32 = 2 * COUNT_BITS;
 const TAG_MAX: u64 = u64::MAX >> TAG_SHIFT;
-/// In the word `way`: see [`Way::Push`].
+/// In the word `way`: see [`Way::Put`].
 const PUSHED: u64 = 1 << 61;
 /// In the word `filled`: the sender brings no more.
 const OVER: u64 = 1 << COUNT_BITS;
 
-/// Over what a part goes.
+/// What a part goes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Pinned memory of the sender's.
+    /// Pinned memory of the sender.
     Host,
     /// Memory of another GPU, exported by a rank.
     Relay {
@@ -59,10 +62,10 @@ pub enum Way {
         row: u8,
     },
     /// Nothing: the sender writes to the receiver's buffer.
-    Push,
+    Put,
 }
 
-/// The receiver's buffer, for parts that are pushed.
+/// The receiver's buffer, for parts that are put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// CUDA IPC handle of the allocation.
@@ -80,13 +83,13 @@ pub struct Target {
 }
 
 impl Target {
-    /// Whether its allocation is a whole number of 64 KiB; what is not lies in small pages.
+    /// Whether its allocation is a whole number of 64 KiB; otherwise it lies in small pages.
     pub fn is_in_large_pages(&self) -> bool {
         self.allocation_bytes % LARGE_PAGE_BYTES == 0
     }
 }
 
-/// A target as words, and one for a digest of the others: it must not be written anywhere else.
+/// A target as words, and one word for a digest of the others: the sender must not write anywhere else.
 pub(super) const TARGET_WORDS: usize = 16;
 
 impl Target {
@@ -111,7 +114,10 @@ impl Target {
         words
     }
 
-    pub(super) fn from_words(words: &[u64; TARGET_WORDS], tag: u64) -> Result<Target, TrackError> {
+    pub(super) fn from_words(
+        words: &[u64; TARGET_WORDS],
+        tag: u64,
+    ) -> Result<Target, StagedPartError> {
         let mut target = Target {
             ipc_handle: [0; 64],
             device: [0; 16],
@@ -128,15 +134,15 @@ impl Target {
         if target.words(tag) == *words {
             Ok(target)
         } else {
-            Err(TrackError::Corrupt)
+            Err(StagedPartError::Corrupt)
         }
     }
 }
 
-/// A part of a message that goes by a path with staging.
+/// A part of a message that goes by a path with staging, or is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Over what.
+    /// What it goes over.
     pub way: Way,
     /// Where it begins in the message.
     pub offset: u64,
@@ -144,7 +150,7 @@ pub struct Part {
     pub bytes: u64,
     /// Length of each chunk but the last.
     pub chunk_bytes: u64,
-    /// The copies of each hop go on two lanes in turn.
+    /// The copies of each hop alternate between two lanes.
     pub in_turn: bool,
 }
 
@@ -154,14 +160,14 @@ impl Part {
         u32::try_from(self.bytes.div_ceil(self.chunk_bytes)).unwrap_or(u32::MAX)
     }
 
-    /// Where chunks begin in the message, and the length of so many of them.
+    /// Where some chunks begin in the message, and their length.
     pub fn span(&self, first: u32, count: u32) -> (u64, u64) {
         let begin = u64::from(first) * self.chunk_bytes;
         let end = (begin + u64::from(count) * self.chunk_bytes).min(self.bytes);
         (self.offset + begin, end.saturating_sub(begin))
     }
 
-    /// What there is of it before a byte of the message.
+    /// The piece of this part that lies before a byte of the message.
     pub fn before(&self, end: u64) -> Option<Part> {
         let bytes = self.bytes.min(end.saturating_sub(self.offset));
         (bytes > 0).then_some(Part { bytes, ..*self })
@@ -172,10 +178,10 @@ impl Part {
         self.span(index, 1)
     }
 
-    /// On which of the lanes that there are for tracks a chunk goes.
-    pub fn lane(&self, track: usize, chunk: u32) -> u64 {
+    /// The lane of a chunk, of the lanes that there are for staged parts.
+    pub fn lane(&self, staged_part: usize, chunk: u32) -> u64 {
         let turn = if self.in_turn { chunk % 2 } else { 0 };
-        track as u64 + IN_TURN_MAX as u64 * u64::from(turn)
+        staged_part as u64 + IN_TURN_MAX as u64 * u64::from(turn)
     }
 
     /// Whether it makes sense for a message of so many bytes.
@@ -197,9 +203,9 @@ pub struct Filled {
     pub bytes: u32,
 }
 
-/// Why an operation on a track was refused.
+/// Why an operation on a staged part was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum TrackError {
+pub enum StagedPartError {
     /// The offer is about another message by now, or about none.
     #[error("the offer is over")]
     Stale,
@@ -213,16 +219,17 @@ pub enum TrackError {
 #[repr(C, align(64))]
 pub struct Offer {
     word: AtomicU64,
-    /// The offer of the same receiver that the sender is to claim first, as [`Asked::pack`] has it; 0 for none.
+    /// The offer of the same receiver that the sender must claim first, as [`Asked::pack`] has it; 0 for
+    /// none.
     behind: AtomicU64,
     target: [AtomicU64; TARGET_WORDS],
-    tracks: [Track; TRACKS],
+    staged_parts: [StagedPart; STAGED_PARTS],
 }
 
-/// A track as it lies in shared memory.
+/// A staged part as it lies in shared memory.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Track {
+pub struct StagedPart {
     claim: AtomicU64,
     way: AtomicU64,
     offset: AtomicU64,
@@ -232,12 +239,12 @@ pub struct Track {
     filled: Filler,
 }
 
-/// What the sender writes.
+/// The words that the sender writes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Filler {
     filled: AtomicU64,
-    entries: [AtomicU64; TRACK_ENTRIES],
+    entries: [AtomicU64; STAGED_PART_ENTRIES],
 }
 
 /// How a slot names an offer to its sender: index and tag, scrambled with the message's nonce.
@@ -271,7 +278,7 @@ impl Offer {
         target: Option<&Target>,
         behind: Option<Asked>,
     ) {
-        debug_assert!((1..=TAG_MAX).contains(&tag) && parts.len() <= TRACKS);
+        debug_assert!((1..=TAG_MAX).contains(&tag) && parts.len() <= STAGED_PARTS);
         self.close();
         fence(Ordering::Release);
         let behind = behind.map_or(0, |behind| behind.pack(tag));
@@ -281,37 +288,37 @@ impl Offer {
             let places = self.target.iter().zip(words);
             places.for_each(|(place, word)| place.store(word, Ordering::Relaxed));
         }
-        for (track, part) in self.tracks.iter().zip(parts) {
-            track.open(tag, part);
+        for (staged_part, part) in self.staged_parts.iter().zip(parts) {
+            staged_part.open(tag, part);
         }
         self.word
             .store(tag << TAG_SHIFT | parts.len() as u64, Ordering::Release);
     }
 
-    /// Receiver: the offer is over. Whoever is late is refused.
+    /// Receiver: the offer is over. A sender that is late is refused.
     pub(super) fn close(&self) {
         self.word.store(0, Ordering::Relaxed);
-        for track in &self.tracks {
-            track.claim.store(0, Ordering::Relaxed);
-            track.filled.filled.store(0, Ordering::Relaxed);
-            track.emptied.store(0, Ordering::Relaxed);
+        for staged_part in &self.staged_parts {
+            staged_part.claim.store(0, Ordering::Relaxed);
+            staged_part.filled.filled.store(0, Ordering::Relaxed);
+            staged_part.emptied.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Number of tracks.
-    pub fn len(&self, tag: u64) -> Result<usize, TrackError> {
+    /// Number of staged parts.
+    pub fn len(&self, tag: u64) -> Result<usize, StagedPartError> {
         let word = self.word.load(Ordering::Acquire);
         if word >> TAG_SHIFT != tag || tag == 0 {
-            return Err(TrackError::Stale);
+            return Err(StagedPartError::Stale);
         }
-        let tracks = (word & ((1 << TAG_SHIFT) - 1)) as usize;
-        if tracks > TRACKS {
-            return Err(TrackError::Corrupt);
+        let staged_parts = (word & ((1 << TAG_SHIFT) - 1)) as usize;
+        if staged_parts > STAGED_PARTS {
+            return Err(StagedPartError::Corrupt);
         }
-        Ok(tracks)
+        Ok(staged_parts)
     }
 
-    /// Sender: the offer whose chunks are to be claimed before any of this one.
+    /// Sender: the offer whose chunks must be claimed before any of this one.
     pub fn behind(&self, tag: u64) -> Option<Asked> {
         let word = self.behind.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
@@ -319,15 +326,15 @@ impl Offer {
         Asked::unpack(word, tag)
     }
 
-    /// Sender: whether nothing of it is left to claim.
+    /// Sender: whether no chunk of it is left to claim.
     pub fn is_claimed(&self, tag: u64) -> bool {
-        let tracks = self.len(tag).unwrap_or(0);
-        let mut tracks = (0..tracks).filter_map(|number| self.track(tag, number));
-        tracks.all(|track| track.is_claimed() || track.claimed().is_err())
+        let staged_parts = self.len(tag).unwrap_or(0);
+        let mut staged_parts = (0..staged_parts).filter_map(|number| self.staged_part(tag, number));
+        staged_parts.all(|staged_part| staged_part.is_claimed() || staged_part.claimed().is_err())
     }
 
-    /// Sender: where to push what is to be pushed.
-    pub fn target(&self, tag: u64) -> Result<Target, TrackError> {
+    /// Sender: where to put the part that is to be put.
+    pub fn target(&self, tag: u64) -> Result<Target, StagedPartError> {
         self.len(tag)?;
         let words = std::array::from_fn(|at| self.target[at].load(Ordering::Relaxed));
         fence(Ordering::Acquire);
@@ -335,18 +342,18 @@ impl Offer {
         Target::from_words(&words, tag)
     }
 
-    /// A track, for the use with this tag.
-    pub fn track(&self, tag: u64, number: usize) -> Option<TrackOf<'_>> {
-        let track = self.tracks.get(number)?;
-        (tag != 0).then_some(TrackOf { track, tag })
+    /// A staged part, for the use with this tag.
+    pub fn staged_part(&self, tag: u64, number: usize) -> Option<StagedPartOf<'_>> {
+        let staged_part = self.staged_parts.get(number)?;
+        (tag != 0).then_some(StagedPartOf { staged_part, tag })
     }
 }
 
-impl Track {
+impl StagedPart {
     fn open(&self, tag: u64, part: &Part) {
         let way = match part.way {
             Way::Host => 0,
-            Way::Push => PUSHED,
+            Way::Put => PUSHED,
             Way::Relay { owner, row } => 1 << 63 | u64::from(row) << 32 | u64::from(owner),
         } | u64::from(part.in_turn) << 62;
         let relaxed = Ordering::Relaxed;
@@ -362,54 +369,54 @@ impl Track {
     }
 }
 
-/// A track in one use.
+/// A staged part in one use.
 #[derive(Clone, Copy, Debug)]
-pub struct TrackOf<'a> {
-    track: &'a Track,
+pub struct StagedPartOf<'a> {
+    staged_part: &'a StagedPart,
     tag: u64,
 }
 
-impl TrackOf<'_> {
-    /// The part that it is to carry. Its numbers are the other side's: see [`Part::is_sane`].
-    pub fn part(&self) -> Result<Part, TrackError> {
-        self.word(&self.track.claim, Ordering::Acquire)?;
+impl StagedPartOf<'_> {
+    /// The part that it is to carry. The other side chose its numbers: see [`Part::is_sane`].
+    pub fn part(&self) -> Result<Part, StagedPartError> {
+        self.word(&self.staged_part.claim, Ordering::Acquire)?;
         let relaxed = Ordering::Relaxed;
-        let way = self.track.way.load(relaxed);
+        let way = self.staged_part.way.load(relaxed);
         let part = Part {
             way: match (way >> 63, way & PUSHED) {
                 (0, 0) => Way::Host,
-                (0, _) => Way::Push,
+                (0, _) => Way::Put,
                 _ => Way::Relay {
                     owner: way as u32,
                     row: (way >> 32) as u8,
                 },
             },
-            offset: self.track.offset.load(relaxed),
-            bytes: self.track.bytes.load(relaxed),
-            chunk_bytes: self.track.chunk_bytes.load(relaxed),
+            offset: self.staged_part.offset.load(relaxed),
+            bytes: self.staged_part.bytes.load(relaxed),
+            chunk_bytes: self.staged_part.chunk_bytes.load(relaxed),
             in_turn: way >> 62 & 1 != 0,
         };
         fence(Ordering::Acquire);
-        self.word(&self.track.claim, relaxed)?;
+        self.word(&self.staged_part.claim, relaxed)?;
         Ok(part)
     }
 
-    /// Chunks that the sender has claimed, and the one from which on it may not claim any.
-    pub fn claimed(&self) -> Result<(u32, u32), TrackError> {
-        let word = self.word(&self.track.claim, Ordering::Acquire)?;
+    /// How many chunks the sender has claimed, and the first chunk that it may not claim any more.
+    pub fn claimed(&self) -> Result<(u32, u32), StagedPartError> {
+        let word = self.word(&self.staged_part.claim, Ordering::Acquire)?;
         let (next, end) = ((word & COUNT) as u32, (word >> COUNT_BITS) as u32);
         if next > end {
-            return Err(TrackError::Corrupt);
+            return Err(StagedPartError::Corrupt);
         }
         Ok((next, end))
     }
 
-    /// Sender: claims chunk `next`, the one behind those that it has claimed so far. False where none is left.
-    pub fn claim(&self, next: u32) -> Result<bool, TrackError> {
+    /// Sender: claims chunk `next`, the one behind those that it has claimed so far. False if none is left.
+    pub fn claim(&self, next: u32) -> Result<bool, StagedPartError> {
         loop {
             let (now, end) = self.claimed()?;
             if now != next {
-                return Err(TrackError::Corrupt);
+                return Err(StagedPartError::Corrupt);
             }
             if now == end {
                 return Ok(false);
@@ -433,15 +440,15 @@ impl TrackOf<'_> {
         self.claimed().is_ok_and(|(next, end)| next == end)
     }
 
-    /// Whether its receiver leaves nothing of it to the sender any more: it brings what is left itself, or is through with the
-    /// message and may have freed its buffer.
+    /// Whether its receiver leaves nothing of it to the sender any more: it brings the rest itself, or is
+    /// done with the message and may have freed its buffer.
     pub fn is_closed(&self) -> bool {
-        self.is_claimed() || matches!(self.claimed(), Err(TrackError::Stale))
+        self.is_claimed() || matches!(self.claimed(), Err(StagedPartError::Stale))
     }
 
-    /// Receiver: claims the last `most` of the chunks that the sender has not claimed, or as many as there are, and
-    /// returns them as first and number.
-    pub fn take_back(&self, most: u32) -> Result<(u32, u32), TrackError> {
+    /// Receiver: claims the last `most` of the chunks that the sender has not claimed, or as many as there
+    /// are. Returns the first and their number.
+    pub fn take_back(&self, most: u32) -> Result<(u32, u32), StagedPartError> {
         loop {
             let (next, end) = self.claimed()?;
             let count = most.min(end - next);
@@ -451,28 +458,28 @@ impl TrackOf<'_> {
         }
     }
 
-    /// Sender: the next chunk lies in its piece. `filled` counts those before it. False where the ring is full.
-    pub fn push(&self, filled: &mut u32, entry: Filled) -> Result<bool, TrackError> {
+    /// Sender: the next chunk lies in its piece. `filled` counts those before it. False if the ring is full.
+    pub fn push(&self, filled: &mut u32, entry: Filled) -> Result<bool, StagedPartError> {
         let emptied = self.emptied()?;
         if emptied > *filled {
-            return Err(TrackError::Corrupt);
+            return Err(StagedPartError::Corrupt);
         }
-        if (*filled - emptied) as usize >= TRACK_ENTRIES {
+        if (*filled - emptied) as usize >= STAGED_PART_ENTRIES {
             return Ok(false);
         }
         let packed = u64::from(entry.bytes) << 32 | u64::from(entry.unit);
         let word = mix(packed ^ self.key(*filled));
         self.entry(*filled).store(word, Ordering::Relaxed);
-        self.advance(&self.track.filled.filled, *filled)?;
+        self.advance(&self.staged_part.filled.filled, *filled)?;
         *filled += 1;
         Ok(true)
     }
 
-    /// Sender: no more will come than what is in the ring.
+    /// Sender: no more will come than the ring holds.
     pub fn give_up(&self, filled: u32) {
         let word = self.tag << TAG_SHIFT | u64::from(filled);
-        // Refused: the offer is over, or not to be believed, and nobody waits.
-        let _ = self.track.filled.filled.compare_exchange(
+        // A refusal is ignored: the offer is over, or not to be believed, and nobody waits.
+        let _ = self.staged_part.filled.filled.compare_exchange(
             word,
             word | OVER,
             Ordering::AcqRel,
@@ -481,15 +488,15 @@ impl TrackOf<'_> {
     }
 
     /// Chunks that the sender has put in their pieces, and whether no more will come.
-    pub fn filled(&self) -> Result<(u32, bool), TrackError> {
-        let word = self.word(&self.track.filled.filled, Ordering::Acquire)?;
+    pub fn filled(&self) -> Result<(u32, bool), StagedPartError> {
+        let word = self.word(&self.staged_part.filled.filled, Ordering::Acquire)?;
         if word & !(OVER | COUNT) != 0 {
-            return Err(TrackError::Corrupt);
+            return Err(StagedPartError::Corrupt);
         }
         Ok(((word & COUNT) as u32, word & OVER != 0))
     }
 
-    /// Receiver: a chunk in its piece. Its numbers are the other side's.
+    /// Receiver: a chunk in its piece. The other side chose its numbers.
     pub fn entry_of(&self, chunk: u32) -> Filled {
         let word = self.entry(chunk).load(Ordering::Relaxed);
         let packed = unmix(word) ^ self.key(chunk);
@@ -500,17 +507,17 @@ impl TrackOf<'_> {
     }
 
     /// Chunks whose pieces are the sender's again.
-    pub fn emptied(&self) -> Result<u32, TrackError> {
-        let word = self.word(&self.track.emptied, Ordering::Acquire)?;
+    pub fn emptied(&self) -> Result<u32, StagedPartError> {
+        let word = self.word(&self.staged_part.emptied, Ordering::Acquire)?;
         if word > COUNT {
-            return Err(TrackError::Corrupt);
+            return Err(StagedPartError::Corrupt);
         }
         Ok(word as u32)
     }
 
     /// Receiver: has read the chunk behind the `emptied` ones before it.
-    pub fn pop(&self, emptied: &mut u32) -> Result<(), TrackError> {
-        self.advance(&self.track.emptied, *emptied)?;
+    pub fn pop(&self, emptied: &mut u32) -> Result<(), StagedPartError> {
+        self.advance(&self.staged_part.emptied, *emptied)?;
         *emptied += 1;
         Ok(())
     }
@@ -519,45 +526,45 @@ impl TrackOf<'_> {
         let word = |(next, end): (u32, u32)| {
             self.tag << TAG_SHIFT | u64::from(end) << COUNT_BITS | u64::from(next)
         };
-        let claim = &self.track.claim;
+        let claim = &self.staged_part.claim;
         claim
             .compare_exchange(word(from), word(to), Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
 
-    fn advance(&self, counter: &AtomicU64, from: u32) -> Result<(), TrackError> {
+    fn advance(&self, counter: &AtomicU64, from: u32) -> Result<(), StagedPartError> {
         let word = self.tag << TAG_SHIFT | u64::from(from);
         counter
             .compare_exchange(word, word + 1, Ordering::AcqRel, Ordering::Relaxed)
             .map(drop)
             .map_err(|now| {
                 if now >> TAG_SHIFT == self.tag {
-                    TrackError::Corrupt
+                    StagedPartError::Corrupt
                 } else {
-                    TrackError::Stale
+                    StagedPartError::Stale
                 }
             })
     }
 
     /// A word without its tag, if that is ours.
-    fn word(&self, word: &AtomicU64, order: Ordering) -> Result<u64, TrackError> {
+    fn word(&self, word: &AtomicU64, order: Ordering) -> Result<u64, StagedPartError> {
         let word = word.load(order);
         if word >> TAG_SHIFT != self.tag {
-            return Err(TrackError::Stale);
+            return Err(StagedPartError::Stale);
         }
         Ok(word & ((1 << TAG_SHIFT) - 1))
     }
 
     fn entry(&self, chunk: u32) -> &AtomicU64 {
-        &self.track.filled.entries[chunk as usize % TRACK_ENTRIES]
+        &self.staged_part.filled.entries[chunk as usize % STAGED_PART_ENTRIES]
     }
 
-    /// With what an entry is scrambled.
+    /// The key that scrambles an entry.
     fn key(&self, chunk: u32) -> u64 {
         self.tag << TAG_SHIFT | u64::from(chunk)
     }
 }
 
 #[cfg(test)]
-#[path = "track_tests.rs"]
+#[path = "staged_part_tests.rs"]
 mod tests;
