@@ -22,6 +22,13 @@ const RESERVATIONS_MAX: usize = 256;
 /// Chunks of one reservation that are remembered.
 const CHUNKS_MAX: usize = 1 << 16;
 
+/// From this length on, a message has files sent of memory that the program has mapped itself: a file costs
+/// both ends about 0.2 ms, once.
+const SHARED_FROM: u64 = 64 << 10;
+/// After so many shorter messages, these have files sent, too: without, each loses about 10 us
+/// (`docs/decisions/chunks-by-files.md`).
+const SHORT_MAX: u32 = 16;
+
 /// A chunk of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
@@ -108,15 +115,15 @@ impl Chunks {
         Err(refused())
     }
 
-    /// Notes a short message to a peer that has not got all the chunks it lies in. Returns how many there
-    /// were of this reservation.
-    pub fn note_short(&mut self, base: u64, peer: u32) -> u32 {
+    /// Whether a peer is to get the files of what a message of so many bytes lies in. Short ones are counted.
+    pub fn is_due(&mut self, base: u64, peer: u32, bytes: u64) -> bool {
         let row = self.known.get_mut(&base);
-        row.map_or(0, |row| {
-            let count = row.short.entry(peer).or_default();
-            *count = count.saturating_add(1);
-            *count
-        })
+        bytes >= SHARED_FROM
+            || row.is_some_and(|row| {
+                let count = row.short.entry(peer).or_default();
+                *count = count.saturating_add(1);
+                *count > SHORT_MAX
+            })
     }
 
     /// A peer has the files of chunks.

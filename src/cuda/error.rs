@@ -125,8 +125,6 @@ impl fmt::Display for Error {
             Error::NoDriver => write!(f, "no cuda driver in this process"),
             Error::Missing(name) => write!(f, "the cuda driver has no {name}"),
             Error::Driver { function, code } => {
-                // As users know it, without the version of its interface.
-                let function = function.trim_end_matches("_v2");
                 write!(f, "{function}: {}", self.name().unwrap_or_default())?;
                 match driver::error_text(*code, driver::Text::Description) {
                     Some(text) => write!(f, " ({text})"),

@@ -29,12 +29,6 @@ use crate::stats::{self, Counter};
 const BOUNCE_BYTES_MAX: usize = 4 << 20;
 /// How many allocations' exports are remembered.
 const EXPORTS_MAX: usize = 4096;
-/// From this length on, a message has files sent of memory that the program has mapped itself: a file costs
-/// both ends about 0.2 ms, once.
-const SHARED_FROM: u64 = 64 << 10;
-/// After so many shorter messages, these have files sent, too: without, each loses about 10 us
-/// (`docs/decisions/chunks-by-files.md`).
-const SHORT_MAX: u32 = 16;
 /// How often a rank may fail to find what it was sent.
 const NOT_FOUND_MAX: u32 = 8;
 /// How many parcels are taken at a time.
@@ -182,10 +176,7 @@ impl Gpu {
         if missing.is_empty() {
             return Some(shared.export);
         }
-        let is_short = bytes < SHARED_FROM;
-        if missing.len() > FILES_MAX
-            || (is_short && self.chunks.note_short(buffer.base, rank) <= SHORT_MAX)
-        {
+        if missing.len() > FILES_MAX || !self.chunks.is_due(buffer.base, rank, bytes) {
             return None;
         }
         let files = missing.iter().map(|chunk| chunks::file_of(buffer, chunk));

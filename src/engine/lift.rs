@@ -1,5 +1,4 @@
-//! Copies between the program's device memory and pageable host memory, in pieces, through pinned bounce
-//! buffers.
+//! Copies between the program's device memory and pageable host memory, in pieces, through pinned memory.
 //!
 //! Used for bcopy: up into a device buffer from a landing range, and down from a device buffer before its
 //! payload is sent. A non-contiguous buffer is gathered and scattered by the runs of its datatype.
@@ -59,10 +58,9 @@ struct Piece {
     span: Option<u64>,
 }
 
-/// Runs in device memory are read one by one if there is at most one for each part of this length of the
-/// memory that they lie in. If there are more, one copy reads them with the gaps between them, and the
-/// processor picks them out: a copy of a few bytes takes the device as long as one of 64 KiB. Writes never do
-/// this: they would overwrite what the program writes to the gaps meanwhile.
+/// Runs in device memory are read one by one if each part of this length has at most one. If there are more,
+/// one copy reads them with their gaps, and the processor picks them out: a copy of a few bytes takes as long
+/// as one of 64 KiB. Writes never do this: they would overwrite what the program writes to the gaps.
 const SPAN_BYTES: u64 = 64 << 10;
 /// Memory of more than so many times the wanted bytes is not read as a whole.
 const SPAN_RATIO: u64 = 4;

@@ -140,7 +140,7 @@ impl Ask {
     }
 
     /// From one message that arrives in host memory to the next. Each has a place of its own: that OSU receives a whole
-    /// window in one is against the rules of MPI, and descriptors that land there would overwrite each other.
+    /// window in one is against the rules of MPI, and RTSs that land there would overwrite each other.
     fn stride(&self) -> usize {
         self.bytes.next_multiple_of(64)
     }
@@ -191,7 +191,7 @@ pub struct Measured {
 pub struct Expected {
     /// Sends from device buffers, acknowledgements included.
     pub device_sends: u64,
-    /// Sends that must go by descriptor, where that is known.
+    /// Sends that must go by RTS, where that is known.
     pub taken: Option<u64>,
     /// Sends so short that they may go either way: it depends on what the peer has pending.
     pub short: u64,
@@ -520,7 +520,7 @@ fn expected(ask: &Ask, part: &Part, config: &Config, pairs: c_int) -> Expected {
     }
 }
 
-/// Length of a descriptor: messages up to it are short.
+/// Length of an RTS: messages up to it are short.
 const DESCRIPTOR: usize = 61;
 
 #[cfg(test)]

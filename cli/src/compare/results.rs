@@ -160,7 +160,7 @@ fn doubts(measured: &Measured, counters: &BTreeMap<String, u64>) -> Vec<String> 
             doubts.push(format!("sends_rts {found}, expected {taken}{short}"));
         }
     }
-    // Long ones that are expected there go by descriptor.
+    // Long ones that are expected there go by RTS.
     let raised = count("receives_bcopy") + count("receives_native") + count("sends_host_rts");
     if raised < expected.raised {
         let wanted = expected.raised;

@@ -21,7 +21,7 @@ it. ! marks what is slower than noise explains: a ratio below the floor, which c
 
 /// What stands behind the figures.
 const LEGEND_OF_COUNTERS: &str = "\
-Of the library's counters in a row: sends from device memory that went by descriptor, of all of them; then by which way messages
+Of the library's counters in a row: sends from device memory that went by RTS, of all of them; then by which way messages
 arrived and why others went by value.
 VOID: these are not what the pattern asks for, or something failed, and the row does not count.";
 
