@@ -68,6 +68,40 @@ fn two_ranks_relay_over_gpus_that_nobody_has_touched() {
     });
 }
 
+/// Options by their former names work, and one rank says so, once.
+#[test]
+fn options_by_their_former_names() {
+    on("openmpi", |mpi| {
+        let model = model("beluga");
+        let outcome = job(mpi, 4, "driven")
+            .args(&["both_ways"])
+            .env("SIMCUDA_TOPOLOGY", "beluga")
+            .env("ANABRANCH_MODEL", &model.display().to_string())
+            .env("ANABRANCH_ASSIGN", "one")
+            .env("ANABRANCH_INVITE", "off")
+            .passes();
+        let stderr = &outcome.finished.stderr;
+        assert_eq!(stderr.matches("is now").count(), 2, "{outcome}");
+        assert_eq!(
+            stderr
+                .lines()
+                .filter(|line| line.contains("is now"))
+                .count(),
+            1,
+            "{outcome}"
+        );
+        let stats = outcome.stats();
+        assert!(launches(&outcome).iter().sum::<u64>() > 0, "{outcome}");
+        assert_eq!(stats.total("rtrs_sent"), 0, "{outcome}");
+        // Counters have both names.
+        assert_eq!(
+            stats.total("sends_descriptor"),
+            stats.total("sends_rts"),
+            "{outcome}"
+        );
+    });
+}
+
 #[test]
 fn every_mpi_library_and_four_ranks_at_once() {
     for name in ["mpich", "openmpi5", "mpich5", "mpich5-abi"] {
