@@ -476,6 +476,21 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
+    fn every_former_name_is_that_of_a_counter() {
+        for (former, now) in FORMER {
+            assert!(
+                Counter::ALL.iter().any(|counter| counter.name() == *now),
+                "{now}"
+            );
+            assert!(
+                Counter::ALL.iter().all(|counter| counter.name() != *former),
+                "{former}"
+            );
+            assert_eq!(counter_by_name(former), counter_by_name(now), "{former}");
+        }
+    }
+
+    #[test]
     fn names_are_unique_and_found() {
         let names: Vec<&str> = (0..)
             .map_while(name_by_index)

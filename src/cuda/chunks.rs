@@ -23,7 +23,7 @@ const RESERVATIONS_MAX: usize = 256;
 const CHUNKS_MAX: usize = 1 << 16;
 
 /// From this length on, a message has files sent of memory that the program has mapped itself: a file costs
-/// both ends about 0.2 ms, once.
+/// both ends 0.2 ms, and the first one some milliseconds (`docs/decisions/chunks-by-files.md`).
 const SHARED_FROM: u64 = 64 << 10;
 /// After so many shorter messages, these have files sent, too: without, each loses about 10 us
 /// (`docs/decisions/chunks-by-files.md`).

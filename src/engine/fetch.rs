@@ -709,14 +709,13 @@ impl Fetch {
             Path::Multipath(multipath) => match multipath.poll(env, gpu) {
                 multipath::Step::Pending(moved) => Step::Pending(moved),
                 multipath::Step::Arrived => {
-                    let (arrived, record_host_lateness) =
-                        (multipath.arrived(), multipath.host_fared());
+                    let (arrived, fared) = (multipath.arrived(), multipath.host_fared());
                     if self.is_eager_all_the_same() {
                         self.set_path(Path::pipeline(SlotState::Claimed));
                         return Step::Pending(true);
                     }
                     arrived.count();
-                    if let (Some(routed), Some(how)) = (&self.routed, record_host_lateness) {
+                    if let (Some(routed), Some(how)) = (&self.routed, fared) {
                         routed.record_host_lateness(how);
                     }
                     self.complete(arrived.protocol)

@@ -4,6 +4,8 @@
 //! of a message (counters, `anabranch_request`, log lines, checks) is derived from its state, and whoever
 //! wants to observe messages does so there.
 
+use std::ffi::c_int;
+
 use super::fault;
 use super::story::Path;
 use crate::stats::{self, Counter};
@@ -102,6 +104,16 @@ pub enum Outcome {
     Failed,
     /// It was cancelled, or nobody is to have it.
     Cancelled,
+}
+
+impl Outcome {
+    /// What the error code of a request says of its message.
+    pub fn of(code: c_int) -> Outcome {
+        match code {
+            0 => Outcome::Complete,
+            _ => Outcome::Failed,
+        }
+    }
 }
 
 /// How far a message has come, on one side.
@@ -237,6 +249,13 @@ impl Life {
             state: State::Prepared,
             protocol: None,
         }
+    }
+
+    /// A message that is posted at once.
+    pub fn offered(side: Side) -> Life {
+        let mut life = Life::new(side);
+        life.transition(State::Offered);
+        life
     }
 
     /// The receiver's side of a message that has just been claimed.

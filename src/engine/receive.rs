@@ -205,14 +205,13 @@ impl Receive {
         } else {
             Target::Unseen
         };
-        let mut receive = Receive {
+        Receive {
             native,
+            life: Life::offered(Side::Receiver),
             serial: early.serial,
             named: early.named,
             ..Receive::new(early.comm, early.capacity, early.landed, target)
-        };
-        receive.life.transition(State::Offered);
-        receive
+        }
     }
 
     fn new(comm: Handle, capacity: u64, landed: *mut u8, target: Target) -> Receive {
@@ -261,10 +260,7 @@ impl Receive {
 
     /// It ends with the outcome that its code says, if it has not ended before.
     fn end(&mut self) {
-        self.life.end(match self.code {
-            0 => Outcome::Complete,
-            _ => Outcome::Failed,
-        });
+        self.life.end(Outcome::of(self.code));
     }
 
     /// Its message, as lines for the user name it.

@@ -153,10 +153,7 @@ impl Send {
 
     /// Ends the send, with the outcome that its code says.
     fn end(&mut self) {
-        self.life.end(match self.code {
-            0 => Outcome::Complete,
-            _ => Outcome::Failed,
-        });
+        self.life.end(Outcome::of(self.code));
     }
 
     /// The message is lost; `why` is the reason.

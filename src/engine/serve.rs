@@ -18,7 +18,7 @@ use crate::engine::memory;
 use crate::engine::relays::PieceOnGpu;
 use crate::node::{Entry, Ring, Segment, RING_ENTRIES};
 use crate::policy::decided;
-pub use crate::policy::pipeline::{piece_bytes, OnGpu};
+use crate::policy::pipeline::{piece_bytes, OnGpu};
 use crate::stats::{self, Counter};
 
 /// The sender's side of a pipeline message. It takes pieces of staging only once the message is matched, so

@@ -291,7 +291,7 @@ fn a_target_is_read_as_it_was_written_or_not_at_all() {
 fn what_the_sender_may_still_bring_is_known() {
     let offer = offer();
     offer.open(5, &[PART], None, None);
-    let staged_part = offer.staged_part(5, 0).expect("a track");
+    let staged_part = offer.staged_part(5, 0).expect("a staged part");
     let (mut filled, entry) = (
         0,
         Filled {

@@ -126,7 +126,7 @@ struct LineCells {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Page {
-    link_rates_of: AtomicU32,
+    link_rates_count: AtomicU32,
     lines: AtomicU32,
     /// Changes whenever a GPU is listed or a hop is published.
     told: AtomicU64,
@@ -141,8 +141,8 @@ const _: () = assert!(size_of::<Page>() <= 4608);
 
 impl Page {
     /// The GPUs that the owner uses.
-    pub fn link_rates_of(&self) -> impl Iterator<Item = HostLinkRates> + '_ {
-        let count = self.link_rates_of.load(Ordering::Acquire) as usize;
+    pub fn link_rates(&self) -> impl Iterator<Item = HostLinkRates> + '_ {
+        let count = self.link_rates_count.load(Ordering::Acquire) as usize;
         self.link_rates.iter().take(count).map(|cells| {
             let half = |at: usize| cells.uuid[at].load(Ordering::Relaxed);
             let numa = cells.numa.load(Ordering::Relaxed).checked_sub(1);
@@ -197,7 +197,7 @@ impl Page {
         })
     }
 
-    /// Changes whenever [`Page::link_rates_of`] or [`Page::measured`] do, or what the owner says of links
+    /// Changes whenever [`Page::link_rates`] or [`Page::measured`] do, or what the owner says of links
     /// elsewhere.
     pub fn told(&self) -> u64 {
         self.told.load(Ordering::Acquire)
@@ -210,12 +210,8 @@ impl Page {
 
     /// Owner: lists a GPU, unless it is listed or there are too many.
     pub(super) fn list(&self, link_rates: &HostLinkRates) {
-        let count = self.link_rates_of.load(Ordering::Relaxed) as usize;
-        if count >= LINK_RATES
-            || self
-                .link_rates_of()
-                .any(|known| known.uuid == link_rates.uuid)
-        {
+        let count = self.link_rates_count.load(Ordering::Relaxed) as usize;
+        if count >= LINK_RATES || self.link_rates().any(|known| known.uuid == link_rates.uuid) {
             return;
         }
         let uuid = u128::from_be_bytes(link_rates.uuid);
@@ -225,7 +221,7 @@ impl Page {
         cells.pci.store(link_rates.pci, Ordering::Relaxed);
         let numa = link_rates.numa.map_or(0, |numa| u64::from(numa) + 1);
         cells.numa.store(numa, Ordering::Relaxed);
-        self.link_rates_of
+        self.link_rates_count
             .store(count as u32 + 1, Ordering::Release);
         self.touch();
     }
@@ -315,7 +311,7 @@ mod tests {
         for link_rates in [&link_rates, &other, &link_rates] {
             page.list(link_rates);
         }
-        assert!(page.link_rates_of().eq([link_rates, other]));
+        assert!(page.link_rates().eq([link_rates, other]));
         let traffic = Traffic {
             ends: ends(1, 2),
             yields: true,
@@ -379,11 +375,11 @@ mod tests {
             assert_eq!(read.push, None, "{line:?}");
         }
         // Counts beyond the end of a list.
-        page.link_rates_of.store(u32::MAX, Ordering::Relaxed);
+        page.link_rates_count.store(u32::MAX, Ordering::Relaxed);
         page.used.store(u32::MAX, Ordering::Relaxed);
         page.lines.store(u32::MAX, Ordering::Relaxed);
         assert_eq!(
-            (page.link_rates_of().count(), page.measured().count()),
+            (page.link_rates().count(), page.measured().count()),
             (LINK_RATES, LINES)
         );
         assert_eq!(page.traffic().count(), 0);
@@ -416,7 +412,7 @@ mod tests {
             assert_eq!(told, usize::from(gpu) < LINES);
         }
         assert_eq!(
-            (page.link_rates_of().count(), page.measured().count()),
+            (page.link_rates().count(), page.measured().count()),
             (LINK_RATES, LINES)
         );
     }

@@ -57,11 +57,8 @@ impl Buffer {
     /// There is not that much memory.
     pub fn new(device: Option<&Device>, memory: Memory, bytes: usize) -> anyhow::Result<Buffer> {
         let bytes = bytes.max(1);
-        if let Some(Device {
-            driver, ordinal, ..
-        }) = device
-        {
-            let allocation = Allocation::new(driver, *ordinal, memory, bytes)?;
+        if let Some(device) = device {
+            let allocation = Allocation::new(device, memory, bytes)?;
             return Ok(Buffer::Device(allocation, bytes));
         }
         // The system would give it, and kill somebody when it is touched. Each rank has two buffers.

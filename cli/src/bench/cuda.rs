@@ -1,10 +1,11 @@
 //! The CUDA driver as the command uses it, over the library's table of its functions: host-only measurements work where
 //! there is no driver.
 
-use std::ffi::{c_int, c_uint, c_void, CStr};
+use std::ffi::{c_int, c_void, CStr};
 
 use anabranch_engine::cuda::types::{
-    Context as Handle, Device, Event as EventHandle, Stream as StreamHandle,
+    code, Context as Handle, Device, Event as EventHandle, Stream as StreamHandle,
+    EVENT_DISABLE_TIMING, IPC_LAZY_ENABLE_PEER_ACCESS, STREAM_NON_BLOCKING,
 };
 use anabranch_engine::cuda::{self, Driver as Table, Error};
 use anyhow::{anyhow, Context};
@@ -14,11 +15,6 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 pub type DevicePtr = u64;
 /// An exported allocation (`CUipcMemHandle`).
 pub type IpcHandle = [u8; 64];
-
-const STREAM_NON_BLOCKING: c_uint = 1;
-const EVENT_DISABLE_TIMING: c_uint = 2;
-const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
-const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 
 /// The CUDA driver of this process.
 pub struct Driver {
@@ -173,7 +169,7 @@ impl Driver {
     pub fn enable_peer(&self, other: DeviceContext) -> anyhow::Result<()> {
         // SAFETY: as for `select`.
         match unsafe { self.table.ctx_enable_peer_access(other.handle, 0) } {
-            Err(error) if error.is(PEER_ACCESS_ALREADY_ENABLED) => Ok(()),
+            Err(error) if error.is(code::PEER_ACCESS_ALREADY_ENABLED) => Ok(()),
             result => Ok(result?),
         }
     }
@@ -280,10 +276,9 @@ impl Driver {
 
     /// Whether all that a stream was given is over.
     pub fn is_over(&self, stream: Stream) -> anyhow::Result<bool> {
-        const NOT_READY: c_int = 600;
         // SAFETY: the stream came from the driver.
         match unsafe { self.table.stream_query(stream.0) } {
-            Err(error) if error.is(NOT_READY) => Ok(false),
+            Err(error) if error.is(code::NOT_READY) => Ok(false),
             result => Ok(result.map(|()| true)?),
         }
     }
@@ -354,6 +349,5 @@ pub fn of_bytes(bytes: usize) -> String {
 
 /// Whether a call failed as the driver does not support it.
 pub fn is_unsupported(error: &Error) -> bool {
-    const NOT_SUPPORTED: c_int = 801;
-    matches!(error, Error::Missing(_)) || error.is(NOT_SUPPORTED)
+    matches!(error, Error::Missing(_)) || error.is(code::NOT_SUPPORTED)
 }

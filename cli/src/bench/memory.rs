@@ -58,20 +58,16 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Allocates `bytes` on the device `ordinal`, whose context is current.
+    /// Allocates `bytes` on a device, whose context is current.
     ///
     /// # Errors
     /// What the driver says: it has no such memory, or not that much.
-    pub fn new(
-        driver: &Rc<Driver>,
-        ordinal: u32,
-        memory: Memory,
-        bytes: usize,
-    ) -> anyhow::Result<Allocation> {
+    pub fn new(device: &super::Device, memory: Memory, bytes: usize) -> anyhow::Result<Allocation> {
+        let driver = &device.driver;
         let (start, bytes) = match memory {
             Memory::Plain => (driver.alloc(bytes)?, bytes),
             Memory::Pool => (from_pool(driver, bytes)?, bytes),
-            Memory::Mapped => mapped(driver, driver.device(ordinal)?, bytes)?,
+            Memory::Mapped => mapped(driver, driver.device(device.ordinal)?, bytes)?,
         };
         Ok(Allocation {
             driver: driver.clone(),

@@ -95,7 +95,7 @@ pub struct Multipath {
     /// The message before it.
     before: Option<Before>,
     /// The RTR after which the sender already writes part of it, until that part has landed.
-    rtr_state: Option<RtrId>,
+    rtr: Option<RtrId>,
     /// This rank's reads of the sender's memory.
     pulls: Vec<Pull>,
     staged_parts: Vec<StagedPart>,
@@ -170,7 +170,7 @@ impl Multipath {
     /// Queues the direct part, then asks the sender for the others. None if there is nothing to ask for.
     ///
     /// Behind a message that is received in the same place, it takes that message's parts. Otherwise, what
-    /// has no staging goes directly as well. With `rtr_state`, the sender already writes a part, which nobody
+    /// has no staging goes directly as well. With an `rtr`, the sender already writes a part, which nobody
     /// else brings.
     #[allow(
         clippy::too_many_arguments,
@@ -185,12 +185,12 @@ impl Multipath {
         length: u64,
         parts: &[Part],
         before: Option<Before>,
-        rtr_state: Option<RtrId>,
+        rtr: Option<RtrId>,
     ) -> Option<Multipath> {
         let mut staged_parts: Vec<StagedPart> = Vec::new();
         let below = before.as_ref().filter(|before| before.is_below);
         let parts = below.map_or(parts, |before| &before.token.parts[..]);
-        let until = rtr_state.map_or(length, |told| told.rest);
+        let until = rtr.map_or(length, |told| told.rest);
         // The put comes first, as it takes longest: 8 us would pass before the sender has begun all others.
         let pushed = match (&direct.push, below) {
             (Some(_), None) => longest_gap(parts, until),
@@ -226,7 +226,7 @@ impl Multipath {
             is_asked: false,
             token: Arc::new(OrderToken::new(offered.clone(), Some(asked))),
             before,
-            rtr_state,
+            rtr,
             pulls: Vec::new(),
             staged_parts,
             lost: None,
@@ -242,7 +242,7 @@ impl Multipath {
             by_put: 0,
             overtaken: 0,
         };
-        if multipath.rtr_state.is_some() {
+        if multipath.rtr.is_some() {
             // The sender's put is on no lane of this message.
             multipath.token.set_out_of_order();
         }
@@ -355,7 +355,7 @@ impl Multipath {
         }
         let is_put = |staged_part: &StagedPart| staged_part.is_put() && !staged_part.is_done();
         let is_idle = self.pulls.is_empty()
-            && self.rtr_state.is_none()
+            && self.rtr.is_none()
             && !self.staged_parts.iter().all(StagedPart::is_done)
             && !self.staged_parts.iter().any(is_put);
         let is_alone = !self.token.has_follower() && !self.is_behind();
@@ -364,7 +364,7 @@ impl Multipath {
         }
         self.note_ends();
         if self.pulls.is_empty()
-            && self.rtr_state.is_none()
+            && self.rtr.is_none()
             && self.staged_parts.iter().all(StagedPart::is_done)
         {
             self.close(env);
@@ -376,7 +376,7 @@ impl Multipath {
 
     /// Looks how far the sender's put is.
     fn poll_put(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
-        let Some(told) = self.rtr_state else {
+        let Some(told) = self.rtr else {
             return false;
         };
         let (own, bytes) = (env.node.own(), self.length - told.rest);
@@ -398,7 +398,7 @@ impl Multipath {
                 self.lost = Some(Loss::WrittenOver);
             }
         }
-        self.rtr_state = None;
+        self.rtr = None;
         true
     }
 
@@ -618,7 +618,7 @@ impl Multipath {
     /// mapped.
     pub fn give_up_on_the_dead(&mut self, env: &Env) {
         self.is_orphan = true;
-        if let Some(told) = self.rtr_state {
+        if let Some(told) = self.rtr {
             // It writes no more.
             env.node.own().withdraw_rtr(told);
         }
@@ -660,7 +660,7 @@ impl Multipath {
         let is_quiet = |staged_part: &StagedPart| {
             staged_part.flying.is_empty() && !self.is_written(env, staged_part)
         };
-        self.pulls.is_empty() && self.rtr_state.is_none() && self.staged_parts.iter().all(is_quiet)
+        self.pulls.is_empty() && self.rtr.is_none() && self.staged_parts.iter().all(is_quiet)
     }
 
     /// Records when its parts are over.
@@ -680,7 +680,7 @@ impl Multipath {
         if ends.host.is_none() && is_over(true) {
             ends.host = Some(clock_ns());
         }
-        let is_pulled = self.pulls.is_empty() && self.rtr_state.is_none();
+        let is_pulled = self.pulls.is_empty() && self.rtr.is_none();
         if ends.others.is_none() && is_pulled && is_over(false) {
             ends.others = Some(clock_ns());
         }
@@ -711,7 +711,7 @@ impl Multipath {
 
     /// Whether this rank may read long parts of it from its sender's memory.
     pub fn reads(&self) -> bool {
-        !self.is_direct() && self.rtr_state.is_none() && self.by_put == 0
+        !self.is_direct() && self.rtr.is_none() && self.by_put == 0
     }
 
     /// Bytes that have not come straight from the sender's memory.

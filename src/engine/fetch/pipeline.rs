@@ -11,8 +11,8 @@ use crate::engine::fault::{self, Of};
 use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::life::{self, Protocol};
 use crate::engine::memory;
-use crate::engine::serve::{self, piece_bytes};
 use crate::node::{OnGpu, Peer, Ring, SlotState, FIRST_CELL, UNIT_BYTES};
+use crate::policy::pipeline::{self, piece_bytes};
 use crate::stats::{self, Counter, Reason};
 
 /// From so many bytes on, messages are written to host memory past the caches: pieces that a device wrote are
@@ -110,7 +110,7 @@ impl Fetch {
         let fits_a_cell = self.wanted <= u64::from(self.peer.layout().cell_bytes);
         let is_host = self.message.flags & flag::HOST != 0;
         let is_shared = self.device == self.message.device;
-        let bytes_min = serve::OnGpu::between(is_shared).bytes_min;
+        let bytes_min = pipeline::OnGpu::between(is_shared).bytes_min;
         if is_host || fits_a_cell || self.own || self.wanted < bytes_min {
             return false;
         }

@@ -16,7 +16,7 @@ use crate::engine::fetch::RouteContext;
 use crate::engine::gpu::Gpu;
 use crate::engine::Env;
 use crate::node::{Message, Target};
-use crate::policy::put::{self as policy, ExchangeFacts, OneSideFacts};
+use crate::policy::put::{self as policy, PutFacts};
 use crate::policy::{decided_by, stepped};
 use crate::stats::{self, Counter};
 
@@ -51,14 +51,14 @@ impl RouteContext<'_> {
         depth: u32,
     ) -> Option<PutTarget> {
         let source = message.source;
-        let mut exchange = Exchange {
+        let mut ends = Ends {
             routes: self,
             env,
             gpu,
             message,
             depth,
         };
-        decided_by!("put.by_exchange", &mut exchange, policy::by_exchange)
+        decided_by!("put.by_exchange", &mut ends, policy::by_exchange)
             .then(|| self.put_as_before(env, gpu, source))
             .flatten()
     }
@@ -71,14 +71,15 @@ impl RouteContext<'_> {
 
     /// Whether the sender makes the copies between the two ranks: both buffers are on a GPU on which
     /// processes take turns, and the sender is the lower rank.
-    pub fn is_for_sender(&self, env: &Env, gpu: &Gpu, message: &Message) -> bool {
-        let mut sides = Sides {
+    pub fn is_for_sender(&mut self, env: &Env, gpu: &Gpu, message: &Message) -> bool {
+        let mut ends = Ends {
             routes: self,
             env,
             gpu,
             message,
+            depth: 1,
         };
-        decided_by!("put.is_for_sender", &mut sides, policy::is_for_sender)
+        decided_by!("put.is_for_sender", &mut ends, policy::is_for_sender)
     }
 
     /// The receiver's buffer, for such a message.
@@ -109,8 +110,8 @@ impl RouteContext<'_> {
     }
 }
 
-/// A message, with what decides whether it is put in an exchange.
-struct Exchange<'a, 'b> {
+/// The two ends of a message, for who writes it. `depth`: of its window.
+struct Ends<'a, 'b> {
     routes: &'a mut RouteContext<'b>,
     env: &'a Env,
     gpu: &'a Gpu,
@@ -118,7 +119,7 @@ struct Exchange<'a, 'b> {
     depth: u32,
 }
 
-impl ExchangeFacts for Exchange<'_, '_> {
+impl PutFacts for Ends<'_, '_> {
     fn is_long(&mut self) -> bool {
         self.env.puts(self.message.length)
     }
@@ -139,24 +140,6 @@ impl ExchangeFacts for Exchange<'_, '_> {
         (self.routes.others.rows().iter()).all(|row| row.source == source)
     }
 
-    fn may_be_direct(&mut self) -> bool {
-        self.env.paths().direct
-    }
-
-    fn may_put(&mut self) -> bool {
-        self.gpu.may_put(self.message.source)
-    }
-}
-
-/// A message between two ranks, with what decides whether the sender makes all copies.
-struct Sides<'a, 'b> {
-    routes: &'a RouteContext<'b>,
-    env: &'a Env,
-    gpu: &'a Gpu,
-    message: &'a Message,
-}
-
-impl OneSideFacts for Sides<'_, '_> {
     fn is_lower(&mut self) -> bool {
         self.message.source < self.env.world_rank
     }

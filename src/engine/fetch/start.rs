@@ -139,7 +139,7 @@ impl Fetch {
     /// The payload lies in its sender's host memory. On its way to a device it stays in order with direct
     /// copies from the same sender, which may be received in the same place. It waits for messages that are
     /// written there in another way.
-    pub(super) fn start_eager(&mut self, env: &Env, gpu: &mut Gpu, routes: &RouteContext<'_>) {
+    pub(super) fn start_eager(&mut self, env: &Env, gpu: &mut Gpu, routes: &mut RouteContext<'_>) {
         self.set_path(Path::pipeline(SlotState::Eager));
         let Some(place) = self.place() else {
             return;
@@ -256,7 +256,7 @@ impl Fetch {
     }
 
     /// Staging brings the parts; the rest goes directly, by put if there is a target for that. With
-    /// `rtr_state`, the sender already writes all but the beginning.
+    /// `rtr`, the sender already writes all but the beginning.
     #[allow(
         clippy::too_many_arguments,
         reason = "environment, driver and message apart; transfers without MPI are to bring them together"
@@ -269,7 +269,7 @@ impl Fetch {
         push: Option<PutTarget>,
         has_direct: bool,
         before: Option<Before>,
-        rtr_state: Option<RtrId>,
+        rtr: Option<RtrId>,
     ) -> bool {
         let Destination::Device { context, address } = self.to else {
             return false;
@@ -300,9 +300,7 @@ impl Fetch {
         let slot = (self.slot, self.nonce);
         let peer = &self.peer;
         let length = self.wanted;
-        let multipath = Multipath::begin(
-            env, gpu, peer, slot, direct, length, parts, before, rtr_state,
-        );
+        let multipath = Multipath::begin(env, gpu, peer, slot, direct, length, parts, before, rtr);
         let is_begun = multipath.is_some();
         if let Some(mut multipath) = multipath {
             if self.routed.as_ref().is_some_and(Routed::is_to_tell) {

@@ -44,11 +44,8 @@ impl PublishedModel {
         pages: impl Iterator<Item = &'a Page> + Clone,
         wired: &[(Uuid, Wiring)],
     ) -> Option<PublishedModel> {
-        let link_rates_of = link_rates_of(pages.clone(), wired);
-        let uuids: Vec<Uuid> = link_rates_of
-            .iter()
-            .map(|link_rates| link_rates.uuid)
-            .collect();
+        let rates = rates_of(pages.clone(), wired);
+        let uuids: Vec<Uuid> = rates.iter().map(|link_rates| link_rates.uuid).collect();
         let lines = Lines::new(&uuids, pages.flat_map(Page::measured).collect())?;
         // A pair whose copies are faster than PCIe has links. A table that has none for it is about something
         // else.
@@ -57,7 +54,7 @@ impl PublishedModel {
             pairs.all(|(a, b)| mesh.links(a, b) > 0 || !lines.is_fast(a, b))
         });
         let links = Links::new(&lines, mesh);
-        let topology = topology(&link_rates_of, &lines, &links, wired)?;
+        let topology = topology(&rates, &lines, &links, wired)?;
         let model = model(&topology, &lines, &links)?;
         let measured = lines.measured().map(|(a, b)| (a as u8, b as u8));
         Some(PublishedModel {
@@ -70,27 +67,20 @@ impl PublishedModel {
 }
 
 /// The GPUs that ranks use. If their links are known and lead to no switch, also those that nobody uses.
-fn link_rates_of<'a>(
+fn rates_of<'a>(
     pages: impl Iterator<Item = &'a Page>,
     wired: &[(Uuid, Wiring)],
 ) -> Vec<HostLinkRates> {
-    let mut link_rates_of: Vec<HostLinkRates> = Vec::new();
-    let add = |link_rates_of: &mut Vec<HostLinkRates>, link_rates: HostLinkRates| {
-        if link_rates_of.len() < MAX_GPUS
-            && !link_rates_of
-                .iter()
-                .any(|known| known.uuid == link_rates.uuid)
-        {
-            link_rates_of.push(link_rates);
+    let mut rates: Vec<HostLinkRates> = Vec::new();
+    let add = |rates: &mut Vec<HostLinkRates>, link_rates: HostLinkRates| {
+        if rates.len() < MAX_GPUS && !rates.iter().any(|known| known.uuid == link_rates.uuid) {
+            rates.push(link_rates);
         }
     };
     pages
-        .flat_map(Page::link_rates_of)
-        .for_each(|link_rates| add(&mut link_rates_of, link_rates));
-    let used: Vec<Uuid> = link_rates_of
-        .iter()
-        .map(|link_rates| link_rates.uuid)
-        .collect();
+        .flat_map(Page::link_rates)
+        .for_each(|link_rates| add(&mut rates, link_rates));
+    let used: Vec<Uuid> = rates.iter().map(|link_rates| link_rates.uuid).collect();
     if Mesh::of(&used, wired).is_some() {
         for (uuid, wiring) in wired.iter().filter(|(_, wiring)| !wiring.is_switched) {
             let link_rates = HostLinkRates {
@@ -98,12 +88,12 @@ fn link_rates_of<'a>(
                 pci: wiring.pci,
                 numa: None,
             };
-            add(&mut link_rates_of, link_rates);
+            add(&mut rates, link_rates);
         }
     }
     // So all ranks number them alike.
-    link_rates_of.sort_by_key(|link_rates| (link_rates.pci, link_rates.uuid));
-    link_rates_of
+    rates.sort_by_key(|link_rates| (link_rates.pci, link_rates.uuid));
+    rates
 }
 
 /// What copies took, as alpha (us) and rate (GB/s), by the numbers of the GPUs; `None` is the host.
@@ -197,18 +187,16 @@ impl<'a> Links<'a> {
 
 /// The PCIe tree, if the system has told how far each two GPUs are apart, and if that is consistent. Even if
 /// a rank sees one GPU only, NVML shows it the others. At least one end of each pair publishes it.
-fn tree(link_rates_of: &[HostLinkRates], gpus: &[Gpu], wired: &[(Uuid, Wiring)]) -> Tree {
+fn tree(rates: &[HostLinkRates], gpus: &[Gpu], wired: &[(Uuid, Wiring)]) -> Tree {
     let said = |from: usize, to: usize| {
-        let mut of = wired
-            .iter()
-            .filter(|(uuid, _)| *uuid == link_rates_of[from].uuid);
+        let mut of = wired.iter().filter(|(uuid, _)| *uuid == rates[from].uuid);
         let level = of.find_map(|(_, wiring)| {
             let mut apart = wiring.apart.iter();
-            apart.find(|(pci, _)| *pci == link_rates_of[to].pci)
+            apart.find(|(pci, _)| *pci == rates[to].pci)
         });
         level.and_then(|(_, level)| Level::of_nvml(*level))
     };
-    let n = link_rates_of.len();
+    let n = rates.len();
     let level = |a: usize, b: usize| match a == b {
         true => Some(Level::Pix),
         false => said(a, b).or_else(|| said(b, a)),
@@ -219,7 +207,7 @@ fn tree(link_rates_of: &[HostLinkRates], gpus: &[Gpu], wired: &[(Uuid, Wiring)])
 }
 
 fn topology(
-    link_rates_of: &[HostLinkRates],
+    rates: &[HostLinkRates],
     lines: &Lines<'_>,
     links: &Links<'_>,
     wired: &[(Uuid, Wiring)],
@@ -242,15 +230,12 @@ fn topology(
         numa: link_rates.numa,
         ..Gpu::default()
     };
-    let gpus: Vec<Gpu> = link_rates_of.iter().map(gpu).collect();
+    let gpus: Vec<Gpu> = rates.iter().map(gpu).collect();
     let pcie = lines.pcie;
     let topology = Topology::assemble(Parts {
         name: "this-node".into(),
-        description: format!(
-            "{} GPUs, as their ranks have measured them",
-            link_rates_of.len()
-        ),
-        pcie: tree(link_rates_of, &gpus, wired),
+        description: format!("{} GPUs, as their ranks have measured them", rates.len()),
+        pcie: tree(rates, &gpus, wired),
         gpus,
         fabric: Fabric::Links,
         port: None,

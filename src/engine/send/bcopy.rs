@@ -343,8 +343,7 @@ impl Core {
         complete: bool,
         (protocol, about): (Protocol, Story),
     ) -> usize {
-        let mut life = Life::new(Side::Sender);
-        life.transition(State::Offered);
+        let mut life = Life::offered(Side::Sender);
         life.transition(State::Moving(protocol));
         let id = self.sends.insert(Send {
             handle: 0,

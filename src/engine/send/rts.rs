@@ -17,13 +17,14 @@ use crate::engine::life::{self, Life, Protocol, Side};
 use crate::engine::native::native_isend;
 use crate::engine::relays::share_a_gpu;
 use crate::engine::serve::staged_parts::StagedParts;
-use crate::engine::serve::{EagerSend, OnGpu, PipelineSend, Source, Trouble};
+use crate::engine::serve::{EagerSend, PipelineSend, Source, Trouble};
 use crate::engine::story::Story;
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
 use crate::mpi::Handle;
 use crate::node::{Asked, Message, Peer, Rts, SlotState, Sums, RTS_BYTES};
 use crate::policy::decided_by;
+use crate::policy::pipeline::OnGpu;
 use crate::policy::send::{self as policy, Comm, RtsFacts, Whereabouts};
 use crate::stats::{self, Counter, Reason};
 
@@ -346,8 +347,7 @@ impl Core {
             ..Story::default()
         };
         let is_put = out.pushed.is_some();
-        let mut life = Life::new(Side::Sender);
-        life.transition(life::State::Offered);
+        let mut life = Life::offered(Side::Sender);
         if is_in_cell {
             life.arrive(Protocol::Eager, bytes);
         } else if is_put {
