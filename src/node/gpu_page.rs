@@ -238,7 +238,11 @@ impl Segment {
         own.tags += 1;
         let tag = own.tags;
         gpu_page.offer(index)?.open(tag, parts, target, behind);
-        Some(Asked { index, tag })
+        Some(Asked {
+            index,
+            tag,
+            is_all_put: parts.iter().all(|part| part.way == Way::Put),
+        })
     }
 
     /// The offer is over.

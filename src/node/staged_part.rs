@@ -46,6 +46,8 @@ const TAG_SHIFT: u32 = 2 * COUNT_BITS;
 const TAG_MAX: u64 = u64::MAX >> TAG_SHIFT;
 /// In the word `way`: see [`Way::Put`].
 const PUSHED: u64 = 1 << 61;
+/// In the name of an offer: see [`Asked::is_all_put`].
+const ALL_PUT: u64 = 1 << (TAG_SHIFT - 1);
 /// In the word `filled`: the sender brings no more.
 const OVER: u64 = 1 << COUNT_BITS;
 
@@ -254,18 +256,25 @@ pub struct Asked {
     pub index: u32,
     /// Tag of its present use.
     pub tag: u64,
+    /// The sender is to put all of its share: the message takes the direct path only. A sender that comes
+    /// when the offer is over knows the path from this.
+    pub is_all_put: bool,
 }
 
 impl Asked {
     pub(super) fn pack(self, nonce: u64) -> u64 {
-        mix((self.tag << TAG_SHIFT | u64::from(self.index)) ^ nonce)
+        let kind = if self.is_all_put { ALL_PUT } else { 0 };
+        mix((self.tag << TAG_SHIFT | kind | u64::from(self.index)) ^ nonce)
     }
 
     pub(super) fn unpack(word: u64, nonce: u64) -> Option<Asked> {
         let packed = unmix(word) ^ nonce;
-        let index = (packed & ((1 << TAG_SHIFT) - 1)) as u32;
         let tag = packed >> TAG_SHIFT;
-        (word != 0 && tag != 0).then_some(Asked { index, tag })
+        (word != 0 && tag != 0).then_some(Asked {
+            index: (packed & (ALL_PUT - 1)) as u32,
+            tag,
+            is_all_put: packed & ALL_PUT != 0,
+        })
     }
 }
 

@@ -239,13 +239,16 @@ fn what_is_written_over_is_noticed() {
 
 #[test]
 fn the_name_of_an_offer_is_read_with_its_nonce_only() {
-    let asked = Asked {
-        index: 63,
-        tag: 12345,
-    };
-    let word = asked.pack(0xabcd_ef00);
-    assert_eq!(Asked::unpack(word, 0xabcd_ef00), Some(asked));
-    assert_ne!(Asked::unpack(word, 0xabcd_ee00), Some(asked));
+    for is_all_put in [false, true] {
+        let asked = Asked {
+            index: 63,
+            tag: 12345,
+            is_all_put,
+        };
+        let word = asked.pack(0xabcd_ef00);
+        assert_eq!(Asked::unpack(word, 0xabcd_ef00), Some(asked));
+        assert_ne!(Asked::unpack(word, 0xabcd_ee00), Some(asked));
+    }
     assert_eq!(Asked::unpack(0, 0xabcd_ef00), None);
 }
 
@@ -315,7 +318,11 @@ fn an_offer_names_the_one_before_it() {
     let (first, second) = (offer(), offer());
     first.open(5, &[PART], None, None);
     assert_eq!(first.behind(5), None);
-    let before = Asked { index: 3, tag: 5 };
+    let before = Asked {
+        index: 3,
+        tag: 5,
+        is_all_put: false,
+    };
     second.open(6, &[PART], None, Some(before));
     assert_eq!(second.behind(6), Some(before));
     assert_eq!(second.behind(5), None, "of another use");

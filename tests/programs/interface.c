@@ -1,5 +1,7 @@
 // What a program may ask through include/anabranch.h: names, counters, and what became of each message, on both sides.
 // Without the library (WITH_PRELOAD=0) every question has the answer for a library that is not there.
+#include <fcntl.h>
+#include <signal.h>
 #include "sim.h"
 #include "../../include/anabranch.h"
 
@@ -312,7 +314,18 @@ static void paths(void) {
     EQUAL(choose(NULL), 0);
 }
 
-// Of messages that are split each byte is told on the path that it took, on both sides alike, as the counters have it.
+static int is_stopped(int process) {
+    char path[64], text[256] = {0};
+    snprintf(path, sizeof path, "/proc/%d/status", process);
+    int file = open(path, O_RDONLY);
+    CHECK(file >= 0 && read(file, text, sizeof text - 1) > 0, "%s cannot be read", path);
+    close(file);
+    return strstr(text, "State:\tT") != NULL;
+}
+
+// Of messages that are split each byte is told on the path that it took, on both sides alike, as the counters have it. The
+// sender of the last one is stopped from before it is received until it has arrived: its receiver reads all of it, and it
+// comes by one path in the end, but it is one that was split.
 static void split(void) {
     enum { MESSAGES = 6, RELAYED = 1, HOST = 2 };
     static const char *const parts[] = {"direct", "put", "relay", "host"};
@@ -332,13 +345,18 @@ static void split(void) {
         anabranch_message m, other;
         MPI_Request r;
         size_t length = bytes + i;
+        int stops = i == MESSAGES - 1, sender = (int)getpid();
+        OK(MPI_Bcast(&sender, 1, MPI_INT, 0, MPI_COMM_WORLD));
         if (me == 0) {
             buf_fill(b, i);
             OK(MPI_Isend(b.p, length, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r));
+            if (stops) raise(SIGSTOP);
         } else {
+            while (stops && !is_stopped(sender)) usleep(1000);
             OK(MPI_Irecv(b.p, length, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &r));
         }
         OK(MPI_Wait(&r, MPI_STATUS_IGNORE));
+        if (me == 1 && stops) kill(sender, SIGCONT);
         CHECK(last(&m) && m.is_complete && m.is_taken && m.bytes == length, "path %d, %llu bytes", m.path, (unsigned long long)m.bytes);
         if (me == 1) BUF_CHECK(b, i, length);
         uint64_t sum = 0;
@@ -349,6 +367,7 @@ static void split(void) {
         EQUAL(m.path, other.path);
         CHECK(!memcmp(m.bytes_by_path, other.bytes_by_path, sizeof m.bytes_by_path), "both sides are told the same of message %d", i);
         last(&other);
+        if (stops) EQUAL(m.bytes_by_path[ANABRANCH_DIRECT], length);
         if (m.path != ANABRANCH_SEVERAL) continue;
         all += length;
         for (int path = 0; path < ANABRANCH_PATHS; path++) told[path] += m.bytes_by_path[path];

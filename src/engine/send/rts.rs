@@ -18,7 +18,7 @@ use crate::engine::native::native_isend;
 use crate::engine::relays::share_a_gpu;
 use crate::engine::serve::staged_parts::StagedParts;
 use crate::engine::serve::{EagerSend, PipelineSend, Source, Trouble};
-use crate::engine::story::Story;
+use crate::engine::story::{Parts, Story};
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
 use crate::mpi::Handle;
@@ -663,23 +663,23 @@ impl Core {
         if !send.life.is_over() && !has_failed {
             // If the receiver was faster, it may have read the buffer although the payload is in the ring,
             // too.
-            let is_emptied = own
-                .slot(out.slot)
-                .is_some_and(|slot| slot.ring(out.nonce).in_flight() == Ok(0));
+            let slot = own.slot(out.slot);
+            let is_emptied = slot.is_some_and(|slot| slot.ring(out.nonce).in_flight() == Ok(0));
             let eager = out.eager_send.as_ref();
             let eager = eager.filter(|eager_send| is_emptied && eager_send.is_in_ring());
             let is_asked_for = eager.is_some_and(|eager_send| eager_send.is_asked_for);
-            let staged_parts = out
-                .staged_parts
-                .as_ref()
-                .filter(|staged_parts| !staged_parts.is_direct());
-            send.about.parts = staged_parts.map(|staged_parts| staged_parts.parts());
+            // Of an offer that the receiver took back before this rank saw it, this rank has brought nothing.
+            let asked = slot.and_then(|slot| slot.offered(out.nonce));
+            let is_multipath = asked.is_some_and(|asked| !asked.is_all_put);
+            let parts =
+                || (out.staged_parts.as_ref()).map_or_else(Parts::default, |staged| staged.parts());
+            send.about.parts = is_multipath.then(parts);
             let is_on_gpu = out.serve.as_ref().is_some_and(PipelineSend::is_on_gpu);
             let protocol = if is_on_gpu {
                 Protocol::GpuPipeline
             } else if out.serve.is_some() || is_asked_for {
                 Protocol::HostPipeline
-            } else if staged_parts.is_some() {
+            } else if is_multipath {
                 Protocol::Multipath
             } else if eager.is_some() {
                 Protocol::Eager

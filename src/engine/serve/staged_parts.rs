@@ -131,12 +131,6 @@ impl StagedParts {
         staged_parts
     }
 
-    /// Whether this rank brings all of its share by puts into the receiver's buffer.
-    pub fn is_direct(&self) -> bool {
-        let is_push = |staged_part: &StagedPart| staged_part.part.way == Way::Put;
-        self.staged_parts.iter().all(is_push)
-    }
-
     /// What the receiver has taken of this rank's staging. Call this once the receiver is through with the
     /// message.
     pub fn parts(&self) -> Parts {
