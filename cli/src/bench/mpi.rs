@@ -1,13 +1,14 @@
 //! The few MPI calls that a measurement needs, in one binary for every MPI: the library is loaded
-//! at run time, and its functions are looked up as the dynamic linker would have bound them, so
-//! that whatever is preloaded comes first.
+//! at run time, and its functions are those that a program linked with MPI would call, so that
+//! whatever is preloaded comes first.
 
-use std::ffi::{c_int, c_void, CStr, CString};
+use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 
 use anabranch_engine::mpi::guard::LAST_WORDS;
-use anabranch_engine::mpi::{abi, library_version, Abi, Handle};
+use anabranch_engine::mpi::{abi, library_version, native, prefer_exported, Abi, Handle};
 use anyhow::{anyhow, bail};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::sizes::BLOCK;
 use crate::Failure;
@@ -16,67 +17,9 @@ const OPEN_MPI: &[&str] = &["libmpi.so.40"];
 const MPICH: &[&str] = &["libmpi.so.12", "libmpich.so.12"];
 const STANDARD: &[&str] = &["libmpi_abi.so.1"];
 
-macro_rules! functions {
-    ($( $field:ident = $symbol:literal ($( $argument:ty ),*); )*) => {
-        struct Functions { $( $field: unsafe extern "C" fn($( $argument ),*) -> c_int ),* }
-
-        impl Functions {
-            fn resolve() -> anyhow::Result<Functions> {
-                Ok(Functions { $(
-                    // SAFETY: the MPI standard gives the function of this name this signature; a
-                    // handle is passed as a machine word, of which an ABI with narrower handles
-                    // looks at the low half.
-                    $field: unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($( $argument ),*) -> c_int>(symbol($symbol)?) },
-                )* })
-            }
-        }
-    };
-}
-
 type Pointer = *mut c_void;
-/// A function that makes a request of a send or a receive.
-type Begin = unsafe extern "C" fn(Pointer, c_int, Handle, c_int, c_int, Handle, Pointer) -> c_int;
-
-functions! {
-    init = c"MPI_Init" (Pointer, Pointer);
-    finalize = c"MPI_Finalize" ();
-    abort = c"MPI_Abort" (Handle, c_int);
-    rank = c"MPI_Comm_rank" (Handle, *mut c_int);
-    size = c"MPI_Comm_size" (Handle, *mut c_int);
-    barrier = c"MPI_Barrier" (Handle);
-    send = c"MPI_Send" (Pointer, c_int, Handle, c_int, c_int, Handle);
-    recv = c"MPI_Recv" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
-    isend = c"MPI_Isend" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
-    irecv = c"MPI_Irecv" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
-    waitall = c"MPI_Waitall" (c_int, Pointer, Pointer);
-    send_init = c"MPI_Send_init" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
-    recv_init = c"MPI_Recv_init" (Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
-    startall = c"MPI_Startall" (c_int, Pointer);
-    request_free = c"MPI_Request_free" (Pointer);
-    win_create = c"MPI_Win_create" (Pointer, isize, c_int, Handle, Handle, Pointer);
-    win_free = c"MPI_Win_free" (Pointer);
-    win_fence = c"MPI_Win_fence" (c_int, Handle);
-    put = c"MPI_Put" (Pointer, c_int, Handle, c_int, isize, c_int, Handle, Handle);
-    type_contiguous = c"MPI_Type_contiguous" (c_int, Handle, Pointer);
-    type_commit = c"MPI_Type_commit" (Pointer);
-    type_free = c"MPI_Type_free" (Pointer);
-    sendrecv = c"MPI_Sendrecv"
-        (Pointer, c_int, Handle, c_int, c_int, Pointer, c_int, Handle, c_int, c_int, Handle, Pointer);
-}
-
-/// The function that a program linked with MPI would call.
-fn symbol(name: &CStr) -> anyhow::Result<*mut c_void> {
-    // SAFETY: dlsym reads the name only. Not on the library's own handle: that would go past a preload.
-    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    if address.is_null() {
-        bail!("the MPI library lacks {}", name.to_string_lossy());
-    }
-    Ok(address)
-}
-
 /// The MPI library of this process, initialized.
 pub struct Mpi {
-    functions: Functions,
     abi: &'static Abi,
     /// [`BLOCK`] bytes in one run: what a message is a count of that is too long for a count of bytes.
     block: Handle,
@@ -118,11 +61,10 @@ impl Mpi {
         let abi = abi().ok_or_else(|| {
             anyhow!("{loaded} is none of the known MPI libraries: Open MPI 4 or 5, the MPICH family, the MPI 5 standard ABI")
         })?;
-        let functions = Functions::resolve()?;
+        prefer_exported();
         // SAFETY: MPI_Init takes null arguments, and this is the only call of it.
-        unsafe { (functions.init)(std::ptr::null_mut(), std::ptr::null_mut()) };
+        unsafe { native::init(std::ptr::null_mut(), std::ptr::null_mut()) };
         let mut mpi = Mpi {
-            functions,
             abi,
             block: 0,
             rank: 0,
@@ -130,11 +72,11 @@ impl Mpi {
         };
         // SAFETY: MPI is initialized; each call writes one int, or one handle, which is a word at most.
         let code = unsafe {
-            (mpi.functions.rank)(abi.comm_world, &raw mut mpi.rank);
-            (mpi.functions.size)(abi.comm_world, &raw mut mpi.size);
+            native::comm_rank(abi.comm_world, &raw mut mpi.rank);
+            native::comm_size(abi.comm_world, &raw mut mpi.size);
             let block = (&raw mut mpi.block).cast();
-            match (mpi.functions.type_contiguous)(BLOCK as c_int, abi.byte, block) {
-                code if code == abi.success => (mpi.functions.type_commit)(block),
+            match native::type_contiguous(BLOCK as c_int, abi.byte, block) {
+                code if code == abi.success => native::type_commit(block),
                 code => code,
             }
         };
@@ -144,16 +86,10 @@ impl Mpi {
         Ok(mpi)
     }
 
-    /// Whether the library says that it takes device memory.
+    /// Whether the library says that it takes device memory. One without the function does not.
     pub fn is_cuda_aware(&self) -> bool {
-        let Ok(address) = symbol(c"MPIX_Query_cuda_support") else {
-            return false;
-        };
-        // SAFETY: those who have a function of this name give it this signature.
-        let query =
-            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(address) };
         // SAFETY: it takes nothing and may be called at any time.
-        unsafe { query() == 1 }
+        unsafe { native::mpix_query_cuda_support() == 1 }
     }
 
     /// Makes memory a window of all ranks, and opens its first epoch. Every rank calls it.
@@ -170,7 +106,7 @@ impl Mpi {
         // SAFETY: as the caller says; one handle is written, which is a word at most.
         let code = unsafe {
             let into = (&raw mut window).cast();
-            (self.functions.win_create)(address, isize::try_from(bytes)?, 1, info, world, into)
+            native::win_create(address, isize::try_from(bytes)?, 1, info, world, into)
         };
         if code != abi.success {
             bail!("MPI_Win_create failed with error {code}");
@@ -183,13 +119,13 @@ impl Mpi {
     /// Ends an epoch of the window and opens the next. Every rank calls it.
     pub fn fence(&self, window: &Window) {
         // SAFETY: the window was made by `window` and not freed.
-        unsafe { (self.functions.win_fence)(0, window.0) };
+        unsafe { native::win_fence(0, window.0) };
     }
 
     /// Frees the window. Every rank calls it.
     pub fn free_window(&self, mut window: Window) {
         // SAFETY: the window was made by `window`; nobody has it any more.
-        unsafe { (self.functions.win_free)((&raw mut window.0).cast()) };
+        unsafe { native::win_free((&raw mut window.0).cast()) };
     }
 
     /// Writes `bytes` to a place in the peer's part of the window.
@@ -208,7 +144,7 @@ impl Mpi {
         let place = isize::try_from(place).unwrap_or(isize::MAX);
         // SAFETY: as the caller says.
         unsafe {
-            (self.functions.put)(
+            native::put(
                 address, count, datatype, peer, place, count, datatype, window.0,
             )
         };
@@ -227,8 +163,8 @@ impl Mpi {
     pub fn finish(mut self) {
         // SAFETY: no communication is pending: every request has been waited for. The datatype was made by `start`.
         unsafe {
-            (self.functions.type_free)((&raw mut self.block).cast());
-            (self.functions.finalize)()
+            native::type_free((&raw mut self.block).cast());
+            native::finalize()
         };
     }
 
@@ -236,13 +172,13 @@ impl Mpi {
     pub fn abort(&self, status: c_int) {
         std::thread::sleep(LAST_WORDS);
         // SAFETY: MPI is initialized.
-        unsafe { (self.functions.abort)(self.abi.comm_world, status) };
+        unsafe { native::abort(self.abi.comm_world, status) };
     }
 
     /// MPI_Barrier over all ranks.
     pub fn barrier(&self) {
         // SAFETY: MPI is initialized.
-        unsafe { (self.functions.barrier)(self.abi.comm_world) };
+        unsafe { native::barrier(self.abi.comm_world) };
     }
 
     /// Returns when the peer has called it too; no other rank takes part.
@@ -307,7 +243,7 @@ impl Mpi {
         let (byte, world) = (self.abi.byte, self.abi.comm_world);
         // SAFETY: both buffers hold N bytes and outlive the call.
         let code = unsafe {
-            (self.functions.sendrecv)(
+            native::sendrecv(
                 mine.as_ptr().cast_mut().cast(),
                 count,
                 byte,
@@ -341,7 +277,7 @@ impl Mpi {
         let (world, status) = (self.abi.comm_world, self.abi.no_status());
         // SAFETY: as the caller says.
         unsafe {
-            (self.functions.sendrecv)(
+            native::sendrecv(
                 from, count, datatype, peer, tag, to, count, datatype, peer, tag, world, status,
             )
         };
@@ -354,7 +290,7 @@ impl Mpi {
     pub unsafe fn send(&self, address: Pointer, bytes: usize, peer: c_int, tag: c_int) {
         let (count, datatype) = self.items(bytes);
         // SAFETY: as the caller says.
-        unsafe { (self.functions.send)(address, count, datatype, peer, tag, self.abi.comm_world) };
+        unsafe { native::send(address, count, datatype, peer, tag, self.abi.comm_world) };
     }
 
     /// Blocking receive of `bytes` to an address of any memory.
@@ -365,7 +301,7 @@ impl Mpi {
         let (count, datatype) = self.items(bytes);
         // SAFETY: as the caller says.
         unsafe {
-            (self.functions.recv)(
+            native::recv(
                 address,
                 count,
                 datatype,
@@ -389,8 +325,10 @@ impl Mpi {
         tag: c_int,
         requests: &mut Requests,
     ) {
-        // SAFETY: as the caller says.
-        unsafe { self.begin(self.functions.isend, address, bytes, peer, tag, requests) };
+        let ((count, datatype), slot) = (self.items(bytes), self.next(requests));
+        let world = self.abi.comm_world;
+        // SAFETY: as the caller says; the slot has room for one request.
+        unsafe { native::isend(address, count, datatype, peer, tag, world, slot) };
     }
 
     /// Non-blocking receive.
@@ -405,8 +343,10 @@ impl Mpi {
         tag: c_int,
         requests: &mut Requests,
     ) {
-        // SAFETY: as the caller says.
-        unsafe { self.begin(self.functions.irecv, address, bytes, peer, tag, requests) };
+        let ((count, datatype), slot) = (self.items(bytes), self.next(requests));
+        let world = self.abi.comm_world;
+        // SAFETY: as the caller says; the slot has room for one request.
+        unsafe { native::irecv(address, count, datatype, peer, tag, world, slot) };
     }
 
     /// Persistent send, not started.
@@ -421,17 +361,10 @@ impl Mpi {
         tag: c_int,
         requests: &mut Requests,
     ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            self.begin(
-                self.functions.send_init,
-                address,
-                bytes,
-                peer,
-                tag,
-                requests,
-            )
-        };
+        let ((count, datatype), slot) = (self.items(bytes), self.next(requests));
+        let world = self.abi.comm_world;
+        // SAFETY: as the caller says; the slot has room for one request.
+        unsafe { native::send_init(address, count, datatype, peer, tag, world, slot) };
     }
 
     /// Persistent receive, not started.
@@ -446,48 +379,17 @@ impl Mpi {
         tag: c_int,
         requests: &mut Requests,
     ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            self.begin(
-                self.functions.recv_init,
-                address,
-                bytes,
-                peer,
-                tag,
-                requests,
-            )
-        };
-    }
-
-    /// Has one of the functions that make a request make one.
-    ///
-    /// # Safety
-    /// The memory is what the function needs until `requests` has been waited for, or freed.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "the parameters of MPI's own call"
-    )]
-    unsafe fn begin(
-        &self,
-        function: Begin,
-        address: Pointer,
-        bytes: usize,
-        peer: c_int,
-        tag: c_int,
-        requests: &mut Requests,
-    ) {
-        let slot = self.next(requests);
-        let (count, datatype) = self.items(bytes);
+        let ((count, datatype), slot) = (self.items(bytes), self.next(requests));
         let world = self.abi.comm_world;
         // SAFETY: as the caller says; the slot has room for one request.
-        unsafe { function(address, count, datatype, peer, tag, world, slot) };
+        unsafe { native::recv_init(address, count, datatype, peer, tag, world, slot) };
     }
 
     /// Starts persistent requests.
     pub fn start_all(&self, requests: &mut Requests) {
         let count = c_int::try_from(requests.count).unwrap_or(c_int::MAX);
         // SAFETY: the array holds that many persistent requests, none of them started.
-        unsafe { (self.functions.startall)(count, requests.storage.as_mut_ptr().cast()) };
+        unsafe { native::startall(count, requests.storage.as_mut_ptr().cast()) };
     }
 
     /// Waits for persistent requests, which can be started again.
@@ -504,7 +406,7 @@ impl Mpi {
             // SAFETY: the request was made by `send_init` or `recv_init`, lies within the storage, and is inactive.
             unsafe {
                 let request = requests.storage.as_mut_ptr().byte_add(offset);
-                (self.functions.request_free)(request.cast())
+                native::request_free(request.cast())
             };
         }
     }
@@ -521,7 +423,7 @@ impl Mpi {
         // SAFETY: the array holds that many requests from there on, each started and not yet waited for.
         unsafe {
             let array = requests.storage.as_mut_ptr().byte_add(offset).cast();
-            (self.functions.waitall)(
+            native::waitall(
                 c_int::try_from(count).unwrap_or(c_int::MAX),
                 array,
                 std::ptr::without_provenance_mut(self.abi.statuses_ignore),
@@ -539,7 +441,7 @@ impl Mpi {
     }
 
     /// The next place in the array of requests, which is dense in the handles of this ABI.
-    fn next(&self, requests: &mut Requests) -> Pointer {
+    fn next(&self, requests: &mut Requests) -> *mut Handle {
         assert!(
             requests.count < requests.capacity,
             "more requests than there is room for"
@@ -658,23 +560,11 @@ fn parent_of(pid: u32) -> Option<u32> {
 }
 
 fn open(path: &Path) -> Result<(), String> {
-    let Ok(name) = CString::new(path.as_os_str().as_encoded_bytes()) else {
-        return Err("a name with a NUL".into());
-    };
     // SAFETY: loading an MPI library runs its initializers, which is what they are for.
-    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    if !handle.is_null() {
-        return Ok(());
-    }
-    // SAFETY: dlerror returns null or a string that lives until the next call.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return Err("no reason given".into());
-    }
-    // SAFETY: not null, see above.
-    Err(unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned())
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+    // It stays: an MPI library does not survive being unloaded.
+    std::mem::forget(library.map_err(|error| error.to_string())?);
+    Ok(())
 }
 
 #[cfg(test)]
