@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use anabranch_engine::config::{Config, Row};
 use clap::Args;
 
+use crate::table;
+
 /// Arguments of `anabranch config`.
 #[derive(Args)]
 pub struct Arguments {
@@ -37,7 +39,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let text = if arguments.json {
         format!("{}\n", serde_json::to_string_pretty(&rows)?)
     } else {
-        table(&rows)
+        text(&rows)
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
         // The reader has seen enough, as in `anabranch config | head`.
@@ -46,7 +48,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn table(rows: &[Row]) -> String {
+fn text(rows: &[Row]) -> String {
     let shown = |text: &str| {
         if text.is_empty() {
             "-".to_owned()
@@ -68,17 +70,5 @@ fn table(rows: &[Row]) -> String {
             format!("{} [{}]", row.doc, row.accepts),
         ]);
     }
-    let width = |column: usize| {
-        lines
-            .iter()
-            .map(|line| line[column].len())
-            .max()
-            .unwrap_or(0)
-    };
-    let (name, default, effective) = (width(0), width(1), width(2));
-    let mut out = String::new();
-    for [a, b, c, meaning] in &lines {
-        out += &format!("{a:name$}  {b:default$}  {c:effective$}  {meaning}\n");
-    }
-    out + "* differs from the default\n"
+    table::text("", lines) + "* differs from the default\n"
 }

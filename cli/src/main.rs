@@ -9,6 +9,7 @@ mod exec;
 mod plan;
 mod preload;
 mod run;
+mod table;
 mod topo;
 
 use std::ffi::OsString;

@@ -1,7 +1,6 @@
 //! What plans predict for the rows, beside what messages took there.
 
 use std::ffi::OsString;
-use std::fmt::Write as _;
 
 use anabranch_engine::config::{format_size, Config};
 use anabranch_engine::engine::route;
@@ -17,6 +16,7 @@ use crate::bench::exchange::ACK_BYTES;
 use crate::bench::suite::Ask;
 use crate::bench::Kind;
 use crate::plan::{Asked, Assignment};
+use crate::table;
 use crate::topo::source::Source;
 
 /// Shorter messages are no matter of bandwidth: what calls take decides.
@@ -85,6 +85,16 @@ pub struct Predicted {
     pub error: f64,
 }
 
+impl Predicted {
+    /// Its three columns.
+    fn cells(predicted: Option<Predicted>) -> [String; 3] {
+        predicted.map_or(["-", "-", "-"].map(str::to_owned), |it| {
+            let error = format!("{:+.1}%", 100.0 * it.error);
+            [figure(it.predicted_us), figure(it.took_us), error]
+        })
+    }
+}
+
 impl Predictions {
     /// The plans for a node between whose first two GPUs messages go.
     pub fn new(source: &Source, rows: &[What], settings: &[Setting]) -> Predictions {
@@ -133,37 +143,23 @@ impl Predictions {
             let settings = results.settings.iter().enumerate();
             settings.filter(|(_, setting)| setting.preload)
         };
-        let mut title = String::new();
-        for (row, what) in results.rows.iter().enumerate() {
-            let of: Vec<_> = with()
-                .map(|(setting, _)| self.of(results, row, setting))
-                .collect();
-            if of.iter().all(Option::is_none) {
-                continue;
-            }
-            if what.title() != title {
-                title = what.title();
-                let _ = write!(text, "{title}\n{:<7}", "size");
-                for (_, setting) in with() {
-                    let _ = write!(text, " {:>10} {:>10} {:>7}", setting.name, "took", "error");
-                }
-                text.push('\n');
-            }
-            let size = format_size(what.bytes().unwrap_or(0) as u64);
-            let _ = write!(text, "{size:<7}");
-            for predicted in of {
-                let _ = match predicted {
-                    Some(it) => write!(
-                        text,
-                        " {:>10} {:>10} {:>+6.1}%",
-                        figure(it.predicted_us),
-                        figure(it.took_us),
-                        100.0 * it.error
-                    ),
-                    None => write!(text, " {:>10} {:>10} {:>7}", "-", "-", "-"),
-                };
-            }
-            text.push('\n');
+        let all = |row: usize| with().map(move |(setting, _)| self.of(results, row, setting));
+        let rows: Vec<usize> = (0..results.rows.len())
+            .filter(|row| all(*row).any(|predicted| predicted.is_some()))
+            .collect();
+        let title = |row: usize| results.rows[row].title();
+        let header = with().flat_map(|(_, setting)| [&setting.name, "took", "error"]);
+        let header = std::iter::once("size").chain(header).map(str::to_owned);
+        let header: Vec<String> = header.collect();
+        for rows in rows.chunk_by(|one, next| title(*one) == title(*next)) {
+            let line = |row: &usize| {
+                let size = format_size(results.rows[*row].bytes().unwrap_or(0) as u64);
+                let cells = all(*row).flat_map(Predicted::cells);
+                std::iter::once(size).chain(cells).collect()
+            };
+            let lines = std::iter::once(header.clone()).chain(rows.iter().map(line));
+            let alignment = format!("<{}", ">".repeat(header.len() - 1));
+            text += &format!("{}\n{}", title(rows[0]), table::text(&alignment, lines));
         }
         for (setting, of) in with() {
             let rows = 0..results.rows.len();

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use anabranch_engine::config::format_size;
 
-use super::results::Results;
+use super::results::{Cell, Results};
+use crate::table;
 
 /// What the columns mean.
 const LEGEND: &str = "\
@@ -34,14 +35,13 @@ pub fn legend(in_turns: bool) -> String {
 /// All tables.
 pub fn text(results: &Results) -> String {
     let mut text = String::new();
-    let mut title = String::new();
-    for row in 0..results.rows.len() {
-        let what = &results.rows[row];
-        if what.title() != title {
-            title = what.title();
-            let _ = write!(text, "\n== {title}\n{}", columns(results));
-        }
-        text += &line(results, row);
+    let rows: Vec<usize> = (0..results.rows.len()).collect();
+    let title = |row: usize| results.rows[row].title();
+    for rows in rows.chunk_by(|one, next| title(*one) == title(*next)) {
+        let lines = rows.iter().map(|row| line(results, *row));
+        let lines = std::iter::once(header(results)).chain(lines);
+        let table = table::text(&alignment(results), lines);
+        let _ = write!(text, "\n== {}\n{table}", title(rows[0]));
     }
     if let Some(predictions) = &results.predictions {
         text += &predictions.text(results);
@@ -49,73 +49,74 @@ pub fn text(results: &Results) -> String {
     text
 }
 
-fn columns(results: &Results) -> String {
-    let mut line = format!("{:<7}", "size");
-    for (index, setting) in results.settings.iter().enumerate() {
-        let _ = write!(line, " {:>10} {:>13}", shorten(&setting.name, 10), "spread");
-        if index != results.baseline {
-            let _ = write!(line, " {:>7} ", "ratio");
+/// How the columns are aligned: see [`table::text`].
+fn alignment(results: &Results) -> String {
+    let columns = results.settings.iter().enumerate();
+    let columns = columns.map(|(index, _)| {
+        if index == results.baseline {
+            ">>"
+        } else {
+            ">>>"
         }
-    }
-    if results.again.is_some() {
-        let _ = write!(line, " {:>6}", "floor");
-    }
-    line.trim_end().to_owned() + "\n"
+    });
+    let floor = results.again.is_some().then_some(">");
+    std::iter::once("<").chain(columns).chain(floor).collect()
 }
 
-fn line(results: &Results, row: usize) -> String {
-    let size = results.rows[row].bytes();
-    let size = size.map_or("-".into(), |bytes| format_size(bytes as u64));
-    let mut line = format!("{size:<7}");
-    let mut remarks = String::new();
+fn header(results: &Results) -> Vec<String> {
+    let mut cells = vec!["size".to_owned()];
     for (index, setting) in results.settings.iter().enumerate() {
-        let cell = &results.cells[row][index];
+        cells.extend([setting.name.clone(), "spread".to_owned()]);
+        if index != results.baseline {
+            cells.push("ratio ".to_owned());
+        }
+    }
+    cells.extend(results.again.is_some().then(|| "floor".to_owned()));
+    cells
+}
+
+fn line(results: &Results, row: usize) -> Vec<String> {
+    let size = results.rows[row].bytes();
+    let mut cells = vec![size.map_or("-".into(), |bytes| format_size(bytes as u64))];
+    let mut remarks = Vec::new();
+    for (index, setting) in results.settings.iter().enumerate() {
         let compared = results.compared(row, index);
-        match &compared {
-            Some(compared) => {
+        let (median, range) = compared
+            .as_ref()
+            .map_or(("-".into(), String::new()), |compared| {
                 let spread = &compared.spread;
                 let percent = |value: f64| (value / spread.median - 1.0) * 100.0;
                 let range = format!("{:+.1}..{:+.1}", percent(spread.min), percent(spread.max));
-                let _ = write!(line, " {:>10} {range:>13}", figure(spread.median));
-            }
-            None => {
-                let _ = write!(line, " {:>10} {:>13}", "-", "");
-            }
-        }
+                (figure(spread.median), range)
+            });
+        cells.extend([median, range]);
         if index != results.baseline {
             let ratio = compared.as_ref().and_then(|compared| compared.ratio);
             let ratio = ratio.map_or("-".into(), |ratio| format!("{ratio:.3}"));
             let worse = compared.is_some_and(|compared| compared.worse);
-            let _ = write!(line, " {ratio:>7}{}", if worse { '!' } else { ' ' });
+            cells.push(ratio + if worse { "!" } else { " " });
         }
-        if let Some(taken) = &cell.taken {
-            let _ = write!(remarks, "  [{}] {taken}", setting.name);
-        }
-        if let Some(chosen) = &cell.chosen {
-            let _ = write!(remarks, "  [{}] {chosen}", setting.name);
-        }
-        if let Some(errors) = cell.errors.filter(|errors| *errors > 0) {
-            let _ = write!(
-                remarks,
-                "  WRONG DATA in {errors} messages [{}]",
-                setting.name
-            );
-        }
-        if !cell.void.is_empty() {
-            let _ = write!(
-                remarks,
-                "  VOID [{}]: {}",
-                setting.name,
-                cell.void.join("; ")
-            );
-        }
+        remarks.extend(remarks_of(&setting.name, &results.cells[row][index]));
     }
     if results.again.is_some() {
         let floor = results.floor(row);
-        let floor = floor.map_or("-".into(), |floor| format!("{floor:.3}"));
-        let _ = write!(line, " {floor:>6}");
+        cells.push(floor.map_or("-".into(), |floor| format!("{floor:.3}")));
     }
-    line + &remarks + "\n"
+    cells.push(remarks.join("  "));
+    cells
+}
+
+/// What is told of a configuration behind its figures.
+fn remarks_of(name: &str, cell: &Cell) -> Vec<String> {
+    let taken = cell.taken.iter().map(|taken| format!("[{name}] {taken}"));
+    let chosen = cell
+        .chosen
+        .iter()
+        .map(|chosen| format!("[{name}] {chosen}"));
+    let errors = cell.errors.filter(|errors| *errors > 0);
+    let errors = errors.map(|errors| format!("WRONG DATA in {errors} messages [{name}]"));
+    let void = (!cell.void.is_empty()).then(|| format!("VOID [{name}]: {}", cell.void.join("; ")));
+    taken.chain(chosen).chain(errors).chain(void).collect()
 }
 
 /// Four digits or more.
@@ -125,10 +126,4 @@ pub fn figure(value: f64) -> String {
         _ if value >= 10.0 => format!("{value:.2}"),
         _ => format!("{value:.3}"),
     }
-}
-
-fn shorten(name: &str, width: usize) -> &str {
-    name.char_indices()
-        .nth(width)
-        .map_or(name, |(end, _)| &name[..end])
 }

@@ -7,6 +7,7 @@ use super::probe::NvLinks;
 use super::program::Mpi;
 use super::verdict::Verdict;
 use super::{Driver, Findings, Installed, Library, Node, Program};
+use crate::table;
 
 /// Rows of a label and a text, with a mark where something is wrong.
 #[derive(Default)]
@@ -42,22 +43,21 @@ pub fn render(findings: &Findings, verdict: &Verdict) -> String {
     sections.push(("the node", node(&findings.node)));
     sections.push(("the driver", driver(&findings.driver)));
     sections.push(("the verdict", conclusion(verdict)));
-    let all = sections.iter().flat_map(|(_, section)| &section.rows);
-    let width = all
-        .map(|(_, label, _)| label.chars().count())
-        .max()
-        .unwrap_or(0);
+    let rows = sections.iter().flat_map(|(_, section)| &section.rows);
+    let text = table::text(
+        "",
+        rows.map(|(is_bad, label, text)| {
+            let mark = if *is_bad { '!' } else { ' ' };
+            [format!("{mark} {label}"), text.clone()]
+        }),
+    );
+    let mut lines = text.lines();
     let mut out = String::new();
     for (title, section) in &sections {
         out += &format!("{title}\n");
-        for (is_bad, label, text) in &section.rows {
-            let mark = if *is_bad { '!' } else { ' ' };
-            // What is found may hold anything; a row stays one line.
-            let text: String = text
-                .chars()
-                .map(|letter| if letter.is_control() { '?' } else { letter })
-                .collect();
-            out += &format!("{mark} {label:width$}  {text}\n");
+        for line in lines.by_ref().take(section.rows.len()) {
+            out += line;
+            out.push('\n');
         }
     }
     out

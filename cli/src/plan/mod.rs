@@ -12,8 +12,8 @@ use anabranch_engine::plan::{
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::table;
 use crate::topo::source::{self, Source};
-use crate::topo::text::table;
 use crate::Failure;
 
 /// A kind of path.
@@ -378,7 +378,7 @@ fn render(source: &Source, asked: &Asked, plan: &Plan) -> String {
             format!("{:.1} us", path.predicted_us),
         ]);
     }
-    out += &table(&rows);
+    out += &table::text("", rows);
     let _ = writeln!(
         out,
         "\npredicted: {:.1} us, {:.1} GB/s",

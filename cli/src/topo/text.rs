@@ -7,6 +7,7 @@ use anabranch_engine::topology::pcie::Level;
 use anabranch_engine::topology::{Fabric, HopKind, Place, SegmentKind, Topology};
 
 use super::source::Source;
+use crate::table;
 
 /// All of it.
 pub fn render(source: &Source) -> String {
@@ -136,7 +137,7 @@ fn connections(topology: &Topology, places: &[Place]) -> String {
         }
         matrix.push(row);
     }
-    table(&matrix)
+    table::text("", matrix)
 }
 
 /// What is known of the PCIe tree and not in the matrix: how far apart by it those GPUs are that have NVLinks, and the links that
@@ -159,7 +160,7 @@ fn tree(topology: &Topology) -> String {
             matrix.push([from.to_string()].into_iter().chain(cells).collect());
         }
         let _ = writeln!(out, "By PCIe, NVLinks left aside");
-        out += &table(&matrix);
+        out += &table::text("", matrix);
         out.push('\n');
     }
     for (number, switch) in (0..).zip(&topology.pcie.switches) {
@@ -218,27 +219,5 @@ fn by_pair(source: &Source, places: &[Place], number: fn(&Line) -> f64) -> Strin
                 .collect(),
         );
     }
-    table(&rows)
-}
-
-/// Columns as wide as they must be.
-pub fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter()
-            .filter_map(|row| Some(row.get(column)?.len()))
-            .max()
-            .unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut out = String::new();
-    for row in rows {
-        let cells = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell:width$}"));
-        out += cells.collect::<Vec<_>>().join("  ").trim_end();
-        out.push('\n');
-    }
-    out
+    table::text("", rows)
 }
