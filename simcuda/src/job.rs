@@ -10,13 +10,17 @@
 use crate::host::Backing;
 use crate::shared::{Body, Proc, Shared, Stage, MAGIC, MAX_PROCS};
 use core::ffi::c_int;
+use rustix::fs::{flock, memfd_create, FlockOperation, MemfdFlags};
+use rustix::process::getuid;
+use rustix::thread::futex::{self, Timespec};
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
 
 /// This process's place in its node.
 pub struct Job {
@@ -143,7 +147,7 @@ impl Job {
             // Fails only where there was no lock.
             let _ = set_row_lock(self.file.as_raw_fd(), self.slot, libc::F_UNLCK);
         }
-        if flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB).is_ok() {
+        if flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = std::fs::remove_file(&self.path);
             if guard.is_ok() && self.path.parent().is_some_and(|folder| !others(folder)) {
                 let _ = std::fs::remove_file(&self.lock_path);
@@ -154,8 +158,7 @@ impl Job {
 
 /// True when this user has another node in the folder.
 fn others(folder: &Path) -> bool {
-    // SAFETY: getuid has no preconditions.
-    let prefix = format!("simcuda-{}-", unsafe { libc::getuid() });
+    let prefix = format!("simcuda-{}-", getuid().as_raw());
     let mut entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.any(|e| e.file_name().to_string_lossy().starts_with(&prefix))
 }
@@ -195,14 +198,6 @@ fn release(shared: &Shared, body: &mut Body, slot: usize) {
 /// `/dev/shm`, and where it is too small or absent, the folder for temporary files.
 fn folders() -> Vec<PathBuf> {
     vec![PathBuf::from("/dev/shm"), std::env::temp_dir()]
-}
-
-fn flock(fd: c_int, operation: c_int) -> io::Result<()> {
-    // SAFETY: plain system call on a descriptor that the caller holds.
-    if unsafe { libc::flock(fd, operation) } == 0 {
-        return Ok(());
-    }
-    Err(io::Error::last_os_error())
 }
 
 /// The byte of a row, for record locks. Those are independent of `flock`, a child that is forked has none of them, and
@@ -253,7 +248,7 @@ fn open(path: &Path) -> io::Result<File> {
 fn global_lock(path: &Path) -> io::Result<File> {
     loop {
         let file = open(path)?;
-        flock(file.as_raw_fd(), libc::LOCK_EX)?;
+        flock(&file, FlockOperation::LockExclusive)?;
         // The last process of a user removes the file: a lock on a removed one locks nobody out.
         if file.metadata()?.nlink() > 0 {
             return Ok(file);
@@ -268,15 +263,14 @@ fn join_in(
     memory_bytes: u64,
     backing: Backing,
 ) -> io::Result<Job> {
-    // SAFETY: getuid has no preconditions.
-    let uid = unsafe { libc::getuid() };
+    let uid = getuid().as_raw();
     let lock_path = folder.join(format!("simcuda-{uid}.lock"));
     let guard = global_lock(&lock_path)?;
     reclaim(folder, &format!("simcuda-{uid}-"));
     let path = folder.join(format!("simcuda-{uid}-{hash:016x}"));
     let file = open(&path)?;
     let size = core::mem::size_of::<Shared>();
-    let fresh = flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB).is_ok();
+    let fresh = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
     if fresh {
         file.set_len(0)?;
         // SAFETY: plain system call; allocates in full, so a full file system shows here and not as a SIGBUS.
@@ -286,7 +280,7 @@ fn join_in(
             return Err(io::Error::from_raw_os_error(rc));
         }
     }
-    flock(file.as_raw_fd(), libc::LOCK_SH)?;
+    flock(&file, FlockOperation::LockShared)?;
     // SAFETY: a fresh shared mapping of a file of this size.
     let shared = unsafe { map_shared(file.as_raw_fd(), 0, size) }?.cast::<Shared>();
     // SAFETY: mapped above; only this process uses a fresh file while the global lock is held.
@@ -392,11 +386,8 @@ fn reclaim(folder: &Path, prefix: &str) {
         else {
             continue;
         };
-        // SAFETY: getuid has no preconditions.
-        let own = file
-            .metadata()
-            .is_ok_and(|m| m.uid() == unsafe { libc::getuid() });
-        if own && flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB).is_ok() {
+        let own = file.metadata().is_ok_and(|m| m.uid() == getuid().as_raw());
+        if own && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -410,13 +401,8 @@ fn memory_file(bytes: u64) -> io::Result<OwnedFd> {
 
 /// An empty file in memory, closed when another program is run.
 pub fn nameless_file(name: &CStr) -> io::Result<File> {
-    // SAFETY: plain system call; the descriptor is owned from here on.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that nothing else owns.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    let file = memfd_create(name, MemfdFlags::CLOEXEC)?;
+    Ok(File::from(file))
 }
 
 /// Maps `size` bytes of `fd` for reading and writing.
@@ -501,27 +487,15 @@ pub fn stopped(pid: u32) -> bool {
 
 /// Sleeps while `word` is `seen`, at most `timeout_ns`.
 pub fn futex_wait(word: &std::sync::atomic::AtomicU32, seen: u32, timeout_ns: u64) {
-    let t = libc::timespec {
-        tv_sec: (timeout_ns / 1_000_000_000) as i64,
-        tv_nsec: (timeout_ns % 1_000_000_000) as i64,
-    };
-    // SAFETY: the word lives as long as the mapping; FUTEX_WAIT only reads it.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT,
-            seen,
-            &raw const t,
-        )
-    };
+    let timeout = Timespec::try_from(Duration::from_nanos(timeout_ns)).ok();
+    // A wake-up, a timeout and a changed value all just return.
+    let _ = futex::wait(word, futex::Flags::empty(), seen, timeout.as_ref());
 }
 
 /// Changes `word` and wakes all that sleep on it.
 pub fn futex_wake(word: &std::sync::atomic::AtomicU32) {
     word.fetch_add(1, Release);
-    // SAFETY: the word lives as long as the mapping.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, c_int::MAX) };
+    let _ = futex::wake(word, futex::Flags::empty(), c_int::MAX as u32);
 }
 
 /// Name of the simulated node this process belongs to.

@@ -333,6 +333,7 @@ fn class_of(bytes: usize) -> Option<usize> {
     bytes.max(BLOCK_MIN).checked_next_power_of_two()
 }
 
+// All by libc: MPI libraries patch its munmap and madvise, to forget what they have registered with a network.
 impl Block {
     fn map(bytes: usize) -> Option<Block> {
         let spare = if bytes < HUGE_PAGE { 0 } else { HUGE_PAGE };

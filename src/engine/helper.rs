@@ -3,12 +3,14 @@
 //! It makes no MPI call. It sleeps on this rank's doorbell, which peers ring, and works only while no thread
 //! of the program drives the engine.
 
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::setpriority_process;
+use rustix::thread::set_current_timer_slack;
 
 use crate::engine::{engine, Engine, Env};
 use crate::mpi::guard;
@@ -146,8 +148,7 @@ const PANICS_MAX: u8 = 8;
 fn run() {
     let Some(engine) = engine() else { return };
     // Sleeps of this thread end within a microsecond of their time, not 50.
-    // SAFETY: concerns this thread alone; refused, the sleeps are longer.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
+    let _ = set_current_timer_slack(NonZeroU64::new(1000));
     let home = Home::of_this_thread();
     loop {
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| serve(engine, &home))) {

@@ -29,6 +29,7 @@ pub struct Landing {
 // SAFETY: the range is plain memory owned by this value alone.
 unsafe impl Send for Landing {}
 
+// All by libc: MPI libraries patch its munmap and madvise, to forget what they have registered with a network.
 impl Landing {
     fn map(length: usize) -> Option<Landing> {
         let length = NonZeroUsize::new(length)?;

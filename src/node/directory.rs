@@ -8,6 +8,7 @@ use super::map::Mapping;
 use super::sys::{self, GuardedFd};
 use super::wait::Backoff;
 use super::{proc, NodeError, PROTOCOL_VERSION};
+use rustix::fs::{linkat, AtFlags, CWD};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -388,26 +389,9 @@ fn link(file: &OwnedFd, temporary: Option<&Path>, path: &Path) -> io::Result<()>
     if let Some(temporary) = temporary {
         return std::fs::hard_link(temporary, path);
     }
-    let c_string = |bytes: &[u8]| {
-        std::ffi::CString::new(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
-    };
-    let from = c_string(format!("/proc/self/fd/{}", file.as_raw_fd()).as_bytes())?;
-    let to = c_string(path.as_os_str().as_encoded_bytes())?;
-    // SAFETY: two C strings; open(2) gives this as the way to name an O_TMPFILE file.
-    let result = unsafe {
-        libc::linkat(
-            libc::AT_FDCWD,
-            from.as_ptr(),
-            libc::AT_FDCWD,
-            to.as_ptr(),
-            libc::AT_SYMLINK_FOLLOW,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    // open(2) gives this as the way to name an O_TMPFILE file.
+    let from = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, from, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }
 
 /// Takes a shared lock. Others hold an exclusive one only for the moment in which they remove the name.

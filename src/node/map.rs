@@ -5,6 +5,9 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
+use rustix::io::Errno;
+use rustix::mm::{madvise, mmap, munmap, Advice, MapFlags, ProtFlags};
+
 /// Has the processor bring the first cache line of something in shared memory that will soon be written,
 /// while other work is done. A line that another core has written last takes a tenth of a microsecond.
 pub(super) fn will_write<T>(object: &T) {
@@ -58,20 +61,12 @@ impl Mapping {
         }
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+            mmap(std::ptr::null_mut(), bytes, protection, flags, fd, 0)
+        }?;
         // SAFETY: the range was just mapped; failing only means larger core dumps.
-        unsafe { libc::madvise(address, bytes, libc::MADV_DONTDUMP) };
+        let _ = unsafe { madvise(address, bytes, Advice::LinuxDontDump) };
         let base = NonNull::new(address.cast())
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         Ok(Self { base, bytes })
@@ -115,15 +110,14 @@ impl Mapping {
         };
         let bytes = length + (offset - start);
         // SAFETY: the range lies within our mapping; populating changes no contents.
-        let result =
-            unsafe { libc::madvise(address.as_ptr().cast(), bytes, libc::MADV_POPULATE_READ) };
-        result == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+        let result = unsafe { madvise(address.as_ptr().cast(), bytes, Advice::LinuxPopulateRead) };
+        matches!(result, Ok(()) | Err(Errno::INVAL))
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range is ours, and every reference into it borrows self.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

@@ -2,20 +2,17 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU64;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
+
+use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::rand::GetRandomFlags;
+use rustix::thread::futex;
 
 /// File descriptors below this number stay the program's.
 pub const FD_MINIMUM: RawFd = 500;
-
-fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
-}
 
 /// Identifies an open file, whatever happens to the number of its file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,10 +45,9 @@ pub struct FileStat {
 
 /// `fstat` by number: for file descriptors that the program may have closed behind our back.
 pub fn file_stat(fd: RawFd) -> io::Result<FileStat> {
-    // SAFETY: all-zero is a valid libc::stat (plain integers).
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is writable and of the type that fstat fills; a bad number is an error, not UB.
-    checked(unsafe { libc::fstat(fd, &raw mut stat) })?;
+    // SAFETY: for fstat only, which reports a number that stands for no file as an error.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let stat = rustix::fs::fstat(fd)?;
     Ok(FileStat {
         identity: FileIdentity {
             device: stat.st_dev,
@@ -76,13 +72,8 @@ impl GuardedFd {
     /// Takes `fd` over, moved to a number of at least `minimum` if there is one free.
     pub fn new(fd: OwnedFd, minimum: RawFd) -> io::Result<Self> {
         let identity = file_stat(fd.as_raw_fd())?.identity;
-        // SAFETY: F_DUPFD_CLOEXEC on a file descriptor that we own.
-        let high = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, minimum) };
-        let number = if high >= 0 {
-            high
-        } else {
-            std::os::fd::IntoRawFd::into_raw_fd(fd)
-        };
+        let high = rustix::io::fcntl_dupfd_cloexec(&fd, minimum);
+        let number = high.unwrap_or(fd).into_raw_fd();
         Ok(Self { number, identity })
     }
 
@@ -117,18 +108,11 @@ impl Drop for GuardedFd {
 
 /// A sealable, close-on-exec memfd.
 pub fn memfd(name: &CStr) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // From Linux 6.3 on: not executable; older kernels refuse the flag.
-    const MFD_NOEXEC_SEAL: libc::c_uint = 0x8;
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: `name` is a C string; the call has no other precondition.
-    let mut fd = unsafe { libc::memfd_create(name.as_ptr(), flags | MFD_NOEXEC_SEAL) };
-    if fd < 0 {
-        // SAFETY: as above.
-        fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-    }
-    let fd = checked(fd)?;
-    // SAFETY: a fresh file descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| rustix::fs::memfd_create(name, flags));
+    Ok(fd?)
 }
 
 /// Allocates `length` bytes from `offset` on, so that touching them cannot raise SIGBUS. Sizes in bytes.
@@ -149,37 +133,33 @@ pub fn allocate(fd: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<()> 
 
 /// Forbids the file to shrink, to grow, and to be sealed otherwise.
 pub fn seal_size(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: F_ADD_SEALS with integer flags on an open file descriptor.
-    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(drop)
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    Ok(rustix::fs::fcntl_add_seals(fd, seals)?)
 }
 
 /// True if the file can never shrink below what a mapping of it covers.
 pub fn is_shrink_sealed(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: F_GET_SEALS on an open file descriptor; files without seals give an error.
-    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+    // Files without seals give an error.
+    rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
 
 /// `flock`, never blocking. True if the lock was had, false if others hold it.
 pub fn try_lock(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
-    let kind = if exclusive {
-        libc::LOCK_EX
-    } else {
-        libc::LOCK_SH
+    let how = match exclusive {
+        true => FlockOperation::NonBlockingLockExclusive,
+        false => FlockOperation::NonBlockingLockShared,
     };
-    // SAFETY: flock on an open file descriptor.
-    match checked(unsafe { libc::flock(fd.as_raw_fd(), kind | libc::LOCK_NB) }) {
-        Ok(_) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
-        Err(error) => Err(error),
+    match rustix::fs::flock(fd, how) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Gives the `flock` back.
 pub fn unlock(fd: BorrowedFd<'_>) {
-    // SAFETY: flock on an open file descriptor; giving back what is not held is no error.
-    unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_UN) };
+    // Giving back what is not held is no error.
+    let _ = rustix::fs::flock(fd, FlockOperation::Unlock);
 }
 
 /// Pid of the process at the other end of a Unix socket, as it was when the socket was made.
@@ -187,15 +167,12 @@ pub fn socket_peer(fd: RawFd) -> Option<u32> {
     // SAFETY: all-zero is a valid ucred (plain integers).
     let mut peer: libc::ucred = unsafe { std::mem::zeroed() };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    // By libc: rustix takes a pid for one that is not 0, but that is how a process of another namespace is told.
     // SAFETY: the buffer and its length belong together; a number that is no socket gives an error.
     let result = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut length,
-        )
+        let option = libc::SO_PEERCRED;
+        let to = (&raw mut peer).cast();
+        libc::getsockopt(fd, libc::SOL_SOCKET, option, to, &raw mut length)
     };
     (result == 0)
         .then(|| u32::try_from(peer.pid).ok())
@@ -205,23 +182,15 @@ pub fn socket_peer(fd: RawFd) -> Option<u32> {
 
 /// Effective user id.
 pub fn user() -> u32 {
-    // SAFETY: geteuid has no preconditions.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// 64 random bits from the kernel; before its pool is ready, bits from the clock and the pid.
 pub fn random_u64() -> u64 {
-    let mut value = 0_u64;
-    // SAFETY: the buffer is 8 writable bytes.
-    let got = unsafe {
-        libc::getrandom(
-            (&raw mut value).cast(),
-            size_of::<u64>(),
-            libc::GRND_NONBLOCK,
-        )
-    };
-    if got == 8 {
-        return value;
+    let mut bytes = [0; size_of::<u64>()];
+    let got = rustix::rand::getrandom(&mut bytes, GetRandomFlags::NONBLOCK);
+    if got == Ok(bytes.len()) {
+        return u64::from_ne_bytes(bytes);
     }
     let clock = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
@@ -229,35 +198,31 @@ pub fn random_u64() -> u64 {
     clock.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40)
 }
 
-/// The high half of a word, as the system is to see it.
-fn high_half(word: &AtomicU64) -> *const u32 {
-    let first: *const u32 = word.as_ptr().cast_const().cast();
-    first.wrapping_add(usize::from(cfg!(target_endian = "little")))
+/// The high half of a word, for the system, which compares it and sleeps.
+fn high_half(word: &AtomicU64) -> &AtomicU32 {
+    let first: *mut u32 = word.as_ptr().cast();
+    let high = first.wrapping_add(usize::from(cfg!(target_endian = "little")));
+    // SAFETY: a half of the word, aligned, which lives as long. Only the system reads it, and not as part of
+    // this program's memory model.
+    unsafe { AtomicU32::from_ptr(high) }
 }
 
 /// Sleeps while the high half of `*word` is `seen`, at most `timeout`. The word may lie in memory shared
 /// between processes.
 pub fn futex_wait_high(word: &AtomicU64, seen: u32, timeout: Duration) {
-    let timeout = libc::timespec {
-        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
-    };
-    // SAFETY: the word outlives the call; a wake-up, a timeout and a changed value all just return.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            high_half(word),
-            libc::FUTEX_WAIT,
-            seen,
-            &raw const timeout,
-        )
-    };
+    let timeout = futex::Timespec::try_from(timeout).ok();
+    // A wake-up, a timeout and a changed value all just return.
+    let _ = futex::wait(
+        high_half(word),
+        futex::Flags::empty(),
+        seen,
+        timeout.as_ref(),
+    );
 }
 
 /// Wakes everyone who sleeps on the high half of the word, in any process.
 pub fn futex_wake_high(word: &AtomicU64) {
-    // SAFETY: the word is mapped; waking changes no memory.
-    unsafe { libc::syscall(libc::SYS_futex, high_half(word), libc::FUTEX_WAKE, i32::MAX) };
+    let _ = futex::wake(high_half(word), futex::Flags::empty(), i32::MAX as u32);
 }
 
 /// Bytes of this process's own memory, or `None` if no readable memory is mapped there.

@@ -1,6 +1,5 @@
 //! What of the machine, or of the container around it, decides whether ranks can share memory.
 
-use std::ffi::CString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -109,13 +108,8 @@ fn container() -> Option<&'static str> {
 
 /// Size and free bytes of the file system at a path.
 fn space(path: &str) -> Result<(u64, u64), String> {
-    let name = CString::new(path).map_err(|error| error.to_string())?;
-    // SAFETY: statvfs is plain data for which zero is a valid value.
-    let mut about: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a NUL-terminated name and a live local.
-    if unsafe { libc::statvfs(name.as_ptr(), &raw mut about) } != 0 {
-        return Err(format!("{path}: {}", std::io::Error::last_os_error()));
-    }
+    let about = rustix::fs::statvfs(path);
+    let about = about.map_err(|error| format!("{path}: {}", std::io::Error::from(error)))?;
     let bytes = |blocks: u64| blocks.saturating_mul(about.f_frsize);
     Ok((bytes(about.f_blocks), bytes(about.f_bavail)))
 }
@@ -140,13 +134,7 @@ fn usable(folder: &Path, free: u64) -> Result<(), String> {
 }
 
 fn memlock() -> Option<u64> {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: the result is a live local.
-    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }
 
 /// The option of the last file system that was mounted on /proc, unless it is the default.

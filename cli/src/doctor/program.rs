@@ -1,6 +1,6 @@
 //! The program that is to run: whether the library can be preloaded onto it, and which MPI it uses.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -292,10 +292,7 @@ fn locate(name: &OsStr) -> Result<PathBuf, String> {
 }
 
 fn is_executable(path: &Path) -> bool {
-    CString::new(path.as_os_str().as_bytes()).is_ok_and(|name| {
-        // SAFETY: a NUL-terminated name.
-        unsafe { libc::access(name.as_ptr(), libc::X_OK) == 0 }
-    })
+    rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
 /// What the first line of a file says of who runs it.
@@ -351,8 +348,9 @@ fn privileges(file: &Path) -> Privileges {
     let Ok(meta) = std::fs::metadata(file) else {
         return Privileges::None;
     };
-    // SAFETY: these take nothing and cannot fail.
-    let (user, group, effective) = unsafe { (libc::getuid(), libc::getgid(), libc::geteuid()) };
+    let user = rustix::process::getuid().as_raw();
+    let effective = rustix::process::geteuid().as_raw();
+    let group = rustix::process::getgid().as_raw();
     let mut gained = Vec::new();
     let mut ineffective = Vec::new();
     let ignored = ignores_privileges(file);
@@ -387,32 +385,17 @@ fn privileges(file: &Path) -> Privileges {
 }
 
 fn ignores_privileges(file: &Path) -> Option<&'static str> {
-    // SAFETY: plain numbers.
-    if unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1 {
+    if rustix::thread::no_new_privs().unwrap_or(false) {
         return Some("here (no_new_privs)");
     }
-    let name = CString::new(file.as_os_str().as_bytes()).ok()?;
-    // SAFETY: statvfs is plain data for which zero is a valid value.
-    let mut about: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a NUL-terminated name and a live local.
-    let known = unsafe { libc::statvfs(name.as_ptr(), &raw mut about) } == 0;
-    (known && about.f_flag & libc::ST_NOSUID != 0).then_some("on its file system (nosuid)")
+    let about = rustix::fs::statvfs(file).ok()?;
+    let is_nosuid = about.f_flag.contains(rustix::fs::StatVfsMountFlags::NOSUID);
+    is_nosuid.then_some("on its file system (nosuid)")
 }
 
 fn has_capabilities(file: &Path) -> bool {
-    let Ok(name) = CString::new(file.as_os_str().as_bytes()) else {
-        return false;
-    };
-    // SAFETY: NUL-terminated names; with a size of 0 nothing is written.
-    let size = unsafe {
-        libc::getxattr(
-            name.as_ptr(),
-            c"security.capability".as_ptr(),
-            std::ptr::null_mut(),
-            0,
-        )
-    };
-    size > 0
+    // Without room, the length alone is told.
+    rustix::fs::getxattr(file, "security.capability", &mut [0; 0]).is_ok_and(|length| length > 0)
 }
 
 /// The MPI library that a library is, if it is one. Bindings for other languages have names like it, but not its functions.

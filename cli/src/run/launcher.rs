@@ -201,8 +201,7 @@ impl Launcher {
                 command.arg("--oversubscribe");
             }
         }
-        // SAFETY: geteuid has no precondition.
-        if unsafe { libc::geteuid() } == 0 {
+        if rustix::process::geteuid().is_root() {
             // Version 5 asks for both: mpirun reads the one, the prterun that it becomes the other.
             for prefix in ["OMPI", "PRTE"] {
                 command.env(format!("{prefix}_ALLOW_RUN_AS_ROOT"), "1");
