@@ -285,6 +285,59 @@ fn segments_written_over() {
     });
 }
 
+/// A message that is sent eagerly is complete at its sender. Whatever somebody then writes to its slot, nothing is
+/// read of the buffer, which is the program's again: the message arrives as it was sent, or is lost.
+#[test]
+fn a_slot_that_asks_for_what_is_sent() {
+    needs_simulator("a segment that is written over");
+    on("mpich", |mpi| {
+        for (state, came) in [
+            (SlotState::Posted, None),
+            (SlotState::Claimed, None),
+            (SlotState::WantHost, None),
+            (SlotState::WantGpu, None),
+            (SlotState::Free, Some(0)),
+            (SlotState::Eager, Some(1)),
+        ] {
+            let job = job(mpi, 2, "traffic")
+                .args(&["again"])
+                .env("BYTES", "1500")
+                .limit_seconds(120);
+            let (sent, written) = (job.folder().join("sent"), job.folder().join("written"));
+            let (outcome, found) = disturbed(job, |ranks| {
+                let segment = ranks[0].segment()?;
+                let deadline = Instant::now() + PATIENCE;
+                while Instant::now() < deadline {
+                    for slot in (0..segment.slot_count()).filter(|_| sent.exists()) {
+                        let at = segment.slot_at(slot);
+                        if segment.read::<1>(at) == [SlotState::Eager as u8] {
+                            segment.write(at, &[state as u8]);
+                            // The helper looks at it meanwhile.
+                            thread::sleep(Duration::from_millis(200));
+                            std::fs::write(&written, "").ok()?;
+                            return Some(());
+                        }
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                }
+                None
+            });
+            assert!(
+                found.flatten().is_some(),
+                "{state:?}: not written\n{outcome}"
+            );
+            assert_eq!(outcome.finished.code, Some(0), "{state:?}\n{outcome}");
+            assert_eq!(outcome.stats().total("panics"), 0, "{state:?}\n{outcome}");
+            let said = |came: u32| format!("rank 1: {came} came, {} errors", 1 - came);
+            let is_said = |came| outcome.finished.stdout.contains(&said(came));
+            match came {
+                Some(came) => assert!(is_said(came), "{state:?}\n{outcome}"),
+                None => assert!(is_said(0) || is_said(1), "{state:?}\n{outcome}"),
+            }
+        }
+    });
+}
+
 /// Writes into a slot of a rank's what its next message would be, which it does not send. False where the message before that
 /// was not seen to be over.
 fn forge_next(segment: &Segment, last: u64) -> bool {
@@ -311,7 +364,7 @@ fn forge_next(segment: &Segment, last: u64) -> bool {
 /// A message that is fetched as its sender's slot says that it is there, and that its sender never sends, as somebody else has written
 /// that: the receive ends in an error when another message comes, or when the sender has died.
 #[test]
-fn a_message_that_is_foreseen_and_never_sent() {
+fn a_message_that_is_matched_early_and_never_sent() {
     needs_simulator("a segment that is written over");
     on("openmpi", |mpi| {
         for (then, counted) in [("send", "corrupt"), ("kill", "dead_peers")] {

@@ -9,6 +9,8 @@
 //                          what rank 0 does in driver calls while it sends the last one
 //   traffic forged THEN    messages to rank 1, until it has claimed one that somebody else has written to rank 0's slot: then rank 0
 //                          sends two more (THEN is send), or dies (kill)
+//   traffic again          a message that is sent eagerly: then there is a file $SCRATCH/sent, and when there is a file
+//                          $SCRATCH/written, it is received
 //
 // With $BYTES all messages are as long, between plain device buffers; with $WINDOW so many of them are under way each way.
 // Ranks beyond the first two use their device once and send nothing from then on.
@@ -228,6 +230,41 @@ static void forged(const char *then) {
     _exit(0);
 }
 
+// The message is complete at rank 0, which uses its buffer for something else. Somebody then writes to its slot.
+static void again(void) {
+    char path[512];
+    int came = 0;
+    MPI_Request r;
+    buf out = block(0, fixed_bytes), in = block(0, fixed_bytes);
+    *(void **)&counter = dlsym(RTLD_DEFAULT, "anabranch_counter");
+    CHECK(fixed_bytes && counter, "a length and the library");
+    // From here on both are known to use devices.
+    for (int i = 0; i < 3; i++)
+        OK(MPI_Sendrecv(out.p, out.bytes, MPI_BYTE, peer, 3, in.p, in.bytes, MPI_BYTE, peer, 3, comm, MPI_STATUS_IGNORE));
+    snprintf(path, sizeof path, "%s/written", getenv("SCRATCH"));
+    if (me == 0) {
+        buf_fill(out, 3000);
+        OK(MPI_Send(out.p, out.bytes, MPI_BYTE, peer, 2, comm));
+        CHECK(counter("sends_eager") > 0, "it is not sent eagerly");
+        buf_fill(out, 4000);
+        char sent[512];
+        snprintf(sent, sizeof sent, "%s/sent", getenv("SCRATCH"));
+        FILE *file = fopen(sent, "w");
+        CHECK(file && !fclose(file), "%s", sent);
+    }
+    while (access(path, R_OK)) usleep(1000);
+    if (me == 1) {
+        buf_fill(in, 1);
+        if (!note(MPI_Irecv(in.p, in.bytes, MPI_BYTE, peer, 2, comm, &r), "MPI_Irecv") && !note(MPI_Wait(&r, MPI_STATUS_IGNORE), "MPI_Wait")) {
+            BYTES_CHECK(DEVICE, in.p, in.bytes, 3000);
+            came = 1;
+        }
+        printf("rank 1: %d came, %d errors\n", came, errors);
+        fflush(stdout);
+    }
+    OK(MPI_Barrier(MPI_COMM_WORLD));
+}
+
 // A rank beyond the first two: the library learns of its device.
 static void use_device(void) {
     buf out = block(0, 100000), in = block(0, 100000);
@@ -260,7 +297,8 @@ int main(int argc, char **argv) {
     OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
     int tolerant = !strcmp(mode, "tolerant"), survives = !strcmp(mode, "survivor");
     int outlived = !strcmp(mode, "outlived"), in_turns = !strcmp(mode, "turns"), is_forged = !strcmp(mode, "forged");
-    if (tolerant || survives || outlived || in_turns || is_forged) {
+    int is_again = !strcmp(mode, "again");
+    if (tolerant || survives || outlived || in_turns || is_forged || is_again) {
         OK(MPI_Comm_create_errhandler(on_error, &handler));
         OK(MPI_Comm_set_errhandler(comm, handler));
         OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
@@ -273,6 +311,10 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(mode, "endless")) for (uint64_t i = 0;; i++) one_round(i, 0);
     if (in_turns) turns(argc > 2 ? argv[2] : "");
+    if (is_again) {
+        again();
+        return finish(1);
+    }
     if (is_forged) {
         forged(argc > 2 ? argv[2] : "");
         return finish(1);

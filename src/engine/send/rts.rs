@@ -534,6 +534,8 @@ impl Core {
         if out.eager_send.is_some() && matches!(state, Ok(SlotState::Claimed | SlotState::Done)) {
             self.taken_at = Some(Instant::now());
         }
+        // The program has its buffer back: nobody is served from it, whatever somebody has written to the slot.
+        let is_over = send.life.is_over();
         let step = match (state, &mut out.eager_send) {
             // The receiver has all that it needs.
             (Ok(SlotState::Eager), Some(eager_send)) if eager_send.is_in_ring() => {
@@ -542,6 +544,7 @@ impl Core {
                     ..Advance::default()
                 }
             }
+            (Ok(SlotState::Claimed), _) if is_over => return Advance::default(),
             // The receiver reads the buffer itself, and may leave some of it to this rank.
             (Ok(SlotState::Claimed), _) => {
                 if send.life.is_offered() {
@@ -572,13 +575,15 @@ impl Core {
             }
             (Ok(SlotState::WantHost), Some(eager_send)) => {
                 eager_send.is_asked_for = true;
-                send.life.reach(life::State::Moving(Protocol::HostPipeline));
+                if !is_over {
+                    send.life.reach(life::State::Moving(Protocol::HostPipeline));
+                }
                 if eager_send.is_in_ring() && ring.is_filled_to(1) {
                     return Advance::default();
                 }
                 eager_send.poll(&mut self.gpu, own, &ring)
             }
-            (Ok(state @ (SlotState::WantGpu | SlotState::WantHost)), _) => {
+            (Ok(state @ (SlotState::WantGpu | SlotState::WantHost)), _) if !is_over => {
                 let wants_gpu = state == SlotState::WantGpu;
                 send.life.reach(life::State::Moving(match wants_gpu {
                     true => Protocol::GpuPipeline,
@@ -599,8 +604,8 @@ impl Core {
                 return self.close_send(env, id, false)
             }
             (Ok(SlotState::Failed), _) => return self.close_send(env, id, true),
-            (Ok(SlotState::Free | SlotState::Eager) | Err(_), _) => {
-                // Only this rank sets these states, and it has not.
+            _ => {
+                // Only this rank sets these states, and it has not; or the receiver wants what it has got.
                 if out.failures != u32::MAX {
                     out.failures = u32::MAX;
                     let why = "its slot was written over";
