@@ -18,13 +18,13 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     /// Gets from a peer's memory, and copies inside a device.
-    Pull,
+    Get,
     /// Puts into a peer's memory.
-    Push,
+    Put,
     /// From the device to the host.
     DeviceToHost,
     /// Gets out of staging memory on another GPU. They do not wait behind copies from the peer itself.
-    PullStaged,
+    GetStaged,
     /// From the host to the device.
     HostToDevice,
 }
@@ -32,10 +32,10 @@ pub enum Purpose {
 impl Purpose {
     const COUNT: usize = 5;
     const ALL: [Purpose; Self::COUNT] = [
-        Purpose::Pull,
-        Purpose::Push,
+        Purpose::Get,
+        Purpose::Put,
         Purpose::DeviceToHost,
-        Purpose::PullStaged,
+        Purpose::GetStaged,
         Purpose::HostToDevice,
     ];
 
@@ -48,7 +48,7 @@ impl Purpose {
             // behind it waiting. So four lanes of one purpose do not get into each other's way. With one
             // other stream between them, the lanes of the first three relays do not wait for what is read
             // from the first rank itself. See `docs/decisions/four-streams-a-purpose.md`.
-            Purpose::Pull | Purpose::Push | Purpose::PullStaged => 4,
+            Purpose::Get | Purpose::Put | Purpose::GetStaged => 4,
             Purpose::DeviceToHost | Purpose::HostToDevice => 1,
         }
     }
@@ -74,7 +74,7 @@ struct Joined {
 
 impl ContextLanes {
     fn lane(&mut self, purpose: Purpose, affinity: u64) -> &Arc<Queue> {
-        if purpose == Purpose::Pull {
+        if purpose == Purpose::Get {
             self.joined.retain(|row| !row.lane.has_finished(row.last));
             if let Some(at) = self.joined_at(affinity) {
                 return &self.joined[at].lane;
@@ -86,7 +86,7 @@ impl ContextLanes {
 
     /// A copy was queued or launched on the lane of this affinity.
     fn note_last(&mut self, purpose: Purpose, affinity: u64, copy: &InFlight) {
-        let joined = (purpose == Purpose::Pull).then(|| self.joined_at(affinity));
+        let joined = (purpose == Purpose::Get).then(|| self.joined_at(affinity));
         if let Some(at) = joined.flatten() {
             self.joined[at].last = copy.number();
         }
@@ -98,11 +98,11 @@ impl ContextLanes {
 
     /// Has the gets from a peer follow those from others that are not known to be done, on the lane of these.
     fn follow_others(&mut self, affinity: u64) {
-        let own = Arc::clone(self.lane(Purpose::Pull, affinity));
+        let own = Arc::clone(self.lane(Purpose::Get, affinity));
         if own.load() > 0 {
             return;
         }
-        let mut lanes = self.lanes[Purpose::Pull as usize].iter();
+        let mut lanes = self.lanes[Purpose::Get as usize].iter();
         if let Some(lane) = lanes.find(|lane| lane.load() > 0) {
             self.joined.push(Joined {
                 affinity,
@@ -114,7 +114,7 @@ impl ContextLanes {
 
     /// The lane that copies for this lane should join, if nothing else is under way on it.
     fn gathering(&self, own: &Arc<Queue>, bytes: u64) -> Option<Arc<Queue>> {
-        let lanes = self.lanes[Purpose::Pull as usize].iter();
+        let lanes = self.lanes[Purpose::Get as usize].iter();
         let mut others = lanes.filter(|lane| !Arc::ptr_eq(lane, own));
         let lane = others.find(|lane| lane.gathered(0).is_some_and(|all| all.takes(bytes)))?;
         (own.load() == 0).then(|| Arc::clone(lane))
@@ -170,7 +170,7 @@ impl Lanes {
         let is_first = self.fresh.is_empty();
         let lanes = self.find_or_open(key)?;
         let own = Arc::clone(lanes.lane(purpose, affinity));
-        let others = (purpose == Purpose::Pull && !is_first)
+        let others = (purpose == Purpose::Get && !is_first)
             .then(|| lanes.gathering(&own, copy.bytes()))
             .flatten();
         if let Some(lane) = others {
@@ -219,7 +219,7 @@ impl Lanes {
         let mut fresh = self.fresh.iter();
         let first = Gathered::default();
         let all = fresh.try_fold(first, |all, (purpose, lane)| {
-            let lane = (*purpose == Purpose::Pull).then(|| lane.gathered(behind))??;
+            let lane = (*purpose == Purpose::Get).then(|| lane.gathered(behind))??;
             Some(Gathered {
                 count: all.count + lane.count,
                 longest: all.longest.max(lane.longest),

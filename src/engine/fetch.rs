@@ -866,7 +866,7 @@ impl Fetch {
         }
         let copies = match std::mem::replace(&mut self.path, Path::Nothing) {
             Path::Get(copy) => vec![copy],
-            Path::Pipeline(draw) => draw.into_copies(),
+            Path::Pipeline(receive) => receive.into_copies(),
             Path::Draining(copies, _) => copies,
             // These have no copies in flight, or are drained.
             Path::Nothing

@@ -351,7 +351,7 @@ impl Gpu {
         copy: Copy,
         mapping: Option<Arc<Mapping>>,
     ) -> Result<InFlight> {
-        self.queue_on(context, Purpose::Pull, u64::from(peer), copy, mapping)
+        self.queue_on(context, Purpose::Get, u64::from(peer), copy, mapping)
     }
 
     /// Queues a copy between pinned and device memory; [`Gpu::launch`] starts it together with others.

@@ -76,7 +76,7 @@ impl Piece {
                     src: from,
                     bytes,
                 };
-                let copy = gpu.queue_on(context, Purpose::Push, FILL_LANE, copy, None)?;
+                let copy = gpu.queue_on(context, Purpose::Put, FILL_LANE, copy, None)?;
                 Ok((copy, bytes as u32))
             }
         }

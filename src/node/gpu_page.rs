@@ -172,7 +172,7 @@ impl Segment {
     }
 
     /// Sends an RTR for a receive. `None` if the line for its stream is in use.
-    pub fn invite(&self, waiting: &Waiting, target: &Target) -> Option<RtrId> {
+    pub fn open_rtr(&self, waiting: &Waiting, target: &Target) -> Option<RtrId> {
         let line = waiting.line();
         let rtr = self.gpu_page()?.rtr(line)?;
         if !rtr.is_free() {

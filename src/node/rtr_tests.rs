@@ -85,7 +85,7 @@ fn the_beginning_of_a_message_may_be_left_out() {
 #[test]
 fn a_sender_finds_what_it_expects_and_nothing_else() {
     let line = line();
-    assert!(line.find(&expected()).is_none(), "nobody is invited");
+    assert!(line.find(&expected()).is_none(), "no RTR is open");
     line.open(8, &WAITING, &target());
     assert_eq!(line.find(&expected()), Some((8, WAITING)));
     assert_eq!(line.target(&WAITING), Ok(target()));

@@ -100,7 +100,7 @@ const TOLD: &[(&str, Counter)] = &[
     ("graphs that failed", Counter::GraphsFailed),
     ("staging on a GPU refused", Counter::StagingRefused),
     ("staging on a GPU given back", Counter::RelaysReturned),
-    ("senders invited to write", Counter::RtrsSent),
+    ("RTRs sent", Counter::RtrsSent),
     ("written before matched", Counter::PutEarlyReceives),
     ("claimed ahead of RTSs", Counter::MatchedEarly),
     ("launches held for more", Counter::LaunchesHeld),

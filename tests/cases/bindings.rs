@@ -81,9 +81,9 @@ fn mpi4py_on_device_buffers() {
         stats.check_complete();
         // Of each rank one to itself, and fourteen of each of five sizes.
         assert_eq!(stats.total("sends_device"), 2 * (1 + 5 * 14), "{outcome}");
-        // Of eight of the same all but three: see `invite::exchanges`.
-        let invited = stats.total("receives_put_early");
-        assert!(invited >= 2 * 5 * 5, "{outcome}");
+        // Of eight of the same all but three: see `rtr::exchanges`.
+        let early = stats.total("receives_put_early");
+        assert!(early >= 2 * 5 * 5, "{outcome}");
         assert_eq!(stats.total("sends_bcopy"), 0, "{outcome}");
         assert!(stats.total("receives_direct") > 0, "{outcome}");
     });

@@ -111,13 +111,10 @@ fn counts(mpi: &Mpi) {
 }
 
 #[test]
-fn counts_on_openmpi() {
-    on("openmpi", counts);
-}
-
-#[test]
-fn counts_on_mpich5() {
-    on("mpich5", counts);
+fn counts_of_each_configuration() {
+    for name in some(&["mpich5", "openmpi"], 1) {
+        on(name, counts);
+    }
 }
 
 /// What users measure first: a launch for each benchmark, its first messages among those that count,
@@ -177,13 +174,10 @@ fn first(mpi: &Mpi) {
 }
 
 #[test]
-fn first_on_openmpi5() {
-    on("openmpi5", first);
-}
-
-#[test]
-fn first_on_mpich() {
-    on("mpich", first);
+fn suite_of_first_runs() {
+    for name in some(&["openmpi5", "mpich"], 1) {
+        on(name, first);
+    }
 }
 
 /// In turns within one launch the messages of each configuration go its way: those that the library counts are its own turns', and
@@ -416,7 +410,7 @@ fn short_windows_in_one_launch() {
                 ("ring --np 2 --sizes 1M --windows 4", true),
                 ("all-to-all --np 4 --sizes 1280K --windows 4", false),
             ] {
-                let arguments = format!("--benches {bench} --iterations 200 --rounds 1");
+                let arguments = format!("--benches {bench} --iterations 60 --rounds 1");
                 let arguments: Vec<&str> = arguments.split(' ').collect();
                 let (finished, json, _) =
                     compare(mpi, &[&arguments[..], &["--configs", "anabranch"]].concat());

@@ -1,6 +1,8 @@
 //! Every message arrives whole, where and in the order in which MPI says.
 
-use crate::support::{self, anabranch, job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
+use crate::support::{
+    self, anabranch, is_long, job, on, on_every_mpi, over_an_mpi_that_knows_cuda, some,
+};
 use anabranch_tests::{
     cannot_be_made_here, needs_simulator, on_real_gpus, program, solver, Job, Outcome,
 };
@@ -447,6 +449,9 @@ fn memory_kinds(mpi: &Mpi) {
     // What the program has mapped itself is mapped once more.
     held_by_program(&run("held_by_program"), false);
     complete(job(mpi, 2, "memory_kinds"));
+    if !is_long() && mpi.family != Family::OpenMpi4 {
+        return;
+    }
     let shared = complete(job(mpi, 2, "memory_kinds").env("GPUS", "1"));
     // Ranks that share a GPU take its memory for messages of 16 MiB and more only.
     let by_path = |path: &str| shared.stats().total(&format!("receives_{path}_pipeline"));
@@ -459,7 +464,7 @@ fn memory_kinds(mpi: &Mpi) {
 #[test]
 fn mapped_memory_is_read_where_it_is() {
     const MESSAGES: u64 = 24;
-    for (name, ranks) in [("openmpi", 2), ("mpich5", 4)] {
+    for (name, ranks) in some(&[("mpich5", 4), ("openmpi", 2)], 1) {
         on(name, |mpi| {
             let run = |case: &str, vmm: &str, files: &str| {
                 let outcome = job(mpi, ranks, "memory_kinds")
@@ -570,7 +575,7 @@ fn chunks_that_the_driver_refuses() {
 /// where there is none.
 #[test]
 fn windows_of_what_cannot_be_exported() {
-    for (name, ranks) in [("mpich", 2), ("openmpi5", 4), ("mpich5", 2)] {
+    for (name, ranks) in some(&[("mpich", 2), ("mpich5", 2), ("openmpi5", 4)], 1) {
         on(name, |mpi| {
             for (option, value) in [
                 ("ANABRANCH_RELAY_STAGING", "64M"),

@@ -1,7 +1,7 @@
 //! Long messages over several paths: what arrives is right whatever fails, every byte is counted on its path, staging
 //! that is too small for all holds nobody up, and it is faster.
 
-use crate::driven::launches;
+use crate::one_owner::launches;
 use crate::support::{job, model, model_of_this_machine, on, some, troubles};
 use anabranch_tests::{built, needs_simulator, on_real_gpus, scratch_folder, Job, Outcome};
 use std::collections::BTreeSet;
@@ -760,18 +760,18 @@ fn single_messages_are_split_where_that_gains_enough() {
             command.env("ANABRANCH_MODEL", model("hgx-h200"));
             let text = counters_of(command);
             let of = |name| counter(&text, name);
-            let [split, invited] = ["multipath_host_bytes", "written before matched"].map(of);
-            (split > 0, invited > 8, text)
+            let [split, early] = ["multipath_host_bytes", "written before matched"].map(of);
+            (split > 0, early > 8, text)
         };
-        for (size, paths, is_split, is_invited) in [
+        for (size, paths, is_split, is_early) in [
             ("32M", "direct,host", false, true),
             ("96M", "direct,host", true, true),
             ("96M", "direct", false, true),
         ] {
-            let (split, invited, text) = counted(size, paths);
+            let (split, early, text) = counted(size, paths);
             assert_eq!(
-                (split, invited),
-                (is_split, is_invited),
+                (split, early),
+                (is_split, is_early),
                 "{size} {paths}:\n{text}"
             );
         }

@@ -13,7 +13,7 @@ on_every_mpi!(random_types, without_the_library);
 const ROLES: [(&str, u64); 3] = [("D", 80), ("HD", 10), ("DH", 10)];
 /// Without `TREES` so many at least, and more as long as there is time.
 const TREES_MIN: u64 = 300;
-const SECONDS: u64 = 7;
+const SECONDS: u64 = 4;
 
 fn random_types(mpi: &Mpi) {
     let wanted: Option<u64> = variable("TREES");

@@ -13,10 +13,10 @@ pub(super) fn lanes() {
     let (a, b) = (device_memory(bytes), device_memory(bytes));
     let data = pattern(7, bytes);
     bench.upload(a, &data);
-    let copy = bench.copy(Purpose::Pull, b + 1, a + 1, bytes - 1).unwrap();
+    let copy = bench.copy(Purpose::Get, b + 1, a + 1, bytes - 1).unwrap();
     finish(copy).unwrap();
     assert_eq!(bench.download(b + 1, bytes - 1), data[1..]);
-    let nothing = bench.copy(Purpose::Pull, b, a, 0).unwrap();
+    let nothing = bench.copy(Purpose::Get, b, a, 0).unwrap();
     finish(nothing).unwrap();
     strided(&mut bench, a, b, &data);
     upwards(&mut bench, b, &data);
@@ -29,7 +29,7 @@ pub(super) fn lanes() {
     abandoned(&mut bench, a, b);
     assert_eq!(bench.lanes.contexts(), 1);
     assert_eq!(current(), context);
-    let last = bench.copy(Purpose::Pull, b, a, bytes).unwrap();
+    let last = bench.copy(Purpose::Get, b, a, bytes).unwrap();
     bench.lanes.close();
     assert_eq!(bench.lanes.contexts(), 0);
     finish(last).unwrap();
@@ -130,7 +130,7 @@ fn strided(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
         width: 200,
         rows: 5,
     };
-    let copy = bench.lanes.submit(bench.key, Purpose::Pull, &[rows]);
+    let copy = bench.lanes.submit(bench.key, Purpose::Get, &[rows]);
     finish(copy.unwrap()).unwrap();
     let packed = bench.download(b, 1500);
     for row in 0..5 {
@@ -151,7 +151,7 @@ fn ordered(bench: &mut Bench, a: u64, b: u64) {
             bytes: 90_000,
         })
         .collect();
-    let copy = bench.lanes.submit(bench.key, Purpose::Push, &copies);
+    let copy = bench.lanes.submit(bench.key, Purpose::Put, &copies);
     finish(copy.unwrap()).unwrap();
     assert_eq!(
         bench.download(b, 90_000),
@@ -180,7 +180,7 @@ fn queued(bench: &mut Bench, a: u64, b: u64, data: &[u8]) {
                 },
                 _ => row(place),
             };
-            let queued = bench.lanes.add(bench.key, Purpose::Pull, 1, copy, None);
+            let queued = bench.lanes.add(bench.key, Purpose::Get, 1, copy, None);
             Some(queued.unwrap())
         })
         .collect();
@@ -230,11 +230,11 @@ fn ahead(bench: &mut Bench) {
             src: a + piece * PIECE,
             bytes: PIECE,
         };
-        let queued = bench.lanes.add(bench.key, Purpose::Pull, 2, copy, None);
+        let queued = bench.lanes.add(bench.key, Purpose::Get, 2, copy, None);
         bench.lanes.launch_ahead();
         queued.unwrap()
     };
-    let load = |bench: &mut Bench| bench.lanes.load(bench.key, Purpose::Pull, 2).unwrap();
+    let load = |bench: &mut Bench| bench.lanes.load(bench.key, Purpose::Get, 2).unwrap();
     let mut copies: Vec<InFlight> = (0..3).map(|piece| add(bench, piece)).collect();
     assert_eq!(load(bench), 3, "3 MiB wait");
     copies.push(add(bench, 3));
@@ -271,10 +271,10 @@ fn joined(bench: &mut Bench) {
             src: a + from,
             bytes,
         };
-        let queued = bench.lanes.add(bench.key, Purpose::Pull, peer, copy, None);
+        let queued = bench.lanes.add(bench.key, Purpose::Get, peer, copy, None);
         queued.unwrap()
     };
-    let load = |bench: &mut Bench, peer: u64| bench.lanes.load(bench.key, Purpose::Pull, peer);
+    let load = |bench: &mut Bench, peer: u64| bench.lanes.load(bench.key, Purpose::Get, peer);
     let loads = |bench: &mut Bench| [0, 1, 2, 3].map(|peer| load(bench, peer).unwrap());
     assert_eq!(bench.lanes.gathered(0), None);
     let mut copies: Vec<InFlight> = (0..3).map(|peer| add(bench, peer, peer, 5001)).collect();
@@ -363,7 +363,7 @@ fn between_devices(bench: &mut Bench, a: u64, data: &[u8]) {
         src_context: bench.key.handle,
         bytes: data.len() as u64,
     };
-    let copy = bench.lanes.submit(bench.key, Purpose::Push, &[copy]);
+    let copy = bench.lanes.submit(bench.key, Purpose::Put, &[copy]);
     finish(copy.unwrap()).unwrap();
     assert_eq!(Bench::new(second).download(there, data.len()), data);
 }
@@ -371,14 +371,14 @@ fn between_devices(bench: &mut Bench, a: u64, data: &[u8]) {
 /// Copies that nobody polls give their events back all the same.
 fn abandoned(bench: &mut Bench, a: u64, b: u64) {
     for _ in 0..5000 {
-        match bench.copy(Purpose::Pull, b, a, 64) {
+        match bench.copy(Purpose::Get, b, a, 64) {
             Ok(copy) => drop(copy),
             Err(Error::Exhausted(_)) => std::thread::yield_now(),
             Err(error) => panic!("{error}"),
         }
     }
     loop {
-        match bench.copy(Purpose::Pull, b, a, 64) {
+        match bench.copy(Purpose::Get, b, a, 64) {
             Ok(copy) => return finish(copy).unwrap(),
             Err(Error::Exhausted(_)) => std::thread::yield_now(),
             Err(error) => panic!("{error}"),
@@ -399,17 +399,17 @@ pub(super) fn lost_context() {
     let address = allocate_in(context, 1 << 20);
     bench.upload(address, &pattern(1, 1 << 20));
     let mut copy = bench
-        .copy(Purpose::Pull, address, address + 4096, 64)
+        .copy(Purpose::Get, address, address + 4096, 64)
         .unwrap();
     let dropped = bench
-        .copy(Purpose::Pull, address, address + 4096, 64)
+        .copy(Purpose::Get, address, address + 4096, 64)
         .unwrap();
     // SAFETY: the context that was made above.
     unsafe { driver.ctx_destroy(context).unwrap() };
     assert!(!bench.key.is_alive());
     assert_eq!(copy.poll(), Err(Error::ContextLost));
     drop(dropped);
-    let refused = bench.copy(Purpose::Pull, address, address, 64);
+    let refused = bench.copy(Purpose::Get, address, address, 64);
     assert_eq!(refused.err(), Some(Error::ContextLost));
     assert!(!is_device(at(address)));
     // Another context gets lanes of its own, and bounce buffers are pinned anew.
@@ -427,7 +427,7 @@ fn reset(mut bench: Bench) {
     let again = retain(0);
     assert!(!bench.key.is_alive());
     assert_eq!(
-        bench.copy(Purpose::Pull, 4096, 8192, 64).err(),
+        bench.copy(Purpose::Get, 4096, 8192, 64).err(),
         Some(Error::ContextLost)
     );
     bench.key = ContextKey::of(again).unwrap();

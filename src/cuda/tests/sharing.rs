@@ -120,7 +120,7 @@ pub(super) fn importer() {
     };
     let copy = bench
         .lanes
-        .add(bench.key, Purpose::Pull, PEER, copy, Some(mapping))
+        .add(bench.key, Purpose::Get, PEER, copy, Some(mapping))
         .unwrap();
     bench.lanes.launch();
     finish(copy).unwrap();
@@ -153,7 +153,7 @@ fn push(bench: &mut Bench, mappings: &mut Mappings, local: u64, second: &Export)
     };
     let copy = bench
         .lanes
-        .add(bench.key, Purpose::Push, PEER, copy, Some(mapping))
+        .add(bench.key, Purpose::Put, PEER, copy, Some(mapping))
         .unwrap();
     bench.lanes.launch();
     finish(copy).unwrap();
@@ -273,7 +273,7 @@ fn reallocated(
     );
     let copy = bench
         .copy(
-            Purpose::Pull,
+            Purpose::Get,
             local,
             mapping.address_of(0),
             new.size as usize,

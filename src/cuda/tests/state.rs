@@ -160,9 +160,7 @@ pub(super) fn fork() {
     };
     let mut bench = Bench::new(current());
     bench.upload(address, &pattern(4, 4096));
-    let copy = bench
-        .copy(Purpose::Pull, address, address + 64, 64)
-        .unwrap();
+    let copy = bench.copy(Purpose::Get, address, address + 64, 64).unwrap();
     // SAFETY: the child ends by `_exit`, without returning into the test harness.
     let child = unsafe { libc::fork() };
     if child == 0 {

@@ -523,7 +523,7 @@ impl Multipath {
     fn is_lane_free(&self, gpu: &mut Gpu) -> bool {
         let load = gpu.load(
             self.direct.context,
-            Purpose::Pull,
+            Purpose::Get,
             u64::from(self.peer.world_rank()),
         );
         load.is_ok_and(|load| load == 0)

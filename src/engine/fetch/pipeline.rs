@@ -150,51 +150,51 @@ impl Fetch {
         let now = slot.state(self.nonce);
         let why_gone = self.why_gone();
         let (wanted, to) = (self.wanted, self.to);
-        let Path::Pipeline(draw) = &mut self.path else {
+        let Path::Pipeline(receive) = &mut self.path else {
             return Ok((false, None));
         };
-        if draw.state == SlotState::WantGpu && now == Ok(SlotState::WantHost) {
+        if receive.state == SlotState::WantGpu && now == Ok(SlotState::WantHost) {
             // Its sender says so.
-            draw.begin_anew();
-            self.life.reach(life::State::Moving(draw.protocol()));
+            receive.begin_anew();
+            self.life.reach(life::State::Moving(receive.protocol()));
         }
-        if now != Ok(draw.state) {
+        if now != Ok(receive.state) {
             return Err(why_gone);
         }
         // Checked even if the ring has nothing yet: a side that believes a counter that was written over
         // waits for ever.
-        if !ring.is_emptied_to(draw.popped) {
+        if !ring.is_emptied_to(receive.popped) {
             return Err(Lost::Corrupt);
         }
         let mut moved = false;
         let mut trouble = None;
-        while let Some(copy) = draw.passed_over.front_mut() {
+        while let Some(copy) = receive.passed_over.front_mut() {
             if !copy.is_over() {
                 return Ok((moved, None));
             }
-            draw.passed_over.pop_front();
-            draw.pop(&peer, &ring, false)?;
+            receive.passed_over.pop_front();
+            receive.pop(&peer, &ring, false)?;
             moved = true;
         }
         loop {
-            let entry = ring.peek(draw.flying.len()).map_err(|_| Lost::Corrupt)?;
+            let entry = ring.peek(receive.flying.len()).map_err(|_| Lost::Corrupt)?;
             let Some(entry) = entry else {
                 // The whole payload was there before the slot was in this state.
-                if draw.is_eager() && draw.flying.is_empty() && draw.arrived < wanted {
+                if receive.is_eager() && receive.flying.is_empty() && receive.arrived < wanted {
                     return Err(Lost::Corrupt);
                 }
                 break;
             };
-            if draw.is_anew && entry.on_gpu().is_some() && draw.flying.is_empty() {
-                draw.pop(&peer, &ring, false)?;
+            if receive.is_anew && entry.on_gpu().is_some() && receive.flying.is_empty() {
+                receive.pop(&peer, &ring, false)?;
                 moved = true;
                 continue;
             }
-            if entry.on_gpu().is_some() != (draw.state == SlotState::WantGpu) {
+            if entry.on_gpu().is_some() != (receive.state == SlotState::WantGpu) {
                 return Err(Lost::Corrupt);
             }
-            let flying: u64 = draw.flying.iter().map(|(_, bytes)| bytes).sum();
-            let started = draw.arrived + flying;
+            let flying: u64 = receive.flying.iter().map(|(_, bytes)| bytes).sum();
+            let started = receive.arrived + flying;
             let bytes = u64::from(entry.bytes);
             // Every piece in host memory but the last has this length.
             let step = match (entry.on_gpu(), entry.piece.checked_sub(FIRST_CELL)) {
@@ -231,16 +231,16 @@ impl Fetch {
                         let is_long = wanted >= STREAMED_BYTES_MIN;
                         memory::copy(to, start.as_ptr(), bytes as usize, is_long);
                     }
-                    draw.arrived += bytes;
-                    draw.pop(&peer, &ring, draw.arrived == wanted)?;
+                    receive.arrived += bytes;
+                    receive.pop(&peer, &ring, receive.arrived == wanted)?;
                     moved = true;
                 }
                 (Destination::Device { context, address }, piece) => {
                     let dst = address + started;
-                    let is_eager = draw.is_eager();
-                    let lane = (draw.popped + draw.flying.len() as u64) % LANES;
+                    let is_eager = receive.is_eager();
+                    let lane = (receive.popped + receive.flying.len() as u64) % LANES;
                     match begin(gpu, context, &peer, piece, dst, bytes, is_eager, lane) {
-                        Ok(copy) => draw.flying.push_back((copy, bytes)),
+                        Ok(copy) => receive.flying.push_back((copy, bytes)),
                         Err(error) if is_for_now(&error) => break,
                         Err(error) => {
                             trouble = Some(error);
@@ -261,17 +261,17 @@ impl Fetch {
         let slot = peer.slot(self.slot).ok_or(Lost::Corrupt)?;
         let ring = slot.ring(self.nonce);
         let wanted = self.wanted;
-        let Path::Pipeline(draw) = &mut self.path else {
+        let Path::Pipeline(receive) = &mut self.path else {
             return Ok(Step::Pending(false));
         };
         let mut is_lost = false;
-        while let Some((copy, bytes)) = draw.flying.front_mut() {
+        while let Some((copy, bytes)) = receive.flying.front_mut() {
             match copy.poll() {
                 Ok(false) => break,
                 Ok(true) => {
-                    draw.arrived += *bytes;
-                    draw.flying.pop_front();
-                    draw.pop(&peer, &ring, draw.arrived == wanted)?;
+                    receive.arrived += *bytes;
+                    receive.flying.pop_front();
+                    receive.pop(&peer, &ring, receive.arrived == wanted)?;
                     moved = true;
                 }
                 Err(error) => {
@@ -281,11 +281,11 @@ impl Fetch {
                 }
             }
         }
-        if draw.arrived == wanted && draw.passed_over.is_empty() {
-            let protocol = draw.protocol();
+        if receive.arrived == wanted && receive.passed_over.is_empty() {
+            let protocol = receive.protocol();
             return Ok(self.complete(protocol));
         }
-        let is_on_gpu = draw.state == SlotState::WantGpu;
+        let is_on_gpu = receive.state == SlotState::WantGpu;
         if let Some(error) = trouble {
             self.failures += 1;
             let is_last = self.failures >= fault::ATTEMPTS || error.context_is_gone();
@@ -315,8 +315,8 @@ impl Fetch {
             // Its sender may have been faster.
             let _ = slot.want_host(self.nonce);
         }
-        if let Path::Pipeline(draw) = &mut self.path {
-            draw.begin_anew();
+        if let Path::Pipeline(receive) = &mut self.path {
+            receive.begin_anew();
         }
         self.peer.ring_doorbell();
         Ok(Step::Pending(true))
@@ -374,7 +374,7 @@ fn begin(
         Piece::OnGpu { address, mapping } => {
             let src = address;
             let copy = Copy::Linear { dst, src, bytes };
-            return gpu.queue_on(context, Purpose::PullStaged, lane, copy, mapping);
+            return gpu.queue_on(context, Purpose::GetStaged, lane, copy, mapping);
         }
         Piece::Host(start) => start.as_ptr().expose_provenance() as u64,
     };

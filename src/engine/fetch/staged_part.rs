@@ -90,10 +90,10 @@ impl StagedPart {
     fn lane(&self) -> (Purpose, u64) {
         match self.staging {
             // The lane is the sender's.
-            Staging::Put => (Purpose::Push, 0),
+            Staging::Put => (Purpose::Put, 0),
             Staging::Host => (Purpose::HostToDevice, 0),
             Staging::Relay { .. } => (
-                Purpose::PullStaged,
+                Purpose::GetStaged,
                 self.part.lane(self.number, self.launched),
             ),
         }

@@ -318,7 +318,7 @@ impl Core {
         let (told, capacity) = (receive.told.take(), receive.capacity);
         let place = self.receives[id].written(capacity);
         let checks = self.checks_at(id, place);
-        let begun = self.with_ways(
+        let begun = self.with_routes(
             kept.as_ref(),
             (sends_to, is_putting),
             (checks, u64::MAX),
@@ -359,7 +359,7 @@ impl Core {
 
     /// Gives `find_way` what it needs to route a message besides the messages taken before it: what goes
     /// between the two ranks in the other direction, and the checks that must end first.
-    fn with_ways<T>(
+    fn with_routes<T>(
         &mut self,
         buffer: Option<&Buffer>,
         (sends_to, is_putting): (bool, bool),
@@ -401,7 +401,7 @@ impl Core {
         };
         let exchange = self.exchanges_with(fetch.message().source);
         let before = (Vec::new(), fetch.began());
-        self.with_ways(buffer.as_ref(), exchange, before, |gpu, mut routes| {
+        self.with_routes(buffer.as_ref(), exchange, before, |gpu, mut routes| {
             fetch.set_out_behind(env, gpu, &mut routes);
         });
         self.receives[id].work = Work::Fetch(fetch);

@@ -56,7 +56,7 @@ impl Posted<'_> {
             buffer_id: target.buffer_id,
         };
         let waiting = waiting.leaving(self.rest)?;
-        let told = self.env.node.own().invite(&waiting, target)?;
+        let told = self.env.node.own().open_rtr(&waiting, target)?;
         stats::add(Counter::RtrsSent, 1);
         Some(told)
     }
@@ -117,7 +117,7 @@ impl TellFacts for Posted<'_> {
                 // Memory that can be exported in principle.
                 stats::add(Counter::DriverRetries, 1);
                 let address = buffer.address;
-                log::debug!("device buffer {address:#x}: nobody invited: {error}");
+                log::debug!("device buffer {address:#x}: no RTR is sent: {error}");
             }
         }
         self.target.is_some()
@@ -211,7 +211,7 @@ impl Core {
         let Some((stream, last, is_due)) = (unsafe { self.one_before(env, posting, me) }) else {
             return (None, EarlyMatch::No);
         };
-        let told = is_due.then(|| self.invite(env, posting, stream, &last, me));
+        let told = is_due.then(|| self.send_rtr(env, posting, stream, &last, me));
         match told.flatten() {
             Some(told) => (Some(told), EarlyMatch::No),
             None => {
@@ -252,7 +252,7 @@ impl Core {
     }
 
     /// Sends an RTR of the receive if that is of use.
-    fn invite(
+    fn send_rtr(
         &mut self,
         env: &Env,
         posting: &Posting,

@@ -630,7 +630,7 @@ impl Gpu {
         };
         let (copies, timed) = self.timed(
             context,
-            Purpose::Pull,
+            Purpose::Get,
             u64::from(peer),
             &pieces,
             Some(mapping),

@@ -236,7 +236,7 @@ impl WriteFacts for Next<'_> {
             bytes: self.expected.bytes - rest,
         };
         let gpu = &mut self.core.gpu;
-        match gpu.copy_on(context, Purpose::Push, PUT_LANE, copy, Some(mapping)) {
+        match gpu.copy_on(context, Purpose::Put, PUT_LANE, copy, Some(mapping)) {
             Ok(copy) => self.copy = Some(copy),
             Err(error) => {
                 if let Some(rtr) = self.peer.gpu_page().and_then(|it| it.rtr(self.line)) {

@@ -391,8 +391,8 @@ impl StagedPart {
     fn lane(&self) -> (Purpose, u64) {
         match self.staging {
             Staging::Host => (Purpose::DeviceToHost, 0),
-            Staging::Relay { .. } => (Purpose::Push, self.part.lane(self.number, self.claimed)),
-            Staging::Push { .. } => (Purpose::Push, PUT_LANE),
+            Staging::Relay { .. } => (Purpose::Put, self.part.lane(self.number, self.claimed)),
+            Staging::Push { .. } => (Purpose::Put, PUT_LANE),
         }
     }
 

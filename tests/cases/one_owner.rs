@@ -5,8 +5,8 @@ use anabranch_tests::{Job, Outcome};
 use std::path::Path;
 use xtask::mpi::Mpi;
 
-fn driven(mpi: &Mpi, node: &str, ranks: usize, case: &str, model: &Path) -> Job {
-    job(mpi, ranks, "driven")
+fn one_owner(mpi: &Mpi, node: &str, ranks: usize, case: &str, model: &Path) -> Job {
+    job(mpi, ranks, "one_owner")
         .args(&[case])
         .env("SIMCUDA_TOPOLOGY", node)
         .env("ANABRANCH_MODEL", &model.display().to_string())
@@ -41,7 +41,7 @@ fn two_ranks_relay_over_gpus_that_nobody_has_touched() {
         for node in ["beluga", "narval"] {
             let model = model(node);
             for (at, how) in ["streams", "batch", "graph"].into_iter().enumerate() {
-                let outcome = driven(mpi, node, 2, "both_ways", &model)
+                let outcome = one_owner(mpi, node, 2, "both_ways", &model)
                     .env("ANABRANCH_EXECUTOR", how)
                     .passes();
                 let [direct, relay, _] = bytes_by_path(&outcome);
@@ -73,7 +73,7 @@ fn two_ranks_relay_over_gpus_that_nobody_has_touched() {
 fn options_by_their_former_names() {
     on("openmpi", |mpi| {
         let model = model("beluga");
-        let outcome = job(mpi, 4, "driven")
+        let outcome = job(mpi, 4, "one_owner")
             .args(&["both_ways"])
             .env("SIMCUDA_TOPOLOGY", "beluga")
             .env("ANABRANCH_MODEL", &model.display().to_string())
@@ -107,7 +107,7 @@ fn every_mpi_library_and_four_ranks_at_once() {
     for name in ["mpich", "openmpi5", "mpich5", "mpich5-abi"] {
         on(name, |mpi| {
             let model = model("beluga");
-            let outcome = driven(mpi, "beluga", 4, "both_ways", &model).passes();
+            let outcome = one_owner(mpi, "beluga", 4, "both_ways", &model).passes();
             bytes_by_path(&outcome);
             assert!(outcome.stats().total("receives_multipath") > 0, "{outcome}");
         });
@@ -119,7 +119,7 @@ fn every_mpi_library_and_four_ranks_at_once() {
 fn a_pair_without_a_link_goes_over_other_gpus() {
     on("openmpi", |mpi| {
         let model = model("dgx1-v100");
-        let outcome = driven(mpi, "dgx1-v100", 2, "both_ways", &model)
+        let outcome = one_owner(mpi, "dgx1-v100", 2, "both_ways", &model)
             .env("CUDA_VISIBLE_DEVICES", "0,5,1,2,3,4,6,7")
             .passes();
         let [direct, relay, host] = bytes_by_path(&outcome);
@@ -132,7 +132,7 @@ fn a_pair_without_a_link_goes_over_other_gpus() {
 fn graphs_are_built_once_and_changed_in_place() {
     on("openmpi", |mpi| {
         let model = model("beluga");
-        let outcome = driven(mpi, "beluga", 2, "again", &model)
+        let outcome = one_owner(mpi, "beluga", 2, "again", &model)
             .env("ANABRANCH_EXECUTOR", "graph")
             .passes();
         bytes_by_path(&outcome);
@@ -150,7 +150,7 @@ fn graphs_are_built_once_and_changed_in_place() {
 fn the_executor_is_chosen_after_a_trial_of_each() {
     on("openmpi", |mpi| {
         let model = model("beluga");
-        let outcome = driven(mpi, "beluga", 2, "again", &model).passes();
+        let outcome = one_owner(mpi, "beluga", 2, "again", &model).passes();
         bytes_by_path(&outcome);
         let launches = launches(&outcome);
         assert_eq!(launches.iter().sum::<u64>(), 20, "{outcome}");
@@ -163,10 +163,10 @@ fn the_executor_is_chosen_after_a_trial_of_each() {
 
 /// Where one path is wanted, nothing is driven: the other tests count what they should.
 #[test]
-fn with_one_path_nothing_is_driven() {
+fn with_one_path_there_is_no_such_plan() {
     on("openmpi", |mpi| {
         let model = model("beluga");
-        let outcome = driven(mpi, "beluga", 2, "again", &model)
+        let outcome = one_owner(mpi, "beluga", 2, "again", &model)
             .env("ANABRANCH_PATHS", "direct")
             .passes();
         assert_eq!(launches(&outcome), [0, 0, 0], "{outcome}");
@@ -262,7 +262,7 @@ fn a_call_that_fails_costs_a_detour_and_no_byte() {
             ),
         ];
         for (how, fault) in cases {
-            let outcome = driven(mpi, "beluga", 2, "again", &model)
+            let outcome = one_owner(mpi, "beluga", 2, "again", &model)
                 .env("ANABRANCH_EXECUTOR", how)
                 .env("SIMCUDA_FAULT", fault)
                 .passes();
@@ -287,7 +287,7 @@ fn a_call_that_fails_costs_a_detour_and_no_byte() {
 
 /// Twenty messages of which some fail, by a fault on the rank that drives them.
 fn with_lasting_fault(mpi: &Mpi, model: &Path, paths: &str, fault: &str) -> Outcome {
-    let outcome = driven(mpi, "beluga", 2, "again", model)
+    let outcome = one_owner(mpi, "beluga", 2, "again", model)
         .env("ANABRANCH_EXECUTOR", "streams")
         .env("ANABRANCH_PATHS", paths)
         .env("SIMCUDA_FAULT", fault)
@@ -309,7 +309,7 @@ fn times(outcome: &Outcome, what: &str) -> usize {
 fn a_relay_that_fails_twice_is_left() {
     on("openmpi", |mpi| {
         let model = model("beluga");
-        let outcome = driven(mpi, "beluga", 2, "again", &model)
+        let outcome = one_owner(mpi, "beluga", 2, "again", &model)
             .env("ANABRANCH_PATHS", "direct,relay")
             .env("ANABRANCH_RELAYS", "1")
             .passes();
@@ -380,7 +380,7 @@ fn options_of_plans_do_what_they_say() {
     on("openmpi", |mpi| {
         let model = model("beluga");
         let counted = |options: &[(&str, &str)]| {
-            let job = driven(mpi, "beluga", 2, "again", &model);
+            let job = one_owner(mpi, "beluga", 2, "again", &model);
             let job = options
                 .iter()
                 .fold(job, |job, (name, value)| job.env(name, value));
