@@ -48,7 +48,11 @@ impl Engine {
     fn entry(&self, handle: Handle) -> Option<Entry> {
         let mut core = self.core.lock();
         self.take_over_if_live(&mut core, handle);
-        core.table.get(&handle).copied()
+        let entry = core.table.get(&handle).copied();
+        if entry.is_none() {
+            core.note_native_test(&self.env);
+        }
+        entry
     }
 
     /// Whether a request of the program is complete. If a send is not because its receiver has not come, the

@@ -62,6 +62,9 @@ const HOSTED_LOOKED_AT: usize = 4;
 const GARBAGE_PERIOD: Duration = Duration::from_millis(100);
 const GARBAGE_ROUNDS: u32 = 1024;
 pub(super) const GARBAGE_CALLS: u32 = 8;
+/// The same for calls that test requests of the MPI library alone. A program may make nothing else for long,
+/// and the helper seldom finds it inside one of them.
+const GARBAGE_NATIVE_TESTS: u32 = 64;
 
 /// Tests of a program that computes look again at what is under way after this part of the time that has
 /// passed since something moved. So its end is seen at most that much later than it could have been.
@@ -172,6 +175,7 @@ pub struct Core {
     told: Instant,
     kept: Instant,
     pub(super) rounds: u32,
+    native_tests: u32,
 }
 
 impl Core {
@@ -227,6 +231,7 @@ impl Core {
             told: Instant::now(),
             kept: Instant::now(),
             rounds: 0,
+            native_tests: 0,
         }
     }
 
@@ -538,6 +543,16 @@ impl Core {
         }
         self.gpu.relays.mind_memory(env);
         self.gpu.exec.mind_memory();
+    }
+
+    /// A call of the program tests requests of the MPI library alone.
+    #[inline]
+    pub(super) fn note_native_test(&mut self, env: &Env) {
+        self.native_tests = self.native_tests.wrapping_add(1);
+        if self.native_tests % GARBAGE_NATIVE_TESTS == 0 {
+            self.is_inside = true;
+            self.collect_garbage(env);
+        }
     }
 
     /// Sends are to be looked at in the next round.

@@ -24,7 +24,10 @@ impl Engine {
         }
         Some(match blocks {
             true => self.leave_to_helper(&core),
-            false => NativeScope::UNSEEN,
+            false => {
+                core.note_native_test(&self.env);
+                NativeScope::UNSEEN
+            }
         })
     }
 
