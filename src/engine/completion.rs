@@ -49,8 +49,9 @@ impl Engine {
         let mut core = self.core.lock();
         self.take_over_if_live(&mut core, handle);
         let entry = core.table.get(&handle).copied();
-        if entry.is_none() {
-            core.note_native_test(&self.env);
+        if entry.is_none() && core.note_native_test(&self.env) {
+            drop(core);
+            self.once(|_, _| ());
         }
         entry
     }

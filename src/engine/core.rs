@@ -545,14 +545,17 @@ impl Core {
         self.gpu.exec.mind_memory();
     }
 
-    /// A call of the program tests requests of the MPI library alone.
+    /// A call of the program tests requests of the MPI library alone. Returns whether something else is owed,
+    /// which the call is to move on (MPI 4.1 section 3.5, progress): the helper may not get a processor beside
+    /// a program that tests all the time.
     #[inline]
-    pub(super) fn note_native_test(&mut self, env: &Env) {
+    pub(super) fn note_native_test(&mut self, env: &Env) -> bool {
         self.native_tests = self.native_tests.wrapping_add(1);
         if self.native_tests % GARBAGE_NATIVE_TESTS == 0 {
             self.is_inside = true;
             self.collect_garbage(env);
         }
+        self.is_owing(env)
     }
 
     /// Sends are to be looked at in the next round.

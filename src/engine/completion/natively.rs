@@ -25,7 +25,10 @@ impl Engine {
         Some(match blocks {
             true => self.leave_to_helper(&core),
             false => {
-                core.note_native_test(&self.env);
+                if core.note_native_test(&self.env) {
+                    drop(core);
+                    self.once(|_, _| ());
+                }
                 NativeScope::UNSEEN
             }
         })
