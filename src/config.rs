@@ -10,13 +10,15 @@ mod paths;
 
 pub use kinds::{
     format_size, parse_size, Choice, Count, File, Keep, Kind, MpiCuda, Name, Size, Statistics,
-    StatsTarget, Switch, KEEP, LOG_LEVELS, MPI_CUDA,
+    Switch, KEEP, LOG_LEVELS, MPI_CUDA,
 };
 pub use paths::{ExecutorChoice, Owner, PathList, Paths, EXECUTORS, ORDERS, OWNERS};
 
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
+
+use crate::stats::StatsTarget;
 
 /// Every variable of this library starts with these letters.
 pub const PREFIX: &str = "ANABRANCH";

@@ -13,3 +13,4 @@ pub mod plan;
 pub mod policy;
 pub mod stats;
 pub mod topology;
+pub mod transfer;

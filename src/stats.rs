@@ -4,8 +4,10 @@
 //! To add a counter or a reason, add one row to its table below.
 
 mod summary;
+mod target;
 
 pub use summary::{RankSnapshot, Summary};
+pub use target::StatsTarget;
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::stats::StatsTarget;
+
 /// A kind of value: its parser, what it accepts in words, and its printed form, which the parser
 /// reads back.
 pub trait Kind {
@@ -151,48 +153,6 @@ pub const LOG_LEVELS: &[(&str, log::LevelFilter)] = &[
     ("debug", log::LevelFilter::Debug),
     ("trace", log::LevelFilter::Trace),
 ];
-
-/// Where the summary at MPI_Finalize goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StatsTarget {
-    /// Nowhere.
-    Off,
-    /// As text to stderr.
-    Stderr,
-    /// As JSON to this file.
-    File(PathBuf),
-}
-
-impl StatsTarget {
-    /// The target of the rank that writes for its node: `%r` in a file name is its number, so that the files of several
-    /// nodes in one folder have different names.
-    #[must_use]
-    pub fn of_rank(&self, rank: u32) -> StatsTarget {
-        let StatsTarget::File(path) = self else {
-            return self.clone();
-        };
-        let name = path.file_name().and_then(|name| name.to_str());
-        StatsTarget::File(match name {
-            Some(name) => path.with_file_name(name.replace("%r", &rank.to_string())),
-            None => path.clone(),
-        })
-    }
-}
-
-impl StatsTarget {
-    /// The target of a process of a spawned world, whose ranks have the numbers of its parents'.
-    #[must_use]
-    pub fn of_spawned(&self, pid: u32) -> StatsTarget {
-        match self {
-            StatsTarget::File(path) => {
-                let mut name = path.clone().into_os_string();
-                name.push(format!(".spawned-{pid}"));
-                StatsTarget::File(name.into())
-            }
-            other => other.clone(),
-        }
-    }
-}
 
 /// Off, stderr, or a file name.
 pub struct Statistics;

@@ -17,6 +17,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use crate::mpi::{native, Abi, Handle};
+use crate::transfer::fault::Of;
 
 /// Who is in a communicator, and its name on every rank.
 #[derive(Debug)]
@@ -429,6 +430,30 @@ extern "C" fn on_delete(
         drop(unsafe { Arc::from_raw(value.cast_const().cast::<Identity>()) });
     }
     0
+}
+
+/// The other side of a send to a rank of a communicator.
+///
+/// # Safety
+/// `comm` is the program's.
+pub unsafe fn receiver(abi: &Abi, comm: Handle, rank: c_int) -> Of {
+    // SAFETY: as the caller says.
+    let identity = unsafe { identity(abi, comm) };
+    let world = identity.and_then(|identity| identity.world_rank(rank));
+    world.map_or(Of::ToLocal(rank), Of::To)
+}
+
+/// The other side of a receive from a rank of a communicator, or from any.
+///
+/// # Safety
+/// `comm` is the program's.
+pub unsafe fn sender(abi: &Abi, comm: Handle, rank: c_int) -> Of {
+    // SAFETY: as the caller says.
+    match unsafe { receiver(abi, comm, rank) } {
+        Of::To(world) => Of::From(world),
+        _ if rank == abi.any_source => Of::FromAny,
+        _ => Of::FromLocal(rank),
+    }
 }
 
 #[cfg(test)]

@@ -12,14 +12,11 @@ use crate::cuda::{clock_ns, Stay};
 use crate::engine::collective::Collective;
 use crate::engine::counts::Counts;
 use crate::engine::early::Pending;
-use crate::engine::gpu::Gpu;
-use crate::engine::history::PeerHistory;
 use crate::engine::matched::Matched;
 use crate::engine::pace::Pace;
 use crate::engine::persistent::PersistentSend;
 use crate::engine::receive::{Places, Receive};
 use crate::engine::requests;
-use crate::engine::route::Router;
 use crate::engine::send::Send;
 use crate::engine::{landing, Env};
 use crate::mpi::Handle;
@@ -27,6 +24,9 @@ use crate::node::Readiness;
 use crate::policy::decided;
 use crate::policy::launch::{self, Short, LAUNCHES_MAX};
 use crate::stats::{self, Counter};
+use crate::transfer::gpu::Gpu;
+use crate::transfer::history::PeerHistory;
+use crate::transfer::route::Router;
 
 /// What a request handle held by the program stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,7 +20,6 @@ use hashbrown::HashMap;
 use crate::cuda;
 use crate::engine::comms::{Identity, Named};
 use crate::engine::core::Core;
-use crate::engine::counts::Stream;
 use crate::engine::place::Place;
 use crate::engine::receive::{is_cancelled, received, Receive, RecvArgs};
 use crate::engine::send::SendArgs;
@@ -28,6 +27,7 @@ use crate::engine::types;
 use crate::engine::{Engine, Env, NativeScope};
 use crate::mpi::{native, Abi, Family, Handle, Status};
 use crate::node::RTS_BYTES;
+use crate::transfer::stream::Stream;
 
 /// A pending receive into host memory.
 #[derive(Clone, Debug)]

@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::process::setpriority_process;
 use rustix::thread::set_current_timer_slack;
 
 use crate::engine::{engine, Engine, Env};
@@ -17,6 +16,7 @@ use crate::mpi::guard;
 use crate::node::cpus::Home;
 use crate::node::Readiness;
 use crate::stats::{self, Counter};
+use crate::transfer::thread;
 
 /// Longest sleep with nothing to do. A missed wake-up is noticed at most this late.
 const IDLE_SLEEP: Duration = Duration::from_millis(100);
@@ -68,7 +68,7 @@ impl Handle {
         if thread.is_some() {
             return true;
         }
-        match spawn("anabranch", run) {
+        match thread::spawn("anabranch", run) {
             Ok(handle) => *thread = Some(handle),
             Err(error) => {
                 log::warn!("no helper thread ({error}): peers send this rank plain messages only")
@@ -91,55 +91,6 @@ impl Handle {
             let _ = thread.join();
         }
     }
-}
-
-/// Starts a thread that takes no signals: the program's handlers run on its own threads.
-pub(super) fn spawn<T: Send + 'static>(
-    name: &str,
-    run: impl FnOnce() -> T + Send + 'static,
-) -> std::io::Result<JoinHandle<T>> {
-    let restore = block_signals();
-    let started = std::thread::Builder::new()
-        .name(name.into())
-        .stack_size(512 << 10)
-        .spawn(run);
-    restore_signals(&restore);
-    started
-}
-
-/// Priority of threads that nobody waits for. On Linux each thread has its own.
-const LEAST_PRIORITY: i32 = 19;
-
-/// Starts a thread that does one thing for which nobody waits. It runs on a processor that no rank is bound
-/// to. If there is none, it takes as little as possible of its rank's.
-pub(super) fn spawn_aside<T: Send + 'static>(
-    env: &Env,
-    name: &str,
-    run: impl FnOnce() -> T + Send + 'static,
-) -> std::io::Result<JoinHandle<T>> {
-    let processes = env.processes();
-    spawn(name, move || {
-        Home::of_this_thread().leave(&processes);
-        if let Err(error) = setpriority_process(None, LEAST_PRIORITY) {
-            log::debug!("a thread with the rank's priority: {error}");
-        }
-        run()
-    })
-}
-
-fn block_signals() -> libc::sigset_t {
-    // SAFETY: both sets are live locals, filled before they are read.
-    unsafe {
-        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-        old
-    }
-}
-
-fn restore_signals(old: &libc::sigset_t) {
-    // SAFETY: a set that `block_signals` has filled.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, std::ptr::null_mut()) };
 }
 
 /// The helper gives up after so many panics, rather than fail for ever.

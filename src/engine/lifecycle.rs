@@ -7,18 +7,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::config::{Config, MpiCuda, StatsTarget};
+use crate::config::{Config, MpiCuda};
 use crate::engine::core::Entry;
-use crate::engine::paths::Allowed;
 use crate::engine::rtr::Unseen;
 use crate::engine::{comms, early, engine, helper, requests, types, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, tools, Abi, Family, Function};
-use crate::node::{Launch, Node, NodeError, Options, Peer, CELLS_BYTES, CELLS_MAX, CELLS_MIN};
-use crate::stats::{self, Counter, Reason, Snapshot, Summary};
+use crate::node::{Launch, Node, NodeError, Options, Peer};
+use crate::stats::{self, Counter, Reason, Snapshot, StatsTarget, Summary};
+use crate::transfer::{self, node_options};
 use crate::{cuda, logging, mpi};
-
-/// Largest cell for the payload of an eager message, bytes.
-const CELL_BYTES_MAX: u64 = 64 << 10;
 
 /// The MPI functions that the engine calls for messages that the program sends and receives by other
 /// functions. All libraries with MPI 3.0 have these. Any other function that a library lacks costs only what
@@ -146,11 +143,8 @@ unsafe fn set_up(
     let reads_lengths = unsafe { early::reads_lengths(abi) };
     let core = Mutex::new(Core::new(&config));
     let env = Env {
+        transfer: transfer::Env::new(config, node, abi.err_other),
         abi,
-        allowed: Allowed::new(config.paths),
-        config,
-        world_rank: node.world_rank(),
-        node,
         multiple,
         cuda_aware,
         reads_lengths,
@@ -260,22 +254,6 @@ pub fn after_init_of_tool() {
     if config.enabled && cuda::arm() {
         logging::report(&config, &warnings);
         say_bypassed("a tool");
-    }
-}
-
-/// Sizes of this rank's segment.
-pub(super) fn node_options(config: &Config) -> Options {
-    // Larger eager messages go by bcopy.
-    let cell_bytes = config.eager.min(CELL_BYTES_MAX) as u32;
-    Options {
-        slots: config.slots.max(1),
-        staging_bytes: config.staging,
-        chunk_bytes: u32::try_from(config.chunk).unwrap_or(1 << 20),
-        cell_bytes,
-        cells: (CELLS_BYTES / cell_bytes.max(1)).clamp(CELLS_MIN, CELLS_MAX),
-        sheets: config.verify,
-        wide_bytes: config.multipath_staging,
-        ..Options::default()
     }
 }
 

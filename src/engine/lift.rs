@@ -7,11 +7,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, InFlight, PinnedBuffer, Purpose, Result};
-use crate::engine::fault::{self, Of, Path};
-use crate::engine::gpu::{is_for_now, Gpu};
 use crate::engine::layout::Layout;
 use crate::engine::verify::Summing;
 use crate::node::{Sums, BLOCKS};
+use crate::transfer::fault::{self, Of, Path};
+use crate::transfer::gpu::{is_for_now, Gpu};
 
 /// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

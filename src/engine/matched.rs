@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
-use crate::engine::counts::Stream;
 use crate::engine::receive::release;
 use crate::engine::{Core, Engine, Env};
 use crate::mpi::Handle;
+use crate::transfer::stream::Stream;
 
 /// What is known of such a message. It is as long as an RTS, and has been counted.
 #[derive(Clone, Copy, Debug)]

@@ -5,47 +5,38 @@
 //! engine.
 
 pub mod aside;
+pub mod choice;
 mod collective;
 pub mod comms;
 pub mod completion;
 mod core;
 mod counts;
 mod early;
-mod export;
-mod fault;
-mod fetch;
-mod gpu;
 mod helper;
-mod history;
+pub mod inquiry;
 mod landing;
 mod layout;
-pub mod life;
 pub mod lifecycle;
 mod lift;
 pub mod matched;
-mod memory;
 mod native;
 mod native_memory;
 mod pace;
-mod pages;
-pub mod paths;
 pub mod persistent;
 mod place;
 pub mod probe;
 mod receive;
-mod relays;
 mod requests;
-pub mod route;
 pub mod rtr;
 mod scope;
 mod send;
 pub mod sendrecv;
-mod serve;
-pub mod story;
+mod survey;
 pub mod types;
 mod verify;
 mod wait;
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::OnceLock;
 
@@ -61,21 +52,16 @@ pub use self::receive::{Plan, Prepared, RecvArgs, Watch};
 pub use self::scope::NativeScope;
 pub use self::send::{Mode, SendArgs, Sorted, HOST_BYTES_MIN};
 
-use crate::config::Config;
 use crate::mpi::{Abi, Handle};
-use crate::node::Node;
 use crate::node::Readiness;
+use crate::transfer;
 
 /// What does not change between `MPI_Init` and `MPI_Finalize`.
 pub struct Env {
+    /// What transfers need of it.
+    pub transfer: transfer::Env,
     /// The MPI library's ABI.
     pub abi: &'static Abi,
-    /// The options.
-    pub config: Config,
-    /// This rank among the ranks of the node.
-    pub node: Node,
-    /// Rank in MPI_COMM_WORLD.
-    pub world_rank: u32,
     /// The program may call MPI from several threads at once (MPI_THREAD_MULTIPLE).
     pub multiple: bool,
     /// The MPI library may be handed device pointers.
@@ -84,15 +70,13 @@ pub struct Env {
     pub reads_lengths: bool,
     /// Messages of the program that the engine does not see.
     pub unseen: rtr::Unseen,
-    /// Which paths messages may take.
-    pub allowed: paths::Allowed,
 }
 
-impl Env {
-    /// The processes of this node's ranks that run with the library.
-    fn processes(&self) -> Vec<u32> {
-        let peers = self.node.peers();
-        peers.iter().map(|peer| peer.pid()).collect()
+impl Deref for Env {
+    type Target = transfer::Env;
+
+    fn deref(&self) -> &transfer::Env {
+        &self.transfer
     }
 }
 

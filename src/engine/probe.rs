@@ -4,12 +4,12 @@ use std::ffi::{c_int, c_void};
 
 use crate::engine::comms;
 use crate::engine::core::Core;
-use crate::engine::counts::Stream;
 use crate::engine::receive::{find_slot, received};
 use crate::engine::Engine;
 use crate::mpi::{native, Handle, Status};
 use crate::node::RTS_BYTES;
 use crate::stats::{self, Counter};
+use crate::transfer::stream::Stream;
 
 /// The arguments of a probe.
 #[derive(Clone, Copy, Debug)]

@@ -24,21 +24,21 @@ pub use self::plan::{Plan, Prepared, Watch};
 use crate::cuda::{self, Buffer};
 use crate::engine::comms::{self, Named};
 use crate::engine::core::{Core, Entry};
-use crate::engine::counts::Stream;
 use crate::engine::early::Early;
-use crate::engine::fault::Of;
-use crate::engine::fetch::{Destination, Fetch};
 use crate::engine::landing::Landing;
 use crate::engine::layout::Layout;
-use crate::engine::life::{Life, Outcome, Side, State};
 use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
-use crate::engine::story::{Parts, Story};
 use crate::engine::verify::Checking;
 use crate::engine::{Engine, Env};
 use crate::mpi::{Abi, Family, Handle, Status};
 use crate::node::{rts, sys, Peer, RtrId, RTS_BYTES};
 use crate::stats::Reason;
+use crate::transfer::fault::Of;
+use crate::transfer::fetch::{Destination, Fetch};
+use crate::transfer::life::{Life, Outcome, Side, State};
+use crate::transfer::story::{Parts, Story};
+use crate::transfer::stream::Stream;
 
 /// The arguments of a receive.
 #[derive(Clone, Copy, Debug)]

@@ -9,18 +9,14 @@ pub(in crate::engine) use bcopy::DRAINING_TESTS_MAX;
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::time::Instant;
 
 use self::rts::{Origin, PendingSend, Unsent};
 use crate::cuda::{self, Buffer, Error};
 use crate::engine::comms;
 use crate::engine::core::{Core, Entry};
-use crate::engine::counts::{Stream, Wish};
 use crate::engine::layout::Layout;
-use crate::engine::life::{Life, Outcome, Protocol, State};
 use crate::engine::native::{native_isend, raise, raise_told};
 use crate::engine::place::Place;
-use crate::engine::story::{self, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::Summing;
 use crate::engine::{Engine, Env};
@@ -29,6 +25,9 @@ use crate::node::{rtr, RTS_BYTES};
 use crate::policy::decided_by;
 use crate::policy::send::{self as policy, Lies, Maker, MakerFacts};
 use crate::stats::{self, Counter, Reason};
+use crate::transfer::life::{Life, Outcome, Protocol, State};
+use crate::transfer::story::{self, Story};
+use crate::transfer::stream::{Stream, Wish};
 
 /// Shorter messages from host memory are left to the MPI library, bytes. One H100, H D, times the speed
 /// without the library, left to MPI and by RTS: single messages of 8 KiB 1.06 and 1.17, 16 KiB 1.23 and 1.41,
@@ -114,6 +113,7 @@ pub struct Send {
     is_raised: bool,
     /// What the program may ask about it, except its path.
     about: Story,
+    /// How far it is, unless it is a transfer, which knows that itself.
     life: Life,
     kind: SendKind,
 }
@@ -128,32 +128,27 @@ enum SendKind {
     Over,
 }
 
-/// The result of a look at an open send.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Advance {
-    pub moved: bool,
-    /// Its staging is being filled, or will be.
-    pub serving: bool,
-    /// It will be filled from this moment on, unless its receiver comes first and rings.
-    pub until: Option<Instant>,
-    /// The engine is through with the RTS.
-    pub closed: bool,
-    /// The whole payload is in host memory.
-    pub eager: bool,
-}
-
 impl Send {
     /// What is known of the send.
     pub fn story(&self) -> Story {
+        let (life, parts) = match &self.kind {
+            SendKind::Rts(out) => (out.transfer.life(), out.transfer.parts()),
+            SendKind::Value { .. } | SendKind::Over => (self.life, None),
+        };
         Story {
-            path: self.life.path(),
+            path: life.path(),
+            parts,
             ..self.about
         }
     }
 
     /// Ends the send, with the outcome that its code says.
     fn end(&mut self) {
-        self.life.end(Outcome::of(self.code));
+        let outcome = Outcome::of(self.code);
+        match &mut self.kind {
+            SendKind::Rts(out) => out.transfer.end(outcome),
+            SendKind::Value { .. } | SendKind::Over => self.life.end(outcome),
+        }
     }
 
     /// The message is lost; `why` is the reason.
@@ -478,7 +473,7 @@ impl Core {
             }
             SendKind::Rts(out) if code != env.abi.success => {
                 // Nobody will ever read the slot.
-                out.give_up(env);
+                out.transfer.give_up(env);
                 self.serve_now();
             }
             SendKind::Rts(_) | SendKind::Over => {}
@@ -489,7 +484,7 @@ impl Core {
         match &self.sends[id].kind {
             SendKind::Over => true,
             SendKind::Rts(out) => {
-                !out.is_open
+                !out.transfer.is_open()
                     && env.abi.normalize(out.native) == env.abi.normalize(env.abi.request_null)
             }
             SendKind::Value { .. } => false,

@@ -12,13 +12,13 @@
 use std::sync::Arc;
 
 use crate::cuda::Result;
-use crate::engine::fault::Of;
-use crate::engine::gpu::Gpu;
 use crate::engine::layout::Layout;
 use crate::engine::lift::Lift;
-use crate::engine::story::Path;
 use crate::node::{Sums, BLOCKS};
 use crate::stats::{self, Counter};
+use crate::transfer::fault::Of;
+use crate::transfer::gpu::Gpu;
+use crate::transfer::story::Path;
 
 /// Blocks are whole numbers of pages, so that an offset tells where to look.
 const BLOCK_STEP: u64 = 4096;

@@ -29,7 +29,7 @@ use slab::Slab;
 
 use crate::cuda::types::code;
 use crate::cuda::{clock_ns, Budget, ContextKey, Entered, Error, Mapping, Result};
-use crate::plan::Plan;
+use crate::plan::{Plan, DRIVES_MAX};
 use crate::stats::{self, Counter};
 use crate::topology::{Place, MAX_GPUS};
 use costs::{Class, Costs};
@@ -38,8 +38,6 @@ use script::{Binding, Lane, Script, Shape, Unit};
 use staging::{Lease, Staging};
 use tracks::{Mark, Tracks, Way};
 
-/// Plans under way at once.
-pub const DRIVES_MAX: u32 = 8;
 /// Scripts that are remembered.
 const SCRIPTS_MAX: usize = 64;
 /// Errors in a row in the driver's answers about a plan, before its streams are waited for.

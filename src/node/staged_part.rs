@@ -31,7 +31,6 @@ pub const IN_TURN_MAX: usize = 2;
 pub const STAGED_PART_ENTRIES: usize = 16;
 /// The most chunks of a staged part.
 pub const STAGED_PART_CHUNKS_MAX: u32 = COUNT as u32;
-const _: () = assert!(crate::plan::CHUNKS_MOST <= STAGED_PART_CHUNKS_MAX);
 /// Size of an offer, bytes.
 pub const OFFER_BYTES: usize = size_of::<Offer>();
 

@@ -6,8 +6,7 @@
 
 use super::graph;
 use super::shares::{Part, Pipeline};
-use super::{Launcher, Order, MAX_HOPS, MAX_PATHS};
-use crate::exec::DRIVES_MAX;
+use super::{Launcher, Order, DRIVES_MAX, MAX_HOPS, MAX_PATHS};
 use crate::model::Calls;
 
 /// When the last copy of the last message of a window has ended and the thread knows.

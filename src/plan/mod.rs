@@ -32,6 +32,8 @@ use serde::Serialize;
 pub const MAX_PATHS: usize = 8;
 /// Chunks of a path beside the direct one at most, whatever its staging memory holds: its receiver counts them in 12 bits.
 pub const CHUNKS_MOST: u32 = 4095;
+/// Plans that one process makes all copies of, under way at once.
+pub const DRIVES_MAX: u32 = 8;
 
 /// What is to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde_json::{json, Map, Value};
 
+use super::StatsTarget;
 use super::{Counter, Reason, Snapshot, FORMER};
-use crate::config::StatsTarget;
 
 /// The paths by which payload arrives, each with its counters of messages and bytes. Their bytes
 /// add up to what the engine delivered.

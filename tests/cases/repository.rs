@@ -208,15 +208,112 @@ fn sources() -> Vec<(String, String)> {
     names.map(with_text).collect()
 }
 
-/// Files of more than 600 lines, and why they are. The list only shrinks, and none of them grows by a tenth.
-const LONG_FILES: [(&str, usize, &str); 33] = [
+/// The rooms of the engine, each of which sees only those above it.
+const ROOMS: [&str; 15] = [
+    "stats", "topology", "node", "mpi", "model", "policy", "plan", "config", "logging", "cuda",
+    "exec", "transfer", "engine", "entry", "lib",
+];
+
+/// What some rooms do not know, whatever they might reach it by.
+const UNKNOWN_TO: [(&[&str], &[&str]); 2] = [
+    // They compute: nothing in them depends on a driver, or on when they are asked.
     (
-        "src/engine/fetch.rs",
+        &["topology", "model", "plan"],
+        &["cuda::", "Instant", "SystemTime", "clock_ns"],
+    ),
+    // Bytes are moved in the same way for collectives, and for tests without MPI.
+    (&["transfer"], &["mpi::", "MPI_", "Abi"]),
+];
+
+/// A source without its comments, and without the tests in it.
+fn code(text: &str) -> String {
+    let text = text
+        .split("#[cfg(test)]\nmod tests {")
+        .next()
+        .unwrap_or_default();
+    let lines = text.lines();
+    let code = lines.filter(|line| !line.trim_start().starts_with("//"));
+    code.collect::<Vec<_>>().join("\n")
+}
+
+/// The rooms that a source names after `crate::`, also several in braces.
+fn rooms_named(code: &str) -> Vec<&str> {
+    let mut named = Vec::new();
+    for rest in code.split("crate::").skip(1) {
+        let list = match rest.strip_prefix('{') {
+            Some(list) => list.split('}').next().unwrap_or_default(),
+            None => rest.split(';').next().unwrap_or_default(),
+        };
+        let names = match rest.starts_with('{') {
+            true => list.split(',').collect(),
+            false => vec![list],
+        };
+        let word = |name: &'_ str| {
+            let name = name.trim_start();
+            name.find(|letter: char| !letter.is_alphanumeric() && letter != '_')
+                .unwrap_or(name.len())
+        };
+        named.extend(
+            names
+                .into_iter()
+                .map(|name| &name.trim_start()[..word(name)]),
+        );
+    }
+    named
+}
+
+/// No room depends on one that depends on it, and transfers do not know MPI.
+#[test]
+fn rooms_depend_in_one_direction() {
+    let place = |room: &str| ROOMS.iter().position(|known| *known == room);
+    let mut wrong = Vec::new();
+    let mut edges = 0;
+    for (name, text) in sources() {
+        let Some(path) = name
+            .strip_prefix("src/")
+            .filter(|path| !path.contains("test"))
+        else {
+            continue;
+        };
+        let room = path.split('/').next().unwrap_or_default();
+        let room = room.strip_suffix(".rs").unwrap_or(room);
+        let Some(own) = place(room) else {
+            wrong.push(format!("{name}: {room} is no known room"));
+            continue;
+        };
+        let code = code(&text);
+        for named in rooms_named(&code) {
+            let other = place(named).filter(|other| *other != own);
+            edges += usize::from(other.is_some());
+            if other.is_some_and(|other| other > own) {
+                wrong.push(format!(
+                    "{name} sees {named}, which is a room behind {room}"
+                ));
+            }
+        }
+        for (rooms, words) in UNKNOWN_TO {
+            let words = words.iter().filter(|word| code.contains(**word));
+            let is_meant = rooms.contains(&room);
+            wrong.extend(
+                words
+                    .filter(|_| is_meant)
+                    .map(|word| format!("{name} knows {word}")),
+            );
+        }
+    }
+    assert!(edges > 300, "{edges} uses of other rooms were read");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Files of more than 600 lines, and why they are. The list only shrinks, and none of them grows by a tenth.
+const LONG_FILES: [(&str, usize, &str); 32] = [
+    (
+        "src/transfer/fetch.rs",
         905,
         "one arm for each path; protocols as tables are to divide it",
     ),
     (
-        "src/engine/route/survey.rs",
+        "src/transfer/route/survey.rs",
         883,
         "measuring is one state machine; a third are its tests",
     ),
@@ -228,12 +325,7 @@ const LONG_FILES: [(&str, usize, &str); 33] = [
     ),
     ("src/plan/shares.rs", 810, "one closed form with its terms"),
     (
-        "src/engine/send/rts.rs",
-        805,
-        "a send's steps; transfers apart from matching are to divide it",
-    ),
-    (
-        "src/engine/fetch/multipath.rs",
+        "src/transfer/fetch/multipath.rs",
         800,
         "the receiver's side of a split message; executors are to divide it",
     ),
@@ -274,9 +366,9 @@ const LONG_FILES: [(&str, usize, &str); 33] = [
         681,
         "a node's parts, and what follows from them",
     ),
-    ("src/engine/route.rs", 681, "the router"),
+    ("src/transfer/route.rs", 681, "the router"),
     (
-        "src/engine/serve.rs",
+        "src/transfer/serve.rs",
         668,
         "the sender's side of a pipeline; to be a protocol of its own",
     ),
@@ -293,7 +385,7 @@ const LONG_FILES: [(&str, usize, &str); 33] = [
     ("tests/cases/model_error.rs", 635, "cases of one subject"),
     ("tests/cases/matching.rs", 625, "cases of one subject"),
     (
-        "src/engine/fetch/start.rs",
+        "src/transfer/fetch/start.rs",
         630,
         "how a message sets out: facts and attempts",
     ),
@@ -326,7 +418,7 @@ const LONG_FILES: [(&str, usize, &str); 33] = [
 ];
 /// So many functions are longer than 80 lines, or have more than six parameters, each of which says why. Fewer are welcome here.
 const LONG_FUNCTIONS: usize = 20;
-const MANY_PARAMETERS: usize = 91;
+const MANY_PARAMETERS: usize = 89;
 
 /// Files and functions are short, and what is not says why.
 #[test]

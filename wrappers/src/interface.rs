@@ -1,8 +1,8 @@
 //! The functions of `include/anabranch.h`.
 
-use anabranch_engine::engine::story::{self, Path, Story};
-use anabranch_engine::engine::{aside, paths};
+use anabranch_engine::engine::{aside, choice, inquiry};
 use anabranch_engine::stats;
+use anabranch_engine::transfer::story::{self, Path, Story};
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::panic::catch_unwind;
 use std::ptr::null;
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn anabranch_request(
     size: usize,
 ) -> c_int {
     // SAFETY: as the caller says.
-    let story = catch_unwind(|| unsafe { story::of_request(request.cast()) });
+    let story = catch_unwind(|| unsafe { inquiry::of_request(request.cast()) });
     // SAFETY: as the caller says.
     unsafe { answer(story.ok().flatten(), message, size) }
 }
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn anabranch_paths(list: *const c_char) -> c_int {
     let chosen = catch_unwind(|| {
         // SAFETY: a string, as the caller says.
         let list = (!list.is_null()).then(|| unsafe { CStr::from_ptr(list) });
-        paths::choose(list.map(CStr::to_string_lossy).as_deref())
+        choice::choose(list.map(CStr::to_string_lossy).as_deref())
     });
     if chosen.unwrap_or(false) {
         0

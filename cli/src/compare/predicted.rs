@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 
 use anabranch_engine::config::{format_size, Config};
-use anabranch_engine::engine::route;
 use anabranch_engine::plan::Options;
+use anabranch_engine::transfer::route;
 use serde::Serialize;
 
 use super::results::{Results, What};

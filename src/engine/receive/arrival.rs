@@ -13,14 +13,7 @@ use super::lifting::Lifting;
 use super::{Arrival, Receive, Target, Work};
 use crate::cuda::{self, Buffer};
 use crate::engine::core::Core;
-use crate::engine::counts::Wish;
-use crate::engine::fault::{self, Of};
-use crate::engine::fetch::{
-    flag, Destination, Fetch, Landed, NotTaken, OrderToken, Others, RouteContext, Rows, Step,
-};
-use crate::engine::gpu::Gpu;
 use crate::engine::layout::{Layout, Piece};
-use crate::engine::life::{Outcome, Protocol, State};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::place::Parts;
 use crate::engine::send::HOST_BYTES_MIN;
@@ -28,6 +21,13 @@ use crate::engine::Env;
 use crate::mpi::{native, Abi, Status};
 use crate::node::{rts, RTS_BYTES};
 use crate::stats::{self, Counter};
+use crate::transfer::fault::{self, Of};
+use crate::transfer::fetch::{
+    flag, Destination, Fetch, Landed, NotTaken, OrderToken, Others, RouteContext, Rows, Step,
+};
+use crate::transfer::gpu::Gpu;
+use crate::transfer::life::{Outcome, Protocol, State};
+use crate::transfer::stream::Wish;
 
 /// Between sends of at least this length a program begins to receive. Claiming a message and launching its
 /// copy takes 5 to 8 us, in which nothing is sent. Where many receives are posted, messages shorter than the
@@ -330,7 +330,7 @@ impl Core {
             self.note_peer_mix(env, source);
         }
         let known = &mut self.history.received;
-        let is_next = known.note(env, fetch.message(), &rts, was_told, sends_to)
+        let is_next = known.note(env.seen(), fetch.message(), &rts, was_told, sends_to)
             && self.history.mix.is_only(source);
         if let (Some(told), true) = (told, is_next) {
             env.node.own().promise_rtr(told);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::{Receive, Target, Work};
 use crate::cuda::{overlap, Result};
 use crate::engine::core::Core;
-use crate::engine::fault::Of;
-use crate::engine::fetch::{self, Fetch, OrderToken, OrderTokenEnd};
-use crate::engine::gpu::Gpu;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape};
 use crate::engine::verify::{About, Checking, HostReading, Reading};
 use crate::engine::Env;
+use crate::transfer::fault::Of;
+use crate::transfer::fetch::{self, Fetch, OrderToken, OrderTokenEnd};
+use crate::transfer::gpu::Gpu;
 
 /// What a payload should be once it has arrived where it belongs.
 pub(super) struct ToCheck {

@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 use super::Receive;
 use crate::engine::core::Core;
-use crate::engine::counts::Stream;
-use crate::engine::fault::{self, Of};
-use crate::engine::fetch::{flag, Landed};
-use crate::engine::rtr::Last;
 use crate::engine::Env;
 use crate::mpi::native;
 use crate::node::{Peer, Rts, Slot, SlotState, RTS_BYTES};
 use crate::stats::{self, Counter};
+use crate::transfer::fault::{self, Of};
+use crate::transfer::fetch::{flag, Landed};
+use crate::transfer::history::Last;
+use crate::transfer::stream::Stream;
 
 /// What is known of a receive's message before its RTS arrives.
 pub(super) enum EarlyMatch {

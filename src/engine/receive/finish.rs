@@ -6,14 +6,14 @@ use std::ffi::{c_int, c_void};
 use super::early_match::EarlyMatch;
 use super::Work;
 use crate::engine::core::{Core, Entry};
-use crate::engine::counts::Stream;
-use crate::engine::life::State;
 use crate::engine::native::{raise, raise_told};
-use crate::engine::story;
 use crate::engine::Env;
 use crate::mpi::{native, Abi, Family, Handle, Status};
 use crate::node::{Peer, SlotState, RTS_BYTES};
 use crate::stats::{self, Counter};
+use crate::transfer::life::State;
+use crate::transfer::story;
+use crate::transfer::stream::Stream;
 
 impl Core {
     /// The status of a complete receive, which stays as it is.

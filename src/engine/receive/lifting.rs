@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use crate::cuda::{overlap, Error, Result};
-use crate::engine::fetch::{OrderToken, OrderTokenEnd, Staged, UnderWay};
-use crate::engine::gpu::Gpu;
 use crate::engine::lift::Lift;
+use crate::transfer::fetch::{OrderToken, OrderTokenEnd, Staged, UnderWay};
+use crate::transfer::gpu::Gpu;
 
 /// No rank: nobody needs to know which rank has sent it.
 const NOBODY: u32 = u32::MAX;

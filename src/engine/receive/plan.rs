@@ -6,9 +6,7 @@ use std::sync::Arc;
 use super::{Receive, RecvArgs, Target};
 use crate::engine::comms;
 use crate::engine::core::Core;
-use crate::engine::fault::{self, Of};
 use crate::engine::layout::Layout;
-use crate::engine::life::State;
 use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
 use crate::engine::native::{native_irecv, raise_told};
@@ -18,6 +16,8 @@ use crate::engine::Engine;
 use crate::mpi::{native, Abi, Handle};
 use crate::node::RTS_BYTES;
 use crate::stats::{self, Counter};
+use crate::transfer::fault;
+use crate::transfer::life::State;
 
 /// A receive ready to be posted natively with these arguments.
 pub struct Prepared {
@@ -374,7 +374,7 @@ impl Prepared {
 unsafe fn refuse(abi: &Abi, comm: Handle, source: c_int, why: &str) -> c_int {
     // SAFETY: the program's communicator.
     unsafe {
-        let of = Of::from(abi, comm, source);
+        let of = comms::sender(abi, comm, source);
         raise_told(abi, comm, &fault::refused(of, &why))
     }
 }

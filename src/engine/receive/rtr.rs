@@ -7,15 +7,15 @@ use super::{Receive, Target, Work};
 use crate::cuda::{overlap, Buffer, Uuid};
 use crate::engine::comms;
 use crate::engine::core::Core;
-use crate::engine::counts::Stream;
 use crate::engine::lift::Shape;
-use crate::engine::rtr::Last;
 use crate::engine::Env;
 use crate::mpi::{Abi, Handle};
 use crate::node::{RtrId, RtrState, Target as Place, Waiting};
 use crate::policy::decided_by;
 use crate::policy::rtr::{self, TellFacts};
 use crate::stats::{self, Counter};
+use crate::transfer::history::Last;
+use crate::transfer::stream::Stream;
 
 /// At most this many receives are searched for one that may take the same message.
 const LOOKED_THROUGH: usize = 64;

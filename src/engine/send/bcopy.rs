@@ -5,20 +5,21 @@ use std::sync::Arc;
 
 use super::{Mode, Send, SendArgs, SendKind};
 use crate::cuda::{self, Buffer, Error};
+use crate::engine::comms;
 use crate::engine::core::Core;
-use crate::engine::fault::{self, Of, Path};
 use crate::engine::layout::Layout;
-use crate::engine::life::{Life, Protocol, Side, State};
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::native::{native_isend, native_send, raise_told};
 use crate::engine::place::Parts;
-use crate::engine::story::{self, Story};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::{About, Reading, Summing};
 use crate::engine::{Engine, Env};
 use crate::mpi::{native, Family, Handle};
 use crate::node::{Sums, RTS_BYTES};
 use crate::stats::{self, Counter, Reason};
+use crate::transfer::fault::{self, Of, Path};
+use crate::transfer::life::{Life, Protocol, Side, State};
+use crate::transfer::story::{self, Story};
 
 /// Where the payload of a bcopy send lies.
 pub(super) enum Source<'a> {
@@ -124,7 +125,7 @@ impl Engine {
     /// The message as the user knows it.
     unsafe fn of(&self, args: &SendArgs) -> Of {
         // SAFETY: the program's communicator.
-        unsafe { Of::to(self.env.abi, args.comm, args.dest) }
+        unsafe { comms::receiver(self.env.abi, args.comm, args.dest) }
     }
 
     /// What is wrong with the copy, if it differs from what the buffer holds.
@@ -410,7 +411,7 @@ unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle,
             let why = format!("the MPI library makes no datatype of {} bytes", bytes.count);
             // SAFETY: the program's communicator.
             unsafe {
-                let of = Of::to(env.abi, args.comm, args.dest);
+                let of = comms::receiver(env.abi, args.comm, args.dest);
                 raise_told(env.abi, args.comm, &fault::refused(of, &why))
             }
         })?;

@@ -5,39 +5,15 @@ use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose};
 use crate::engine::core::Core;
-use crate::engine::counts::Stream;
-use crate::engine::fault::{self, Of, Path};
-use crate::engine::gpu::Gpu;
-use crate::engine::rtr::ONE_WAY_FROM;
-use crate::engine::serve::staged_parts::PUT_LANE;
 use crate::engine::Env;
 use crate::node::rtr::Rtr;
 use crate::node::{Peer, RtrId, Target, Waiting};
 use crate::policy::decided_by;
 use crate::policy::rtr::{self, WriteFacts};
-use crate::stats::{self, Counter};
-
-/// A put of a message, perhaps without its beginning, to the receive of an RTR.
-pub(super) struct Put {
-    peer: Arc<Peer>,
-    told: RtrId,
-    /// None once it is over.
-    copy: Option<InFlight>,
-}
-
-/// How far a put is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PutStep {
-    /// The copy runs.
-    Flying,
-    /// It has just ended; all of it is there, or not.
-    Ended {
-        /// All of it is there.
-        has_landed: bool,
-    },
-    /// It had ended before.
-    Over,
-}
+use crate::transfer::put::{failed, Put};
+use crate::transfer::serve::staged_parts::PUT_LANE;
+use crate::transfer::stream::Stream;
+use crate::transfer::ONE_WAY_FROM;
 
 impl Core {
     /// Begins to write a message to the receive of an RTR, if there is an RTR for this message. `after`: the
@@ -83,15 +59,12 @@ impl Core {
         };
         decided_by!("rtr.write", &mut next, rtr::write);
         let (tag, waiting) = next.found?;
-        Some(Put {
-            peer: Arc::clone(peer),
-            told: RtrId {
-                line: next.line,
-                tag,
-                rest: waiting.rest,
-            },
-            copy: Some(next.copy?),
-        })
+        let told = RtrId {
+            line: next.line,
+            tag,
+            rest: waiting.rest,
+        };
+        Some(Put::new(peer, told, next.copy?))
     }
 }
 
@@ -120,7 +93,7 @@ impl Next<'_> {
 
     fn find(&mut self) -> Option<(u64, Waiting)> {
         let rtr = self.peer.gpu_page()?.rtr(self.line)?;
-        let last = self.core.history.sent.last(self.env, self.stream)?;
+        let last = self.core.history.sent.last(self.env.seen(), self.stream)?;
         last.find(rtr, &self.expected)
     }
 }
@@ -195,7 +168,7 @@ impl WriteFacts for Next<'_> {
             return false;
         };
         let Core { history, gpu, .. } = &mut *self.core;
-        let Some(last) = history.sent.last(env, stream) else {
+        let Some(last) = history.sent.last(env.seen(), stream) else {
             return false;
         };
         // The receiver may withdraw its RTR, and free the buffer.
@@ -246,80 +219,5 @@ impl WriteFacts for Next<'_> {
             }
         }
         self.copy.is_some()
-    }
-}
-
-fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
-    gpu.put_failed(peer.world_rank());
-    stats::add(Counter::DriverRetries, 1);
-    if peer.goes_on() {
-        let of = Of::To(peer.world_rank());
-        fault::survived(of, Path::Direct, error, "left to its receiver");
-    }
-}
-
-impl Put {
-    /// Whether the copy runs.
-    pub(super) fn is_flying(&self) -> bool {
-        self.copy.is_some()
-    }
-
-    /// Whether it is the whole message, so that the receiver asks for nothing more.
-    pub(super) fn is_whole(&self) -> bool {
-        self.told.rest == 0
-    }
-
-    /// The RTR that it is for.
-    pub(super) fn told(&self) -> RtrId {
-        self.told
-    }
-
-    /// Looks how far it is, and tells the receiver once it is over.
-    pub(super) fn poll(&mut self, gpu: &mut Gpu) -> PutStep {
-        let Some(copy) = &mut self.copy else {
-            return PutStep::Over;
-        };
-        let has_landed = match copy.poll() {
-            Ok(false) => return PutStep::Flying,
-            Ok(true) => true,
-            Err(error) if copy.is_lost() => {
-                failed(gpu, &self.peer, &error);
-                false
-            }
-            Err(error) => {
-                fault::tried_again(Of::To(self.peer.world_rank()), Path::Direct, &error);
-                return PutStep::Flying;
-            }
-        };
-        self.end(has_landed);
-        PutStep::Ended { has_landed }
-    }
-
-    fn end(&mut self, has_landed: bool) {
-        // The copy keeps its mapping until the receiver knows.
-        let _copy = self.copy.take();
-        let gpu_page = self.peer.gpu_page();
-        if let Some(rtr) = gpu_page.and_then(|gpu_page| gpu_page.rtr(self.told.line)) {
-            if has_landed {
-                rtr.land(self.told.tag);
-            } else {
-                rtr.refuse(self.told.tag);
-            }
-        }
-        self.peer.ring_if_asleep();
-    }
-
-    /// Whether nothing of it runs any more, whether it succeeded or failed.
-    pub(super) fn is_over(&mut self) -> bool {
-        self.copy.as_mut().is_none_or(InFlight::is_over)
-    }
-
-    /// Its message could not be sent. Waits until nothing is written any more, which takes as long as the
-    /// copy, and leaves the receive to the next message.
-    pub(super) fn abandon(mut self) {
-        while !self.is_over() {
-            std::thread::yield_now();
-        }
-        self.end(false);
     }
 }

@@ -11,7 +11,7 @@ const CHUNKS: u32 = 80;
 
 /// What a rank plans with if no option is set: each rank makes the copies of its own GPU.
 fn as_shipped() -> Options {
-    crate::engine::route::options(&Config::default()).by_each()
+    crate::transfer::route::options(&Config::default()).by_each()
 }
 
 /// Time of a path alone, chunk after chunk and hop after hop, as one would with a pencil.

@@ -18,12 +18,12 @@ use crate::cuda::{
     self, reach, uuid_text, ContextKey, Copy, Error, InFlight, Mapping, PinnedBuffer, Purpose,
     Result, StagedMemory, Timed, Uuid,
 };
-use crate::engine::gpu::{is_for_now, Gpu};
-use crate::engine::Env;
 use crate::model::{fit, Line};
 use crate::node::traffic::{Ends, HostLinkRates, Measured};
 use crate::node::{Wide, Wiring};
 use crate::stats::{self, Counter};
+use crate::transfer::gpu::{is_for_now, Gpu};
+use crate::transfer::Env;
 
 const SMALL: u64 = 256 << 10;
 /// Bytes that a rank has on each of its GPUs to measure with.

@@ -10,15 +10,15 @@ use super::{
     OrderTokenEnd, Path, RouteContext, Then, Turn, Turns,
 };
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
-use crate::engine::gpu::Gpu;
-use crate::engine::route::Routed;
-use crate::engine::rtr::ONE_WAY_FROM;
-use crate::engine::Env;
 use crate::node::{Part, RtrId, SlotState};
 use crate::policy::decided_by;
 use crate::policy::history::InFlightGuard;
 use crate::policy::start::{self as policy, OneOwner, Start, StartFacts};
 use crate::stats::{self, Counter, Reason};
+use crate::transfer::gpu::Gpu;
+use crate::transfer::route::Routed;
+use crate::transfer::Env;
+use crate::transfer::ONE_WAY_FROM;
 
 impl Fetch {
     /// Whether this rank can read the message from another rank's device memory into its own.

@@ -3,7 +3,7 @@
 
 use std::thread::JoinHandle;
 
-use crate::engine::{helper, Env};
+use crate::transfer::{thread, Env};
 
 /// How far the request has come.
 #[derive(Default)]
@@ -24,7 +24,7 @@ impl Pages {
             return;
         }
         let own = env.node.own_shared();
-        let thread = helper::spawn_aside(env, "anabranch-pages", move || {
+        let thread = thread::spawn_aside(env, "anabranch-pages", move || {
             let found = own.find_wide_pages();
             if let Err(error) = &found {
                 log::debug!("no memory for staging ahead: {error}");

@@ -12,8 +12,6 @@ use std::fmt::{self, Display};
 use parking_lot::Mutex;
 
 use crate::cuda::Error;
-use crate::engine::comms;
-use crate::mpi::{Abi, Handle};
 use crate::node::StagedPartError;
 use crate::stats::{self, Counter};
 
@@ -74,30 +72,6 @@ impl Of {
         match self {
             Of::To(rank) | Of::From(rank) => Some(rank),
             Of::ToLocal(_) | Of::FromLocal(_) | Of::FromAny => None,
-        }
-    }
-
-    /// To a rank of a communicator.
-    ///
-    /// # Safety
-    /// `comm` is the program's.
-    pub unsafe fn to(abi: &Abi, comm: Handle, rank: c_int) -> Of {
-        // SAFETY: passed on.
-        let identity = unsafe { comms::identity(abi, comm) };
-        let world = identity.and_then(|identity| identity.world_rank(rank));
-        world.map_or(Of::ToLocal(rank), Of::To)
-    }
-
-    /// From a rank of a communicator, or any.
-    ///
-    /// # Safety
-    /// `comm` is the program's.
-    pub unsafe fn from(abi: &Abi, comm: Handle, rank: c_int) -> Of {
-        // SAFETY: passed on.
-        match unsafe { Of::to(abi, comm, rank) } {
-            Of::To(world) => Of::From(world),
-            _ if rank == abi.any_source => Of::FromAny,
-            _ => Of::FromLocal(rank),
         }
     }
 }

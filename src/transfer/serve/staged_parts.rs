@@ -9,14 +9,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose};
-use crate::engine::fault::{self, Of, Path, Trouble};
-use crate::engine::gpu::Gpu;
-use crate::engine::relays::Reached;
-use crate::engine::story::Parts;
-use crate::engine::Env;
 use crate::node::staged_part::{Filled, Offer, StagedPartOf, STAGED_PARTS, STAGED_PART_ENTRIES};
 use crate::node::{units_of, Asked, Part, Peer, StagedPartError, Taker, Way, Wide, UNIT_BYTES};
 use crate::stats::{self, Counter};
+use crate::transfer::fault::{self, Of, Path, Trouble};
+use crate::transfer::gpu::Gpu;
+use crate::transfer::relays::Reached;
+use crate::transfer::story::Parts;
+use crate::transfer::Env;
 
 /// With so many launches in flight on a lane no chunk is added: enough that the engine does not run dry
 /// between two looks, few enough that chunks which the receiver may claim back are not launched too early.
@@ -27,7 +27,7 @@ const LAUNCHED_IN_TURN_MAX: usize = 2;
 /// The reason, once a put has failed.
 const NOT_PUT: &str = "a push between these ranks has failed before";
 /// The lane of the put streams that few relays use.
-pub(in crate::engine) const PUT_LANE: u64 = 3;
+pub(crate) const PUT_LANE: u64 = 3;
 
 /// The staged parts of one message.
 pub struct StagedParts {

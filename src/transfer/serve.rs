@@ -13,13 +13,13 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::cuda::{ContextKey, Copy, Error, InFlight, Purpose};
-use crate::engine::gpu::{is_for_now, Gpu};
-use crate::engine::memory;
-use crate::engine::relays::PieceOnGpu;
 use crate::node::{Entry, Ring, Segment, RING_ENTRIES};
 use crate::policy::decided;
 use crate::policy::pipeline::{piece_bytes, OnGpu};
 use crate::stats::{self, Counter};
+use crate::transfer::gpu::{is_for_now, Gpu};
+use crate::transfer::memory;
+use crate::transfer::relays::PieceOnGpu;
 
 /// The sender's side of a pipeline message. It takes pieces of staging only once the message is matched, so
 /// that no unmatched message can hold one.

@@ -8,13 +8,13 @@ use hashbrown::HashMap;
 use crate::cuda::{
     reach, Buffer, ContextKey, Error, Export, IpcHandle, Mapping, Result, StagedMemory, Uuid,
 };
-use crate::engine::gpu::{is_for_now, Gpu};
-use crate::engine::route::SURVEY_BYTES;
-use crate::engine::Env;
 use crate::node::{
     units_of, Exported, GpuPage, GpuRow, OnGpu, Peer, Segment, Taker, RELAY_BYTES_MAX, UNIT_BYTES,
 };
 use crate::stats::{self, Counter};
+use crate::transfer::gpu::{is_for_now, Gpu};
+use crate::transfer::route::SURVEY_BYTES;
+use crate::transfer::Env;
 
 /// The most staging on one GPU, bytes: together with what the rank uses to measure its links, 64 MiB.
 const EXPORTED_BYTES_MAX: u64 = RELAY_BYTES_MAX - SURVEY_BYTES;

@@ -13,21 +13,21 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::cuda::{clock_ns, ContextKey, Copy, Error, InFlight, Mapping, Purpose};
-use crate::engine::fault::{self, Of, Path, Trouble};
-use crate::engine::fetch::has_landed;
-use crate::engine::fetch::order_token::OrderToken;
-use crate::engine::fetch::put::{PutTarget, TURN_PATIENCE};
-use crate::engine::fetch::staged_part::{StagedPart, Staging};
-use crate::engine::gpu::Gpu;
-use crate::engine::life::Protocol;
-use crate::engine::route::HostFared;
-use crate::engine::story::Parts;
-use crate::engine::Env;
 use crate::node::staged_part::{StagedPartOf, STAGED_PARTS};
 use crate::node::{Asked, Part, Peer, RtrId, RtrState, StagedPartError, Way};
 use crate::policy::decided;
 use crate::policy::parts::{claim_back, Left};
 use crate::stats::{self, Counter};
+use crate::transfer::fault::{self, Of, Path, Trouble};
+use crate::transfer::fetch::has_landed;
+use crate::transfer::fetch::order_token::OrderToken;
+use crate::transfer::fetch::put::{PutTarget, TURN_PATIENCE};
+use crate::transfer::fetch::staged_part::{StagedPart, Staging};
+use crate::transfer::gpu::Gpu;
+use crate::transfer::life::Protocol;
+use crate::transfer::route::HostFared;
+use crate::transfer::story::Parts;
+use crate::transfer::Env;
 
 /// A receiver that has not looked for this long cannot tell how long its sender has done nothing.
 const ABSENCE: Duration = Duration::from_millis(500);

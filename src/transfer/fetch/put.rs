@@ -11,14 +11,14 @@
 use std::time::Duration;
 
 use crate::cuda::reach;
-use crate::engine::fault::{self, Of, Path};
-use crate::engine::fetch::RouteContext;
-use crate::engine::gpu::Gpu;
-use crate::engine::Env;
 use crate::node::{Message, Target};
 use crate::policy::put::{self as policy, PutFacts};
 use crate::policy::{decided_by, stepped};
 use crate::stats::{self, Counter};
+use crate::transfer::fault::{self, Of, Path};
+use crate::transfer::fetch::RouteContext;
+use crate::transfer::gpu::Gpu;
+use crate::transfer::Env;
 
 /// If a sender that is to put has not begun for so long, the receiver reads its part after all.
 const PATIENCE: Duration = Duration::from_micros(300);

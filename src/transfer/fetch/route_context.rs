@@ -7,13 +7,6 @@ use smallvec::SmallVec;
 
 use crate::config::Owner;
 use crate::cuda::{overlap, Buffer, Uuid};
-use crate::engine::fetch::order_token::{self, OrderToken};
-use crate::engine::fetch::turn::WINDOW_FROM;
-use crate::engine::gpu::Gpu;
-use crate::engine::history::PeerHistory;
-use crate::engine::relays::Relay;
-use crate::engine::route::{RouteUse, Routed, Router};
-use crate::engine::Env;
 use crate::node::staged_part::STAGED_PARTS;
 use crate::node::{Message, Part, Peer, Way};
 use crate::plan::PathKind;
@@ -21,6 +14,13 @@ use crate::policy::history::{Planned, PLANNED_FROM, PLANNED_FROM_BOTH, PLANNED_M
 use crate::policy::{decided, parts};
 use crate::stats::{self, Counter};
 use crate::topology::Place;
+use crate::transfer::fetch::order_token::{self, OrderToken};
+use crate::transfer::fetch::turn::WINDOW_FROM;
+use crate::transfer::gpu::Gpu;
+use crate::transfer::history::PeerHistory;
+use crate::transfer::relays::Relay;
+use crate::transfer::route::{RouteUse, Routed, Router};
+use crate::transfer::Env;
 
 /// What is known before a message is fetched.
 pub struct RouteContext<'a> {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::cuda::nvml::{pci_number, Links, Nvml};
 use crate::cuda::{self, reach, uuid_text, Uuid};
-use crate::engine::{helper, Env};
 use crate::node::Wiring;
 use crate::topology::found::REACHED;
+use crate::transfer::{thread, Env};
 
 /// How long the end of the program waits for an answer: a thread that runs on while a process ends may find
 /// its library gone.
@@ -28,7 +28,7 @@ impl Asked {
             .map(|device| (device.uuid, cuda::pci_address(device.device)))
             .collect();
         // It computes for 18 ms.
-        let thread = helper::spawn_aside(env, "anabranch-nvml", move || ask(&gpus));
+        let thread = thread::spawn_aside(env, "anabranch-nvml", move || ask(&gpus));
         match thread {
             Ok(thread) => Some(Asked { thread }),
             Err(error) => {

@@ -3,9 +3,6 @@
 use std::cell::Cell;
 use std::ffi::CStr;
 
-use crate::engine::core::Entry;
-use crate::engine::{engine, Engine};
-use crate::mpi::{guard, Handle};
 use crate::stats::Reason;
 
 /// The path that a message took.
@@ -138,7 +135,7 @@ thread_local! {
 }
 
 /// An engine operation is complete towards the program.
-pub(super) fn tell(story: Story) {
+pub fn tell(story: Story) {
     let told = Story {
         is_complete: true,
         ..story
@@ -150,41 +147,6 @@ pub(super) fn tell(story: Story) {
 /// The latest operation that the engine has completed on this thread, once.
 pub fn take_last() -> Option<Story> {
     LAST.try_with(Cell::take).ok().flatten()
-}
-
-impl Engine {
-    /// What is known of an engine request that is not complete towards the program.
-    fn story(&self, handle: Handle) -> Option<Story> {
-        let core = self.core.lock();
-        match *core.table.get(&handle)? {
-            Entry::Receive(id) => Some(core.receives[id].story()),
-            Entry::Send(id) => Some(core.sends[id].story()),
-            Entry::Collective(_) => None,
-            Entry::Persistent(id) => Some(match core.persistents[id].active {
-                Some(send) => core.sends[send].story(),
-                None => Story {
-                    is_send: true,
-                    ..Story::default()
-                },
-            }),
-        }
-    }
-}
-
-/// What is known of the request at this address. `None` if it is not the engine's.
-///
-/// # Safety
-/// `request` is null or points to a request handle of the program's MPI library.
-pub unsafe fn of_request(request: *const Handle) -> Option<Story> {
-    // Not in a forked child, where a thread that does not exist there may hold the lock, nor once MPI is
-    // being finalized.
-    let engine = engine().filter(|_| guard::armed())?;
-    if request.is_null() {
-        return None;
-    }
-    // SAFETY: not null, so a handle, as the caller says.
-    let handle = unsafe { engine.env.abi.read(request) };
-    engine.story(handle)
 }
 
 #[cfg(test)]

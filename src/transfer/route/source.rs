@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::cuda::{self, uuid_text, Uuid};
-use crate::engine::Env;
 use crate::model::cache::{self, CacheError};
+use crate::transfer::Env;
 
 /// What `anabranch topo --measure` kept of a node that has these GPUs. A process may see only one of them, so
 /// the file is found by the GPUs that it lists, not by those seen here.

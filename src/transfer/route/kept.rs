@@ -8,11 +8,11 @@ use super::source;
 use crate::config::Keep;
 use crate::cuda::nvml::pci_number;
 use crate::cuda::{self, reach, uuid_text, Uuid};
-use crate::engine::Env;
 use crate::model::cache::{driver_text, folder};
 use crate::model::links::{self, Links, LinksError, Wired};
 use crate::model::Line;
 use crate::node::Wiring;
+use crate::transfer::Env;
 
 /// The PCI address of a GPU; none if the driver does not tell it.
 pub(super) fn pci_of(uuid: &Uuid) -> Option<u64> {

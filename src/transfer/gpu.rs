@@ -12,16 +12,16 @@ use crate::cuda::{
     InFlight, Lanes, Limits, Mapping, MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose,
     Registrations, Result, Timed, Uuid,
 };
-use crate::engine::fault;
-use crate::engine::fetch::one_owner::Troubles;
-use crate::engine::fetch::Turns;
-use crate::engine::pages::Pages;
-use crate::engine::relays::Relays;
-use crate::engine::route::Survey;
-use crate::engine::Env;
 use crate::exec::{Exec, Executor, Settings};
 use crate::node::{Gone, Parcel, Parcels, Peer, Segment, View, Wide, FILES_MAX, UNIT_BYTES};
 use crate::stats::{self, Counter};
+use crate::transfer::fault;
+use crate::transfer::fetch::one_owner::Troubles;
+use crate::transfer::fetch::Turns;
+use crate::transfer::pages::Pages;
+use crate::transfer::relays::Relays;
+use crate::transfer::route::Survey;
+use crate::transfer::Env;
 
 /// A rank's bounce memory for copies that cannot use shared staging, bytes. With all that the options allow
 /// by default, cells for eager payloads included, a rank pins 32 MiB, or 64 if one rank owns all copies of a
@@ -562,7 +562,7 @@ pub fn is_for_now(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::lifecycle::node_options;
+    use crate::transfer::node_options;
 
     #[test]
     fn a_rank_pins_64_mib_by_default() {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use super::{flag, Destination, Fetch, Lost, Path, Step, AGAIN_THROUGH_HOST};
 use crate::cuda::{ContextKey, Copy, Error, InFlight, Mapping, Purpose};
-use crate::engine::fault::{self, Of};
-use crate::engine::gpu::{is_for_now, Gpu};
-use crate::engine::life::{self, Protocol};
-use crate::engine::memory;
 use crate::node::{OnGpu, Peer, Ring, SlotState, FIRST_CELL, UNIT_BYTES};
 use crate::policy::pipeline::{self, piece_bytes};
 use crate::stats::{self, Counter, Reason};
+use crate::transfer::fault::{self, Of};
+use crate::transfer::gpu::{is_for_now, Gpu};
+use crate::transfer::life::{self, Protocol};
+use crate::transfer::memory;
 
 /// From so many bytes on, messages are written to host memory past the caches: pieces that a device wrote are
 /// then copied at 16 GB/s, and otherwise at 8 to 9. The program reads shorter messages from its caches. With

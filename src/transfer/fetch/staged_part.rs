@@ -5,14 +5,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cuda::{Copy, InFlight, Mapping, Purpose};
-use crate::engine::fault::{self, Of, Path, Trouble};
-use crate::engine::fetch::multipath::Direct;
-use crate::engine::gpu::{is_for_now, Gpu};
-use crate::engine::relays::Reached;
-use crate::engine::Env;
-use crate::node::staged_part::StagedPartOf;
+use crate::node::staged_part::{StagedPartOf, STAGED_PART_CHUNKS_MAX};
 use crate::node::{Part, Peer, StagedPartError, Taker, Way, UNIT_BYTES};
+use crate::plan::CHUNKS_MOST;
 use crate::stats::{self, Counter};
+use crate::transfer::fault::{self, Of, Path, Trouble};
+use crate::transfer::fetch::multipath::Direct;
+use crate::transfer::gpu::{is_for_now, Gpu};
+use crate::transfer::relays::Reached;
+use crate::transfer::Env;
+
+/// No plan has more chunks than an offer can name.
+const _: () = assert!(CHUNKS_MOST <= STAGED_PART_CHUNKS_MAX);
 
 /// A staged part, and how far it is.
 pub(super) struct StagedPart {

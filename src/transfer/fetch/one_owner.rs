@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use crate::config::Owner;
 use crate::cuda::{reach, ContextKey, Error, Export, Mapping, Uuid};
-use crate::engine::fault::{self, Of, Path};
-use crate::engine::fetch::order_token::OrderToken;
-use crate::engine::fetch::RouteContext;
-use crate::engine::gpu::{is_for_now, Gpu};
-use crate::engine::route::{RouteUse, Routed};
-use crate::engine::story::Parts;
-use crate::engine::Env;
 use crate::exec::{Drive, Ended, Failure, Request};
 use crate::node::{Message, Peer};
 use crate::plan::{PathKind, Plan};
 use crate::stats::{self, Counter};
 use crate::topology::{Place, MAX_GPUS};
+use crate::transfer::fault::{self, Of, Path};
+use crate::transfer::fetch::order_token::OrderToken;
+use crate::transfer::fetch::RouteContext;
+use crate::transfer::gpu::{is_for_now, Gpu};
+use crate::transfer::route::{RouteUse, Routed};
+use crate::transfer::story::Parts;
+use crate::transfer::Env;
 
 /// The depth that a window is taken to have if several messages of a pair are under way. With the number
 /// itself, each message of a window would get its own plan and graph.

@@ -21,15 +21,14 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::config::{Config, Owner, Paths};
-use crate::cuda::{clock_ns, Buffer, ContextKey, Uuid};
-use crate::engine::fetch::asks_for_depth;
-use crate::engine::{Core, Env};
+use crate::cuda::{clock_ns, Uuid};
 use crate::model::{HostPart, Model};
 use crate::node::traffic::Ends;
 use crate::node::{Peer, Wiring};
 use crate::plan::{LeastGain, Message, Occupancy, Options, PathKind, Plan, Planner};
 use crate::policy::decided;
 use crate::topology::{Place, Topology};
+use crate::transfer::Env;
 pub use host_use::HostFared;
 use host_use::{Counted, HostUse};
 use ledger::{Ledger, Use};
@@ -413,7 +412,7 @@ impl Router {
     }
 
     /// Whether nobody has measured the node of this GPU.
-    fn is_unmeasured(&mut self, env: &Env, uuid: &Uuid) -> bool {
+    pub fn is_unmeasured(&mut self, env: &Env, uuid: &Uuid) -> bool {
         self.look(env, &[*uuid]);
         matches!(self.known, Known::PublishedModel(..))
     }
@@ -637,29 +636,6 @@ fn tell_switches(topology: &Topology) {
         let gpus = switch.gpus.iter().map(|gpu| format!("GPU{gpu}"));
         let gpus = gpus.collect::<Vec<_>>().join(", ");
         log::debug!("one PCIe link to the host: {gpus}");
-    }
-}
-
-impl Core {
-    /// A buffer of the program's is to be sent or received. If nobody has measured the node, the links of its
-    /// GPU are measured, and the system is asked for its NVLinks if those matter.
-    pub(super) fn survey(&mut self, env: &Env, buffer: &Buffer, context: ContextKey, bytes: u64) {
-        if env.may_split(bytes) && env.paths().host && env.config.owner == Owner::Two {
-            self.gpu.pages.ask(env);
-        }
-        let are_several = self.history.mix.are_several();
-        if asks_for_depth(env, bytes, are_several) && self.router.is_unmeasured(env, &buffer.uuid) {
-            let may_split = env.may_split(bytes);
-            if may_split {
-                self.gpu.survey.meet(env, &buffer.uuid, context);
-            }
-            // NVLinks tell whether relays share links, and whether messages of several senders do, which is
-            // why those are read in turns.
-            if are_several || (may_split && env.config.paths.relay) {
-                self.gpu.survey.ask_for_links(env);
-            }
-        }
-        self.gpu.advance_survey(env);
     }
 }
 

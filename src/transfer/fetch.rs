@@ -13,28 +13,28 @@ mod turn;
 use std::sync::Arc;
 
 use crate::cuda::{overlap, ContextKey, Error, InFlight, Uuid};
-use crate::engine::counts::Wish;
-use crate::engine::fault::{self, Of};
-use crate::engine::fetch::multipath::Multipath;
-use crate::engine::fetch::one_owner::OneOwnerTransfer;
-pub use crate::engine::fetch::order_token::{are_left, OrderToken, OrderTokenEnd};
-use crate::engine::fetch::pipeline::PipelineReceive;
-pub use crate::engine::fetch::route_context::{
-    asks_for_depth, uses_host, Others, RouteContext, Rows, UnderWay,
-};
-pub use crate::engine::fetch::turn::Turns;
-use crate::engine::fetch::turn::{Start, Turn};
-use crate::engine::gpu::Gpu;
-use crate::engine::life::{self, After, Life, Outcome, Protocol};
-use crate::engine::route::Routed;
-use crate::engine::rtr::ONE_WAY_FROM;
-use crate::engine::story;
-use crate::engine::Env;
 use crate::node::{
     Corruption, Message, Peer, Refused, RtrId, RtrState, Rts, Slot, SlotState, Sums,
 };
 use crate::policy::history::InFlightGuard;
 use crate::stats::{self, Counter, Reason};
+use crate::transfer::fault::{self, Of};
+use crate::transfer::fetch::multipath::Multipath;
+use crate::transfer::fetch::one_owner::OneOwnerTransfer;
+pub use crate::transfer::fetch::order_token::{are_left, OrderToken, OrderTokenEnd};
+use crate::transfer::fetch::pipeline::PipelineReceive;
+pub use crate::transfer::fetch::route_context::{
+    asks_for_depth, uses_host, Others, RouteContext, Rows, UnderWay,
+};
+pub use crate::transfer::fetch::turn::Turns;
+use crate::transfer::fetch::turn::{Start, Turn};
+use crate::transfer::gpu::Gpu;
+use crate::transfer::life::{self, After, Life, Outcome, Protocol};
+use crate::transfer::route::Routed;
+use crate::transfer::story;
+use crate::transfer::stream::Wish;
+use crate::transfer::Env;
+use crate::transfer::ONE_WAY_FROM;
 
 /// Flags of a slot's message.
 pub mod flag {
@@ -243,7 +243,7 @@ impl Landed {
     /// Tells the sender that nobody will receive the message.
     pub fn turn_down(&self, env: &Env) {
         if let Some(slot) = self.peer.slot(self.rts.slot) {
-            slot.turn_down(self.rts.nonce, env.abi.err_other);
+            slot.turn_down(self.rts.nonce, env.failed);
         }
         self.peer.ring_doorbell();
     }
