@@ -20,6 +20,7 @@ pub mod serve;
 pub mod story;
 pub mod stream;
 pub mod thread;
+pub mod transfers;
 
 use crate::config::Config;
 use crate::node::{Node, Options, CELLS_BYTES, CELLS_MAX, CELLS_MIN};

@@ -89,6 +89,8 @@ pub struct Outgoing {
     is_shared: bool,
     /// The slot is in use: the receiver may still read it.
     is_open: bool,
+    /// It is closed, and its receiver cannot have it.
+    has_failed: bool,
     /// The buffer is the program's again.
     is_complete: bool,
     /// What went over staging, of a transfer over several paths. Known once it is over.
@@ -155,6 +157,7 @@ impl Outgoing {
             lost: None,
             is_shared: chunks::needs(&Export::from(&message)).is_some(),
             is_open: true,
+            has_failed: false,
             is_complete: life.is_over(),
             parts: None,
             life,
@@ -224,6 +227,11 @@ impl Outgoing {
     /// The slot is in use: the receiver may still read it.
     pub fn is_open(&self) -> bool {
         self.is_open
+    }
+
+    /// It is closed, and its receiver cannot have it: see [`Outgoing::why_failed`].
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// Until when it waits for its receiver before its cell is filled, if it does.
@@ -566,6 +574,7 @@ impl Outgoing {
         }
         own.free(self.slot);
         self.is_open = false;
+        self.has_failed = has_failed;
         self.is_complete = true;
         Advance {
             moved: true,

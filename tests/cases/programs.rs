@@ -315,6 +315,45 @@ fn bench(mpi: &Mpi) {
     bench_otherwise(mpi, library);
 }
 
+/// Transfers without MPI stand beside messages, from and to either memory.
+#[test]
+fn transfers_beside_messages() {
+    for name in ["openmpi", "mpich5-abi"] {
+        on(name, |mpi| {
+            for (kind, first, second) in [
+                ("latency", "D", "D"),
+                ("bw", "D", "D"),
+                ("bibw", "D", "D"),
+                ("bw", "H", "D"),
+                ("latency", "D", "H"),
+            ] {
+                let job = Job::new(mpi, 2, &built().command);
+                let file = job.folder().with_extension("json");
+                let path = file.display().to_string();
+                let outcome = job
+                    .args(&["bench", kind, first, second, "--transfer", "--json", &path])
+                    .args(&["--sizes", "8,4099,300001,4M", "--window", "8"])
+                    .args(&["--warmup", "2", "--iterations", "4"])
+                    .roles(&format!("{first}{second}"))
+                    .run();
+                assert_eq!(outcome.finished.code, Some(0), "{outcome}");
+                outcome.check_watched();
+                outcome.stats().check_complete();
+                let report: Value =
+                    serde_json::from_str(&fs::read_to_string(&file).expect("report"))
+                        .expect("JSON");
+                let _ = fs::remove_file(&file);
+                let rows = report["rows"].as_array().expect("rows");
+                assert_eq!(rows.len(), 4, "{report:#}");
+                for row in rows {
+                    let transfer = row["transfer"].as_f64();
+                    assert!(transfer.is_some_and(|value| value > 0.0), "{report:#}");
+                }
+            }
+        });
+    }
+}
+
 /// Persistent requests, and exchanges of ranks that were away before.
 fn bench_otherwise(mpi: &Mpi, library: &str) {
     let exchange: &[&str] = &["exchange", "--away", "cpu:20us"];

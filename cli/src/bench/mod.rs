@@ -13,6 +13,7 @@ mod raw;
 pub mod report;
 pub mod sizes;
 pub mod suite;
+mod transfer;
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -159,6 +160,9 @@ pub struct Arguments {
     /// Measure the driver's own copy between the two GPUs too, and print the ratio
     #[arg(long)]
     raw: bool,
+    /// Measure the library's own transfers between the two buffers too, without MPI (latency, bw, bibw)
+    #[arg(long)]
+    transfer: bool,
     /// The MPI library to load: openmpi, mpich, abi, or a file [default: by the launcher]
     #[arg(long, value_name = "NAME|FILE")]
     mpi: Option<String>,
@@ -224,6 +228,11 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "--raw measures the messages of one pair: not with {}",
             report::name(arguments.kind)
         );
+        return Err(Failure::new(2, text).into());
+    }
+    if arguments.transfer && !matches!(arguments.kind, Kind::Latency | Kind::Bw | Kind::Bibw) {
+        let name = report::name(arguments.kind);
+        let text = format!("--transfer measures latency, bw and bibw: not {name}");
         return Err(Failure::new(2, text).into());
     }
     if arguments.persistent && matches!(arguments.kind, Kind::Put | Kind::Exchange) {
@@ -431,6 +440,7 @@ struct Session<'a> {
     simulated: bool,
     checker: Checker,
     raw: Option<Raw>,
+    transfer: Option<transfer::Bench>,
     device: Option<&'a Device>,
     requests: Requests,
     /// Of the latest measurement, seconds.
@@ -483,6 +493,9 @@ impl<'a> Session<'a> {
         } else {
             None
         };
+        let transfer = arguments.transfer;
+        let transfer = transfer.then(|| transfer::Bench::prepare(mpi, role as usize, peer));
+        let transfer = transfer.transpose()?;
         let clock = Clock::new(driver.map(Rc::as_ref));
         let own_clock = u64::from(clock.simulated.is_some());
         let is_simulated = if arguments.kind.is_round() {
@@ -515,6 +528,7 @@ impl<'a> Session<'a> {
             simulated: is_simulated,
             checker,
             raw,
+            transfer,
             device,
             requests,
             late: None,
@@ -554,6 +568,10 @@ impl<'a> Session<'a> {
             // Memory that a peer has mapped must not be freed.
             self.pair.mpi.meet(self.pair.peer);
             raw.free()?;
+        }
+        if let Some(transfer) = self.transfer.take() {
+            self.pair.mpi.meet(self.pair.peer);
+            transfer.close();
         }
         if let Some(window) = self.pair.window.take() {
             self.pair.mpi.free_window(window);
@@ -606,12 +624,26 @@ impl<'a> Session<'a> {
             }
             _ => None,
         };
+        let transfer = match &mut self.transfer {
+            Some(transfer) if bytes > 0 => {
+                let memory = (self.pair.send.at(0).cast_const(), self.pair.receive.at(0));
+                self.pair.mpi.meet(self.pair.peer);
+                // SAFETY: both buffers hold a message of this size, and nothing else is under way.
+                let seconds =
+                    unsafe { transfer.measure(self.arguments, bytes, memory, &self.clock) };
+                let seconds = seconds?;
+                self.pair.mpi.meet(self.pair.peer);
+                value(self.agreed(seconds))
+            }
+            _ => None,
+        };
         Ok(Row {
             bytes,
             window,
             iterations,
             value: value(seconds),
             raw,
+            transfer,
             errors,
             percentiles: (!self.each.is_empty()).then(|| self.percentiles()),
             late: self.late.map(|late| late / seconds),

@@ -24,6 +24,8 @@ pub struct Row {
     pub value: Option<f64>,
     /// The driver's own copy, in the same unit.
     pub raw: Option<f64>,
+    /// The library's own transfers, in the same unit.
+    pub transfer: Option<f64>,
     /// Messages with wrong data, where they were checked.
     pub errors: Option<u64>,
     /// Exchanges: of which nine tenths, and all but a hundredth, take no more; us.
@@ -171,11 +173,14 @@ impl<'a> Report<'a> {
             lines.push(format!("# Raw: the driver's own copies, {how}"));
             self.meta.insert("raw".into(), how.into());
         }
-        lines.push(columns(
-            self.arguments.kind,
-            self.raw.is_some(),
-            self.arguments.check,
-        ));
+        if self.arguments.transfer {
+            lines.push("# Transfer: by the library, without MPI".into());
+        }
+        let (arguments, more) = (
+            self.arguments,
+            [self.raw.is_some(), self.arguments.transfer],
+        );
+        lines.push(columns(arguments.kind, more, arguments.check));
         print(&(lines.join("\n") + "\n"))
     }
 
@@ -184,7 +189,8 @@ impl<'a> Report<'a> {
     /// # Errors
     /// The output cannot be written.
     pub fn row(&mut self, row: Row) -> anyhow::Result<()> {
-        print(&line(self.arguments.kind, &row, self.raw.is_some()))?;
+        let more = [self.raw.is_some(), self.arguments.transfer];
+        print(&line(self.arguments.kind, &row, more))?;
         self.rows.push(row);
         Ok(())
     }
@@ -210,6 +216,9 @@ fn json_row(row: &Row, unit: &str) -> Value {
     if let Some(raw) = row.raw {
         value["raw"] = raw.into();
         value["ratio"] = row.value.map(|value| value / raw).into();
+    }
+    if let Some(transfer) = row.transfer {
+        value["transfer"] = transfer.into();
     }
     if let Some([ninety, ninety_nine]) = row.percentiles {
         value["percentiles"] = json!({ "90": ninety, "99": ninety_nine });
@@ -261,7 +270,7 @@ pub fn unit(kind: Kind) -> &'static str {
 }
 
 /// OSU's widths: 10 to the left for the size, 20 to the right for each number.
-fn columns(kind: Kind, raw: bool, check: bool) -> String {
+fn columns(kind: Kind, [raw, transfer]: [bool; 2], check: bool) -> String {
     let value = match kind {
         Kind::Latency => "Latency (us)",
         Kind::Exchange => "Median (us)",
@@ -277,13 +286,17 @@ fn columns(kind: Kind, raw: bool, check: bool) -> String {
     if raw {
         text += &format!("{:>20}{:>10}", format!("Raw ({})", unit(kind)), "Ratio");
     }
+    if transfer {
+        text += &format!("{:>20}", format!("Transfer ({})", unit(kind)));
+    }
     if check {
         text += &format!("{:>20}", "Validation");
     }
     text
 }
 
-fn line(kind: Kind, row: &Row, raw: bool) -> String {
+/// `raw` and `transfer`: these are measured, too.
+fn line(kind: Kind, row: &Row, [raw, transfer]: [bool; 2]) -> String {
     let number = |value: Option<f64>, width: usize, digits: usize| match value {
         Some(value) => format!("{value:>width$.digits$}"),
         None => format!("{:>width$}", "-"),
@@ -298,6 +311,9 @@ fn line(kind: Kind, row: &Row, raw: bool) -> String {
     if raw {
         let ratio = row.value.zip(row.raw).map(|(value, raw)| value / raw);
         text += &(number(row.raw, 20, 2) + &number(ratio, 10, 3));
+    }
+    if transfer {
+        text += &number(row.transfer, 20, 2);
     }
     if let Some(errors) = row.errors {
         text += &format!("{:>20}", if errors == 0 { "Pass" } else { "Fail" });
@@ -325,13 +341,14 @@ mod tests {
             iterations: 100,
             value: Some(1234.567),
             raw: None,
+            transfer: None,
             errors: None,
             percentiles: None,
             late: None,
         };
         // printf("%-*d%*.*f\n", 10, size, 20, 2, bw), as in osu_bw.c
         assert_eq!(
-            line(Kind::Bw, &row, false),
+            line(Kind::Bw, &row, [false; 2]),
             "1024                   1234.57\n"
         );
         let row = Row {
@@ -340,11 +357,11 @@ mod tests {
             ..row
         };
         assert_eq!(
-            line(Kind::Bw, &row, true),
+            line(Kind::Bw, &row, [true, false]),
             "1024                   1234.57             2469.13     0.500                Pass\n"
         );
         assert_eq!(
-            columns(Kind::Bw, false, false),
+            columns(Kind::Bw, [false; 2], false),
             "# Size        Bandwidth (MB/s)"
         );
         // fprintf("%-*d%*.*f%*.*f\n", 10, size, 20, 2, bw, 20, 2, rate), as in osu_mbw_mr.c
@@ -353,10 +370,11 @@ mod tests {
                 Kind::MbwMr,
                 &Row {
                     raw: None,
+                    transfer: None,
                     errors: None,
                     ..row
                 },
-                false
+                [false; 2]
             ),
             "1024                   1234.57          1205631.84\n"
         );

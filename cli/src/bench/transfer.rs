@@ -1,0 +1,232 @@
+//! Transfers of the library without MPI, between the two ranks: what a message takes less what MPI's matching
+//! takes. Offers go through memory that both ranks have mapped.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anabranch_engine::config::Config;
+use anabranch_engine::node::{Launch, Node, RTS_BYTES};
+use anabranch_engine::transfer::node_options;
+use anabranch_engine::transfer::transfers::{Ended, Receiving, Sending, Told, Transfers};
+use anyhow::{bail, Context};
+use memmap2::MmapMut;
+
+use super::mpi::Mpi;
+use super::{Arguments, Clock, Kind};
+
+/// Offers that are under way in one direction at once.
+const ROOM: usize = 256;
+/// Words of an offer.
+const WORDS: usize = RTS_BYTES.div_ceil(8);
+
+/// One direction: the sender posts offers, and the receiver says how many it has received.
+#[repr(C, align(64))]
+struct Mailbox {
+    received: AtomicU64,
+    offers: [Posted; ROOM],
+}
+
+/// An offer. The number says which it is, once its words are there.
+#[repr(C, align(128))]
+struct Posted {
+    number: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+/// Both directions.
+type Page = [Mailbox; 2];
+
+/// What a rank holds for transfers.
+pub struct Bench {
+    transfers: Transfers,
+    map: MmapMut,
+    role: usize,
+    peer: u32,
+    /// Offers made and received so far.
+    posted: u64,
+    taken: u64,
+}
+
+impl Bench {
+    /// Both ranks call it; it meets the peer by MPI, once.
+    ///
+    /// # Errors
+    /// The node or the shared memory cannot be had.
+    pub fn prepare(mpi: &Mpi, role: usize, peer: i32) -> anyhow::Result<Bench> {
+        let own = format!("/dev/shm/anabranch-bench-{}", std::process::id());
+        // The name of the first rank's file, in 64 bytes.
+        let mut name = [0; 64];
+        if role == 0 {
+            let file = File::options()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .open(&own);
+            let file = file.with_context(|| format!("{own} cannot be made"))?;
+            file.set_len(size_of::<Page>() as u64)?;
+            name[..own.len()].copy_from_slice(own.as_bytes());
+        }
+        let theirs = mpi.swap_bytes(peer, name).context("MPI_Sendrecv failed")?;
+        let path = if role == 0 { name } else { theirs };
+        let path = String::from_utf8_lossy(&path)
+            .trim_end_matches('\0')
+            .to_owned();
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.with_context(|| format!("{path}: the ranks are not on one node"))?;
+        // SAFETY: both ranks use it as atomics only, and it keeps its size.
+        let map = unsafe { MmapMut::map_mut(&file) }?;
+        mpi.meet(peer);
+        if role == 0 {
+            std::fs::remove_file(&path)?;
+        }
+        let (config, _) = Config::from_env();
+        // A job of its own: a library that is preloaded has entered the ranks in the directory of theirs.
+        let launch = Launch::named(&path);
+        let node = Node::register(&launch, role as u32, &node_options(&config))?;
+        mpi.meet(peer);
+        Ok(Bench {
+            transfers: Transfers::new(config, node, 1),
+            map,
+            role,
+            peer: 1 - role as u32,
+            posted: 0,
+            taken: 0,
+        })
+    }
+
+    fn mailbox(&self, of: usize) -> &Mailbox {
+        // SAFETY: the map is as long and aligned to a page; all of it is atomics.
+        let page: &Page = unsafe { &*self.map.as_ptr().cast() };
+        &page[of]
+    }
+
+    fn post(&mut self, told: &Told) {
+        self.posted += 1;
+        let posted = &self.mailbox(self.role).offers[self.posted as usize % ROOM];
+        let mut padded = [0; 8 * WORDS];
+        padded[..RTS_BYTES].copy_from_slice(told);
+        for (word, bytes) in posted.words.iter().zip(padded.chunks_exact(8)) {
+            let value = bytes.try_into().map_or(0, u64::from_ne_bytes);
+            word.store(value, Ordering::Relaxed);
+        }
+        posted.number.store(self.posted, Ordering::Release);
+    }
+
+    fn next(&mut self) -> Option<Told> {
+        let next = self.taken + 1;
+        let posted = &self.mailbox(1 - self.role).offers[next as usize % ROOM];
+        if posted.number.load(Ordering::Acquire) != next {
+            return None;
+        }
+        let mut padded = [0; 8 * WORDS];
+        for (word, bytes) in posted.words.iter().zip(padded.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        let mut told = [0; RTS_BYTES];
+        told.copy_from_slice(&padded[..RTS_BYTES]);
+        self.taken = next;
+        Some(told)
+    }
+
+    /// Sends and receives so many at once, and waits for all.
+    ///
+    /// # Safety
+    /// The memory is `bytes` long, and nobody else uses it meanwhile.
+    unsafe fn exchange(
+        &mut self,
+        sends: usize,
+        receives: usize,
+        (from, to): (*const c_void, *mut c_void),
+        bytes: usize,
+    ) -> anyhow::Result<()> {
+        let mut sending: Vec<Sending> = Vec::with_capacity(sends);
+        let mut receiving: Vec<Receiving> = Vec::with_capacity(receives);
+        for _ in 0..sends {
+            // SAFETY: as the caller says.
+            let (one, told) = unsafe { self.transfers.offer(self.peer, from, bytes as u64) }?;
+            self.post(&told);
+            sending.push(one);
+        }
+        let last = self.taken + receives as u64;
+        while self.taken < last || !receiving.is_empty() || !sending.is_empty() {
+            while self.taken < last {
+                let Some(told) = self.next() else { break };
+                // SAFETY: as the caller says.
+                match unsafe { self.transfers.take(&told, to, bytes as u64) } {
+                    Ok(one) => receiving.push(one),
+                    Err(why) => bail!("a transfer cannot be taken: {why:?}"),
+                }
+            }
+            receiving = all(receiving, |one| self.transfers.received(one))?;
+            sending = all(sending, |one| self.transfers.sent(one))?;
+            spin_loop();
+        }
+        let received = self.taken;
+        self.mailbox(1 - self.role)
+            .received
+            .store(received, Ordering::Release);
+        while sends > 0 && self.mailbox(self.role).received.load(Ordering::Acquire) < self.posted {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Seconds for `iterations` windows of transfers.
+    ///
+    /// # Errors
+    /// A transfer fails.
+    ///
+    /// # Safety
+    /// As [`Bench::exchange`].
+    pub unsafe fn measure(
+        &mut self,
+        arguments: &Arguments,
+        bytes: usize,
+        memory: (*const c_void, *mut c_void),
+        clock: &Clock,
+    ) -> anyhow::Result<f64> {
+        let (warmup, iterations) = arguments.iterations(bytes);
+        let window = arguments.window(bytes).min(ROOM);
+        let mut start = clock.seconds();
+        for iteration in 0..warmup + iterations {
+            if iteration == warmup {
+                start = clock.seconds();
+            }
+            let steps: &[(usize, usize)] = match (arguments.kind, self.role) {
+                (Kind::Latency, 0) => &[(1, 0), (0, 1)],
+                (Kind::Latency, _) => &[(0, 1), (1, 0)],
+                (Kind::Bibw, _) => &[(window, window)],
+                (_, 0) => &[(window, 0)],
+                (_, _) => &[(0, window)],
+            };
+            for (sends, receives) in steps.iter().copied() {
+                // SAFETY: as the caller says.
+                unsafe { self.exchange(sends, receives, memory, bytes) }?;
+            }
+        }
+        Ok(clock.seconds() - start)
+    }
+
+    /// Leaves the node.
+    pub fn close(self) {
+        self.transfers.close();
+    }
+}
+
+/// Those that have not ended.
+fn all<T>(
+    under_way: Vec<T>,
+    mut poll: impl FnMut(T) -> Result<Ended, T>,
+) -> anyhow::Result<Vec<T>> {
+    let mut left = Vec::with_capacity(under_way.len());
+    for one in under_way {
+        match poll(one) {
+            Ok(Ended::Complete(_)) => {}
+            Ok(Ended::Failed(why)) => bail!("a transfer failed: {why}"),
+            Err(pending) => left.push(pending),
+        }
+    }
+    Ok(left)
+}
