@@ -65,6 +65,8 @@ pub(super) const GARBAGE_CALLS: u32 = 8;
 /// The same for calls that test requests of the MPI library alone. A program may make nothing else for long,
 /// and the helper seldom finds it inside one of them.
 const GARBAGE_NATIVE_TESTS: u32 = 64;
+/// After a progress step in such a call that moved nothing, only every so many-th call makes one.
+const IDLE_NATIVE_TESTS: u32 = 8;
 
 /// Tests of a program that computes look again at what is under way after this part of the time that has
 /// passed since something moved. So its end is seen at most that much later than it could have been.
@@ -176,6 +178,8 @@ pub struct Core {
     kept: Instant,
     pub(super) rounds: u32,
     native_tests: u32,
+    /// The latest progress step in a call that tested native requests alone moved something.
+    pub(super) was_native_step_useful: bool,
 }
 
 impl Core {
@@ -232,6 +236,7 @@ impl Core {
             kept: Instant::now(),
             rounds: 0,
             native_tests: 0,
+            was_native_step_useful: true,
         }
     }
 
@@ -538,24 +543,23 @@ impl Core {
             return;
         }
         self.kept = Instant::now();
-        for peer in env.node.peers() {
-            self.gpu.let_go(&peer);
-        }
-        self.gpu.relays.mind_memory(env);
-        self.gpu.exec.mind_memory();
+        self.gpu.collect_garbage(env);
     }
 
-    /// A call of the program tests requests of the MPI library alone. Returns whether something else is owed,
-    /// which the call is to move on (MPI 4.1 section 3.5, progress): the helper may not get a processor beside
-    /// a program that tests all the time.
+    /// A call of the program tests requests of the MPI library alone. Returns true if the engine has work
+    /// pending. The caller then runs one progress step (MPI 4.1 section 3.5): the helper may not get a
+    /// processor beside a program that tests all the time.
     #[inline]
     pub(super) fn note_native_test(&mut self, env: &Env) -> bool {
+        // The time until the next test of an engine request is not the program's own work.
+        self.pace.interrupt();
         self.native_tests = self.native_tests.wrapping_add(1);
         if self.native_tests % GARBAGE_NATIVE_TESTS == 0 {
             self.is_inside = true;
             self.collect_garbage(env);
         }
-        self.is_owing(env)
+        let is_due = self.was_native_step_useful || self.native_tests % IDLE_NATIVE_TESTS == 0;
+        is_due && self.is_owing(env)
     }
 
     /// Sends are to be looked at in the next round.

@@ -1,4 +1,4 @@
-//! The engine: matching, transfers, and the helper thread.
+//! The engine: matching, progress, and the helper thread.
 //!
 //! Everything mutable is in [`Core`], behind one lock. A thread of the program takes it for short steps that
 //! never block; the helper thread, which makes no MPI call, takes it while no thread of the program is in the

@@ -137,6 +137,20 @@ impl Engine {
         result
     }
 
+    /// One progress step in a call that asks the engine for nothing. It says nothing of whether the program
+    /// computes.
+    pub(super) fn step(&self) {
+        let mut driving = self.drive();
+        let mut core = self.core.lock();
+        core.is_inside = true;
+        core.was_native_step_useful = core.progress(&self.env);
+        self.tidy(&mut core);
+        core.gpu.launch();
+        self.try_ready(&mut core);
+        core.progress_wanted = false;
+        driving.end(&core);
+    }
+
     /// Repeats `step` until it has a result, and makes everything else progress in between. A step that waits
     /// for something that the MPI library must bring tests a native request, or sets `progress_wanted`.
     pub(super) fn until<T>(&self, mut step: impl FnMut(&Engine, &mut Core) -> Option<T>) -> T {

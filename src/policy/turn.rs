@@ -1,5 +1,5 @@
 //! Whose long messages are read first, where several ranks send to this one over a switch: see
-//! `engine/fetch/turn.rs`.
+//! `transfer/fetch/turn.rs`.
 
 use std::collections::VecDeque;
 

@@ -47,7 +47,7 @@ pub struct Taking {
 
 /// What a sender offers.
 pub struct Offer<'a> {
-    /// To whom.
+    /// The receiving rank.
     pub peer: Arc<Peer>,
     /// Where the bytes are.
     pub source: Source,
@@ -57,7 +57,7 @@ pub struct Offer<'a> {
     pub sums: Option<&'a Sums>,
     /// A free slot of this rank's.
     pub slot: u32,
-    /// Eager: a cell of this rank's that holds the bytes, and whether the receiver is expected to read the
+    /// Eager: a free cell of this rank's with room for the bytes, and whether the receiver is expected to read the
     /// buffer before they lie there.
     pub cell: Option<(u32, bool)>,
     /// The put to the receive of an RTR.
@@ -91,7 +91,7 @@ pub struct Outgoing {
     is_open: bool,
     /// It is closed, and its receiver cannot have it.
     has_failed: bool,
-    /// The buffer is the program's again.
+    /// The sender may reuse the buffer.
     is_complete: bool,
     /// What went over staging, of a transfer over several paths. Known once it is over.
     parts: Option<Parts>,
@@ -116,7 +116,7 @@ impl Outgoing {
         let mut eager_send =
             cell.map(|(cell, is_expected)| EagerSend::new(source, bytes, cell, is_expected));
         if let Some(eager_send) = &mut eager_send {
-            // The device works while the RTS is made and sent.
+            // The copy overlaps with building and sending the RTS.
             eager_send.begin(gpu, own);
         }
         if sums.is_some() {
@@ -188,6 +188,12 @@ impl Outgoing {
         self.give_back(env);
     }
 
+    /// Takes the offer back, unless its receiver has taken it. True if it has not; the next look closes it.
+    pub fn cancel(&self, env: &Env) -> bool {
+        let slot = env.node.own().slot(self.slot);
+        slot.is_some_and(|slot| slot.cancel(self.nonce).is_ok())
+    }
+
     fn give_back(self, env: &Env) {
         let own = env.node.own();
         if let Some(eager_send) = self.eager_send {
@@ -199,7 +205,7 @@ impl Outgoing {
         own.free(self.slot);
     }
 
-    /// To whom.
+    /// The receiving rank.
     pub fn peer(&self) -> &Arc<Peer> {
         &self.peer
     }
@@ -209,7 +215,7 @@ impl Outgoing {
         self.life
     }
 
-    /// Nobody looks at it any more.
+    /// Records the final outcome.
     pub fn end(&mut self, outcome: Outcome) {
         self.life.end(outcome);
     }
@@ -219,7 +225,7 @@ impl Outgoing {
         self.parts
     }
 
-    /// The buffer is the program's again.
+    /// The sender may reuse the buffer.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
@@ -365,7 +371,7 @@ impl Outgoing {
         }
     }
 
-    /// Looks whether the receiver has done its part, or wants something. Makes no MPI call.
+    /// Checks the slot, and serves what the receiver asks for.
     pub fn advance(&mut self, env: &Env, gpu: &mut Gpu, taking: &mut Taking) -> Advance {
         let Some(pushed) = &mut self.pushed else {
             return self.advance_posted(env, gpu, taking);

@@ -1,5 +1,5 @@
-//! Transfers that no MPI message carries: a process offers bytes, tells a peer of the offer in a way of its
-//! own, and the peer brings them to where they belong. Collectives, benches and tests use them.
+//! Transfers without MPI. A process offers bytes and tells a peer about the offer by its own means. The peer
+//! copies the bytes to its buffer. Today a bench and a test use this.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use slab::Slab;
 
 use crate::config::Config;
 use crate::cuda::{self, Buffer, Error, Kind};
-use crate::node::{Backoff, Message, Node, RTS_BYTES};
+use crate::node::{Backoff, Message, Node, Peer, RTS_BYTES};
 use crate::transfer::export::describe;
 use crate::transfer::fetch::{
     flag, uses_host, Destination, Fetch, Landed, NotTaken, Others, RouteContext, Rows, Step,
@@ -22,35 +22,54 @@ use crate::transfer::serve::Source;
 use crate::transfer::story::Path;
 use crate::transfer::Env;
 
-/// How long peers may use staging of this process after it has ended.
-const RELAYS_WAIT: Duration = Duration::from_secs(5);
+/// How long the end of a process waits for peers that use its memory, and for its own copies.
+const CLOSE_WAIT: Duration = Duration::from_secs(5);
+/// How often peers are checked for being alive.
+const LIVENESS_PERIOD: Duration = Duration::from_millis(250);
+/// How often garbage is collected.
+const GARBAGE_PERIOD: Duration = Duration::from_millis(100);
+/// The clock is read once in so many rounds of progress that move nothing.
+const ROUNDS: u32 = 64;
 
-/// What is under way of this process.
+/// The transfers of this process. One thread at a time uses it, and calls [`Transfers::progress`] for as long
+/// as anything is under way: peers may wait for what this process brings.
 pub struct Transfers {
     env: Env,
     gpu: Gpu,
     router: Router,
     history: PeerHistory,
     sends: Slab<Outgoing>,
-    receives: Slab<Box<Fetch>>,
+    receives: Slab<Incoming>,
+    /// Those of `receives` that have not ended, in the order in which they were taken.
+    moving: Vec<usize>,
     /// Number given to the latest transfer that was taken.
     taken: u64,
     /// When one of those that this process sends was last seen to be taken.
     taken_at: Option<Instant>,
+    rounds: u32,
+    checked: Instant,
+    collected: Instant,
 }
 
-/// A transfer that this process sends.
+/// A transfer that this process receives.
+struct Incoming {
+    fetch: Box<Fetch>,
+    capacity: u64,
+    ended: Option<Ended>,
+}
+
+/// Names a transfer that this process sends.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "its memory is in use until it has ended"]
 pub struct Sending(usize);
 
-/// A transfer that this process receives.
+/// Names a transfer that this process receives.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "its memory is in use until it has ended"]
 pub struct Receiving(usize);
 
-/// What a peer is told of an offer: an RTS, as it travels.
-pub type Told = [u8; RTS_BYTES];
+/// The encoded RTS of an offer. The peer needs it to take the transfer.
+pub type Descriptor = [u8; RTS_BYTES];
 
 /// Why nothing was offered.
 #[derive(Debug, thiserror::Error)]
@@ -69,20 +88,29 @@ pub enum NotOffered {
 /// How a transfer has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The bytes are there; by this path.
+    /// All bytes have arrived, by this path.
     Complete(Path),
-    /// They are lost; the text says why.
+    /// There was no room for so many bytes, and none has arrived. Its sender sees it as complete.
+    Truncated(u64),
+    /// The bytes are lost; the text says why.
     Failed(Box<str>),
 }
 
 impl Transfers {
-    /// For a process that is registered on its node. `failed`: what a peer's error code is of a transfer that
-    /// cannot be had.
+    /// For a process that is registered on its node. `failed`: the error code that a peer gets if a transfer
+    /// cannot be delivered; not negative.
+    ///
+    /// # Panics
+    /// If `failed` is negative: slots use such values for something else.
     pub fn new(config: Config, node: Node, failed: i32) -> Transfers {
+        assert!(failed >= 0, "{failed} is no error code");
+        // Without a driver, all memory would be taken for the host's.
+        cuda::arm();
         node.announce_device_use();
         let env = Env::new(config, node, failed);
         let mut gpu = Gpu::new(&env.config);
         gpu.open_parcels(&env);
+        let now = Instant::now();
         Transfers {
             router: Router::new(&env.config),
             gpu,
@@ -90,8 +118,12 @@ impl Transfers {
             history: PeerHistory::default(),
             sends: Slab::new(),
             receives: Slab::new(),
+            moving: Vec::new(),
             taken: 0,
             taken_at: None,
+            rounds: 0,
+            checked: now,
+            collected: now,
         }
     }
 
@@ -100,7 +132,7 @@ impl Transfers {
         &self.env.node
     }
 
-    /// Offers the first `bytes` from `from` on, in device or host memory, to a process of this node.
+    /// Offers `bytes` bytes that start at `from`, in device or host memory, to a process of this node.
     ///
     /// # Safety
     /// The memory is valid for reading, and does not change, until the transfer has ended.
@@ -109,7 +141,7 @@ impl Transfers {
         to: u32,
         from: *const c_void,
         bytes: u64,
-    ) -> Result<(Sending, Told), NotOffered> {
+    ) -> Result<(Sending, Descriptor), NotOffered> {
         let Transfers { env, gpu, .. } = self;
         let peer = env.node.peer(to).ok_or(NotOffered::NoPeer(to))?;
         let mut message = Message {
@@ -149,18 +181,18 @@ impl Transfers {
         Ok((Sending(id), rts.encode()))
     }
 
-    /// Takes what a peer has offered, and begins to bring it to `to`, where there is room for `capacity`
-    /// bytes. Of more than that, nothing comes.
+    /// Takes what a peer has offered, once, and begins to bring it to `to`, where there is room for `capacity`
+    /// bytes. A longer transfer moves no bytes.
     ///
     /// # Safety
     /// The memory is valid for writing until the transfer has ended, and nobody else uses it.
     pub unsafe fn take(
         &mut self,
-        told: &Told,
+        descriptor: &Descriptor,
         to: *mut c_void,
         capacity: u64,
     ) -> Result<Receiving, NotTaken> {
-        let landed = Landed::read(&self.env, told)?;
+        let landed = Landed::read(&self.env, descriptor)?;
         let (mut place, mut kept) = (Destination::Host(to.cast()), None);
         if let Kind::Device(buffer) = cuda::classify(to) {
             let address = buffer.address;
@@ -174,14 +206,11 @@ impl Transfers {
             }
             kept = Some(buffer);
         }
-        let receives = &self.receives;
+        let (moving, receives) = (&self.moving, &self.receives);
         let find = || -> Rows {
-            let mut rows: Rows = receives
-                .iter()
-                .filter_map(|(_, one)| one.under_way())
-                .collect();
-            rows.sort_by_key(|row| row.began);
-            rows
+            let rows = moving.iter();
+            rows.filter_map(|id| receives[*id].fetch.under_way())
+                .collect()
         };
         let others = Others::new(&find);
         let sender = landed.rts().sender;
@@ -205,21 +234,73 @@ impl Transfers {
         let mut fetch = Fetch::begin(&self.env, gpu, landed, place, capacity, routes, None)?;
         self.taken += 1;
         fetch.set_began(self.taken);
-        if fetch.wants_order() {
-            // Others that come through staging to the same place are waited for.
-            let staged = fetch.staged();
-            let before = self.receives.iter_mut();
-            let before = before.filter_map(|(_, one)| one.end_before(staged.as_ref()?));
-            let before = before.collect();
-            fetch.set_order(gpu, before);
-        }
-        gpu.launch();
-        Ok(Receiving(self.receives.insert(fetch)))
+        let id = self.receives.insert(Incoming {
+            fetch,
+            capacity,
+            ended: None,
+        });
+        self.put_in_order(id);
+        self.moving.push(id);
+        self.gpu.launch();
+        Ok(Receiving(id))
     }
 
-    /// Moves on what this process sends: its peers take most by themselves, but not what lies in memory that
-    /// they cannot map, nor what is split. True if anything moved.
-    pub fn serve(&mut self) -> bool {
+    /// A transfer that is to come through its sender's staging waits for what is received in its place before.
+    fn put_in_order(&mut self, id: usize) {
+        let fetch = &self.receives[id].fetch;
+        if !fetch.wants_order() {
+            return;
+        }
+        let staged = fetch.staged();
+        let (moving, receives) = (&self.moving, &mut self.receives);
+        let others = moving.iter().filter(|other| **other != id);
+        let before = others.filter_map(|other| {
+            let staged = staged.as_ref()?;
+            receives[*other].fetch.end_before(staged)
+        });
+        let tokens = before.collect();
+        receives[id].fetch.set_order(&mut self.gpu, tokens);
+    }
+
+    /// Makes progress on all transfers of this process: those that it receives, those that peers cannot read
+    /// themselves, and split ones. True if anything moved.
+    pub fn progress(&mut self) -> bool {
+        let moved = self.receive() | self.send();
+        self.gpu.launch();
+        self.rounds = self.rounds.wrapping_add(1);
+        if !moved && self.rounds % ROUNDS == 0 {
+            self.look_after();
+        }
+        moved
+    }
+
+    fn receive(&mut self) -> bool {
+        let mut moved = false;
+        for at in 0..self.moving.len() {
+            let id = self.moving[at];
+            self.put_in_order(id);
+            let incoming = &mut self.receives[id];
+            let fetch = &mut incoming.fetch;
+            let ended = match fetch.poll(&self.env, &mut self.gpu) {
+                Step::Pending(has_moved) => {
+                    moved |= has_moved;
+                    continue;
+                }
+                Step::Done if fetch.length() > incoming.capacity => {
+                    Ended::Truncated(fetch.length())
+                }
+                Step::Done => Ended::Complete(fetch.life().path()),
+                Step::Failed(why) => Ended::Failed(why),
+            };
+            incoming.ended = Some(ended);
+            moved = true;
+        }
+        let receives = &self.receives;
+        self.moving.retain(|id| receives[*id].ended.is_none());
+        moved
+    }
+
+    fn send(&mut self) -> bool {
         let mut moved = false;
         let mut taking = Taking {
             under_way: self.sends.len(),
@@ -233,14 +314,43 @@ impl Transfers {
             }
         }
         self.taken_at = taking.at;
-        moved |= self.gpu.relays.are_wished(&self.env) && self.gpu.relays.serve(&self.env);
-        self.gpu.launch();
-        moved
+        moved | (self.gpu.relays.are_wished(&self.env) && self.gpu.relays.serve(&self.env))
     }
 
-    /// Whether a transfer that this process sends has ended. Moves all of them on.
-    pub fn sent(&mut self, sending: Sending) -> Result<Ended, Sending> {
-        self.serve();
+    /// Ends transfers of peers that have died, and collects garbage, now and then.
+    fn look_after(&mut self) {
+        if self.checked.elapsed() >= LIVENESS_PERIOD {
+            self.checked = Instant::now();
+            let own = self.env.world_rank;
+            let is_dead = |peer: &Peer| peer.world_rank() != own && !peer.alive();
+            for (_, outgoing) in &mut self.sends {
+                if outgoing.is_open() && is_dead(outgoing.peer()) {
+                    outgoing.died(&self.env, false);
+                }
+            }
+            for id in &self.moving {
+                let fetch = &mut self.receives[*id].fetch;
+                if is_dead(fetch.peer()) {
+                    fetch.give_up_on_the_dead(&self.env, &mut self.gpu);
+                }
+            }
+            for peer in self.env.node.peers().iter().filter(|peer| is_dead(peer)) {
+                self.gpu.forget_peer(u64::from(peer.pid()));
+            }
+            self.gpu.relays.reclaim(&self.env);
+        }
+        if self.collected.elapsed() >= GARBAGE_PERIOD {
+            self.collected = Instant::now();
+            self.gpu.tell_freed(&self.env);
+            if self.sends.is_empty() {
+                self.gpu.tell_changed(&self.env);
+            }
+            self.gpu.collect_garbage(&self.env);
+        }
+    }
+
+    /// How a transfer that this process sends has ended, if it has. Makes no progress.
+    pub fn test_send(&mut self, sending: Sending) -> Result<Ended, Sending> {
         let outgoing = &mut self.sends[sending.0];
         if outgoing.is_open() {
             return Err(sending);
@@ -253,30 +363,50 @@ impl Transfers {
         Ok(ended)
     }
 
-    /// Whether a transfer that this process receives has ended. Moves it on.
-    pub fn received(&mut self, receiving: Receiving) -> Result<Ended, Receiving> {
-        let fetch = &mut self.receives[receiving.0];
-        let ended = match fetch.poll(&self.env, &mut self.gpu) {
-            Step::Pending(_) => {
-                self.gpu.launch();
-                return Err(receiving);
+    /// How a transfer that this process receives has ended, if it has. Makes no progress.
+    pub fn test_receive(&mut self, receiving: Receiving) -> Result<Ended, Receiving> {
+        match self.receives[receiving.0].ended.take() {
+            Some(ended) => {
+                self.receives.remove(receiving.0);
+                Ok(ended)
             }
-            Step::Done => Ended::Complete(fetch.life().path()),
-            Step::Failed(why) => Ended::Failed(why),
-        };
-        self.receives.remove(receiving.0);
-        Ok(ended)
+            None => Err(receiving),
+        }
     }
 
-    /// Gives back all that this process holds of the driver and of its peers, and leaves the node. Nothing
-    /// may be under way.
-    pub fn close(mut self) {
-        debug_assert!(self.sends.is_empty() && self.receives.is_empty());
-        let deadline = Instant::now() + RELAYS_WAIT;
+    /// Takes an offer back that its peer has not taken. `Err` if the peer has: then the transfer ends as
+    /// any other.
+    pub fn cancel(&mut self, sending: Sending) -> Result<(), Sending> {
+        if !self.sends[sending.0].cancel(&self.env) {
+            return Err(sending);
+        }
+        self.send();
+        self.test_send(sending).map(|_| ())
+    }
+}
+
+impl Drop for Transfers {
+    /// Ends what is under way, gives back all that this process holds of the driver and of its peers, and
+    /// leaves the node.
+    fn drop(&mut self) {
+        for (_, outgoing) in &mut self.sends {
+            outgoing.give_up(&self.env);
+        }
+        let deadline = Instant::now() + CLOSE_WAIT;
         let mut backoff = Backoff::sleeping(Duration::from_millis(5));
+        let is_late = || Instant::now() > deadline;
+        while self.sends.iter().any(|(_, one)| one.is_open()) || !self.moving.is_empty() {
+            if is_late() {
+                log::warn!("transfers were under way when their process ended");
+                break;
+            }
+            if !self.progress() {
+                backoff.snooze();
+            }
+        }
         loop {
             let is_closed = self.gpu.relays.close(&self.env);
-            if is_closed || Instant::now() > deadline {
+            if is_closed || is_late() {
                 self.gpu.relays.free(&self.env, is_closed);
                 break;
             }

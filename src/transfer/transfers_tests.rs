@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use super::{Ended, Told, Transfers};
+use super::{Descriptor, Ended, Transfers};
 use crate::config::Config;
 use crate::cuda::tests::bench::{at, device_memory, free, use_device, Bench};
 use crate::cuda::tests::{run_roles, ROLE};
@@ -15,6 +15,8 @@ use crate::transfer::node_options;
 use crate::transfer::story::Path;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The test that plays a role.
+const ROLES: &str = "transfer::transfers::tests::role";
 /// The largest transfer, bytes.
 const MOST: usize = (9 << 20) + 5;
 /// Bytes around a transfer that stay as they are.
@@ -128,15 +130,21 @@ impl Buffers {
     }
 }
 
-fn wait<T>(mut handle: T, mut poll: impl FnMut(T) -> Result<Ended, T>) -> Ended {
+fn wait<T>(
+    transfers: &mut Transfers,
+    mut handle: T,
+    test: fn(&mut Transfers, T) -> Result<Ended, T>,
+) -> Ended {
     let start = Instant::now();
     loop {
-        match poll(handle) {
+        match test(transfers, handle) {
             Ok(ended) => return ended,
             Err(pending) => handle = pending,
         }
         assert!(start.elapsed() < PATIENCE, "it does not end");
-        std::thread::yield_now();
+        if !transfers.progress() {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -155,7 +163,7 @@ fn sender() {
         let offered = unsafe { transfers.offer(1, address, bytes as u64) };
         let (sending, told) = offered.expect("offered");
         stream.write_all(&told).expect("written");
-        let ended = wait(sending, |sending| transfers.sent(sending));
+        let ended = wait(&mut transfers, sending, Transfers::test_send);
         let path = if bytes == 0 { Path::Direct } else { path };
         assert_eq!(ended, Ended::Complete(path), "case {case}");
     }
@@ -167,7 +175,7 @@ fn sender() {
     stream.write_all(&told).expect("written");
     told[40] ^= 1;
     stream.write_all(&told).expect("written");
-    let ended = wait(sending, |sending| transfers.sent(sending));
+    let ended = wait(&mut transfers, sending, Transfers::test_send);
     assert_eq!(
         ended,
         Ended::Complete(Path::Direct),
@@ -177,7 +185,7 @@ fn sender() {
     let nobody = unsafe { transfers.offer(7, address, 100) };
     assert!(nobody.is_err_and(|why| why.to_string().contains("rank 7")));
     stream.write_all(&[1]).expect("written");
-    transfers.close();
+    drop(transfers);
     free(buffers.device);
 }
 
@@ -186,7 +194,7 @@ fn receiver() {
     let mut stream = connect(false);
     let mut transfers = transfers(1);
     stream.write_all(&[1]).expect("written");
-    let next = |stream: &mut UnixStream| -> Told {
+    let next = |stream: &mut UnixStream| -> Descriptor {
         let mut told = [0; RTS_BYTES];
         stream.read_exact(&mut told).expect("an offer");
         told
@@ -199,7 +207,7 @@ fn receiver() {
         // SAFETY: the memory is this process's, and is used only once the transfer has ended.
         let taken = unsafe { transfers.take(&told, address, bytes as u64) };
         let receiving = taken.expect("taken");
-        let ended = wait(receiving, |receiving| transfers.received(receiving));
+        let ended = wait(&mut transfers, receiving, Transfers::test_receive);
         assert_eq!(ended, Ended::Complete(path), "case {case}");
         let mut expected = vec![0x5a; GUARD + offset];
         expected.extend(bytes_of(case, bytes));
@@ -218,21 +226,138 @@ fn receiver() {
     let told = next(&mut stream);
     // SAFETY: as above.
     let taken = unsafe { transfers.take(&told, address, 99) };
-    let ended = wait(taken.expect("taken"), |receiving| {
-        transfers.received(receiving)
-    });
-    assert_eq!(
-        ended,
-        Ended::Complete(Path::Unknown),
-        "there is no room for it"
-    );
+    let receiving = taken.expect("taken");
+    let ended = wait(&mut transfers, receiving, Transfers::test_receive);
+    assert_eq!(ended, Ended::Truncated(100), "there is no room for it");
     assert!(
         buffers.read(Device, 3 * GUARD) == [0x5a; 3 * GUARD],
         "nothing came"
     );
     stream.read_exact(&mut [0]).expect("a byte");
-    transfers.close();
+    drop(transfers);
     free(buffers.device);
+}
+
+/// Sends and receives a window of transfers at once, all of them received at one address, and waits for what it
+/// sends first, as the peer does. What is left there is the last one.
+fn exchange(rank: u32) {
+    const WINDOW: usize = 6;
+    const BYTES: usize = 200_003;
+    let mut buffers = Buffers::new(rank as i32);
+    let context = crate::cuda::tests::bench::current();
+    let mut stream = connect(rank == 0);
+    let mut transfers = transfers(rank);
+    stream.write_all(&[1]).expect("written");
+    stream.read_exact(&mut [0]).expect("a byte");
+    for round in 0..4 {
+        let from: Vec<u64> = (0..WINDOW).map(|_| device_memory(BYTES)).collect();
+        let mut bench = Bench::new(context);
+        let mut sending = Vec::new();
+        for (number, address) in from.iter().enumerate() {
+            let seed = 1000 * (rank as usize + 1) + 10 * round + number;
+            bench.upload(*address, &bytes_of(seed, BYTES));
+            // SAFETY: the memory is this process's, and changes only once the transfer has ended.
+            let offered = unsafe { transfers.offer(1 - rank, at(*address), BYTES as u64) };
+            let (one, descriptor) = offered.expect("offered");
+            stream.write_all(&descriptor).expect("written");
+            sending.push(one);
+        }
+        buffers.write(Device, &vec![0x5a; BYTES + 2 * GUARD]);
+        let mut receiving = Vec::new();
+        for _ in 0..WINDOW {
+            let mut descriptor = [0; RTS_BYTES];
+            stream.read_exact(&mut descriptor).expect("an offer");
+            let address = buffers.address(Device, 0);
+            // SAFETY: the memory is this process's, and is used only once the transfer has ended.
+            let taken = unsafe { transfers.take(&descriptor, address, BYTES as u64) };
+            receiving.push(taken.expect("taken"));
+        }
+        for one in sending {
+            let ended = wait(&mut transfers, one, Transfers::test_send);
+            assert!(matches!(ended, Ended::Complete(_)), "{ended:?}");
+        }
+        for one in receiving {
+            let ended = wait(&mut transfers, one, Transfers::test_receive);
+            assert!(matches!(ended, Ended::Complete(_)), "{ended:?}");
+        }
+        let last = 1000 * (2 - rank as usize) + 10 * round + WINDOW - 1;
+        let mut expected = vec![0x5a; GUARD];
+        expected.extend(bytes_of(last, BYTES));
+        expected.extend(vec![0x5a; GUARD]);
+        let found = buffers.read(Device, BYTES + 2 * GUARD);
+        assert!(found == expected, "round {round}: not the last one");
+        // The peer is through with what it has mapped of this process.
+        stream.write_all(&[1]).expect("written");
+        let start = Instant::now();
+        stream.set_nonblocking(true).expect("set");
+        while stream.read_exact(&mut [0]).is_err() {
+            transfers.progress();
+            assert!(start.elapsed() < PATIENCE, "the peer does not end");
+            std::thread::yield_now();
+        }
+        stream.set_nonblocking(false).expect("set");
+        from.into_iter().for_each(free);
+    }
+    drop(transfers);
+    free(buffers.device);
+}
+
+/// An offer is taken back, and a peer dies with an offer that it has not taken and one that it was sent.
+fn survivor() {
+    let mut buffers = Buffers::new(0);
+    let mut stream = connect(true);
+    let mut transfers = transfers(0);
+    // This process is registered.
+    stream.write_all(&[1]).expect("written");
+    let mut theirs = [0; RTS_BYTES];
+    stream.read_exact(&mut theirs).expect("an offer");
+    let address = buffers.address(Device, 0);
+    // SAFETY: the memory is this process's, and nobody else uses it, here and below.
+    let (sending, taken_back) = unsafe { transfers.offer(1, address, 500) }.expect("offered");
+    assert_eq!(transfers.cancel(sending), Ok(()));
+    stream.write_all(&taken_back).expect("written");
+    let address = buffers.address(Device, 1000);
+    // SAFETY: as above.
+    let (sending, kept) = unsafe { transfers.offer(1, address, 500) }.expect("offered");
+    stream.write_all(&kept).expect("written");
+    // The peer has looked at both, and ends.
+    stream.read_exact(&mut [0]).expect("a byte");
+    let address = buffers.address(Host, 0);
+    // SAFETY: as above.
+    let taken = unsafe { transfers.take(&theirs, address, 1 << 20) };
+    let receiving = taken.expect("taken");
+    let ended = wait(&mut transfers, sending, Transfers::test_send);
+    let Ended::Failed(why) = ended else {
+        panic!("{ended:?}");
+    };
+    assert!(why.contains("has died"), "{why}");
+    let ended = wait(&mut transfers, receiving, Transfers::test_receive);
+    assert!(matches!(ended, Ended::Failed(_)), "{ended:?}");
+    drop(transfers);
+    free(buffers.device);
+}
+
+fn victim() {
+    let mut buffers = Buffers::new(1);
+    let mut stream = connect(false);
+    let mut transfers = transfers(1);
+    stream.read_exact(&mut [0]).expect("a byte");
+    let address = buffers.address(Host, 0);
+    // SAFETY: the memory is this process's until its end.
+    let (_lost, descriptor) = unsafe { transfers.offer(0, address, 1 << 20) }.expect("offered");
+    stream.write_all(&descriptor).expect("written");
+    let mut taken_back = [0; RTS_BYTES];
+    stream.read_exact(&mut taken_back).expect("an offer");
+    let address = buffers.address(Device, 0);
+    // SAFETY: as above.
+    let taken = unsafe { transfers.take(&taken_back, address, 500) };
+    assert!(taken.is_err(), "it was taken back");
+    stream.read_exact(&mut taken_back).expect("an offer");
+    stream.write_all(&[1]).expect("written");
+    println!("scenario complete");
+    // Not in order: nothing is given back.
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(0) };
 }
 
 /// The scenarios. In an ordinary run there is no role and nothing to do.
@@ -244,6 +369,10 @@ fn role() {
     match role.as_str() {
         "sender" => sender(),
         "receiver" => receiver(),
+        "exchange0" => exchange(0),
+        "exchange1" => exchange(1),
+        "survivor" => survivor(),
+        "victim" => victim(),
         other => panic!("unknown role {other}"),
     }
     println!("scenario complete");
@@ -251,10 +380,22 @@ fn role() {
 
 #[test]
 fn two_processes_without_mpi() {
-    run_roles(
-        "transfer::transfers::tests::role",
-        &["sender", "receiver"],
-        true,
-        &[],
-    );
+    run_roles(ROLES, &["sender", "receiver"], true, &[]);
+}
+
+#[test]
+fn both_ways_to_one_address() {
+    let roles = ["exchange0", "exchange1"];
+    run_roles(ROLES, &roles, true, &[]);
+    // The same, through staging: no memory of the other can be mapped.
+    let refused = [(
+        "SIMCUDA_FAULT",
+        "cuIpcOpenMemHandle:1+=CUDA_ERROR_NOT_SUPPORTED",
+    )];
+    run_roles(ROLES, &roles, true, &refused);
+}
+
+#[test]
+fn a_peer_that_dies() {
+    run_roles(ROLES, &["survivor", "victim"], true, &[]);
 }

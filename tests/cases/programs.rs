@@ -348,6 +348,11 @@ fn transfers_beside_messages() {
                 for row in rows {
                     let transfer = row["transfer"].as_f64();
                     assert!(transfer.is_some_and(|value| value > 0.0), "{report:#}");
+                    let path = match (first, second) {
+                        ("D", "D") => "direct",
+                        _ => "host_pipeline",
+                    };
+                    assert_eq!(row["transfer_path"], path, "{report:#}");
                 }
             }
         });

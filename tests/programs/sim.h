@@ -8,6 +8,7 @@
 #include <mpi.h>
 #include <dirent.h>
 #include <dlfcn.h>
+#include <malloc.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 // ---- the driver -----------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ static void device_start(int rank) {
 // ---- buffers --------------------------------------------------------------------------------------------------
 
 enum kind { HOST = 0, DEVICE = 1 };
-enum { GUARD = 64 };
+enum { GUARD = 64, LARGE_HOST = 128 << 10 };
 
 typedef struct {
     unsigned char *p;    // the payload
@@ -137,6 +139,7 @@ typedef struct {
     enum kind kind;      // where it really is
     unsigned char *base; // the allocation: a guard, an odd offset, the payload, a guard
     size_t total, lead;
+    int is_map;          // host memory that is a mapping of its own
 } buf;
 
 static void memory_put(enum kind kind, void *to, const void *from, size_t bytes) {
@@ -195,10 +198,20 @@ static size_t allocation(size_t bytes) {
     return (bytes + unit - 1) / unit * unit;
 }
 
+// Host memory: of the heap, and now and then a mapping of its own.
+static unsigned char *host_memory(size_t bytes, int *is_map) {
+    static unsigned large;
+    *is_map = bytes >= LARGE_HOST && ++large % 8 == 0;
+    if (!*is_map) return scratch(bytes);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) FAIL("no memory for %zu bytes", bytes);
+    return p;
+}
+
 static buf buf_new(enum kind kind, size_t bytes, size_t offset) {
     buf b = {.bytes = bytes, .kind = role == 'H' ? HOST : kind, .lead = GUARD + offset};
     b.total = allocation(b.lead + bytes + GUARD);
-    if (b.kind == HOST) b.base = scratch(b.total);
+    if (b.kind == HOST) b.base = host_memory(b.total, &b.is_map);
     else { CUdeviceptr p; CU(cu.alloc(&p, b.total)); b.base = (unsigned char *)(uintptr_t)p; }
     b.p = b.base + b.lead;
     buf_poison(b);
@@ -206,7 +219,8 @@ static buf buf_new(enum kind kind, size_t bytes, size_t offset) {
 }
 
 static void buf_free(buf b) {
-    if (b.kind == HOST) free(b.base);
+    if (b.is_map) munmap(b.base, b.total);
+    else if (b.kind == HOST) free(b.base);
     else CU(cu.release((CUdeviceptr)(uintptr_t)b.base));
 }
 
@@ -315,6 +329,9 @@ static int selected(const char *name, int argc, char **argv) {
 }
 
 static void start(int *argc, char ***argv, int threads) {
+    // The heap keeps what is freed: fresh pages take longer than what is done with them.
+    mallopt(M_MMAP_THRESHOLD, 128 << 20);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
     signal(SIGALRM, on_alarm);
     alarm(number_from("WATCHDOG", 100));
     int provided;

@@ -235,6 +235,15 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let text = format!("--transfer measures latency, bw and bibw: not {name}");
         return Err(Failure::new(2, text).into());
     }
+    let is_deep = |size: &usize| arguments.window(*size) > transfer::ROOM;
+    if arguments.transfer && arguments.sizes.0.iter().any(is_deep) {
+        let text = format!("--transfer takes windows of up to {}", transfer::ROOM);
+        return Err(Failure::new(2, text).into());
+    }
+    if arguments.transfer && arguments.check {
+        let text = "--check compares what messages bring, not what transfers do: leave one of --check and --transfer out";
+        return Err(Failure::new(2, text).into());
+    }
     if arguments.persistent && matches!(arguments.kind, Kind::Put | Kind::Exchange) {
         let name = report::name(arguments.kind);
         let text = format!("{name} has no persistent requests: leave --persistent out");
@@ -571,7 +580,9 @@ impl<'a> Session<'a> {
         }
         if let Some(transfer) = self.transfer.take() {
             self.pair.mpi.meet(self.pair.peer);
-            transfer.close();
+            drop(transfer);
+            // Memory that a peer has mapped must not be freed.
+            self.pair.mpi.meet(self.pair.peer);
         }
         if let Some(window) = self.pair.window.take() {
             self.pair.mpi.free_window(window);
@@ -624,6 +635,7 @@ impl<'a> Session<'a> {
             }
             _ => None,
         };
+        let mut path = None;
         let transfer = match &mut self.transfer {
             Some(transfer) if bytes > 0 => {
                 let memory = (self.pair.send.at(0).cast_const(), self.pair.receive.at(0));
@@ -633,6 +645,7 @@ impl<'a> Session<'a> {
                     unsafe { transfer.measure(self.arguments, bytes, memory, &self.clock) };
                 let seconds = seconds?;
                 self.pair.mpi.meet(self.pair.peer);
+                path = Some(transfer.path().name());
                 value(self.agreed(seconds))
             }
             _ => None,
@@ -644,6 +657,7 @@ impl<'a> Session<'a> {
             value: value(seconds),
             raw,
             transfer,
+            path,
             errors,
             percentiles: (!self.each.is_empty()).then(|| self.percentiles()),
             late: self.late.map(|late| late / seconds),

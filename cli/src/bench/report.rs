@@ -26,6 +26,8 @@ pub struct Row {
     pub raw: Option<f64>,
     /// The library's own transfers, in the same unit.
     pub transfer: Option<f64>,
+    /// The path of the last of these transfers.
+    pub path: Option<&'static str>,
     /// Messages with wrong data, where they were checked.
     pub errors: Option<u64>,
     /// Exchanges: of which nine tenths, and all but a hundredth, take no more; us.
@@ -219,6 +221,7 @@ fn json_row(row: &Row, unit: &str) -> Value {
     }
     if let Some(transfer) = row.transfer {
         value["transfer"] = transfer.into();
+        value["transfer_path"] = row.path.into();
     }
     if let Some([ninety, ninety_nine]) = row.percentiles {
         value["percentiles"] = json!({ "90": ninety, "99": ninety_nine });
@@ -287,7 +290,11 @@ fn columns(kind: Kind, [raw, transfer]: [bool; 2], check: bool) -> String {
         text += &format!("{:>20}{:>10}", format!("Raw ({})", unit(kind)), "Ratio");
     }
     if transfer {
-        text += &format!("{:>20}", format!("Transfer ({})", unit(kind)));
+        text += &format!(
+            "{:>20}  {:<13}",
+            format!("Transfer ({})", unit(kind)),
+            "Path"
+        );
     }
     if check {
         text += &format!("{:>20}", "Validation");
@@ -314,6 +321,7 @@ fn line(kind: Kind, row: &Row, [raw, transfer]: [bool; 2]) -> String {
     }
     if transfer {
         text += &number(row.transfer, 20, 2);
+        text += &format!("  {:<13}", row.path.unwrap_or("-"));
     }
     if let Some(errors) = row.errors {
         text += &format!("{:>20}", if errors == 0 { "Pass" } else { "Fail" });
@@ -342,6 +350,7 @@ mod tests {
             value: Some(1234.567),
             raw: None,
             transfer: None,
+            path: None,
             errors: None,
             percentiles: None,
             late: None,
@@ -371,6 +380,7 @@ mod tests {
                 &Row {
                     raw: None,
                     transfer: None,
+                    path: None,
                     errors: None,
                     ..row
                 },

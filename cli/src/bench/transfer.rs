@@ -1,15 +1,15 @@
-//! Transfers of the library without MPI, between the two ranks: what a message takes less what MPI's matching
-//! takes. Offers go through memory that both ranks have mapped.
+//! Transfers of the library without MPI, between the two ranks. Offers go through memory that both ranks have
+//! mapped.
 
 use std::ffi::c_void;
 use std::fs::File;
-use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anabranch_engine::config::Config;
-use anabranch_engine::node::{Launch, Node, RTS_BYTES};
+use anabranch_engine::node::{Backoff, Launch, Node, RTS_BYTES};
 use anabranch_engine::transfer::node_options;
-use anabranch_engine::transfer::transfers::{Ended, Receiving, Sending, Told, Transfers};
+use anabranch_engine::transfer::story::Path;
+use anabranch_engine::transfer::transfers::{Descriptor, Ended, Receiving, Sending, Transfers};
 use anyhow::{bail, Context};
 use memmap2::MmapMut;
 
@@ -17,7 +17,7 @@ use super::mpi::Mpi;
 use super::{Arguments, Clock, Kind};
 
 /// Offers that are under way in one direction at once.
-const ROOM: usize = 256;
+pub const ROOM: usize = 256;
 /// Words of an offer.
 const WORDS: usize = RTS_BYTES.div_ceil(8);
 
@@ -47,6 +47,8 @@ pub struct Bench {
     /// Offers made and received so far.
     posted: u64,
     taken: u64,
+    /// The path of the latest transfer.
+    path: Path,
 }
 
 impl Bench {
@@ -93,6 +95,7 @@ impl Bench {
             peer: 1 - role as u32,
             posted: 0,
             taken: 0,
+            path: Path::Unknown,
         })
     }
 
@@ -102,7 +105,7 @@ impl Bench {
         &page[of]
     }
 
-    fn post(&mut self, told: &Told) {
+    fn post(&mut self, told: &Descriptor) {
         self.posted += 1;
         let posted = &self.mailbox(self.role).offers[self.posted as usize % ROOM];
         let mut padded = [0; 8 * WORDS];
@@ -114,7 +117,7 @@ impl Bench {
         posted.number.store(self.posted, Ordering::Release);
     }
 
-    fn next(&mut self) -> Option<Told> {
+    fn next(&mut self) -> Option<Descriptor> {
         let next = self.taken + 1;
         let posted = &self.mailbox(1 - self.role).offers[next as usize % ROOM];
         if posted.number.load(Ordering::Acquire) != next {
@@ -150,6 +153,7 @@ impl Bench {
             sending.push(one);
         }
         let last = self.taken + receives as u64;
+        let mut backoff = Backoff::new();
         while self.taken < last || !receiving.is_empty() || !sending.is_empty() {
             while self.taken < last {
                 let Some(told) = self.next() else { break };
@@ -159,16 +163,24 @@ impl Bench {
                     Err(why) => bail!("a transfer cannot be taken: {why:?}"),
                 }
             }
-            receiving = all(receiving, |one| self.transfers.received(one))?;
-            sending = all(sending, |one| self.transfers.sent(one))?;
-            spin_loop();
+            if self.transfers.progress() {
+                backoff.reset();
+            } else {
+                backoff.snooze();
+            }
+            let Bench {
+                transfers, path, ..
+            } = self;
+            left(&mut receiving, path, |one| transfers.test_receive(one))?;
+            left(&mut sending, path, |one| transfers.test_send(one))?;
         }
         let received = self.taken;
         self.mailbox(1 - self.role)
             .received
             .store(received, Ordering::Release);
         while sends > 0 && self.mailbox(self.role).received.load(Ordering::Acquire) < self.posted {
-            std::thread::yield_now();
+            self.transfers.progress();
+            backoff.snooze();
         }
         Ok(())
     }
@@ -188,7 +200,7 @@ impl Bench {
         clock: &Clock,
     ) -> anyhow::Result<f64> {
         let (warmup, iterations) = arguments.iterations(bytes);
-        let window = arguments.window(bytes).min(ROOM);
+        let window = arguments.window(bytes);
         let mut start = clock.seconds();
         for iteration in 0..warmup + iterations {
             if iteration == warmup {
@@ -209,24 +221,26 @@ impl Bench {
         Ok(clock.seconds() - start)
     }
 
-    /// Leaves the node.
-    pub fn close(self) {
-        self.transfers.close();
+    /// The path of the latest transfer.
+    pub fn path(&self) -> Path {
+        self.path
     }
 }
 
-/// Those that have not ended.
-fn all<T>(
-    under_way: Vec<T>,
-    mut poll: impl FnMut(T) -> Result<Ended, T>,
-) -> anyhow::Result<Vec<T>> {
-    let mut left = Vec::with_capacity(under_way.len());
-    for one in under_way {
-        match poll(one) {
-            Ok(Ended::Complete(_)) => {}
+/// Drops those that have ended, and keeps the path of the last one.
+fn left<T>(
+    under_way: &mut Vec<T>,
+    path: &mut Path,
+    mut test: impl FnMut(T) -> Result<Ended, T>,
+) -> anyhow::Result<()> {
+    for _ in 0..under_way.len() {
+        let one = under_way.remove(0);
+        match test(one) {
+            Ok(Ended::Complete(by)) => *path = by,
+            Ok(Ended::Truncated(bytes)) => bail!("a transfer of {bytes} bytes was offered"),
             Ok(Ended::Failed(why)) => bail!("a transfer failed: {why}"),
-            Err(pending) => left.push(pending),
+            Err(pending) => under_way.push(pending),
         }
     }
-    Ok(left)
+    Ok(())
 }

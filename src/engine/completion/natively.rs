@@ -27,7 +27,7 @@ impl Engine {
             false => {
                 if core.note_native_test(&self.env) {
                     drop(core);
-                    self.once(|_, _| ());
+                    self.step();
                 }
                 NativeScope::UNSEEN
             }

@@ -54,10 +54,7 @@ pub(super) enum Unsent {
 }
 
 impl Core {
-    #[allow(
-        clippy::too_many_lines,
-        reason = "the order of a send's steps; transfers apart from matching are to divide it"
-    )]
+    #[allow(clippy::too_many_lines, reason = "the order of a send's steps")]
     pub(super) unsafe fn send_rts(
         &mut self,
         env: &Env,

@@ -368,7 +368,7 @@ fn plans_are_next_to_the_best_that_an_exhaustive_search_finds() {
             {
                 let message = Message {
                     window,
-                    // The receiver pulls what comes straight (`engine::fetch`).
+                    // The receiver pulls what comes straight (`transfer::fetch`).
                     may_put: false,
                     ..Message::new(from, to, mib * MIB)
                 };
