@@ -259,6 +259,11 @@ static void segment(void) {
         free(found);
         free(image);
     }
+    // Peers are told now and then of what has changed.
+    for (int i = 0, flag; i < 30; i++) {
+        OK(MPI_Iprobe(MPI_ANY_SOURCE, MESSAGES, MPI_COMM_WORLD, &flag, MPI_STATUS_IGNORE));
+        usleep(10000);
+    }
     CU(cu.synchronize());
     for (int i = 0; i < 3; i++) CU(more.discard(handles[i]));
     CU(more.unmap(p, PAGES * page));
