@@ -49,9 +49,8 @@ impl Engine {
         let mut core = self.core.lock();
         self.take_over_if_live(&mut core, handle);
         let entry = core.table.get(&handle).copied();
-        if entry.is_none() && core.note_native_test(&self.env) {
-            drop(core);
-            self.step();
+        if entry.is_none() {
+            self.begin_native_test(core);
         }
         entry
     }

@@ -57,9 +57,8 @@ const OPEN_LOOKED_AT: usize = 2;
 /// Eager sends behind the oldest one that are looked at each time.
 const HOSTED_LOOKED_AT: usize = 4;
 
-/// How often garbage is collected, and how many rounds of progress lie between two looks whether it is time;
-/// fewer for a program that makes calls which do not wait.
-const GARBAGE_PERIOD: Duration = Duration::from_millis(100);
+/// How many rounds of progress lie between two looks whether it is time to collect garbage; fewer for a program
+/// that makes calls which do not wait.
 const GARBAGE_ROUNDS: u32 = 1024;
 pub(super) const GARBAGE_CALLS: u32 = 8;
 /// The same for calls that test requests of the MPI library alone. A program may make nothing else for long,
@@ -174,8 +173,6 @@ pub struct Core {
     held_ns: u64,
     bell: u32,
     checked: Instant,
-    told: Instant,
-    kept: Instant,
     pub(super) rounds: u32,
     native_tests: u32,
     /// The latest progress step in a call that tested native requests alone moved something.
@@ -232,8 +229,6 @@ impl Core {
             held_ns: 0,
             bell: 0,
             checked: Instant::now(),
-            told: Instant::now(),
-            kept: Instant::now(),
             rounds: 0,
             native_tests: 0,
             was_native_step_useful: true,
@@ -523,32 +518,15 @@ impl Core {
         did || done
     }
 
-    /// Collects garbage now and then: tells peers what the program has freed, unmaps what they have freed,
-    /// and gives staging back when memory is short. The latter two enter contexts. The program may destroy a
-    /// context while it makes no MPI call, and a driver that is inside one may crash then. So they wait until
-    /// the program makes a call.
+    /// Collects garbage now and then. The program may destroy a context while it makes no MPI call, and a driver
+    /// that is inside one may crash then: contexts are entered only while the program is inside a call.
     pub fn collect_garbage(&mut self, env: &Env) {
-        // Only a rank that has met a device buffer has any garbage.
-        if env.node.own().gpu_page().is_none() {
-            return;
-        }
-        if self.told.elapsed() >= GARBAGE_PERIOD {
-            self.told = Instant::now();
-            self.gpu.tell_freed(env);
-            if self.sends.is_empty() {
-                self.gpu.tell_changed(env);
-            }
-        }
-        if !self.is_inside || self.kept.elapsed() < GARBAGE_PERIOD {
-            return;
-        }
-        self.kept = Instant::now();
-        self.gpu.collect_garbage(env);
+        let is_sending = !self.sends.is_empty();
+        self.gpu.collect_garbage(env, self.is_inside, is_sending);
     }
 
-    /// A call of the program tests requests of the MPI library alone. Returns true if the engine has work
-    /// pending. The caller then runs one progress step (MPI 4.1 section 3.5): the helper may not get a
-    /// processor beside a program that tests all the time.
+    /// A call of the program tests requests of the MPI library alone. Returns true if a progress step is
+    /// due (MPI 4.1 section 3.5): the helper may not get a processor beside a program that tests all the time.
     #[inline]
     pub(super) fn note_native_test(&mut self, env: &Env) -> bool {
         // The time until the next test of an engine request is not the program's own work.

@@ -113,19 +113,20 @@ pub struct Send {
     is_raised: bool,
     /// What the program may ask about it, except its path.
     about: Story,
-    /// How far it is, unless it is a transfer, which knows that itself.
-    life: Life,
     kind: SendKind,
 }
 
 enum SendKind {
+    /// A transfer, which knows how far it is.
     Rts(Box<PendingSend>),
     /// A bcopy send: the native request, and the bytes that it sends.
     Value {
         native: Handle,
         data: Vec<u8>,
+        life: Life,
     },
-    Over,
+    /// A bcopy send that the MPI library is through with.
+    Over(Life),
 }
 
 impl Send {
@@ -133,7 +134,7 @@ impl Send {
     pub fn story(&self) -> Story {
         let (life, parts) = match &self.kind {
             SendKind::Rts(out) => (out.transfer.life(), out.transfer.parts()),
-            SendKind::Value { .. } | SendKind::Over => (self.life, None),
+            SendKind::Value { life, .. } | SendKind::Over(life) => (*life, None),
         };
         Story {
             path: life.path(),
@@ -147,7 +148,7 @@ impl Send {
         let outcome = Outcome::of(self.code);
         match &mut self.kind {
             SendKind::Rts(out) => out.transfer.end(outcome),
-            SendKind::Value { .. } | SendKind::Over => self.life.end(outcome),
+            SendKind::Value { life, .. } | SendKind::Over(life) => life.end(outcome),
         }
     }
 
@@ -455,7 +456,7 @@ impl Core {
         let native = match &mut send.kind {
             SendKind::Value { native, .. } => native,
             SendKind::Rts(out) => &mut out.native,
-            SendKind::Over => return,
+            SendKind::Over(_) => return,
         };
         // SAFETY: our own request, or null.
         let Some(code) = (unsafe { test_native(env, native) }) else {
@@ -466,23 +467,23 @@ impl Core {
             stats::add(Counter::Errors, 1);
         }
         match &mut send.kind {
-            SendKind::Value { .. } => {
+            SendKind::Value { life, .. } => {
+                life.transition(State::Landed);
                 send.complete = true;
-                send.life.transition(State::Landed);
-                send.kind = SendKind::Over;
+                send.kind = SendKind::Over(*life);
             }
             SendKind::Rts(out) if code != env.abi.success => {
                 // Nobody will ever read the slot.
                 out.transfer.give_up(env);
                 self.serve_now();
             }
-            SendKind::Rts(_) | SendKind::Over => {}
+            SendKind::Rts(_) | SendKind::Over(_) => {}
         }
     }
 
     fn is_gone(&self, env: &Env, id: usize) -> bool {
         match &self.sends[id].kind {
-            SendKind::Over => true,
+            SendKind::Over(_) => true,
             SendKind::Rts(out) => {
                 !out.transfer.is_open()
                     && env.abi.normalize(out.native) == env.abi.normalize(env.abi.request_null)

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use parking_lot::MutexGuard;
+
 use crate::cuda::clock_ns;
 use crate::engine::core::GARBAGE_CALLS;
 use crate::engine::send::DRAINING_TESTS_MAX;
@@ -137,9 +139,13 @@ impl Engine {
         result
     }
 
-    /// One progress step in a call that asks the engine for nothing. It says nothing of whether the program
-    /// computes.
-    pub(super) fn step(&self) {
+    /// A call of the program is about to test requests of the MPI library alone. Runs one progress step if the
+    /// engine has work pending; the step says nothing of whether the program computes.
+    pub(super) fn begin_native_test(&self, mut core: MutexGuard<'_, Core>) {
+        if !core.note_native_test(&self.env) {
+            return;
+        }
+        drop(core);
         let mut driving = self.drive();
         let mut core = self.core.lock();
         core.is_inside = true;

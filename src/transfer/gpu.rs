@@ -18,6 +18,7 @@ use crate::stats::{self, Counter};
 use crate::transfer::fault;
 use crate::transfer::fetch::one_owner::Troubles;
 use crate::transfer::fetch::Turns;
+use crate::transfer::garbage::Garbage;
 use crate::transfer::pages::Pages;
 use crate::transfer::relays::Relays;
 use crate::transfer::route::Survey;
@@ -71,6 +72,7 @@ pub struct Gpu {
     pub exec: Exec,
     /// The failures of these plans.
     pub one_owner: Troubles,
+    pub(super) garbage: Garbage,
 }
 
 impl Gpu {
@@ -111,6 +113,7 @@ impl Gpu {
             }),
             for_paths,
             one_owner: Troubles::default(),
+            garbage: Garbage::default(),
         }
     }
 

@@ -6,6 +6,7 @@
 pub mod export;
 pub mod fault;
 pub mod fetch;
+pub mod garbage;
 pub mod gpu;
 pub mod history;
 pub mod life;

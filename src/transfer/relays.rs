@@ -481,15 +481,6 @@ fn close(env: &Env, gpu: &GpuRow) -> bool {
 }
 
 impl Gpu {
-    /// Unmaps what peers have freed, and gives staging back when memory is short. It enters contexts.
-    pub fn collect_garbage(&mut self, env: &Env) {
-        for peer in env.node.peers() {
-            self.let_go(&peer);
-        }
-        self.relays.mind_memory(env);
-        self.exec.mind_memory();
-    }
-
     /// Staging that a rank exports on one of its GPUs, for copies in a context of this process. None if
     /// nothing is exported yet.
     pub fn reach_relay(

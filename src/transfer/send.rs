@@ -30,8 +30,6 @@ pub struct Advance {
     pub until: Option<Instant>,
     /// The sender is through with it.
     pub closed: bool,
-    /// It is closed, and its receiver cannot have it: see [`Outgoing::why_failed`].
-    pub failed: bool,
     /// The whole payload is in host memory.
     pub eager: bool,
 }
@@ -91,8 +89,6 @@ pub struct Outgoing {
     is_open: bool,
     /// It is closed, and its receiver cannot have it.
     has_failed: bool,
-    /// The sender may reuse the buffer.
-    is_complete: bool,
     /// What went over staging, of a transfer over several paths. Known once it is over.
     parts: Option<Parts>,
     life: Life,
@@ -158,7 +154,6 @@ impl Outgoing {
             is_shared: chunks::needs(&Export::from(&message)).is_some(),
             is_open: true,
             has_failed: false,
-            is_complete: life.is_over(),
             parts: None,
             life,
         };
@@ -180,8 +175,7 @@ impl Outgoing {
 
     /// Takes the offer back, as its receiver was not told of it.
     pub fn withdraw(self, env: &Env) {
-        let slot = env.node.own().slot(self.slot);
-        if slot.is_some_and(|slot| slot.cancel(self.nonce).is_err()) {
+        if !self.cancel(env) {
             // The receiver had matched it early, and counts the messages that it takes.
             self.peer.announce();
         }
@@ -227,7 +221,7 @@ impl Outgoing {
 
     /// The sender may reuse the buffer.
     pub fn is_complete(&self) -> bool {
-        self.is_complete
+        self.life.is_over() || !self.is_open
     }
 
     /// The slot is in use: the receiver may still read it.
@@ -399,7 +393,6 @@ impl Outgoing {
                 // receiver.
                 let is_there = has_landed && !self.is_given_up;
                 if is_there {
-                    self.is_complete = true;
                     self.life.arrive(Protocol::Put, self.bytes);
                 }
                 // The receiver has nothing more to ask for.
@@ -465,7 +458,6 @@ impl Outgoing {
                 if matches!(step, Ok(true)) && slot.retire(self.nonce).is_ok() {
                     stats::add(Counter::SendsEager, 1);
                     self.life.arrive(Protocol::Eager, self.bytes);
-                    self.is_complete = true;
                 }
                 step
             }
@@ -581,11 +573,9 @@ impl Outgoing {
         own.free(self.slot);
         self.is_open = false;
         self.has_failed = has_failed;
-        self.is_complete = true;
         Advance {
             moved: true,
             closed: true,
-            failed: has_failed,
             ..Advance::default()
         }
     }

@@ -12,7 +12,7 @@ use crate::cuda::{self, Buffer, Error, Kind};
 use crate::node::{Backoff, Message, Node, Peer, RTS_BYTES};
 use crate::transfer::export::describe;
 use crate::transfer::fetch::{
-    flag, uses_host, Destination, Fetch, Landed, NotTaken, Others, RouteContext, Rows, Step,
+    flag, Destination, Fetch, Landed, NotTaken, Others, RouteContext, Rows, Step,
 };
 use crate::transfer::gpu::Gpu;
 use crate::transfer::history::PeerHistory;
@@ -26,8 +26,6 @@ use crate::transfer::Env;
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 /// How often peers are checked for being alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(250);
-/// How often garbage is collected.
-const GARBAGE_PERIOD: Duration = Duration::from_millis(100);
 /// The clock is read once in so many rounds of progress that move nothing.
 const ROUNDS: u32 = 64;
 
@@ -48,7 +46,6 @@ pub struct Transfers {
     taken_at: Option<Instant>,
     rounds: u32,
     checked: Instant,
-    collected: Instant,
 }
 
 /// A transfer that this process receives.
@@ -110,7 +107,6 @@ impl Transfers {
         let env = Env::new(config, node, failed);
         let mut gpu = Gpu::new(&env.config);
         gpu.open_parcels(&env);
-        let now = Instant::now();
         Transfers {
             router: Router::new(&env.config),
             gpu,
@@ -122,8 +118,7 @@ impl Transfers {
             taken: 0,
             taken_at: None,
             rounds: 0,
-            checked: now,
-            collected: now,
+            checked: Instant::now(),
         }
     }
 
@@ -153,9 +148,6 @@ impl Transfers {
         let source = match cuda::classify(from) {
             Kind::Device(buffer) => {
                 let context = prepare(env, gpu, &buffer)?;
-                if uses_host(env, bytes) {
-                    gpu.prepare_wide(context, env.node.own());
-                }
                 describe(env, gpu, &peer, &buffer, &mut message);
                 let address = buffer.address;
                 Source::Device { context, address }
@@ -339,14 +331,8 @@ impl Transfers {
             }
             self.gpu.relays.reclaim(&self.env);
         }
-        if self.collected.elapsed() >= GARBAGE_PERIOD {
-            self.collected = Instant::now();
-            self.gpu.tell_freed(&self.env);
-            if self.sends.is_empty() {
-                self.gpu.tell_changed(&self.env);
-            }
-            self.gpu.collect_garbage(&self.env);
-        }
+        let is_sending = !self.sends.is_empty();
+        self.gpu.collect_garbage(&self.env, true, is_sending);
     }
 
     /// How a transfer that this process sends has ended, if it has. Makes no progress.

@@ -1,6 +1,7 @@
 //! Transfers of the library without MPI, between the two ranks. Offers go through memory that both ranks have
 //! mapped.
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,13 +145,13 @@ impl Bench {
         (from, to): (*const c_void, *mut c_void),
         bytes: usize,
     ) -> anyhow::Result<()> {
-        let mut sending: Vec<Sending> = Vec::with_capacity(sends);
-        let mut receiving: Vec<Receiving> = Vec::with_capacity(receives);
+        let mut sending: VecDeque<Sending> = VecDeque::with_capacity(sends);
+        let mut receiving: VecDeque<Receiving> = VecDeque::with_capacity(receives);
         for _ in 0..sends {
             // SAFETY: as the caller says.
             let (one, told) = unsafe { self.transfers.offer(self.peer, from, bytes as u64) }?;
             self.post(&told);
-            sending.push(one);
+            sending.push_back(one);
         }
         let last = self.taken + receives as u64;
         let mut backoff = Backoff::new();
@@ -159,7 +160,7 @@ impl Bench {
                 let Some(told) = self.next() else { break };
                 // SAFETY: as the caller says.
                 match unsafe { self.transfers.take(&told, to, bytes as u64) } {
-                    Ok(one) => receiving.push(one),
+                    Ok(one) => receiving.push_back(one),
                     Err(why) => bail!("a transfer cannot be taken: {why:?}"),
                 }
             }
@@ -229,17 +230,19 @@ impl Bench {
 
 /// Drops those that have ended, and keeps the path of the last one.
 fn left<T>(
-    under_way: &mut Vec<T>,
+    under_way: &mut VecDeque<T>,
     path: &mut Path,
     mut test: impl FnMut(T) -> Result<Ended, T>,
 ) -> anyhow::Result<()> {
     for _ in 0..under_way.len() {
-        let one = under_way.remove(0);
+        let Some(one) = under_way.pop_front() else {
+            break;
+        };
         match test(one) {
             Ok(Ended::Complete(by)) => *path = by,
             Ok(Ended::Truncated(bytes)) => bail!("a transfer of {bytes} bytes was offered"),
             Ok(Ended::Failed(why)) => bail!("a transfer failed: {why}"),
-            Err(pending) => under_way.push(pending),
+            Err(pending) => under_way.push_back(pending),
         }
     }
     Ok(())

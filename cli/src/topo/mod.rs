@@ -6,7 +6,7 @@ mod measure;
 mod nvml;
 pub mod source;
 mod system;
-pub mod text;
+mod text;
 
 use std::io::{self, Write};
 use std::path::PathBuf;

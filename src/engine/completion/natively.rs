@@ -25,10 +25,7 @@ impl Engine {
         Some(match blocks {
             true => self.leave_to_helper(&core),
             false => {
-                if core.note_native_test(&self.env) {
-                    drop(core);
-                    self.step();
-                }
+                self.begin_native_test(core);
                 NativeScope::UNSEEN
             }
         })

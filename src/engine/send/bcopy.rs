@@ -354,9 +354,8 @@ impl Core {
             code: env.abi.success,
             why: None,
             about,
-            life,
             is_raised: false,
-            kind: SendKind::Value { native, data },
+            kind: SendKind::Value { native, data, life },
         });
         // SAFETY: the native request was just made by the program's thread.
         unsafe { self.test_value(env, id) };

@@ -198,7 +198,6 @@ impl Core {
             code: env.abi.success,
             why: None,
             about: story,
-            life: transfer.life(),
             is_raised: false,
             kind: SendKind::Rts(out),
         });
@@ -277,7 +276,7 @@ impl Core {
         };
         let advance = out.transfer.advance(env, &mut self.gpu, &mut taking);
         // An error does not matter to a send that is complete already.
-        if advance.failed && !send.complete && send.code == env.abi.success {
+        if out.transfer.has_failed() && !send.complete && send.code == env.abi.success {
             let why = out.transfer.why_failed();
             (send.code, send.why) = (env.abi.err_other, Some(why));
             stats::add(Counter::Errors, 1);

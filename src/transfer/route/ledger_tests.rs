@@ -1,13 +1,12 @@
 //! Several ranks in one process, each with a segment of its own.
 
-use super::super::tests::{all, router, uuid, LONG};
+use super::super::tests::{all, ranks, router, uuid, LONG};
 use super::super::{Known, RouteUse, Routed, Router};
 use super::*;
-use crate::node::{Launch, Node, Options};
+use crate::node::Node;
 use crate::plan::PathKind;
 use proptest::prelude::*;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Barrier;
 
 /// The ranks of a node, each with a router.
@@ -19,21 +18,7 @@ struct Ranks {
 
 impl Ranks {
     fn new(count: u32, topology: &str, is_alive: IsAlive) -> Ranks {
-        static SERIAL: AtomicU32 = AtomicU32::new(0);
-        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let name = format!("anabranch-ledger-{}-{serial}", std::process::id());
-        let folder = std::env::temp_dir().join(&name);
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let options = Options {
-            folder: folder.clone(),
-            slots: 64,
-            staging_bytes: 0,
-            ..Options::default()
-        };
-        let register = |rank| Node::register(&Launch::named(&name), rank, &options);
-        let nodes: Vec<Node> = (0..count)
-            .map(|rank| register(rank).expect("registered"))
-            .collect();
+        let (nodes, folder) = ranks(count);
         let routers = nodes.iter().map(|node| {
             let mut router = router(topology, |_| ());
             let ledger = Ledger::new(Some(node.own_shared()), is_alive);

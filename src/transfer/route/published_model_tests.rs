@@ -1,9 +1,9 @@
 //! Plans by what the ranks of a job have published of their links.
 
-use super::super::tests::{all, router, uuid, LONG};
+use super::super::tests::{all, ranks, router, uuid, LONG};
 use super::super::{HostFared, Known, Node, RouteUse, Router};
 use super::*;
-use crate::node::{Launch, Node as Rank, Options};
+use crate::node::Node as Rank;
 use crate::plan::PathKind;
 use std::path::PathBuf;
 
@@ -14,31 +14,17 @@ struct Job {
 }
 
 impl Job {
-    fn new(name: &str, count: u32) -> Job {
-        let name = format!("anabranch-told-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(&name);
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let options = Options {
-            folder: folder.clone(),
-            slots: 64,
-            staging_bytes: 0,
-            ..Options::default()
-        };
-        let ranks = (0..count).map(|rank| {
-            let registered =
-                Rank::register(&Launch::named(&name), rank, &options).expect("registered");
+    fn new(count: u32) -> Job {
+        let (ranks, folder) = ranks(count);
+        for (rank, registered) in (0..).zip(&ranks) {
             registered.own().list_link_rates(&HostLinkRates {
-                uuid: uuid(rank as u8),
+                uuid: uuid(rank),
                 // Not in the order of the ranks.
                 pci: 100 - u64::from(rank),
                 numa: None,
             });
-            registered
-        });
-        Job {
-            ranks: ranks.collect(),
-            folder,
         }
+        Job { ranks, folder }
     }
 
     /// Rank `by` publishes what a copy between two GPUs takes; `None` is the host.
@@ -108,7 +94,7 @@ impl Drop for Job {
 
 #[test]
 fn the_host_path_is_there_once_both_its_hops_are_measured() {
-    let job = Job::new("hops", 2);
+    let job = Job::new(2);
     assert!(job.router().is_none());
     job.tell(1, Some(0), Some(1), 48.0);
     assert!(job.router().is_none());
@@ -125,7 +111,7 @@ fn the_host_path_is_there_once_both_its_hops_are_measured() {
 /// Otherwise all messages of a pair would go through the host, and its direct copy would never be measured.
 #[test]
 fn nothing_is_planned_while_the_direct_copy_is_measured_the_other_way_only() {
-    let job = Job::new("other-way", 2);
+    let job = Job::new(2);
     for gpu in [0, 1] {
         job.tell(gpu, Some(gpu as u8), None, 12.0);
         job.tell(gpu, None, Some(gpu as u8), 12.0);
@@ -139,7 +125,7 @@ fn nothing_is_planned_while_the_direct_copy_is_measured_the_other_way_only() {
 
 #[test]
 fn what_is_as_slow_as_pcie_shares_its_links() {
-    let job = Job::new("pcie", 2);
+    let job = Job::new(2);
     for gpu in [0, 1] {
         job.tell(gpu, Some(gpu as u8), None, 12.0);
         job.tell(gpu, None, Some(gpu as u8), 12.0);
@@ -151,7 +137,7 @@ fn what_is_as_slow_as_pcie_shares_its_links() {
 /// What ranks publish of three GPUs would do for a relay if it were known which links they share.
 #[test]
 fn measured_copies_are_no_ground_for_relays() {
-    let job = Job::new("relays", 3);
+    let job = Job::new(3);
     for (from, to) in [(0, 1), (0, 2), (2, 1)] {
         job.tell(usize::from(to), Some(from), Some(to), 48.0);
     }
@@ -162,7 +148,7 @@ fn measured_copies_are_no_ground_for_relays() {
 /// Four GPUs, two of them in use: a message takes 3 links at 48 and the host's 12, as on a measured node.
 #[test]
 fn gpus_that_nobody_uses_are_relays_where_the_system_tells_of_links() {
-    let job = Job::new("wired", 2);
+    let job = Job::new(2);
     let mesh = wired(4, |_, _| 2);
     job.tell(0, Some(0), None, 12.0);
     job.tell(1, None, Some(1), 12.0);
@@ -181,7 +167,7 @@ fn gpus_that_nobody_uses_are_relays_where_the_system_tells_of_links() {
 
 #[test]
 fn no_relays_behind_a_switch() {
-    let job = Job::new("switch", 2);
+    let job = Job::new(2);
     job.tell(0, Some(0), None, 12.0);
     job.tell(1, Some(0), Some(1), 48.0);
     for switched in [0, 3] {
@@ -199,7 +185,7 @@ fn no_relays_behind_a_switch() {
 /// Virtual machines tell of links to something else: the copies show that there are links.
 #[test]
 fn what_copies_contradict_is_not_believed() {
-    let job = Job::new("contradicted", 2);
+    let job = Job::new(2);
     let mut node = wired(3, |_, _| 2);
     let elsewhere = node.iter_mut().flat_map(|(_, wiring)| &mut wiring.to);
     elsewhere.for_each(|(pci, _)| *pci += 1000);
@@ -218,7 +204,7 @@ fn what_copies_contradict_is_not_believed() {
 /// A cube mesh: 24 GB/s a link.
 #[test]
 fn rates_that_nobody_measured_follow_from_the_number_of_links() {
-    let job = Job::new("counts", 2);
+    let job = Job::new(2);
     job.tell(0, Some(0), None, 12.0);
     let mesh = wired(4, |a, b| match (a, b) {
         (0, 1) => 0,
@@ -256,7 +242,7 @@ fn rates_that_nobody_measured_follow_from_the_number_of_links() {
 
 #[test]
 fn the_fastest_of_several_measurements_counts_and_all_number_the_gpus_alike() {
-    let job = Job::new("several", 2);
+    let job = Job::new(2);
     job.tell(0, Some(0), None, 3.0);
     job.tell(1, Some(0), None, 12.0);
     let router = job.router().expect("a node");
@@ -293,7 +279,7 @@ fn under_switches(mut wired: Vec<(Uuid, Wiring)>) -> Vec<(Uuid, Wiring)> {
 /// Eight GPUs, of which ranks have four. Each two share one switch.
 #[test]
 fn gpus_under_one_switch_share_its_link() {
-    let job = Job::new("switches", 4);
+    let job = Job::new(4);
     job.tell(0, Some(0), None, 12.0);
     let switches = |wired: &[(Uuid, Wiring)]| {
         let told = job.told(wired).expect("a node");
@@ -352,7 +338,7 @@ fn gpus_under_one_switch_share_its_link() {
 /// carry.
 #[test]
 fn host_paths_under_one_switch_share_its_link() {
-    let job = Job::new("under-one", 4);
+    let job = Job::new(4);
     for gpu in 0..4 {
         job.tell(gpu, Some(gpu as u8), None, 12.0);
         job.tell(gpu, None, Some(gpu as u8), 12.0);

@@ -1,10 +1,31 @@
 use super::*;
 use crate::config::{Kind, PathList};
+use crate::node;
 use crate::topology::tests::shipped;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The identity of a test's GPU.
 pub(super) fn uuid(gpu: u8) -> Uuid {
     std::array::from_fn(|at| gpu.wrapping_mul(31).wrapping_add(at as u8))
+}
+
+/// Ranks of one job, all in this process, and the folder that they meet in.
+pub(super) fn ranks(count: u32) -> (Vec<node::Node>, PathBuf) {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let name = format!("anabranch-route-{}-{serial}", std::process::id());
+    let folder = std::env::temp_dir().join(&name);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let options = node::Options {
+        folder: folder.clone(),
+        slots: 64,
+        staging_bytes: 0,
+        ..node::Options::default()
+    };
+    let launch = node::Launch::named(&name);
+    let register = |rank| node::Node::register(&launch, rank, &options).expect("registered");
+    ((0..count).map(register).collect(), folder)
 }
 
 /// A router that knows a shipped node by its nominal figures.
