@@ -230,6 +230,10 @@ fn two_threads_agree() {
             if round % 3 == 0 {
                 std::thread::yield_now();
             }
+            // Until the other thread runs.
+            while round == 1 && line.state(round) == Some(RtrState::Open) {
+                std::thread::yield_now();
+            }
             if line.withdraw(round) {
                 withdrawn += 1;
                 continue;

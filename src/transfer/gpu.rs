@@ -16,7 +16,7 @@ use crate::exec::{Exec, Executor, Settings};
 use crate::node::{Gone, Parcel, Parcels, Peer, Segment, View, Wide, FILES_MAX, UNIT_BYTES};
 use crate::stats::{self, Counter};
 use crate::transfer::fault;
-use crate::transfer::fetch::one_owner::Troubles;
+use crate::transfer::fetch::protocol::one_owner::Troubles;
 use crate::transfer::fetch::Turns;
 use crate::transfer::garbage::Garbage;
 use crate::transfer::pages::Pages;

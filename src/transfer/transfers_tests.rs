@@ -11,14 +11,20 @@ use crate::config::Config;
 use crate::cuda::tests::bench::{at, device_memory, free, use_device, Bench};
 use crate::cuda::tests::{run_roles, ROLE};
 use crate::node::{Launch, Node, RTS_BYTES};
+use crate::transfer::fetch::protocol::bounce;
 use crate::transfer::node_options;
 use crate::transfer::story::Path;
+
+#[path = "transfers/expected_tests.rs"]
+mod expected;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The test that plays a role.
 const ROLES: &str = "transfer::transfers::tests::role";
 /// The largest transfer, bytes.
 const MOST: usize = (9 << 20) + 5;
+/// The price of the protocol that only tests have, if the receiver is to have it.
+const BOUNCE: &str = "ANABRANCH_TEST_BOUNCE";
 /// Bytes around a transfer that stay as they are.
 const GUARD: usize = 512;
 
@@ -160,7 +166,7 @@ fn sender() {
         buffers.write(from, &image);
         let address = buffers.address(from, offset);
         // SAFETY: the memory is this process's, and changes only once the transfer has ended.
-        let offered = unsafe { transfers.offer(1, address, bytes as u64) };
+        let offered = unsafe { transfers.offer(1, address, bytes as u64, None) };
         let (sending, told) = offered.expect("offered");
         stream.write_all(&told).expect("written");
         let ended = wait(&mut transfers, sending, Transfers::test_send);
@@ -170,7 +176,7 @@ fn sender() {
     // One that the peer cannot take, and one that it has no room for.
     let address = buffers.address(Device, 0);
     // SAFETY: as above.
-    let (sending, mut told) = unsafe { transfers.offer(1, address, 100) }.expect("offered");
+    let (sending, mut told) = unsafe { transfers.offer(1, address, 100, None) }.expect("offered");
     told[40] ^= 1;
     stream.write_all(&told).expect("written");
     told[40] ^= 1;
@@ -182,7 +188,7 @@ fn sender() {
         "nothing of it was taken"
     );
     // SAFETY: as above.
-    let nobody = unsafe { transfers.offer(7, address, 100) };
+    let nobody = unsafe { transfers.offer(7, address, 100, None) };
     assert!(nobody.is_err_and(|why| why.to_string().contains("rank 7")));
     stream.write_all(&[1]).expect("written");
     drop(transfers);
@@ -190,6 +196,11 @@ fn sender() {
 }
 
 fn receiver() {
+    let price = std::env::var(BOUNCE).ok();
+    let price: Option<u32> = price.map(|price| price.parse().expect("a price"));
+    if let Some(price) = price {
+        bounce::offer(price);
+    }
     let mut buffers = Buffers::new(1);
     let mut stream = connect(false);
     let mut transfers = transfers(1);
@@ -217,6 +228,14 @@ fn receiver() {
             "case {case}: other bytes"
         );
     }
+    let cases = CASES.iter();
+    let between_devices = cases.filter(|case| (case.0, case.1) == (Device, Device));
+    let expected = match price {
+        // Cheaper than a get.
+        Some(0) => between_devices.map(|case| case.2 as u64).sum(),
+        _ => 0,
+    };
+    assert_eq!(bounce::brought(), expected, "price {price:?}");
     buffers.write(Device, &[0x5a; 3 * GUARD]);
     let address = buffers.address(Device, 0);
     let told = next(&mut stream);
@@ -257,7 +276,7 @@ fn exchange(rank: u32) {
             let seed = 1000 * (rank as usize + 1) + 10 * round + number;
             bench.upload(*address, &bytes_of(seed, BYTES));
             // SAFETY: the memory is this process's, and changes only once the transfer has ended.
-            let offered = unsafe { transfers.offer(1 - rank, at(*address), BYTES as u64) };
+            let offered = unsafe { transfers.offer(1 - rank, at(*address), BYTES as u64, None) };
             let (one, descriptor) = offered.expect("offered");
             stream.write_all(&descriptor).expect("written");
             sending.push(one);
@@ -313,12 +332,12 @@ fn survivor() {
     stream.read_exact(&mut theirs).expect("an offer");
     let address = buffers.address(Device, 0);
     // SAFETY: the memory is this process's, and nobody else uses it, here and below.
-    let (sending, taken_back) = unsafe { transfers.offer(1, address, 500) }.expect("offered");
+    let (sending, taken_back) = unsafe { transfers.offer(1, address, 500, None) }.expect("offered");
     assert_eq!(transfers.cancel(sending), Ok(()));
     stream.write_all(&taken_back).expect("written");
     let address = buffers.address(Device, 1000);
     // SAFETY: as above.
-    let (sending, kept) = unsafe { transfers.offer(1, address, 500) }.expect("offered");
+    let (sending, kept) = unsafe { transfers.offer(1, address, 500, None) }.expect("offered");
     stream.write_all(&kept).expect("written");
     // The peer has looked at both, and ends.
     stream.read_exact(&mut [0]).expect("a byte");
@@ -344,7 +363,8 @@ fn victim() {
     stream.read_exact(&mut [0]).expect("a byte");
     let address = buffers.address(Host, 0);
     // SAFETY: the memory is this process's until its end.
-    let (_lost, descriptor) = unsafe { transfers.offer(0, address, 1 << 20) }.expect("offered");
+    let (_lost, descriptor) =
+        unsafe { transfers.offer(0, address, 1 << 20, None) }.expect("offered");
     stream.write_all(&descriptor).expect("written");
     let mut taken_back = [0; RTS_BYTES];
     stream.read_exact(&mut taken_back).expect("an offer");
@@ -371,6 +391,11 @@ fn role() {
         "receiver" => receiver(),
         "exchange0" => exchange(0),
         "exchange1" => exchange(1),
+        "writer" => expected::writer(),
+        "reader" => expected::reader(true),
+        "taker" => expected::reader(false),
+        "heir" => expected::heir(),
+        "testator" => expected::testator(),
         "survivor" => survivor(),
         "victim" => victim(),
         other => panic!("unknown role {other}"),
@@ -381,6 +406,15 @@ fn role() {
 #[test]
 fn two_processes_without_mpi() {
     run_roles(ROLES, &["sender", "receiver"], true, &[]);
+}
+
+/// A protocol that is a file and a line in the table brings what it is the cheapest for, and nothing else.
+#[test]
+fn a_protocol_of_the_tests() {
+    let roles = ["sender", "receiver"];
+    for price in ["0", "2"] {
+        run_roles(ROLES, &roles, true, &[(BOUNCE, price)]);
+    }
 }
 
 #[test]

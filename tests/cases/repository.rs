@@ -306,11 +306,11 @@ fn rooms_depend_in_one_direction() {
 }
 
 /// Files of more than 600 lines, and why they are. The list only shrinks, and none of them grows by a tenth.
-const LONG_FILES: [(&str, usize, &str); 32] = [
+const LONG_FILES: [(&str, usize, &str); 31] = [
     (
         "src/transfer/fetch.rs",
-        905,
-        "one arm for each path; protocols as tables are to divide it",
+        732,
+        "a claimed message from its RTS to its end",
     ),
     (
         "src/transfer/route/survey.rs",
@@ -325,7 +325,7 @@ const LONG_FILES: [(&str, usize, &str); 32] = [
     ),
     ("src/plan/shares.rs", 810, "one closed form with its terms"),
     (
-        "src/transfer/fetch/multipath.rs",
+        "src/transfer/fetch/protocol/multipath.rs",
         800,
         "the receiver's side of a split message; executors are to divide it",
     ),
@@ -384,11 +384,6 @@ const LONG_FILES: [(&str, usize, &str); 32] = [
     ),
     ("tests/cases/model_error.rs", 635, "cases of one subject"),
     ("tests/cases/matching.rs", 625, "cases of one subject"),
-    (
-        "src/transfer/fetch/start.rs",
-        630,
-        "how a message sets out: facts and attempts",
-    ),
     ("tests/cases/compare.rs", 621, "cases of one subject"),
     ("tests/cases/faults/calls.rs", 618, "cases of one subject"),
     (
@@ -417,8 +412,8 @@ const LONG_FILES: [(&str, usize, &str); 32] = [
     ("simcuda/tests/processes.rs", 702, "cases of one subject"),
 ];
 /// So many functions are longer than 80 lines, or have more than six parameters, each of which says why. Fewer are welcome here.
-const LONG_FUNCTIONS: usize = 20;
-const MANY_PARAMETERS: usize = 89;
+const LONG_FUNCTIONS: usize = 18;
+const MANY_PARAMETERS: usize = 88;
 
 /// Files and functions are short, and what is not says why.
 #[test]

@@ -2,43 +2,39 @@
 
 use std::sync::Arc;
 
-use super::multipath::{self, Before, Multipath};
-use super::one_owner::{self, Begun, OneOwnerTransfer};
-use super::put::PutTarget;
+use super::protocol::eager::Eager;
+use super::protocol::multipath::{self, Before, Multipath};
+use super::protocol::one_owner::{self, Begun, OneOwnerTransfer};
+use super::protocol::pipeline::Pipeline;
+use super::protocol::Moving;
+use super::put_target::PutTarget;
 use super::{
     asks_for_depth, flag, order_token, readers, turn, uses_host, Destination, Fetch, OrderToken,
-    OrderTokenEnd, Path, RouteContext, Then, Turn, Turns,
+    OrderTokenEnd, Path, RouteContext, Then, Turns,
 };
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping};
+use crate::cuda::Error;
 use crate::node::{Part, RtrId, SlotState};
 use crate::policy::decided_by;
 use crate::policy::history::InFlightGuard;
 use crate::policy::start::{self as policy, OneOwner, Start, StartFacts};
-use crate::stats::{self, Counter, Reason};
+use crate::stats::{self, Counter};
 use crate::transfer::gpu::Gpu;
 use crate::transfer::route::Routed;
 use crate::transfer::Env;
 use crate::transfer::ONE_WAY_FROM;
 
 impl Fetch {
-    /// Whether this rank can read the message from another rank's device memory into its own.
-    fn may_be_pulled(&self) -> bool {
-        !self.own
-            && self.message.flags & flag::EXPORTED != 0
-            && matches!(self.to, Destination::Device { .. })
-    }
-
     /// Enters a message into the count of its sender's messages in flight, if that count matters for it.
     pub(super) fn enter(&self, env: &Env, routes: &mut RouteContext<'_>) -> Option<InFlightGuard> {
-        let is_asked = asks_for_depth(env, self.wanted, routes.are_several)
-            && matches!(self.to, Destination::Device { .. });
-        is_asked.then(|| routes.history.windows.enter(self.message.source))
+        let is_asked = asks_for_depth(env, self.claim.wanted, routes.are_several)
+            && matches!(self.claim.to, Destination::Device { .. });
+        is_asked.then(|| routes.history.windows.enter(self.claim.message.source))
     }
 
     /// The depth that the message's window is taken to have, if that matters.
     pub(super) fn depth(&self, env: &Env, routes: &mut RouteContext<'_>) -> Option<u32> {
-        (self.may_be_pulled() && asks_for_depth(env, self.wanted, routes.are_several))
-            .then(|| routes.depth(&self.message))
+        (self.claim.may_be_pulled() && asks_for_depth(env, self.claim.wanted, routes.are_several))
+            .then(|| routes.depth(&self.claim.message))
     }
 
     /// Starts a message, unless one copy or its sender's staging is the way for it. `depth`: of its window,
@@ -50,7 +46,7 @@ impl Fetch {
         routes: &mut RouteContext<'_>,
         depth: Option<u32>,
     ) -> bool {
-        let place = self.place().unwrap_or_default();
+        let place = self.claim.place().unwrap_or_default();
         let mut setting = Setting {
             fetch: self,
             env,
@@ -88,7 +84,7 @@ impl Fetch {
 
     /// The message before it from the same sender or, with a place, the last one that is received there.
     fn before(&self, routes: &RouteContext<'_>, place: Option<(u64, u64)>) -> Option<Before> {
-        let source = self.message.source;
+        let source = self.claim.message.source;
         let of_sender = routes.others.rows().iter().rev();
         let mut of_sender = of_sender.filter(|other| other.source == source).peekable();
         let last = of_sender.peek().and_then(|other| other.token.clone());
@@ -117,21 +113,21 @@ impl Fetch {
         let Some(depth) = self.depth(env, routes) else {
             return false;
         };
-        let chosen = routes.choose(env, gpu, &self.peer, &self.message, depth, true);
+        let chosen = routes.choose(env, gpu, &self.claim.peer, &self.claim.message, depth, true);
         let (parts, routed) = match chosen {
             Some(chosen) => (chosen.parts, Some(chosen.routed)),
             None => (Vec::new(), None),
         };
-        self.routed = routed;
+        self.claim.routed = routed;
         let parts: Vec<Part> = parts
             .iter()
             .filter_map(|part| part.before(told.rest))
             .collect();
-        let push = routes.put_as_before(env, gpu, self.message.source);
+        let push = routes.put_as_before(env, gpu, self.claim.message.source);
         let before = self.before(routes, None);
         let is_begun = self.begin_parts(env, gpu, &parts, push, false, before, Some(told));
         if is_begun && depth == 1 && !parts.is_empty() {
-            routes.agreed(&self.message);
+            routes.agreed(&self.claim.message);
         }
         is_begun
     }
@@ -140,8 +136,8 @@ impl Fetch {
     /// copies from the same sender, which may be received in the same place. It waits for messages that are
     /// written there in another way.
     pub(super) fn start_eager(&mut self, env: &Env, gpu: &mut Gpu, routes: &mut RouteContext<'_>) {
-        self.set_path(Path::pipeline(SlotState::Eager));
-        let Some(place) = self.place() else {
+        self.move_by(Moving::Eager(Eager::new(SlotState::Eager)));
+        let Some(place) = self.claim.place() else {
             return;
         };
         let tokens = routes.tokens(place);
@@ -149,11 +145,12 @@ impl Fetch {
             self.hold(tokens, Then::Eager);
             return;
         }
-        if routes.is_for_sender(env, gpu, &self.message) {
+        if routes.is_for_sender(env, gpu, &self.claim.message) {
             self.leave_token(false);
         }
-        // If anything is wrong, the next poll finds it again.
-        let _ = self.empty_ring(gpu);
+        if let Path::Moving(Moving::Eager(eager)) = &mut self.path {
+            eager.start(&self.claim, gpu);
+        }
     }
 
     /// Makes the message wait until these are over.
@@ -188,13 +185,13 @@ impl Fetch {
         gpu: &mut Gpu,
         mut routes: RouteContext<'_>,
     ) {
-        if env.may_split(self.wanted) {
-            let depth = routes.depth(&self.message);
+        if env.may_split(self.claim.wanted) {
+            let depth = routes.depth(&self.claim.message);
             if depth == 1
-                && routes.is_planned_meanwhile(&self.message)
+                && routes.is_planned_meanwhile(&self.claim.message)
                 && self.plan_now(env, gpu, &mut routes, depth, true)
             {
-                routes.would_split(&self.message);
+                routes.would_split(&self.claim.message);
             }
         }
     }
@@ -209,7 +206,14 @@ impl Fetch {
         depth: u32,
         is_begun: bool,
     ) -> bool {
-        let chosen = routes.choose(env, gpu, &self.peer, &self.message, depth, is_begun);
+        let chosen = routes.choose(
+            env,
+            gpu,
+            &self.claim.peer,
+            &self.claim.message,
+            depth,
+            is_begun,
+        );
         let Some(chosen) = chosen else {
             return false;
         };
@@ -217,7 +221,7 @@ impl Fetch {
         if would_split {
             chosen.routed.withdraw();
         } else {
-            self.routed = Some(chosen.routed);
+            self.claim.routed = Some(chosen.routed);
         }
         would_split
     }
@@ -236,12 +240,19 @@ impl Fetch {
         push: Option<PutTarget>,
     ) -> bool {
         // The sender may not have got the RTR in time: the message is then split as those around it are.
-        let are_begun = depth == 1 && routes.are_begun(&self.message);
-        let chosen = routes.choose(env, gpu, &self.peer, &self.message, depth, are_begun);
+        let are_begun = depth == 1 && routes.are_begun(&self.claim.message);
+        let chosen = routes.choose(
+            env,
+            gpu,
+            &self.claim.peer,
+            &self.claim.message,
+            depth,
+            are_begun,
+        );
         let Some(chosen) = chosen else {
             return false;
         };
-        self.routed = Some(chosen.routed);
+        self.claim.routed = Some(chosen.routed);
         // Relays whose chunks go in turn need all lanes for puts: behind one long copy, every other chunk
         // would be late. A message in the place of another is split as that one was.
         let is_below = before.as_ref().is_some_and(|before| before.is_below);
@@ -250,7 +261,7 @@ impl Fetch {
         let (parts, has_direct) = (&chosen.parts, chosen.has_direct);
         let is_begun = self.begin_parts(env, gpu, parts, push, has_direct, before, None);
         if is_begun && depth == 1 && !parts.is_empty() {
-            routes.agreed(&self.message);
+            routes.agreed(&self.claim.message);
         }
         is_begun
     }
@@ -271,7 +282,7 @@ impl Fetch {
         before: Option<Before>,
         rtr: Option<RtrId>,
     ) -> bool {
-        let Destination::Device { context, address } = self.to else {
+        let Destination::Device { context, address } = self.claim.to else {
             return false;
         };
         // A message behind another in the same place is split as that one.
@@ -279,7 +290,7 @@ impl Fetch {
         if parts.is_empty() && push.is_none() && !is_below {
             return false;
         }
-        let mapping = match self.map(gpu, context) {
+        let mapping = match self.claim.map(gpu, context) {
             Ok(mapping) => mapping,
             // It is tried again, and reported, as a single copy.
             Err(reason) => {
@@ -292,38 +303,24 @@ impl Fetch {
         let direct = multipath::Direct {
             context,
             to: address,
-            from: mapping.address_of(self.message.offset),
+            from: mapping.address_of(self.claim.message.offset),
             mapping,
             is_path: has_direct,
             push,
         };
-        let slot = (self.slot, self.nonce);
-        let peer = &self.peer;
-        let length = self.wanted;
+        let slot = (self.claim.slot, self.claim.nonce);
+        let peer = &self.claim.peer;
+        let length = self.claim.wanted;
         let multipath = Multipath::begin(env, gpu, peer, slot, direct, length, parts, before, rtr);
         let is_begun = multipath.is_some();
         if let Some(mut multipath) = multipath {
-            if self.routed.as_ref().is_some_and(Routed::is_to_tell) {
+            if self.claim.routed.as_ref().is_some_and(Routed::is_to_tell) {
                 multipath.time_parts();
             }
             self.token = Some(OrderTokenEnd::of(multipath.token()));
-            self.set_path(Path::Multipath(Box::new(multipath)));
+            self.move_by(Moving::Multipath(Box::new(multipath)));
         }
         is_begun
-    }
-
-    /// The sender's allocation, mapped.
-    fn map(
-        &self,
-        gpu: &mut Gpu,
-        context: ContextKey,
-    ) -> Result<Arc<Mapping>, Option<(Reason, Error)>> {
-        let export = Export::from(&self.message);
-        if !export.holds(self.wanted) {
-            return Err(None);
-        }
-        gpu.map(context, &self.peer, &export)
-            .map_err(|error| Some((Reason::MappingFailed, error)))
     }
 
     /// Whether the message is read in turns if it takes one copy. `depth`: of its window, if that matters.
@@ -335,12 +332,12 @@ impl Fetch {
         depth: Option<u32>,
     ) -> bool {
         // A rank that deals with only one other rank has no choice whose message to read.
-        let is_long = routes.are_several && self.wanted >= turn::from(depth.unwrap_or(1));
+        let is_long = routes.are_several && self.claim.wanted >= turn::from(depth.unwrap_or(1));
         // Most short messages come where there was never a long one.
-        let is_behind = |turns: &Turns| turns.are_waiting(self.message.source);
-        self.may_be_pulled()
-            && (is_long || gpu.turns.get(&self.device).is_some_and(is_behind))
-            && (routes.router).is_switched(env, &[self.message.device, self.device])
+        let is_behind = |turns: &Turns| turns.are_waiting(self.claim.message.source);
+        self.claim.may_be_pulled()
+            && (is_long || gpu.turns.get(&self.claim.device).is_some_and(is_behind))
+            && (routes.router).is_switched(env, &[self.claim.message.device, self.claim.device])
     }
 
     /// Starts the message now, or when its turn comes. `depth`: of its window, if that matters.
@@ -353,10 +350,12 @@ impl Fetch {
     ) {
         if self.may_turn(env, gpu, routes, depth) {
             let fresh = || Turns::new(env.node.own_shared());
-            let turns = gpu.turns.entry(self.device).or_insert_with(fresh);
-            let turn = turns.enter(self.message.source, self.wanted, &|rank| readers(env, rank));
+            let turns = gpu.turns.entry(self.claim.device).or_insert_with(fresh);
+            let turn = turns.enter(self.claim.message.source, self.claim.wanted, &|rank| {
+                readers(env, rank)
+            });
             let is_waiting = turn.is_waiting();
-            self.turn = Some(turn);
+            self.claim.turn = Some(turn);
             if is_waiting {
                 self.set_path(Path::QueuedForTurn);
                 return;
@@ -366,18 +365,22 @@ impl Fetch {
     }
 
     pub(super) fn start(&mut self, gpu: &mut Gpu) {
-        match self.start_direct(gpu) {
-            Ok(copy) => self.set_path(Path::Get(copy)),
+        match Moving::begin_whole(&self.claim, gpu) {
+            Ok(protocol) => self.move_by(protocol),
             Err(reason) => {
                 if let Some((reason, error)) = reason {
-                    stats::fallback(reason, self.wanted);
-                    self.reason = Some(reason);
+                    stats::fallback(reason, self.claim.wanted);
+                    self.claim.reason = Some(reason);
                     // It is no fault if two processes cannot share the memory, or if somebody else has caused
                     // the error.
                     if error.code().is_some() && !error.is_refusal() {
-                        self.survived(&error, "through staging memory instead");
+                        self.claim
+                            .survived(&error, "through staging memory instead");
                     } else {
-                        log::debug!("from rank {}: not direct: {error}", self.message.source);
+                        log::debug!(
+                            "from rank {}: not direct: {error}",
+                            self.claim.message.source
+                        );
                     }
                 }
                 self.want_pipeline_in_order(gpu);
@@ -387,7 +390,7 @@ impl Fetch {
 
     /// Makes the message come through its sender's ring, once what was received in its place before is over.
     fn want_pipeline_in_order(&mut self, gpu: &mut Gpu) {
-        if self.place().is_none() {
+        if self.claim.place().is_none() {
             self.want_pipeline(gpu);
             return;
         }
@@ -395,68 +398,14 @@ impl Fetch {
             // Later messages that are received in its place wait for it.
             self.leave_token(false);
         }
-        self.turn = None;
+        self.claim.turn = None;
         self.set_path(Path::Unordered);
     }
 
-    /// Asks the sender to bring the payload through its ring: in memory of its GPU, if this rank can read
-    /// that.
+    /// Asks the sender to bring the payload through its ring.
     pub(super) fn want_pipeline(&mut self, gpu: &mut Gpu) {
-        let wants_gpu = self.may_come_by_gpu_pipeline(gpu)
-            && self
-                .slot()
-                .is_some_and(|slot| slot.want_gpu(self.nonce).is_ok());
-        if wants_gpu {
-            self.await_pipeline(SlotState::WantGpu);
-        } else {
-            self.want_host();
-        }
-    }
-
-    /// Queues the copy from the sender's memory. `Err(None)` if that is not the way for this pair of buffers.
-    fn start_direct(&self, gpu: &mut Gpu) -> Result<InFlight, Option<(Reason, Error)>> {
-        let Destination::Device { context, address } = self.to else {
-            return Err(None);
-        };
-        let source = self.message.base + self.message.offset;
-        let copy_from = |src| Copy::Linear {
-            dst: address,
-            src,
-            bytes: self.wanted,
-        };
-        let sender = self.message.source;
-        if self.own {
-            return gpu
-                .pull(context, sender, copy_from(source), None)
-                .map_err(|error| Some((Reason::DriverError, error)));
-        }
-        if self.message.flags & flag::EXPORTED == 0 {
-            return Err(None);
-        }
-        let mapping = self.map(gpu, context)?;
-        let copy = copy_from(mapping.address_of(self.message.offset));
-        let (from, to) = (self.message.device, self.device);
-        let failed = |error| Some((Reason::DriverError, error));
-        if self.turn.as_ref().and_then(Turn::start) == Some(turn::Start::Behind) {
-            gpu.follow_others(context, sender).map_err(failed)?;
-        }
-        gpu.pull_of(context, [&from, &to], sender, copy, mapping)
-            .map_err(failed)
-    }
-
-    /// Asks the sender to bring the payload through its ring in host memory.
-    pub(super) fn want_host(&mut self) {
-        if let Some(slot) = self.slot() {
-            let _ = slot.want_host(self.nonce);
-        }
-        self.await_pipeline(SlotState::WantHost);
-    }
-
-    /// The sender fills the ring from now on.
-    fn await_pipeline(&mut self, state: SlotState) {
-        self.turn = None;
-        self.set_path(Path::pipeline(state));
-        self.peer.ring_doorbell();
+        let pipeline = Pipeline::ask(&mut self.claim, gpu);
+        self.move_by(Moving::Pipeline(pipeline));
     }
 }
 
@@ -479,43 +428,44 @@ struct Setting<'a, 'b> {
 
 impl StartFacts for Setting<'_, '_> {
     fn is_to_device(&mut self) -> bool {
-        matches!(self.fetch.to, Destination::Device { .. })
+        matches!(self.fetch.claim.to, Destination::Device { .. })
     }
 
     fn is_staged(&mut self) -> bool {
-        !self.fetch.own && self.fetch.message.flags & flag::EXPORTED == 0
+        !self.fetch.claim.own && self.fetch.claim.message.flags & flag::EXPORTED == 0
     }
 
     fn may_be_split(&mut self) -> bool {
-        self.fetch.may_be_pulled() && self.fetch.wanted == self.fetch.message.length
+        self.fetch.claim.may_be_pulled()
+            && self.fetch.claim.wanted == self.fetch.claim.message.length
     }
 
     fn window(&mut self) -> Option<u32> {
-        let (env, wanted) = (self.env, self.fetch.wanted);
+        let (env, wanted) = (self.env, self.fetch.claim.wanted);
         self.depth = self.depth.filter(|_| env.may_split(wanted));
-        if let (Some(_), Destination::Device { context, .. }) = (self.depth, self.fetch.to) {
+        if let (Some(_), Destination::Device { context, .. }) = (self.depth, self.fetch.claim.to) {
             if uses_host(env, wanted) {
-                self.gpu.pin_wide(context, &self.fetch.peer, 0);
+                self.gpu.pin_wide(context, &self.fetch.claim.peer, 0);
             }
         }
         self.depth
     }
 
     fn one_owner(&mut self) -> OneOwner {
-        let Destination::Device { context, address } = self.fetch.to else {
+        let Destination::Device { context, address } = self.fetch.claim.to else {
             return OneOwner::No;
         };
         let to = one_owner::To { context, address };
         let window = self.depth.unwrap_or(1);
-        let (peer, message) = (&self.fetch.peer, &self.fetch.message);
+        let (peer, message) = (&self.fetch.claim.peer, &self.fetch.claim.message);
         match OneOwnerTransfer::begin(self.env, self.gpu, self.routes, peer, message, to, window) {
             Begun::OneOwnerTransfer(one_owner) => {
                 self.fetch.token = Some(OrderTokenEnd::of(one_owner.token()));
-                self.fetch.set_path(Path::OneOwner(one_owner));
+                self.fetch.move_by(Moving::OneOwner(one_owner));
                 OneOwner::Begun
             }
             Begun::Direct(routed) => {
-                self.fetch.routed = Some(*routed);
+                self.fetch.claim.routed = Some(*routed);
                 OneOwner::Direct
             }
             Begun::No => OneOwner::No,
@@ -538,15 +488,15 @@ impl StartFacts for Setting<'_, '_> {
 
     fn is_unplanned(&mut self) -> bool {
         let depth = self.depth.unwrap_or(1);
-        self.routes.is_unplanned(&self.fetch.message, depth)
+        self.routes.is_unplanned(&self.fetch.claim.message, depth)
     }
 
     fn is_timed(&mut self) -> bool {
-        self.routes.time_if_due(self.gpu, &self.fetch.message)
+        self.routes.time_if_due(self.gpu, &self.fetch.claim.message)
     }
 
     fn is_for_sender(&mut self) -> bool {
-        let message = &self.fetch.message;
+        let message = &self.fetch.claim.message;
         self.routes.is_for_sender(self.env, self.gpu, message)
     }
 
@@ -555,7 +505,7 @@ impl StartFacts for Setting<'_, '_> {
     }
 
     fn are_alike(&mut self) -> bool {
-        let (source, place) = (self.fetch.message.source, self.place);
+        let (source, place) = (self.fetch.claim.message.source, self.place);
         self.routes.overlapping(place).all(|other| {
             let is_in_order = |token: &Arc<OrderToken>| token.is_in_order();
             other.source == source
@@ -576,7 +526,7 @@ impl StartFacts for Setting<'_, '_> {
     }
 
     fn begins_put_in_turn(&mut self) -> bool {
-        let source = self.fetch.message.source;
+        let source = self.fetch.claim.message.source;
         let before = self.before.as_ref().filter(|before| before.is_below);
         let is_in_order = before.is_none_or(|before| before.token.is_put());
         let push = self.routes.put_in_turn(self.env, self.gpu, source);
@@ -588,11 +538,11 @@ impl StartFacts for Setting<'_, '_> {
     }
 
     fn is_long(&mut self) -> bool {
-        self.fetch.wanted >= ONE_WAY_FROM
+        self.fetch.claim.wanted >= ONE_WAY_FROM
     }
 
     fn begins_put(&mut self) -> bool {
-        let source = self.fetch.message.source;
+        let source = self.fetch.claim.message.source;
         let push = self.routes.put_as_before(self.env, self.gpu, source);
         let before = self.before.clone();
         let is_begun = self
@@ -600,13 +550,13 @@ impl StartFacts for Setting<'_, '_> {
             .begin_parts(self.env, self.gpu, &[], push, true, before, None);
         if is_begun && self.depth == Some(1) {
             // As the message in the other direction: the next ones had better get an RTR as well.
-            self.routes.refused(&self.fetch.message);
+            self.routes.refused(&self.fetch.claim.message);
         }
         is_begun
     }
 
     fn is_put(&mut self) -> bool {
-        let source = self.fetch.message.source;
+        let source = self.fetch.claim.message.source;
         let depth = self.depth.unwrap_or(1);
         self.push = match &self.before {
             // Like the message before it, whose lanes it uses.
@@ -618,14 +568,16 @@ impl StartFacts for Setting<'_, '_> {
             Some(Before { is_below: true, .. }) => None,
             _ => self
                 .routes
-                .put(self.env, self.gpu, &self.fetch.message, depth),
+                .put(self.env, self.gpu, &self.fetch.claim.message, depth),
         };
         self.push.is_some()
     }
 
     fn begins_directly(&mut self) -> bool {
         let depth = self.depth.unwrap_or(1);
-        let begins = self.routes.begins_directly(&self.fetch.message, depth);
+        let begins = self
+            .routes
+            .begins_directly(&self.fetch.claim.message, depth);
         if begins {
             self.fetch
                 .begin_directly(self.env, self.gpu, self.routes, depth);

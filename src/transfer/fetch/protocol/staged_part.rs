@@ -4,13 +4,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::multipath::Direct;
 use crate::cuda::{Copy, InFlight, Mapping, Purpose};
 use crate::node::staged_part::{StagedPartOf, STAGED_PART_CHUNKS_MAX};
 use crate::node::{Part, Peer, StagedPartError, Taker, Way, UNIT_BYTES};
 use crate::plan::CHUNKS_MOST;
 use crate::stats::{self, Counter};
 use crate::transfer::fault::{self, Of, Path, Trouble};
-use crate::transfer::fetch::multipath::Direct;
 use crate::transfer::gpu::{is_for_now, Gpu};
 use crate::transfer::relays::Reached;
 use crate::transfer::Env;

@@ -5,17 +5,20 @@
 
 use std::sync::Arc;
 
+use super::{Next, Progress, Protocol};
 use crate::config::Owner;
-use crate::cuda::{reach, ContextKey, Error, Export, Mapping, Uuid};
+use crate::cuda::{reach, ContextKey, Error, Export, InFlight, Mapping, Uuid};
 use crate::exec::{Drive, Ended, Failure, Request};
 use crate::node::{Message, Peer};
 use crate::plan::{PathKind, Plan};
 use crate::stats::{self, Counter};
 use crate::topology::{Place, MAX_GPUS};
 use crate::transfer::fault::{self, Of, Path};
+use crate::transfer::fetch::claim::{Claim, Lost};
 use crate::transfer::fetch::order_token::OrderToken;
 use crate::transfer::fetch::RouteContext;
 use crate::transfer::gpu::{is_for_now, Gpu};
+use crate::transfer::life;
 use crate::transfer::route::{RouteUse, Routed};
 use crate::transfer::story::Parts;
 use crate::transfer::Env;
@@ -168,7 +171,7 @@ pub enum Begun {
 }
 
 /// The result of a step.
-pub enum Step {
+enum Step {
     /// Not over yet; whether something has been launched.
     Pending(bool),
     /// All bytes are there.
@@ -367,7 +370,7 @@ impl OneOwnerTransfer {
     }
 
     /// Moves it on, without blocking.
-    pub fn poll(&mut self, gpu: &mut Gpu) -> Step {
+    fn poll(&mut self, gpu: &mut Gpu) -> Step {
         if self.is_lost {
             self.after.retain(After::is_under_way);
             return match (self.after.is_empty(), self.token.has_follower()) {
@@ -405,18 +408,8 @@ impl OneOwnerTransfer {
         }
     }
 
-    /// Bytes that have not come straight from the sender's memory.
-    pub fn parts(&self) -> Parts {
-        let [_, relay, host, overtaken] = self.bytes().map(|(_, bytes)| bytes);
-        Parts {
-            relay,
-            host,
-            overtaken,
-        }
-    }
-
     /// Bytes by the kind of path that they came by.
-    pub fn bytes(&self) -> Bytes {
+    fn bytes(&self) -> Bytes {
         let mut bytes = [
             (Counter::MultipathDirectBytes, 0),
             (Counter::MultipathRelayBytes, 0),
@@ -436,15 +429,49 @@ impl OneOwnerTransfer {
     }
 }
 
-/// Bytes, with the counter of each.
-pub type Bytes = [(Counter, u64); 4];
+impl Protocol for OneOwnerTransfer {
+    fn name(&self) -> life::Protocol {
+        life::Protocol::OneOwner
+    }
 
-/// Counts bytes by the kind of path that they came by.
-pub fn count(bytes: &Bytes) {
-    for (counter, bytes) in bytes {
-        stats::add(*counter, *bytes);
+    fn progress(&mut self, _: &mut Claim, _: &Env, gpu: &mut Gpu) -> Result<Progress, Lost> {
+        Ok(match self.poll(gpu) {
+            Step::Pending(moved) => Progress::Pending(moved),
+            Step::Arrived => Progress::Landed(life::Protocol::OneOwner),
+            Step::Lost => {
+                stats::add(Counter::Retries, 1);
+                Progress::Instead(Next::Whole)
+            }
+        })
+    }
+
+    /// It fails only once nothing of it is in flight.
+    fn abort(self) -> Vec<InFlight> {
+        Vec::new()
+    }
+
+    fn reads_lent_buffer(&self) -> bool {
+        true
+    }
+
+    fn count(&mut self, _: &Claim, _: &Env) {
+        for (counter, bytes) in self.bytes() {
+            stats::add(counter, bytes);
+        }
+    }
+
+    fn parts(&self) -> Option<Parts> {
+        let [_, relay, host, overtaken] = self.bytes().map(|(_, bytes)| bytes);
+        Some(Parts {
+            relay,
+            host,
+            overtaken,
+        })
     }
 }
+
+/// Bytes, with the counter of each.
+type Bytes = [(Counter, u64); 4];
 
 /// The context of each GPU of a plan: the buffer's own for the receiver's GPU, the primary one elsewhere.
 fn contexts(

@@ -12,17 +12,20 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use super::gaps::{gaps, longest_gap};
+use super::put::has_landed;
+use super::staged_part::{StagedPart, Staging};
+use super::{Next, Orphan, Progress};
 use crate::cuda::{clock_ns, ContextKey, Copy, Error, InFlight, Mapping, Purpose};
 use crate::node::staged_part::{StagedPartOf, STAGED_PARTS};
-use crate::node::{Asked, Part, Peer, RtrId, RtrState, StagedPartError, Way};
+use crate::node::{Asked, Part, Peer, RtrId, RtrState, StagedPartError};
 use crate::policy::decided;
 use crate::policy::parts::{claim_back, Left};
 use crate::stats::{self, Counter};
 use crate::transfer::fault::{self, Of, Path, Trouble};
-use crate::transfer::fetch::has_landed;
+use crate::transfer::fetch::claim::{Claim, Lost};
 use crate::transfer::fetch::order_token::OrderToken;
-use crate::transfer::fetch::put::{PutTarget, TURN_PATIENCE};
-use crate::transfer::fetch::staged_part::{StagedPart, Staging};
+use crate::transfer::fetch::put_target::{PutTarget, TURN_PATIENCE};
 use crate::transfer::gpu::Gpu;
 use crate::transfer::life::Protocol;
 use crate::transfer::route::HostFared;
@@ -33,8 +36,6 @@ use crate::transfer::Env;
 const ABSENCE: Duration = Duration::from_millis(500);
 /// The clock is read once in so many looks.
 const LOOKS: u32 = 32;
-/// A put goes in copies as long as a chunk may be: two copies one behind the other take 3 us more than one.
-const PUT_BYTES_MAX: u64 = 1 << 30;
 
 /// What this rank needs to read the sender's memory.
 pub struct Direct {
@@ -155,7 +156,7 @@ struct Pull {
 }
 
 /// The result of a step.
-pub enum Step {
+enum Step {
     /// Under way; whether something moved.
     Pending(bool),
     /// All of it is there.
@@ -321,7 +322,7 @@ impl Multipath {
     }
 
     /// Moves on, without waiting.
-    pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
+    fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
         if let Some(loss) = self.lost {
             let moved = self.poll_put(env, gpu);
             if !self.is_drained(env) || self.is_behind() {
@@ -614,17 +615,6 @@ impl Multipath {
         }
     }
 
-    /// The sender has died. What it has not brought is read from its memory, which is there as long as it is
-    /// mapped.
-    pub fn give_up_on_the_dead(&mut self, env: &Env) {
-        self.is_orphan = true;
-        if let Some(told) = self.rtr {
-            // It writes no more.
-            env.node.own().withdraw_rtr(told);
-        }
-        self.leave_sender(env);
-    }
-
     fn leave_sender(&mut self, env: &Env) {
         for number in 0..self.staged_parts.len() {
             let staged_part = &self.staged_parts[number];
@@ -687,7 +677,7 @@ impl Multipath {
     }
 
     /// How the part in host memory fared. None if that was not wanted, or if it tells nothing.
-    pub fn host_fared(&self) -> Option<HostFared> {
+    fn host_fared(&self) -> Option<HostFared> {
         let ends = self.ends.as_ref()?;
         if self
             .staged_parts
@@ -705,17 +695,12 @@ impl Multipath {
     }
 
     /// Whether it comes by the direct path alone, because its sender puts all of it.
-    pub fn is_direct(&self) -> bool {
+    fn is_direct(&self) -> bool {
         self.staged_parts.iter().all(StagedPart::is_put)
     }
 
-    /// Whether this rank may read long parts of it from its sender's memory.
-    pub fn reads(&self) -> bool {
-        !self.is_direct() && self.rtr.is_none() && self.by_put == 0
-    }
-
     /// Bytes that have not come straight from the sender's memory.
-    pub fn parts(&self) -> Parts {
+    fn bytes_by_path(&self) -> Parts {
         if self.lost.is_some() {
             return Parts {
                 overtaken: self.length,
@@ -736,105 +721,109 @@ impl Multipath {
         parts
     }
 
-    /// Bytes by the path that they came by.
-    pub fn arrived(&self) -> Arrived {
+    /// The protocol by which it has come.
+    fn came_by(&self) -> Protocol {
+        match self.is_direct() {
+            true if self.put_bytes() > 0 => Protocol::Put,
+            true => Protocol::Get,
+            false => Protocol::Multipath,
+        }
+    }
+
+    /// Of a message that comes by the direct path alone: bytes that its sender has put.
+    fn put_bytes(&self) -> u64 {
+        let parts = self.staged_parts.iter();
+        parts.map(|part| part.arrived).sum::<u64>() + self.by_put
+    }
+
+    /// Counts its bytes by the path that they came by.
+    fn count_bytes(&self) {
         let is_lost = self.lost.is_some();
         let overtaken = if is_lost { self.length } else { self.overtaken };
-        let mut bytes = SmallVec::from_slice(&[(Counter::MultipathOvertakenBytes, overtaken)]);
+        stats::add(Counter::MultipathOvertakenBytes, overtaken);
         if self.is_direct() {
-            let pushed: u64 = self
-                .staged_parts
-                .iter()
-                .map(|staged_part| staged_part.arrived)
-                .sum();
-            bytes.push((Counter::PutBytes, pushed + self.by_put));
-            let protocol = match pushed + self.by_put {
-                0 => Protocol::Get,
-                _ => Protocol::Put,
+            stats::add(Counter::PutBytes, self.put_bytes());
+            return;
+        }
+        if is_lost {
+            return;
+        }
+        stats::add(Counter::MultipathDirectBytes, self.by_direct);
+        stats::add(Counter::MultipathPutBytes, self.by_put);
+        for staged_part in &self.staged_parts {
+            let counter = match staged_part.staging {
+                Staging::Host => Counter::MultipathHostBytes,
+                Staging::Relay { .. } => Counter::MultipathRelayBytes,
+                Staging::Put => Counter::MultipathPutBytes,
             };
-            return Arrived { protocol, bytes };
-        }
-        if !is_lost {
-            bytes.push((Counter::MultipathDirectBytes, self.by_direct));
-            bytes.push((Counter::MultipathPutBytes, self.by_put));
-            bytes.extend(self.staged_parts.iter().map(|staged_part| {
-                let counter = match staged_part.staging {
-                    Staging::Host => Counter::MultipathHostBytes,
-                    Staging::Relay { .. } => Counter::MultipathRelayBytes,
-                    Staging::Put => Counter::MultipathPutBytes,
-                };
-                (counter, staged_part.arrived)
-            }));
-        }
-        Arrived {
-            protocol: Protocol::Multipath,
-            bytes,
+            stats::add(counter, staged_part.arrived);
         }
     }
 }
 
-/// How a message has come.
-pub struct Arrived {
-    /// Its protocol.
-    pub protocol: Protocol,
-    bytes: SmallVec<[(Counter, u64); 4]>,
-}
+impl super::Protocol for Multipath {
+    fn name(&self) -> Protocol {
+        match self.is_direct() {
+            true => Protocol::Get,
+            false => Protocol::Multipath,
+        }
+    }
 
-impl Arrived {
-    /// Counts the bytes by the path that they came by.
-    pub fn count(&self) {
-        let bytes = self.bytes.iter();
-        bytes.for_each(|(counter, bytes)| stats::add(*counter, *bytes));
+    fn progress(&mut self, claim: &mut Claim, env: &Env, gpu: &mut Gpu) -> Result<Progress, Lost> {
+        match self.poll(env, gpu) {
+            Step::Pending(moved) => Ok(Progress::Pending(moved)),
+            Step::Arrived => Ok(Progress::Landed(self.came_by())),
+            Step::Corrupt => Err(Lost::Corrupt),
+            Step::Lost(error) => {
+                claim.survived_through_host(&error);
+                Ok(Progress::Instead(Next::HostPipeline))
+            }
+        }
+    }
+
+    /// It fails only once nothing of it is in flight.
+    fn abort(self) -> Vec<InFlight> {
+        Vec::new()
+    }
+
+    fn reads_lent_buffer(&self) -> bool {
+        true
+    }
+
+    fn count(&mut self, claim: &Claim, _: &Env) {
+        self.count_bytes();
+        if let (Some(routed), Some(how)) = (&claim.routed, self.host_fared()) {
+            routed.record_host_lateness(how);
+        }
+    }
+
+    /// What its sender has not brought is read from the sender's memory, which is there as long as it is
+    /// mapped.
+    fn orphan(&mut self, claim: &Claim, env: &Env) -> Orphan {
+        fault::died(Of::From(claim.message.source), Path::Multipath, false);
+        self.is_orphan = true;
+        if let Some(told) = self.rtr {
+            // It writes no more.
+            env.node.own().withdraw_rtr(told);
+        }
+        self.leave_sender(env);
+        Orphan::GoesOn
+    }
+
+    fn reads_peer(&self) -> bool {
+        !self.is_direct() && self.rtr.is_none() && self.by_put == 0
+    }
+
+    fn is_by_copies(&self) -> bool {
+        self.is_direct()
+    }
+
+    fn parts(&self) -> Option<Parts> {
+        (!self.is_direct()).then(|| self.bytes_by_path())
     }
 }
 
 fn shared(env: &Env, asked: Asked, number: usize) -> Option<StagedPartOf<'_>> {
     let offer = env.node.own().gpu_page()?.offer(asked.index)?;
     offer.staged_part(asked.tag, number)
-}
-
-/// What is to be put if other parts go by staging: the longest gap that these leave.
-fn longest_gap(parts: &[Part], until: u64) -> Option<Part> {
-    let gaps = gaps(parts, until).into_iter();
-    let (offset, bytes) = gaps.max_by_key(|(_, bytes)| *bytes)?;
-    Some(Part {
-        way: Way::Put,
-        offset,
-        bytes,
-        chunk_bytes: bytes.min(PUT_BYTES_MAX),
-        in_turn: false,
-    })
-}
-
-/// The gaps that parts leave in a message up to the byte `until`.
-fn gaps(parts: &[Part], until: u64) -> Vec<(u64, u64)> {
-    let mut spans: Vec<(u64, u64)> = parts.iter().map(|part| (part.offset, part.bytes)).collect();
-    spans.sort_unstable();
-    let (mut gaps, mut at) = (Vec::new(), 0);
-    for (offset, bytes) in spans.into_iter().chain([(until, 0)]) {
-        if offset > at {
-            gaps.push((at, offset - at));
-        }
-        at = offset + bytes;
-    }
-    gaps
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gaps_are_what_parts_leave() {
-        let part = |offset, bytes| Part {
-            way: Way::Host,
-            offset,
-            bytes,
-            chunk_bytes: 1,
-            in_turn: false,
-        };
-        assert_eq!(gaps(&[part(0, 10), part(10, 5)], 20), [(15, 5)]);
-        assert_eq!(gaps(&[part(12, 8), part(5, 5)], 20), [(0, 5), (10, 2)]);
-        assert_eq!(gaps(&[part(0, 20)], 20), []);
-    }
 }
