@@ -125,7 +125,14 @@ pub fn release(d: &Driver, st: &mut State, address: u64) {
         return;
     }
     let size = held(&a.kind, a.size).map_or(a.size, |(_, size)| size);
-    let running = d.job.lock().running_on(a.space, d.job.slot as u16);
+    let running = {
+        let mut body = d.job.lock();
+        if body.running_on(a.space, d.job.slot as u16).is_some() {
+            // Copies of a process end with it.
+            d.job.reap(&mut body);
+        }
+        body.running_on(a.space, d.job.slot as u16)
+    };
     if let Some(record) = running {
         let what = crate::checker::describe(&record);
         d.report.freed_in_use(&format!(

@@ -47,8 +47,7 @@ impl Env {
     /// Whether this rank sends RTRs, and takes those of others. Whoever acts on the answer must ask under the
     /// core's lock.
     pub(super) fn may_send_rtr(&self) -> bool {
-        let config = &self.config;
-        config.rtr && config.put > 0 && self.paths().direct && self.sees_all()
+        self.are_rtrs_on() && self.sees_all()
     }
 
     /// Whether this rank knows of all that it sends and receives, in the right order.

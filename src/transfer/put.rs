@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::cuda::{Error, InFlight};
-use crate::node::{Peer, RtrId};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose};
+use crate::node::rtr::Rtr;
+use crate::node::{Peer, RtrId, Target, Waiting};
 use crate::stats::{self, Counter};
 use crate::transfer::fault::{self, Of, Path};
 use crate::transfer::gpu::Gpu;
+use crate::transfer::serve::staged_parts::PUT_LANE;
+use crate::transfer::Env;
 
 /// A put of a message, perhaps without its beginning, to the receive of an RTR.
 pub struct Put {
@@ -30,8 +33,109 @@ pub enum PutStep {
     Over,
 }
 
+impl Env {
+    /// Whether this rank's options let it send RTRs, and put after those of others.
+    pub fn are_rtrs_on(&self) -> bool {
+        self.config.rtr && self.config.put > 0 && self.paths().direct
+    }
+}
+
+/// A put that is about to begin: an RTR that was found, and its buffer.
+pub struct Attempt {
+    peer: Arc<Peer>,
+    told: RtrId,
+    target: Target,
+    mapping: Option<Arc<Mapping>>,
+}
+
+impl Attempt {
+    /// For an RTR of the peer's, found in this line: its tag, and its receive. None if its buffer cannot be
+    /// read.
+    pub fn new(peer: &Arc<Peer>, line: u32, (tag, waiting): (u64, Waiting)) -> Option<Attempt> {
+        let target = peer.gpu_page()?.rtr(line)?.target(&waiting).ok()?;
+        let rest = waiting.rest;
+        Some(Attempt {
+            peer: Arc::clone(peer),
+            told: RtrId { line, tag, rest },
+            target,
+            mapping: None,
+        })
+    }
+
+    fn rtr(&self) -> Option<&Rtr> {
+        self.peer.gpu_page()?.rtr(self.told.line)
+    }
+
+    /// How much of the beginning of the message is left out, bytes.
+    pub fn rest(&self) -> u64 {
+        self.told.rest
+    }
+
+    /// Whether so many bytes lie within the receiver's allocation.
+    pub fn holds(&self, bytes: u64) -> bool {
+        Export::from(&self.target).holds(bytes)
+    }
+
+    /// Maps the receiver's buffer. `is_kept`: whether the RTR is still there; the receiver may withdraw it,
+    /// and free the buffer.
+    pub fn map(
+        &mut self,
+        gpu: &mut Gpu,
+        context: ContextKey,
+        is_kept: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        let peer = &self.peer;
+        match gpu.map_while(context, peer, &Export::from(&self.target), &mut *is_kept) {
+            Ok(mapping) => self.mapping = Some(mapping),
+            Err(_) if !is_kept() => {}
+            Err(error) => {
+                // If this buffer cannot be mapped here, others may still be; and it is no fault if a mapping
+                // is refused.
+                if error.code().is_some() && !error.is_refusal() {
+                    failed(gpu, peer, &error);
+                } else if error != Error::AlreadyMapped {
+                    gpu.put_failed(peer.world_rank());
+                }
+                log::debug!("to rank {}: not put: {error}", peer.world_rank());
+            }
+        }
+        self.mapping.is_some()
+    }
+
+    /// Takes the RTR. False if the receiver has withdrawn it.
+    pub fn take(&self) -> bool {
+        self.rtr().is_some_and(|rtr| rtr.take(self.told.tag))
+    }
+
+    /// Launches the copy, once the RTR is taken and its buffer mapped. `bytes`: of the whole message.
+    pub fn launch(
+        &mut self,
+        gpu: &mut Gpu,
+        (context, address): (ContextKey, u64),
+        bytes: u64,
+    ) -> Option<Put> {
+        let mapping = self.mapping.take()?;
+        let rest = self.told.rest;
+        let copy = Copy::Linear {
+            dst: mapping.address_of(self.target.offset) + rest,
+            src: address + rest,
+            bytes: bytes - rest,
+        };
+        match gpu.copy_on(context, Purpose::Put, PUT_LANE, copy, Some(mapping)) {
+            Ok(copy) => Some(Put::new(&self.peer, self.told, copy)),
+            Err(error) => {
+                if let Some(rtr) = self.rtr() {
+                    rtr.refuse(self.told.tag);
+                }
+                failed(gpu, &self.peer, &error);
+                None
+            }
+        }
+    }
+}
+
 /// Notes that a put to a peer has failed: its receiver reads the message.
-pub fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
+fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
     gpu.put_failed(peer.world_rank());
     stats::add(Counter::DriverRetries, 1);
     if peer.goes_on() {
@@ -42,7 +146,7 @@ pub fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
 
 impl Put {
     /// A put that has just been launched.
-    pub fn new(peer: &Arc<Peer>, told: RtrId, copy: InFlight) -> Put {
+    fn new(peer: &Arc<Peer>, told: RtrId, copy: InFlight) -> Put {
         Put {
             peer: Arc::clone(peer),
             told,

@@ -1,6 +1,8 @@
 //! Transfers without MPI. A process offers bytes and tells a peer about the offer by its own means. The peer
 //! copies the bytes to its buffer. Today a bench and a test use this.
 
+mod expected;
+
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +11,7 @@ use slab::Slab;
 
 use crate::config::Config;
 use crate::cuda::{self, Buffer, Error, Kind};
-use crate::node::{Backoff, Message, Node, Peer, RTS_BYTES};
+use crate::node::{Backoff, Message, Node, Peer, RtrId, RTS_BYTES};
 use crate::transfer::export::describe;
 use crate::transfer::fetch::{
     flag, Destination, Fetch, Landed, NotTaken, Others, RouteContext, Rows, Step,
@@ -20,6 +22,8 @@ use crate::transfer::route::Router;
 use crate::transfer::send::{Offer, Outgoing, Taking};
 use crate::transfer::serve::Source;
 use crate::transfer::story::Path;
+pub use crate::transfer::transfers::expected::Expected;
+use crate::transfer::transfers::expected::{put, waiting, Announced};
 use crate::transfer::Env;
 
 /// How long the end of a process waits for peers that use its memory, and for its own copies.
@@ -38,6 +42,8 @@ pub struct Transfers {
     history: PeerHistory,
     sends: Slab<Outgoing>,
     receives: Slab<Incoming>,
+    /// Transfers that peers were told of by an RTR, and have not offered.
+    expected: Slab<Announced>,
     /// Those of `receives` that have not ended, in the order in which they were taken.
     moving: Vec<usize>,
     /// Number given to the latest transfer that was taken.
@@ -114,6 +120,7 @@ impl Transfers {
             history: PeerHistory::default(),
             sends: Slab::new(),
             receives: Slab::new(),
+            expected: Slab::new(),
             moving: Vec::new(),
             taken: 0,
             taken_at: None,
@@ -127,7 +134,9 @@ impl Transfers {
         &self.env.node
     }
 
-    /// Offers `bytes` bytes that start at `from`, in device or host memory, to a process of this node.
+    /// Offers `bytes` bytes that start at `from`, in device or host memory, to a process of this node. `number`:
+    /// of a transfer that the peer may expect. If it does ([`Transfers::expect`]), this process writes the bytes
+    /// to the peer's buffer at once.
     ///
     /// # Safety
     /// The memory is valid for reading, and does not change, until the transfer has ended.
@@ -136,6 +145,7 @@ impl Transfers {
         to: u32,
         from: *const c_void,
         bytes: u64,
+        number: Option<u64>,
     ) -> Result<(Sending, Descriptor), NotOffered> {
         let Transfers { env, gpu, .. } = self;
         let peer = env.node.peer(to).ok_or(NotOffered::NoPeer(to))?;
@@ -145,9 +155,15 @@ impl Transfers {
             length: bytes,
             ..Message::default()
         };
+        let mut pushed = None;
         let source = match cuda::classify(from) {
             Kind::Device(buffer) => {
                 let context = prepare(env, gpu, &buffer)?;
+                // The copy overlaps with the rest of the offer.
+                pushed = number.and_then(|number| {
+                    let waiting = waiting(env.world_rank, number, bytes);
+                    put(env, gpu, &peer, &waiting, (context, buffer.address))
+                });
                 describe(env, gpu, &peer, &buffer, &mut message);
                 let address = buffer.address;
                 Source::Device { context, address }
@@ -157,7 +173,12 @@ impl Transfers {
                 Source::Host(from.cast())
             }
         };
-        let slot = env.node.own().alloc(None).ok_or(NotOffered::NoSlot)?;
+        let Some(slot) = env.node.own().alloc(None) else {
+            if let Some(pushed) = pushed {
+                pushed.abandon();
+            }
+            return Err(NotOffered::NoSlot);
+        };
         let offer = Offer {
             peer: Arc::clone(&peer),
             source,
@@ -165,7 +186,7 @@ impl Transfers {
             sums: None,
             slot,
             cell: None,
-            pushed: None,
+            pushed,
         };
         let (outgoing, rts) = Outgoing::offer(env, gpu, offer).ok_or(NotOffered::NoSlot)?;
         peer.will_ring();
@@ -185,19 +206,35 @@ impl Transfers {
         capacity: u64,
     ) -> Result<Receiving, NotTaken> {
         let landed = Landed::read(&self.env, descriptor)?;
-        let (mut place, mut kept) = (Destination::Host(to.cast()), None);
-        if let Kind::Device(buffer) = cuda::classify(to) {
-            let address = buffer.address;
-            match prepare(&self.env, &mut self.gpu, &buffer) {
-                Ok(context) => place = Destination::Device { context, address },
+        let to = match cuda::classify(to) {
+            Kind::Device(buffer) => Ok(buffer),
+            _ => Err(to.cast()),
+        };
+        self.begin(landed, to, capacity, None)
+    }
+
+    /// Claims what has landed, and begins to bring it to device memory, or to host memory (`Err`).
+    fn begin(
+        &mut self,
+        landed: Landed,
+        to: Result<Buffer, *mut u8>,
+        capacity: u64,
+        told: Option<RtrId>,
+    ) -> Result<Receiving, NotTaken> {
+        let place = match &to {
+            Err(host) => Destination::Host(*host),
+            Ok(buffer) => match prepare(&self.env, &mut self.gpu, buffer) {
+                Ok(context) => Destination::Device {
+                    context,
+                    address: buffer.address,
+                },
                 Err(error) => {
-                    log::debug!("device buffer {address:#x}: {error}");
+                    log::debug!("device buffer {:#x}: {error}", buffer.address);
                     landed.turn_down(&self.env);
                     return Err(NotTaken::Lost);
                 }
-            }
-            kept = Some(buffer);
-        }
+            },
+        };
         let (moving, receives) = (&self.moving, &self.receives);
         let find = || -> Rows {
             let rows = moving.iter();
@@ -213,7 +250,7 @@ impl Transfers {
         let are_several = self.history.mix.are_several();
         let routes = RouteContext {
             router: &mut self.router,
-            buffer: kept.as_ref(),
+            buffer: to.as_ref().ok(),
             others: &others,
             checks: Vec::new(),
             history: &mut self.history,
@@ -223,7 +260,7 @@ impl Transfers {
             are_several,
         };
         let gpu = &mut self.gpu;
-        let mut fetch = Fetch::begin(&self.env, gpu, landed, place, capacity, routes, None)?;
+        let mut fetch = Fetch::begin(&self.env, gpu, landed, place, capacity, routes, told)?;
         self.taken += 1;
         fetch.set_began(self.taken);
         let id = self.receives.insert(Incoming {
@@ -327,6 +364,9 @@ impl Transfers {
                 }
             }
             for peer in self.env.node.peers().iter().filter(|peer| is_dead(peer)) {
+                let expected = self.expected.iter().map(|(_, one)| one);
+                let theirs = expected.filter(|one| one.from == peer.world_rank());
+                theirs.for_each(|one| self.env.node.own().withdraw_rtr(one.told));
                 self.gpu.forget_peer(u64::from(peer.pid()));
             }
             self.gpu.relays.reclaim(&self.env);
@@ -360,10 +400,11 @@ impl Transfers {
         }
     }
 
-    /// Takes an offer back that its peer has not taken. `Err` if the peer has: then the transfer ends as
-    /// any other.
+    /// Takes an offer back that its peer has not taken. `Err` if the peer has, or had expected it, so that it
+    /// was written already: then the transfer ends as any other.
     pub fn cancel(&mut self, sending: Sending) -> Result<(), Sending> {
-        if !self.sends[sending.0].cancel(&self.env) {
+        let outgoing = &self.sends[sending.0];
+        if outgoing.pushed().is_some() || !outgoing.cancel(&self.env) {
             return Err(sending);
         }
         self.send();
@@ -378,10 +419,15 @@ impl Drop for Transfers {
         for (_, outgoing) in &mut self.sends {
             outgoing.give_up(&self.env);
         }
+        // What no peer has begun to write is not written any more.
+        let _ = self.is_written_to();
         let deadline = Instant::now() + CLOSE_WAIT;
         let mut backoff = Backoff::sleeping(Duration::from_millis(5));
         let is_late = || Instant::now() > deadline;
-        while self.sends.iter().any(|(_, one)| one.is_open()) || !self.moving.is_empty() {
+        while self.sends.iter().any(|(_, one)| one.is_open())
+            || !self.moving.is_empty()
+            || self.is_written_to()
+        {
             if is_late() {
                 log::warn!("transfers were under way when their process ended");
                 break;

@@ -10,7 +10,9 @@ use anabranch_engine::config::Config;
 use anabranch_engine::node::{Backoff, Launch, Node, RTS_BYTES};
 use anabranch_engine::transfer::node_options;
 use anabranch_engine::transfer::story::Path;
-use anabranch_engine::transfer::transfers::{Descriptor, Ended, Receiving, Sending, Transfers};
+use anabranch_engine::transfer::transfers::{
+    Descriptor, Ended, Expected, Receiving, Sending, Transfers,
+};
 use anyhow::{bail, Context};
 use memmap2::MmapMut;
 
@@ -48,6 +50,8 @@ pub struct Bench {
     /// Offers made and received so far.
     posted: u64,
     taken: u64,
+    /// The next transfer, if the peer was told where it goes.
+    expected: Option<Expected>,
     /// The path of the latest transfer.
     path: Path,
 }
@@ -96,6 +100,7 @@ impl Bench {
             peer: 1 - role as u32,
             posted: 0,
             taken: 0,
+            expected: None,
             path: Path::Unknown,
         })
     }
@@ -148,8 +153,12 @@ impl Bench {
         let mut sending: VecDeque<Sending> = VecDeque::with_capacity(sends);
         let mut receiving: VecDeque<Receiving> = VecDeque::with_capacity(receives);
         for _ in 0..sends {
+            let number = Some(self.posted + 1);
+            let Bench {
+                transfers, peer, ..
+            } = self;
             // SAFETY: as the caller says.
-            let (one, told) = unsafe { self.transfers.offer(self.peer, from, bytes as u64) }?;
+            let (one, told) = unsafe { transfers.offer(*peer, from, bytes as u64, number) }?;
             self.post(&told);
             sending.push_back(one);
         }
@@ -158,8 +167,15 @@ impl Bench {
         while self.taken < last || !receiving.is_empty() || !sending.is_empty() {
             while self.taken < last {
                 let Some(told) = self.next() else { break };
-                // SAFETY: as the caller says.
-                match unsafe { self.transfers.take(&told, to, bytes as u64) } {
+                let taken = match self.expected.take() {
+                    Some(expected) => {
+                        let taken = self.transfers.take_expected(&told, expected);
+                        taken.map_err(|(why, _)| why)
+                    }
+                    // SAFETY: as the caller says.
+                    None => unsafe { self.transfers.take(&told, to, bytes as u64) },
+                };
+                match taken {
                     Ok(one) => receiving.push_back(one),
                     Err(why) => bail!("a transfer cannot be taken: {why:?}"),
                 }
@@ -184,6 +200,29 @@ impl Bench {
             backoff.snooze();
         }
         Ok(())
+    }
+
+    /// Tells the peer where its next transfer goes, as a receive that is posted ahead does.
+    ///
+    /// # Safety
+    /// As [`Bench::exchange`]; the memory is the peer's to write to until [`Bench::forget`].
+    unsafe fn expect_next(&mut self, to: *mut c_void, bytes: usize) {
+        if self.expected.is_none() {
+            let (peer, number) = (self.peer, self.taken + 1);
+            // SAFETY: as the caller says.
+            self.expected = unsafe { self.transfers.expect(peer, number, to, bytes as u64) };
+        }
+    }
+
+    /// Nothing more is expected. The peer has sent nothing since.
+    fn forget(&mut self) -> anyhow::Result<()> {
+        let Some(expected) = self.expected.take() else {
+            return Ok(());
+        };
+        match self.transfers.forget(expected) {
+            Ok(true) => Ok(()),
+            _ => bail!("the peer writes a transfer that it has not offered"),
+        }
     }
 
     /// Seconds for `iterations` windows of transfers.
@@ -215,11 +254,17 @@ impl Bench {
                 (_, _) => &[(0, window)],
             };
             for (sends, receives) in steps.iter().copied() {
+                if arguments.kind == Kind::Latency {
+                    // SAFETY: as the caller says.
+                    unsafe { self.expect_next(memory.1, bytes) };
+                }
                 // SAFETY: as the caller says.
                 unsafe { self.exchange(sends, receives, memory, bytes) }?;
             }
         }
-        Ok(clock.seconds() - start)
+        let seconds = clock.seconds() - start;
+        self.forget()?;
+        Ok(seconds)
     }
 
     /// The path of the latest transfer.

@@ -3,15 +3,14 @@
 
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose};
+use crate::cuda::ContextKey;
 use crate::engine::core::Core;
 use crate::engine::Env;
 use crate::node::rtr::Rtr;
-use crate::node::{Peer, RtrId, Target, Waiting};
+use crate::node::{Peer, Waiting};
 use crate::policy::decided_by;
 use crate::policy::rtr::{self, WriteFacts};
-use crate::transfer::put::{failed, Put};
-use crate::transfer::serve::staged_parts::PUT_LANE;
+use crate::transfer::put::{Attempt, Put};
 use crate::transfer::stream::Stream;
 use crate::transfer::ONE_WAY_FROM;
 
@@ -53,18 +52,11 @@ impl Core {
             completes_alone,
             line: expected.line(),
             found: None,
-            target: None,
-            mapping: None,
-            copy: None,
+            attempt: None,
+            put: None,
         };
         decided_by!("rtr.write", &mut next, rtr::write);
-        let (tag, waiting) = next.found?;
-        let told = RtrId {
-            line: next.line,
-            tag,
-            rest: waiting.rest,
-        };
-        Some(Put::new(peer, told, next.copy?))
+        next.put
     }
 }
 
@@ -81,9 +73,8 @@ struct Next<'a> {
     line: u32,
     /// The RTR that was found: its tag and its receive.
     found: Option<(u64, Waiting)>,
-    target: Option<Target>,
-    mapping: Option<Arc<Mapping>>,
-    copy: Option<InFlight>,
+    attempt: Option<Attempt>,
+    put: Option<Put>,
 }
 
 impl Next<'_> {
@@ -144,80 +135,40 @@ impl WriteFacts for Next<'_> {
     }
 
     fn is_rest_fit(&mut self) -> bool {
-        let (Some((_, waiting)), Some(rtr)) = (&self.found, self.rtr()) else {
+        let Some(found) = self.found else {
             return false;
         };
-        let (rest, target) = (waiting.rest, rtr.target(waiting).ok());
-        self.target = target;
+        self.attempt = Attempt::new(self.peer, self.line, found);
+        let rest = self.attempt.as_ref().map(Attempt::rest);
         // No receiver leaves out the whole message.
-        self.target.is_some() && rest < self.expected.bytes && !(rest > 0 && self.completes_alone)
+        rest.is_some_and(|rest| rest < self.expected.bytes && !(rest > 0 && self.completes_alone))
     }
 
     fn is_held(&mut self) -> bool {
-        let target = self.target.as_ref();
-        target.is_some_and(|target| Export::from(target).holds(self.expected.bytes))
+        let attempt = self.attempt.as_ref();
+        attempt.is_some_and(|attempt| attempt.holds(self.expected.bytes))
     }
 
     fn is_mapped(&mut self) -> bool {
-        let Some(target) = &self.target else {
-            return false;
-        };
-        let export = Export::from(target);
-        let (env, stream, peer) = (self.env, self.stream, self.peer);
-        let Some(rtr) = peer.gpu_page().and_then(|gpu_page| gpu_page.rtr(self.line)) else {
-            return false;
-        };
+        let (env, stream) = (self.env, self.stream);
+        let rtr = self.peer.gpu_page().and_then(|it| it.rtr(self.line));
         let Core { history, gpu, .. } = &mut *self.core;
-        let Some(last) = history.sent.last(env.seen(), stream) else {
+        let last = history.sent.last(env.seen(), stream);
+        let (Some(attempt), Some(rtr), Some(last)) = (&mut self.attempt, rtr, last) else {
             return false;
         };
-        // The receiver may withdraw its RTR, and free the buffer.
         let mut is_kept = || last.find(rtr, &self.expected).is_some();
-        match gpu.map_while(self.from.0, peer, &export, &mut is_kept) {
-            Ok(mapping) => self.mapping = Some(mapping),
-            Err(_) if !is_kept() => {}
-            Err(error) => {
-                // If this buffer cannot be mapped here, others may still be; and it is no fault if a mapping
-                // is refused.
-                if error.code().is_some() && !error.is_refusal() {
-                    failed(gpu, peer, &error);
-                } else if error != Error::AlreadyMapped {
-                    gpu.put_failed(peer.world_rank());
-                }
-                log::debug!("to rank {}: not pushed: {error}", peer.world_rank());
-            }
-        }
-        self.mapping.is_some()
+        attempt.map(gpu, self.from.0, &mut is_kept)
     }
 
     fn takes(&mut self) -> bool {
-        let tag = self.found.as_ref().map(|(tag, _)| *tag);
-        let rtr = self.rtr();
-        tag.zip(rtr).is_some_and(|(tag, rtr)| rtr.take(tag))
+        self.attempt.as_ref().is_some_and(Attempt::take)
     }
 
     fn is_launched(&mut self) -> bool {
-        let (Some((tag, waiting)), Some(target), Some(mapping)) =
-            (&self.found, &self.target, self.mapping.take())
-        else {
-            return false;
-        };
-        let (tag, rest, (context, address)) = (*tag, waiting.rest, self.from);
-        let copy = Copy::Linear {
-            dst: mapping.address_of(target.offset) + rest,
-            src: address + rest,
-            bytes: self.expected.bytes - rest,
-        };
-        let gpu = &mut self.core.gpu;
-        match gpu.copy_on(context, Purpose::Put, PUT_LANE, copy, Some(mapping)) {
-            Ok(copy) => self.copy = Some(copy),
-            Err(error) => {
-                if let Some(rtr) = self.peer.gpu_page().and_then(|it| it.rtr(self.line)) {
-                    rtr.refuse(tag);
-                }
-                failed(gpu, self.peer, &error);
-            }
-        }
-        self.copy.is_some()
+        let (gpu, from, bytes) = (&mut self.core.gpu, self.from, self.expected.bytes);
+        let attempt = self.attempt.as_mut();
+        self.put = attempt.and_then(|attempt| attempt.launch(gpu, from, bytes));
+        self.put.is_some()
     }
 }
