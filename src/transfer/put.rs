@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose};
+use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose, Uuid};
 use crate::node::rtr::Rtr;
 use crate::node::{Peer, RtrId, Target, Waiting};
 use crate::stats::{self, Counter};
@@ -64,6 +64,11 @@ impl Attempt {
 
     fn rtr(&self) -> Option<&Rtr> {
         self.peer.gpu_page()?.rtr(self.told.line)
+    }
+
+    /// Whether the receiver's buffer is on this GPU.
+    pub fn is_on(&self, gpu: &Uuid) -> bool {
+        self.target.device == *gpu
     }
 
     /// How much of the beginning of the message is left out, bytes.

@@ -162,7 +162,7 @@ impl Transfers {
                 // The copy overlaps with the rest of the offer.
                 pushed = number.and_then(|number| {
                     let waiting = waiting(env.world_rank, number, bytes);
-                    put(env, gpu, &peer, &waiting, (context, buffer.address))
+                    put(env, gpu, &peer, &waiting, (context, &buffer))
                 });
                 describe(env, gpu, &peer, &buffer, &mut message);
                 let address = buffer.address;

@@ -413,7 +413,7 @@ const LONG_FILES: [(&str, usize, &str); 31] = [
 ];
 /// So many functions are longer than 80 lines, or have more than six parameters, each of which says why. Fewer are welcome here.
 const LONG_FUNCTIONS: usize = 18;
-const MANY_PARAMETERS: usize = 88;
+const MANY_PARAMETERS: usize = 89;
 
 /// Files and functions are short, and what is not says why.
 #[test]

@@ -177,7 +177,7 @@ pub(super) fn put(
     gpu: &mut Gpu,
     peer: &Arc<Peer>,
     expected: &Waiting,
-    from: (ContextKey, u64),
+    (context, from): (ContextKey, &Buffer),
 ) -> Option<Put> {
     let may_put = env.are_rtrs_on() && gpu.may_put(peer.world_rank()) && !peer.finalizing();
     if !may_put || peer.world_rank() == env.world_rank || expected.bytes == 0 {
@@ -187,12 +187,15 @@ pub(super) fn put(
     let rtr = peer.gpu_page()?.rtr(line)?;
     let mut attempt = Attempt::new(peer, line, rtr.find(expected)?)?;
     let mut is_kept = || rtr.find(expected).is_some();
-    let begins =
-        attempt.holds(expected.bytes) && attempt.map(gpu, from.0, &mut is_kept) && attempt.take();
+    // Two processes on one GPU take turns there: one of them makes all copies.
+    let begins = !attempt.is_on(&from.uuid)
+        && attempt.holds(expected.bytes)
+        && attempt.map(gpu, context, &mut is_kept)
+        && attempt.take();
     if !begins {
         return None;
     }
-    let put = attempt.launch(gpu, from, expected.bytes)?;
+    let put = attempt.launch(gpu, (context, from.address), expected.bytes)?;
     gpu.launch();
     Some(put)
 }
