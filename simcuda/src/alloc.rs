@@ -126,12 +126,12 @@ pub fn release(d: &Driver, st: &mut State, address: u64) {
     }
     let size = held(&a.kind, a.size).map_or(a.size, |(_, size)| size);
     let running = {
-        let mut body = d.job.lock();
-        if body.running_on(a.space, d.job.slot as u16).is_some() {
+        let (mut body, own) = (d.job.lock(), d.job.slot as u16);
+        body.running_on(a.space, own).and_then(|_| {
             // Copies of a process end with it.
             d.job.reap(&mut body);
-        }
-        body.running_on(a.space, d.job.slot as u16)
+            body.running_on(a.space, own)
+        })
     };
     if let Some(record) = running {
         let what = crate::checker::describe(&record);

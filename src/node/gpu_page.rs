@@ -107,6 +107,13 @@ impl Slot {
     }
 }
 
+impl View {
+    /// The owner's RTR in this line, or the room for one.
+    pub fn rtr(&self, line: u32) -> Option<&Rtr> {
+        self.gpu_page()?.rtr(line)
+    }
+}
+
 impl Segment {
     /// Provides memory for the GPU page. False if there is none.
     pub fn prepare_gpu_page(&self) -> bool {
@@ -174,7 +181,7 @@ impl Segment {
     /// Sends an RTR for a receive. `None` if the line for its stream is in use.
     pub fn open_rtr(&self, waiting: &Waiting, target: &Target) -> Option<RtrId> {
         let line = waiting.line();
-        let rtr = self.gpu_page()?.rtr(line)?;
+        let rtr = self.rtr(line)?;
         if !rtr.is_free() {
             return None;
         }
@@ -186,37 +193,33 @@ impl Segment {
         Some(RtrId { line, tag, rest })
     }
 
-    fn rtr(&self, told: RtrId) -> Option<&Rtr> {
-        self.gpu_page()?.rtr(told.line)
-    }
-
     /// State of an RTR that was sent. `None` if somebody has written over it.
     pub fn rtr_state(&self, told: RtrId) -> Option<RtrState> {
-        self.rtr(told)?.state(told.tag)
+        self.rtr(told.line)?.state(told.tag)
     }
 
     /// Withdraws an RTR. False if the sender has taken it, and may still write to the buffer.
     pub fn withdraw(&self, told: RtrId) -> bool {
-        self.rtr(told).is_none_or(|rtr| rtr.withdraw(told.tag))
+        self.rtr(told.line).is_none_or(|rtr| rtr.withdraw(told.tag))
     }
 
     /// An RTR will be sent for the next receive of the stream, too.
     pub fn promise_rtr(&self, told: RtrId) {
-        if let Some(rtr) = self.rtr(told) {
+        if let Some(rtr) = self.rtr(told.line) {
             rtr.promise();
         }
     }
 
     /// Refuses an RTR in the sender's place, which has died while it wrote to the buffer.
     pub fn withdraw_rtr(&self, told: RtrId) {
-        if let Some(rtr) = self.rtr(told) {
+        if let Some(rtr) = self.rtr(told.line) {
             rtr.refuse(told.tag);
         }
     }
 
     /// The RTR is not needed any more.
     pub fn close_rtr(&self, told: RtrId) {
-        if let Some(rtr) = self.rtr(told) {
+        if let Some(rtr) = self.rtr(told.line) {
             rtr.close();
         }
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose, Uuid};
-use crate::node::rtr::Rtr;
 use crate::node::{Peer, RtrId, Target, Waiting};
 use crate::stats::{self, Counter};
 use crate::transfer::fault::{self, Of, Path};
@@ -52,7 +51,7 @@ impl Attempt {
     /// For an RTR of the peer's, found in this line: its tag, and its receive. None if its buffer cannot be
     /// read.
     pub fn new(peer: &Arc<Peer>, line: u32, (tag, waiting): (u64, Waiting)) -> Option<Attempt> {
-        let target = peer.gpu_page()?.rtr(line)?.target(&waiting).ok()?;
+        let target = peer.rtr(line)?.target(&waiting).ok()?;
         let rest = waiting.rest;
         Some(Attempt {
             peer: Arc::clone(peer),
@@ -60,10 +59,6 @@ impl Attempt {
             target,
             mapping: None,
         })
-    }
-
-    fn rtr(&self) -> Option<&Rtr> {
-        self.peer.gpu_page()?.rtr(self.told.line)
     }
 
     /// Whether the receiver's buffer is on this GPU.
@@ -109,7 +104,8 @@ impl Attempt {
 
     /// Takes the RTR. False if the receiver has withdrawn it.
     pub fn take(&self) -> bool {
-        self.rtr().is_some_and(|rtr| rtr.take(self.told.tag))
+        let rtr = self.peer.rtr(self.told.line);
+        rtr.is_some_and(|rtr| rtr.take(self.told.tag))
     }
 
     /// Launches the copy, once the RTR is taken and its buffer mapped. `bytes`: of the whole message.
@@ -129,7 +125,7 @@ impl Attempt {
         match gpu.copy_on(context, Purpose::Put, PUT_LANE, copy, Some(mapping)) {
             Ok(copy) => Some(Put::new(&self.peer, self.told, copy)),
             Err(error) => {
-                if let Some(rtr) = self.rtr() {
+                if let Some(rtr) = self.peer.rtr(self.told.line) {
                     rtr.refuse(self.told.tag);
                 }
                 failed(gpu, &self.peer, &error);
@@ -198,8 +194,7 @@ impl Put {
     fn end(&mut self, has_landed: bool) {
         // The copy keeps its mapping until the receiver knows.
         let _copy = self.copy.take();
-        let gpu_page = self.peer.gpu_page();
-        if let Some(rtr) = gpu_page.and_then(|gpu_page| gpu_page.rtr(self.told.line)) {
+        if let Some(rtr) = self.peer.rtr(self.told.line) {
             if has_landed {
                 rtr.land(self.told.tag);
             } else {

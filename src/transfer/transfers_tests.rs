@@ -89,6 +89,13 @@ fn connect(sends: bool) -> UnixStream {
     }
 }
 
+/// What the peer has offered next.
+fn next_offer(stream: &mut UnixStream) -> Descriptor {
+    let mut told = [0; RTS_BYTES];
+    stream.read_exact(&mut told).expect("an offer");
+    told
+}
+
 fn transfers(rank: u32) -> Transfers {
     let config = Config::default();
     let launch = Launch::named(&socket());
@@ -205,15 +212,10 @@ fn receiver() {
     let mut stream = connect(false);
     let mut transfers = transfers(1);
     stream.write_all(&[1]).expect("written");
-    let next = |stream: &mut UnixStream| -> Descriptor {
-        let mut told = [0; RTS_BYTES];
-        stream.read_exact(&mut told).expect("an offer");
-        told
-    };
     for (case, (_, to, bytes, offset, path)) in CASES.into_iter().enumerate() {
         let length = offset + bytes + 2 * GUARD;
         buffers.write(to, &vec![0x5a; length]);
-        let told = next(&mut stream);
+        let told = next_offer(&mut stream);
         let address = buffers.address(to, offset);
         // SAFETY: the memory is this process's, and is used only once the transfer has ended.
         let taken = unsafe { transfers.take(&told, address, bytes as u64) };
@@ -238,11 +240,11 @@ fn receiver() {
     assert_eq!(bounce::brought(), expected, "price {price:?}");
     buffers.write(Device, &[0x5a; 3 * GUARD]);
     let address = buffers.address(Device, 0);
-    let told = next(&mut stream);
+    let told = next_offer(&mut stream);
     // SAFETY: the memory is this process's, and nobody else uses it.
     let taken = unsafe { transfers.take(&told, address, 100) };
     assert!(taken.is_err(), "it is not what was sent");
-    let told = next(&mut stream);
+    let told = next_offer(&mut stream);
     // SAFETY: as above.
     let taken = unsafe { transfers.take(&told, address, 99) };
     let receiving = taken.expect("taken");
@@ -284,8 +286,7 @@ fn exchange(rank: u32) {
         buffers.write(Device, &vec![0x5a; BYTES + 2 * GUARD]);
         let mut receiving = Vec::new();
         for _ in 0..WINDOW {
-            let mut descriptor = [0; RTS_BYTES];
-            stream.read_exact(&mut descriptor).expect("an offer");
+            let descriptor = next_offer(&mut stream);
             let address = buffers.address(Device, 0);
             // SAFETY: the memory is this process's, and is used only once the transfer has ended.
             let taken = unsafe { transfers.take(&descriptor, address, BYTES as u64) };
@@ -328,8 +329,7 @@ fn survivor() {
     let mut transfers = transfers(0);
     // This process is registered.
     stream.write_all(&[1]).expect("written");
-    let mut theirs = [0; RTS_BYTES];
-    stream.read_exact(&mut theirs).expect("an offer");
+    let theirs = next_offer(&mut stream);
     let address = buffers.address(Device, 0);
     // SAFETY: the memory is this process's, and nobody else uses it, here and below.
     let (sending, taken_back) = unsafe { transfers.offer(1, address, 500, None) }.expect("offered");
@@ -366,13 +366,12 @@ fn victim() {
     let (_lost, descriptor) =
         unsafe { transfers.offer(0, address, 1 << 20, None) }.expect("offered");
     stream.write_all(&descriptor).expect("written");
-    let mut taken_back = [0; RTS_BYTES];
-    stream.read_exact(&mut taken_back).expect("an offer");
+    let taken_back = next_offer(&mut stream);
     let address = buffers.address(Device, 0);
     // SAFETY: as above.
     let taken = unsafe { transfers.take(&taken_back, address, 500) };
     assert!(taken.is_err(), "it was taken back");
-    stream.read_exact(&mut taken_back).expect("an offer");
+    next_offer(&mut stream);
     stream.write_all(&[1]).expect("written");
     println!("scenario complete");
     // Not in order: nothing is given back.

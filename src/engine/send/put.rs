@@ -79,11 +79,11 @@ struct Next<'a> {
 
 impl Next<'_> {
     fn rtr(&self) -> Option<&Rtr> {
-        self.peer.gpu_page()?.rtr(self.line)
+        self.peer.rtr(self.line)
     }
 
     fn find(&mut self) -> Option<(u64, Waiting)> {
-        let rtr = self.peer.gpu_page()?.rtr(self.line)?;
+        let rtr = self.peer.rtr(self.line)?;
         let last = self.core.history.sent.last(self.env.seen(), self.stream)?;
         last.find(rtr, &self.expected)
     }
@@ -151,7 +151,7 @@ impl WriteFacts for Next<'_> {
 
     fn is_mapped(&mut self) -> bool {
         let (env, stream) = (self.env, self.stream);
-        let rtr = self.peer.gpu_page().and_then(|it| it.rtr(self.line));
+        let rtr = self.peer.rtr(self.line);
         let Core { history, gpu, .. } = &mut *self.core;
         let last = history.sent.last(env.seen(), stream);
         let (Some(attempt), Some(rtr), Some(last)) = (&mut self.attempt, rtr, last) else {

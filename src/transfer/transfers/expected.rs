@@ -63,6 +63,9 @@ impl Transfers {
             && bytes > 0
             && !env.may_split(bytes)
             && gpu.may_put(from);
+        if !may_be_put {
+            return None;
+        }
         let place = (to.address, bytes);
         let mut moving = self.moving.iter();
         let is_used = (self.expected.iter()).any(|(_, other)| overlap(other.place(), place))
@@ -70,7 +73,7 @@ impl Transfers {
                 let row = self.receives[*id].fetch.under_way();
                 row.is_some_and(|row| row.overlaps(place))
             });
-        if !may_be_put || is_used {
+        if is_used {
             return None;
         }
         prepare(env, gpu, &to).ok()?;
@@ -98,10 +101,7 @@ impl Transfers {
         let own = self.env.node.own();
         let Announced { told, from, .. } = self.expected[expected.0];
         let state = own.rtr_state(told);
-        let is_begun = match own.withdraw(told) {
-            true => state == Some(RtrState::Refused),
-            false => true,
-        };
+        let is_begun = !own.withdraw(told) || state == Some(RtrState::Refused);
         let sender = self.env.node.peer(from);
         // The dead write no more.
         let is_alive = || sender.is_some_and(|sender| sender.alive());
@@ -184,7 +184,7 @@ pub(super) fn put(
         return None;
     }
     let line = expected.line();
-    let rtr = peer.gpu_page()?.rtr(line)?;
+    let rtr = peer.rtr(line)?;
     let mut attempt = Attempt::new(peer, line, rtr.find(expected)?)?;
     let mut is_kept = || rtr.find(expected).is_some();
     // Two processes on one GPU take turns there: one of them makes all copies.

@@ -1,19 +1,18 @@
 //! Transfers that their receiver expects, between two processes.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use super::{
-    bytes_of, connect, run_roles, transfers, wait, Buffers, Device, Host, GUARD, MOST, PATIENCE,
-    ROLES,
+    bytes_of, connect, next_offer, run_roles, transfers, wait, Buffers, Device, Host, GUARD, MOST,
+    PATIENCE, ROLES,
 };
 use crate::cuda::tests::bench::free;
 use crate::node::RTS_BYTES;
 use crate::stats::{self, Counter};
 use crate::transfer::fetch::NotTaken;
 use crate::transfer::story::Path;
-use crate::transfer::transfers::{Descriptor, Ended, Transfers};
+use crate::transfer::transfers::{Ended, Transfers};
 
 /// Lengths of transfers that the receiver expects, and the offset in their allocation of both ends.
 const EXPECTED: [(usize, usize); 7] = [
@@ -74,11 +73,6 @@ pub(super) fn reader(ordinal: i32, are_put: bool) {
     let mut stream = connect(false);
     let mut transfers = transfers(1);
     let mut sum = 0;
-    let next = |stream: &mut UnixStream| -> Descriptor {
-        let mut told = [0; RTS_BYTES];
-        stream.read_exact(&mut told).expect("an offer");
-        told
-    };
     for (case, (bytes, offset)) in EXPECTED.into_iter().enumerate() {
         let length = offset + bytes + 2 * GUARD;
         buffers.write(Device, &vec![0x5a; length]);
@@ -90,7 +84,7 @@ pub(super) fn reader(ordinal: i32, are_put: bool) {
         let second = unsafe { transfers.expect(0, case as u64 + 1, address, 1) };
         assert_eq!(second, None, "another is expected there");
         stream.write_all(&[1]).expect("written");
-        let told = next(&mut stream);
+        let told = next_offer(&mut stream);
         let expected = expected.expect("expected");
         // What comes to nothing leaves it expected.
         let (why, expected) = transfers
@@ -126,7 +120,7 @@ pub(super) fn reader(ordinal: i32, are_put: bool) {
             false => Some(expected),
         };
         stream.write_all(&[1]).expect("written");
-        let told = next(&mut stream);
+        let told = next_offer(&mut stream);
         let receiving = match kept {
             Some(expected) => transfers.take_expected(&told, expected).expect("taken"),
             // SAFETY: as above.
@@ -150,7 +144,7 @@ pub(super) fn reader(ordinal: i32, are_put: bool) {
     // SAFETY: as above.
     let expected = unsafe { transfers.expect(0, 11, address, 100) };
     stream.write_all(&[1]).expect("written");
-    let told = next(&mut stream);
+    let told = next_offer(&mut stream);
     stream.read_exact(&mut [0]).expect("a byte");
     let expected = expected.expect("expected");
     let (why, expected) = transfers

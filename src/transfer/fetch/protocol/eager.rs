@@ -1,7 +1,7 @@
 //! Eager: the sender has copied the payload into a cell in host memory before the receiver came.
 
 use super::ring::{Filled, RingReader};
-use super::{Orphan, Progress, Protocol};
+use super::{Progress, Protocol};
 use crate::cuda::InFlight;
 use crate::node::{Ring, SlotState};
 use crate::transfer::fetch::claim::{Claim, Lost};
@@ -29,7 +29,7 @@ impl Eager {
     /// Starts the copy out of the ring. If anything is wrong, the next [`Protocol::progress`] finds it again.
     pub fn start(&mut self, claim: &Claim, gpu: &mut Gpu) {
         if let Ok(ring) = self.ring(claim) {
-            let _ = self.reader.start(claim, gpu, &ring, Filled::Already, false);
+            let _ = self.reader.start(claim, gpu, &ring, Filled::Already);
         }
     }
 
@@ -51,9 +51,7 @@ impl Protocol for Eager {
 
     fn progress(&mut self, claim: &mut Claim, _: &Env, gpu: &mut Gpu) -> Result<Progress, Lost> {
         let ring = self.ring(claim)?;
-        let (moved, trouble) = self
-            .reader
-            .empty(claim, gpu, &ring, Filled::Already, false)?;
+        let (moved, trouble) = self.reader.empty(claim, gpu, &ring, Filled::Already)?;
         if self.reader.is_done(claim) {
             return Ok(Progress::Landed(life::Protocol::Eager));
         }
@@ -72,10 +70,6 @@ impl Protocol for Eager {
 
     fn reads_lent_buffer(&self) -> bool {
         false
-    }
-
-    fn orphan(&mut self, _: &Claim, _: &Env) -> Orphan {
-        Orphan::Lost
     }
 
     fn is_staged(&self) -> bool {

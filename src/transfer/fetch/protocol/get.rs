@@ -50,11 +50,7 @@ impl Protocol for Get {
     }
 
     fn progress(&mut self, claim: &mut Claim, _: &Env, _: &mut Gpu) -> Result<Progress, Lost> {
-        Ok(match poll_copy(&mut self.0, claim) {
-            Read::Pending(moved) => Progress::Pending(moved),
-            Read::Done => Progress::Landed(life::Protocol::Get),
-            Read::Lost(next) => Progress::Instead(next),
-        })
+        Ok(poll_copy(&mut self.0, claim, life::Protocol::Get))
     }
 
     fn abort(self) -> Vec<InFlight> {
@@ -82,26 +78,20 @@ impl Protocol for Get {
     }
 }
 
-/// What one copy of a whole message has come to.
-pub(super) enum Read {
-    Pending(bool),
-    Done,
-    Lost(Next),
-}
-
-/// Looks after the one copy that brings a message. What the driver may still make again is tried again.
-pub(super) fn poll_copy(copy: &mut InFlight, claim: &mut Claim) -> Read {
+/// Looks after the one copy by which a protocol brings a message. What the driver may still make again is tried
+/// again.
+pub(super) fn poll_copy(copy: &mut InFlight, claim: &mut Claim, by: life::Protocol) -> Progress {
     match copy.poll() {
-        Ok(false) => Read::Pending(false),
-        Ok(true) => Read::Done,
+        Ok(false) => Progress::Pending(false),
+        Ok(true) => Progress::Landed(by),
         Err(error) if copy.is_lost() => {
             claim.survived_through_host(&error);
-            Read::Lost(Next::HostPipeline)
+            Progress::Instead(Next::HostPipeline)
         }
         Err(error) => {
             claim.survived(&error, "tried again");
             stats::add(Counter::Retries, 1);
-            Read::Pending(true)
+            Progress::Pending(true)
         }
     }
 }

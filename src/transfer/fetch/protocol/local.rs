@@ -1,6 +1,6 @@
 //! One copy, from a rank to itself.
 
-use super::get::{poll_copy, Read};
+use super::get::poll_copy;
 use super::{Progress, Protocol, Refusal, Whole};
 use crate::cuda::{Copy, InFlight};
 use crate::stats::Reason;
@@ -43,11 +43,7 @@ impl Protocol for Local {
     }
 
     fn progress(&mut self, claim: &mut Claim, _: &Env, _: &mut Gpu) -> Result<Progress, Lost> {
-        Ok(match poll_copy(&mut self.0, claim) {
-            Read::Pending(moved) => Progress::Pending(moved),
-            Read::Done => Progress::Landed(life::Protocol::Own),
-            Read::Lost(next) => Progress::Instead(next),
-        })
+        Ok(poll_copy(&mut self.0, claim, life::Protocol::Own))
     }
 
     fn abort(self) -> Vec<InFlight> {

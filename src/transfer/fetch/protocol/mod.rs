@@ -83,9 +83,12 @@ pub trait Protocol {
         claim.send_ats()
     }
 
-    /// The sender has died.
+    /// The sender has died, and brings nothing any more.
     fn orphan(&mut self, _claim: &Claim, _env: &Env) -> Orphan {
-        Orphan::GoesOn
+        match self.is_staged() {
+            true => Orphan::Lost,
+            false => Orphan::GoesOn,
+        }
     }
 
     /// Whether this rank reads another's memory for it.

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::ring::{Filled, RingReader};
-use super::{Orphan, Progress, Protocol};
+use super::{Progress, Protocol};
 use crate::cuda::{Error, InFlight};
 use crate::node::{Refused, Ring, SlotState};
 use crate::policy::pipeline;
@@ -17,10 +17,7 @@ use crate::transfer::Env;
 /// A message that its sender brings through its ring.
 pub struct Pipeline {
     reader: RingReader,
-    /// It comes through memory of the sender's GPU. Otherwise it comes through host memory.
-    is_on_gpu: bool,
-    /// It comes again from the start, in host memory: entries on the GPU are skipped.
-    is_anew: bool,
+    filled: Filled,
     /// Copies out of skipped entries, whose bytes do not count. The message does not start again before they
     /// are over.
     passed_over: VecDeque<InFlight>,
@@ -33,10 +30,10 @@ impl Pipeline {
             && claim
                 .slot()
                 .is_some_and(|slot| slot.want_gpu(claim.nonce).is_ok());
-        if !is_on_gpu {
-            return Pipeline::ask_for_host(claim);
+        match is_on_gpu {
+            true => Pipeline::asked(claim, Filled::OnGpu),
+            false => Pipeline::ask_for_host(claim),
         }
-        Pipeline::asked(claim, is_on_gpu)
     }
 
     /// Asks the sender to bring it through host memory.
@@ -44,24 +41,27 @@ impl Pipeline {
         if let Some(slot) = claim.slot() {
             let _ = slot.want_host(claim.nonce);
         }
-        Pipeline::asked(claim, false)
+        Pipeline::asked(claim, Filled::InHost)
     }
 
     /// The sender fills the ring from now on.
-    fn asked(claim: &mut Claim, is_on_gpu: bool) -> Pipeline {
+    fn asked(claim: &mut Claim, filled: Filled) -> Pipeline {
         claim.turn = None;
         claim.peer.ring_doorbell();
         Pipeline {
             reader: RingReader::default(),
-            is_on_gpu,
-            is_anew: false,
+            filled,
             passed_over: VecDeque::new(),
         }
     }
 
+    fn is_on_gpu(&self) -> bool {
+        self.filled == Filled::OnGpu
+    }
+
     /// Memory of the GPU is not used any more.
     fn begin_anew(&mut self, claim: &mut Claim) {
-        (self.is_on_gpu, self.is_anew) = (false, true);
+        self.filled = Filled::InHostAnew;
         self.passed_over.extend(self.reader.begin_anew());
         claim.life.reach(life::State::Moving(self.name()));
     }
@@ -72,7 +72,7 @@ impl Pipeline {
         claim: &'a Claim,
         now: Option<Result<SlotState, Refused>>,
     ) -> Result<Ring<'a>, Lost> {
-        let state = match self.is_on_gpu {
+        let state = match self.is_on_gpu() {
             true => SlotState::WantGpu,
             false => SlotState::WantHost,
         };
@@ -102,7 +102,7 @@ impl Pipeline {
 
 impl Protocol for Pipeline {
     fn name(&self) -> life::Protocol {
-        match self.is_on_gpu {
+        match self.is_on_gpu() {
             true => life::Protocol::GpuPipeline,
             false => life::Protocol::HostPipeline,
         }
@@ -111,7 +111,7 @@ impl Protocol for Pipeline {
     fn progress(&mut self, claim: &mut Claim, _: &Env, gpu: &mut Gpu) -> Result<Progress, Lost> {
         // Read once: its sender may change it at any time.
         let now = claim.slot().map(|slot| slot.state(claim.nonce));
-        if self.is_on_gpu && now == Some(Ok(SlotState::WantHost)) {
+        if self.is_on_gpu() && now == Some(Ok(SlotState::WantHost)) {
             // Its sender says so.
             self.begin_anew(claim);
         }
@@ -125,17 +125,13 @@ impl Protocol for Pipeline {
             self.reader.skip(claim, &ring)?;
             moved = true;
         }
-        let filled = match self.is_on_gpu {
-            true => Filled::OnGpu,
-            false => Filled::InHost,
-        };
-        let (has_moved, trouble) = self.reader.empty(claim, gpu, &ring, filled, self.is_anew)?;
+        let (has_moved, trouble) = self.reader.empty(claim, gpu, &ring, self.filled)?;
         if self.reader.is_done(claim) {
             return Ok(Progress::Landed(self.name()));
         }
         if let Some(trouble) = trouble {
             match trouble.is_end(claim) {
-                true if self.is_on_gpu => {
+                true if self.is_on_gpu() => {
                     self.leave_gpu(claim, gpu, &trouble.error);
                     return Ok(Progress::Pending(true));
                 }
@@ -152,10 +148,6 @@ impl Protocol for Pipeline {
 
     fn reads_lent_buffer(&self) -> bool {
         false
-    }
-
-    fn orphan(&mut self, _: &Claim, _: &Env) -> Orphan {
-        Orphan::Lost
     }
 
     fn is_staged(&self) -> bool {

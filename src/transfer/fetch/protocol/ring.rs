@@ -29,6 +29,8 @@ pub enum Filled {
     Already,
     /// Piece by piece, in host memory.
     InHost,
+    /// The same, from the start again, after it was filled on the GPU. What lies there in front is skipped.
+    InHostAnew,
     /// Piece by piece, in memory of the sender's GPU.
     OnGpu,
 }
@@ -78,16 +80,14 @@ impl RingReader {
     }
 
     /// Empties the ring into the receiver's buffer. Returns whether anything moved, and what went wrong.
-    /// `skips_gpu`: entries on the GPU, in front, do not count.
     pub fn empty(
         &mut self,
         claim: &Claim,
         gpu: &mut Gpu,
         ring: &Ring<'_>,
         filled: Filled,
-        skips_gpu: bool,
     ) -> Result<(bool, Option<Trouble>), Lost> {
-        let (has_started, stopped) = self.start(claim, gpu, ring, filled, skips_gpu)?;
+        let (has_started, stopped) = self.start(claim, gpu, ring, filled)?;
         let (has_ended, lost) = self.settle(claim, ring)?;
         let stopped = stopped.map(|error| Trouble {
             error,
@@ -103,7 +103,6 @@ impl RingReader {
         gpu: &mut Gpu,
         ring: &Ring<'_>,
         filled: Filled,
-        skips_gpu: bool,
     ) -> Result<(bool, Option<Error>), Lost> {
         let mut moved = false;
         loop {
@@ -116,7 +115,8 @@ impl RingReader {
                 }
                 return Ok((moved, None));
             };
-            if skips_gpu && entry.on_gpu().is_some() && self.flying.is_empty() {
+            let is_of_before = filled == Filled::InHostAnew && entry.on_gpu().is_some();
+            if is_of_before && self.flying.is_empty() {
                 self.skip(claim, ring)?;
                 moved = true;
                 continue;
@@ -223,9 +223,19 @@ impl RingReader {
         self.arrived == claim.wanted
     }
 
-    /// Gives the oldest piece back.
+    /// Gives the oldest piece back. Once its entry is popped, the piece is the sender's again: what was read of it
+    /// counts only if this rank was the one to pop it. The sender waits for pieces that it can fill again. After
+    /// the last piece, the ATS tells it everything.
     fn pop(&mut self, peer: &Peer, ring: &Ring<'_>, is_last: bool) -> Result<(), Lost> {
-        pop(peer, ring, &mut self.popped, is_last)
+        self.popped += 1;
+        let is_ours = ring.pop() == Ok(true) && ring.is_emptied_to(self.popped);
+        if !is_last {
+            peer.ring_doorbell();
+        }
+        match is_ours {
+            true => Ok(()),
+            false => Err(Lost::Corrupt),
+        }
     }
 }
 
@@ -329,21 +339,5 @@ fn begin(
         gpu.pull(context, source, copy, None)
     } else {
         gpu.copy_on(context, Purpose::HostToDevice, 0, copy, None)
-    }
-}
-
-/// Gives a piece back. Once its entry is popped, the piece is the sender's again: what was read of it counts
-/// only if this rank was the one to pop it. The sender waits for pieces that it can fill again. After the
-/// last piece, the ATS tells it everything.
-fn pop(peer: &Peer, ring: &Ring<'_>, popped: &mut u64, is_last: bool) -> Result<(), Lost> {
-    *popped += 1;
-    let is_ours = ring.pop() == Ok(true) && ring.is_emptied_to(*popped);
-    if !is_last {
-        peer.ring_doorbell();
-    }
-    if is_ours {
-        Ok(())
-    } else {
-        Err(Lost::Corrupt)
     }
 }
