@@ -146,6 +146,9 @@ impl Engine {
                         Some(send) => core.retire_send(env, send),
                         None => env.abi.success,
                     };
+                    if core.persistents[id].is_native {
+                        core.table.remove(&handle);
+                    }
                     let mut request = handle;
                     native::wait(&raw mut request, status);
                     (handle, code)

@@ -21,6 +21,7 @@ const PROGRAMS: [(&str, usize); 6] = [
 on_every_mpi!(
     p2p,
     from_host,
+    from_host_persistent,
     requests,
     probe,
     order,
@@ -83,6 +84,26 @@ fn from_host(mpi: &Mpi) {
         assert_eq!(total("receives_eager_bytes"), eager, "{outcome}");
         assert_eq!(total("receives_bcopy"), 21, "{outcome}");
         assert_eq!(total("verified") > 0, verify == "on", "{outcome}");
+    }
+}
+
+/// The same by persistent requests: two at once, of four streams.
+fn from_host_persistent(mpi: &Mpi) {
+    for verify in ["off", "on"] {
+        let outcome = job(mpi, 2, "p2p")
+            .args(&["from_host_persistent"])
+            .env("ANABRANCH_VERIFY", verify)
+            .passes();
+        let stats = outcome.stats();
+        stats.check_complete();
+        // The program says which: 5 of 9, and 6 of 10 where the last one is by descriptor, too.
+        let bytes = 6 * 8192 + 5 * 65536 + 6 * 300_001 + 5 * ((5 << 20) + 7);
+        assert_eq!(
+            stats.total("sends_host_rts"),
+            2 * (6 + 5 + 6 + 5),
+            "{outcome}"
+        );
+        assert_eq!(stats.total("sends_host_rts_bytes"), 2 * bytes, "{outcome}");
     }
 }
 

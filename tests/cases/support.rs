@@ -38,6 +38,7 @@ const NATIVE_ON_REAL_GPUS: [(&str, &[&str]); 10] = [
         &[
             "room_to_spare",
             "from_host",
+            "from_host_persistent",
             "ring",
             "to_self",
             "nobody",

@@ -176,6 +176,82 @@ static void from_host(void) {
         }
 }
 
+// The same by persistent requests, two started at once, which are completed in several ways. The last one is freed under way.
+static void from_host_persistent(void) {
+    if (peer == MPI_PROC_NULL) return;
+    const size_t sizes[] = {8192, 65536, 300001, (5 << 20) + 7};
+    for (int stream = 0; stream < 4; stream++) {
+        const char *into = stream % 2 ? "DDDHHDDHD" : "DDDHHDDHDD"; // as above: five by descriptor, or six
+        size_t n = sizes[stream];
+        MPI_Request r[2];
+        buf b[2];
+        char answer = 1;
+        if (me % 2 == 0) {
+            MPI_Comm comm;
+            MPI_Datatype word;
+            OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+            OK(MPI_Type_contiguous(n, MPI_BYTE, &word));
+            OK(MPI_Type_commit(&word));
+            for (int k = 0; k < 2; k++) {
+                b[k] = buf_new(HOST, n, 3 * k + stream);
+                OK((stream % 2 ? MPI_Ssend_init : MPI_Send_init)(b[k].p, 1, word, peer, k, comm, &r[k]));
+            }
+            OK(MPI_Type_free(&word)); // the requests keep it
+            for (int i = 0; into[i]; i++) {
+                for (int k = 0; k < 2; k++) buf_fill(b[k], 5000 + stream * 100 + i * 2 + k);
+                if (i % 2) {
+                    OK(MPI_Startall(2, r));
+                } else {
+                    OK(MPI_Start(&r[0]));
+                    OK(MPI_Start(&r[1]));
+                }
+                int last = !into[i + 1], done = 0, index, indices[2];
+                if (last) {
+                    MPI_Request freed = r[1];
+                    OK(MPI_Request_free(&r[1]));
+                    CHECK(r[1] == MPI_REQUEST_NULL && freed != r[1], "a freed request is null");
+                    OK(MPI_Wait(&r[0], MPI_STATUS_IGNORE));
+                } else if (i % 4 == 0) {
+                    OK(MPI_Waitall(2, r, MPI_STATUSES_IGNORE));
+                } else if (i % 4 == 1) {
+                    for (int left = 2; left; left -= done) OK(MPI_Testsome(2, r, &done, indices, MPI_STATUSES_IGNORE));
+                } else if (i % 4 == 2) {
+                    for (int k = 0; k < 2; k++) OK(MPI_Waitany(2, r, &index, MPI_STATUS_IGNORE));
+                } else {
+                    for (int k = 0; k < 2; k++)
+                        for (done = 0; !done;) OK(MPI_Test(&r[k], &done, MPI_STATUS_IGNORE));
+                }
+                CHECK(r[0] != MPI_REQUEST_NULL && (last || r[1] != MPI_REQUEST_NULL), "a persistent request stays");
+                OK(MPI_Wait(&r[0], MPI_STATUS_IGNORE)); // inactive
+                BUF_CHECK(b[0], 5000 + stream * 100 + i * 2, n);
+                if (!last) buf_poison(b[0]), buf_poison(b[1]);
+                OK(MPI_Recv(&answer, 1, MPI_BYTE, peer, 39, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            }
+            OK(MPI_Comm_free(&comm));
+            OK(MPI_Request_free(&r[0]));
+            buf_free(b[0]), buf_free(b[1]);
+        } else {
+            MPI_Comm comm;
+            OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+            for (int i = 0; into[i]; i++) {
+                MPI_Status s[2];
+                for (int k = 0; k < 2; k++) {
+                    b[k] = buf_new(into[i] == 'D' ? DEVICE : HOST, n + 100, 3 * k + i);
+                    OK(MPI_Irecv(b[k].p, n + 50, MPI_BYTE, peer, k, comm, &r[k]));
+                }
+                OK(MPI_Waitall(2, r, s));
+                for (int k = 0; k < 2; k++) {
+                    STATUS_CHECK(&s[k], peer, k, n);
+                    BUF_CHECK(b[k], 5000 + stream * 100 + i * 2 + k, n);
+                    buf_free(b[k]);
+                }
+                OK(MPI_Send(&answer, 1, MPI_BYTE, peer, 39, MPI_COMM_WORLD));
+            }
+            OK(MPI_Comm_free(&comm));
+        }
+    }
+}
+
 // Halo exchange as solvers do it: a ring of Sendrecv over all ranks.
 static void ring(void) {
     size_t n = 300000;
@@ -278,7 +354,7 @@ static void pieces(void) {
 }
 
 static const struct test_case cases[] = {
-    {"small", small}, {"medium", medium}, {"large", large}, {"room_to_spare", room_to_spare}, {"both_ways", both_ways}, {"from_host", from_host},
+    {"small", small}, {"medium", medium}, {"large", large}, {"room_to_spare", room_to_spare}, {"both_ways", both_ways}, {"from_host", from_host}, {"from_host_persistent", from_host_persistent},
     {"ring", ring}, {"to_self", to_self}, {"nobody", nobody}, {"reallocated", reallocated}, {"pieces", pieces}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

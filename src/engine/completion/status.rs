@@ -20,7 +20,14 @@ impl Engine {
         let mut core = self.core.lock();
         core.take_over_one(&self.env, handle);
         let Some(entry) = core.table.remove(&handle) else {
+            let standby = core.take_native_persistent(handle);
             drop(core);
+            if let Some(send) = standby {
+                // SAFETY: the program's request, which is native and inactive or natively active.
+                unsafe { abi.write(request, abi.request_null) };
+                // SAFETY: MPI may be called.
+                return unsafe { send.release(abi) };
+            }
             // SAFETY: passed on.
             return unsafe { native::request_free(request) };
         };
@@ -34,6 +41,7 @@ impl Engine {
                     return native::request_free(&raw mut native);
                 }
                 Entry::Persistent(id) => {
+                    core.native_persistents.remove(&handle);
                     let persistent = core.persistents.remove(id);
                     if let Some(send) = persistent.active {
                         core.orphans.push((0, Entry::Send(send)));
