@@ -109,7 +109,7 @@ pub struct Receive {
     /// Source and tag that it names; unknown if it was posted before this rank was live.
     from: Option<(c_int, c_int)>,
     /// The RTR that was sent of it, while its outcome is not known.
-    told: Option<RtrId>,
+    rtr: Option<RtrId>,
     /// What is known of its message before the RTS arrives.
     early_match: EarlyMatch,
     /// How the members of its communicator are known.
@@ -226,7 +226,7 @@ impl Receive {
             landing: None,
             comm,
             from: None,
-            told: None,
+            rtr: None,
             early_match: EarlyMatch::No,
             named: Named::ByItself,
             arrival: None,
@@ -451,7 +451,7 @@ impl Core {
             // SAFETY: the communicator of a persistent request of the program's.
             let known = unsafe { self.match_early(env, &posting, Some(id)) };
             let receive = &mut self.receives[id];
-            (receive.told, receive.early_match) = known;
+            (receive.rtr, receive.early_match) = known;
         }
         self.note_posted(env, id);
         self.keep_apart(env, id);

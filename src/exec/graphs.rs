@@ -11,7 +11,7 @@
 
 use crate::cuda::types::{GraphExec, GraphHandle, GraphNode, Memcpy3d};
 use crate::cuda::{ContextKey, Entered, Error, Result};
-use crate::exec::script::{Base, Binding, Script, Shape};
+use crate::exec::schedule::{Base, Binding, Schedule, Shape};
 use crate::exec::tracks::Tracks;
 use crate::stats::{self, Counter};
 use crate::topology::MAX_GPUS;
@@ -82,7 +82,7 @@ impl Graphs {
         &mut self,
         tracks: &mut Tracks,
         key: &Key,
-        script: &Script,
+        schedule: &Schedule,
         binding: &Binding,
     ) -> Result<Option<(u64, bool)>> {
         self.clock += 1;
@@ -94,7 +94,7 @@ impl Graphs {
             .iter_mut()
             .filter(|row| !row.runs && row.key == *key);
         if let Some(row) = idle.min_by_key(|row| row.bound.differences(binding)) {
-            match row.rebind(script, binding) {
+            match row.rebind(schedule, binding) {
                 Ok(changed) => {
                     let counter = if changed {
                         Counter::GraphsUpdated
@@ -119,7 +119,7 @@ impl Graphs {
         {
             return Ok(None);
         }
-        let (graph, nodes, exec) = build(tracks, key, script, binding)?;
+        let (graph, nodes, exec) = build(tracks, key, schedule, binding)?;
         stats::add(Counter::GraphsBuilt, 1);
         self.rows.push(Instance {
             id: self.clock,
@@ -212,19 +212,19 @@ impl Graphs {
 
 impl Instance {
     /// Changes the addresses that differ. Returns whether any did. After an error the instance is of no use.
-    fn rebind(&mut self, script: &Script, binding: &Binding) -> Result<bool> {
+    fn rebind(&mut self, schedule: &Schedule, binding: &Binding) -> Result<bool> {
         if self.bound == *binding {
             return Ok(false);
         }
         let entered = Entered::enter_same(self.key.launcher)?;
-        for (step, node) in script.steps.iter().zip(&self.nodes) {
-            let gpu = script.lanes[usize::from(step.lane)].gpu();
+        for (step, node) in schedule.steps.iter().zip(&self.nodes) {
+            let gpu = schedule.lanes[usize::from(step.lane)].gpu();
             let moved = |base: Base| self.bound.moved(binding, gpu, base);
             if !moved(step.from.base) && !moved(step.to.base) {
                 continue;
             }
             let context = self.key.contexts[usize::from(gpu)].ok_or(Error::NoContext)?;
-            let copy = linear(script, binding, step)?;
+            let copy = linear(schedule, binding, step)?;
             // SAFETY: the node is of the graph that this was instantiated from, and `copy` is read.
             unsafe {
                 entered.driver().graph_exec_memcpy_node_set_params(
@@ -243,7 +243,7 @@ impl Instance {
 impl Binding {
     /// Whether an address changes from this to another binding.
     fn moved(&self, other: &Binding, gpu: u8, base: Base) -> bool {
-        let zero = |base| crate::exec::script::At { base, offset: 0 };
+        let zero = |base| crate::exec::schedule::At { base, offset: 0 };
         self.address(gpu, zero(base)) != other.address(gpu, zero(base))
     }
 
@@ -257,11 +257,11 @@ impl Binding {
 }
 
 fn linear(
-    script: &Script,
+    schedule: &Schedule,
     binding: &Binding,
-    step: &crate::exec::script::Step,
+    step: &crate::exec::schedule::Step,
 ) -> Result<Memcpy3d> {
-    let gpu = script.lanes[usize::from(step.lane)].gpu();
+    let gpu = schedule.lanes[usize::from(step.lane)].gpu();
     let bytes = usize::try_from(step.bytes).map_err(|_| Error::Exhausted("address space"))?;
     Ok(Memcpy3d::linear(
         binding.address(gpu, step.to),
@@ -273,7 +273,7 @@ fn linear(
 fn build(
     tracks: &mut Tracks,
     key: &Key,
-    script: &Script,
+    schedule: &Schedule,
     binding: &Binding,
 ) -> Result<(GraphHandle, Vec<GraphNode>, GraphExec)> {
     let entered = Entered::enter_same(key.launcher)?;
@@ -281,15 +281,15 @@ fn build(
     let mut graph = GraphHandle::NULL;
     // SAFETY: `graph` is written.
     unsafe { driver.graph_create(&raw mut graph, 0)? };
-    let mut nodes: Vec<GraphNode> = Vec::with_capacity(script.steps.len());
-    let mut latest: Vec<Option<GraphNode>> = vec![None; script.lanes.len()];
-    let mut left: Vec<usize> = vec![0; script.lanes.len()];
-    for step in &script.steps {
+    let mut nodes: Vec<GraphNode> = Vec::with_capacity(schedule.steps.len());
+    let mut latest: Vec<Option<GraphNode>> = vec![None; schedule.lanes.len()];
+    let mut left: Vec<usize> = vec![0; schedule.lanes.len()];
+    for step in &schedule.steps {
         left[usize::from(step.lane)] += 1;
     }
-    let added = script.steps.iter().try_for_each(|step| {
+    let added = schedule.steps.iter().try_for_each(|step| {
         let number = usize::from(step.lane);
-        let lane = &script.lanes[number];
+        let lane = &schedule.lanes[number];
         let context = key.contexts[usize::from(lane.gpu())].ok_or(Error::NoContext)?;
         // The other lanes follow these.
         let gate = match lane.from {
@@ -317,7 +317,7 @@ fn build(
             .chain(latest[number])
             .collect();
         before.dedup();
-        let copy = linear(script, binding, step)?;
+        let copy = linear(schedule, binding, step)?;
         // SAFETY: `node` is written, `before` names as many nodes of this graph, `copy` is read; the driver
         // checks addresses, which stay valid while a plan runs.
         unsafe {

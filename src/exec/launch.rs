@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::costs::Class;
 use super::graphs::Key;
-use super::script::{Binding, Script, Unit};
+use super::schedule::{Binding, Schedule, Unit};
 use super::tracks::{Mark, Way};
 use super::{synchronize, Exec, Executor, Failure, Running, GRAPH_FAILURES_MAX};
 use crate::cuda::copy::{self, Copy};
@@ -13,7 +13,7 @@ use crate::stats::{self, Counter};
 
 /// What has been launched of a plan's units.
 struct Launched {
-    script: Arc<Script>,
+    schedule: Arc<Schedule>,
     /// The end of each unit that another waits for.
     marks: Vec<Option<Mark>>,
     /// The stream of each lane that has begun.
@@ -34,11 +34,11 @@ impl Exec {
         behind: &[Mark],
         running: &mut Running,
     ) -> bool {
-        let script = Arc::clone(&running.script);
+        let schedule = Arc::clone(&running.schedule);
         // A second try with a newly built graph.
         for _ in 0..2 {
             let begun = clock_ns();
-            let (id, is_new) = match self.graphs.take(&mut self.tracks, key, &script, binding) {
+            let (id, is_new) = match self.graphs.take(&mut self.tracks, key, &schedule, binding) {
                 Ok(Some(taken)) => taken,
                 Ok(None) => return false,
                 Err(error) => {
@@ -126,22 +126,22 @@ impl Exec {
         behind: &[Mark],
         running: &mut Running,
     ) -> std::result::Result<(), Failure> {
-        let script = Arc::clone(&running.script);
+        let schedule = Arc::clone(&running.schedule);
         let mut launched = Launched {
-            script: Arc::clone(&script),
+            schedule: Arc::clone(&schedule),
             marks: vec![None; units.len()],
-            ways: vec![None; script.lanes.len()],
+            ways: vec![None; schedule.lanes.len()],
             entered: None,
             copies: Vec::new(),
         };
         for (number, unit) in units.iter().enumerate() {
-            let lane = &script.lanes[usize::from(unit.lane)];
+            let lane = &schedule.lanes[usize::from(unit.lane)];
             self.launch_unit(number, unit, binding, behind, running, &mut launched)
-                .map_err(Failure::of(&script, lane))?;
+                .map_err(Failure::of(&schedule, lane))?;
         }
         drop(launched.entered);
         // Every copy of a path is before its last one.
-        for (lane, way) in script.lanes.iter().zip(launched.ways) {
+        for (lane, way) in schedule.lanes.iter().zip(launched.ways) {
             let (true, Some(way)) = (lane.is_last, way) else {
                 continue;
             };
@@ -149,7 +149,7 @@ impl Exec {
                 Entered::enter_same(way.key).and_then(|inside| self.tracks.record(&inside, way));
             running
                 .ends
-                .push_back(marked.map_err(Failure::of(&script, lane))?);
+                .push_back(marked.map_err(Failure::of(&schedule, lane))?);
         }
         Ok(())
     }
@@ -168,13 +168,13 @@ impl Exec {
         launched: &mut Launched,
     ) -> Result<()> {
         let Launched {
-            script,
+            schedule,
             marks,
             ways,
             entered,
             copies,
         } = launched;
-        let lane = &script.lanes[usize::from(unit.lane)];
+        let lane = &schedule.lanes[usize::from(unit.lane)];
         let gpu = lane.gpu();
         let key = running.contexts[usize::from(gpu)].ok_or(Error::NoContext)?;
         if entered.as_ref().is_none_or(|(now, _)| *now != key) {
@@ -208,7 +208,7 @@ impl Exec {
         }
         copies.clear();
         copies.extend(unit.steps.iter().map(|step| {
-            let step = &script.steps[*step as usize];
+            let step = &schedule.steps[*step as usize];
             Copy::Linear {
                 dst: binding.address(gpu, step.to),
                 src: binding.address(gpu, step.from),

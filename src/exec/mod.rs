@@ -1,6 +1,6 @@
 //! Runs a plan by one process, which drives all hops, with contexts on the GPUs that take part.
 //!
-//! A plan becomes a [`Script`]: copies on lanes, and what each waits for. One of three executors launches all
+//! A plan becomes a [`Schedule`]: copies on lanes, and what each waits for. One of three executors launches all
 //! of it before the call returns, so that no work of the CPU is left afterwards:
 //!
 //! - **streams**: a stream for each hop of a path, with events between hops and where a slot is used again;
@@ -15,7 +15,7 @@
 pub mod costs;
 pub mod graphs;
 mod launch;
-pub mod script;
+pub mod schedule;
 pub mod staging;
 pub mod tracks;
 
@@ -34,12 +34,12 @@ use crate::stats::{self, Counter};
 use crate::topology::{Place, MAX_GPUS};
 use costs::{Class, Costs};
 use graphs::{Graphs, Key};
-use script::{Binding, Lane, Script, Shape, Unit};
+use schedule::{Binding, Lane, Schedule, Shape, Unit};
 use staging::{Lease, Staging};
 use tracks::{Mark, Tracks, Way};
 
-/// Scripts that are remembered.
-const SCRIPTS_MAX: usize = 64;
+/// Schedules that are remembered.
+const SCHEDULES_MAX: usize = 64;
 /// Errors in a row in the driver's answers about a plan, before its streams are waited for.
 const FAILURES_MAX: u32 = 3;
 /// After so many graphs in a row could not be launched, none is built any more.
@@ -137,11 +137,11 @@ impl Failure {
     }
 
     /// Makes errors failures of the path that a lane belongs to.
-    fn of<'a>(script: &'a Script, lane: &'a Lane) -> impl Fn(Error) -> Failure + 'a {
+    fn of<'a>(schedule: &'a Schedule, lane: &'a Lane) -> impl Fn(Error) -> Failure + 'a {
         move |error| {
             // Without the context of an end no path is left.
-            let is_end = error.context_is_gone() && script.relay(lane.gpu()).is_none();
-            Failure::new(error, script.place(lane).filter(|_| !is_end))
+            let is_end = error.context_is_gone() && schedule.relay(lane.gpu()).is_none();
+            Failure::new(error, schedule.place(lane).filter(|_| !is_end))
         }
     }
 }
@@ -179,7 +179,7 @@ impl Drive {
 /// What is known of a shape.
 struct Row {
     shape: Shape,
-    script: Arc<Script>,
+    schedule: Arc<Schedule>,
     single: Arc<Vec<Unit>>,
     together: Option<Arc<Vec<Unit>>>,
     /// In the windows of such messages each is received in the place of the one before. Nothing can be
@@ -191,7 +191,7 @@ struct Row {
 /// A plan under way.
 struct Running {
     number: u64,
-    script: Arc<Script>,
+    schedule: Arc<Schedule>,
     contexts: [Option<ContextKey>; MAX_GPUS],
     target: u64,
     owner: Weak<()>,
@@ -274,28 +274,28 @@ impl Exec {
             return Err(Error::Exhausted("plans under way").into());
         }
         let at = self.look_up(request.plan)?;
-        let (shape, script) = (
+        let (shape, schedule) = (
             self.rows[at].shape.clone(),
-            Arc::clone(&self.rows[at].script),
+            Arc::clone(&self.rows[at].schedule),
         );
         let launcher =
             request.contexts[usize::from(request.plan.message.to)].ok_or(Error::NoContext)?;
-        self.open(&script, &request, launcher)?;
+        self.open(&schedule, &request, launcher)?;
         let leases = self
             .staging
-            .take(&script.rings, &request.contexts, launcher)?;
+            .take(&schedule.rings, &request.contexts, launcher)?;
         let binding = Binding {
             source: request.source,
             target: request.target,
             rings: leases.iter().map(|lease| lease.address).collect(),
         };
-        let class: Class = (script.steps.len().ilog2(), script.gpus.count_ones());
+        let class: Class = (schedule.steps.len().ilog2(), schedule.gpus.count_ones());
         self.launched += 1;
         let number = self.launched;
-        let contexts = only(&request.contexts, script.gpus);
+        let contexts = only(&request.contexts, schedule.gpus);
         let mut running = Running {
             number,
-            script: Arc::clone(&script),
+            schedule: Arc::clone(&schedule),
             contexts,
             target: request.target,
             owner: Weak::new(),
@@ -317,7 +317,7 @@ impl Exec {
         } else if self
             .running
             .iter()
-            .any(|(_, other)| Arc::ptr_eq(&other.script, &script))
+            .any(|(_, other)| Arc::ptr_eq(&other.schedule, &schedule))
         {
             self.rows[at].is_in_place = false;
         }
@@ -487,17 +487,17 @@ impl Exec {
         let place = match self.rows.iter().position(|row| row.shape == shape) {
             Some(place) => place,
             None => {
-                let script = Script::of(plan).ok_or(Error::Exhausted("copies of a plan"))?;
-                if self.rows.len() >= SCRIPTS_MAX {
+                let schedule = Schedule::of(plan).ok_or(Error::Exhausted("copies of a plan"))?;
+                if self.rows.len() >= SCHEDULES_MAX {
                     let oldest = (0..self.rows.len()).min_by_key(|row| self.rows[*row].used);
                     oldest.map(|row| self.rows.swap_remove(row));
                 }
-                let together = script.units(true);
+                let together = schedule.units(true);
                 self.rows.push(Row {
                     shape,
-                    single: Arc::new(script.units(false)),
-                    together: (together.len() < script.steps.len()).then(|| Arc::new(together)),
-                    script: Arc::new(script),
+                    single: Arc::new(schedule.units(false)),
+                    together: (together.len() < schedule.steps.len()).then(|| Arc::new(together)),
+                    schedule: Arc::new(schedule),
                     is_in_place: false,
                     used: 0,
                 });
@@ -510,27 +510,32 @@ impl Exec {
 
     /// Opens streams in each context that makes copies, and its access to the memory they touch. The sender's
     /// memory is reached by its mappings.
-    fn open(&mut self, script: &Script, request: &Request<'_>, launcher: ContextKey) -> Ended<()> {
+    fn open(
+        &mut self,
+        schedule: &Schedule,
+        request: &Request<'_>,
+        launcher: ContextKey,
+    ) -> Ended<()> {
         self.tracks.open(launcher)?;
-        for lane in &script.lanes {
-            let opened = self.open_lane(script, lane, request);
-            opened.map_err(Failure::of(script, lane))?;
+        for lane in &schedule.lanes {
+            let opened = self.open_lane(schedule, lane, request);
+            opened.map_err(Failure::of(schedule, lane))?;
         }
         Ok(())
     }
 
-    fn open_lane(&mut self, script: &Script, lane: &Lane, request: &Request<'_>) -> Result<()> {
+    fn open_lane(&mut self, schedule: &Schedule, lane: &Lane, request: &Request<'_>) -> Result<()> {
         let context = |gpu: u8| request.contexts[usize::from(gpu)].ok_or(Error::NoContext);
         let own = context(lane.gpu())?;
         self.tracks.open(own)?;
         for base in [lane.from, lane.to] {
             match base {
-                script::Base::Source => {}
-                script::Base::Target => {
+                schedule::Base::Source => {}
+                schedule::Base::Target => {
                     self.tracks.allow(own, context(request.plan.message.to)?)?;
                 }
-                script::Base::Ring(ring) => {
-                    if let Place::Gpu(gpu) = script.rings[usize::from(ring)].at {
+                schedule::Base::Ring(ring) => {
+                    if let Place::Gpu(gpu) = schedule.rings[usize::from(ring)].at {
                         self.tracks.allow(own, context(gpu)?)?;
                     }
                 }
@@ -561,7 +566,7 @@ impl Exec {
         let paths = plan.paths().iter().filter(|path| path.slots > 1);
         let filling = paths.map(|path| {
             let chunk_us = path.predicted_us * path.chunk_bytes as f64 / path.bytes as f64;
-            f64::from(script::together(path) - 1) * chunk_us * 1000.0
+            f64::from(schedule::together(path) - 1) * chunk_us * 1000.0
         });
         let filling = filling.fold(0.0, f64::max);
         let window = f64::from(plan.message.window);
@@ -678,7 +683,7 @@ impl Running {
     /// The GPU of a context, if the message goes over it.
     fn place_of(&self, key: ContextKey) -> Option<Place> {
         let gpu = self.contexts.iter().position(|of| *of == Some(key))?;
-        self.script.relay(u8::try_from(gpu).ok()?)
+        self.schedule.relay(u8::try_from(gpu).ok()?)
     }
 
     /// Whether another plan, launched on streams as well, writes on the same streams as this one, the same
@@ -690,7 +695,7 @@ impl Running {
     /// Whether all copies of another plan, launched on streams as well, are on the same streams as this
     /// one's.
     fn is_on_streams_of(&self, other: &Running) -> bool {
-        Arc::ptr_eq(&self.script, &other.script)
+        Arc::ptr_eq(&self.schedule, &other.schedule)
             && self.contexts == other.contexts
             && self.graph.is_none()
             && self.error.is_none()

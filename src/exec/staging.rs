@@ -9,7 +9,7 @@ use crate::cuda::{
     free_bytes, is_short, Budget, ContextKey, Entered, Error, PinnedBuffer, PinnedPool, Result,
     RESERVE,
 };
-use crate::exec::script::Ring;
+use crate::exec::schedule::Ring;
 use crate::exec::Failure;
 use crate::topology::{Place, MAX_GPUS};
 

@@ -129,7 +129,7 @@ pub struct Page {
     link_rates_count: AtomicU32,
     lines: AtomicU32,
     /// Changes whenever a GPU is listed or a hop is published.
-    told: AtomicU64,
+    updates: AtomicU64,
     /// Rows that were ever written; those behind are not read.
     used: AtomicU32,
     link_rates: [HostLinkRateCells; LINK_RATES],
@@ -199,13 +199,13 @@ impl Page {
 
     /// Changes whenever [`Page::link_rates`] or [`Page::measured`] do, or what the owner says of links
     /// elsewhere.
-    pub fn told(&self) -> u64 {
-        self.told.load(Ordering::Acquire)
+    pub fn updates(&self) -> u64 {
+        self.updates.load(Ordering::Acquire)
     }
 
     /// Owner: what it says of links elsewhere has changed.
     pub(super) fn touch(&self) {
-        self.told.fetch_add(1, Ordering::AcqRel);
+        self.updates.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Owner: lists a GPU, unless it is listed or there are too many.

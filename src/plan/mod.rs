@@ -619,13 +619,13 @@ impl Planner {
     fn assign_engines(&self, plan: &mut Plan, message: &Message, options: &Options) {
         let len = usize::from(plan.len);
         let is_left = options.is_left_to_receiver(len, &plan.paths[0].path);
-        let direct_is_put = !is_left && self.pushes(message.from, message.to, message);
+        let direct_is_put = !is_left && self.puts(message.from, message.to, message);
         let mut engines = paths::Engines::new(self, direct_is_put, options.relays_put);
         for path in &mut plan.paths[..len] {
-            let pushed = engines.next(&path.path);
+            let put = engines.next(&path.path);
             for (hop, ends) in path.path.places().windows(2).enumerate() {
                 path.engines[hop] = match (ends[0], ends[1]) {
-                    (Place::Gpu(from), Place::Gpu(_)) if pushed[hop] => from,
+                    (Place::Gpu(from), Place::Gpu(_)) if put[hop] => from,
                     (_, Place::Gpu(to)) => to,
                     (Place::Gpu(from), Place::Host) => from,
                     (Place::Host, Place::Host) => message.from,

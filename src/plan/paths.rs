@@ -173,9 +173,9 @@ pub(crate) struct Pace {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Leg {
     /// By the engine of the source; the same as `pulled` where it cannot.
-    pub pushed: Pace,
+    pub put: Pace,
     /// By the engine of the destination; the same as `pushed` where it cannot.
-    pub pulled: Pace,
+    pub get: Pace,
     /// What a chunk adds, if this is not the last hop.
     pub chunk_us: f64,
     segments: [u16; HOP_SEGMENTS],
@@ -189,7 +189,7 @@ impl Leg {
 
     /// The faster engine's rate.
     pub fn rate(&self) -> f64 {
-        self.pushed.rate.max(self.pulled.rate)
+        self.put.rate.max(self.get.rate)
     }
 }
 
@@ -225,8 +225,8 @@ pub(crate) struct Engines {
     direct_is_put: bool,
     relays_put: bool,
     limit: u32,
-    pushes: u32,
-    pulls: u32,
+    puts: u32,
+    gets: u32,
 }
 
 impl Engines {
@@ -236,28 +236,28 @@ impl Engines {
             direct_is_put,
             relays_put,
             limit: planner.topology.costs.peer_engines,
-            pushes: 0,
-            pulls: 0,
+            puts: 0,
+            gets: 0,
         }
     }
 
     /// For each hop of the next path, whether its source pushes.
     pub fn next(&mut self, path: &Path) -> [bool; MAX_HOPS] {
-        let mut pushed = [true; MAX_HOPS];
+        let mut put = [true; MAX_HOPS];
         let last = path.hops() - 1;
         match path.kind() {
-            PathKind::Direct => pushed[0] = self.direct_is_put,
-            PathKind::Host => pushed[last] = false,
+            PathKind::Direct => put[0] = self.direct_is_put,
+            PathKind::Host => put[last] = false,
             PathKind::Relay => {
-                pushed[0] = self.pushes < self.limit;
-                pushed[last] = self.relays_put || self.pulls >= self.limit;
+                put[0] = self.puts < self.limit;
+                put[last] = self.relays_put || self.gets >= self.limit;
             }
         }
         if path.kind() != PathKind::Host {
-            self.pushes += u32::from(pushed[0]);
-            self.pulls += u32::from(!pushed[last]);
+            self.puts += u32::from(put[0]);
+            self.gets += u32::from(!put[last]);
         }
-        pushed
+        put
     }
 }
 
@@ -331,7 +331,7 @@ impl Planner {
     }
 
     /// Whether the source had better push a direct copy.
-    pub(crate) fn pushes(&self, from: u8, to: u8, message: &Message) -> bool {
+    pub(crate) fn puts(&self, from: u8, to: u8, message: &Message) -> bool {
         let time =
             |line: &Line| line.alpha_us + message.bytes as f64 / (line.sure_gb_s() * BYTES_PER_US);
         match self.model.hop(Place::Gpu(from), Place::Gpu(to)) {
@@ -456,8 +456,8 @@ impl Planner {
                 rate: (line.sure_gb_s() * BYTES_PER_US).min(capacity),
             };
             let mut leg = Leg {
-                pushed: pace(numbers.push.or(numbers.pull)?),
-                pulled: pace(numbers.pull.or(numbers.push)?),
+                put: pace(numbers.push.or(numbers.pull)?),
+                get: pace(numbers.pull.or(numbers.push)?),
                 chunk_us: if is_last { 0.0 } else { staging.chunk_us },
                 segment_count: hop.segments().len() as u8,
                 ..Leg::default()

@@ -45,7 +45,7 @@ pub struct Problem<'a> {
     message: &'a Message,
     options: &'a Options,
     allowed: u32,
-    pushes: bool,
+    puts: bool,
 }
 
 /// A share of a message.
@@ -320,7 +320,7 @@ impl<'a> Problem<'a> {
             message,
             options,
             allowed: bits.fold(0, |set, (at, _)| set | 1 << at),
-            pushes: planner.pushes(message.from, message.to, message),
+            puts: planner.puts(message.from, message.to, message),
         }
     }
 
@@ -477,7 +477,7 @@ impl<'a> Problem<'a> {
         };
         let rates = contention::rates(&chosen[..len], capacities, self.occupancy, &evenly);
         let is_left = self.options.is_left_to_receiver(len, &chosen[0].path);
-        let pushes = self.pushes && !is_left;
+        let puts = self.puts && !is_left;
         let launcher = self.options.launcher.filter(|_| !is_left);
         // Who launches copy behind copy takes as long for each at least; where one thread launches all, its time is counted apart.
         let least_us = launcher.map_or(self.planner.model().launch_us, |_| 0.0);
@@ -494,12 +494,11 @@ impl<'a> Problem<'a> {
             }
         };
         let batches = self.options.batches || is_left;
-        let mut engines = Engines::new(self.planner, pushes, self.options.relays_put);
+        let mut engines = Engines::new(self.planner, puts, self.options.relays_put);
         let mut pipelines = [Pipeline::default(); MAX_PATHS];
         for at in 0..len {
-            let pushed = engines.next(&chosen[at].path);
-            pipelines[at] =
-                self.pipeline(chosen[at], at, &rates, pushed, startup_us_of(at), least_us);
+            let put = engines.next(&chosen[at].path);
+            pipelines[at] = self.pipeline(chosen[at], at, &rates, put, startup_us_of(at), least_us);
             pipelines[at].batched_us = pipelines[at].batched_us.filter(|_| batches);
             pipelines[at].counted_us = launch_us * pipelines[at].hops as f64;
             let mut others = (0..len).filter(|other| *other != at);
@@ -538,7 +537,7 @@ impl<'a> Problem<'a> {
         candidate: &Candidate,
         position: usize,
         rates: &Rates,
-        pushed: [bool; super::MAX_HOPS],
+        put: [bool; super::MAX_HOPS],
         startup_us: f64,
         least_us: f64,
     ) -> Pipeline {
@@ -553,7 +552,7 @@ impl<'a> Problem<'a> {
             PathKind::Direct | PathKind::Relay => 1.0,
         };
         for (hop, leg) in candidate.legs().iter().enumerate() {
-            let pace = if pushed[hop] { leg.pushed } else { leg.pulled };
+            let pace = if put[hop] { leg.put } else { leg.get };
             let rate = rates[position][hop].min(pace.rate) * found;
             pipeline.alpha_us[hop] = pace.alpha_us.max(least_us) + leg.chunk_us;
             pipeline.batched_us = pace.batched_us;

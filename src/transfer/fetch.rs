@@ -223,7 +223,7 @@ impl Landed {
 
 impl Fetch {
     /// Claims the message of an RTS, if it is for this rank, and starts the transfer of its payload.
-    /// `capacity` is what the receive can hold; nothing is fetched of a longer message. `told`: the RTR that
+    /// `capacity` is what the receive can hold; nothing is fetched of a longer message. `rtr`: the RTR that
     /// this rank has sent for the receive.
     #[allow(
         clippy::too_many_arguments,
@@ -236,7 +236,7 @@ impl Fetch {
         to: Destination,
         capacity: u64,
         mut routes: RouteContext<'_>,
-        told: Option<RtrId>,
+        rtr: Option<RtrId>,
     ) -> Result<Box<Fetch>, NotTaken> {
         let Landed { rts, peer } = landed;
         // The claim comes first: the cache line is then this core's to write, and is not fetched twice.
@@ -255,13 +255,11 @@ impl Fetch {
         });
         // If the sender writes the message to this receive after its RTR, the message comes that way and no
         // other.
-        let pushed =
-            told.filter(|told| matches!(&claimed, Some((message, _)) if is_for(message, *told)));
-        let is_withdrawn =
-            pushed.is_some() || told.is_none_or(|told| env.node.own().withdraw(told));
+        let put = rtr.filter(|rtr| matches!(&claimed, Some((message, _)) if is_for(message, *rtr)));
+        let is_withdrawn = put.is_some() || rtr.is_none_or(|rtr| env.node.own().withdraw(rtr));
         let claimed = claimed.filter(|(message, _)| {
             let is_put = message.flags & flag::PUT_EARLY != 0;
-            let is_right = is_put == pushed.is_some() && is_withdrawn;
+            let is_right = is_put == put.is_some() && is_withdrawn;
             stats::add(Counter::Corrupt, u64::from(!is_right));
             is_right
         });
@@ -300,12 +298,12 @@ impl Fetch {
         });
         fetch.note_wish(env);
         fetch.flight = fetch.enter(env, &mut routes);
-        let pushed = pushed.filter(|_| wanted > 0);
-        if pushed.is_some_and(|told| fetch.begin_rest(env, gpu, &mut routes, told)) {
+        let put = put.filter(|_| wanted > 0);
+        if put.is_some_and(|rtr| fetch.begin_rest(env, gpu, &mut routes, rtr)) {
             return Ok(fetch);
         }
-        if let Some(told) = pushed {
-            fetch.move_by(Moving::Put(Put::new(told)));
+        if let Some(rtr) = put {
+            fetch.move_by(Moving::Put(Put::new(rtr)));
             // Messages received in its place are not on a lane of the sender.
             fetch.leave_token(false);
             fetch.plan_meanwhile(env, gpu, routes);
@@ -687,7 +685,10 @@ impl Fetch {
     /// The message is lost. The sender is told, and the receive ends, once nothing writes to its buffer any
     /// more.
     fn fail(&mut self, why: &Lost) -> Step {
-        let (of, path) = (Of::From(self.claim.message.source), self.claim.life.told());
+        let (of, path) = (
+            Of::From(self.claim.message.source),
+            self.claim.life.fault_path(),
+        );
         let text = if *why == Lost::Dead || !self.claim.peer.goes_on() {
             fault::died(of, path, true)
         } else {
@@ -727,6 +728,6 @@ fn readers(env: &Env, rank: u32) -> u32 {
 }
 
 /// Whether the sender writes the message to the receive of this RTR.
-fn is_for(message: &Message, told: RtrId) -> bool {
-    message.flags & flag::PUT_EARLY != 0 && message.extra == [told.tag, u64::from(told.line)]
+fn is_for(message: &Message, rtr: RtrId) -> bool {
+    message.flags & flag::PUT_EARLY != 0 && message.extra == [rtr.tag, u64::from(rtr.line)]
 }

@@ -10,7 +10,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 
 /// When garbage was last collected.
 pub struct Garbage {
-    told: Instant,
+    last: Instant,
     kept: Instant,
 }
 
@@ -19,7 +19,7 @@ impl Default for Garbage {
     fn default() -> Garbage {
         let now = Instant::now();
         Garbage {
-            told: now,
+            last: now,
             kept: now,
         }
     }
@@ -34,8 +34,8 @@ impl Gpu {
         if env.node.own().gpu_page().is_none() {
             return;
         }
-        if self.garbage.told.elapsed() >= PERIOD {
-            self.garbage.told = Instant::now();
+        if self.garbage.last.elapsed() >= PERIOD {
+            self.garbage.last = Instant::now();
             self.tell_freed(env);
             if !is_sending {
                 self.tell_changed(env);

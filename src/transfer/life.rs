@@ -283,7 +283,7 @@ impl Life {
     }
 
     /// The same for log lines: a message without a protocol was meant to go directly.
-    pub fn told(&self) -> fault::Path {
+    pub fn fault_path(&self) -> fault::Path {
         self.protocol.map_or(fault::Path::Direct, Into::into)
     }
 
@@ -424,7 +424,7 @@ mod tests {
     fn a_message_is_told_by_its_latest_protocol() {
         let mut life = Life::new(Side::Receiver);
         assert_eq!(
-            (life.path(), life.told()),
+            (life.path(), life.fault_path()),
             (Path::Unknown, fault::Path::Direct)
         );
         life.transition(State::Offered);

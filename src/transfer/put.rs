@@ -13,7 +13,7 @@ use crate::transfer::Env;
 /// A put of a message, perhaps without its beginning, to the receive of an RTR.
 pub struct Put {
     peer: Arc<Peer>,
-    told: RtrId,
+    rtr: RtrId,
     /// None once it is over.
     copy: Option<InFlight>,
 }
@@ -42,7 +42,7 @@ impl Env {
 /// A put that is about to begin: an RTR that was found, and its buffer.
 pub struct Attempt {
     peer: Arc<Peer>,
-    told: RtrId,
+    rtr: RtrId,
     target: Target,
     mapping: Option<Arc<Mapping>>,
 }
@@ -55,7 +55,7 @@ impl Attempt {
         let rest = waiting.rest;
         Some(Attempt {
             peer: Arc::clone(peer),
-            told: RtrId { line, tag, rest },
+            rtr: RtrId { line, tag, rest },
             target,
             mapping: None,
         })
@@ -68,7 +68,7 @@ impl Attempt {
 
     /// How much of the beginning of the message is left out, bytes.
     pub fn rest(&self) -> u64 {
-        self.told.rest
+        self.rtr.rest
     }
 
     /// Whether so many bytes lie within the receiver's allocation.
@@ -104,8 +104,8 @@ impl Attempt {
 
     /// Takes the RTR. False if the receiver has withdrawn it.
     pub fn take(&self) -> bool {
-        let rtr = self.peer.rtr(self.told.line);
-        rtr.is_some_and(|rtr| rtr.take(self.told.tag))
+        let rtr = self.peer.rtr(self.rtr.line);
+        rtr.is_some_and(|rtr| rtr.take(self.rtr.tag))
     }
 
     /// Launches the copy, once the RTR is taken and its buffer mapped. `bytes`: of the whole message.
@@ -116,17 +116,17 @@ impl Attempt {
         bytes: u64,
     ) -> Option<Put> {
         let mapping = self.mapping.take()?;
-        let rest = self.told.rest;
+        let rest = self.rtr.rest;
         let copy = Copy::Linear {
             dst: mapping.address_of(self.target.offset) + rest,
             src: address + rest,
             bytes: bytes - rest,
         };
         match gpu.copy_on(context, Purpose::Put, PUT_LANE, copy, Some(mapping)) {
-            Ok(copy) => Some(Put::new(&self.peer, self.told, copy)),
+            Ok(copy) => Some(Put::new(&self.peer, self.rtr, copy)),
             Err(error) => {
-                if let Some(rtr) = self.peer.rtr(self.told.line) {
-                    rtr.refuse(self.told.tag);
+                if let Some(rtr) = self.peer.rtr(self.rtr.line) {
+                    rtr.refuse(self.rtr.tag);
                 }
                 failed(gpu, &self.peer, &error);
                 None
@@ -147,10 +147,10 @@ fn failed(gpu: &mut Gpu, peer: &Peer, error: &Error) {
 
 impl Put {
     /// A put that has just been launched.
-    fn new(peer: &Arc<Peer>, told: RtrId, copy: InFlight) -> Put {
+    fn new(peer: &Arc<Peer>, rtr: RtrId, copy: InFlight) -> Put {
         Put {
             peer: Arc::clone(peer),
-            told,
+            rtr,
             copy: Some(copy),
         }
     }
@@ -162,12 +162,12 @@ impl Put {
 
     /// Whether it is the whole message, so that the receiver asks for nothing more.
     pub fn is_whole(&self) -> bool {
-        self.told.rest == 0
+        self.rtr.rest == 0
     }
 
     /// The RTR that it is for.
-    pub fn told(&self) -> RtrId {
-        self.told
+    pub fn rtr(&self) -> RtrId {
+        self.rtr
     }
 
     /// Looks how far it is, and tells the receiver once it is over.
@@ -194,11 +194,11 @@ impl Put {
     fn end(&mut self, has_landed: bool) {
         // The copy keeps its mapping until the receiver knows.
         let _copy = self.copy.take();
-        if let Some(rtr) = self.peer.rtr(self.told.line) {
+        if let Some(rtr) = self.peer.rtr(self.rtr.line) {
             if has_landed {
-                rtr.land(self.told.tag);
+                rtr.land(self.rtr.tag);
             } else {
-                rtr.refuse(self.told.tag);
+                rtr.refuse(self.rtr.tag);
             }
         }
         self.peer.ring_if_asleep();

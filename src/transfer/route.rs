@@ -619,7 +619,7 @@ fn tell_model(model: &Model) {
 
 /// A number that changes whenever ranks publish more about the node.
 fn said(ranks: &[Arc<Peer>]) -> u64 {
-    let said = ranks.iter().map(|rank| rank.traffic().told());
+    let said = ranks.iter().map(|rank| rank.traffic().updates());
     said.fold(0, u64::wrapping_add)
 }
 

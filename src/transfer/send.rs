@@ -59,7 +59,7 @@ pub struct Offer<'a> {
     /// buffer before they lie there.
     pub cell: Option<(u32, bool)>,
     /// The put to the receive of an RTR.
-    pub pushed: Option<Put>,
+    pub put: Option<Put>,
 }
 
 /// A transfer that is offered.
@@ -73,7 +73,7 @@ pub struct Outgoing {
     /// Its staged parts, if it is multipath.
     staged_parts: Option<Box<StagedParts>>,
     /// The put to the receive of an RTR.
-    pushed: Option<Put>,
+    put: Option<Put>,
     /// The eager part: the send must complete without its receiver, as it is a standard send up to the eager
     /// limit.
     eager_send: Option<EagerSend>,
@@ -106,7 +106,7 @@ impl Outgoing {
             sums,
             slot,
             cell,
-            pushed,
+            put,
         } = offer;
         let bytes = message.length;
         let mut eager_send =
@@ -118,10 +118,10 @@ impl Outgoing {
         if sums.is_some() {
             message.flags |= flag::SUMS;
         }
-        if let Some(pushed) = &pushed {
-            let told = pushed.told();
+        if let Some(put) = &put {
+            let rtr = put.rtr();
             message.flags |= flag::PUT_EARLY;
-            message.extra = [told.tag, u64::from(told.line)];
+            message.extra = [rtr.tag, u64::from(rtr.line)];
         }
         let nonce = own.post_with(slot, &message, sums);
         let mut life = Life::offered(Side::Sender);
@@ -135,7 +135,7 @@ impl Outgoing {
                 stats::add(Counter::SendsEager, 1);
             }
         }
-        if pushed.is_some() {
+        if put.is_some() {
             life.transition(life::State::Moving(Protocol::Put));
         }
         let outgoing = Outgoing {
@@ -146,7 +146,7 @@ impl Outgoing {
             bytes,
             serve: None,
             staged_parts: None,
-            pushed,
+            put,
             eager_send,
             failures: 0,
             is_given_up: false,
@@ -193,8 +193,8 @@ impl Outgoing {
         if let Some(eager_send) = self.eager_send {
             eager_send.abandon(own);
         }
-        if let Some(pushed) = self.pushed {
-            pushed.abandon();
+        if let Some(put) = self.put {
+            put.abandon();
         }
         own.free(self.slot);
     }
@@ -241,14 +241,14 @@ impl Outgoing {
     }
 
     /// The put to the receive of an RTR, if there is one.
-    pub fn pushed(&self) -> Option<&Put> {
-        self.pushed.as_ref()
+    pub fn put(&self) -> Option<&Put> {
+        self.put.as_ref()
     }
 
     /// It completes only when its receiver comes.
     pub fn awaits_receiver(&self) -> bool {
-        let is_put = |pushed: &Put| pushed.is_whole();
-        self.eager_send.is_none() && !self.pushed.as_ref().is_some_and(is_put)
+        let is_put = |put: &Put| put.is_whole();
+        self.eager_send.is_none() && !self.put.as_ref().is_some_and(is_put)
     }
 
     /// Its sender waits for it alone. True if that changes when the sender must look at it.
@@ -367,11 +367,11 @@ impl Outgoing {
 
     /// Checks the slot, and serves what the receiver asks for.
     pub fn advance(&mut self, env: &Env, gpu: &mut Gpu, taking: &mut Taking) -> Advance {
-        let Some(pushed) = &mut self.pushed else {
+        let Some(put) = &mut self.put else {
             return self.advance_posted(env, gpu, taking);
         };
-        let is_whole = pushed.is_whole();
-        match pushed.poll(gpu) {
+        let is_whole = put.is_whole();
+        match put.poll(gpu) {
             PutStep::Over => self.advance_posted(env, gpu, taking),
             // The receiver asks for the rest of the message in the same way as for any other message.
             pushing if !is_whole => {
@@ -522,7 +522,7 @@ impl Outgoing {
             .staged_parts
             .as_mut()
             .is_none_or(|staged_parts| staged_parts.release(env));
-        let is_written = self.pushed.as_mut().is_some_and(|pushed| !pushed.is_over());
+        let is_written = self.put.as_mut().is_some_and(|put| !put.is_over());
         let drained = is_released
             & !is_written
             & match (&mut self.serve, &mut self.eager_send) {

@@ -155,12 +155,12 @@ impl Transfers {
             length: bytes,
             ..Message::default()
         };
-        let mut pushed = None;
+        let mut early = None;
         let source = match cuda::classify(from) {
             Kind::Device(buffer) => {
                 let context = prepare(env, gpu, &buffer)?;
                 // The copy overlaps with the rest of the offer.
-                pushed = number.and_then(|number| {
+                early = number.and_then(|number| {
                     let waiting = waiting(env.world_rank, number, bytes);
                     put(env, gpu, &peer, &waiting, (context, &buffer))
                 });
@@ -174,8 +174,8 @@ impl Transfers {
             }
         };
         let Some(slot) = env.node.own().alloc(None) else {
-            if let Some(pushed) = pushed {
-                pushed.abandon();
+            if let Some(put) = early {
+                put.abandon();
             }
             return Err(NotOffered::NoSlot);
         };
@@ -186,7 +186,7 @@ impl Transfers {
             sums: None,
             slot,
             cell: None,
-            pushed,
+            put: early,
         };
         let (outgoing, rts) = Outgoing::offer(env, gpu, offer).ok_or(NotOffered::NoSlot)?;
         peer.will_ring();
@@ -404,7 +404,7 @@ impl Transfers {
     /// was written already: then the transfer ends as any other.
     pub fn cancel(&mut self, sending: Sending) -> Result<(), Sending> {
         let outgoing = &self.sends[sending.0];
-        if outgoing.pushed().is_some() || !outgoing.cancel(&self.env) {
+        if outgoing.put().is_some() || !outgoing.cancel(&self.env) {
             return Err(sending);
         }
         self.send();

@@ -315,25 +315,25 @@ impl Core {
             self.gpu.relays.note(env, buffer, context);
             kept = Some(*buffer);
         }
-        let (told, capacity) = (receive.told.take(), receive.capacity);
+        let (rtr, capacity) = (receive.rtr.take(), receive.capacity);
         let place = self.receives[id].written(capacity);
         let checks = self.checks_at(id, place);
         let begun = self.with_routes(
             kept.as_ref(),
             (sends_to, is_putting),
             (checks, u64::MAX),
-            |gpu, routes| Fetch::begin(env, gpu, landed, to, capacity, routes, told),
+            |gpu, routes| Fetch::begin(env, gpu, landed, to, capacity, routes, rtr),
         );
         let mut fetch = begun?;
-        let (was_told, source) = (told.is_some(), fetch.message().source);
+        let (was_told, source) = (rtr.is_some(), fetch.message().source);
         if kept.is_some() && fetch.message().flags & flag::HOST == 0 {
             self.note_peer_mix(env, source);
         }
         let known = &mut self.history.received;
         let is_next = known.note(env.seen(), fetch.message(), &rts, was_told, sends_to)
             && self.history.mix.is_only(source);
-        if let (Some(told), true) = (told, is_next) {
-            env.node.own().promise_rtr(told);
+        if let (Some(rtr), true) = (rtr, is_next) {
+            env.node.own().promise_rtr(rtr);
         }
         fetch.set_began(self.taken);
         let receive = &mut self.receives[id];

@@ -100,7 +100,7 @@ impl Core {
         let place = receive.written(receive.capacity);
         let are_told = self.receives.iter().filter(|(other, receive)| {
             *other != id
-                && receive.told.is_some()
+                && receive.rtr.is_some()
                 && overlap(receive.written(receive.capacity), place)
         });
         let are_told: Vec<usize> = are_told.map(|(other, _)| other).collect();

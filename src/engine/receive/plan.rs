@@ -246,7 +246,7 @@ impl Engine {
         if let Some(posting) = prepared.receive.posting(abi).filter(|_| is_posted) {
             // SAFETY: the program's communicator.
             let known = unsafe { core.match_early(&self.env, &posting, None) };
-            (prepared.receive.told, prepared.receive.early_match) = known;
+            (prepared.receive.rtr, prepared.receive.early_match) = known;
         }
         let code = post(&prepared, &raw mut request);
         if prepared.temporary {
@@ -258,8 +258,8 @@ impl Engine {
             if let Some(landing) = receive.landing.take() {
                 core.landings.give(landing);
             }
-            if let Some(told) = receive.told {
-                self.env.node.own().withdraw(told);
+            if let Some(rtr) = receive.rtr {
+                self.env.node.own().withdraw(rtr);
             }
             return Err(code);
         }

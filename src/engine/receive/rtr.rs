@@ -31,7 +31,7 @@ struct Posted<'a> {
     /// Bytes of the message that are left to the path through host memory.
     rest: u64,
     target: Option<Place>,
-    told: Option<RtrId>,
+    rtr: Option<RtrId>,
 }
 
 impl Posted<'_> {
@@ -56,9 +56,9 @@ impl Posted<'_> {
             buffer_id: target.buffer_id,
         };
         let waiting = waiting.leaving(self.rest)?;
-        let told = self.env.node.own().open_rtr(&waiting, target)?;
+        let rtr = self.env.node.own().open_rtr(&waiting, target)?;
         stats::add(Counter::RtrsSent, 1);
-        Some(told)
+        Some(rtr)
     }
 }
 
@@ -133,8 +133,8 @@ impl TellFacts for Posted<'_> {
     }
 
     fn tells(&mut self) -> bool {
-        self.told = self.tell();
-        self.told.is_some()
+        self.rtr = self.tell();
+        self.rtr.is_some()
     }
 }
 
@@ -186,14 +186,9 @@ impl Core {
     /// Whether an RTR was sent and the sender is writing to this receive, or has written.
     pub(in crate::engine) fn is_written_to(&self, env: &Env) -> bool {
         let own = env.node.own();
-        let is_taken = |told| {
-            matches!(
-                own.rtr_state(told),
-                Some(RtrState::Taken | RtrState::Landed)
-            )
-        };
+        let is_taken = |rtr| matches!(own.rtr_state(rtr), Some(RtrState::Taken | RtrState::Landed));
         let mut receives = self.receives.iter();
-        receives.any(|(_, receive)| receive.told.is_some_and(is_taken))
+        receives.any(|(_, receive)| receive.rtr.is_some_and(is_taken))
     }
 
     /// Called before a receive is posted: the RTR that was sent of it, or else what is known of its message.
@@ -211,9 +206,9 @@ impl Core {
         let Some((stream, last, is_due)) = (unsafe { self.one_before(env, posting, me) }) else {
             return (None, EarlyMatch::No);
         };
-        let told = is_due.then(|| self.send_rtr(env, posting, stream, &last, me));
-        match told.flatten() {
-            Some(told) => (Some(told), EarlyMatch::No),
+        let rtr = is_due.then(|| self.send_rtr(env, posting, stream, &last, me));
+        match rtr.flatten() {
+            Some(rtr) => (Some(rtr), EarlyMatch::No),
             None => {
                 let expected = self.expect(env, stream, &last);
                 (None, expected.map_or(EarlyMatch::No, EarlyMatch::EarlyRts))
@@ -269,10 +264,10 @@ impl Core {
             me,
             rest: 0,
             target: None,
-            told: None,
+            rtr: None,
         };
         decided_by!("rtr.tell", &mut posted, rtr::tell);
-        posted.told
+        posted.rtr
     }
 
     /// Whether a message is on its way to some of these bytes of device memory, or is being checked there.
@@ -302,18 +297,18 @@ impl Core {
     /// buffer any more. False if its sender does, or if its message was claimed.
     pub(in crate::engine) fn withdraw(&mut self, env: &Env, id: usize) -> bool {
         let own = env.node.own();
-        let Some(told) = self.receives[id].told else {
+        let Some(rtr) = self.receives[id].rtr else {
             self.expect_no_more(id);
             return !self.awaits_rts(id);
         };
-        let mut is_withdrawn = own.withdraw(told);
+        let mut is_withdrawn = own.withdraw(rtr);
         if !is_withdrawn && self.is_from_the_dead(env, id) {
             // The dead sender writes no more, and its RTS may never have gone.
-            own.withdraw_rtr(told);
-            is_withdrawn = own.withdraw(told);
+            own.withdraw_rtr(rtr);
+            is_withdrawn = own.withdraw(rtr);
         }
         if is_withdrawn {
-            self.receives[id].told = None;
+            self.receives[id].rtr = None;
         }
         is_withdrawn
     }

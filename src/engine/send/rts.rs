@@ -87,7 +87,7 @@ impl Core {
         };
         let last = self.history.sent.last(env.seen(), stream).copied();
         let completes_alone = args.completes_alone(env, bytes);
-        let pushed = match (source, last) {
+        let put = match (source, last) {
             // The put comes first, as it takes longest. A message that is put needs no copy in host memory.
             (Source::Device { context, address }, Some(last)) => {
                 let from = (context, address);
@@ -114,12 +114,12 @@ impl Core {
             message.flags |= flag::FOLLOWS;
         }
         // The slot of the message before it is where its receiver looks for the next one.
-        let room = self.room(env, bytes, completes_alone && pushed.is_none(), last);
+        let room = self.room(env, bytes, completes_alone && put.is_none(), last);
         let (slot, cell) = match room {
             Ok(room) => room,
             Err(reason) => {
-                if let Some(pushed) = pushed {
-                    pushed.abandon();
+                if let Some(put) = put {
+                    put.abandon();
                 }
                 return Err(Unsent::Reason(reason));
             }
@@ -134,7 +134,7 @@ impl Core {
             message,
             sums,
             slot,
-            pushed,
+            put,
         };
         let offered = Outgoing::offer(env, &mut self.gpu, offer);
         let (transfer, rts) = offered.ok_or(Unsent::Reason(Reason::NoSlot))?;
@@ -185,7 +185,7 @@ impl Core {
             ..Story::default()
         };
         let transfer = &out.transfer;
-        let is_put = transfer.pushed().is_some();
+        let is_put = transfer.put().is_some();
         let until = transfer.waits_until(&Taking {
             under_way: self.sends_out(),
             at: self.taken_at,
@@ -307,13 +307,13 @@ impl Core {
         let (mut sends_to, mut is_putting) = (false, false);
         for id in self.open.iter().chain(&self.eager).take(LOOKED_AT) {
             if let SendKind::Rts(out) = &self.sends[*id].kind {
-                let pushed = out.transfer.pushed();
+                let put = out.transfer.put();
                 // A message that this rank has put is over, whether or not its receiver has said so.
-                let is_over = self.sends[*id].complete && pushed.is_some();
+                let is_over = self.sends[*id].complete && put.is_some();
                 let is_to = out.transfer.peer().world_rank() == rank && !is_over;
                 sends_to |= is_to;
-                let is_written = |pushed: &Put| pushed.is_flying() && pushed.is_whole();
-                is_putting |= is_to && pushed.is_some_and(is_written);
+                let is_written = |put: &Put| put.is_flying() && put.is_whole();
+                is_putting |= is_to && put.is_some_and(is_written);
             }
         }
         (sends_to, is_putting)

@@ -1,10 +1,10 @@
-//! Scripts of random plans, and the executors over the simulated driver.
+//! Schedules of random plans, and the executors over the simulated driver.
 
 mod scenarios;
 
 use super::*;
 use crate::cuda::tests::{run_roles, ROLE};
-use crate::exec::script::{At, Base};
+use crate::exec::schedule::{At, Base};
 use crate::model::Model;
 use crate::plan::{Message, Occupancy, Options, Order, Planner};
 use crate::topology::tests::file;
@@ -54,16 +54,16 @@ pub(super) fn random_plan(planner: &Planner, random: &mut Random, bytes_max: u64
     planned.expect("a plan")
 }
 
-/// Runs a script by its units, one after the other, over real memory.
-fn interpret(script: &Script, units: &[Unit], source: &[u8]) -> Vec<u8> {
+/// Runs a schedule by its units, one after the other, over real memory.
+fn interpret(schedule: &Schedule, units: &[Unit], source: &[u8]) -> Vec<u8> {
     let mut target = vec![0xee; source.len()];
-    let mut rings: Vec<Vec<u8>> = script
+    let mut rings: Vec<Vec<u8>> = schedule
         .rings
         .iter()
         .map(|ring| vec![0xdd; ring.bytes as usize])
         .collect();
     for step in units.iter().flat_map(|unit| &unit.steps) {
-        let step = &script.steps[*step as usize];
+        let step = &schedule.steps[*step as usize];
         let range = |at: At| at.offset as usize..(at.offset + step.bytes) as usize;
         let piece = match step.from.base {
             Base::Source => source[range(step.from)].to_vec(),
@@ -80,10 +80,10 @@ fn interpret(script: &Script, units: &[Unit], source: &[u8]) -> Vec<u8> {
 }
 
 /// For each pair of steps that touch the same bytes, one of which writes: whether lanes and waits order them.
-fn is_ordered(script: &Script, units: &[Unit]) -> bool {
+fn is_ordered(schedule: &Schedule, units: &[Unit]) -> bool {
     // What each unit is behind, as a set of units.
     let mut behind: Vec<Vec<bool>> = Vec::new();
-    let mut latest: Vec<Option<usize>> = vec![None; script.lanes.len()];
+    let mut latest: Vec<Option<usize>> = vec![None; schedule.lanes.len()];
     for (number, unit) in units.iter().enumerate() {
         let mut set = vec![false; units.len()];
         let lane = usize::from(unit.lane);
@@ -98,7 +98,7 @@ fn is_ordered(script: &Script, units: &[Unit]) -> bool {
         behind.push(set);
     }
     let touches = |unit: &Unit| {
-        let steps = unit.steps.iter().map(|step| script.steps[*step as usize]);
+        let steps = unit.steps.iter().map(|step| schedule.steps[*step as usize]);
         let both =
             steps.flat_map(|step| [(step.from, step.bytes, false), (step.to, step.bytes, true)]);
         both.filter(|(at, _, _)| at.base != Base::Source)
@@ -123,18 +123,22 @@ fn scripts_of_random_plans_bring_every_byte_in_order() {
         let mut random = Random::new(11);
         for round in 0..60 {
             let plan = random_plan(&planner, &mut random, 3_000_000);
-            let script = Script::of(&plan).expect("a script");
+            let schedule = Schedule::of(&plan).expect("a schedule");
             let bytes = plan.message.bytes as usize;
             let source: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
             for together in [false, true] {
-                let units = script.units(together);
+                let units = schedule.units(together);
                 let steps: usize = units.iter().map(|unit| unit.steps.len()).sum();
-                assert_eq!(steps, script.steps.len(), "{node} {round}: each copy once");
+                assert_eq!(
+                    steps,
+                    schedule.steps.len(),
+                    "{node} {round}: each copy once"
+                );
                 assert!(
-                    interpret(&script, &units, &source) == source,
+                    interpret(&schedule, &units, &source) == source,
                     "{node} {round} {together}: {plan:?}"
                 );
-                assert!(is_ordered(&script, &units), "{node} {round} {together}");
+                assert!(is_ordered(&schedule, &units), "{node} {round} {together}");
             }
         }
     }
@@ -145,12 +149,12 @@ fn without_its_waits_a_script_is_not_in_order() {
     let planner = planner("beluga");
     let message = Message::new(0, 1, 64 << 20);
     let plan = planner.plan(&Occupancy::free(), &message, &Options::default());
-    let script = Script::of(&plan.expect("a plan")).expect("a script");
+    let schedule = Schedule::of(&plan.expect("a plan")).expect("a schedule");
     for forget in [
-        (|step: &mut script::Step| step.data = None) as fn(&mut script::Step),
+        (|step: &mut schedule::Step| step.data = None) as fn(&mut schedule::Step),
         |step| step.slot = None,
     ] {
-        let mut wrong = script.clone();
+        let mut wrong = schedule.clone();
         wrong.steps.iter_mut().for_each(forget);
         assert!(!is_ordered(&wrong, &wrong.units(false)));
     }
@@ -187,7 +191,7 @@ fn a_plan_of_too_many_copies_is_refused() {
         ..Options::default()
     };
     let plan = planner.plan(&Occupancy::free(), &message, &options);
-    assert_eq!(Script::of(&plan.expect("a plan")), None);
+    assert_eq!(Schedule::of(&plan.expect("a plan")), None);
 }
 
 /// The scenarios. In an ordinary run there is no role and nothing to do.

@@ -357,7 +357,7 @@ pub(super) fn choice() {
     let room = Room::new(16 * MIB);
     let mut exec = exec(None);
     let mut plan = room.plan_by(0, 1, 16 * MIB, &Options::default());
-    assert!(Script::of(&plan).unwrap().has_batches(), "{plan:?}");
+    assert!(Schedule::of(&plan).unwrap().has_batches(), "{plan:?}");
     let taken = |exec: &mut Exec, plan: &Plan| -> Vec<Executor> {
         let take = |_| {
             let drive = exec.launch(room.request(plan, 0)).unwrap();
@@ -381,18 +381,18 @@ pub(super) fn choice() {
             "{how:?} was not tried: {hows:?}, {more:?}"
         );
     }
-    let script = Script::of(&plan).unwrap();
+    let schedule = Schedule::of(&plan).unwrap();
     let costs = exec
         .costs()
-        .of((script.steps.len().ilog2(), script.gpus.count_ones()));
+        .of((schedule.steps.len().ilog2(), schedule.gpus.count_ones()));
     for (how, cost) in Executor::ALL.iter().zip(costs) {
         println!(
             "{how:?}: {} copies, {:.1} us",
-            script.steps.len(),
+            schedule.steps.len(),
             cost.ns / 1000.0
         );
         // A copy costs microseconds by the simulated clock; the machine's would not say the same twice.
-        let per_copy = cost.ns / script.steps.len() as f64;
+        let per_copy = cost.ns / schedule.steps.len() as f64;
         assert!(
             (500.0..10_000.0).contains(&per_copy),
             "{how:?}: {per_copy} ns a copy"

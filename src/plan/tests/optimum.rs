@@ -84,9 +84,9 @@ fn direct_us(node: &Node, path: &Path, share: f64, message: &Message) -> f64 {
         }
         us
     };
-    let pushed = numbers.push.filter(|_| message.may_put);
-    let pulled = numbers.pull.or(numbers.push).expect("a line");
-    pushed.map_or(f64::INFINITY, each).min(each(pulled))
+    let put = numbers.push.filter(|_| message.may_put);
+    let get = numbers.pull.or(numbers.push).expect("a line");
+    put.map_or(f64::INFINITY, each).min(each(get))
 }
 
 /// The same of a single message, two copies of each hop at a time, as one of so many paths: by the simulation, as the two share

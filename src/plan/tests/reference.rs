@@ -61,8 +61,8 @@ pub fn run_among(node: &Node, plan: &Plan, paths: usize, launcher_us: f64) -> f6
         for chunk in 0..chunks {
             for hop in 0..hops {
                 let numbers = model.hop(places[hop], places[hop + 1]).expect("numbers");
-                let pushed = Place::Gpu(path.engines[hop]) == places[hop];
-                let line = if pushed { numbers.push } else { numbers.pull };
+                let put = Place::Gpu(path.engines[hop]) == places[hop];
+                let line = if put { numbers.push } else { numbers.pull };
                 let line = line.or(numbers.push).or(numbers.pull).expect("a line");
                 let mut after = Vec::new();
                 let lanes = if path.in_turn { 2 } else { 1 };

@@ -99,7 +99,7 @@ impl Claim {
         let of = Of::From(self.message.source);
         // Failures because the sender has died are reported when its messages are given up.
         if self.peer.goes_on() {
-            fault::survived(of, self.life.told(), error, remedy);
+            fault::survived(of, self.life.fault_path(), error, remedy);
         }
     }
 

@@ -101,7 +101,7 @@ impl RouteContext<'_> {
                 if error.code().is_some() && !error.is_refusal() {
                     stats::add(Counter::Retries, 1);
                     let of = Of::From(source);
-                    fault::survived(of, Path::Direct, &error, "pulled instead of pushed");
+                    fault::survived(of, Path::Direct, &error, "read instead of written");
                 }
                 return None;
             }

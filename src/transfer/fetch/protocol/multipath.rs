@@ -193,11 +193,11 @@ impl Multipath {
         let parts = below.map_or(parts, |before| &before.token.parts[..]);
         let until = rtr.map_or(length, |told| told.rest);
         // The put comes first, as it takes longest: 8 us would pass before the sender has begun all others.
-        let pushed = match (&direct.push, below) {
+        let put = match (&direct.push, below) {
             (Some(_), None) => longest_gap(parts, until),
             _ => None,
         };
-        for part in pushed.iter().chain(parts) {
+        for part in put.iter().chain(parts) {
             match Staging::reach(env, gpu, &direct, peer, part) {
                 Some(staging) if staged_parts.len() < STAGED_PARTS => {
                     staged_parts.push(StagedPart::new(staged_parts.len(), *part, staging))

@@ -249,7 +249,7 @@ impl Trouble {
     /// Says that the copy is made again.
     pub fn tell_again(&self, claim: &Claim) {
         let of = Of::From(claim.message.source);
-        fault::tried_again(of, claim.life.told(), &self.error);
+        fault::tried_again(of, claim.life.fault_path(), &self.error);
     }
 }
 

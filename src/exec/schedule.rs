@@ -2,7 +2,7 @@
 //! itself.
 //!
 //! A *lane* is a hop of a path: its copies follow one another. A *ring* is the staging of a path behind one
-//! of its hops. The place of bytes is given as a [`Base`] and an offset, so that a script serves all messages
+//! of its hops. The place of bytes is given as a [`Base`] and an offset, so that a schedule serves all messages
 //! of its shape.
 
 use crate::plan::graph::{End, Why};
@@ -19,7 +19,7 @@ pub enum Base {
     Source,
     /// The message at its receiver.
     Target,
-    /// A ring of the script.
+    /// A ring of the schedule.
     Ring(u8),
 }
 
@@ -87,7 +87,7 @@ pub struct Step {
 
 /// A plan without addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Script {
+pub struct Schedule {
     /// The copies, each behind all that it waits for.
     pub steps: Vec<Step>,
     /// The lanes.
@@ -102,7 +102,7 @@ pub struct Script {
     pub ends: [u8; 2],
 }
 
-/// What a script, and all that is kept of it, depends on.
+/// What a schedule, and all that is kept of it, depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Shape(Box<[u64]>);
 
@@ -145,12 +145,12 @@ pub fn together(path: &PathPlan) -> u32 {
     (path.slots / 2).max(1)
 }
 
-impl Script {
-    /// The script of a plan. `None` if it is too long to be launched in one go, or uses GPUs that are not
+impl Schedule {
+    /// The schedule of a plan. `None` if it is too long to be launched in one go, or uses GPUs that are not
     /// possible.
     #[must_use]
     #[allow(clippy::too_many_lines, reason = "one pass over a plan's graph")]
-    pub fn of(plan: &Plan) -> Option<Script> {
+    pub fn of(plan: &Plan) -> Option<Schedule> {
         let copies: u64 = plan
             .paths()
             .iter()
@@ -159,18 +159,18 @@ impl Script {
         if copies > STEPS_MAX as u64 {
             return None;
         }
-        let mut script = Script {
+        let mut schedule = Schedule {
             ends: [plan.message.from, plan.message.to],
-            ..Script::default()
+            ..Schedule::default()
         };
         // Number of a path's first lane, and of its first ring.
         let mut firsts = Vec::new();
         for path in plan.paths() {
-            firsts.push((script.lanes.len(), script.rings.len()));
-            let first_ring = script.rings.len();
+            firsts.push((schedule.lanes.len(), schedule.rings.len()));
+            let first_ring = schedule.rings.len();
             let hops = path.path.hops();
             for at in path.path.via() {
-                script.rings.push(Ring {
+                schedule.rings.push(Ring {
                     at: *at,
                     // A window's later messages have rings of their own.
                     bytes: u64::from(path.slots.min(path.chunks)) * path.chunk_bytes,
@@ -182,9 +182,9 @@ impl Script {
                     (_, Place::Host) => Engine::ToHost(path.engines[hop]),
                     _ => Engine::Peer(path.engines[hop]),
                 };
-                let alike = script.lanes.iter().filter(|lane| lane.engine == engine);
+                let alike = schedule.lanes.iter().filter(|lane| lane.engine == engine);
                 let number = alike.count() as u32;
-                script.lanes.push(Lane {
+                schedule.lanes.push(Lane {
                     engine,
                     from: if hop == 0 {
                         Base::Source
@@ -199,14 +199,14 @@ impl Script {
                     number,
                     is_last: hop + 1 == hops,
                 });
-                script.together.push(together(path));
+                schedule.together.push(together(path));
             }
         }
         let graph = plan.graph();
         for copy in &graph.copies {
             let path = &plan.paths()[usize::from(copy.path)];
             let number = firsts[usize::from(copy.path)].0 + usize::from(copy.hop);
-            let lane = script.lanes[number];
+            let lane = schedule.lanes[number];
             let at = |base: Base, end: End| At {
                 base,
                 offset: match end {
@@ -214,7 +214,7 @@ impl Script {
                     End::Slot { slot, .. } => u64::from(slot) * path.chunk_bytes,
                 },
             };
-            script.steps.push(Step {
+            schedule.steps.push(Step {
                 lane: number as u8,
                 chunk: copy.chunk,
                 from: at(lane.from, copy.from),
@@ -225,7 +225,7 @@ impl Script {
             });
         }
         for edge in &graph.edges {
-            let step = &mut script.steps[edge.after as usize];
+            let step = &mut schedule.steps[edge.after as usize];
             match edge.why {
                 Why::Data => step.data = Some(edge.before),
                 Why::Slot => step.slot = Some(edge.before),
@@ -233,15 +233,15 @@ impl Script {
             }
         }
         let on = |gpu: u8| (usize::from(gpu) < MAX_GPUS).then(|| 1 << gpu);
-        for lane in &script.lanes {
-            script.gpus |= on(lane.gpu())?;
+        for lane in &schedule.lanes {
+            schedule.gpus |= on(lane.gpu())?;
         }
-        for ring in &script.rings {
+        for ring in &schedule.rings {
             if let Place::Gpu(gpu) = ring.at {
-                script.gpus |= on(gpu)?;
+                schedule.gpus |= on(gpu)?;
             }
         }
-        Some(script)
+        Some(schedule)
     }
 
     /// The staging place for which a lane exists: a failure there does not concern the two ends of the
@@ -351,7 +351,7 @@ pub struct Unit {
     pub is_awaited: bool,
 }
 
-/// The addresses that a script runs with.
+/// The addresses that a schedule runs with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// Start of the message at its sender, as the engine of each GPU reaches it.
