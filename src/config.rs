@@ -181,7 +181,7 @@ options! {
     owner: Owner = Choice(OWNERS), "ANABRANCH_OWNER", "two", User,
         "who makes the copies of a split message: two, each rank those of its own GPU; one, a rank that sees all GPUs involved makes all of them";
     executor: ExecutorChoice = Choice(EXECUTORS), "ANABRANCH_EXECUTOR", "auto", User,
-        "how the copies of a split message are launched, where one rank launches all (ANABRANCH_OWNER=one); auto takes what costs least by measurement";
+        "how the copies of a split message are launched; auto takes what costs least by measurement. With ANABRANCH_OWNER=two it is streams, as each chunk is launched once the other rank has handed it over";
     graphs: u32 = Count { min: 0, max: 1024 }, "ANABRANCH_GRAPHS", "32", User,
         "how many CUDA graphs of split messages are kept, where one rank launches all (ANABRANCH_OWNER=one); 0: none is made";
     library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
@@ -250,6 +250,8 @@ impl Config {
         let mut tell = |name: &str| {
             told.push(Warning(if is_direct {
                 format!("ANABRANCH_{name} has no effect with ANABRANCH_PATHS=direct, by which no message is split: take one of them away; using its default")
+            } else if name == "EXECUTOR" {
+                "ANABRANCH_EXECUTOR=batch and =graph launch copies that one rank makes; between two ranks each chunk is handed over once it is there, and launched on a stream: set ANABRANCH_OWNER=one, too, or take it away; using its default".into()
             } else {
                 format!("ANABRANCH_{name} has no effect unless one rank makes all copies of a message: set ANABRANCH_OWNER=one, too, or take it away; using its default")
             }));
@@ -265,7 +267,8 @@ impl Config {
         if !is_direct && !is_own {
             return told;
         }
-        if self.executor != defaults.executor {
+        let is_right = !is_direct && self.executor == ExecutorChoice::Streams;
+        if self.executor != defaults.executor && !is_right {
             tell("EXECUTOR");
             self.executor = defaults.executor;
         }
@@ -472,6 +475,7 @@ mod tests {
         }
         for alone in [
             ("ANABRANCH_EXECUTOR", "batch"),
+            ("ANABRANCH_EXECUTOR", "graph"),
             ("ANABRANCH_LAUNCH_ORDER", "round-robin"),
             ("ANABRANCH_GRAPHS", "0"),
         ] {
@@ -512,6 +516,13 @@ mod tests {
                 "{warnings:?}"
             );
         }
+    }
+
+    #[test]
+    fn two_owners_launch_on_streams() {
+        let (config, lines) = with(&[("ANABRANCH_EXECUTOR", "streams")]);
+        assert_eq!(config.executor, ExecutorChoice::Streams);
+        assert!(lines.is_empty(), "{lines:?}");
     }
 
     #[test]

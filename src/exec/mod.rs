@@ -2,19 +2,13 @@
 //!
 //! A plan becomes a [`Schedule`]: copies on lanes, and what each waits for. One of three executors launches all
 //! of it before the call returns, so that no work of the CPU is left afterwards:
-//!
-//! - **streams**: a stream for each hop of a path, with events between hops and where a slot is used again;
-//! - **batch**: the same, with chunks of one lane handed over together, up to half a staging ring;
-//! - **graph**: one CUDA graph over all contexts, kept and launched again, with its addresses changed in
-//!   place.
-//!
-//! The executor is chosen by what the launches of each have cost ([`costs`]), or forced. All use streams of
+//! streams, batches or a graph ([`executor`]). The executor is chosen by what the launches of each have cost ([`costs`]), or forced. All use streams of
 //! the engine's own, which wait only for copies launched before. If a launch fails half way, the call waits
 //! until nothing of it runs any more, and only then reports the error.
 
 pub mod costs;
+mod executor;
 pub mod graphs;
-mod launch;
 pub mod schedule;
 pub mod staging;
 pub mod tracks;
@@ -28,12 +22,15 @@ use std::sync::{Arc, Weak};
 use slab::Slab;
 
 use crate::cuda::types::code;
-use crate::cuda::{clock_ns, Budget, ContextKey, Entered, Error, Mapping, Result};
+use crate::cuda::{Budget, ContextKey, Entered, Error, Mapping, Result};
 use crate::plan::{Plan, DRIVES_MAX};
 use crate::stats::{self, Counter};
 use crate::topology::{Place, MAX_GPUS};
 use costs::{Class, Costs};
-use graphs::{Graphs, Key};
+pub use executor::ExecutorName;
+use executor::Job;
+use graphs::Graphs;
+
 use schedule::{Binding, Lane, Schedule, Shape, Unit};
 use staging::{Lease, Staging};
 use tracks::{Mark, Tracks, Way};
@@ -45,33 +42,6 @@ const FAILURES_MAX: u32 = 3;
 /// After so many graphs in a row could not be launched, none is built any more.
 const GRAPH_FAILURES_MAX: u32 = 3;
 
-/// How a plan is launched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(usize)]
-pub enum Executor {
-    /// Copy by copy on streams.
-    Streams = 0,
-    /// In batches on streams.
-    Batch = 1,
-    /// As a CUDA graph.
-    Graph = 2,
-}
-
-impl Executor {
-    /// All of them.
-    pub const ALL: [Executor; 3] = [Executor::Streams, Executor::Batch, Executor::Graph];
-
-    /// Name, as the option has it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Executor::Streams => "streams",
-            Executor::Batch => "batch",
-            Executor::Graph => "graph",
-        }
-    }
-}
-
 /// Bounds, and what is forced.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -82,7 +52,7 @@ pub struct Settings {
     /// CUDA graphs that are kept; none with 0.
     pub graphs_max: usize,
     /// The executor, if it is not to be chosen.
-    pub forced: Option<Executor>,
+    pub forced: Option<ExecutorName>,
 }
 
 impl Default for Settings {
@@ -164,7 +134,7 @@ pub struct Drive {
     pub number: u64,
     _owner: Arc<()>,
     /// How it was launched.
-    pub how: Executor,
+    pub how: ExecutorName,
     over: Option<Ended<()>>,
 }
 
@@ -264,19 +234,54 @@ impl Exec {
     ///
     /// # Errors
     /// Nothing of it runs.
-    #[allow(
-        clippy::too_many_lines,
-        reason = "the order of a launch's steps; one trait of executors is to divide it"
-    )]
     pub fn launch(&mut self, request: Request<'_>) -> Ended<Drive> {
         self.reap();
         if self.running.len() + self.unsure.len() >= DRIVES_MAX as usize {
             return Err(Error::Exhausted("plans under way").into());
         }
-        let at = self.look_up(request.plan)?;
-        let (shape, schedule) = (
-            self.rows[at].shape.clone(),
-            Arc::clone(&self.rows[at].schedule),
+        let plan = request.plan;
+        let at = self.look_up(plan)?;
+        let (job, mut running) = self.prepare(at, request)?;
+        let is_behind = !self.ends_of(&job.after, |_| true).is_empty();
+        if is_behind {
+            self.rows[at].is_in_place = true;
+        } else if self.is_under_way(&running.schedule) {
+            self.rows[at].is_in_place = false;
+        }
+        let mut how = self.choose(job.class, at, plan, !is_behind);
+        match self.launch_by(&mut how, &job, &mut running) {
+            Ok(()) => {}
+            Err(failure) => {
+                running.error = Some(failure);
+                self.mark_ends(&mut running);
+                if running.ends.is_empty() {
+                    self.end(running);
+                    return Err(failure);
+                }
+            }
+        }
+        stats::add(executor::of(how).counter(), 1);
+        stats::add(Counter::OneOwnerBehind, u64::from(is_behind));
+        let (owner, number) = (Arc::new(()), running.number);
+        running.owner = Arc::downgrade(&owner);
+        let id = self.running.insert(running);
+        Ok(Drive {
+            id,
+            number,
+            _owner: owner,
+            how,
+            over: None,
+        })
+    }
+
+    /// Opens what a plan needs, and takes its staging.
+    fn prepare(&mut self, at: usize, request: Request<'_>) -> Ended<(Job, Running)> {
+        let row = &self.rows[at];
+        let schedule = Arc::clone(&row.schedule);
+        let (shape, single, together) = (
+            row.shape.clone(),
+            Arc::clone(&row.single),
+            row.together.clone(),
         );
         let launcher =
             request.contexts[usize::from(request.plan.message.to)].ok_or(Error::NoContext)?;
@@ -284,19 +289,24 @@ impl Exec {
         let leases = self
             .staging
             .take(&schedule.rings, &request.contexts, launcher)?;
-        let binding = Binding {
-            source: request.source,
-            target: request.target,
-            rings: leases.iter().map(|lease| lease.address).collect(),
-        };
-        let class: Class = (schedule.steps.len().ilog2(), schedule.gpus.count_ones());
         self.launched += 1;
-        let number = self.launched;
-        let contexts = only(&request.contexts, schedule.gpus);
-        let mut running = Running {
-            number,
-            schedule: Arc::clone(&schedule),
-            contexts,
+        let job = Job {
+            shape,
+            class: (schedule.steps.len().ilog2(), schedule.gpus.count_ones()),
+            launcher,
+            binding: Binding {
+                source: request.source,
+                target: request.target,
+                rings: leases.iter().map(|lease| lease.address).collect(),
+            },
+            after: request.after,
+            single,
+            together,
+        };
+        let running = Running {
+            number: self.launched,
+            contexts: only(&request.contexts, schedule.gpus),
+            schedule,
             target: request.target,
             owner: Weak::new(),
             ends: VecDeque::new(),
@@ -309,70 +319,36 @@ impl Exec {
             error: None,
             is_unsure: false,
         };
-        // A graph is launched behind everything that is written in its place before; copies on streams only
-        // where they write.
-        let before = self.ends_of(&request.after, |_| true);
-        if !before.is_empty() {
-            self.rows[at].is_in_place = true;
-        } else if self
-            .running
-            .iter()
-            .any(|(_, other)| Arc::ptr_eq(&other.schedule, &schedule))
-        {
-            self.rows[at].is_in_place = false;
+        Ok((job, running))
+    }
+
+    /// Launches a plan by this executor, or on streams if that turns out not to be possible; `how` says by
+    /// which.
+    fn launch_by(&mut self, how: &mut ExecutorName, job: &Job, running: &mut Running) -> Ended<()> {
+        if !executor::of(*how).launch(self, job, running)? {
+            *how = ExecutorName::Streams;
+            executor::of(*how).launch(self, job, running)?;
         }
-        let mut how = self.choose(class, at, request.plan, before.is_empty());
-        if how == Executor::Graph {
-            let key = Key {
-                shape,
-                contexts,
-                launcher,
-            };
-            if !self.launch_graph(class, &key, &binding, &before, &mut running) {
-                how = Executor::Streams;
+        Ok(())
+    }
+
+    fn is_under_way(&self, schedule: &Arc<Schedule>) -> bool {
+        let mut running = self.running.iter();
+        running.any(|(_, other)| Arc::ptr_eq(&other.schedule, schedule))
+    }
+
+    /// Marks the end of what was launched of a plan, on each of its streams; waits for those that cannot be
+    /// marked.
+    fn mark_ends(&mut self, running: &mut Running) {
+        running.marks.extend(running.ends.drain(..));
+        for way in &running.ways {
+            let marked =
+                Entered::enter_same(way.key).and_then(|entered| self.tracks.record(&entered, *way));
+            match marked {
+                Ok(mark) => running.ends.push_back(mark),
+                Err(_) => running.is_unsure |= !synchronize(std::slice::from_ref(way)),
             }
         }
-        if how != Executor::Graph {
-            let row = &self.rows[at];
-            let units = match (&row.together, how) {
-                (Some(together), Executor::Batch) => Arc::clone(together),
-                _ => Arc::clone(&row.single),
-            };
-            // Plans that write the same bytes on the same streams are in order.
-            let behind = self.ends_of(&request.after, |other| !other.is_in_order_with(&running));
-            let begun = clock_ns();
-            let launched = self.launch_units(&units, &binding, &behind, &mut running);
-            match launched {
-                Ok(()) => self.costs.note(class, how, clock_ns() - begun),
-                Err(failure) => {
-                    running.error = Some(failure);
-                    self.mark_ends(&mut running);
-                    if running.ends.is_empty() {
-                        self.end(running);
-                        return Err(failure);
-                    }
-                }
-            }
-        }
-        stats::add(
-            match how {
-                Executor::Streams => Counter::OneOwnerStreams,
-                Executor::Batch => Counter::OneOwnerBatch,
-                Executor::Graph => Counter::OneOwnerGraph,
-            },
-            1,
-        );
-        stats::add(Counter::OneOwnerBehind, u64::from(!before.is_empty()));
-        let owner = Arc::new(());
-        running.owner = Arc::downgrade(&owner);
-        let id = self.running.insert(running);
-        Ok(Drive {
-            id,
-            number,
-            _owner: owner,
-            how,
-            over: None,
-        })
     }
 
     /// Events behind the last copies of those plans that are chosen and have not ended.
@@ -544,36 +520,22 @@ impl Exec {
         Ok(())
     }
 
-    fn choose(&self, class: Class, at: usize, plan: &Plan, is_first: bool) -> Executor {
+    fn choose(&self, class: Class, at: usize, plan: &Plan, is_first: bool) -> ExecutorName {
         let row = &self.rows[at];
         let is_alone = plan.message.window == 1;
         let may_be_graph = is_first && (is_alone || !row.is_in_place);
-        let has_graphs = self.settings.graphs_max > 0 && self.graph_failures < GRAPH_FAILURES_MAX;
-        let possible = |how| match how {
-            Executor::Streams => true,
-            Executor::Batch => row.together.is_some(),
-            Executor::Graph => has_graphs,
-        };
+        let possible = |how| executor::of(how).is_possible(self, row);
         if let Some(forced) = self.settings.forced {
             return if possible(forced) {
                 forced
             } else {
-                Executor::Streams
+                ExecutorName::Streams
             };
         }
-        let possible = |how| possible(how) && (may_be_graph || how != Executor::Graph);
-        // A pipeline of batches is filled by a batch, no longer by a chunk.
-        let paths = plan.paths().iter().filter(|path| path.slots > 1);
-        let filling = paths.map(|path| {
-            let chunk_us = path.predicted_us * path.chunk_bytes as f64 / path.bytes as f64;
-            f64::from(schedule::together(path) - 1) * chunk_us * 1000.0
-        });
-        let filling = filling.fold(0.0, f64::max);
+        let possible = |how| possible(how) && (may_be_graph || how != ExecutorName::Graph);
         let window = f64::from(plan.message.window);
-        let plan_ns = |how| {
-            let delay = if how == Executor::Batch { filling } else { 0.0 };
-            (plan.predicted_us * 1000.0 + delay) / window
-        };
+        let plan_ns =
+            |how| (plan.predicted_us * 1000.0 + executor::of(how).delay_ns(plan)) / window;
         self.costs.choose(class, is_alone, possible, plan_ns)
     }
 

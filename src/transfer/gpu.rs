@@ -12,7 +12,7 @@ use crate::cuda::{
     InFlight, Lanes, Limits, Mapping, MappingStats, Mappings, PinnedBuffer, PinnedPool, Purpose,
     Registrations, Result, Timed, Uuid,
 };
-use crate::exec::{Exec, Executor, Settings};
+use crate::exec::{Exec, ExecutorName, Settings};
 use crate::node::{Gone, Parcel, Parcels, Peer, Segment, View, Wide, FILES_MAX, UNIT_BYTES};
 use crate::stats::{self, Counter};
 use crate::transfer::fault;
@@ -106,9 +106,9 @@ impl Gpu {
                 graphs_max: config.graphs as usize,
                 forced: match config.executor {
                     ExecutorChoice::Auto => None,
-                    ExecutorChoice::Streams => Some(Executor::Streams),
-                    ExecutorChoice::Batch => Some(Executor::Batch),
-                    ExecutorChoice::Graph => Some(Executor::Graph),
+                    ExecutorChoice::Streams => Some(ExecutorName::Streams),
+                    ExecutorChoice::Batch => Some(ExecutorName::Batch),
+                    ExecutorChoice::Graph => Some(ExecutorName::Graph),
                 },
             }),
             for_paths,

@@ -412,8 +412,8 @@ const LONG_FILES: [(&str, usize, &str); 31] = [
     ("simcuda/tests/processes.rs", 702, "cases of one subject"),
 ];
 /// So many functions are longer than 80 lines, or have more than six parameters, each of which says why. Fewer are welcome here.
-const LONG_FUNCTIONS: usize = 18;
-const MANY_PARAMETERS: usize = 89;
+const LONG_FUNCTIONS: usize = 17;
+const MANY_PARAMETERS: usize = 88;
 
 /// Files and functions are short, and what is not says why.
 #[test]

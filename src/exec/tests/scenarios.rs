@@ -110,7 +110,7 @@ impl Room {
     }
 }
 
-fn exec(how: Option<Executor>) -> Exec {
+fn exec(how: Option<ExecutorName>) -> Exec {
     Exec::new(Settings {
         forced: how,
         ..Settings::default()
@@ -129,7 +129,7 @@ fn finish(exec: &mut Exec, mut drive: Drive) -> Ended<()> {
 
 pub(super) fn bytes() {
     let room = Room::new(14 * MIB);
-    let mut execs = Executor::ALL.map(|how| exec(Some(how)));
+    let mut execs = ExecutorName::ALL.map(|how| exec(Some(how)));
     let mut random = Random::new(5);
     let (mut batches, mut relays) = (0, 0);
     for round in 0..12u8 {
@@ -141,7 +141,7 @@ pub(super) fn bytes() {
             let data = room.prepare(&plan, round, 0);
             let drive = exec.launch(room.request(&plan, 0)).unwrap();
             let how = drive.how;
-            batches += usize::from(how == Executor::Batch);
+            batches += usize::from(how == ExecutorName::Batch);
             finish(exec, drive).unwrap();
             room.check(&plan, &data, round, 0, &format!("{round} {how:?} {plan:?}"));
         }
@@ -173,7 +173,7 @@ fn graphs() -> [u64; 4] {
 pub(super) fn cache() {
     let room = Room::new(2 * MIB);
     let mut exec = Exec::new(Settings {
-        forced: Some(Executor::Graph),
+        forced: Some(ExecutorName::Graph),
         graphs_max: 3,
         ..Settings::default()
     });
@@ -181,7 +181,7 @@ pub(super) fn cache() {
         let seed = shift as u8 + 1;
         let data = room.prepare(plan, seed, shift);
         let drive = exec.launch(room.request(plan, shift)).unwrap();
-        assert_eq!(drive.how, Executor::Graph);
+        assert_eq!(drive.how, ExecutorName::Graph);
         finish(&mut exec, drive).unwrap();
         room.check(plan, &data, seed, shift, "graph");
         exec.graphs()
@@ -216,7 +216,7 @@ pub(super) fn cache() {
 /// Messages of one shape, all at once.
 pub(super) fn window() {
     let room = Room::new(16 * MIB);
-    let mut exec = exec(Some(Executor::Graph));
+    let mut exec = exec(Some(ExecutorName::Graph));
     let plan = room.plan(0, 1, MIB + 5);
     let data = pattern(3, room.bytes);
     room.upload(0, room.source[0], &data);
@@ -228,11 +228,11 @@ pub(super) fn window() {
         .collect();
     let of = |how| drives.iter().filter(|drive| drive.how == how).count();
     assert_eq!(
-        of(Executor::Graph),
+        of(ExecutorName::Graph),
         graphs::INSTANCES_MAX,
         "as many as there may be"
     );
-    assert_eq!(of(Executor::Streams), 2, "the others go another way");
+    assert_eq!(of(ExecutorName::Streams), 2, "the others go another way");
     assert_eq!(graphs()[..3], [4, 0, 0], "none was launched while it ran");
     for drive in drives {
         finish(&mut exec, drive).unwrap();
@@ -247,7 +247,7 @@ pub(super) fn window() {
     }
     // Free again.
     let drive = exec.launch(room.request(&plan, 0)).unwrap();
-    assert_eq!((drive.how, graphs()[0]), (Executor::Graph, 4));
+    assert_eq!((drive.how, graphs()[0]), (ExecutorName::Graph, 4));
     // Nobody waits for it: it is given back all the same, and a bounded number is under way.
     drop(drive);
     let mut under_way = Vec::new();
@@ -295,7 +295,7 @@ pub(super) fn order() {
             let mut request = room.request(&plan, 0);
             request.source = [room.source[usize::from(from)] + shift; MAX_GPUS];
             request.after = drives.iter().map(|drive| drive.number).collect();
-            let how = Executor::ALL[random.below(3) as usize];
+            let how = ExecutorName::ALL[random.below(3) as usize];
             exec.settings.forced = Some(how);
             drives.push(exec.launch(request).unwrap());
         }
@@ -317,7 +317,7 @@ pub(super) fn in_place() {
     plan.message.window = MESSAGES as u32;
     plan.predicted_us *= MESSAGES as f64;
     let mut streams = 0;
-    let mut window = |exec: &mut Exec, apart: u64| -> Vec<Executor> {
+    let mut window = |exec: &mut Exec, apart: u64| -> Vec<ExecutorName> {
         let mut drives: Vec<Drive> = Vec::new();
         for message in 0..MESSAGES {
             let mut request = room.request(&plan, message * apart);
@@ -326,9 +326,9 @@ pub(super) fn in_place() {
             }
             drives.push(exec.launch(request).unwrap());
         }
-        let hows: Vec<Executor> = drives.iter().map(|drive| drive.how).collect();
+        let hows: Vec<ExecutorName> = drives.iter().map(|drive| drive.how).collect();
         // Before the first is known to be over, the driver is not asked about those that follow it on its streams.
-        if !hows.contains(&Executor::Graph) {
+        if !hows.contains(&ExecutorName::Graph) {
             wait_for_all(&room);
             for drive in drives.iter_mut().skip(1) {
                 assert!(!exec.poll(drive).unwrap(), "the driver was asked");
@@ -341,12 +341,15 @@ pub(super) fn in_place() {
         hows
     };
     // Nothing could be launched behind a graph before all of it has ended.
-    let hows: Vec<Vec<Executor>> = (0..8).map(|_| window(&mut exec, 0)).collect();
+    let hows: Vec<Vec<ExecutorName>> = (0..8).map(|_| window(&mut exec, 0)).collect();
     let later = || hows[1..].iter().flatten();
-    assert!(later().all(|how| *how != Executor::Graph), "{hows:?}");
-    let apart: Vec<Vec<Executor>> = (0..8).map(|_| window(&mut exec, MIB + 100)).collect();
+    assert!(later().all(|how| *how != ExecutorName::Graph), "{hows:?}");
+    let apart: Vec<Vec<ExecutorName>> = (0..8).map(|_| window(&mut exec, MIB + 100)).collect();
     assert!(
-        apart.iter().flatten().any(|how| *how == Executor::Graph),
+        apart
+            .iter()
+            .flatten()
+            .any(|how| *how == ExecutorName::Graph),
         "{apart:?}"
     );
     assert!(streams >= 7, "{hows:?}, {apart:?}");
@@ -358,7 +361,7 @@ pub(super) fn choice() {
     let mut exec = exec(None);
     let mut plan = room.plan_by(0, 1, 16 * MIB, &Options::default());
     assert!(Schedule::of(&plan).unwrap().has_batches(), "{plan:?}");
-    let taken = |exec: &mut Exec, plan: &Plan| -> Vec<Executor> {
+    let taken = |exec: &mut Exec, plan: &Plan| -> Vec<ExecutorName> {
         let take = |_| {
             let drive = exec.launch(room.request(plan, 0)).unwrap();
             let how = drive.how;
@@ -369,12 +372,12 @@ pub(super) fn choice() {
     };
     // Alone, a message would wait longer for the first batches than all launches take: that is not tried.
     let hows = taken(&mut exec, &plan);
-    assert!(!hows.contains(&Executor::Batch), "{hows:?}");
+    assert!(!hows.contains(&ExecutorName::Batch), "{hows:?}");
     // In a window, whose pipeline is filled once, it is.
     plan.message.window = 16;
     plan.predicted_us *= 16.0;
     let more = taken(&mut exec, &plan);
-    for how in Executor::ALL {
+    for how in ExecutorName::ALL {
         let mut all = hows.iter().chain(&more);
         assert!(
             all.any(|taken| *taken == how),
@@ -385,7 +388,7 @@ pub(super) fn choice() {
     let costs = exec
         .costs()
         .of((schedule.steps.len().ilog2(), schedule.gpus.count_ones()));
-    for (how, cost) in Executor::ALL.iter().zip(costs) {
+    for (how, cost) in ExecutorName::ALL.iter().zip(costs) {
         println!(
             "{how:?}: {} copies, {:.1} us",
             schedule.steps.len(),
@@ -399,7 +402,7 @@ pub(super) fn choice() {
         );
     }
     assert!(
-        costs[Executor::Batch as usize].ns < costs[Executor::Streams as usize].ns,
+        costs[ExecutorName::Batch as usize].ns < costs[ExecutorName::Streams as usize].ns,
         "{costs:?}: a batch costs less than its copies"
     );
 }
@@ -425,7 +428,7 @@ pub(super) fn faults() {
     let room = Room::new(MIB);
     let plan = room.plan(0, 1, MIB);
     let (mut failed, mut right) = (0, 0);
-    for how in Executor::ALL {
+    for how in ExecutorName::ALL {
         // A fresh one each time, so that streams, staging and graphs are made under errors too; `lasting`: nothing
         // works any more from that call on.
         for lasting in ["", "+"] {
@@ -502,7 +505,7 @@ pub(super) fn memory() {
     let mut exec = Exec::new(Settings {
         gpu_bytes_max: 2 * MIB,
         host_budget: Budget::new(2 * MIB as usize),
-        forced: Some(Executor::Streams),
+        forced: Some(ExecutorName::Streams),
         ..Settings::default()
     });
     let over_relays = Options {

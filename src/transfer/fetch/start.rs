@@ -57,7 +57,7 @@ impl Fetch {
             tokens: Vec::new(),
             is_below: false,
             before: None,
-            push: None,
+            put: None,
         };
         let start = decided_by!("start", &mut setting, policy::start);
         let Setting { tokens, before, .. } = setting;
@@ -123,9 +123,9 @@ impl Fetch {
             .iter()
             .filter_map(|part| part.before(told.rest))
             .collect();
-        let push = routes.put_as_before(env, gpu, self.claim.message.source);
+        let put = routes.put_as_before(env, gpu, self.claim.message.source);
         let before = self.before(routes, None);
-        let is_begun = self.begin_parts(env, gpu, &parts, push, false, before, Some(told));
+        let is_begun = self.begin_parts(env, gpu, &parts, put, false, before, Some(told));
         if is_begun && depth == 1 && !parts.is_empty() {
             routes.agreed(&self.claim.message);
         }
@@ -237,7 +237,7 @@ impl Fetch {
         routes: &mut RouteContext<'_>,
         before: Option<Before>,
         depth: u32,
-        push: Option<PutTarget>,
+        put: Option<PutTarget>,
     ) -> bool {
         // The sender may not have got the RTR in time: the message is then split as those around it are.
         let are_begun = depth == 1 && routes.are_begun(&self.claim.message);
@@ -257,9 +257,9 @@ impl Fetch {
         // would be late. A message in the place of another is split as that one was.
         let is_below = before.as_ref().is_some_and(|before| before.is_below);
         let has_lane = is_below || chosen.parts.iter().all(|part| !part.in_turn);
-        let push = push.filter(|_| chosen.has_direct && has_lane);
+        let put = put.filter(|_| chosen.has_direct && has_lane);
         let (parts, has_direct) = (&chosen.parts, chosen.has_direct);
-        let is_begun = self.begin_parts(env, gpu, parts, push, has_direct, before, None);
+        let is_begun = self.begin_parts(env, gpu, parts, put, has_direct, before, None);
         if is_begun && depth == 1 && !parts.is_empty() {
             routes.agreed(&self.claim.message);
         }
@@ -277,7 +277,7 @@ impl Fetch {
         env: &Env,
         gpu: &mut Gpu,
         parts: &[Part],
-        push: Option<PutTarget>,
+        put: Option<PutTarget>,
         has_direct: bool,
         before: Option<Before>,
         rtr: Option<RtrId>,
@@ -287,7 +287,7 @@ impl Fetch {
         };
         // A message behind another in the same place is split as that one.
         let is_below = before.as_ref().is_some_and(|before| before.is_below);
-        if parts.is_empty() && push.is_none() && !is_below {
+        if parts.is_empty() && put.is_none() && !is_below {
             return false;
         }
         let mapping = match self.claim.map(gpu, context) {
@@ -306,7 +306,7 @@ impl Fetch {
             from: mapping.address_of(self.claim.message.offset),
             mapping,
             is_path: has_direct,
-            push,
+            put,
         };
         let slot = (self.claim.slot, self.claim.nonce);
         let peer = &self.claim.peer;
@@ -423,7 +423,7 @@ struct Setting<'a, 'b> {
     /// Another message is received in its place.
     is_below: bool,
     before: Option<Before>,
-    push: Option<PutTarget>,
+    put: Option<PutTarget>,
 }
 
 impl StartFacts for Setting<'_, '_> {
@@ -529,12 +529,12 @@ impl StartFacts for Setting<'_, '_> {
         let source = self.fetch.claim.message.source;
         let before = self.before.as_ref().filter(|before| before.is_below);
         let is_in_order = before.is_none_or(|before| before.token.is_put());
-        let push = self.routes.put_in_turn(self.env, self.gpu, source);
+        let put = self.routes.put_in_turn(self.env, self.gpu, source);
         let before = before.cloned();
         is_in_order
             && self
                 .fetch
-                .begin_parts(self.env, self.gpu, &[], push, true, before, None)
+                .begin_parts(self.env, self.gpu, &[], put, true, before, None)
     }
 
     fn is_long(&mut self) -> bool {
@@ -543,11 +543,11 @@ impl StartFacts for Setting<'_, '_> {
 
     fn begins_put(&mut self) -> bool {
         let source = self.fetch.claim.message.source;
-        let push = self.routes.put_as_before(self.env, self.gpu, source);
+        let put = self.routes.put_as_before(self.env, self.gpu, source);
         let before = self.before.clone();
         let is_begun = self
             .fetch
-            .begin_parts(self.env, self.gpu, &[], push, true, before, None);
+            .begin_parts(self.env, self.gpu, &[], put, true, before, None);
         if is_begun && self.depth == Some(1) {
             // As the message in the other direction: the next ones had better get an RTR as well.
             self.routes.refused(&self.fetch.claim.message);
@@ -558,7 +558,7 @@ impl StartFacts for Setting<'_, '_> {
     fn is_put(&mut self) -> bool {
         let source = self.fetch.claim.message.source;
         let depth = self.depth.unwrap_or(1);
-        self.push = match &self.before {
+        self.put = match &self.before {
             // Like the message before it, whose lanes it uses.
             Some(Before {
                 token,
@@ -570,7 +570,7 @@ impl StartFacts for Setting<'_, '_> {
                 .routes
                 .put(self.env, self.gpu, &self.fetch.claim.message, depth),
         };
-        self.push.is_some()
+        self.put.is_some()
     }
 
     fn begins_directly(&mut self) -> bool {
@@ -587,8 +587,8 @@ impl StartFacts for Setting<'_, '_> {
 
     fn begins_multipath(&mut self) -> bool {
         let depth = self.depth.unwrap_or(1);
-        let (before, push) = (self.before.clone(), self.push.take());
+        let (before, put) = (self.before.clone(), self.put.take());
         self.fetch
-            .begin_multipath(self.env, self.gpu, self.routes, before, depth, push)
+            .begin_multipath(self.env, self.gpu, self.routes, before, depth, put)
     }
 }

@@ -25,7 +25,7 @@ const LAUNCHED_MAX: usize = 3;
 const LAUNCHED_IN_TURN_MAX: usize = 2;
 
 /// The reason, once a put has failed.
-const NOT_PUT: &str = "a push between these ranks has failed before";
+const NOT_PUT: &str = "a put between these ranks has failed before";
 /// The lane of the put streams that few relays use.
 pub(crate) const PUT_LANE: u64 = 3;
 
@@ -68,7 +68,7 @@ enum Staging {
         reached: Reached,
     },
     /// No staging: the receiver's buffer, and its address in this process.
-    Push {
+    Put {
         mapping: Arc<Mapping>,
         to: u64,
     },
@@ -124,7 +124,7 @@ impl StagedParts {
                         gpu.put_failed(peer.world_rank());
                     }
                     staged_part.give_up(0);
-                    staged_parts.told(&trouble);
+                    staged_parts.tell(&trouble);
                 }
             }
         }
@@ -146,13 +146,13 @@ impl StagedParts {
             match staged_part.staging {
                 Staging::Host => parts.host += bytes,
                 Staging::Relay { .. } => parts.relay += bytes,
-                Staging::Push { .. } => {}
+                Staging::Put { .. } => {}
             }
         }
         parts
     }
 
-    fn told(&self, trouble: &Trouble) {
+    fn tell(&self, trouble: &Trouble) {
         tell(&self.peer, trouble);
     }
 
@@ -198,7 +198,7 @@ impl StagedParts {
                 // The receiver is through with the message.
                 Err(Trouble::StagedPart(StagedPartError::Stale)) => staged_part.is_left = true,
                 Err(trouble) => {
-                    if let Staging::Push { .. } = staged_part.staging {
+                    if let Staging::Put { .. } = staged_part.staging {
                         gpu.put_failed(self.peer.world_rank());
                         staged_part.is_failed = true;
                     } else {
@@ -371,8 +371,8 @@ impl StagedPart {
         if self.is_over || self.is_failed || is_full {
             return Ok(false);
         }
-        let is_push = matches!(self.staging, Staging::Push { .. });
-        if is_push && self.claimed < self.part.chunks() && !gpu.may_put(peer.world_rank()) {
+        let is_put = matches!(self.staging, Staging::Put { .. });
+        if is_put && self.claimed < self.part.chunks() && !gpu.may_put(peer.world_rank()) {
             return Err(Trouble::Told(NOT_PUT));
         }
         let (purpose, affinity) = self.lane();
@@ -392,7 +392,7 @@ impl StagedPart {
         match self.staging {
             Staging::Host => (Purpose::DeviceToHost, 0),
             Staging::Relay { .. } => (Purpose::Put, self.part.lane(self.number, self.claimed)),
-            Staging::Push { .. } => (Purpose::Put, PUT_LANE),
+            Staging::Put { .. } => (Purpose::Put, PUT_LANE),
         }
     }
 
@@ -469,7 +469,7 @@ impl Staging {
         match self {
             Staging::Host => None,
             Staging::Relay { reached, .. } => reached.mapping.clone(),
-            Staging::Push { mapping, .. } => Some(Arc::clone(mapping)),
+            Staging::Put { mapping, .. } => Some(Arc::clone(mapping)),
         }
     }
 
@@ -495,7 +495,7 @@ impl Staging {
             staged_part_of(peer, asked, number).is_some_and(|staged_part| !staged_part.is_closed())
         };
         let mapping = gpu.map_while(context, peer, &export, is_kept)?;
-        Ok(Staging::Push {
+        Ok(Staging::Put {
             to: mapping.address_of(target.offset),
             mapping,
         })
@@ -510,7 +510,7 @@ impl Staging {
         (offset, bytes): (u64, u64),
     ) -> Result<Option<(Piece, u32, u64)>, Trouble> {
         match self {
-            Staging::Push { to, .. } => Ok(Some((Piece::None, 0, to + offset))),
+            Staging::Put { to, .. } => Ok(Some((Piece::None, 0, to + offset))),
             Staging::Host => {
                 let own = env.node.own();
                 let Some((wide, address)) = gpu.take_wide(context, own, bytes) else {
@@ -568,7 +568,7 @@ impl Staging {
                     gpu.units(&reached.exported).give(*unit, *count, *taker);
                 }
             }
-            (_, Piece::None) | (Staging::Host | Staging::Push { .. }, Piece::Relay { .. }) => {}
+            (_, Piece::None) | (Staging::Host | Staging::Put { .. }, Piece::Relay { .. }) => {}
         }
     }
 }

@@ -50,7 +50,7 @@ pub struct Direct {
     /// This rank may read it even if nothing stands in the way of the other paths.
     pub is_path: bool,
     /// The receiver's buffer, if the sender is to put the direct part there.
-    pub push: Option<PutTarget>,
+    pub put: Option<PutTarget>,
 }
 
 /// When the part in host memory, and all other parts, were over, in nanoseconds.
@@ -98,7 +98,7 @@ pub struct Multipath {
     /// The RTR after which the sender already writes part of it, until that part has landed.
     rtr: Option<RtrId>,
     /// This rank's reads of the sender's memory.
-    pulls: Vec<Pull>,
+    gets: Vec<Get>,
     staged_parts: Vec<StagedPart>,
     /// The message must come another way, or not at all, once nothing is in flight.
     lost: Option<Loss>,
@@ -150,7 +150,7 @@ enum Loss {
     WrittenOver,
 }
 
-struct Pull {
+struct Get {
     copy: InFlight,
     bytes: u64,
 }
@@ -191,9 +191,9 @@ impl Multipath {
         let mut staged_parts: Vec<StagedPart> = Vec::new();
         let below = before.as_ref().filter(|before| before.is_below);
         let parts = below.map_or(parts, |before| &before.token.parts[..]);
-        let until = rtr.map_or(length, |told| told.rest);
+        let until = rtr.map_or(length, |rtr| rtr.rest);
         // The put comes first, as it takes longest: 8 us would pass before the sender has begun all others.
-        let put = match (&direct.push, below) {
+        let put = match (&direct.put, below) {
             (Some(_), None) => longest_gap(parts, until),
             _ => None,
         };
@@ -215,7 +215,7 @@ impl Multipath {
         if let Some(before) = below {
             before.token.follow();
         }
-        let target = direct.push.as_ref().map(|push| &push.target);
+        let target = direct.put.as_ref().map(|put| &put.target);
         let behind = before.as_ref().and_then(|before| before.token.asked);
         let asked = env.node.own().open_offer(&offered, target, behind)?;
         let mut multipath = Multipath {
@@ -228,7 +228,7 @@ impl Multipath {
             token: Arc::new(OrderToken::new(offered.clone(), Some(asked))),
             before,
             rtr,
-            pulls: Vec::new(),
+            gets: Vec::new(),
             staged_parts,
             lost: None,
             is_orphan: false,
@@ -248,7 +248,7 @@ impl Multipath {
             multipath.token.set_out_of_order();
         }
         for (offset, bytes) in gaps(&offered, until) {
-            multipath.pull(gpu, offset, bytes);
+            multipath.get(gpu, offset, bytes);
         }
         multipath.ask();
         Some(multipath)
@@ -299,12 +299,12 @@ impl Multipath {
             }
             self.token.set_out_of_order();
         }
-        self.pull(gpu, offset, bytes);
+        self.get(gpu, offset, bytes);
         gpu.launch();
     }
 
     /// Queues a copy from the sender's memory.
-    fn pull(&mut self, gpu: &mut Gpu, offset: u64, bytes: u64) {
+    fn get(&mut self, gpu: &mut Gpu, offset: u64, bytes: u64) {
         if bytes == 0 {
             return;
         }
@@ -316,7 +316,7 @@ impl Multipath {
         let (context, rank) = (self.direct.context, self.peer.world_rank());
         let mapping = Some(Arc::clone(&self.direct.mapping));
         match gpu.pull(context, rank, copy, mapping) {
-            Ok(copy) => self.pulls.push(Pull { copy, bytes }),
+            Ok(copy) => self.gets.push(Get { copy, bytes }),
             Err(error) => self.lost = Some(Loss::Driver(error)),
         }
     }
@@ -336,7 +336,7 @@ impl Multipath {
                 Loss::Driver(error) => Step::Lost(error),
             };
         }
-        let mut moved = self.poll_put(env, gpu) | self.ask() | self.poll_pulls();
+        let mut moved = self.poll_put(env, gpu) | self.ask() | self.poll_gets();
         for number in 0..self.staged_parts.len() {
             moved |= self.poll_staged_part(env, gpu, number);
         }
@@ -355,7 +355,7 @@ impl Multipath {
             moved |= self.await_putter(env, gpu);
         }
         let is_put = |staged_part: &StagedPart| staged_part.is_put() && !staged_part.is_done();
-        let is_idle = self.pulls.is_empty()
+        let is_idle = self.gets.is_empty()
             && self.rtr.is_none()
             && !self.staged_parts.iter().all(StagedPart::is_done)
             && !self.staged_parts.iter().any(is_put);
@@ -364,7 +364,7 @@ impl Multipath {
             moved |= self.claim_back(env, gpu);
         }
         self.note_ends();
-        if self.pulls.is_empty()
+        if self.gets.is_empty()
             && self.rtr.is_none()
             && self.staged_parts.iter().all(StagedPart::is_done)
         {
@@ -377,21 +377,21 @@ impl Multipath {
 
     /// Looks how far the sender's put is.
     fn poll_put(&mut self, env: &Env, gpu: &mut Gpu) -> bool {
-        let Some(told) = self.rtr else {
+        let Some(rtr) = self.rtr else {
             return false;
         };
-        let (own, bytes) = (env.node.own(), self.length - told.rest);
-        match own.rtr_state(told) {
+        let (own, bytes) = (env.node.own(), self.length - rtr.rest);
+        match own.rtr_state(rtr) {
             Some(RtrState::Taken) => return false,
             Some(RtrState::Landed) => {
-                has_landed(env, told);
+                has_landed(env, rtr);
                 self.by_put = bytes;
             }
             Some(RtrState::Refused) => {
-                own.close_rtr(told);
+                own.close_rtr(rtr);
                 stats::add(Counter::Retries, 1);
                 if self.lost.is_none() {
-                    self.pull(gpu, told.rest, bytes);
+                    self.get(gpu, rtr.rest, bytes);
                     gpu.launch();
                 }
             }
@@ -414,7 +414,7 @@ impl Multipath {
             return false;
         }
         let since = *self.awaited.get_or_insert_with(Since::now);
-        let push = self.direct.push.as_ref();
+        let push = self.direct.put.as_ref();
         // Bytes to which the following message may have been written are not read any more: the sender gets
         // more time.
         let patience_min = match self.token.has_follower() {
@@ -434,18 +434,18 @@ impl Multipath {
         before.is_some_and(|before| before.is_below && !before.token.is_over())
     }
 
-    fn poll_pulls(&mut self) -> bool {
-        let before = self.pulls.len();
+    fn poll_gets(&mut self) -> bool {
+        let before = self.gets.len();
         let (mut arrived, mut lost) = (0, None);
         let rank = self.peer.world_rank();
-        self.pulls.retain_mut(|pull| match pull.copy.poll() {
+        self.gets.retain_mut(|get| match get.copy.poll() {
             Ok(true) => {
-                arrived += pull.bytes;
+                arrived += get.bytes;
                 false
             }
             Ok(false) => true,
             Err(error) => {
-                if pull.copy.is_lost() {
+                if get.copy.is_lost() {
                     lost = Some(Loss::Driver(error));
                 } else {
                     fault::tried_again(Of::From(rank), Path::Multipath, &error);
@@ -455,7 +455,7 @@ impl Multipath {
         });
         self.by_direct += arrived;
         self.lost = self.lost.or(lost);
-        self.pulls.len() != before
+        self.gets.len() != before
     }
 
     fn poll_staged_part(&mut self, env: &Env, gpu: &mut Gpu, number: usize) -> bool {
@@ -589,7 +589,7 @@ impl Multipath {
         }
         // This rank's own copies may take long, too.
         let is_flying = |staged_part: &StagedPart| !staged_part.flying.is_empty();
-        let is_at_work = !self.pulls.is_empty() || self.staged_parts.iter().any(is_flying);
+        let is_at_work = !self.gets.is_empty() || self.staged_parts.iter().any(is_flying);
         if moved || is_at_work || self.before.is_some() {
             if self.looks % LOOKS == 0 {
                 self.moved = Instant::now();
@@ -641,7 +641,7 @@ impl Multipath {
 
     /// Whether nothing writes to the receiver's buffer any more.
     fn is_drained(&mut self, env: &Env) -> bool {
-        self.pulls.retain_mut(|pull| !pull.copy.is_over());
+        self.gets.retain_mut(|get| !get.copy.is_over());
         for staged_part in &mut self.staged_parts {
             staged_part
                 .flying
@@ -650,7 +650,7 @@ impl Multipath {
         let is_quiet = |staged_part: &StagedPart| {
             staged_part.flying.is_empty() && !self.is_written(env, staged_part)
         };
-        self.pulls.is_empty() && self.rtr.is_none() && self.staged_parts.iter().all(is_quiet)
+        self.gets.is_empty() && self.rtr.is_none() && self.staged_parts.iter().all(is_quiet)
     }
 
     /// Records when its parts are over.
@@ -670,8 +670,8 @@ impl Multipath {
         if ends.host.is_none() && is_over(true) {
             ends.host = Some(clock_ns());
         }
-        let is_pulled = self.pulls.is_empty() && self.rtr.is_none();
-        if ends.others.is_none() && is_pulled && is_over(false) {
+        let is_got = self.gets.is_empty() && self.rtr.is_none();
+        if ends.others.is_none() && is_got && is_over(false) {
             ends.others = Some(clock_ns());
         }
     }
@@ -802,9 +802,9 @@ impl super::Protocol for Multipath {
     fn orphan(&mut self, claim: &Claim, env: &Env) -> Orphan {
         fault::died(Of::From(claim.message.source), Path::Multipath, false);
         self.is_orphan = true;
-        if let Some(told) = self.rtr {
+        if let Some(rtr) = self.rtr {
             // It writes no more.
-            env.node.own().withdraw_rtr(told);
+            env.node.own().withdraw_rtr(rtr);
         }
         self.leave_sender(env);
         Orphan::GoesOn

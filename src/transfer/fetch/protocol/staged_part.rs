@@ -236,7 +236,7 @@ impl Staging {
     ) -> Option<Staging> {
         match part.way {
             Way::Host => (peer.layout().wide_blocks > 0).then_some(Staging::Host),
-            Way::Put => direct.push.as_ref().map(|_| Staging::Put),
+            Way::Put => direct.put.as_ref().map(|_| Staging::Put),
             Way::Relay { owner: rank, row } => {
                 let owner = env.node.peer(rank)?;
                 match gpu.reach_relay(direct.context, &owner, row) {
