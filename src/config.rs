@@ -126,6 +126,8 @@ options! {
         "off: every call goes to the MPI library untouched, and nothing is printed";
     stats: StatsTarget = Statistics, "ANABRANCH_STATS", "off", User,
         "write one summary at MPI_Finalize: 1 as text to stderr, or a file name for JSON";
+    trace: Option<PathBuf> = File, "ANABRANCH_TRACE", "", User,
+        "record calls and messages into a file of each rank, which `anabranch trace` reads: %r in its name is the rank, %h the host";
     log: log::LevelFilter = Choice(LOG_LEVELS), "ANABRANCH_LOG", "warn", User,
         "how much the library reports on stderr: error is a message that was lost, warn what went wrong and was made good, or keeps this rank from taking part; a healthy run reports neither";
     mpi_cuda: MpiCuda = Choice(MPI_CUDA), "ANABRANCH_MPI_CUDA", "auto", User,
@@ -186,6 +188,8 @@ options! {
         "how many CUDA graphs of split messages are kept, where one rank launches all (ANABRANCH_OWNER=one); 0: none is made";
     library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
         "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
+    trace_by_machine: bool = Switch, "ANABRANCH_TRACE_BY_MACHINE", "off", Test,
+        "times of a trace are by the machine's clock, also on a simulated node, whose ranks have clocks of their own";
     patience_us: u32 = Count { min: 0, max: 1 << 31 }, "ANABRANCH_PATIENCE_US", "500000", Test,
         "how long a sender may do nothing about the parts of a message that it has begun with, once all else is there, before its receiver pulls them itself";
     inject_panic: Option<String> = Name, "ANABRANCH_INJECT_PANIC", "", Test,

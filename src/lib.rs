@@ -13,4 +13,5 @@ pub mod plan;
 pub mod policy;
 pub mod stats;
 pub mod topology;
+pub mod trace;
 pub mod transfer;

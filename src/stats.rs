@@ -12,6 +12,8 @@ pub use target::StatsTarget;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::trace;
+
 /// What a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
@@ -329,6 +331,9 @@ pub fn add(counter: Counter, n: u64) {
 /// Counts one message of `bytes` as not taken.
 #[inline]
 pub fn fallback(reason: Reason, bytes: u64) {
+    if trace::on() {
+        trace::fallback(reason as u8, bytes);
+    }
     add_to(message_word(reason), 1);
     add_to(message_word(reason) + 1, bytes);
 }

@@ -11,6 +11,7 @@ mod preload;
 mod run;
 mod table;
 mod topo;
+mod trace;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -45,6 +46,8 @@ enum Command {
     Topo(topo::Arguments),
     /// Print how a message would be split over the paths between two GPUs, and what that brings
     Plan(plan::Arguments),
+    /// Merge the traces of a job's ranks, and say what their calls and messages did
+    Trace(trace::Arguments),
     /// Measure bandwidth or latency between ranks 0 and 1
     Bench(bench::Arguments),
     /// Measure what a plan of `compare` lists, in one launch
@@ -108,6 +111,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::main(&arguments),
         Command::Topo(arguments) => topo::main(&arguments),
         Command::Plan(arguments) => plan::main(&arguments),
+        Command::Trace(arguments) => trace::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Suite(arguments) => bench::suite::main(&arguments),
         Command::Compare(arguments) => compare::main(&arguments),

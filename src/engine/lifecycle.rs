@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::config::{Config, MpiCuda};
 use crate::engine::core::Entry;
 use crate::engine::rtr::Unseen;
+use crate::engine::tracing;
 use crate::engine::{comms, early, engine, helper, requests, types, Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, tools, Abi, Family, Function};
 use crate::node::{Launch, Node, NodeError, Options, Peer};
@@ -115,6 +116,8 @@ unsafe fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     if !unsafe { comms::start(abi, world_rank) } {
         return Err("no communicator attribute".into());
     }
+    // SAFETY: MPI is initialized.
+    unsafe { tracing::begin(abi, &config, &launch, world_rank) };
     inject_panic(&config);
     guard::trace_calls_if_logged();
     // SAFETY: MPI is initialized.
@@ -288,6 +291,7 @@ fn enter_node(
 /// A forked child has no helper and must not use its parent's driver state or shared memory.
 extern "C" fn disarm_child() {
     guard::set_armed(false);
+    tracing::forget();
 }
 
 fn inject_panic(config: &Config) {
@@ -333,6 +337,7 @@ pub unsafe fn finalize() -> c_int {
     }
     engine.end_progress();
     guard::set_armed(false);
+    tracing::end(true);
     let own = engine.env.node.own();
     publish(engine);
     own.set_published();

@@ -32,6 +32,7 @@ mod scope;
 mod send;
 pub mod sendrecv;
 mod survey;
+mod tracing;
 pub mod types;
 mod verify;
 mod wait;

@@ -34,6 +34,7 @@ use crate::engine::{Engine, Env};
 use crate::mpi::{Abi, Family, Handle, Status};
 use crate::node::{rts, sys, Peer, RtrId, RTS_BYTES};
 use crate::stats::Reason;
+use crate::trace;
 use crate::transfer::fault::Of;
 use crate::transfer::fetch::{Destination, Fetch};
 use crate::transfer::life::{Life, Outcome, Side, State};
@@ -98,6 +99,8 @@ pub struct Receive {
     target: Target,
     work: Work,
     life: Life,
+    /// When it was posted, for the trace.
+    post: trace::Post,
     /// Bytes that the program's buffer holds.
     capacity: u64,
     /// Bytes that the native receive can take: an RTS fits even if the program's buffer is smaller.
@@ -220,6 +223,7 @@ impl Receive {
             target,
             work: Work::Nothing,
             life: Life::new(Side::Receiver),
+            post: trace::post(),
             capacity,
             room: capacity,
             landed,
@@ -437,6 +441,7 @@ impl Core {
     pub(super) unsafe fn start_receive(&mut self, env: &Env, id: usize) {
         let receive = &mut self.receives[id];
         receive.life.transition(State::Offered);
+        receive.post = trace::post();
         if let Target::Device { buffer, .. } = &mut receive.target {
             // The program may since have freed its memory and allocated it again, in another context, under
             // the same handle.

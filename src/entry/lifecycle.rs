@@ -60,6 +60,7 @@ pub unsafe fn finalize() -> c_int {
 /// # Safety
 /// As [`init`].
 pub unsafe fn abort(comm: Handle, errorcode: c_int) -> c_int {
+    crate::trace::flush();
     // SAFETY: passed on.
     unsafe { native::abort(comm, errorcode) }
 }

@@ -4,6 +4,8 @@
 //! untouched; only the outermost call of a thread is looked at.
 
 use super::{native, Function, Handle};
+use crate::trace::record::NO_PEER;
+use crate::trace::{self, Arguments};
 use std::any::Any;
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -22,6 +24,8 @@ const ASIDE: u8 = 8;
 
 /// A tool may stand behind the library: see [`tools`](super::tools).
 const TOOLS: u8 = 16;
+/// Every call is recorded: see [`trace`](crate::trace).
+const RECORD: u8 = 32;
 
 /// All that an exported function looks at before it does anything, in one byte.
 static GATE: AtomicU8 = AtomicU8::new(TOOLS);
@@ -33,7 +37,7 @@ static PANIC_IN: AtomicU16 = AtomicU16::new(0);
 const OUTSIDE: u8 = 0;
 /// This thread is inside an exported function.
 const WITHIN: u8 = 1;
-/// It is, and calls error handlers at the end of it.
+/// It is, and records the call and calls error handlers at the end of it.
 const OWING: u8 = 2;
 /// This thread has been in none of our functions yet.
 const NEW: u8 = 3;
@@ -168,6 +172,7 @@ fn let_last_words_through(comm: Handle) {
 #[cold]
 #[inline(never)]
 fn call_handlers() {
+    trace::end_call();
     // What handlers raise in calls of their own is theirs: the list is taken before the first is called.
     for (comm, code) in RAISED.try_with(Cell::take).unwrap_or_default() {
         let_last_words_through(comm);
@@ -289,16 +294,129 @@ pub fn inside() -> bool {
 
 /// What an exported function does first inside its panic boundary: nothing, unless tracing or a test asks for it.
 #[inline(always)]
-pub fn announce(function: Function) {
+pub fn announce(function: Function, seen: impl FnOnce() -> Seen) {
     let gate = GATE.load(Ordering::Relaxed);
-    if gate & (TRACE | INJECT) != 0 {
-        announce_slowly(function, gate);
+    if gate & (TRACE | INJECT | RECORD) != 0 {
+        announce_slowly(function, gate, seen);
+    }
+}
+
+/// Arguments of a call that most functions have; what a function has not is as in [`Seen::NOTHING`].
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Elements sent, or received by a function that only receives.
+    pub count: i64,
+    /// Their type.
+    pub datatype: Handle,
+    /// The other rank, or a root.
+    pub peer: c_int,
+    /// Tag.
+    pub tag: c_int,
+    /// Communicator.
+    pub comm: Handle,
+}
+
+impl Seen {
+    /// A call without any of them.
+    pub const NOTHING: Seen = Seen {
+        count: 0,
+        datatype: 0,
+        peer: NO_PEER,
+        tag: 0,
+        comm: 0,
+    };
+
+    /// Where it receives from; a function that sends, too, has said where to.
+    pub fn source(&mut self, rank: c_int) {
+        if self.peer == NO_PEER {
+            self.peer = rank;
+        }
+    }
+}
+
+/// An argument as a number: an address says nothing.
+pub trait Number {
+    /// The number.
+    fn number(self) -> i64;
+}
+
+impl Number for c_int {
+    fn number(self) -> i64 {
+        i64::from(self)
+    }
+}
+
+impl Number for i64 {
+    fn number(self) -> i64 {
+        self
+    }
+}
+
+impl Number for Handle {
+    fn number(self) -> i64 {
+        self as i64
+    }
+}
+
+impl<T> Number for *const T {
+    fn number(self) -> i64 {
+        0
+    }
+}
+
+impl<T> Number for *mut T {
+    fn number(self) -> i64 {
+        0
+    }
+}
+
+/// Tells world ranks and bytes of a call's arguments.
+static DESCRIBE: OnceLock<fn(&Seen) -> Arguments> = OnceLock::new();
+
+/// From now on every call is recorded.
+pub fn record_calls(describe: fn(&Seen) -> Arguments) {
+    let _ = DESCRIBE.set(describe);
+    set(RECORD, true);
+}
+
+/// No more.
+pub fn stop_recording_calls() {
+    set(RECORD, false);
+}
+
+/// It asks whether something has happened, and does not wait.
+fn is_test(function: Function) -> bool {
+    matches!(
+        function,
+        Function::Test
+            | Function::Testany
+            | Function::Testall
+            | Function::Testsome
+            | Function::Iprobe
+            | Function::Improbe
+            | Function::RequestGetStatus
+            | Function::RequestGetStatusAny
+            | Function::RequestGetStatusAll
+            | Function::RequestGetStatusSome
+    )
+}
+
+/// The call is recorded when this thread leaves.
+fn record(function: Function, seen: &Seen) {
+    if let Some(describe) = DESCRIBE.get() {
+        trace::begin_call(function as u16, is_test(function), &describe(seen));
+        if inside() {
+            INSIDE.set(OWING);
+        }
     }
 }
 
 #[cold]
 #[inline(never)]
-fn announce_slowly(function: Function, gate: u8) {
+fn announce_slowly(function: Function, gate: u8, seen: impl FnOnce() -> Seen) {
+    if gate & RECORD != 0 {
+        record(function, &seen());
+    }
     if gate & TRACE != 0 {
         log::trace!("call of {}", function.name());
     }

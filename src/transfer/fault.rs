@@ -68,7 +68,7 @@ pub enum Of {
 
 impl Of {
     /// The rank in MPI_COMM_WORLD, if it is known.
-    fn rank(self) -> Option<u32> {
+    pub fn rank(self) -> Option<u32> {
         match self {
             Of::To(rank) | Of::From(rank) => Some(rank),
             Of::ToLocal(_) | Of::FromLocal(_) | Of::FromAny => None,

@@ -274,6 +274,8 @@ impl Fetch {
         } else {
             message.length
         };
+        let mut life = Life::matched();
+        life.trace_message(&message, rts.nonce);
         let mut fetch = Box::new(Fetch {
             claim: Claim {
                 peer,
@@ -282,7 +284,7 @@ impl Fetch {
                 message,
                 wanted,
                 to,
-                life: Life::matched(),
+                life,
                 own,
                 device: routes.to().unwrap_or_default(),
                 reason: None,

@@ -8,10 +8,13 @@ use std::ffi::c_int;
 
 use super::fault;
 use super::story::Path;
+use crate::node::Message;
 use crate::stats::{self, Counter};
+use crate::trace::{self, record};
 
 /// How a payload comes to its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Protocol {
     /// The MPI library brings it, from or to host memory.
     Native,
@@ -36,6 +39,36 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// All of them, in order.
+    pub const ALL: [Protocol; 10] = [
+        Protocol::Native,
+        Protocol::Bcopy,
+        Protocol::Own,
+        Protocol::Eager,
+        Protocol::Get,
+        Protocol::Put,
+        Protocol::HostPipeline,
+        Protocol::GpuPipeline,
+        Protocol::Multipath,
+        Protocol::OneOwner,
+    ];
+
+    /// Its name in a trace.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Protocol::Native => "native",
+            Protocol::Bcopy => "bcopy",
+            Protocol::Own => "self",
+            Protocol::Eager => "eager",
+            Protocol::Get => "get",
+            Protocol::Put => "put",
+            Protocol::HostPipeline => "host_pipeline",
+            Protocol::GpuPipeline => "gpu_pipeline",
+            Protocol::Multipath => "multipath",
+            Protocol::OneOwner => "one_owner",
+        }
+    }
+
     /// The path that a user reads.
     pub const fn path(self) -> Path {
         match self {
@@ -139,6 +172,7 @@ pub enum State {
 
 /// A state without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Kind {
     /// See [`State::Prepared`].
     Prepared,
@@ -156,6 +190,27 @@ pub enum Kind {
     Landed,
     /// See [`State::Done`].
     Done,
+}
+
+impl Kind {
+    /// All of them, in order.
+    pub const ALL: [Kind; 8] = [
+        Prepared, Offered, Matched, Queued, Moving, Draining, Landed, Done,
+    ];
+
+    /// Its name in a trace.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Prepared => "prepared",
+            Kind::Offered => "offered",
+            Kind::Matched => "matched",
+            Kind::Queued => "queued",
+            Kind::Moving => "moving",
+            Kind::Draining => "draining",
+            Kind::Landed => "landed",
+            Kind::Done => "done",
+        }
+    }
 }
 
 impl State {
@@ -239,6 +294,8 @@ pub struct Life {
     state: State,
     /// The latest protocol.
     protocol: Option<Protocol>,
+    /// Its number in the trace; 0: none.
+    traced: u64,
 }
 
 impl Life {
@@ -248,6 +305,7 @@ impl Life {
             side,
             state: State::Prepared,
             protocol: None,
+            traced: 0,
         }
     }
 
@@ -264,7 +322,47 @@ impl Life {
             side: Side::Receiver,
             state: State::Matched,
             protocol: None,
+            traced: 0,
         }
+    }
+
+    /// The trace, if there is one, follows it from now on.
+    #[inline]
+    pub fn trace(&mut self, about: impl FnOnce() -> record::Message) {
+        if trace::on() {
+            self.traced = trace::message(about());
+            if self.protocol.is_some() {
+                self.tell_trace();
+            }
+        }
+    }
+
+    /// The same of a message that goes by RTS.
+    #[inline]
+    pub fn trace_message(&mut self, message: &Message, nonce: u64) {
+        let (side, peer) = match self.side {
+            Side::Sender => (record::Side::Sender, message.destination),
+            Side::Receiver => (record::Side::Receiver, message.source),
+        };
+        self.trace(|| record::Message {
+            peer: peer as i32,
+            tag: message.tag,
+            comm: message.communicator,
+            nonce,
+            ..trace::about(side, message.length)
+        });
+    }
+
+    /// It has come to a receive that was posted then.
+    #[inline]
+    pub fn trace_post(&self, post: trace::Post) {
+        trace::posted(self.traced, post);
+    }
+
+    #[cold]
+    fn tell_trace(&self) {
+        let protocol = self.protocol.map_or(0, |protocol| protocol as u8 + 1);
+        trace::change(self.traced, self.state.kind() as u8, protocol);
     }
 
     /// How far it has come.
@@ -319,6 +417,12 @@ impl Life {
             _ => {}
         }
         self.state = next;
+        if self.traced != 0 {
+            self.tell_trace();
+            if next == State::Prepared {
+                self.traced = 0;
+            }
+        }
     }
 
     /// Like [`Life::transition`], unless it is in that state already.
@@ -355,9 +459,7 @@ mod tests {
     use super::*;
     use std::fmt::Write as _;
 
-    const KINDS: [Kind; 8] = [
-        Prepared, Offered, Matched, Queued, Moving, Draining, Landed, Done,
-    ];
+    const KINDS: [Kind; 8] = Kind::ALL;
 
     fn list(kinds: &[Kind]) -> String {
         let names: Vec<String> = kinds.iter().map(|kind| format!("{kind:?}")).collect();

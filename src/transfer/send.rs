@@ -125,6 +125,7 @@ impl Outgoing {
         }
         let nonce = own.post_with(slot, &message, sums);
         let mut life = Life::offered(Side::Sender);
+        life.trace_message(&message, nonce.unwrap_or_default());
         // A payload from host memory is in the ring before the receiver hears of the message.
         if let (Source::Host(_), Some(eager_send), Some(posted), Some(nonce)) =
             (source, &mut eager_send, own.slot(slot), nonce)

@@ -209,9 +209,9 @@ fn sources() -> Vec<(String, String)> {
 }
 
 /// The rooms of the engine, each of which sees only those above it.
-const ROOMS: [&str; 15] = [
-    "stats", "topology", "node", "mpi", "model", "policy", "plan", "config", "logging", "cuda",
-    "exec", "transfer", "engine", "entry", "lib",
+const ROOMS: [&str; 16] = [
+    "trace", "stats", "topology", "node", "mpi", "model", "policy", "plan", "config", "logging",
+    "cuda", "exec", "transfer", "engine", "entry", "lib",
 ];
 
 /// What some rooms do not know, whatever they might reach it by.

@@ -4,6 +4,7 @@
 //! `MPI_X` and `PMPI_X` share one body and never call each other by name: a tool in the executable may define either. All
 //! that `MPI_X` does besides is to let a tool that stands behind the library have the call first.
 
+use anabranch_engine::mpi::guard::Seen;
 use anabranch_engine::mpi::{guard, Function};
 use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -18,9 +19,13 @@ pub(crate) use crate::native_entries as entry;
 
 /// Runs the engine's part of a taken call. A panic becomes an error code.
 #[inline(always)]
-pub(crate) fn guarded(function: Function, call: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn guarded(
+    function: Function,
+    seen: impl FnOnce() -> Seen,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        guard::announce(function);
+        guard::announce(function, seen);
         call()
     }));
     match outcome {
@@ -37,9 +42,13 @@ pub(crate) fn guarded(function: Function, call: impl FnOnce() -> c_int) -> c_int
 /// Runs the engine's part around a watched call. A panic is logged, and the call is made all the same: the other ranks
 /// of a collective are waiting for it.
 #[inline(always)]
-pub(crate) fn around<T>(function: Function, tell: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn around<T>(
+    function: Function,
+    seen: impl FnOnce() -> Seen,
+    tell: impl FnOnce() -> T,
+) -> Option<T> {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        guard::announce(function);
+        guard::announce(function, seen);
         tell()
     }));
     match outcome {
@@ -61,6 +70,55 @@ pub(crate) fn after<T>(function: Function, scope: Option<T>) {
             std::mem::forget(payload);
         }
     }
+}
+
+/// What a recorded call has to say, out of its arguments by their names.
+macro_rules! seen {
+    ($($argument:ident)*) => {{
+        #[allow(unused_imports, reason = "not every function has one of them")]
+        use anabranch_engine::mpi::guard::Number as _;
+        #[allow(unused_mut, reason = "not every function has one of them")]
+        let mut seen = anabranch_engine::mpi::guard::Seen::NOTHING;
+        $(crate::boundary::seen_one!(seen $argument $argument);)*
+        seen
+    }};
+}
+
+macro_rules! seen_one {
+    ($seen:ident count $value:ident) => {
+        $seen.count = $value.number()
+    };
+    ($seen:ident sendcount $value:ident) => {
+        $seen.count = $value.number()
+    };
+    ($seen:ident incount $value:ident) => {
+        $seen.count = $value.number()
+    };
+    ($seen:ident datatype $value:ident) => {
+        $seen.datatype = $value.number() as Handle
+    };
+    ($seen:ident sendtype $value:ident) => {
+        $seen.datatype = $value.number() as Handle
+    };
+    ($seen:ident dest $value:ident) => {
+        $seen.peer = $value.number() as c_int
+    };
+    ($seen:ident source $value:ident) => {
+        $seen.source($value.number() as c_int)
+    };
+    ($seen:ident root $value:ident) => {
+        $seen.peer = $value.number() as c_int
+    };
+    ($seen:ident tag $value:ident) => {
+        $seen.tag = $value.number() as c_int
+    };
+    ($seen:ident sendtag $value:ident) => {
+        $seen.tag = $value.number() as c_int
+    };
+    ($seen:ident comm $value:ident) => {
+        $seen.comm = $value.number() as Handle
+    };
+    ($seen:ident $other:ident $value:ident) => {};
 }
 
 /// Exports functions under both names. An exported function is a jump: nothing but the body looks at the arguments.
@@ -137,7 +195,7 @@ macro_rules! composed {
     ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
         mod composed_bodies {
             use super::*;
-            use crate::boundary::{entry, guarded};
+            use crate::boundary::{entry, guarded, seen};
             use anabranch_engine::mpi::{guard, native, Function};
             $(
                 #[inline(never)]
@@ -153,7 +211,7 @@ macro_rules! composed {
                         return unsafe { native::$name($($argument),*) };
                     };
                     // SAFETY: as above; the entry point has the contract of the C function.
-                    guarded(Function::$variant, || unsafe { entry::$name($($argument),*) })
+                    guarded(Function::$variant, move || seen!($($argument)*), || unsafe { entry::$name($($argument),*) })
                 }
             )*
         }
@@ -167,7 +225,7 @@ macro_rules! decided {
     ($enter:ident, $bodies:ident; $($variant:ident $name:ident($($argument:ident: $type:ty),*);)*) => {
         mod $bodies {
             use super::*;
-            use crate::boundary::{entry, guarded};
+            use crate::boundary::{entry, guarded, seen};
             use anabranch_engine::mpi::{guard, native, Function};
             $(
                 #[inline(never)]
@@ -179,7 +237,7 @@ macro_rules! decided {
                         return unsafe { native::$name($($argument),*) };
                     };
                     // SAFETY: as above; the entry point has the contract of the C function.
-                    guarded(Function::$variant, || unsafe { entry::$name($($argument),*) })
+                    guarded(Function::$variant, move || seen!($($argument)*), || unsafe { entry::$name($($argument),*) })
                 }
             )*
         }
@@ -191,7 +249,7 @@ macro_rules! watched {
     ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*) [$($buffer:ident),*];)*) => {
         mod watched_bodies {
             use super::*;
-            use crate::boundary::{after, around, entry};
+            use crate::boundary::{after, around, entry, seen};
             use anabranch_engine::mpi::{guard, native, Function};
             $(
                 #[inline(never)]
@@ -202,7 +260,7 @@ macro_rules! watched {
                         return unsafe { native::$name($($argument),*) };
                     };
                     let buffers: &[*const c_void] = &[$($buffer.cast()),*];
-                    let scope = around(Function::$variant, || entry::blocking(Function::$variant, buffers));
+                    let scope = around(Function::$variant, move || seen!($($argument)*), || entry::blocking(Function::$variant, buffers));
                     // SAFETY: as above.
                     let code = unsafe { native::$name($($argument),*) };
                     after(Function::$variant, scope);
@@ -219,7 +277,7 @@ macro_rules! checked {
     ($($variant:ident $mpi:ident $pmpi:ident $name:ident($($argument:ident: $type:ty),*) [$($buffer:ident),*];)*) => {
         mod checked_bodies {
             use super::*;
-            use crate::boundary::{around, entry};
+            use crate::boundary::{around, entry, seen};
             use anabranch_engine::mpi::{guard, native, Function};
             $(
                 #[inline(never)]
@@ -227,7 +285,7 @@ macro_rules! checked {
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     if let Some(_inside) = guard::enter_taking() {
                         let buffers: &[*const c_void] = &[$($buffer.cast()),*];
-                        let _ = around(Function::$variant, || entry::look_at(Function::$variant, buffers));
+                        let _ = around(Function::$variant, move || seen!($($argument)*), || entry::look_at(Function::$variant, buffers));
                     }
                     // SAFETY: the arguments are the program's, passed on as they are.
                     unsafe { native::$name($($argument),*) }
@@ -238,4 +296,6 @@ macro_rules! checked {
     };
 }
 
-pub(crate) use {arming, checked, composed, decided, export, messages, taken, watched};
+pub(crate) use {
+    arming, checked, composed, decided, export, messages, seen, seen_one, taken, watched,
+};

@@ -8,13 +8,13 @@ mod simulator;
 mod supervise;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anabranch_engine::config::Config;
 use clap::Args;
 
-use crate::{preload, Failure};
+use crate::{preload, trace, Failure};
 use launcher::{Family, Launcher};
 use simulator::Simulation;
 
@@ -40,6 +40,10 @@ pub struct Arguments {
     /// Run without the library
     #[arg(long)]
     vanilla: bool,
+    /// Record calls and messages into FILE.RANK, as ANABRANCH_TRACE=FILE does, and print on stderr what `anabranch trace` says
+    /// of them
+    #[arg(long, value_name = "FILE", conflicts_with = "vanilla")]
+    trace: Option<PathBuf>,
     /// A further argument for the launcher (may be given several times)
     #[arg(long = "mpirun-arg", value_name = "ARG", allow_hyphen_values = true)]
     extra: Vec<OsString>,
@@ -73,7 +77,12 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(simulation) = &simulation {
         gpus::check(simulation, arguments.ranks, arguments.oversubscribe_gpus)?;
     }
-    let mut command = command_line(arguments, &launcher, simulation.as_ref())?;
+    let traces = arguments
+        .trace
+        .as_deref()
+        .map(|file| Traces::prepare(file, arguments.ranks))
+        .transpose()?;
+    let mut command = command_line(arguments, &launcher, simulation.as_ref(), traces.as_ref())?;
     // `anabranch exec` sets each rank up. What ranks spawn gets the launcher's environment.
     let folder = simulation.as_ref().map(|simulation| &*simulation.folder);
     preload::set_up(&mut command, library.as_deref(), folder);
@@ -83,7 +92,66 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let status = supervise::run(&mut command, &launcher.path)?;
     drop(simulation);
+    if let Some(traces) = traces {
+        traces.report();
+    }
     Ok(ExitCode::from(status))
+}
+
+/// Where the ranks' traces go.
+struct Traces {
+    name: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+impl Traces {
+    /// What is there from another run goes.
+    fn prepare(file: &Path, ranks: u32) -> anyhow::Result<Traces> {
+        // The ranks may run in another folder.
+        let file = std::path::absolute(file)?;
+        let of_rank = |rank: u32| {
+            let mut name = file.clone().into_os_string();
+            name.push(format!(".{rank}"));
+            PathBuf::from(name)
+        };
+        let files: Vec<PathBuf> = (0..ranks).map(of_rank).collect();
+        for file in &files {
+            match std::fs::remove_file(file) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(
+                        Failure::new(2, format!("--trace: {}: {error}", file.display())).into(),
+                    );
+                }
+                _ => {}
+            }
+        }
+        let mut name = file.into_os_string();
+        name.push(".%r");
+        Ok(Traces {
+            name: name.into(),
+            files,
+        })
+    }
+
+    /// Says on stderr what was recorded.
+    fn report(&self) {
+        let there: Vec<PathBuf> = self
+            .files
+            .iter()
+            .filter(|file| file.exists())
+            .cloned()
+            .collect();
+        let text = match there.is_empty() {
+            true => Err(anyhow::anyhow!("no rank has recorded anything: does the library take part in it? See `anabranch doctor`")),
+            false => trace::text(&there),
+        };
+        match text {
+            Ok(text) => {
+                let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
+            }
+            Err(error) => crate::complain(&format!("--trace: {error:#}")),
+        }
+    }
 }
 
 /// The launcher with its options, up to and including `anabranch exec` and its options.
@@ -91,6 +159,7 @@ fn command_line(
     arguments: &Arguments,
     launcher: &Launcher,
     simulation: Option<&Simulation>,
+    traces: Option<&Traces>,
 ) -> anyhow::Result<Command> {
     let mut command = launcher.command();
     command.arg("-np").arg(arguments.ranks.to_string());
@@ -101,6 +170,9 @@ fn command_line(
     if let (Some(count), None) = (arguments.gpus, simulation) {
         let list: Vec<String> = (0..count).map(|gpu| gpu.to_string()).collect();
         variables.push(("CUDA_VISIBLE_DEVICES".into(), list.join(",").into()));
+    }
+    if let Some(traces) = traces {
+        variables.push(("ANABRANCH_TRACE".into(), traces.name.clone().into()));
     }
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     launcher.add_options(&mut command, arguments.ranks, &exported(&variables));

@@ -21,6 +21,7 @@ use crate::engine::Env;
 use crate::mpi::{native, Abi, Status};
 use crate::node::{rts, RTS_BYTES};
 use crate::stats::{self, Counter};
+use crate::trace::{self, record};
 use crate::transfer::fault::{self, Of};
 use crate::transfer::fetch::{
     flag, Destination, Fetch, Landed, NotTaken, OrderToken, Others, RouteContext, Rows, Step,
@@ -337,6 +338,7 @@ impl Core {
         }
         fetch.set_began(self.taken);
         let receive = &mut self.receives[id];
+        fetch.life().trace_post(receive.post);
         let length = fetch.length();
         receive.length = Some(length);
         receive.uncover(length);
@@ -448,6 +450,7 @@ impl Core {
         if self.receives[id].is_for_device() {
             self.receives[id].of = Some(self.sender(env, id, source));
         }
+        let of = self.receives[id].of;
         let receive = &mut self.receives[id];
         if let Some(landing) = &mut receive.landing {
             landing.note_touched(bytes);
@@ -456,6 +459,15 @@ impl Core {
             // There was more room natively than in the program's buffer.
             receive.code = crate::mpi::abi().map_or(1, |abi| abi.err_truncate);
             stats::add(Counter::Truncated, 1);
+        }
+        if receive.is_for_device() {
+            receive.life.trace(|| record::Message {
+                peer: of
+                    .and_then(Of::rank)
+                    .map_or(record::NO_PEER, |rank| rank as i32),
+                ..trace::about(record::Side::Receiver, bytes)
+            });
+            receive.life.trace_post(receive.post);
         }
         receive.life.transition(State::Matched);
         if receive.is_for_device() {

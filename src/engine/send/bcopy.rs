@@ -17,6 +17,7 @@ use crate::engine::{Engine, Env};
 use crate::mpi::{native, Family, Handle};
 use crate::node::{Sums, RTS_BYTES};
 use crate::stats::{self, Counter, Reason};
+use crate::trace::{self, record};
 use crate::transfer::fault::{self, Of, Path};
 use crate::transfer::life::{Life, Protocol, Side, State};
 use crate::transfer::story::{self, Story};
@@ -345,6 +346,9 @@ impl Core {
         (protocol, about): (Protocol, Story),
     ) -> usize {
         let mut life = Life::offered(Side::Sender);
+        if protocol == Protocol::Bcopy {
+            life.trace(|| trace::about(record::Side::Sender, about.bytes));
+        }
         life.transition(State::Moving(protocol));
         let id = self.sends.insert(Send {
             handle: 0,

@@ -1,0 +1,344 @@
+//! What the ranks of a job have recorded: read from their files, both sides of each message brought together.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use anabranch_engine::trace::read::{Header, Reader, Unreadable};
+use anabranch_engine::trace::record::{self, Record, NO_PEER};
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::Failure;
+
+/// What a rank has recorded, but for its messages.
+pub struct Rank {
+    pub header: Header,
+    pub calls: Vec<record::Call>,
+    pub fallbacks: Vec<record::Fallback>,
+    /// Records in the file.
+    pub recorded: u64,
+    /// The last record, if the process ended in order.
+    pub end: Option<record::End>,
+    /// Bytes that are no records.
+    pub torn: u64,
+}
+
+impl Rank {
+    /// The function of a call.
+    pub fn function(&self, call: &record::Call) -> &str {
+        let name = self.header.functions.get(usize::from(call.function));
+        name.map_or("?", String::as_str)
+    }
+}
+
+/// One side of a message. Times are nanoseconds since the first record of the job.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Half {
+    /// When the receive was posted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub posted_ns: Option<u64>,
+    /// When it was offered (sender), or claimed (receiver).
+    pub at_ns: u64,
+    /// When it was matched, and when its payload began to move, had arrived, and nothing was left to do.
+    pub matched_ns: Option<u64>,
+    pub moving_ns: Option<u64>,
+    pub landed_ns: Option<u64>,
+    pub done_ns: Option<u64>,
+    /// By which protocol at last.
+    pub protocol: Option<String>,
+    /// Number of the call that began it.
+    pub call: u64,
+}
+
+/// A message.
+#[derive(Clone, Debug, Serialize)]
+pub struct Message {
+    /// World ranks; absent where only the MPI library knows the other side.
+    pub source: Option<u32>,
+    pub destination: Option<u32>,
+    pub tag: i32,
+    pub bytes: u64,
+    pub communicator: u64,
+    pub sender: Option<Half>,
+    pub receiver: Option<Half>,
+}
+
+impl Message {
+    /// The protocol by which it came.
+    pub fn protocol(&self) -> &str {
+        let mut halves = [&self.receiver, &self.sender].into_iter().flatten();
+        halves
+            .find_map(|half| half.protocol.as_deref())
+            .unwrap_or("none")
+    }
+
+    /// From its offer, or where only its receive is known from its claim, to its arrival.
+    pub fn took_ns(&self) -> Option<u64> {
+        let begin = self.sender.as_ref().or(self.receiver.as_ref())?.at_ns;
+        let arrived = |half: &Option<Half>| {
+            half.as_ref()
+                .and_then(|half| half.landed_ns.or(half.done_ns))
+        };
+        let end = arrived(&self.receiver).or(arrived(&self.sender))?;
+        Some(end.saturating_sub(begin))
+    }
+}
+
+/// A job.
+pub struct Job {
+    pub ranks: Vec<Rank>,
+    pub messages: Vec<Message>,
+    /// What a reader should know: ranks that are missing, files that are torn, records that were dropped.
+    pub notes: Vec<String>,
+    /// From the first record to the last, ns.
+    pub span_ns: u64,
+}
+
+impl Job {
+    /// Reads the files of a job's ranks.
+    pub fn read(files: &[PathBuf]) -> Result<Job> {
+        let mut ranks = Vec::new();
+        let mut halves = Vec::new();
+        for file in files {
+            let (rank, half) = read_rank(file)?;
+            ranks.push(rank);
+            halves.push(half);
+        }
+        let first = &ranks.first().context("no file")?.header;
+        let (job, size) = (first.job, first.size);
+        for (rank, file) in ranks.iter().zip(files) {
+            if rank.header.job != job {
+                return Err(Failure::new(
+                    2,
+                    format!(
+                        "{} and {} are of different runs: name the files of one",
+                        files[0].display(),
+                        file.display()
+                    ),
+                )
+                .into());
+            }
+        }
+        let mut notes = Vec::new();
+        let is_there = |rank: u32| ranks.iter().any(|other| other.header.rank == rank);
+        let missing: Vec<String> = (0..size)
+            .filter(|rank| !is_there(*rank))
+            .map(|rank| rank.to_string())
+            .collect();
+        if !missing.is_empty() {
+            notes.push(format!(
+                "no file of rank {}: only one side of messages with them is known",
+                missing.join(", ")
+            ));
+        }
+        for rank in &ranks {
+            rank_notes(rank, &mut notes);
+        }
+        let begin = first_ns(&ranks, &halves);
+        let messages = join(&ranks, halves, begin);
+        for rank in &mut ranks {
+            for call in &mut rank.calls {
+                (call.begin, call.end) = (call.begin - begin, call.end.saturating_sub(begin));
+            }
+        }
+        let ends = ranks
+            .iter()
+            .flat_map(|rank| rank.calls.iter().map(|call| call.end));
+        let landed = messages
+            .iter()
+            .filter_map(|message| message.receiver.as_ref()?.done_ns);
+        let span_ns = ends.chain(landed).max().unwrap_or(0);
+        ranks.sort_by_key(|rank| rank.header.rank);
+        Ok(Job {
+            ranks,
+            messages,
+            notes,
+            span_ns,
+        })
+    }
+
+    /// Records that were lost.
+    pub fn dropped(&self) -> u64 {
+        self.ranks
+            .iter()
+            .filter_map(|rank| rank.end)
+            .map(|end| end.dropped)
+            .sum()
+    }
+}
+
+fn rank_notes(rank: &Rank, notes: &mut Vec<String>) {
+    let number = rank.header.rank;
+    match rank.end {
+        None => notes.push(format!(
+            "rank {number} ended before its trace did (it was killed?): what it did in its last tenth of a second is missing"
+        )),
+        Some(end) if !end.is_finalized => {
+            notes.push(format!("rank {number} ended without MPI_Finalize"));
+        }
+        Some(_) => {}
+    }
+    if let Some(end) = rank.end.filter(|end| end.dropped > 0) {
+        notes.push(format!(
+            "rank {number}: {} records were dropped",
+            end.dropped
+        ));
+    }
+    if rank.torn > 0 {
+        notes.push(format!(
+            "rank {number}: {} bytes of its file are no records",
+            rank.torn
+        ));
+    }
+}
+
+/// One side of a message, as it was recorded.
+struct Side {
+    about: record::Message,
+    half: Half,
+}
+
+fn read_rank(file: &Path) -> Result<(Rank, BTreeMap<u64, Side>)> {
+    let unreadable = |error: Unreadable| Failure::new(2, format!("{}: {error}", file.display()));
+    let open = File::open(file).with_context(|| file.display().to_string())?;
+    let mut reader = Reader::new(BufReader::with_capacity(1 << 20, open)).map_err(unreadable)?;
+    let (mut calls, mut fallbacks) = (Vec::new(), Vec::new());
+    let (mut end, mut recorded) = (None, 0);
+    let mut sides: BTreeMap<u64, Side> = BTreeMap::new();
+    // A thread's records may lie behind those of another that came later.
+    let (mut changes, mut posted) = (Vec::new(), Vec::new());
+    while let Some(record) = reader
+        .next_record()
+        .with_context(|| file.display().to_string())?
+    {
+        recorded += 1;
+        match record {
+            Record::Call(call) => calls.push(call),
+            Record::Fallback(fallback) => fallbacks.push(fallback),
+            Record::Message(about) => {
+                let half = Half {
+                    at_ns: about.at,
+                    call: about.call,
+                    ..Half::default()
+                };
+                sides.insert(about.id, Side { about, half });
+            }
+            Record::Change(change) => changes.push(change),
+            Record::Posted(post) => posted.push(post),
+            Record::End(last) => (end, recorded) = (Some(last), recorded - 1),
+        }
+    }
+    changes.sort_by_key(|change| change.at);
+    for change in changes {
+        if let Some(side) = sides.get_mut(&change.id) {
+            note_change(&reader.header, &mut side.half, &change);
+        }
+    }
+    for post in posted {
+        if let Some(side) = sides.get_mut(&post.id) {
+            (side.half.posted_ns, side.half.call) = (Some(post.at), post.call);
+        }
+    }
+    let rank = Rank {
+        header: reader.header,
+        calls,
+        fallbacks,
+        recorded,
+        end,
+        torn: reader.torn,
+    };
+    Ok((rank, sides))
+}
+
+fn note_change(header: &Header, half: &mut Half, change: &record::Change) {
+    let state = header
+        .states
+        .get(usize::from(change.state))
+        .map(String::as_str);
+    let time = match state {
+        Some("matched") => &mut half.matched_ns,
+        Some("moving") => &mut half.moving_ns,
+        Some("landed") => &mut half.landed_ns,
+        Some("done") => &mut half.done_ns,
+        _ => return,
+    };
+    time.get_or_insert(change.at);
+    if let Some(number) = usize::from(change.protocol).checked_sub(1) {
+        half.protocol = header.protocols.get(number).cloned();
+    }
+}
+
+fn first_ns(ranks: &[Rank], halves: &[BTreeMap<u64, Side>]) -> u64 {
+    let calls = ranks
+        .iter()
+        .flat_map(|rank| rank.calls.iter().map(|call| call.begin));
+    let sides = halves.iter().flat_map(|sides| sides.values());
+    let sides = sides.map(|side| {
+        side.half
+            .posted_ns
+            .map_or(side.about.at, |at| at.min(side.about.at))
+    });
+    calls.chain(sides).min().unwrap_or(0)
+}
+
+/// Both sides of a message have its sender and the same number.
+fn join(ranks: &[Rank], halves: Vec<BTreeMap<u64, Side>>, begin: u64) -> Vec<Message> {
+    let mut joined: BTreeMap<(u32, u64), Message> = BTreeMap::new();
+    let mut others = Vec::new();
+    for (rank, sides) in ranks.iter().zip(halves) {
+        let own = rank.header.rank;
+        for Side { about, mut half } in sides.into_values() {
+            for time in [
+                Some(&mut half.at_ns),
+                half.posted_ns.as_mut(),
+                half.matched_ns.as_mut(),
+                half.moving_ns.as_mut(),
+                half.landed_ns.as_mut(),
+                half.done_ns.as_mut(),
+            ] {
+                time.into_iter()
+                    .for_each(|time| *time = time.saturating_sub(begin));
+            }
+            let peer = (about.peer != NO_PEER).then_some(about.peer as u32);
+            let is_sender = about.side == record::Side::Sender;
+            let (source, destination) = if is_sender {
+                (Some(own), peer)
+            } else {
+                (peer, Some(own))
+            };
+            let (sender, receiver) = if is_sender {
+                (Some(half), None)
+            } else {
+                (None, Some(half))
+            };
+            let message = Message {
+                source,
+                destination,
+                tag: about.tag,
+                bytes: about.bytes,
+                communicator: about.comm,
+                sender,
+                receiver,
+            };
+            let Some(source) = source.filter(|_| about.nonce != 0) else {
+                others.push(message);
+                continue;
+            };
+            match joined.get_mut(&(source, about.nonce)) {
+                Some(known) if is_sender => known.sender = message.sender,
+                Some(known) => known.receiver = message.receiver,
+                None => {
+                    joined.insert((source, about.nonce), message);
+                }
+            }
+        }
+    }
+    let mut messages: Vec<Message> = joined.into_values().chain(others).collect();
+    messages.sort_by_key(|message| {
+        let half = message.sender.as_ref().or(message.receiver.as_ref());
+        half.map_or(0, |half| half.at_ns)
+    });
+    messages
+}

@@ -1,0 +1,135 @@
+//! `anabranch trace`: what the ranks of a job have recorded (`ANABRANCH_TRACE`).
+
+mod job;
+mod perfetto;
+mod report;
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+
+use job::{Job, Message};
+use report::Report;
+
+use crate::Failure;
+
+/// Messages that the report names one by one.
+const SLOWEST: usize = 8;
+
+/// Merges the files of a job's ranks, which ANABRANCH_TRACE=FILE makes, and says what they did
+#[derive(Args)]
+pub struct Arguments {
+    /// The files of all ranks
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// Write sums, and with --messages each message, as JSON; - is stdout
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Each message, too, in --json
+    #[arg(long, requires = "json")]
+    messages: bool,
+
+    /// Write a line for each message as CSV; - is stdout
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+
+    /// Write a trace for Perfetto's viewer (ui.perfetto.dev)
+    #[arg(long, value_name = "FILE")]
+    perfetto: Option<PathBuf>,
+
+    /// Print all that is known of a message, by its number in --csv
+    #[arg(long, value_name = "NUMBER")]
+    message: Option<usize>,
+
+    /// Print the messages that were under way at a time, in ms from the first record
+    #[arg(long, value_name = "MS")]
+    around: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    messages: Option<&'a [Message]>,
+}
+
+pub fn main(arguments: &Arguments) -> Result<ExitCode> {
+    let job = Job::read(&arguments.files)?;
+    if let Some(path) = &arguments.perfetto {
+        let to = File::create(path).with_context(|| path.display().to_string())?;
+        perfetto::write(&job, BufWriter::new(to)).with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &arguments.csv {
+        write(path, report::csv(&job.messages).as_bytes())?;
+    }
+    let report = Report::new(&job);
+    if let Some(path) = &arguments.json {
+        let messages = arguments.messages.then_some(&job.messages[..]);
+        let text = serde_json::to_string_pretty(&Json {
+            report: &report,
+            messages,
+        })?;
+        write(path, format!("{text}\n").as_bytes())?;
+    }
+    if let Some(number) = arguments.message {
+        let message = job.messages.get(number).ok_or_else(|| {
+            let count = job.messages.len();
+            Failure::new(
+                2,
+                format!("there is no message {number}: the trace has {count}, from 0 on"),
+            )
+        })?;
+        return print(&format!("{}\n", serde_json::to_string_pretty(message)?));
+    }
+    if let Some(ms) = arguments.around {
+        return print(&serde_json::to_string_pretty(&around(&job, ms))?);
+    }
+    let is_stdout_taken = [&arguments.json, &arguments.csv]
+        .into_iter()
+        .flatten()
+        .any(|path| path == Path::new("-"));
+    if is_stdout_taken {
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(&report.text(&report::slowest(&job.messages, SLOWEST)))
+}
+
+/// What the files say, for people.
+pub fn text(files: &[PathBuf]) -> Result<String> {
+    let job = Job::read(files)?;
+    Ok(Report::new(&job).text(&report::slowest(&job.messages, SLOWEST)))
+}
+
+/// Messages that were offered before this time and had not arrived.
+fn around(job: &Job, ms: f64) -> Vec<&Message> {
+    let at = (ms * 1e6) as u64;
+    let is_there = |message: &&Message| {
+        let begin = message
+            .sender
+            .as_ref()
+            .or(message.receiver.as_ref())
+            .map_or(0, |half| half.at_ns);
+        begin <= at && message.took_ns().is_none_or(|took| at <= begin + took)
+    };
+    job.messages.iter().filter(is_there).collect()
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    if path == Path::new("-") {
+        return Ok(std::io::stdout().write_all(bytes)?);
+    }
+    std::fs::write(path, bytes).with_context(|| path.display().to_string())
+}
+
+fn print(text: &str) -> Result<ExitCode> {
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}

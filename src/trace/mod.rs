@@ -1,0 +1,256 @@
+//! What a rank's calls and messages did, written to a file while it runs (`ANABRANCH_TRACE`).
+//!
+//! A thread puts records of 64 bytes into a ring of its own, and waits for nobody: what does not fit is dropped and
+//! counted. A thread of this room's writes the rings to the file ten times a second, when one is half full, and at the
+//! end. So a process that is killed loses its last tenth of a second.
+//!
+//! A loop of tests is one record for each millisecond, as long as nothing else happens in it: they would fill the ring.
+//!
+//! A file has a header, a JSON object that names what the records number, then records, and an [`record::End`] as
+//! the last one if the process ended in order.
+
+pub mod read;
+pub mod record;
+mod ring;
+mod write;
+
+use std::cell::{Cell, OnceCell};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use record::{Call, Change, Fallback, Message, Posted, Record, NO_PEER};
+use ring::Ring;
+pub use write::{close, flush, open};
+
+/// Tests that are one record are no longer under way than this, ns.
+const TESTS_NS: u64 = 1_000_000;
+
+/// Records are taken.
+static ON: AtomicBool = AtomicBool::new(false);
+/// Gives the time.
+static CLOCK: OnceLock<fn() -> u64> = OnceLock::new();
+/// Number of the next message.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+/// Threads that have recorded anything.
+static THREADS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static RING: OnceCell<(u64, Arc<Ring>)> = const { OnceCell::new() };
+    /// The call that this thread is in, if it is recorded.
+    static CALL: Cell<Option<Call>> = const { Cell::new(None) };
+    /// The tests that this thread has made last, one like the other.
+    static TESTS: Cell<Option<Call>> = const { Cell::new(None) };
+    /// Calls of this thread.
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Whether anything is recorded.
+#[inline(always)]
+pub fn on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// Nothing is recorded any more, and the file is left alone.
+pub fn forget() {
+    ON.store(false, Ordering::Relaxed);
+}
+
+/// The time of records, ns.
+fn now() -> u64 {
+    CLOCK.get().map_or(0, |clock| clock())
+}
+
+/// Puts a record into this thread's ring, behind the tests before it.
+fn put(record: Record) {
+    if let Some(tests) = TESTS.take() {
+        push(Record::Call(tests));
+    }
+    push(record);
+}
+
+fn push(record: Record) {
+    let words = record.encode();
+    let is_put = RING.try_with(|ring| {
+        let (_, ring) = ring.get_or_init(new_ring);
+        if ring.push(&words) {
+            write::wake();
+        }
+    });
+    if is_put.is_err() {
+        // The thread is about to end.
+        write::drop_one();
+    }
+}
+
+#[cold]
+fn new_ring() -> (u64, Arc<Ring>) {
+    let ring = Arc::new(Ring::new(ring::CAPACITY));
+    write::add(Arc::clone(&ring));
+    (THREADS.fetch_add(1, Ordering::Relaxed), ring)
+}
+
+fn thread() -> u64 {
+    RING.try_with(|ring| ring.get_or_init(new_ring).0)
+        .unwrap_or(u64::from(u32::MAX))
+}
+
+/// What is known of a call when it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Arguments {
+    /// Identity of the communicator; 0: not known.
+    pub comm: u64,
+    /// World rank of the other side, or the rank as it was given if that is negative.
+    pub peer: i32,
+    /// Tag.
+    pub tag: i32,
+    /// Count.
+    pub count: i64,
+    /// Bytes of these elements.
+    pub bytes: u64,
+}
+
+/// The program makes a call. [`end_call`] records it. A test (`is_test`) is recorded together with those before
+/// it that were the same.
+pub fn begin_call(function: u16, is_test: bool, arguments: &Arguments) {
+    let number = CALLS.get() + 1;
+    CALLS.set(number);
+    CALL.set(Some(Call {
+        number: thread() << 32 | number & u64::from(u32::MAX),
+        function,
+        begin: now(),
+        end: 0,
+        comm: arguments.comm,
+        peer: arguments.peer,
+        tag: arguments.tag,
+        count: arguments.count,
+        bytes: arguments.bytes,
+        times: u32::from(!is_test),
+        inside: 0,
+    }));
+}
+
+/// The call returns to the program.
+pub fn end_call() {
+    let Some(call) = CALL.take().filter(|_| on()) else {
+        return;
+    };
+    let end = now();
+    let inside = end.saturating_sub(call.begin);
+    if call.times > 0 {
+        return put(Record::Call(Call {
+            end,
+            inside,
+            ..call
+        }));
+    }
+    let is_same = |tests: &Call| {
+        let key = |call: &Call| (call.function, call.comm, call.peer, call.tag, call.count);
+        key(tests) == key(&call) && end - tests.begin < TESTS_NS && tests.times < u32::MAX
+    };
+    let last = TESTS.take();
+    let tests = match last.filter(is_same) {
+        Some(tests) => Call {
+            end,
+            times: tests.times + 1,
+            inside: tests.inside + inside,
+            ..tests
+        },
+        None => {
+            if let Some(last) = last {
+                push(Record::Call(last));
+            }
+            Call {
+                end,
+                times: 1,
+                inside,
+                ..call
+            }
+        }
+    };
+    TESTS.set(Some(tests));
+}
+
+/// Number of the call that this thread is in; 0: none, or none that is recorded.
+fn call() -> u64 {
+    CALL.get().map_or(0, |call| call.number)
+}
+
+/// When a receive was posted, and by which call; all 0 where nothing is recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Post {
+    at: u64,
+    call: u64,
+}
+
+/// A receive is posted now.
+#[inline]
+pub fn post() -> Post {
+    match on() {
+        true => Post {
+            at: now(),
+            call: call(),
+        },
+        false => Post::default(),
+    }
+}
+
+/// A message has come to a receive.
+pub fn posted(id: u64, post: Post) {
+    if id != 0 && on() {
+        let Post { at, call } = post;
+        put(Record::Posted(Posted { id, at, call }));
+    }
+}
+
+/// Records one side of a message, which gets a number: 0 if nothing is recorded. Its time, its number and its call are
+/// filled in here.
+#[cold]
+pub fn message(about: Message) -> u64 {
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    put(Record::Message(Message {
+        id,
+        at: now(),
+        call: call(),
+        ..about
+    }));
+    id
+}
+
+/// A message enters a state.
+#[cold]
+pub fn change(id: u64, state: u8, protocol: u8) {
+    if on() {
+        put(Record::Change(Change {
+            id,
+            at: now(),
+            state,
+            protocol,
+        }));
+    }
+}
+
+/// A send of a device buffer does not go by the library's own ways.
+#[cold]
+pub fn fallback(reason: u8, bytes: u64) {
+    put(Record::Fallback(Fallback {
+        at: now(),
+        reason,
+        bytes,
+        call: call(),
+    }));
+}
+
+/// What is known of a message at first: the rest is filled in by [`message`].
+pub fn about(side: record::Side, bytes: u64) -> Message {
+    Message {
+        id: 0,
+        side,
+        at: 0,
+        peer: NO_PEER,
+        tag: 0,
+        bytes,
+        comm: 0,
+        nonce: 0,
+        call: 0,
+    }
+}

@@ -1,0 +1,88 @@
+//! The records of one thread that are not written yet: a ring, filled by its thread and emptied by whoever writes the
+//! file. Neither waits for the other.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::record::Words;
+
+/// Records that a thread may be ahead of the file: 2 MiB.
+pub(super) const CAPACITY: usize = 1 << 15;
+
+pub(super) struct Ring {
+    records: Box<[[AtomicU64; 8]]>,
+    filled: AtomicU64,
+    emptied: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl Ring {
+    pub(super) fn new(capacity: usize) -> Ring {
+        Ring {
+            records: (0..capacity).map(|_| Default::default()).collect(),
+            filled: AtomicU64::new(0),
+            emptied: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        }
+    }
+
+    /// Its thread: adds a record, or counts it as dropped. True if the ring is half full since then.
+    #[inline]
+    pub(super) fn push(&self, words: &Words) -> bool {
+        let filled = self.filled.load(Ordering::Relaxed);
+        let length = filled - self.emptied.load(Ordering::Acquire);
+        let capacity = self.records.len() as u64;
+        if length >= capacity {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        let place = &self.records[(filled % capacity) as usize];
+        for (to, from) in place.iter().zip(words) {
+            to.store(*from, Ordering::Relaxed);
+        }
+        self.filled.store(filled + 1, Ordering::Release);
+        length + 1 == capacity / 2
+    }
+
+    /// Takes what there is; one thread at a time.
+    pub(super) fn drain(&self, mut take: impl FnMut(&Words)) {
+        let filled = self.filled.load(Ordering::Acquire);
+        let emptied = self.emptied.load(Ordering::Relaxed);
+        for number in emptied..filled {
+            let place = &self.records[(number % self.records.len() as u64) as usize];
+            take(&std::array::from_fn(|word| {
+                place[word].load(Ordering::Relaxed)
+            }));
+        }
+        self.emptied.store(filled, Ordering::Release);
+    }
+
+    pub(super) fn take_dropped(&self) -> u64 {
+        self.dropped.swap(0, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_lost_but_what_is_counted() {
+        let ring = Ring::new(64);
+        let mut seen = Vec::new();
+        const COUNT: u64 = 200_000;
+        std::thread::scope(|scope| {
+            let filler = scope.spawn(|| (0..COUNT).filter(|at| ring.push(&[*at; 8])).count());
+            while !filler.is_finished() {
+                ring.drain(|words| seen.push(*words));
+                std::thread::yield_now();
+            }
+            assert!(filler.join().expect("no panic") > 0);
+        });
+        ring.drain(|words| seen.push(*words));
+        assert_eq!(seen.len() as u64 + ring.take_dropped(), COUNT);
+        assert!(seen.windows(2).all(|two| two[0][0] < two[1][0]));
+        assert!(seen
+            .iter()
+            .all(|words| words.iter().all(|word| *word == words[0])));
+    }
+}

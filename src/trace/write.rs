@@ -1,0 +1,173 @@
+//! The file of a rank, and the thread that writes it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{JoinHandle, Thread};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::record::{End, Record, Words, RECORD_BYTES};
+use super::ring::Ring;
+use super::{now, CLOCK, ON};
+
+/// How often the rings are emptied.
+const PERIOD: Duration = Duration::from_millis(100);
+/// What is written with one call.
+const BLOCK_BYTES: usize = 1 << 18;
+
+/// The beginning of a file.
+pub(super) const MAGIC: &[u8; 8] = b"ANBTRACE";
+
+static RINGS: Mutex<Vec<Arc<Ring>>> = Mutex::new(Vec::new());
+static OUT: Mutex<Option<Out>> = Mutex::new(None);
+static WRITER: OnceLock<Thread> = OnceLock::new();
+static JOIN: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
+static STOPPED: AtomicBool = AtomicBool::new(false);
+/// Dropped without a ring.
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+struct Out {
+    file: File,
+    block: Vec<u8>,
+    written: u64,
+    dropped: u64,
+    has_failed: bool,
+}
+
+impl Out {
+    fn add(&mut self, words: &Words) {
+        for word in words {
+            self.block.extend_from_slice(&word.to_le_bytes());
+        }
+        if self.block.len() >= BLOCK_BYTES {
+            self.write();
+        }
+    }
+
+    /// A file that cannot be written any more stays as it is; what follows is counted as dropped.
+    fn write(&mut self) {
+        let records = (self.block.len() / RECORD_BYTES) as u64;
+        let result = match self.has_failed {
+            true => Err(None),
+            false => self.file.write_all(&self.block).map_err(Some),
+        };
+        match result {
+            Ok(()) => self.written += records,
+            Err(error) => {
+                self.dropped += records;
+                self.has_failed = true;
+                if let Some(error) = error {
+                    log::warn!("ANABRANCH_TRACE: {error}; what follows is not recorded: make room, or trace less");
+                }
+            }
+        }
+        self.block.clear();
+    }
+}
+
+pub(super) fn add(ring: Arc<Ring>) {
+    RINGS.lock().push(ring);
+}
+
+pub(super) fn drop_one() {
+    LOST.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A ring is half full.
+pub(super) fn wake() {
+    if let Some(writer) = WRITER.get() {
+        writer.unpark();
+    }
+}
+
+/// Begins to record into a new file. `header` is a JSON object; `clock` gives nanoseconds.
+///
+/// # Errors
+/// The file cannot be made, or its thread cannot be started; nothing is recorded.
+pub fn open(path: &Path, header: &str, clock: fn() -> u64) -> io::Result<()> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(libc::O_CLOEXEC)
+        .open(path)?;
+    let mut beginning = MAGIC.to_vec();
+    let padded = header.len().next_multiple_of(RECORD_BYTES) + RECORD_BYTES - 16;
+    beginning.extend_from_slice(&1_u32.to_le_bytes());
+    beginning.extend_from_slice(&(padded as u32).to_le_bytes());
+    beginning.extend_from_slice(header.as_bytes());
+    beginning.resize(16 + padded, b' ');
+    file.write_all(&beginning)?;
+    let _ = CLOCK.set(clock);
+    *OUT.lock() = Some(Out {
+        file,
+        block: Vec::with_capacity(BLOCK_BYTES + RECORD_BYTES),
+        written: 0,
+        dropped: 0,
+        has_failed: false,
+    });
+    let writer = std::thread::Builder::new()
+        .name("anabranch-trace".into())
+        .spawn(write_on)?;
+    let _ = WRITER.set(writer.thread().clone());
+    *JOIN.lock() = Some(writer);
+    ON.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+fn write_on() {
+    while !STOPPED.load(Ordering::Acquire) {
+        std::thread::park_timeout(PERIOD);
+        flush();
+    }
+}
+
+/// Writes what has been recorded.
+pub fn flush() {
+    let mut out = OUT.lock();
+    let Some(out) = out.as_mut() else { return };
+    // Not locked while the file is written: a thread may be about to add its ring.
+    let rings = RINGS.lock().clone();
+    for ring in rings {
+        // Of a thread that has ended nothing more will come.
+        let has_ended = Arc::strong_count(&ring) == 2;
+        ring.drain(|words| out.add(words));
+        out.dropped += ring.take_dropped();
+        if has_ended {
+            RINGS.lock().retain(|other| !Arc::ptr_eq(other, &ring));
+        }
+    }
+    out.dropped += LOST.swap(0, Ordering::Relaxed);
+    if !out.block.is_empty() {
+        out.write();
+    }
+}
+
+/// Ends the file. `is_finalized`: by MPI_Finalize. The process may end before its last records are written only if it
+/// is killed.
+pub fn close(is_finalized: bool) {
+    if !ON.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    STOPPED.store(true, Ordering::Release);
+    wake();
+    if let Some(writer) = JOIN.lock().take() {
+        let _ = writer.join();
+    }
+    flush();
+    if let Some(mut out) = OUT.lock().take() {
+        let end = End {
+            at: now(),
+            recorded: out.written,
+            dropped: out.dropped,
+            is_finalized,
+        };
+        out.add(&Record::End(end).encode());
+        out.write();
+    }
+}

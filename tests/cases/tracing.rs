@@ -1,0 +1,319 @@
+//! Traces of whole jobs: what was recorded is what the library counted, both sides of a message are one, and a file that is
+//! damaged, alone or of another job is said to be.
+
+use crate::support::{job, on, on_every_mpi};
+use anabranch_tests::{built, run_bounded, scratch_folder};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use xtask::mpi::Mpi;
+
+on_every_mpi!(recorded_as_counted,);
+
+/// The files of the ranks, by rank.
+fn files(folder: &Path, ranks: usize) -> Vec<PathBuf> {
+    (0..ranks)
+        .map(|rank| folder.join(format!("trace.{rank}")))
+        .collect()
+}
+
+/// `anabranch trace`: its status, and what it wrote to stdout and to stderr.
+fn trace(files: &[PathBuf], options: &[&str]) -> (i32, String, String) {
+    let out = Command::new(&built().command)
+        .arg("trace")
+        .args(files)
+        .args(options)
+        .output()
+        .expect("the command runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        out.status.code().unwrap_or(-1),
+        text(&out.stdout),
+        text(&out.stderr),
+    )
+}
+
+fn json(files: &[PathBuf]) -> Value {
+    let (code, out, err) = trace(files, &["--json", "-", "--messages"]);
+    assert_eq!(code, 0, "{err}");
+    serde_json::from_str(&out).expect("JSON")
+}
+
+/// Counters of received messages, by the protocols that they count.
+const RECEIVED: [(&str, &[&str]); 7] = [
+    ("receives_direct", &["get", "put"]),
+    ("receives_multipath", &["multipath", "one_owner"]),
+    ("receives_eager", &["eager"]),
+    ("receives_host_pipeline", &["host_pipeline"]),
+    ("receives_gpu_pipeline", &["gpu_pipeline"]),
+    ("receives_bcopy", &["bcopy"]),
+    ("receives_self", &["self"]),
+];
+
+/// Programs with wildcards, probes, cancellation, persistent requests and threads: all that was counted was recorded, and
+/// nothing else.
+fn recorded_as_counted(mpi: &Mpi) {
+    for (program, ranks) in [
+        ("p2p", 2),
+        ("requests", 2),
+        ("probe", 2),
+        ("threads", 2),
+        ("comms", 4),
+    ] {
+        let folder = scratch_folder("trace");
+        let outcome = job(mpi, ranks, program)
+            .env(
+                "ANABRANCH_TRACE",
+                &folder.join("trace").display().to_string(),
+            )
+            // The clocks of a simulated node's ranks differ by what each has done.
+            .env("ANABRANCH_TRACE_BY_MACHINE", "on")
+            .passes();
+        let stats = outcome.stats();
+        let report = json(&files(&folder, ranks));
+        assert_eq!(report["notes"], Value::Array(Vec::new()), "{program}");
+        assert_eq!(report["dropped"], 0, "{program}");
+        for (counter, protocols) in RECEIVED {
+            for (field, suffix) in [("messages", ""), ("bytes", "_bytes")] {
+                let of =
+                    |protocol: &&str| report["received"][*protocol][field].as_u64().unwrap_or(0);
+                let recorded: u64 = protocols.iter().map(of).sum();
+                let counted = stats.total(&format!("{counter}{suffix}"));
+                assert_eq!(recorded, counted, "{program}: {counter}{suffix}\n{outcome}");
+            }
+        }
+        let fallbacks = report["fallbacks"].as_object().expect("fallbacks");
+        for (reason, of) in fallbacks {
+            assert_eq!(
+                of[0],
+                stats.fallback(reason),
+                "{program}: {reason}\n{outcome}"
+            );
+            assert_eq!(
+                of[1],
+                stats.fallback_bytes(reason),
+                "{program}: {reason}\n{outcome}"
+            );
+        }
+        let messages = report["messages"].as_array().expect("messages");
+        let rts = messages.iter().filter(|message| {
+            !message["sender"].is_null() && message["sender"]["protocol"] != "bcopy"
+        });
+        let sent = stats.total("sends_rts") + stats.total("sends_host_rts");
+        assert_eq!(rts.count() as u64, sent, "{program}\n{outcome}");
+        check_messages(messages);
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+/// Both sides of a message were there, in order.
+fn check_messages(messages: &[Value]) {
+    let mut joined = 0;
+    for message in messages {
+        let (sender, receiver) = (&message["sender"], &message["receiver"]);
+        for half in [sender, receiver]
+            .into_iter()
+            .filter(|half| !half.is_null())
+        {
+            let times = ["at_ns", "matched_ns", "moving_ns", "landed_ns", "done_ns"];
+            let times: Vec<u64> = times
+                .iter()
+                .filter_map(|name| half[name].as_u64())
+                .collect();
+            assert!(times.iter().all(|time| *time >= times[0]), "{message}");
+            assert_ne!(half["call"], 0, "{message}");
+        }
+        if sender.is_null() || receiver.is_null() || sender["protocol"] == "bcopy" {
+            continue;
+        }
+        joined += 1;
+        let offered = sender["at_ns"].as_u64().expect("a time");
+        assert!(
+            receiver["done_ns"]
+                .as_u64()
+                .is_none_or(|done| done >= offered),
+            "{message}"
+        );
+        assert!(
+            message["source"].is_u64() && message["destination"].is_u64(),
+            "{message}"
+        );
+    }
+    assert!(joined > 0, "no message has two sides");
+}
+
+/// Each call of the program is there once, with its communicator's ranks as those of MPI_COMM_WORLD.
+#[test]
+fn calls_are_those_of_the_program() {
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("trace");
+        let outcome = job(mpi, 2, "p2p")
+            .args(&["ring"])
+            .env(
+                "ANABRANCH_TRACE",
+                &folder.join("%h-trace.%r").display().to_string(),
+            )
+            .passes();
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+        let files: Vec<PathBuf> = (0..2)
+            .map(|rank| folder.join(format!("{}-trace.{rank}", host.trim_end())))
+            .collect();
+        let report = json(&files);
+        // Twenty steps of both ranks, and the barriers and the abort handler of the frame.
+        assert_eq!(
+            report["calls"]["MPI_Sendrecv"]["calls"],
+            2 * 20,
+            "{outcome}"
+        );
+        assert_eq!(
+            report["calls"]["MPI_Sendrecv"]["bytes"],
+            2 * 20 * 300_000,
+            "{outcome}"
+        );
+        let pairs: BTreeMap<(u64, u64), u64> = report["pairs"]
+            .as_array()
+            .expect("pairs")
+            .iter()
+            .map(|pair| {
+                (
+                    (
+                        pair[0].as_u64().expect("a rank"),
+                        pair[1].as_u64().expect("a rank"),
+                    ),
+                    pair[3].as_u64().expect("bytes"),
+                )
+            })
+            .collect();
+        let sent = outcome.stats().total("sends_rts_bytes");
+        assert_eq!(pairs.values().sum::<u64>(), sent, "{outcome}");
+        assert!(
+            pairs
+                .keys()
+                .all(|(from, to)| from != to && *from < 2 && *to < 2),
+            "{pairs:?}"
+        );
+        let _ = fs::remove_dir_all(folder);
+    });
+}
+
+/// What is damaged, alone, of another job or none at all is said to be, and what there is of it is shown.
+#[test]
+fn damaged_files() {
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("trace");
+        for name in ["trace", "other"] {
+            let name = folder.join(name).display().to_string();
+            job(mpi, 2, "p2p")
+                .args(&["ring"])
+                .env("ANABRANCH_TRACE", &name)
+                .passes();
+        }
+        let [first, second] = [0, 1].map(|rank| folder.join(format!("trace.{rank}")));
+        let (code, out, _) = trace(std::slice::from_ref(&first), &[]);
+        assert!(code == 0 && out.contains("no file of rank 1"), "{out}");
+        // As of a rank that was killed while it wrote.
+        let bytes = fs::read(&second).expect("a trace");
+        let torn = folder.join("torn");
+        fs::write(&torn, &bytes[..bytes.len() - 64 - 20]).expect("it is written");
+        let (code, out, _) = trace(&[first.clone(), torn], &[]);
+        assert!(
+            code == 0 && out.contains("rank 1 ended before its trace did"),
+            "{out}"
+        );
+        assert!(out.contains("44 bytes of its file are no records"), "{out}");
+        assert!(out.contains("MPI_Sendrecv"), "{out}");
+        let mut newer = bytes.clone();
+        newer[8] = 200;
+        for (damaged, said) in [
+            (newer, "its format is 200"),
+            (bytes[..100].to_vec(), "failed to fill whole buffer"),
+            (b"something else".to_vec(), "it is no trace"),
+            (Vec::new(), "it is no trace"),
+        ] {
+            let file = folder.join("damaged");
+            fs::write(&file, damaged).expect("it is written");
+            let (code, _, err) = trace(&[first.clone(), file], &[]);
+            assert!(
+                code == 2 && err.contains(said) && err.contains("damaged"),
+                "{said}: {code} {err}"
+            );
+        }
+        let (code, _, err) = trace(&[first, folder.join("other.1")], &[]);
+        assert!(code == 2 && err.contains("are of different runs"), "{err}");
+        let _ = fs::remove_dir_all(folder);
+    });
+}
+
+/// A folder that is not there: one line, and the program runs as without.
+#[test]
+fn a_folder_that_is_not_there() {
+    on("openmpi", |mpi| {
+        let outcome = job(mpi, 2, "p2p")
+            .args(&["ring"])
+            .env("ANABRANCH_TRACE", "/nowhere/trace")
+            .passes();
+        let lines = outcome.finished.stderr.lines();
+        let lines: Vec<&str> = lines
+            .filter(|line| line.contains("ANABRANCH_TRACE"))
+            .collect();
+        assert_eq!(lines.len(), 2, "{outcome}");
+        assert!(
+            lines.iter().all(
+                |line| line.contains("/nowhere/trace.") && line.contains("nothing is recorded")
+            ),
+            "{outcome}"
+        );
+        outcome.stats().check_complete();
+    });
+}
+
+/// One command records and reports, and a rank that is killed leaves what it had recorded until then.
+#[test]
+fn recorded_and_reported_in_one_go() {
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("trace");
+        let file = folder.join("t");
+        let run = |command: &[&str]| {
+            let mut whole = Command::new(&built().command);
+            whole
+                .args(["run", "--sim", "hgx-h200", "-np", "2", "--mpi"])
+                .arg(&mpi.mpirun)
+                .arg("--trace")
+                .arg(&file);
+            whole
+                .arg("--")
+                .args(command)
+                .env_remove("LD_PRELOAD")
+                .env("OMPI_MCA_btl", "^ofi");
+            run_bounded(&mut whole, &folder, Duration::from_secs(100))
+        };
+        let bench = built().command.display().to_string();
+        let finished = run(&[&bench, "bench", "bw", "-m", "64K", "-i", "20", "-W", "4"]);
+        assert_eq!(finished.code, Some(0), "{finished:?}");
+        let report = &finished.stderr;
+        assert!(
+            report.contains("MPI_Isend") && report.contains("Messages received"),
+            "{finished:?}"
+        );
+        assert!(
+            !report.contains('!') && report.contains(" 0 dropped"),
+            "{finished:?}"
+        );
+        assert!(finished.stdout.contains("65536"), "{finished:?}");
+        // Rank 1 kills itself a second after it has begun.
+        let killed = format!("test $OMPI_COMM_WORLD_RANK = 1 && (sleep 2; kill -9 $$) & exec {bench} bench bw -m 64K -i 2000000 -W 4");
+        let finished = run(&["/bin/sh", "-c", &killed]);
+        assert_ne!(finished.code, Some(0), "{finished:?}");
+        assert!(
+            finished
+                .stderr
+                .contains("rank 1 ended before its trace did"),
+            "{finished:?}"
+        );
+        assert!(finished.stderr.contains("MPI_Isend"), "{finished:?}");
+        let _ = fs::remove_dir_all(folder);
+    });
+}
