@@ -22,6 +22,7 @@ pub mod export;
 mod forecast;
 mod host_range;
 pub mod lanes;
+mod lent;
 pub mod mapping;
 mod measure;
 mod mirror;
@@ -45,6 +46,7 @@ pub use driver::{
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};
+pub use lent::Lent;
 pub use mapping::{Limits, Mapping, MappingStats, Mappings};
 pub use measure::Timed;
 pub use pinned::{Budget, PinnedBuffer, PinnedPool, Registrations};

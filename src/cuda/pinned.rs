@@ -423,6 +423,28 @@ impl PinnedBuffer {
             .map_or(std::ptr::null_mut(), |block| block.start.as_ptr().cast())
     }
 
+    /// Copies host memory to its start.
+    pub fn fill(&self, from: super::Lent) {
+        assert!(from.bytes() <= self.capacity as u64 && self.block.is_some());
+        // SAFETY: the buffer is that long, and no one else's. What is lent is readable.
+        unsafe {
+            self.as_ptr()
+                .copy_from_nonoverlapping(from.as_ptr(), from.bytes() as usize)
+        };
+    }
+
+    /// A part of what it holds.
+    ///
+    /// # Safety
+    /// No copy to it is under way while the slice lives.
+    #[must_use]
+    pub unsafe fn part(&self, from: usize, bytes: usize) -> &[u8] {
+        let end = from.checked_add(bytes);
+        assert!(end.is_some_and(|end| end <= self.capacity) && self.block.is_some());
+        // SAFETY: the buffer is that long; nobody writes to it, as the caller says.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().add(from), bytes) }
+    }
+
     /// Its address for a copy.
     #[must_use]
     pub fn address(&self) -> u64 {

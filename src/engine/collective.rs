@@ -11,19 +11,20 @@ use crate::engine::core::{Core, Entry};
 use crate::engine::types;
 use crate::engine::{Engine, Env};
 use crate::mpi::large::Kept;
-use crate::mpi::{native, Abi, Handle};
+use crate::mpi::owned::{OwnRequest, OwnType};
+use crate::mpi::{Abi, Comm, Datatype, Handle, Out, Request, Slot, Slots, StatusOut};
 
 /// Starts a collective under the request that it is given.
-pub type Start = Box<dyn Fn(*mut Handle) -> c_int + Send>;
+pub type Start = Box<dyn Fn(Slot<'_, Request>) -> c_int + Send>;
 
 /// Pointers that the program has lent to a persistent collective.
 #[derive(Clone, Copy, Debug)]
-pub struct Lent<T>(pub T);
+pub struct Pointers<T>(pub T);
 
 // SAFETY: they are passed on to the MPI library only, in the program's calls.
-unsafe impl<T> Send for Lent<T> {}
+unsafe impl<T> Send for Pointers<T> {}
 
-impl<T: Copy> Lent<T> {
+impl<T: Copy> Pointers<T> {
     /// The pointers.
     pub fn get(&self) -> T {
         self.0
@@ -33,9 +34,9 @@ impl<T: Copy> Lent<T> {
 /// What a persistent collective keeps alive: the program may free its types at once.
 pub struct Held {
     abi: &'static Abi,
-    types: Vec<Handle>,
+    types: Vec<OwnType>,
     /// Arrays of handles, as the library reads them.
-    arrays: Vec<Vec<usize>>,
+    arrays: Vec<Vec<Datatype>>,
     _kept: Kept,
 }
 
@@ -53,25 +54,17 @@ impl Held {
     ///
     /// # Errors
     /// The MPI library's code.
-    ///
-    /// # Safety
-    /// `datatype` is the program's; one that counts for nothing may be null.
-    pub unsafe fn datatype(&mut self, datatype: Handle) -> Result<Handle, c_int> {
+    pub fn datatype(&mut self, datatype: Datatype) -> Result<Datatype, c_int> {
         let abi = self.abi;
-        let is_null = abi.normalize(datatype) == abi.normalize(abi.datatype_null) || datatype == 0;
+        let is_null = abi.are_same(datatype, abi.datatype_null) || datatype.word() == 0;
         // A predefined type is never freed, and reductions do not accept a duplicate of it.
-        // SAFETY: passed on.
-        if is_null || unsafe { types::is_predefined(abi, datatype) } {
+        if is_null || types::is_predefined(abi, datatype) {
             return Ok(datatype);
         }
-        let mut copy = abi.datatype_null;
-        // SAFETY: passed on; a live local.
-        let code = unsafe { native::type_dup(datatype, &raw mut copy) };
-        if code != abi.success {
-            return Err(code);
-        }
+        let copy = OwnType::duplicate(abi, datatype)?;
+        let datatype = copy.get();
         self.types.push(copy);
-        Ok(copy)
+        Ok(datatype)
     }
 
     /// Like [`Held::datatype`], for an array of `length` of them.
@@ -80,93 +73,78 @@ impl Held {
     /// As [`Held::datatype`].
     ///
     /// # Safety
-    /// As [`Held::datatype`]; `array` holds as many, or is null.
+    /// `array` holds as many, or is null.
     pub unsafe fn datatypes(
         &mut self,
         array: *const c_void,
         length: usize,
     ) -> Result<*const c_void, c_int> {
+        let abi = self.abi;
         if array.is_null() || length == 0 {
             return Ok(array);
         }
-        let mut copies = vec![0usize; length];
+        // SAFETY: as many, as the caller says; they are only read.
+        let given = unsafe { Slots::new(array.cast_mut(), length as c_int) };
+        let mut copies = vec![abi.datatype_null; length];
+        let places = Slots::of_types(&mut copies);
         for i in 0..length {
-            // SAFETY: passed on; there is room for as many handles of any length.
-            unsafe {
-                let copy = self.datatype(self.abi.load(array, i))?;
-                self.abi.store(copies.as_mut_ptr().cast(), i, copy);
-            }
+            places.set(abi, i, self.datatype(given.get(abi, i))?);
         }
-        let start = copies.as_ptr().cast();
+        let start = places.as_ptr().cast_const();
         self.arrays.push(copies);
         Ok(start)
     }
 }
 
-impl Drop for Held {
-    fn drop(&mut self) {
-        for datatype in &mut self.types {
-            // SAFETY: a copy of ours.
-            unsafe { native::type_free(datatype) };
-        }
-    }
-}
-
 /// A persistent collective.
 pub struct Collective {
-    handle: Handle,
+    handle: OwnRequest,
     start: Start,
-    active: Option<Handle>,
+    active: Option<OwnRequest>,
     _held: Held,
 }
 
 impl Engine {
     /// Makes a persistent collective.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's call; `make` uses what the program has lent for as long as
-    /// the request lives.
-    pub unsafe fn make_collective(
+    pub fn make_collective(
         &self,
-        comm: Handle,
-        request: *mut Handle,
+        comm: Comm,
+        request: Slot<'_, Request>,
         kept: Kept,
         make: impl FnOnce(&mut Held) -> Result<Start, c_int>,
     ) -> c_int {
         let abi = self.env.abi;
         let mut held = Held::new(abi, kept);
-        let made = make(&mut held).and_then(|start| {
-            // SAFETY: the program's communicator.
-            Ok((start, unsafe { standing_request(abi, comm) }?))
-        });
-        let (start, handle) = match made {
+        let made = make(&mut held).and_then(|start| Ok((start, standing_request(abi, comm)?)));
+        let (start, own) = match made {
             Ok(made) => made,
             Err(code) => return code,
         };
+        let handle = own.handle();
         let mut core = self.core.lock();
         let id = core.collectives.insert(Collective {
-            handle,
+            handle: own,
             start,
             active: None,
             _held: held,
         });
         core.table.insert(handle, Entry::Collective(id));
-        // SAFETY: the program's request.
-        unsafe { abi.write(request, handle) };
+        request.write(abi, handle);
         abi.success
     }
 
     /// Starts a persistent collective.
     pub(super) fn start_collective(&self, id: usize) -> c_int {
         let abi = self.env.abi;
-        let mut active = abi.request_null;
         let mut core = self.core.lock();
         let collective = &mut core.collectives[id];
-        let code = (collective.start)(&raw mut active);
-        if code == abi.success {
-            collective.active = Some(active);
+        match OwnRequest::made(abi, |request| (collective.start)(request)) {
+            Ok(active) => {
+                collective.active = Some(active);
+                abi.success
+            }
+            Err(code) => code,
         }
-        code
     }
 }
 
@@ -177,39 +155,28 @@ impl Core {
     }
 
     /// Completes the collective that is under way.
-    ///
-    /// # Safety
-    /// MPI may be called; `status` is the program's.
-    pub(super) unsafe fn finish_collective(&mut self, id: usize, status: *mut c_void) -> c_int {
+    pub(super) fn finish_collective(&mut self, id: usize, status: StatusOut<'_>) -> c_int {
         let collective = &mut self.collectives[id];
         // If none is active, the status is that of an inactive request.
-        let mut request = collective.active.take().unwrap_or(collective.handle);
-        // SAFETY: passed on; a request of ours.
-        unsafe { native::wait(&raw mut request, status) }
+        match collective.active.take() {
+            Some(mut active) => active.wait(status),
+            None => collective.handle.wait(status),
+        }
     }
 
     /// Whether the collective that is under way is complete; lets MPI progress.
     pub(super) fn is_collective_complete(&self, env: &Env, id: usize) -> bool {
-        let Some(request) = self.collectives[id].active else {
+        let Some(request) = &self.collectives[id].active else {
             return true;
         };
         let mut flag = 0;
-        // SAFETY: a request of ours, asked about by the program's thread.
-        let code =
-            unsafe { native::request_get_status(request, &raw mut flag, env.abi.no_status()) };
+        let code = request.status(Out::of(&mut flag), env.abi.no_status());
         flag != 0 || code != env.abi.success
     }
 
     /// Forgets a persistent collective that is not under way any more.
-    ///
-    /// # Safety
-    /// MPI may be called; the program has freed the request.
-    pub(super) unsafe fn free_collective(&mut self, env: &Env, id: usize) -> c_int {
-        // SAFETY: passed on.
-        unsafe {
-            self.finish_collective(id, env.abi.no_status());
-            let mut handle = self.collectives.remove(id).handle;
-            native::request_free(&raw mut handle)
-        }
+    pub(super) fn free_collective(&mut self, env: &Env, id: usize) -> c_int {
+        self.finish_collective(id, env.abi.no_status());
+        self.collectives.remove(id).handle.free()
     }
 }

@@ -10,13 +10,15 @@
 //! duplicates and the delete callback forgets freed communicators, whoever duplicates or frees them (C,
 //! Fortran, the library itself). So a recycled handle never carries the identity of its predecessor.
 
-use std::ffi::{c_char, c_int, c_void, CStr};
+use std::ffi::{c_int, CStr};
 use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use crate::mpi::{native, Abi, Handle};
+use crate::mpi::attributes::{Attribute, Keyval};
+use crate::mpi::owned::{self, OwnGroup};
+use crate::mpi::{native, Abi, Comm, Group, Out, Slot};
 use crate::transfer::fault::Of;
 
 /// Who is in a communicator, and its name on every rank.
@@ -78,13 +80,9 @@ impl Named {
     }
 
     /// The identity.
-    ///
-    /// # Safety
-    /// `comm` is not freed, unless [`Named::keep`] was called before it was.
-    pub unsafe fn identity(&self, abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
+    pub fn identity(&self, abi: &Abi, comm: Comm) -> Option<Arc<Identity>> {
         match self {
-            // SAFETY: passed on.
-            Named::ByItself => unsafe { identity(abi, comm) },
+            Named::ByItself => identity(abi, comm),
             Named::Before(identity) => identity.clone(),
         }
     }
@@ -137,8 +135,8 @@ pub enum Kind {
     TwoGroups,
 }
 
-/// The keyval of the attribute. Not set if the engine takes no messages.
-static KEYVAL: OnceLock<c_int> = OnceLock::new();
+/// The key of the attribute. Not set if the engine takes no messages.
+static KEYVAL: OnceLock<Keyval<Comm, Identity>> = OnceLock::new();
 static WORLD: OnceLock<Arc<Identity>> = OnceLock::new();
 
 fn mix(hash: u64, value: u64) -> u64 {
@@ -154,23 +152,10 @@ fn name(parent: u64, kind: Kind, ordinal: u64, members: &Members) -> u64 {
 }
 
 /// Names MPI_COMM_WORLD and MPI_COMM_SELF; called once inside `MPI_Init`. Local calls only.
-///
-/// # Safety
-/// MPI is initialized.
-pub unsafe fn start(abi: &Abi, world_rank: u32) -> bool {
-    let mut keyval: c_int = -1;
-    // SAFETY: the callbacks have the C signatures of MPI 4.1 section 7.7.2 and live as long as the library.
-    let code = unsafe {
-        native::comm_create_keyval(
-            on_copy as *mut c_void,
-            on_delete as *mut c_void,
-            &raw mut keyval,
-            std::ptr::null_mut(),
-        )
-    };
-    if code != abi.success {
+pub fn start(abi: &Abi, world_rank: u32) -> bool {
+    let Some(keyval) = Keyval::new(abi) else {
         return false;
-    }
+    };
     let _ = KEYVAL.set(keyval);
     let id = name(0, Kind::World, 0, &Members::World);
     let world = Arc::new(Identity::new(id, Members::World));
@@ -178,37 +163,31 @@ pub unsafe fn start(abi: &Abi, world_rank: u32) -> bool {
     let members = Members::One(vec![world_rank]);
     let id = name(u64::from(world_rank), Kind::SelfComm, 0, &members);
     let alone = Identity::new(id, members);
-    // SAFETY: MPI is initialized and both are predefined communicators.
-    unsafe { attach(abi, abi.comm_world, world) && attach(abi, abi.comm_self, Arc::new(alone)) }
+    attach(abi, abi.comm_world, world) && attach(abi, abi.comm_self, Arc::new(alone))
 }
 
-unsafe fn attach(abi: &Abi, comm: Handle, identity: Arc<Identity>) -> bool {
-    let Some(keyval) = KEYVAL.get() else {
-        return false;
-    };
-    let raw = Arc::into_raw(identity).cast_mut().cast::<c_void>();
-    // SAFETY: a valid communicator; the attribute owns one reference, returned by `on_delete`.
-    let code = unsafe { native::comm_set_attr(comm, *keyval, raw) };
-    if code != abi.success {
-        // SAFETY: the library did not take the reference.
-        drop(unsafe { Arc::from_raw(raw.cast_const().cast::<Identity>()) });
+fn attach(abi: &Abi, comm: Comm, identity: Arc<Identity>) -> bool {
+    let keyval = KEYVAL.get();
+    keyval.is_some_and(|keyval| keyval.attach(abi, comm, identity))
+}
+
+impl Attribute for Identity {
+    fn copied(&self) -> Option<Arc<Identity>> {
+        let ordinal = self.ordinal(Kind::Duplicate as u64);
+        let id = name(self.id, Kind::Duplicate, ordinal, &self.members);
+        Some(Arc::new(Identity::new(id, self.members.clone())))
     }
-    code == abi.success
 }
 
 /// Identity of `comm` for messages on it; `None` for intercommunicators and others that cannot be named
 /// without communication.
-///
-/// # Safety
-/// `comm` is a handle that the program passed to MPI and that is not freed.
 #[inline]
-pub unsafe fn identity(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
-    // SAFETY: passed on.
-    unsafe { attached(abi, comm) }.filter(|found| !matches!(found.members, Members::Two(_)))
+pub fn identity(abi: &Abi, comm: Comm) -> Option<Arc<Identity>> {
+    attached(abi, comm).filter(|found| !matches!(found.members, Members::Two(_)))
 }
 
 /// Like [`identity`], but for naming communicators made of `comm`, which may be an intercommunicator.
-unsafe fn attached(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
+fn attached(abi: &Abi, comm: Comm) -> Option<Arc<Identity>> {
     let comm = abi.normalize(comm);
     if comm == abi.normalize(abi.comm_world) {
         return WORLD.get().cloned();
@@ -216,33 +195,16 @@ unsafe fn attached(abi: &Abi, comm: Handle) -> Option<Arc<Identity>> {
     if comm == abi.normalize(abi.comm_null) {
         return None;
     }
-    let keyval = *KEYVAL.get()?;
-    let (mut value, mut found) = (std::ptr::null_mut::<c_void>(), 0 as c_int);
-    // SAFETY: `value` receives the attribute, a pointer (MPI 4.1 section 7.7.2).
-    let code =
-        unsafe { native::comm_get_attr(comm, keyval, (&raw mut value).cast(), &raw mut found) };
-    if code != abi.success || found == 0 || value.is_null() {
-        return None;
-    }
-    let raw = value.cast_const().cast::<Identity>();
-    // SAFETY: attributes of our keyval are made by `Arc::into_raw` and stay counted until `on_delete`.
-    unsafe {
-        Arc::increment_strong_count(raw);
-        Some(Arc::from_raw(raw))
-    }
+    KEYVAL.get()?.of(abi, comm)
 }
 
 /// Whether `comm` is an intercommunicator.
-///
-/// # Safety
-/// As [`identity`].
-pub unsafe fn is_inter(abi: &Abi, comm: Handle) -> bool {
+pub fn is_inter(abi: &Abi, comm: Comm) -> bool {
     if abi.normalize(comm) == abi.normalize(abi.comm_null) {
         return false;
     }
     let mut inter: c_int = 0;
-    // SAFETY: the flag is a live local.
-    let code = unsafe { native::comm_test_inter(comm, &raw mut inter) };
+    let code = native::comm_test_inter(comm, Out::of(&mut inter));
     code == abi.success && inter != 0
 }
 
@@ -254,12 +216,8 @@ pub struct Birth {
 }
 
 /// Counts a collective constructor on `parent`.
-///
-/// # Safety
-/// As [`identity`].
-pub unsafe fn expect(abi: &Abi, parent: Handle) -> Birth {
-    // SAFETY: passed on.
-    let parent = unsafe { attached(abi, parent) };
+pub fn expect(abi: &Abi, parent: Comm) -> Birth {
+    let parent = attached(abi, parent);
     let ordinal = parent
         .as_ref()
         .map_or(0, |p| p.ordinal(Kind::Derived as u64));
@@ -267,68 +225,46 @@ pub unsafe fn expect(abi: &Abi, parent: Handle) -> Birth {
 }
 
 /// Names the communicator that the constructor returned.
-///
-/// # Safety
-/// `comm` was just returned by the constructor that `birth` announced.
-pub unsafe fn name_derived(abi: &Abi, birth: Birth, comm: Handle) {
+pub fn name_derived(abi: &Abi, birth: Birth, comm: Comm) {
     let Some(parent) = birth.parent else { return };
-    // SAFETY: passed on.
-    if let Some(members) = unsafe { members(abi, comm) } {
+    if let Some(members) = members(abi, comm) {
         let id = name(parent.id, Kind::Derived, birth.ordinal, &members);
-        // SAFETY: a communicator just made.
-        unsafe { attach(abi, comm, Arc::new(Identity::new(id, members))) };
+        attach(abi, comm, Arc::new(Identity::new(id, members)));
     }
 }
 
 /// Names a communicator made by `MPI_Comm_create_group`, which only its own members call.
-///
-/// # Safety
-/// As [`name_derived`].
-pub unsafe fn name_created_group(abi: &Abi, parent: Handle, tag: c_int, comm: Handle) {
-    // SAFETY: passed on.
-    unsafe {
-        if let Some(parent) = identity(abi, parent) {
-            name_by_groups(abi, &parent, u64::from(tag as u32), comm);
-        }
+pub fn name_created_group(abi: &Abi, parent: Comm, tag: c_int, comm: Comm) {
+    if let Some(parent) = identity(abi, parent) {
+        name_by_groups(abi, &parent, u64::from(tag as u32), comm);
     }
 }
 
 /// Names an intercommunicator of `MPI_Intercomm_create`, whose two sides have no parent in common.
-///
-/// # Safety
-/// As [`name_derived`].
-pub unsafe fn name_of_two_groups(abi: &Abi, tag: c_int, comm: Handle) {
+pub fn name_of_two_groups(abi: &Abi, tag: c_int, comm: Comm) {
     if let Some(world) = WORLD.get() {
-        // SAFETY: passed on.
-        unsafe { name_by_groups(abi, world, u64::from(tag as u32), comm) };
+        name_by_groups(abi, world, u64::from(tag as u32), comm);
     }
 }
 
-/// Names a communicator of `MPI_Comm_create_from_group` or `MPI_Intercomm_create_from_groups`.
-///
-/// # Safety
-/// As [`name_derived`]; `tag` is the string that the program gave.
-pub unsafe fn name_from_group(abi: &Abi, tag: *const c_char, comm: Handle) {
-    if tag.is_null() {
-        return;
-    }
-    // SAFETY: a string, as the caller says.
-    let tag = unsafe { CStr::from_ptr(tag) }.to_bytes();
+/// Names a communicator of `MPI_Comm_create_from_group` or `MPI_Intercomm_create_from_groups`. `tag` is the
+/// string that the program gave, if it gave one.
+pub fn name_from_group(abi: &Abi, tag: Option<&CStr>, comm: Comm) {
+    let Some(tag) = tag else { return };
     // Differs from every tag that is a number.
     let tag = tag
+        .to_bytes()
         .iter()
         .fold(u64::MAX, |hash, byte| mix(hash, u64::from(*byte)));
     if let Some(world) = WORLD.get() {
-        // SAFETY: passed on.
-        unsafe { name_by_groups(abi, world, tag, comm) };
+        name_by_groups(abi, world, tag, comm);
     }
 }
 
 /// Names a communicator that only the members of its own groups make: `parent` counts constructors of these
 /// groups with this tag.
-unsafe fn name_by_groups(abi: &Abi, parent: &Identity, tag: u64, comm: Handle) {
-    // SAFETY: passed on.
-    let Some(members) = (unsafe { members(abi, comm) }) else {
+fn name_by_groups(abi: &Abi, parent: &Identity, tag: u64, comm: Comm) {
+    let Some(members) = members(abi, comm) else {
         return;
     };
     let kind = match members {
@@ -338,118 +274,46 @@ unsafe fn name_by_groups(abi: &Abi, parent: &Identity, tag: u64, comm: Handle) {
     let groups = name(tag, kind, 0, &members);
     let ordinal = parent.ordinal(groups);
     let id = name(parent.id, kind, mix(groups, ordinal), &members);
-    // SAFETY: a communicator just made.
-    unsafe { attach(abi, comm, Arc::new(Identity::new(id, members))) };
+    attach(abi, comm, Arc::new(Identity::new(id, members)));
 }
 
 /// World ranks of the members of a communicator; `None` if one of them is outside MPI_COMM_WORLD.
-unsafe fn members(abi: &Abi, comm: Handle) -> Option<Members> {
+fn members(abi: &Abi, comm: Comm) -> Option<Members> {
     if abi.normalize(comm) == abi.normalize(abi.comm_null) {
         return None;
     }
-    // SAFETY: passed on; the out-pointers of the two functions are live locals.
-    unsafe {
-        let own = world_ranks(abi, |group| native::comm_group(comm, group))?;
-        if is_inter(abi, comm) {
-            let remote = world_ranks(abi, |group| native::comm_remote_group(comm, group))?;
-            return Some(Members::of_two([own, remote]));
-        }
-        Some(Members::One(own))
+    let own = world_ranks(abi, |group| native::comm_group(comm, group))?;
+    if is_inter(abi, comm) {
+        let remote = world_ranks(abi, |group| native::comm_remote_group(comm, group))?;
+        return Some(Members::of_two([own, remote]));
     }
+    Some(Members::One(own))
 }
 
 /// World ranks of the members of the group that `ask` gives a reference to.
-unsafe fn world_ranks(abi: &Abi, ask: impl FnOnce(*mut Handle) -> c_int) -> Option<Vec<u32>> {
-    let (mut ours, mut world, mut size): (Handle, Handle, c_int) = (0, 0, 0);
-    if ask(&raw mut ours) != abi.success {
+fn world_ranks(abi: &Abi, ask: impl FnOnce(Slot<'_, Group>) -> c_int) -> Option<Vec<u32>> {
+    let ours = OwnGroup::made(abi, ask).ok()?;
+    let mut size = 0;
+    if native::group_size(ours.get(), Out::of(&mut size)) != abi.success {
         return None;
     }
-    // SAFETY: out-pointers are live locals; the arrays have as many entries as the group has members.
-    unsafe {
-        let mut there = Vec::new();
-        let mut is_known = native::group_size(ours, &raw mut size) == abi.success
-            && native::comm_group(abi.comm_world, &raw mut world) == abi.success;
-        if is_known {
-            let here: Vec<c_int> = (0..size).collect();
-            there = vec![0 as c_int; here.len()];
-            is_known =
-                native::group_translate_ranks(ours, size, here.as_ptr(), world, there.as_mut_ptr())
-                    == abi.success;
-            native::group_free(&raw mut world);
-        }
-        native::group_free(&raw mut ours);
-        // A member outside this world (spawned, or of a session) has no world rank here.
-        is_known
-            .then(|| {
-                there
-                    .into_iter()
-                    .map(|rank| u32::try_from(rank).ok())
-                    .collect()
-            })
-            .flatten()
-    }
-}
-
-extern "C" fn on_copy(
-    _comm: Handle,
-    _keyval: c_int,
-    _extra: *mut c_void,
-    value: *mut c_void,
-    out: *mut c_void,
-    flag: *mut c_int,
-) -> c_int {
-    let copied = std::panic::catch_unwind(|| {
-        // SAFETY: the value is one that `attach` or this function made, alive while the parent is.
-        let parent = unsafe { &*value.cast_const().cast::<Identity>() };
-        let ordinal = parent.ordinal(Kind::Duplicate as u64);
-        let id = name(parent.id, Kind::Duplicate, ordinal, &parent.members);
-        Arc::into_raw(Arc::new(Identity::new(id, parent.members.clone())))
-    });
-    // SAFETY: MPI passes the address of a pointer-sized attribute value and of an int (MPI 4.1 section
-    // 7.7.2).
-    unsafe {
-        match copied {
-            Ok(raw) => {
-                out.cast::<*const Identity>().write(raw);
-                flag.write(1);
-            }
-            Err(_) => flag.write(0),
-        }
-    }
-    0
-}
-
-extern "C" fn on_delete(
-    _comm: Handle,
-    _keyval: c_int,
-    value: *mut c_void,
-    _extra: *mut c_void,
-) -> c_int {
-    if !value.is_null() {
-        // SAFETY: gives back the reference that the attribute held; dropping frees memory and cannot panic.
-        drop(unsafe { Arc::from_raw(value.cast_const().cast::<Identity>()) });
-    }
-    0
+    let here: Vec<c_int> = (0..size).collect();
+    let there = owned::world_ranks(abi, ours.get(), &here).ok()?;
+    // A member outside this world (spawned, or of a session) has no world rank here.
+    let there = there.into_iter();
+    there.map(|rank| u32::try_from(rank).ok()).collect()
 }
 
 /// The other side of a send to a rank of a communicator.
-///
-/// # Safety
-/// `comm` is the program's.
-pub unsafe fn receiver(abi: &Abi, comm: Handle, rank: c_int) -> Of {
-    // SAFETY: as the caller says.
-    let identity = unsafe { identity(abi, comm) };
+pub fn receiver(abi: &Abi, comm: Comm, rank: c_int) -> Of {
+    let identity = identity(abi, comm);
     let world = identity.and_then(|identity| identity.world_rank(rank));
     world.map_or(Of::ToLocal(rank), Of::To)
 }
 
 /// The other side of a receive from a rank of a communicator, or from any.
-///
-/// # Safety
-/// `comm` is the program's.
-pub unsafe fn sender(abi: &Abi, comm: Handle, rank: c_int) -> Of {
-    // SAFETY: as the caller says.
-    match unsafe { receiver(abi, comm, rank) } {
+pub fn sender(abi: &Abi, comm: Comm, rank: c_int) -> Of {
+    match receiver(abi, comm, rank) {
         Of::To(world) => Of::From(world),
         _ if rank == abi.any_source => Of::FromAny,
         _ => Of::FromLocal(rank),

@@ -8,32 +8,14 @@ mod several;
 mod split;
 mod status;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use crate::engine::core::{Core, Entry};
 use crate::engine::{Engine, Env, NativeScope};
-use crate::mpi::{native, Handle};
-
-/// The statuses of a call: one, or an array, or ignored.
-#[derive(Clone, Copy)]
-pub struct Statuses(pub *mut c_void);
+use crate::mpi::{native, Out, Request, Slot, Slots, StatusOut};
 
 /// The requests of a call, in the program's memory.
-#[derive(Clone, Copy)]
-pub struct Requests {
-    array: *mut c_void,
-    count: usize,
-}
-
-impl Requests {
-    /// An array of `count` handles.
-    pub fn new(array: *mut c_void, count: c_int) -> Requests {
-        Requests {
-            array,
-            count: usize::try_from(count).unwrap_or(0),
-        }
-    }
-}
+pub type Requests<'a> = Slots<'a, Request>;
 
 /// State of an engine request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +27,7 @@ enum Look {
 
 impl Engine {
     /// What a request of the program is, if it is the engine's. To be asked by the thread that completes it.
-    fn entry(&self, handle: Handle) -> Option<Entry> {
+    fn entry(&self, handle: Request) -> Option<Entry> {
         let mut core = self.core.lock();
         self.take_over_if_live(&mut core, handle);
         let entry = core.table.get(&handle).copied();
@@ -101,102 +83,85 @@ impl Engine {
     }
 
     /// Completes an engine request that is ready. Returns the handle to leave with the program, and a code.
-    ///
-    /// # Safety
-    /// MPI may be called; `status` is the program's.
-    unsafe fn finish(
+    fn finish(
         &self,
         core: &mut Core,
-        handle: Handle,
+        handle: Request,
         entry: Entry,
-        status: *mut c_void,
-    ) -> (Handle, c_int) {
+        status: StatusOut<'_>,
+    ) -> (Request, c_int) {
         let env = &self.env;
         let null = env.abi.request_null;
-        // SAFETY: the operations are complete.
-        unsafe {
-            match entry {
-                Entry::Receive(id) => {
-                    let sent = match core.take_companion(id) {
-                        Some(send) => core.retire_send(env, send),
-                        None => env.abi.success,
-                    };
-                    let persistent = core.is_persistent(id);
-                    if !persistent {
-                        core.table.remove(&handle);
-                    }
-                    let received = core.finish_receive(env, id, status);
-                    (
-                        if persistent { handle } else { null },
-                        first_error(env, sent, received),
-                    )
-                }
-                Entry::Send(id) => {
+        match entry {
+            Entry::Receive(id) => {
+                let sent = match core.take_companion(id) {
+                    Some(send) => core.retire_send(env, send),
+                    None => env.abi.success,
+                };
+                let persistent = core.is_persistent(id);
+                if !persistent {
                     core.table.remove(&handle);
-                    let stands_for_null = core.sends[id].stands_for_null;
-                    let code = core.retire_send(env, id);
-                    core.requests.finish(env.abi, handle, status);
-                    if stands_for_null {
-                        empty_null_status(env, status);
-                    }
-                    (null, code)
                 }
-                Entry::Persistent(id) => {
-                    let code = match core.persistents[id].active.take() {
-                        Some(send) => core.retire_send(env, send),
-                        None => env.abi.success,
-                    };
-                    if core.persistents[id].is_native {
-                        core.table.remove(&handle);
-                    }
-                    let mut request = handle;
-                    native::wait(&raw mut request, status);
-                    (handle, code)
-                }
-                Entry::Collective(id) => (handle, core.finish_collective(id, status)),
+                let received = core.finish_receive(env, id, status);
+                (
+                    if persistent { handle } else { null },
+                    first_error(env, sent, received),
+                )
             }
+            Entry::Send(id) => {
+                core.table.remove(&handle);
+                let stands_for_null = core.sends[id].stands_for_null;
+                let own = core.sends[id].handle.take();
+                let code = core.retire_send(env, id);
+                if let Some(own) = own {
+                    core.requests.finish(env.abi, own, status);
+                }
+                if stands_for_null {
+                    empty_null_status(env, status);
+                }
+                (null, code)
+            }
+            Entry::Persistent(id) => {
+                let code = match core.persistents[id].active.take() {
+                    Some(send) => core.retire_send(env, send),
+                    None => env.abi.success,
+                };
+                if core.persistents[id].is_native {
+                    core.table.remove(&handle);
+                }
+                core.persistents[id].empty(status);
+                (handle, code)
+            }
+            Entry::Collective(id) => (handle, core.finish_collective(id, status)),
         }
     }
 
     /// Like [`Engine::finish`], also for an inactive persistent request, which gets an empty status.
-    unsafe fn finish_or_empty(
+    fn finish_or_empty(
         &self,
         core: &mut Core,
-        handle: Handle,
+        handle: Request,
         entry: Entry,
-        status: *mut c_void,
-    ) -> (Handle, c_int) {
-        // SAFETY: passed on.
-        unsafe {
-            match entry {
-                Entry::Receive(id) if core.is_idle(id) => {
-                    let mut request = handle;
-                    (handle, native::wait(&raw mut request, status))
-                }
-                _ => self.finish(core, handle, entry, status),
-            }
+        status: StatusOut<'_>,
+    ) -> (Request, c_int) {
+        match entry {
+            Entry::Receive(id) if core.is_idle(id) => (handle, core.native_of(id).wait(status)),
+            _ => self.finish(core, handle, entry, status),
         }
     }
 
     /// `MPI_Wait`.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's call, here and below.
-    pub unsafe fn wait(&self, request: *mut Handle, status: *mut c_void) -> c_int {
-        // SAFETY: passed on.
-        let handle = unsafe { self.env.abi.read(request) };
+    pub fn wait(&self, request: Slot<'_, Request>, status: StatusOut<'_>) -> c_int {
+        let handle = request.read(self.env.abi);
         let scope = NativeScope::brief(self);
         let mut core = self.core.lock();
         self.take_over_if_live(&mut core, handle);
         if !core.table.contains_key(&handle) {
             let _inside = self.leave_to_helper(&core);
             drop(core);
-            // SAFETY: passed on.
-            return unsafe {
-                self.one_natively(request, status, None, |status| {
-                    native::wait(request, status)
-                })
-            };
+            return self.one_natively(request, status, None, |status| {
+                native::wait(request, status)
+            });
         }
         drop(core);
         drop(scope);
@@ -205,11 +170,8 @@ impl Engine {
             match engine.look(core, entry) {
                 Look::Pending => None,
                 Look::Ready | Look::Inactive => {
-                    // SAFETY: passed on.
-                    let (left, code) =
-                        unsafe { engine.finish_or_empty(core, handle, entry, status) };
-                    // SAFETY: the program's request.
-                    unsafe { engine.env.abi.write(request, left) };
+                    let (left, code) = engine.finish_or_empty(core, handle, entry, status);
+                    request.write(engine.env.abi, left);
                     Some(code)
                 }
             }
@@ -217,49 +179,37 @@ impl Engine {
     }
 
     /// `MPI_Test`.
-    ///
-    /// # Safety
-    /// As [`Engine::wait`].
-    pub unsafe fn test(
+    pub fn test(
         &self,
-        request: *mut Handle,
-        flag: *mut c_int,
-        status: *mut c_void,
+        request: Slot<'_, Request>,
+        flag: Out<'_, c_int>,
+        status: StatusOut<'_>,
     ) -> c_int {
-        // SAFETY: passed on.
-        let handle = unsafe { self.env.abi.read(request) };
+        let handle = request.read(self.env.abi);
         let _scope = NativeScope::brief(self);
         let Some(entry) = self.entry(handle) else {
-            // SAFETY: passed on.
-            return unsafe {
-                self.one_natively(request, status, Some(flag), |status| {
-                    native::test(request, flag, status)
-                })
-            };
+            return self.one_natively(request, status, Some(flag), |status| {
+                native::test(request, flag, status)
+            });
         };
         self.once(|engine, core| {
             let look = engine.look(core, entry);
-            // SAFETY: the program's flag and request.
-            unsafe {
-                flag.write(c_int::from(look != Look::Pending));
-                if look == Look::Pending {
-                    return engine.env.abi.success;
-                }
-                let (left, code) = engine.finish_or_empty(core, handle, entry, status);
-                engine.env.abi.write(request, left);
-                code
+            flag.write(c_int::from(look != Look::Pending));
+            if look == Look::Pending {
+                return engine.env.abi.success;
             }
+            let (left, code) = engine.finish_or_empty(core, handle, entry, status);
+            request.write(engine.env.abi, left);
+            code
         })
     }
 }
 
-unsafe fn empty_null_status(env: &Env, status: *mut c_void) {
-    if !env.abi.ignores_status(status) {
-        // SAFETY: the program's status. What a receive from MPI_PROC_NULL returns (MPI 4.1 section 3.10).
-        unsafe {
-            env.abi.set_status_source(status, env.abi.proc_null);
-            env.abi.set_status_tag(status, env.abi.any_tag);
-        }
+/// What a receive from MPI_PROC_NULL returns (MPI 4.1 section 3.10).
+fn empty_null_status(env: &Env, status: StatusOut<'_>) {
+    if let Some(status) = status.at(env.abi) {
+        env.abi.set_status_source(status, env.abi.proc_null);
+        env.abi.set_status_tag(status, env.abi.any_tag);
     }
 }
 

@@ -19,7 +19,7 @@ use crate::engine::receive::{Places, Receive};
 use crate::engine::requests;
 use crate::engine::send::Send;
 use crate::engine::{landing, Env};
-use crate::mpi::Handle;
+use crate::mpi::{Message, Request};
 use crate::node::Readiness;
 use crate::policy::decided;
 use crate::policy::launch::{self, Short, LAUNCHES_MAX};
@@ -89,21 +89,21 @@ struct Rest {
 /// The engine's mutable state.
 pub struct Core {
     /// Requests held by the program. No key is a native send request, because those are not unique.
-    pub(super) table: HashMap<Handle, Entry, FxBuildHasher>,
+    pub(super) table: HashMap<Request, Entry, FxBuildHasher>,
     pub(super) receives: Slab<Receive>,
     /// Receives posted while this rank is not live, under their native handles. Those are no keys of `table`.
     pub(super) early: Pending,
     pub(super) sends: Slab<Send>,
     pub(super) persistents: Slab<PersistentSend>,
     /// Native persistent sends from host memory, which the engine makes when their receiver wishes that.
-    pub(super) native_persistents: HashMap<Handle, usize>,
+    pub(super) native_persistents: HashMap<Request, usize>,
     pub(super) collectives: Slab<Collective>,
     /// The request handles of sends that the program holds.
     pub(super) requests: requests::Pool,
     /// Receives whose payload is on its way.
     pub(super) moving: Vec<usize>,
     /// Incomplete receives and sends that the program has freed.
-    pub(super) orphans: Vec<(Handle, Entry)>,
+    pub(super) orphans: Vec<(Request, Entry)>,
     /// Sends whose RTS is out, except those that are `eager`.
     pub(super) open: Vec<usize>,
     /// Sends whose whole payload is in host memory, in the order in which it got there. Their receivers need
@@ -119,7 +119,7 @@ pub struct Core {
     /// Bytes held by `draining`.
     pub(super) draining_bytes: u64,
     /// Messages that a matched probe has taken and that may be RTSs.
-    pub(super) matched: HashMap<Handle, Matched>,
+    pub(super) matched: HashMap<Message, Matched>,
     pub(super) sent: Counts,
     /// What was learnt about peers.
     pub(super) history: PeerHistory,

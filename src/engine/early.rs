@@ -17,26 +17,31 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::cuda;
+use crate::cuda::{self, Lent};
+use crate::engine::args::{RecvArgs, SendArgs};
 use crate::engine::comms::{Identity, Named};
 use crate::engine::core::Core;
+use crate::engine::native::native_irecv;
 use crate::engine::place::Place;
-use crate::engine::receive::{is_cancelled, received, Receive, RecvArgs};
-use crate::engine::send::SendArgs;
+use crate::engine::receive::{is_cancelled, received, Receive};
 use crate::engine::types;
 use crate::engine::{Engine, Env, NativeScope};
-use crate::mpi::{native, Abi, Family, Handle, Status};
+use crate::mpi::owned::OwnRequest;
+use crate::mpi::{
+    copied, native, Abi, Comm, Datatype, Family, Request, Slot, Slots, Status, StatusAt, StatusRef,
+    Statuses,
+};
 use crate::node::RTS_BYTES;
 use crate::transfer::stream::Stream;
 
 /// A pending receive into host memory.
 #[derive(Clone, Debug)]
 pub(super) struct Early {
-    /// Where the first byte lands.
-    pub(super) landed: *mut u8,
+    /// Where it lands, if that is one run; else of no length, where the first byte lands.
+    pub(super) landed: Lent,
     /// Bytes that there is room for.
     pub(super) capacity: u64,
-    pub(super) comm: Handle,
+    pub(super) comm: Comm,
     /// How the members of its communicator are known.
     pub(super) named: Named,
     /// Number of the receive, which tells it apart from a later one under the same handle. Never 0.
@@ -46,10 +51,6 @@ pub(super) struct Early {
     /// The bytes land in one run.
     pub(super) dense: bool,
 }
-
-// SAFETY: the pointer is to memory that MPI has lent the library until the receive completes; whoever holds
-// the engine's lock may use it.
-unsafe impl Send for Early {}
 
 /// Spreads handles, which are addresses or small numbers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,10 +79,10 @@ impl Hasher for HandleHasher {
 /// The pending receives of this kind.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    by_handle: HashMap<Handle, Early, BuildHasherDefault<HandleHasher>>,
+    by_handle: HashMap<Request, Early, BuildHasherDefault<HandleHasher>>,
     /// Receives whose handle the library has given to a later receive. So they are complete, but their thread
     /// is still on its way out of the completing call.
-    displaced: Vec<(Handle, Early)>,
+    displaced: Vec<(Request, Early)>,
 }
 
 impl Pending {
@@ -96,7 +97,7 @@ impl Pending {
     }
 
     #[inline]
-    fn insert(&mut self, handle: Handle, early: Early) {
+    fn insert(&mut self, handle: Request, early: Early) {
         if let Some(before) = self.by_handle.insert(handle, early) {
             self.displaced.push((handle, before));
         }
@@ -106,7 +107,7 @@ impl Pending {
     pub(super) fn keep_identity(
         &mut self,
         abi: &Abi,
-        comm: Handle,
+        comm: Comm,
         identity: Option<&Arc<Identity>>,
     ) {
         let displaced = self.displaced.iter_mut().map(|(_, early)| early);
@@ -121,7 +122,7 @@ impl Pending {
     /// The receive that a native call is given as `handle`. If several threads may call MPI, it belongs to
     /// that call until it is taken out or released.
     #[inline]
-    fn claim(&mut self, handle: Handle, among_several: bool) -> Option<Claim> {
+    fn claim(&mut self, handle: Request, among_several: bool) -> Option<Claim> {
         let early = self.by_handle.get_mut(&handle)?;
         // The call that has completed it has not ended, and a later request has the handle.
         if early.in_call {
@@ -161,7 +162,7 @@ impl Pending {
 /// An early receive that a native call may complete.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    handle: Handle,
+    handle: Request,
     serial: u64,
 }
 
@@ -196,14 +197,6 @@ impl Scratch {
             let _ = SCRATCH.try_with(|scratch| scratch.set(Some(self)));
         }
     }
-
-    /// Room for `bytes` bytes of statuses, with any content: MPI writes those of completed requests, and no
-    /// others are read.
-    fn statuses(&mut self, bytes: usize) -> *mut c_void {
-        self.statuses.clear();
-        self.statuses.reserve(bytes);
-        self.statuses.as_mut_ptr().cast()
-    }
 }
 
 /// The requests of a completing call, as they were before it.
@@ -213,27 +206,21 @@ pub(super) struct Before {
 }
 
 impl Before {
-    /// # Safety
-    /// `array` holds `count` handles.
-    unsafe fn note(abi: &Abi, array: *const c_void, count: usize) -> Before {
+    fn note(abi: &Abi, requests: Slots<'_, Request>) -> Before {
         let mut scratch = Scratch::take();
         scratch.claims.clear();
         scratch.handles.clear();
-        // An empty array may be a null pointer.
-        if count > 0 {
-            // SAFETY: passed on.
-            let bytes =
-                unsafe { std::slice::from_raw_parts(array.cast::<u8>(), count * abi.handle_bytes) };
-            scratch.handles.extend_from_slice(bytes);
+        requests.copy_to(abi, &mut scratch.handles);
+        Before {
+            scratch,
+            count: requests.len(),
         }
-        Before { scratch, count }
     }
 
     #[inline]
-    fn handle(&self, abi: &Abi, i: usize) -> Handle {
+    fn handle(&self, abi: &Abi, i: usize) -> Request {
         debug_assert!(i < self.count);
-        // SAFETY: as many handles were noted.
-        unsafe { abi.load(self.scratch.handles.as_ptr().cast(), i) }
+        copied(abi, &self.scratch.handles, i)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -249,72 +236,58 @@ impl Before {
 
     /// The statuses for the native call: the program's, or our own room if the program wants none, because
     /// the engine must see the length of a message.
-    pub(super) fn statuses(&mut self, abi: &Abi, statuses: *mut c_void) -> *mut c_void {
-        if abi.ignores_status(statuses) {
-            self.scratch.statuses(abi.status_bytes * self.count.max(1))
+    pub(super) fn statuses<'a>(
+        &self,
+        abi: &Abi,
+        statuses: Statuses<'a>,
+        room: &'a mut Vec<u8>,
+    ) -> Statuses<'a> {
+        if statuses.is_ignored(abi) {
+            Statuses::within(abi, room, self.count.max(1))
         } else {
             statuses
         }
+    }
+
+    /// Room for statuses of our own, to be given back by [`Before::keep`].
+    pub(super) fn room(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.scratch.statuses)
+    }
+
+    /// The call has been noted.
+    pub(super) fn keep(mut self, room: Vec<u8>) {
+        self.scratch.statuses = room;
+        self.scratch.keep();
     }
 }
 
 impl Env {
     /// Bytes that a status reports.
-    ///
-    /// # Safety
-    /// The MPI library has filled the status, here and below.
     #[inline]
-    pub(super) unsafe fn length_of(&self, status: *const c_void) -> u64 {
-        // SAFETY: passed on.
-        unsafe {
-            let read = self.reads_lengths.then(|| self.abi.status_length(status));
-            read.flatten()
-                .unwrap_or_else(|| received(self.abi, &self.copy_status(status)))
-        }
+    pub(super) fn length_of(&self, status: StatusRef<'_>) -> u64 {
+        let read = self.reads_lengths.then(|| self.abi.status_length(status));
+        read.flatten().unwrap_or_else(|| received(self.abi, status))
     }
 
     /// Whether a message that has completed a receive with this status is as long as an RTS.
-    ///
-    /// # Safety
-    /// As [`Env::length_of`].
     #[inline]
-    pub(super) unsafe fn is_rts_long(&self, status: *const c_void) -> bool {
-        // SAFETY: passed on.
-        unsafe { self.length_of(status) == RTS_BYTES as u64 }
-    }
-
-    /// # Safety
-    /// As [`Env::length_of`].
-    pub(super) unsafe fn copy_status(&self, status: *const c_void) -> Status {
-        let mut copy = Status::new();
-        // SAFETY: a status of this ABI, no longer than our storage.
-        unsafe {
-            copy.as_mut_ptr()
-                .cast::<u8>()
-                .copy_from_nonoverlapping(status.cast(), self.abi.status_bytes)
-        };
-        copy
+    pub(super) fn is_rts_long(&self, status: StatusRef<'_>) -> bool {
+        self.length_of(status) == RTS_BYTES as u64
     }
 }
 
 /// Whether the length of a message can be read from its status at the place where this ABI should have it.
 /// Tests the library itself: it writes some lengths, and all must be found.
-///
-/// # Safety
-/// MPI may be called.
-pub(super) unsafe fn reads_lengths(abi: &Abi) -> bool {
+pub(super) fn reads_lengths(abi: &Abi) -> bool {
     [0i64, 1, 61, 0x7fff_ffff, 0x8000_0000, 0x12_3456_789a]
         .into_iter()
         .all(|length| {
             let mut status = Status::new();
-            // SAFETY: a live local; a predefined datatype.
-            unsafe {
-                native::status_set_elements_x(status.as_mut_ptr(), abi.byte, length as _)
-                    == abi.success
-                    && native::status_set_cancelled(status.as_mut_ptr(), 0) == abi.success
-                    && abi.status_length(status.as_ptr()) == u64::try_from(length).ok()
-                    && received(abi, &status) == length as u64
-            }
+            let at = StatusAt::of(&mut status);
+            native::status_set_elements_x(at, abi.byte, length as _) == abi.success
+                && native::status_set_cancelled(at, 0) == abi.success
+                && abi.status_length(at.seen()) == u64::try_from(length).ok()
+                && received(abi, at.seen()) == length as u64
         })
 }
 
@@ -343,25 +316,20 @@ fn host_run(run: types::Run, buffer: *const c_void, count: i64) -> Option<HostMe
 }
 
 /// A message of any items; also used when a type is seen for the first time.
-///
-/// # Safety
-/// `datatype` is the program's handle.
 #[inline(never)]
-unsafe fn host_items(
+fn host_items(
     abi: &Abi,
     buffer: *const c_void,
     count: i64,
-    datatype: Handle,
+    datatype: Datatype,
 ) -> Option<HostMessage> {
-    // SAFETY: passed on.
-    let info = unsafe { types::info(abi, datatype) }?;
+    let info = types::info(abi, datatype)?;
     let (bytes, dense) = (info.bytes(count), info.dense(count));
     let first = buffer.wrapping_byte_offset(info.first(count) as isize);
     let is_host = if dense {
         bytes == 0 || !cuda::is_device(first)
     } else {
-        // SAFETY: passed on.
-        let place = unsafe { Place::of_parts(abi, buffer, count, datatype, &info) };
+        let place = Place::of_parts(abi, buffer, count, datatype, &info);
         matches!(place, Place::Host(_))
     };
     is_host.then_some(HostMessage {
@@ -385,15 +353,17 @@ impl Engine {
 
     /// Where a receive into host memory lands; `None` if it may be into device memory.
     #[inline]
-    unsafe fn host_landing(&self, args: &RecvArgs) -> Option<Early> {
-        // SAFETY: the program's handle.
-        let message = unsafe { self.host_message(args.buffer, args.count, args.datatype) }?;
+    fn host_landing(&self, args: &RecvArgs) -> Option<Early> {
+        let message = self.host_message(args.buffer, args.count, args.datatype)?;
         // MPICH 5 aborts on a part of an element. For most types an RTS ends with one, so none may land
         // there.
         let whole = message.bytewise || self.env.abi.family == Family::OpenMpi;
         let dense = (message.dense && whole) || message.bytes == 0;
+        let room = if dense { message.bytes } else { 0 };
+        // SAFETY: the program's buffer, which is one run in host memory then.
+        let landed = unsafe { Lent::new(message.first.cast_mut().cast(), room) };
         Some(Early {
-            landed: message.first.cast_mut().cast(),
+            landed,
             capacity: message.bytes,
             comm: args.comm,
             named: Named::ByItself,
@@ -404,32 +374,26 @@ impl Engine {
     }
 
     /// A message, if it is certainly in host memory.
-    ///
-    /// # Safety
-    /// `datatype` is the program's handle.
     #[inline(always)]
-    unsafe fn host_message(
+    fn host_message(
         &self,
         buffer: *const c_void,
         count: i64,
-        datatype: Handle,
+        datatype: Datatype,
     ) -> Option<HostMessage> {
         match types::run(self.env.abi, datatype) {
             Some(run) => host_run(run, buffer, count),
-            // SAFETY: passed on.
-            None => unsafe { host_items(self.env.abi, buffer, count, datatype) },
+            None => host_items(self.env.abi, buffer, count, datatype),
         }
     }
 
     /// Whether a receive is into host memory, or none at all.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's call, here and below.
     #[inline(always)]
-    pub unsafe fn is_host_receive(&self, args: &RecvArgs) -> bool {
-        // SAFETY: passed on.
+    pub fn is_host_receive(&self, args: &RecvArgs) -> bool {
         self.is_none(args)
-            || unsafe { self.host_message(args.buffer, args.count, args.datatype) }.is_some()
+            || self
+                .host_message(args.buffer, args.count, args.datatype)
+                .is_some()
     }
 
     #[inline]
@@ -438,14 +402,11 @@ impl Engine {
     }
 
     /// Whether a send is certainly of host memory, and of a length that need not be counted.
-    ///
-    /// # Safety
-    /// As [`Engine::is_host_receive`].
     #[inline(always)]
-    pub unsafe fn is_host_send(&self, args: &SendArgs) -> bool {
-        // SAFETY: passed on.
+    pub fn is_host_send(&self, args: &SendArgs) -> bool {
         self.sends_nothing(args)
-            || unsafe { self.host_message(args.buffer, args.count, args.datatype) }
+            || self
+                .host_message(args.buffer, args.count, args.datatype)
                 .is_some_and(|message| message.bytes != RTS_BYTES as u64)
     }
 
@@ -455,68 +416,48 @@ impl Engine {
     }
 
     /// Both at once. If they have the same type, it is looked up once.
-    ///
-    /// # Safety
-    /// As [`Engine::is_host_receive`].
     #[inline(always)]
-    pub unsafe fn is_host_pair(&self, send: &SendArgs, receive: &RecvArgs) -> bool {
-        // SAFETY: passed on, here and below.
-        unsafe {
-            let is_pair = send.datatype == receive.datatype
-                && !self.sends_nothing(send)
-                && !self.is_none(receive);
-            let run = match is_pair {
-                true => types::run(self.env.abi, send.datatype),
-                false => None,
-            };
-            let Some(run) = run else {
-                return self.is_host_send(send) && self.is_host_receive(receive);
-            };
-            host_run(run, send.buffer, send.count)
-                .is_some_and(|sent| sent.bytes != RTS_BYTES as u64)
-                && host_run(run, receive.buffer, receive.count).is_some()
-        }
+    pub fn is_host_pair(&self, send: &SendArgs, receive: &RecvArgs) -> bool {
+        let is_pair = send.datatype == receive.datatype
+            && !self.sends_nothing(send)
+            && !self.is_none(receive);
+        let run = match is_pair {
+            true => types::run(self.env.abi, send.datatype),
+            false => None,
+        };
+        let Some(run) = run else {
+            return self.is_host_send(send) && self.is_host_receive(receive);
+        };
+        host_run(run, send.buffer, send.count).is_some_and(|sent| sent.bytes != RTS_BYTES as u64)
+            && host_run(run, receive.buffer, receive.count).is_some()
     }
 
     /// `MPI_Irecv` made by the MPI library and remembered; `None` if it is not for the MPI library alone.
-    ///
-    /// # Safety
-    /// As [`Engine::is_host_receive`]; `natively` is the program's call.
     #[inline]
-    pub unsafe fn irecv_early(
+    pub fn irecv_early(
         &self,
         args: &RecvArgs,
-        request: *mut Handle,
+        request: Slot<'_, Request>,
         natively: impl FnOnce() -> c_int,
     ) -> Option<c_int> {
         let _scope = self.early()?;
         if self.is_none(args) {
             return Some(natively());
         }
-        // SAFETY: passed on.
-        let early = unsafe { self.host_landing(args) }?;
+        let early = self.host_landing(args)?;
         let code = if early.dense {
             // As bytes: once this rank takes part an RTS may land there, and it is no whole number of
             // elements of most other types. A receive that is too long for that is prepared like any other.
             let count = c_int::try_from(early.capacity).ok()?;
+            let (buffer, byte) = (early.landed.as_ptr().cast(), self.env.abi.byte);
             // SAFETY: the same bytes as the program's.
-            unsafe {
-                native::irecv(
-                    early.landed.cast(),
-                    count,
-                    self.env.abi.byte,
-                    args.source,
-                    args.tag,
-                    args.comm,
-                    request,
-                )
-            }
+            let bytes = unsafe { args.with_payload(buffer, i64::from(count), byte) };
+            native_irecv(&bytes, request)
         } else {
             natively()
         };
         if code == self.env.abi.success {
-            // SAFETY: the program's request, which the library has filled.
-            let handle = unsafe { self.env.abi.read(request) };
+            let handle = request.read(self.env.abi);
             self.core.lock().remember(handle, early);
         }
         Some(code)
@@ -524,32 +465,23 @@ impl Engine {
 
     /// Counts the message of a blocking receive if it is as long as an RTS. If it was truncated, only some
     /// libraries tell its length.
-    ///
-    /// # Safety
-    /// The receive on `comm` has filled `status` and returned `code`.
     #[inline]
-    pub unsafe fn count_received(&self, comm: Handle, status: *mut c_void, code: c_int) {
+    pub fn count_received(&self, comm: Comm, status: StatusRef<'_>, code: c_int) {
         let told = code == self.env.abi.success || self.env.abi.family == Family::OpenMpi;
-        // SAFETY: passed on.
-        unsafe {
-            if told && self.env.is_rts_long(status) {
-                self.count_unwatched(comm, status);
-            }
+        if told && self.env.is_rts_long(status) {
+            self.count_unwatched(comm, status);
         }
     }
 
     /// Takes note of the requests of a native completing call. Its early receives belong to that call until
     /// [`Engine::note_after`]. `None` if none is pending.
-    ///
-    /// # Safety
-    /// `array` holds `count` handles.
-    pub(super) unsafe fn note_before(&self, array: *const c_void, count: usize) -> Option<Before> {
+    pub(super) fn note_before(&self, requests: Slots<'_, Request>) -> Option<Before> {
         let mut core = self.core.lock();
         if core.early.is_empty() {
             return None;
         }
-        // SAFETY: passed on.
-        let mut before = unsafe { Before::note(self.env.abi, array, count) };
+        let count = requests.len();
+        let mut before = Before::note(self.env.abi, requests);
         if self.env.multiple {
             for i in 0..count {
                 let claim = core.early.claim(before.handle(self.env.abi, i), true);
@@ -560,13 +492,10 @@ impl Engine {
     }
 
     /// The call has ended. `done` says what it has completed, by index, with the statuses.
-    ///
-    /// # Safety
-    /// The MPI library has filled the statuses.
-    pub(super) unsafe fn note_after(
+    pub(super) fn note_after<'a>(
         &self,
-        before: Before,
-        completed: impl Iterator<Item = (usize, *const c_void)>,
+        before: &Before,
+        completed: impl Iterator<Item = (usize, StatusRef<'a>)>,
     ) {
         let (env, mut core) = (&self.env, self.core.lock());
         for (i, status) in completed {
@@ -575,20 +504,17 @@ impl Engine {
                 false => core.early.claim(before.handle(env.abi, i), false),
             };
             if let Some(claim) = claim {
-                // SAFETY: passed on.
-                unsafe { core.note_completed(env, claim, status) };
+                core.note_completed(env, claim, status);
             }
         }
         for (_, claim) in &before.scratch.claims {
             core.early.release(*claim);
         }
-        drop(core);
-        before.scratch.keep();
     }
 
     /// As [`Engine::note_before`] for one request, until [`Engine::note_after_one`].
     #[inline]
-    pub(super) fn note_before_one(&self, handle: Handle) -> Option<Claim> {
+    pub(super) fn note_before_one(&self, handle: Request) -> Option<Claim> {
         let mut core = self.core.lock();
         if core.early.is_empty() {
             return None;
@@ -597,14 +523,10 @@ impl Engine {
     }
 
     /// The call has ended, and has completed the request if there is a status.
-    ///
-    /// # Safety
-    /// As [`Engine::note_after`].
     #[inline]
-    pub(super) unsafe fn note_after_one(&self, claim: Claim, status: Option<*const c_void>) {
+    pub(super) fn note_after_one(&self, claim: Claim, status: Option<StatusRef<'_>>) {
         match status {
-            // SAFETY: passed on.
-            Some(status) => unsafe { self.core.lock().note_completed(&self.env, claim, status) },
+            Some(status) => self.core.lock().note_completed(&self.env, claim, status),
             None if self.env.multiple => self.core.lock().early.release(claim),
             None => {}
         }
@@ -613,7 +535,7 @@ impl Engine {
     /// A thread of the program asks for the state of a request that it completes. If this rank takes part by
     /// now, an early receive is taken over.
     #[inline]
-    pub(super) fn take_over_if_live(&self, core: &mut Core, handle: Handle) {
+    pub(super) fn take_over_if_live(&self, core: &mut Core, handle: Request) {
         if !core.early.is_empty() && self.is_live() {
             core.take_over_one(&self.env, handle);
         }
@@ -623,15 +545,17 @@ impl Engine {
 impl Core {
     /// Remembers a receive that the MPI library has just posted.
     #[inline]
-    fn remember(&mut self, handle: Handle, mut early: Early) {
+    fn remember(&mut self, handle: Request, mut early: Early) {
         self.serial += 1;
         early.serial = self.serial;
         self.early.insert(handle, early);
     }
 
     /// Makes a full receive of an early one, which the MPI library has posted.
-    fn take_over(&mut self, env: &Env, handle: Handle, early: Early) {
-        let id = self.receives.insert(Receive::posted_early(handle, early));
+    fn take_over(&mut self, env: &Env, handle: Request, early: Early) {
+        // SAFETY: the MPI library has posted it, and from now on the engine ends it.
+        let native = unsafe { OwnRequest::given(handle) };
+        let id = self.receives.insert(Receive::posted_early(native, early));
         self.note_posted(env, id);
         self.enter(handle, id);
     }
@@ -646,7 +570,7 @@ impl Core {
 
     /// Makes a full receive of the early one under this handle, if there is one. To be called by the thread
     /// that completes it.
-    pub(super) fn take_over_one(&mut self, env: &Env, handle: Handle) {
+    pub(super) fn take_over_one(&mut self, env: &Env, handle: Request) {
         if let Some(claim) = self.early.claim(handle, true) {
             if let Some(early) = self.early.take(claim) {
                 self.take_over(env, handle, early);
@@ -655,42 +579,32 @@ impl Core {
     }
 
     /// A native call has completed an early receive.
-    ///
-    /// # Safety
-    /// `status` is its status.
     #[inline]
-    unsafe fn note_completed(&mut self, env: &Env, claim: Claim, status: *const c_void) {
+    fn note_completed(&mut self, env: &Env, claim: Claim, status: StatusRef<'_>) {
         if let Some(early) = self.early.take(claim) {
-            // SAFETY: passed on.
-            unsafe {
-                if env.is_rts_long(status) {
-                    self.count_early(env, &early, status);
-                }
+            if env.is_rts_long(status) {
+                self.count_early(env, &early, status);
             }
         }
     }
 
     #[cold]
-    unsafe fn count_early(&mut self, env: &Env, early: &Early, status: *const c_void) {
+    fn count_early(&mut self, env: &Env, early: &Early, status: StatusRef<'_>) {
         let abi = env.abi;
         // A library that does not tell the length of a truncated message says nothing useful here.
         let truncated_silently = early.capacity < RTS_BYTES as u64 && abi.family != Family::OpenMpi;
-        // SAFETY: a status that the MPI library has filled; a communicator that is not freed, or its identity
-        // would have been kept.
-        unsafe {
-            if truncated_silently || is_cancelled(&env.copy_status(status)) {
-                return;
-            }
-            let Some(identity) = early.named.identity(abi, early.comm) else {
-                return;
-            };
-            if let Some(peer) = identity.world_rank(abi.status_source(status)) {
-                self.received.take(Stream {
-                    comm: identity.id,
-                    peer,
-                    tag: abi.status_tag(status),
-                });
-            }
+        if truncated_silently || is_cancelled(status) {
+            return;
+        }
+        let Some(identity) = early.named.identity(abi, early.comm) else {
+            return;
+        };
+        if let Some(peer) = identity.world_rank(abi.status_source(status)) {
+            self.received.take(Stream {
+                comm: identity.id,
+                peer,
+                tag: abi.status_tag(status),
+            });
         }
     }
 }
@@ -699,11 +613,15 @@ impl Core {
 mod tests {
     use super::*;
 
+    fn request() -> Request {
+        Abi::STANDARD.request_null
+    }
+
     fn early(serial: u64) -> Early {
         Early {
-            landed: std::ptr::null_mut(),
+            landed: Lent::NONE,
             capacity: 100,
-            comm: 1,
+            comm: Abi::STANDARD.comm_self,
             named: Named::ByItself,
             serial,
             in_call: false,
@@ -716,8 +634,8 @@ mod tests {
         let mut pending = Pending::default();
         let mut claims = Vec::new();
         for serial in 1..=3 {
-            pending.insert(7, early(serial));
-            claims.extend(pending.claim(7, true));
+            pending.insert(request(), early(serial));
+            claims.extend(pending.claim(request(), true));
         }
         // Calls that completed receives 1, 2 and 3 under the same handle end in another order.
         for at in [1, 0, 2] {
@@ -731,16 +649,16 @@ mod tests {
     #[test]
     fn a_receive_is_of_one_call_at_a_time() {
         let mut pending = Pending::default();
-        pending.insert(7, early(1));
-        let claim = pending.claim(7, true).expect("it is nobody's");
+        pending.insert(request(), early(1));
+        let claim = pending.claim(request(), true).expect("it is nobody's");
         // By now there may be another request under its handle.
-        assert!(pending.claim(7, true).is_none());
+        assert!(pending.claim(request(), true).is_none());
         pending.release(claim);
         let claim = pending
-            .claim(7, true)
+            .claim(request(), true)
             .expect("the call has not completed it");
         assert!(pending.take(claim).is_some());
-        assert!(pending.claim(7, true).is_none());
+        assert!(pending.claim(request(), true).is_none());
     }
 
     #[test]

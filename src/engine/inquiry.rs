@@ -2,12 +2,12 @@
 
 use crate::engine::core::Entry;
 use crate::engine::{engine, Engine};
-use crate::mpi::{guard, Handle};
+use crate::mpi::{guard, Request, Slot};
 use crate::transfer::story::Story;
 
 impl Engine {
     /// What is known of an engine request that is not complete towards the program.
-    fn story(&self, handle: Handle) -> Option<Story> {
+    fn story(&self, handle: Request) -> Option<Story> {
         let core = self.core.lock();
         match *core.table.get(&handle)? {
             Entry::Receive(id) => Some(core.receives[id].story()),
@@ -24,18 +24,10 @@ impl Engine {
     }
 }
 
-/// What is known of the request at this address. `None` if it is not the engine's.
-///
-/// # Safety
-/// `request` is null or points to a request handle of the program's MPI library.
-pub unsafe fn of_request(request: *const Handle) -> Option<Story> {
+/// What is known of a request. `None` if it is not the engine's.
+pub fn of_request(request: Slot<'_, Request>) -> Option<Story> {
     // Not in a forked child, where a thread that does not exist there may hold the lock, nor once MPI is
     // being finalized.
     let engine = engine().filter(|_| guard::armed())?;
-    if request.is_null() {
-        return None;
-    }
-    // SAFETY: not null, so a handle, as the caller says.
-    let handle = unsafe { engine.env.abi.read(request) };
-    engine.story(handle)
+    engine.story(request.read(engine.env.abi))
 }

@@ -8,6 +8,8 @@
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
+use crate::cuda::Lent;
+
 /// Smallest range: one page.
 const RANGE_MIN: usize = 4096;
 /// Ranges kept per size class. A program may have thousands of receives pending; the mapping is what costs.
@@ -33,17 +35,11 @@ unsafe impl Send for Landing {}
 impl Landing {
     fn map(length: usize) -> Option<Landing> {
         let length = NonZeroUsize::new(length)?;
+        let mapped = length.get().checked_add(SLACK)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh private anonymous mapping, no existing memory involved.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length.get().checked_add(SLACK)?,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), mapped, access, kind, -1, 0) };
         if start == libc::MAP_FAILED {
             return None;
         }
@@ -54,9 +50,11 @@ impl Landing {
         })
     }
 
-    /// First byte of the range.
-    pub fn start(&self) -> *mut u8 {
-        self.start.as_ptr()
+    /// Its first bytes, to be used as long as this lives.
+    pub fn first(&self, bytes: u64) -> Lent {
+        let length = self.length.get() as u64;
+        // SAFETY: plain memory owned by this value alone, which nobody touches but the receive that has taken it.
+        unsafe { Lent::new(self.start.as_ptr(), length) }.part(0, bytes)
     }
 
     /// Notes that a message of `bytes` may have filled the start of the range.
@@ -121,8 +119,7 @@ impl Pool {
             }
             None => Landing::map(capacity)?,
         };
-        // SAFETY: a range is at least a page long.
-        unsafe { landing.start().write_bytes(0, 64) };
+        landing.first(64).write(&[0; 64]);
         Some(landing)
     }
 
@@ -147,16 +144,14 @@ mod tests {
     fn ranges_are_reused_and_clean_at_the_front() {
         let mut pool = Pool::new(1 << 20);
         let mut first = pool.take(5000).unwrap();
-        let start = first.start();
-        // SAFETY: 8192 bytes long.
-        unsafe { start.write_bytes(0xee, 5000) };
+        let range = first.first(5000);
+        range.write(&[0xee; 5000]);
         first.note_touched(5000);
         pool.give(first);
         assert_eq!(pool.resident, 5000);
         let again = pool.take(8000).unwrap();
-        assert_eq!(again.start(), start);
-        // SAFETY: as above.
-        assert_eq!(unsafe { (start.read(), start.add(100).read()) }, (0, 0xee));
+        assert_eq!(again.first(0).address(), range.address());
+        assert_eq!(range.first::<65>()[63..], [0, 0xee]);
         assert_eq!(pool.resident, 0);
     }
 

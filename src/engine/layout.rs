@@ -8,7 +8,7 @@ use std::ffi::c_int;
 
 use crate::engine::types::runs::{self, Run, RUNS_MAX};
 use crate::engine::types::TypeInfo;
-use crate::mpi::{native, Abi, Handle};
+use crate::mpi::{native, Abi, Datatype, Out};
 
 /// The runs of one item, in typemap order: that is the order of the bytes on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,17 +36,12 @@ pub struct Piece {
 
 impl Layout {
     /// Layout of `datatype`; `None` if the library does not tell, or it has too many runs.
-    ///
-    /// # Safety
-    /// `datatype` is a valid handle and `info` describes it.
-    pub unsafe fn of(abi: &Abi, datatype: Handle, info: &TypeInfo) -> Option<Layout> {
-        // SAFETY: passed on.
-        let runs = unsafe { runs::runs_of(abi, datatype, RUNS_MAX) }
+    pub fn of(abi: &Abi, datatype: Datatype, info: &TypeInfo) -> Option<Layout> {
+        let runs = runs::runs_of(abi, datatype, RUNS_MAX)
             .filter(|runs| runs.iter().map(|run| run.length).sum::<u64>() == info.size);
         let runs = match runs {
             Some(runs) => runs,
-            // SAFETY: passed on.
-            None => unsafe { runs_by_packing(abi, datatype, info) }?,
+            None => runs_by_packing(abi, datatype, info)?,
         };
         Some(Layout::new(runs, info.extent))
     }
@@ -160,7 +155,7 @@ impl Iterator for Pieces<'_> {
 /// Learns the typemap from the library itself: the bytes of an image of the item name their own position and
 /// are packed, one byte of the position at a time. Correct for any type, even if items overlap. Costs the
 /// span of an item in memory and up to eight times the time of packing it.
-unsafe fn runs_by_packing(abi: &Abi, datatype: Handle, info: &TypeInfo) -> Option<Vec<Run>> {
+fn runs_by_packing(abi: &Abi, datatype: Datatype, info: &TypeInfo) -> Option<Vec<Run>> {
     let size = usize::try_from(info.size).ok()?;
     let room = c_int::try_from(size).ok()?;
     let span = usize::try_from(info.true_extent).ok()?;
@@ -173,19 +168,11 @@ unsafe fn runs_by_packing(abi: &Abi, datatype: Handle, info: &TypeInfo) -> Optio
         image.clear();
         image.extend((0..span).map(|at| (at >> (8 * digit)) as u8));
         let mut end: c_int = 0;
+        let start = image.as_ptr().wrapping_offset(-(info.true_lb as isize));
+        let (start, to) = (start.cast(), packed.as_mut_ptr().cast());
+        let comm = abi.comm_self;
         // SAFETY: the item's data span `true_extent` bytes from `true_lb`, which is where the image begins.
-        let code = unsafe {
-            let start = image.as_ptr().wrapping_offset(-(info.true_lb as isize));
-            native::pack(
-                start.cast(),
-                1,
-                datatype,
-                packed.as_mut_ptr().cast(),
-                room,
-                &raw mut end,
-                abi.comm_self,
-            )
-        };
+        let code = unsafe { native::pack(start, 1, datatype, to, room, Out::of(&mut end), comm) };
         if code != abi.success || end != room {
             return None;
         }

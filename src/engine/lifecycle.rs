@@ -12,7 +12,7 @@ use crate::engine::core::Entry;
 use crate::engine::rtr::Unseen;
 use crate::engine::tracing;
 use crate::engine::{comms, early, engine, helper, requests, types, Core, Engine, Env, ENGINE};
-use crate::mpi::{guard, native, tools, Abi, Family, Function};
+use crate::mpi::{guard, native, tools, Abi, Family, Function, Out};
 use crate::node::{Launch, Node, NodeError, Options, Peer};
 use crate::stats::{self, Counter, Reason, Snapshot, StatsTarget, Summary};
 use crate::transfer::{self, node_options};
@@ -61,13 +61,12 @@ pub fn arm() {
     }
     logging::report(&config, &warnings);
     let Some(abi) = mpi::abi() else { return };
-    // SAFETY: MPI is initialized.
-    if let Err(why) = unsafe { start(abi, config) } {
+    if let Err(why) = start(abi, config) {
         log::info!("not taking part: {why}");
     }
 }
 
-unsafe fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
+fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     if !cuda::arm() {
         return Err("no cuda driver in this process".into());
     }
@@ -81,17 +80,10 @@ unsafe fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
         return Err("the MPI library lacks a function".into());
     }
     let (mut rank, mut provided) = (0, 0);
-    let mut parent = abi.comm_null;
-    // SAFETY: MPI is initialized; live locals; these calls are local.
-    unsafe {
-        native::comm_rank(abi.comm_world, &raw mut rank);
-        native::query_thread(&raw mut provided);
-        if Function::CommGetParent.available() {
-            native::comm_get_parent(&raw mut parent);
-        }
-    }
+    native::comm_rank(abi.comm_world, Out::of(&mut rank));
+    native::query_thread(Out::of(&mut provided));
     logging::set_rank(rank);
-    let is_spawned = abi.normalize(parent) != abi.normalize(abi.comm_null);
+    let is_spawned = mpi::is_spawned(abi);
     if rank == 0 && !is_spawned {
         if let Some(notice) = crate::config::notice() {
             log::warn!("{notice}");
@@ -112,38 +104,31 @@ unsafe fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
         true => Node::alone(&launch, world_rank, &options),
     };
     let node = node.map_err(|error| error.to_string())?;
-    // SAFETY: MPI is initialized.
-    if !unsafe { comms::start(abi, world_rank) } {
+    if !comms::start(abi, world_rank) {
         return Err("no communicator attribute".into());
     }
-    // SAFETY: MPI is initialized.
-    unsafe { tracing::begin(abi, &config, &launch, world_rank) };
+    tracing::begin(abi, &config, &launch, world_rank);
     inject_panic(&config);
     guard::trace_calls_if_logged();
-    // SAFETY: MPI is initialized.
-    unsafe {
-        set_up(
-            abi,
-            config,
-            node,
-            cuda_aware,
-            provided == abi.thread_multiple,
-        )
-    }
+    set_up(
+        abi,
+        config,
+        node,
+        cuda_aware,
+        provided == abi.thread_multiple,
+    )
 }
 
 /// Makes the engine. From now on calls are taken.
-unsafe fn set_up(
+fn set_up(
     abi: &'static Abi,
     config: Config,
     node: Node,
     cuda_aware: bool,
     multiple: bool,
 ) -> Result<(), String> {
-    // SAFETY: MPI is initialized.
-    unsafe { types::start(abi) };
-    // SAFETY: MPI is initialized.
-    let reads_lengths = unsafe { early::reads_lengths(abi) };
+    types::start(abi);
+    let reads_lengths = early::reads_lengths(abi);
     let core = Mutex::new(Core::new(&config));
     let env = Env {
         transfer: transfer::Env::new(config, node, abi.err_other),
@@ -195,14 +180,12 @@ pub fn engine_for_requests() -> Result<&'static Engine, c_int> {
     config.stats = StatsTarget::Off;
     logging::set_up(&config);
     let mut provided = 0;
-    // SAFETY: the program has called MPI, which is initialized; a live local.
-    unsafe { native::query_thread(&raw mut provided) };
+    native::query_thread(Out::of(&mut provided));
     cuda::stay_away();
     let node = Node::alone(&Launch::detect(), u32::MAX, &node_options(&config));
-    let made = node.map_err(|error| error.to_string()).and_then(|node| {
-        // SAFETY: as above.
-        unsafe { set_up(abi, config, node, false, provided == abi.thread_multiple) }
-    });
+    let made = node
+        .map_err(|error| error.to_string())
+        .and_then(|node| set_up(abi, config, node, false, provided == abi.thread_multiple));
     match (made, engine()) {
         (_, Some(engine)) => Ok(engine),
         (made, None) => {
@@ -309,9 +292,7 @@ fn is_cuda_aware(config: &Config) -> bool {
         MpiCuda::Yes => true,
         MpiCuda::No => false,
         MpiCuda::Auto => {
-            Function::MpixQueryCudaSupport.available()
-                // SAFETY: takes nothing and may be called at any time.
-                && unsafe { native::mpix_query_cuda_support() } == 1
+            Function::MpixQueryCudaSupport.available() && native::mpix_query_cuda_support() == 1
         }
     }
 }
@@ -319,11 +300,12 @@ fn is_cuda_aware(config: &Config) -> bool {
 /// `MPI_Finalize`: serves what is owed, then finalizes natively, then writes the summary.
 ///
 /// # Safety
-/// Called by the program's `MPI_Finalize`.
+/// It is called by the program's `MPI_Finalize`.
 pub unsafe fn finalize() -> c_int {
+    // SAFETY: the program's call.
+    let natively = || unsafe { native::finalize() };
     let Some(engine) = engine() else {
-        // SAFETY: passed on.
-        return unsafe { native::finalize() };
+        return natively();
     };
     engine.serve_out();
     say_out_of_reach(engine);
@@ -342,8 +324,7 @@ pub unsafe fn finalize() -> c_int {
     publish(engine);
     own.set_published();
     let collector = engine.collector();
-    // SAFETY: passed on.
-    let code = unsafe { native::finalize() };
+    let code = natively();
     if let Some(peers) = collector {
         summarize(engine, &peers);
     }
@@ -424,8 +405,7 @@ impl Engine {
             core.close_received(&engine.env, usize::MAX);
             let mut waiting = false;
             for id in core.all_sends_out() {
-                // SAFETY: the program's thread, before MPI is finalized.
-                unsafe { core.test_value(&engine.env, id) };
+                core.test_value(&engine.env, id);
                 waiting |= core.is_wanted(&engine.env, id);
             }
             core.progress_wanted = engine.env.abi.family == Family::OpenMpi;
@@ -456,12 +436,14 @@ impl Engine {
     /// requests kept for later sends: MPI must not find any in Finalize.
     fn end_requests(&self) {
         let mut core = self.core.lock();
-        // SAFETY: inside MPI_Finalize.
-        unsafe { core.requests.close(self.env.abi) };
-        for (handle, entry) in core.orphans.drain(..) {
-            if let (Entry::Send(_), true) = (entry, handle != 0) {
-                // SAFETY: our own request, which nobody knows any more.
-                unsafe { requests::drop_request(self.env.abi, handle) };
+        core.requests.close(self.env.abi);
+        for (_, entry) in std::mem::take(&mut core.orphans) {
+            let send = match entry {
+                Entry::Send(id) => core.sends.get_mut(id),
+                _ => None,
+            };
+            if let Some(own) = send.and_then(|send| send.handle.take()) {
+                requests::drop_request(self.env.abi, own);
             }
         }
     }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::cuda::{ContextKey, Copy, Error, InFlight, PinnedBuffer, Purpose, Result};
+use crate::cuda::{ContextKey, Copy, Error, InFlight, Lent, PinnedBuffer, Purpose, Result};
 use crate::engine::layout::Layout;
 use crate::engine::verify::Summing;
 use crate::node::{Sums, BLOCKS};
@@ -70,7 +70,7 @@ pub struct Lift {
     way: Way,
     context: ContextKey,
     shape: Shape,
-    host: *mut u8,
+    host: Lent,
     /// The memory that `host` points to, if the copy owns it.
     _owned: Vec<u8>,
     total: u64,
@@ -86,30 +86,16 @@ pub struct Lift {
     given_up: Option<Error>,
 }
 
-// SAFETY: the host range belongs to the operation that owns this value (a landing range, or memory that MPI
-// has lent the library until the operation completes), and is touched by whoever holds the engine's lock.
-unsafe impl Send for Lift {}
-
 impl Lift {
-    /// A copy of `total` bytes between `host` and device memory; nothing is started yet.
-    ///
-    /// # Safety
-    /// `host` is valid for `total` bytes until the copy is done or dropped.
-    pub unsafe fn new(
-        way: Way,
-        context: ContextKey,
-        shape: Shape,
-        host: *mut u8,
-        total: u64,
-        of: Of,
-    ) -> Lift {
+    /// A copy between `host` and device memory; nothing is started yet.
+    pub fn new(way: Way, context: ContextKey, shape: Shape, host: Lent, of: Of) -> Lift {
         Lift {
             way,
             context,
             shape,
             host,
             _owned: Vec::new(),
-            total,
+            total: host.bytes(),
             issued: 0,
             pieces: VecDeque::new(),
             summing: None,
@@ -125,7 +111,7 @@ impl Lift {
             way: Way::Down,
             context,
             shape,
-            host: std::ptr::null_mut(),
+            host: Lent::NONE,
             _owned: Vec::new(),
             total,
             issued: 0,
@@ -141,7 +127,8 @@ impl Lift {
     pub fn owned(context: ContextKey, shape: Shape, mut bytes: Vec<u8>, of: Of) -> Lift {
         let (host, total) = (bytes.as_mut_ptr(), bytes.len() as u64);
         // SAFETY: the vector is kept until the copy is dropped, and its elements do not move.
-        let mut lift = unsafe { Lift::new(Way::Up, context, shape, host, total, of) };
+        let host = unsafe { Lent::new(host, total) };
+        let mut lift = Lift::new(Way::Up, context, shape, host, of);
         lift._owned = bytes;
         lift
     }
@@ -228,13 +215,7 @@ impl Lift {
         let room = span.as_ref().map_or(bytes, |span| span.length);
         let bounce = gpu.bounce(self.context, room as usize)?;
         if self.way == Way::Up {
-            // SAFETY: the piece lies inside the host range; the bounce buffer is at least as long and unused.
-            unsafe {
-                let from = self.host.add(self.issued as usize);
-                bounce
-                    .as_ptr()
-                    .copy_from_nonoverlapping(from, bytes as usize);
-            }
+            bounce.fill(self.host.part(self.issued, bytes));
         }
         let copies = match &span {
             Some(span) => vec![oriented(
@@ -294,31 +275,25 @@ impl Lift {
 
     /// A piece has come down.
     fn take_down(&mut self, piece: &Piece) {
-        let bounce = piece.bounce.as_ptr();
         let packed = match (&self.shape, piece.span) {
             (Shape::Runs(device, layout), Some(start)) => {
                 let mut packed = Vec::with_capacity(piece.bytes as usize);
                 for run in layout.pieces(piece.from, piece.from + piece.bytes) {
                     let at = device.wrapping_add_signed(run.offset) - start;
-                    // SAFETY: the run lies inside the span that the bounce buffer holds, whose copy is done.
-                    packed.extend_from_slice(unsafe {
-                        std::slice::from_raw_parts(bounce.add(at as usize), run.length as usize)
-                    });
+                    let (at, length) = (at as usize, run.length as usize);
+                    // SAFETY: the copy into the bounce buffer is done, and nobody else has the buffer.
+                    packed.extend_from_slice(unsafe { piece.bounce.part(at, length) });
                 }
                 Some(packed)
             }
             _ => None,
         };
-        // SAFETY: the copy into the bounce buffer is done, and nobody else has the buffer.
-        let whole = unsafe { std::slice::from_raw_parts(bounce, piece.bytes as usize) };
+        // SAFETY: as above.
+        let whole = unsafe { piece.bounce.part(0, piece.bytes as usize) };
         let bytes = packed.as_deref().unwrap_or(whole);
         match &mut self.summing {
             Some(summing) => summing.feed(bytes),
-            // SAFETY: the piece lies inside the host range, which nobody else touches.
-            None => unsafe {
-                let to = self.host.add(piece.from as usize);
-                to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-            },
+            None => self.host.part(piece.from, piece.bytes).write(bytes),
         }
     }
 

@@ -1,10 +1,8 @@
 //! Messages taken by a matched probe, between `MPI_Mprobe` and `MPI_Mrecv` (MPI 4.1 section 3.8.2).
 
-use std::ffi::c_void;
-
 use crate::engine::receive::release;
 use crate::engine::{Core, Engine, Env};
-use crate::mpi::Handle;
+use crate::mpi::{Comm, Message, StatusRef};
 use crate::transfer::stream::Stream;
 
 /// What is known of such a message. It is as long as an RTS, and has been counted.
@@ -16,13 +14,13 @@ pub struct Matched {
 
 impl Core {
     /// Counts a message that a matched probe has taken out of its stream.
-    pub(super) fn note_matched(&mut self, message: Handle, stream: Option<Stream>) {
+    pub(super) fn note_matched(&mut self, message: Message, stream: Option<Stream>) {
         let sequence = stream.map_or(0, |stream| self.received.take(stream));
         self.matched.insert(message, Matched { stream, sequence });
     }
 
     /// The message is about to be received.
-    pub(super) fn take_matched(&mut self, message: Handle) -> Option<Matched> {
+    pub(super) fn take_matched(&mut self, message: Message) -> Option<Matched> {
         self.matched.remove(&message)
     }
 }
@@ -37,24 +35,17 @@ impl Matched {
 
 impl Engine {
     /// A native receive that nobody watched has completed with a message as long as an RTS, which is counted.
-    ///
-    /// # Safety
-    /// `status` was filled by the receive on `comm`.
     #[cold]
-    pub(super) unsafe fn count_unwatched(&self, comm: Handle, status: *mut c_void) {
+    pub(super) fn count_unwatched(&self, comm: Comm, status: StatusRef<'_>) {
         let abi = self.env.abi;
-        // SAFETY: a filled status of this ABI; the program's communicator.
-        unsafe {
-            if let Some(stream) =
-                self.stream(comm, abi.status_source(status), abi.status_tag(status))
-            {
-                self.core.lock().received.take(stream);
-            }
+        let (source, tag) = (abi.status_source(status), abi.status_tag(status));
+        if let Some(stream) = self.stream(comm, source, tag) {
+            self.core.lock().received.take(stream);
         }
     }
 
     /// What a matched probe has noted of a message that is about to be received.
-    pub fn take_matched(&self, message: Handle) -> Option<Matched> {
+    pub fn take_matched(&self, message: Message) -> Option<Matched> {
         self.core
             .lock()
             .take_matched(self.env.abi.normalize(message))

@@ -4,6 +4,7 @@
 //! never block; the helper thread, which makes no MPI call, takes it while no thread of the program is in the
 //! engine.
 
+mod args;
 pub mod aside;
 pub mod choice;
 mod collective;
@@ -43,17 +44,19 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
-pub use self::collective::{Held, Lent, Start};
+pub use self::args::{Mode, RecvArgs, RecvFields, SendArgs, SendFields};
+pub use self::collective::{Held, Pointers, Start};
 pub use self::core::Core;
 pub use self::native::{
     native_imrecv, native_irecv, native_isend, native_mrecv, native_recv, native_recv_init,
     native_send, native_send_init,
 };
-pub use self::receive::{Plan, Prepared, RecvArgs, Watch};
+pub use self::receive::{Plan, Prepared, Watch};
 pub use self::scope::NativeScope;
-pub use self::send::{Mode, SendArgs, Sorted, HOST_BYTES_MIN};
+pub use self::send::{Sorted, HOST_BYTES_MIN};
 
-use crate::mpi::{Abi, Handle};
+use crate::mpi::owned::OwnRequest;
+use crate::mpi::Abi;
 use crate::node::Readiness;
 use crate::transfer;
 
@@ -97,7 +100,7 @@ pub struct Engine {
     /// Threads of the program inside a native call that was begun before this rank was live.
     native_before_live: AtomicU32,
     /// A request that never completes, to make the MPI library progress.
-    progress: OnceLock<Handle>,
+    progress: OnceLock<OwnRequest>,
     helper: helper::Handle,
 }
 

@@ -9,11 +9,11 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::cuda::{self, Allocation, Buffer, Kind};
+use crate::cuda::{self, Allocation, Buffer, Kind, Lent};
 use crate::engine::layout::{Layout, Piece};
 use crate::engine::types::runs::Run;
 use crate::engine::types::{self, TypeInfo};
-use crate::mpi::{Abi, Handle};
+use crate::mpi::{Abi, Datatype};
 
 /// Where the bytes of a message are.
 #[derive(Clone, Debug)]
@@ -28,15 +28,12 @@ pub enum Place {
 
 impl Place {
     /// The place of `count` items at `buffer`.
-    ///
-    /// # Safety
-    /// `datatype` is a handle that the program passed to MPI, described by `info`.
     #[inline(always)]
-    pub unsafe fn of(
+    pub fn of(
         abi: &Abi,
         buffer: *const c_void,
         count: i64,
-        datatype: Handle,
+        datatype: Datatype,
         info: &TypeInfo,
     ) -> Place {
         let first = buffer.wrapping_byte_offset(info.first(count) as isize);
@@ -49,21 +46,17 @@ impl Place {
                 _ => Place::Host(first),
             };
         }
-        // SAFETY: passed on.
-        unsafe { Place::of_parts(abi, buffer, count, datatype, info) }
+        Place::of_parts(abi, buffer, count, datatype, info)
     }
 
     /// The place of a message that is not one run of bytes.
-    ///
-    /// # Safety
-    /// As [`Place::of`].
     #[cold]
     #[inline(never)]
-    pub unsafe fn of_parts(
+    pub fn of_parts(
         abi: &Abi,
         buffer: *const c_void,
         count: i64,
-        datatype: Handle,
+        datatype: Datatype,
         info: &TypeInfo,
     ) -> Place {
         let (offset, length) = info.span(count);
@@ -76,8 +69,7 @@ impl Place {
             Kind::Device(found) => Place::Device(found),
             _ => Place::Host(first),
         };
-        // SAFETY: passed on.
-        let Some(probes) = (unsafe { types::probes(abi, datatype) }) else {
+        let Some(probes) = types::probes(abi, datatype) else {
             return whole;
         };
         let last = info.extent.wrapping_mul(count - 1);
@@ -96,8 +88,7 @@ impl Place {
         if are_alike {
             return whole;
         }
-        // SAFETY: passed on.
-        unsafe { types::layout(abi, datatype) }.map_or(whole, Place::Several)
+        types::layout(abi, datatype).map_or(whole, Place::Several)
     }
 }
 
@@ -125,26 +116,121 @@ pub struct DevicePart {
 
 impl DevicePart {
     /// Picks its bytes out of the packed message, one after the other.
-    ///
-    /// # Safety
-    /// `packed` holds the whole message.
-    pub unsafe fn gathered(&self, packed: *const u8) -> Vec<u8> {
+    pub fn gathered(&self, packed: Lent) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(usize::try_from(self.bytes).unwrap_or(usize::MAX));
         for (at, length) in &self.packed {
-            // SAFETY: a piece of the message, which the caller vouches for.
-            let piece =
-                unsafe { std::slice::from_raw_parts(packed.add(*at as usize), *length as usize) };
-            bytes.extend_from_slice(piece);
+            packed.part(*at, *length).append_to(&mut bytes);
         }
         bytes
+    }
+}
+
+/// The memory of a message that need not be one run, wherever it is.
+///
+/// Invariant: its first bytes, as the layout has them from the base address on, are lent to an operation.
+#[derive(Clone, Debug)]
+pub struct LentRuns {
+    /// Of no length: only the address counts.
+    base: Lent,
+    layout: Arc<Layout>,
+    bytes: u64,
+}
+
+impl LentRuns {
+    /// So many bytes of a layout.
+    ///
+    /// # Safety
+    /// They are as the type's invariant has them.
+    pub unsafe fn new(base: *const c_void, layout: Arc<Layout>, bytes: u64) -> LentRuns {
+        // SAFETY: no bytes.
+        let base = unsafe { Lent::new(base.cast_mut().cast(), 0) };
+        LentRuns {
+            base,
+            layout,
+            bytes,
+        }
+    }
+
+    /// The address that offsets are counted from.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// The range that encloses its first bytes: an address and a length.
+    pub fn place(&self, bytes: u64) -> (u64, u64) {
+        let (first, end) = self.layout.bounds(bytes);
+        let start = self.base().wrapping_offset(first as isize).addr() as u64;
+        (start, (end - first) as u64)
+    }
+
+    fn piece(&self, piece: &Piece) -> Lent {
+        let start = self.base().wrapping_offset(piece.offset as isize);
+        // SAFETY: a run of the layout, among the first bytes.
+        unsafe { Lent::new(start, piece.length) }
+    }
+}
+
+/// As [`LentRuns`], in host memory.
+#[derive(Clone, Debug)]
+pub struct HostRuns(LentRuns);
+
+impl HostRuns {
+    /// Runs that were found to be in host memory.
+    ///
+    /// # Safety
+    /// They are.
+    pub unsafe fn new(runs: LentRuns) -> HostRuns {
+        HostRuns(runs)
+    }
+
+    /// One run.
+    pub fn of(run: Lent) -> HostRuns {
+        HostRuns(LentRuns {
+            base: run,
+            layout: Arc::new(Layout::dense(run.bytes())),
+            bytes: run.bytes(),
+        })
+    }
+
+    /// See [`LentRuns::place`].
+    pub fn place(&self, bytes: u64) -> (u64, u64) {
+        self.0.place(bytes)
+    }
+
+    /// The runs of packed bytes `from..to`, in order, with their places among the packed bytes.
+    pub fn pieces(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, Lent)> + '_ {
+        let pieces = self.0.layout.pieces(from, to.min(self.0.bytes));
+        pieces.map(|piece| (piece.packed, self.0.piece(&piece)))
+    }
+
+    /// Where it lies, if it is one run after all.
+    pub fn one_run(&self) -> Option<*mut u8> {
+        let offset = self.0.layout.one_run()?;
+        Some(self.0.base().wrapping_offset(offset as isize))
+    }
+
+    /// The packed bytes.
+    pub fn gathered(&self) -> Vec<u8> {
+        let mut packed = Vec::with_capacity(usize::try_from(self.0.bytes).unwrap_or(usize::MAX));
+        for (_, run) in self.pieces(0, self.0.bytes) {
+            run.append_to(&mut packed);
+        }
+        packed
+    }
+}
+
+/// Copies packed bytes to where they belong in host memory.
+pub fn scatter(packed: Lent, runs: impl Iterator<Item = (u64, Lent)>) {
+    for (at, run) in runs {
+        run.copy_from(packed.part(at, run.bytes()));
     }
 }
 
 /// A message in several places, taken apart.
 #[derive(Debug, Default)]
 pub struct Parts {
-    /// Pieces in host memory, relative to the buffer address.
-    pub host: Vec<Piece>,
+    /// Runs in host memory, with their places among the packed bytes.
+    pub host: Vec<(u64, Lent)>,
     /// The others, by allocation.
     pub device: Vec<DevicePart>,
 }
@@ -153,13 +239,14 @@ pub struct Parts {
 const PAGE_BYTES: u64 = 64 << 10;
 
 impl Parts {
-    /// Takes apart the first `bytes` bytes of a message at `base`. Asks about every run.
-    pub fn of(base: *const u8, layout: &Layout, bytes: u64) -> Parts {
+    /// Takes apart the first `bytes` bytes of a message. Asks about every run.
+    pub fn of(message: &LentRuns, bytes: u64) -> Parts {
+        let layout = &message.layout;
         let mut parts = Parts::default();
         let mut runs: Vec<Vec<Run>> = Vec::new();
         let mut latest: Option<(u64, Option<usize>)> = None;
-        for piece in layout.pieces(0, bytes) {
-            let address = base.wrapping_offset(piece.offset as isize);
+        for piece in layout.pieces(0, bytes.min(message.bytes)) {
+            let address = message.base().wrapping_offset(piece.offset as isize);
             let page = address.addr() as u64 / PAGE_BYTES;
             let found = match latest {
                 Some((known, part @ None)) if known == page => part,
@@ -170,7 +257,7 @@ impl Parts {
             };
             latest = Some((page, found));
             match found {
-                None => parts.host.push(piece),
+                None => parts.host.push((piece.packed, message.piece(&piece))),
                 Some(at) => {
                     let part = &mut parts.device[at];
                     runs[at].push(Run {

@@ -10,8 +10,7 @@ mod places;
 mod plan;
 mod rtr;
 
-use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::ffi::c_int;
 
 pub(super) use self::arrival::{is_cancelled, received};
 use self::check::{Guard, ToCheck};
@@ -21,17 +20,18 @@ use self::lifting::Lifting;
 pub(super) use self::places::Places;
 pub use self::plan::{Plan, Prepared, Watch};
 
-use crate::cuda::{self, Buffer};
+use crate::cuda::{self, Buffer, Lent};
 use crate::engine::comms::{self, Named};
 use crate::engine::core::{Core, Entry};
 use crate::engine::early::Early;
 use crate::engine::landing::Landing;
-use crate::engine::layout::Layout;
 use crate::engine::lift::Shape;
 use crate::engine::matched::Matched;
+use crate::engine::place::{HostRuns, LentRuns};
 use crate::engine::verify::Checking;
 use crate::engine::{Engine, Env};
-use crate::mpi::{Abi, Family, Handle, Status};
+use crate::mpi::owned::OwnRequest;
+use crate::mpi::{Abi, Comm, Family, Request, Slot, Status};
 use crate::node::{rts, sys, Peer, RtrId, RTS_BYTES};
 use crate::stats::Reason;
 use crate::trace;
@@ -40,18 +40,6 @@ use crate::transfer::fetch::{Destination, Fetch};
 use crate::transfer::life::{Life, Outcome, Side, State};
 use crate::transfer::story::{Parts, Story};
 use crate::transfer::stream::Stream;
-
-/// The arguments of a receive.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub struct RecvArgs {
-    pub buffer: *mut c_void,
-    pub count: i64,
-    pub datatype: Handle,
-    pub source: c_int,
-    pub tag: c_int,
-    pub comm: Handle,
-}
 
 /// Where the bytes end up.
 enum Target {
@@ -62,11 +50,11 @@ enum Target {
     /// In place, and no RTS comes: the MPI library brings the message to whatever memory that is.
     LeftToMpi,
     /// Packed bytes in the landing range are scattered to host memory.
-    HostRuns { base: *mut u8, layout: Arc<Layout> },
+    HostRuns(HostRuns),
     /// To device memory, dense or by runs.
     Device { buffer: Buffer, shape: Shape },
     /// To device memory and elsewhere. Where each run belongs is found out once the bytes have landed.
-    Several { base: *mut u8, layout: Arc<Layout> },
+    Several(LentRuns),
 }
 
 /// What the engine does for a receive meanwhile.
@@ -94,8 +82,8 @@ struct Arrival {
 
 /// A receive that the engine watches.
 pub struct Receive {
-    /// The native request, which is also the handle in the program's hands.
-    native: Handle,
+    /// The native request, whose handle is also in the program's hands; null before it is posted.
+    native: OwnRequest,
     target: Target,
     work: Work,
     life: Life,
@@ -105,10 +93,10 @@ pub struct Receive {
     capacity: u64,
     /// Bytes that the native receive can take: an RTS fits even if the program's buffer is smaller.
     room: u64,
-    /// Where the first byte lands natively.
-    landed: *mut u8,
+    /// Where it lands natively, if that is one run of host memory; else of no length, where the first byte lands.
+    landed: Lent,
     landing: Option<Landing>,
-    comm: Handle,
+    comm: Comm,
     /// Source and tag that it names; unknown if it was posted before this rank was live.
     from: Option<(c_int, c_int)>,
     /// The RTR that was sent of it, while its outcome is not known.
@@ -151,15 +139,10 @@ pub struct Receive {
     serial: u64,
 }
 
-// SAFETY: the pointers are to memory that MPI has lent the library until the receive completes; whoever holds
-// the engine's lock may use it.
-unsafe impl Send for Receive {}
-
 impl Engine {
     /// Whether a receive is complete; lets MPI progress.
     pub(super) fn look_at_receive(&self, core: &mut Core, id: usize) -> bool {
-        // SAFETY: called from the program's threads only.
-        unsafe { core.end_orphaned(id) };
+        core.end_orphaned(id);
         // Each question about an incomplete receive makes MPI progress, for all of them, and may yield the
         // core. So one question a round is enough. While a payload is on its way the answer does not matter,
         // except for the RTS of a message that was matched early.
@@ -172,8 +155,7 @@ impl Engine {
         if is_posted && core.asked {
             core.passed_over = true;
         } else {
-            // SAFETY: called from the program's threads only.
-            unsafe { core.look_at_arrival(&self.env, id) };
+            core.look_at_arrival(&self.env, id);
             core.asked |= is_posted && core.receives[id].arrival.is_none();
         }
         core.is_received(id)
@@ -202,24 +184,23 @@ impl Receive {
     }
 
     /// A receive that the MPI library has posted while this rank was not live.
-    pub(super) fn posted_early(native: Handle, early: Early) -> Receive {
+    pub(super) fn posted_early(native: OwnRequest, early: Early) -> Receive {
         let target = if early.dense {
             Target::InPlace
         } else {
             Target::Unseen
         };
         Receive {
-            native,
             life: Life::offered(Side::Receiver),
             serial: early.serial,
             named: early.named,
-            ..Receive::new(early.comm, early.capacity, early.landed, target)
+            ..Receive::new(native, early.comm, early.capacity, early.landed, target)
         }
     }
 
-    fn new(comm: Handle, capacity: u64, landed: *mut u8, target: Target) -> Receive {
+    fn new(native: OwnRequest, comm: Comm, capacity: u64, landed: Lent, target: Target) -> Receive {
         Receive {
-            native: 0,
+            native,
             target,
             work: Work::Nothing,
             life: Life::new(Side::Receiver),
@@ -290,7 +271,7 @@ impl Receive {
 
     /// Its bytes belong in device memory, at least in part.
     fn is_for_device(&self) -> bool {
-        matches!(self.target, Target::Device { .. } | Target::Several { .. })
+        matches!(self.target, Target::Device { .. } | Target::Several(_))
     }
 
     fn may_hold_rts(&self) -> bool {
@@ -324,8 +305,9 @@ impl Receive {
                 .read_landed()
                 .is_some_and(|bytes| rts::is_likely(&bytes));
         }
-        // SAFETY: the receive can hold an RTS there; MPI may be writing it, which the checksum tells.
-        unsafe { rts::begins(self.landed) }
+        let landed = self.landed.part(0, RTS_BYTES as u64);
+        // SAFETY: as many bytes are there; MPI may be writing them, which the checksum tells.
+        unsafe { rts::begins(landed.as_ptr()) }
     }
 
     /// It is posted, and something that begins like an RTS has landed in it.
@@ -336,27 +318,16 @@ impl Receive {
     /// A copy of what has landed, as long as an RTS. None if the program has unmapped it.
     fn read_landed(&self) -> Option<[u8; RTS_BYTES]> {
         if self.is_orphan && self.place().is_some() {
-            return sys::read_own(self.landed.addr());
+            return sys::read_own(self.landed.address());
         }
-        let mut bytes = [0; RTS_BYTES];
-        // SAFETY: at least that many bytes are there; MPI may be writing them, which the checksum tells.
-        unsafe {
-            bytes
-                .as_mut_ptr()
-                .copy_from_nonoverlapping(self.landed, RTS_BYTES)
-        };
-        Some(bytes)
+        // MPI may be writing, which the checksum tells.
+        Some(self.landed.first())
     }
 
     /// Saves what an RTS would cover.
     fn cover(&mut self) {
         if let Target::InPlace = self.target {
-            self.covered = self.may_hold_rts().then(|| {
-                let mut covered = [0; RTS_BYTES];
-                // SAFETY: the program's buffer has room for as many bytes, and is MPI's from now on.
-                unsafe { covered.as_mut_ptr().copy_from(self.landed, RTS_BYTES) };
-                covered
-            });
+            self.covered = self.may_hold_rts().then(|| self.landed.first());
         }
     }
 
@@ -366,27 +337,20 @@ impl Receive {
             return;
         };
         if let Some(rest) = covered.get(length as usize..) {
-            // SAFETY: the program's buffer has room for an RTS, which has been read.
-            unsafe {
-                let to = self.landed.add(length as usize);
-                to.copy_from_nonoverlapping(rest.as_ptr(), rest.len());
-            }
+            self.landed.part(length, rest.len() as u64).write(rest);
         }
     }
 
     /// Where in the program's memory an RTS may land.
     fn place(&self) -> Option<(usize, u64)> {
         let lands = matches!(self.target, Target::InPlace) && self.may_hold_rts();
-        lands.then(|| (self.landed.addr(), self.room))
+        lands.then(|| (self.landed.address(), self.room))
     }
 
     /// The program's memory, if packed bytes lie there as they are, although they land elsewhere.
     fn dense_host(&self) -> Option<*mut u8> {
         match &self.target {
-            Target::HostRuns { base, layout } => {
-                let offset = layout.one_run()?;
-                Some(base.wrapping_offset(offset as isize))
-            }
+            Target::HostRuns(runs) => runs.one_run(),
             _ => None,
         }
     }
@@ -401,7 +365,9 @@ impl Receive {
                 address: *address,
             }),
             // There is room for the packed payload where the bytes landed.
-            _ => Ok(Destination::Host(self.dense_host().unwrap_or(self.landed))),
+            _ => Ok(Destination::Host(
+                self.dense_host().unwrap_or(self.landed.as_ptr()),
+            )),
         }
     }
 }
@@ -435,10 +401,7 @@ impl Core {
     }
 
     /// A persistent receive is about to be started natively.
-    ///
-    /// # Safety
-    /// It is the program's, and inactive.
-    pub(super) unsafe fn start_receive(&mut self, env: &Env, id: usize) {
+    pub(super) fn start_receive(&mut self, env: &Env, id: usize) {
         let receive = &mut self.receives[id];
         receive.life.transition(State::Offered);
         receive.post = trace::post();
@@ -448,13 +411,11 @@ impl Core {
             buffer.context_id = None;
         }
         if receive.landing.is_some() {
-            // SAFETY: a landing range is at least a page long.
-            unsafe { receive.landed.write_bytes(0, RTS_BYTES) };
+            receive.landed.write(&[0; RTS_BYTES]);
         }
         receive.cover();
         if let Some(posting) = self.receives[id].posting(env.abi) {
-            // SAFETY: the communicator of a persistent request of the program's.
-            let known = unsafe { self.match_early(env, &posting, Some(id)) };
+            let known = self.match_early(env, &posting, Some(id));
             let receive = &mut self.receives[id];
             (receive.rtr, receive.early_match) = known;
         }
@@ -494,14 +455,14 @@ impl Core {
         self.receives[id].companion = Some(send);
     }
 
-    pub(super) fn native_of(&self, id: usize) -> Handle {
-        self.receives[id].native
+    /// The request of a receive that is posted, or persistent.
+    pub(super) fn native_of(&mut self, id: usize) -> &mut OwnRequest {
+        &mut self.receives[id].native
     }
 
     fn stream_of(&self, env: &Env, id: usize, source: c_int, tag: c_int) -> Option<Stream> {
         let receive = &self.receives[id];
-        // SAFETY: the communicator is not freed, or its identity would have been kept.
-        let identity = unsafe { receive.named.identity(env.abi, receive.comm) }?;
+        let identity = receive.named.identity(env.abi, receive.comm)?;
         Some(Stream {
             comm: identity.id,
             peer: identity.world_rank(source)?,
@@ -518,13 +479,9 @@ impl Core {
 
     /// Keeps the identity of a communicator that is about to be freed, for the receives pending on it.
     /// Nothing asks about the communicator afterwards.
-    ///
-    /// # Safety
-    /// `comm` is valid still.
-    pub(super) unsafe fn keep_identity(&mut self, abi: &Abi, comm: Handle) {
+    pub(super) fn keep_identity(&mut self, abi: &Abi, comm: Comm) {
         let comm = abi.normalize(comm);
-        // SAFETY: passed on.
-        let identity = unsafe { comms::identity(abi, comm) };
+        let identity = comms::identity(abi, comm);
         self.early.keep_identity(abi, comm, identity.as_ref());
         for (_, receive) in &mut self.receives {
             if abi.normalize(receive.comm) == comm {
@@ -541,24 +498,20 @@ impl Core {
     }
 
     /// Gives the program the request of a receive.
-    ///
-    /// # Safety
-    /// `request` is the program's.
-    pub(super) unsafe fn hand_out_receive(
+    pub(super) fn hand_out_receive(
         &mut self,
         abi: &Abi,
         id: usize,
-        request: *mut Handle,
+        request: Slot<'_, Request>,
     ) -> c_int {
-        let handle = self.native_of(id);
+        let handle = self.receives[id].native.handle();
         self.enter(handle, id);
-        // SAFETY: the program's request.
-        unsafe { abi.write(request, handle) };
+        request.write(abi, handle);
         abi.success
     }
 
     /// Puts a receive into the program's hands.
-    pub(super) fn enter(&mut self, handle: Handle, id: usize) {
+    pub(super) fn enter(&mut self, handle: Request, id: usize) {
         let before = self.table.insert(handle, Entry::Receive(id));
         debug_assert!(before.is_none(), "a handle of two requests");
     }

@@ -2,7 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::mpi::{native, Abi, Handle};
+use crate::mpi::owned::OwnRequest;
+use crate::mpi::{native, Abi, Comm, StatusAt, StatusOut};
 
 /// Idle requests that are kept for later sends: mostly a program's window.
 const KEPT_MAX: usize = 256;
@@ -11,68 +12,51 @@ const KEPT_MAX: usize = 256;
 /// to start, complete and free one takes the MPI library longer than the engine takes for the rest of a send.
 #[derive(Debug, Default)]
 pub struct Pool {
-    idle: Vec<Handle>,
+    idle: Vec<OwnRequest>,
 }
 
 impl Pool {
     /// A request for a send.
-    ///
-    /// # Safety
-    /// MPI may be called, here and below.
-    pub unsafe fn take(&mut self, abi: &Abi) -> Result<Handle, c_int> {
+    pub fn take(&mut self, abi: &Abi) -> Result<OwnRequest, c_int> {
         match self.idle.pop() {
             Some(handle) => Ok(handle),
-            // SAFETY: passed on.
-            None => unsafe { start_generalized(abi) },
+            None => start_generalized(abi),
         }
     }
 
     /// Takes back a request whose send is over and that the program no longer holds; fills the status.
-    ///
-    /// # Safety
-    /// As [`Pool::take`]; `status` is the program's, if it wants one.
-    pub unsafe fn finish(&mut self, abi: &Abi, handle: Handle, status: *mut c_void) {
-        if !abi.ignores_status(status) {
-            // SAFETY: passed on.
-            unsafe { fill(abi, status) };
+    pub fn finish(&mut self, abi: &Abi, handle: OwnRequest, status: StatusOut<'_>) {
+        if let Some(status) = status.at(abi) {
+            fill(abi, status);
         }
         if self.idle.len() < KEPT_MAX {
             self.idle.push(handle);
         } else {
-            // SAFETY: a request of ours that nobody knows any more.
-            unsafe { drop_request(abi, handle) };
+            drop_request(abi, handle);
         }
     }
 
     /// Ends the requests that are kept. Called before MPI is finalized.
-    ///
-    /// # Safety
-    /// As [`Pool::take`].
-    pub unsafe fn close(&mut self, abi: &Abi) {
+    pub fn close(&mut self, abi: &Abi) {
         for handle in self.idle.drain(..) {
-            // SAFETY: as in `finish`.
-            unsafe { drop_request(abi, handle) };
+            drop_request(abi, handle);
         }
     }
 }
 
 /// The status of a send: it was not cancelled, and nothing else is defined (MPI 4.1 section 3.7.3).
-unsafe fn fill(abi: &Abi, status: *mut c_void) {
-    // SAFETY: a status of this ABI, to be filled.
-    unsafe {
-        native::status_set_elements(status, abi.byte, 0);
-        native::status_set_cancelled(status, 0);
-        abi.set_status_source(status, abi.undefined);
-        abi.set_status_tag(status, abi.undefined);
-    }
+fn fill(abi: &Abi, status: StatusAt<'_>) {
+    native::status_set_elements(status, abi.byte, 0);
+    native::status_set_cancelled(status, 0);
+    abi.set_status_source(status, abi.undefined);
+    abi.set_status_tag(status, abi.undefined);
 }
 
-extern "C" fn on_query(_extra: *mut c_void, status: *mut c_void) -> c_int {
+extern "C" fn on_query(_extra: *mut c_void, status: StatusAt<'_>) -> c_int {
     let Some(abi) = crate::mpi::abi() else {
         return 0;
     };
-    // SAFETY: MPI passes a status to fill (MPI 4.1 section 13.2).
-    unsafe { fill(abi, status) };
+    fill(abi, status);
     abi.success
 }
 
@@ -85,44 +69,24 @@ extern "C" fn on_cancel(_extra: *mut c_void, _complete: c_int) -> c_int {
 }
 
 /// A generalized request (MPI 4.1 section 13.2).
-///
-/// # Safety
-/// MPI may be called.
-pub unsafe fn start_generalized(abi: &Abi) -> Result<Handle, c_int> {
-    let mut handle = abi.request_null;
+pub fn start_generalized(abi: &Abi) -> Result<OwnRequest, c_int> {
+    let (query, free) = (on_query as *mut c_void, on_free as *mut c_void);
+    let (cancel, nothing) = (on_cancel as *mut c_void, std::ptr::null_mut());
     // SAFETY: the callbacks have the C signatures of MPI 4.1 section 13.2.
-    let code = unsafe {
-        native::grequest_start(
-            on_query as *mut c_void,
-            on_free as *mut c_void,
-            on_cancel as *mut c_void,
-            std::ptr::null_mut(),
-            &raw mut handle,
-        )
-    };
-    if code == abi.success {
-        Ok(abi.normalize(handle))
-    } else {
-        Err(code)
-    }
+    OwnRequest::made(abi, |request| unsafe {
+        native::grequest_start(query, free, cancel, nothing, request)
+    })
 }
 
 /// A persistent request to MPI_PROC_NULL that stands for an engine request. It is never started, and its
 /// handle is unique.
-///
-/// # Safety
-/// MPI may be called; `comm` is the program's.
-pub unsafe fn standing_request(abi: &Abi, comm: Handle) -> Result<Handle, c_int> {
-    let mut handle = abi.request_null;
+pub fn standing_request(abi: &Abi, comm: Comm) -> Result<OwnRequest, c_int> {
     let nothing: *const c_void = std::ptr::null();
     let (byte, nobody) = (abi.byte, abi.proc_null);
-    // SAFETY: a live local; a send to MPI_PROC_NULL touches no buffer.
-    let code = unsafe { native::send_init(nothing, 0, byte, nobody, 0, comm, &raw mut handle) };
-    if code == abi.success {
-        Ok(abi.normalize(handle))
-    } else {
-        Err(code)
-    }
+    // SAFETY: a send to MPI_PROC_NULL touches no buffer.
+    OwnRequest::made(abi, |request| unsafe {
+        native::send_init(nothing, 0, byte, nobody, 0, comm, request)
+    })
 }
 
 /// Ends a generalized request whose status nobody wants. `MPI_Wait` makes no progress in MPICH where the
@@ -132,14 +96,7 @@ pub unsafe fn standing_request(abi: &Abi, comm: Handle) -> Result<Handle, c_int>
 /// its peer has entered `MPI_Finalize` answers the peer's flush; the peer goes on to the barrier, and the
 /// rank's own flush is never answered. Without the library 5 of 5 runs hang after such an `MPI_Iprobe`, 6 of
 /// 6 after an `MPI_Test` or an `MPI_Request_free` of a complete request, none of 6 after an `MPI_Wait`.
-///
-/// # Safety
-/// `handle` is a generalized request of ours whose operation is over.
-pub unsafe fn drop_request(abi: &Abi, handle: Handle) {
-    let mut handle = handle;
-    // SAFETY: passed on.
-    unsafe {
-        native::grequest_complete(handle);
-        native::wait(&raw mut handle, abi.no_status());
-    }
+pub fn drop_request(abi: &Abi, mut handle: OwnRequest) {
+    handle.complete();
+    handle.wait(abi.no_status());
 }

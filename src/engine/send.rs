@@ -7,11 +7,12 @@ mod rts;
 use bcopy::Source;
 pub(in crate::engine) use bcopy::DRAINING_TESTS_MAX;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::sync::Arc;
 
 use self::rts::{Origin, PendingSend, Unsent};
-use crate::cuda::{self, Buffer, Error};
+use crate::cuda::{self, Buffer, Error, Lent};
+use crate::engine::args::{Mode, SendArgs};
 use crate::engine::comms;
 use crate::engine::core::{Core, Entry};
 use crate::engine::layout::Layout;
@@ -20,7 +21,8 @@ use crate::engine::place::Place;
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::Summing;
 use crate::engine::{Engine, Env};
-use crate::mpi::{native, Abi, Handle};
+use crate::mpi::owned::OwnRequest;
+use crate::mpi::{Abi, Comm, Request, Slot};
 use crate::node::{rtr, RTS_BYTES};
 use crate::policy::decided_by;
 use crate::policy::send::{self as policy, Lies, Maker, MakerFacts};
@@ -34,37 +36,10 @@ use crate::transfer::stream::{Stream, Wish};
 /// 32 KiB 1.56 and 2.06; windows of 16 of 32 KiB 1.09 and 1.39.
 pub const HOST_BYTES_MIN: u64 = 8 << 10;
 
-/// Mode of a send (MPI 4.1 section 3.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Mode {
-    Standard,
-    Buffered,
-    Synchronous,
-    Ready,
-}
-
-/// The arguments of a send.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub struct SendArgs {
-    pub mode: Mode,
-    pub buffer: *const c_void,
-    pub count: i64,
-    pub datatype: Handle,
-    pub dest: c_int,
-    pub tag: c_int,
-    pub comm: Handle,
-}
-
 impl SendArgs {
     /// Where the message is.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's MPI call, and `info` describes its type.
-    pub(in crate::engine) unsafe fn place(&self, abi: &Abi, info: &TypeInfo) -> Place {
-        // SAFETY: passed on.
-        unsafe { Place::of(abi, self.buffer, self.count, self.datatype, info) }
+    pub(in crate::engine) fn place(&self, abi: &Abi, info: &TypeInfo) -> Place {
+        Place::of(abi, self.buffer, self.count, self.datatype, info)
     }
 
     /// Whether a send of so many bytes completes without its receiver (MPI 4.1 section 3.4): a buffered one
@@ -78,9 +53,6 @@ impl SendArgs {
     }
 }
 
-// SAFETY: plain arguments; the buffer is only used by operations that MPI has lent it to.
-unsafe impl std::marker::Send for SendArgs {}
-
 /// Who makes a send, and how.
 pub enum Sorted {
     /// By the MPI library, untouched.
@@ -92,15 +64,15 @@ pub enum Sorted {
     /// By the engine, by bcopy: it does not lie in one allocation of a device.
     Parts(Arc<Layout>, TypeInfo),
     /// By the engine, from host memory, because its receiver wishes that.
-    Host(*const u8, TypeInfo),
+    Host(Lent, TypeInfo),
 }
 
 /// A send that the engine makes.
 pub struct Send {
-    /// The generalized request in the program's hands; null for a blocking or persistent send.
-    pub handle: Handle,
+    /// The generalized request in the program's hands; none for a blocking or persistent send.
+    pub handle: Option<OwnRequest>,
     /// The communicator, for its error handler.
-    pub comm: Handle,
+    pub comm: Comm,
     /// The program's part is over: the program may use its buffer again.
     pub complete: bool,
     /// It is the whole of an `MPI_Isendrecv` with a receive from MPI_PROC_NULL.
@@ -121,7 +93,7 @@ enum SendKind {
     Rts(Box<PendingSend>),
     /// A bcopy send: the native request, and the bytes that it sends.
     Value {
-        native: Handle,
+        native: OwnRequest,
         data: Vec<u8>,
         life: Life,
     },
@@ -160,19 +132,15 @@ impl Send {
 
 impl Engine {
     /// Decides who makes a send.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's MPI call.
-    pub unsafe fn sort_send(&self, args: &SendArgs) -> Sorted {
-        // SAFETY: passed on.
-        let sorted = unsafe { self.sort(args) };
+    pub fn sort_send(&self, args: &SendArgs) -> Sorted {
+        let sorted = self.sort(args);
         if let Sorted::Native | Sorted::Counted(_) = sorted {
             self.env.unseen.note_send();
         }
         sorted
     }
 
-    unsafe fn sort(&self, args: &SendArgs) -> Sorted {
+    fn sort(&self, args: &SendArgs) -> Sorted {
         let mut call = Call {
             engine: self,
             args,
@@ -193,7 +161,12 @@ impl Engine {
         match (maker, place, stream) {
             (_, Place::Device(buffer), _) => Sorted::Device(buffer, info),
             (_, Place::Several(layout), _) => Sorted::Parts(layout, info),
-            (Maker::Host, Place::Host(address), _) => Sorted::Host(address.cast(), info),
+            (Maker::Host, Place::Host(address), _) => {
+                let start = address.cast_mut().cast();
+                // SAFETY: the program has lent the message, which lies there in one run.
+                let message = unsafe { Lent::new(start, info.bytes(args.count)) };
+                Sorted::Host(message, info)
+            }
             (Maker::Counted, _, Some(stream)) => Sorted::Counted(stream),
             _ => Sorted::Native,
         }
@@ -201,13 +174,12 @@ impl Engine {
 
     /// Whether the receiver of a message from host memory would rather fetch it: it brings such messages to a
     /// device, and its device then works while this rank brings the next piece.
-    unsafe fn is_wished_for(&self, args: &SendArgs, info: &TypeInfo) -> bool {
+    fn is_wished_for(&self, args: &SendArgs, info: &TypeInfo) -> bool {
         let is_for_engine = self.is_live() && args.mode != Mode::Buffered && info.dense(args.count);
         if !is_for_engine {
             return false;
         }
-        // SAFETY: passed on.
-        let Some(stream) = (unsafe { self.stream(args.comm, args.dest, args.tag) }) else {
+        let Some(stream) = self.stream(args.comm, args.dest, args.tag) else {
             return false;
         };
         let key = Wish::Rts.key(stream.comm, self.env.world_rank, stream.tag);
@@ -220,9 +192,8 @@ impl Engine {
     }
 
     /// The stream of messages with a rank. None if the communicator has no identity.
-    pub(super) unsafe fn stream(&self, comm: Handle, rank: c_int, tag: c_int) -> Option<Stream> {
-        // SAFETY: passed on.
-        let identity = unsafe { comms::identity(self.env.abi, comm) }?;
+    pub(super) fn stream(&self, comm: Comm, rank: c_int, tag: c_int) -> Option<Stream> {
+        let identity = comms::identity(self.env.abi, comm)?;
         Some(Stream {
             comm: identity.id,
             peer: identity.world_rank(rank)?,
@@ -232,18 +203,14 @@ impl Engine {
 
     /// Starts a native send that is as long as an RTS and counts it, under one lock: two threads
     /// must not count in one order and send in the other.
-    ///
-    /// # Safety
-    /// As [`Engine::sort_send`]; `request` receives the native request.
-    pub unsafe fn send_counted(
+    pub fn send_counted(
         &self,
         args: &SendArgs,
         stream: Stream,
-        request: *mut Handle,
+        request: Slot<'_, Request>,
     ) -> c_int {
         let mut core = self.core.lock();
-        // SAFETY: passed on.
-        let code = unsafe { native_isend(args, request) };
+        let code = native_isend(args, request);
         if code == self.env.abi.success {
             core.sent.take(stream);
         }
@@ -251,44 +218,27 @@ impl Engine {
     }
 
     /// Starts a send as it was sorted. If the MPI library makes it, the engine completes it beside its own.
-    ///
-    /// # Safety
-    /// As [`Engine::sort_send`], whose result this is.
-    pub unsafe fn start_sorted(&self, args: &SendArgs, sorted: &Sorted) -> Result<usize, c_int> {
-        // SAFETY: passed on.
-        unsafe {
-            match sorted {
-                Sorted::Native => self.start_native_send(args, None),
-                Sorted::Counted(stream) => self.start_native_send(args, Some(*stream)),
-                Sorted::Device(buffer, info) => self.start_send(args, buffer, info),
-                Sorted::Host(address, info) => self.start_host_send(args, *address, info),
-                Sorted::Parts(layout, info) => self.start_parts_send(args, layout, info),
-            }
+    pub fn start_sorted(&self, args: &SendArgs, sorted: &Sorted) -> Result<usize, c_int> {
+        match sorted {
+            Sorted::Native => self.start_native_send(args, None),
+            Sorted::Counted(stream) => self.start_native_send(args, Some(*stream)),
+            Sorted::Device(buffer, info) => self.start_send(args, buffer, info),
+            Sorted::Host(message, info) => self.start_host_send(args, *message, info),
+            Sorted::Parts(layout, info) => self.start_parts_send(args, layout, info),
         }
     }
 
     /// Starts a native send that the engine completes beside its own.
-    ///
-    /// # Safety
-    /// As [`Engine::sort_send`].
-    pub unsafe fn start_native_send(
+    pub fn start_native_send(
         &self,
         args: &SendArgs,
         stream: Option<Stream>,
     ) -> Result<usize, c_int> {
-        let mut request = self.env.abi.request_null;
-        // SAFETY: passed on.
-        let code = unsafe {
-            match stream {
-                Some(stream) => self.send_counted(args, stream, &raw mut request),
-                None => native_isend(args, &raw mut request),
-            }
-        };
-        if code != self.env.abi.success {
-            return Err(code);
-        }
-        // SAFETY: the program's handle.
-        let bytes = unsafe { types::info(self.env.abi, args.datatype) }
+        let request = OwnRequest::made(self.env.abi, |request| match stream {
+            Some(stream) => self.send_counted(args, stream, request),
+            None => native_isend(args, request),
+        })?;
+        let bytes = types::info(self.env.abi, args.datatype)
             .map_or(0, |info| info.bytes(args.count.max(0)));
         let story = Story {
             is_send: true,
@@ -306,57 +256,43 @@ impl Engine {
     }
 
     /// Starts a send of a device buffer.
-    ///
-    /// # Safety
-    /// As [`Engine::sort_send`], whose result this is.
-    pub unsafe fn start_send(
+    pub fn start_send(
         &self,
         args: &SendArgs,
         buffer: &Buffer,
         info: &TypeInfo,
     ) -> Result<usize, c_int> {
-        // SAFETY: passed on.
-        unsafe { self.start_device_send(args, buffer, info, None) }
+        self.start_device_send(args, buffer, info, None)
     }
 
     /// Starts a send from host memory by RTS, or natively if that is not possible.
-    ///
-    /// # Safety
-    /// As [`Engine::sort_send`], whose result this is.
-    pub unsafe fn start_host_send(
+    pub fn start_host_send(
         &self,
         args: &SendArgs,
-        address: *const u8,
+        message: Lent,
         info: &TypeInfo,
     ) -> Result<usize, c_int> {
         self.note_activity();
-        let bytes = info.bytes(args.count);
         let sums = self.env.config.verify.then(|| {
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            // SAFETY: the program has lent the message, which lies there in one run.
-            Summing::of(unsafe { std::slice::from_raw_parts(address, bytes) })
+            // SAFETY: a message that is sent stays as it is.
+            Summing::of(unsafe { message.as_slice() })
         });
         {
             let mut core = self.core.lock();
-            let origin = Origin::Host(address);
-            // SAFETY: passed on.
-            match unsafe { core.send_rts(&self.env, args, &origin, info, sums.as_ref()) } {
+            let origin = Origin::Host(message.as_ptr());
+            match core.send_rts(&self.env, args, &origin, info, sums.as_ref()) {
                 Ok(id) => return Ok(id),
                 Err(Unsent::Code(code)) => return Err(code),
                 Err(Unsent::Reason(_) | Unsent::Trouble(_)) => {}
             }
         }
         self.env.unseen.note_send();
-        // SAFETY: passed on. Such a message is longer than an RTS, so it is not counted.
-        unsafe { self.start_native_send(args, None) }
+        self.start_native_send(args, None)
     }
 
     /// Starts a send of a message that lies in several places: it is packed into host memory, and the
     /// program's memory is free again when this returns.
-    ///
-    /// # Safety
-    /// As [`Engine::sort_send`], whose result this is.
-    pub(super) unsafe fn start_parts_send(
+    pub(super) fn start_parts_send(
         &self,
         args: &SendArgs,
         layout: &Arc<Layout>,
@@ -367,8 +303,7 @@ impl Engine {
         stats::fallback(Reason::Mixed, bytes);
         self.env.unseen.note_send();
         let why = (Reason::Mixed, None);
-        // SAFETY: passed on.
-        unsafe { self.send_value(args, &Source::Parts(layout), info, why, None) }
+        self.send_value(args, &Source::Parts(layout), info, why, None)
     }
 
     /// Counts a send of memory that is device memory, at least in part.
@@ -381,22 +316,18 @@ impl Engine {
 
     /// Starts a send of a device buffer by bcopy, whatever its length: the buffer is free again when this
     /// returns.
-    ///
-    /// # Safety
-    /// As [`Engine::start_send`].
-    pub(super) unsafe fn start_value_send(
+    pub(super) fn start_value_send(
         &self,
         args: &SendArgs,
         buffer: &Buffer,
         info: &TypeInfo,
         reason: Reason,
     ) -> Result<usize, c_int> {
-        // SAFETY: passed on.
-        unsafe { self.start_device_send(args, buffer, info, Some(reason)) }
+        self.start_device_send(args, buffer, info, Some(reason))
     }
 
     /// By RTS if that is possible, or by bcopy for the reason that the caller has.
-    unsafe fn start_device_send(
+    fn start_device_send(
         &self,
         args: &SendArgs,
         buffer: &Buffer,
@@ -406,20 +337,16 @@ impl Engine {
         rtr::expect();
         let bytes = info.bytes(args.count);
         self.begin_device_send(bytes);
-        // SAFETY: passed on.
-        let sums = unsafe { self.sums_of(args, buffer, info) };
+        let sums = self.sums_of(args, buffer, info);
         let (reason, trouble) = match by_value {
             Some(reason) => (reason, None),
             None => {
                 let mut core = self.core.lock();
                 let sums = sums.as_ref();
-                // SAFETY: passed on.
                 let origin = Origin::Device(buffer);
-                // SAFETY: passed on.
-                match unsafe { core.send_rts(&self.env, args, &origin, info, sums) } {
+                match core.send_rts(&self.env, args, &origin, info, sums) {
                     Ok(id) => {
-                        // SAFETY: passed on.
-                        unsafe { core.begin_between(&self.env, bytes) };
+                        core.begin_between(&self.env, bytes);
                         return Ok(id);
                     }
                     Err(Unsent::Code(code)) => return Err(code),
@@ -433,33 +360,27 @@ impl Engine {
         };
         stats::fallback(reason, bytes);
         self.env.unseen.note_send();
-        // SAFETY: passed on.
-        unsafe { self.send_value(args, &Source::Buffer(buffer), info, (reason, trouble), sums) }
+        self.send_value(args, &Source::Buffer(buffer), info, (reason, trouble), sums)
     }
 
     /// Whether a send that the engine makes is complete. Lets MPI progress as far as the send itself needs
     /// that.
     pub(super) fn look_at_send(&self, core: &mut Core, id: usize) -> bool {
-        // SAFETY: the request is the send's own.
-        unsafe { core.test_value(&self.env, id) };
+        core.test_value(&self.env, id);
         core.sends[id].complete
     }
 }
 
 impl Core {
     /// Tests the native part of a send, if it has one.
-    ///
-    /// # Safety
-    /// MPI may be called.
-    pub(super) unsafe fn test_value(&mut self, env: &Env, id: usize) {
+    pub(super) fn test_value(&mut self, env: &Env, id: usize) {
         let send = &mut self.sends[id];
         let native = match &mut send.kind {
             SendKind::Value { native, .. } => native,
             SendKind::Rts(out) => &mut out.native,
             SendKind::Over(_) => return,
         };
-        // SAFETY: our own request, or null.
-        let Some(code) = (unsafe { test_native(env, native) }) else {
+        let Some(code) = native.test(env.abi) else {
             return;
         };
         if code != env.abi.success && !send.complete {
@@ -484,32 +405,22 @@ impl Core {
     fn is_gone(&self, env: &Env, id: usize) -> bool {
         match &self.sends[id].kind {
             SendKind::Over(_) => true,
-            SendKind::Rts(out) => {
-                !out.transfer.is_open()
-                    && env.abi.normalize(out.native) == env.abi.normalize(env.abi.request_null)
-            }
+            SendKind::Rts(out) => !out.transfer.is_open() && out.native.is_null(env.abi),
             SendKind::Value { .. } => false,
         }
     }
 
     /// Forgets a complete send, or lets what is left of it end by itself. If the send has an error, this
     /// raises and returns it.
-    ///
-    /// # Safety
-    /// MPI may be called; the send is complete.
-    pub(super) unsafe fn retire_send(&mut self, env: &Env, id: usize) -> c_int {
-        // SAFETY: passed on.
-        unsafe { self.test_value(env, id) };
+    pub(super) fn retire_send(&mut self, env: &Env, id: usize) -> c_int {
+        self.test_value(env, id);
         let send = &mut self.sends[id];
         let mut code = send.code;
         story::tell(send.story());
         if code != env.abi.success && !send.is_raised {
-            // SAFETY: the program's communicator.
-            code = unsafe {
-                match send.why.take() {
-                    Some(why) => raise_told(env.abi, send.comm, &why),
-                    None => raise(send.comm, code),
-                }
+            code = match send.why.take() {
+                Some(why) => raise_told(env.abi, send.comm, &why),
+                None => raise(send.comm, code),
             };
         }
         if self.is_gone(env, id) {
@@ -526,44 +437,23 @@ impl Core {
     }
 
     /// Gives the program a request for a send.
-    ///
-    /// # Safety
-    /// MPI may be called; `request` is the program's.
-    pub(super) unsafe fn give_request(
+    pub(super) fn give_request(
         &mut self,
         env: &Env,
         id: usize,
-        request: *mut Handle,
+        request: Slot<'_, Request>,
     ) -> c_int {
-        // SAFETY: passed on.
-        match unsafe { self.requests.take(env.abi) } {
-            Ok(handle) => {
-                self.sends[id].handle = handle;
+        match self.requests.take(env.abi) {
+            Ok(own) => {
+                let handle = own.handle();
+                self.sends[id].handle = Some(own);
                 self.table.insert(handle, Entry::Send(id));
-                // SAFETY: the program's request.
-                unsafe { env.abi.write(request, handle) };
+                request.write(env.abi, handle);
                 env.abi.success
             }
             Err(code) => code,
         }
     }
-}
-
-/// Tests one of our native requests. Returns the code of the operation once that is over; the request is then
-/// null.
-unsafe fn test_native(env: &Env, request: &mut Handle) -> Option<c_int> {
-    let null = env.abi.normalize(env.abi.request_null);
-    if env.abi.normalize(*request) == null {
-        return Some(env.abi.success);
-    }
-    let mut flag = 0;
-    // SAFETY: our own request.
-    let code = unsafe { native::test(request, &raw mut flag, env.abi.no_status()) };
-    if code != env.abi.success {
-        *request = env.abi.request_null;
-        return Some(code);
-    }
-    (flag != 0).then_some(code)
 }
 
 /// A call of the program that sends, with all that decides who makes the send. The call is still being made.
@@ -589,8 +479,7 @@ impl MakerFacts for Call<'_> {
 
     fn is_type_known(&mut self) -> bool {
         let abi = self.engine.env.abi;
-        // SAFETY: the handle is the program's.
-        self.info = unsafe { types::info(abi, self.args.datatype) };
+        self.info = types::info(abi, self.args.datatype);
         if self.info.is_none() && cuda::is_device(self.args.buffer) {
             // Nobody knows how long the message is, nor where its first byte lies.
             stats::left_native(Reason::UnknownType, 0);
@@ -602,8 +491,7 @@ impl MakerFacts for Call<'_> {
         let Some(info) = &self.info else {
             return Lies::Host;
         };
-        // SAFETY: the arguments are the program's, and the type is the one that was asked about.
-        let place = unsafe { self.args.place(self.engine.env.abi, info) };
+        let place = self.args.place(self.engine.env.abi, info);
         let lies = match place {
             Place::Host(_) => Lies::Host,
             Place::Device(_) => Lies::Device,
@@ -617,15 +505,13 @@ impl MakerFacts for Call<'_> {
         let Some(info) = &self.info else {
             return false;
         };
-        // SAFETY: as above.
-        self.bytes() >= HOST_BYTES_MIN && unsafe { self.engine.is_wished_for(self.args, info) }
+        self.bytes() >= HOST_BYTES_MIN && self.engine.is_wished_for(self.args, info)
     }
 
     fn is_like_rts(&mut self) -> bool {
         let args = self.args;
         if self.bytes() == RTS_BYTES as u64 {
-            // SAFETY: as above.
-            self.stream = unsafe { self.engine.stream(args.comm, args.dest, args.tag) };
+            self.stream = self.engine.stream(args.comm, args.dest, args.tag);
         }
         self.stream.is_some()
     }

@@ -1,13 +1,14 @@
 //! Operations that the program holds: waited for at once, or under a request; single, or a send with a
 //! receive.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
-use crate::engine::receive::{Plan, RecvArgs, Watch};
-use crate::engine::send::{SendArgs, Sorted};
+use crate::engine::args::{RecvArgs, SendArgs};
+use crate::engine::receive::{Plan, Watch};
+use crate::engine::send::Sorted;
 use crate::engine::wait::Attending;
 use crate::engine::Engine;
-use crate::mpi::{native, Handle};
+use crate::mpi::{native, Comm, Request, Slot, StatusOut};
 use crate::stats::Reason;
 
 /// A send and a receive that complete together. Without a receive, that is from MPI_PROC_NULL.
@@ -32,137 +33,106 @@ pub enum PairWay {
 
 impl Engine {
     /// Waits for an engine send.
-    ///
-    /// # Safety
-    /// The send was just started, here and below, and its request is in nobody's hands.
-    pub unsafe fn await_send(&self, id: usize) -> c_int {
+    pub fn await_send(&self, id: usize) -> c_int {
         self.core.lock().hurry(id);
         self.until(|engine, core| {
             if !engine.look_at_send(core, id) {
                 core.progress_wanted = core.awaits_receiver(id);
                 return None;
             }
-            // SAFETY: complete.
-            Some(unsafe { core.retire_send(&engine.env, id) })
+            Some(core.retire_send(&engine.env, id))
         })
     }
 
     /// Gives the program a request for a send.
-    ///
-    /// # Safety
-    /// As [`Engine::await_send`]; `request` is the program's.
-    pub unsafe fn hand_out_send(&self, id: usize, request: *mut Handle) -> c_int {
-        // SAFETY: passed on.
-        unsafe { self.core.lock().give_request(&self.env, id, request) }
+    pub fn hand_out_send(&self, id: usize, request: Slot<'_, Request>) -> c_int {
+        self.core.lock().give_request(&self.env, id, request)
     }
 
     /// Waits for a receive.
-    ///
-    /// # Safety
-    /// As [`Engine::await_send`]; `status` is the program's.
-    pub unsafe fn await_receive(&self, id: usize, status: *mut c_void) -> c_int {
+    pub fn await_receive(&self, id: usize, status: StatusOut<'_>) -> c_int {
         self.until(|engine, core| {
-            // SAFETY: complete.
             engine
                 .look_at_receive(core, id)
-                .then(|| unsafe { core.finish_receive(&engine.env, id, status) })
+                .then(|| core.finish_receive(&engine.env, id, status))
         })
     }
 
     /// Gives the program the request of a receive.
-    ///
-    /// # Safety
-    /// As [`Engine::hand_out_send`].
-    pub unsafe fn hand_out_receive(&self, id: usize, request: *mut Handle) -> c_int {
-        // SAFETY: passed on.
-        unsafe { self.core.lock().hand_out_receive(self.env.abi, id, request) }
+    pub fn hand_out_receive(&self, id: usize, request: Slot<'_, Request>) -> c_int {
+        self.core.lock().hand_out_receive(self.env.abi, id, request)
     }
 
     /// Starts a send and a receive; `None` if both can be left to MPI. With `replace`, the send's buffer is
     /// the receive's too, and is copied first.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's call.
-    pub unsafe fn start_pair(
+    pub fn start_pair(
         &self,
         send: &SendArgs,
         receive: &RecvArgs,
         way: PairWay,
         replace: bool,
     ) -> Result<Option<Pair<'_>>, c_int> {
-        // SAFETY: passed on, here and below.
-        unsafe {
-            let sorted = self.sort_send(send);
-            let native_send = matches!(sorted, Sorted::Native);
-            let watch = if way != PairWay::Waits || !native_send {
-                Watch::Always
-            } else {
-                Watch::IfLive
-            };
-            let plan = self.plan_receive(receive, watch)?;
-            let is_for_mpi = native_send && matches!(plan, Plan::Native);
-            if is_for_mpi && way != PairWay::OwnRequest {
-                return Ok(None);
-            }
-            let copied = if replace {
-                Some(self.start_replaced(send, &sorted)?)
-            } else {
-                None
-            };
-            // Both ranks of an exchange post their receives and then send, mostly at the same time.
-            let attending = (way == PairWay::Waits).then(|| self.attend());
-            let received = match plan {
-                Plan::Native if receive.source == self.env.abi.proc_null => None,
-                Plan::Native => Some(self.post_irecv(receive, self.watch_native(receive))?),
-                Plan::Watched(prepared) => Some(self.post_irecv(receive, prepared)?),
-            };
-            let sent = match copied {
-                Some(sent) => Ok(sent),
-                None => self.start_sorted(send, &sorted),
-            };
-            if let (Err(_), Some(receive)) = (&sent, received) {
-                self.core.lock().abandon(&self.env, receive);
-            }
-            sent.map(|sent| {
-                Some(Pair {
-                    send: sent,
-                    receive: received,
-                    attending,
-                })
-            })
+        let sorted = self.sort_send(send);
+        let native_send = matches!(sorted, Sorted::Native);
+        let watch = if way != PairWay::Waits || !native_send {
+            Watch::Always
+        } else {
+            Watch::IfLive
+        };
+        let plan = self.plan_receive(receive, watch)?;
+        let is_for_mpi = native_send && matches!(plan, Plan::Native);
+        if is_for_mpi && way != PairWay::OwnRequest {
+            return Ok(None);
         }
+        let copied = if replace {
+            Some(self.start_replaced(send, &sorted)?)
+        } else {
+            None
+        };
+        // Both ranks of an exchange post their receives and then send, mostly at the same time.
+        let attending = (way == PairWay::Waits).then(|| self.attend());
+        let received = match plan {
+            Plan::Native if receive.source == self.env.abi.proc_null => None,
+            Plan::Native => Some(self.post_irecv(self.watch_native(receive))?),
+            Plan::Watched(prepared) => Some(self.post_irecv(prepared)?),
+        };
+        let sent = match copied {
+            Some(sent) => Ok(sent),
+            None => self.start_sorted(send, &sorted),
+        };
+        if let (Err(_), Some(receive)) = (&sent, received) {
+            self.core.lock().abandon(&self.env, receive);
+        }
+        sent.map(|sent| {
+            Some(Pair {
+                send: sent,
+                receive: received,
+                attending,
+            })
+        })
     }
 
-    unsafe fn start_replaced(&self, send: &SendArgs, sorted: &Sorted) -> Result<usize, c_int> {
-        // SAFETY: passed on.
-        unsafe {
-            match sorted {
-                Sorted::Device(buffer, info) => {
-                    self.start_value_send(send, buffer, info, Reason::Replace)
-                }
-                Sorted::Parts(layout, info) => self.start_parts_send(send, layout, info),
-                _ if send.dest == self.env.abi.proc_null => self.start_native_send(send, None),
-                _ => self.start_copied_send(send),
+    fn start_replaced(&self, send: &SendArgs, sorted: &Sorted) -> Result<usize, c_int> {
+        match sorted {
+            Sorted::Device(buffer, info) => {
+                self.start_value_send(send, buffer, info, Reason::Replace)
             }
+            Sorted::Parts(layout, info) => self.start_parts_send(send, layout, info),
+            _ if send.dest == self.env.abi.proc_null => self.start_native_send(send, None),
+            _ => self.start_copied_send(send),
         }
     }
 
     /// Waits for both.
-    ///
-    /// # Safety
-    /// As [`Engine::await_receive`].
-    pub unsafe fn await_pair(&self, mut pair: Pair<'_>, status: *mut c_void) -> c_int {
+    pub fn await_pair(&self, mut pair: Pair<'_>, status: StatusOut<'_>) -> c_int {
         let Some(receive) = pair.receive else {
             pair.attending = None;
-            // SAFETY: passed on.
-            return unsafe {
-                let sent = self.await_send(pair.send);
-                let received = self.receive_nothing(status);
-                if sent == self.env.abi.success {
-                    received
-                } else {
-                    sent
-                }
+            let sent = self.await_send(pair.send);
+            let received = self.receive_nothing(status);
+            return if sent == self.env.abi.success {
+                received
+            } else {
+                sent
             };
         };
         self.until(|engine, core| {
@@ -171,65 +141,45 @@ impl Engine {
             let complete = engine.look_at_send(core, pair.send) && received;
             core.progress_wanted |= !complete && core.awaits_receiver(pair.send);
             complete.then(|| {
-                // SAFETY: both are complete.
-                unsafe {
-                    let sent = core.retire_send(&engine.env, pair.send);
-                    let received = core.finish_receive(&engine.env, receive, status);
-                    if sent == engine.env.abi.success {
-                        received
-                    } else {
-                        sent
-                    }
+                let sent = core.retire_send(&engine.env, pair.send);
+                let received = core.finish_receive(&engine.env, receive, status);
+                if sent == engine.env.abi.success {
+                    received
+                } else {
+                    sent
                 }
             })
         })
     }
 
     /// What a receive from MPI_PROC_NULL returns.
-    unsafe fn receive_nothing(&self, status: *mut c_void) -> c_int {
+    fn receive_nothing(&self, status: StatusOut<'_>) -> c_int {
         let abi = self.env.abi;
+        let (nothing, byte) = (std::ptr::null_mut(), abi.byte);
+        let (nobody, comm) = (abi.proc_null, abi.comm_self);
         // SAFETY: no buffer is touched.
-        unsafe {
-            native::recv(
-                std::ptr::null_mut(),
-                0,
-                abi.byte,
-                abi.proc_null,
-                abi.any_tag,
-                abi.comm_self,
-                status,
-            )
-        }
+        unsafe { native::recv(nothing, 0, byte, nobody, abi.any_tag, comm, status) }
     }
 
     /// Gives the program one request for both.
-    ///
-    /// # Safety
-    /// As [`Engine::hand_out_send`].
-    pub unsafe fn hand_out_pair(&self, pair: Pair<'_>, request: *mut Handle) -> c_int {
+    pub fn hand_out_pair(&self, pair: Pair<'_>, request: Slot<'_, Request>) -> c_int {
         match pair.receive {
             Some(receive) => {
                 self.core.lock().set_companion(receive, pair.send);
-                // SAFETY: passed on.
-                unsafe { self.hand_out_receive(receive, request) }
+                self.hand_out_receive(receive, request)
             }
             None => {
                 self.core.lock().sends[pair.send].stands_for_null = true;
-                // SAFETY: passed on.
-                unsafe { self.hand_out_send(pair.send, request) }
+                self.hand_out_send(pair.send, request)
             }
         }
     }
 
     /// A communicator is about to be freed. False if it must not be: a persistent engine send, which natively
     /// would hold a reference, starts messages on it. It is then kept for the life of the program.
-    ///
-    /// # Safety
-    /// `comm` is valid still.
-    pub unsafe fn part_with(&self, comm: Handle) -> bool {
+    pub fn part_with(&self, comm: Comm) -> bool {
         let mut core = self.core.lock();
-        // SAFETY: passed on.
-        unsafe { core.keep_identity(self.env.abi, comm) };
+        core.keep_identity(self.env.abi, comm);
         let comm = self.env.abi.normalize(comm);
         !core
             .persistents

@@ -17,14 +17,10 @@ use crate::trace::{self, Arguments};
 use crate::transfer::life::{Kind, Protocol};
 
 /// Begins to record, if `ANABRANCH_TRACE` says so.
-///
-/// # Safety
-/// MPI is initialized.
-pub(super) unsafe fn begin(abi: &Abi, config: &Config, launch: &Launch, rank: u32) {
+pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, rank: u32) {
     let Some(name) = &config.trace else { return };
     let mut size = 0;
-    // SAFETY: a live local; MPI is initialized.
-    unsafe { mpi::native::comm_size(abi.comm_world, &raw mut size) };
+    mpi::native::comm_size(abi.comm_world, mpi::Out::of(&mut size));
     let host = rustix::system::uname()
         .nodename()
         .to_string_lossy()
@@ -98,23 +94,19 @@ fn describe(seen: &Seen) -> Arguments {
         bytes: 0,
     };
     let Some(abi) = mpi::abi() else { return about };
-    if seen.datatype != 0 && seen.count > 0 {
-        // SAFETY: the handle of the program's call, which is under way.
-        let info = unsafe { types::info(abi, seen.datatype) };
+    if let (Some(datatype), 1..) = (seen.datatype, seen.count) {
+        let info = types::info(abi, datatype);
         about.bytes = info.map_or(0, |info| info.bytes(seen.count));
     }
-    if seen.comm != 0 {
-        // SAFETY: as above.
-        if let Some(identity) = unsafe { comms::identity(abi, seen.comm) } {
-            about.comm = identity.id;
-            let world = |rank: c_int| {
-                identity
-                    .world_rank(rank)
-                    .and_then(|rank| i32::try_from(rank).ok())
-            };
-            if seen.peer >= 0 {
-                about.peer = world(seen.peer).unwrap_or(NO_PEER);
-            }
+    if let Some(identity) = seen.comm.and_then(|comm| comms::identity(abi, comm)) {
+        about.comm = identity.id;
+        let world = |rank: c_int| {
+            identity
+                .world_rank(rank)
+                .and_then(|rank| i32::try_from(rank).ok())
+        };
+        if seen.peer >= 0 {
+            about.peer = world(seen.peer).unwrap_or(NO_PEER);
         }
     }
     about

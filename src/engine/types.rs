@@ -16,7 +16,6 @@ pub mod runs;
 
 pub use contents::is_predefined;
 
-use std::ffi::{c_int, c_void};
 use std::sync::atomic::{
     fence, AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 };
@@ -25,7 +24,9 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use crate::engine::layout::Layout;
-use crate::mpi::{large, native, Abi, Handle};
+use crate::mpi::attributes::{Attribute, Keyval};
+use crate::mpi::owned::OwnType;
+use crate::mpi::{large, Abi, Datatype, Handle};
 
 /// Layout of one item of a datatype (MPI 4.1 section 5.1), lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ impl TypeInfo {
 /// What is known of a type. The type's attribute owns one reference.
 #[derive(Debug)]
 struct Record {
-    handle: Handle,
+    handle: Datatype,
     info: TypeInfo,
     /// Where the bytes of an item lie, once a message needed that; `None` if the library does not tell.
     layout: OnceLock<Option<Arc<Layout>>>,
@@ -88,8 +89,8 @@ struct Record {
     lives: AtomicBool,
 }
 
-/// The keyval of the attribute.
-static KEYVAL: OnceLock<c_int> = OnceLock::new();
+/// The key of the attribute.
+static KEYVAL: OnceLock<Keyval<Datatype, Record>> = OnceLock::new();
 
 /// Bytes of layouts that types may keep in all. Beyond that a layout is worked out for each message.
 const LAYOUTS_BYTES_MAX: usize = 256 << 20;
@@ -97,38 +98,22 @@ const LAYOUTS_BYTES_MAX: usize = 256 << 20;
 static LAYOUTS_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Makes the attribute; called once inside `MPI_Init`. Without one, each call asks the library anew.
-///
-/// # Safety
-/// MPI is initialized.
-pub unsafe fn start(abi: &Abi) {
-    let mut keyval: c_int = -1;
-    // SAFETY: the callbacks have the C signatures of MPI 4.1 section 7.7.4 and live as long as the library.
-    let code = unsafe {
-        native::type_create_keyval(
-            on_copy as *mut c_void,
-            on_delete as *mut c_void,
-            &raw mut keyval,
-            std::ptr::null_mut(),
-        )
-    };
-    if code == abi.success {
-        let _ = KEYVAL.set(keyval);
-    } else {
-        log::debug!("no attribute for datatypes: each message asks about its type");
+pub fn start(abi: &Abi) {
+    match Keyval::new(abi) {
+        Some(keyval) => {
+            let _ = KEYVAL.set(keyval);
+        }
+        None => log::debug!("no attribute for datatypes: each message asks about its type"),
     }
 }
 
 /// Layout of one item of `datatype`, or `None` if the library refuses the handle.
-///
-/// # Safety
-/// `datatype` is a handle that the program passed to MPI, or one of a type that the library keeps for it.
 #[inline]
-pub unsafe fn info(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
+pub fn info(abi: &Abi, datatype: Datatype) -> Option<TypeInfo> {
     let datatype = abi.normalize(datatype);
-    // SAFETY: passed on.
     way_of(datatype)
         .load(datatype)
-        .or_else(|| unsafe { ask(abi, datatype) })
+        .or_else(|| ask(abi, datatype))
 }
 
 /// Items that lie one after the other without a gap, however many there are.
@@ -142,33 +127,27 @@ pub struct Run {
 
 /// A type whose items form a run, if a call has asked about it before: all that a call on host memory needs.
 #[inline(always)]
-pub fn run(abi: &Abi, datatype: Handle) -> Option<Run> {
+pub fn run(abi: &Abi, datatype: Datatype) -> Option<Run> {
     let datatype = abi.normalize(datatype);
     way_of(datatype).load_run(datatype)
 }
 
 #[cold]
 #[inline(never)]
-unsafe fn ask(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
-    // SAFETY: passed on.
-    let record = unsafe { record(abi, datatype) }?;
+fn ask(abi: &Abi, datatype: Datatype) -> Option<TypeInfo> {
+    let record = record(abi, datatype)?;
     remember(&record);
     Some(record.info)
 }
 
 /// Where the bytes of one item of `datatype` lie; `None` if the library does not tell.
-///
-/// # Safety
-/// As [`info`].
-pub unsafe fn layout(abi: &Abi, datatype: Handle) -> Option<Arc<Layout>> {
+pub fn layout(abi: &Abi, datatype: Datatype) -> Option<Arc<Layout>> {
     let datatype = abi.normalize(datatype);
-    // SAFETY: passed on.
-    let record = unsafe { record(abi, datatype) }?;
+    let record = record(abi, datatype)?;
     if let Some(known) = record.layout.get() {
         return known.clone();
     }
-    // SAFETY: passed on.
-    let layout = unsafe { Layout::of(abi, datatype, &record.info) }.map(Arc::new);
+    let layout = Layout::of(abi, datatype, &record.info).map(Arc::new);
     let bytes = layout.as_ref().map_or(0, |layout| layout.bytes_held());
     // If the type has no attribute, or has ended, nobody would ask the record again.
     if record.lives.load(Ordering::Relaxed) {
@@ -182,31 +161,24 @@ pub unsafe fn layout(abi: &Abi, datatype: Handle) -> Option<Arc<Layout>> {
 
 /// Offsets of those bytes of an item that may lie in other memory than their neighbours; `None` if the
 /// library does not tell how the type was made.
-///
-/// # Safety
-/// As [`info`].
-pub unsafe fn probes(abi: &Abi, datatype: Handle) -> Option<Arc<[i64]>> {
+pub fn probes(abi: &Abi, datatype: Datatype) -> Option<Arc<[i64]>> {
     let datatype = abi.normalize(datatype);
-    // SAFETY: passed on.
-    let record = unsafe { record(abi, datatype) }?;
+    let record = record(abi, datatype)?;
     record
         .probes
-        // SAFETY: passed on.
-        .get_or_init(|| unsafe { runs::probes_of(abi, datatype) }.map(Arc::from))
+        .get_or_init(|| runs::probes_of(abi, datatype).map(Arc::from))
         .clone()
 }
 
 /// The record of a type, which is made if there is none.
-unsafe fn record(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
+fn record(abi: &Abi, datatype: Datatype) -> Option<Arc<Record>> {
     if datatype == abi.normalize(abi.datatype_null) {
         return None;
     }
-    // SAFETY: passed on.
-    if let Some(known) = unsafe { attached(abi, datatype) } {
+    if let Some(known) = attached(abi, datatype) {
         return Some(known);
     }
-    // SAFETY: passed on.
-    let info = unsafe { runs::query(abi, datatype) }?;
+    let info = runs::query(abi, datatype)?;
     let record = Arc::new(Record {
         handle: datatype,
         info,
@@ -216,47 +188,34 @@ unsafe fn record(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
     });
     // An attribute is set once: another thread may be about to take a reference to the record that it got.
     let _attaching = ATTACHING.lock();
-    // SAFETY: passed on.
-    unsafe {
-        let other = attached(abi, datatype);
-        if other.is_none() {
-            attach(abi, &record);
-        }
-        Some(other.unwrap_or(record))
+    let other = attached(abi, datatype);
+    if other.is_none() {
+        attach(abi, &record);
     }
+    Some(other.unwrap_or(record))
 }
 
-unsafe fn attached(abi: &Abi, datatype: Handle) -> Option<Arc<Record>> {
-    let keyval = *KEYVAL.get()?;
-    let (mut value, mut found) = (std::ptr::null_mut::<c_void>(), 0 as c_int);
-    // SAFETY: `value` receives the attribute, a pointer (MPI 4.1 section 7.7.4).
-    let code =
-        unsafe { native::type_get_attr(datatype, keyval, (&raw mut value).cast(), &raw mut found) };
-    if code != abi.success || found == 0 || value.is_null() {
-        return None;
-    }
-    let raw = value.cast_const().cast::<Record>();
-    // SAFETY: attributes of our keyval are made by `Arc::into_raw` and stay counted until `on_delete`, which
-    // comes at the end of the type: the program may not free it while it gives it to another call.
-    unsafe {
-        Arc::increment_strong_count(raw);
-        Some(Arc::from_raw(raw))
-    }
+fn attached(abi: &Abi, datatype: Datatype) -> Option<Arc<Record>> {
+    KEYVAL.get()?.of(abi, datatype)
 }
 
 /// Hangs a record on its type. If that fails, the record is good for one question only.
-unsafe fn attach(abi: &Abi, record: &Arc<Record>) {
+fn attach(abi: &Abi, record: &Arc<Record>) {
     let Some(keyval) = KEYVAL.get() else { return };
     record.lives.store(true, Ordering::Relaxed);
-    let raw = Arc::into_raw(Arc::clone(record))
-        .cast_mut()
-        .cast::<c_void>();
-    // SAFETY: a valid type; the attribute owns one reference, returned by `on_delete`.
-    let code = unsafe { native::type_set_attr(record.handle, *keyval, raw) };
-    if code != abi.success {
+    if !keyval.attach(abi, record.handle, Arc::clone(record)) {
         record.lives.store(false, Ordering::Relaxed);
-        // SAFETY: the library did not take the reference.
-        drop(unsafe { Arc::from_raw(raw.cast_const().cast::<Record>()) });
+    }
+}
+
+impl Attribute for Record {
+    /// A duplicate is another type, which the library is asked about when it is first used.
+    fn copied(&self) -> Option<Arc<Record>> {
+        None
+    }
+
+    fn ended(&self) {
+        forget(self);
     }
 }
 
@@ -265,37 +224,9 @@ fn forget(record: &Record) {
     let _writing = WRITING.lock();
     record.lives.store(false, Ordering::Relaxed);
     let way = way_of(record.handle);
-    if way.handle.load(Ordering::Relaxed) == record.handle {
+    if way.handle.load(Ordering::Relaxed) == record.handle.word() {
         way.store(0, &NOTHING);
     }
-}
-
-/// A duplicate is another type, which the library is asked about when it is first used.
-extern "C" fn on_copy(
-    _datatype: Handle,
-    _keyval: c_int,
-    _extra: *mut c_void,
-    _value: *mut c_void,
-    _out: *mut c_void,
-    flag: *mut c_int,
-) -> c_int {
-    // SAFETY: MPI passes the address of an int (MPI 4.1 section 7.7.4).
-    unsafe { flag.write(0) };
-    0
-}
-
-extern "C" fn on_delete(
-    _datatype: Handle,
-    _keyval: c_int,
-    value: *mut c_void,
-    _extra: *mut c_void,
-) -> c_int {
-    if !value.is_null() {
-        // SAFETY: gives back the reference that the attribute held.
-        let record = unsafe { Arc::from_raw(value.cast_const().cast::<Record>()) };
-        forget(&record);
-    }
-    0
 }
 
 impl Drop for Record {
@@ -342,14 +273,15 @@ static ATTACHING: Mutex<()> = Mutex::new(());
 static WRITING: Mutex<()> = Mutex::new(());
 
 #[inline(always)]
-fn way_of(datatype: Handle) -> &'static Way {
-    &CACHE[(datatype ^ (datatype >> 5) ^ (datatype >> 9)) % WAYS]
+fn way_of(datatype: Datatype) -> &'static Way {
+    let word = datatype.word();
+    &CACHE[(word ^ (word >> 5) ^ (word >> 9)) % WAYS]
 }
 
 fn remember(record: &Record) {
     let _writing = WRITING.lock();
     if record.lives.load(Ordering::Relaxed) {
-        way_of(record.handle).store(record.handle, &record.info);
+        way_of(record.handle).store(record.handle.word(), &record.info);
     }
 }
 
@@ -368,9 +300,9 @@ impl Way {
     }
 
     #[inline(always)]
-    fn load(&self, datatype: Handle) -> Option<TypeInfo> {
+    fn load(&self, datatype: Datatype) -> Option<TypeInfo> {
         let version = self.version.load(Ordering::Acquire);
-        if self.handle.load(Ordering::Relaxed) != datatype {
+        if self.handle.load(Ordering::Relaxed) != datatype.word() {
             return None;
         }
         let info = TypeInfo {
@@ -385,9 +317,11 @@ impl Way {
     }
 
     #[inline(always)]
-    fn load_run(&self, datatype: Handle) -> Option<Run> {
+    fn load_run(&self, datatype: Datatype) -> Option<Run> {
         let version = self.version.load(Ordering::Acquire);
-        if self.handle.load(Ordering::Relaxed) != datatype || !self.is_run.load(Ordering::Relaxed) {
+        if self.handle.load(Ordering::Relaxed) != datatype.word()
+            || !self.is_run.load(Ordering::Relaxed)
+        {
             return None;
         }
         let run = Run {
@@ -399,7 +333,7 @@ impl Way {
     }
 
     /// To be called by the thread that holds [`WRITING`].
-    fn store(&self, datatype: Handle, info: &TypeInfo) {
+    fn store(&self, datatype: usize, info: &TypeInfo) {
         let version = self.version.load(Ordering::Relaxed);
         self.version
             .store(version.wrapping_add(1), Ordering::Relaxed);
@@ -417,14 +351,9 @@ impl Way {
     }
 }
 
-/// A committed type of `bytes` bytes in one run, for a length that does not fit a C `int`. The caller frees
-/// it.
-///
-/// # Safety
-/// MPI may be called.
-pub unsafe fn bytes_type(abi: &Abi, bytes: u64) -> Option<Handle> {
-    // SAFETY: passed on.
-    unsafe { large::run_of(abi, bytes, abi.byte, 1) }
+/// A committed type of `bytes` bytes in one run, for a length that does not fit a C `int`.
+pub fn bytes_type(abi: &Abi, bytes: u64) -> Option<OwnType> {
+    large::run_of(abi, bytes, abi.byte, 1)
 }
 
 #[cfg(test)]
@@ -459,7 +388,7 @@ mod tests {
     /// If the end of a type is reported before its record reaches the cache, nothing stays in the cache.
     #[test]
     fn what_has_ended_is_not_remembered() {
-        let handle = 0x7777_0000;
+        let handle = crate::mpi::Abi::STANDARD.packed;
         let record = Record {
             handle,
             info: info(8, 8, 0, 8),

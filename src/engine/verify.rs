@@ -9,11 +9,9 @@
 //! Device memory is read through the bounce buffers of [`Lift`], by copies that end by themselves, so
 //! checking waits for nobody. Host memory is read in steps that are short enough for the engine's lock.
 
-use std::sync::Arc;
-
 use crate::cuda::Result;
-use crate::engine::layout::Layout;
 use crate::engine::lift::Lift;
+use crate::engine::place::HostRuns;
 use crate::node::{Sums, BLOCKS};
 use crate::stats::{self, Counter};
 use crate::transfer::fault::Of;
@@ -109,24 +107,16 @@ pub enum Reading {
 
 /// Packed bytes of a message in host memory.
 pub struct HostReading {
-    base: *const u8,
-    layout: Arc<Layout>,
+    runs: HostRuns,
     length: u64,
     summing: Summing,
 }
 
-// SAFETY: the memory belongs to a receive that is not complete, whose owner holds this value.
-unsafe impl Send for HostReading {}
-
 impl HostReading {
-    /// Of `length` bytes that lie as the layout has it from `base` on.
-    ///
-    /// # Safety
-    /// They stay readable, and as they are, until the reading is over or dropped.
-    pub unsafe fn new(base: *const u8, layout: Arc<Layout>, length: u64) -> HostReading {
+    /// Of the first bytes of a message that stays as it is until the reading is over or dropped.
+    pub fn new(runs: HostRuns, length: u64) -> HostReading {
         HostReading {
-            base,
-            layout,
+            runs,
             length,
             summing: Summing::new(length),
         }
@@ -136,14 +126,9 @@ impl HostReading {
     fn step(&mut self) -> bool {
         let from = self.summing.at;
         let to = (from + STEP_BYTES).min(self.length);
-        for piece in self.layout.pieces(from, to) {
-            // SAFETY: the runs are those of the buffer, which is readable.
-            self.summing.feed(unsafe {
-                std::slice::from_raw_parts(
-                    self.base.wrapping_offset(piece.offset as isize),
-                    piece.length as usize,
-                )
-            });
+        for (_, run) in self.runs.pieces(from, to) {
+            // SAFETY: the message has arrived, and the program does not have it yet.
+            self.summing.feed(unsafe { run.as_slice() });
         }
         to == self.length
     }

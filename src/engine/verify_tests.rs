@@ -1,6 +1,7 @@
 //! Tests of the checksums: blocks, and where a difference is found.
 
 use super::*;
+use crate::cuda::Lent;
 use proptest::prelude::*;
 
 /// CRC-32 bit by bit (ISO 3309, reflected 0xEDB88320), not the crate that the code uses.
@@ -107,9 +108,9 @@ fn a_report_names_ranks_tag_path_and_place() {
 fn host_memory_is_read_in_steps_and_by_its_layout() {
     let bytes = data(9 << 20);
     let mut gpu = Gpu::new(&crate::config::Config::default());
-    let layout = Arc::new(Layout::dense(bytes.len() as u64));
-    // SAFETY: the vector outlives the reading.
-    let reading = unsafe { HostReading::new(bytes.as_ptr(), layout, bytes.len() as u64) };
+    // SAFETY: the bytes outlive the reading.
+    let range = unsafe { Lent::new(bytes.as_ptr().cast_mut(), bytes.len() as u64) };
+    let reading = HostReading::new(HostRuns::of(range), bytes.len() as u64);
     let mut reading = Reading::Host(reading);
     let polls = (1..10).find(|_| reading.poll(&mut gpu).unwrap().is_some());
     assert_eq!(polls, Some(3), "9 MiB in steps of 4");

@@ -8,7 +8,8 @@ use crate::cuda::clock_ns;
 use crate::engine::core::GARBAGE_CALLS;
 use crate::engine::send::DRAINING_TESTS_MAX;
 use crate::engine::{requests, Core, Engine};
-use crate::mpi::native;
+use crate::mpi::owned::OwnRequest;
+use crate::mpi::Out;
 use crate::node::{Backoff, Segment};
 
 /// Marks a thread of the program as driving the engine.
@@ -225,23 +226,18 @@ impl Engine {
     fn progress(&self) {
         let abi = self.env.abi;
         let mut flag = 0;
-        let handle = *self.progress.get_or_init(|| {
-            // SAFETY: the program's thread, inside an MPI call.
-            unsafe { requests::start_generalized(abi) }.unwrap_or(abi.request_null)
-        });
-        // SAFETY: MPI is initialized while the engine is armed; the flag is a live local.
-        unsafe { native::request_get_status(handle, &raw mut flag, abi.no_status()) };
+        let request = self
+            .progress
+            .get_or_init(|| requests::start_generalized(abi).unwrap_or(OwnRequest::null(abi)));
+        request.status(Out::of(&mut flag), abi.no_status());
     }
 
     /// Ends the request of [`Engine::progress`]. Called before MPI is finalized.
     pub(super) fn end_progress(&self) {
-        if let Some(handle) = self
-            .progress
-            .get()
-            .filter(|handle| **handle != self.env.abi.request_null)
-        {
-            // SAFETY: our own generalized request, used no more.
-            unsafe { requests::drop_request(self.env.abi, *handle) };
+        let abi = self.env.abi;
+        if let Some(request) = self.progress.get().filter(|own| !own.is_null(abi)) {
+            // SAFETY: nobody asks about it any more.
+            requests::drop_request(abi, unsafe { OwnRequest::given(request.handle()) });
         }
     }
 }

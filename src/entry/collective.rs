@@ -2,10 +2,10 @@
 
 use std::ffi::c_int;
 
-pub(super) use crate::engine::Lent;
+pub(super) use crate::engine::Pointers;
 use crate::engine::{engine, lifecycle, Held, Start};
 use crate::mpi::large::Kept;
-use crate::mpi::{Family, Function, Handle};
+use crate::mpi::{Comm, Family, Function, Request, Slot};
 
 /// Makes them.
 pub(super) struct Persistent;
@@ -19,18 +19,14 @@ impl Persistent {
     }
 
     /// One on this communicator.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's call; `make` uses what the program has lent for as long as the request lives.
-    pub(super) unsafe fn make(
-        comm: Handle,
-        request: *mut Handle,
+    pub(super) fn make(
+        comm: Comm,
+        request: Slot<'_, Request>,
         kept: Kept,
         make: impl FnOnce(&mut Held) -> Result<Start, c_int>,
     ) -> c_int {
         match lifecycle::engine_for_requests() {
-            // SAFETY: passed on.
-            Ok(engine) => unsafe { engine.make_collective(comm, request, kept, make) },
+            Ok(engine) => engine.make_collective(comm, request, kept, make),
             Err(code) => code,
         }
     }

@@ -2,19 +2,14 @@
 
 use std::ffi::c_int;
 
-use crate::mpi::{abi, codes, native};
+use crate::mpi::{abi, codes, native, Out};
 
 /// `MPI_Error_class` (MPI 4.1 section 9.4).
-///
-/// # Safety
-/// The arguments are those of the program's call.
-pub unsafe fn error_class(errorcode: c_int, errorclass: *mut c_int) -> c_int {
-    // SAFETY: passed on; the MPI library has written the class if it says so.
-    unsafe {
-        let code = native::error_class(errorcode, errorclass);
-        if abi().is_some_and(|abi| code == abi.success) {
-            *errorclass = codes::class_seen(*errorclass);
-        }
-        code
+pub fn error_class(errorcode: c_int, errorclass: Out<'_, c_int>) -> c_int {
+    let code = native::error_class(errorcode, errorclass);
+    // The MPI library has written the class if it says so.
+    if abi().is_some_and(|abi| code == abi.success) {
+        errorclass.write(codes::class_seen(errorclass.read()));
     }
+    code
 }

@@ -3,21 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use crate::engine::lifecycle;
-use crate::mpi::{native, Function, Handle};
-
-/// `MPI_Init` (MPI 4.1 section 11.2).
-///
-/// # Safety
-/// The arguments are those of the program's call, here and in the whole module tree.
-pub unsafe fn init(argc: *mut c_int, argv: *mut c_void) -> c_int {
-    lifecycle::note_init();
-    // SAFETY: passed on.
-    let code = unsafe { native::init(argc, argv) };
-    if code == 0 {
-        lifecycle::arm();
-    }
-    code
-}
+use crate::mpi::{calls, native, Comm, Function, Out};
 
 /// A tool behind the library has returned from a call of the program's.
 #[inline(always)]
@@ -27,40 +13,30 @@ pub fn after_tool(function: Function) {
     }
 }
 
-/// `MPI_Init_thread`.
-///
-/// # Safety
-/// As [`init`].
-pub unsafe fn init_thread(
-    argc: *mut c_int,
-    argv: *mut c_void,
-    required: c_int,
-    provided: *mut c_int,
-) -> c_int {
+fn initialize(natively: impl FnOnce() -> c_int) -> c_int {
     lifecycle::note_init();
-    // SAFETY: passed on.
-    let code = unsafe { native::init_thread(argc, argv, required, provided) };
+    let code = natively();
     if code == 0 {
         lifecycle::arm();
     }
     code
 }
 
-/// `MPI_Finalize`.
-///
-/// # Safety
-/// As [`init`].
-pub unsafe fn finalize() -> c_int {
-    // SAFETY: passed on.
-    unsafe { lifecycle::finalize() }
+calls! {
+    /// `MPI_Init` (MPI 4.1 section 11.2).
+    init(argc: *mut c_int, argv: *mut c_void) { initialize(|| native::init(argc, argv)) }
+
+    /// `MPI_Init_thread` (MPI 4.1 section 11.2).
+    init_thread(argc: *mut c_int, argv: *mut c_void, required: c_int, provided: Out<'_, c_int>) {
+        initialize(|| native::init_thread(argc, argv, required, provided))
+    }
+
+    /// `MPI_Finalize` (MPI 4.1 section 11.2).
+    finalize() { lifecycle::finalize() }
 }
 
-/// `MPI_Abort`.
-///
-/// # Safety
-/// As [`init`].
-pub unsafe fn abort(comm: Handle, errorcode: c_int) -> c_int {
+/// `MPI_Abort` (MPI 4.1 section 9.5).
+pub fn abort(comm: Comm, errorcode: c_int) -> c_int {
     crate::trace::flush();
-    // SAFETY: passed on.
-    unsafe { native::abort(comm, errorcode) }
+    native::abort(comm, errorcode)
 }

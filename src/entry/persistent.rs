@@ -3,159 +3,84 @@
 use std::ffi::{c_int, c_void};
 
 use crate::engine::{
-    engine, native_recv_init, native_send_init, Mode, Plan, RecvArgs, SendArgs, Watch,
+    engine, native_recv_init, native_send_init, Mode, Plan, RecvArgs, RecvFields, SendArgs,
+    SendFields, Watch,
 };
-use crate::mpi::{native, Handle};
+use crate::mpi::{calls, native, several, Comm, Datatype, Request, Slot, Slots};
 
-unsafe fn send_request(args: SendArgs, request: *mut Handle) -> c_int {
-    // SAFETY: the program's arguments.
-    unsafe {
-        match engine().and_then(|engine| engine.send_init(&args, request)) {
-            Some(code) => code,
-            None => native_send_init(&args, request),
-        }
+fn send_request(args: &SendArgs, request: Slot<'_, Request>) -> c_int {
+    match engine().and_then(|engine| engine.send_init(args, request)) {
+        Some(code) => code,
+        None => native_send_init(args, request),
     }
 }
 
-macro_rules! send_inits {
-    ($($mode:ident $name:ident $count:ty;)*) => {$(
-        #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 section 3.9), name in snake case.\n\n# Safety\nThe arguments are those of the program's call.")]
-        #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
-        pub unsafe fn $name(buf: *const c_void, count: $count, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle) -> c_int {
-            #[allow(clippy::useless_conversion)]
-            let args = SendArgs { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };
-            // SAFETY: passed on.
-            unsafe { send_request(args, request) }
-        }
-    )*};
-}
-
-send_inits! {
-    Standard send_init c_int;
-    Standard send_init_c i64;
-    Buffered bsend_init c_int;
-    Buffered bsend_init_c i64;
-    Synchronous ssend_init c_int;
-    Synchronous ssend_init_c i64;
-    Ready rsend_init c_int;
-    Ready rsend_init_c i64;
-}
-
-unsafe fn receive_request(
-    args: RecvArgs,
-    request: *mut Handle,
-    natively: impl FnOnce() -> c_int,
-) -> c_int {
+fn receive_request(args: &RecvArgs, request: Slot<'_, Request>) -> c_int {
     let Some(engine) = engine() else {
-        return natively();
+        return native_recv_init(args, request);
     };
-    // SAFETY: the program's arguments.
-    unsafe {
-        let prepared = match engine.plan_receive(&args, Watch::Lasting) {
-            Ok(Plan::Native) => return natively(),
-            Ok(Plan::Watched(prepared)) => prepared.persistent(),
-            Err(code) => return code,
-        };
-        let posted = engine.post_receive(prepared, |to, request| {
-            native_recv_init(&to.args(&args), request)
-        });
-        match posted {
-            Ok(receive) => engine.hand_out_receive(receive, request),
-            Err(code) => code,
-        }
+    let prepared = match engine.plan_receive(args, Watch::Lasting) {
+        Ok(Plan::Native) => return native_recv_init(args, request),
+        Ok(Plan::Watched(prepared)) => prepared.persistent(),
+        Err(code) => return code,
+    };
+    match engine.post_receive(prepared, native_recv_init) {
+        Ok(receive) => engine.hand_out_receive(receive, request),
+        Err(code) => code,
     }
 }
 
-/// `MPI_Recv_init` (MPI 4.1 section 3.9).
-///
-/// # Safety
-/// The arguments are those of the program's call, here and below.
-#[allow(
-    clippy::too_many_arguments,
-    reason = "the parameters of MPI's own call"
-)]
-pub unsafe fn recv_init(
-    buf: *mut c_void,
-    count: c_int,
-    datatype: Handle,
-    source: c_int,
-    tag: c_int,
-    comm: Handle,
-    request: *mut Handle,
-) -> c_int {
-    let args = RecvArgs {
-        buffer: buf,
-        count: count.into(),
-        datatype,
-        source,
-        tag,
-        comm,
-    };
-    // SAFETY: passed on.
-    unsafe {
-        receive_request(args, request, || {
-            native::recv_init(buf, count, datatype, source, tag, comm, request)
-        })
+macro_rules! inits {
+    (sends { $($mode:ident $name:ident $count:ty;)* } receives { $($receive:ident $of:ty;)* }) => { calls! {
+        $(
+            #[doc = concat!("`MPI_", stringify!($name), "` (MPI 4.1 section 3.9), name in snake case.")]
+            $name(buf: *const c_void, count: $count, datatype: Datatype, dest: c_int, tag: c_int, comm: Comm, request: Slot<'_, Request>) {
+                let fields = SendFields { mode: Mode::$mode, buffer: buf, count: count.into(), datatype, dest, tag, comm };
+                send_request(&SendArgs::new(fields), request)
+            }
+        )*
+        $(
+            #[doc = concat!("`MPI_", stringify!($receive), "` (MPI 4.1 section 3.9), name in snake case.")]
+            $receive(buf: *mut c_void, count: $of, datatype: Datatype, source: c_int, tag: c_int, comm: Comm, request: Slot<'_, Request>) {
+                let fields = RecvFields { buffer: buf, count: count.into(), datatype, source, tag, comm };
+                receive_request(&RecvArgs::new(fields), request)
+            }
+        )*
+    } };
+}
+
+inits! {
+    sends {
+        Standard send_init c_int;
+        Standard send_init_c i64;
+        Buffered bsend_init c_int;
+        Buffered bsend_init_c i64;
+        Synchronous ssend_init c_int;
+        Synchronous ssend_init_c i64;
+        Ready rsend_init c_int;
+        Ready rsend_init_c i64;
+    }
+    receives {
+        recv_init c_int;
+        recv_init_c i64;
     }
 }
 
-/// `MPI_Recv_init_c`.
-///
-/// # Safety
-/// As [`recv_init`].
-#[allow(
-    clippy::too_many_arguments,
-    reason = "the parameters of MPI's own call"
-)]
-pub unsafe fn recv_init_c(
-    buf: *mut c_void,
-    count: i64,
-    datatype: Handle,
-    source: c_int,
-    tag: c_int,
-    comm: Handle,
-    request: *mut Handle,
-) -> c_int {
-    let args = RecvArgs {
-        buffer: buf,
-        count,
-        datatype,
-        source,
-        tag,
-        comm,
-    };
-    // SAFETY: passed on.
-    unsafe {
-        receive_request(args, request, || {
-            native::recv_init_c(buf, count, datatype, source, tag, comm, request)
-        })
+/// `MPI_Start` (MPI 4.1 section 3.9).
+pub fn start(request: Slot<'_, Request>) -> c_int {
+    match engine() {
+        Some(engine) => engine.start(request),
+        None => native::start(request),
     }
 }
 
-/// `MPI_Start`.
-///
-/// # Safety
-/// As [`recv_init`].
-pub unsafe fn start(request: *mut Handle) -> c_int {
-    // SAFETY: passed on.
-    unsafe {
+calls! {
+    /// `MPI_Startall` (MPI 4.1 section 3.9).
+    startall(count: c_int, array_of_requests: *mut c_void) {
+        let requests = Slots::new(array_of_requests, count);
         match engine() {
-            Some(engine) => engine.start(request),
-            None => native::start(request),
-        }
-    }
-}
-
-/// `MPI_Startall`.
-///
-/// # Safety
-/// As [`recv_init`].
-pub unsafe fn startall(count: c_int, array_of_requests: *mut c_void) -> c_int {
-    // SAFETY: passed on.
-    unsafe {
-        match engine() {
-            Some(engine) => engine.start_all(count, array_of_requests),
-            None => native::startall(count, array_of_requests),
+            Some(engine) => engine.start_all(requests),
+            None => several::startall(requests),
         }
     }
 }

@@ -3,129 +3,61 @@
 use std::ffi::{c_int, c_void};
 
 use super::receive::unwatched;
-use crate::engine::sendrecv::{Pair, PairWay};
-use crate::engine::{engine, lifecycle, Engine, Mode, NativeScope, RecvArgs, SendArgs};
-use crate::mpi::{native, Function, Handle};
+use crate::engine::sendrecv::PairWay;
+use crate::engine::{
+    engine, lifecycle, Engine, Mode, NativeScope, RecvArgs, RecvFields, SendArgs, SendFields,
+};
+use crate::mpi::{calls, native, Comm, Datatype, Function, Request, Slot, StatusOut};
 
 macro_rules! pairs {
-    ($($sendrecv:ident $isendrecv:ident $replace:ident $ireplace:ident $count:ty;)*) => {$(
+    ($($sendrecv:ident $isendrecv:ident $replace:ident $ireplace:ident $count:ty;)*) => { calls! {$(
         /// `MPI_Sendrecv` (MPI 4.1 section 3.10).
-        ///
-        /// # Safety
-        /// The arguments are those of the program's call.
-        #[allow(clippy::too_many_arguments, clippy::useless_conversion, reason = "the parameters of MPI's own call")]
-        pub unsafe fn $sendrecv(
-            sendbuf: *const c_void, sendcount: $count, sendtype: Handle, dest: c_int, sendtag: c_int,
-            recvbuf: *mut c_void, recvcount: $count, recvtype: Handle, source: c_int, recvtag: c_int,
-            comm: Handle, status: *mut c_void,
-        ) -> c_int {
-            let natively = |status| {
-                // SAFETY: passed on.
-                unsafe {
-                    native::$sendrecv(sendbuf, sendcount, sendtype, dest, sendtag, recvbuf, recvcount, recvtype, source, recvtag, comm, status)
-                }
-            };
-            let Some(engine) = engine() else { return natively(status) };
+        $sendrecv(
+            sendbuf: *const c_void, sendcount: $count, sendtype: Datatype, dest: c_int, sendtag: c_int,
+            recvbuf: *mut c_void, recvcount: $count, recvtype: Datatype, source: c_int, recvtag: c_int,
+            comm: Comm, status: StatusOut<'_>,
+        ) {
+            let natively = |status: StatusOut<'_>| native::$sendrecv(sendbuf, sendcount, sendtype, dest, sendtag, recvbuf, recvcount, recvtype, source, recvtag, comm, status);
             // Made where they are used: a call on host memory does not store them.
-            let send = || SendArgs { mode: Mode::Standard, buffer: sendbuf, count: sendcount.into(), datatype: sendtype, dest, tag: sendtag, comm };
-            let receive = || RecvArgs { buffer: recvbuf, count: recvcount.into(), datatype: recvtype, source, tag: recvtag, comm };
-            // SAFETY: passed on.
-            unsafe {
-                if let Some(scope) = engine.early() {
-                    if engine.is_host_pair(&send(), &receive()) {
-                        return unwatched(engine, comm, status, scope, natively);
-                    }
-                }
-                match engine.start_pair(&send(), &receive(), PairWay::Waits, false) {
-                    Ok(None) => unwatched(engine, comm, status, NativeScope::enter(), natively),
-                    Ok(Some(pair)) => engine.await_pair(pair, status),
-                    Err(code) => code,
-                }
-            }
+            let send = || SendArgs::new(SendFields { mode: Mode::Standard, buffer: sendbuf, count: sendcount.into(), datatype: sendtype, dest, tag: sendtag, comm });
+            let receive = || RecvArgs::new(RecvFields { buffer: recvbuf, count: recvcount.into(), datatype: recvtype, source, tag: recvtag, comm });
+            exchange(send, receive, status, natively)
         }
 
         /// `MPI_Isendrecv` (MPI 4.1 section 3.10).
-        ///
-        /// # Safety
-        /// The arguments are those of the program's call.
-        #[allow(clippy::too_many_arguments, clippy::useless_conversion, reason = "the parameters of MPI's own call")]
-        pub unsafe fn $isendrecv(
-            sendbuf: *const c_void, sendcount: $count, sendtype: Handle, dest: c_int, sendtag: c_int,
-            recvbuf: *mut c_void, recvcount: $count, recvtype: Handle, source: c_int, recvtag: c_int,
-            comm: Handle, request: *mut Handle,
-        ) -> c_int {
-            let natively = || {
-                // SAFETY: passed on.
-                unsafe {
-                    native::$isendrecv(sendbuf, sendcount, sendtype, dest, sendtag, recvbuf, recvcount, recvtype, source, recvtag, comm, request)
-                }
-            };
-            let (engine, way) = match for_request(Function::Isendrecv) {
-                Ok(Some(found)) => found,
-                Ok(None) => return natively(),
-                Err(code) => return code,
-            };
-            let send = SendArgs { mode: Mode::Standard, buffer: sendbuf, count: sendcount.into(), datatype: sendtype, dest, tag: sendtag, comm };
-            let receive = RecvArgs { buffer: recvbuf, count: recvcount.into(), datatype: recvtype, source, tag: recvtag, comm };
-            // SAFETY: passed on.
-            unsafe { started(engine.start_pair(&send, &receive, way, false), request, natively) }
+        $isendrecv(
+            sendbuf: *const c_void, sendcount: $count, sendtype: Datatype, dest: c_int, sendtag: c_int,
+            recvbuf: *mut c_void, recvcount: $count, recvtype: Datatype, source: c_int, recvtag: c_int,
+            comm: Comm, request: Slot<'_, Request>,
+        ) {
+            let natively = || native::$isendrecv(sendbuf, sendcount, sendtype, dest, sendtag, recvbuf, recvcount, recvtype, source, recvtag, comm, request);
+            let send = SendArgs::new(SendFields { mode: Mode::Standard, buffer: sendbuf, count: sendcount.into(), datatype: sendtype, dest, tag: sendtag, comm });
+            let receive = RecvArgs::new(RecvFields { buffer: recvbuf, count: recvcount.into(), datatype: recvtype, source, tag: recvtag, comm });
+            start(Function::Isendrecv, (&send, &receive), request, natively)
         }
 
         /// `MPI_Sendrecv_replace` (MPI 4.1 section 3.10).
-        ///
-        /// # Safety
-        /// The arguments are those of the program's call.
-        #[allow(clippy::too_many_arguments, clippy::useless_conversion, reason = "the parameters of MPI's own call")]
-        pub unsafe fn $replace(
-            buf: *mut c_void, count: $count, datatype: Handle, dest: c_int, sendtag: c_int, source: c_int,
-            recvtag: c_int, comm: Handle, status: *mut c_void,
-        ) -> c_int {
-            let natively = |status| {
-                // SAFETY: passed on.
-                unsafe { native::$replace(buf, count, datatype, dest, sendtag, source, recvtag, comm, status) }
-            };
-            let Some(engine) = engine() else { return natively(status) };
-            let send = SendArgs { mode: Mode::Standard, buffer: buf, count: count.into(), datatype, dest, tag: sendtag, comm };
-            let receive = RecvArgs { buffer: buf, count: count.into(), datatype, source, tag: recvtag, comm };
-            // SAFETY: passed on.
-            unsafe {
-                if let Some(scope) = engine.early() {
-                    if engine.is_host_send(&send) && engine.is_host_receive(&receive) {
-                        return unwatched(engine, comm, status, scope, natively);
-                    }
-                }
-                match engine.start_pair(&send, &receive, PairWay::Waits, true) {
-                    Ok(None) => unwatched(engine, comm, status, NativeScope::enter(), natively),
-                    Ok(Some(pair)) => engine.await_pair(pair, status),
-                    Err(code) => code,
-                }
-            }
+        $replace(
+            buf: *mut c_void, count: $count, datatype: Datatype, dest: c_int, sendtag: c_int, source: c_int,
+            recvtag: c_int, comm: Comm, status: StatusOut<'_>,
+        ) {
+            let natively = |status: StatusOut<'_>| native::$replace(buf, count, datatype, dest, sendtag, source, recvtag, comm, status);
+            let send = SendArgs::new(SendFields { mode: Mode::Standard, buffer: buf, count: count.into(), datatype, dest, tag: sendtag, comm });
+            let receive = RecvArgs::new(RecvFields { buffer: buf, count: count.into(), datatype, source, tag: recvtag, comm });
+            replace(&send, &receive, status, natively)
         }
 
         /// `MPI_Isendrecv_replace` (MPI 4.1 section 3.10).
-        ///
-        /// # Safety
-        /// The arguments are those of the program's call.
-        #[allow(clippy::too_many_arguments, clippy::useless_conversion, reason = "the parameters of MPI's own call")]
-        pub unsafe fn $ireplace(
-            buf: *mut c_void, count: $count, datatype: Handle, dest: c_int, sendtag: c_int, source: c_int,
-            recvtag: c_int, comm: Handle, request: *mut Handle,
-        ) -> c_int {
-            let natively = || {
-                // SAFETY: passed on.
-                unsafe { native::$ireplace(buf, count, datatype, dest, sendtag, source, recvtag, comm, request) }
-            };
-            let (engine, way) = match for_request(Function::IsendrecvReplace) {
-                Ok(Some(found)) => found,
-                Ok(None) => return natively(),
-                Err(code) => return code,
-            };
-            let send = SendArgs { mode: Mode::Standard, buffer: buf, count: count.into(), datatype, dest, tag: sendtag, comm };
-            let receive = RecvArgs { buffer: buf, count: count.into(), datatype, source, tag: recvtag, comm };
-            // SAFETY: passed on.
-            unsafe { started(engine.start_pair(&send, &receive, way, true), request, natively) }
+        $ireplace(
+            buf: *mut c_void, count: $count, datatype: Datatype, dest: c_int, sendtag: c_int, source: c_int,
+            recvtag: c_int, comm: Comm, request: Slot<'_, Request>,
+        ) {
+            let natively = || native::$ireplace(buf, count, datatype, dest, sendtag, source, recvtag, comm, request);
+            let send = SendArgs::new(SendFields { mode: Mode::Standard, buffer: buf, count: count.into(), datatype, dest, tag: sendtag, comm });
+            let receive = RecvArgs::new(RecvFields { buffer: buf, count: count.into(), datatype, source, tag: recvtag, comm });
+            start(Function::IsendrecvReplace, (&send, &receive), request, natively)
         }
-    )*};
+    )*} };
 }
 
 pairs! {
@@ -142,15 +74,74 @@ fn for_request(function: Function) -> Result<Option<(&'static Engine, PairWay)>,
     lifecycle::engine_for_requests().map(|engine| Some((engine, PairWay::OwnRequest)))
 }
 
-unsafe fn started(
-    pair: Result<Option<Pair>, c_int>,
-    request: *mut Handle,
+/// Starts a pair under one request. `function` also says whether the buffers are one.
+fn start(
+    function: Function,
+    (send, receive): (&SendArgs, &RecvArgs),
+    request: Slot<'_, Request>,
     natively: impl FnOnce() -> c_int,
 ) -> c_int {
-    match (pair, engine()) {
-        // SAFETY: the program's request.
-        (Ok(Some(pair)), Some(engine)) => unsafe { engine.hand_out_pair(pair, request) },
-        (Ok(_), _) => natively(),
-        (Err(code), _) => code,
+    let (engine, way) = match for_request(function) {
+        Ok(Some(found)) => found,
+        Ok(None) => return natively(),
+        Err(code) => return code,
+    };
+    let replaces = function == Function::IsendrecvReplace;
+    match engine.start_pair(send, receive, way, replaces) {
+        Ok(Some(pair)) => engine.hand_out_pair(pair, request),
+        Ok(None) => natively(),
+        Err(code) => code,
+    }
+}
+
+/// A pair that the call waits for.
+#[inline(always)]
+fn exchange(
+    send: impl Fn() -> SendArgs,
+    receive: impl Fn() -> RecvArgs,
+    status: StatusOut<'_>,
+    natively: impl Fn(StatusOut<'_>) -> c_int,
+) -> c_int {
+    let Some(engine) = engine() else {
+        return natively(status);
+    };
+    if let Some(scope) = engine.early() {
+        if engine.is_host_pair(&send(), &receive()) {
+            return unwatched(engine, receive().comm, status, scope, natively);
+        }
+    }
+    let (send, receive) = (send(), receive());
+    await_pair(engine, (&send, &receive), false, status, natively)
+}
+
+/// As [`exchange`], with one buffer.
+fn replace(
+    send: &SendArgs,
+    receive: &RecvArgs,
+    status: StatusOut<'_>,
+    natively: impl Fn(StatusOut<'_>) -> c_int,
+) -> c_int {
+    let Some(engine) = engine() else {
+        return natively(status);
+    };
+    if let Some(scope) = engine.early() {
+        if engine.is_host_send(send) && engine.is_host_receive(receive) {
+            return unwatched(engine, receive.comm, status, scope, natively);
+        }
+    }
+    await_pair(engine, (send, receive), true, status, natively)
+}
+
+fn await_pair(
+    engine: &Engine,
+    (send, receive): (&SendArgs, &RecvArgs),
+    replaces: bool,
+    status: StatusOut<'_>,
+    natively: impl Fn(StatusOut<'_>) -> c_int,
+) -> c_int {
+    match engine.start_pair(send, receive, PairWay::Waits, replaces) {
+        Ok(None) => unwatched(engine, receive.comm, status, NativeScope::enter(), natively),
+        Ok(Some(pair)) => engine.await_pair(pair, status),
+        Err(code) => code,
     }
 }

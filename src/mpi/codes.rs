@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int, CString};
 
 use parking_lot::Mutex;
 
-use super::{native, Abi};
+use super::{native, Abi, Out};
 
 /// Codes that are made, at most.
 const CODES_MAX: usize = 64;
@@ -33,17 +33,13 @@ type Codes = HashMap<Box<str>, c_int>;
 static OWN_CLASSES: Mutex<Vec<(c_int, c_int)>> = Mutex::new(Vec::new());
 
 /// The code of this class for an error with this text, or the class itself where the MPI library makes none.
-///
-/// # Safety
-/// MPI may be called.
-pub unsafe fn code_of(abi: &Abi, class: c_int, text: &str) -> c_int {
+pub fn code_of(abi: &Abi, class: c_int, text: &str) -> c_int {
     let mut codes = CODES.lock();
     let codes = codes.get_or_insert_with(HashMap::new);
     let text = text_with(codes, text);
-    *codes.entry(text.into()).or_insert_with(|| {
-        // SAFETY: passed on.
-        unsafe { make(abi, class, text) }.unwrap_or(class)
-    })
+    *codes
+        .entry(text.into())
+        .or_insert_with(|| make(abi, class, text).unwrap_or(class))
 }
 
 /// The text with a code that stands for this one.
@@ -62,22 +58,19 @@ pub fn class_seen(class: c_int) -> c_int {
     meant.map_or(class, |(_, meant)| *meant)
 }
 
-unsafe fn make(abi: &Abi, class: c_int, text: &str) -> Option<c_int> {
+fn make(abi: &Abi, class: c_int, text: &str) -> Option<c_int> {
     let text = written(text);
     let known = OWN_CLASSES
         .lock()
         .iter()
         .find(|(_, meant)| *meant == class)
         .copied();
-    // SAFETY: passed on.
-    unsafe {
-        if let Some((own, _)) = known {
-            return add(abi, own, &text);
-        }
-        match add(abi, class, &text) {
-            Some(code) if has_text(abi, code, &text) => Some(code),
-            _ => add(abi, own_class(abi, class)?, &text),
-        }
+    if let Some((own, _)) = known {
+        return add(abi, own, &text);
+    }
+    match add(abi, class, &text) {
+        Some(code) if has_text(abi, code, &text) => Some(code),
+        _ => add(abi, own_class(abi, class)?, &text),
     }
 }
 
@@ -92,33 +85,37 @@ fn written(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-unsafe fn own_class(abi: &Abi, meant: c_int) -> Option<c_int> {
+fn own_class(abi: &Abi, meant: c_int) -> Option<c_int> {
     let mut class = 0;
-    // SAFETY: a live local.
-    let made = unsafe { native::add_error_class(&raw mut class) };
+    let made = native::add_error_class(Out::of(&mut class));
     (made == abi.success).then(|| {
         OWN_CLASSES.lock().push((class, meant));
         class
     })
 }
 
-unsafe fn add(abi: &Abi, class: c_int, text: &CString) -> Option<c_int> {
+fn add(abi: &Abi, class: c_int, text: &CString) -> Option<c_int> {
     let mut code = 0;
-    // SAFETY: a live local and a string.
-    let is_made = unsafe {
-        native::add_error_code(class, &raw mut code) == abi.success
-            && native::add_error_string(code, text.as_ptr()) == abi.success
-    };
-    is_made.then_some(code)
+    if native::add_error_code(class, Out::of(&mut code)) != abi.success {
+        return None;
+    }
+    // SAFETY: a string that outlives the call.
+    let told = unsafe { native::add_error_string(code, text.as_ptr()) };
+    (told == abi.success).then_some(code)
 }
 
 /// Whether the library finds the text of a code.
-unsafe fn has_text(abi: &Abi, code: c_int, text: &CString) -> bool {
+fn has_text(abi: &Abi, code: c_int, text: &CString) -> bool {
     let mut found = [0u8; ANY_TEXT];
     let mut length = 0;
     // SAFETY: there is room for what any library has as its longest text.
-    let said =
-        unsafe { native::error_string(code, found.as_mut_ptr().cast::<c_char>(), &raw mut length) };
+    let said = unsafe {
+        native::error_string(
+            code,
+            found.as_mut_ptr().cast::<c_char>(),
+            Out::of(&mut length),
+        )
+    };
     said == abi.success && found.starts_with(text.as_bytes_with_nul())
 }
 

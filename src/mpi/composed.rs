@@ -2,92 +2,83 @@
 
 use std::ffi::{c_char, c_int, CStr};
 
-use super::{abi, guard, native, Abi, Handle};
+use super::owned::{world_ranks, OwnComm};
+use super::{abi, guard, native, Abi, Comm, Errhandler, Group, Info, Request, Slot};
 
 /// `MPI_Comm_idup_with_info` by `MPI_Comm_idup`: hints may be ignored.
-///
-/// # Safety
-/// The arguments are those of the program's call, here and below.
-pub unsafe fn comm_idup_with_info(
-    comm: Handle,
-    _info: Handle,
-    newcomm: *mut Handle,
-    request: *mut Handle,
+pub fn comm_idup_with_info(
+    comm: Comm,
+    _info: Info,
+    newcomm: Slot<'_, Comm>,
+    request: Slot<'_, Request>,
 ) -> c_int {
-    // SAFETY: passed on.
-    unsafe { native::comm_idup(comm, newcomm, request) }
+    native::comm_idup(comm, newcomm, request)
 }
 
 /// `MPI_Comm_create_from_group` by `MPI_Comm_create_group` over MPI_COMM_WORLD: where there are no sessions, groups come from
 /// nowhere else.
 ///
 /// # Safety
-/// As [`comm_idup_with_info`].
+/// `stringtag` is a string, or null.
 pub unsafe fn comm_create_from_group(
-    group: Handle,
+    group: Group,
     stringtag: *const c_char,
-    _info: Handle,
-    errhandler: Handle,
-    newcomm: *mut Handle,
+    _info: Info,
+    errhandler: Errhandler,
+    newcomm: Slot<'_, Comm>,
 ) -> c_int {
     let Some(abi) = abi() else {
         return guard::UNKNOWN_ERROR;
     };
-    // SAFETY: passed on.
-    unsafe {
-        let code = native::comm_create_group(abi.comm_world, group, tag_of(stringtag), newcomm);
-        if code == abi.success {
-            set_handler(abi, abi.read(newcomm), errhandler);
-        }
-        code
+    // SAFETY: a string, as the caller says.
+    let tag = unsafe { tag_of(stringtag) };
+    let code = native::comm_create_group(abi.comm_world, group, tag, newcomm);
+    if code == abi.success {
+        set_handler(abi, newcomm.read(abi), errhandler);
     }
+    code
 }
 
 /// `MPI_Intercomm_create_from_groups` by a communicator of the local group and `MPI_Intercomm_create`.
 ///
 /// # Safety
-/// As [`comm_idup_with_info`].
+/// As [`comm_create_from_group`].
 #[allow(
     clippy::too_many_arguments,
     reason = "the parameters of MPI's own call"
 )]
 pub unsafe fn intercomm_create_from_groups(
-    local_group: Handle,
+    local_group: Group,
     local_leader: c_int,
-    remote_group: Handle,
+    remote_group: Group,
     remote_leader: c_int,
     stringtag: *const c_char,
-    _info: Handle,
-    errhandler: Handle,
-    newintercomm: *mut Handle,
+    _info: Info,
+    errhandler: Errhandler,
+    newintercomm: Slot<'_, Comm>,
 ) -> c_int {
     let Some(abi) = abi() else {
         return guard::UNKNOWN_ERROR;
     };
-    let (mut world, mut side) = (abi.group_null, abi.comm_null);
-    let mut leader = abi.undefined;
-    // SAFETY: passed on; live locals.
-    unsafe {
-        let tag = tag_of(stringtag);
-        let mut code = native::comm_group(abi.comm_world, &raw mut world);
-        if code == abi.success {
-            let from = &raw const remote_leader;
-            code = native::group_translate_ranks(remote_group, 1, from, world, &raw mut leader);
-            native::group_free(&raw mut world);
-        }
-        if code == abi.success {
-            code = native::comm_create_group(abi.comm_world, local_group, tag, &raw mut side);
-        }
-        if code == abi.success {
-            let world = abi.comm_world;
-            code = native::intercomm_create(side, local_leader, world, leader, tag, newintercomm);
-            native::comm_free(&raw mut side);
-        }
-        if code == abi.success {
-            set_handler(abi, abi.read(newintercomm), errhandler);
-        }
-        code
+    // SAFETY: a string, as the caller says.
+    let tag = unsafe { tag_of(stringtag) };
+    let world = abi.comm_world;
+    let made = world_ranks(abi, remote_group, &[remote_leader]).and_then(|leader| {
+        let own = OwnComm::made(abi, |side| {
+            native::comm_create_group(world, local_group, tag, side)
+        });
+        Ok((own?, leader[0]))
+    });
+    let (side, leader) = match made {
+        Ok(made) => made,
+        Err(code) => return code,
+    };
+    let code = native::intercomm_create(side.get(), local_leader, world, leader, tag, newintercomm);
+    drop(side);
+    if code == abi.success {
+        set_handler(abi, newintercomm.read(abi), errhandler);
     }
+    code
 }
 
 /// A tag that every process makes of the same string: below the least upper bound that MPI allows, 32767.
@@ -104,10 +95,9 @@ unsafe fn tag_of(text: *const c_char) -> c_int {
     ((hash ^ (hash >> 15)) & 0x7fff) as c_int
 }
 
-unsafe fn set_handler(abi: &Abi, comm: Handle, errhandler: Handle) {
-    let [comm, null] = [comm, abi.comm_null].map(|comm| abi.normalize(comm));
-    if comm != null && abi.normalize(errhandler) != abi.normalize(abi.errhandler_null) {
-        // SAFETY: a communicator just made, and the program's handler.
-        unsafe { native::comm_set_errhandler(comm, errhandler) };
+fn set_handler(abi: &Abi, comm: Comm, errhandler: Errhandler) {
+    let is_there = !abi.are_same(comm, abi.comm_null);
+    if is_there && !abi.are_same(errhandler, abi.errhandler_null) {
+        native::comm_set_errhandler(comm, errhandler);
     }
 }

@@ -4,7 +4,9 @@
 //! Each value was printed by a C program built with the compiler wrapper of each library; the test beside this file does
 //! so again wherever those wrappers are installed.
 
-use super::Handle;
+#[cfg(test)]
+use super::handles::Handle as _;
+use super::handles::{Comm, Datatype, Errhandler, File, Group, Info, Message, Op, Request, Win};
 use std::ffi::CStr;
 
 /// A binary interface of MPI.
@@ -24,7 +26,7 @@ macro_rules! abi {
         layout { $($(#[$doc:meta])* $layout:ident: $layout_type:ty = $lo:expr, $lm:expr, $ls:expr;)* }
         ints { $($int:ident = $int_c:ident: $io:expr, $im:expr, $is:expr;)* }
         addresses { $($address:ident = $address_c:ident: $ao:expr, $am:expr, $as:expr;)* }
-        handles { $($handle:ident = $handle_c:ident: $symbol:ident, $hm:expr, $hs:expr;)* }
+        handles { $($handle:ident: $kind:ident = $handle_c:ident: $symbol:ident, $hm:expr, $hs:expr;)* }
     ) => {
         /// Description of the ABI of the MPI library in this process.
         #[derive(Clone, Debug)]
@@ -32,19 +34,19 @@ macro_rules! abi {
             $($(#[$doc])* pub $layout: $layout_type,)*
             $(#[doc = concat!("`", stringify!($int_c), "`")] pub $int: i32,)*
             $(#[doc = concat!("`", stringify!($address_c), "`")] pub $address: usize,)*
-            $(#[doc = concat!("`", stringify!($handle_c), "`")] pub $handle: Handle,)*
+            $(#[doc = concat!("`", stringify!($handle_c), "`")] pub $handle: $kind,)*
         }
 
         impl Abi {
             /// The MPICH family. Status: `{count_lo, count_hi_and_cancelled, SOURCE, TAG, ERROR}`.
-            pub(super) const MPICH: Abi = Abi { $($layout: $lm,)* $($int: $im,)* $($address: $am,)* $($handle: $hm,)* };
+            pub(super) const MPICH: Abi = Abi { $($layout: $lm,)* $($int: $im,)* $($address: $am,)* $($handle: $kind::constant($hm),)* };
 
             /// The MPI 5 standard ABI. Status: `{SOURCE, TAG, ERROR, reserved[5]}`.
-            pub(crate) const STANDARD: Abi = Abi { $($layout: $ls,)* $($int: $is,)* $($address: $as,)* $($handle: $hs,)* };
+            pub(crate) const STANDARD: Abi = Abi { $($layout: $ls,)* $($int: $is,)* $($address: $as,)* $($handle: $kind::constant($hs),)* };
 
             /// Open MPI. Status: `{SOURCE, TAG, ERROR, cancelled, count}`. `locate` gives the address of a data symbol
             /// of the library; `Err` names the first one missing.
-            pub(super) fn open_mpi(locate: impl Fn(&CStr) -> Option<Handle>) -> Result<Abi, &'static str> {
+            pub(super) fn open_mpi(locate: impl Fn(&CStr) -> Option<usize>) -> Result<Abi, &'static str> {
                 Ok(Abi {
                     $($layout: $lo,)*
                     $($int: $io,)*
@@ -52,7 +54,7 @@ macro_rules! abi {
                     $($handle: {
                         const NAME: &str = concat!(stringify!($symbol), "\0");
                         let name = CStr::from_bytes_with_nul(NAME.as_bytes()).map_err(|_| NAME)?;
-                        locate(name).ok_or(stringify!($symbol))?
+                        $kind::constant(locate(name).ok_or(stringify!($symbol))?)
                     },)*
                 })
             }
@@ -68,8 +70,8 @@ macro_rules! abi {
 
             /// Every handle with its C name.
             #[cfg(test)]
-            pub(super) fn listed_handles(&self) -> Vec<(&'static str, Handle)> {
-                vec![$((stringify!($handle_c), self.$handle),)*]
+            pub(super) fn listed_handles(&self) -> Vec<(&'static str, usize)> {
+                vec![$((stringify!($handle_c), self.$handle.word()),)*]
             }
         }
 
@@ -169,55 +171,55 @@ abi! {
         statuses_ignore = MPI_STATUSES_IGNORE: 0, 1, 0;
     }
     handles {
-        comm_world = MPI_COMM_WORLD: ompi_mpi_comm_world, 0x4400_0000, 0x101;
-        comm_self = MPI_COMM_SELF: ompi_mpi_comm_self, 0x4400_0001, 0x102;
-        comm_null = MPI_COMM_NULL: ompi_mpi_comm_null, 0x0400_0000, 0x100;
-        group_null = MPI_GROUP_NULL: ompi_mpi_group_null, 0x0800_0000, 0x108;
-        group_empty = MPI_GROUP_EMPTY: ompi_mpi_group_empty, 0x4800_0000, 0x109;
-        request_null = MPI_REQUEST_NULL: ompi_request_null, 0x2c00_0000, 0x180;
-        message_null = MPI_MESSAGE_NULL: ompi_message_null, 0x2c00_0000, 0x128;
-        message_no_proc = MPI_MESSAGE_NO_PROC: ompi_message_no_proc, 0x6c00_0000, 0x129;
-        info_null = MPI_INFO_NULL: ompi_mpi_info_null, 0x1c00_0000, 0x130;
-        errhandler_null = MPI_ERRHANDLER_NULL: ompi_mpi_errhandler_null, 0x1400_0000, 0x140;
-        errors_are_fatal = MPI_ERRORS_ARE_FATAL: ompi_mpi_errors_are_fatal, 0x5400_0000, 0x141;
-        errors_return = MPI_ERRORS_RETURN: ompi_mpi_errors_return, 0x5400_0001, 0x143;
-        win_null = MPI_WIN_NULL: ompi_mpi_win_null, 0x2000_0000, 0x110;
-        file_null = MPI_FILE_NULL: ompi_mpi_file_null, 0x0, 0x118;
-        op_null = MPI_OP_NULL: ompi_mpi_op_null, 0x1800_0000, 0x20;
-        sum = MPI_SUM: ompi_mpi_op_sum, 0x5800_0003, 0x21;
-        max = MPI_MAX: ompi_mpi_op_max, 0x5800_0001, 0x23;
-        min = MPI_MIN: ompi_mpi_op_min, 0x5800_0002, 0x22;
-        land = MPI_LAND: ompi_mpi_op_land, 0x5800_0005, 0x30;
-        lor = MPI_LOR: ompi_mpi_op_lor, 0x5800_0007, 0x31;
-        band = MPI_BAND: ompi_mpi_op_band, 0x5800_0006, 0x28;
-        bor = MPI_BOR: ompi_mpi_op_bor, 0x5800_0008, 0x29;
-        datatype_null = MPI_DATATYPE_NULL: ompi_mpi_datatype_null, 0x0c00_0000, 0x200;
-        byte = MPI_BYTE: ompi_mpi_byte, 0x4c00_010d, 0x247;
-        packed = MPI_PACKED: ompi_mpi_packed, 0x4c00_010f, 0x207;
-        char_ = MPI_CHAR: ompi_mpi_char, 0x4c00_0101, 0x243;
-        signed_char = MPI_SIGNED_CHAR: ompi_mpi_signed_char, 0x4c00_0118, 0x244;
-        unsigned_char = MPI_UNSIGNED_CHAR: ompi_mpi_unsigned_char, 0x4c00_0102, 0x245;
-        short_ = MPI_SHORT: ompi_mpi_short, 0x4c00_0203, 0x208;
-        unsigned_short = MPI_UNSIGNED_SHORT: ompi_mpi_unsigned_short, 0x4c00_0204, 0x20c;
-        int_ = MPI_INT: ompi_mpi_int, 0x4c00_0405, 0x209;
-        unsigned_ = MPI_UNSIGNED: ompi_mpi_unsigned, 0x4c00_0406, 0x20d;
-        long_ = MPI_LONG: ompi_mpi_long, 0x4c00_0807, 0x20a;
-        unsigned_long = MPI_UNSIGNED_LONG: ompi_mpi_unsigned_long, 0x4c00_0808, 0x20e;
-        long_long = MPI_LONG_LONG: ompi_mpi_long_long_int, 0x4c00_0809, 0x20b;
-        unsigned_long_long = MPI_UNSIGNED_LONG_LONG: ompi_mpi_unsigned_long_long, 0x4c00_0819, 0x20f;
-        float_ = MPI_FLOAT: ompi_mpi_float, 0x4c00_040a, 0x210;
-        double_ = MPI_DOUBLE: ompi_mpi_double, 0x4c00_080b, 0x214;
-        long_double = MPI_LONG_DOUBLE: ompi_mpi_long_double, 0x4c00_100c, 0x220;
-        int8_t = MPI_INT8_T: ompi_mpi_int8_t, 0x4c00_0137, 0x240;
-        int16_t = MPI_INT16_T: ompi_mpi_int16_t, 0x4c00_0238, 0x248;
-        int32_t = MPI_INT32_T: ompi_mpi_int32_t, 0x4c00_0439, 0x250;
-        int64_t = MPI_INT64_T: ompi_mpi_int64_t, 0x4c00_083a, 0x258;
-        uint8_t = MPI_UINT8_T: ompi_mpi_uint8_t, 0x4c00_013b, 0x241;
-        uint16_t = MPI_UINT16_T: ompi_mpi_uint16_t, 0x4c00_023c, 0x249;
-        uint32_t = MPI_UINT32_T: ompi_mpi_uint32_t, 0x4c00_043d, 0x251;
-        uint64_t = MPI_UINT64_T: ompi_mpi_uint64_t, 0x4c00_083e, 0x259;
-        aint = MPI_AINT: ompi_mpi_aint, 0x4c00_0843, 0x201;
-        count = MPI_COUNT: ompi_mpi_count, 0x4c00_0845, 0x202;
-        offset = MPI_OFFSET: ompi_mpi_offset, 0x4c00_0844, 0x203;
+        comm_world: Comm = MPI_COMM_WORLD: ompi_mpi_comm_world, 0x4400_0000, 0x101;
+        comm_self: Comm = MPI_COMM_SELF: ompi_mpi_comm_self, 0x4400_0001, 0x102;
+        comm_null: Comm = MPI_COMM_NULL: ompi_mpi_comm_null, 0x0400_0000, 0x100;
+        group_null: Group = MPI_GROUP_NULL: ompi_mpi_group_null, 0x0800_0000, 0x108;
+        group_empty: Group = MPI_GROUP_EMPTY: ompi_mpi_group_empty, 0x4800_0000, 0x109;
+        request_null: Request = MPI_REQUEST_NULL: ompi_request_null, 0x2c00_0000, 0x180;
+        message_null: Message = MPI_MESSAGE_NULL: ompi_message_null, 0x2c00_0000, 0x128;
+        message_no_proc: Message = MPI_MESSAGE_NO_PROC: ompi_message_no_proc, 0x6c00_0000, 0x129;
+        info_null: Info = MPI_INFO_NULL: ompi_mpi_info_null, 0x1c00_0000, 0x130;
+        errhandler_null: Errhandler = MPI_ERRHANDLER_NULL: ompi_mpi_errhandler_null, 0x1400_0000, 0x140;
+        errors_are_fatal: Errhandler = MPI_ERRORS_ARE_FATAL: ompi_mpi_errors_are_fatal, 0x5400_0000, 0x141;
+        errors_return: Errhandler = MPI_ERRORS_RETURN: ompi_mpi_errors_return, 0x5400_0001, 0x143;
+        win_null: Win = MPI_WIN_NULL: ompi_mpi_win_null, 0x2000_0000, 0x110;
+        file_null: File = MPI_FILE_NULL: ompi_mpi_file_null, 0x0, 0x118;
+        op_null: Op = MPI_OP_NULL: ompi_mpi_op_null, 0x1800_0000, 0x20;
+        sum: Op = MPI_SUM: ompi_mpi_op_sum, 0x5800_0003, 0x21;
+        max: Op = MPI_MAX: ompi_mpi_op_max, 0x5800_0001, 0x23;
+        min: Op = MPI_MIN: ompi_mpi_op_min, 0x5800_0002, 0x22;
+        land: Op = MPI_LAND: ompi_mpi_op_land, 0x5800_0005, 0x30;
+        lor: Op = MPI_LOR: ompi_mpi_op_lor, 0x5800_0007, 0x31;
+        band: Op = MPI_BAND: ompi_mpi_op_band, 0x5800_0006, 0x28;
+        bor: Op = MPI_BOR: ompi_mpi_op_bor, 0x5800_0008, 0x29;
+        datatype_null: Datatype = MPI_DATATYPE_NULL: ompi_mpi_datatype_null, 0x0c00_0000, 0x200;
+        byte: Datatype = MPI_BYTE: ompi_mpi_byte, 0x4c00_010d, 0x247;
+        packed: Datatype = MPI_PACKED: ompi_mpi_packed, 0x4c00_010f, 0x207;
+        char_: Datatype = MPI_CHAR: ompi_mpi_char, 0x4c00_0101, 0x243;
+        signed_char: Datatype = MPI_SIGNED_CHAR: ompi_mpi_signed_char, 0x4c00_0118, 0x244;
+        unsigned_char: Datatype = MPI_UNSIGNED_CHAR: ompi_mpi_unsigned_char, 0x4c00_0102, 0x245;
+        short_: Datatype = MPI_SHORT: ompi_mpi_short, 0x4c00_0203, 0x208;
+        unsigned_short: Datatype = MPI_UNSIGNED_SHORT: ompi_mpi_unsigned_short, 0x4c00_0204, 0x20c;
+        int_: Datatype = MPI_INT: ompi_mpi_int, 0x4c00_0405, 0x209;
+        unsigned_: Datatype = MPI_UNSIGNED: ompi_mpi_unsigned, 0x4c00_0406, 0x20d;
+        long_: Datatype = MPI_LONG: ompi_mpi_long, 0x4c00_0807, 0x20a;
+        unsigned_long: Datatype = MPI_UNSIGNED_LONG: ompi_mpi_unsigned_long, 0x4c00_0808, 0x20e;
+        long_long: Datatype = MPI_LONG_LONG: ompi_mpi_long_long_int, 0x4c00_0809, 0x20b;
+        unsigned_long_long: Datatype = MPI_UNSIGNED_LONG_LONG: ompi_mpi_unsigned_long_long, 0x4c00_0819, 0x20f;
+        float_: Datatype = MPI_FLOAT: ompi_mpi_float, 0x4c00_040a, 0x210;
+        double_: Datatype = MPI_DOUBLE: ompi_mpi_double, 0x4c00_080b, 0x214;
+        long_double: Datatype = MPI_LONG_DOUBLE: ompi_mpi_long_double, 0x4c00_100c, 0x220;
+        int8_t: Datatype = MPI_INT8_T: ompi_mpi_int8_t, 0x4c00_0137, 0x240;
+        int16_t: Datatype = MPI_INT16_T: ompi_mpi_int16_t, 0x4c00_0238, 0x248;
+        int32_t: Datatype = MPI_INT32_T: ompi_mpi_int32_t, 0x4c00_0439, 0x250;
+        int64_t: Datatype = MPI_INT64_T: ompi_mpi_int64_t, 0x4c00_083a, 0x258;
+        uint8_t: Datatype = MPI_UINT8_T: ompi_mpi_uint8_t, 0x4c00_013b, 0x241;
+        uint16_t: Datatype = MPI_UINT16_T: ompi_mpi_uint16_t, 0x4c00_023c, 0x249;
+        uint32_t: Datatype = MPI_UINT32_T: ompi_mpi_uint32_t, 0x4c00_043d, 0x251;
+        uint64_t: Datatype = MPI_UINT64_T: ompi_mpi_uint64_t, 0x4c00_083e, 0x259;
+        aint: Datatype = MPI_AINT: ompi_mpi_aint, 0x4c00_0843, 0x201;
+        count: Datatype = MPI_COUNT: ompi_mpi_count, 0x4c00_0845, 0x202;
+        offset: Datatype = MPI_OFFSET: ompi_mpi_offset, 0x4c00_0844, 0x203;
     }
 }

@@ -3,7 +3,8 @@
 //! **Architecture invariant:** a call that the MPI library makes to itself while it serves one of ours is passed on
 //! untouched; only the outermost call of a thread is looked at.
 
-use super::{native, Function, Handle};
+use super::owned::OwnErrhandler;
+use super::{native, Comm, Datatype, Function, Out, Slot};
 use crate::trace::record::NO_PEER;
 use crate::trace::{self, Arguments};
 use std::any::Any;
@@ -53,7 +54,7 @@ thread_local! {
     /// Whether this thread is inside an exported function. No destructor, so it can be used at any time of a thread's life.
     static INSIDE: Cell<u8> = const { Cell::new(NEW) };
     /// Errors to be raised when this thread leaves: communicators and codes.
-    static RAISED: Cell<Vec<(Handle, c_int)>> = const { Cell::new(Vec::new()) };
+    static RAISED: Cell<Vec<(Comm, c_int)>> = const { Cell::new(Vec::new()) };
     /// Where the panic happened that is on its way to the boundary.
     static PANICKED_AT: Cell<Option<String>> = const { Cell::new(None) };
 }
@@ -130,13 +131,9 @@ impl Drop for Guard {
 
 /// Has the communicator's error handler called as soon as this thread leaves the library: a handler may call MPI, wait
 /// for other threads and ranks, or never return, so none is called while the engine is locked or driven.
-///
-/// # Safety
-/// `comm` is the program's and outlives the call of the program's that is under way.
-pub unsafe fn raise_on_leaving(comm: Handle, code: c_int) {
+pub fn raise_on_leaving(comm: Comm, code: c_int) {
     if !inside() {
-        // SAFETY: passed on.
-        unsafe { native::comm_call_errhandler(comm, code) };
+        native::comm_call_errhandler(comm, code);
         return;
     }
     let noted = RAISED.try_with(|raised| {
@@ -154,18 +151,12 @@ pub unsafe fn raise_on_leaving(comm: Handle, code: c_int) {
 pub const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// Waits, once in a process, until what was said of an error has reached the user, if raising it may end the job.
-fn let_last_words_through(comm: Handle) {
+fn let_last_words_through(comm: Comm) {
     static SAID: Once = Once::new();
     let Some(abi) = super::abi() else { return };
-    let mut handler = 0;
-    // SAFETY: the communicator exists by the word of whoever noted the error; a live local, and a reference that is ours to free.
-    unsafe {
-        if native::comm_get_errhandler(comm, &raw mut handler) == 0 {
-            if abi.normalize(handler) != abi.normalize(abi.errors_return) {
-                SAID.call_once(|| std::thread::sleep(LAST_WORDS));
-            }
-            native::errhandler_free(&raw mut handler);
-        }
+    let handler = OwnErrhandler::made(abi, |handler| native::comm_get_errhandler(comm, handler));
+    if handler.is_ok_and(|handler| !abi.are_same(handler.get(), abi.errors_return)) {
+        SAID.call_once(|| std::thread::sleep(LAST_WORDS));
     }
 }
 
@@ -176,8 +167,7 @@ fn call_handlers() {
     // What handlers raise in calls of their own is theirs: the list is taken before the first is called.
     for (comm, code) in RAISED.try_with(Cell::take).unwrap_or_default() {
         let_last_words_through(comm);
-        // SAFETY: by the word of whoever noted it, the communicator still exists.
-        unsafe { native::comm_call_errhandler(comm, code) };
+        native::comm_call_errhandler(comm, code);
     }
 }
 
@@ -307,23 +297,23 @@ pub struct Seen {
     /// Elements sent, or received by a function that only receives.
     pub count: i64,
     /// Their type.
-    pub datatype: Handle,
+    pub datatype: Option<Datatype>,
     /// The other rank, or a root.
     pub peer: c_int,
     /// Tag.
     pub tag: c_int,
     /// Communicator.
-    pub comm: Handle,
+    pub comm: Option<Comm>,
 }
 
 impl Seen {
     /// A call without any of them.
     pub const NOTHING: Seen = Seen {
         count: 0,
-        datatype: 0,
+        datatype: None,
         peer: NO_PEER,
         tag: 0,
-        comm: 0,
+        comm: None,
     };
 
     /// Where it receives from; a function that sends, too, has said where to.
@@ -334,41 +324,52 @@ impl Seen {
     }
 }
 
-/// An argument as a number: an address says nothing.
-pub trait Number {
-    /// The number.
-    fn number(self) -> i64;
+/// What an argument says: an address says nothing.
+pub trait Argument: Sized {
+    /// A number.
+    fn number(self) -> i64 {
+        0
+    }
+
+    /// A datatype.
+    fn datatype(self) -> Option<Datatype> {
+        None
+    }
+
+    /// A communicator.
+    fn comm(self) -> Option<Comm> {
+        None
+    }
 }
 
-impl Number for c_int {
+impl Argument for c_int {
     fn number(self) -> i64 {
         i64::from(self)
     }
 }
 
-impl Number for i64 {
+impl Argument for i64 {
     fn number(self) -> i64 {
         self
     }
 }
 
-impl Number for Handle {
-    fn number(self) -> i64 {
-        self as i64
+impl Argument for Datatype {
+    fn datatype(self) -> Option<Datatype> {
+        Some(self)
     }
 }
 
-impl<T> Number for *const T {
-    fn number(self) -> i64 {
-        0
+impl Argument for Comm {
+    fn comm(self) -> Option<Comm> {
+        Some(self)
     }
 }
 
-impl<T> Number for *mut T {
-    fn number(self) -> i64 {
-        0
-    }
-}
+impl<T> Argument for *const T {}
+impl<T> Argument for *mut T {}
+impl<H> Argument for Slot<'_, H> {}
+impl<T> Argument for Out<'_, T> {}
 
 /// Tells world ranks and bytes of a call's arguments.
 static DESCRIBE: OnceLock<fn(&Seen) -> Arguments> = OnceLock::new();

@@ -13,35 +13,27 @@ pub use generated::*;
 use std::ffi::{c_int, c_void};
 use std::fmt::Display;
 
-use super::{codes, guard, native, Abi, Function, Handle};
+use super::owned::OwnType;
+use super::{codes, guard, native, Abi, Comm, Datatype, File, Function, Out, Slots, Win};
 
 /// Whose error handler is called.
 #[derive(Clone, Copy, Debug)]
 pub enum At {
     /// That of a communicator.
-    Comm(Handle),
+    Comm(Comm),
     /// That of a window.
-    Window(Handle),
+    Window(Win),
     /// That of a file.
-    File(Handle),
+    File(File),
     /// That of MPI_COMM_WORLD.
     World,
 }
 
-/// What was made for a call: types, and arrays of plain counts. It is freed when this is dropped.
+/// What was made for a call: types, and arrays of plain counts.
 #[derive(Debug, Default)]
 pub struct Kept {
-    types: Vec<Handle>,
+    types: Vec<OwnType>,
     arrays: Vec<Vec<c_int>>,
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        for datatype in &mut self.types {
-            // SAFETY: made for this call.
-            unsafe { native::type_free(datatype) };
-        }
-    }
 }
 
 /// The arguments of a call while they are brought into the form of the plain function.
@@ -95,30 +87,27 @@ impl Narrow {
 
     /// So many items of a type, as a plain count of it or of a type that is made of it. What is not significant may be
     /// anything.
-    ///
-    /// # Safety
-    /// If it is significant, `datatype` is a valid handle.
-    pub unsafe fn items(
+    pub fn items(
         &mut self,
         name: &str,
         count: i64,
-        datatype: Handle,
+        datatype: Datatype,
         is_significant: bool,
-    ) -> (c_int, Handle) {
+    ) -> (c_int, Datatype) {
         match c_int::try_from(count) {
             Ok(count) => return (count, datatype),
             Err(_) if !is_significant => return (0, datatype),
             Err(_) => {}
         }
-        // SAFETY: passed on.
-        let made = self.abi.and_then(|abi| unsafe {
+        let made = self.abi.and_then(|abi| {
             let extent = extent_of(abi, datatype)?;
             run_of(abi, u64::try_from(count).ok()?, datatype, extent)
         });
         match made {
             Some(made) => {
+                let datatype = made.get();
                 self.kept.types.push(made);
-                (1, made)
+                (1, datatype)
             }
             None => {
                 self.refuse(name, &count);
@@ -162,7 +151,7 @@ impl Narrow {
         self.abi.is_some_and(|abi| buffer.addr() == abi.in_place)
     }
 
-    fn comm(&self) -> Option<(&'static Abi, Handle)> {
+    fn comm(&self) -> Option<(&'static Abi, Comm)> {
         match self.at {
             At::Comm(comm) => Some((self.abi?, comm)),
             _ => None,
@@ -170,95 +159,65 @@ impl Narrow {
     }
 
     /// Whether this process is the root of a collective call.
-    ///
-    /// # Safety
-    /// The communicator is valid, here and below.
-    pub unsafe fn is_root(&self, root: c_int) -> bool {
+    pub fn is_root(&self, root: c_int) -> bool {
         let Some((abi, comm)) = self.comm() else {
             return false;
         };
         let mut rank = abi.undefined;
-        // SAFETY: a live local.
-        let code = unsafe { native::comm_rank(comm, &raw mut rank) };
+        let code = native::comm_rank(comm, Out::of(&mut rank));
         root == abi.root || (code == abi.success && root == rank)
     }
 
     /// Processes of the communicator, or of this side of an intercommunicator.
-    ///
-    /// # Safety
-    /// As [`Narrow::is_root`].
-    pub unsafe fn members(&self) -> usize {
-        // SAFETY: passed on; a live local.
-        self.asked(|comm, size| unsafe { native::comm_size(comm, size) })
+    pub fn members(&self) -> usize {
+        self.asked(native::comm_size)
     }
 
     /// Processes that a collective call exchanges data with, if it does.
-    ///
-    /// # Safety
-    /// As [`Narrow::is_root`].
-    pub unsafe fn others_if(&self, is_so: bool) -> usize {
+    pub fn others_if(&self, is_so: bool) -> usize {
         let Some((abi, comm)) = self.comm().filter(|_| is_so) else {
             return 0;
         };
         let mut inter = 0;
-        // SAFETY: a live local.
-        let code = unsafe { native::comm_test_inter(comm, &raw mut inter) };
+        let code = native::comm_test_inter(comm, Out::of(&mut inter));
         if code == abi.success && inter != 0 {
-            // SAFETY: passed on; a live local.
-            return self.asked(|comm, size| unsafe { native::comm_remote_size(comm, size) });
+            return self.asked(native::comm_remote_size);
         }
-        // SAFETY: passed on.
-        unsafe { self.members() }
+        self.members()
     }
 
     /// Processes from which a neighbourhood collective receives.
-    ///
-    /// # Safety
-    /// As [`Narrow::is_root`].
-    pub unsafe fn in_degree(&self) -> usize {
-        // SAFETY: passed on.
-        unsafe { self.degrees() }.0
+    pub fn in_degree(&self) -> usize {
+        self.degrees().0
     }
 
     /// Processes to which it sends.
-    ///
-    /// # Safety
-    /// As [`Narrow::is_root`].
-    pub unsafe fn out_degree(&self) -> usize {
-        // SAFETY: passed on.
-        unsafe { self.degrees() }.1
+    pub fn out_degree(&self) -> usize {
+        self.degrees().1
     }
 
-    unsafe fn degrees(&self) -> (usize, usize) {
+    fn degrees(&self) -> (usize, usize) {
         let Some((abi, comm)) = self.comm() else {
             return (0, 0);
         };
         let mut kind = abi.undefined;
-        // SAFETY: live locals, here and below.
-        unsafe { native::topo_test(comm, &raw mut kind) };
+        native::topo_test(comm, Out::of(&mut kind));
         let both = if kind == abi.cart {
-            // SAFETY: as above.
-            2 * self.asked(|comm, dims| unsafe { native::cartdim_get(comm, dims) })
+            2 * self.asked(native::cartdim_get)
         } else if kind == abi.graph {
             self.asked(|comm, count| {
                 let mut rank = 0;
-                // SAFETY: as above.
-                unsafe {
-                    native::comm_rank(comm, &raw mut rank);
-                    native::graph_neighbors_count(comm, rank, count)
-                }
+                native::comm_rank(comm, Out::of(&mut rank));
+                native::graph_neighbors_count(comm, rank, count)
             })
         } else if kind == abi.dist_graph {
             let (mut into, mut out, mut weighted) = (0, 0, 0);
-            // SAFETY: as above.
-            unsafe {
-                native::dist_graph_neighbors_count(
-                    comm,
-                    &raw mut into,
-                    &raw mut out,
-                    &raw mut weighted,
-                );
-            }
+            native::dist_graph_neighbors_count(
+                comm,
+                Out::of(&mut into),
+                Out::of(&mut out),
+                Out::of(&mut weighted),
+            );
             return (into.max(0) as usize, out.max(0) as usize);
         } else {
             0
@@ -267,10 +226,10 @@ impl Narrow {
     }
 
     /// A number that the library is asked for; 0 if it does not say.
-    fn asked(&self, ask: impl FnOnce(Handle, *mut c_int) -> c_int) -> usize {
+    fn asked(&self, ask: impl FnOnce(Comm, Out<'_, c_int>) -> c_int) -> usize {
         let mut number = 0;
         match self.comm() {
-            Some((abi, comm)) if ask(comm, &raw mut number) == abi.success => {
+            Some((abi, comm)) if ask(comm, Out::of(&mut number)) == abi.success => {
                 usize::try_from(number).unwrap_or(0)
             }
             _ => 0,
@@ -278,26 +237,22 @@ impl Narrow {
     }
 
     /// Makes the call, or refuses it.
-    ///
-    /// # Safety
-    /// The communicator, window or file is valid.
-    pub unsafe fn call(mut self, plain: impl FnOnce() -> c_int) -> c_int {
+    pub fn call(mut self, plain: impl FnOnce() -> c_int) -> c_int {
         match self.refused.take() {
-            // SAFETY: passed on.
-            Some(why) => unsafe { self.raise(&why) },
+            Some(why) => self.raise(&why),
             None => plain(),
         }
     }
 
     /// As [`Narrow::call`] of a function that writes a number.
-    ///
-    /// # Safety
-    /// `place` is the program's.
-    pub unsafe fn writing(self, place: *mut i64, plain: impl FnOnce(*mut c_int) -> c_int) -> c_int {
+    pub fn writing(
+        self,
+        place: Out<'_, i64>,
+        plain: impl FnOnce(Out<'_, c_int>) -> c_int,
+    ) -> c_int {
         let mut number = 0;
-        let code = plain(&raw mut number);
-        // SAFETY: as the caller says.
-        unsafe { place.write(number.into()) };
+        let code = plain(Out::of(&mut number));
+        place.write(number.into());
         code
     }
 
@@ -305,27 +260,20 @@ impl Narrow {
     ///
     /// # Errors
     /// The code of an error that was raised, as something does not fit.
-    ///
-    /// # Safety
-    /// As [`Narrow::call`].
-    pub unsafe fn finish(mut self) -> Result<Kept, c_int> {
+    pub fn finish(mut self) -> Result<Kept, c_int> {
         match self.refused.take() {
-            // SAFETY: passed on.
-            Some(why) => Err(unsafe { self.raise(&why) }),
+            Some(why) => Err(self.raise(&why)),
             None => Ok(std::mem::take(&mut self.kept)),
         }
     }
 
     /// Makes a reduction, in parts if it is long.
-    ///
-    /// # Safety
-    /// The arguments are those of the program's call.
-    pub unsafe fn in_parts(
+    pub fn in_parts(
         self,
         send: *const c_void,
         receive: *mut c_void,
         count: i64,
-        datatype: Handle,
+        datatype: Datatype,
         plain: impl Fn(*const c_void, *mut c_void, c_int) -> c_int,
     ) -> c_int {
         if let Ok(count) = c_int::try_from(count) {
@@ -334,8 +282,7 @@ impl Narrow {
         let Some(abi) = self.abi else {
             return guard::UNKNOWN_ERROR;
         };
-        // SAFETY: passed on.
-        let Some(extent) = (unsafe { extent_of(abi, datatype) }) else {
+        let Some(extent) = extent_of(abi, datatype) else {
             return abi.err_type;
         };
         let mut done = 0;
@@ -357,88 +304,62 @@ impl Narrow {
         abi.success
     }
 
-    unsafe fn raise(&self, why: &str) -> c_int {
+    fn raise(&self, why: &str) -> c_int {
         log::error!("{why}; the call ends in an error");
         let Some(abi) = self.abi else {
             return guard::UNKNOWN_ERROR;
         };
-        // SAFETY: MPI may be called, as the program has just called it; the handles are the program's.
-        unsafe {
-            let code = codes::code_of(abi, abi.err_count, why);
-            match self.at {
-                At::Comm(comm) => guard::raise_on_leaving(comm, code),
-                At::World => guard::raise_on_leaving(abi.comm_world, code),
-                At::Window(window) => {
-                    native::win_call_errhandler(window, code);
-                }
-                At::File(file) => {
-                    native::file_call_errhandler(file, code);
-                }
+        let code = codes::code_of(abi, abi.err_count, why);
+        match self.at {
+            At::Comm(comm) => guard::raise_on_leaving(comm, code),
+            At::World => guard::raise_on_leaving(abi.comm_world, code),
+            At::Window(window) => {
+                native::win_call_errhandler(window, code);
             }
-            code
+            At::File(file) => {
+                native::file_call_errhandler(file, code);
+            }
         }
+        code
     }
 }
 
-unsafe fn extent_of(abi: &Abi, datatype: Handle) -> Option<i64> {
+fn extent_of(abi: &Abi, datatype: Datatype) -> Option<i64> {
     let (mut lb, mut extent) = (0isize, 0isize);
-    // SAFETY: live locals; a valid handle, as the caller says.
-    let code = unsafe { native::type_get_extent(datatype, &raw mut lb, &raw mut extent) };
+    let code = native::type_get_extent(datatype, Out::of(&mut lb), Out::of(&mut extent));
     (code == abi.success).then_some(extent as i64)
 }
 
-/// A committed type of `count` items of `datatype`, one extent apart, also where the count does not fit a C `int`. The
-/// caller frees it.
-///
-/// # Safety
-/// MPI may be called; `datatype` is a valid handle of this extent in bytes.
-pub unsafe fn run_of(abi: &Abi, count: u64, datatype: Handle, extent: i64) -> Option<Handle> {
+/// A committed type of `count` items of `datatype`, `extent` bytes apart as that has it, also where the count does not fit a
+/// C `int`.
+pub fn run_of(abi: &Abi, count: u64, datatype: Datatype, extent: i64) -> Option<OwnType> {
     /// Items in one of the blocks that a long run consists of.
     const BLOCK: u64 = 1 << 30;
     let (blocks, rest) = (count / BLOCK, count % BLOCK);
-    let [mut made, mut block, mut long] = [abi.datatype_null; 3];
-    let ok = |code: c_int| code == abi.success;
+    let row = |count: c_int, of: Datatype| {
+        OwnType::made(abi, |made| native::type_contiguous(count, of, made)).ok()
+    };
     let blocks = c_int::try_from(blocks).ok()?;
     let behind = i128::from(blocks) * i128::from(BLOCK) * i128::from(extent);
     let places = [0, isize::try_from(behind).ok()?];
-    // SAFETY: the handles are live locals; what is made on the way is freed.
-    unsafe {
-        let mut is_made;
-        if blocks == 0 {
-            is_made = ok(native::type_contiguous(
-                rest as c_int,
-                datatype,
-                &raw mut made,
-            ));
-        } else {
-            is_made = ok(native::type_contiguous(
-                BLOCK as c_int,
-                datatype,
-                &raw mut block,
-            ));
-            if is_made {
-                is_made = ok(native::type_contiguous(blocks, block, &raw mut long));
-                native::type_free(&raw mut block);
-            }
-            if is_made {
-                let lengths = [1, rest as c_int];
-                let mut types = [0usize; 2];
-                abi.store(types.as_mut_ptr().cast(), 0, long);
-                abi.store(types.as_mut_ptr().cast(), 1, datatype);
-                let (lengths, places) = (lengths.as_ptr(), places.as_ptr());
-                let types = types.as_ptr().cast();
-                is_made = ok(native::type_create_struct(
-                    2,
-                    lengths,
-                    places,
-                    types,
-                    &raw mut made,
-                ));
-                native::type_free(&raw mut long);
-            }
-        }
-        (is_made && ok(native::type_commit(&raw mut made))).then_some(made)
-    }
+    let run = if blocks == 0 {
+        row(rest as c_int, datatype)?
+    } else {
+        let block = row(BLOCK as c_int, datatype)?;
+        let long = row(blocks, block.get())?;
+        let lengths = [1, rest as c_int];
+        let mut types = [abi.datatype_null; 2];
+        let slots = Slots::of(&mut types);
+        slots.set(abi, 0, long.get());
+        slots.set(abi, 1, datatype);
+        let (lengths, places, types) = (lengths.as_ptr(), places.as_ptr(), slots.as_ptr());
+        // SAFETY: three arrays of two entries.
+        let made = OwnType::made(abi, |made| unsafe {
+            native::type_create_struct(2, lengths, places, types, made)
+        });
+        made.ok()?
+    };
+    run.commit(abi)
 }
 
 #[cfg(test)]
@@ -469,9 +390,9 @@ mod tests {
     #[test]
     fn what_counts_for_nothing_may_be_anything() {
         let mut narrow = Narrow::new(Function::GatherC, At::World);
-        // SAFETY: not significant, so the handle is not looked at.
-        let items = unsafe { narrow.items("recvcount", i64::MAX, 1, false) };
-        assert_eq!(items, (0, 1));
+        let byte = Abi::STANDARD.byte;
+        let items = narrow.items("recvcount", i64::MAX, byte, false);
+        assert_eq!(items, (0, byte));
         // SAFETY: no entries.
         assert!(unsafe { narrow.array::<i64>("recvcounts", std::ptr::null(), 0) }.is_null());
         assert!(narrow.refused.is_none());

@@ -11,24 +11,37 @@
 mod abi;
 #[cfg(test)]
 mod abi_test;
+pub mod attributes;
+mod calls;
 pub mod codes;
 mod composed;
 mod constants;
 mod detect;
 pub mod guard;
+pub mod handles;
 pub mod large;
 mod library;
+pub mod owned;
 mod resolve;
+pub mod several;
 mod status;
 pub mod tools;
 
 mod generated;
 
+pub(crate) use calls::calls;
 pub use constants::{Abi, Family};
 pub use detect::{abi, known_soname, library_version};
 pub use generated::{native, Function};
+pub use handles::*;
 pub use resolve::{prefer_exported, Class};
 pub use status::Status;
 
-/// An MPI handle: a machine word. On the MPICH ABI only the low 32 bits count; see [`Abi::normalize`].
-pub type Handle = usize;
+/// Whether another job has spawned this one.
+pub fn is_spawned(abi: &Abi) -> bool {
+    let mut parent = abi.comm_null;
+    if Function::CommGetParent.available() {
+        native::comm_get_parent(Slot::of(&mut parent));
+    }
+    !abi.are_same(parent, abi.comm_null)
+}

@@ -1,7 +1,7 @@
 //! From the list of MPI functions to callable ones: the enumeration, the table of addresses, `native::*`.
 
 use super::guard::UNKNOWN_ERROR;
-use super::{library, Function};
+use super::{library, Function, Handle};
 use std::ffi::{c_int, c_void, CStr};
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -101,9 +101,10 @@ impl Unavailable for isize {
     }
 }
 
-impl Unavailable for usize {
-    fn unavailable() -> usize {
-        0
+impl<H: Handle> Unavailable for H {
+    fn unavailable() -> H {
+        // SAFETY: no handle at all, as what cannot be asked for has none; only functions that are raw return handles.
+        unsafe { H::from_word(0) }
     }
 }
 
@@ -111,7 +112,7 @@ impl Unavailable for usize {
 macro_rules! functions {
     (
         variadic { $($variadic:ident $variadic_name:literal $variadic_class:ident;)* }
-        $($variant:ident $name:literal $class:ident $native:ident($($argument:ident: $type:ty),*) -> $result:ty $(=> $module:ident::$substitute:ident($($given:ident),*))?;)*
+        $($variant:ident $name:literal $class:ident $kind:ident $native:ident($($argument:ident: $type:ty),*) -> $result:ty $(=> $module:ident::$substitute:ident($($given:ident),*))?;)*
     ) => {
         /// An MPI function.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -157,11 +158,16 @@ macro_rules! functions {
 
         /// The functions of the MPI library itself, behind their `PMPI_` names.
         ///
-        /// Pointers to one handle are `*mut Handle` and may be aligned to 4 bytes only when they come from the program:
-        /// use [`Abi::read`](super::Abi::read) and [`Abi::write`](super::Abi::write). Where the library lacks the
-        /// function, an error code (or 0, for what returns no error code) comes back, unless others stand for it: since the
-        /// preload library exports it, a program may find it and rely on it.
+        /// Those whose parameters say all that they ask of their caller are safe: see [`handles`](super::handles). Where
+        /// the library lacks the function, an error code (or 0, for what returns no error code) comes back, unless others
+        /// stand for it: since the preload library exports it, a program may find it and rely on it.
         pub mod native {
+            use super::*;
+            $(native!($kind $native, $name, ($($argument: $type),*) -> $result);)*
+        }
+
+        /// All of them as C has them.
+        mod raw {
             use super::*;
             $(
                 #[doc = concat!("Calls `P", $name, "`.\n\n# Safety\nAs for the C function of the MPI library in this process.")]
@@ -173,21 +179,18 @@ macro_rules! functions {
                     // Apart, so that the usual way saves no register.
                     #[cold]
                     #[inline(never)]
+                    #[allow(unused_unsafe, reason = "some of the others are safe")]
                     unsafe fn first_call($($argument: $type),*) -> $result {
-                        match look_up(Function::$variant) {
+                        let found = look_up(Function::$variant);
+                        // The others need a library; without one there is none to be found.
+                        $(if found.is_none() && super::super::library_version().is_some() {
+                            // SAFETY: does the same by other functions; the caller keeps the contract.
+                            return unsafe { $module::$substitute($($given),*) };
+                        })?
+                        match found {
                             // SAFETY: as below.
                             Some(function) => unsafe { std::mem::transmute::<*mut c_void, Signature>(function)($($argument),*) },
-                            None => {
-                                $(
-                                    // The others need a library; without one there is none to be found.
-                                    if super::super::library_version().is_some() {
-                                        // SAFETY: does the same by other functions.
-                                        return unsafe { $module::$substitute($($given),*) };
-                                    }
-                                )?
-                                #[allow(unreachable_code)]
-                                <$result as Unavailable>::unavailable()
-                            }
+                            None => <$result as Unavailable>::unavailable(),
                         }
                     }
 
@@ -196,7 +199,7 @@ macro_rules! functions {
                         // on every known ABI has these types (handles in the low half of a register); the caller keeps
                         // the contract of that function.
                         Some(function) => unsafe { std::mem::transmute::<*mut c_void, Signature>(function)($($argument),*) },
-                        // SAFETY: as above.
+                        // SAFETY: it calls the same function, once that is found.
                         None => unsafe { first_call($($argument),*) },
                     }
                 }
@@ -204,7 +207,24 @@ macro_rules! functions {
         }
     };
 }
-pub(super) use functions;
+
+/// One native function for the engine.
+macro_rules! native {
+    (raw $native:ident, $name:literal, ($($argument:ident: $type:ty),*) -> $result:ty) => {
+        pub use raw::$native;
+    };
+    (safe $native:ident, $name:literal, ($($argument:ident: $type:ty),*) -> $result:ty) => {
+        #[doc = concat!("Calls `P", $name, "`.")]
+        #[inline(always)]
+        #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
+        pub fn $native($($argument: $type),*) -> $result {
+            // SAFETY: handles are valid, and pointers are to what the function reads or writes, by the invariants of
+            // their types; it ends no handle.
+            unsafe { raw::$native($($argument),*) }
+        }
+    };
+}
+pub(super) use {functions, native};
 
 #[cfg(test)]
 mod tests {
@@ -215,10 +235,9 @@ mod tests {
     fn without_a_library_a_function_is_an_error_code() {
         // The test executable links no MPI library.
         assert!(!Function::Send.available());
-        // SAFETY: there is no such function, so nothing is called.
-        assert_eq!(unsafe { native::barrier(0) }, UNKNOWN_ERROR);
-        // SAFETY: as above.
-        assert_eq!(unsafe { native::wtime() }.to_bits(), 0);
+        let comm = super::super::Abi::STANDARD.comm_world;
+        assert_eq!(native::barrier(comm), UNKNOWN_ERROR);
+        assert_eq!(native::wtime().to_bits(), 0);
     }
 
     #[test]

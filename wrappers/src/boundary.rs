@@ -76,7 +76,7 @@ pub(crate) fn after<T>(function: Function, scope: Option<T>) {
 macro_rules! seen {
     ($($argument:ident)*) => {{
         #[allow(unused_imports, reason = "not every function has one of them")]
-        use anabranch_engine::mpi::guard::Number as _;
+        use anabranch_engine::mpi::guard::Argument as _;
         #[allow(unused_mut, reason = "not every function has one of them")]
         let mut seen = anabranch_engine::mpi::guard::Seen::NOTHING;
         $(crate::boundary::seen_one!(seen $argument $argument);)*
@@ -95,10 +95,10 @@ macro_rules! seen_one {
         $seen.count = $value.number()
     };
     ($seen:ident datatype $value:ident) => {
-        $seen.datatype = $value.number() as Handle
+        $seen.datatype = $value.datatype()
     };
     ($seen:ident sendtype $value:ident) => {
-        $seen.datatype = $value.number() as Handle
+        $seen.datatype = $value.datatype()
     };
     ($seen:ident dest $value:ident) => {
         $seen.peer = $value.number() as c_int
@@ -116,7 +116,7 @@ macro_rules! seen_one {
         $seen.tag = $value.number() as c_int
     };
     ($seen:ident comm $value:ident) => {
-        $seen.comm = $value.number() as Handle
+        $seen.comm = $value.comm()
     };
     ($seen:ident $other:ident $value:ident) => {};
 }
@@ -200,6 +200,7 @@ macro_rules! composed {
             $(
                 #[inline(never)]
                 #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
+                #[allow(unused_unsafe, reason = "what has no bare pointer asks nothing of its caller")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     let inside = guard::enter_taking().or_else(|| {
                         guard::pass_on(Function::$variant);
@@ -230,6 +231,7 @@ macro_rules! decided {
             $(
                 #[inline(never)]
                 #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
+                #[allow(unused_unsafe, reason = "what has no bare pointer asks nothing of its caller")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     let Some(_inside) = guard::$enter() else {
                         guard::pass_on(Function::$variant);
@@ -254,6 +256,7 @@ macro_rules! watched {
             $(
                 #[inline(never)]
                 #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
+                #[allow(unused_unsafe, reason = "what has no bare pointer asks nothing of its caller")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     let Some(_inside) = guard::enter_taking() else {
                         // SAFETY: the arguments are the program's, passed on as they are.
@@ -282,6 +285,7 @@ macro_rules! checked {
             $(
                 #[inline(never)]
                 #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
+                #[allow(unused_unsafe, reason = "what has no bare pointer asks nothing of its caller")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     if let Some(_inside) = guard::enter_taking() {
                         let buffers: &[*const c_void] = &[$($buffer.cast()),*];

@@ -1,6 +1,7 @@
 //! The functions of `include/anabranch.h`.
 
 use anabranch_engine::engine::{aside, choice, inquiry};
+use anabranch_engine::mpi::Slot;
 use anabranch_engine::stats;
 use anabranch_engine::transfer::story::{self, Path, Story};
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
@@ -133,8 +134,11 @@ pub unsafe extern "C" fn anabranch_request(
     message: *mut Message,
     size: usize,
 ) -> c_int {
-    // SAFETY: as the caller says.
-    let story = catch_unwind(|| unsafe { inquiry::of_request(request.cast()) });
+    let story = catch_unwind(|| {
+        // SAFETY: not null, so a request, as the caller says.
+        let request = (!request.is_null()).then(|| unsafe { Slot::new(request.cast_mut().cast()) });
+        request.and_then(inquiry::of_request)
+    });
     // SAFETY: as the caller says.
     unsafe { answer(story.ok().flatten(), message, size) }
 }

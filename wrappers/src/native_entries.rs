@@ -3,7 +3,7 @@
 
 pub(crate) use anabranch_engine::mpi::native::*;
 
-use anabranch_engine::mpi::{abi, guard, Function};
+use anabranch_engine::mpi::{abi, guard, Function, Out};
 use std::ffi::{c_int, c_void};
 
 fn arm() {
@@ -32,7 +32,7 @@ pub(crate) unsafe fn init_thread(
     argc: *mut c_int,
     argv: *mut c_void,
     required: c_int,
-    provided: *mut c_int,
+    provided: Out<'_, c_int>,
 ) -> c_int {
     arm();
     // SAFETY: the arguments are the program's.

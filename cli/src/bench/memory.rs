@@ -127,20 +127,19 @@ fn mapped(driver: &Driver, device: Device, bytes: usize) -> anyhow::Result<(Devi
     let table = driver.table();
     let properties = MemProperties::exportable(device);
     let mut page = 0;
-    // SAFETY: the driver writes one size.
-    unsafe { table.mem_get_allocation_granularity(&raw mut page, &raw const properties, 0) }?;
+    table.mem_get_allocation_granularity(&mut page, &properties, 0)?;
     let chunk = CHUNK.next_multiple_of(page.max(1));
     let bytes = bytes.next_multiple_of(chunk);
     let mut start = 0;
-    // SAFETY: the driver writes one address.
-    unsafe { table.mem_address_reserve(&raw mut start, bytes, 0, 0, 0) }
+    table
+        .mem_address_reserve(&mut start, bytes, 0, 0, 0)
         .with_context(|| of_bytes(bytes))?;
     for at in (0..bytes).step_by(chunk) {
         let mut handle = 0;
         // SAFETY: the driver writes one handle, of ours; the chunk lies within what was reserved. What is mapped keeps
         // the memory.
         unsafe {
-            (table.mem_create(&raw mut handle, chunk, &raw const properties, 0))
+            (table.mem_create(&mut handle, chunk, &properties, 0))
                 .with_context(|| of_bytes(chunk))?;
             table.mem_map(start + at as u64, chunk, 0, handle, 0)?;
             table.mem_release(handle)?;

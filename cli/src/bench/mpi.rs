@@ -6,7 +6,11 @@ use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 
 use anabranch_engine::mpi::guard::LAST_WORDS;
-use anabranch_engine::mpi::{abi, library_version, native, prefer_exported, Abi, Handle};
+use anabranch_engine::mpi::owned::OwnType;
+use anabranch_engine::mpi::{
+    abi, library_version, native, prefer_exported, several, Abi, Datatype, Out, Request, Slot,
+    Slots, Win,
+};
 use anyhow::{anyhow, bail};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
@@ -22,7 +26,7 @@ type Pointer = *mut c_void;
 pub struct Mpi {
     abi: &'static Abi,
     /// [`BLOCK`] bytes in one run: what a message is a count of that is too long for a count of bytes.
-    block: Handle,
+    block: OwnType,
     /// Rank in MPI_COMM_WORLD.
     pub rank: c_int,
     /// Size of MPI_COMM_WORLD.
@@ -30,7 +34,7 @@ pub struct Mpi {
 }
 
 /// Memory that the other rank writes to.
-pub struct Window(Handle);
+pub struct Window(Win);
 
 /// Requests under way.
 pub struct Requests {
@@ -64,32 +68,26 @@ impl Mpi {
         prefer_exported();
         // SAFETY: MPI_Init takes null arguments, and this is the only call of it.
         unsafe { native::init(std::ptr::null_mut(), std::ptr::null_mut()) };
-        let mut mpi = Mpi {
+        let (mut rank, mut size) = (0, 0);
+        native::comm_rank(abi.comm_world, Out::of(&mut rank));
+        native::comm_size(abi.comm_world, Out::of(&mut size));
+        let block = OwnType::made(abi, |block| {
+            native::type_contiguous(BLOCK as c_int, abi.byte, block)
+        });
+        let Some(block) = block.ok().and_then(|block| block.commit(abi)) else {
+            bail!("MPI_Type_contiguous or MPI_Type_commit failed");
+        };
+        Ok(Mpi {
             abi,
-            block: 0,
-            rank: 0,
-            size: 0,
-        };
-        // SAFETY: MPI is initialized; each call writes one int, or one handle, which is a word at most.
-        let code = unsafe {
-            native::comm_rank(abi.comm_world, &raw mut mpi.rank);
-            native::comm_size(abi.comm_world, &raw mut mpi.size);
-            let block = (&raw mut mpi.block).cast();
-            match native::type_contiguous(BLOCK as c_int, abi.byte, block) {
-                code if code == abi.success => native::type_commit(block),
-                code => code,
-            }
-        };
-        if code != abi.success {
-            bail!("MPI_Type_contiguous or MPI_Type_commit failed with error {code}");
-        }
-        Ok(mpi)
+            block,
+            rank,
+            size,
+        })
     }
 
     /// Whether the library says that it takes device memory. One without the function does not.
     pub fn is_cuda_aware(&self) -> bool {
-        // SAFETY: it takes nothing and may be called at any time.
-        unsafe { native::mpix_query_cuda_support() == 1 }
+        native::mpix_query_cuda_support() == 1
     }
 
     /// Makes memory a window of all ranks, and opens its first epoch. Every rank calls it.
@@ -102,10 +100,10 @@ impl Mpi {
     pub unsafe fn window(&self, address: Pointer, bytes: usize) -> anyhow::Result<Window> {
         let (abi, world) = (self.abi, self.abi.comm_world);
         let info = abi.info_null;
-        let mut window: Handle = 0;
+        let mut window = abi.win_null;
         // SAFETY: as the caller says; one handle is written, which is a word at most.
         let code = unsafe {
-            let into = (&raw mut window).cast();
+            let into = Slot::new(&raw mut window);
             native::win_create(address, isize::try_from(bytes)?, 1, info, world, into)
         };
         if code != abi.success {
@@ -125,7 +123,7 @@ impl Mpi {
     /// Frees the window. Every rank calls it.
     pub fn free_window(&self, mut window: Window) {
         // SAFETY: the window was made by `window`; nobody has it any more.
-        unsafe { native::win_free((&raw mut window.0).cast()) };
+        unsafe { native::win_free(Slot::new(&raw mut window.0)) };
     }
 
     /// Writes `bytes` to a place in the peer's part of the window.
@@ -160,25 +158,21 @@ impl Mpi {
     }
 
     /// Ends MPI; every rank calls it.
-    pub fn finish(mut self) {
-        // SAFETY: no communication is pending: every request has been waited for. The datatype was made by `start`.
-        unsafe {
-            native::type_free((&raw mut self.block).cast());
-            native::finalize()
-        };
+    pub fn finish(self) {
+        drop(self.block);
+        // SAFETY: no communication is pending: every request has been waited for.
+        unsafe { native::finalize() };
     }
 
     /// Ends every rank, once the launcher has had the time to hand on what was written before.
     pub fn abort(&self, status: c_int) {
         std::thread::sleep(LAST_WORDS);
-        // SAFETY: MPI is initialized.
-        unsafe { native::abort(self.abi.comm_world, status) };
+        native::abort(self.abi.comm_world, status);
     }
 
     /// MPI_Barrier over all ranks.
     pub fn barrier(&self) {
-        // SAFETY: MPI is initialized.
-        unsafe { native::barrier(self.abi.comm_world) };
+        native::barrier(self.abi.comm_world);
     }
 
     /// Returns when the peer has called it too; no other rank takes part.
@@ -389,7 +383,7 @@ impl Mpi {
     pub fn start_all(&self, requests: &mut Requests) {
         let count = c_int::try_from(requests.count).unwrap_or(c_int::MAX);
         // SAFETY: the array holds that many persistent requests, none of them started.
-        unsafe { native::startall(count, requests.storage.as_mut_ptr().cast()) };
+        several::startall(unsafe { Slots::new(requests.storage.as_mut_ptr().cast(), count) });
     }
 
     /// Waits for persistent requests, which can be started again.
@@ -406,7 +400,7 @@ impl Mpi {
             // SAFETY: the request was made by `send_init` or `recv_init`, lies within the storage, and is inactive.
             unsafe {
                 let request = requests.storage.as_mut_ptr().byte_add(offset);
-                native::request_free(request.cast())
+                native::request_free(Slot::new(request.cast()))
             };
         }
     }
@@ -433,15 +427,15 @@ impl Mpi {
     }
 
     /// Count and datatype of a message.
-    fn items(&self, bytes: usize) -> (c_int, Handle) {
+    fn items(&self, bytes: usize) -> (c_int, Datatype) {
         match count(bytes) {
             Count::Bytes(count) => (count, self.abi.byte),
-            Count::Blocks(count) => (count, self.block),
+            Count::Blocks(count) => (count, self.block.get()),
         }
     }
 
     /// The next place in the array of requests, which is dense in the handles of this ABI.
-    fn next(&self, requests: &mut Requests) -> *mut Handle {
+    fn next<'a>(&self, requests: &'a mut Requests) -> Slot<'a, Request> {
         assert!(
             requests.count < requests.capacity,
             "more requests than there is room for"
@@ -449,7 +443,7 @@ impl Mpi {
         let offset = requests.count * self.abi.handle_bytes;
         requests.count += 1;
         // SAFETY: a handle has at most 8 bytes, so the offset lies within the words of the storage.
-        unsafe { requests.storage.as_mut_ptr().byte_add(offset).cast() }
+        unsafe { Slot::new(requests.storage.as_mut_ptr().byte_add(offset).cast()) }
     }
 }
 

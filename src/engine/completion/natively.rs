@@ -1,25 +1,26 @@
 //! Calls without an engine request: they are passed on as they are, and the receives that they complete are
 //! noted.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
-use super::{Requests, Statuses};
+use super::Requests;
 use crate::engine::core::Core;
 use crate::engine::{Engine, NativeScope};
-use crate::mpi::{native, Handle, Status};
+use crate::mpi::{
+    several, Out, Outs, Request, Slot, Status, StatusAt, StatusOut, StatusRef, Statuses,
+};
 
 impl Engine {
     /// The scope of a call whose requests are all native, so that it may be passed on as it is. To be asked
     /// under a scope.
-    pub(super) unsafe fn enter_if_native(
+    pub(super) fn enter_if_native(
         &self,
-        requests: Requests,
+        requests: Requests<'_>,
         blocks: bool,
     ) -> Option<NativeScope> {
         let mut core = self.core.lock();
         let nothing_taken = core.table.is_empty() && (core.early.is_empty() || !self.is_live());
-        // SAFETY: passed on.
-        if !nothing_taken && !unsafe { self.are_native(&mut core, requests) } {
+        if !nothing_taken && !self.are_native(&mut core, requests) {
             return None;
         }
         Some(match blocks {
@@ -33,11 +34,8 @@ impl Engine {
 
     /// Whether none of the requests is the engine's, after it has taken over what it must.
     #[inline(never)]
-    unsafe fn are_native(&self, core: &mut Core, requests: Requests) -> bool {
-        let handles = (0..requests.count).map(|i| {
-            // SAFETY: the program's array.
-            unsafe { self.env.abi.load(requests.array, i) }
-        });
+    fn are_native(&self, core: &mut Core, requests: Requests<'_>) -> bool {
+        let handles = (0..requests.len()).map(|i| requests.get(self.env.abi, i));
         let are_native = |core: &Core| handles.clone().all(|one| !core.table.contains_key(&one));
         let is_native = are_native(core);
         // Beside engine requests, early receives become engine requests, too. Then everything that is native
@@ -53,126 +51,102 @@ impl Engine {
 
     /// As [`Engine::natively`] for one request.
     #[inline]
-    pub(super) unsafe fn one_natively(
+    pub(super) fn one_natively(
         &self,
-        request: *mut Handle,
-        status: *mut c_void,
-        flag: Option<*mut c_int>,
-        call: impl FnOnce(*mut c_void) -> c_int,
+        request: Slot<'_, Request>,
+        status: StatusOut<'_>,
+        flag: Option<Out<'_, c_int>>,
+        call: impl FnOnce(StatusOut<'_>) -> c_int,
     ) -> c_int {
         let abi = self.env.abi;
-        // SAFETY: passed on.
-        let handle = unsafe { abi.read(request) };
+        let handle = request.read(abi);
         let Some(claim) = self.note_before_one(handle) else {
             return call(status);
         };
         let mut own = Status::new();
-        let to = if abi.ignores_status(status) {
-            own.as_mut_ptr()
-        } else {
-            status
-        };
-        let code = call(to);
-        // SAFETY: the program's request and flag; the status is the program's or a local.
-        unsafe {
-            let is_done = flag.is_none_or(|flag| flag.read() != 0)
-                && abi.read(request) == abi.normalize(abi.request_null);
-            let status = is_done.then_some(to.cast_const());
-            self.note_after_one(claim, status);
-        }
+        let to = status.or(abi, &mut own);
+        let code = call(to.out());
+        let is_done = flag.is_none_or(|flag| flag.read() != 0)
+            && request.read(abi) == abi.normalize(abi.request_null);
+        self.note_after_one(claim, is_done.then_some(to.seen()));
         code
     }
 
     /// Calls a native completion function on the program's own array, and forgets the early receives that it
     /// completes: all of them, or the one whose index it writes to `only`, with the one status.
-    pub(super) unsafe fn natively(
+    pub(super) fn natively(
         &self,
-        requests: Requests,
-        statuses: Statuses,
-        flag: Option<*mut c_int>,
-        only: Option<*mut c_int>,
-        call: impl FnOnce(*mut c_void) -> c_int,
+        requests: Requests<'_>,
+        statuses: Statuses<'_>,
+        flag: Option<Out<'_, c_int>>,
+        only: Option<Out<'_, c_int>>,
+        call: impl FnOnce(Statuses<'_>) -> c_int,
     ) -> c_int {
-        // SAFETY: passed on.
-        let before = unsafe { self.note_before(requests.array, requests.count) };
-        let Some(mut before) = before else {
-            return call(statuses.0);
+        let Some(mut before) = self.note_before(requests) else {
+            return call(statuses);
         };
         let abi = self.env.abi;
-        let to = before.statuses(abi, statuses.0);
+        let mut room = before.room();
+        let to = before.statuses(abi, statuses, &mut room);
         let code = call(to);
-        // SAFETY: the program's flag and index, its array, and statuses of that number.
-        unsafe {
-            let is_over = flag.is_none_or(|flag| flag.read() != 0);
-            // MPI_UNDEFINED is negative.
-            let only = only.map(|index| usize::try_from(index.read()).unwrap_or(usize::MAX));
-            let null = abi.normalize(abi.request_null);
-            let named = match only {
-                _ if !is_over => 0..0,
-                Some(i) if i < before.count() => i..i + 1,
-                Some(_) => 0..0,
-                None => 0..before.count(),
-            };
-            // A request whose handle is still there was not completed.
-            let completed = named.filter(|i| abi.load(requests.array, *i) == null);
-            let completed = completed.map(|i| {
-                let at = if only.is_some() { 0 } else { i };
-                (i, self.filled(to, at, code))
-            });
-            self.note_after(before, completed);
-        }
+        let is_over = flag.is_none_or(|flag| flag.read() != 0);
+        // MPI_UNDEFINED is negative.
+        let only = only.map(|index| usize::try_from(index.read()).unwrap_or(usize::MAX));
+        let null = abi.normalize(abi.request_null);
+        let named = match only {
+            _ if !is_over => 0..0,
+            Some(i) if i < before.count() => i..i + 1,
+            Some(_) => 0..0,
+            None => 0..before.count(),
+        };
+        // A request whose handle is still there was not completed.
+        let completed = named.filter(|i| requests.get(abi, *i) == null);
+        let completed = completed.map(|i| {
+            let at = if only.is_some() { 0 } else { i };
+            (i, self.filled(to, at, code))
+        });
+        self.note_after(&before, completed);
+        before.keep(room);
         code
     }
 
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "the parameters of MPI's own call"
-    )]
-    pub(super) unsafe fn some_natively(
+    pub(super) fn some_natively(
         &self,
-        requests: Requests,
-        outcount: *mut c_int,
-        indices: *mut c_int,
-        statuses: Statuses,
+        requests: Requests<'_>,
+        outcount: Out<'_, c_int>,
+        indices: Outs<'_, c_int>,
+        statuses: Statuses<'_>,
         block: bool,
-        count: c_int,
     ) -> c_int {
-        // SAFETY: passed on.
-        unsafe {
-            let mut before = self.note_before(requests.array, requests.count);
-            let to = before.as_mut().map_or(statuses.0, |before| {
-                before.statuses(self.env.abi, statuses.0)
-            });
-            let code = {
-                if block {
-                    native::waitsome(count, requests.array, outcount, indices, to)
-                } else {
-                    native::testsome(count, requests.array, outcount, indices, to)
-                }
-            };
-            if let Some(before) = before {
-                // MPI_UNDEFINED is negative.
-                let done = usize::try_from(outcount.read()).unwrap_or(0);
-                let completed = (0..done.min(before.count())).map(|k| {
-                    let i = indices.add(k).read() as usize;
-                    (i, self.filled(to, k, code))
-                });
-                self.note_after(before, completed);
-            }
-            code
-        }
+        let call = |to| match block {
+            true => several::waitsome(requests, outcount, indices, to),
+            false => several::testsome(requests, outcount, indices, to),
+        };
+        let Some(mut before) = self.note_before(requests) else {
+            return call(statuses);
+        };
+        let mut room = before.room();
+        let to = before.statuses(self.env.abi, statuses, &mut room);
+        let code = call(to);
+        // MPI_UNDEFINED is negative.
+        let done = usize::try_from(outcount.read()).unwrap_or(0);
+        let completed = (0..done.min(before.count())).map(|k| {
+            let i = indices.read(k) as usize;
+            (i, self.filled(to, k, code))
+        });
+        self.note_after(&before, completed);
+        before.keep(room);
+        code
     }
 
     /// The status of a request that a call has completed; the call returned `code`. A call that has failed as
     /// a whole has filled none.
-    unsafe fn filled(&self, statuses: *mut c_void, i: usize, code: c_int) -> *const c_void {
+    fn filled<'a>(&self, statuses: Statuses<'a>, i: usize, code: c_int) -> StatusRef<'a> {
         static NONE: Status = Status::new();
         let abi = self.env.abi;
-        if code == abi.success || code == abi.err_in_status {
-            // SAFETY: passed on.
-            unsafe { abi.status_at(statuses, i) }
-        } else {
-            NONE.as_ptr()
-        }
+        let status = (code == abi.success || code == abi.err_in_status)
+            .then(|| statuses.get(abi, i).at(abi))
+            .flatten();
+        status.map_or(StatusRef::of(&NONE), StatusAt::seen)
     }
 }

@@ -1,28 +1,32 @@
 //! The requests of a call, sorted. The native ones are tested in an array of their own, and their statuses
 //! and codes are merged with those of the engine.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use smallvec::SmallVec;
 
-use super::{Look, Requests, Statuses};
+use super::{Look, Requests};
 use crate::engine::core::{Core, Entry};
 use crate::engine::Engine;
-use crate::mpi::{native, Handle};
+use crate::mpi::owned::OwnRequest;
+use crate::mpi::several::{self, Part};
+use crate::mpi::{Out, Outs, Request, StatusOut, Statuses};
 
-/// A native function on several requests. It takes their number, the array, two results, and statuses.
-pub(super) type Ask = unsafe fn(c_int, *mut c_void, *mut c_int, *mut c_int, *mut c_void) -> c_int;
+/// A native function like `MPI_Testany`: the requests, the index of one, whether one is complete, its status.
+pub(super) type AskAny = fn(Requests<'_>, Out<'_, c_int>, Out<'_, c_int>, StatusOut<'_>) -> c_int;
+
+/// A native function like `MPI_Testsome`: the requests, how many are complete, their indices and statuses.
+pub(super) type AskSome = fn(Requests<'_>, Out<'_, c_int>, Outs<'_, c_int>, Statuses<'_>) -> c_int;
 
 /// The requests of a call, sorted.
-pub(super) struct Split {
+pub(super) struct Split<'a> {
     /// (index, handle, entry) of those of the engine.
-    pub(super) taken: SmallVec<[(usize, Handle, Entry); 8]>,
-    /// Indices of the native ones, and their handles in the ABI's layout.
-    pub(super) native: Vec<usize>,
-    pub(super) handles: Vec<Handle>,
+    pub(super) taken: SmallVec<[(usize, Request, Entry); 8]>,
+    /// The native ones.
+    pub(super) native: Part<'a>,
 }
 
-impl Split {
+impl Split<'_> {
     /// Prepares another round that begins with the next engine request: MPI may be asked about the first
     /// pending one only.
     pub(super) fn next(&mut self) {
@@ -34,10 +38,9 @@ impl Split {
 
 impl Engine {
     /// Like [`Engine::split`], but each call begins with another of the engine's requests.
-    pub(super) unsafe fn split_turned(&self, requests: Requests) -> Split {
+    pub(super) fn split_turned<'a>(&self, requests: Requests<'a>) -> Split<'a> {
         let mut core = self.core.lock();
-        // SAFETY: passed on.
-        let mut split = unsafe { self.split(&core, requests) };
+        let mut split = self.split(&core, requests);
         core.turn = core.turn.wrapping_add(1);
         if !split.taken.is_empty() {
             let by = core.turn % split.taken.len();
@@ -46,17 +49,15 @@ impl Engine {
         split
     }
 
-    pub(super) unsafe fn split(&self, core: &Core, requests: Requests) -> Split {
+    pub(super) fn split<'a>(&self, core: &Core, requests: Requests<'a>) -> Split<'a> {
         let abi = self.env.abi;
         let null = abi.normalize(abi.request_null);
         let mut split = Split {
             taken: SmallVec::new(),
-            native: Vec::new(),
-            handles: Vec::new(),
+            native: Part::new(requests),
         };
-        for i in 0..requests.count {
-            // SAFETY: the program's array has `count` handles.
-            let handle = unsafe { abi.load(requests.array, i) };
+        for i in 0..requests.len() {
+            let handle = requests.get(abi, i);
             if handle == null {
                 continue;
             }
@@ -65,17 +66,7 @@ impl Engine {
                 None => split.native.push(i),
             }
         }
-        split.handles = vec![0; split.native.len()];
-        for (k, i) in split.native.iter().enumerate() {
-            // SAFETY: both arrays are long enough; a handle takes at most a word.
-            unsafe {
-                abi.store(
-                    split.handles.as_mut_ptr().cast(),
-                    k,
-                    abi.load(requests.array, *i),
-                )
-            };
-        }
+        split.native.close(abi);
         split
     }
 
@@ -84,10 +75,10 @@ impl Engine {
     pub(super) fn first_ready(
         &self,
         core: &mut Core,
-        split: &Split,
+        split: &Split<'_>,
         polls: bool,
         active: &mut bool,
-    ) -> Option<(usize, Handle, Entry)> {
+    ) -> Option<(usize, Request, Entry)> {
         let mut pass = |core: &mut Core, every: bool| {
             split.taken.iter().copied().find(|(_, _, entry)| {
                 core.asked &= !every;
@@ -108,9 +99,9 @@ impl Engine {
     pub(super) fn each_ready(
         &self,
         core: &mut Core,
-        split: &mut Split,
+        split: &mut Split<'_>,
         polls: bool,
-        mut ready: impl FnMut(&mut Core, usize, Handle, Entry),
+        mut ready: impl FnMut(&mut Core, usize, Request, Entry),
     ) -> bool {
         let (mut active, mut found) = (false, false);
         let mut pass = |core: &mut Core, every: bool| {
@@ -138,58 +129,42 @@ impl Engine {
 
     /// The native request that `ask` names, which is `MPI_Testany` or a similar function. Says whether one is
     /// active if none is named.
-    pub(super) unsafe fn any_native(
+    pub(super) fn any_native(
         &self,
-        split: &mut Split,
-        requests: Requests,
-        status: *mut c_void,
+        split: &mut Split<'_>,
+        status: StatusOut<'_>,
         active: &mut bool,
-        ask: Ask,
+        ask: AskAny,
     ) -> Option<(usize, c_int)> {
-        if split.native.is_empty() {
+        let native = &mut split.native;
+        if native.is_empty() {
             return None;
         }
-        let (abi, count) = (self.env.abi, split.native.len() as c_int);
+        let abi = self.env.abi;
         let (mut at, mut flag) = (abi.undefined, 0);
-        // SAFETY: the compacted array is ours.
-        let code = unsafe {
-            ask(
-                count,
-                split.handles.as_mut_ptr().cast(),
-                &raw mut at,
-                &raw mut flag,
-                status,
-            )
-        };
+        let code = ask(native.slots(), Out::of(&mut at), Out::of(&mut flag), status);
         if flag == 0 && code == abi.success {
             *active = true;
             return None;
         }
         let k = usize::try_from(at)
             .ok()
-            .filter(|k| *k < split.native.len() && at != abi.undefined)?;
-        // SAFETY: the program's array; the compacted one holds what the library left.
-        unsafe {
-            abi.store(
-                requests.array,
-                split.native[k],
-                abi.load(split.handles.as_ptr().cast(), k),
-            )
-        };
-        Some((split.native[k], code))
+            .filter(|k| *k < native.len() && at != abi.undefined)?;
+        native.put_back(abi, k);
+        Some((native.indices()[k], code))
     }
 }
 
 /// Statuses and error codes of a multiple completion (MPI 4.1 section 3.7.5).
 pub(super) struct Codes<'a> {
     engine: &'a Engine,
-    statuses: Statuses,
+    statuses: Statuses<'a>,
     codes: Vec<(usize, c_int)>,
     native_failed: bool,
 }
 
 impl<'a> Codes<'a> {
-    pub(super) fn new(engine: &'a Engine, _requests: Requests, statuses: Statuses) -> Codes<'a> {
+    pub(super) fn new(engine: &'a Engine, statuses: Statuses<'a>) -> Codes<'a> {
         Codes {
             engine,
             statuses,
@@ -198,9 +173,8 @@ impl<'a> Codes<'a> {
         }
     }
 
-    pub(super) unsafe fn status(&self, i: usize) -> *mut c_void {
-        // SAFETY: the program's array of statuses.
-        unsafe { self.engine.env.abi.status_at(self.statuses.0, i) }
+    pub(super) fn status(&self, i: usize) -> StatusOut<'a> {
+        self.statuses.get(self.engine.env.abi, i)
     }
 
     pub(super) fn note(&mut self, i: usize, code: c_int) {
@@ -210,149 +184,99 @@ impl<'a> Codes<'a> {
     }
 
     /// Null requests have empty statuses.
-    pub(super) unsafe fn clear_empty(&self, requests: Requests, split: &Split) {
+    pub(super) fn clear_empty(&self, requests: Requests<'_>, split: &Split<'_>) {
         let abi = self.engine.env.abi;
-        if abi.ignores_status(self.statuses.0)
-            || split.taken.len() + split.native.len() == requests.count
-        {
+        let active = split.taken.len() + split.native.len();
+        if self.statuses.is_ignored(abi) || active == requests.len() {
             return;
         }
-        let null = abi.normalize(abi.request_null);
-        for i in 0..requests.count {
-            // SAFETY: the program's arrays; waiting for a null request fills an empty status.
-            unsafe {
-                if abi.load(requests.array, i) == null {
-                    let mut request = abi.request_null;
-                    native::wait(&raw mut request, self.status(i));
-                }
+        for i in 0..requests.len() {
+            if requests.get(abi, i) == abi.normalize(abi.request_null) {
+                OwnRequest::null(abi).wait(self.status(i));
             }
         }
     }
 
     /// Tests all native requests that are left. Once they are complete, none is left.
-    pub(super) unsafe fn test_native_all(&mut self, split: &mut Split, requests: Requests) {
-        if split.native.is_empty() {
+    pub(super) fn test_native_all(&mut self, split: &mut Split<'_>) {
+        let native = &mut split.native;
+        if native.is_empty() {
             return;
         }
-        let abi = self.engine.env.abi;
-        let count = split.native.len();
-        let mut own = vec![0u8; count * abi.status_bytes];
+        let (abi, mut own) = (self.engine.env.abi, Vec::new());
+        let statuses = Statuses::within(abi, &mut own, native.len());
         let mut flag = 0;
-        // SAFETY: arrays of our own, long enough; the program's arrays have an entry for every index.
-        unsafe {
-            let statuses = own.as_mut_ptr().cast::<c_void>();
-            let code = native::testall(
-                count as c_int,
-                split.handles.as_mut_ptr().cast(),
-                &raw mut flag,
-                statuses,
-            );
-            if flag == 0 && code == abi.success {
-                return;
-            }
-            for (k, i) in split.native.iter().enumerate() {
-                abi.store(
-                    requests.array,
-                    *i,
-                    abi.load(split.handles.as_ptr().cast(), k),
-                );
-                self.copy_status(*i, abi.status_at(statuses, k));
-                if code == abi.err_in_status {
-                    let error = abi.status_error(abi.status_at(statuses, k));
-                    if error != abi.success {
-                        self.codes.push((*i, error));
-                    }
-                }
-            }
-            self.native_failed |= code != abi.success;
+        let code = several::testall(native.slots(), Out::of(&mut flag), statuses);
+        if flag == 0 && code == abi.success {
+            return;
         }
-        split.native.clear();
-        split.handles.clear();
+        for k in 0..native.len() {
+            let i = native.indices()[k];
+            native.put_back(abi, k);
+            self.take_status(i, statuses.get(abi, k), code);
+        }
+        self.native_failed |= code != abi.success;
+        native.clear();
     }
 
     /// Tests the native requests by `ask`, which is `MPI_Testsome` or a similar function, and appends
     /// completed ones to `done`. True while one is active.
-    pub(super) unsafe fn test_native_some(
+    pub(super) fn test_native_some(
         &mut self,
-        split: &mut Split,
-        requests: Requests,
+        split: &mut Split<'_>,
         done: &mut Vec<usize>,
-        ask: Ask,
+        ask: AskSome,
     ) -> bool {
-        if split.native.is_empty() {
+        let native = &mut split.native;
+        if native.is_empty() {
             return false;
         }
-        let abi = self.engine.env.abi;
-        let count = split.native.len();
-        let mut own = vec![0u8; count * abi.status_bytes];
+        let (abi, mut own) = (self.engine.env.abi, Vec::new());
+        let count = native.len();
+        let statuses = Statuses::within(abi, &mut own, count);
         let (mut completed, mut at) = (0, vec![0 as c_int; count]);
-        // SAFETY: as in `test_native_all`.
-        unsafe {
-            let statuses = own.as_mut_ptr().cast::<c_void>();
-            let array = split.handles.as_mut_ptr().cast();
-            let code = ask(
-                count as c_int,
-                array,
-                &raw mut completed,
-                at.as_mut_ptr(),
-                statuses,
-            );
-            if completed == abi.undefined {
-                return false;
-            }
-            for (k, from) in at
-                .iter()
-                .take(usize::try_from(completed).unwrap_or(0))
-                .enumerate()
-            {
-                let from = *from as usize;
-                let i = split.native[from];
-                abi.store(
-                    requests.array,
-                    i,
-                    abi.load(split.handles.as_ptr().cast(), from),
-                );
-                let status = abi.status_at(statuses, k);
-                self.copy_status(done.len(), status);
-                if code == abi.err_in_status && abi.status_error(status) != abi.success {
-                    self.codes.push((done.len(), abi.status_error(status)));
-                }
-                done.push(i);
-            }
-            self.native_failed |= code != abi.success;
+        let indices = Outs::of(&mut at);
+        let code = ask(native.slots(), Out::of(&mut completed), indices, statuses);
+        if completed == abi.undefined {
+            return false;
         }
+        let completed = usize::try_from(completed).unwrap_or(0).min(count);
+        for (k, from) in at.iter().take(completed).enumerate() {
+            let from = *from as usize;
+            native.put_back(abi, from);
+            self.take_status(done.len(), statuses.get(abi, k), code);
+            done.push(native.indices()[from]);
+        }
+        self.native_failed |= code != abi.success;
         true
     }
 
-    unsafe fn copy_status(&self, i: usize, from: *const c_void) {
+    /// The status of a native request that a call has completed, as status `i`. The call returned `code`.
+    fn take_status(&mut self, i: usize, from: StatusOut<'_>, code: c_int) {
         let abi = self.engine.env.abi;
-        if abi.ignores_status(self.statuses.0) {
-            return;
+        let Some(from) = from.at(abi) else { return };
+        if let Some(to) = self.status(i).at(abi) {
+            abi.copy_status(from.seen(), to);
         }
-        // SAFETY: both are statuses of this ABI.
-        unsafe {
-            self.status(i)
-                .cast::<u8>()
-                .copy_from_nonoverlapping(from.cast(), abi.status_bytes)
-        };
+        let error = abi.status_error(from.seen());
+        if code == abi.err_in_status && error != abi.success {
+            self.codes.push((i, error));
+        }
     }
 
-    /// The code of the call. If one operation has failed, every status gets its own code.
-    pub(super) unsafe fn result(&self, requests: Requests) -> c_int {
+    /// The code of the call, of so many operations. If one has failed, every status gets its own code.
+    pub(super) fn result(&self, count: usize) -> c_int {
         let abi = self.engine.env.abi;
         if self.codes.is_empty() && !self.native_failed {
             return abi.success;
         }
-        if !abi.ignores_status(self.statuses.0) {
-            for i in 0..requests.count {
-                let code = self
-                    .codes
-                    .iter()
-                    .find(|(at, _)| *at == i)
-                    .map_or(abi.success, |(_, code)| *code);
-                // SAFETY: the program's statuses.
-                unsafe { abi.set_status_error(self.status(i), code) };
-            }
+        for i in 0..count {
+            let Some(status) = self.status(i).at(abi) else {
+                break;
+            };
+            let own = self.codes.iter().find(|(at, _)| *at == i);
+            let code = own.map_or(abi.success, |(_, code)| *code);
+            abi.set_status_error(status, code);
         }
         abi.err_in_status
     }

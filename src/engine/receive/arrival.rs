@@ -13,12 +13,11 @@ use super::lifting::Lifting;
 use super::{Arrival, Receive, Target, Work};
 use crate::cuda::{self, Buffer};
 use crate::engine::core::Core;
-use crate::engine::layout::{Layout, Piece};
 use crate::engine::lift::{Lift, Shape, Way};
-use crate::engine::place::Parts;
+use crate::engine::place::{scatter, LentRuns, Parts};
 use crate::engine::send::HOST_BYTES_MIN;
 use crate::engine::Env;
-use crate::mpi::{native, Abi, Status};
+use crate::mpi::{native, Abi, Out, Status, StatusOut, StatusRef};
 use crate::node::{rts, RTS_BYTES};
 use crate::stats::{self, Counter};
 use crate::trace::{self, record};
@@ -59,31 +58,24 @@ fn under_way(moving: &[usize], receives: &Slab<Receive>) -> Rows {
 
 impl Core {
     /// Counts what has arrived in posted receives.
-    ///
-    /// # Safety
-    /// MPI may be called.
-    pub(in crate::engine) unsafe fn settle(&mut self, env: &Env) {
+    pub(in crate::engine) fn settle(&mut self, env: &Env) {
         let ids: Vec<usize> = self.receives.iter().map(|(id, _)| id).collect();
         for id in ids {
-            // SAFETY: passed on.
-            unsafe { self.look_at_arrival(env, id) };
+            self.look_at_arrival(env, id);
         }
     }
 
     /// Asks MPI whether a receive has completed natively.
-    ///
-    /// # Safety
-    /// MPI may be called.
-    pub(super) unsafe fn look_at_arrival(&mut self, env: &Env, id: usize) {
+    pub(super) fn look_at_arrival(&mut self, env: &Env, id: usize) {
         let receive = &self.receives[id];
         if receive.arrival.is_some() || receive.life.is_prepared() {
             return;
         }
         let (mut flag, mut status) = (0, Status::new());
-        // SAFETY: the receive's own request, which is active.
-        let code = unsafe {
+        let code = {
             let _quiet = Quiet::enter(env.abi);
-            native::request_get_status(receive.native, &raw mut flag, status.as_mut_ptr())
+            let seen = StatusOut::of(&mut status);
+            receive.native.status(Out::of(&mut flag), seen)
         };
         if flag != 0 || code != env.abi.success {
             // First what somebody waits for, so that the device works while the rest is recorded.
@@ -93,18 +85,14 @@ impl Core {
                 self.take_announced(env);
                 self.serve_if_asked(env);
             }
-            // SAFETY: the status was filled.
-            unsafe { self.arrive(env, id, &status, code) };
+            self.arrive(env, id, &status, code);
         }
     }
 
     /// The program has sent a message of `bytes`, and may send more before it waits for what it receives. If
     /// long messages are on their way to this rank, this rank begins with the first one now, and does what
     /// the receivers of its own messages have asked for: the links are idle until then.
-    ///
-    /// # Safety
-    /// MPI may be called.
-    pub(in crate::engine) unsafe fn begin_between(&mut self, env: &Env, bytes: u64) {
+    pub(in crate::engine) fn begin_between(&mut self, env: &Env, bytes: u64) {
         let are_many = self.posted >= MANY;
         if bytes < BETWEEN_FROM || (are_many && bytes < BETWEEN_MANY_FROM) {
             return;
@@ -116,8 +104,7 @@ impl Core {
             let posted = posted.filter(|(_, receive)| receive.life.is_offered());
             let first = posted.min_by_key(|(_, receive)| receive.serial);
             if let Some(id) = first.map(|(id, _)| id) {
-                // SAFETY: passed on.
-                unsafe { self.look_at_arrival(env, id) };
+                self.look_at_arrival(env, id);
                 stats::add(Counter::BegunBetween, u64::from(!self.moving.is_empty()));
             }
         }
@@ -125,21 +112,11 @@ impl Core {
     }
 
     /// The native receive is complete.
-    ///
-    /// # Safety
-    /// `status` is its status.
-    unsafe fn arrive(&mut self, env: &Env, id: usize, status: &Status, code: c_int) {
+    fn arrive(&mut self, env: &Env, id: usize, status: &Status, code: c_int) {
         let abi = env.abi;
-        // SAFETY: passed on.
-        let (source, tag, bytes, cancelled) = unsafe {
-            let s = status.as_ptr();
-            (
-                abi.status_source(s),
-                abi.status_tag(s),
-                env.length_of(s),
-                is_cancelled(status),
-            )
-        };
+        let seen = StatusRef::of(status);
+        let (source, tag) = (abi.status_source(seen), abi.status_tag(seen));
+        let (bytes, cancelled) = (env.length_of(seen), is_cancelled(seen));
         self.receives[id].arrival = Some(Arrival {
             source,
             tag,
@@ -303,7 +280,7 @@ impl Core {
                 let why = fault::lost(of, fault::Path::Direct, &error);
                 stats::add(Counter::Errors, 1);
                 receive.lose(env.abi, why);
-                Destination::Host(receive.landed)
+                Destination::Host(receive.landed.as_ptr())
             }
         };
         let mut kept = None;
@@ -497,14 +474,12 @@ impl Core {
     /// Called before bytes are brought to the program's memory: reads an RTS that has landed in their place.
     fn spare_rts(&mut self, env: &Env, id: usize, bytes: u64) {
         let receive = &self.receives[id];
-        let Target::HostRuns { base, layout } = &receive.target else {
+        let Target::HostRuns(runs) = &receive.target else {
             return;
         };
-        let mut pieces = layout.pieces(0, bytes.min(receive.capacity));
-        let is_shared = pieces.any(|piece| {
-            let start = base.wrapping_offset(piece.offset as isize).addr();
-            self.places.overlap(start, piece.length)
-        });
+        let mut pieces = runs.pieces(0, bytes.min(receive.capacity));
+        let is_shared = pieces.any(|(_, run)| self.places.overlap(run.address(), run.bytes()));
+        drop(pieces);
         if is_shared {
             self.scan_landed(env);
         }
@@ -517,57 +492,45 @@ impl Core {
         receive.work = Work::Nothing;
         match &receive.target {
             Target::InPlace | Target::Unseen | Target::LeftToMpi => {}
-            Target::HostRuns { base, layout } => {
-                // SAFETY: the runs are those of the program's buffer and datatype; the landing range holds
-                // the packed bytes and overlaps nothing of the program's.
-                unsafe { scatter(receive.landed, *base, layout.pieces(0, bytes)) };
+            Target::HostRuns(runs) => {
+                scatter(receive.landed.part(0, bytes), runs.pieces(0, bytes));
             }
-            Target::Device { .. } | Target::Several { .. } if bytes == 0 => {}
+            Target::Device { .. } | Target::Several(_) if bytes == 0 => {}
             Target::Device { buffer, shape } => {
-                let (buffer, shape, landed) = (*buffer, shape.clone(), receive.landed);
+                let (buffer, shape, landed) =
+                    (*buffer, shape.clone(), receive.landed.part(0, bytes));
                 let of = receive.of();
                 let place = shape.place(bytes);
-                let lift = self.gpu.prepare(&buffer).map(|context| {
-                    // SAFETY: the landing range holds the bytes, and is kept until the receive is complete.
-                    unsafe { Lift::new(Way::Up, context, shape, landed, bytes, of) }
-                });
+                let lift = self.gpu.prepare(&buffer);
+                let lift = lift.map(|context| Lift::new(Way::Up, context, shape, landed, of));
                 self.begin_lifting(env, id, lift.map(|lift| vec![lift]), place);
             }
-            Target::Several { base, layout } => {
-                let (base, layout) = (*base, Arc::clone(layout));
-                self.deliver_in_parts(env, id, base, &layout, bytes);
+            Target::Several(runs) => {
+                let runs = runs.clone();
+                self.deliver_in_parts(env, id, &runs, bytes);
             }
         }
     }
 
     /// Brings packed bytes to a buffer in several places.
-    fn deliver_in_parts(
-        &mut self,
-        env: &Env,
-        id: usize,
-        base: *mut u8,
-        layout: &Layout,
-        bytes: u64,
-    ) {
-        let (landed, of) = (self.receives[id].landed, self.receives[id].of());
-        let parts = Parts::of(base, layout, bytes);
-        // SAFETY: runs of the program's buffer that were found to be in host memory; the landing range holds
-        // the packed bytes and overlaps nothing of the program's.
-        unsafe { scatter(landed, base, parts.host.into_iter()) };
+    fn deliver_in_parts(&mut self, env: &Env, id: usize, runs: &LentRuns, bytes: u64) {
+        let (landed, of) = (
+            self.receives[id].landed.part(0, bytes),
+            self.receives[id].of(),
+        );
+        let parts = Parts::of(runs, bytes);
+        scatter(landed, parts.host.into_iter());
         let lifts: cuda::Result<Vec<Lift>> = parts
             .device
             .into_iter()
             .map(|part| {
                 let context = self.gpu.prepare(&part.buffer)?;
-                // SAFETY: the landing range holds the packed bytes.
-                let packed = unsafe { part.gathered(landed) };
+                let packed = part.gathered(landed);
                 let shape = Shape::Runs(part.buffer.address, part.layout);
                 Ok(Lift::owned(context, shape, packed, of))
             })
             .collect();
-        let (first, end) = layout.bounds(bytes);
-        let place = base.wrapping_offset(first as isize).addr() as u64;
-        self.begin_lifting(env, id, lifts, (place, (end - first) as u64));
+        self.begin_lifting(env, id, lifts, runs.place(bytes));
     }
 
     /// Has landed bytes lifted to a place.
@@ -696,35 +659,10 @@ impl Core {
     }
 }
 
-/// Copies packed bytes to where they belong in host memory.
-///
-/// # Safety
-/// The pieces are valid for writes at `base`, and `packed` holds their bytes and overlaps none of them.
-unsafe fn scatter(packed: *const u8, base: *mut u8, pieces: impl Iterator<Item = Piece>) {
-    for piece in pieces {
-        // SAFETY: as the caller says.
-        unsafe {
-            let to = base.wrapping_offset(piece.offset as isize);
-            let from = packed.add(piece.packed as usize);
-            to.copy_from_nonoverlapping(from, piece.length as usize);
-        }
-    }
-}
-
 /// Bytes that a status reports.
-///
-/// # Safety
-/// The status was filled by the MPI library.
-pub(in crate::engine) unsafe fn received(abi: &Abi, status: &Status) -> u64 {
+pub(in crate::engine) fn received(abi: &Abi, status: StatusRef<'_>) -> u64 {
     let mut bytes = 0i64;
-    // SAFETY: passed on; a live local.
-    let code = unsafe {
-        native::get_elements_x(
-            status.as_ptr().cast_mut(),
-            abi.byte,
-            (&raw mut bytes).cast(),
-        )
-    };
+    let code = native::get_elements_x(status, abi.byte, Out::of(&mut bytes));
     if code == abi.success {
         u64::try_from(bytes).unwrap_or(0)
     } else {
@@ -733,13 +671,9 @@ pub(in crate::engine) unsafe fn received(abi: &Abi, status: &Status) -> u64 {
 }
 
 /// Whether a status is that of a cancelled operation.
-///
-/// # Safety
-/// The status was filled by the MPI library.
-pub(in crate::engine) unsafe fn is_cancelled(status: &Status) -> bool {
+pub(in crate::engine) fn is_cancelled(status: StatusRef<'_>) -> bool {
     let mut flag = 0;
-    // SAFETY: a status that the MPI library has filled.
-    unsafe { native::test_cancelled(status.as_ptr().cast_mut(), &raw mut flag) };
+    native::test_cancelled(status, Out::of(&mut flag));
     flag != 0
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::{Receive, Target, Work};
 use crate::cuda::{overlap, Result};
 use crate::engine::core::Core;
-use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape};
+use crate::engine::place::HostRuns;
 use crate::engine::verify::{About, Checking, HostReading, Reading};
 use crate::engine::Env;
 use crate::transfer::fault::Of;
@@ -130,19 +130,14 @@ impl Core {
         tag: c_int,
     ) {
         let receive = &self.receives[id];
-        let has_landed = matches!(
-            receive.target,
-            Target::Device { .. } | Target::HostRuns { .. }
-        );
+        let has_landed = matches!(receive.target, Target::Device { .. } | Target::HostRuns(_));
         let is_whole = receive.code == 0 && bytes > 0 && bytes <= receive.capacity;
         if !env.config.verify || !has_landed || !is_whole {
             return;
         }
         let of = self.sender(env, id, source);
         let receive = &mut self.receives[id];
-        let layout = Arc::new(Layout::dense(bytes));
-        // SAFETY: the landing range is the receive's own until it is complete, and MPI writes it no more.
-        let landed = unsafe { HostReading::new(receive.landed, layout, bytes) };
+        let landed = HostReading::new(HostRuns::of(receive.landed.part(0, bytes)), bytes);
         let to_check = Some(Box::new(ToCheck {
             expected: Reading::Host(landed),
             about: About {
@@ -211,30 +206,23 @@ impl Receive {
     pub(super) fn written(&self, bytes: u64) -> (u64, u64) {
         match &self.target {
             Target::InPlace | Target::Unseen | Target::LeftToMpi => {
-                (self.landed.addr() as u64, bytes)
+                (self.landed.address() as u64, bytes)
             }
             Target::Device { shape, .. } => shape.place(bytes),
-            Target::HostRuns { base, layout } | Target::Several { base, layout } => {
-                let (first, end) = layout.bounds(bytes);
-                let start = base.wrapping_offset(first as isize).addr() as u64;
-                (start, (end - first) as u64)
-            }
+            Target::HostRuns(runs) => runs.place(bytes),
+            Target::Several(runs) => runs.place(bytes),
         }
     }
 
     /// Reads the payload from where the program finds it.
     fn reading(&self, gpu: &mut Gpu, length: u64) -> Result<Reading> {
-        // SAFETY: the buffer is lent to the library until the receive is complete, and holds that many bytes.
-        let host = |base: *mut u8, layout| unsafe {
-            Reading::Host(HostReading::new(base.cast_const(), layout, length))
-        };
+        let host = |runs| Reading::Host(HostReading::new(runs, length));
         Ok(match &self.target {
-            Target::InPlace | Target::Unseen | Target::LeftToMpi => {
-                host(self.landed, Arc::new(Layout::dense(length)))
-            }
-            Target::HostRuns { base, layout } => host(*base, Arc::clone(layout)),
+            Target::HostRuns(runs) => host(runs.clone()),
             // A buffer in several places is not read again: what has landed is checked.
-            Target::Several { .. } => host(self.landed, Arc::new(Layout::dense(length))),
+            Target::InPlace | Target::Unseen | Target::LeftToMpi | Target::Several(_) => {
+                host(HostRuns::of(self.landed.part(0, length)))
+            }
             Target::Device { buffer, shape } => {
                 let context = gpu.prepare(buffer)?;
                 let shape: Shape = shape.clone();

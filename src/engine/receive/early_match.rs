@@ -11,7 +11,6 @@ use std::sync::Arc;
 use super::Receive;
 use crate::engine::core::Core;
 use crate::engine::Env;
-use crate::mpi::native;
 use crate::node::{Peer, Rts, Slot, SlotState, RTS_BYTES};
 use crate::stats::{self, Counter};
 use crate::transfer::fault::{self, Of};
@@ -181,16 +180,11 @@ impl Core {
     }
 
     /// A receive whose RTS will not come any more is cancelled.
-    ///
-    /// # Safety
-    /// MPI may be called.
-    pub(super) unsafe fn end_orphaned(&mut self, id: usize) {
+    pub(super) fn end_orphaned(&mut self, id: usize) {
         let receive = &mut self.receives[id];
         if let EarlyMatch::Orphaned = receive.early_match {
             receive.early_match = EarlyMatch::No;
-            let mut native = receive.native;
-            // SAFETY: the receive's own request, which is active.
-            unsafe { native::cancel(&raw mut native) };
+            receive.native.cancel();
         }
     }
 

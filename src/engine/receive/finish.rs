@@ -1,14 +1,15 @@
 //! The end of a receive towards the program: its request, status and errors. Also releases the sender of a
 //! message that did not fit.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use super::early_match::EarlyMatch;
 use super::Work;
 use crate::engine::core::{Core, Entry};
 use crate::engine::native::{raise, raise_told};
 use crate::engine::Env;
-use crate::mpi::{native, Abi, Family, Handle, Status};
+use crate::mpi::owned::{OwnErrhandler, OwnRequest};
+use crate::mpi::{native, Abi, Comm, Family, Out, Status, StatusAt, StatusOut, StatusRef};
 use crate::node::{Peer, SlotState, RTS_BYTES};
 use crate::stats::{self, Counter};
 use crate::transfer::life::State;
@@ -17,24 +18,15 @@ use crate::transfer::stream::Stream;
 
 impl Core {
     /// The status of a complete receive, which stays as it is.
-    ///
-    /// # Safety
-    /// MPI may be called; `status` is the program's.
-    pub(in crate::engine) unsafe fn peek_status(
+    pub(in crate::engine) fn peek_status(
         &self,
         env: &Env,
         id: usize,
-        status: *mut c_void,
+        status: StatusOut<'_>,
     ) -> c_int {
         let receive = &self.receives[id];
-        let (Some(arrival), false) = (receive.arrival, env.abi.ignores_status(status)) else {
-            return env.abi.success;
-        };
-        // SAFETY: statuses of this ABI.
-        unsafe {
-            status
-                .cast::<u8>()
-                .copy_from_nonoverlapping(arrival.status.as_ptr().cast(), env.abi.status_bytes);
+        if let (Some(arrival), Some(status)) = (receive.arrival, status.at(env.abi)) {
+            env.abi.copy_status(StatusRef::of(&arrival.status), status);
             if let Some(length) = receive.length {
                 native::status_set_elements_x(status, env.abi.byte, length as _);
             }
@@ -44,40 +36,31 @@ impl Core {
 
     /// Completes a receive towards the program: the native request, the status, errors. The caller removes
     /// its entry from the table.
-    ///
-    /// # Safety
-    /// MPI may be called; the receive is complete; `status` is the program's.
-    pub(in crate::engine) unsafe fn finish_receive(
+    pub(in crate::engine) fn finish_receive(
         &mut self,
         env: &Env,
         id: usize,
-        status: *mut c_void,
+        status: StatusOut<'_>,
     ) -> c_int {
         let abi = env.abi;
         let mut own = Status::new();
-        let is_ignored = abi.ignores_status(status);
-        let status = if is_ignored { own.as_mut_ptr() } else { status };
-        // SAFETY: the request is complete.
-        let mut code = unsafe { self.complete_natively(env, id, status) };
+        let is_ignored = status.is_ignored(abi);
+        let status = status.or(abi, &mut own);
+        let mut code = self.complete_natively(env, id, status);
         let receive = &mut self.receives[id];
         story::tell(receive.story());
         let (comm, length, own_code) = (receive.comm, receive.length, receive.code);
         let why = receive.why.take();
         if code != abi.success {
-            // SAFETY: passed on.
-            unsafe { self.release_truncated(env, id, code) };
+            self.release_truncated(env, id, code);
         } else {
             if let Some(length) = length.filter(|_| !is_ignored) {
-                // SAFETY: a filled status.
-                unsafe { native::status_set_elements_x(status, abi.byte, length as _) };
+                native::status_set_elements_x(status, abi.byte, length as _);
             }
             if own_code != abi.success {
-                // SAFETY: the program's communicator.
-                code = unsafe {
-                    match why {
-                        Some(why) => raise_told(abi, comm, &why),
-                        None => raise(comm, own_code),
-                    }
+                code = match why {
+                    Some(why) => raise_told(abi, comm, &why),
+                    None => raise(comm, own_code),
                 };
             }
         }
@@ -86,41 +69,30 @@ impl Core {
     }
 
     /// Has MPI complete a request that it has reported complete, and fills the status.
-    unsafe fn complete_natively(&self, env: &Env, id: usize, status: *mut c_void) -> c_int {
-        let receive = &self.receives[id];
-        let mut native = receive.native;
+    fn complete_natively(&mut self, env: &Env, id: usize, status: StatusAt<'_>) -> c_int {
+        let receive = &mut self.receives[id];
         let Some(arrival) = receive
             .arrival
             .filter(|arrival| receive.persistent || arrival.code != env.abi.success)
         else {
-            // SAFETY: the request is complete, so this does not block.
-            return unsafe { native::wait(&raw mut native, status) };
+            // The request is complete, so this does not block.
+            return receive.native.wait(status.out());
         };
         // Use the status seen on arrival: MPICH 5 makes a persistent request inactive when its status is
         // asked for.
-        // SAFETY: a status of this ABI, a complete request, the program's communicator.
-        unsafe {
-            let quiet = Quiet::enter(env.abi);
-            let code = native::wait(&raw mut native, env.abi.no_status());
-            drop(quiet);
-            status
-                .cast::<u8>()
-                .copy_from_nonoverlapping(arrival.status.as_ptr().cast(), env.abi.status_bytes);
-            if arrival.code == env.abi.success {
-                code
-            } else {
-                raise(receive.comm, arrival.code)
-            }
+        let quiet = Quiet::enter(env.abi);
+        let code = receive.native.wait(env.abi.no_status());
+        drop(quiet);
+        env.abi.copy_status(StatusRef::of(&arrival.status), status);
+        if arrival.code == env.abi.success {
+            code
+        } else {
+            raise(receive.comm, arrival.code)
         }
     }
 
     /// The receive is over: it is forgotten, or made ready to be started again.
     fn dismiss(&mut self, id: usize) {
-        if self.receives[id].freed {
-            let mut native = self.receives[id].native;
-            // SAFETY: an inactive persistent request that nobody else knows any more.
-            unsafe { native::request_free(&raw mut native) };
-        }
         if self.receives[id].persistent && !self.receives[id].freed {
             let receive = &mut self.receives[id];
             receive.end();
@@ -133,38 +105,40 @@ impl Core {
             (receive.to_check, receive.guard) = (None, None);
             receive.early_match = EarlyMatch::No;
         } else {
-            self.forget_receive(id);
+            let is_freed = self.receives[id].freed;
+            let native = self.forget_receive(id);
+            if is_freed {
+                // Inactive, and nobody else knows it any more.
+                native.free();
+            }
         }
     }
 
-    pub(in crate::engine) fn forget_receive(&mut self, id: usize) {
+    /// Forgets it. Returns its request, which has ended unless it is persistent.
+    pub(in crate::engine) fn forget_receive(&mut self, id: usize) -> OwnRequest {
         self.awaited -= usize::from(self.awaits_rts(id));
         let mut receive = self.receives.remove(id);
         receive.end();
         if let Some(landing) = receive.landing.take() {
             self.landings.give(landing);
         }
+        receive.native
     }
 
     /// Gives up a posted receive: cancels it, and it ends by itself.
-    ///
-    /// # Safety
-    /// MPI may be called; the request is in nobody's hands.
-    pub(in crate::engine) unsafe fn abandon(&mut self, env: &Env, id: usize) {
-        let mut native = self.receives[id].native;
+    pub(in crate::engine) fn abandon(&mut self, env: &Env, id: usize) {
         // A receive that its sender already writes to is completed, not cancelled.
         if self.withdraw(env, id) {
-            // SAFETY: the receive's own request, which is active.
-            unsafe { native::cancel(&raw mut native) };
+            self.native_of(id).cancel();
         }
-        self.orphans.push((0, Entry::Receive(id)));
+        self.orphans
+            .push((env.abi.request_null, Entry::Receive(id)));
     }
 
     /// A native receive has failed. If that was an RTS that did not fit, its sender is released.
-    unsafe fn release_truncated(&mut self, env: &Env, id: usize, code: c_int) {
+    fn release_truncated(&mut self, env: &Env, id: usize, code: c_int) {
         let mut class = 0;
-        // SAFETY: a live local.
-        unsafe { native::error_class(code, &raw mut class) };
+        native::error_class(code, Out::of(&mut class));
         if class != env.abi.err_truncate {
             return;
         }
@@ -182,8 +156,7 @@ impl Core {
         if let Some(stream) = self.stream_of(env, id, arrival.source, arrival.tag) {
             if arrival.bytes == RTS_BYTES as u64 {
                 // Receives posted before may have taken earlier messages of the stream uncounted.
-                // SAFETY: called from the program's threads only.
-                unsafe { self.settle(env) };
+                self.settle(env);
                 let sequence = self.received.take(stream);
                 self.taken += u64::from(release(env, stream, sequence));
             }
@@ -196,43 +169,32 @@ impl Core {
 /// asked for.
 pub(super) struct Quiet {
     abi: &'static Abi,
-    handlers: [(Handle, Handle); 2],
+    handlers: [(Comm, Option<OwnErrhandler>); 2],
 }
 
 impl Quiet {
     /// `None` with libraries that raise errors on the right communicator.
-    ///
-    /// # Safety
-    /// MPI may be called.
-    pub(super) unsafe fn enter(abi: &'static Abi) -> Option<Quiet> {
+    pub(super) fn enter(abi: &'static Abi) -> Option<Quiet> {
         if abi.family == Family::OpenMpi {
             return None;
         }
-        let mut quiet = Quiet {
-            abi,
-            handlers: [(abi.comm_world, 0), (abi.comm_self, 0)],
-        };
-        for (comm, handler) in &mut quiet.handlers {
-            // SAFETY: predefined communicators and a live local.
-            unsafe {
-                native::comm_get_errhandler(*comm, handler);
-                native::comm_set_errhandler(*comm, abi.errors_return);
-            }
-        }
-        Some(quiet)
+        let handlers = [abi.comm_world, abi.comm_self].map(|comm| {
+            let handler =
+                OwnErrhandler::made(abi, |handler| native::comm_get_errhandler(comm, handler));
+            native::comm_set_errhandler(comm, abi.errors_return);
+            (comm, handler.ok())
+        });
+        Some(Quiet { abi, handlers })
     }
 }
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        let return_only = self.abi.normalize(self.abi.errors_return);
-        for (comm, handler) in &mut self.handlers {
-            // SAFETY: the reference that `enter` got, which is ours to free.
-            unsafe {
-                if self.abi.normalize(*handler) != return_only {
-                    native::comm_set_errhandler(*comm, *handler);
-                }
-                native::errhandler_free(handler);
+        for (comm, handler) in &self.handlers {
+            let handler = handler.as_ref().map(OwnErrhandler::get);
+            let other = handler.filter(|one| !self.abi.are_same(*one, self.abi.errors_return));
+            if let Some(handler) = other {
+                native::comm_set_errhandler(*comm, handler);
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::lift::Shape;
 use crate::engine::Env;
-use crate::mpi::{Abi, Handle};
+use crate::mpi::{Abi, Comm};
 use crate::node::{RtrId, RtrState, Target as Place, Waiting};
 use crate::policy::decided_by;
 use crate::policy::rtr::{self, TellFacts};
@@ -143,7 +143,7 @@ impl TellFacts for Posted<'_> {
 pub(super) struct Posting {
     buffer: Buffer,
     bytes: u64,
-    comm: Handle,
+    comm: Comm,
     source: c_int,
     tag: c_int,
 }
@@ -193,17 +193,13 @@ impl Core {
 
     /// Called before a receive is posted: the RTR that was sent of it, or else what is known of its message.
     /// `me`: the receive's own index, if it is among the others already.
-    ///
-    /// # Safety
-    /// The communicator is the program's.
-    pub(super) unsafe fn match_early(
+    pub(super) fn match_early(
         &mut self,
         env: &Env,
         posting: &Posting,
         me: Option<usize>,
     ) -> (Option<RtrId>, EarlyMatch) {
-        // SAFETY: passed on.
-        let Some((stream, last, is_due)) = (unsafe { self.one_before(env, posting, me) }) else {
+        let Some((stream, last, is_due)) = self.one_before(env, posting, me) else {
             return (None, EarlyMatch::No);
         };
         let rtr = is_due.then(|| self.send_rtr(env, posting, stream, &last, me));
@@ -218,10 +214,7 @@ impl Core {
 
     /// The message that the receive's message follows, if that is certain, its stream, and whether an RTR is
     /// due.
-    ///
-    /// # Safety
-    /// As [`Core::match_early`].
-    unsafe fn one_before(
+    fn one_before(
         &mut self,
         env: &Env,
         posting: &Posting,
@@ -230,8 +223,7 @@ impl Core {
         if !env.sees_all() || !self.early.is_empty() || !self.matched.is_empty() {
             return None;
         }
-        // SAFETY: passed on.
-        let identity = unsafe { comms::identity(env.abi, posting.comm) }?;
+        let identity = comms::identity(env.abi, posting.comm)?;
         let stream = Stream {
             comm: identity.id,
             peer: identity.world_rank(posting.source)?,

@@ -3,18 +3,20 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::{Mode, Send, SendArgs, SendKind};
-use crate::cuda::{self, Buffer, Error};
+use super::{Send, SendKind};
+use crate::cuda::{self, Buffer, Error, Lent};
+use crate::engine::args::{Mode, SendArgs};
 use crate::engine::comms;
 use crate::engine::core::Core;
 use crate::engine::layout::Layout;
 use crate::engine::lift::{Lift, Shape, Way};
 use crate::engine::native::{native_isend, native_send, raise_told};
-use crate::engine::place::Parts;
+use crate::engine::place::{HostRuns, LentRuns, Parts};
 use crate::engine::types::{self, TypeInfo};
 use crate::engine::verify::{About, Reading, Summing};
 use crate::engine::{Engine, Env};
-use crate::mpi::{native, Family, Handle};
+use crate::mpi::owned::OwnRequest;
+use crate::mpi::{Comm, Family};
 use crate::node::{Sums, RTS_BYTES};
 use crate::stats::{self, Counter, Reason};
 use crate::trace::{self, record};
@@ -38,17 +40,10 @@ pub(in crate::engine) const DRAINING_TESTS_MAX: usize = 16;
 
 impl Engine {
     /// Starts a send of a packed copy of a host buffer, which is free again at once.
-    ///
-    /// # Safety
-    /// As [`Engine::sort_send`].
-    pub(in crate::engine) unsafe fn start_copied_send(
-        &self,
-        args: &SendArgs,
-    ) -> Result<usize, c_int> {
+    pub(in crate::engine) fn start_copied_send(&self, args: &SendArgs) -> Result<usize, c_int> {
         let env = &self.env;
         env.unseen.note_send();
-        // SAFETY: passed on.
-        let data = unsafe { self.pack_host(args) }?;
+        let data = self.pack_host(args)?;
         let mut core = self.core.lock();
         // SAFETY: the data are kept until the send is complete.
         let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
@@ -69,7 +64,7 @@ impl Engine {
 
     /// Copies the payload to host memory, then sends it natively. Takes the reason for bcopy, with the
     /// driver's error if there was one.
-    pub(super) unsafe fn send_value(
+    pub(super) fn send_value(
         &self,
         args: &SendArgs,
         source: &Source<'_>,
@@ -79,25 +74,19 @@ impl Engine {
     ) -> Result<usize, c_int> {
         let env = &self.env;
         let bytes = info.bytes(args.count);
-        // SAFETY: passed on.
-        let data = unsafe { self.bring_down(args, source, info) }.map_err(|why| {
+        let data = self.bring_down(args, source, info).map_err(|why| {
             stats::add(Counter::Errors, 1);
-            // SAFETY: the program's communicator.
-            unsafe {
-                let why = fault::lost(self.of(args), Path::Bcopy, &why);
-                raise_told(env.abi, args.comm, &why)
-            }
+            let why = fault::lost(self.of(args), Path::Bcopy, &why);
+            raise_told(env.abi, args.comm, &why)
         })?;
         if let Some(error) = trouble {
-            // SAFETY: the program's communicator.
-            let of = unsafe { self.of(args) };
+            let of = self.of(args);
             fault::survived(of, Path::Rts, &error, "goes by value");
         }
-        // SAFETY: the program's communicator.
-        let wrong = sums.and_then(|sums| unsafe { self.judge_copy(args, &sums, &data) });
+        let wrong = sums.and_then(|sums| self.judge_copy(args, &sums, &data));
         self.make_room_for_draining(bytes);
         let mut core = self.core.lock();
-        // SAFETY: the data are kept until the native send is complete.
+        // SAFETY: the data are kept until the send is complete.
         let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
         stats::add(Counter::SendsBcopy, 1);
         stats::add(Counter::SendsBcopyBytes, bytes);
@@ -124,16 +113,14 @@ impl Engine {
     }
 
     /// The message as the user knows it.
-    unsafe fn of(&self, args: &SendArgs) -> Of {
-        // SAFETY: the program's communicator.
-        unsafe { comms::receiver(self.env.abi, args.comm, args.dest) }
+    fn of(&self, args: &SendArgs) -> Of {
+        comms::receiver(self.env.abi, args.comm, args.dest)
     }
 
     /// What is wrong with the copy, if it differs from what the buffer holds.
-    unsafe fn judge_copy(&self, args: &SendArgs, sums: &Sums, data: &[u8]) -> Option<Box<str>> {
+    fn judge_copy(&self, args: &SendArgs, sums: &Sums, data: &[u8]) -> Option<Box<str>> {
         let about = About {
-            // SAFETY: passed on.
-            of: unsafe { self.of(args) },
+            of: self.of(args),
             own: self.env.world_rank,
             tag: args.tag,
             length: data.len() as u64,
@@ -143,7 +130,7 @@ impl Engine {
     }
 
     /// The checksums of a device buffer, if they are wanted. A buffer that cannot be read is sent unchecked.
-    pub(super) unsafe fn sums_of(
+    pub(super) fn sums_of(
         &self,
         args: &SendArgs,
         buffer: &Buffer,
@@ -152,11 +139,9 @@ impl Engine {
         if !self.env.config.verify {
             return None;
         }
-        // SAFETY: passed on.
-        let read = unsafe { self.shape_of(args, buffer, info) }.and_then(|shape| {
+        let read = self.shape_of(args, buffer, info).and_then(|shape| {
             let key = self.core.lock().gpu.prepare(buffer)?;
-            // SAFETY: the program's communicator.
-            let of = unsafe { self.of(args) };
+            let of = self.of(args);
             let lift = Lift::summing(key, shape, info.bytes(args.count), of);
             let mut reading = Reading::Device(lift);
             // As in `bring_down_from`: the copy ends by itself.
@@ -169,107 +154,76 @@ impl Engine {
     }
 
     /// Where the bytes of a message are in device memory.
-    unsafe fn shape_of(
-        &self,
-        args: &SendArgs,
-        buffer: &Buffer,
-        info: &TypeInfo,
-    ) -> Result<Shape, Why> {
+    fn shape_of(&self, args: &SendArgs, buffer: &Buffer, info: &TypeInfo) -> Result<Shape, Why> {
         if info.dense(args.count) {
             return Ok(Shape::Dense(buffer.address));
         }
-        // SAFETY: the program's handle.
-        let layout = unsafe { types::layout(self.env.abi, args.datatype) }.ok_or(Why::Layout)?;
+        let layout = types::layout(self.env.abi, args.datatype).ok_or(Why::Layout)?;
         Ok(Shape::Runs(args.buffer.addr() as u64, layout))
     }
 
     /// Sends packed bytes, and counts the message if it is as long as an RTS.
+    ///
+    /// # Safety
+    /// The bytes stay as they are until the send is complete.
     unsafe fn send_packed_counted(
         &self,
         core: &mut Core,
         args: &SendArgs,
         data: &[u8],
-    ) -> Result<Handle, c_int> {
-        // SAFETY: passed on.
-        unsafe {
-            let request = send_packed(&self.env, args, data)?;
-            if data.len() == RTS_BYTES {
-                if let Some(stream) = self.stream(args.comm, args.dest, args.tag) {
-                    core.sent.take(stream);
-                }
+    ) -> Result<OwnRequest, c_int> {
+        // SAFETY: as the caller says.
+        let request = unsafe { send_packed(&self.env, args, data) }?;
+        if data.len() == RTS_BYTES {
+            if let Some(stream) = self.stream(args.comm, args.dest, args.tag) {
+                core.sent.take(stream);
             }
-            Ok(request)
         }
+        Ok(request)
     }
 
-    unsafe fn pack_host(&self, args: &SendArgs) -> Result<Vec<u8>, c_int> {
-        let env = &self.env;
-        // SAFETY: the program's buffer, datatype and communicator.
-        unsafe {
-            let refused = || {
-                raise_told(
-                    env.abi,
-                    args.comm,
-                    &fault::refused(self.of(args), &Why::Layout),
-                )
-            };
-            let info = types::info(env.abi, args.datatype).ok_or_else(refused)?;
-            let layout = types::layout(env.abi, args.datatype).ok_or_else(refused)?;
-            let bytes = info.bytes(args.count);
-            let mut data = Vec::with_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
-            for piece in layout.pieces(0, bytes) {
-                let from = args
-                    .buffer
-                    .cast::<u8>()
-                    .wrapping_offset(piece.offset as isize);
-                data.extend_from_slice(std::slice::from_raw_parts(from, piece.length as usize));
-            }
-            Ok(data)
-        }
+    fn pack_host(&self, args: &SendArgs) -> Result<Vec<u8>, c_int> {
+        let abi = self.env.abi;
+        let why = || fault::refused(self.of(args), &Why::Layout);
+        let refused = || raise_told(abi, args.comm, &why());
+        let info = types::info(abi, args.datatype).ok_or_else(refused)?;
+        let layout = types::layout(abi, args.datatype).ok_or_else(refused)?;
+        let bytes = info.bytes(args.count);
+        // SAFETY: the program's buffer as its datatype has it, which was found to be in host memory.
+        let runs = unsafe { HostRuns::new(LentRuns::new(args.buffer, layout, bytes)) };
+        Ok(runs.gathered())
     }
 
     /// Packs a message into host memory.
-    unsafe fn bring_down(
+    fn bring_down(
         &self,
         args: &SendArgs,
         source: &Source<'_>,
         info: &TypeInfo,
     ) -> Result<Vec<u8>, Why> {
         let bytes = info.bytes(args.count);
-        // SAFETY: passed on.
-        unsafe {
-            match source {
-                Source::Buffer(buffer) => {
-                    let shape = self.shape_of(args, buffer, info)?;
-                    Ok(self.bring_down_from(args, buffer, shape, bytes)?)
-                }
-                Source::Parts(layout) => {
-                    let parts = Parts::of(args.buffer.cast(), layout, bytes);
-                    self.bring_together(args, &parts, bytes)
-                }
+        match source {
+            Source::Buffer(buffer) => {
+                let shape = self.shape_of(args, buffer, info)?;
+                Ok(self.bring_down_from(args, buffer, shape, bytes)?)
+            }
+            Source::Parts(layout) => {
+                // SAFETY: the program's buffer, as its datatype has it.
+                let runs = unsafe { LentRuns::new(args.buffer, Arc::clone(layout), bytes) };
+                self.bring_together(args, &Parts::of(&runs, bytes), bytes)
             }
         }
     }
 
     /// Packs a message that lies in several places.
-    unsafe fn bring_together(
-        &self,
-        args: &SendArgs,
-        parts: &Parts,
-        bytes: u64,
-    ) -> Result<Vec<u8>, Why> {
+    fn bring_together(&self, args: &SendArgs, parts: &Parts, bytes: u64) -> Result<Vec<u8>, Why> {
         let mut data = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
-        for piece in &parts.host {
-            let from = args.buffer.wrapping_byte_offset(piece.offset as isize);
-            let (at, length) = (piece.packed as usize, piece.length as usize);
-            // SAFETY: a run of the program's message that was found to be in host memory.
-            let run = unsafe { std::slice::from_raw_parts(from.cast(), length) };
-            data[at..at + length].copy_from_slice(run);
+        for (at, run) in &parts.host {
+            run.read(&mut data[*at as usize..][..run.bytes() as usize]);
         }
         for part in &parts.device {
             let shape = Shape::Runs(part.buffer.address, Arc::clone(&part.layout));
-            // SAFETY: passed on.
-            let found = unsafe { self.bring_down_from(args, &part.buffer, shape, part.bytes) }?;
+            let found = self.bring_down_from(args, &part.buffer, shape, part.bytes)?;
             let mut rest = found.as_slice();
             for (at, length) in &part.packed {
                 let (run, next) = rest.split_at(*length as usize);
@@ -281,7 +235,7 @@ impl Engine {
     }
 
     /// Packs bytes of one allocation.
-    unsafe fn bring_down_from(
+    fn bring_down_from(
         &self,
         args: &SendArgs,
         buffer: &Buffer,
@@ -290,12 +244,9 @@ impl Engine {
     ) -> cuda::Result<Vec<u8>> {
         let mut data: Vec<u8> = Vec::with_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
         let key = self.core.lock().gpu.prepare(buffer)?;
-        // SAFETY: the program's communicator; the vector has room for `bytes`, and is not touched before the
-        // copy is done.
-        let mut lift = unsafe {
-            let of = self.of(args);
-            Lift::new(Way::Down, key, shape, data.as_mut_ptr(), bytes, of)
-        };
+        // SAFETY: the vector has room for as many, and is not touched before the copy is done.
+        let room = unsafe { Lent::new(data.as_mut_ptr(), bytes) };
+        let mut lift = Lift::new(Way::Down, key, shape, room, self.of(args));
         // The copy ends by itself, so the MPI library is not made to progress meanwhile: see
         // `Engine::serve_out`.
         self.until(|_, core| match lift.poll(&mut core.gpu) {
@@ -303,7 +254,7 @@ impl Engine {
             Ok(false) => None,
             Err(error) => Some(Err(error)),
         })?;
-        // SAFETY: the copy has filled `bytes` bytes.
+        // SAFETY: the copy has filled as many bytes.
         unsafe { data.set_len(bytes as usize) };
         Ok(data)
     }
@@ -339,8 +290,8 @@ impl Core {
     pub(super) fn insert_value(
         &mut self,
         env: &Env,
-        comm: Handle,
-        native: Handle,
+        comm: Comm,
+        native: OwnRequest,
         data: Vec<u8>,
         complete: bool,
         (protocol, about): (Protocol, Story),
@@ -351,7 +302,7 @@ impl Core {
         }
         life.transition(State::Moving(protocol));
         let id = self.sends.insert(Send {
-            handle: 0,
+            handle: None,
             comm,
             complete,
             stands_for_null: false,
@@ -361,8 +312,7 @@ impl Core {
             is_raised: false,
             kind: SendKind::Value { native, data, life },
         });
-        // SAFETY: the native request was just made by the program's thread.
-        unsafe { self.test_value(env, id) };
+        self.test_value(env, id);
         id
     }
 
@@ -374,8 +324,7 @@ impl Core {
             let Some((id, bytes)) = self.draining.pop_front() else {
                 return;
             };
-            // SAFETY: called from the program's thread only.
-            unsafe { self.test_value(env, id) };
+            self.test_value(env, id);
             if self.is_gone(env, id) {
                 self.draining_bytes -= bytes;
                 self.sends.remove(id).end();
@@ -398,44 +347,30 @@ pub(super) enum Why {
 }
 
 /// Sends packed bytes natively in the mode of the arguments.
-unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<Handle, c_int> {
-    let mut request = env.abi.request_null;
-    let mut bytes = SendArgs {
-        buffer: data.as_ptr().cast(),
-        count: data.len() as i64,
-        datatype: env.abi.byte,
-        ..*args
+///
+/// # Safety
+/// The bytes stay as they are until the send is complete.
+unsafe fn send_packed(env: &Env, args: &SendArgs, data: &[u8]) -> Result<OwnRequest, c_int> {
+    let bytes = data.len() as u64;
+    let long = match c_int::try_from(bytes) {
+        Ok(_) => None,
+        Err(_) => Some(types::bytes_type(env.abi, bytes).ok_or_else(|| {
+            let why = format!("the MPI library makes no datatype of {bytes} bytes");
+            let of = comms::receiver(env.abi, args.comm, args.dest);
+            raise_told(env.abi, args.comm, &fault::refused(of, &why))
+        })?),
     };
-    let mut long = None;
-    if c_int::try_from(bytes.count).is_err() {
-        // SAFETY: MPI may be called.
-        let whole = unsafe { types::bytes_type(env.abi, bytes.count as u64) };
-        let whole = whole.ok_or_else(|| {
-            let why = format!("the MPI library makes no datatype of {} bytes", bytes.count);
-            // SAFETY: the program's communicator.
-            unsafe {
-                let of = comms::receiver(env.abi, args.comm, args.dest);
-                raise_told(env.abi, args.comm, &fault::refused(of, &why))
-            }
-        })?;
-        (bytes.datatype, bytes.count, long) = (whole, 1, Some(whole));
+    let (datatype, count) = match &long {
+        Some(whole) => (whole.get(), 1),
+        None => (env.abi.byte, data.len() as i64),
+    };
+    // SAFETY: so many bytes, which stay as they are, as the caller says.
+    let packed = unsafe { args.with_payload(data.as_ptr().cast(), count, datatype) };
+    if args.mode != Mode::Buffered {
+        return OwnRequest::made(env.abi, |request| native_isend(&packed, request));
     }
-    // SAFETY: the data, and a type of theirs, which may be freed once the send has been started. A buffered
-    // send copies before it returns; for any other send the data are kept until it is complete.
-    let code = unsafe {
-        let code = if args.mode == Mode::Buffered {
-            native_send(&bytes)
-        } else {
-            native_isend(&bytes, &raw mut request)
-        };
-        if let Some(whole) = &mut long {
-            native::type_free(whole);
-        }
-        code
-    };
-    if code == env.abi.success {
-        Ok(request)
-    } else {
-        Err(code)
+    match native_send(&packed) {
+        code if code == env.abi.success => Ok(OwnRequest::null(env.abi)),
+        code => Err(code),
     }
 }

@@ -3,14 +3,15 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::{Mode, Send, SendArgs, SendKind};
+use super::{Send, SendKind};
 use crate::cuda::{Buffer, Error};
+use crate::engine::args::{Mode, SendArgs};
 use crate::engine::comms::{self, Identity};
 use crate::engine::core::Core;
 use crate::engine::native::native_isend;
 use crate::engine::types::TypeInfo;
 use crate::engine::Env;
-use crate::mpi::Handle;
+use crate::mpi::owned::OwnRequest;
 use crate::node::{Message, Peer, Sums, RTS_BYTES};
 use crate::policy::decided_by;
 use crate::policy::send::{self as policy, Comm, RtsFacts, Whereabouts};
@@ -30,7 +31,7 @@ const LOOKED_AT: usize = 16;
 /// A message whose RTS is out.
 pub(super) struct PendingSend {
     pub(super) transfer: Outgoing,
-    pub(super) native: Handle,
+    pub(super) native: OwnRequest,
     /// What the native send reads. It must neither move nor change before that send is complete.
     wire: [u8; RTS_BYTES],
 }
@@ -55,7 +56,7 @@ pub(super) enum Unsent {
 
 impl Core {
     #[allow(clippy::too_many_lines, reason = "the order of a send's steps")]
-    pub(super) unsafe fn send_rts(
+    pub(super) fn send_rts(
         &mut self,
         env: &Env,
         args: &SendArgs,
@@ -64,9 +65,7 @@ impl Core {
         sums: Option<&Sums>,
     ) -> Result<usize, Unsent> {
         let bytes = info.bytes(args.count);
-        // SAFETY: passed on.
-        let (identity, peer) =
-            unsafe { self.route(env, args, info, bytes) }.map_err(Unsent::Reason)?;
+        let (identity, peer) = self.route(env, args, info, bytes).map_err(Unsent::Reason)?;
         let source = match origin {
             Origin::Host(address) => Source::Host(*address),
             Origin::Device(buffer) => {
@@ -140,24 +139,19 @@ impl Core {
         let (transfer, rts) = offered.ok_or(Unsent::Reason(Reason::NoSlot))?;
         let mut out = Box::new(PendingSend {
             transfer,
-            native: env.abi.request_null,
+            native: OwnRequest::null(env.abi),
             wire: rts.encode(),
         });
-        let carrier = SendArgs {
-            mode: if args.mode == Mode::Ready {
-                Mode::Ready
-            } else {
-                Mode::Standard
-            },
-            buffer: out.wire.as_ptr().cast(),
-            count: RTS_BYTES as i64,
-            datatype: env.abi.byte,
-            ..*args
-        };
+        let (wire, length) = (out.wire.as_ptr().cast(), RTS_BYTES as i64);
+        // SAFETY: the wire bytes are kept, and do not move, until the native send is complete.
+        let carrier = unsafe { args.with_payload(wire, length, env.abi.byte) };
+        let carrier = carrier.in_mode(match args.mode {
+            Mode::Ready => Mode::Ready,
+            _ => Mode::Standard,
+        });
         let peer = Arc::clone(out.transfer.peer());
         peer.will_ring();
-        // SAFETY: the wire bytes are kept until the native send is complete.
-        let code = unsafe { native_isend(&carrier, &raw mut out.native) };
+        let code = native_isend(&carrier, out.native.slot());
         if code != env.abi.success {
             out.transfer.withdraw(env);
             return Err(Unsent::Code(code));
@@ -191,7 +185,7 @@ impl Core {
             at: self.taken_at,
         });
         let id = self.sends.insert(Send {
-            handle: 0,
+            handle: None,
             comm: args.comm,
             complete: transfer.is_complete(),
             stands_for_null: false,
@@ -240,7 +234,7 @@ impl Core {
     }
 
     /// Whether a message may go by RTS, and to whom.
-    unsafe fn route(
+    fn route(
         &self,
         env: &Env,
         args: &SendArgs,
@@ -381,12 +375,10 @@ impl RtsFacts for Leaving<'_> {
 
     fn comm(&mut self) -> Comm {
         let (abi, comm) = (self.env.abi, self.args.comm);
-        // SAFETY: the handle is the program's, of a call that is being made.
-        self.identity = unsafe { comms::identity(abi, comm) };
+        self.identity = comms::identity(abi, comm);
         match &self.identity {
             Some(_) => Comm::Known,
-            // SAFETY: as above.
-            None if unsafe { comms::is_inter(abi, comm) } => Comm::Inter,
+            None if comms::is_inter(abi, comm) => Comm::Inter,
             None => Comm::Unknown,
         }
     }

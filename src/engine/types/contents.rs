@@ -5,7 +5,8 @@
 use std::ffi::c_int;
 
 use super::runs::RUNS_MAX;
-use crate::mpi::{native, Abi, Function, Handle};
+use crate::mpi::owned::OwnType;
+use crate::mpi::{native, Abi, Datatype, Function, Out, Slots};
 
 /// The constructors whose layout the engine can tell. Those that are missing, MPI_COMBINER_VALUE_INDEX and the Fortran ones
 /// of MPI-1, are left to [`Layout::of`](crate::engine::layout::Layout::of).
@@ -37,8 +38,8 @@ pub struct Contents {
     /// As `array_of_addresses`, likewise.
     addresses: Vec<i64>,
     /// The inner types; none for a predefined type.
-    pub types: Vec<Handle>,
-    derived: Vec<Handle>,
+    pub types: Vec<Datatype>,
+    _derived: Vec<OwnType>,
 }
 
 /// Where a block of inner items starts.
@@ -72,38 +73,33 @@ struct Envelope {
 
 impl Contents {
     /// Asks the library how `datatype` was made.
-    ///
-    /// # Safety
-    /// `datatype` is a valid handle.
-    pub unsafe fn of(abi: &Abi, datatype: Handle) -> Option<Contents> {
-        // SAFETY: passed on.
-        let (combiner, envelope) = unsafe { envelope(abi, datatype) }?;
+    pub fn of(abi: &Abi, datatype: Datatype) -> Option<Contents> {
+        let (combiner, envelope) = envelope(abi, datatype)?;
         if combiner == Combiner::Named {
             return Some(Contents {
                 combiner,
                 integers: Vec::new(),
                 addresses: Vec::new(),
                 types: Vec::new(),
-                derived: Vec::new(),
+                _derived: Vec::new(),
             });
         }
-        // SAFETY: passed on.
-        let (integers, addresses, large, inner) = unsafe { arguments(abi, datatype, &envelope) }?;
+        let (integers, addresses, large, inner) = arguments(abi, datatype, &envelope)?;
         let mut contents = Contents {
             combiner,
             integers: integers.into_iter().map(i64::from).collect(),
             addresses: addresses.into_iter().map(|a| a as i64).collect(),
             types: inner,
-            derived: Vec::new(),
+            _derived: Vec::new(),
         };
-        for handle in &contents.types {
-            // SAFETY: a handle that the library just returned. References to derived types are the caller's to free.
-            if unsafe { self::envelope(abi, *handle) }
-                .is_some_and(|(combiner, _)| combiner != Combiner::Named)
-            {
-                contents.derived.push(*handle);
-            }
-        }
+        // References to derived types are ours to free.
+        let derived = contents.types.iter().filter(|inner| {
+            let envelope = self::envelope(abi, **inner);
+            envelope.is_some_and(|(combiner, _)| combiner != Combiner::Named)
+        });
+        // SAFETY: by MPI_Type_get_contents.
+        let own = derived.map(|inner| unsafe { OwnType::given(*inner) });
+        contents._derived = own.collect();
         if envelope.large_counts > 0 {
             contents.spread(&large)?;
         }
@@ -301,42 +297,26 @@ fn grid(
         .collect()
 }
 
-impl Drop for Contents {
-    fn drop(&mut self) {
-        for handle in &mut self.derived {
-            // SAFETY: a reference that the library has given us.
-            unsafe { native::type_free(handle) };
-        }
-    }
-}
-
 /// Whether a type is one of MPI's own.
-///
-/// # Safety
-/// `datatype` is a valid handle.
-pub unsafe fn is_predefined(abi: &Abi, datatype: Handle) -> bool {
-    // SAFETY: passed on.
-    let found = unsafe { envelope(abi, datatype) };
+pub fn is_predefined(abi: &Abi, datatype: Datatype) -> bool {
+    let found = envelope(abi, datatype);
     found.is_some_and(|(combiner, _)| combiner == Combiner::Named)
 }
 
 /// The constructor of a type, and how long its arguments are.
-unsafe fn envelope(abi: &Abi, datatype: Handle) -> Option<(Combiner, Envelope)> {
+fn envelope(abi: &Abi, datatype: Datatype) -> Option<(Combiner, Envelope)> {
     let mut combiner: c_int = 0;
     // The plain form is an error for a type that was made with large counts (MPI 4.1 section 5.1.13).
     if Function::TypeGetEnvelopeC.available() {
         let [mut integers, mut addresses, mut large_counts, mut types] = [0i64; 4];
-        // SAFETY: live locals and a valid handle.
-        let code = unsafe {
-            native::type_get_envelope_c(
-                datatype,
-                &raw mut integers,
-                &raw mut addresses,
-                &raw mut large_counts,
-                &raw mut types,
-                &raw mut combiner,
-            )
-        };
+        let code = native::type_get_envelope_c(
+            datatype,
+            Out::of(&mut integers),
+            Out::of(&mut addresses),
+            Out::of(&mut large_counts),
+            Out::of(&mut types),
+            Out::of(&mut combiner),
+        );
         let length = |n: i64| usize::try_from(n).ok().filter(|_| code == abi.success);
         let envelope = Envelope {
             integers: length(integers)?,
@@ -347,16 +327,13 @@ unsafe fn envelope(abi: &Abi, datatype: Handle) -> Option<(Combiner, Envelope)> 
         return Some((combiner_of(abi, combiner), envelope));
     }
     let [mut integers, mut addresses, mut types] = [0 as c_int; 3];
-    // SAFETY: live locals and a valid handle.
-    let code = unsafe {
-        native::type_get_envelope(
-            datatype,
-            &raw mut integers,
-            &raw mut addresses,
-            &raw mut types,
-            &raw mut combiner,
-        )
-    };
+    let code = native::type_get_envelope(
+        datatype,
+        Out::of(&mut integers),
+        Out::of(&mut addresses),
+        Out::of(&mut types),
+        Out::of(&mut combiner),
+    );
     let length = |n: c_int| usize::try_from(n).ok().filter(|_| code == abi.success);
     let envelope = Envelope {
         integers: length(integers)?,
@@ -368,47 +345,37 @@ unsafe fn envelope(abi: &Abi, datatype: Handle) -> Option<(Combiner, Envelope)> 
 }
 
 /// Integers, addresses, large counts and types of a constructor.
-type Arguments = (Vec<c_int>, Vec<isize>, Vec<i64>, Vec<Handle>);
+type Arguments = (Vec<c_int>, Vec<isize>, Vec<i64>, Vec<Datatype>);
 
 /// What a derived type was made of.
-unsafe fn arguments(abi: &Abi, datatype: Handle, envelope: &Envelope) -> Option<Arguments> {
+fn arguments(abi: &Abi, datatype: Datatype, envelope: &Envelope) -> Option<Arguments> {
     let mut integers = vec![0 as c_int; envelope.integers];
     let mut addresses = vec![0isize; envelope.addresses];
     let mut large = vec![0i64; envelope.large_counts];
-    let mut inner = vec![0usize; envelope.types.max(1)];
-    // SAFETY: the arrays have the lengths that the envelope asked for.
-    let code = unsafe {
-        if envelope.large_counts > 0 {
-            native::type_get_contents_c(
-                datatype,
-                integers.len() as i64,
-                addresses.len() as i64,
-                large.len() as i64,
-                envelope.types as i64,
-                integers.as_mut_ptr(),
-                addresses.as_mut_ptr(),
-                large.as_mut_ptr(),
-                inner.as_mut_ptr().cast(),
-            )
-        } else {
-            native::type_get_contents(
-                datatype,
-                c_int::try_from(integers.len()).ok()?,
-                c_int::try_from(addresses.len()).ok()?,
-                c_int::try_from(envelope.types).ok()?,
-                integers.as_mut_ptr(),
-                addresses.as_mut_ptr(),
-                inner.as_mut_ptr().cast(),
-            )
+    let mut inner = vec![abi.datatype_null; envelope.types];
+    let inner = Slots::of_types(&mut inner);
+    let lengths = [integers.len(), addresses.len(), envelope.types];
+    let code = if envelope.large_counts > 0 {
+        let [i, a, t] = lengths.map(|length| length as i64);
+        let l = large.len() as i64;
+        let (integers, addresses) = (integers.as_mut_ptr(), addresses.as_mut_ptr());
+        let (large, inner) = (large.as_mut_ptr(), inner.as_ptr());
+        // SAFETY: the arrays are as long as said.
+        unsafe {
+            native::type_get_contents_c(datatype, i, a, l, t, integers, addresses, large, inner)
         }
+    } else {
+        let [i, a, t] = lengths.map(|length| c_int::try_from(length).ok());
+        let (i, a, t) = (i?, a?, t?);
+        let (integers, addresses) = (integers.as_mut_ptr(), addresses.as_mut_ptr());
+        let inner = inner.as_ptr();
+        // SAFETY: the arrays are as long as said.
+        unsafe { native::type_get_contents(datatype, i, a, t, integers, addresses, inner) }
     };
     if code != abi.success {
         return None;
     }
-    let types = (0..envelope.types)
-        // SAFETY: `inner` holds that many handles as the library wrote them.
-        .map(|i| unsafe { abi.load(inner.as_ptr().cast(), i) })
-        .collect();
+    let types = (0..envelope.types).map(|i| inner.get(abi, i)).collect();
     Some((integers, addresses, large, types))
 }
 
@@ -448,7 +415,7 @@ mod tests {
             integers: integers.to_vec(),
             addresses: addresses.to_vec(),
             types: Vec::new(),
-            derived: Vec::new(),
+            _derived: Vec::new(),
         };
         let blocks = contents.blocks(&Abi::STANDARD).unwrap_or_default();
         blocks.iter().map(|b| (b.displacement, b.count)).collect()
@@ -538,7 +505,7 @@ mod tests {
                 integers: small.0,
                 addresses: small.1,
                 types: Vec::new(),
-                derived: Vec::new(),
+                _derived: Vec::new(),
             };
             assert_eq!(contents.spread(&large), Some(()));
             let expected: (Vec<i64>, Vec<i64>) = match combiner {

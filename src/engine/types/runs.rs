@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use super::contents::{Combiner, Contents, Displacement};
 use super::TypeInfo;
-use crate::mpi::{native, Abi, Handle};
+use crate::mpi::{native, Abi, Datatype, Out};
 
 /// A gapless run of data bytes of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,19 +23,13 @@ pub const RUNS_MAX: usize = 1 << 26;
 const DEPTH_MAX: u32 = 64;
 
 /// Asks the library about a type.
-///
-/// # Safety
-/// `datatype` is a valid handle.
-pub unsafe fn query(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
+pub fn query(abi: &Abi, datatype: Datatype) -> Option<TypeInfo> {
     let (mut size, mut lb, mut extent, mut true_lb, mut true_extent) =
         (0i64, 0isize, 0isize, 0isize, 0isize);
-    // SAFETY: out-pointers are live locals of the types that the functions write (MPI_Count, MPI_Aint).
-    let ok = unsafe {
-        native::type_size_x(datatype, &raw mut size) == abi.success
-            && native::type_get_extent(datatype, &raw mut lb, &raw mut extent) == abi.success
-            && native::type_get_true_extent(datatype, &raw mut true_lb, &raw mut true_extent)
-                == abi.success
-    };
+    let ok = native::type_size_x(datatype, Out::of(&mut size)) == abi.success
+        && native::type_get_extent(datatype, Out::of(&mut lb), Out::of(&mut extent)) == abi.success
+        && native::type_get_true_extent(datatype, Out::of(&mut true_lb), Out::of(&mut true_extent))
+            == abi.success;
     if !ok || size < 0 {
         return None;
     }
@@ -48,8 +42,7 @@ pub unsafe fn query(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
     };
     // A span as long as the data has no holes, but its bytes may still come in another order, or some of them twice.
     if size > 0 && size == info.true_extent {
-        // SAFETY: passed on.
-        let runs = unsafe { runs_of(abi, datatype, 1) };
+        let runs = runs_of(abi, datatype, 1);
         let whole = Run {
             offset: info.true_lb,
             length: info.size,
@@ -61,16 +54,12 @@ pub unsafe fn query(abi: &Abi, datatype: Handle) -> Option<TypeInfo> {
 
 /// The runs of one item in typemap order, which is that of the bytes on the wire. `None` if there are more than `most`, or
 /// where a constructor is not understood.
-///
-/// # Safety
-/// `datatype` is a valid handle.
-pub unsafe fn runs_of(abi: &Abi, datatype: Handle, most: usize) -> Option<Vec<Run>> {
+pub fn runs_of(abi: &Abi, datatype: Datatype, most: usize) -> Option<Vec<Run>> {
     let mut runs = Runs {
         list: Vec::new(),
         most,
     };
-    // SAFETY: passed on.
-    unsafe { walk(abi, datatype, 0, &mut runs) }?;
+    walk(abi, datatype, 0, &mut runs)?;
     Some(runs.list)
 }
 
@@ -81,25 +70,20 @@ const NEIGHBOURHOOD: i64 = 64 << 10;
 ///
 /// Of blocks at equal distances the first and the last are asked about, of others each that is far from the one before it
 /// or one of a few. That a pattern of equal distances leads from host memory to a device and back is not considered.
-///
-/// # Safety
-/// `datatype` is a valid handle.
-pub unsafe fn probes_of(abi: &Abi, datatype: Handle) -> Option<Vec<i64>> {
-    // SAFETY: passed on.
-    let mut probes = unsafe { probes_within(abi, datatype, 0) }?;
+pub fn probes_of(abi: &Abi, datatype: Datatype) -> Option<Vec<i64>> {
+    let mut probes = probes_within(abi, datatype, 0)?;
     probes.sort_unstable();
     probes.dedup();
     Some(probes)
 }
 
-unsafe fn probes_within(abi: &Abi, datatype: Handle, depth: u32) -> Option<Vec<i64>> {
+fn probes_within(abi: &Abi, datatype: Datatype, depth: u32) -> Option<Vec<i64>> {
     /// So few blocks are all asked about.
     const FEW: usize = 16;
     if depth > DEPTH_MAX {
         return None;
     }
-    // SAFETY: passed on.
-    let contents = unsafe { Contents::of(abi, datatype) }?;
+    let contents = Contents::of(abi, datatype)?;
     if contents.combiner == Combiner::Named {
         return Some(vec![0]);
     }
@@ -124,13 +108,10 @@ unsafe fn probes_within(abi: &Abi, datatype: Handle, depth: u32) -> Option<Vec<i
         if inner[block.datatype].is_none() {
             let datatype = contents.types[block.datatype];
             let (mut lb, mut extent) = (0isize, 0isize);
-            // SAFETY: live locals; a handle that lives as long as `contents`.
-            let (code, of_item) = unsafe {
-                (
-                    native::type_get_extent(datatype, &raw mut lb, &raw mut extent),
-                    probes_within(abi, datatype, depth + 1)?,
-                )
-            };
+            let (code, of_item) = (
+                native::type_get_extent(datatype, Out::of(&mut lb), Out::of(&mut extent)),
+                probes_within(abi, datatype, depth + 1)?,
+            );
             inner[block.datatype] = (code == abi.success).then_some((of_item, extent as i64));
         }
         let (of_item, extent) = inner[block.datatype].as_ref()?;
@@ -178,22 +159,19 @@ impl Runs {
 }
 
 /// Adds the runs of one item that begins at offset 0.
-unsafe fn walk(abi: &Abi, datatype: Handle, depth: u32, runs: &mut Runs) -> Option<()> {
+fn walk(abi: &Abi, datatype: Datatype, depth: u32, runs: &mut Runs) -> Option<()> {
     if depth > DEPTH_MAX {
         return None;
     }
-    // SAFETY: passed on.
-    let contents = unsafe { Contents::of(abi, datatype) }?;
+    let contents = Contents::of(abi, datatype)?;
     if contents.combiner == Combiner::Named {
-        // SAFETY: passed on.
-        return unsafe { put_named(abi, datatype, runs) };
+        return put_named(abi, datatype, runs);
     }
     let blocks = contents.blocks(abi)?;
     let mut items: Vec<Option<Item>> = contents.types.iter().map(|_| None).collect();
     for block in blocks.iter().filter(|block| block.count > 0) {
         if items[block.datatype].is_none() {
-            // SAFETY: a handle that lives as long as `contents`.
-            let item = unsafe { Item::of(abi, contents.types[block.datatype], depth, runs.most) };
+            let item = Item::of(abi, contents.types[block.datatype], depth, runs.most);
             items[block.datatype] = Some(item?);
         }
         let item = items[block.datatype].as_ref()?;
@@ -207,14 +185,11 @@ unsafe fn walk(abi: &Abi, datatype: Handle, depth: u32, runs: &mut Runs) -> Opti
 }
 
 /// The runs of a predefined type.
-unsafe fn put_named(abi: &Abi, datatype: Handle, runs: &mut Runs) -> Option<()> {
+fn put_named(abi: &Abi, datatype: Datatype, runs: &mut Runs) -> Option<()> {
     let (mut size, mut true_lb, mut true_extent) = (0i64, 0isize, 0isize);
-    // SAFETY: live locals.
-    let ok = unsafe {
-        native::type_size_x(datatype, &raw mut size) == abi.success
-            && native::type_get_true_extent(datatype, &raw mut true_lb, &raw mut true_extent)
-                == abi.success
-    };
+    let ok = native::type_size_x(datatype, Out::of(&mut size)) == abi.success
+        && native::type_get_true_extent(datatype, Out::of(&mut true_lb), Out::of(&mut true_extent))
+            == abi.success;
     let (size, start, span) = (
         u64::try_from(size).ok().filter(|_| ok)?,
         true_lb as i64,
@@ -237,16 +212,14 @@ struct Item {
 }
 
 impl Item {
-    unsafe fn of(abi: &Abi, datatype: Handle, depth: u32, most: usize) -> Option<Item> {
+    fn of(abi: &Abi, datatype: Datatype, depth: u32, most: usize) -> Option<Item> {
         let (mut lb, mut extent) = (0isize, 0isize);
-        // SAFETY: live locals and a valid handle.
-        let code = unsafe { native::type_get_extent(datatype, &raw mut lb, &raw mut extent) };
+        let code = native::type_get_extent(datatype, Out::of(&mut lb), Out::of(&mut extent));
         let mut runs = Runs {
             list: Vec::new(),
             most,
         };
-        // SAFETY: passed on.
-        unsafe { walk(abi, datatype, depth + 1, &mut runs) }?;
+        walk(abi, datatype, depth + 1, &mut runs)?;
         (code == abi.success).then_some(Item {
             runs: runs.list,
             extent: extent as i64,

@@ -98,7 +98,8 @@ fn shape_of_type(kind: &Type) -> &'static str {
         "count" | "offset" | "aint" => "word",
         text if text.starts_with(['*', '[']) => pointer_shape(
             text.trim_matches(['*', '[', ']'])
-                .trim_start_matches("const "),
+                .trim_start_matches("const ")
+                .trim_start_matches("inout "),
         ),
         "buf" | "cbuf" | "strings" | "fn" | "tool" => "pointer",
         "cstr" | "str" => "pointer to char",

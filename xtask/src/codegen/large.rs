@@ -23,8 +23,8 @@ pub fn functions(sections: &[Section]) -> Result<String, String> {
     let mut out = format!(
         "// {NOTICE}\n\n\
          use super::{{At, Narrow}};\n\
-         use crate::mpi::{{native, Function, Handle}};\n\
-         use std::ffi::{{c_int, c_void}};\n"
+         use crate::mpi::{{calls, handles::*, native, Function}};\n\
+         use std::ffi::{{c_int, c_void}};\n\ncalls! {{"
     );
     for large in sections.iter().flat_map(|section| &section.functions) {
         let Some(plain) = plain_of(sections, large) else {
@@ -49,22 +49,21 @@ pub fn functions(sections: &[Section]) -> Result<String, String> {
         out += &function(
             large,
             &format!("`{}` by `{}`.", large.name, plain.name),
-            "",
             &body.with(&call),
         )?;
     }
-    Ok(out)
+    Ok(out + "}\n")
 }
 
 /// `src/entry/persistent_collectives.rs`: each start is a non-blocking collective.
 pub fn persistent(sections: &[Section]) -> Result<String, String> {
     let mut out = format!(
         "// {NOTICE}\n\n\
-         use super::collective::{{Lent, Persistent}};\n\
+         use super::collective::{{Persistent, Pointers}};\n\
          use crate::engine::NativeScope;\n\
          use crate::mpi::large::{{At, Narrow}};\n\
-         use crate::mpi::{{native, Function, Handle}};\n\
-         use std::ffi::{{c_int, c_void}};\n"
+         use crate::mpi::{{calls, handles::*, native, Function}};\n\
+         use std::ffi::{{c_int, c_void}};\n\ncalls! {{"
     );
     let has = |section: &&Section| {
         section
@@ -122,7 +121,7 @@ pub fn persistent(sections: &[Section]) -> Result<String, String> {
         };
         let call = format!(
             "let kept = match narrow.finish() {{ Ok(kept) => kept, Err(code) => return code }};\n\
-             Persistent::make(comm, request, kept, |persistent| {{ {duplicates} let lent = Lent({lent}); \
+             Persistent::make(comm, request, kept, |persistent| {{ {duplicates} let lent = Pointers({lent}); \
              Ok(Box::new(move |request| {{ let {lent} = lent.get(); native::{}({}) }})) }})",
             started.snake(),
             arguments.join(", ")
@@ -130,11 +129,10 @@ pub fn persistent(sections: &[Section]) -> Result<String, String> {
         out += &function(
             initialization,
             &format!("`{}` (MPI 4.1 section 6.13).", initialization.name),
-            " What is given to a persistent collective stays as it is until its request is freed.",
             &body.with(&call),
         )?;
     }
-    Ok(out)
+    Ok(out + "}\n")
 }
 
 fn names(function: &Function) -> Vec<&str> {
@@ -142,11 +140,10 @@ fn names(function: &Function) -> Vec<&str> {
     all.map(|(name, _)| name.as_str()).collect()
 }
 
-fn function(function: &Function, what: &str, safety: &str, body: &str) -> Result<String, String> {
+/// A function as the macro at the head of the file takes it.
+fn function(function: &Function, what: &str, body: &str) -> Result<String, String> {
     Ok(format!(
-        "\n/// {what}\n///\n/// # Safety\n/// The arguments are those of the program's call.{safety}\n\
-         #[allow(clippy::too_many_arguments, reason = \"the parameters of MPI's own call\")]\n\
-         pub unsafe fn {}({}) -> c_int {{\n    // SAFETY: passed on.\n    unsafe {{\n{body}    }}\n}}\n",
+        "\n    /// {what}\n    {}({}) {{\n{body}    }}\n",
         function.snake(),
         parameters(function)?
     ))

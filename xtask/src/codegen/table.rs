@@ -64,35 +64,61 @@ impl Type {
             "cbuf" | "fn" => "*const c_void",
             "cstr" => "*const c_char",
             "str" => "*mut c_char",
-            handle if is_handle(handle) => "Handle",
-            other => return pointer(other).ok_or_else(|| format!("unknown type {other:?}")),
+            other => match handle(other) {
+                Some(handle) => handle,
+                None => return pointer(other).ok_or_else(|| format!("unknown type {other:?}")),
+            },
         })
+    }
+
+    /// Whether it is no bare pointer: then its Rust type says that it is what the function takes.
+    fn is_typed(&self) -> bool {
+        self.rust().is_ok_and(|rust| !rust.starts_with('*'))
     }
 }
 
-fn is_handle(name: &str) -> bool {
-    const HANDLES: [&str; 11] = [
-        "comm",
-        "datatype",
-        "request",
-        "message",
-        "group",
-        "info",
-        "errhandler",
-        "op",
-        "win",
-        "file",
-        "session",
-    ];
-    HANDLES.contains(&name)
+/// The Rust types of handles.
+const HANDLES: [(&str, &str, &str); 11] = [
+    ("comm", "Comm", "Slot<'_, Comm>"),
+    ("datatype", "Datatype", "Slot<'_, Datatype>"),
+    ("request", "Request", "Slot<'_, Request>"),
+    ("message", "Message", "Slot<'_, Message>"),
+    ("group", "Group", "Slot<'_, Group>"),
+    ("info", "Info", "Slot<'_, Info>"),
+    ("errhandler", "Errhandler", "Slot<'_, Errhandler>"),
+    ("op", "Op", "Slot<'_, Op>"),
+    ("win", "Win", "Slot<'_, Win>"),
+    ("file", "File", "Slot<'_, File>"),
+    ("session", "Session", "Slot<'_, Session>"),
+];
+
+fn handle(name: &str) -> Option<&'static str> {
+    let mut handles = HANDLES.iter();
+    handles.find_map(|(known, rust, _)| (*known == name).then_some(*rust))
 }
 
-/// `*T`, `*const T`, `[T]`, `[const T]`. Arrays of handles and all statuses are untyped: their layout is the ABI's.
+/// `*T`, `*const T`, `*inout status`, `[T]`, `[const T]`. Arrays of handles are untyped: their layout is the ABI's.
 fn pointer(text: &str) -> Option<&'static str> {
-    let (inner, array) = match text.strip_prefix('*') {
-        Some(inner) => (inner, false),
-        None => (text.strip_prefix('[')?.strip_suffix(']')?, true),
-    };
+    if let Some(inner) = text.strip_prefix('*') {
+        return Some(match inner {
+            "int" | "fint" => "Out<'_, c_int>",
+            "count" | "offset" => "Out<'_, i64>",
+            "aint" => "Out<'_, isize>",
+            "tool" => "*mut *mut c_void",
+            "status" => "StatusOut<'_>",
+            "inout status" => "StatusAt<'_>",
+            "const status" => "StatusRef<'_>",
+            "f08_status" => "*mut c_void",
+            "const f08_status" => "*const c_void",
+            "const int" | "const fint" => "*const c_int",
+            name => {
+                let mut handles = HANDLES.iter();
+                let slot = handles.find(|(known, ..)| *known == name);
+                return slot.map(|(.., slot)| *slot);
+            }
+        });
+    }
+    let inner = text.strip_prefix('[')?.strip_suffix(']')?;
     let (inner, constant) = match inner.strip_prefix("const ") {
         Some(inner) => (inner, true),
         None => (inner, false),
@@ -104,23 +130,9 @@ fn pointer(text: &str) -> Option<&'static str> {
         ("count" | "offset", true) => "*const i64",
         ("aint", false) => "*mut isize",
         ("aint", true) => "*const isize",
-        ("tool", false) => "*mut *mut c_void",
-        ("status" | "f08_status", false) => "*mut c_void",
-        ("status" | "f08_status", true) => "*const c_void",
-        (handle, false) if is_handle(handle) => {
-            if array {
-                "*mut c_void"
-            } else {
-                "*mut Handle"
-            }
-        }
-        (handle, true) if is_handle(handle) => {
-            if array {
-                "*const c_void"
-            } else {
-                "*const Handle"
-            }
-        }
+        ("status", false) => "*mut c_void",
+        (name, false) if handle(name).is_some() => "*mut c_void",
+        (name, true) if handle(name).is_some() => "*const c_void",
         _ => return None,
     })
 }
@@ -147,6 +159,20 @@ impl Function {
             .iter()
             .filter(is_buffer)
             .map(|(name, _)| name.as_str())
+    }
+
+    /// Whether its Rust types say all that it asks of its caller: it takes no bare pointer and no request that may have
+    /// ended, makes no handle of a number, and lets nobody touch memory that was lent before.
+    pub fn is_safe(&self) -> bool {
+        let is_of_handle = |name: &str| name.ends_with("_f2c") || name.ends_with("_fromint");
+        let asks = |(_, kind): &(String, Type)| {
+            let is_handle = matches!(kind.0.as_str(), "request" | "win" | "file");
+            !kind.is_typed() || is_handle
+        };
+        let only_raises = self.name.ends_with("_call_errhandler");
+        !self.name.ends_with("inalize")
+            && !is_of_handle(&self.name)
+            && (only_raises || !self.parameters.iter().any(asks))
     }
 
     /// `send`, `type_create_struct_c`, `mpix_query_cuda_support`.

@@ -23,7 +23,8 @@ pub fn engine(sections: &[Section]) -> Result<String, String> {
                 variadic += &format!(" {head};");
             } else {
                 out += &format!(
-                    "    {head} {}({}) -> {}{};\n",
+                    "    {head} {} {}({}) -> {}{};\n",
+                    if function.is_safe() { "safe" } else { "raw" },
                     function.snake(),
                     parameters(function)?,
                     function.result.rust()?,
@@ -34,8 +35,8 @@ pub fn engine(sections: &[Section]) -> Result<String, String> {
     }
     Ok(format!(
         "// {NOTICE}\n\n\
-         use super::resolve::{{functions, known, look_up, Class, Unavailable}};\n\
-         use super::{{composed, large, Handle}};\n\
+         use super::resolve::{{functions, known, look_up, native, Class, Unavailable}};\n\
+         use super::{{composed, handles::*, large}};\n\
          use std::ffi::{{c_char, c_int, c_void, CStr}};\n\n\
          functions! {{\n    variadic {{{variadic} }}\n{out}}}\n"
     ))
@@ -63,7 +64,7 @@ pub fn wrappers(sections: &[Section]) -> Result<String, String> {
     let mut out = format!(
         "// {NOTICE}\n\n\
          use crate::boundary::{{arming, checked, composed, messages, taken, watched}};\n\
-         use anabranch_engine::mpi::Handle;\n\
+         use anabranch_engine::mpi::handles::*;\n\
          use std::ffi::{{c_char, c_int, c_void}};\n"
     );
     for (class, name) in [
@@ -114,7 +115,12 @@ pub fn entries(sections: &[Section]) -> Result<String, String> {
     ] {
         for function in functions(sections, class) {
             out += &format!(
-                "pub unsafe fn {}({}) -> c_int;\n",
+                "{}fn {}({}) -> c_int;\n",
+                if function.is_safe() {
+                    "pub "
+                } else {
+                    "pub unsafe "
+                },
                 function.snake(),
                 parameters(function)?
             );
