@@ -16,7 +16,7 @@ use std::time::Instant;
 /// Makes the table: a field, a look-up and a checked method per driver function. Where a function has several
 /// versions of the same signature, the names are listed newest first.
 macro_rules! driver_functions {
-    ($( $(#[$doc:meta])* $method:ident = $symbol:literal $(| $older:literal)* ( $($arg:ident : $ty:ty),* $(,)? ); )*) => {
+    ($( $(#[$doc:meta])* $kind:ident $method:ident = $symbol:literal $(| $older:literal)* ( $($arg:ident : $ty:ty),* $(,)? ); )*) => {
         /// The driver of this process.
         #[derive(Default)]
         pub struct Driver {
@@ -45,228 +45,248 @@ macro_rules! driver_functions {
                 vec![$( ($symbol, self.$method.is_some()), )*]
             }
 
-            $(
-                $(#[$doc])*
-                ///
-                /// # Safety
-                /// Pointers are valid for what the driver reads and writes through them, and handles
-                /// are live.
-                #[doc(alias = $symbol)]
-                #[allow(clippy::too_many_arguments, reason = "as many as the driver's function has")]
-                pub unsafe fn $method(&self, $($arg: $ty),*) -> Result<()> {
-                    const NAME: &str = $symbol;
-                    match self.$method {
-                        // SAFETY: the caller keeps the driver's own conditions.
-                        Some(function) => Error::check(NAME, unsafe { function($($arg),*) }),
-                        None => Err(Error::Missing(NAME)),
-                    }
-                }
-            )*
+            $( driver_method!($kind $(#[$doc])* $method = $symbol ($($arg: $ty),*)); )*
+        }
+    };
+}
+
+/// A checked method. A safe one takes references, and handles that are live by the invariant of their types; it neither
+/// ends a handle nor touches memory that somebody may use.
+macro_rules! driver_method {
+    (raw $(#[$doc:meta])* $method:ident = $symbol:literal ($($arg:ident : $ty:ty),*)) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// Pointers are valid for what the driver reads and writes through them; memory that is copied, mapped, unmapped or
+        /// freed is not used otherwise, and handles that are ended are used no more.
+        #[doc(alias = $symbol)]
+        #[allow(clippy::too_many_arguments, reason = "as many as the driver's function has")]
+        pub unsafe fn $method(&self, $($arg: $ty),*) -> Result<()> {
+            const NAME: &str = $symbol;
+            match self.$method {
+                // SAFETY: the caller keeps the driver's own conditions.
+                Some(function) => Error::check(NAME, unsafe { function($($arg),*) }),
+                None => Err(Error::Missing(NAME)),
+            }
+        }
+    };
+    (safe $(#[$doc:meta])* $method:ident = $symbol:literal ($($arg:ident : $ty:ty),*)) => {
+        $(#[$doc])*
+        #[doc(alias = $symbol)]
+        pub fn $method(&self, $($arg: $ty),*) -> Result<()> {
+            const NAME: &str = $symbol;
+            match self.$method {
+                // SAFETY: references are valid, and handles live or null, by the invariants of their types; of an address or
+                // a number that is none the driver says so.
+                Some(function) => Error::check(NAME, unsafe { function($($arg),*) }),
+                None => Err(Error::Missing(NAME)),
+            }
         }
     };
 }
 
 driver_functions! {
     /// Initializes the driver (the engine never does; tests and the command do).
-    init = "cuInit" (flags: u32);
+    raw init = "cuInit" (flags: u32);
     /// Version that the driver supports.
-    driver_get_version = "cuDriverGetVersion" (version: *mut i32);
+    safe driver_get_version = "cuDriverGetVersion" (version: &mut i32);
     /// Name of an error.
-    get_error_name = "cuGetErrorName" (code: Code, text: *mut *const libc::c_char);
+    safe get_error_name = "cuGetErrorName" (code: Code, text: &mut *const libc::c_char);
     /// Description of an error.
-    get_error_string = "cuGetErrorString" (code: Code, text: *mut *const libc::c_char);
+    safe get_error_string = "cuGetErrorString" (code: Code, text: &mut *const libc::c_char);
 
     /// Number of devices that this process sees.
-    device_get_count = "cuDeviceGetCount" (count: *mut i32);
+    safe device_get_count = "cuDeviceGetCount" (count: &mut i32);
     /// Device of an ordinal.
-    device_get = "cuDeviceGet" (device: *mut Device, ordinal: i32);
+    safe device_get = "cuDeviceGet" (device: &mut Device, ordinal: i32);
     /// Identity of a device (of its MIG instance where there is one).
-    device_get_uuid = "cuDeviceGetUuid_v2" | "cuDeviceGetUuid" (uuid: *mut Uuid, device: Device);
+    safe device_get_uuid = "cuDeviceGetUuid_v2" | "cuDeviceGetUuid" (uuid: &mut Uuid, device: Device);
     /// Name of a device.
-    device_get_name = "cuDeviceGetName" (name: *mut libc::c_char, length: i32, device: Device);
+    raw device_get_name = "cuDeviceGetName" (name: *mut libc::c_char, length: i32, device: Device);
     /// An attribute of a device.
-    device_get_attribute = "cuDeviceGetAttribute" (value: *mut i32, attribute: i32, device: Device);
+    safe device_get_attribute = "cuDeviceGetAttribute" (value: &mut i32, attribute: i32, device: Device);
     /// PCI address of a device.
-    device_get_pci_bus_id = "cuDeviceGetPCIBusId" (id: *mut libc::c_char, length: i32, device: Device);
+    raw device_get_pci_bus_id = "cuDeviceGetPCIBusId" (id: *mut libc::c_char, length: i32, device: Device);
     /// Memory of a device in bytes.
-    device_total_mem = "cuDeviceTotalMem_v2" (bytes: *mut usize, device: Device);
+    safe device_total_mem = "cuDeviceTotalMem_v2" (bytes: &mut usize, device: Device);
     /// Whether a device can access a peer's memory.
-    device_can_access_peer = "cuDeviceCanAccessPeer" (can: *mut i32, device: Device, peer: Device);
+    safe device_can_access_peer = "cuDeviceCanAccessPeer" (can: &mut i32, device: Device, peer: Device);
 
     /// An attribute of a pair of devices (the command).
-    device_get_p2p_attribute = "cuDeviceGetP2PAttribute" (value: *mut i32, attribute: i32, from: Device, to: Device);
+    safe device_get_p2p_attribute = "cuDeviceGetP2PAttribute" (value: &mut i32, attribute: i32, from: Device, to: Device);
 
     /// Takes a reference to a device's primary context, making it if there is none.
-    primary_ctx_retain = "cuDevicePrimaryCtxRetain" (context: *mut Context, device: Device);
+    safe primary_ctx_retain = "cuDevicePrimaryCtxRetain" (context: &mut Context, device: Device);
     /// Gives back a reference to a device's primary context.
-    primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" | "cuDevicePrimaryCtxRelease" (device: Device);
+    raw primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" | "cuDevicePrimaryCtxRelease" (device: Device);
     /// Whether a device's primary context exists.
-    primary_ctx_get_state = "cuDevicePrimaryCtxGetState" (device: Device, flags: *mut u32, active: *mut i32);
+    safe primary_ctx_get_state = "cuDevicePrimaryCtxGetState" (device: Device, flags: &mut u32, active: &mut i32);
     /// The thread's current context.
-    ctx_get_current = "cuCtxGetCurrent" (context: *mut Context);
+    safe ctx_get_current = "cuCtxGetCurrent" (context: &mut Context);
     /// Makes a context the thread's (the command).
-    ctx_set_current = "cuCtxSetCurrent" (context: Context);
+    raw ctx_set_current = "cuCtxSetCurrent" (context: Context);
     /// Pushes a context on the thread's stack.
-    ctx_push_current = "cuCtxPushCurrent_v2" (context: Context);
+    raw ctx_push_current = "cuCtxPushCurrent_v2" (context: Context);
     /// Pops the thread's current context.
-    ctx_pop_current = "cuCtxPopCurrent_v2" (context: *mut Context);
+    raw ctx_pop_current = "cuCtxPopCurrent_v2" (context: *mut Context);
     /// Device of the current context.
-    ctx_get_device = "cuCtxGetDevice" (device: *mut Device);
+    safe ctx_get_device = "cuCtxGetDevice" (device: &mut Device);
     /// An identity of a context that is never used again in this process.
-    ctx_get_id = "cuCtxGetId" (context: Context, id: *mut u64);
+    safe ctx_get_id = "cuCtxGetId" (context: Context, id: &mut u64);
     /// Makes a context (tests and contexts of the library's own).
-    ctx_create = "cuCtxCreate_v2" (context: *mut Context, flags: u32, device: Device);
+    safe ctx_create = "cuCtxCreate_v2" (context: &mut Context, flags: u32, device: Device);
     /// Destroys a context made by [`Driver::ctx_create`].
-    ctx_destroy = "cuCtxDestroy_v2" (context: Context);
+    raw ctx_destroy = "cuCtxDestroy_v2" (context: Context);
     /// Waits for all work of the current context.
-    ctx_synchronize = "cuCtxSynchronize" ();
+    safe ctx_synchronize = "cuCtxSynchronize" ();
     /// Lets the current context reach a peer context's memory.
-    ctx_enable_peer_access = "cuCtxEnablePeerAccess" (peer: Context, flags: u32);
+    raw ctx_enable_peer_access = "cuCtxEnablePeerAccess" (peer: Context, flags: u32);
     /// Takes that back.
-    ctx_disable_peer_access = "cuCtxDisablePeerAccess" (peer: Context);
+    raw ctx_disable_peer_access = "cuCtxDisablePeerAccess" (peer: Context);
     /// Destroys a device's primary context, whoever uses it (tests).
-    primary_ctx_reset = "cuDevicePrimaryCtxReset_v2" | "cuDevicePrimaryCtxReset" (device: Device);
+    raw primary_ctx_reset = "cuDevicePrimaryCtxReset_v2" | "cuDevicePrimaryCtxReset" (device: Device);
     /// Swaps the thread's capture mode.
-    thread_exchange_stream_capture_mode = "cuThreadExchangeStreamCaptureMode" (mode: *mut i32);
+    safe thread_exchange_stream_capture_mode = "cuThreadExchangeStreamCaptureMode" (mode: &mut i32);
 
     /// Allocates device memory in the current context.
-    mem_alloc = "cuMemAlloc_v2" (address: *mut u64, bytes: usize);
+    safe mem_alloc = "cuMemAlloc_v2" (address: &mut u64, bytes: usize);
     /// Memory from a pool (the command).
-    mem_alloc_async = "cuMemAllocAsync" (address: *mut u64, bytes: usize, stream: Stream);
+    raw mem_alloc_async = "cuMemAllocAsync" (address: *mut u64, bytes: usize, stream: Stream);
     /// Gives it back.
-    mem_free_async = "cuMemFreeAsync" (address: u64, stream: Stream);
+    raw mem_free_async = "cuMemFreeAsync" (address: u64, stream: Stream);
     /// Of which sizes physical memory is (the command).
-    mem_get_allocation_granularity = "cuMemGetAllocationGranularity"
-        (bytes: *mut usize, properties: *const MemProperties, option: u32);
+    safe mem_get_allocation_granularity = "cuMemGetAllocationGranularity"
+        (bytes: &mut usize, properties: &MemProperties, option: u32);
     /// Physical memory (the command).
-    mem_create = "cuMemCreate" (handle: *mut u64, bytes: usize, properties: *const MemProperties, flags: u64);
+    safe mem_create = "cuMemCreate" (handle: &mut u64, bytes: usize, properties: &MemProperties, flags: u64);
     /// A copy to a device, over on return but for the last bytes (the command).
-    memcpy_htod = "cuMemcpyHtoD_v2" (dst: u64, src: *const c_void, bytes: usize);
+    raw memcpy_htod = "cuMemcpyHtoD_v2" (dst: u64, src: *const c_void, bytes: usize);
     /// A copy from a device, over on return (the command).
-    memcpy_dtoh = "cuMemcpyDtoH_v2" (dst: *mut c_void, src: u64, bytes: usize);
+    raw memcpy_dtoh = "cuMemcpyDtoH_v2" (dst: *mut c_void, src: u64, bytes: usize);
     /// Frees device memory.
-    mem_free = "cuMemFree_v2" (address: u64);
+    raw mem_free = "cuMemFree_v2" (address: u64);
     /// Free and total memory of the current device in bytes.
-    mem_get_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
+    safe mem_get_info = "cuMemGetInfo_v2" (free: &mut usize, total: &mut usize);
     /// Allocation that an address lies in.
-    mem_get_address_range = "cuMemGetAddressRange_v2" (base: *mut u64, bytes: *mut usize, address: u64);
+    safe mem_get_address_range = "cuMemGetAddressRange_v2" (base: &mut u64, bytes: &mut usize, address: u64);
     /// Pins host memory.
-    mem_host_register = "cuMemHostRegister_v2" (address: *mut c_void, bytes: usize, flags: u32);
+    raw mem_host_register = "cuMemHostRegister_v2" (address: *mut c_void, bytes: usize, flags: u32);
     /// Unpins host memory.
-    mem_host_unregister = "cuMemHostUnregister" (address: *mut c_void);
+    raw mem_host_unregister = "cuMemHostUnregister" (address: *mut c_void);
     /// Allocates pinned host memory (tests).
-    mem_host_alloc = "cuMemHostAlloc" (address: *mut *mut c_void, bytes: usize, flags: u32);
+    raw mem_host_alloc = "cuMemHostAlloc" (address: *mut *mut c_void, bytes: usize, flags: u32);
     /// Frees pinned host memory (tests).
-    mem_free_host = "cuMemFreeHost" (address: *mut c_void);
+    raw mem_free_host = "cuMemFreeHost" (address: *mut c_void);
 
     /// Several attributes of a pointer at once; a pointer the driver does not know leaves zeros.
-    pointer_get_attributes = "cuPointerGetAttributes"
+    raw pointer_get_attributes = "cuPointerGetAttributes"
         (count: u32, attributes: *const i32, data: *const *mut c_void, address: u64);
     /// Sets an attribute of a pointer's allocation.
-    pointer_set_attribute = "cuPointerSetAttribute" (value: *const c_void, attribute: i32, address: u64);
+    raw pointer_set_attribute = "cuPointerSetAttribute" (value: *const c_void, attribute: i32, address: u64);
 
     /// Exports an allocation.
-    ipc_get_mem_handle = "cuIpcGetMemHandle" (handle: *mut IpcHandle, address: u64);
+    safe ipc_get_mem_handle = "cuIpcGetMemHandle" (handle: &mut IpcHandle, address: u64);
     /// Maps another process's allocation into the current context.
-    ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" | "cuIpcOpenMemHandle"
-        (address: *mut u64, handle: IpcHandle, flags: u32);
+    safe ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" | "cuIpcOpenMemHandle"
+        (address: &mut u64, handle: IpcHandle, flags: u32);
     /// Unmaps it.
-    ipc_close_mem_handle = "cuIpcCloseMemHandle" (address: u64);
+    raw ipc_close_mem_handle = "cuIpcCloseMemHandle" (address: u64);
 
     /// Takes a reference to the physical memory that is mapped at an address.
-    mem_retain_allocation_handle = "cuMemRetainAllocationHandle" (handle: *mut u64, address: *mut c_void);
+    raw mem_retain_allocation_handle = "cuMemRetainAllocationHandle" (handle: *mut u64, address: *mut c_void);
     /// Gives a reference to physical memory back.
-    mem_release = "cuMemRelease" (handle: u64);
+    raw mem_release = "cuMemRelease" (handle: u64);
     /// A handle of physical memory for other processes: a file, where it was made for that.
-    mem_export_to_shareable_handle = "cuMemExportToShareableHandle"
+    raw mem_export_to_shareable_handle = "cuMemExportToShareableHandle"
         (shareable: *mut c_void, handle: u64, kind: u32, flags: u64);
     /// Physical memory by such a handle.
-    mem_import_from_shareable_handle = "cuMemImportFromShareableHandle"
+    raw mem_import_from_shareable_handle = "cuMemImportFromShareableHandle"
         (handle: *mut u64, shareable: *mut c_void, kind: u32);
     /// Reserves addresses.
-    mem_address_reserve = "cuMemAddressReserve"
-        (address: *mut u64, bytes: usize, alignment: usize, wanted: u64, flags: u64);
+    safe mem_address_reserve = "cuMemAddressReserve"
+        (address: &mut u64, bytes: usize, alignment: usize, wanted: u64, flags: u64);
     /// Gives reserved addresses back.
-    mem_address_free = "cuMemAddressFree" (address: u64, bytes: usize);
+    raw mem_address_free = "cuMemAddressFree" (address: u64, bytes: usize);
     /// Maps physical memory at reserved addresses.
-    mem_map = "cuMemMap" (address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    raw mem_map = "cuMemMap" (address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
     /// Unmaps it.
-    mem_unmap = "cuMemUnmap" (address: u64, bytes: usize);
+    raw mem_unmap = "cuMemUnmap" (address: u64, bytes: usize);
     /// Says who may reach what is mapped.
-    mem_set_access = "cuMemSetAccess" (address: u64, bytes: usize, access: *const MemAccess, count: usize);
+    raw mem_set_access = "cuMemSetAccess" (address: u64, bytes: usize, access: *const MemAccess, count: usize);
 
     /// Makes a stream in the current context.
-    stream_create = "cuStreamCreate" (stream: *mut Stream, flags: u32);
+    safe stream_create = "cuStreamCreate" (stream: &mut Stream, flags: u32);
     /// Destroys a stream once its work is done.
-    stream_destroy = "cuStreamDestroy_v2" (stream: Stream);
+    raw stream_destroy = "cuStreamDestroy_v2" (stream: Stream);
     /// Whether a stream has run dry.
-    stream_query = "cuStreamQuery" (stream: Stream);
+    safe stream_query = "cuStreamQuery" (stream: Stream);
     /// Whether a stream is being captured. If another stream keeps the legacy stream from being used, this
     /// answers with an error and breaks nothing.
-    stream_is_capturing = "cuStreamIsCapturing" (stream: Stream, status: *mut u32);
+    safe stream_is_capturing = "cuStreamIsCapturing" (stream: Stream, status: &mut u32);
     /// Waits until a stream has run dry.
-    stream_synchronize = "cuStreamSynchronize" (stream: Stream);
+    safe stream_synchronize = "cuStreamSynchronize" (stream: Stream);
     /// Makes a stream wait for an event (of the library's own contexts).
-    stream_wait_event = "cuStreamWaitEvent" (stream: Stream, event: Event, flags: u32);
+    safe stream_wait_event = "cuStreamWaitEvent" (stream: Stream, event: Event, flags: u32);
 
     /// Makes an event in the current context.
-    event_create = "cuEventCreate" (event: *mut Event, flags: u32);
+    safe event_create = "cuEventCreate" (event: &mut Event, flags: u32);
     /// Destroys an event.
-    event_destroy = "cuEventDestroy_v2" (event: Event);
+    raw event_destroy = "cuEventDestroy_v2" (event: Event);
     /// Records an event on a stream.
-    event_record = "cuEventRecord" (event: Event, stream: Stream);
+    safe event_record = "cuEventRecord" (event: Event, stream: Stream);
     /// Whether an event has happened.
-    event_query = "cuEventQuery" (event: Event);
-    event_synchronize = "cuEventSynchronize" (event: Event);
+    safe event_query = "cuEventQuery" (event: Event);
+    /// Waits for an event.
+    safe event_synchronize = "cuEventSynchronize" (event: Event);
     /// Milliseconds between two events that have happened.
-    event_elapsed_time = "cuEventElapsedTime_v2" | "cuEventElapsedTime" (ms: *mut f32, start: Event, end: Event);
+    safe event_elapsed_time = "cuEventElapsedTime_v2" | "cuEventElapsedTime" (ms: &mut f32, start: Event, end: Event);
 
     /// Copies between any two addresses of the unified address space.
-    memcpy_async = "cuMemcpyAsync" (dst: u64, src: u64, bytes: usize, stream: Stream);
+    raw memcpy_async = "cuMemcpyAsync" (dst: u64, src: u64, bytes: usize, stream: Stream);
     /// Copies from host to device.
-    memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (dst: u64, src: *const c_void, bytes: usize, stream: Stream);
+    raw memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (dst: u64, src: *const c_void, bytes: usize, stream: Stream);
     /// Copies from device to host.
-    memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (dst: *mut c_void, src: u64, bytes: usize, stream: Stream);
+    raw memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (dst: *mut c_void, src: u64, bytes: usize, stream: Stream);
     /// Copies from device to device.
-    memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (dst: u64, src: u64, bytes: usize, stream: Stream);
+    raw memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (dst: u64, src: u64, bytes: usize, stream: Stream);
     /// Copies between two contexts, with or without peer access.
-    memcpy_peer_async = "cuMemcpyPeerAsync"
+    raw memcpy_peer_async = "cuMemcpyPeerAsync"
         (dst: u64, dst_context: Context, src: u64, src_context: Context, bytes: usize, stream: Stream);
     /// Copies without an order among them.
-    memcpy_batch_async = "cuMemcpyBatchAsync_v2"
+    raw memcpy_batch_async = "cuMemcpyBatchAsync_v2"
         (dsts: *mut u64, srcs: *mut u64, sizes: *mut usize, count: usize, attributes: *mut BatchAttributes,
          firsts: *mut usize, attribute_count: usize, stream: Stream);
     /// The same as CUDA 12.8 has it, which names the copy that failed.
-    memcpy_batch_async_12 = "cuMemcpyBatchAsync"
+    raw memcpy_batch_async_12 = "cuMemcpyBatchAsync"
         (dsts: *mut u64, srcs: *mut u64, sizes: *mut usize, count: usize, attributes: *mut BatchAttributes,
          firsts: *mut usize, attribute_count: usize, failed: *mut usize, stream: Stream);
     /// Copies rows.
-    memcpy_2d_async = "cuMemcpy2DAsync_v2" (copy: *const Memcpy2d, stream: Stream);
+    raw memcpy_2d_async = "cuMemcpy2DAsync_v2" (copy: *const Memcpy2d, stream: Stream);
     /// Makes an empty graph.
-    graph_create = "cuGraphCreate" (graph: *mut GraphHandle, flags: u32);
+    safe graph_create = "cuGraphCreate" (graph: &mut GraphHandle, flags: u32);
     /// Destroys a graph with its nodes; what was instantiated from it stays.
-    graph_destroy = "cuGraphDestroy" (graph: GraphHandle);
+    raw graph_destroy = "cuGraphDestroy" (graph: GraphHandle);
     /// Adds a copy, which an engine of the context's device makes.
-    graph_add_memcpy_node = "cuGraphAddMemcpyNode"
+    raw graph_add_memcpy_node = "cuGraphAddMemcpyNode"
         (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize,
          copy: *const Memcpy3d, context: Context);
     /// Adds the recording of an event.
-    graph_add_event_record_node = "cuGraphAddEventRecordNode"
+    raw graph_add_event_record_node = "cuGraphAddEventRecordNode"
         (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize, event: Event);
     /// Adds a wait for what an event stands for when the graph is launched.
-    graph_add_event_wait_node = "cuGraphAddEventWaitNode"
+    raw graph_add_event_wait_node = "cuGraphAddEventWaitNode"
         (node: *mut GraphNode, graph: GraphHandle, dependencies: *const GraphNode, count: usize, event: Event);
     /// Makes a graph ready to be launched.
-    graph_instantiate = "cuGraphInstantiateWithFlags" (exec: *mut GraphExec, graph: GraphHandle, flags: u64);
+    safe graph_instantiate = "cuGraphInstantiateWithFlags" (exec: &mut GraphExec, graph: GraphHandle, flags: u64);
     /// Changes a copy for the launches to come.
-    graph_exec_memcpy_node_set_params = "cuGraphExecMemcpyNodeSetParams"
+    raw graph_exec_memcpy_node_set_params = "cuGraphExecMemcpyNodeSetParams"
         (exec: GraphExec, node: GraphNode, copy: *const Memcpy3d, context: Context);
     /// Launches a graph in the order of a stream.
-    graph_launch = "cuGraphLaunch" (exec: GraphExec, stream: Stream);
+    raw graph_launch = "cuGraphLaunch" (exec: GraphExec, stream: Stream);
     /// Destroys what was instantiated.
-    graph_exec_destroy = "cuGraphExecDestroy" (exec: GraphExec);
+    raw graph_exec_destroy = "cuGraphExecDestroy" (exec: GraphExec);
     /// Sets bytes of device memory.
-    memset_d8_async = "cuMemsetD8Async" (dst: u64, value: u8, bytes: usize, stream: Stream);
+    raw memset_d8_async = "cuMemsetD8Async" (dst: u64, value: u8, bytes: usize, stream: Stream);
 }
 
 /// The table, or null: before [`arm`], without a driver, and in forked children.
@@ -409,9 +429,7 @@ pub fn pci_address(device: Device) -> Option<String> {
 #[must_use]
 pub fn version() -> i32 {
     let mut version = 0;
-    // SAFETY: `version` is written.
-    let asked =
-        required().and_then(|driver| unsafe { driver.driver_get_version(&raw mut version) });
+    let asked = required().and_then(|driver| driver.driver_get_version(&mut version));
     asked.map_or(0, |()| version)
 }
 
@@ -468,15 +486,13 @@ pub fn clock_ns() -> u64 {
 pub(super) fn error_text(code: Code, which: Text) -> Option<String> {
     let driver = driver()?;
     let mut text = std::ptr::null();
-    // SAFETY: `text` is written with a pointer to a string that the driver never frees.
-    unsafe {
-        match which {
-            Text::Name => driver.get_error_name(code, &raw mut text),
-            Text::Description => driver.get_error_string(code, &raw mut text),
-        }
-        .ok()?;
-        owned_text(text)
+    match which {
+        Text::Name => driver.get_error_name(code, &mut text),
+        Text::Description => driver.get_error_string(code, &mut text),
     }
+    .ok()?;
+    // SAFETY: null, or a string that the driver never frees.
+    unsafe { owned_text(text) }
 }
 
 #[cfg(test)]
@@ -512,8 +528,7 @@ mod tests {
             _ => std::ptr::null_mut(),
         });
         let mut uuid = [0; 16];
-        // SAFETY: the stand-in reads no argument.
-        let error = unsafe { table.device_get_uuid(&raw mut uuid, 0) }.unwrap_err();
+        let error = table.device_get_uuid(&mut uuid, 0).unwrap_err();
         assert_eq!(
             error,
             Error::Driver {

@@ -200,8 +200,7 @@ fn set_sync_memops(buffer: &Buffer) -> Result<bool> {
 fn get_handle(buffer: &Buffer) -> Result<IpcHandle> {
     let _entered = Entered::enter(buffer.context)?;
     let mut handle = IpcHandle([0; 64]);
-    // SAFETY: `handle` is written.
-    match unsafe { required()?.ipc_get_mem_handle(&raw mut handle, buffer.base) } {
+    match required()?.ipc_get_mem_handle(&mut handle, buffer.base) {
         Ok(()) => Ok(handle),
         Err(error) if error.context_is_gone() => Err(error),
         Err(error) => {

@@ -309,10 +309,8 @@ impl Lanes {
         let entered = Entered::enter_same(key)?;
         let driver = entered.driver();
         let mut capturing = 0;
-        // SAFETY: one word is written; the handle names a stream of the entered context.
-        let usable = unsafe { driver.stream_is_capturing(STREAM_LEGACY, &raw mut capturing) };
-        // SAFETY: as above.
-        let idle = |stream| unsafe { driver.stream_query(stream) }.is_ok();
+        let usable = driver.stream_is_capturing(STREAM_LEGACY, &mut capturing);
+        let idle = |stream| driver.stream_query(stream).is_ok();
         if usable.is_err() {
             return Ok(false);
         }
@@ -320,12 +318,10 @@ impl Lanes {
             return Ok(true);
         }
         let mut event = Event::NULL;
-        // SAFETY: `event` is written; a context is entered.
-        unsafe { driver.event_create(&raw mut event, EVENT_DISABLE_TIMING)? };
+        driver.event_create(&mut event, EVENT_DISABLE_TIMING)?;
         // An event of the legacy stream also follows the program's blocking streams, the one of its thread
         // among them.
-        // SAFETY: the event was made in the context that is entered, and is live.
-        let ordered = unsafe { driver.event_record(event, STREAM_LEGACY) }.and_then(|()| {
+        let ordered = driver.event_record(event, STREAM_LEGACY).and_then(|()| {
             let mut lanes = lanes.lanes.iter().flatten();
             lanes.try_for_each(|lane| lane.follow(&entered, event))
         });

@@ -530,14 +530,11 @@ fn pair_of(key: &Key) -> Pair {
 fn open_in(context: ContextKey, export: &Export) -> Result<u64> {
     let entered = Entered::enter_same(context)?;
     let mut address = 0;
-    // SAFETY: `address` is written; a handle that is not one is an error of the driver's.
-    let opened = unsafe {
-        entered.driver().ipc_open_mem_handle(
-            &raw mut address,
-            export.handle,
-            IPC_LAZY_ENABLE_PEER_ACCESS,
-        )
-    };
+    let opened = entered.driver().ipc_open_mem_handle(
+        &mut address,
+        export.handle,
+        IPC_LAZY_ENABLE_PEER_ACCESS,
+    );
     remember(&entered, &export.uuid, &opened);
     opened.map(|()| address)
 }
@@ -545,8 +542,7 @@ fn open_in(context: ContextKey, export: &Export) -> Result<u64> {
 /// Remembers whether the pair of devices works, so that one that does not is tried only once.
 fn remember(entered: &Entered, other: &Uuid, opened: &Result<()>) {
     let mut device = 0;
-    // SAFETY: `device` is written, and a context is current.
-    if unsafe { entered.driver().ctx_get_device(&raw mut device) }.is_err() {
+    if entered.driver().ctx_get_device(&mut device).is_err() {
         return;
     }
     let Some(own) = reach::devices().iter().find(|info| info.device == device) else {

@@ -24,12 +24,7 @@ impl Timed {
         };
         for _ in 0..=copies.len() {
             let mut event = Event::NULL;
-            // SAFETY: `event` is written; a context is entered.
-            unsafe {
-                entered
-                    .driver()
-                    .event_create(&raw mut event, EVENT_DEFAULT)?
-            };
+            entered.driver().event_create(&mut event, EVENT_DEFAULT)?;
             timed.marks.push(event);
         }
         Ok(timed)
@@ -44,15 +39,13 @@ impl Timed {
         let entered = Entered::enter_same(self.key)?;
         let driver = entered.driver();
         let last = self.marks[self.marks.len() - 1];
-        // SAFETY: the events were made in this context and are live.
-        match unsafe { driver.event_query(last) } {
+        match driver.event_query(last) {
             Err(error) if error.is(code::NOT_READY) => return Ok(None),
             result => result?,
         }
         let time = |(ends, bytes): (&[Event], &u64)| {
             let mut ms = 0.0;
-            // SAFETY: as above; `ms` is written.
-            unsafe { driver.event_elapsed_time(&raw mut ms, ends[0], ends[1])? };
+            driver.event_elapsed_time(&mut ms, ends[0], ends[1])?;
             Ok((*bytes, f64::from(ms) * 1e3))
         };
         let times = self.marks.windows(2).zip(&self.bytes).map(time);

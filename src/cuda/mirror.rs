@@ -27,13 +27,10 @@ impl Mirror {
         let entered = Entered::enter_same(context)?;
         let bytes = usize::try_from(size).map_err(|_| Error::Exhausted("address space"))?;
         let (mut device, mut address) = (0, 0);
-        // SAFETY: both are written; the addresses are given back on drop.
-        unsafe {
-            entered.driver().ctx_get_device(&raw mut device)?;
-            entered
-                .driver()
-                .mem_address_reserve(&raw mut address, bytes, 0, 0, 0)?;
-        }
+        entered.driver().ctx_get_device(&mut device)?;
+        entered
+            .driver()
+            .mem_address_reserve(&mut address, bytes, 0, 0, 0)?;
         Ok(Mirror {
             context,
             device,

@@ -131,8 +131,7 @@ fn initialized(driver: &Driver) -> bool {
 
 fn ask_initialized(driver: &Driver) -> bool {
     let mut current = Context::NULL;
-    // SAFETY: `current` is written.
-    let answer = unsafe { driver.ctx_get_current(&raw mut current) };
+    let answer = driver.ctx_get_current(&mut current);
     // DEINITIALIZED comes at exit, when no copy can be made any more.
     let now = !answer
         .is_err_and(|error| error.is(code::NOT_INITIALIZED) || error.is(code::DEINITIALIZED));
@@ -495,7 +494,9 @@ fn device_buffer(driver: &Driver, address: u64, answers: &Answers, level: usize)
     } else {
         address_range(driver, address)?
     };
-    let own = Context(usize::try_from(answers.get(attribute::CONTEXT)).unwrap_or(0));
+    let own = usize::try_from(answers.get(attribute::CONTEXT)).unwrap_or(0);
+    // SAFETY: the driver's answer.
+    let own = unsafe { Context::told(own) };
     let allocation = if answers.is_set(attribute::MEMPOOL_HANDLE) {
         Allocation::Pool
     } else if own.is_null() || (level < 2 && !answers.is_set(attribute::IS_LEGACY_CUDA_IPC_CAPABLE))
@@ -530,8 +531,7 @@ fn device_buffer(driver: &Driver, address: u64, answers: &Answers, level: usize)
 
 fn address_range(driver: &Driver, address: u64) -> Result<(u64, u64)> {
     let (mut base, mut bytes) = (0, 0);
-    // SAFETY: both are written.
-    unsafe { driver.mem_get_address_range(&raw mut base, &raw mut bytes, address)? };
+    driver.mem_get_address_range(&mut base, &mut bytes, address)?;
     u64::try_from(bytes)
         .map(|bytes| (base, bytes))
         .map_err(|_| Error::NoContext)

@@ -173,12 +173,9 @@ impl Queue {
     /// Makes a stream in the context that is entered, which is that of the key.
     pub(super) fn open(entered: &Entered, key: ContextKey) -> Result<Arc<Queue>> {
         let mut stream = Stream::NULL;
-        // SAFETY: `stream` is written; the context is entered.
-        unsafe {
-            entered
-                .driver()
-                .stream_create(&raw mut stream, STREAM_NON_BLOCKING)?;
-        }
+        entered
+            .driver()
+            .stream_create(&mut stream, STREAM_NON_BLOCKING)?;
         Ok(Arc::new(Queue {
             key,
             stream,
@@ -238,8 +235,7 @@ impl Queue {
         }
         let (member, owned) = self.member(&mut state);
         let record = |at: usize| match marks.get(at) {
-            // SAFETY: stream and event were made in the context that is entered, and are live.
-            Some(event) => unsafe { entered.driver().event_record(*event, self.stream) },
+            Some(event) => entered.driver().event_record(*event, self.stream),
             None => Ok(()),
         };
         let bytes = copies.iter().map(Copy::bytes).sum();
@@ -295,8 +291,7 @@ impl Queue {
             return Err(end.error());
         }
         self.seal(&mut state, entered)?;
-        // SAFETY: stream and event were made in the context that is entered, and are live.
-        unsafe { entered.driver().stream_wait_event(self.stream, event, 0) }
+        entered.driver().stream_wait_event(self.stream, event, 0)
     }
 
     fn member(self: &Arc<Queue>, state: &mut State) -> (Member, InFlight) {

@@ -72,24 +72,19 @@ fn list_devices() -> Result<Vec<DeviceInfo>> {
     let entered = Entered::relaxed()?;
     let driver = entered.driver();
     let mut count = 0;
-    // SAFETY: `count` is written.
-    unsafe { driver.device_get_count(&raw mut count)? };
+    driver.device_get_count(&mut count)?;
     (0..count)
         .map(|ordinal| {
             let (mut device, mut uuid, mut name) = (0, Uuid::default(), [0u8; 256]);
-            // SAFETY: each is written within the size given.
-            unsafe {
-                driver.device_get(&raw mut device, ordinal)?;
-                driver.device_get_uuid(&raw mut uuid, device)?;
-                driver
-                    .device_get_name(name.as_mut_ptr().cast(), 255, device)
-                    .unwrap_or_default();
-            }
+            driver.device_get(&mut device, ordinal)?;
+            driver.device_get_uuid(&mut uuid, device)?;
+            // SAFETY: it is written within the size given.
+            let named = unsafe { driver.device_get_name(name.as_mut_ptr().cast(), 255, device) };
+            named.unwrap_or_default();
             let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
             let mut mps = 0;
-            // SAFETY: `mps` is written. A driver that does not know the attribute leaves it.
-            let _ =
-                unsafe { driver.device_get_attribute(&raw mut mps, DEVICE_MPS_ENABLED, device) };
+            // A driver that does not know the attribute leaves it.
+            let _ = driver.device_get_attribute(&mut mps, DEVICE_MPS_ENABLED, device);
             Ok(DeviceInfo {
                 ordinal,
                 device,
@@ -160,9 +155,7 @@ pub fn record_attempt(own: &Uuid, other: &Uuid, works: bool) {
 
 fn can_access(device: Device, peer: Device) -> bool {
     let mut can = 0;
-    // SAFETY: `can` is written.
-    let asked = required()
-        .and_then(|driver| unsafe { driver.device_can_access_peer(&raw mut can, device, peer) });
+    let asked = required().and_then(|driver| driver.device_can_access_peer(&mut can, device, peer));
     asked.is_ok() && can != 0
 }
 
@@ -176,12 +169,9 @@ pub fn existing_context(ordinal: i32) -> Result<Context> {
         return Ok(context);
     }
     let (mut current, mut on) = (Context::NULL, -1);
-    // SAFETY: both are written.
-    unsafe {
-        driver.ctx_get_current(&raw mut current)?;
-        if !current.is_null() {
-            driver.ctx_get_device(&raw mut on)?;
-        }
+    driver.ctx_get_current(&mut current)?;
+    if !current.is_null() {
+        driver.ctx_get_device(&mut on)?;
     }
     if on == device {
         Ok(current)
@@ -196,16 +186,14 @@ fn active_primary(device: Device) -> Result<Option<Context>> {
     let driver = required()?;
     let (mut flags, mut active) = (0, 0);
     let mut context = Context::NULL;
-    // SAFETY: all are written. The program holds a reference as long as the context is active.
-    unsafe {
-        driver.primary_ctx_get_state(device, &raw mut flags, &raw mut active)?;
-        if active == 0 {
-            return Ok(None);
-        }
-        driver.primary_ctx_retain(&raw mut context, device)?;
-        // A reference that is not given back keeps the context alive after the program has released it.
-        insist(|| driver.primary_ctx_release(device))?;
+    driver.primary_ctx_get_state(device, &mut flags, &mut active)?;
+    if active == 0 {
+        return Ok(None);
     }
+    driver.primary_ctx_retain(&mut context, device)?;
+    // A reference that is not given back keeps the context alive after the program has released it.
+    // SAFETY: the reference just taken. The program holds another as long as the context is active.
+    insist(|| unsafe { driver.primary_ctx_release(device) })?;
     Ok(Some(context))
 }
 
@@ -224,12 +212,7 @@ impl HeldContext {
         let entered = Entered::relaxed()?;
         let device = device(ordinal).ok_or(Error::NoContext)?.device;
         let mut context = Context::NULL;
-        // SAFETY: `context` is written.
-        unsafe {
-            entered
-                .driver()
-                .primary_ctx_retain(&raw mut context, device)?
-        };
+        entered.driver().primary_ctx_retain(&mut context, device)?;
         match ContextKey::of(context) {
             Ok(key) => Ok(HeldContext { device, key }),
             Err(error) => {

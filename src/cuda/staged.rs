@@ -28,12 +28,9 @@ impl StagedMemory {
     pub fn allocate(context: ContextKey, bytes: u64) -> Result<StagedMemory> {
         let mut memory = StagedMemory::allocate_private(context, bytes)?;
         let entered = Entered::enter_same(context)?;
-        // SAFETY: the handle is written; the memory was just allocated in this context.
-        unsafe {
-            entered
-                .driver()
-                .ipc_get_mem_handle(&raw mut memory.handle, memory.address)?;
-        }
+        entered
+            .driver()
+            .ipc_get_mem_handle(&mut memory.handle, memory.address)?;
         Ok(memory)
     }
 
@@ -53,8 +50,7 @@ impl StagedMemory {
         if free_bytes(&entered)? < bytes.saturating_add(2 * RESERVE) {
             return Err(Error::Exhausted("memory of a GPU"));
         }
-        // SAFETY: the address is written. The memory is freed on drop.
-        unsafe { driver.mem_alloc(&raw mut memory.address, size)? };
+        driver.mem_alloc(&mut memory.address, size)?;
         Ok(memory)
     }
 
@@ -65,11 +61,9 @@ impl StagedMemory {
         let device = reach::device(ordinal).ok_or(Error::NoContext)?.device;
         let entered = Entered::relaxed()?;
         let (mut context, mut popped) = (Context::NULL, Context::NULL);
-        // SAFETY: both are written. Making a context makes it current, which is taken back.
-        unsafe {
-            entered.driver().ctx_create(&raw mut context, 0, device)?;
-            entered.driver().ctx_pop_current(&raw mut popped)?;
-        }
+        entered.driver().ctx_create(&mut context, 0, device)?;
+        // SAFETY: making a context makes it current, which is taken back.
+        unsafe { entered.driver().ctx_pop_current(&raw mut popped)? };
         let memory = ContextKey::of(context).and_then(|key| StagedMemory::allocate(key, bytes));
         match memory {
             Ok(mut memory) => {
@@ -159,12 +153,7 @@ pub fn is_short(context: ContextKey) -> bool {
 /// Free memory of the device whose context is entered.
 pub fn free_bytes(entered: &Entered) -> Result<u64> {
     let (mut free, mut total) = (0, 0);
-    // SAFETY: both are written.
-    unsafe {
-        entered
-            .driver()
-            .mem_get_info(&raw mut free, &raw mut total)?;
-    }
+    entered.driver().mem_get_info(&mut free, &mut total)?;
     Ok(free as u64)
 }
 

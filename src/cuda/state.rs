@@ -44,8 +44,8 @@ impl ContextKey {
 
 fn identity(driver: &Driver, handle: Context) -> Result<u64> {
     let mut id = 0;
-    // SAFETY: `id` is written; of a context that is gone the driver says so.
-    match unsafe { driver.ctx_get_id(handle, &raw mut id) } {
+    // Of a context that is gone the driver says so.
+    match driver.ctx_get_id(handle, &mut id) {
         Ok(()) => Ok(id),
         Err(Error::Missing(_)) => Ok(0),
         Err(error) => Err(error),
@@ -170,8 +170,7 @@ impl Entered {
 
     fn make_current(&mut self, context: Context) -> Result<()> {
         let mut current = Context::NULL;
-        // SAFETY: `current` is written.
-        let asked = unsafe { self.driver.ctx_get_current(&raw mut current) };
+        let asked = self.driver.ctx_get_current(&mut current);
         // Most programs are in it already, and this one question is cheaper than to push and to pop.
         if asked.is_err() {
             stats::add(Counter::DriverRetries, 1);
@@ -189,14 +188,12 @@ impl Entered {
         leave_kept();
         let driver = required()?;
         let mut mode = CAPTURE_MODE_RELAXED;
-        // SAFETY: `mode` is read and written. A driver without captures has no such function, and nothing to
-        // relax.
-        let capture_mode =
-            match unsafe { driver.thread_exchange_stream_capture_mode(&raw mut mode) } {
-                Ok(()) => Some(mode),
-                Err(Error::Missing(_)) => None,
-                Err(error) => return Err(error),
-            };
+        // A driver without captures has no such function, and nothing to relax.
+        let capture_mode = match driver.thread_exchange_stream_capture_mode(&mut mode) {
+            Ok(()) => Some(mode),
+            Err(Error::Missing(_)) => None,
+            Err(error) => return Err(error),
+        };
         let owed = Owed {
             capture_mode,
             pushed: false,
@@ -263,9 +260,8 @@ impl Owed {
             });
         }
         if let Some(mut mode) = self.capture_mode {
-            // SAFETY: `mode` is read and written, and holds what this thread had before.
-            twice("restoring the capture mode", || unsafe {
-                driver.thread_exchange_stream_capture_mode(&raw mut mode)
+            twice("restoring the capture mode", || {
+                driver.thread_exchange_stream_capture_mode(&mut mode)
             });
         }
     }

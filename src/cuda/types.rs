@@ -35,14 +35,24 @@ macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident)*) => { $(
         $(#[$doc])*
         ///
-        /// Only an address: it may name an object that no longer exists, and is never dereferenced here.
+        /// Only an address, which is never dereferenced here. Invariant: it is null, or came from the driver and has not been
+        /// destroyed; a context may have been, by the program, of which the driver says so.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
         #[repr(transparent)]
-        pub struct $name(pub usize);
+        pub struct $name(usize);
 
         impl $name {
             /// The null handle.
             pub const NULL: $name = $name(0);
+
+            /// A handle that the driver has told as a number.
+            ///
+            /// # Safety
+            /// It is as the type's invariant has it.
+            #[must_use]
+            pub unsafe fn told(number: usize) -> $name {
+                $name(number)
+            }
 
             /// Whether this is the null handle.
             #[must_use]

@@ -279,8 +279,7 @@ fn build(
     let entered = Entered::enter_same(key.launcher)?;
     let driver = entered.driver();
     let mut graph = GraphHandle::NULL;
-    // SAFETY: `graph` is written.
-    unsafe { driver.graph_create(&raw mut graph, 0)? };
+    driver.graph_create(&mut graph, 0)?;
     let mut nodes: Vec<GraphNode> = Vec::with_capacity(schedule.steps.len());
     let mut latest: Vec<Option<GraphNode>> = vec![None; schedule.lanes.len()];
     let mut left: Vec<usize> = vec![0; schedule.lanes.len()];
@@ -349,10 +348,7 @@ fn build(
         Ok(())
     });
     let mut exec = GraphExec::NULL;
-    let made = added.and_then(|()| {
-        // SAFETY: `exec` is written; the graph is live.
-        unsafe { driver.graph_instantiate(&raw mut exec, graph, 0) }
-    });
+    let made = added.and_then(|()| driver.graph_instantiate(&mut exec, graph, 0));
     match made {
         Ok(()) => Ok((graph, nodes, exec)),
         Err(error) => {

@@ -566,10 +566,8 @@ impl Exec {
             return Some(Err(Error::Exhausted("plans under way").into()));
         };
         while let Some(end) = running.ends.front() {
-            let asked = Entered::enter_same(end.key).and_then(|entered| {
-                // SAFETY: the event belongs to the context that is entered.
-                unsafe { entered.driver().event_query(end.event) }
-            });
+            let asked = Entered::enter_same(end.key)
+                .and_then(|entered| entered.driver().event_query(end.event));
             match asked {
                 Ok(()) => {
                     running.failures = 0;
@@ -680,8 +678,7 @@ fn only(contexts: &[Option<ContextKey>; MAX_GPUS], gpus: u32) -> [Option<Context
 fn synchronize(ways: &[Way]) -> bool {
     let waited = |way: &Way| {
         let entered = Entered::enter_same(way.key)?;
-        // SAFETY: the stream is live in the entered context.
-        unsafe { entered.driver().stream_synchronize(way.stream) }
+        entered.driver().stream_synchronize(way.stream)
     };
     ways.iter().fold(true, |all, way| {
         let ended = match waited(way).or_else(|_| waited(way)) {

@@ -207,8 +207,7 @@ impl Staging {
             self.free_idle(|arena| arena.home == home);
             return Err(Error::Exhausted("memory of a GPU"));
         }
-        // SAFETY: the address is written.
-        unsafe { entered.driver().mem_alloc(&raw mut arena.start, size)? };
+        entered.driver().mem_alloc(&mut arena.start, size)?;
         Ok(arena)
     }
 

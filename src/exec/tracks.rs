@@ -123,12 +123,9 @@ impl Tracks {
         .try_for_each(|(streams, count)| {
             for _ in 0..count {
                 let mut stream = Stream::NULL;
-                // SAFETY: `stream` is written; a context is entered.
-                unsafe {
-                    entered
-                        .driver()
-                        .stream_create(&raw mut stream, STREAM_NON_BLOCKING)?;
-                }
+                entered
+                    .driver()
+                    .stream_create(&mut stream, STREAM_NON_BLOCKING)?;
                 streams.push(stream);
             }
             Ok(())
@@ -197,12 +194,9 @@ impl Tracks {
             return Ok(Mark { key, event });
         }
         let mut event = Event::NULL;
-        // SAFETY: `event` is written; a context is entered.
-        unsafe {
-            entered
-                .driver()
-                .event_create(&raw mut event, EVENT_DISABLE_TIMING)?;
-        }
+        entered
+            .driver()
+            .event_create(&mut event, EVENT_DISABLE_TIMING)?;
         Ok(Mark { key, event })
     }
 
@@ -212,8 +206,7 @@ impl Tracks {
     /// The driver has no event, or does not record it.
     pub fn record(&mut self, entered: &Entered, way: Way) -> Result<Mark> {
         let mark = self.mark(entered, way.key)?;
-        // SAFETY: stream and event belong to the context that is entered, and are live.
-        match unsafe { entered.driver().event_record(mark.event, way.stream) } {
+        match entered.driver().event_record(mark.event, way.stream) {
             Ok(()) => Ok(mark),
             Err(error) => {
                 self.give_back(mark);

@@ -94,8 +94,7 @@ impl Driver {
     /// The version of CUDA that the driver supports, as in 12080 for 12.8.
     pub fn version(&self) -> anyhow::Result<c_int> {
         let mut version = 0;
-        // SAFETY: the driver writes one int.
-        unsafe { self.table.driver_get_version(&raw mut version) }?;
+        self.table.driver_get_version(&mut version)?;
         Ok(version)
     }
 
@@ -103,8 +102,7 @@ impl Driver {
     pub fn can_access(&self, device: u32, peer: u32) -> anyhow::Result<bool> {
         let (device, peer) = (self.device(device)?, self.device(peer)?);
         let mut can = 0;
-        // SAFETY: the driver writes one int.
-        unsafe { (self.table).device_can_access_peer(&raw mut can, device, peer) }?;
+        (self.table).device_can_access_peer(&mut can, device, peer)?;
         Ok(can != 0)
     }
 
@@ -114,8 +112,7 @@ impl Driver {
     /// What the driver reports, as for all calls below.
     pub fn device_count(&self) -> anyhow::Result<u32> {
         let mut count = 0;
-        // SAFETY: the driver writes one int.
-        unsafe { self.table.device_get_count(&raw mut count) }?;
+        self.table.device_get_count(&mut count)?;
         Ok(u32::try_from(count)?)
     }
 
@@ -123,8 +120,7 @@ impl Driver {
     pub fn device(&self, ordinal: u32) -> anyhow::Result<Device> {
         let mut device = 0;
         let ordinal = c_int::try_from(ordinal)?;
-        // SAFETY: the driver writes one int.
-        unsafe { self.table.device_get(&raw mut device, ordinal) }?;
+        self.table.device_get(&mut device, ordinal)?;
         Ok(device)
     }
 
@@ -143,8 +139,7 @@ impl Driver {
     pub fn device_uuid(&self, ordinal: u32) -> anyhow::Result<[u8; 16]> {
         let device = self.device(ordinal)?;
         let mut uuid = [0; 16];
-        // SAFETY: the driver writes 16 bytes.
-        unsafe { self.table.device_get_uuid(&raw mut uuid, device) }?;
+        self.table.device_get_uuid(&mut uuid, device)?;
         Ok(uuid)
     }
 
@@ -152,8 +147,7 @@ impl Driver {
     pub fn enter(&self, ordinal: u32) -> anyhow::Result<DeviceContext> {
         let device = self.device(ordinal)?;
         let mut handle = Handle::NULL;
-        // SAFETY: the driver writes one handle.
-        unsafe { self.table.primary_ctx_retain(&raw mut handle, device) }?;
+        self.table.primary_ctx_retain(&mut handle, device)?;
         let context = DeviceContext { handle };
         self.select(context)?;
         Ok(context)
@@ -176,15 +170,14 @@ impl Driver {
 
     /// Waits for all work of the current context.
     pub fn synchronize(&self) -> anyhow::Result<()> {
-        // SAFETY: no arguments.
-        Ok(unsafe { self.table.ctx_synchronize() }?)
+        Ok(self.table.ctx_synchronize()?)
     }
 
     /// Allocates device memory in the current context.
     pub fn alloc(&self, bytes: usize) -> anyhow::Result<DevicePtr> {
         let mut address = 0;
-        // SAFETY: the driver writes one address.
-        unsafe { self.table.mem_alloc(&raw mut address, bytes) }
+        self.table
+            .mem_alloc(&mut address, bytes)
             .with_context(|| of_bytes(bytes))?;
         Ok(address)
     }
@@ -237,27 +230,23 @@ impl Driver {
     /// Creates an event in the current context.
     pub fn event(&self) -> anyhow::Result<Event> {
         let mut event = EventHandle::NULL;
-        // SAFETY: the driver writes one handle.
-        unsafe { (self.table).event_create(&raw mut event, EVENT_DISABLE_TIMING) }?;
+        (self.table).event_create(&mut event, EVENT_DISABLE_TIMING)?;
         Ok(Event(event))
     }
 
     /// Enqueues an event.
     pub fn record(&self, event: Event, stream: Stream) -> anyhow::Result<()> {
-        // SAFETY: both came from the driver.
-        Ok(unsafe { self.table.event_record(event.0, stream.0) }?)
+        Ok(self.table.event_record(event.0, stream.0)?)
     }
 
     /// Waits for what was enqueued before an event.
     pub fn wait_event(&self, event: Event) -> anyhow::Result<()> {
-        // SAFETY: the event came from the driver.
-        Ok(unsafe { self.table.event_synchronize(event.0) }?)
+        Ok(self.table.event_synchronize(event.0)?)
     }
 
     /// Has a stream wait for an event.
     pub fn wait_behind(&self, stream: Stream, event: Event) -> anyhow::Result<()> {
-        // SAFETY: both came from the driver; the event may be of another context than the stream.
-        Ok(unsafe { self.table.stream_wait_event(stream.0, event.0, 0) }?)
+        Ok(self.table.stream_wait_event(stream.0, event.0, 0)?)
     }
 
     /// Destroys an event.
@@ -269,15 +258,13 @@ impl Driver {
     /// Creates a non-blocking stream in the current context.
     pub fn stream(&self) -> anyhow::Result<Stream> {
         let mut stream = StreamHandle::NULL;
-        // SAFETY: the driver writes one handle.
-        unsafe { (self.table).stream_create(&raw mut stream, STREAM_NON_BLOCKING) }?;
+        (self.table).stream_create(&mut stream, STREAM_NON_BLOCKING)?;
         Ok(Stream(stream))
     }
 
     /// Whether all that a stream was given is over.
     pub fn is_over(&self, stream: Stream) -> anyhow::Result<bool> {
-        // SAFETY: the stream came from the driver.
-        match unsafe { self.table.stream_query(stream.0) } {
+        match self.table.stream_query(stream.0) {
             Err(error) if error.is(code::NOT_READY) => Ok(false),
             result => Ok(result.map(|()| true)?),
         }
@@ -285,8 +272,7 @@ impl Driver {
 
     /// Waits for a stream.
     pub fn wait(&self, stream: Stream) -> anyhow::Result<()> {
-        // SAFETY: the stream came from the driver.
-        Ok(unsafe { self.table.stream_synchronize(stream.0) }?)
+        Ok(self.table.stream_synchronize(stream.0)?)
     }
 
     /// Destroys a stream.
@@ -298,8 +284,7 @@ impl Driver {
     /// Exports an allocation to other processes.
     pub fn export(&self, address: DevicePtr) -> anyhow::Result<IpcHandle> {
         let mut handle = cuda::IpcHandle([0; 64]);
-        // SAFETY: the driver writes 64 bytes.
-        unsafe { self.table.ipc_get_mem_handle(&raw mut handle, address) }?;
+        self.table.ipc_get_mem_handle(&mut handle, address)?;
         Ok(handle.0)
     }
 
@@ -307,8 +292,7 @@ impl Driver {
     pub fn open_handle(&self, handle: IpcHandle) -> anyhow::Result<DevicePtr> {
         let (mut address, handle) = (0, cuda::IpcHandle(handle));
         let flags = IPC_LAZY_ENABLE_PEER_ACCESS;
-        // SAFETY: the driver writes one address; a bad handle is an error code.
-        unsafe { (self.table).ipc_open_mem_handle(&raw mut address, handle, flags) }?;
+        (self.table).ipc_open_mem_handle(&mut address, handle, flags)?;
         Ok(address)
     }
 

@@ -100,14 +100,11 @@ impl Node {
     /// tell that of whatever device has its address here.
     fn numa_node(&self, gpu: u32, pci: &str) -> anyhow::Result<Option<u32>> {
         let mut value = -1;
-        // SAFETY: the driver writes one int.
-        let asked = unsafe {
-            (self.driver.table()).device_get_attribute(
-                &raw mut value,
-                HOST_NUMA_ID,
-                self.driver.device(gpu)?,
-            )
-        };
+        let asked = (self.driver.table()).device_get_attribute(
+            &mut value,
+            HOST_NUMA_ID,
+            self.driver.device(gpu)?,
+        );
         match u32::try_from(value) {
             Ok(node) if asked.is_ok() => Ok(Some(node)),
             _ if self.is_simulated() => Ok(None),
@@ -117,10 +114,7 @@ impl Node {
 
     fn p2p(&self, attribute: c_int, from: u32, to: u32) -> anyhow::Result<bool> {
         let (mut value, from, to) = (0, self.driver.device(from)?, self.driver.device(to)?);
-        // SAFETY: the driver writes one int.
-        unsafe {
-            (self.driver.table()).device_get_p2p_attribute(&raw mut value, attribute, from, to)
-        }?;
+        (self.driver.table()).device_get_p2p_attribute(&mut value, attribute, from, to)?;
         Ok(value != 0)
     }
 

@@ -165,12 +165,9 @@ impl Queue {
         done: &mut Mapped,
     ) -> Result<()> {
         while let Some(oldest) = state.flying.front() {
-            // SAFETY: event and stream belong to the context that is entered, which still is the one they were made in.
-            let asked = unsafe {
-                match oldest.event {
-                    Some(event) => entered.driver().event_query(event),
-                    None => entered.driver().stream_query(self.stream),
-                }
+            let asked = match oldest.event {
+                Some(event) => entered.driver().event_query(event),
+                None => entered.driver().stream_query(self.stream),
             };
             match asked {
                 Ok(()) => self.pop(state, done),
@@ -219,9 +216,7 @@ impl Queue {
                 return;
             }
         }
-        // SAFETY: the stream is live in the entered context.
-        let waited =
-            entered.and_then(|entered| unsafe { entered.driver().stream_synchronize(self.stream) });
+        let waited = entered.and_then(|entered| entered.driver().stream_synchronize(self.stream));
         match waited {
             Ok(()) => {
                 while !state.flying.is_empty() {

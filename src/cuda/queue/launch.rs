@@ -185,8 +185,7 @@ impl Queue {
         self.seal(state, entered)?;
         if let Err(error) = start() {
             // What this call has started must not run on once its caller believes it failed.
-            // SAFETY: the stream was made in the context that is entered, and is live.
-            let _ = unsafe { entered.driver().stream_synchronize(self.stream) };
+            let _ = entered.driver().stream_synchronize(self.stream);
             return Err(error);
         }
         state.flying.push_back(Launch {
@@ -207,8 +206,7 @@ impl Queue {
             return Ok(());
         }
         let event = self.take_event(state, entered)?;
-        // SAFETY: both were made in the context that is entered, and are live.
-        if let Err(error) = unsafe { entered.driver().event_record(event, self.stream) } {
+        if let Err(error) = entered.driver().event_record(event, self.stream) {
             state.idle.push(event);
             return Err(error);
         }
@@ -223,12 +221,9 @@ impl Queue {
             return Ok(event);
         }
         let mut event = Event::NULL;
-        // SAFETY: `event` is written; a context is entered.
-        unsafe {
-            entered
-                .driver()
-                .event_create(&raw mut event, EVENT_DISABLE_TIMING)?;
-        }
+        entered
+            .driver()
+            .event_create(&mut event, EVENT_DISABLE_TIMING)?;
         Ok(event)
     }
 }

@@ -20,34 +20,22 @@ pub(crate) fn use_device(ordinal: i32) -> Context {
 /// The primary context of a device.
 pub(crate) fn retain(ordinal: i32) -> Context {
     let mut context = Context::NULL;
-    // SAFETY: `context` is written.
-    unsafe {
-        let driver = driver().unwrap();
-        driver
-            .primary_ctx_retain(&raw mut context, ordinal)
-            .unwrap();
-    }
+    let driver = driver().unwrap();
+    driver.primary_ctx_retain(&mut context, ordinal).unwrap();
     context
 }
 
 /// The thread's current context.
 pub(crate) fn current() -> Context {
     let mut context = Context::NULL;
-    // SAFETY: `context` is written.
-    unsafe { driver().unwrap().ctx_get_current(&raw mut context).unwrap() };
+    driver().unwrap().ctx_get_current(&mut context).unwrap();
     context
 }
 
 /// Device memory of the current context.
 pub(crate) fn device_memory(bytes: usize) -> u64 {
     let mut address = 0;
-    // SAFETY: `address` is written.
-    unsafe {
-        driver()
-            .unwrap()
-            .mem_alloc(&raw mut address, bytes)
-            .unwrap()
-    };
+    driver().unwrap().mem_alloc(&mut address, bytes).unwrap();
     address
 }
 
@@ -172,7 +160,6 @@ impl Bench {
 /// A stream of the program's own.
 pub(crate) fn user_stream() -> Stream {
     let mut stream = Stream::NULL;
-    // SAFETY: `stream` is written.
-    unsafe { driver().unwrap().stream_create(&raw mut stream, 1).unwrap() };
+    driver().unwrap().stream_create(&mut stream, 1).unwrap();
     stream
 }

@@ -392,7 +392,7 @@ pub(super) fn lost_context() {
     let (mut context, mut popped) = (Context::NULL, Context::NULL);
     // SAFETY: both are written.
     unsafe {
-        driver.ctx_create(&raw mut context, 0, 0).unwrap();
+        driver.ctx_create(&mut context, 0, 0).unwrap();
         driver.ctx_pop_current(&raw mut popped).unwrap();
     }
     let mut bench = Bench::new(context);

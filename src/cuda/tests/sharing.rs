@@ -202,13 +202,10 @@ fn foreign_mapping(bench: &mut Bench, mappings: &mut Mappings, export: &Export) 
         mappings.forget_allocation(PEER, export.base, export.buffer_id);
         let entered = Entered::enter(bench.key.handle).unwrap();
         let mut address = 0;
-        // SAFETY: `address` is written.
-        unsafe {
-            entered
-                .driver()
-                .ipc_open_mem_handle(&raw mut address, export.handle, 1)
-                .unwrap()
-        };
+        entered
+            .driver()
+            .ipc_open_mem_handle(&mut address, export.handle, 1)
+            .unwrap();
         let mapping = mappings.open(bench.key, PEER, export).unwrap();
         assert_eq!(mapping.address_of(0), address);
         // SAFETY: opened above.
@@ -235,7 +232,7 @@ fn other_context(bench: &Bench, mappings: &mut Mappings, export: &Export) {
     let (mut second, mut popped) = (Context::NULL, Context::NULL);
     // SAFETY: both are written.
     unsafe {
-        driver.ctx_create(&raw mut second, 0, 0).unwrap();
+        driver.ctx_create(&mut second, 0, 0).unwrap();
         driver.ctx_pop_current(&raw mut popped).unwrap();
     }
     let key = ContextKey::of(second).unwrap();

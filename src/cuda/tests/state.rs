@@ -5,13 +5,10 @@ use crate::cuda::types::Context;
 use crate::cuda::*;
 
 fn exchange_mode(mut mode: i32) -> i32 {
-    // SAFETY: `mode` is read and written.
-    unsafe {
-        driver()
-            .unwrap()
-            .thread_exchange_stream_capture_mode(&raw mut mode)
-            .unwrap()
-    };
+    driver()
+        .unwrap()
+        .thread_exchange_stream_capture_mode(&mut mode)
+        .unwrap();
     mode
 }
 

@@ -99,12 +99,9 @@ impl Exec {
         let end = self.tracks.mark(&entered, launcher)?;
         running.ways.push(way);
         let waited = behind.iter().try_for_each(|mark| {
-            // SAFETY: stream and event are live; the event was recorded behind copies launched before.
-            unsafe {
-                entered
-                    .driver()
-                    .stream_wait_event(way.stream, mark.event, 0)
-            }
+            entered
+                .driver()
+                .stream_wait_event(way.stream, mark.event, 0)
         });
         if let Err(error) = waited {
             self.tracks.give_back(end);

@@ -142,12 +142,9 @@ impl Exec {
         };
         let waits = unit.waits.iter().filter_map(|before| marks[*before]);
         for mark in waits.chain(behind.iter().copied()) {
-            // SAFETY: stream and event are live; the event was recorded behind copies launched before.
-            unsafe {
-                inside
-                    .driver()
-                    .stream_wait_event(way.stream, mark.event, 0)?;
-            }
+            inside
+                .driver()
+                .stream_wait_event(way.stream, mark.event, 0)?;
         }
         copies.clear();
         copies.extend(unit.steps.iter().map(|step| {

@@ -480,21 +480,17 @@ pub(super) fn faults() {
 fn wait_for_all(room: &Room) {
     for key in room.contexts.iter().flatten() {
         let entered = Entered::enter_same(*key).unwrap();
-        // SAFETY: a context is entered.
-        unsafe { entered.driver().ctx_synchronize().unwrap() };
+        entered.driver().ctx_synchronize().unwrap();
     }
 }
 
 fn free_memory(key: ContextKey) -> usize {
     let entered = Entered::enter_same(key).unwrap();
     let (mut free, mut total) = (0, 0);
-    // SAFETY: both are written.
-    unsafe {
-        entered
-            .driver()
-            .mem_get_info(&raw mut free, &raw mut total)
-            .unwrap();
-    }
+    entered
+        .driver()
+        .mem_get_info(&mut free, &mut total)
+        .unwrap();
     free
 }
 
