@@ -245,23 +245,24 @@ pub fn file_of(buffer: &Buffer, chunk: &Chunk) -> Result<OwnedFd> {
     let driver = entered.driver();
     let address = std::ptr::without_provenance_mut::<c_void>((buffer.base + chunk.offset) as usize);
     let (mut handle, mut file) = (0u64, -1i32);
-    // SAFETY: what is asked for is written; the handle is given back once, and the file is this process's
-    // own.
-    unsafe {
+    // SAFETY: what is asked for is written; the handle is given back once.
+    let exported = unsafe {
         driver.mem_retain_allocation_handle(&raw mut handle, address)?;
         let to = (&raw mut file).cast();
         let exported = driver.mem_export_to_shareable_handle(to, handle, HANDLE_TYPE_FILE, 0);
         if let Err(error) = driver.mem_release(handle) {
             log::debug!("giving a handle back: {error}");
         }
-        exported?;
-        if file < 0 {
-            return Err(Error::NotExportable(NotExportable::Virtual));
-        }
-        let file = OwnedFd::from_raw_fd(file);
-        let _ = rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC);
-        Ok(file)
+        exported
+    };
+    exported?;
+    if file < 0 {
+        return Err(Error::NotExportable(NotExportable::Virtual));
     }
+    // SAFETY: the file was just opened for this process.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    let _ = rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC);
+    Ok(file)
 }
 
 /// Stands in the place of a handle of the driver's.

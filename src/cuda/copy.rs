@@ -176,35 +176,21 @@ impl Arrays {
         };
         let (mut first, mut failed) = (0usize, 0usize);
         let count = self.sizes.len();
-        // SAFETY: three arrays of `count` entries, one row of attributes that holds from entry 0 on; the
-        // stream is live in the entered context. The driver checks addresses; the engine must keep them
-        // valid.
-        unsafe {
-            let newer = driver.memcpy_batch_async(
-                self.dsts.as_mut_ptr(),
-                self.srcs.as_mut_ptr(),
-                self.sizes.as_mut_ptr(),
-                count,
-                &raw mut attributes,
-                &raw mut first,
-                1,
-                stream,
-            );
-            match newer {
-                // CUDA 12.8 and 12.9.
-                Err(Error::Missing(_)) => driver.memcpy_batch_async_12(
-                    self.dsts.as_mut_ptr(),
-                    self.srcs.as_mut_ptr(),
-                    self.sizes.as_mut_ptr(),
-                    count,
-                    &raw mut attributes,
-                    &raw mut first,
-                    1,
-                    &raw mut failed,
-                    stream,
-                ),
-                result => result,
-            }
+        let (dsts, srcs) = (self.dsts.as_mut_ptr(), self.srcs.as_mut_ptr());
+        let sizes = self.sizes.as_mut_ptr();
+        let (like, from, failed) = (&raw mut attributes, &raw mut first, &raw mut failed);
+        // SAFETY: three arrays of `count` entries, one row of attributes that holds from entry 0 on. The driver
+        // checks addresses; the engine must keep them valid.
+        let newer =
+            unsafe { driver.memcpy_batch_async(dsts, srcs, sizes, count, like, from, 1, stream) };
+        match newer {
+            // CUDA 12.8 and 12.9.
+            // SAFETY: as above; the number of a copy is written.
+            Err(Error::Missing(_)) => unsafe {
+                driver
+                    .memcpy_batch_async_12(dsts, srcs, sizes, count, like, from, 1, failed, stream)
+            },
+            result => result,
         }
     }
 }
@@ -215,45 +201,46 @@ pub(crate) fn start(entered: &Entered, stream: Stream, copy: &Copy) -> Result<()
         return Ok(());
     }
     let driver = entered.driver();
-    // SAFETY: the stream is live in the entered context. The driver checks device addresses. The engine must
-    // keep host memory valid until the copy is done, and does so by holding buffers in the transfer.
-    unsafe {
-        match *copy {
-            Copy::Linear { dst, src, bytes } => driver.memcpy_async(dst, src, size(bytes)?, stream),
-            Copy::Up { dst, src, bytes } => {
-                start(entered, stream, &in_rows(dst, src, bytes, IN_ROWS))
-            }
-            Copy::Peer {
+    // SAFETY: the driver checks device addresses. The engine must keep host memory valid until the copy is done,
+    // and does so by holding buffers in the transfer.
+    let linear = |dst, src, bytes| unsafe { driver.memcpy_async(dst, src, size(bytes)?, stream) };
+    match *copy {
+        Copy::Linear { dst, src, bytes } => linear(dst, src, bytes),
+        Copy::Up { dst, src, bytes } => start(entered, stream, &in_rows(dst, src, bytes, IN_ROWS)),
+        Copy::Peer {
+            dst,
+            dst_context,
+            src,
+            src_context,
+            bytes,
+        } => {
+            let bytes = size(bytes)?;
+            // SAFETY: as above.
+            unsafe { driver.memcpy_peer_async(dst, dst_context, src, src_context, bytes, stream) }
+        }
+        Copy::Rows {
+            dst,
+            dst_pitch,
+            src,
+            src_pitch,
+            width,
+            rows,
+        } => {
+            let copy = rows_copy(
                 dst,
-                dst_context,
+                size(dst_pitch)?,
                 src,
-                src_context,
-                bytes,
-            } => driver.memcpy_peer_async(dst, dst_context, src, src_context, size(bytes)?, stream),
-            Copy::Rows {
-                dst,
-                dst_pitch,
-                src,
-                src_pitch,
-                width,
-                rows,
-            } => {
-                let copy = rows_copy(
-                    dst,
-                    size(dst_pitch)?,
-                    src,
-                    size(src_pitch)?,
-                    size(width)?,
-                    size(rows)?,
-                );
-                match driver.memcpy_2d_async(&raw const copy, stream) {
-                    // Row by row then.
-                    Err(Error::Missing(_)) => (0..rows).try_for_each(|row| {
-                        let (dst, src) = (dst + row * dst_pitch, src + row * src_pitch);
-                        driver.memcpy_async(dst, src, size(width)?, stream)
-                    }),
-                    result => result,
-                }
+                size(src_pitch)?,
+                size(width)?,
+                size(rows)?,
+            );
+            // SAFETY: as above.
+            match unsafe { driver.memcpy_2d_async(&raw const copy, stream) } {
+                // Row by row then.
+                Err(Error::Missing(_)) => (0..rows).try_for_each(|row| {
+                    linear(dst + row * dst_pitch, src + row * src_pitch, width)
+                }),
+                result => result,
             }
         }
     }

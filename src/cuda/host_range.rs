@@ -184,18 +184,19 @@ fn is_on_own_stack(address: usize) -> bool {
 
 #[cold]
 fn ask_stack_bounds() -> Option<(usize, usize)> {
-    // SAFETY: the attributes are initialized by the first call and destroyed before they leave scope.
-    unsafe {
-        let mut attributes = std::mem::zeroed::<libc::pthread_attr_t>();
-        if libc::pthread_getattr_np(libc::pthread_self(), &raw mut attributes) != 0 {
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let attributes = attributes.as_mut_ptr();
+    let (mut low, mut bytes) = (std::ptr::null_mut(), 0);
+    // SAFETY: the attributes are initialized by the first call and destroyed by the last, before they leave scope.
+    let result = unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes) != 0 {
             return None;
         }
-        let (mut low, mut bytes) = (std::ptr::null_mut(), 0);
-        let result =
-            libc::pthread_attr_getstack(&raw const attributes, &raw mut low, &raw mut bytes);
-        libc::pthread_attr_destroy(&raw mut attributes);
-        (result == 0).then(|| (low.addr(), low.addr() + bytes))
-    }
+        let result = libc::pthread_attr_getstack(attributes, &raw mut low, &raw mut bytes);
+        libc::pthread_attr_destroy(attributes);
+        result
+    };
+    (result == 0).then(|| (low.addr(), low.addr() + bytes))
 }
 
 #[cfg(test)]

@@ -7,17 +7,44 @@
 /// of. The MPI library may write there at the same time only where what it writes is checked afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct Lent {
-    start: *mut u8,
+    start: Start,
     bytes: u64,
 }
 
-// SAFETY: by the invariant, the memory is that of an operation, not of a thread.
-unsafe impl Send for Lent {}
+/// Where memory begins that an operation has been lent.
+#[derive(Clone, Copy, Debug)]
+pub struct Start(*mut u8);
+
+// SAFETY: an address; the memory is that of an operation, not of a thread.
+unsafe impl Send for Start {}
+
+impl Start {
+    /// This address.
+    #[inline]
+    pub const fn of(start: *mut u8) -> Start {
+        Start(start)
+    }
+
+    /// The address.
+    #[inline]
+    pub fn as_ptr(self) -> *mut u8 {
+        self.0
+    }
+
+    /// So many bytes from there on.
+    ///
+    /// # Safety
+    /// They are as the invariant of [`Lent`] has them.
+    #[inline]
+    pub unsafe fn lent(self, bytes: u64) -> Lent {
+        Lent { start: self, bytes }
+    }
+}
 
 impl Lent {
     /// No bytes.
     pub const NONE: Lent = Lent {
-        start: std::ptr::null_mut(),
+        start: Start(std::ptr::null_mut()),
         bytes: 0,
     };
 
@@ -27,19 +54,22 @@ impl Lent {
     /// They are as the type's invariant has them.
     #[inline]
     pub unsafe fn new(start: *mut u8, bytes: u64) -> Lent {
-        Lent { start, bytes }
+        Lent {
+            start: Start(start),
+            bytes,
+        }
     }
 
     /// Where they begin.
     #[inline]
     pub fn as_ptr(self) -> *mut u8 {
-        self.start
+        self.start.0
     }
 
     /// The address of the first one.
     #[inline]
     pub fn address(self) -> usize {
-        self.start.addr()
+        self.start.0.addr()
     }
 
     /// How many there are.
@@ -57,7 +87,7 @@ impl Lent {
             "beyond what was lent"
         );
         Lent {
-            start: self.start.wrapping_add(from as usize),
+            start: Start(self.start.0.wrapping_add(from as usize)),
             bytes,
         }
     }
@@ -86,7 +116,7 @@ impl Lent {
     /// Copies as many of them as there is room for.
     #[inline]
     pub fn read(self, to: &mut [u8]) {
-        let from = self.part(0, to.len() as u64).start;
+        let from = self.part(0, to.len() as u64).as_ptr();
         // SAFETY: readable by the invariant; what is written to is ours alone.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, to.len()) };
     }
@@ -94,7 +124,7 @@ impl Lent {
     /// Writes to the first of them.
     #[inline]
     pub fn write(self, from: &[u8]) {
-        let to = self.part(0, from.len() as u64).start;
+        let to = self.part(0, from.len() as u64).as_ptr();
         // SAFETY: writable by the invariant; a slice that may be read is not lent for writing.
         unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
     }
@@ -102,9 +132,9 @@ impl Lent {
     /// Writes what another range holds to the first of them.
     #[inline]
     pub fn copy_from(self, from: Lent) {
-        let to = self.part(0, from.bytes).start;
+        let to = self.part(0, from.bytes).as_ptr();
         // SAFETY: readable, and writable, by the invariant.
-        unsafe { to.copy_from(from.start, from.bytes as usize) };
+        unsafe { to.copy_from(from.as_ptr(), from.bytes as usize) };
     }
 
     /// All of them.
@@ -117,6 +147,6 @@ impl Lent {
             return &[];
         }
         // SAFETY: readable by the invariant.
-        unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes as usize) }
     }
 }

@@ -46,7 +46,7 @@ pub use driver::{
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};
 pub use lanes::{Lanes, Purpose};
-pub use lent::Lent;
+pub use lent::{Lent, Start};
 pub use mapping::{Limits, Mapping, MappingStats, Mappings};
 pub use measure::Timed;
 pub use pinned::{Budget, PinnedBuffer, PinnedPool, Registrations};

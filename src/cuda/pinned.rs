@@ -125,17 +125,12 @@ impl Drop for Registrations {
 unsafe fn pin(entered: &Entered, start: *mut c_void, bytes: usize) -> Result<()> {
     let driver = entered.driver();
     // SAFETY: the caller keeps the range mapped.
-    let result = unsafe {
-        match driver.mem_host_register(
-            start,
-            bytes,
-            HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP,
-        ) {
-            Err(error) if error.is(code::INVALID_VALUE) || error.is(code::NOT_SUPPORTED) => {
-                driver.mem_host_register(start, bytes, HOST_REGISTER_PORTABLE)
-            }
-            result => result,
+    let register = |flags| unsafe { driver.mem_host_register(start, bytes, flags) };
+    let result = match register(HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP) {
+        Err(error) if error.is(code::INVALID_VALUE) || error.is(code::NOT_SUPPORTED) => {
+            register(HOST_REGISTER_PORTABLE)
         }
+        result => result,
     };
     match result {
         Err(error) if !error.is(code::HOST_MEMORY_ALREADY_REGISTERED) => {
@@ -355,15 +350,15 @@ impl Block {
         let head = start.addr().wrapping_neg() % spare.max(1);
         let end = start.wrapping_byte_add(mapped);
         let start = start.wrapping_byte_add(head);
+        let before = (start.wrapping_byte_sub(head), head);
+        let behind = (end.wrapping_byte_sub(spare - head), spare - head);
+        for (start, bytes) in [before, behind].into_iter().filter(|(_, bytes)| *bytes > 0) {
+            // SAFETY: a part of the mapping made above, before or behind the block.
+            unsafe { libc::munmap(start, bytes) };
+        }
         // A child that writes to its copy of a page must not move the pages that the device reads and writes.
-        // SAFETY: parts of the mapping made above: what is before and behind the block, and the block.
+        // SAFETY: the block.
         unsafe {
-            if head > 0 {
-                libc::munmap(start.wrapping_byte_sub(head), head);
-            }
-            if spare > head {
-                libc::munmap(end.wrapping_byte_sub(spare - head), spare - head);
-            }
             libc::madvise(start, bytes, libc::MADV_DONTFORK);
             if spare > 0 {
                 libc::madvise(start, bytes, libc::MADV_HUGEPAGE);

@@ -589,7 +589,7 @@ mod tests {
         if list_read.contains(&attribute::MEMPOOL_HANDLE) {
             return code::INVALID_VALUE;
         }
-        // SAFETY: passed on unchanged.
+        // SAFETY: as many attributes and places as this function has been given.
         unsafe { attributes(count, list, data, address) }
     }
 
@@ -661,7 +661,7 @@ mod tests {
         address: u64,
     ) -> Code {
         ASKED.with_borrow_mut(|asked| asked.push(count));
-        // SAFETY: passed on unchanged.
+        // SAFETY: as many attributes and places as this function has been given.
         let code = unsafe { attributes(count, list, data, address) };
         let (more, managed) = ANOTHER.get();
         for place in 0..count as usize {

@@ -21,7 +21,7 @@ pub type Start = Box<dyn Fn(Slot<'_, Request>) -> c_int + Send>;
 #[derive(Clone, Copy, Debug)]
 pub struct Pointers<T>(pub T);
 
-// SAFETY: they are passed on to the MPI library only, in the program's calls.
+// SAFETY: they are given to the MPI library only, in the program's calls.
 unsafe impl<T> Send for Pointers<T> {}
 
 impl<T: Copy> Pointers<T> {

@@ -17,11 +17,10 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::cuda::{self, Lent};
+use crate::cuda::{self, Start};
 use crate::engine::args::{RecvArgs, SendArgs};
 use crate::engine::comms::{Identity, Named};
 use crate::engine::core::Core;
-use crate::engine::native::native_irecv;
 use crate::engine::place::Place;
 use crate::engine::receive::{is_cancelled, received, Receive};
 use crate::engine::types;
@@ -37,8 +36,8 @@ use crate::transfer::stream::Stream;
 /// A pending receive into host memory.
 #[derive(Clone, Debug)]
 pub(super) struct Early {
-    /// Where it lands, if that is one run; else of no length, where the first byte lands.
-    pub(super) landed: Lent,
+    /// Where the first byte lands.
+    pub(super) landed: Start,
     /// Bytes that there is room for.
     pub(super) capacity: u64,
     pub(super) comm: Comm,
@@ -217,47 +216,52 @@ impl Before {
         }
     }
 
-    #[inline]
-    fn handle(&self, abi: &Abi, i: usize) -> Request {
-        debug_assert!(i < self.count);
-        copied(abi, &self.scratch.handles, i)
-    }
-
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// The early receive that was claimed as the request of this index.
-    fn claim(&self, i: usize) -> Option<Claim> {
-        let claims = &self.scratch.claims;
-        let at = claims.binary_search_by_key(&i, |(i, _)| *i).ok()?;
-        Some(claims[at].1)
-    }
-
-    /// The statuses for the native call: the program's, or our own room if the program wants none, because
-    /// the engine must see the length of a message.
-    pub(super) fn statuses<'a>(
-        &self,
+    /// What was noted; and the statuses for the native call: the program's, or our own room if the program wants none,
+    /// because the engine must see the length of a message.
+    pub(super) fn split<'a>(
+        &'a mut self,
         abi: &Abi,
         statuses: Statuses<'a>,
-        room: &'a mut Vec<u8>,
-    ) -> Statuses<'a> {
-        if statuses.is_ignored(abi) {
-            Statuses::within(abi, room, self.count.max(1))
-        } else {
-            statuses
-        }
-    }
-
-    /// Room for statuses of our own, to be given back by [`Before::keep`].
-    pub(super) fn room(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.scratch.statuses)
+    ) -> (Noted<'a>, Statuses<'a>) {
+        let Scratch {
+            handles,
+            claims,
+            statuses: room,
+        } = &mut *self.scratch;
+        let statuses = match statuses.is_ignored(abi) {
+            true => Statuses::within(abi, room, self.count.max(1)),
+            false => statuses,
+        };
+        (Noted { handles, claims }, statuses)
     }
 
     /// The call has been noted.
-    pub(super) fn keep(mut self, room: Vec<u8>) {
-        self.scratch.statuses = room;
+    pub(super) fn keep(self) {
         self.scratch.keep();
+    }
+}
+
+/// See [`Before`].
+#[derive(Clone, Copy)]
+pub(super) struct Noted<'a> {
+    handles: &'a [u8],
+    claims: &'a [(usize, Claim)],
+}
+
+impl Noted<'_> {
+    #[inline]
+    fn handle(&self, abi: &Abi, i: usize) -> Request {
+        copied(abi, self.handles, i)
+    }
+
+    /// The early receive that was claimed as the request of this index.
+    fn claim(&self, i: usize) -> Option<Claim> {
+        let at = self.claims.binary_search_by_key(&i, |(i, _)| *i).ok()?;
+        Some(self.claims[at].1)
     }
 }
 
@@ -359,11 +363,8 @@ impl Engine {
         // there.
         let whole = message.bytewise || self.env.abi.family == Family::OpenMpi;
         let dense = (message.dense && whole) || message.bytes == 0;
-        let room = if dense { message.bytes } else { 0 };
-        // SAFETY: the program's buffer, which is one run in host memory then.
-        let landed = unsafe { Lent::new(message.first.cast_mut().cast(), room) };
         Some(Early {
-            landed,
+            landed: Start::of(message.first.cast_mut().cast()),
             capacity: message.bytes,
             comm: args.comm,
             named: Named::ByItself,
@@ -450,9 +451,9 @@ impl Engine {
             // elements of most other types. A receive that is too long for that is prepared like any other.
             let count = c_int::try_from(early.capacity).ok()?;
             let (buffer, byte) = (early.landed.as_ptr().cast(), self.env.abi.byte);
+            let (source, tag, comm) = (args.source, args.tag, args.comm);
             // SAFETY: the same bytes as the program's.
-            let bytes = unsafe { args.with_payload(buffer, i64::from(count), byte) };
-            native_irecv(&bytes, request)
+            unsafe { native::irecv(buffer, count, byte, source, tag, comm, request) }
         } else {
             natively()
         };
@@ -484,7 +485,8 @@ impl Engine {
         let mut before = Before::note(self.env.abi, requests);
         if self.env.multiple {
             for i in 0..count {
-                let claim = core.early.claim(before.handle(self.env.abi, i), true);
+                let handle = copied(self.env.abi, &before.scratch.handles, i);
+                let claim = core.early.claim(handle, true);
                 before.scratch.claims.extend(claim.map(|claim| (i, claim)));
             }
         }
@@ -494,20 +496,20 @@ impl Engine {
     /// The call has ended. `done` says what it has completed, by index, with the statuses.
     pub(super) fn note_after<'a>(
         &self,
-        before: &Before,
+        noted: Noted<'_>,
         completed: impl Iterator<Item = (usize, StatusRef<'a>)>,
     ) {
         let (env, mut core) = (&self.env, self.core.lock());
         for (i, status) in completed {
             let claim = match env.multiple {
-                true => before.claim(i),
-                false => core.early.claim(before.handle(env.abi, i), false),
+                true => noted.claim(i),
+                false => core.early.claim(noted.handle(env.abi, i), false),
             };
             if let Some(claim) = claim {
                 core.note_completed(env, claim, status);
             }
         }
-        for (_, claim) in &before.scratch.claims {
+        for (_, claim) in noted.claims {
             core.early.release(*claim);
         }
     }
@@ -619,7 +621,7 @@ mod tests {
 
     fn early(serial: u64) -> Early {
         Early {
-            landed: Lent::NONE,
+            landed: Start::of(std::ptr::null_mut()),
             capacity: 100,
             comm: Abi::STANDARD.comm_self,
             named: Named::ByItself,

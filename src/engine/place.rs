@@ -9,7 +9,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::cuda::{self, Allocation, Buffer, Kind, Lent};
+use crate::cuda::{self, Allocation, Buffer, Kind, Lent, Start};
 use crate::engine::layout::{Layout, Piece};
 use crate::engine::types::runs::Run;
 use crate::engine::types::{self, TypeInfo};
@@ -130,8 +130,7 @@ impl DevicePart {
 /// Invariant: its first bytes, as the layout has them from the base address on, are lent to an operation.
 #[derive(Clone, Debug)]
 pub struct LentRuns {
-    /// Of no length: only the address counts.
-    base: Lent,
+    base: Start,
     layout: Arc<Layout>,
     bytes: u64,
 }
@@ -142,8 +141,7 @@ impl LentRuns {
     /// # Safety
     /// They are as the type's invariant has them.
     pub unsafe fn new(base: *const c_void, layout: Arc<Layout>, bytes: u64) -> LentRuns {
-        // SAFETY: no bytes.
-        let base = unsafe { Lent::new(base.cast_mut().cast(), 0) };
+        let base = Start::of(base.cast_mut().cast());
         LentRuns {
             base,
             layout,
@@ -186,7 +184,7 @@ impl HostRuns {
     /// One run.
     pub fn of(run: Lent) -> HostRuns {
         HostRuns(LentRuns {
-            base: run,
+            base: Start::of(run.as_ptr()),
             layout: Arc::new(Layout::dense(run.bytes())),
             bytes: run.bytes(),
         })

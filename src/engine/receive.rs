@@ -185,16 +185,17 @@ impl Receive {
 
     /// A receive that the MPI library has posted while this rank was not live.
     pub(super) fn posted_early(native: OwnRequest, early: Early) -> Receive {
-        let target = if early.dense {
-            Target::InPlace
-        } else {
-            Target::Unseen
+        let (target, room) = match early.dense {
+            true => (Target::InPlace, early.capacity),
+            false => (Target::Unseen, 0),
         };
+        // SAFETY: the program's buffer, which is one run in host memory if it is dense.
+        let landed = unsafe { early.landed.lent(room) };
         Receive {
             life: Life::offered(Side::Receiver),
             serial: early.serial,
             named: early.named,
-            ..Receive::new(native, early.comm, early.capacity, early.landed, target)
+            ..Receive::new(native, early.comm, early.capacity, landed, target)
         }
     }
 

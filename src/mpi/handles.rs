@@ -350,9 +350,9 @@ impl<'a> Slots<'a, Datatype> {
 /// The handles of an array that was copied by [`Slots::copy_to`].
 #[inline]
 pub fn copied<H: Handle>(abi: &Abi, bytes: &[u8], i: usize) -> H {
-    let entry = &bytes[i * abi.handle_bytes..][..abi.handle_bytes];
-    // SAFETY: one handle, which was in the program's array.
-    unsafe { abi.load(entry.as_ptr().cast(), 0) }
+    assert!((i + 1) * abi.handle_bytes <= bytes.len(), "beyond the copy");
+    // SAFETY: as many handles are there, which were in the program's array.
+    unsafe { abi.load(bytes.as_ptr().cast(), i) }
 }
 
 /// An array of statuses that a call fills, one for each of its requests, or `MPI_STATUSES_IGNORE`.
@@ -409,6 +409,17 @@ impl<'a> Statuses<'a> {
     #[inline(always)]
     pub fn is_ignored(self, abi: &Abi) -> bool {
         self.array.addr() == abi.statuses_ignore
+    }
+
+    /// Status `i`, which a call has filled, unless they are ignored.
+    #[inline(always)]
+    pub fn seen(self, abi: &Abi, i: usize) -> Option<StatusRef<'a>> {
+        if self.is_ignored(abi) {
+            return None;
+        }
+        assert!(i < self.count, "beyond an array of statuses");
+        let place = self.array.wrapping_byte_add(i * abi.status_bytes);
+        Some(StatusRef(place, PhantomData))
     }
 
     /// Status `i`; `MPI_STATUSES_IGNORE` stays `MPI_STATUS_IGNORE`.

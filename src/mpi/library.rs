@@ -5,22 +5,42 @@
 
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
 
 /// A loaded object that defines the MPI functions.
 #[derive(Debug)]
 pub(super) struct Library {
-    handle: *mut c_void,
-    object: *const LinkMap,
+    handle: Opened,
+    object: Object,
     /// Path that it was loaded from.
     pub path: String,
     /// DT_SONAME, or the file name where it has none.
     pub soname: String,
 }
 
+/// What `dlopen` gave. It stays open, unless it is closed by who opened it.
+#[derive(Clone, Copy, Debug)]
+struct Opened(*mut c_void);
+
+/// A loaded object.
+///
+/// Invariant: glibc keeps its link map, as it is not unloaded: this library has a reference to it, or code of it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Object(*const LinkMap);
+
+// SAFETY: the link map of an object that stays does not change.
+unsafe impl Send for Object {}
+// SAFETY: as above.
+unsafe impl Sync for Object {}
+// SAFETY: a handle of `dlopen` is good in any thread.
+unsafe impl Send for Opened {}
+// SAFETY: as above.
+unsafe impl Sync for Opened {}
+
 /// The public head of glibc's `struct link_map`.
 #[repr(C)]
-pub(super) struct LinkMap {
+struct LinkMap {
     base: usize,
     name: *const c_char,
     dynamic: *const Dyn,
@@ -48,16 +68,14 @@ extern "C" {
 }
 
 /// The library once found: it is kept for the life of the process.
-static FOUND: AtomicPtr<Library> = AtomicPtr::new(null_mut());
+static FOUND: OnceLock<Library> = OnceLock::new();
 /// How many objects had ever been loaded when nothing was found, so that one look-up is made after each new one only.
 static LOADED_WHEN_MISSED: AtomicU64 = AtomicU64::new(0);
 
 /// The MPI library in this process. Cheap once found, and cheap again until another object is loaded.
 pub(super) fn find() -> Option<&'static Library> {
-    let found = FOUND.load(Ordering::Acquire);
-    if !found.is_null() {
-        // SAFETY: a non-null value is a leaked box, never freed or changed.
-        return Some(unsafe { &*found });
+    if let Some(found) = FOUND.get() {
+        return Some(found);
     }
     let (objects, loaded) = loaded_objects(false);
     debug_assert!(objects.is_empty());
@@ -68,17 +86,35 @@ pub(super) fn find() -> Option<&'static Library> {
         LOADED_WHEN_MISSED.store(loaded, Ordering::Relaxed);
         return None;
     };
-    let fresh = Box::into_raw(Box::new(library));
-    match FOUND.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: leaked just now, never freed.
-        Ok(_) => Some(unsafe { &*fresh }),
-        Err(first) => {
-            // SAFETY: `fresh` came from a box and was not published; `first` is a leaked box.
-            unsafe {
-                drop(Box::from_raw(fresh));
-                Some(&*first)
-            }
-        }
+    // Another thread may have been first.
+    let _ = FOUND.set(library);
+    FOUND.get()
+}
+
+/// Address of a symbol in what `dlopen` gave, or one of its special handles; null if there is none.
+fn look_up(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: the handle is open or special; a look-up calls nothing but a resolver of the object itself.
+    unsafe { libc::dlsym(handle, name.as_ptr()) }
+}
+
+/// Address of the next symbol of this name behind the object that this code is in; null if there is none.
+pub(super) fn next_symbol(name: &CStr) -> *mut c_void {
+    look_up(libc::RTLD_NEXT, name)
+}
+
+impl Opened {
+    /// Takes a reference on an object that is loaded already, so that it stays.
+    fn again(name: &CStr) -> Option<Opened> {
+        // SAFETY: nothing is loaded, and no initializer runs.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        (!handle.is_null()).then_some(Opened(handle))
+    }
+
+    fn object(self) -> Option<Object> {
+        let mut object = null_mut::<LinkMap>();
+        // SAFETY: the handle is open; the address of a link map is written to a local.
+        let code = unsafe { libc::dlinfo(self.0, libc::RTLD_DI_LINKMAP, (&raw mut object).cast()) };
+        (code == 0).then_some(Object(object))
     }
 }
 
@@ -90,8 +126,7 @@ fn search() -> Option<Library> {
 /// As [`search`], by the function that makes a library one of MPI.
 fn search_by(init: &'static CStr) -> Option<Library> {
     let mut first = None;
-    // SAFETY: a look-up of a name; nothing is called.
-    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, init.as_ptr()) };
+    let next = next_symbol(init);
     let global = if next.is_null() {
         None
     } else {
@@ -116,51 +151,29 @@ impl Library {
         if Some(object) == own_object() {
             return None;
         }
-        // SAFETY: glibc keeps the link map of a loaded object, and its name is a C string.
-        let name = unsafe { CStr::from_ptr((*object).name) };
+        let name = object.name();
         if name.is_empty() {
             return None; // The executable itself: MPI linked statically, which no preload library can interpose.
         }
-        // SAFETY: the object is loaded already; this only takes a reference, so that it stays.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-        if handle.is_null() {
-            return None;
-        }
-        let path = name.to_string_lossy().into_owned();
-        // SAFETY: as above, the link map of a loaded object.
-        let soname = unsafe { soname(object) }.unwrap_or_else(|| file_name(&path).to_owned());
-        let library = Library {
-            handle,
-            object,
-            path,
-            soname,
-        };
+        let library = Library::new(Opened::again(name)?, object, name);
         (!library.is_copy()).then_some(library)
     }
 
-    /// The loaded object of this name.
-    fn loaded_as(name: &CStr) -> Option<Library> {
-        // SAFETY: takes a reference on an object that is loaded already, or fails.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-        if handle.is_null() {
-            return None;
-        }
-        let mut object = null_mut::<LinkMap>();
-        // SAFETY: the handle is valid; the address of a link map is written to a local, and glibc keeps the link map of a
-        // loaded object.
-        let soname = unsafe {
-            if libc::dlinfo(handle, libc::RTLD_DI_LINKMAP, (&raw mut object).cast()) != 0 {
-                return None;
-            }
-            soname(object)
-        };
+    fn new(handle: Opened, object: Object, name: &CStr) -> Library {
         let path = name.to_string_lossy().into_owned();
-        Some(Library {
+        let soname = object.soname();
+        Library {
             handle,
             object,
             soname: soname.unwrap_or_else(|| file_name(&path).to_owned()),
             path,
-        })
+        }
+    }
+
+    /// The loaded object of this name.
+    fn loaded_as(name: &CStr) -> Option<Library> {
+        let handle = Opened::again(name)?;
+        Some(Library::new(handle, handle.object()?, name))
     }
 
     /// Whether it is this library, or another copy of it.
@@ -170,27 +183,21 @@ impl Library {
 
     /// The object that gives `symbol` to the loaded object of this name.
     fn among(name: &CStr, symbol: &CStr) -> Option<Library> {
-        // SAFETY: takes a reference on an object that is loaded already, or fails.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-        if handle.is_null() {
-            return None;
-        }
-        // SAFETY: the handle is valid; a look-up calls nothing but a resolver of the object itself.
-        let address = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
+        let opened = Opened::again(name)?;
+        let address = look_up(opened.0, symbol);
         let library = if address.is_null() {
             None
         } else {
             Library::defining(address)
         };
-        // SAFETY: gives back the reference taken above.
-        unsafe { libc::dlclose(handle) };
+        // SAFETY: gives back the reference taken above, which nobody else has.
+        unsafe { libc::dlclose(opened.0) };
         library
     }
 
     /// Address of a symbol of the library or of what it was linked with.
     pub fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
-        // SAFETY: the handle is held for the life of the process.
-        let address = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        let address = look_up(self.handle.0, name);
         (!address.is_null()).then_some(address)
     }
 
@@ -209,73 +216,66 @@ impl Library {
 
 /// Address of a symbol in the global scope.
 pub(super) fn global_symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a look-up of a name; nothing is called.
-    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let address = look_up(libc::RTLD_DEFAULT, name);
     (!address.is_null()).then_some(address)
 }
 
-pub(super) fn object_of(address: *mut c_void) -> Option<*const LinkMap> {
-    // SAFETY: Dl_info is plain data for which zero is a valid value.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+pub(super) fn object_of(address: *mut c_void) -> Option<Object> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
     let mut object = null_mut();
     // SAFETY: both results are written to local storage; any address may be asked for.
-    let known = unsafe { dladdr1(address, &raw mut info, &raw mut object, RTLD_DL_LINKMAP) };
-    (known != 0 && !object.is_null()).then_some(object.cast::<LinkMap>().cast_const())
+    let known = unsafe { dladdr1(address, info.as_mut_ptr(), &raw mut object, RTLD_DL_LINKMAP) };
+    (known != 0 && !object.is_null()).then_some(Object(object.cast::<LinkMap>().cast_const()))
 }
 
 /// The object that this code is part of: the preload library, or an executable that uses the engine.
-pub(super) fn own_object() -> Option<*const LinkMap> {
-    let here = own_object as fn() -> Option<*const LinkMap>;
+pub(super) fn own_object() -> Option<Object> {
+    let here = own_object as fn() -> Option<Object>;
     object_of(here as *mut c_void)
 }
 
-impl LinkMap {
+impl Object {
+    fn map(self) -> &'static LinkMap {
+        // SAFETY: glibc keeps it, by the type's invariant.
+        unsafe { &*self.0 }
+    }
+
     /// The name that it was loaded under; empty for the executable.
-    pub(super) fn name(&self) -> *const c_char {
-        self.name
+    pub(super) fn name(self) -> &'static CStr {
+        // SAFETY: a C string that is kept with the link map.
+        unsafe { CStr::from_ptr(self.map().name) }
     }
 
     /// The value of an entry of its dynamic section.
-    ///
-    /// # Safety
-    /// The object is loaded.
-    unsafe fn entry(&self, tag: i64) -> Option<usize> {
-        let mut entry = self.dynamic;
-        // SAFETY: the dynamic section of a loaded object ends with DT_NULL.
-        unsafe {
-            while !entry.is_null() && (*entry).tag != DT_NULL {
-                if (*entry).tag == tag {
-                    return usize::try_from((*entry).value).ok();
-                }
-                entry = entry.add(1);
+    fn entry(self, tag: i64) -> Option<usize> {
+        let mut entry = self.map().dynamic;
+        loop {
+            // SAFETY: the dynamic section of a loaded object ends with DT_NULL.
+            let Dyn { tag: found, value } = unsafe { entry.as_ref() }?;
+            match *found {
+                DT_NULL => return None,
+                found if found == tag => return usize::try_from(*value).ok(),
+                _ => entry = entry.wrapping_add(1),
             }
         }
-        None
     }
 
     /// The address that an entry of its dynamic section names.
-    ///
-    /// # Safety
-    /// The object is loaded.
-    pub(super) unsafe fn address_of(&self, tag: i64) -> Option<*const c_void> {
-        // SAFETY: passed on.
-        let mut address = unsafe { self.entry(tag) }?;
+    pub(super) fn address_of(self, tag: i64) -> Option<*const c_void> {
+        let mut address = self.entry(tag)?;
+        let base = self.map().base;
         // glibc relocates the entry in place, but not on every machine.
-        if address < self.base {
-            address += self.base;
+        if address < base {
+            address += base;
         }
         Some(std::ptr::with_exposed_provenance(address))
     }
-}
 
-/// # Safety
-/// `object` is the link map of a loaded object.
-unsafe fn soname(object: *const LinkMap) -> Option<String> {
-    // SAFETY: as the caller says; the name is a C string in the object's string table.
-    unsafe {
-        let strings = (*object).address_of(DT_STRTAB)?;
-        let name = strings.byte_add((*object).entry(DT_SONAME)?);
-        let name = CStr::from_ptr(name.cast());
+    fn soname(self) -> Option<String> {
+        let strings = self.address_of(DT_STRTAB)?;
+        let name = strings.wrapping_byte_add(self.entry(DT_SONAME)?);
+        // SAFETY: a C string in the object's string table.
+        let name = unsafe { CStr::from_ptr(name.cast()) };
         Some(name.to_string_lossy().into_owned())
     }
 }
@@ -308,17 +308,16 @@ fn loaded_objects(with_names: bool) -> (Vec<CString>, u64) {
         data: *mut c_void,
     ) -> c_int {
         // SAFETY: `data` is the `Visit` below, and glibc passes a filled-in `info` whose name is null or a C string.
-        unsafe {
-            let visit = &mut *data.cast::<Visit>();
-            visit.loaded = (*info).dlpi_adds;
-            if !visit.with_names {
-                return 1;
-            }
-            if !(*info).dlpi_name.is_null() {
-                let name = CStr::from_ptr((*info).dlpi_name);
-                if !name.is_empty() {
-                    visit.names.push(name.to_owned());
-                }
+        let (visit, info) = unsafe { (&mut *data.cast::<Visit>(), &*info) };
+        visit.loaded = info.dlpi_adds;
+        if !visit.with_names {
+            return 1;
+        }
+        if !info.dlpi_name.is_null() {
+            // SAFETY: as above.
+            let name = unsafe { CStr::from_ptr(info.dlpi_name) };
+            if !name.is_empty() {
+                visit.names.push(name.to_owned());
             }
         }
         0

@@ -10,7 +10,9 @@
 //!
 //! Where this library is loaded twice the first copy does all. A tool behind the second one is behind the first, too.
 
-use super::library::{object_of, objects_behind, own_object, Library, LinkMap};
+use super::library::{
+    global_symbol, next_symbol, object_of, objects_behind, own_object, Library, Object,
+};
 use super::{guard, Class, Function};
 use std::collections::BTreeMap;
 use std::ffi::{c_void, CStr};
@@ -81,13 +83,7 @@ fn find() -> Tools {
         }
         // The names are those of the profiling interface: without the first letter.
         let name = &function.symbol()[1..];
-        // SAFETY: look-ups of a name; nothing is called. The first one goes on from the object that this code is in.
-        let (next, first) = unsafe {
-            (
-                libc::dlsym(libc::RTLD_NEXT, name.as_ptr()),
-                libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()),
-            )
-        };
+        let (next, first) = (next_symbol(name), global_symbol(name));
         let next = match is_copy(next) {
             true => {
                 let others: &Vec<Library> = others.get_or_insert_with(objects_behind);
@@ -98,10 +94,10 @@ fn find() -> Tools {
         };
         if let Some((object, tool)) = tool_at(next) {
             NEXT[*function as usize].store(next, Ordering::Relaxed);
-            behind.insert(object.addr(), tool);
+            behind.insert(object, tool);
         }
-        if let Some((object, tool)) = tool_at(first) {
-            before.insert(object.addr(), tool);
+        if let Some((object, tool)) = first.and_then(tool_at) {
+            before.insert(object, tool);
         }
     }
     before.retain(|object, _| !behind.contains_key(object));
@@ -113,21 +109,20 @@ fn find() -> Tools {
 
 /// Whether a function is that of the next copy of this library.
 fn is_copy(address: *mut c_void) -> bool {
-    static COPY: OnceLock<Option<usize>> = OnceLock::new();
+    static COPY: OnceLock<Option<Object>> = OnceLock::new();
     if address.is_null() {
         return false;
     }
     // One look-up of a name that no one else defines; another copy, if there is one, is the next that has it.
     let copy = COPY.get_or_init(|| {
-        // SAFETY: a look-up of a name; nothing is called.
-        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"anabranch_version".as_ptr()) };
-        (!next.is_null()).then(|| object_of(next).map(<*const _>::addr))?
+        let next = next_symbol(c"anabranch_version");
+        (!next.is_null()).then(|| object_of(next))?
     });
-    copy.is_some() && object_of(address).map(<*const _>::addr) == *copy
+    copy.is_some() && object_of(address) == *copy
 }
 
 /// The tool that defines a function, if a tool does.
-fn tool_at(address: *mut c_void) -> Option<(*const LinkMap, Tool)> {
+fn tool_at(address: *mut c_void) -> Option<(Object, Tool)> {
     if address.is_null() {
         return None;
     }
@@ -135,11 +130,8 @@ fn tool_at(address: *mut c_void) -> Option<(*const LinkMap, Tool)> {
     if Some(object) == own_object() {
         return None;
     }
-    // SAFETY: glibc keeps the link map of a loaded object.
-    let (uses_pmpi, path) = unsafe {
-        let name = CStr::from_ptr((*object).name()).to_string_lossy();
-        (imports(object, b"PMPI_"), name.into_owned())
-    };
+    let uses_pmpi = imports(object, b"PMPI_");
+    let path = object.name().to_string_lossy().into_owned();
     // The program's own object has no name.
     if !path.is_empty() && Library::defining(address).is_none_or(|library| has_pmpi(&library)) {
         // An MPI library, or another copy of this one.
@@ -171,29 +163,28 @@ struct Symbol {
 }
 
 /// Whether an object imports a symbol whose name begins so.
-///
-/// # Safety
-/// `object` is the link map of a loaded object.
-unsafe fn imports(object: *const LinkMap, prefix: &[u8]) -> bool {
+fn imports(object: Object, prefix: &[u8]) -> bool {
     const DT_HASH: i64 = 4;
     const DT_STRTAB: i64 = 5;
     const DT_SYMTAB: i64 = 6;
     const DT_GNU_HASH: i64 = 0x6fff_fef5;
+    let table = |tag| object.address_of(tag);
+    let (Some(strings), Some(symbols)) = (table(DT_STRTAB), table(DT_SYMTAB)) else {
+        return false;
+    };
+    let Some(hash) = table(DT_GNU_HASH).or_else(|| table(DT_HASH)) else {
+        return false;
+    };
     // SAFETY: tables of a loaded object, which stay mapped. Of a GNU hash table the second word is the number of the first
     // symbol that is defined, of a plain one the number of all symbols.
-    unsafe {
-        let table = |tag| (*object).address_of(tag);
-        let (Some(strings), Some(symbols)) = (table(DT_STRTAB), table(DT_SYMTAB)) else {
-            return false;
-        };
-        let Some(hash) = table(DT_GNU_HASH).or_else(|| table(DT_HASH)) else {
-            return false;
-        };
+    let symbols = unsafe {
         let count = *hash.cast::<u32>().add(1) as usize;
-        (1..count).any(|i| {
-            let symbol = &*symbols.cast::<Symbol>().add(i);
-            let name = CStr::from_ptr(strings.byte_add(symbol.name as usize).cast());
-            symbol.section == 0 && name.to_bytes().starts_with(prefix)
-        })
-    }
+        std::slice::from_raw_parts(symbols.cast::<Symbol>(), count)
+    };
+    symbols.iter().skip(1).any(|symbol| {
+        let name = strings.wrapping_byte_add(symbol.name as usize).cast();
+        // SAFETY: a name in the object's string table.
+        let name = unsafe { CStr::from_ptr(name) };
+        symbol.section == 0 && name.to_bytes().starts_with(prefix)
+    })
 }

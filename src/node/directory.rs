@@ -43,6 +43,8 @@ struct Page {
     rows: [RowCells; ROWS],
 }
 
+super::map::shared!(Page);
+
 /// `who`: pid in the high half, world rank in the low half; 0 is a free row. `what`: start time's low half
 /// high, memfd number, protocol version; 0 while the row is being written.
 #[repr(C)]
@@ -346,13 +348,7 @@ fn fresh_page(file: &OwnedFd, job: u64) -> io::Result<Mapping> {
 }
 
 fn page(map: &Mapping) -> &Page {
-    // SAFETY: Page is made of atomics, has the size of the mapping, and mappings are page-aligned.
-    unsafe {
-        map.range(0, size_of::<Page>())
-            .expect("a directory is mapped in full")
-            .cast()
-            .as_ref()
-    }
+    map.object(0).expect("a directory is mapped in full")
 }
 
 fn prefix() -> String {

@@ -31,6 +31,8 @@ pub struct GpuPage {
     rtrs: [Rtr; RTRS],
 }
 
+super::map::shared!(GpuPage);
+
 impl GpuPage {
     /// The GPUs that the owner sees.
     pub fn gpus(&self) -> &[GpuRow] {

@@ -46,6 +46,28 @@ pub struct Mapping {
     bytes: usize,
 }
 
+/// What may lie in memory that other processes write to at any time.
+///
+/// # Safety
+/// It is made of atomics only, so that any bits are valid.
+pub unsafe trait Shared {}
+
+/// Declares types that are made of atomics only.
+macro_rules! shared {
+    ($($type:ty),*) => {$(
+        // SAFETY: atomics and arrays of them, in structs of the C layout.
+        unsafe impl $crate::node::map::Shared for $type {}
+    )*};
+}
+pub(super) use shared;
+
+/// As a fresh segment holds it.
+#[cfg(test)]
+pub(super) fn fresh<T: Shared>() -> Box<T> {
+    // SAFETY: any bits are valid, and so are zeros.
+    Box::new(unsafe { std::mem::zeroed() })
+}
+
 // SAFETY: the mapping is only handed out as raw pointers and as references to types made of atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
@@ -88,15 +110,12 @@ impl Mapping {
     }
 
     /// A reference to a `T` at `offset`, if it lies within the mapping and is aligned.
-    ///
-    /// # Safety
-    /// `T` must be made of atomics only (any bits are valid, and other processes may write it at any time).
-    pub unsafe fn object<T>(&self, offset: usize) -> Option<&T> {
+    pub fn object<T: Shared>(&self, offset: usize) -> Option<&T> {
         let address = self.range(offset, size_of::<T>())?.cast::<T>();
         if !address.is_aligned() {
             return None;
         }
-        // SAFETY: in range and aligned; the mapping lives as long as self; T is made of atomics (caller).
+        // SAFETY: in range and aligned; the mapping lives as long as self; `T` is made of atomics.
         Some(unsafe { address.as_ref() })
     }
 

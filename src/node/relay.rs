@@ -83,6 +83,8 @@ pub struct GpuRow {
     units: [AtomicU64; RELAY_UNITS],
 }
 
+super::map::shared!(GpuRow);
+
 impl GpuRow {
     /// Identity of the GPU.
     pub fn uuid(&self) -> [u8; 16] {
@@ -239,8 +241,7 @@ mod tests {
     use super::*;
 
     fn row() -> Box<GpuRow> {
-        // SAFETY: GpuRow is made of atomics, for which zeros are valid.
-        unsafe { Box::new(std::mem::zeroed()) }
+        crate::node::map::fresh()
     }
 
     #[test]

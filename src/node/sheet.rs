@@ -21,6 +21,8 @@ pub struct Sheet {
     sums: [AtomicU32; BLOCKS],
 }
 
+super::map::shared!(Sheet);
+
 const _: () = assert!(size_of::<Sheet>() == SHEET_BYTES);
 
 impl Sheet {

@@ -203,6 +203,8 @@ pub struct Slot {
     asked: AtomicU64,
 }
 
+super::map::shared!(Slot);
+
 const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
 
 impl Slot {

@@ -8,8 +8,7 @@ use std::sync::atomic::AtomicUsize;
 const NONCE: u64 = 0x5a5a_0100;
 
 fn slot() -> Box<Slot> {
-    // SAFETY: all-zero is a valid Slot (atomics only); it is what a fresh segment holds.
-    Box::new(unsafe { std::mem::zeroed() })
+    crate::node::map::fresh()
 }
 
 fn in_state(state: SlotState) -> Box<Slot> {

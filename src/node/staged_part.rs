@@ -227,6 +227,8 @@ pub struct Offer {
     staged_parts: [StagedPart; STAGED_PARTS],
 }
 
+super::map::shared!(Offer);
+
 /// A staged part as it lies in shared memory.
 #[derive(Debug)]
 #[repr(C, align(64))]

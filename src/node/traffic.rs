@@ -137,6 +137,8 @@ pub struct Page {
     line: [LineCells; LINES],
 }
 
+super::map::shared!(Page);
+
 const _: () = assert!(size_of::<Page>() <= 4608);
 
 impl Page {
@@ -287,8 +289,7 @@ mod tests {
     use super::*;
 
     fn page() -> Box<Page> {
-        // SAFETY: Page is made of atomics, for which zeros are valid.
-        unsafe { Box::new(std::mem::zeroed()) }
+        crate::node::map::fresh()
     }
 
     fn ends(from: u8, to: u8) -> Ends {

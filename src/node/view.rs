@@ -60,6 +60,8 @@ pub struct Header {
     reading: Reading,
 }
 
+super::map::shared!(Header);
+
 /// The rank from which the owner reads long messages, plus one; 0 if it reads from none. Written by the
 /// owner.
 #[derive(Debug)]
@@ -273,8 +275,7 @@ impl View {
     /// Owner: writes the header of a fresh (zero) segment.
     pub(super) fn create(map: Mapping, layout: Layout, owner: Owner) -> Option<Self> {
         debug_assert!(layout.is_sane());
-        // SAFETY: Header is made of atomics.
-        let header = unsafe { map.object::<Header>(0) }?;
+        let header = map.object::<Header>(0)?;
         let relaxed = Ordering::Relaxed;
         header.version.store(u32::from(PROTOCOL_VERSION), relaxed);
         header.world_rank.store(owner.world_rank, relaxed);
@@ -306,8 +307,7 @@ impl View {
         if Self::owner_in(&map)? != owner {
             return Err(BadSegment::Owner);
         }
-        // SAFETY: Header is made of atomics.
-        let header = unsafe { map.object::<Header>(0) }.ok_or(BadSegment::Layout)?;
+        let header = map.object::<Header>(0).ok_or(BadSegment::Layout)?;
         let relaxed = Ordering::Relaxed;
         // Read once: what others write there later changes nothing here.
         let wide = header.wide.load(relaxed);
@@ -341,8 +341,7 @@ impl View {
 
     /// Whose segment lies in a mapping.
     fn owner_in(map: &Mapping) -> Result<Owner, BadSegment> {
-        // SAFETY: Header is made of atomics.
-        let header = unsafe { map.object::<Header>(0) }.ok_or(BadSegment::Layout)?;
+        let header = map.object::<Header>(0).ok_or(BadSegment::Layout)?;
         if header.magic.load(Ordering::Acquire) != MAGIC {
             return Err(BadSegment::Magic);
         }
@@ -633,8 +632,7 @@ impl View {
         let region = (offset, SLOT_BYTES as u32, self.layout.slots);
         self.backed(index, region, &flags.slots_ready, &self.slots_seen)?;
         let offset = usize::try_from(offset).ok()? + index as usize * SLOT_BYTES;
-        // SAFETY: Slot is made of atomics.
-        unsafe { self.map.object(offset) }
+        self.map.object(offset)
     }
 
     /// The checksums of the message in slot `index`, if the owner has sheets.
@@ -644,8 +642,7 @@ impl View {
         let region = (offset, SHEET_BYTES as u32, self.layout.sheets);
         self.backed(index, region, &flags.slots_ready, &self.sheets_seen)?;
         let offset = usize::try_from(offset).ok()? + index as usize * SHEET_BYTES;
-        // SAFETY: Sheet is made of atomics.
-        unsafe { self.map.object(offset) }
+        self.map.object(offset)
     }
 
     /// Address of a piece of the owner's staging, and how long it is at most: a chunk, or a cell or a part of
@@ -714,8 +711,7 @@ impl View {
         let offset = self.gpu_page_at;
         let region = (offset, GPU_PAGE_BYTES as u32, 1);
         self.backed(0, region, &flags.gpu_page_ready, &self.gpu_page_seen)?;
-        // SAFETY: GpuPage is made of atomics.
-        unsafe { self.map.object(usize::try_from(offset).ok()?) }
+        self.map.object(usize::try_from(offset).ok()?)
     }
 
     /// The block of wide staging that unit `unit` is in.

@@ -527,7 +527,7 @@ impl Gpu {
     /// # Safety
     /// The range stays mapped until [`Gpu::close`].
     pub unsafe fn pin(&mut self, context: ContextKey, start: *mut u8, bytes: usize) {
-        // SAFETY: passed on.
+        // SAFETY: it stays mapped until `close`, which unpins it.
         match unsafe {
             self.registrations
                 .register(context, start.cast::<c_void>(), bytes)

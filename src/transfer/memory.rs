@@ -5,10 +5,10 @@
 /// # Safety
 /// As there.
 pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, is_past_caches: bool) {
-    // SAFETY: passed on.
+    // SAFETY: both are valid for as many bytes and do not overlap, as the caller says.
     unsafe {
         if is_past_caches {
-            copy_past_caches(to, from, bytes);
+            past_caches(to, from, bytes);
         } else {
             to.copy_from_nonoverlapping(from, bytes);
         }
@@ -20,11 +20,6 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, is_past_caches: b
 ///
 /// # Safety
 /// As there.
-unsafe fn copy_past_caches(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: passed on.
-    unsafe { past_caches(to, from, bytes) };
-}
-
 #[cfg(target_arch = "x86_64")]
 unsafe fn past_caches(to: *mut u8, from: *const u8, bytes: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -33,42 +28,38 @@ unsafe fn past_caches(to: *mut u8, from: *const u8, bytes: usize) {
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: all of it lies within the `bytes` of both; every store is to a multiple of 16, as `head` ends
-    // on a line.
-    unsafe {
-        to.copy_from_nonoverlapping(from, head);
-        for line in 0..lines {
-            let at = head + line * LINE;
+    // SAFETY: all of it lies within the `bytes` of both, which do not overlap.
+    let plain =
+        |at: usize, bytes| unsafe { to.add(at).copy_from_nonoverlapping(from.add(at), bytes) };
+    plain(0, head);
+    for line in 0..lines {
+        let at = head + line * LINE;
+        // SAFETY: as above; every store is to a multiple of 16, as `head` ends on a line.
+        unsafe {
             let source = from.add(at).cast::<__m128i>();
             let target = to.add(at).cast::<__m128i>();
-            let row = [
-                _mm_loadu_si128(source),
-                _mm_loadu_si128(source.add(1)),
-                _mm_loadu_si128(source.add(2)),
-                _mm_loadu_si128(source.add(3)),
-            ];
+            let row = [0, 1, 2, 3].map(|unit| _mm_loadu_si128(source.add(unit)));
             _mm_stream_si128(target, row[0]);
             _mm_stream_si128(target.add(1), row[1]);
             _mm_stream_si128(target.add(2), row[2]);
             _mm_stream_si128(target.add(3), row[3]);
         }
-        to.add(tail)
-            .copy_from_nonoverlapping(from.add(tail), bytes - tail);
-        // Such stores are not ordered with later ones. Whoever is told that the bytes are there must find
-        // them.
-        _mm_sfence();
     }
+    plain(tail, bytes - tail);
+    // Such stores are not ordered with later ones. Whoever is told that the bytes are there must find them.
+    // SAFETY: every processor of this architecture has it.
+    unsafe { _mm_sfence() };
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn past_caches(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: passed on.
+    // SAFETY: both are valid for as many bytes and do not overlap, as the caller says.
     unsafe { to.copy_from_nonoverlapping(from, bytes) };
 }
 
 #[cfg(test)]
 mod tests {
-    use super::copy_past_caches;
+    use super::past_caches;
     use proptest::prelude::*;
 
     proptest! {
@@ -84,7 +75,7 @@ mod tests {
             let mut target = vec![0xa5_u8; 1200];
             // SAFETY: both ranges lie within their vectors, which are two.
             unsafe {
-                copy_past_caches(target.as_mut_ptr().add(to), source.as_ptr().add(from), bytes);
+                past_caches(target.as_mut_ptr().add(to), source.as_ptr().add(from), bytes);
             }
             prop_assert_eq!(&target[to..to + bytes], &source[from..from + bytes]);
             prop_assert!(target[..to].iter().chain(&target[to + bytes..]).all(|byte| *byte == 0xa5));

@@ -99,6 +99,32 @@ pub enum Ended {
     Failed(Box<str>),
 }
 
+/// Memory for a transfer, on a device or in the host's memory.
+///
+/// Invariant: it is valid until the transfer has ended, or is forgotten. It does not change meanwhile if it is offered; if
+/// it is written, nobody else uses it.
+#[derive(Clone, Copy, Debug)]
+pub struct LentMemory {
+    start: *mut c_void,
+    bytes: u64,
+}
+
+impl LentMemory {
+    /// So many bytes from an address on.
+    ///
+    /// # Safety
+    /// They are as the type's invariant has them.
+    pub unsafe fn new(start: *mut c_void, bytes: u64) -> LentMemory {
+        LentMemory { start, bytes }
+    }
+
+    /// The first so many of them.
+    pub fn first(self, bytes: u64) -> LentMemory {
+        assert!(bytes <= self.bytes, "beyond what was lent");
+        LentMemory { bytes, ..self }
+    }
+}
+
 impl Transfers {
     /// For a process that is registered on its node. `failed`: the error code that a peer gets if a transfer
     /// cannot be delivered; not negative.
@@ -134,19 +160,15 @@ impl Transfers {
         &self.env.node
     }
 
-    /// Offers `bytes` bytes that start at `from`, in device or host memory, to a process of this node. `number`:
-    /// of a transfer that the peer may expect. If it does ([`Transfers::expect`]), this process writes the bytes
-    /// to the peer's buffer at once.
-    ///
-    /// # Safety
-    /// The memory is valid for reading, and does not change, until the transfer has ended.
-    pub unsafe fn offer(
+    /// Offers memory to a process of this node. `number`: of a transfer that the peer may expect. If it does
+    /// ([`Transfers::expect`]), this process writes the bytes to the peer's buffer at once.
+    pub fn offer(
         &mut self,
         to: u32,
-        from: *const c_void,
-        bytes: u64,
+        from: LentMemory,
         number: Option<u64>,
     ) -> Result<(Sending, Descriptor), NotOffered> {
+        let LentMemory { start: from, bytes } = from;
         let Transfers { env, gpu, .. } = self;
         let peer = env.node.peer(to).ok_or(NotOffered::NoPeer(to))?;
         let mut message = Message {
@@ -194,17 +216,13 @@ impl Transfers {
         Ok((Sending(id), rts.encode()))
     }
 
-    /// Takes what a peer has offered, once, and begins to bring it to `to`, where there is room for `capacity`
-    /// bytes. A longer transfer moves no bytes.
-    ///
-    /// # Safety
-    /// The memory is valid for writing until the transfer has ended, and nobody else uses it.
-    pub unsafe fn take(
-        &mut self,
-        descriptor: &Descriptor,
-        to: *mut c_void,
-        capacity: u64,
-    ) -> Result<Receiving, NotTaken> {
+    /// Takes what a peer has offered, once, and begins to bring it to `to`. A transfer for which there is no
+    /// room moves no bytes.
+    pub fn take(&mut self, descriptor: &Descriptor, to: LentMemory) -> Result<Receiving, NotTaken> {
+        let LentMemory {
+            start: to,
+            bytes: capacity,
+        } = to;
         let landed = Landed::read(&self.env, descriptor)?;
         let to = match cuda::classify(to) {
             Kind::Device(buffer) => Ok(buffer),

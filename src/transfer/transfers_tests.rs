@@ -1,12 +1,11 @@
 //! Two processes that know nothing of MPI, on one simulated node. One sends, the other receives; what they
 //! tell each other goes through a socket.
 
-use std::ffi::c_void;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use super::{Descriptor, Ended, Transfers};
+use super::{Descriptor, Ended, LentMemory, Transfers};
 use crate::config::Config;
 use crate::cuda::tests::bench::{at, device_memory, free, use_device, Bench};
 use crate::cuda::tests::{run_roles, ROLE};
@@ -120,12 +119,15 @@ impl Buffers {
         }
     }
 
-    fn address(&mut self, memory: Memory, offset: usize) -> *mut c_void {
+    /// What there is from an offset on.
+    fn address(&mut self, memory: Memory, offset: usize) -> LentMemory {
         let from = GUARD + offset;
-        match memory {
+        let start = match memory {
             Device => at(self.device + from as u64).cast_mut(),
             Host => self.host[from..].as_mut_ptr().cast(),
-        }
+        };
+        // SAFETY: the memory is this process's, and is used and freed only once the transfers have ended.
+        unsafe { LentMemory::new(start, (self.host.len() - from) as u64) }
     }
 
     fn write(&mut self, memory: Memory, bytes: &[u8]) {
@@ -172,8 +174,7 @@ fn sender() {
         image.extend(bytes_of(case, bytes));
         buffers.write(from, &image);
         let address = buffers.address(from, offset);
-        // SAFETY: the memory is this process's, and changes only once the transfer has ended.
-        let offered = unsafe { transfers.offer(1, address, bytes as u64, None) };
+        let offered = transfers.offer(1, address.first(bytes as u64), None);
         let (sending, told) = offered.expect("offered");
         stream.write_all(&told).expect("written");
         let ended = wait(&mut transfers, sending, Transfers::test_send);
@@ -182,8 +183,9 @@ fn sender() {
     }
     // One that the peer cannot take, and one that it has no room for.
     let address = buffers.address(Device, 0);
-    // SAFETY: as above.
-    let (sending, mut told) = unsafe { transfers.offer(1, address, 100, None) }.expect("offered");
+    let (sending, mut told) = transfers
+        .offer(1, address.first(100), None)
+        .expect("offered");
     told[40] ^= 1;
     stream.write_all(&told).expect("written");
     told[40] ^= 1;
@@ -194,8 +196,7 @@ fn sender() {
         Ended::Complete(Path::Direct),
         "nothing of it was taken"
     );
-    // SAFETY: as above.
-    let nobody = unsafe { transfers.offer(7, address, 100, None) };
+    let nobody = transfers.offer(7, address.first(100), None);
     assert!(nobody.is_err_and(|why| why.to_string().contains("rank 7")));
     stream.write_all(&[1]).expect("written");
     drop(transfers);
@@ -217,8 +218,7 @@ fn receiver() {
         buffers.write(to, &vec![0x5a; length]);
         let told = next_offer(&mut stream);
         let address = buffers.address(to, offset);
-        // SAFETY: the memory is this process's, and is used only once the transfer has ended.
-        let taken = unsafe { transfers.take(&told, address, bytes as u64) };
+        let taken = transfers.take(&told, address.first(bytes as u64));
         let receiving = taken.expect("taken");
         let ended = wait(&mut transfers, receiving, Transfers::test_receive);
         assert_eq!(ended, Ended::Complete(path), "case {case}");
@@ -241,12 +241,10 @@ fn receiver() {
     buffers.write(Device, &[0x5a; 3 * GUARD]);
     let address = buffers.address(Device, 0);
     let told = next_offer(&mut stream);
-    // SAFETY: the memory is this process's, and nobody else uses it.
-    let taken = unsafe { transfers.take(&told, address, 100) };
+    let taken = transfers.take(&told, address.first(100));
     assert!(taken.is_err(), "it is not what was sent");
     let told = next_offer(&mut stream);
-    // SAFETY: as above.
-    let taken = unsafe { transfers.take(&told, address, 99) };
+    let taken = transfers.take(&told, address.first(99));
     let receiving = taken.expect("taken");
     let ended = wait(&mut transfers, receiving, Transfers::test_receive);
     assert_eq!(ended, Ended::Truncated(100), "there is no room for it");
@@ -278,7 +276,8 @@ fn exchange(rank: u32) {
             let seed = 1000 * (rank as usize + 1) + 10 * round + number;
             bench.upload(*address, &bytes_of(seed, BYTES));
             // SAFETY: the memory is this process's, and changes only once the transfer has ended.
-            let offered = unsafe { transfers.offer(1 - rank, at(*address), BYTES as u64, None) };
+            let memory = unsafe { LentMemory::new(at(*address).cast_mut(), BYTES as u64) };
+            let offered = transfers.offer(1 - rank, memory, None);
             let (one, descriptor) = offered.expect("offered");
             stream.write_all(&descriptor).expect("written");
             sending.push(one);
@@ -288,8 +287,7 @@ fn exchange(rank: u32) {
         for _ in 0..WINDOW {
             let descriptor = next_offer(&mut stream);
             let address = buffers.address(Device, 0);
-            // SAFETY: the memory is this process's, and is used only once the transfer has ended.
-            let taken = unsafe { transfers.take(&descriptor, address, BYTES as u64) };
+            let taken = transfers.take(&descriptor, address.first(BYTES as u64));
             receiving.push(taken.expect("taken"));
         }
         for one in sending {
@@ -331,19 +329,20 @@ fn survivor() {
     stream.write_all(&[1]).expect("written");
     let theirs = next_offer(&mut stream);
     let address = buffers.address(Device, 0);
-    // SAFETY: the memory is this process's, and nobody else uses it, here and below.
-    let (sending, taken_back) = unsafe { transfers.offer(1, address, 500, None) }.expect("offered");
+    let (sending, taken_back) = transfers
+        .offer(1, address.first(500), None)
+        .expect("offered");
     assert_eq!(transfers.cancel(sending), Ok(()));
     stream.write_all(&taken_back).expect("written");
     let address = buffers.address(Device, 1000);
-    // SAFETY: as above.
-    let (sending, kept) = unsafe { transfers.offer(1, address, 500, None) }.expect("offered");
+    let (sending, kept) = transfers
+        .offer(1, address.first(500), None)
+        .expect("offered");
     stream.write_all(&kept).expect("written");
     // The peer has looked at both, and ends.
     stream.read_exact(&mut [0]).expect("a byte");
     let address = buffers.address(Host, 0);
-    // SAFETY: as above.
-    let taken = unsafe { transfers.take(&theirs, address, 1 << 20) };
+    let taken = transfers.take(&theirs, address.first(1 << 20));
     let receiving = taken.expect("taken");
     let ended = wait(&mut transfers, sending, Transfers::test_send);
     let Ended::Failed(why) = ended else {
@@ -362,14 +361,13 @@ fn victim() {
     let mut transfers = transfers(1);
     stream.read_exact(&mut [0]).expect("a byte");
     let address = buffers.address(Host, 0);
-    // SAFETY: the memory is this process's until its end.
-    let (_lost, descriptor) =
-        unsafe { transfers.offer(0, address, 1 << 20, None) }.expect("offered");
+    let (_lost, descriptor) = transfers
+        .offer(0, address.first(1 << 20), None)
+        .expect("offered");
     stream.write_all(&descriptor).expect("written");
     let taken_back = next_offer(&mut stream);
     let address = buffers.address(Device, 0);
-    // SAFETY: as above.
-    let taken = unsafe { transfers.take(&taken_back, address, 500) };
+    let taken = transfers.take(&taken_back, address.first(500));
     assert!(taken.is_err(), "it was taken back");
     next_offer(&mut stream);
     stream.write_all(&[1]).expect("written");

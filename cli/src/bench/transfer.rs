@@ -11,7 +11,7 @@ use anabranch_engine::node::{Backoff, Launch, Node, RTS_BYTES};
 use anabranch_engine::transfer::node_options;
 use anabranch_engine::transfer::story::Path;
 use anabranch_engine::transfer::transfers::{
-    Descriptor, Ended, Expected, Receiving, Sending, Transfers,
+    Descriptor, Ended, Expected, LentMemory, Receiving, Sending, Transfers,
 };
 use anyhow::{bail, Context};
 use memmap2::MmapMut;
@@ -158,7 +158,8 @@ impl Bench {
                 transfers, peer, ..
             } = self;
             // SAFETY: as the caller says.
-            let (one, told) = unsafe { transfers.offer(*peer, from, bytes as u64, number) }?;
+            let from = unsafe { LentMemory::new(from.cast_mut(), bytes as u64) };
+            let (one, told) = transfers.offer(*peer, from, number)?;
             self.post(&told);
             sending.push_back(one);
         }
@@ -172,8 +173,11 @@ impl Bench {
                         let taken = self.transfers.take_expected(&told, expected);
                         taken.map_err(|(why, _)| why)
                     }
-                    // SAFETY: as the caller says.
-                    None => unsafe { self.transfers.take(&told, to, bytes as u64) },
+                    None => {
+                        // SAFETY: as the caller says.
+                        let to = unsafe { LentMemory::new(to, bytes as u64) };
+                        self.transfers.take(&told, to)
+                    }
                 };
                 match taken {
                     Ok(one) => receiving.push_back(one),
@@ -210,7 +214,8 @@ impl Bench {
         if self.expected.is_none() {
             let (peer, number) = (self.peer, self.taken + 1);
             // SAFETY: as the caller says.
-            self.expected = unsafe { self.transfers.expect(peer, number, to, bytes as u64) };
+            let to = unsafe { LentMemory::new(to, bytes as u64) };
+            self.expected = self.transfers.expect(peer, number, to);
         }
     }
 

@@ -6,9 +6,7 @@ use std::ffi::c_int;
 use super::Requests;
 use crate::engine::core::Core;
 use crate::engine::{Engine, NativeScope};
-use crate::mpi::{
-    several, Out, Outs, Request, Slot, Status, StatusAt, StatusOut, StatusRef, Statuses,
-};
+use crate::mpi::{several, Out, Outs, Request, Slot, Status, StatusOut, StatusRef, Statuses};
 
 impl Engine {
     /// The scope of a call whose requests are all native, so that it may be passed on as it is. To be asked
@@ -86,8 +84,8 @@ impl Engine {
             return call(statuses);
         };
         let abi = self.env.abi;
-        let mut room = before.room();
-        let to = before.statuses(abi, statuses, &mut room);
+        let count = before.count();
+        let (noted, to) = before.split(abi, statuses);
         let code = call(to);
         let is_over = flag.is_none_or(|flag| flag.read() != 0);
         // MPI_UNDEFINED is negative.
@@ -95,9 +93,9 @@ impl Engine {
         let null = abi.normalize(abi.request_null);
         let named = match only {
             _ if !is_over => 0..0,
-            Some(i) if i < before.count() => i..i + 1,
+            Some(i) if i < count => i..i + 1,
             Some(_) => 0..0,
-            None => 0..before.count(),
+            None => 0..count,
         };
         // A request whose handle is still there was not completed.
         let completed = named.filter(|i| requests.get(abi, *i) == null);
@@ -105,8 +103,8 @@ impl Engine {
             let at = if only.is_some() { 0 } else { i };
             (i, self.filled(to, at, code))
         });
-        self.note_after(&before, completed);
-        before.keep(room);
+        self.note_after(noted, completed);
+        before.keep();
         code
     }
 
@@ -125,17 +123,17 @@ impl Engine {
         let Some(mut before) = self.note_before(requests) else {
             return call(statuses);
         };
-        let mut room = before.room();
-        let to = before.statuses(self.env.abi, statuses, &mut room);
+        let count = before.count();
+        let (noted, to) = before.split(self.env.abi, statuses);
         let code = call(to);
         // MPI_UNDEFINED is negative.
         let done = usize::try_from(outcount.read()).unwrap_or(0);
-        let completed = (0..done.min(before.count())).map(|k| {
+        let completed = (0..done.min(count)).map(|k| {
             let i = indices.read(k) as usize;
             (i, self.filled(to, k, code))
         });
-        self.note_after(&before, completed);
-        before.keep(room);
+        self.note_after(noted, completed);
+        before.keep();
         code
     }
 
@@ -144,9 +142,8 @@ impl Engine {
     fn filled<'a>(&self, statuses: Statuses<'a>, i: usize, code: c_int) -> StatusRef<'a> {
         static NONE: Status = Status::new();
         let abi = self.env.abi;
-        let status = (code == abi.success || code == abi.err_in_status)
-            .then(|| statuses.get(abi, i).at(abi))
-            .flatten();
-        status.map_or(StatusRef::of(&NONE), StatusAt::seen)
+        let is_filled = code == abi.success || code == abi.err_in_status;
+        let status = is_filled.then(|| statuses.seen(abi, i)).flatten();
+        status.unwrap_or(StatusRef::of(&NONE))
     }
 }

@@ -1,10 +1,9 @@
 //! Transfers that their receiver expects: an RTR tells the sender where they go, and the sender writes them at
 //! once.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::{prepare, Descriptor, Receiving, Transfers};
+use super::{prepare, Descriptor, LentMemory, Receiving, Transfers};
 use crate::cuda::{self, overlap, Buffer, ContextKey, Kind};
 use crate::node::{Peer, RtrId, RtrState, Target, Waiting};
 use crate::stats::{self, Counter};
@@ -37,22 +36,14 @@ impl Announced {
 pub struct Expected(usize);
 
 impl Transfers {
-    /// Tells a peer (by an RTR) that its transfer with this number, of `bytes` bytes, goes to `to`. If the
+    /// Tells a peer (by an RTR) that its transfer with this number goes to `to`, and is as long. If the
     /// peer offers it after that, it writes the bytes at once. None if that is of no use, and the transfer is
     /// taken as any other: the memory is no device memory that the peer could map, the transfer is so long
     /// that it may be split, others go to the same place, too many are expected, or RTRs are switched off.
     ///
     /// A number may be used again once its transfer was taken or forgotten.
-    ///
-    /// # Safety
-    /// The memory is valid for writing, and nobody else uses it, until the transfer has ended or is forgotten.
-    pub unsafe fn expect(
-        &mut self,
-        from: u32,
-        number: u64,
-        to: *mut c_void,
-        bytes: u64,
-    ) -> Option<Expected> {
+    pub fn expect(&mut self, from: u32, number: u64, to: LentMemory) -> Option<Expected> {
+        let LentMemory { start: to, bytes } = to;
         let Kind::Device(to) = cuda::classify(to) else {
             return None;
         };

@@ -38,8 +38,7 @@ pub(super) fn writer() {
         stream.read_exact(&mut [0]).expect("a byte");
         let address = buffers.address(Device, offset);
         let number = Some(case as u64);
-        // SAFETY: the memory is this process's, and changes only once the transfer has ended.
-        let offered = unsafe { transfers.offer(1, address, bytes as u64, number) };
+        let offered = transfers.offer(1, address.first(bytes as u64), number);
         let (sending, told) = offered.expect("offered");
         stream.write_all(&told).expect("written");
         let ended = wait(&mut transfers, sending, Transfers::test_send);
@@ -49,8 +48,7 @@ pub(super) fn writer() {
     for bytes in [99_u64, 100] {
         stream.read_exact(&mut [0]).expect("a byte");
         let address = buffers.address(Device, 0);
-        // SAFETY: as above.
-        let offered = unsafe { transfers.offer(1, address, bytes, Some(9)) };
+        let offered = transfers.offer(1, address.first(bytes), Some(9));
         let (sending, told) = offered.expect("offered");
         stream.write_all(&told).expect("written");
         let ended = wait(&mut transfers, sending, Transfers::test_send);
@@ -58,8 +56,7 @@ pub(super) fn writer() {
     }
     stream.read_exact(&mut [0]).expect("a byte");
     let address = buffers.address(Device, 0);
-    // SAFETY: as above.
-    let offered = unsafe { transfers.offer(1, address, 100, Some(11)) };
+    let offered = transfers.offer(1, address.first(100), Some(11));
     let (_sending, told) = offered.expect("offered");
     drop(transfers);
     stream.write_all(&told).expect("written");
@@ -77,11 +74,9 @@ pub(super) fn reader(ordinal: i32, are_put: bool) {
         let length = offset + bytes + 2 * GUARD;
         buffers.write(Device, &vec![0x5a; length]);
         let address = buffers.address(Device, offset);
-        // SAFETY: the memory is this process's, and is used only once the transfer has ended.
-        let expected = unsafe { transfers.expect(0, case as u64, address, bytes as u64) };
+        let expected = transfers.expect(0, case as u64, address.first(bytes as u64));
         assert!(expected.is_some(), "case {case}");
-        // SAFETY: nothing is written there.
-        let second = unsafe { transfers.expect(0, case as u64 + 1, address, 1) };
+        let second = transfers.expect(0, case as u64 + 1, address.first(1));
         assert_eq!(second, None, "another is expected there");
         stream.write_all(&[1]).expect("written");
         let told = next_offer(&mut stream);
@@ -109,8 +104,7 @@ pub(super) fn reader(ordinal: i32, are_put: bool) {
     let address = buffers.address(Device, 0);
     for forgets in [false, true] {
         buffers.write(Device, &[0x5a; 3 * GUARD]);
-        // SAFETY: as above.
-        let expected = unsafe { transfers.expect(0, 9, address, 100) };
+        let expected = transfers.expect(0, 9, address.first(100));
         let expected = expected.expect("expected");
         let kept = match forgets {
             true => {
@@ -123,8 +117,7 @@ pub(super) fn reader(ordinal: i32, are_put: bool) {
         let told = next_offer(&mut stream);
         let receiving = match kept {
             Some(expected) => transfers.take_expected(&told, expected).expect("taken"),
-            // SAFETY: as above.
-            None => unsafe { transfers.take(&told, address, 100) }.expect("taken"),
+            None => transfers.take(&told, address.first(100)).expect("taken"),
         };
         let ended = wait(&mut transfers, receiving, Transfers::test_receive);
         assert_eq!(ended, Ended::Complete(Path::Direct));
@@ -136,13 +129,11 @@ pub(super) fn reader(ordinal: i32, are_put: bool) {
     // Neither host memory is told of, nor nothing, nor what may be split.
     let host = buffers.address(Host, 0);
     for (to, bytes) in [(host, 100), (address, 0), (address, MOST as u64)] {
-        // SAFETY: nothing is written there.
-        let expected = unsafe { transfers.expect(0, 10, to, bytes) };
+        let expected = transfers.expect(0, 10, to.first(bytes));
         assert_eq!(expected, None, "{bytes}");
     }
     // The peer writes, and gives up.
-    // SAFETY: as above.
-    let expected = unsafe { transfers.expect(0, 11, address, 100) };
+    let expected = transfers.expect(0, 11, address.first(100));
     stream.write_all(&[1]).expect("written");
     let told = next_offer(&mut stream);
     stream.read_exact(&mut [0]).expect("a byte");
@@ -162,8 +153,9 @@ pub(super) fn heir() {
     let mut stream = connect(false);
     let mut transfers = transfers(1);
     let address = buffers.address(Device, 0);
-    // SAFETY: the memory is this process's, and nobody else uses it.
-    let expected = unsafe { transfers.expect(0, 1, address, 4096) }.expect("expected");
+    let expected = transfers
+        .expect(0, 1, address.first(4096))
+        .expect("expected");
     stream.write_all(&[1]).expect("written");
     // The peer has begun, and does not see to it.
     stream.read_exact(&mut [0]).expect("a byte");
@@ -181,8 +173,7 @@ pub(super) fn heir() {
     assert!(!is_whole, "its offer never comes");
     // Its line is free again.
     for number in 0..200 {
-        // SAFETY: the memory is this process's, and nobody else uses it.
-        let expected = unsafe { transfers.expect(0, number, address, 4096) };
+        let expected = transfers.expect(0, number, address.first(4096));
         let expected = expected.expect("a line");
         assert_eq!(transfers.forget(expected), Ok(true));
     }
@@ -196,8 +187,7 @@ pub(super) fn testator() {
     let mut transfers = transfers(0);
     stream.read_exact(&mut [0]).expect("a byte");
     let address = buffers.address(Device, 0);
-    // SAFETY: the memory is this process's until its end.
-    let offered = unsafe { transfers.offer(1, address, 4096, Some(1)) };
+    let offered = transfers.offer(1, address.first(4096), Some(1));
     let (sending, _told) = offered.expect("offered");
     let kept = transfers.cancel(sending);
     assert!(kept.is_err(), "it is being written");
