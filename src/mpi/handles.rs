@@ -387,7 +387,7 @@ impl<'a> Statuses<'a> {
         }
     }
 
-    /// Room in a buffer, with any content: a call writes the statuses of what it completes, and no others are read.
+    /// Room in a buffer, with the content that is there: a call writes the statuses of what it completes.
     #[inline]
     pub fn within(abi: &Abi, buffer: &'a mut Vec<u8>, count: usize) -> Statuses<'a> {
         buffer.clear();

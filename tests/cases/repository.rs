@@ -1,7 +1,7 @@
 //! The repository is as its own documents say.
 
 use anabranch_engine::stats::{Counter, Reason};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -414,6 +414,77 @@ const LONG_FILES: [(&str, usize, &str); 31] = [
 /// So many functions are longer than 80 lines, or have more than six parameters, each of which says why. Fewer are welcome here.
 const LONG_FUNCTIONS: usize = 17;
 const MANY_PARAMETERS: usize = 88;
+
+/// Unsafe blocks, functions and implementations of each room, its tests and what is generated included. Fewer are welcome
+/// here.
+const UNSAFE: [(&str, usize); 7] = [
+    ("cuda", 143),
+    ("engine", 55),
+    ("entry", 2),
+    ("exec", 16),
+    ("mpi", 97),
+    ("node", 41),
+    ("transfer", 26),
+];
+
+/// An unsafe block has at most so many lines.
+const UNSAFE_LINES: usize = 10;
+
+/// The lines of the block that begins with the brace at the start of `text`.
+fn lines_of_block(text: &str) -> usize {
+    let mut depth = 0usize;
+    let end = text.find(|letter| {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        depth == 0
+    });
+    text[..end.unwrap_or(text.len())].lines().count()
+}
+
+/// What is unsafe is counted by rooms, its blocks are short, and each says itself which fact it relies on.
+#[test]
+fn unsafe_code_is_counted_and_short() {
+    let root = repository_root();
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for name in tracked() {
+        let Some(place) = name
+            .strip_prefix("src/")
+            .filter(|place| place.ends_with(".rs"))
+        else {
+            continue;
+        };
+        let text = fs::read_to_string(root.join(&name)).unwrap_or_default();
+        let count = [
+            "unsafe {",
+            "unsafe fn",
+            "unsafe extern \"C\" fn",
+            "unsafe impl",
+        ]
+        .iter()
+        .map(|kind| text.matches(kind).count())
+        .sum::<usize>();
+        let room = place.split(['/', '.']).next().unwrap_or_default();
+        *counts.entry(room.to_owned()).or_default() += count;
+        for (at, _) in text.match_indices("unsafe {") {
+            let lines = lines_of_block(&text[at + "unsafe ".len()..]);
+            if lines > UNSAFE_LINES {
+                let line = text[..at].lines().count();
+                wrong.push(format!("{name}:{line}: an unsafe block of {lines} lines"));
+            }
+        }
+        if text.contains("SAFETY: passed on") {
+            wrong.push(format!("{name}: \"passed on\" names no fact"));
+        }
+    }
+    counts.retain(|_, count| *count > 0);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let known = UNSAFE.map(|(room, count)| (room.to_owned(), count));
+    assert_eq!(counts, BTreeMap::from(known), "unsafe by rooms");
+}
 
 /// Files and functions are short, and what is not says why.
 #[test]

@@ -203,7 +203,9 @@ impl<'a> Codes<'a> {
         if native.is_empty() {
             return;
         }
-        let (abi, mut own) = (self.engine.env.abi, Vec::new());
+        let abi = self.engine.env.abi;
+        // A call that fails as a whole fills none.
+        let mut own = vec![0; native.len() * abi.status_bytes];
         let statuses = Statuses::within(abi, &mut own, native.len());
         let mut flag = 0;
         let code = several::testall(native.slots(), Out::of(&mut flag), statuses);
@@ -231,8 +233,9 @@ impl<'a> Codes<'a> {
         if native.is_empty() {
             return false;
         }
-        let (abi, mut own) = (self.engine.env.abi, Vec::new());
+        let abi = self.engine.env.abi;
         let count = native.len();
+        let mut own = vec![0; count * abi.status_bytes];
         let statuses = Statuses::within(abi, &mut own, count);
         let (mut completed, mut at) = (0, vec![0 as c_int; count]);
         let indices = Outs::of(&mut at);
