@@ -236,6 +236,12 @@ impl<'a> StatusRef<'a> {
     }
 }
 
+/// How many entries an array has of which the program says so.
+#[inline(always)]
+fn length(count: c_int) -> usize {
+    usize::try_from(count).unwrap_or(0)
+}
+
 /// An array of handles that a call reads, writes or ends.
 ///
 /// Invariant: as that of [`Slot`], for so many handles of this process's ABI, one behind the other.
@@ -280,7 +286,7 @@ impl<'a, H: Handle> Slots<'a, H> {
     /// How many there are.
     #[inline(always)]
     pub fn len(self) -> usize {
-        usize::try_from(self.count).unwrap_or(0)
+        length(self.count)
     }
 
     /// Whether there are none.
@@ -361,7 +367,7 @@ pub fn copied<H: Handle>(abi: &Abi, bytes: &[u8], i: usize) -> H {
 #[derive(Clone, Copy, Debug)]
 pub struct Statuses<'a> {
     array: *mut c_void,
-    count: usize,
+    count: c_int,
     statuses: PhantomData<&'a mut Status>,
 }
 
@@ -372,7 +378,7 @@ impl<'a> Statuses<'a> {
     pub unsafe fn new(array: *mut c_void, count: c_int) -> Statuses<'a> {
         Statuses {
             array,
-            count: usize::try_from(count).unwrap_or(0),
+            count,
             statuses: PhantomData,
         }
     }
@@ -394,7 +400,7 @@ impl<'a> Statuses<'a> {
         buffer.reserve(abi.status_bytes * count);
         Statuses {
             array: buffer.as_mut_ptr().cast(),
-            count,
+            count: count as c_int,
             statuses: PhantomData,
         }
     }
@@ -417,7 +423,7 @@ impl<'a> Statuses<'a> {
         if self.is_ignored(abi) {
             return None;
         }
-        assert!(i < self.count, "beyond an array of statuses");
+        assert!(i < length(self.count), "beyond an array of statuses");
         let place = self.array.wrapping_byte_add(i * abi.status_bytes);
         Some(StatusRef(place, PhantomData))
     }
@@ -428,7 +434,7 @@ impl<'a> Statuses<'a> {
         if self.is_ignored(abi) {
             return StatusOut::ignored(abi);
         }
-        assert!(i < self.count, "beyond an array of statuses");
+        assert!(i < length(self.count), "beyond an array of statuses");
         let offset = i * abi.status_bytes;
         // SAFETY: there are more statuses, by the type's invariant.
         unsafe { StatusOut::new(self.array.wrapping_byte_add(offset)) }
@@ -441,7 +447,7 @@ impl<'a> Statuses<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Outs<'a, T> {
     array: *mut T,
-    count: usize,
+    count: c_int,
     numbers: PhantomData<&'a mut T>,
 }
 
@@ -452,7 +458,7 @@ impl<'a, T: Copy> Outs<'a, T> {
     pub unsafe fn new(array: *mut T, count: c_int) -> Outs<'a, T> {
         Outs {
             array,
-            count: usize::try_from(count).unwrap_or(0),
+            count,
             numbers: PhantomData,
         }
     }
@@ -462,7 +468,7 @@ impl<'a, T: Copy> Outs<'a, T> {
     pub fn of(numbers: &'a mut [T]) -> Outs<'a, T> {
         Outs {
             array: numbers.as_mut_ptr(),
-            count: numbers.len(),
+            count: numbers.len() as c_int,
             numbers: PhantomData,
         }
     }
@@ -476,7 +482,7 @@ impl<'a, T: Copy> Outs<'a, T> {
     /// Number `i`, once it has been written.
     #[inline(always)]
     pub fn read(self, i: usize) -> T {
-        assert!(i < self.count, "beyond an array of numbers");
+        assert!(i < length(self.count), "beyond an array of numbers");
         // SAFETY: there are more, by the type's invariant.
         unsafe { self.array.add(i).read() }
     }
@@ -484,7 +490,7 @@ impl<'a, T: Copy> Outs<'a, T> {
     /// Writes number `i`.
     #[inline(always)]
     pub fn write(self, i: usize, number: T) {
-        assert!(i < self.count, "beyond an array of numbers");
+        assert!(i < length(self.count), "beyond an array of numbers");
         // SAFETY: there are more, by the type's invariant.
         unsafe { self.array.add(i).write(number) }
     }

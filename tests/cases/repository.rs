@@ -306,7 +306,7 @@ fn rooms_depend_in_one_direction() {
 }
 
 /// Files of more than 600 lines, and why they are. The list only shrinks, and none of them grows by a tenth.
-const LONG_FILES: [(&str, usize, &str); 31] = [
+const LONG_FILES: [(&str, usize, &str); 28] = [
     (
         "src/transfer/fetch.rs",
         732,
@@ -347,16 +347,6 @@ const LONG_FILES: [(&str, usize, &str); 31] = [
         "a plan's launch; one trait of executors is to divide it",
     ),
     (
-        "cli/src/bench/mpi.rs",
-        707,
-        "MPI as the command needs it; one table for library and command is to replace it",
-    ),
-    (
-        "src/entry/persistent_collectives.rs",
-        705,
-        "one function for each of MPI's",
-    ),
-    (
         "src/cuda/pointer.rs",
         701,
         "what an address is, one subject",
@@ -392,11 +382,6 @@ const LONG_FILES: [(&str, usize, &str); 31] = [
         "what the simulated driver's streams do, one subject",
     ),
     ("tests/cases/progress.rs", 612, "cases of one subject"),
-    (
-        "src/engine/send.rs",
-        612,
-        "who makes a send, its start and end",
-    ),
     ("simcuda/src/clock.rs", 607, "one clock"),
     (
         "src/cuda/mapping.rs",
@@ -413,7 +398,7 @@ const LONG_FILES: [(&str, usize, &str); 31] = [
 ];
 /// So many functions are longer than 80 lines, or have more than six parameters, each of which says why. Fewer are welcome here.
 const LONG_FUNCTIONS: usize = 17;
-const MANY_PARAMETERS: usize = 88;
+const MANY_PARAMETERS: usize = 33;
 
 /// Unsafe blocks, functions and implementations of each room, its tests and what is generated included. Fewer are welcome
 /// here.
