@@ -27,7 +27,7 @@ use crate::engine::types;
 use crate::engine::{Engine, Env, NativeScope};
 use crate::mpi::owned::OwnRequest;
 use crate::mpi::{
-    copied, native, Abi, Comm, Datatype, Family, Request, Slot, Slots, Status, StatusAt, StatusRef,
+    native, Abi, Comm, Copied, Datatype, Family, Request, Slot, Slots, Status, StatusAt, StatusRef,
     Statuses,
 };
 use crate::node::RTS_BYTES;
@@ -168,7 +168,7 @@ pub(super) struct Claim {
 /// Room for what is known of the requests of one completing call. Each thread keeps its own.
 #[derive(Default)]
 pub(super) struct Scratch {
-    handles: Vec<u8>,
+    handles: Copied<Request>,
     /// With the index of each request, in order, if several threads may call MPI at once.
     claims: Vec<(usize, Claim)>,
     statuses: Vec<u8>,
@@ -201,23 +201,14 @@ impl Scratch {
 /// The requests of a completing call, as they were before it.
 pub(super) struct Before {
     scratch: Box<Scratch>,
-    count: usize,
 }
 
 impl Before {
     fn note(abi: &Abi, requests: Slots<'_, Request>) -> Before {
         let mut scratch = Scratch::take();
         scratch.claims.clear();
-        scratch.handles.clear();
         requests.copy_to(abi, &mut scratch.handles);
-        Before {
-            scratch,
-            count: requests.len(),
-        }
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.count
+        Before { scratch }
     }
 
     /// What was noted; and the statuses for the native call: the program's, or our own room if the program wants none,
@@ -233,7 +224,7 @@ impl Before {
             statuses: room,
         } = &mut *self.scratch;
         let statuses = match statuses.is_ignored(abi) {
-            true => Statuses::within(abi, room, self.count.max(1)),
+            true => Statuses::within(abi, room, handles.len().max(1)),
             false => statuses,
         };
         (Noted { handles, claims }, statuses)
@@ -248,14 +239,20 @@ impl Before {
 /// See [`Before`].
 #[derive(Clone, Copy)]
 pub(super) struct Noted<'a> {
-    handles: &'a [u8],
+    handles: &'a Copied<Request>,
     claims: &'a [(usize, Claim)],
 }
 
 impl Noted<'_> {
-    #[inline]
+    /// How many requests there are.
+    #[inline(always)]
+    pub(super) fn count(&self) -> usize {
+        self.handles.len()
+    }
+
+    #[inline(always)]
     fn handle(&self, abi: &Abi, i: usize) -> Request {
-        copied(abi, self.handles, i)
+        self.handles.get(abi, i)
     }
 
     /// The early receive that was claimed as the request of this index.
@@ -485,7 +482,7 @@ impl Engine {
         let mut before = Before::note(self.env.abi, requests);
         if self.env.multiple {
             for i in 0..count {
-                let handle = copied(self.env.abi, &before.scratch.handles, i);
+                let handle = before.scratch.handles.get(self.env.abi, i);
                 let claim = core.early.claim(handle, true);
                 before.scratch.claims.extend(claim.map(|claim| (i, claim)));
             }

@@ -331,16 +331,17 @@ impl<'a, H: Handle> Slots<'a, H> {
         Slot(place.cast(), PhantomData)
     }
 
-    /// The bytes of the array, as they are now.
+    /// Copies the array as it is now.
     #[inline]
-    pub fn copy_to(self, abi: &Abi, bytes: &mut Vec<u8>) {
+    pub fn copy_to(self, abi: &Abi, copy: &mut Copied<H>) {
+        copy.bytes.clear();
+        copy.count = self.len();
         // An empty array may be a null pointer.
-        if self.count > 0 {
-            let length = self.len() * abi.handle_bytes;
+        if copy.count > 0 {
+            let length = copy.count * abi.handle_bytes;
             // SAFETY: that long by the type's invariant, and nobody writes to it meanwhile.
-            bytes.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(self.array.cast(), length)
-            });
+            let bytes = unsafe { std::slice::from_raw_parts(self.array.cast(), length) };
+            copy.bytes.extend_from_slice(bytes);
         }
     }
 }
@@ -353,12 +354,49 @@ impl<'a> Slots<'a, Datatype> {
     }
 }
 
-/// The handles of an array that was copied by [`Slots::copy_to`].
-#[inline]
-pub fn copied<H: Handle>(abi: &Abi, bytes: &[u8], i: usize) -> H {
-    assert!((i + 1) * abi.handle_bytes <= bytes.len(), "beyond the copy");
-    // SAFETY: as many handles are there, which were in the program's array.
-    unsafe { abi.load(bytes.as_ptr().cast(), i) }
+/// Handles as an array held them. Invariant: they are in the layout of this process's ABI.
+#[derive(Debug)]
+pub struct Copied<H> {
+    bytes: Vec<u8>,
+    count: usize,
+    handles: PhantomData<H>,
+}
+
+impl<H> Default for Copied<H> {
+    fn default() -> Self {
+        Copied {
+            bytes: Vec::new(),
+            count: 0,
+            handles: PhantomData,
+        }
+    }
+}
+
+impl<H: Handle> Copied<H> {
+    /// How many there are.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Bytes that it keeps.
+    pub fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    /// Handle `i`.
+    #[inline(always)]
+    pub fn get(&self, abi: &Abi, i: usize) -> H {
+        assert!(i < self.count, "beyond a copy of handles");
+        // SAFETY: there are more, by the type's invariant.
+        unsafe { abi.load(self.bytes.as_ptr().cast(), i) }
+    }
 }
 
 /// An array of statuses that a call fills, one for each of its requests, or `MPI_STATUSES_IGNORE`.
@@ -417,15 +455,17 @@ impl<'a> Statuses<'a> {
         self.array.addr() == abi.statuses_ignore
     }
 
-    /// Status `i`, which a call has filled, unless they are ignored.
+    /// The statuses, once a call has filled them; none if they are ignored.
     #[inline(always)]
-    pub fn seen(self, abi: &Abi, i: usize) -> Option<StatusRef<'a>> {
-        if self.is_ignored(abi) {
-            return None;
+    pub fn seen(self, abi: &Abi) -> Filled<'a> {
+        Filled {
+            array: self.array,
+            count: match self.is_ignored(abi) {
+                true => 0,
+                false => length(self.count),
+            },
+            statuses: PhantomData,
         }
-        assert!(i < length(self.count), "beyond an array of statuses");
-        let place = self.array.wrapping_byte_add(i * abi.status_bytes);
-        Some(StatusRef(place, PhantomData))
     }
 
     /// Status `i`; `MPI_STATUSES_IGNORE` stays `MPI_STATUS_IGNORE`.
@@ -438,6 +478,30 @@ impl<'a> Statuses<'a> {
         let offset = i * abi.status_bytes;
         // SAFETY: there are more statuses, by the type's invariant.
         unsafe { StatusOut::new(self.array.wrapping_byte_add(offset)) }
+    }
+}
+
+/// Statuses of an array to be read. Invariant: as that of [`Statuses`], for so many that are there.
+#[derive(Clone, Copy, Debug)]
+pub struct Filled<'a> {
+    array: *const c_void,
+    count: usize,
+    statuses: PhantomData<&'a Status>,
+}
+
+impl<'a> Filled<'a> {
+    /// None.
+    pub const NONE: Filled<'static> = Filled {
+        array: std::ptr::null(),
+        count: 0,
+        statuses: PhantomData,
+    };
+
+    /// Status `i`, if it is there.
+    #[inline(always)]
+    pub fn get(self, abi: &Abi, i: usize) -> Option<StatusRef<'a>> {
+        let place = self.array.wrapping_byte_add(i * abi.status_bytes);
+        (i < self.count).then_some(StatusRef(place, PhantomData))
     }
 }
 

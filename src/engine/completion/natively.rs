@@ -6,7 +6,9 @@ use std::ffi::c_int;
 use super::Requests;
 use crate::engine::core::Core;
 use crate::engine::{Engine, NativeScope};
-use crate::mpi::{several, Out, Outs, Request, Slot, Status, StatusOut, StatusRef, Statuses};
+use crate::mpi::{
+    several, Filled, Out, Outs, Request, Slot, Status, StatusOut, StatusRef, Statuses,
+};
 
 impl Engine {
     /// The scope of a call whose requests are all native, so that it may be passed on as it is. To be asked
@@ -84,7 +86,6 @@ impl Engine {
             return call(statuses);
         };
         let abi = self.env.abi;
-        let count = before.count();
         let (noted, to) = before.split(abi, statuses);
         let code = call(to);
         let is_over = flag.is_none_or(|flag| flag.read() != 0);
@@ -93,15 +94,16 @@ impl Engine {
         let null = abi.normalize(abi.request_null);
         let named = match only {
             _ if !is_over => 0..0,
-            Some(i) if i < count => i..i + 1,
+            Some(i) if i < noted.count() => i..i + 1,
             Some(_) => 0..0,
-            None => 0..count,
+            None => 0..noted.count(),
         };
         // A request whose handle is still there was not completed.
         let completed = named.filter(|i| requests.get(abi, *i) == null);
+        let filled = self.filled(to, code);
         let completed = completed.map(|i| {
             let at = if only.is_some() { 0 } else { i };
-            (i, self.filled(to, at, code))
+            (i, filled.get(abi, at).unwrap_or(StatusRef::of(&NONE)))
         });
         self.note_after(noted, completed);
         before.keep();
@@ -123,27 +125,30 @@ impl Engine {
         let Some(mut before) = self.note_before(requests) else {
             return call(statuses);
         };
-        let count = before.count();
-        let (noted, to) = before.split(self.env.abi, statuses);
+        let abi = self.env.abi;
+        let (noted, to) = before.split(abi, statuses);
         let code = call(to);
         // MPI_UNDEFINED is negative.
         let done = usize::try_from(outcount.read()).unwrap_or(0);
-        let completed = (0..done.min(count)).map(|k| {
+        let filled = self.filled(to, code);
+        let completed = (0..done.min(noted.count())).map(|k| {
             let i = indices.read(k) as usize;
-            (i, self.filled(to, k, code))
+            (i, filled.get(abi, k).unwrap_or(StatusRef::of(&NONE)))
         });
         self.note_after(noted, completed);
         before.keep();
         code
     }
 
-    /// The status of a request that a call has completed; the call returned `code`. A call that has failed as
-    /// a whole has filled none.
-    fn filled<'a>(&self, statuses: Statuses<'a>, i: usize, code: c_int) -> StatusRef<'a> {
-        static NONE: Status = Status::new();
+    /// The statuses of a call that returned `code`. One that has failed as a whole has filled none.
+    fn filled<'a>(&self, statuses: Statuses<'a>, code: c_int) -> Filled<'a> {
         let abi = self.env.abi;
-        let is_filled = code == abi.success || code == abi.err_in_status;
-        let status = is_filled.then(|| statuses.seen(abi, i)).flatten();
-        status.unwrap_or(StatusRef::of(&NONE))
+        match code == abi.success || code == abi.err_in_status {
+            true => statuses.seen(abi),
+            false => Filled::NONE,
+        }
     }
 }
+
+/// The status of a request that a call has completed without filling it.
+static NONE: Status = Status::new();
