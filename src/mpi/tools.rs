@@ -181,10 +181,11 @@ fn imports(object: Object, prefix: &[u8]) -> bool {
         let count = *hash.cast::<u32>().add(1) as usize;
         std::slice::from_raw_parts(symbols.cast::<Symbol>(), count)
     };
-    symbols.iter().skip(1).any(|symbol| {
+    let mut imported = symbols.iter().skip(1).filter(|symbol| symbol.section == 0);
+    imported.any(|symbol| {
         let name = strings.wrapping_byte_add(symbol.name as usize).cast();
         // SAFETY: a name in the object's string table.
         let name = unsafe { CStr::from_ptr(name) };
-        symbol.section == 0 && name.to_bytes().starts_with(prefix)
+        name.to_bytes().starts_with(prefix)
     })
 }

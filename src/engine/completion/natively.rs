@@ -118,25 +118,32 @@ impl Engine {
         statuses: Statuses<'_>,
         block: bool,
     ) -> c_int {
-        let call = |to| match block {
+        let abi = self.env.abi;
+        let mut before = self.note_before(requests);
+        let (noted, to) = match &mut before {
+            Some(before) => {
+                let (noted, to) = before.split(abi, statuses);
+                (Some(noted), to)
+            }
+            None => (None, statuses),
+        };
+        let code = match block {
             true => several::waitsome(requests, outcount, indices, to),
             false => several::testsome(requests, outcount, indices, to),
         };
-        let Some(mut before) = self.note_before(requests) else {
-            return call(statuses);
-        };
-        let abi = self.env.abi;
-        let (noted, to) = before.split(abi, statuses);
-        let code = call(to);
-        // MPI_UNDEFINED is negative.
-        let done = usize::try_from(outcount.read()).unwrap_or(0);
-        let filled = self.filled(to, code);
-        let completed = (0..done.min(noted.count())).map(|k| {
-            let i = indices.read(k) as usize;
-            (i, filled.get(abi, k).unwrap_or(StatusRef::of(&NONE)))
-        });
-        self.note_after(noted, completed);
-        before.keep();
+        if let Some(noted) = noted {
+            // MPI_UNDEFINED is negative.
+            let done = usize::try_from(outcount.read()).unwrap_or(0);
+            let completed = (0..done.min(noted.count())).map(|k| {
+                let status = self.filled(to, code).get(abi, k);
+                let i = indices.read(k) as usize;
+                (i, status.unwrap_or(StatusRef::of(&NONE)))
+            });
+            self.note_after(noted, completed);
+        }
+        if let Some(before) = before {
+            before.keep();
+        }
         code
     }
 
