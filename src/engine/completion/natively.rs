@@ -6,9 +6,7 @@ use std::ffi::c_int;
 use super::Requests;
 use crate::engine::core::Core;
 use crate::engine::{Engine, NativeScope};
-use crate::mpi::{
-    several, Filled, Out, Outs, Request, Slot, Status, StatusOut, StatusRef, Statuses,
-};
+use crate::mpi::{Filled, Out, Outs, Request, Slot, Status, StatusOut, StatusRef, Statuses};
 
 impl Engine {
     /// The scope of a call whose requests are all native, so that it may be passed on as it is. To be asked
@@ -110,13 +108,15 @@ impl Engine {
         code
     }
 
+    /// `MPI_Waitsome` or `MPI_Testsome`, which is `call`, likewise.
+    #[inline(never)]
     pub(super) fn some_natively(
         &self,
         requests: Requests<'_>,
         outcount: Out<'_, c_int>,
         indices: Outs<'_, c_int>,
         statuses: Statuses<'_>,
-        block: bool,
+        call: impl Fn(Requests<'_>, Out<'_, c_int>, Outs<'_, c_int>, Statuses<'_>) -> c_int,
     ) -> c_int {
         let abi = self.env.abi;
         let mut before = self.note_before(requests);
@@ -127,10 +127,7 @@ impl Engine {
             }
             None => (None, statuses),
         };
-        let code = match block {
-            true => several::waitsome(requests, outcount, indices, to),
-            false => several::testsome(requests, outcount, indices, to),
-        };
+        let code = call(requests, outcount, indices, to);
         if let Some(noted) = noted {
             // MPI_UNDEFINED is negative.
             let done = usize::try_from(outcount.read()).unwrap_or(0);

@@ -189,6 +189,7 @@ impl Engine {
     }
 
     /// `MPI_Waitsome` (`block`) and `MPI_Testsome`.
+    #[inline(always)]
     pub fn some(
         &self,
         requests: Requests<'_>,
@@ -199,7 +200,14 @@ impl Engine {
     ) -> c_int {
         let scope = NativeScope::brief(self);
         if let Some(_inside) = self.enter_if_native(requests, block) {
-            return self.some_natively(requests, outcount, indices, statuses, block);
+            return match block {
+                true => {
+                    self.some_natively(requests, outcount, indices, statuses, several::waitsome)
+                }
+                false => {
+                    self.some_natively(requests, outcount, indices, statuses, several::testsome)
+                }
+            };
         }
         drop(scope);
         self.some_taken(requests, outcount, indices, statuses, block)
