@@ -404,7 +404,7 @@ const MANY_PARAMETERS: usize = 33;
 /// here.
 const UNSAFE: [(&str, usize); 7] = [
     ("cuda", 143),
-    ("engine", 55),
+    ("engine", 56),
     ("entry", 2),
     ("exec", 16),
     ("mpi", 97),
