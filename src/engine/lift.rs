@@ -288,9 +288,11 @@ impl Lift {
             }
             _ => None,
         };
-        // SAFETY: as above.
-        let whole = unsafe { piece.bounce.part(0, piece.bytes as usize) };
-        let bytes = packed.as_deref().unwrap_or(whole);
+        let bytes = match &packed {
+            Some(packed) => packed.as_slice(),
+            // SAFETY: as above.
+            None => unsafe { piece.bounce.part(0, piece.bytes as usize) },
+        };
         match &mut self.summing {
             Some(summing) => summing.feed(bytes),
             None => self.host.part(piece.from, piece.bytes).write(bytes),
