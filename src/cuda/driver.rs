@@ -461,9 +461,17 @@ type Clock = unsafe extern "C" fn() -> u64;
 /// own, which stands still while the machine's runs; otherwise it is the machine's.
 #[must_use]
 pub fn clock_ns() -> u64 {
-    static OWN: OnceLock<Option<Clock>> = OnceLock::new();
     static START: OnceLock<Instant> = OnceLock::new();
-    let own = OWN.get_or_init(|| {
+    match own_clock() {
+        // SAFETY: takes nothing, and may be called at any time once the driver is loaded.
+        Some(own) => unsafe { own() },
+        None => START.get_or_init(Instant::now).elapsed().as_nanos() as u64,
+    }
+}
+
+fn own_clock() -> Option<Clock> {
+    static OWN: OnceLock<Option<Clock>> = OnceLock::new();
+    *OWN.get_or_init(|| {
         // SAFETY: a NUL-terminated name; nothing is loaded.
         let address = unsafe {
             let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
@@ -474,12 +482,7 @@ pub fn clock_ns() -> u64 {
         };
         // SAFETY: the simulated driver declares `uint64_t simcuda_clock_ns(void)`, and stays loaded.
         (!address.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Clock>(address) })
-    });
-    match own {
-        // SAFETY: takes nothing, and may be called at any time once the driver is loaded.
-        Some(own) => unsafe { own() },
-        None => START.get_or_init(Instant::now).elapsed().as_nanos() as u64,
-    }
+    })
 }
 
 /// The driver's text for a code.

@@ -107,7 +107,7 @@ fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     if !comms::start(abi, world_rank) {
         return Err("no communicator attribute".into());
     }
-    tracing::begin(abi, &config, &launch, world_rank);
+    tracing::begin(abi, &config, &launch, (world_rank, is_spawned));
     inject_panic(&config);
     guard::trace_calls_if_logged();
     set_up(

@@ -33,7 +33,7 @@ mod scope;
 mod send;
 pub mod sendrecv;
 mod survey;
-mod tracing;
+pub mod tracing;
 pub mod types;
 mod verify;
 mod wait;

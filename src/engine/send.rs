@@ -27,6 +27,7 @@ use crate::node::{rtr, RTS_BYTES};
 use crate::policy::decided_by;
 use crate::policy::send::{self as policy, Lies, Maker, MakerFacts};
 use crate::stats::{self, Counter, Reason};
+use crate::trace::{self, record};
 use crate::transfer::life::{Life, Outcome, Protocol, State};
 use crate::transfer::story::{self, Story};
 use crate::transfer::stream::{Stream, Wish};
@@ -112,6 +113,18 @@ impl Send {
             path: life.path(),
             parts,
             ..self.about
+        }
+    }
+
+    /// The trace follows a bcopy send from now on.
+    fn trace(&mut self, to: Option<Stream>, tag: c_int, bytes: u64) {
+        if let SendKind::Value { life, .. } | SendKind::Over(life) = &mut self.kind {
+            life.trace(|| record::Message {
+                peer: to.map_or(record::NO_PEER, |to| to.peer as i32),
+                comm: to.map_or(0, |to| to.comm),
+                tag,
+                ..trace::about(record::Side::Sender, bytes)
+            });
         }
     }
 

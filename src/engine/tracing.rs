@@ -1,7 +1,6 @@
 //! Begins and ends a rank's trace, and tells it world ranks and bytes (`src/trace/`).
 
 use std::ffi::c_int;
-use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config::Config;
@@ -13,19 +12,21 @@ use crate::node::Launch;
 use crate::stats::Reason;
 use crate::trace::read::Header;
 use crate::trace::record::NO_PEER;
-use crate::trace::{self, Arguments};
+use crate::trace::{self, file_of, Arguments};
 use crate::transfer::life::{Kind, Protocol};
 
 /// Begins to record, if `ANABRANCH_TRACE` says so.
-pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, rank: u32) {
+pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawned): (u32, bool)) {
     let Some(name) = &config.trace else { return };
     let mut size = 0;
     mpi::native::comm_size(abi.comm_world, mpi::Out::of(&mut size));
-    let host = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
-    let path = file_of(name, rank, &host);
+    let host = trace::host();
+    let mut path = file_of(name, rank, &host);
+    if is_spawned {
+        // Its ranks have the numbers of its parents'.
+        path.as_mut_os_string()
+            .push(format!(".spawned-{}", std::process::id()));
+    }
     let time_of_day = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -42,11 +43,12 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, rank: u32) {
     let reasons: Vec<&str> = Reason::ALL.iter().map(|reason| reason.name()).collect();
     let header = Header {
         library: env!("CARGO_PKG_VERSION").into(),
-        job: launch.hash,
+        job: launch.hash.wrapping_add(u64::from(is_spawned)),
         rank,
         size: u32::try_from(size).unwrap_or(0),
         host,
         pid: std::process::id(),
+        is_simulated: cuda::is_simulated() && !config.trace_by_machine,
         opened: [clock(), time_of_day.as_nanos() as u64],
         functions: named(&functions),
         states: named(&Kind::ALL.map(Kind::name)),
@@ -73,16 +75,6 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, rank: u32) {
 fn machine_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// The file of a rank: `%r` is its number and `%h` its host; a name without `%r` gets the number at its end, as each
-/// rank has a file of its own.
-fn file_of(name: &Path, rank: u32, host: &str) -> PathBuf {
-    let mut text = name.to_string_lossy().replace("%h", host);
-    if !text.contains("%r") {
-        text += ".%r";
-    }
-    PathBuf::from(text.replace("%r", &rank.to_string()))
 }
 
 fn describe(seen: &Seen) -> Arguments {
@@ -124,23 +116,7 @@ pub(super) fn forget() {
 }
 
 /// Ends the file.
-pub(super) fn end(is_finalized: bool) {
+pub fn end(is_finalized: bool) {
     guard::stop_recording_calls();
     trace::close(is_finalized);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_rank_has_a_file_of_its_own() {
-        for (name, file) in [
-            ("/t/a", "/t/a.3"),
-            ("/t/%r/a-%h.trace", "/t/3/a-node7.trace"),
-            ("%h-%r", "node7-3"),
-        ] {
-            assert_eq!(file_of(Path::new(name), 3, "node7"), Path::new(file));
-        }
-    }
 }

@@ -37,6 +37,6 @@ calls! {
 
 /// `MPI_Abort` (MPI 4.1 section 9.5).
 pub fn abort(comm: Comm, errorcode: c_int) -> c_int {
-    crate::trace::flush();
+    crate::engine::tracing::end(false);
     native::abort(comm, errorcode)
 }

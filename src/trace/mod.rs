@@ -15,6 +15,7 @@ mod ring;
 mod write;
 
 use std::cell::{Cell, OnceCell};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -35,13 +36,39 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 static THREADS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    static RING: OnceCell<(u64, Arc<Ring>)> = const { OnceCell::new() };
+    static OWN: OnceCell<Own> = const { OnceCell::new() };
     /// The call that this thread is in, if it is recorded.
     static CALL: Cell<Option<Call>> = const { Cell::new(None) };
-    /// The tests that this thread has made last, one like the other.
-    static TESTS: Cell<Option<Call>> = const { Cell::new(None) };
     /// Calls of this thread.
     static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What a thread has.
+struct Own {
+    number: u64,
+    ring: Arc<Ring>,
+    /// The tests that it has made last, one like the other.
+    tests: Cell<Option<Call>>,
+}
+
+impl Own {
+    fn push(&self, record: Record) {
+        if self.ring.push(&record.encode()) {
+            write::wake();
+        }
+    }
+
+    fn push_tests(&self) {
+        if let Some(tests) = self.tests.take() {
+            self.push(Record::Call(tests));
+        }
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.push_tests();
+    }
 }
 
 /// Whether anything is recorded.
@@ -62,36 +89,31 @@ fn now() -> u64 {
 
 /// Puts a record into this thread's ring, behind the tests before it.
 fn put(record: Record) {
-    if let Some(tests) = TESTS.take() {
-        push(Record::Call(tests));
-    }
-    push(record);
+    with_own(|own| {
+        own.push_tests();
+        own.push(record);
+    });
 }
 
-fn push(record: Record) {
-    let words = record.encode();
-    let is_put = RING.try_with(|ring| {
-        let (_, ring) = ring.get_or_init(new_ring);
-        if ring.push(&words) {
-            write::wake();
-        }
-    });
-    if is_put.is_err() {
-        // The thread is about to end.
-        write::drop_one();
-    }
+/// A thread that is about to end has nothing any more; what it would record is dropped.
+fn with_own<T>(act: impl FnOnce(&Own) -> T) -> Option<T> {
+    let done = OWN.try_with(|own| act(own.get_or_init(new_own)));
+    done.inspect_err(|_| write::drop_one()).ok()
 }
 
 #[cold]
-fn new_ring() -> (u64, Arc<Ring>) {
+fn new_own() -> Own {
     let ring = Arc::new(Ring::new(ring::CAPACITY));
     write::add(Arc::clone(&ring));
-    (THREADS.fetch_add(1, Ordering::Relaxed), ring)
+    Own {
+        number: THREADS.fetch_add(1, Ordering::Relaxed),
+        ring,
+        tests: Cell::new(None),
+    }
 }
 
 fn thread() -> u64 {
-    RING.try_with(|ring| ring.get_or_init(new_ring).0)
-        .unwrap_or(u64::from(u32::MAX))
+    with_own(|own| own.number).unwrap_or(u64::from(u32::MAX))
 }
 
 /// What is known of a call when it is made.
@@ -145,29 +167,36 @@ pub fn end_call() {
     }
     let is_same = |tests: &Call| {
         let key = |call: &Call| (call.function, call.comm, call.peer, call.tag, call.count);
-        key(tests) == key(&call) && end - tests.begin < TESTS_NS && tests.times < u32::MAX
+        key(tests) == key(&call)
+            && end.saturating_sub(tests.begin) < TESTS_NS
+            && tests.times < u32::MAX
     };
-    let last = TESTS.take();
-    let tests = match last.filter(is_same) {
-        Some(tests) => Call {
-            end,
-            times: tests.times + 1,
-            inside: tests.inside + inside,
-            ..tests
-        },
-        None => {
-            if let Some(last) = last {
-                push(Record::Call(last));
-            }
-            Call {
+    with_own(|own| {
+        let tests = match own.tests.take() {
+            Some(tests) if is_same(&tests) => Call {
                 end,
-                times: 1,
-                inside,
-                ..call
+                times: tests.times + 1,
+                inside: tests.inside + inside,
+                ..tests
+            },
+            others => {
+                own.tests.set(others);
+                own.push_tests();
+                Call {
+                    end,
+                    times: 1,
+                    inside,
+                    ..call
+                }
             }
-        }
-    };
-    TESTS.set(Some(tests));
+        };
+        own.tests.set(Some(tests));
+    });
+}
+
+/// The thread that ends the trace has nothing that is not in its ring.
+fn settle() {
+    with_own(Own::push_tests);
 }
 
 /// Number of the call that this thread is in; 0: none, or none that is recorded.
@@ -252,5 +281,39 @@ pub fn about(side: record::Side, bytes: u64) -> Message {
         comm: 0,
         nonce: 0,
         call: 0,
+    }
+}
+
+/// This host's name.
+#[must_use]
+pub fn host() -> String {
+    let names = rustix::system::uname();
+    names.nodename().to_string_lossy().into_owned()
+}
+
+/// The file of a rank: `%r` is its number and `%h` its host; a name without `%r` gets the number at its end, as each rank
+/// has a file of its own.
+#[must_use]
+pub fn file_of(name: &Path, rank: u32, host: &str) -> PathBuf {
+    let mut text = name.to_string_lossy().replace("%h", host);
+    if !text.contains("%r") {
+        text += ".%r";
+    }
+    PathBuf::from(text.replace("%r", &rank.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_has_a_file_of_its_own() {
+        for (name, file) in [
+            ("/t/a", "/t/a.3"),
+            ("/t/%r/a-%h.trace", "/t/3/a-node7.trace"),
+            ("%h-%r", "node7-3"),
+        ] {
+            assert_eq!(file_of(Path::new(name), 3, "node7"), Path::new(file));
+        }
     }
 }

@@ -10,6 +10,9 @@ use super::write::MAGIC;
 /// Format of the files that this version writes and reads.
 pub const VERSION: u32 = 1;
 
+/// Ranks of a job, at most.
+const RANKS_MAX: u32 = 1 << 24;
+
 /// What a file says of its rank, and the names that its records number.
 #[derive(Clone, Debug, Deserialize, serde::Serialize, PartialEq, Eq)]
 pub struct Header {
@@ -25,6 +28,8 @@ pub struct Header {
     pub host: String,
     /// The process.
     pub pid: u32,
+    /// Times are those of a simulated node.
+    pub is_simulated: bool,
     /// The clock's reading when the file was opened, ns, and the time of day then, ns since 1970.
     pub opened: [u64; 2],
     /// Names of MPI functions.
@@ -46,9 +51,15 @@ pub enum Unreadable {
     /// It is something else.
     #[error("it is no trace of Anabranch's")]
     Other,
+    /// There is no such rank.
+    #[error("its header is damaged: rank {0} of {1}")]
+    Ranks(u32, u32),
     /// It is of another version.
     #[error("its format is {0}, and this command reads {VERSION}: use the command of the version that wrote it")]
     Version(u32),
+    /// It is cut off in its header.
+    #[error("it ends in its header")]
+    Short,
     /// Its header is damaged.
     #[error("its header is damaged: {0}")]
     Header(serde_json::Error),
@@ -83,8 +94,15 @@ impl<R: Read> Reader<R> {
             return Err(Unreadable::Other);
         }
         let mut text = vec![0; length as usize];
-        from.read_exact(&mut text)?;
-        let header = serde_json::from_slice(&text).map_err(Unreadable::Header)?;
+        from.read_exact(&mut text)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => Unreadable::Short,
+                _ => Unreadable::Io(error),
+            })?;
+        let header: Header = serde_json::from_slice(&text).map_err(Unreadable::Header)?;
+        if header.rank >= header.size || header.size > RANKS_MAX {
+            return Err(Unreadable::Ranks(header.rank, header.size));
+        }
         Ok(Reader {
             from,
             header,

@@ -94,8 +94,12 @@ pub fn open(path: &Path, header: &str, clock: fn() -> u64) -> io::Result<()> {
         .write(true)
         .create(true)
         .truncate(true)
-        .custom_flags(libc::O_CLOEXEC)
+        // Nobody may read a pipe of that name.
+        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
         .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
     let mut beginning = MAGIC.to_vec();
     let padded = header.len().next_multiple_of(RECORD_BYTES) + RECORD_BYTES - 16;
     beginning.extend_from_slice(&1_u32.to_le_bytes());
@@ -154,6 +158,7 @@ pub fn close(is_finalized: bool) {
     if !ON.swap(false, Ordering::Relaxed) {
         return;
     }
+    super::settle();
     STOPPED.store(true, Ordering::Release);
     wake();
     if let Some(writer) = JOIN.lock().take() {

@@ -220,7 +220,7 @@ fn damaged_files() {
         fs::write(&torn, &bytes[..bytes.len() - 64 - 20]).expect("it is written");
         let (code, out, _) = trace(&[first.clone(), torn], &[]);
         assert!(
-            code == 0 && out.contains("rank 1 ended before its trace did"),
+            code == 0 && out.contains("the file of rank 1 has no end"),
             "{out}"
         );
         assert!(out.contains("44 bytes of its file are no records"), "{out}");
@@ -229,7 +229,7 @@ fn damaged_files() {
         newer[8] = 200;
         for (damaged, said) in [
             (newer, "its format is 200"),
-            (bytes[..100].to_vec(), "failed to fill whole buffer"),
+            (bytes[..100].to_vec(), "it ends in its header"),
             (b"something else".to_vec(), "it is no trace"),
             (Vec::new(), "it is no trace"),
         ] {
@@ -241,6 +241,32 @@ fn damaged_files() {
                 "{said}: {code} {err}"
             );
         }
+        let twice = [first.clone(), second.clone(), second.clone()];
+        let (code, _, err) = trace(&twice, &[]);
+        assert!(code == 2 && err.contains("are both of rank 1"), "{err}");
+        let both = [second, first.clone()];
+        for (options, said) in [
+            (["--json=-", "--csv=-"], "stdout for one"),
+            (["--around=nan", "--json=/dev/null"], "from 0 on"),
+            (
+                ["--message=1000000", "--json=/dev/null"],
+                "there is no message",
+            ),
+        ] {
+            let (code, _, err) = trace(&both, &options);
+            assert!(code == 2 && err.contains(said), "{options:?}: {err}");
+        }
+        // A record with numbers that cannot be.
+        let mut wild = bytes;
+        let header = usize::from(wild[12]) + (usize::from(wild[13]) << 8);
+        for record in wild[16 + header..].chunks_mut(64) {
+            record[16..24].fill(0xff);
+            record[40..56].fill(0xff);
+        }
+        let file = folder.join("wild");
+        fs::write(&file, wild).expect("it is written");
+        let (code, _, err) = trace(&[first.clone(), file], &["--perfetto=/dev/null"]);
+        assert_eq!(code, 0, "{err}");
         let (code, _, err) = trace(&[first, folder.join("other.1")], &[]);
         assert!(code == 2 && err.contains("are of different runs"), "{err}");
         let _ = fs::remove_dir_all(folder);
@@ -298,8 +324,12 @@ fn recorded_and_reported_in_one_go() {
             report.contains("MPI_Isend") && report.contains("Messages received"),
             "{finished:?}"
         );
+        let notes: Vec<&str> = report
+            .lines()
+            .filter(|line| line.starts_with('!'))
+            .collect();
         assert!(
-            !report.contains('!') && report.contains(" 0 dropped"),
+            notes.len() == 1 && notes[0].contains("simulated") && report.contains(" 0 dropped"),
             "{finished:?}"
         );
         assert!(finished.stdout.contains("65536"), "{finished:?}");
@@ -308,12 +338,63 @@ fn recorded_and_reported_in_one_go() {
         let finished = run(&["/bin/sh", "-c", &killed]);
         assert_ne!(finished.code, Some(0), "{finished:?}");
         assert!(
-            finished
-                .stderr
-                .contains("rank 1 ended before its trace did"),
+            finished.stderr.contains("the file of rank 1 has no end"),
             "{finished:?}"
         );
         assert!(finished.stderr.contains("MPI_Isend"), "{finished:?}");
+        let _ = fs::remove_dir_all(folder);
+    });
+}
+
+/// What the MPI library carries of device buffers has its tag, its ranks and its communicator at both ends; spawned processes
+/// have files of their own.
+#[test]
+fn carried_by_mpi_and_spawned() {
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("trace");
+        let name = folder.join("trace").display().to_string();
+        let outcome = job(mpi, 2, "p2p")
+            .args(&["small"])
+            .env("ANABRANCH_TRACE", &name)
+            .env("ANABRANCH_THRESHOLD", "1G")
+            .passes();
+        let report = json(&files(&folder, 2));
+        let messages = report["messages"].as_array().expect("messages");
+        let by_mpi: Vec<&Value> = messages
+            .iter()
+            .filter(|message| message["is_by_mpi"] == true)
+            .collect();
+        assert!(
+            by_mpi.len() as u64 > outcome.stats().total("sends_bcopy"),
+            "{outcome}"
+        );
+        for message in &by_mpi {
+            assert!(
+                message["source"].is_u64() && message["destination"].is_u64(),
+                "{message}"
+            );
+            assert_ne!(message["communicator"], "0000000000000000", "{message}");
+        }
+        let sent: u64 = by_mpi
+            .iter()
+            .filter(|message| message["receiver"].is_null())
+            .count() as u64;
+        assert_eq!(sent, outcome.stats().total("sends_bcopy"), "{outcome}");
+        let outcome = job(mpi, 2, "spawn")
+            .through_launcher()
+            .env("ANABRANCH_TRACE", &folder.join("s").display().to_string())
+            .passes();
+        let names: Vec<String> = fs::read_dir(&folder)
+            .expect("the folder")
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        let of_spawned = names
+            .iter()
+            .filter(|name| name.contains(".spawned-"))
+            .count();
+        assert!(of_spawned > 0, "{names:?}\n{outcome}");
+        json(&[folder.join("s.0"), folder.join("s.1")]);
         let _ = fs::remove_dir_all(folder);
     });
 }

@@ -40,7 +40,7 @@ pub struct Arguments {
     /// Run without the library
     #[arg(long)]
     vanilla: bool,
-    /// Record calls and messages into FILE.RANK, as ANABRANCH_TRACE=FILE does, and print on stderr what `anabranch trace` says
+    /// Record calls and messages into a file of each rank, as ANABRANCH_TRACE=FILE does, and print on stderr what `anabranch trace` says
     /// of them
     #[arg(long, value_name = "FILE", conflicts_with = "vanilla")]
     trace: Option<PathBuf>,
@@ -107,30 +107,22 @@ struct Traces {
 impl Traces {
     /// What is there from another run goes.
     fn prepare(file: &Path, ranks: u32) -> anyhow::Result<Traces> {
-        // The ranks may run in another folder.
-        let file = std::path::absolute(file)?;
-        let of_rank = |rank: u32| {
-            let mut name = file.clone().into_os_string();
-            name.push(format!(".{rank}"));
-            PathBuf::from(name)
-        };
-        let files: Vec<PathBuf> = (0..ranks).map(of_rank).collect();
-        for file in &files {
-            match std::fs::remove_file(file) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(
-                        Failure::new(2, format!("--trace: {}: {error}", file.display())).into(),
-                    );
-                }
-                _ => {}
-            }
+        if file.to_string_lossy().ends_with('/') {
+            let text = format!("--trace: {} is a folder: name a file", file.display());
+            return Err(Failure::new(2, text).into());
         }
-        let mut name = file.into_os_string();
-        name.push(".%r");
-        Ok(Traces {
-            name: name.into(),
-            files,
-        })
+        // The ranks may run in another folder.
+        let name = std::path::absolute(file)?;
+        let host = anabranch_engine::trace::host();
+        let of_rank = |rank: u32| anabranch_engine::trace::file_of(&name, rank, &host);
+        let files: Vec<PathBuf> = (0..ranks).map(of_rank).collect();
+        // Those of an earlier run with more ranks would be taken for this one's.
+        for file in (0..).map(of_rank).take_while(|file| file.exists()) {
+            std::fs::remove_file(&file).map_err(|error| {
+                Failure::new(2, format!("--trace: {}: {error}", file.display()))
+            })?;
+        }
+        Ok(Traces { name, files })
     }
 
     /// Says on stderr what was recorded.

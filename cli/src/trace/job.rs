@@ -55,12 +55,17 @@ pub struct Half {
 /// A message.
 #[derive(Clone, Debug, Serialize)]
 pub struct Message {
+    /// Its number in this job.
+    pub number: usize,
+    /// The MPI library carries it, and nothing says which of its two ends belong together.
+    pub is_by_mpi: bool,
     /// World ranks; absent where only the MPI library knows the other side.
     pub source: Option<u32>,
     pub destination: Option<u32>,
     pub tag: i32,
     pub bytes: u64,
-    pub communicator: u64,
+    /// Identity of the communicator, in hexadecimal digits.
+    pub communicator: String,
     pub sender: Option<Half>,
     pub receiver: Option<Half>,
 }
@@ -99,39 +104,39 @@ pub struct Job {
 impl Job {
     /// Reads the files of a job's ranks.
     pub fn read(files: &[PathBuf]) -> Result<Job> {
-        let mut ranks = Vec::new();
-        let mut halves = Vec::new();
+        let mut read = Vec::new();
         for file in files {
-            let (rank, half) = read_rank(file)?;
-            ranks.push(rank);
-            halves.push(half);
+            let (rank, halves) = read_rank(file)?;
+            read.push((rank, halves, file));
         }
-        let first = &ranks.first().context("no file")?.header;
-        let (job, size) = (first.job, first.size);
-        for (rank, file) in ranks.iter().zip(files) {
+        read.sort_by_key(|(rank, ..)| rank.header.rank);
+        let (first, _, first_file) = read.first().context("no file")?;
+        let (job, size) = (first.header.job, first.header.size);
+        for (rank, _, file) in &read {
             if rank.header.job != job {
+                let files = format!("{} and {}", first_file.display(), file.display());
                 return Err(Failure::new(
                     2,
-                    format!(
-                        "{} and {} are of different runs: name the files of one",
-                        files[0].display(),
-                        file.display()
-                    ),
+                    format!("{files} are of different runs: name the files of one"),
                 )
                 .into());
             }
         }
+        for pair in read.windows(2) {
+            if pair[0].0.header.rank == pair[1].0.header.rank {
+                let files = format!("{} and {}", pair[0].2.display(), pair[1].2.display());
+                let rank = pair[0].0.header.rank;
+                return Err(Failure::new(2, format!("{files} are both of rank {rank}")).into());
+            }
+        }
+        let (mut ranks, halves): (Vec<Rank>, Vec<_>) = read
+            .into_iter()
+            .map(|(rank, halves, _)| (rank, halves))
+            .unzip();
         let mut notes = Vec::new();
-        let is_there = |rank: u32| ranks.iter().any(|other| other.header.rank == rank);
-        let missing: Vec<String> = (0..size)
-            .filter(|rank| !is_there(*rank))
-            .map(|rank| rank.to_string())
-            .collect();
-        if !missing.is_empty() {
-            notes.push(format!(
-                "no file of rank {}: only one side of messages with them is known",
-                missing.join(", ")
-            ));
+        note_missing(&ranks, size, &mut notes);
+        if ranks.iter().any(|rank| rank.header.is_simulated) {
+            notes.push("times are those of a simulated node, whose ranks have clocks of their own: they tell little of what passes in host code".into());
         }
         for rank in &ranks {
             rank_notes(rank, &mut notes);
@@ -140,7 +145,10 @@ impl Job {
         let messages = join(&ranks, halves, begin);
         for rank in &mut ranks {
             for call in &mut rank.calls {
-                (call.begin, call.end) = (call.begin - begin, call.end.saturating_sub(begin));
+                (call.begin, call.end) = (
+                    call.begin.saturating_sub(begin),
+                    call.end.saturating_sub(begin),
+                );
             }
         }
         let ends = ranks
@@ -150,7 +158,6 @@ impl Job {
             .iter()
             .filter_map(|message| message.receiver.as_ref()?.done_ns);
         let span_ns = ends.chain(landed).max().unwrap_or(0);
-        ranks.sort_by_key(|rank| rank.header.rank);
         Ok(Job {
             ranks,
             messages,
@@ -164,19 +171,44 @@ impl Job {
         self.ranks
             .iter()
             .filter_map(|rank| rank.end)
-            .map(|end| end.dropped)
-            .sum()
+            .fold(0, |all, end| all.saturating_add(end.dropped))
     }
+}
+
+/// Ranks without a file, the first few by number.
+fn note_missing(ranks: &[Rank], size: u32, notes: &mut Vec<String>) {
+    let missing = u64::from(size).saturating_sub(ranks.len() as u64);
+    if missing == 0 {
+        return;
+    }
+    let is_there = |rank: &u32| {
+        ranks
+            .binary_search_by_key(rank, |other| other.header.rank)
+            .is_ok()
+    };
+    let first: Vec<String> = (0..size)
+        .filter(|rank| !is_there(rank))
+        .take(8)
+        .map(|rank| rank.to_string())
+        .collect();
+    let more = match missing - first.len() as u64 {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    notes.push(format!(
+        "no file of rank {}{more}: only one side of messages with them is known",
+        first.join(", ")
+    ));
 }
 
 fn rank_notes(rank: &Rank, notes: &mut Vec<String>) {
     let number = rank.header.rank;
     match rank.end {
         None => notes.push(format!(
-            "rank {number} ended before its trace did (it was killed?): what it did in its last tenth of a second is missing"
+            "the file of rank {number} has no end: the process still runs, was killed, or found no room for it; what it did last is missing"
         )),
         Some(end) if !end.is_finalized => {
-            notes.push(format!("rank {number} ended without MPI_Finalize"));
+            notes.push(format!("rank {number} ended by MPI_Abort, or without MPI_Finalize"));
         }
         Some(_) => {}
     }
@@ -264,7 +296,11 @@ fn note_change(header: &Header, half: &mut Half, change: &record::Change) {
         Some("done") => &mut half.done_ns,
         _ => return,
     };
-    time.get_or_insert(change.at);
+    // Packed bytes land a second time, where they belong.
+    match state {
+        Some("landed") => *time = Some(change.at),
+        _ => _ = time.get_or_insert(change.at),
+    }
     if let Some(number) = usize::from(change.protocol).checked_sub(1) {
         half.protocol = header.protocols.get(number).cloned();
     }
@@ -318,7 +354,9 @@ fn join(ranks: &[Rank], halves: Vec<BTreeMap<u64, Side>>, begin: u64) -> Vec<Mes
                 destination,
                 tag: about.tag,
                 bytes: about.bytes,
-                communicator: about.comm,
+                number: 0,
+                is_by_mpi: about.nonce == 0,
+                communicator: format!("{:016x}", about.comm),
                 sender,
                 receiver,
             };
@@ -340,5 +378,8 @@ fn join(ranks: &[Rank], halves: Vec<BTreeMap<u64, Side>>, begin: u64) -> Vec<Mes
         let half = message.sender.as_ref().or(message.receiver.as_ref());
         half.map_or(0, |half| half.at_ns)
     });
+    for (number, message) in messages.iter_mut().enumerate() {
+        message.number = number;
+    }
     messages
 }

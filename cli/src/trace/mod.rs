@@ -4,8 +4,7 @@ mod job;
 mod perfetto;
 mod report;
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -40,12 +39,12 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
 
-    /// Write a trace for Perfetto's viewer (ui.perfetto.dev)
+    /// Write a trace for Perfetto's viewer (ui.perfetto.dev); - is stdout
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
 
     /// Print all that is known of a message, by its number in --csv
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", conflicts_with = "around")]
     message: Option<usize>,
 
     /// Print the messages that were under way at a time, in ms from the first record
@@ -62,10 +61,29 @@ struct Json<'a> {
 }
 
 pub fn main(arguments: &Arguments) -> Result<ExitCode> {
+    let files = [&arguments.json, &arguments.csv, &arguments.perfetto];
+    let to_stdout = files
+        .into_iter()
+        .flatten()
+        .filter(|path| **path == Path::new("-"));
+    let to_stdout = to_stdout.count();
+    if to_stdout > 1 {
+        return Err(Failure::new(
+            2,
+            "- is stdout for one of --json, --csv and --perfetto only",
+        )
+        .into());
+    }
+    if let Some(ms) = arguments.around.filter(|ms| !(0.0..1e12).contains(ms)) {
+        return Err(
+            Failure::new(2, format!("--around {ms}: it is a time in ms, from 0 on")).into(),
+        );
+    }
     let job = Job::read(&arguments.files)?;
     if let Some(path) = &arguments.perfetto {
-        let to = File::create(path).with_context(|| path.display().to_string())?;
-        perfetto::write(&job, BufWriter::new(to)).with_context(|| path.display().to_string())?;
+        let mut bytes = Vec::new();
+        perfetto::write(&job, &mut bytes)?;
+        write(path, &bytes)?;
     }
     if let Some(path) = &arguments.csv {
         write(path, report::csv(&job.messages).as_bytes())?;
@@ -79,7 +97,7 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
         })?;
         write(path, format!("{text}\n").as_bytes())?;
     }
-    if let Some(number) = arguments.message {
+    let text = if let Some(number) = arguments.message {
         let message = job.messages.get(number).ok_or_else(|| {
             let count = job.messages.len();
             Failure::new(
@@ -87,19 +105,16 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
                 format!("there is no message {number}: the trace has {count}, from 0 on"),
             )
         })?;
-        return print(&format!("{}\n", serde_json::to_string_pretty(message)?));
-    }
-    if let Some(ms) = arguments.around {
-        return print(&serde_json::to_string_pretty(&around(&job, ms))?);
-    }
-    let is_stdout_taken = [&arguments.json, &arguments.csv]
-        .into_iter()
-        .flatten()
-        .any(|path| path == Path::new("-"));
-    if is_stdout_taken {
-        return Ok(ExitCode::SUCCESS);
-    }
-    print(&report.text(&report::slowest(&job.messages, SLOWEST)))
+        serde_json::to_string_pretty(message)? + "\n"
+    } else if let Some(ms) = arguments.around {
+        serde_json::to_string_pretty(&around(&job, ms))? + "\n"
+    } else if to_stdout > 0 {
+        String::new()
+    } else {
+        report.text(&report::slowest(&job.messages, SLOWEST))
+    };
+    write(Path::new("-"), text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What the files say, for people.
@@ -122,14 +137,13 @@ fn around(job: &Job, ms: f64) -> Vec<&Message> {
     job.messages.iter().filter(is_there).collect()
 }
 
+/// `-` is stdout, whose reader may have seen enough.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    if path == Path::new("-") {
-        return Ok(std::io::stdout().write_all(bytes)?);
+    if path != Path::new("-") {
+        return std::fs::write(path, bytes).with_context(|| path.display().to_string());
     }
-    std::fs::write(path, bytes).with_context(|| path.display().to_string())
-}
-
-fn print(text: &str) -> Result<ExitCode> {
-    std::io::stdout().write_all(text.as_bytes())?;
-    Ok(ExitCode::SUCCESS)
+    match std::io::stdout().write_all(bytes) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
 }

@@ -130,7 +130,7 @@ fn lane(busy: &mut Vec<u64>, (begin, end): (u64, u64)) -> u64 {
         busy.push(0);
         busy.len() - 1
     });
-    busy[at] = end.max(begin + 1);
+    busy[at] = end.max(begin.saturating_add(1));
     at as u64
 }
 

@@ -23,7 +23,7 @@ pub struct Group {
 impl Group {
     fn add(&mut self, message: &Message) {
         self.messages += 1;
-        self.bytes += message.bytes;
+        self.bytes = self.bytes.saturating_add(message.bytes);
         self.times.extend(message.took_ns());
     }
 
@@ -100,7 +100,7 @@ impl Report {
                 let row = calls.entry(rank.function(call).to_owned()).or_default();
                 let took = call.inside as f64;
                 row.calls += u64::from(call.times);
-                row.bytes += call.bytes;
+                row.bytes = row.bytes.saturating_add(call.bytes);
                 row.total_ms += took * 1e-6;
                 row.longest_us = row.longest_us.max(took * 1e-3 / f64::from(call.times));
             }
@@ -109,13 +109,17 @@ impl Report {
                 let row = fallbacks
                     .entry(name.cloned().unwrap_or_default())
                     .or_default();
-                *row = (row.0 + 1, row.1 + fallback.bytes);
+                *row = (row.0 + 1, row.1.saturating_add(fallback.bytes));
             }
         }
         let (mut received, mut sent) = (BTreeMap::new(), BTreeMap::new());
         let mut pairs: BTreeMap<(u32, u32), (u64, u64)> = BTreeMap::new();
         for message in &job.messages {
-            let by = |half: &Option<super::job::Half>| half.as_ref()?.protocol.clone();
+            let by = |half: &Option<super::job::Half>| {
+                let protocol = half.as_ref()?.protocol.clone();
+                // Nothing is brought of a message that is empty, or too long.
+                Some(protocol.unwrap_or_else(|| "none".into()))
+            };
             for (groups, half) in [
                 (&mut received, &message.receiver),
                 (&mut sent, &message.sender),
@@ -125,9 +129,12 @@ impl Report {
                     group.add(message);
                 }
             }
-            if let (Some(from), Some(to)) = (message.source, message.destination) {
+            // Of those that the MPI library carries, each end is a message here.
+            let is_counted = !message.is_by_mpi || message.sender.is_some();
+            let ends = (message.source, message.destination);
+            if let (Some(from), Some(to), true) = (ends.0, ends.1, is_counted) {
                 let pair = pairs.entry((from, to)).or_default();
-                *pair = (pair.0 + 1, pair.1 + message.bytes);
+                *pair = (pair.0 + 1, pair.1.saturating_add(message.bytes));
             }
         }
         received
@@ -155,8 +162,9 @@ impl Report {
     /// For people.
     pub fn text(&self, slowest: &[&Message]) -> String {
         let mut text = format!(
-            "{} ranks, {:.3} ms from the first record to the last, {} records, {} dropped\n",
+            "{} rank{}, {:.3} ms from the first record to the last, {} records, {} dropped\n",
             self.ranks.len(),
+            if self.ranks.len() == 1 { "" } else { "s" },
             self.span_ms,
             self.recorded,
             self.dropped
@@ -265,7 +273,7 @@ fn rows(job: &Job) -> Vec<Row> {
             host: rank.header.host.clone(),
             pid: rank.header.pid,
             calls: calls.sum(),
-            in_calls_ms: times.sum::<u64>() as f64 * 1e-6,
+            in_calls_ms: times.fold(0_u64, u64::saturating_add) as f64 * 1e-6,
             recorded: rank.recorded,
             dropped: rank.end.map_or(0, |end| end.dropped),
         }
@@ -316,7 +324,7 @@ pub fn csv(messages: &[Message]) -> String {
             show(message.source.map(u64::from)),
             show(message.destination.map(u64::from)),
             message.tag.to_string(),
-            format!("{:016x}", message.communicator),
+            message.communicator.clone(),
             message.bytes.to_string(),
             message.protocol().to_owned(),
             show(receiver.and_then(|half| half.posted_ns)),

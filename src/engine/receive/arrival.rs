@@ -428,6 +428,8 @@ impl Core {
             self.receives[id].of = Some(self.sender(env, id, source));
         }
         let of = self.receives[id].of;
+        let arrival = self.receives[id].arrival.filter(|_| trace::on());
+        let from = arrival.and_then(|arrival| self.stream_of(env, id, source, arrival.tag));
         let receive = &mut self.receives[id];
         if let Some(landing) = &mut receive.landing {
             landing.note_touched(bytes);
@@ -438,10 +440,13 @@ impl Core {
             stats::add(Counter::Truncated, 1);
         }
         if receive.is_for_device() {
+            let (tag, comm) = from.map_or((0, 0), |from| (from.tag, from.comm));
             receive.life.trace(|| record::Message {
                 peer: of
                     .and_then(Of::rank)
                     .map_or(record::NO_PEER, |rank| rank as i32),
+                tag,
+                comm,
                 ..trace::about(record::Side::Receiver, bytes)
             });
             receive.life.trace_post(receive.post);

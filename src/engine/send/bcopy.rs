@@ -19,7 +19,7 @@ use crate::mpi::owned::OwnRequest;
 use crate::mpi::{Comm, Family};
 use crate::node::{Sums, RTS_BYTES};
 use crate::stats::{self, Counter, Reason};
-use crate::trace::{self, record};
+use crate::trace;
 use crate::transfer::fault::{self, Of, Path};
 use crate::transfer::life::{Life, Protocol, Side, State};
 use crate::transfer::story::{self, Story};
@@ -106,6 +106,10 @@ impl Engine {
             complete,
             (Protocol::Bcopy, story),
         );
+        if trace::on() {
+            let to = self.stream(args.comm, args.dest, args.tag);
+            core.sends[id].trace(to, args.tag, bytes);
+        }
         if let Some(why) = wrong {
             core.sends[id].lose(env.abi, why);
         }
@@ -297,9 +301,6 @@ impl Core {
         (protocol, about): (Protocol, Story),
     ) -> usize {
         let mut life = Life::offered(Side::Sender);
-        if protocol == Protocol::Bcopy {
-            life.trace(|| trace::about(record::Side::Sender, about.bytes));
-        }
         life.transition(State::Moving(protocol));
         let id = self.sends.insert(Send {
             handle: None,
