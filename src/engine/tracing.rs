@@ -30,11 +30,8 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawn
     let time_of_day = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    let clock = if config.trace_by_machine {
-        machine_ns
-    } else {
-        cuda::clock_ns
-    };
+    let is_simulated = cuda::is_simulated() && !config.trace_by_machine;
+    let clock = is_simulated.then_some(cuda::clock_ns as fn() -> u64);
     let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let functions: Vec<&str> = Function::ALL
         .iter()
@@ -48,8 +45,11 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawn
         size: u32::try_from(size).unwrap_or(0),
         host,
         pid: std::process::id(),
-        is_simulated: cuda::is_simulated() && !config.trace_by_machine,
-        opened: [clock(), time_of_day.as_nanos() as u64],
+        is_simulated,
+        opened: [
+            clock.map_or_else(trace::machine_ns, |clock| clock()),
+            time_of_day.as_nanos() as u64,
+        ],
         functions: named(&functions),
         states: named(&Kind::ALL.map(Kind::name)),
         protocols: named(&Protocol::ALL.map(Protocol::name)),
@@ -69,12 +69,6 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawn
             path.display()
         ),
     }
-}
-
-/// The same clock in all processes of a machine.
-fn machine_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 fn describe(seen: &Seen) -> Arguments {

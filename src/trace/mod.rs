@@ -9,6 +9,7 @@
 //! A file has a header, a JSON object that names what the records number, then records, and an [`record::End`] as
 //! the last one if the process ended in order.
 
+mod clock;
 pub mod read;
 pub mod record;
 mod ring;
@@ -17,8 +18,10 @@ mod write;
 use std::cell::{Cell, OnceCell};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
+pub use clock::machine_ns;
+use clock::now;
 use record::{Call, Change, Fallback, Message, Posted, Record, NO_PEER};
 use ring::Ring;
 pub use write::{close, flush, open};
@@ -28,8 +31,6 @@ const TESTS_NS: u64 = 1_000_000;
 
 /// Records are taken.
 static ON: AtomicBool = AtomicBool::new(false);
-/// Gives the time.
-static CLOCK: OnceLock<fn() -> u64> = OnceLock::new();
 /// Number of the next message.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 /// Threads that have recorded anything.
@@ -80,11 +81,6 @@ pub fn on() -> bool {
 /// Nothing is recorded any more, and the file is left alone.
 pub fn forget() {
     ON.store(false, Ordering::Relaxed);
-}
-
-/// The time of records, ns.
-fn now() -> u64 {
-    CLOCK.get().map_or(0, |clock| clock())
 }
 
 /// Puts a record into this thread's ring, behind the tests before it.

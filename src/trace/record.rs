@@ -118,6 +118,15 @@ pub struct End {
     pub is_finalized: bool,
 }
 
+/// A reading of the processor's ticks, in which the times of a file that has these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sync {
+    /// Ticks.
+    pub ticks: u64,
+    /// The machine's clock at the same time, ns.
+    pub ns: u64,
+}
+
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -133,6 +142,8 @@ pub enum Record {
     Fallback(Fallback),
     /// See [`End`].
     End(End),
+    /// See [`Sync`].
+    Sync(Sync),
 }
 
 fn pair(low: i32, high: i32) -> u64 {
@@ -195,6 +206,7 @@ impl Record {
                 0,
                 fallback.call,
             ],
+            Record::Sync(sync) => [7, sync.ticks, sync.ns, 0, 0, 0, 0, 0],
             Record::End(end) => [
                 6 | u64::from(end.is_finalized) << 8,
                 end.at,
@@ -270,6 +282,10 @@ impl Record {
                 dropped: third,
                 is_finalized: byte != 0,
             }),
+            7 => Record::Sync(Sync {
+                ticks: at,
+                ns: second,
+            }),
             _ => return None,
         })
     }
@@ -343,6 +359,9 @@ mod tests {
                 is_finalized: true,
             }),
         ];
+        let records = records
+            .into_iter()
+            .chain([Record::Sync(Sync { ticks: 1, ns: 2 })]);
         for record in records {
             assert_eq!(Record::decode(&record.encode()), Some(record));
         }

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::record::{End, Record, Words, RECORD_BYTES};
+use super::clock::{self, now};
+use super::record::{End, Record, Sync, Words, RECORD_BYTES};
 use super::ring::Ring;
-use super::{now, CLOCK, ON};
+use super::ON;
 
 /// How often the rings are emptied.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -46,6 +47,13 @@ impl Out {
         }
         if self.block.len() >= BLOCK_BYTES {
             self.write();
+        }
+    }
+
+    /// Says what the ticks of the records mean.
+    fn sync(&mut self) {
+        if let Some((ticks, ns)) = clock::pair() {
+            self.add(&Record::Sync(Sync { ticks, ns }).encode());
         }
     }
 
@@ -85,11 +93,12 @@ pub(super) fn wake() {
     }
 }
 
-/// Begins to record into a new file. `header` is a JSON object; `clock` gives nanoseconds.
+/// Begins to record into a new file. `header` is a JSON object; `clock` gives nanoseconds, by
+/// default the machine's.
 ///
 /// # Errors
 /// The file cannot be made, or its thread cannot be started; nothing is recorded.
-pub fn open(path: &Path, header: &str, clock: fn() -> u64) -> io::Result<()> {
+pub fn open(path: &Path, header: &str, clock: Option<fn() -> u64>) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -107,14 +116,16 @@ pub fn open(path: &Path, header: &str, clock: fn() -> u64) -> io::Result<()> {
     beginning.extend_from_slice(header.as_bytes());
     beginning.resize(16 + padded, b' ');
     file.write_all(&beginning)?;
-    let _ = CLOCK.set(clock);
-    *OUT.lock() = Some(Out {
+    clock::choose(clock);
+    let mut out = Out {
         file,
         block: Vec::with_capacity(BLOCK_BYTES + RECORD_BYTES),
         written: 0,
         dropped: 0,
         has_failed: false,
-    });
+    };
+    out.sync();
+    *OUT.lock() = Some(out);
     let writer = std::thread::Builder::new()
         .name("anabranch-trace".into())
         .spawn(write_on)?;
@@ -148,6 +159,7 @@ pub fn flush() {
     }
     out.dropped += LOST.swap(0, Ordering::Relaxed);
     if !out.block.is_empty() {
+        out.sync();
         out.write();
     }
 }

@@ -402,13 +402,14 @@ const MANY_PARAMETERS: usize = 33;
 
 /// Unsafe blocks, functions and implementations of each room, its tests and what is generated included. Fewer are welcome
 /// here.
-const UNSAFE: [(&str, usize); 7] = [
+const UNSAFE: [(&str, usize); 8] = [
     ("cuda", 143),
     ("engine", 56),
     ("entry", 2),
     ("exec", 16),
     ("mpi", 97),
     ("node", 41),
+    ("trace", 1),
     ("transfer", 26),
 ];
 

@@ -226,6 +226,40 @@ fn rank_notes(rank: &Rank, notes: &mut Vec<String>) {
     }
 }
 
+/// What the times of a file mean: ticks, by its first and its last pair, or nanoseconds.
+struct Clock {
+    from: record::Sync,
+    rate: f64,
+}
+
+impl Clock {
+    fn new(syncs: &[record::Sync]) -> Clock {
+        let same = record::Sync { ticks: 0, ns: 0 };
+        let (from, to) = match (syncs.first(), syncs.last()) {
+            (Some(from), Some(to)) if to.ticks > from.ticks && to.ns > from.ns => (*from, *to),
+            _ => {
+                return Clock {
+                    from: same,
+                    rate: 1.0,
+                }
+            }
+        };
+        let rate = (to.ns - from.ns) as f64 / (to.ticks - from.ticks) as f64;
+        Clock { from, rate }
+    }
+
+    fn ns(&self, at: u64) -> u64 {
+        let since = at.wrapping_sub(self.from.ticks) as i64;
+        self.from
+            .ns
+            .saturating_add_signed((since as f64 * self.rate) as i64)
+    }
+
+    fn span_ns(&self, span: u64) -> u64 {
+        (span as f64 * self.rate) as u64
+    }
+}
+
 /// One side of a message, as it was recorded.
 struct Side {
     about: record::Message,
@@ -240,7 +274,7 @@ fn read_rank(file: &Path) -> Result<(Rank, BTreeMap<u64, Side>)> {
     let (mut end, mut recorded) = (None, 0);
     let mut sides: BTreeMap<u64, Side> = BTreeMap::new();
     // A thread's records may lie behind those of another that came later.
-    let (mut changes, mut posted) = (Vec::new(), Vec::new());
+    let (mut changes, mut posted, mut syncs) = (Vec::new(), Vec::new(), Vec::new());
     while let Some(record) = reader
         .next_record()
         .with_context(|| file.display().to_string())?
@@ -260,8 +294,25 @@ fn read_rank(file: &Path) -> Result<(Rank, BTreeMap<u64, Side>)> {
             Record::Change(change) => changes.push(change),
             Record::Posted(post) => posted.push(post),
             Record::End(last) => (end, recorded) = (Some(last), recorded - 1),
+            Record::Sync(sync) => syncs.push(sync),
         }
     }
+    let clock = Clock::new(&syncs);
+    for call in &mut calls {
+        (call.begin, call.end) = (clock.ns(call.begin), clock.ns(call.end));
+        call.inside = clock.span_ns(call.inside);
+    }
+    for side in sides.values_mut() {
+        side.about.at = clock.ns(side.about.at);
+        side.half.at_ns = side.about.at;
+    }
+    let changed = changes
+        .iter_mut()
+        .map(|change: &mut record::Change| &mut change.at);
+    let posts = posted
+        .iter_mut()
+        .map(|post: &mut record::Posted| &mut post.at);
+    changed.chain(posts).for_each(|at| *at = clock.ns(*at));
     changes.sort_by_key(|change| change.at);
     for change in changes {
         if let Some(side) = sides.get_mut(&change.id) {
