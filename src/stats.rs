@@ -7,7 +7,7 @@ mod summary;
 mod target;
 
 pub use summary::{RankSnapshot, Summary};
-pub use target::StatsTarget;
+pub use target::{spawned, StatsTarget};
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -407,11 +407,7 @@ fn publish(library: *mut c_void) {
 /// Whether the driver is the simulated one: only that one has a clock to read.
 #[must_use]
 pub fn is_simulated() -> bool {
-    // SAFETY: a NUL-terminated name; nothing is loaded that is not loaded already, and it stays loaded.
-    unsafe {
-        let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-        !library.is_null() && !libc::dlsym(library, c"simcuda_clock_ns".as_ptr()).is_null()
-    }
+    find_clock().is_some()
 }
 
 /// PCI address of a device, as the driver writes it.
@@ -461,28 +457,27 @@ type Clock = unsafe extern "C" fn() -> u64;
 /// own, which stands still while the machine's runs; otherwise it is the machine's.
 #[must_use]
 pub fn clock_ns() -> u64 {
+    static OWN: OnceLock<Option<Clock>> = OnceLock::new();
     static START: OnceLock<Instant> = OnceLock::new();
-    match own_clock() {
+    match OWN.get_or_init(find_clock) {
         // SAFETY: takes nothing, and may be called at any time once the driver is loaded.
         Some(own) => unsafe { own() },
         None => START.get_or_init(Instant::now).elapsed().as_nanos() as u64,
     }
 }
 
-fn own_clock() -> Option<Clock> {
-    static OWN: OnceLock<Option<Clock>> = OnceLock::new();
-    *OWN.get_or_init(|| {
-        // SAFETY: a NUL-terminated name; nothing is loaded.
-        let address = unsafe {
-            let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-            if library.is_null() {
-                return None;
-            }
-            libc::dlsym(library, c"simcuda_clock_ns".as_ptr())
-        };
-        // SAFETY: the simulated driver declares `uint64_t simcuda_clock_ns(void)`, and stays loaded.
-        (!address.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Clock>(address) })
-    })
+/// The clock of a driver in software.
+fn find_clock() -> Option<Clock> {
+    // SAFETY: NUL-terminated names; nothing is loaded that is not loaded already.
+    let address = unsafe {
+        let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if library.is_null() {
+            return None;
+        }
+        libc::dlsym(library, c"simcuda_clock_ns".as_ptr())
+    };
+    // SAFETY: the simulated driver declares `uint64_t simcuda_clock_ns(void)`, and stays loaded.
+    (!address.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Clock>(address) })
 }
 
 /// The driver's text for a code.

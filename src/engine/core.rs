@@ -96,7 +96,7 @@ pub struct Core {
     pub(super) sends: Slab<Send>,
     pub(super) persistents: Slab<PersistentSend>,
     /// Native persistent sends from host memory, which the engine makes when their receiver wishes that.
-    pub(super) native_persistents: HashMap<Request, usize>,
+    pub(super) native_persistents: HashMap<Request, usize, FxBuildHasher>,
     pub(super) collectives: Slab<Collective>,
     /// The request handles of sends that the program holds.
     pub(super) requests: requests::Pool,
@@ -190,7 +190,7 @@ impl Core {
             early: Pending::default(),
             sends: Slab::new(),
             persistents: Slab::new(),
-            native_persistents: HashMap::new(),
+            native_persistents: HashMap::default(),
             collectives: Slab::new(),
             requests: requests::Pool::default(),
             moving: Vec::new(),

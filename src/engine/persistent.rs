@@ -133,9 +133,11 @@ impl Engine {
     }
 
     fn start_persistent(&self, id: usize, request: Slot<'_, Request>) -> c_int {
-        let args = self.core.lock().persistents[id].args;
+        let (args, is_native) = {
+            let send = &self.core.lock().persistents[id];
+            (send.args, send.is_native)
+        };
         let sorted = self.sort_send(&args);
-        let is_native = self.core.lock().persistents[id].is_native;
         if is_native && !matches!(sorted, Sorted::Host(..)) {
             return native::start(request);
         }

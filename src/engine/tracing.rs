@@ -9,7 +9,7 @@ use crate::engine::{comms, types};
 use crate::mpi::guard::{self, Seen};
 use crate::mpi::{self, Abi, Function};
 use crate::node::Launch;
-use crate::stats::Reason;
+use crate::stats::{self, Reason};
 use crate::trace::read::Header;
 use crate::trace::record::NO_PEER;
 use crate::trace::{self, file_of, Arguments};
@@ -23,9 +23,7 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawn
     let host = trace::host();
     let mut path = file_of(name, rank, &host);
     if is_spawned {
-        // Its ranks have the numbers of its parents'.
-        path.as_mut_os_string()
-            .push(format!(".spawned-{}", std::process::id()));
+        path = stats::spawned(&path, std::process::id());
     }
     let time_of_day = SystemTime::now()
         .duration_since(UNIX_EPOCH)

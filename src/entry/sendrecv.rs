@@ -21,7 +21,7 @@ macro_rules! pairs {
             // Made where they are used: a call on host memory does not store them.
             let send = || SendArgs::new(SendFields { mode: Mode::Standard, buffer: sendbuf, count: sendcount.into(), datatype: sendtype, dest, tag: sendtag, comm });
             let receive = || RecvArgs::new(RecvFields { buffer: recvbuf, count: recvcount.into(), datatype: recvtype, source, tag: recvtag, comm });
-            exchange(send, receive, status, natively)
+            exchange(send, receive, false, status, natively)
         }
 
         /// `MPI_Isendrecv` (MPI 4.1 section 3.10).
@@ -44,7 +44,7 @@ macro_rules! pairs {
             let natively = |status: StatusOut<'_>| native::$replace(buf, count, datatype, dest, sendtag, source, recvtag, comm, status);
             let send = SendArgs::new(SendFields { mode: Mode::Standard, buffer: buf, count: count.into(), datatype, dest, tag: sendtag, comm });
             let receive = RecvArgs::new(RecvFields { buffer: buf, count: count.into(), datatype, source, tag: recvtag, comm });
-            replace(&send, &receive, status, natively)
+            exchange(|| send, || receive, true, status, natively)
         }
 
         /// `MPI_Isendrecv_replace` (MPI 4.1 section 3.10).
@@ -94,11 +94,12 @@ fn start(
     }
 }
 
-/// A pair that the call waits for.
+/// A pair that the call waits for; `replaces`: the buffers are one.
 #[inline(always)]
 fn exchange(
     send: impl Fn() -> SendArgs,
     receive: impl Fn() -> RecvArgs,
+    replaces: bool,
     status: StatusOut<'_>,
     natively: impl Fn(StatusOut<'_>) -> c_int,
 ) -> c_int {
@@ -111,35 +112,7 @@ fn exchange(
         }
     }
     let (send, receive) = (send(), receive());
-    await_pair(engine, (&send, &receive), false, status, natively)
-}
-
-/// As [`exchange`], with one buffer.
-fn replace(
-    send: &SendArgs,
-    receive: &RecvArgs,
-    status: StatusOut<'_>,
-    natively: impl Fn(StatusOut<'_>) -> c_int,
-) -> c_int {
-    let Some(engine) = engine() else {
-        return natively(status);
-    };
-    if let Some(scope) = engine.early() {
-        if engine.is_host_send(send) && engine.is_host_receive(receive) {
-            return unwatched(engine, receive.comm, status, scope, natively);
-        }
-    }
-    await_pair(engine, (send, receive), true, status, natively)
-}
-
-fn await_pair(
-    engine: &Engine,
-    (send, receive): (&SendArgs, &RecvArgs),
-    replaces: bool,
-    status: StatusOut<'_>,
-    natively: impl Fn(StatusOut<'_>) -> c_int,
-) -> c_int {
-    match engine.start_pair(send, receive, PairWay::Waits, replaces) {
+    match engine.start_pair(&send, &receive, PairWay::Waits, replaces) {
         Ok(None) => unwatched(engine, receive.comm, status, NativeScope::enter(), natively),
         Ok(Some(pair)) => engine.await_pair(pair, status),
         Err(code) => code,

@@ -249,15 +249,12 @@ impl Exec {
             self.rows[at].is_in_place = false;
         }
         let mut how = self.choose(job.class, at, plan, !is_behind);
-        match self.launch_by(&mut how, &job, &mut running) {
-            Ok(()) => {}
-            Err(failure) => {
-                running.error = Some(failure);
-                self.mark_ends(&mut running);
-                if running.ends.is_empty() {
-                    self.end(running);
-                    return Err(failure);
-                }
+        if let Err(failure) = self.launch_by(&mut how, &job, &mut running) {
+            running.error = Some(failure);
+            self.mark_ends(&mut running);
+            if running.ends.is_empty() {
+                self.end(running);
+                return Err(failure);
             }
         }
         stats::add(executor::of(how).counter(), 1);

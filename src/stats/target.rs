@@ -1,6 +1,14 @@
 //! Where the summary goes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// The file of a process of a spawned world, whose ranks have the numbers of its parents'.
+#[must_use]
+pub fn spawned(path: &Path, pid: u32) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".spawned-{pid}"));
+    name.into()
+}
 
 /// Where the summary at MPI_Finalize goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,15 +36,11 @@ impl StatsTarget {
         })
     }
 
-    /// The target of a process of a spawned world, whose ranks have the numbers of its parents'.
+    /// The target of a process of a spawned world: see [`spawned`].
     #[must_use]
     pub fn of_spawned(&self, pid: u32) -> StatsTarget {
         match self {
-            StatsTarget::File(path) => {
-                let mut name = path.clone().into_os_string();
-                name.push(format!(".spawned-{pid}"));
-                StatsTarget::File(name.into())
-            }
+            StatsTarget::File(path) => StatsTarget::File(spawned(path, pid)),
             other => other.clone(),
         }
     }

@@ -4,7 +4,7 @@
 //! counted. A thread of this room's writes the rings to the file ten times a second, when one is half full, and at the
 //! end. So a process that is killed loses its last tenth of a second.
 //!
-//! A loop of tests is one record for each millisecond, as long as nothing else happens in it: they would fill the ring.
+//! A loop of tests is one record for up to a millisecond, as long as nothing else happens in it: they would fill the ring.
 //!
 //! A file has a header, a JSON object that names what the records number, then records, and an [`record::End`] as
 //! the last one if the process ended in order.
@@ -26,8 +26,8 @@ use record::{Call, Change, Fallback, Message, Posted, Record, NO_PEER};
 use ring::Ring;
 pub use write::{close, flush, open};
 
-/// Tests that are one record are no longer under way than this, ns.
-const TESTS_NS: u64 = 1_000_000;
+/// Tests that are one record are no longer under way than this: a millisecond, or less where times are ticks.
+const TESTS_SPAN: u64 = 1_000_000;
 
 /// Records are taken.
 static ON: AtomicBool = AtomicBool::new(false);
@@ -164,7 +164,7 @@ pub fn end_call() {
     let is_same = |tests: &Call| {
         let key = |call: &Call| (call.function, call.comm, call.peer, call.tag, call.count);
         key(tests) == key(&call)
-            && end.saturating_sub(tests.begin) < TESTS_NS
+            && end.saturating_sub(tests.begin) < TESTS_SPAN
             && tests.times < u32::MAX
     };
     with_own(|own| {

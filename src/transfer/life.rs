@@ -466,6 +466,17 @@ mod tests {
         names.join(", ")
     }
 
+    /// A trace numbers them by their place, and names them in this order.
+    #[test]
+    fn names_are_in_order() {
+        for (place, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, place);
+        }
+        for (place, protocol) in Protocol::ALL.into_iter().enumerate() {
+            assert_eq!(protocol as usize, place);
+        }
+    }
+
     /// The table, as ARCHITECTURE.md has it.
     fn text() -> String {
         let mut text =

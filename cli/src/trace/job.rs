@@ -79,15 +79,20 @@ impl Message {
             .unwrap_or("none")
     }
 
-    /// From its offer, or where only its receive is known from its claim, to its arrival.
+    /// Its offer, or where only its receive is known its claim.
+    pub fn begin_ns(&self) -> u64 {
+        let half = self.sender.as_ref().or(self.receiver.as_ref());
+        half.map_or(0, |half| half.at_ns)
+    }
+
+    /// From its beginning to its arrival.
     pub fn took_ns(&self) -> Option<u64> {
-        let begin = self.sender.as_ref().or(self.receiver.as_ref())?.at_ns;
         let arrived = |half: &Option<Half>| {
             half.as_ref()
                 .and_then(|half| half.landed_ns.or(half.done_ns))
         };
         let end = arrived(&self.receiver).or(arrived(&self.sender))?;
-        Some(end.saturating_sub(begin))
+        Some(end.saturating_sub(self.begin_ns()))
     }
 }
 
@@ -312,7 +317,13 @@ fn read_rank(file: &Path) -> Result<(Rank, BTreeMap<u64, Side>)> {
     let posts = posted
         .iter_mut()
         .map(|post: &mut record::Posted| &mut post.at);
-    changed.chain(posts).for_each(|at| *at = clock.ns(*at));
+    let fallen = fallbacks
+        .iter_mut()
+        .map(|fallback: &mut record::Fallback| &mut fallback.at);
+    changed
+        .chain(posts)
+        .chain(fallen)
+        .for_each(|at| *at = clock.ns(*at));
     changes.sort_by_key(|change| change.at);
     for change in changes {
         if let Some(side) = sides.get_mut(&change.id) {
@@ -336,21 +347,14 @@ fn read_rank(file: &Path) -> Result<(Rank, BTreeMap<u64, Side>)> {
 }
 
 fn note_change(header: &Header, half: &mut Half, change: &record::Change) {
-    let state = header
-        .states
-        .get(usize::from(change.state))
-        .map(String::as_str);
-    let time = match state {
-        Some("matched") => &mut half.matched_ns,
-        Some("moving") => &mut half.moving_ns,
-        Some("landed") => &mut half.landed_ns,
-        Some("done") => &mut half.done_ns,
+    let state = header.states.get(usize::from(change.state));
+    match state.map(String::as_str) {
+        Some("matched") => _ = half.matched_ns.get_or_insert(change.at),
+        Some("moving") => _ = half.moving_ns.get_or_insert(change.at),
+        // Packed bytes land a second time, where they belong.
+        Some("landed") => half.landed_ns = Some(change.at),
+        Some("done") => _ = half.done_ns.get_or_insert(change.at),
         _ => return,
-    };
-    // Packed bytes land a second time, where they belong.
-    match state {
-        Some("landed") => *time = Some(change.at),
-        _ => _ = time.get_or_insert(change.at),
     }
     if let Some(number) = usize::from(change.protocol).checked_sub(1) {
         half.protocol = header.protocols.get(number).cloned();
@@ -425,10 +429,7 @@ fn join(ranks: &[Rank], halves: Vec<BTreeMap<u64, Side>>, begin: u64) -> Vec<Mes
         }
     }
     let mut messages: Vec<Message> = joined.into_values().chain(others).collect();
-    messages.sort_by_key(|message| {
-        let half = message.sender.as_ref().or(message.receiver.as_ref());
-        half.map_or(0, |half| half.at_ns)
-    });
+    messages.sort_by_key(Message::begin_ns);
     for (number, message) in messages.iter_mut().enumerate() {
         message.number = number;
     }

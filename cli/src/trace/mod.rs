@@ -17,9 +17,6 @@ use report::Report;
 
 use crate::Failure;
 
-/// Messages that the report names one by one.
-const SLOWEST: usize = 8;
-
 /// Merges the files of a job's ranks, which ANABRANCH_TRACE=FILE makes, and says what they did
 #[derive(Args)]
 pub struct Arguments {
@@ -111,7 +108,7 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
     } else if to_stdout > 0 {
         String::new()
     } else {
-        report.text(&report::slowest(&job.messages, SLOWEST))
+        report.text(&job.messages)
     };
     write(Path::new("-"), text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
@@ -120,18 +117,14 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
 /// What the files say, for people.
 pub fn text(files: &[PathBuf]) -> Result<String> {
     let job = Job::read(files)?;
-    Ok(Report::new(&job).text(&report::slowest(&job.messages, SLOWEST)))
+    Ok(Report::new(&job).text(&job.messages))
 }
 
 /// Messages that were offered before this time and had not arrived.
 fn around(job: &Job, ms: f64) -> Vec<&Message> {
     let at = (ms * 1e6) as u64;
     let is_there = |message: &&Message| {
-        let begin = message
-            .sender
-            .as_ref()
-            .or(message.receiver.as_ref())
-            .map_or(0, |half| half.at_ns);
+        let begin = message.begin_ns();
         begin <= at && message.took_ns().is_none_or(|took| at <= begin + took)
     };
     job.messages.iter().filter(is_there).collect()

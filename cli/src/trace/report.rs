@@ -8,6 +8,9 @@ use serde::Serialize;
 use super::job::{Job, Message};
 use crate::table;
 
+/// Messages that the report names one by one.
+const SLOWEST: usize = 8;
+
 /// Messages, bytes and times of a group.
 #[derive(Default, Serialize)]
 pub struct Group {
@@ -159,8 +162,8 @@ impl Report {
         }
     }
 
-    /// For people.
-    pub fn text(&self, slowest: &[&Message]) -> String {
+    /// For people. Of the messages the slowest are named.
+    pub fn text(&self, messages: &[Message]) -> String {
         let mut text = format!(
             "{} rank{}, {:.3} ms from the first record to the last, {} records, {} dropped\n",
             self.ranks.len(),
@@ -224,7 +227,7 @@ impl Report {
             "The slowest messages",
             ">>>>><",
             &SHORT,
-            slowest.iter().map(|message| short(message)),
+            slowest(messages).into_iter().map(short),
         );
         text
     }
@@ -285,9 +288,8 @@ const SHORT: [&str; 6] = ["at ms", "from", "to", "bytes", "us", "protocol"];
 
 fn short(message: &Message) -> Vec<String> {
     let rank = |rank: Option<u32>| rank.map_or_else(|| "?".into(), |rank| rank.to_string());
-    let half = message.sender.as_ref().or(message.receiver.as_ref());
     vec![
-        format!("{:.3}", half.map_or(0.0, |half| half.at_ns as f64 * 1e-6)),
+        format!("{:.3}", message.begin_ns() as f64 * 1e-6),
         rank(message.source),
         rank(message.destination),
         message.bytes.to_string(),
@@ -299,13 +301,13 @@ fn short(message: &Message) -> Vec<String> {
 }
 
 /// The messages that took longest.
-pub fn slowest(messages: &[Message], count: usize) -> Vec<&Message> {
+fn slowest(messages: &[Message]) -> Vec<&Message> {
     let mut all: Vec<&Message> = messages
         .iter()
         .filter(|message| message.took_ns().is_some())
         .collect();
     all.sort_by_key(|message| std::cmp::Reverse(message.took_ns()));
-    all.truncate(count);
+    all.truncate(SLOWEST);
     all
 }
 

@@ -124,7 +124,7 @@ impl StagedParts {
                         gpu.put_failed(peer.world_rank());
                     }
                     staged_part.give_up(0);
-                    staged_parts.tell(&trouble);
+                    tell(peer, &trouble);
                 }
             }
         }
@@ -150,10 +150,6 @@ impl StagedParts {
             }
         }
         parts
-    }
-
-    fn tell(&self, trouble: &Trouble) {
-        tell(&self.peer, trouble);
     }
 
     /// Fills what can be filled. True if anything moved. Trouble ends the staged part that it concerns.
