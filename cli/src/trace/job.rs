@@ -96,10 +96,52 @@ impl Message {
     }
 }
 
+/// A GPU, or the memory of a host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Place {
+    /// The host that it is on.
+    pub host: String,
+    /// `GPU 0`, as the driver numbers it where it was first seen, or `host memory`.
+    pub name: String,
+    /// `GPU-...`; empty for host memory.
+    pub uuid: String,
+    /// PCI address; empty for host memory.
+    pub pci: String,
+    /// Its node of memory; -1: not known.
+    pub numa: i32,
+}
+
+/// Bytes that were copied from one place to another for a message. Times are nanoseconds since the first record of the job.
+#[derive(Clone, Debug, Serialize)]
+pub struct Copy {
+    /// Number of the message, if its sides were recorded.
+    pub message: Option<usize>,
+    /// World rank of the process that launched it.
+    pub rank: u32,
+    /// `direct`, `relay` or `host`.
+    pub path: &'static str,
+    /// Which hop of its path, from 0 on, and which chunk of the message there.
+    pub hop: u8,
+    pub chunk: u32,
+    /// Places ([`Job::places`]).
+    pub from: usize,
+    pub to: usize,
+    pub bytes: u64,
+    /// When it was launched, and when it was seen to have ended.
+    pub launched_ns: u64,
+    pub end_ns: u64,
+    /// It ended so much earlier at most, ns: nobody looked in between.
+    pub uncertain_ns: u64,
+    /// `streams`, `batch`, `graph`, `kernel` or `cpu`.
+    pub by: &'static str,
+}
+
 /// A job.
 pub struct Job {
     pub ranks: Vec<Rank>,
     pub messages: Vec<Message>,
+    pub places: Vec<Place>,
+    pub copies: Vec<Copy>,
     /// What a reader should know: ranks that are missing, files that are torn, records that were dropped.
     pub notes: Vec<String>,
     /// From the first record to the last, ns.
@@ -166,6 +208,8 @@ impl Job {
         Ok(Job {
             ranks,
             messages,
+            places: Vec::new(),
+            copies: Vec::new(),
             notes,
             span_ns,
         })
