@@ -10,7 +10,7 @@ use super::error::Result;
 use super::measure::Timed;
 use super::queue::{Gathered, InFlight, Queue};
 use super::state::{ContextKey, Entered};
-use super::types::{Event, EVENT_DISABLE_TIMING, STREAM_LEGACY, STREAM_PER_THREAD};
+use super::types::{Event, Uuid, EVENT_DISABLE_TIMING, STREAM_LEGACY, STREAM_PER_THREAD};
 use super::Mapping;
 use std::sync::Arc;
 
@@ -385,6 +385,9 @@ impl Drop for Lanes {
 
 fn open(key: ContextKey) -> Result<ContextLanes> {
     let entered = Entered::enter_same(key)?;
+    let (mut device, mut gpu) = (0, Uuid::default());
+    entered.driver().ctx_get_device(&mut device)?;
+    entered.driver().device_get_uuid(&mut gpu, device)?;
     let mut lanes = ContextLanes {
         key,
         lanes: Default::default(),
@@ -393,7 +396,7 @@ fn open(key: ContextKey) -> Result<ContextLanes> {
     };
     for purpose in Purpose::ALL {
         for _ in 0..purpose.lanes() {
-            match Queue::open(&entered, key) {
+            match Queue::open(&entered, key, (gpu, purpose)) {
                 Ok(lane) => lanes.lanes[purpose as usize].push(lane),
                 Err(error) => {
                     close(lanes);

@@ -80,6 +80,11 @@ impl Mapping {
         self.size
     }
 
+    /// The GPU that it is on.
+    pub(super) fn gpu(&self) -> Uuid {
+        self.key.uuid
+    }
+
     /// The context in which it was opened. Copies from and to it run on lanes of this context.
     #[must_use]
     pub fn context(&self) -> ContextKey {

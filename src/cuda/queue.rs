@@ -9,13 +9,15 @@ mod launch;
 
 pub use ask::InFlight;
 
-use super::copy::{self, Copy};
+use super::copy::{self, Copy, OfEach};
 use super::error::{Error, Result};
 use super::forecast::Forecast;
+use super::lanes::Purpose;
 use super::state::{ContextKey, Entered};
-use super::types::{Event, Stream, STREAM_NON_BLOCKING};
+use super::types::{Event, Stream, Uuid, STREAM_NON_BLOCKING};
 use super::Mapping;
 use crate::policy::{decided, launch as policy};
+use crate::trace::{self, Copying, Launched};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -25,10 +27,18 @@ use std::sync::{Arc, Weak};
 /// Copies that one stream may have in flight, launched one by one.
 const IN_FLIGHT_MAX: usize = 1024;
 
+/// Streams that were opened.
+static OPENED: AtomicU32 = AtomicU32::new(0);
+
 /// A stream and its copies. Numbers count copies in the order in which they were queued.
 #[derive(Debug)]
 pub(super) struct Queue {
     key: ContextKey,
+    /// Number of the stream, in the order in which they were opened.
+    number: u32,
+    /// The GPU, and what copies here are for: only the trace asks.
+    gpu: Uuid,
+    purpose: Purpose,
     stream: Stream,
     /// Number of the latest copy known to be done; all before it are as well.
     finished: AtomicU64,
@@ -54,6 +64,8 @@ struct State {
     flying: VecDeque<Launch>,
     forecast: Forecast,
     idle: Vec<Event>,
+    /// When a launch was last seen not to be over, by the trace's clock; 0: not since it has begun.
+    asked: u64,
     /// Copies that could not be made, until their owners are told.
     failed: Vec<(Member, Error)>,
     end: Option<End>,
@@ -112,6 +124,7 @@ struct Waiting {
     member: Member,
     copy: Copy,
     mapping: Option<Arc<Mapping>>,
+    traced: Option<Copying>,
 }
 
 /// Copies launched together.
@@ -126,6 +139,7 @@ struct Launch {
     event: Option<Event>,
     /// Kept open until the copies are done, whether or not anybody still wants them.
     mappings: Mapped,
+    traced: Launched,
 }
 
 /// Mappings that are kept open: mostly one, for which nothing is allocated.
@@ -171,13 +185,20 @@ enum End {
 
 impl Queue {
     /// Makes a stream in the context that is entered, which is that of the key.
-    pub(super) fn open(entered: &Entered, key: ContextKey) -> Result<Arc<Queue>> {
+    pub(super) fn open(
+        entered: &Entered,
+        key: ContextKey,
+        (gpu, purpose): (Uuid, Purpose),
+    ) -> Result<Arc<Queue>> {
         let mut stream = Stream::NULL;
         entered
             .driver()
             .stream_create(&mut stream, STREAM_NON_BLOCKING)?;
         Ok(Arc::new(Queue {
             key,
+            number: OPENED.fetch_add(1, Ordering::Relaxed),
+            gpu,
+            purpose,
             stream,
             finished: AtomicU64::new(0),
             failures: AtomicUsize::new(0),
@@ -190,12 +211,14 @@ impl Queue {
     /// Queues a copy for the next launch; see [`Queue::launch`]. Its order among others that wait is not
     /// kept.
     pub(super) fn add(self: &Arc<Queue>, copy: Copy, mapping: Option<Arc<Mapping>>) -> InFlight {
+        let traced = self.traced(&copy, mapping.as_deref());
         let mut state = self.state.lock();
         let (member, owned) = self.member(&mut state);
         state.waiting.push_back(Waiting {
             member,
             copy,
             mapping,
+            traced,
         });
         state.is_fresh = true;
         owned
@@ -239,6 +262,10 @@ impl Queue {
             None => Ok(()),
         };
         let bytes = copies.iter().map(Copy::bytes).sum();
+        let traced: OfEach<Copying> = copies
+            .iter()
+            .filter_map(|copy| self.traced(copy, mapping.as_deref()))
+            .collect();
         self.start(
             &mut state,
             entered,
@@ -252,6 +279,7 @@ impl Queue {
                 })
             },
         )?;
+        note_traced(&mut state, traced);
         Ok(owned)
     }
 
@@ -292,6 +320,24 @@ impl Queue {
         }
         self.seal(&mut state, entered)?;
         entered.driver().stream_wait_event(self.stream, event, 0)
+    }
+
+    /// What the trace is told of a copy, if there is one.
+    #[inline]
+    fn traced(&self, copy: &Copy, mapping: Option<&Mapping>) -> Option<Copying> {
+        if !trace::on() {
+            return None;
+        }
+        let own = Some(self.gpu);
+        let other = mapping.map_or(own, |mapping| Some(mapping.gpu()));
+        let (from, to, hop) = match (self.purpose, copy) {
+            (_, Copy::Up { .. }) | (Purpose::HostToDevice, _) => (None, own, 1),
+            (Purpose::Get, _) => (other, own, 0),
+            (Purpose::GetStaged, _) => (other, own, 1),
+            (Purpose::Put, _) => (own, other, 0),
+            (Purpose::DeviceToHost, _) => (other, None, 0),
+        };
+        Copying::new([from, to], hop, copy.bytes(), self.number)
     }
 
     fn member(self: &Arc<Queue>, state: &mut State) -> (Member, InFlight) {
@@ -340,6 +386,13 @@ impl Queue {
         let flying = std::mem::take(&mut state.flying);
         drop(state);
         drop(flying);
+    }
+}
+
+/// What was launched last is recorded when it is over.
+fn note_traced(state: &mut State, traced: impl IntoIterator<Item = Copying>) {
+    if let Some(last) = state.flying.back_mut().filter(|_| trace::on()) {
+        last.traced = Launched::now(traced.into_iter());
     }
 }
 

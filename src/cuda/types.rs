@@ -114,6 +114,9 @@ pub mod memory_type {
 /// Whether contexts of a device are made through MPS (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`).
 pub const DEVICE_MPS_ENABLED: i32 = 133;
 
+/// The NUMA node of the host that is nearest to a device (`CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`).
+pub const DEVICE_HOST_NUMA: i32 = 134;
+
 /// Attributes of a pointer (`CUpointer_attribute`).
 #[allow(missing_docs)]
 pub mod attribute {

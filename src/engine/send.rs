@@ -119,9 +119,8 @@ impl Send {
     /// The trace follows a bcopy send from now on.
     fn trace(&mut self, to: Option<Stream>, tag: c_int, bytes: u64) {
         if let SendKind::Value { life, .. } | SendKind::Over(life) = &mut self.kind {
-            life.trace(|| record::Message {
+            life.trace(to.map_or(0, |to| to.comm), || record::Message {
                 peer: to.map_or(record::NO_PEER, |to| to.peer as i32),
-                comm: to.map_or(0, |to| to.comm),
                 tag,
                 ..trace::about(record::Side::Sender, bytes)
             });

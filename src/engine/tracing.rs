@@ -1,6 +1,7 @@
 //! Begins and ends a rank's trace, and tells it world ranks and bytes (`src/trace/`).
 
-use std::ffi::c_int;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, OsString};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config::Config;
@@ -8,12 +9,13 @@ use crate::cuda;
 use crate::engine::{comms, types};
 use crate::mpi::guard::{self, Seen};
 use crate::mpi::{self, Abi, Function};
-use crate::node::Launch;
+use crate::node::{cpus, Launch};
 use crate::stats::{self, Reason};
 use crate::trace::read::Header;
 use crate::trace::record::NO_PEER;
 use crate::trace::{self, file_of, Arguments};
 use crate::transfer::life::{Kind, Protocol};
+use crate::transfer::route::survey;
 
 /// Begins to record, if `ANABRANCH_TRACE` says so.
 pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawned): (u32, bool)) {
@@ -48,6 +50,8 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawn
             clock.map_or_else(trace::machine_ns, |clock| clock()),
             time_of_day.as_nanos() as u64,
         ],
+        numa: cpus::numa_nodes(),
+        options: options(),
         functions: named(&functions),
         states: named(&Kind::ALL.map(Kind::name)),
         protocols: named(&Protocol::ALL.map(Protocol::name)),
@@ -59,6 +63,7 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawn
     match begun {
         Ok(()) => {
             guard::record_calls(describe);
+            trace::describe_places(survey::traced_place);
             // SAFETY: a plain function of this library, which stays loaded.
             unsafe { libc::atexit(without_finalize) };
         }
@@ -67,6 +72,15 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawn
             path.display()
         ),
     }
+}
+
+/// The library's options that are set.
+fn options() -> BTreeMap<String, String> {
+    let text = |text: OsString| text.to_string_lossy().into_owned();
+    std::env::vars_os()
+        .map(|(name, value)| (text(name), text(value)))
+        .filter(|(name, _)| name.starts_with("ANABRANCH_"))
+        .collect()
 }
 
 fn describe(seen: &Seen) -> Arguments {

@@ -104,6 +104,21 @@ fn node_of(cpu: usize) -> Cpus {
     lists.find(|cpus| cpus.contains(&cpu)).unwrap_or_default()
 }
 
+/// NUMA nodes of the processors that the calling thread may run on; none where the system does not tell.
+pub fn numa_nodes() -> Vec<i32> {
+    let own = affinity(None).unwrap_or_default();
+    let nodes = fs::read_dir("/sys/devices/system/node").into_iter();
+    let nodes = nodes.flatten().flatten().filter_map(|entry| {
+        let number = entry.file_name().to_str()?.strip_prefix("node")?.parse();
+        let text = fs::read_to_string(entry.path().join("cpulist")).ok()?;
+        let has_own = parse(&text)?.intersection(&own).next().is_some();
+        number.ok().filter(|_| has_own)
+    });
+    let mut nodes: Vec<i32> = nodes.collect();
+    nodes.sort_unstable();
+    nodes
+}
+
 /// `0-3,8`, as the system writes it.
 fn parse(text: &str) -> Option<Cpus> {
     let mut cpus = Cpus::new();

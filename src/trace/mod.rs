@@ -6,10 +6,16 @@
 //!
 //! A loop of tests is one record for up to a millisecond, as long as nothing else happens in it: they would fill the ring.
 //!
+//! A message that is under way has its record in a table ([`open`]), where its states are noted. When it is over the
+//! record goes into the ring; so a side of a message is one record, not one for each state.
+//!
 //! A file has a header, a JSON object that names what the records number, then records, and an [`record::End`] as
 //! the last one if the process ended in order.
 
 mod clock;
+mod copies;
+mod layout;
+mod open;
 pub mod read;
 pub mod record;
 mod ring;
@@ -17,12 +23,19 @@ mod write;
 
 use std::cell::{Cell, OnceCell};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 pub use clock::machine_ns;
 use clock::now;
-use record::{Call, Change, Fallback, Message, Posted, Record, NO_PEER};
+pub use copies::{
+    asked, copies_of, copies_of_next, copies_of_none, describe_places, via_relay, CopiesOf,
+    Copying, Launched, ViaRelay,
+};
+pub use open::Followed;
+use record::{Call, Comm, Fallback, Message, Moment, Outcome, Planned, Record, NO_PEER};
 use ring::Ring;
 pub use write::{close, flush, open};
 
@@ -32,7 +45,11 @@ const TESTS_SPAN: u64 = 1_000_000;
 /// Records are taken.
 static ON: AtomicBool = AtomicBool::new(false);
 /// Number of the next message.
-static NEXT: AtomicU64 = AtomicU64::new(1);
+static NEXT: AtomicU32 = AtomicU32::new(1);
+/// Communicators that messages have been recorded on, by their numbers less 1.
+static COMMS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+/// Communicators that get a number.
+const COMMS_MAX: usize = 1 << 10;
 /// Threads that have recorded anything.
 static THREADS: AtomicU64 = AtomicU64::new(0);
 
@@ -42,6 +59,8 @@ thread_local! {
     static CALL: Cell<Option<Call>> = const { Cell::new(None) };
     /// Calls of this thread.
     static CALLS: Cell<u64> = const { Cell::new(0) };
+    /// The communicator that this thread recorded a message on last, and its number.
+    static COMM: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
 }
 
 /// What a thread has.
@@ -149,6 +168,7 @@ pub fn begin_call(function: u16, is_test: bool, arguments: &Arguments) {
 
 /// The call returns to the program.
 pub fn end_call() {
+    copies::forget_reserved();
     let Some(call) = CALL.take().filter(|_| on()) else {
         return;
     };
@@ -220,36 +240,99 @@ pub fn post() -> Post {
 }
 
 /// A message has come to a receive.
-pub fn posted(id: u64, post: Post) {
-    if id != 0 && on() {
-        let Post { at, call } = post;
-        put(Record::Posted(Posted { id, at, call }));
-    }
+pub fn posted(followed: Followed, post: Post) {
+    open::update(followed, |message| {
+        if let Some(earlier) = message.begin.checked_sub(post.at).filter(|_| post.at != 0) {
+            (message.begin, message.call) = (post.at, post.call);
+            let times = message.after.iter_mut().flatten();
+            times.for_each(|time| *time += earlier);
+        }
+    });
 }
 
-/// Records one side of a message, which gets a number: 0 if nothing is recorded. Its time, its number and its call are
-/// filled in here.
+/// Follows one side of a message, which gets a number. Its time, its number and its call are filled in here.
+/// `comm`: identity of its communicator; 0: not known. A receiver's message is matched already.
 #[cold]
-pub fn message(about: Message) -> u64 {
-    let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    put(Record::Message(Message {
-        id,
-        at: now(),
+pub fn message(about: Message, comm: u64) -> Followed {
+    let begin = now();
+    let is_receiver = about.side == record::Side::Receiver;
+    let mut after = [None; Moment::COUNT];
+    after[Moment::Matched as usize] = is_receiver.then_some(0);
+    let followed = open::begin(&Message {
+        id: copies::take_id(),
+        begin,
+        comm: comm_number(comm),
         call: call(),
+        after,
         ..about
-    }));
-    id
+    });
+    if !followed.is_any() {
+        write::drop_one();
+    }
+    followed
+}
+
+fn comm_number(identity: u64) -> u16 {
+    let (known, number) = COMM.get();
+    if known == identity {
+        return number;
+    }
+    let mut comms = COMMS.lock();
+    let found = comms.iter().position(|comm| *comm == identity);
+    let place = found.unwrap_or(comms.len());
+    if place >= COMMS_MAX {
+        return 0;
+    }
+    let number = place as u16 + 1;
+    if found.is_none() {
+        comms.push(identity);
+        put(Record::Comm(Comm { number, identity }));
+    }
+    COMM.set((identity, number));
+    number
 }
 
 /// A message enters a state.
 #[cold]
-pub fn change(id: u64, state: u8, protocol: u8) {
-    if on() {
-        put(Record::Change(Change {
-            id,
-            at: now(),
-            state,
-            protocol,
+pub fn change(followed: Followed, state: u8, protocol: u8, moment: Option<Moment>) {
+    let at = now();
+    open::update(followed, |message| {
+        enter(message, at, (state, protocol), moment)
+    });
+}
+
+/// A message is over.
+#[cold]
+pub fn over(followed: Followed, state: u8, protocol: u8, outcome: Outcome) {
+    let at = now();
+    let ended = open::end(followed, |message| {
+        enter(message, at, (state, protocol), Some(Moment::Done));
+        message.outcome = outcome;
+    });
+    if let (Some(message), true) = (ended, on()) {
+        put(Record::Message(message));
+    }
+}
+
+fn enter(message: &mut Message, at: u64, (state, protocol): (u8, u8), moment: Option<Moment>) {
+    (message.state, message.protocol) = (state, protocol);
+    if let Some(moment) = moment {
+        let time = &mut message.after[moment as usize];
+        // Packed bytes land a second time, where they belong.
+        if time.is_none() || moment == Moment::Landed {
+            *time = Some(at.saturating_sub(message.begin));
+        }
+    }
+}
+
+/// A message is split: what is expected of it.
+#[cold]
+pub fn planned(followed: Followed, predicted_ns: u64, bytes: [u64; 3]) {
+    if followed.is_any() && on() {
+        put(Record::Planned(Planned {
+            message: followed.id(),
+            predicted_ns,
+            bytes,
         }));
     }
 }
@@ -270,13 +353,17 @@ pub fn about(side: record::Side, bytes: u64) -> Message {
     Message {
         id: 0,
         side,
-        at: 0,
+        outcome: Outcome::UnderWay,
+        state: 0,
+        protocol: 0,
+        begin: 0,
         peer: NO_PEER,
         tag: 0,
         bytes,
         comm: 0,
         nonce: 0,
         call: 0,
+        after: [None; Moment::COUNT],
     }
 }
 

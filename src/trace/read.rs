@@ -8,7 +8,7 @@ use super::record::{Record, RECORD_BYTES};
 use super::write::MAGIC;
 
 /// Format of the files that this version writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Ranks of a job, at most.
 const RANKS_MAX: u32 = 1 << 24;
@@ -32,6 +32,12 @@ pub struct Header {
     pub is_simulated: bool,
     /// The clock's reading when the file was opened, ns, and the time of day then, ns since 1970.
     pub opened: [u64; 2],
+    /// NUMA nodes of the processors that the process may run on.
+    #[serde(default)]
+    pub numa: Vec<i32>,
+    /// Options that were set: names and values.
+    #[serde(default)]
+    pub options: std::collections::BTreeMap<String, String>,
     /// Names of MPI functions.
     pub functions: Vec<String>,
     /// Names of states.

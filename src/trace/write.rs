@@ -7,17 +7,21 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::clock::{self, now};
-use super::record::{End, Record, Sync, Words, RECORD_BYTES};
+use super::record::{End, Message, Record, Sync, Words, RECORD_BYTES};
 use super::ring::Ring;
-use super::ON;
+use super::{open as under_way, ON};
 
 /// How often the rings are emptied.
 const PERIOD: Duration = Duration::from_millis(100);
+/// How long a message is under way before its record is copied into the file.
+const LONG: Duration = Duration::from_secs(1);
+/// Messages under way that are copied at a time: a program that has more is not waiting for one.
+const LONG_MAX: usize = 256;
 /// What is written with one call.
 const BLOCK_BYTES: usize = 1 << 18;
 
@@ -38,9 +42,41 @@ struct Out {
     written: u64,
     dropped: u64,
     has_failed: bool,
+    /// Messages that were under way when it was last looked, as they were then.
+    seen: Vec<Message>,
+    /// Those of them that are in the file, as they are there.
+    told: Vec<Message>,
 }
 
 impl Out {
+    /// Copies messages that have not changed since it was last looked, once for each state they are in.
+    fn tell_long(&mut self) {
+        let mut now = Vec::new();
+        under_way::each(|message| now.push(*message));
+        self.told.retain(|message| now.contains(message));
+        let seen = std::mem::take(&mut self.seen);
+        for message in now.iter().filter(|message| seen.contains(message)) {
+            if self.told.len() >= LONG_MAX {
+                break;
+            }
+            if !self.told.contains(message) {
+                self.told.push(*message);
+                self.add(&Record::Message(*message).encode());
+            }
+        }
+        self.seen = now;
+        self.seen.truncate(LONG_MAX);
+    }
+
+    /// All that are under way, as the process ends.
+    fn tell_rest(&mut self) {
+        let mut rest = Vec::new();
+        under_way::each(|message| rest.push(*message));
+        for message in rest {
+            self.add(&Record::Message(message).encode());
+        }
+    }
+
     fn add(&mut self, words: &Words) {
         for word in words {
             self.block.extend_from_slice(&word.to_le_bytes());
@@ -123,8 +159,11 @@ pub fn open(path: &Path, header: &str, clock: Option<fn() -> u64>) -> io::Result
         written: 0,
         dropped: 0,
         has_failed: false,
+        seen: Vec::new(),
+        told: Vec::new(),
     };
     out.sync();
+    under_way::start();
     *OUT.lock() = Some(out);
     let writer = std::thread::Builder::new()
         .name("anabranch-trace".into())
@@ -136,8 +175,15 @@ pub fn open(path: &Path, header: &str, clock: Option<fn() -> u64>) -> io::Result
 }
 
 fn write_on() {
+    let mut looked = Instant::now();
     while !STOPPED.load(Ordering::Acquire) {
         std::thread::park_timeout(PERIOD);
+        if looked.elapsed() >= LONG {
+            looked = Instant::now();
+            if let Some(out) = OUT.lock().as_mut() {
+                out.tell_long();
+            }
+        }
         flush();
     }
 }
@@ -178,6 +224,8 @@ pub fn close(is_finalized: bool) {
     }
     flush();
     if let Some(mut out) = OUT.lock().take() {
+        out.tell_rest();
+        out.write();
         let end = End {
             at: now(),
             recorded: out.written,

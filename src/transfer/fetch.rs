@@ -276,6 +276,7 @@ impl Fetch {
         };
         let mut life = Life::matched();
         life.trace_message(&message, rts.nonce);
+        let _copies = life.copies();
         let mut fetch = Box::new(Fetch {
             claim: Claim {
                 peer,
@@ -349,6 +350,7 @@ impl Fetch {
         let Path::QueuedForCheck { is_eager, .. } = self.path else {
             return;
         };
+        let _copies = self.claim.life.copies();
         // Messages behind it wait for its end, whichever path it takes now.
         self.end = self.token.take();
         self.path = Path::Nothing;
@@ -551,6 +553,7 @@ impl Fetch {
 
     /// Moves the transfer on, without blocking.
     pub fn poll(&mut self, env: &Env, gpu: &mut Gpu) -> Step {
+        let _copies = self.claim.life.copies();
         let step = self.step(env, gpu);
         if let (Step::Pending(false), Some(routed)) = (&step, &mut self.claim.routed) {
             routed.look();

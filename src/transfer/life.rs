@@ -4,13 +4,14 @@
 //! of a message (counters, `anabranch_request`, log lines, checks) is derived from its state, and whoever
 //! wants to observe messages does so there.
 
+mod traced;
+
 use std::ffi::c_int;
 
 use super::fault;
 use super::story::Path;
-use crate::node::Message;
 use crate::stats::{self, Counter};
-use crate::trace::{self, record};
+use crate::trace;
 
 /// How a payload comes to its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,8 +295,8 @@ pub struct Life {
     state: State,
     /// The latest protocol.
     protocol: Option<Protocol>,
-    /// Its number in the trace; 0: none.
-    traced: u64,
+    /// How the trace follows it.
+    traced: trace::Followed,
 }
 
 impl Life {
@@ -305,7 +306,7 @@ impl Life {
             side,
             state: State::Prepared,
             protocol: None,
-            traced: 0,
+            traced: trace::Followed::NONE,
         }
     }
 
@@ -322,47 +323,8 @@ impl Life {
             side: Side::Receiver,
             state: State::Matched,
             protocol: None,
-            traced: 0,
+            traced: trace::Followed::NONE,
         }
-    }
-
-    /// The trace, if there is one, follows it from now on.
-    #[inline]
-    pub fn trace(&mut self, about: impl FnOnce() -> record::Message) {
-        if trace::on() {
-            self.traced = trace::message(about());
-            if self.protocol.is_some() {
-                self.tell_trace();
-            }
-        }
-    }
-
-    /// The same of a message that goes by RTS.
-    #[inline]
-    pub fn trace_message(&mut self, message: &Message, nonce: u64) {
-        let (side, peer) = match self.side {
-            Side::Sender => (record::Side::Sender, message.destination),
-            Side::Receiver => (record::Side::Receiver, message.source),
-        };
-        self.trace(|| record::Message {
-            peer: peer as i32,
-            tag: message.tag,
-            comm: message.communicator,
-            nonce,
-            ..trace::about(side, message.length)
-        });
-    }
-
-    /// It has come to a receive that was posted then.
-    #[inline]
-    pub fn trace_post(&self, post: trace::Post) {
-        trace::posted(self.traced, post);
-    }
-
-    #[cold]
-    fn tell_trace(&self) {
-        let protocol = self.protocol.map_or(0, |protocol| protocol as u8 + 1);
-        trace::change(self.traced, self.state.kind() as u8, protocol);
     }
 
     /// How far it has come.
@@ -417,11 +379,8 @@ impl Life {
             _ => {}
         }
         self.state = next;
-        if self.traced != 0 {
+        if self.traced.is_any() {
             self.tell_trace();
-            if next == State::Prepared {
-                self.traced = 0;
-            }
         }
     }
 

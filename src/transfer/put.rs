@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose, Uuid};
 use crate::node::{Peer, RtrId, Target, Waiting};
 use crate::stats::{self, Counter};
+use crate::trace;
 use crate::transfer::fault::{self, Of, Path};
 use crate::transfer::gpu::Gpu;
 use crate::transfer::serve::staged_parts::PUT_LANE;
@@ -116,6 +117,8 @@ impl Attempt {
         bytes: u64,
     ) -> Option<Put> {
         let mapping = self.mapping.take()?;
+        // Its message is offered next.
+        let _copies = trace::copies_of_next();
         let rest = self.rtr.rest;
         let copy = Copy::Linear {
             dst: mapping.address_of(self.target.offset) + rest,

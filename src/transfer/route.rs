@@ -9,7 +9,7 @@ mod kept;
 mod ledger;
 mod published_model;
 mod source;
-mod survey;
+pub mod survey;
 mod wiring;
 
 pub use ledger::Reservation;

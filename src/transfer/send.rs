@@ -8,6 +8,7 @@ use crate::cuda::{chunks, Export};
 use crate::node::{Asked, Message, Peer, Rts, SlotState, Sums};
 use crate::policy::pipeline::OnGpu;
 use crate::stats::{self, Counter};
+use crate::trace;
 use crate::transfer::fault::{self, Of, Path};
 use crate::transfer::fetch::{flag, AGAIN_THROUGH_HOST};
 use crate::transfer::gpu::{is_for_now, Gpu};
@@ -99,6 +100,7 @@ impl Outgoing {
     /// offer held is given back then.
     pub fn offer(env: &Env, gpu: &mut Gpu, offer: Offer<'_>) -> Option<(Outgoing, Rts)> {
         let own = env.node.own();
+        let _copies = trace::copies_of_next();
         let Offer {
             peer,
             source,
@@ -368,6 +370,7 @@ impl Outgoing {
 
     /// Checks the slot, and serves what the receiver asks for.
     pub fn advance(&mut self, env: &Env, gpu: &mut Gpu, taking: &mut Taking) -> Advance {
+        let _copies = self.life.copies();
         let Some(put) = &mut self.put else {
             return self.advance_posted(env, gpu, taking);
         };

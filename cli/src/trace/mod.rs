@@ -1,7 +1,12 @@
 //! `anabranch trace`: what the ranks of a job have recorded (`ANABRANCH_TRACE`).
 
+mod advice;
+mod copies;
 mod job;
+mod links;
+mod message;
 mod perfetto;
+mod read;
 mod report;
 
 use std::io::Write;
@@ -12,7 +17,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
-use job::{Job, Message};
+use job::{Copy, Job, Plan};
+use message::Message;
 use report::Report;
 
 use crate::Failure;
@@ -55,6 +61,50 @@ struct Json<'a> {
     report: &'a Report,
     #[serde(skip_serializing_if = "Option::is_none")]
     messages: Option<&'a [Message]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copies: Option<&'a [Copy]>,
+}
+
+/// All that is known of a message.
+#[derive(Serialize)]
+struct Whole<'a> {
+    #[serde(flatten)]
+    message: &'a Message,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<&'a Plan>,
+    took_us: Option<f64>,
+    copies: Vec<WholeCopy<'a>>,
+}
+
+/// A copy, with the names of its places.
+#[derive(Serialize)]
+struct WholeCopy<'a> {
+    from_name: &'a str,
+    to_name: &'a str,
+    #[serde(flatten)]
+    copy: &'a Copy,
+}
+
+impl Whole<'_> {
+    fn of<'a>(job: &'a Job, message: &'a Message) -> Whole<'a> {
+        let copies = job
+            .copies
+            .iter()
+            .filter(|copy| copy.message == Some(message.number));
+        let name = |place: u32| job.places[place as usize].name.as_str();
+        Whole {
+            message,
+            plan: job.plans.get(&message.number),
+            took_us: message.took_ns().map(|ns| ns as f64 * 1e-3),
+            copies: copies
+                .map(|copy| WholeCopy {
+                    from_name: name(copy.from),
+                    to_name: name(copy.to),
+                    copy,
+                })
+                .collect(),
+        }
+    }
 }
 
 pub fn main(arguments: &Arguments) -> Result<ExitCode> {
@@ -91,6 +141,7 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
         let text = serde_json::to_string_pretty(&Json {
             report: &report,
             messages,
+            copies: messages.map(|_| &job.copies[..]),
         })?;
         write(path, format!("{text}\n").as_bytes())?;
     }
@@ -102,7 +153,7 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
                 format!("there is no message {number}: the trace has {count}, from 0 on"),
             )
         })?;
-        serde_json::to_string_pretty(message)? + "\n"
+        serde_json::to_string_pretty(&Whole::of(&job, message))? + "\n"
     } else if let Some(ms) = arguments.around {
         serde_json::to_string_pretty(&around(&job, ms))? + "\n"
     } else if to_stdout > 0 {

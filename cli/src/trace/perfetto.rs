@@ -6,7 +6,8 @@ use std::io::{self, Write};
 
 use prost::Message as _;
 
-use super::job::{Half, Job, Message, Rank};
+use super::job::{Job, Rank};
+use super::message::{Half, Message};
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Packet {
@@ -207,8 +208,8 @@ fn write_half<W: Write>(
     (rank, side): (u32, u64),
     flow: Option<u64>,
 ) -> io::Result<()> {
-    let begin = half.posted_ns.unwrap_or(half.at_ns).min(half.at_ns);
-    let end = half.landed_ns.or(half.done_ns).unwrap_or(half.at_ns);
+    let begin = half.begin_ns();
+    let end = half.landed_ns().or(half.done_ns()).unwrap_or(half.at_ns());
     let found = lanes
         .iter()
         .position(|(of, on, _)| (*of, *on) == (rank, side));
@@ -245,7 +246,7 @@ fn write_half<W: Write>(
     let event = Event {
         kind: BEGIN,
         track,
-        name: Some(half.protocol.clone().unwrap_or_else(|| "message".into())),
+        name: Some(half.protocol().unwrap_or("message").to_owned()),
         notes,
         flows: flow.into_iter().collect(),
     };

@@ -5,7 +5,10 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::job::{Job, Message};
+use super::advice::{advice, Advice};
+use super::job::{Job, Place};
+use super::links::{links, Link};
+use super::message::{Half, Message};
 use crate::table;
 
 /// Messages that the report names one by one.
@@ -76,6 +79,11 @@ pub struct Report {
     pub sent: BTreeMap<String, Group>,
     /// Messages and bytes that each rank has sent to each: source, destination, messages, bytes.
     pub pairs: Vec<(u32, u32, u64, u64)>,
+    /// GPUs and host memories, by number, and what went from one to the other.
+    pub places: Vec<Place>,
+    pub links: Vec<Link>,
+    /// What could be better.
+    pub advice: Vec<Advice>,
     /// Sends of device buffers that did not go by the library's own ways, by reason: messages and bytes.
     pub fallbacks: BTreeMap<String, (u64, u64)>,
 }
@@ -115,21 +123,18 @@ impl Report {
                 *row = (row.0 + 1, row.1.saturating_add(fallback.bytes));
             }
         }
-        let (mut received, mut sent) = (BTreeMap::new(), BTreeMap::new());
+        let mut received: BTreeMap<&'static str, Group> = BTreeMap::new();
+        let mut sent = BTreeMap::new();
         let mut pairs: BTreeMap<(u32, u32), (u64, u64)> = BTreeMap::new();
         for message in &job.messages {
-            let by = |half: &Option<super::job::Half>| {
-                let protocol = half.as_ref()?.protocol.clone();
-                // Nothing is brought of a message that is empty, or too long.
-                Some(protocol.unwrap_or_else(|| "none".into()))
-            };
+            // Nothing is brought of a message that is empty, or too long.
+            let by = |half: &Option<Half>| Some(half.as_ref()?.protocol().unwrap_or("none"));
             for (groups, half) in [
                 (&mut received, &message.receiver),
                 (&mut sent, &message.sender),
             ] {
                 if let Some(protocol) = by(half) {
-                    let group: &mut Group = groups.entry(protocol).or_default();
-                    group.add(message);
+                    groups.entry(protocol).or_default().add(message);
                 }
             }
             // Of those that the MPI library carries, each end is a message here.
@@ -144,6 +149,7 @@ impl Report {
             .values_mut()
             .chain(sent.values_mut())
             .for_each(Group::end);
+        let links = links(job);
         Report {
             schema: 1,
             span_ms: job.span_ns as f64 * 1e-6,
@@ -152,12 +158,15 @@ impl Report {
             recorded: job.ranks.iter().map(|rank| rank.recorded).sum(),
             dropped: job.dropped(),
             calls,
-            received,
-            sent,
+            received: named(received),
+            sent: named(sent),
             pairs: pairs
                 .into_iter()
                 .map(|((from, to), (count, bytes))| (from, to, count, bytes))
                 .collect(),
+            places: job.places.clone(),
+            advice: advice(job, &links),
+            links,
             fallbacks,
         }
     }
@@ -200,6 +209,7 @@ impl Report {
                 groups.iter().map(|(name, group)| group.row(name)),
             );
         }
+        self.links_text(&mut text);
         let head = ["reason", "messages", "bytes"];
         let rows = self.fallbacks.iter().map(|(reason, (messages, bytes))| {
             vec![reason.clone(), messages.to_string(), bytes.to_string()]
@@ -229,7 +239,42 @@ impl Report {
             &SHORT,
             slowest(messages).into_iter().map(short),
         );
+        for Advice {
+            what,
+            evidence,
+            try_this,
+        } in &self.advice
+        {
+            let _ = write!(text, "\n* {what}\n    {evidence}\n    try: {try_this}\n");
+        }
         text
+    }
+
+    fn links_text(&self, text: &mut String) {
+        let several = self
+            .places
+            .iter()
+            .any(|place| place.host != self.places[0].host);
+        let name = |number: u32| {
+            let place = &self.places[number as usize];
+            match several {
+                true => format!("{} {}", place.host, place.name),
+                false => place.name.clone(),
+            }
+        };
+        let rows = self.links.iter().map(|link| {
+            vec![
+                name(link.from),
+                name(link.to),
+                link.path.to_owned(),
+                link.copies.to_string(),
+                link.bytes.to_string(),
+                format!("{:.3}", link.busy_ms),
+                format!("{:.2}", link.gb_s),
+            ]
+        });
+        let head = ["from", "to", "path", "copies", "bytes", "busy ms", "GB/s"];
+        part(text, "Copies from place to place", "<<<>>>>", &head, rows);
     }
 
     fn calls_text(&self, text: &mut String) {
@@ -265,6 +310,11 @@ fn part(
         let table = table::text(alignment, std::iter::once(head).chain(rows));
         let _ = write!(text, "\n{title}\n{table}");
     }
+}
+
+fn named(groups: BTreeMap<&'static str, Group>) -> BTreeMap<String, Group> {
+    let rows = groups.into_iter();
+    rows.map(|(name, group)| (name.to_owned(), group)).collect()
 }
 
 fn rows(job: &Job) -> Vec<Row> {
@@ -326,15 +376,15 @@ pub fn csv(messages: &[Message]) -> String {
             show(message.source.map(u64::from)),
             show(message.destination.map(u64::from)),
             message.tag.to_string(),
-            message.communicator.clone(),
+            format!("{:016x}", message.communicator),
             message.bytes.to_string(),
             message.protocol().to_owned(),
-            show(receiver.and_then(|half| half.posted_ns)),
-            show(sender.map(|half| half.at_ns)),
-            show(receiver.map(|half| half.at_ns)),
-            show(end.and_then(|half| half.moving_ns)),
-            show(end.and_then(|half| half.landed_ns)),
-            show(end.and_then(|half| half.done_ns)),
+            show(receiver.and_then(Half::posted_ns)),
+            show(sender.map(Half::at_ns)),
+            show(receiver.map(Half::at_ns)),
+            show(end.and_then(Half::moving_ns)),
+            show(end.and_then(Half::landed_ns)),
+            show(end.and_then(Half::done_ns)),
             show(sender.map(|half| half.call)),
             show(receiver.map(|half| half.call)),
         ];

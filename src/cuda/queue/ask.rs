@@ -6,6 +6,7 @@ use crate::cuda::error::{Error, Result};
 use crate::cuda::state::Entered;
 use crate::cuda::types::code;
 use crate::stats::{self, Counter};
+use crate::trace;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -175,6 +176,7 @@ impl Queue {
                     if state.forecast.is_kept() {
                         state.forecast.note_pending(clock_ns());
                     }
+                    state.asked = trace::asked();
                     break;
                 }
                 Err(error) => return Err(error),
@@ -186,6 +188,7 @@ impl Queue {
     /// The oldest launch is done.
     fn pop(&self, state: &mut State, done: &mut Mapped) {
         if let Some(oldest) = state.flying.pop_front() {
+            oldest.traced.ended(state.asked);
             done.append(oldest.mappings);
             state.idle.extend(oldest.event);
             self.finished.fetch_max(oldest.last, Ordering::AcqRel);

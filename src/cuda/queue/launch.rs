@@ -1,6 +1,6 @@
 //! What is launched when, and together with what.
 
-use super::{Launch, Mapped, Member, Queue, State, Waiting};
+use super::{note_traced, Launch, Mapped, Member, Queue, State, Waiting};
 use crate::cuda::copy::{self, Copy, OfEach};
 use crate::cuda::driver::clock_ns;
 use crate::cuda::error::{Error, Result};
@@ -9,6 +9,7 @@ use crate::cuda::state::Entered;
 use crate::cuda::types::{Event, EVENT_DISABLE_TIMING};
 use crate::policy::{decided, launch};
 use crate::stats::{self, Counter};
+use crate::trace::{Copying, Launched};
 use std::sync::atomic::Ordering;
 
 /// Whether a copy is not for a batch that has these, of each of which it is said whether it reads a peer's memory. In a batch
@@ -75,6 +76,7 @@ impl Queue {
         let (mut copies, mut members, mut mappings): (OfEach<Copy>, OfEach<Member>, _) =
             (OfEach::new(), OfEach::new(), Mapped::default());
         let (mut bytes, mut kinds): (u64, OfEach<bool>) = (0, OfEach::new());
+        let mut traced: OfEach<Option<Copying>> = OfEach::new();
         loop {
             let may_join = |next: &&Waiting| {
                 let count = copies.len();
@@ -97,6 +99,7 @@ impl Queue {
                 bytes += next.copy.bytes();
                 copies.push(next.copy);
                 members.push(next.member);
+                traced.push(next.traced);
                 next.mapping
                     .into_iter()
                     .for_each(|mapping| mappings.push(mapping));
@@ -110,6 +113,7 @@ impl Queue {
             copy::start_all(entered, self.stream, &copies)
         });
         if started.is_ok() {
+            note_traced(state, traced.into_iter().flatten());
             if copies.len() > 1 {
                 stats::add(Counter::CopiesBatched, copies.len() as u64);
             }
@@ -118,14 +122,15 @@ impl Queue {
         stats::add(Counter::DriverRetries, 1);
         // One by one, so that only those fail that must. Copying twice what was started before does no harm: the sources
         // stay as they are until their copies are done.
-        for (copy, member) in copies.iter().zip(members) {
+        for ((copy, member), traced) in copies.iter().zip(members).zip(traced) {
             let mut held = mappings.clone();
             let this = (member.number, copy.bytes());
             let started = self.start(state, entered, this, &mut held, || {
                 copy::start(entered, self.stream, copy)
             });
-            if let Err(error) = started {
-                self.fail(state, [member], error);
+            match started {
+                Ok(()) => note_traced(state, traced),
+                Err(error) => self.fail(state, [member], error),
             }
         }
     }
@@ -136,6 +141,7 @@ impl Queue {
             member,
             copy,
             mapping,
+            traced,
         } = only;
         if !member.is_wanted() {
             return;
@@ -151,8 +157,9 @@ impl Queue {
             stats::add(Counter::DriverRetries, 1);
             start()
         });
-        if let Err(error) = started {
-            self.fail(state, [member], error);
+        match started {
+            Ok(()) => note_traced(state, traced),
+            Err(error) => self.fail(state, [member], error),
         }
     }
 
@@ -193,6 +200,7 @@ impl Queue {
             extent: (bytes >= FORECAST_FROM).then(|| (bytes, clock_ns())),
             event: None,
             mappings: std::mem::take(mappings),
+            traced: Launched::default(),
         });
         if state.flying.len() == 1 {
             self.forecast(state);

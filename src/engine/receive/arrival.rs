@@ -441,12 +441,11 @@ impl Core {
         }
         if receive.is_for_device() {
             let (tag, comm) = from.map_or((0, 0), |from| (from.tag, from.comm));
-            receive.life.trace(|| record::Message {
+            receive.life.trace(comm, || record::Message {
                 peer: of
                     .and_then(Of::rank)
                     .map_or(record::NO_PEER, |rank| rank as i32),
                 tag,
-                comm,
                 ..trace::about(record::Side::Receiver, bytes)
             });
             receive.life.trace_post(receive.post);

@@ -39,6 +39,14 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// The message comes by this plan, or by none.
+    pub(super) fn take_route(&mut self, routed: Option<Routed>) {
+        if let Some(routed) = &routed {
+            self.life.trace_plan(&routed.plan);
+        }
+        self.routed = routed;
+    }
+
     pub(super) fn slot(&self) -> Option<&Slot> {
         self.peer.slot(self.slot)
     }

@@ -118,7 +118,7 @@ impl Fetch {
             Some(chosen) => (chosen.parts, Some(chosen.routed)),
             None => (Vec::new(), None),
         };
-        self.claim.routed = routed;
+        self.claim.take_route(routed);
         let parts: Vec<Part> = parts
             .iter()
             .filter_map(|part| part.before(told.rest))
@@ -221,7 +221,7 @@ impl Fetch {
         if would_split {
             chosen.routed.withdraw();
         } else {
-            self.claim.routed = Some(chosen.routed);
+            self.claim.take_route(Some(chosen.routed));
         }
         would_split
     }
@@ -252,7 +252,7 @@ impl Fetch {
         let Some(chosen) = chosen else {
             return false;
         };
-        self.claim.routed = Some(chosen.routed);
+        self.claim.take_route(Some(chosen.routed));
         // Relays whose chunks go in turn need all lanes for puts: behind one long copy, every other chunk
         // would be late. A message in the place of another is split as that one was.
         let is_below = before.as_ref().is_some_and(|before| before.is_below);
@@ -460,12 +460,13 @@ impl StartFacts for Setting<'_, '_> {
         let (peer, message) = (&self.fetch.claim.peer, &self.fetch.claim.message);
         match OneOwnerTransfer::begin(self.env, self.gpu, self.routes, peer, message, to, window) {
             Begun::OneOwnerTransfer(one_owner) => {
+                self.fetch.claim.life.trace_plan(one_owner.plan());
                 self.fetch.token = Some(OrderTokenEnd::of(one_owner.token()));
                 self.fetch.move_by(Moving::OneOwner(one_owner));
                 OneOwner::Begun
             }
             Begun::Direct(routed) => {
-                self.fetch.claim.routed = Some(*routed);
+                self.fetch.claim.take_route(Some(*routed));
                 OneOwner::Direct
             }
             Begun::No => OneOwner::No,

@@ -22,6 +22,7 @@ use crate::model::{fit, Line};
 use crate::node::traffic::{Ends, HostLinkRates, Measured};
 use crate::node::{Wide, Wiring};
 use crate::stats::{self, Counter};
+use crate::trace::record;
 use crate::transfer::gpu::{is_for_now, Gpu};
 use crate::transfer::Env;
 
@@ -676,6 +677,23 @@ fn link_rates(uuid: &Uuid) -> HostLinkRates {
         uuid: *uuid,
         pci: kept::pci_of(uuid).unwrap_or(u64::MAX),
         numa: real.and_then(numa_node),
+    }
+}
+
+/// What a trace says of a GPU.
+pub fn traced_place(uuid: Uuid) -> record::Place {
+    let device = reach::by_uuid(&uuid);
+    let rates = link_rates(&uuid);
+    record::Place {
+        number: 0,
+        ordinal: device.map_or(-1, |device| device.ordinal),
+        numa: rates
+            .numa
+            .and_then(|numa| i32::try_from(numa).ok())
+            .or(device.map(|device| device.numa))
+            .unwrap_or(-1),
+        pci: if rates.pci == u64::MAX { 0 } else { rates.pci },
+        uuid,
     }
 }
 

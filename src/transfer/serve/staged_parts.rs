@@ -12,6 +12,7 @@ use crate::cuda::{ContextKey, Copy, Error, Export, InFlight, Mapping, Purpose};
 use crate::node::staged_part::{Filled, Offer, StagedPartOf, STAGED_PARTS, STAGED_PART_ENTRIES};
 use crate::node::{units_of, Asked, Part, Peer, StagedPartError, Taker, Way, Wide, UNIT_BYTES};
 use crate::stats::{self, Counter};
+use crate::trace;
 use crate::transfer::fault::{self, Of, Path, Trouble};
 use crate::transfer::gpu::Gpu;
 use crate::transfer::relays::Reached;
@@ -425,6 +426,7 @@ impl StagedPart {
             bytes,
         };
         let mapping = self.staging.mapping();
+        let _way = trace::via_relay(matches!(self.staging, Staging::Relay { .. }));
         match gpu.copy_on(context, purpose, affinity, copy, mapping) {
             Ok(copy) => self.filling.push_back(Filling {
                 copy,

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use super::{Next, Progress, Protocol};
 use crate::config::Owner;
 use crate::cuda::{reach, ContextKey, Error, Export, InFlight, Mapping, Uuid};
-use crate::exec::{Drive, Ended, Failure, Request};
+use crate::exec::{Drive, Ended, ExecutorName, Failure, Request};
 use crate::node::{Message, Peer};
 use crate::plan::{PathKind, Plan};
 use crate::stats::{self, Counter};
 use crate::topology::{Place, MAX_GPUS};
+use crate::trace::{self, Copying, Launched};
 use crate::transfer::fault::{self, Of, Path};
 use crate::transfer::fetch::claim::{Claim, Lost};
 use crate::transfer::fetch::order_token::OrderToken;
@@ -184,6 +185,9 @@ enum Step {
 pub struct OneOwnerTransfer {
     peer: Arc<Peer>,
     routed: Routed,
+    /// Its copies, for the trace, and when they were last seen not to be over.
+    traced: Launched,
+    asked: u64,
     /// The GPUs, by their numbers in the plan.
     gpus: [Option<Uuid>; MAX_GPUS],
     contexts: [Option<ContextKey>; MAX_GPUS],
@@ -310,6 +314,8 @@ impl OneOwnerTransfer {
             is_lost: false,
             token: Arc::new(OrderToken::undivided(false)),
             seen: u64::MAX,
+            traced: Launched::default(),
+            asked: 0,
         };
         let export = Export::from(message);
         if !export.holds(message.length) {
@@ -353,6 +359,10 @@ impl OneOwnerTransfer {
             Ok(drive) => {
                 self.after.iter().for_each(|after| after.token.follow());
                 self.token.set_drive(drive.number);
+                if trace::on() {
+                    let is_graph = drive.how == ExecutorName::Graph;
+                    self.traced = self.launched(is_graph);
+                }
                 self.drive = Some(drive);
                 Ok(true)
             }
@@ -361,6 +371,33 @@ impl OneOwnerTransfer {
                 Ok(false)
             }
             Err(failure) => Err(failure),
+        }
+    }
+
+    /// How it is moved.
+    pub fn plan(&self) -> &Plan {
+        &self.routed.plan
+    }
+
+    /// What the trace is told: the chunks of each hop as one copy.
+    fn launched(&self, is_graph: bool) -> Launched {
+        let plan = &self.routed.plan;
+        let place = |place: &Place| match *place {
+            Place::Host => None,
+            Place::Gpu(number) => self.gpus[usize::from(number)],
+        };
+        let copies = plan.paths().iter().flat_map(|path| {
+            let hops = path.path.places().windows(2).enumerate();
+            hops.map(move |(hop, ends)| {
+                let _way = trace::via_relay(path.path.kind() == PathKind::Relay);
+                Copying::new([place(&ends[0]), place(&ends[1])], hop as u8, path.bytes, 0)
+            })
+        });
+        let launched = Launched::now(copies.flatten());
+        if is_graph {
+            launched.by_graph()
+        } else {
+            launched
         }
     }
 
@@ -386,6 +423,7 @@ impl OneOwnerTransfer {
         };
         match ended {
             Ok((true, _)) => {
+                self.traced.ended(self.asked);
                 let paths = self.routed.plan.paths().iter();
                 let places = paths.flat_map(|path| path.path.via());
                 gpu.one_owner
@@ -395,7 +433,10 @@ impl OneOwnerTransfer {
                     }));
                 Step::Arrived
             }
-            Ok((false, launched)) => Step::Pending(launched),
+            Ok((false, launched)) => {
+                self.asked = trace::asked();
+                Step::Pending(launched)
+            }
             Err(failure) => {
                 // Later messages that are received in its place wait for what is done instead.
                 self.token.set_drive(0);

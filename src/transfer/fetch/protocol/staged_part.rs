@@ -10,6 +10,7 @@ use crate::node::staged_part::{StagedPartOf, STAGED_PART_CHUNKS_MAX};
 use crate::node::{Part, Peer, StagedPartError, Taker, Way, UNIT_BYTES};
 use crate::plan::CHUNKS_MOST;
 use crate::stats::{self, Counter};
+use crate::trace;
 use crate::transfer::fault::{self, Of, Path, Trouble};
 use crate::transfer::gpu::{is_for_now, Gpu};
 use crate::transfer::relays::Reached;
@@ -218,6 +219,7 @@ impl StagedPart {
             src,
             bytes,
         };
+        let _way = trace::via_relay(matches!(self.staging, Staging::Relay { .. }));
         let copy = gpu.copy_on(context, purpose, affinity, copy, mapping)?;
         self.launched += 1;
         self.flying.push_back(Flying { copy, bytes, taker });

@@ -1,0 +1,311 @@
+//! What a trace shows that could be better, each with its evidence and what to try.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+
+use super::job::{Job, Place, Rank};
+use super::links::Link;
+use super::message::Message;
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// What is seen.
+    pub what: String,
+    /// By which numbers.
+    pub evidence: String,
+    /// What to try.
+    pub try_this: String,
+}
+
+/// Messages of a finding, at least: a few may be by chance.
+const MESSAGES_MIN: usize = 100;
+/// Of the time that messages take, the part that makes waiting for a sender or a receiver worth a line.
+const WAIT_SHARE: f64 = 0.25;
+/// Messages up to this length are small, bytes, and this close one after the other they are a series, ns.
+const SMALL_BYTES: u64 = 4096;
+const SERIES_NS: u64 = 20_000;
+/// Links that are busy for so much of the job carry bulk data.
+const BUSY_SHARE: f64 = 0.3;
+/// Messages from this length on can be split.
+const SPLIT_BYTES: u64 = 2 << 20;
+
+/// All findings about a job.
+pub fn advice(job: &Job, links: &[Link]) -> Vec<Advice> {
+    let mut all = Vec::new();
+    not_carried(job, &mut all);
+    late_ends(job, &mut all);
+    small_in_series(job, &mut all);
+    one_path_only(job, links, &mut all);
+    wrong_numa(job, links, &mut all);
+    under_way(job, &mut all);
+    all
+}
+
+/// What to try against a reason why the library did not carry a send.
+fn remedy(reason: &str) -> &'static str {
+    match reason {
+        "too_small" => "nothing, if they are few; else a smaller ANABRANCH_THRESHOLD",
+        "not_on_node" => "nothing: messages between nodes are the MPI library's",
+        "not_registered" => {
+            "start all ranks with the library; in containers share PID and IPC namespaces and /dev/shm; anabranch \
+             doctor tells which is missing"
+        }
+        "not_ready" => "nothing: only the first messages of a job are concerned",
+        "helper_off" => "unset ANABRANCH_HELPER",
+        "unknown_comm" | "intercomm" => "send over a communicator made of MPI_COMM_WORLD",
+        "unknown_type" | "non_contiguous" => {
+            "send contiguous memory, or pack on the GPU into a buffer that is kept"
+        }
+        "no_slot" => "a larger ANABRANCH_SLOTS, or a larger /dev/shm",
+        "no_cell" => "post receives earlier, or fewer sends at a time",
+        "not_exportable" | "mapping_failed" => {
+            "memory of cudaMalloc, or of pools whose handles can be exported; in \
+             containers the same GPUs visible to all ranks"
+        }
+        "mixed" => "buffers that lie in one allocation",
+        "buffered" => "MPI_Isend in place of MPI_Ibsend",
+        "replace" => "MPI_Sendrecv with two buffers",
+        "no_context" => "make the CUDA context of the buffer's device current before the first call",
+        "driver_error" => "ANABRANCH_LOG=warn, which tells the error",
+        "out_of_memory" => "leave memory free on the GPU and in /dev/shm",
+        _ => "anabranch doctor",
+    }
+}
+
+fn not_carried(job: &Job, all: &mut Vec<Advice>) {
+    let mut by_reason: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for rank in &job.ranks {
+        for fallback in &rank.fallbacks {
+            let name = rank.header.reasons.get(usize::from(fallback.reason));
+            let row = by_reason
+                .entry(name.map_or("unknown", String::as_str))
+                .or_default();
+            *row = (row.0 + 1, row.1.saturating_add(fallback.bytes));
+        }
+    }
+    for (reason, (messages, bytes)) in by_reason {
+        all.push(Advice {
+            what: format!("sends of device buffers were left to the MPI library: {reason}"),
+            evidence: format!("{messages} messages, {bytes} bytes"),
+            try_this: remedy(reason).to_owned(),
+        });
+    }
+}
+
+/// Which end messages waited for, if that was much of their time.
+fn late_ends(job: &Job, all: &mut Vec<Advice>) {
+    // Of each pair: messages, their time from the first end to the arrival, and the part before the other end came.
+    let mut pairs: HashMap<(u32, u32, bool), (usize, u64, u64)> = HashMap::new();
+    for message in &job.messages {
+        let (Some(source), Some(destination)) = (message.source, message.destination) else {
+            continue;
+        };
+        let (Some(sender), Some(receiver)) = (&message.sender, &message.receiver) else {
+            continue;
+        };
+        let (offered, posted) = (sender.begin_ns(), receiver.begin_ns());
+        let Some(end) = receiver.landed_ns().or(receiver.done_ns()) else {
+            continue;
+        };
+        let (begin, is_sender_late) = (offered.min(posted), posted < offered);
+        let row = pairs
+            .entry((source, destination, is_sender_late))
+            .or_default();
+        row.0 += 1;
+        row.1 += end.saturating_sub(begin);
+        row.2 += offered.abs_diff(posted);
+    }
+    for is_sender in [true, false] {
+        let of_end = pairs.iter().filter(|((.., late), _)| *late == is_sender);
+        let worst = of_end.max_by_key(|(_, (.., waited))| *waited);
+        let Some(((source, destination, _), (messages, time, waited))) = worst else {
+            continue;
+        };
+        let share = *waited as f64 / (*time).max(1) as f64;
+        if *messages < MESSAGES_MIN || share < WAIT_SHARE || job.ranks.iter().any(is_simulated) {
+            continue;
+        }
+        let (late, early, of) = match is_sender {
+            true => ("sender", "receiver", source),
+            false => ("receiver", "sender", destination),
+        };
+        all.push(Advice {
+            what: format!(
+                "the {late} comes late: rank {of}, in messages from rank {source} to {destination}"
+            ),
+            evidence: format!(
+                "in {messages} messages the {early} waited {:.3} ms, {:.0} % of their time",
+                *waited as f64 * 1e-6,
+                share * 100.0
+            ),
+            try_this: match is_sender {
+                true => format!("balance the work of rank {of}, or send earlier"),
+                false => {
+                    format!("post the receives of rank {of} earlier (MPI_Irecv before the work)")
+                }
+            },
+        });
+    }
+}
+
+/// Clocks of simulated ranks differ by what each has done.
+fn is_simulated(rank: &Rank) -> bool {
+    rank.header.is_simulated
+}
+
+fn small_in_series(job: &Job, all: &mut Vec<Advice>) {
+    let mut last: HashMap<(u32, u32), u64> = HashMap::new();
+    let mut series: BTreeMap<(u32, u32), (usize, u64)> = BTreeMap::new();
+    // They are in the order of their beginnings.
+    for message in job
+        .messages
+        .iter()
+        .filter(|message| message.sender.is_some())
+    {
+        let (Some(source), Some(destination)) = (message.source, message.destination) else {
+            continue;
+        };
+        if message.bytes > SMALL_BYTES {
+            last.remove(&(source, destination));
+            continue;
+        }
+        let begin = message.begin_ns();
+        let before = last.insert((source, destination), begin);
+        if before.is_some_and(|before| begin - before < SERIES_NS) {
+            let row = series.entry((source, destination)).or_default();
+            *row = (row.0 + 1, row.1 + message.bytes);
+        }
+    }
+    // An answer in between makes it an exchange, not a series.
+    let answered: Vec<(u32, u32)> = series.keys().copied().collect();
+    series.retain(|(from, to), (count, _)| {
+        *count >= MESSAGES_MIN && !answered.contains(&(*to, *from))
+    });
+    let most = series.iter().max_by_key(|(_, (count, _))| *count);
+    if let Some(((from, to), (count, bytes))) = most {
+        all.push(Advice {
+            what: format!("small messages in series from rank {from} to rank {to}"),
+            evidence: format!(
+                "{count} messages of {:.0} bytes on average followed the one before within {} us",
+                *bytes as f64 / *count as f64,
+                SERIES_NS / 1000
+            ),
+            try_this: "gather them in one buffer and send it once".into(),
+        });
+    }
+}
+
+/// A link between GPUs that carries all of long messages while no other path has carried any.
+fn one_path_only(job: &Job, links: &[Link], all: &mut Vec<Advice>) {
+    let is_gpu = |place: u32| !job.places[place as usize].uuid.is_empty();
+    for link in links
+        .iter()
+        .filter(|link| is_gpu(link.from) && is_gpu(link.to))
+    {
+        let is_busy = link.busy_ms * 1e6 >= BUSY_SHARE * job.span_ns as f64;
+        if link.path != "direct" || link.from == link.to || !is_busy {
+            continue;
+        }
+        let long = job.copies.iter().filter(|copy| {
+            (copy.from, copy.to, copy.path) == (link.from, link.to, "direct")
+                && copy.bytes >= SPLIT_BYTES
+        });
+        let long = long.count();
+        let others = links.iter().filter(|other| other.path != "direct");
+        let mut others = others.filter(|other| other.from == link.from || other.to == link.to);
+        if long < 10 || others.next().is_some() {
+            continue;
+        }
+        let paths = job
+            .ranks
+            .iter()
+            .find_map(|rank| rank.header.options.get("ANABRANCH_PATHS"));
+        let name = |place: u32| &job.places[place as usize].name;
+        all.push(Advice {
+            what: format!(
+                "the link from {} to {} carries all, and no other path any",
+                name(link.from),
+                name(link.to)
+            ),
+            evidence: format!(
+                "{long} copies of 2 MiB and more, {:.0} % of the time busy, {:.1} GB/s",
+                link.busy_ms * 1e8 / job.span_ns.max(1) as f64,
+                link.gb_s
+            ),
+            try_this: match paths {
+                Some(paths) => format!("unset ANABRANCH_PATHS, which is {paths}"),
+                None => {
+                    "anabranch plan tells what other paths would bring; ANABRANCH_PATHS names them"
+                        .into()
+                }
+            },
+        });
+    }
+}
+
+/// A rank whose processors are near another memory than its GPU.
+fn wrong_numa(job: &Job, links: &[Link], all: &mut Vec<Advice>) {
+    for rank in &job.ranks {
+        let (host, number) = (&rank.header.host, rank.header.rank);
+        let near = &rank.header.numa;
+        if near.is_empty() {
+            continue;
+        }
+        let own = job.copies.iter().filter(|copy| copy.rank == number);
+        let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
+        own.for_each(|copy| *bytes.entry(copy.to).or_default() += copy.bytes);
+        let gpus = bytes.iter().filter(|(place, _)| {
+            let place: &Place = &job.places[**place as usize];
+            place.host == *host && place.numa >= 0 && !place.uuid.is_empty()
+        });
+        let Some((place, bytes)) = gpus.max_by_key(|(_, bytes)| **bytes) else {
+            continue;
+        };
+        let gpu = &job.places[*place as usize];
+        if near.contains(&gpu.numa) {
+            continue;
+        }
+        let through_host = links.iter().any(|link| link.path == "host");
+        all.push(Advice {
+            what: format!("rank {number} runs far from its GPU"),
+            evidence: format!(
+                "its processors are on NUMA node {near:?}, {} on node {}; it copied {bytes} bytes there{}",
+                gpu.name,
+                gpu.numa,
+                if through_host { ", and bytes go through host memory" } else { "" }
+            ),
+            try_this: "bind each rank to processors near its GPU (anabranch topo shows which; mpirun --map-by numa)"
+                .into(),
+        });
+    }
+}
+
+/// Messages that were under way when their process ended.
+fn under_way(job: &Job, all: &mut Vec<Advice>) {
+    let is_open = |message: &&Message| {
+        let mut halves = [&message.sender, &message.receiver].into_iter().flatten();
+        halves.any(|half| half.is_under_way())
+    };
+    let mut open = job.messages.iter().filter(is_open).peekable();
+    let Some(first) = open.peek() else { return };
+    let rank = |rank: Option<u32>| rank.map_or_else(|| "?".into(), |rank| rank.to_string());
+    let half = first.sender.as_ref().or(first.receiver.as_ref());
+    let evidence = format!(
+        "the first is message {}, from rank {} to {}, tag {}, {} bytes: {}",
+        first.number,
+        rank(first.source),
+        rank(first.destination),
+        first.tag,
+        first.bytes,
+        half.map_or("?", |half| half.state())
+    );
+    all.push(Advice {
+        what: format!("{} messages were under way at the end", open.count()),
+        evidence,
+        try_this:
+            "look at the last calls of both ranks: --message with its number shows what is known"
+                .into(),
+    });
+}

@@ -1,0 +1,408 @@
+//! Where a record's fields lie. What writes them and what reads them are side by side here.
+
+use super::record::{
+    By, Call, Comm, Copied, End, Fallback, Message, Outcome, Place, Planned, Record, Side, Sync,
+    Way, Words,
+};
+
+fn pair(low: i32, high: i32) -> u64 {
+    u64::from(low as u32) | u64::from(high as u32) << 32
+}
+
+fn halves(word: u64) -> (i32, i32) {
+    (word as u32 as i32, (word >> 32) as u32 as i32)
+}
+
+/// Bytes of a message that a record can say: 256 TiB.
+const BYTES_MAX: u64 = (1 << 48) - 1;
+
+/// A span of time in 32 bits: exact up to 2^31, then in steps of 1024. 0 is none, so no time is 1.
+pub(in crate::trace) fn pack_span(span: u64) -> u32 {
+    const COARSE: u32 = 1 << 31;
+    match u32::try_from(span) {
+        Ok(span) if span < COARSE => span.max(1),
+        _ => COARSE | (span >> 10).min(u64::from(COARSE - 1)) as u32,
+    }
+}
+
+pub(in crate::trace) fn unpack_span(word: u32) -> Option<u64> {
+    match word {
+        0 => None,
+        _ if word >> 31 == 0 => Some(u64::from(word)),
+        _ => Some(u64::from(word & !(1 << 31)) << 10),
+    }
+}
+
+fn pack_spans([first, second]: [Option<u64>; 2]) -> u64 {
+    let word = |span: Option<u64>| u64::from(span.map_or(0, pack_span));
+    word(first) | word(second) << 32
+}
+
+fn unpack_spans(word: u64) -> [Option<u64>; 2] {
+    [unpack_span(word as u32), unpack_span((word >> 32) as u32)]
+}
+
+impl Message {
+    fn encode(&self) -> Words {
+        let is_receiver = self.side == Side::Receiver;
+        let [matched, moving, landed, done] = self.after;
+        [
+            2 | u64::from(is_receiver) << 8
+                | (self.outcome as u64) << 12
+                | u64::from(self.state) << 16
+                | u64::from(self.protocol) << 24
+                | u64::from(self.id) << 32,
+            self.begin,
+            self.nonce,
+            pair(self.peer, self.tag),
+            self.bytes.min(BYTES_MAX) | u64::from(self.comm) << 48,
+            self.call,
+            pack_spans([matched, moving]),
+            pack_spans([landed, done]),
+        ]
+    }
+
+    fn decode(words: &Words) -> Message {
+        let [first, begin, nonce, both, bytes, call, early, late] = *words;
+        let (peer, tag) = halves(both);
+        let [matched, moving] = unpack_spans(early);
+        let [landed, done] = unpack_spans(late);
+        Message {
+            id: (first >> 32) as u32,
+            side: match first >> 8 & 1 {
+                0 => Side::Sender,
+                _ => Side::Receiver,
+            },
+            outcome: match first >> 12 & 3 {
+                0 => Outcome::UnderWay,
+                1 => Outcome::Complete,
+                2 => Outcome::Failed,
+                _ => Outcome::Cancelled,
+            },
+            state: (first >> 16) as u8,
+            protocol: (first >> 24) as u8,
+            begin,
+            peer,
+            tag,
+            bytes: bytes & BYTES_MAX,
+            comm: (bytes >> 48) as u16,
+            nonce,
+            call,
+            after: [matched, moving, landed, done],
+        }
+    }
+}
+
+impl Copied {
+    fn encode(&self) -> Words {
+        [
+            9 | (self.way as u64) << 8
+                | u64::from(self.hop) << 16
+                | (self.by as u64) << 24
+                | u64::from(self.message) << 32,
+            self.launched,
+            self.end,
+            self.uncertain,
+            u64::from(self.from) | u64::from(self.to) << 16 | u64::from(self.stream) << 32,
+            self.bytes,
+            0,
+            0,
+        ]
+    }
+
+    fn decode(words: &Words) -> Copied {
+        let [first, launched, end, uncertain, places, bytes, ..] = *words;
+        Copied {
+            message: (first >> 32) as u32,
+            way: match first >> 8 & 3 {
+                0 => Way::Direct,
+                1 => Way::Relay,
+                _ => Way::Host,
+            },
+            hop: (first >> 16) as u8,
+            by: match first >> 24 & 3 {
+                0 => By::Stream,
+                1 => By::Batch,
+                2 => By::Graph,
+                _ => By::Cpu,
+            },
+            from: places as u16,
+            to: (places >> 16) as u16,
+            bytes,
+            launched,
+            end,
+            uncertain,
+            stream: (places >> 32) as u32,
+        }
+    }
+}
+
+impl Place {
+    fn encode(&self) -> Words {
+        let (low, high) = self.uuid.split_at(8);
+        let word = |bytes: &[u8]| {
+            bytes
+                .iter()
+                .rev()
+                .fold(0, |word, byte| word << 8 | u64::from(*byte))
+        };
+        [
+            10 | u64::from(self.number) << 32,
+            pair(self.ordinal, self.numa),
+            self.pci,
+            word(low),
+            word(high),
+            0,
+            0,
+            0,
+        ]
+    }
+
+    fn decode(words: &Words) -> Place {
+        let [first, both, pci, low, high, ..] = *words;
+        let (ordinal, numa) = halves(both);
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&low.to_le_bytes());
+        uuid[8..].copy_from_slice(&high.to_le_bytes());
+        Place {
+            number: (first >> 32) as u16,
+            ordinal,
+            numa,
+            pci,
+            uuid,
+        }
+    }
+}
+
+impl Record {
+    /// As it lies in a file.
+    #[inline]
+    #[must_use]
+    pub fn encode(&self) -> Words {
+        match *self {
+            Record::Call(call) => [
+                1 | u64::from(call.function) << 16 | u64::from(call.times) << 32,
+                call.begin,
+                call.end,
+                call.comm,
+                pair(call.peer, call.tag),
+                call.count as u64,
+                // Tests have no bytes.
+                if call.times > 1 {
+                    call.inside
+                } else {
+                    call.bytes
+                },
+                call.number,
+            ],
+            Record::Message(message) => message.encode(),
+            Record::Comm(comm) => {
+                let first = 8 | u64::from(comm.number) << 32;
+                [first, comm.identity, 0, 0, 0, 0, 0, 0]
+            }
+            Record::Copied(copied) => copied.encode(),
+            Record::Place(place) => place.encode(),
+            Record::Planned(planned) => {
+                let [direct, relay, host] = planned.bytes;
+                let first = 11 | u64::from(planned.message) << 32;
+                [first, planned.predicted_ns, direct, relay, host, 0, 0, 0]
+            }
+            Record::Fallback(fallback) => [
+                5 | u64::from(fallback.reason) << 8,
+                fallback.at,
+                0,
+                0,
+                0,
+                fallback.bytes,
+                0,
+                fallback.call,
+            ],
+            Record::Sync(sync) => [7, sync.ticks, sync.ns, 0, 0, 0, 0, 0],
+            Record::End(end) => [
+                6 | u64::from(end.is_finalized) << 8,
+                end.at,
+                end.recorded,
+                end.dropped,
+                0,
+                0,
+                0,
+                0,
+            ],
+        }
+    }
+
+    /// What lies in a file. `None` if it is none of these.
+    #[must_use]
+    pub fn decode(words: &Words) -> Option<Record> {
+        let [first, at, second, third, both, bytes, comm, call] = *words;
+        let byte = (first >> 8) as u8;
+        let (peer, tag) = halves(both);
+        Some(match first as u8 {
+            1 => Record::Call(Call {
+                function: (first >> 16) as u16,
+                begin: at,
+                end: second,
+                comm: third,
+                peer,
+                tag,
+                count: bytes as i64,
+                bytes: if first >> 32 > 1 { 0 } else { comm },
+                times: (first >> 32) as u32,
+                inside: if first >> 32 > 1 {
+                    comm
+                } else {
+                    second.saturating_sub(at)
+                },
+                number: call,
+            }),
+            2 => Record::Message(Message::decode(words)),
+            8 => Record::Comm(Comm {
+                number: (first >> 32) as u16,
+                identity: at,
+            }),
+            9 => Record::Copied(Copied::decode(words)),
+            10 => Record::Place(Place::decode(words)),
+            11 => Record::Planned(Planned {
+                message: (first >> 32) as u32,
+                predicted_ns: at,
+                bytes: [second, third, both],
+            }),
+            5 => Record::Fallback(Fallback {
+                at,
+                reason: byte,
+                bytes,
+                call,
+            }),
+            6 => Record::End(End {
+                at,
+                recorded: second,
+                dropped: third,
+                is_finalized: byte != 0,
+            }),
+            7 => Record::Sync(Sync {
+                ticks: at,
+                ns: second,
+            }),
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        let call = Call {
+            number: 7 << 32 | 9,
+            function: 300,
+            begin: 1,
+            end: u64::MAX,
+            times: 1,
+            inside: u64::MAX - 1,
+            comm: 0xfeed_face_cafe_beef,
+            peer: -2,
+            tag: i32::MAX,
+            count: -1,
+            bytes: 1 << 41,
+        };
+        let message = Message {
+            id: u32::MAX,
+            side: Side::Receiver,
+            outcome: Outcome::Cancelled,
+            state: 7,
+            protocol: 10,
+            begin: 5,
+            peer: 3,
+            tag: -1,
+            bytes: BYTES_MAX,
+            comm: u16::MAX,
+            nonce: 0x100,
+            call: 1,
+            after: [Some(1), None, Some(7), Some(1 << 40)],
+        };
+        let copied = Copied {
+            message: 12,
+            way: Way::Relay,
+            hop: 1,
+            by: By::Graph,
+            from: u16::MAX,
+            to: 3,
+            bytes: 1 << 40,
+            launched: 7,
+            end: u64::MAX,
+            uncertain: 8,
+            stream: u32::MAX,
+        };
+        let place = Place {
+            number: 9,
+            ordinal: -1,
+            numa: 1,
+            pci: u64::MAX - 1,
+            uuid: std::array::from_fn(|at| at as u8 + 100),
+        };
+        let tests = Call {
+            times: u32::MAX,
+            inside: 77,
+            bytes: 0,
+            ..call
+        };
+        let records = [
+            Record::Call(call),
+            Record::Call(tests),
+            Record::Message(message),
+            Record::Message(Message {
+                side: Side::Sender,
+                ..message
+            }),
+            Record::Message(Message {
+                outcome: Outcome::UnderWay,
+                after: [None; 4],
+                ..message
+            }),
+            Record::Comm(Comm {
+                number: 3,
+                identity: u64::MAX,
+            }),
+            Record::Place(place),
+            Record::Copied(copied),
+            Record::Copied(Copied {
+                way: Way::Host,
+                by: By::Cpu,
+                ..copied
+            }),
+            Record::Planned(Planned {
+                message: 8,
+                predicted_ns: 9,
+                bytes: [1, u64::MAX, 3],
+            }),
+            Record::Fallback(Fallback {
+                at: 9,
+                reason: 31,
+                bytes: 77,
+                call: 3,
+            }),
+            Record::End(End {
+                at: 10,
+                recorded: 6,
+                dropped: 1,
+                is_finalized: true,
+            }),
+        ];
+        let records = records
+            .into_iter()
+            .chain([Record::Sync(Sync { ticks: 1, ns: 2 })]);
+        for record in records {
+            assert_eq!(Record::decode(&record.encode()), Some(record));
+        }
+        // Long spans are rounded, by less than a thousandth of a thousandth.
+        for span in [(1 << 31) + 1, 7_000_000_000_000 / 5] {
+            let told = unpack_span(pack_span(span)).expect("a span");
+            assert!(span - told < 1024, "{span} {told}");
+        }
+        assert_eq!(unpack_span(pack_span(0)), Some(1));
+        assert_eq!(Record::decode(&[0; 8]), None);
+        assert_eq!(Record::decode(&[200; 8]), None);
+    }
+}
