@@ -10,6 +10,7 @@ use crate::cuda::{ContextKey, Copy, Error, InFlight, Lent, PinnedBuffer, Purpose
 use crate::engine::layout::Layout;
 use crate::engine::verify::Summing;
 use crate::node::{Sums, BLOCKS};
+use crate::trace;
 use crate::transfer::fault::{self, Of, Path};
 use crate::transfer::gpu::{is_for_now, Gpu};
 
@@ -184,6 +185,8 @@ impl Lift {
     }
 
     fn step(&mut self, gpu: &mut Gpu) -> Result<bool> {
+        // A payload that is read to be checked is not moved.
+        let _copies = self.summing.is_some().then(trace::copies_of_none);
         while let Some(piece) = self.pieces.front_mut() {
             if !piece.copy.poll()? {
                 break;

@@ -151,7 +151,7 @@ pub struct Arguments {
 pub fn begin_call(function: u16, is_test: bool, arguments: &Arguments) {
     let number = CALLS.get() + 1;
     CALLS.set(number);
-    CALL.set(Some(Call {
+    let call = Call {
         number: thread() << 32 | number & u64::from(u32::MAX),
         function,
         begin: now(),
@@ -163,7 +163,11 @@ pub fn begin_call(function: u16, is_test: bool, arguments: &Arguments) {
         bytes: arguments.bytes,
         times: u32::from(!is_test),
         inside: 0,
-    }));
+    };
+    CALL.set(Some(call));
+    if !is_test {
+        with_own(|own| own.ring.set_current(&Record::Call(call).encode()));
+    }
 }
 
 /// The call returns to the program.
@@ -175,6 +179,7 @@ pub fn end_call() {
     let end = now();
     let inside = end.saturating_sub(call.begin);
     if call.times > 0 {
+        with_own(|own| own.ring.end_current());
         return put(Record::Call(Call {
             end,
             inside,
@@ -212,7 +217,10 @@ pub fn end_call() {
 
 /// The thread that ends the trace has nothing that is not in its ring.
 fn settle() {
-    with_own(Own::push_tests);
+    with_own(|own| {
+        own.push_tests();
+        own.ring.end_current();
+    });
 }
 
 /// Number of the call that this thread is in; 0: none, or none that is recorded.

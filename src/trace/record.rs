@@ -25,9 +25,9 @@ pub struct Call {
     pub number: u64,
     /// Number of the function, by the names in the header.
     pub function: u16,
-    /// When it was made, and when it returned, ns.
+    /// When it was made, ns.
     pub begin: u64,
-    /// See `begin`.
+    /// When it returned, ns; 0: it had not, for a second or when the process ended.
     pub end: u64,
     /// Identity of the communicator, the same in all its processes; 0: not known.
     pub comm: u64,

@@ -13,6 +13,8 @@ pub(super) struct Ring {
     filled: AtomicU64,
     emptied: AtomicU64,
     dropped: AtomicU64,
+    /// The call that the thread is in, as a record; the first word is 0 if it is in none.
+    current: [AtomicU64; 8],
 }
 
 impl Ring {
@@ -22,7 +24,33 @@ impl Ring {
             filled: AtomicU64::new(0),
             emptied: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
+            current: Default::default(),
         }
+    }
+
+    /// Its thread: makes a call.
+    #[inline]
+    pub(super) fn set_current(&self, words: &Words) {
+        for (to, from) in self.current.iter().zip(words).skip(1) {
+            to.store(*from, Ordering::Relaxed);
+        }
+        self.current[0].store(words[0], Ordering::Release);
+    }
+
+    /// Its thread: the call returns.
+    #[inline]
+    pub(super) fn end_current(&self) {
+        self.current[0].store(0, Ordering::Relaxed);
+    }
+
+    /// The call that its thread is in. Another one may have been begun meanwhile: whoever asks twice and gets
+    /// the same has a call of long.
+    pub(super) fn current(&self) -> Option<Words> {
+        let first = self.current[0].load(Ordering::Acquire);
+        (first != 0).then(|| {
+            let word = |at: usize| self.current[at].load(Ordering::Relaxed);
+            std::array::from_fn(|at| if at == 0 { first } else { word(at) })
+        })
     }
 
     /// Its thread: adds a record, or counts it as dropped. True if the ring is half full since then.

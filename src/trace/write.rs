@@ -46,10 +46,14 @@ struct Out {
     seen: Vec<Message>,
     /// Those of them that are in the file, as they are there.
     told: Vec<Message>,
+    /// Calls that threads were in when it was last looked, and those of them that are in the file.
+    calls_seen: Vec<Words>,
+    calls_told: Vec<Words>,
 }
 
 impl Out {
-    /// Copies messages that have not changed since it was last looked, once for each state they are in.
+    /// Copies messages that have not changed since it was last looked, once for each state they are in, and calls that have
+    /// not returned meanwhile.
     fn tell_long(&mut self) {
         let mut now = Vec::new();
         under_way::each(|message| now.push(*message));
@@ -66,6 +70,20 @@ impl Out {
         }
         self.seen = now;
         self.seen.truncate(LONG_MAX);
+        let calls: Vec<Words> = RINGS
+            .lock()
+            .iter()
+            .filter_map(|ring| ring.current())
+            .collect();
+        let seen = std::mem::take(&mut self.calls_seen);
+        self.calls_told.retain(|call| calls.contains(call));
+        for call in calls.iter().filter(|call| seen.contains(call)) {
+            if !self.calls_told.contains(call) {
+                self.calls_told.push(*call);
+                self.add(call);
+            }
+        }
+        self.calls_seen = calls;
     }
 
     /// All that are under way, as the process ends.
@@ -74,6 +92,14 @@ impl Out {
         under_way::each(|message| rest.push(*message));
         for message in rest {
             self.add(&Record::Message(message).encode());
+        }
+        let calls: Vec<Words> = RINGS
+            .lock()
+            .iter()
+            .filter_map(|ring| ring.current())
+            .collect();
+        for call in calls {
+            self.add(&call);
         }
     }
 
@@ -147,7 +173,7 @@ pub fn open(path: &Path, header: &str, clock: Option<fn() -> u64>) -> io::Result
     }
     let mut beginning = MAGIC.to_vec();
     let padded = header.len().next_multiple_of(RECORD_BYTES) + RECORD_BYTES - 16;
-    beginning.extend_from_slice(&1_u32.to_le_bytes());
+    beginning.extend_from_slice(&super::read::VERSION.to_le_bytes());
     beginning.extend_from_slice(&(padded as u32).to_le_bytes());
     beginning.extend_from_slice(header.as_bytes());
     beginning.resize(16 + padded, b' ');
@@ -161,6 +187,8 @@ pub fn open(path: &Path, header: &str, clock: Option<fn() -> u64>) -> io::Result
         has_failed: false,
         seen: Vec::new(),
         told: Vec::new(),
+        calls_seen: Vec::new(),
+        calls_told: Vec::new(),
     };
     out.sync();
     under_way::start();

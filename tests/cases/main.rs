@@ -31,6 +31,7 @@ mod repository;
 mod router;
 mod rtr;
 mod tracing;
+mod tracing_cases;
 mod type_trees;
 mod types;
 mod verify;

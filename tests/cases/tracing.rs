@@ -105,8 +105,59 @@ fn recorded_as_counted(mpi: &Mpi) {
         let sent = stats.total("sends_rts") + stats.total("sends_host_rts");
         assert_eq!(rts.count() as u64, sent, "{program}\n{outcome}");
         check_messages(messages);
+        check_copies(&report, program);
         let _ = fs::remove_dir_all(folder);
     }
+}
+
+/// What was copied of each message is the message: the first hops of its paths. A sender may have put it into host memory in
+/// vain, as its receiver was faster and read it.
+fn check_copies(report: &Value, program: &str) {
+    let copies = report["copies"].as_array().expect("copies");
+    let (mut by_gpus, mut by_host): (BTreeMap<u64, u64>, BTreeMap<u64, u64>) = Default::default();
+    let mut of_none = 0;
+    for copy in copies {
+        assert!(
+            copy["end_ns"].as_u64() >= copy["launched_ns"].as_u64(),
+            "{program}: {copy}"
+        );
+        let Some(number) = copy["message"].as_u64() else {
+            of_none += 1;
+            continue;
+        };
+        if copy["hop"] == 0 {
+            let paths = match copy["path"] == "host" {
+                true => &mut by_host,
+                false => &mut by_gpus,
+            };
+            *paths.entry(number).or_default() += copy["bytes"].as_u64().expect("bytes");
+        }
+    }
+    // Links are measured by copies of their own.
+    assert!(
+        of_none * 20 <= copies.len(),
+        "{program}: {of_none} of {}",
+        copies.len()
+    );
+    let mut checked = 0;
+    for message in report["messages"].as_array().expect("messages") {
+        let (receiver, bytes) = (
+            &message["receiver"],
+            message["bytes"].as_u64().expect("bytes"),
+        );
+        let number = message["number"].as_u64().expect("a number");
+        let copied = |by: &BTreeMap<u64, u64>| by.get(&number).copied().unwrap_or(0);
+        let (direct, host) = (copied(&by_gpus), copied(&by_host));
+        let is_right = match receiver["protocol"].as_str().unwrap_or("none") {
+            _ if receiver["outcome"] != "complete" => continue,
+            "get" | "put" | "gpu_pipeline" => direct == bytes || (direct == 0 && host == bytes),
+            "multipath" | "one_owner" => direct + host == bytes,
+            _ => continue,
+        };
+        checked += 1;
+        assert!(is_right, "{program}: {direct} and {host} of {message}");
+    }
+    assert!(checked > 0, "{program}: no message came by copies");
 }
 
 /// Both sides of a message were there, in order.
@@ -124,6 +175,7 @@ fn check_messages(messages: &[Value]) {
                 .filter_map(|name| half[name].as_u64())
                 .collect();
             assert!(times.iter().all(|time| *time >= times[0]), "{message}");
+            assert_ne!(half["outcome"], "under way", "{message}");
             assert_ne!(half["call"], 0, "{message}");
         }
         if sender.is_null() || receiver.is_null() || sender["protocol"] == "bcopy" {
@@ -342,6 +394,52 @@ fn recorded_and_reported_in_one_go() {
             "{finished:?}"
         );
         assert!(finished.stderr.contains("MPI_Isend"), "{finished:?}");
+        let _ = fs::remove_dir_all(folder);
+    });
+}
+
+/// A job that hangs and is killed leaves what it waited for.
+#[test]
+fn what_a_hanging_job_waits_for() {
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("trace");
+        job(mpi, 2, "unanswered")
+            .env(
+                "ANABRANCH_TRACE",
+                &folder.join("trace").display().to_string(),
+            )
+            .ranks_under(&[
+                "/bin/sh",
+                "-c",
+                "(sleep 6; kill -9 $$) & exec \"$0\" \"$@\"",
+            ])
+            .run();
+        let files = files(&folder, 2);
+        let report = json(&files);
+        let messages = report["messages"].as_array().expect("messages");
+        let open: Vec<&Value> = messages
+            .iter()
+            .filter(|message| message["sender"]["outcome"] == "under way")
+            .collect();
+        assert!(open.len() == 1 && open[0]["tag"] == 77, "{open:?}");
+        assert_eq!(open[0]["bytes"], 3 << 20);
+        assert_eq!(open[0]["sender"]["state"], "offered");
+        assert_eq!(
+            messages
+                .iter()
+                .filter(|message| message["tag"] == 5)
+                .count(),
+            3
+        );
+        let (_, text, _) = trace(&files, &[]);
+        for said in [
+            "rank 0: MPI_Ssend had not returned when the process ended, rank 1, tag 77",
+            "rank 1: MPI_Recv had not returned when the process ended, rank 0, tag 78",
+            "1 messages were under way at the end",
+            "the file of rank 0 has no end",
+        ] {
+            assert!(text.contains(said), "{said}\n{text}");
+        }
         let _ = fs::remove_dir_all(folder);
     });
 }

@@ -114,8 +114,8 @@ fn late_ends(job: &Job, all: &mut Vec<Advice>) {
             .entry((source, destination, is_sender_late))
             .or_default();
         row.0 += 1;
-        row.1 += end.saturating_sub(begin);
-        row.2 += offered.abs_diff(posted);
+        row.1 = row.1.saturating_add(end.saturating_sub(begin));
+        row.2 = row.2.saturating_add(offered.abs_diff(posted));
     }
     for is_sender in [true, false] {
         let of_end = pairs.iter().filter(|((.., late), _)| *late == is_sender);
@@ -173,9 +173,9 @@ fn small_in_series(job: &Job, all: &mut Vec<Advice>) {
         }
         let begin = message.begin_ns();
         let before = last.insert((source, destination), begin);
-        if before.is_some_and(|before| begin - before < SERIES_NS) {
+        if before.is_some_and(|before| begin.saturating_sub(before) < SERIES_NS) {
             let row = series.entry((source, destination)).or_default();
-            *row = (row.0 + 1, row.1 + message.bytes);
+            *row = (row.0 + 1, row.1.saturating_add(message.bytes));
         }
     }
     // An answer in between makes it an exchange, not a series.
@@ -255,7 +255,10 @@ fn wrong_numa(job: &Job, links: &[Link], all: &mut Vec<Advice>) {
         }
         let own = job.copies.iter().filter(|copy| copy.rank == number);
         let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
-        own.for_each(|copy| *bytes.entry(copy.to).or_default() += copy.bytes);
+        for copy in own {
+            let row = bytes.entry(copy.to).or_default();
+            *row = row.saturating_add(copy.bytes);
+        }
         let gpus = bytes.iter().filter(|(place, _)| {
             let place: &Place = &job.places[**place as usize];
             place.host == *host && place.numa >= 0 && !place.uuid.is_empty()

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use anabranch_engine::trace::read::Header;
-use anabranch_engine::trace::record;
+use anabranch_engine::trace::record::{self, NO_PEER};
 use anyhow::Result;
 use serde::Serialize;
 
@@ -17,6 +17,8 @@ use crate::Failure;
 pub struct Rank {
     pub header: Header,
     pub calls: Vec<record::Call>,
+    /// Calls that had not returned when the process ended.
+    pub inside: Vec<record::Call>,
     pub fallbacks: Vec<record::Fallback>,
     /// Records in the file.
     pub recorded: u64,
@@ -210,6 +212,16 @@ fn rank_notes(rank: &Rank, notes: &mut Vec<String>) {
         notes.push(format!(
             "rank {number}: {} records were dropped",
             end.dropped
+        ));
+    }
+    for call in &rank.inside {
+        let peer = match call.peer {
+            NO_PEER => String::new(),
+            peer => format!(", rank {peer}, tag {}", call.tag),
+        };
+        notes.push(format!(
+            "rank {number}: {} had not returned when the process ended{peer}",
+            rank.function(call)
         ));
     }
     if rank.torn > 0 {

@@ -33,7 +33,9 @@ pub fn links(job: &Job) -> Vec<Link> {
             .push(copy);
     }
     let link = |((from, to, path), copies): ((u32, u32, &'static str), Vec<&Copy>)| {
-        let bytes: u64 = copies.iter().map(|copy| copy.bytes).sum();
+        let bytes = copies
+            .iter()
+            .fold(0, |all: u64, copy| all.saturating_add(copy.bytes));
         let busy_ns = covered(copies.iter().map(|copy| (copy.launched_ns, copy.end_ns)));
         Link {
             from,

@@ -111,6 +111,7 @@ pub fn file(file: &Path) -> Result<Read> {
         rank: Rank {
             header: reader.header.clone(),
             calls: Vec::new(),
+            inside: Vec::new(),
             fallbacks: Vec::new(),
             recorded: 0,
             end: None,
@@ -124,14 +125,18 @@ pub fn file(file: &Path) -> Result<Read> {
     };
     let mut syncs: Option<(record::Sync, record::Sync)> = None;
     // As they were when it was last looked: those that have ended since are there a second time.
-    let mut under_way = HashMap::new();
+    let (mut under_way, mut inside) = (HashMap::new(), HashMap::new());
     while let Some(record) = reader
         .next_record()
         .with_context(|| file.display().to_string())?
     {
         read.rank.recorded += 1;
         match record {
-            Record::Call(call) => read.rank.calls.push(call),
+            Record::Call(call) if call.end == 0 => _ = inside.insert(call.number, call),
+            Record::Call(call) => {
+                inside.remove(&call.number);
+                read.rank.calls.push(call);
+            }
             Record::Fallback(fallback) => read.rank.fallbacks.push(fallback),
             Record::Message(message) if message.outcome == Outcome::UnderWay => {
                 under_way.insert(message.id, message);
@@ -156,6 +161,7 @@ pub fn file(file: &Path) -> Result<Read> {
     let header = &read.rank.header;
     let rest = under_way.values().map(|message| Side::new(message, header));
     read.sides.extend(rest);
+    read.rank.inside = inside.into_values().collect();
     read.rank.torn = reader.torn;
     read.set_clock(&Clock::new(syncs));
     Ok(read)

@@ -550,6 +550,7 @@ impl Core {
                 let after = self.ends_at(id, place);
                 let mut lifting = Lifting::new(lifts, place, after, self.taken);
                 // Its first pieces are launched when this round ends. An error comes up again.
+                let _copies = self.receives[id].life.copies();
                 let _ = lifting.poll(&mut self.gpu);
                 let receive = &mut self.receives[id];
                 let protocol = receive.life.protocol().unwrap_or(Protocol::Bcopy);
@@ -607,7 +608,10 @@ impl Core {
                     (true, true)
                 }
             },
-            Work::Lift(lifting) => match lifting.poll(&mut self.gpu) {
+            Work::Lift(lifting) => match {
+                let _copies = receive.life.copies();
+                lifting.poll(&mut self.gpu)
+            } {
                 Ok(false) => (false, false),
                 Ok(true) => {
                     receive.life.transition(State::Landed);

@@ -74,11 +74,13 @@ impl Engine {
     ) -> Result<usize, c_int> {
         let env = &self.env;
         let bytes = info.bytes(args.count);
+        let copies = trace::copies_of_next();
         let data = self.bring_down(args, source, info).map_err(|why| {
             stats::add(Counter::Errors, 1);
             let why = fault::lost(self.of(args), Path::Bcopy, &why);
             raise_told(env.abi, args.comm, &why)
         })?;
+        drop(copies);
         if let Some(error) = trouble {
             let of = self.of(args);
             fault::survived(of, Path::Rts, &error, "goes by value");

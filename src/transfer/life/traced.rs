@@ -11,7 +11,11 @@ impl Life {
     #[inline]
     pub fn trace(&mut self, comm: u64, about: impl FnOnce() -> record::Message) {
         if trace::on() {
-            self.traced = trace::message(about(), comm);
+            let about = record::Message {
+                state: self.state.kind() as u8,
+                ..about()
+            };
+            self.traced = trace::message(about, comm);
             if self.protocol.is_some() {
                 self.tell_trace();
             }
