@@ -1,6 +1,9 @@
 //! `anabranch trace`: what the ranks of a job have recorded (`ANABRANCH_TRACE`).
 
+mod bins;
+mod html;
 mod job;
+mod names;
 mod perfetto;
 mod report;
 
@@ -40,6 +43,10 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
 
+    /// Write a page for a browser, complete in one file; - is stdout
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
     /// Print all that is known of a message, by its number in --csv
     #[arg(long, value_name = "NUMBER", conflicts_with = "around")]
     message: Option<usize>,
@@ -58,7 +65,12 @@ struct Json<'a> {
 }
 
 pub fn main(arguments: &Arguments) -> Result<ExitCode> {
-    let files = [&arguments.json, &arguments.csv, &arguments.perfetto];
+    let files = [
+        &arguments.json,
+        &arguments.csv,
+        &arguments.perfetto,
+        &arguments.html,
+    ];
     let to_stdout = files
         .into_iter()
         .flatten()
@@ -67,7 +79,7 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
     if to_stdout > 1 {
         return Err(Failure::new(
             2,
-            "- is stdout for one of --json, --csv and --perfetto only",
+            "- is stdout for one of --json, --csv, --perfetto and --html only",
         )
         .into());
     }
@@ -86,6 +98,9 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
         write(path, report::csv(&job.messages).as_bytes())?;
     }
     let report = Report::new(&job);
+    if let Some(path) = &arguments.html {
+        write(path, html::page(&job, &report, &[])?.as_bytes())?;
+    }
     if let Some(path) = &arguments.json {
         let messages = arguments.messages.then_some(&job.messages[..]);
         let text = serde_json::to_string_pretty(&Json {
