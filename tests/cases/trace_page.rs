@@ -174,7 +174,9 @@ impl Trace {
             let is_shown = self.is_counted(message)
                 && filter.call.is_none_or(|wanted| wanted == call)
                 && filter.protocol.is_none_or(|wanted| wanted == protocol)
-                && filter.rank.is_none_or(|wanted| ends.iter().any(|end| **end == wanted))
+                && filter
+                    .rank
+                    .is_none_or(|wanted| ends.iter().any(|end| **end == wanted))
                 && within(bytes, filter.size)
                 && within(begin, filter.time);
             if !is_shown {
@@ -196,7 +198,11 @@ impl Trace {
 fn told(sums: &Value) -> (u64, u64, BTreeMap<String, (u64, u64)>) {
     let number = |value: &Value| value.as_u64().expect("a number");
     let mut groups = BTreeMap::new();
-    for (field, prefix) in [("by_call", "call "), ("by_protocol", "protocol "), ("by_pair", "")] {
+    for (field, prefix) in [
+        ("by_call", "call "),
+        ("by_protocol", "protocol "),
+        ("by_pair", ""),
+    ] {
         for (name, of) in sums[field].as_object().expect("groups") {
             groups.insert(format!("{prefix}{name}"), (number(&of[0]), number(&of[1])));
         }
@@ -229,7 +235,10 @@ fn check_filters(page: &Page, trace: &Trace) {
         let groups = whole[field].as_object().expect("groups").values();
         groups.map(|group| number(&group[0])).sum()
     };
-    assert_eq!((by("by_path"), by("by_size")), (told(&whole).0, told(&whole).0));
+    assert_eq!(
+        (by("by_path"), by("by_size")),
+        (told(&whole).0, told(&whole).0)
+    );
     let (from, to) = (span / 5, span / 5 * 4);
     let ms = |ns: u64| format!("{}.{:06}", ns / 1_000_000, ns % 1_000_000);
     let times = format!("from={}&to={}", ms(from), ms(to));
@@ -262,7 +271,10 @@ fn check_filters(page: &Page, trace: &Trace) {
             assert!(end >= to && end - to < width, "{hash}: {sums}");
         }
         if has_sizes {
-            assert_eq!((taken("min_bytes"), taken("max_bytes")), (4096, (1 << 19) - 1));
+            assert_eq!(
+                (taken("min_bytes"), taken("max_bytes")),
+                (4096, (1 << 19) - 1)
+            );
         }
         let filter = Filter {
             call,
@@ -278,15 +290,26 @@ fn check_filters(page: &Page, trace: &Trace) {
 /// A message can be opened, wrong addresses show nothing, and what cannot be read is said.
 fn check_errors(page: &Page, trace: &Trace) {
     let dom = page.dom("#message=0&view=message");
-    assert!(dom.contains("data-state=\"ready\"") && dom.contains(">Message 0<"), "{dom}");
+    assert!(
+        dom.contains("data-state=\"ready\"") && dom.contains(">Message 0<"),
+        "{dom}"
+    );
     let wrong = "#call=%3Cb%3Ewrong&rank=99&from=x&to=-1&min=abc&max=1e99&place=7&pair=8-9&message=1e9&view=nothing&by=2";
     let sums = page.sums(wrong);
     assert_eq!((&sums["messages"], &sums["bytes"]), (&0.into(), &0.into()));
     let text = fs::read_to_string(&page.file).expect("the page");
     for (name, from, to) in [
         ("data", "id=\"data\">{", "id=\"data\">"),
-        ("script", "function show() {", "function show() { nothing();"),
-        ("network", "function show() {", "function show() { fetch(\"//192.0.2.1/\").catch(() => 0);"),
+        (
+            "script",
+            "function show() {",
+            "function show() { nothing();",
+        ),
+        (
+            "network",
+            "function show() {",
+            "function show() { fetch(\"http://192.0.2.1/\").catch(() => 0);",
+        ),
     ] {
         let broken = Page {
             browser: page.browser.clone(),
@@ -311,7 +334,10 @@ fn check_errors(page: &Page, trace: &Trace) {
     let named = make(&page.browser, &page.folder, "named.html", &[named]);
     let dom = named.dom("");
     assert!(dom.contains("data-state=\"ready\""), "{dom}");
-    assert!(dom.contains("&lt;img src=x") && !dom.contains("<img"), "{dom}");
+    assert!(
+        dom.contains("&lt;img src=x") && !dom.contains("<img"),
+        "{dom}"
+    );
 }
 
 fn make(browser: &Path, folder: &Path, name: &str, files: &[PathBuf]) -> Page {
@@ -323,7 +349,10 @@ fn make(browser: &Path, folder: &Path, name: &str, files: &[PathBuf]) -> Page {
     assert!(text.len() < 5_000_000, "{} bytes", text.len());
     // Nothing in it leads to a network, and nothing could go there.
     assert!(text.contains("content=\"default-src 'none';"), "no policy");
-    assert!(!text.contains("http:") && !text.contains("https:"), "it names an address");
+    assert!(
+        !text.contains("http:") && !text.contains("https:"),
+        "it names an address"
+    );
     Page {
         browser: browser.to_path_buf(),
         file,

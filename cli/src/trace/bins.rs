@@ -361,12 +361,7 @@ mod tests {
             let (from, to) = (numbers.below(64) as u32, numbers.below(64) as u32);
             cube.add(Kind::Messages, &item(from, to, (begin, end), bytes));
             let took = end.map_or(0, |end| end - begin);
-            all = (
-                all.0 + 1,
-                all.1 + bytes,
-                all.2 + took,
-                all.3.max(took),
-            );
+            all = (all.0 + 1, all.1 + bytes, all.2 + took, all.3.max(took));
         }
         let sums = |cube: &Cube| {
             cube.messages.by_key.values().fold((0, 0, 0, 0), |sum, it| {
@@ -388,7 +383,10 @@ mod tests {
             assert_eq!(sums(&cube), all);
             let coarse = under_way(&cube);
             if coarse.len() == bins {
-                assert_eq!(coarse, fine, "ranks are taken together, and time is as before");
+                assert_eq!(
+                    coarse, fine,
+                    "ranks are taken together, and time is as before"
+                );
             } else {
                 let pairs: Vec<i64> = fine.chunks(2).map(|two| two.iter().sum()).collect();
                 // The last bin may be cut off: beyond the end nothing is seen.

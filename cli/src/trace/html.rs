@@ -452,3 +452,6 @@ fn columns(cells: &[(&Key, &Cell)], example: impl Fn(&Cell) -> Option<usize>) ->
         "example": column(&|_, cell| json!(example(cell).map_or(-1, |at| at as i64))),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -81,13 +81,17 @@ function lane(label, kind, values, most, view, about) {
 // Numbers for a time axis: about so many, at round values.
 function ticks(view, about) {
     const span = (view.to - view.from) / 1e6;
+    if (!(span > 0)) return [];
     const rough = span / about;
     const power = 10 ** Math.floor(Math.log10(rough));
-    const by = [1, 2, 5, 10].map((times) => times * power).find((wide) => wide >= rough);
+    const by = [1, 2, 5, 10].map((times) => times * power).find((wide) => wide >= rough) ?? rough;
+    const places = Math.max(0, -Math.floor(Math.log10(by) + 1e-9));
+    const begin = view.from / 1e6;
     const all = [];
-    for (let at = Math.ceil(view.from / 1e6 / by) * by; at <= view.to / 1e6 + by / 1e6; at += by) {
-        const place = (at - view.from / 1e6) / span;
-        if (place >= 0 && place <= 1) all.push({ place, text: Number(at.toPrecision(9)).toString() });
+    for (let number = Math.ceil(begin / by); all.length <= 2 * about; number += 1) {
+        const place = (number * by - begin) / span;
+        if (place > 1) break;
+        all.push({ place, text: (number * by).toFixed(places) });
     }
     return all;
 }

@@ -119,6 +119,8 @@ function setUp() {
     form.addEventListener("submit", (event) => event.preventDefault());
     form.querySelectorAll("[data-zoom]").forEach((button) => button.addEventListener("click", () => zoom(button.dataset.zoom)));
     window.addEventListener("hashchange", show);
+    // The same address again is no change, but the reader may have scrolled away.
+    document.getElementById("views").addEventListener("click", (event) => event.target.hash === location.hash && goTo(event.target.dataset.view));
     document.getElementById("main").addEventListener("pointerdown", drag);
 }
 
@@ -178,6 +180,12 @@ function showFilter(shown) {
         `Filters go to the borders of bins: ${time(data.width_ns)} of time, powers of two of bytes.`;
 }
 
+function goTo(view) {
+    const title = document.getElementById("title-" + view);
+    title?.focus({ preventScroll: true });
+    title?.scrollIntoView();
+}
+
 let viewShown;
 
 function show() {
@@ -195,9 +203,7 @@ function show() {
     writeSums(shown);
     const wanted = state.view + " " + state.message;
     if (state.view !== undefined && wanted !== viewShown) {
-        const title = document.getElementById("title-" + state.view);
-        title?.focus({ preventScroll: true });
-        title?.scrollIntoView();
+        goTo(state.view);
     } else if (key !== undefined) {
         document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
     }
