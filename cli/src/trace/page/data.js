@@ -28,15 +28,17 @@ const short = (number) =>
 function digits(number) {
     return number >= 100 ? number.toFixed(0) : number >= 10 ? number.toFixed(1) : number.toFixed(2);
 }
-function size(bytes) {
+function size(bytes, many = digits) {
     const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let at = 0;
     while (bytes >= 1024 && at < units.length - 1) {
         bytes /= 1024;
         at += 1;
     }
-    return (at === 0 || Number.isInteger(bytes) ? bytes : digits(bytes)) + " " + units[at];
+    return (at === 0 || Number.isInteger(bytes) ? bytes : many(bytes)) + " " + units[at];
 }
+// For cells of a matrix.
+const sizeShort = (bytes) => size(bytes, (number) => number.toFixed(number >= 10 ? 0 : 1)).replace(/iB$/, "i");
 function time(ns) {
     const negative = ns < 0 ? "−" : "";
     const many = Math.abs(ns);

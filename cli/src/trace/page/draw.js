@@ -102,7 +102,11 @@ function axis(view) {
         el("span", { class: "unit" }, "ms"));
 }
 
-const DASHES = { direct: null, relay: "7 5", host: "2 4" };
+// Lines tell paths apart without colours: dashes grow with their widths.
+function dashes(path, wide) {
+    const by = Math.max(wide, 2);
+    return path === "relay" ? `${3 * by} ${2 * by}` : path === "host" ? `${by} ${by}` : null;
+}
 
 // Nodes on a circle with arcs between them: nodes are {key, name, middle}, arcs are {from, to, bytes, text, path}.
 function graph(title, nodes, arcs) {
@@ -114,8 +118,8 @@ function graph(title, nodes, arcs) {
         const angle = Math.PI * (outer.length === 2 ? 1 : 1.5) + (2 * Math.PI * at) / Math.max(outer.length, 1);
         const alone = outer.length === 1;
         place.set(node.key, {
-            x: width / 2 + (alone ? -150 : Math.cos(angle) * (width / 2 - 70)),
-            y: height / 2 + (alone ? 0 : Math.sin(angle) * (height / 2 - 50)),
+            x: width / 2 + (alone ? -150 : Math.cos(angle) * (width / 2 - 85)),
+            y: height / 2 + (alone ? 0 : Math.sin(angle) * (height / 2 - 58)),
         });
     });
     inner.forEach((node, at) => {
@@ -124,7 +128,8 @@ function graph(title, nodes, arcs) {
         place.set(node.key, { x: side.x + apart, y: side.y });
     });
     const most = Math.max(1, ...arcs.map((arc) => arc.bytes));
-    const named = new Set([...arcs].sort((one, other) => other.bytes - one.bytes).slice(0, 24));
+    // Texts of thin arcs would hide each other.
+    const named = new Set(arcs.filter((arc) => arc.bytes > most / 8).sort((one, other) => other.bytes - one.bytes).slice(0, 24));
     const [lines, texts] = [[], []];
     for (const arc of arcs) {
         const [from, to] = [place.get(arc.from), place.get(arc.to)];
@@ -133,7 +138,7 @@ function graph(title, nodes, arcs) {
         const shape = arc.from === arc.to ? loop(from, width, height) : bow(from, to, wide, arc.bend ?? 0);
         lines.push(svg("g", { class: "arc " + (arc.path ?? "direct") },
             svg("title", {}, arc.title),
-            svg("path", { class: "line", d: shape.line, "stroke-width": wide.toFixed(1), "stroke-dasharray": DASHES[arc.path] }),
+            svg("path", { class: "line", d: shape.line, "stroke-width": wide.toFixed(1), "stroke-dasharray": dashes(arc.path, wide) }),
             svg("path", { class: "head", d: shape.head })));
         if (named.has(arc)) texts.push(svg("text", { class: "arc-text", x: shape.x, y: shape.y }, arc.text));
     }
@@ -145,7 +150,7 @@ function graph(title, nodes, arcs) {
             svg("rect", { x: at.x - half, y: at.y - 15, width: 2 * half, height: 30, rx: node.middle ? 3 : 15 }),
             svg("text", { x: at.x, y: at.y + 5 }, node.name));
     });
-    return svg("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title }, lines, marks, texts);
+    return svg("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title }, lines, texts, marks);
 }
 
 // An arc that leaves room for the one back.
@@ -173,14 +178,16 @@ function bow(from, to, wide, bend) {
     };
 }
 
+// From a node to itself, on its outer side.
 function loop(at, width, height) {
     const [dx, dy] = [at.x - width / 2, at.y - height / 2];
     const far = Math.hypot(dx, dy) || 1;
-    const [x, y] = [at.x + (34 * dx) / far, at.y + (34 * dy) / far];
+    const out = { x: dx / far, y: far > 1 ? dy / far : 1 };
+    const point = (away, aside) => `${(at.x + out.x * away - out.y * aside).toFixed(1)} ${(at.y + out.y * away + out.x * aside).toFixed(1)}`;
     return {
-        line: `M${at.x - 12} ${at.y}C${x - 40} ${y} ${x + 40} ${y} ${at.x + 12} ${at.y}`,
+        line: `M${point(8, 14)}C${point(62, 30)} ${point(62, -30)} ${point(8, -14)}`,
         head: "",
-        x: x.toFixed(1),
-        y: y.toFixed(1),
+        x: (at.x + out.x * 48).toFixed(1),
+        y: (at.y + out.y * 48 + 4).toFixed(1),
     };
 }

@@ -1,6 +1,7 @@
 // The views. Each gets what passes the filter (look), and makes a section.
 
 const LANES = 64;
+const LINKS_SHOWN = 24;
 const RANKS_SHOWN = 32;
 const NODES_SHOWN = 24;
 const LISTED = 100;
@@ -121,7 +122,7 @@ function links(look) {
     const sums = sumBy(copies, look.copiesPass, look.filter, key);
     const names = [...busy.keys()].sort((one, other) => (sums.get(other)?.bytes ?? 0) - (sums.get(one)?.bytes ?? 0));
     const most = Math.max(1e-9, ...[...busy.values()].map((one) => Math.max(...one.mean)));
-    const rows = names.slice(0, LANES).map((name) => {
+    const rows = names.slice(0, LINKS_SHOWN).map((name) => {
         const [places, path] = name.split("\n");
         const sum = sums.get(name) ?? NOTHING;
         return el("div", { class: "row" },
@@ -131,7 +132,7 @@ function links(look) {
     return section("links", title,
         `Copies that are under way, in the mean of a bin (${digits(most)} at most). Gaps are empty.`,
         rows.length > 0 ? el("div", { class: "timeline", "data-drag": "" }, axis(view), rows) : el("p", {}, "No copies pass the filter."),
-        names.length > LANES && el("p", {}, `${names.length - LANES} more links have fewer bytes.`));
+        names.length > LINKS_SHOWN && el("p", {}, `${names.length - LINKS_SHOWN} more links have fewer bytes: filter by place or rank to see them.`));
 }
 
 // By bytes, or by number.
@@ -155,7 +156,7 @@ function matrix(look) {
         const said = `from ${rankName(from)} to ${rankName(to)}: ${count(sum.count)} messages, ${size(sum.bytes)}`;
         return el("td", { class: "number heat", style: { "--share": sum[look.by] / most } },
             link({ pair: name }, "pair-" + name, { "aria-label": said, title: said, "aria-current": state.pair === name && "true" },
-                look.by === "bytes" ? size(sum.bytes) : short(sum.count)));
+                look.by === "bytes" ? sizeShort(sum.bytes) : short(sum.count)));
     };
     return section("matrix", "From rank to rank", "Rows send, columns receive. Open a pair to see the calls behind it.",
         byWhat(look),
@@ -261,8 +262,11 @@ function histograms(look) {
     // Rates of cells, in powers of two of GB/s.
     const rateClass = (row) => (messages.ns[row] > 0 && messages.bytes[row] > 0 ? Math.floor(Math.log2(messages.bytes[row] / messages.ns[row])) : null);
     const rates = [...sumBy(messages, look.pass, look.filter, rateClass)].filter((one) => one[0] !== null).sort((one, other) => one[0] - other[0]);
-    const bound = (at) => (at >= 0 ? String(2 ** at) : at >= -9 ? digits(2 ** at * 1000).replace(/\.?0+$/, "") + "e-3" : (2 ** at).toExponential(1));
-    const rateRows = rates.map(([at, sum]) => [`${bound(at)} – <${bound(at + 1)} GB/s`, bar(sum.count, most(rates, "count"), count(sum.count), "hatched"), bar(sum.bytes, most(rates, "bytes"), size(sum.bytes))]);
+    const bound = (at) => {
+        const [by, unit] = at >= 0 ? [1, "GB/s"] : at >= -9 ? [1e3, "MB/s"] : [1e6, "kB/s"];
+        return `${Number((2 ** at * by).toPrecision(3))} ${unit}`;
+    };
+    const rateRows = rates.map(([at, sum]) => [`${bound(at)} – <${bound(at + 1)}`, bar(sum.count, most(rates, "count"), count(sum.count), "hatched"), bar(sum.bytes, most(rates, "bytes"), size(sum.bytes))]);
     return section("sizes", "Sizes and rates", "A rate is bytes by time from offer to arrival, in the mean of the messages of one kind in one bin of time.",
         el("div", { class: "two" },
             table("Sizes", ["size", ">messages", ">bytes", ">mean time", ">longest", ">rate"], sizeRows),
