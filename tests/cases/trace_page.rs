@@ -65,6 +65,24 @@ impl Page {
         self.run(hash, &["--virtual-time-budget=20000", "--dump-dom"])
     }
 
+    /// What the page is made from.
+    fn data(&self) -> Value {
+        json_in(&fs::read_to_string(&self.file).expect("the page"), "data")
+    }
+
+    /// A page with one part of its text replaced.
+    fn with(&self, name: &str, from: &str, to: &str) -> Page {
+        let text = fs::read_to_string(&self.file).expect("the page");
+        assert!(text.contains(from), "{name}: there is no {from}");
+        let file = self.folder.join(format!("with-{name}.html"));
+        fs::write(&file, text.replacen(from, to, 1)).expect("it is written");
+        Page {
+            browser: self.browser.clone(),
+            folder: self.folder.clone(),
+            file,
+        }
+    }
+
     /// The sums of what a filter shows.
     fn sums(&self, hash: &str) -> Value {
         let dom = self.dom(hash);
@@ -224,7 +242,7 @@ fn check_filters(page: &Page, trace: &Trace) {
     let call = most(all.clone().map(|message| trace.function(message)));
     let protocols = all.filter_map(|message| message["receiver"]["protocol"].as_str());
     let protocol = most(protocols);
-    let data = json_in(&fs::read_to_string(&page.file).expect("the page"), "data");
+    let data = page.data();
     let number = |value: &Value| value.as_u64().expect("a number");
     let (span, width) = (number(&data["span_ns"]), number(&data["width_ns"]));
     assert!(span / width < 200 && number(&data["bins"]) <= 200);
@@ -289,15 +307,13 @@ fn check_filters(page: &Page, trace: &Trace) {
 
 /// A message can be opened, wrong addresses show nothing, and what cannot be read is said.
 fn check_errors(page: &Page, trace: &Trace) {
-    let dom = page.dom("#message=0&view=message");
-    assert!(
-        dom.contains("data-state=\"ready\"") && dom.contains(">Message 0<"),
-        "{dom}"
-    );
+    let number = &page.data()["single"][0][0];
+    let dom = page.dom(&format!("#message={number}&view=message"));
+    assert!(dom.contains(&format!(">Message {number}<")), "{dom}");
+    assert!(dom.contains("payload begins to move"), "{dom}");
     let wrong = "#call=%3Cb%3Ewrong&rank=99&from=x&to=-1&min=abc&max=1e99&place=7&pair=8-9&message=1e9&view=nothing&by=2";
     let sums = page.sums(wrong);
     assert_eq!((&sums["messages"], &sums["bytes"]), (&0.into(), &0.into()));
-    let text = fs::read_to_string(&page.file).expect("the page");
     for (name, from, to) in [
         ("data", "id=\"data\">{", "id=\"data\">"),
         (
@@ -311,12 +327,7 @@ fn check_errors(page: &Page, trace: &Trace) {
             "function show() { fetch(\"http://192.0.2.1/\").catch(() => 0);",
         ),
     ] {
-        let broken = Page {
-            browser: page.browser.clone(),
-            file: page.folder.join(format!("broken-{name}.html")),
-            folder: page.folder.clone(),
-        };
-        fs::write(&broken.file, text.replacen(from, to, 1)).expect("it is written");
+        let broken = page.with(name, from, to);
         let dom = broken.dom("");
         assert!(dom.contains("data-state=\"failed: "), "{name}: {dom}");
     }
@@ -337,6 +348,51 @@ fn check_errors(page: &Page, trace: &Trace) {
     assert!(
         dom.contains("&lt;img src=x") && !dom.contains("<img"),
         "{dom}"
+    );
+}
+
+/// What a reader may do, one after the other, changes the address and nothing else.
+fn check_controls(page: &Page) {
+    let acts = r#"<script>
+        const acts = [
+            () => { form.elements.rank.value = "1"; form.elements.rank.dispatchEvent(new Event("change", { bubbles: true })); },
+            () => { form.elements.to.value = "1000000"; form.elements.to.dispatchEvent(new Event("change", { bubbles: true })); },
+            () => document.querySelector("[data-zoom=in]").click(),
+            () => document.querySelector("[data-zoom=later]").click(),
+            () => document.querySelector("[data-zoom=out]").click(),
+            () => document.querySelector("[data-zoom=all]").click(),
+            () => document.querySelector("[data-zoom=in]").click(),
+            () => document.querySelector(".row .label a").click(),
+            () => document.querySelector("[data-zoom=out]").click(),
+            () => document.querySelector(".heat a").click(),
+            () => document.querySelector("[id=view-contenders] a").click(),
+            () => document.querySelector("[id=view-list] a").click(),
+            () => document.querySelector("nav a").click(),
+        ];
+        const act = () => {
+            if (acts.length === 0) return document.body.dataset.acted = location.hash.replaceAll("&", " ");
+            acts.shift()();
+            setTimeout(act, 100);
+        };
+        act();
+        </script></body>"#;
+    let dom = page.with("acts", "</body>", acts).dom("");
+    assert!(dom.contains("data-state=\"ready\""), "{dom}");
+    let acted = dom.split("data-acted=\"").nth(1).expect("it ended");
+    let acted = acted.split('"').next().unwrap_or_default();
+    for part in [
+        "call=MPI_",
+        "protocol=",
+        "rank=0",
+        "pair=",
+        "message=",
+        "view=timeline",
+    ] {
+        assert!(acted.contains(part), "{part}: {acted}");
+    }
+    assert!(
+        !acted.contains("from=") && !acted.contains("to="),
+        "{acted}"
     );
 }
 
@@ -364,11 +420,12 @@ fn make(browser: &Path, folder: &Path, name: &str, files: &[PathBuf]) -> Page {
 fn take_pictures(page: &Page, name: &str) {
     let kept = Layout::new(false).target.join("trace-page");
     fs::create_dir_all(&kept).expect("the folder of pictures");
+    let slowest = &page.data()["single"][0][0];
     for (scheme, number) in [("light", 1), ("dark", 0)] {
         let file = kept.join(format!("{name}-{scheme}.png"));
         let _ = fs::remove_file(&file);
         page.run(
-            "#message=0",
+            &format!("#message={slowest}"),
             &[
                 "--hide-scrollbars",
                 "--window-size=1300,5200",
@@ -399,6 +456,7 @@ fn sums_of_a_page_are_those_of_the_messages() {
             check_filters(&page, &trace);
             if ranks == 2 {
                 check_errors(&page, &trace);
+                check_controls(&page);
             }
             take_pictures(&page, program);
             let _ = fs::remove_dir_all(folder);

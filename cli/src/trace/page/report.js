@@ -41,6 +41,11 @@ function oneMessage() {
     const view = { from: Math.min(...times), to: Math.max(...times) };
     const wide = Math.max(view.to - view.from, 1000);
     const around = { from: ms(Math.max(0, message.begin + view.from - wide / 4)), to: ms(message.begin + view.to + wide / 4) };
+    const byLink = new Map();
+    for (const copy of own) {
+        const name = `${linkName(copy.link)}, ${copy.link.path}`;
+        byLink.set(name, [...(byLink.get(name) ?? []), copy]);
+    }
     const fact = (name, value) => el("div", {}, el("dt", {}, name), el("dd", {}, value));
     const call = (half) => (half ? `${half.function} (call ${half.call % 2 ** 32} of thread ${Math.floor(half.call / 2 ** 32)})` : "not recorded");
     const off = message.predicted && message.took ? ` (it took ${percent(message.took, message.predicted)} of that)` : "";
@@ -56,10 +61,10 @@ function oneMessage() {
         el("p", {}, link({ ...around, view: "timeline" }, "message-around", {}, "Show it among the others"), " ", link({ message: "" }, "message-close", {}, "Close")),
         el("div", { class: "timeline" }, axis({ from: message.begin + view.from, to: message.begin + view.to || 1 }),
             sender && bars("sender", phases(sender), view), receiver && bars("receiver", phases(receiver), view),
-            own.slice(0, 200).map((copy) => bars(`${linkName(copy.link)} ${copy.link.path}`,
-                [[copy.begin - message.begin, copy.begin - message.begin + copy.took, "copy", `chunk ${copy.chunk}: ${time(copy.took)}`]], view))),
+            [...byLink].slice(0, 40).map(([name, all]) => bars(name, all.map((copy) =>
+                [copy.begin - message.begin, copy.begin - message.begin + copy.took, "copy", `chunk ${copy.chunk}: ${size(copy.bytes)}, ${time(copy.took)}`]), view))),
         table("When, after its begin", ["state", ">sender", ">receiver"], STATES.map((name) => [MEANING[name], at(sender, name), at(receiver, name)])),
-        own.length > 0 ? table("Its copies", ["link", "path", ">hop", ">chunk", ">bytes", ">launched", ">took", ">uncertain", "by", ">rank"], own.map((copy) =>
+        own.length > 0 ? table("Its copies", ["link", "path", ">hop", ">chunk", ">bytes", ">launched", ">took", ">uncertain", "by", ">rank"], own.slice(0, 500).map((copy) =>
             [linkName(copy.link), copy.link.path, count(copy.link.hop), count(copy.chunk), size(copy.bytes), time(copy.begin - message.begin), time(copy.took), time(copy.uncertain), copy.by, count(copy.rank)]))
         : el("p", {}, data.copies_left_out > 0 ? "This page has none of its copies: those of slower messages are there." : "No copies were recorded."));
 }
@@ -132,7 +137,8 @@ function zoom(how) {
     if (!move) return go(Object.fromEntries(FILTERS.map((name) => [name, ""])));
     const begin = Math.max(0, Math.min(move[0], end - (move[1] - move[0])));
     const until = Math.min(end, begin + Math.max(100, move[1] - move[0]));
-    return go(begin === 0 && until === end ? { from: "", to: "" } : { from: ms(begin), to: ms(until) });
+    const isAll = begin < data.width_ns / 100 && end - until < data.width_ns / 100;
+    return go(isAll ? { from: "", to: "" } : { from: ms(begin), to: ms(until) });
 }
 
 // From where the pointer goes down to where it goes up.
