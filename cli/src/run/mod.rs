@@ -224,3 +224,21 @@ impl Program {
         self.mpi.as_deref().and_then(Family::of_library)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_made_of_all_files() {
+        let command = |name: &str| {
+            let name = PathBuf::from(name);
+            let files = Vec::new();
+            Traces { name, files }.html_command()
+        };
+        let of = |files: &str| format!("anabranch trace {files} --html report.html");
+        assert_eq!(command("/tmp/t"), of("/tmp/t.*"));
+        let host = anabranch_engine::trace::host();
+        assert_eq!(command("/t/%h-%r"), of(&format!("/t/{host}-*")));
+    }
+}

@@ -190,18 +190,23 @@ fn a_page_of_many_messages_is_small() {
     assert!(notes.contains("this page divides time into"), "{notes}");
 }
 
-#[test]
-fn copies_have_the_routes_of_their_messages() {
-    let mut job = job(2, 10, 1_000_000);
-    let place = |name: &str| Place {
+fn place(number: usize) -> Place {
+    Place {
         host: "a".into(),
-        name: name.into(),
+        name: format!("GPU {number}"),
         uuid: String::new(),
         pci: String::new(),
         numa: -1,
-    };
-    job.places = ["GPU 0", "GPU 1", "GPU 2"].map(place).into();
-    let copy = |message, path, hop, (from, to)| Copy {
+    }
+}
+
+fn copy(
+    message: Option<usize>,
+    (path, hop): (&'static str, u8),
+    (from, to): (usize, usize),
+    (launched_ns, end_ns): (u64, u64),
+) -> Copy {
+    Copy {
         message,
         rank: 1,
         path,
@@ -210,11 +215,47 @@ fn copies_have_the_routes_of_their_messages() {
         from,
         to,
         bytes: 100,
-        launched_ns: 10,
-        end_ns: 30,
+        launched_ns,
+        end_ns,
         uncertain_ns: 1,
         by: "streams",
-    };
+    }
+}
+
+#[test]
+fn a_page_of_many_copies_is_small() {
+    let mut job = job(8, 30_000, 900_000_000);
+    job.places = (0..8).map(place).collect();
+    for message in &job.messages {
+        let rank = |rank: Option<u32>| rank.unwrap() as usize;
+        let (from, to) = (rank(message.source), rank(message.destination));
+        let over = (from + 1 + message.number % 7) % 8;
+        let at = message.begin_ns();
+        for chunk in 0..4 {
+            let times = (at + chunk * 1_000, at + chunk * 1_000 + 900);
+            let number = Some(message.number);
+            job.copies.extend([
+                copy(number, ("direct", 0), (from, to), times),
+                copy(number, ("relay", 0), (from, over), times),
+                copy(number, ("relay", 1), (over, to), times),
+            ]);
+        }
+    }
+    let text = page(&job, &Report::new(&job), &[]).unwrap();
+    assert!(text.len() <= BYTES_MAX, "{}", text.len());
+    let data = data(&text);
+    assert_eq!(sum(&data["copies"], "count"), 12 * 30_000);
+    assert_eq!(sum(&data["copies"], "bytes"), 12 * 30_000 * 100);
+    let shown = data["single_copies"].as_array().unwrap().len() as u64;
+    assert!(shown + data["copies_left_out"].as_u64().unwrap() <= 12 * 30_000);
+    assert_eq!(data["single_copies"][0][0], 0, "those of the slowest first");
+}
+
+#[test]
+fn copies_have_the_routes_of_their_messages() {
+    let mut job = job(2, 10, 1_000_000);
+    job.places = (0..3).map(place).collect();
+    let copy = |message, path, hop, places| copy(message, (path, hop), places, (10, 30));
     job.copies = vec![
         copy(Some(3), "relay", 0, (0, 2)),
         copy(Some(3), "relay", 1, (2, 1)),
