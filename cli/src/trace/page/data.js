@@ -58,6 +58,8 @@ function rankName(group) {
     if (group === UNKNOWN || group === null || group === undefined) return "?";
     return step === 1 ? String(group) : `${group * step}–${group * step + step - 1}`;
 }
+// What is not known comes last.
+const inOrder = (one, other) => (one === UNKNOWN) - (other === UNKNOWN) || one - other;
 const hosts = new Set(data.places.map((place) => place.host));
 function placeName(number) {
     const place = data.places[number];

@@ -102,7 +102,7 @@ function choices(select, all, every) {
 }
 
 function setUp() {
-    const used = (column) => [...new Set(column)].sort((one, other) => one - other);
+    const used = (column) => [...new Set(column)].sort(inOrder);
     const byName = (names) => names.sort().map((name) => [name, name]);
     const both = new Set([...messages.call, ...calls.call]);
     choices("call", byName([...both].map((at) => data.functions[at])), "all");

@@ -147,7 +147,7 @@ function matrix(look) {
         for (const rank of new Set(ends(name))) traffic.set(rank, (traffic.get(rank) ?? 0) + sum[look.by]);
     }
     const all = [...traffic.keys()].sort((one, other) => traffic.get(other) - traffic.get(one));
-    const ranks = all.slice(0, RANKS_SHOWN).sort((one, other) => one - other);
+    const ranks = all.slice(0, RANKS_SHOWN).sort(inOrder);
     const most = Math.max(1, ...[...look.pairs.values()].map((sum) => sum[look.by]));
     const cell = (from, to) => {
         const sum = look.pairs.get(`${from} ${to}`);
@@ -188,7 +188,7 @@ function processes(look) {
     for (const [name, sum] of look.pairs) {
         for (const rank of ends(name)) traffic.set(rank, (traffic.get(rank) ?? 0) + sum[look.by]);
     }
-    const chosen = [...traffic.keys()].sort((one, other) => traffic.get(other) - traffic.get(one)).slice(0, NODES_SHOWN).sort((one, other) => one - other);
+    const chosen = [...traffic.keys()].sort((one, other) => traffic.get(other) - traffic.get(one)).slice(0, NODES_SHOWN).sort(inOrder);
     const arcs = [...look.pairs].map(([name, sum]) => {
         const [from, to] = ends(name);
         return { from, to, bytes: sum[look.by], text: amount(look, sum), title: `rank ${rankName(from)} → ${rankName(to)}: ${count(sum.count)} messages, ${size(sum.bytes)}` };
