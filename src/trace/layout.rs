@@ -1,8 +1,8 @@
 //! Where a record's fields lie. What writes them and what reads them are side by side here.
 
 use super::record::{
-    By, Call, Comm, Copied, End, Fallback, Message, Outcome, Place, Planned, Record, Side, Sync,
-    Way, Words,
+    pack_span, unpack_span, By, Call, Comm, Copied, End, Fallback, Message, Outcome, Place,
+    Planned, Record, Side, Sync, Way, Words,
 };
 
 fn pair(low: i32, high: i32) -> u64 {
@@ -15,23 +15,6 @@ fn halves(word: u64) -> (i32, i32) {
 
 /// Bytes of a message that a record can say: 256 TiB.
 const BYTES_MAX: u64 = (1 << 48) - 1;
-
-/// A span of time in 32 bits: exact up to 2^31, then in steps of 1024. 0 is none, so no time is 1.
-pub(in crate::trace) fn pack_span(span: u64) -> u32 {
-    const COARSE: u32 = 1 << 31;
-    match u32::try_from(span) {
-        Ok(span) if span < COARSE => span.max(1),
-        _ => COARSE | (span >> 10).min(u64::from(COARSE - 1)) as u32,
-    }
-}
-
-pub(in crate::trace) fn unpack_span(word: u32) -> Option<u64> {
-    match word {
-        0 => None,
-        _ if word >> 31 == 0 => Some(u64::from(word)),
-        _ => Some(u64::from(word & !(1 << 31)) << 10),
-    }
-}
 
 fn pack_spans([first, second]: [Option<u64>; 2]) -> u64 {
     let word = |span: Option<u64>| u64::from(span.map_or(0, pack_span));
@@ -292,8 +275,8 @@ impl Record {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_encoded_is_decoded() {
+    /// A record of each kind, and of messages and copies the extremes.
+    fn samples() -> Vec<Record> {
         let call = Call {
             number: 7 << 32 | 9,
             function: 300,
@@ -348,9 +331,7 @@ mod tests {
             bytes: 0,
             ..call
         };
-        let records = [
-            Record::Call(call),
-            Record::Call(tests),
+        let messages = [
             Record::Message(message),
             Record::Message(Message {
                 side: Side::Sender,
@@ -361,16 +342,29 @@ mod tests {
                 after: [None; 4],
                 ..message
             }),
-            Record::Comm(Comm {
-                number: 3,
-                identity: u64::MAX,
-            }),
-            Record::Place(place),
+        ];
+        let copies = [
             Record::Copied(copied),
             Record::Copied(Copied {
                 way: Way::Host,
                 by: By::Cpu,
                 ..copied
+            }),
+        ];
+        let calls = [
+            Record::Call(call),
+            Record::Call(tests),
+            Record::Place(place),
+        ];
+        calls.into_iter().chain(messages).chain(copies).collect()
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        let records = [
+            Record::Comm(Comm {
+                number: 3,
+                identity: u64::MAX,
             }),
             Record::Planned(Planned {
                 message: 8,
@@ -390,9 +384,8 @@ mod tests {
                 is_finalized: true,
             }),
         ];
-        let records = records
-            .into_iter()
-            .chain([Record::Sync(Sync { ticks: 1, ns: 2 })]);
+        let records = records.into_iter().chain(samples());
+        let records = records.chain([Record::Sync(Sync { ticks: 1, ns: 2 })]);
         for record in records {
             assert_eq!(Record::decode(&record.encode()), Some(record));
         }

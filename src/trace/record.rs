@@ -251,3 +251,23 @@ pub enum Record {
     /// See [`Sync`].
     Sync(Sync),
 }
+
+/// A span of time in 32 bits: exact up to 2^31, then in steps of 1024. 0 is none, so no time is 1.
+#[must_use]
+pub fn pack_span(span: u64) -> u32 {
+    const COARSE: u32 = 1 << 31;
+    match u32::try_from(span) {
+        Ok(span) if span < COARSE => span.max(1),
+        _ => COARSE | (span >> 10).min(u64::from(COARSE - 1)) as u32,
+    }
+}
+
+/// See [`pack_span`].
+#[must_use]
+pub fn unpack_span(word: u32) -> Option<u64> {
+    match word {
+        0 => None,
+        _ if word >> 31 == 0 => Some(u64::from(word)),
+        _ => Some(u64::from(word & !(1 << 31)) << 10),
+    }
+}

@@ -30,6 +30,7 @@ mod progress;
 mod repository;
 mod router;
 mod rtr;
+mod trace_page;
 mod tracing;
 mod tracing_cases;
 mod type_trees;

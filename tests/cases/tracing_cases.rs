@@ -124,7 +124,9 @@ fn eager_and_rendezvous_by_size() {
             let messages = report["messages"].as_array().expect("messages");
             let sizes: Vec<(u64, &str)> = messages
                 .iter()
-                .filter(|message| message["tag"] == 1)
+                .filter(|message| {
+                    message["tag"] == 1 && message["receiver"]["protocol"].is_string()
+                })
                 .map(|message| {
                     let protocol = message["receiver"]["protocol"].as_str();
                     (

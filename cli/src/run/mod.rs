@@ -125,6 +125,18 @@ impl Traces {
         Ok(Traces { name, files })
     }
 
+    /// What makes a page of these files.
+    fn html_command(&self) -> String {
+        let name = self.name.display().to_string();
+        let host = anabranch_engine::trace::host();
+        let files = match name.contains("%r") {
+            true => name.replace("%r", "*"),
+            false => name + ".*",
+        };
+        let files = files.replace("%h", &host);
+        format!("anabranch trace {files} --html report.html")
+    }
+
     /// Says on stderr what was recorded.
     fn report(&self) {
         let there: Vec<PathBuf> = self
@@ -139,6 +151,7 @@ impl Traces {
         };
         match text {
             Ok(text) => {
+                let text = format!("{text}\nFor a browser: {}\n", self.html_command());
                 let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
             }
             Err(error) => crate::complain(&format!("--trace: {error:#}")),
@@ -209,5 +222,23 @@ pub struct Program {
 impl Program {
     fn family(&self) -> Option<Family> {
         self.mpi.as_deref().and_then(Family::of_library)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_made_of_all_files() {
+        let command = |name: &str| {
+            let name = PathBuf::from(name);
+            let files = Vec::new();
+            Traces { name, files }.html_command()
+        };
+        let of = |files: &str| format!("anabranch trace {files} --html report.html");
+        assert_eq!(command("/tmp/t"), of("/tmp/t.*"));
+        let host = anabranch_engine::trace::host();
+        assert_eq!(command("/t/%h-%r"), of(&format!("/t/{host}-*")));
     }
 }

@@ -26,7 +26,7 @@ const WAIT_SHARE: f64 = 0.25;
 /// Messages up to this length are small, bytes, and this close one after the other they are a series, ns.
 const SMALL_BYTES: u64 = 4096;
 const SERIES_NS: u64 = 20_000;
-/// Links that are busy for so much of the job carry bulk data.
+/// Links that are busy for so much of the time from the first copy to the last carry bulk data.
 const BUSY_SHARE: f64 = 0.3;
 /// Messages from this length on can be split.
 const SPLIT_BYTES: u64 = 2 << 20;
@@ -199,12 +199,15 @@ fn small_in_series(job: &Job, all: &mut Vec<Advice>) {
 
 /// A link between GPUs that carries all of long messages while no other path has carried any.
 fn one_path_only(job: &Job, links: &[Link], all: &mut Vec<Advice>) {
-    let is_gpu = |place: u32| !job.places[place as usize].uuid.is_empty();
+    let launched = job.copies.first().map_or(0, |copy| copy.launched_ns);
+    let over = job.copies.iter().map(|copy| copy.end_ns).max().unwrap_or(0);
+    let span_ms = (over.saturating_sub(launched).max(1)) as f64 * 1e-6;
+    let is_gpu = |place: usize| !job.places[place].uuid.is_empty();
     for link in links
         .iter()
         .filter(|link| is_gpu(link.from) && is_gpu(link.to))
     {
-        let is_busy = link.busy_ms * 1e6 >= BUSY_SHARE * job.span_ns as f64;
+        let is_busy = link.busy_ms >= BUSY_SHARE * span_ms;
         if link.path != "direct" || link.from == link.to || !is_busy {
             continue;
         }
@@ -222,7 +225,7 @@ fn one_path_only(job: &Job, links: &[Link], all: &mut Vec<Advice>) {
             .ranks
             .iter()
             .find_map(|rank| rank.header.options.get("ANABRANCH_PATHS"));
-        let name = |place: u32| &job.places[place as usize].name;
+        let name = |place: usize| &job.places[place].name;
         all.push(Advice {
             what: format!(
                 "the link from {} to {} carries all, and no other path any",
@@ -230,8 +233,8 @@ fn one_path_only(job: &Job, links: &[Link], all: &mut Vec<Advice>) {
                 name(link.to)
             ),
             evidence: format!(
-                "{long} copies of 2 MiB and more, {:.0} % of the time busy, {:.1} GB/s",
-                link.busy_ms * 1e8 / job.span_ns.max(1) as f64,
+                "{long} copies of 2 MiB and more, busy {:.0} % of the time from the first copy to the last, {:.1} GB/s",
+                link.busy_ms * 100.0 / span_ms,
                 link.gb_s
             ),
             try_this: match paths {
@@ -254,19 +257,19 @@ fn wrong_numa(job: &Job, links: &[Link], all: &mut Vec<Advice>) {
             continue;
         }
         let own = job.copies.iter().filter(|copy| copy.rank == number);
-        let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut bytes: BTreeMap<usize, u64> = BTreeMap::new();
         for copy in own {
             let row = bytes.entry(copy.to).or_default();
             *row = row.saturating_add(copy.bytes);
         }
         let gpus = bytes.iter().filter(|(place, _)| {
-            let place: &Place = &job.places[**place as usize];
+            let place: &Place = &job.places[**place];
             place.host == *host && place.numa >= 0 && !place.uuid.is_empty()
         });
         let Some((place, bytes)) = gpus.max_by_key(|(_, bytes)| **bytes) else {
             continue;
         };
-        let gpu = &job.places[*place as usize];
+        let gpu = &job.places[*place];
         if near.contains(&gpu.numa) {
             continue;
         }

@@ -9,7 +9,7 @@ use super::message::OfIds;
 use super::read::Read;
 
 /// Numbers of places: by rank (its place among those read) and the number in its file.
-pub struct Numbers(HashMap<(usize, u16), u32>);
+pub struct Numbers(HashMap<(usize, u16), usize>);
 
 /// The GPUs and host memories of a job.
 pub fn places(read: &[Read]) -> (Vec<Place>, Numbers) {
@@ -25,7 +25,7 @@ pub fn places(read: &[Read]) -> (Vec<Place>, Numbers) {
             Some(_) => {}
             None => places.push(place),
         }
-        numbers.insert(key, number as u32);
+        numbers.insert(key, number);
     };
     for (rank, one) in read.iter().enumerate() {
         let host = &one.rank.header.host;

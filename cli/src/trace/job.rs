@@ -9,7 +9,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::copies;
-use super::message::{self, Message};
+use super::message;
+pub use super::message::Message;
 use super::read::{self, Read};
 use crate::Failure;
 
@@ -64,8 +65,8 @@ pub struct Copy {
     pub hop: u8,
     pub chunk: u32,
     /// Places ([`Job::places`]).
-    pub from: u32,
-    pub to: u32,
+    pub from: usize,
+    pub to: usize,
     pub bytes: u64,
     /// When it was launched, and when it was seen to have ended.
     pub launched_ns: u64,

@@ -10,8 +10,8 @@ use super::job::{Copy, Job};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Link {
     /// Places, by their numbers in `places`.
-    pub from: u32,
-    pub to: u32,
+    pub from: usize,
+    pub to: usize,
     /// `direct`, `relay` or `host`.
     pub path: &'static str,
     pub copies: u64,
@@ -24,7 +24,7 @@ pub struct Link {
 
 /// The links of a job, the busiest first.
 pub fn links(job: &Job) -> Vec<Link> {
-    let mut of_links: BTreeMap<(u32, u32, &str), Vec<&Copy>> = BTreeMap::new();
+    let mut of_links: BTreeMap<(usize, usize, &str), Vec<&Copy>> = BTreeMap::new();
     // Copies are in the order of their launches.
     for copy in &job.copies {
         of_links
@@ -32,7 +32,7 @@ pub fn links(job: &Job) -> Vec<Link> {
             .or_default()
             .push(copy);
     }
-    let link = |((from, to, path), copies): ((u32, u32, &'static str), Vec<&Copy>)| {
+    let link = |((from, to, path), copies): ((usize, usize, &'static str), Vec<&Copy>)| {
         let bytes = copies
             .iter()
             .fold(0, |all: u64, copy| all.saturating_add(copy.bytes));

@@ -1,7 +1,7 @@
 //! Messages, both of whose sides are brought together.
 
 use anabranch_engine::trace::read::Header;
-use anabranch_engine::trace::record::{self, Moment, Outcome, NO_PEER};
+use anabranch_engine::trace::record::{self, pack_span, unpack_span, Moment, Outcome, NO_PEER};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::ser::SerializeMap;
@@ -44,23 +44,6 @@ pub struct Half {
     pub call: u64,
 }
 
-/// A span in 32 bits: exact up to 2^31, then in steps of 1024. 0 is none.
-fn pack(span: u64) -> u32 {
-    const COARSE: u32 = 1 << 31;
-    match u32::try_from(span) {
-        Ok(span) if span < COARSE => span.max(1),
-        _ => COARSE | (span >> 10).min(u64::from(COARSE - 1)) as u32,
-    }
-}
-
-fn unpack(word: u32) -> Option<u64> {
-    match word {
-        0 => None,
-        _ if word >> 31 == 0 => Some(u64::from(word)),
-        _ => Some(u64::from(word & !(1 << 31)) << 10),
-    }
-}
-
 impl Half {
     fn new(message: &record::Message, header: &Header) -> Half {
         let protocol = usize::from(message.protocol).checked_sub(1);
@@ -68,7 +51,7 @@ impl Half {
         let state = header.states.get(usize::from(message.state));
         Half {
             begin: message.begin,
-            after: message.after.map(|span| span.map_or(0, pack)),
+            after: message.after.map(|span| span.map_or(0, pack_span)),
             is_receive: message.side == record::Side::Receiver,
             outcome: message.outcome as u8,
             state: state.map_or(0, |name| intern(name)),
@@ -80,7 +63,7 @@ impl Half {
     pub fn set_clock(&mut self, clock: &Clock) {
         self.begin = clock.ns(self.begin);
         for span in &mut self.after {
-            *span = unpack(*span).map_or(0, |ticks| pack(clock.span_ns(ticks)));
+            *span = unpack_span(*span).map_or(0, |ticks| pack_span(clock.span_ns(ticks)));
         }
     }
 
@@ -89,7 +72,7 @@ impl Half {
     }
 
     fn at(&self, moment: Moment) -> Option<u64> {
-        unpack(self.after[moment as usize]).map(|span| self.begin.saturating_add(span))
+        unpack_span(self.after[moment as usize]).map(|span| self.begin.saturating_add(span))
     }
 
     /// When it was offered, or its receive was posted.

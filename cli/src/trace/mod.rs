@@ -1,10 +1,13 @@
 //! `anabranch trace`: what the ranks of a job have recorded (`ANABRANCH_TRACE`).
 
 mod advice;
+mod bins;
 mod copies;
+mod html;
 mod job;
 mod links;
 mod message;
+mod names;
 mod perfetto;
 mod read;
 mod report;
@@ -45,6 +48,10 @@ pub struct Arguments {
     /// Write a trace for Perfetto's viewer (ui.perfetto.dev); - is stdout
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
+
+    /// Write a page for a browser, complete in one file; - is stdout
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 
     /// Print all that is known of a message, by its number in --csv
     #[arg(long, value_name = "NUMBER", conflicts_with = "around")]
@@ -91,7 +98,7 @@ impl Whole<'_> {
             .copies
             .iter()
             .filter(|copy| copy.message == Some(message.number));
-        let name = |place: u32| job.places[place as usize].name.as_str();
+        let name = |place: usize| job.places[place].name.as_str();
         Whole {
             message,
             plan: job.plans.get(&message.number),
@@ -108,7 +115,12 @@ impl Whole<'_> {
 }
 
 pub fn main(arguments: &Arguments) -> Result<ExitCode> {
-    let files = [&arguments.json, &arguments.csv, &arguments.perfetto];
+    let files = [
+        &arguments.json,
+        &arguments.csv,
+        &arguments.perfetto,
+        &arguments.html,
+    ];
     let to_stdout = files
         .into_iter()
         .flatten()
@@ -117,7 +129,7 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
     if to_stdout > 1 {
         return Err(Failure::new(
             2,
-            "- is stdout for one of --json, --csv and --perfetto only",
+            "- is stdout for one of --json, --csv, --perfetto and --html only",
         )
         .into());
     }
@@ -136,6 +148,9 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
         write(path, report::csv(&job.messages).as_bytes())?;
     }
     let report = Report::new(&job);
+    if let Some(path) = &arguments.html {
+        write(path, html::page(&job, &report)?.as_bytes())?;
+    }
     if let Some(path) = &arguments.json {
         let messages = arguments.messages.then_some(&job.messages[..]);
         let text = serde_json::to_string_pretty(&Json {

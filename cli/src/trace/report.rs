@@ -255,8 +255,8 @@ impl Report {
             .places
             .iter()
             .any(|place| place.host != self.places[0].host);
-        let name = |number: u32| {
-            let place = &self.places[number as usize];
+        let name = |number: usize| {
+            let place = &self.places[number];
             match several {
                 true => format!("{} {}", place.host, place.name),
                 false => place.name.clone(),

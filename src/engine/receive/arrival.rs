@@ -588,6 +588,7 @@ impl Core {
         }
         self.put_in_order(id);
         let receive = &mut self.receives[id];
+        let _copies = receive.life.copies();
         match &mut receive.work {
             Work::Fetch(fetch) => match fetch.poll(env, &mut self.gpu) {
                 Step::Pending(moved) => (moved, false),
@@ -608,10 +609,7 @@ impl Core {
                     (true, true)
                 }
             },
-            Work::Lift(lifting) => match {
-                let _copies = receive.life.copies();
-                lifting.poll(&mut self.gpu)
-            } {
+            Work::Lift(lifting) => match lifting.poll(&mut self.gpu) {
                 Ok(false) => (false, false),
                 Ok(true) => {
                     receive.life.transition(State::Landed);
