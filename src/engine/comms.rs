@@ -151,14 +151,18 @@ fn name(parent: u64, kind: Kind, ordinal: u64, members: &Members) -> u64 {
     members.mixed_into(mix(mix(mix(0, parent), kind as u64), ordinal))
 }
 
+/// Identity of MPI_COMM_WORLD, in every job.
+pub fn world() -> u64 {
+    name(0, Kind::World, 0, &Members::World)
+}
+
 /// Names MPI_COMM_WORLD and MPI_COMM_SELF; called once inside `MPI_Init`. Local calls only.
 pub fn start(abi: &Abi, world_rank: u32) -> bool {
     let Some(keyval) = Keyval::new(abi) else {
         return false;
     };
     let _ = KEYVAL.set(keyval);
-    let id = name(0, Kind::World, 0, &Members::World);
-    let world = Arc::new(Identity::new(id, Members::World));
+    let world = Arc::new(Identity::new(world(), Members::World));
     let _ = WORLD.set(world.clone());
     let members = Members::One(vec![world_rank]);
     let id = name(u64::from(world_rank), Kind::SelfComm, 0, &members);

@@ -10,13 +10,17 @@ use crate::mpi::guard::{self, Seen};
 use crate::mpi::{self, Abi, Function};
 use crate::node::Launch;
 use crate::stats::{self, Reason};
+use crate::trace::nvtx::{self, States};
 use crate::trace::read::Header;
 use crate::trace::record::NO_PEER;
 use crate::trace::{self, file_of, Arguments};
 use crate::transfer::life::{Kind, Protocol};
 
-/// Begins to record, if `ANABRANCH_TRACE` says so.
+/// Begins to record, if `ANABRANCH_TRACE` says so, and to make ranges, if `ANABRANCH_NVTX` does.
 pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawned): (u32, bool)) {
+    if config.nvtx {
+        begin_ranges();
+    }
     let Some(name) = &config.trace else { return };
     let mut size = 0;
     mpi::native::comm_size(abi.comm_world, mpi::Out::of(&mut size));
@@ -66,6 +70,18 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawn
             "ANABRANCH_TRACE: {}: {error}; nothing is recorded: name a file in a folder that can be written to",
             path.display()
         ),
+    }
+}
+
+/// Makes messages ranges of a tool's.
+fn begin_ranges() {
+    let states = States {
+        moving: Kind::Moving as u8,
+        landed: Kind::Landed as u8,
+        done: Kind::Done as u8,
+    };
+    if let Err(why) = nvtx::open(&Protocol::ALL.map(Protocol::name), states) {
+        log::warn!("ANABRANCH_NVTX has no effect: {why}");
     }
 }
 

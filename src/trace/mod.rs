@@ -10,6 +10,7 @@
 //! the last one if the process ended in order.
 
 mod clock;
+pub mod nvtx;
 pub mod read;
 pub mod record;
 mod ring;
@@ -85,6 +86,9 @@ pub fn forget() {
 
 /// Puts a record into this thread's ring, behind the tests before it.
 fn put(record: Record) {
+    if !write::has_file() {
+        return;
+    }
     with_own(|own| {
         own.push_tests();
         own.push(record);
@@ -232,6 +236,7 @@ pub fn posted(id: u64, post: Post) {
 #[cold]
 pub fn message(about: Message) -> u64 {
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    nvtx::begin(id, &about);
     put(Record::Message(Message {
         id,
         at: now(),
@@ -245,6 +250,7 @@ pub fn message(about: Message) -> u64 {
 #[cold]
 pub fn change(id: u64, state: u8, protocol: u8) {
     if on() {
+        nvtx::change(id, state, protocol);
         put(Record::Change(Change {
             id,
             at: now(),

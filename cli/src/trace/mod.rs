@@ -1,6 +1,7 @@
 //! `anabranch trace`: what the ranks of a job have recorded (`ANABRANCH_TRACE`).
 
 mod job;
+mod otf2;
 mod perfetto;
 mod report;
 
@@ -40,6 +41,10 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
 
+    /// Write an archive for Vampir and other tools that read OTF2 into a new folder; needs OTF2's library
+    #[arg(long, value_name = "FOLDER")]
+    otf2: Option<PathBuf>,
+
     /// Print all that is known of a message, by its number in --csv
     #[arg(long, value_name = "NUMBER", conflicts_with = "around")]
     message: Option<usize>,
@@ -76,7 +81,13 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
             Failure::new(2, format!("--around {ms}: it is a time in ms, from 0 on")).into(),
         );
     }
-    let job = Job::read(&arguments.files)?;
+    let mut job = Job::read(&arguments.files)?;
+    if let Some(folder) = &arguments.otf2 {
+        let left_out = otf2::write(&job, folder)?;
+        if left_out > 0 {
+            job.notes.push(format!("{left_out} sides of messages are not in the OTF2 archive, which names both: the other side of them is not known"));
+        }
+    }
     if let Some(path) = &arguments.perfetto {
         let mut bytes = Vec::new();
         perfetto::write(&job, &mut bytes)?;

@@ -1,0 +1,386 @@
+//! An archive in the Open Trace Format 2, for Vampir and its like: a location for each thread, with its calls and the
+//! messages that they began.
+//!
+//! A thread's calls do not nest, so each event of a message is within one of them or between two. Its place is decided
+//! first and its time follows, so that times never go back, whatever clocks and damaged files say.
+
+mod library;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anabranch_engine::engine::comms;
+use anabranch_engine::trace::record;
+use anyhow::{Context, Result};
+
+use super::job::{Half, Job, Message};
+use crate::Failure;
+use library::{Archive, Domain, Event, Library, Role, Traffic, NONE, NO_TIME};
+
+/// Ranks without a file that get an empty one each, at most.
+const MISSING_MAX: usize = 4096;
+
+/// A call of a thread.
+#[derive(Clone, Copy)]
+struct Span {
+    begin: u64,
+    end: u64,
+    region: u32,
+    is_blocking: bool,
+}
+
+/// One side of a message.
+struct Side<'a> {
+    half: &'a Half,
+    is_sender: bool,
+    traffic: Traffic,
+    request: u64,
+}
+
+/// What a thread did.
+#[derive(Default)]
+struct Thread<'a> {
+    calls: Vec<&'a record::Call>,
+    sides: Vec<Side<'a>>,
+}
+
+/// Where an event is: the number of calls before it, doubled, and one more within a call; there its beginning, the rest, and its
+/// end; its time.
+type Place = (usize, u8, u64);
+
+/// Writes it, and says how many sides of messages are not in it, as nobody knows who the other side was.
+pub fn write(job: &Job, folder: &Path) -> Result<u64> {
+    let size = job.ranks.iter().map(|rank| rank.header.size).max();
+    let size = size.unwrap_or(0);
+    let missing = (size as usize).saturating_sub(job.ranks.len());
+    if missing > MISSING_MAX {
+        let why = format!("--otf2: the files of {missing} ranks of {size} are not named");
+        return Err(Failure::new(2, why).into());
+    }
+    check(folder)?;
+    let library = Library::open()?;
+    let names = Names::new(job);
+    let (threads, left_out) = threads(job, &names, size);
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let archive = Archive::create(library, folder)?;
+    let mut counts = Vec::new();
+    let mut span = job.span_ns;
+    let locations = threads
+        .keys()
+        .map(|(rank, number)| location(*rank, *number));
+    let mut of_threads = threads.iter();
+    archive.events(locations, |out| {
+        let Some(((rank, _), thread)) = of_threads.next() else {
+            return Ok(());
+        };
+        let events = thread.events(*rank, &names);
+        for (at, event) in &events {
+            out.put(*at, *event)?;
+        }
+        span = span.max(events.last().map_or(0, |(at, _)| *at));
+        counts.push(events.len() as u64);
+        Ok(())
+    })?;
+    define(
+        &archive,
+        job,
+        (&names, size, span),
+        threads.keys().zip(counts),
+    )?;
+    archive.close()?;
+    Ok(left_out)
+}
+
+/// The folder may be made, or is empty.
+fn check(folder: &Path) -> Result<()> {
+    let name = folder.display();
+    let is_empty = match std::fs::read_dir(folder) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) if error.kind() == ErrorKind::NotFound => true,
+        Err(error) => return Err(error).with_context(|| name.to_string()),
+    };
+    if is_empty {
+        return Ok(());
+    }
+    let why = format!("{name} is not empty: name a new folder for --otf2");
+    Err(Failure::new(2, why).into())
+}
+
+/// The first thread of a rank has the rank's number.
+fn location(rank: u32, thread: u64) -> u64 {
+    thread << 32 | u64::from(rank)
+}
+
+/// Numbers of functions and of communicators.
+struct Names<'a> {
+    regions: BTreeMap<&'a str, u32>,
+    /// The same by rank and by the function's number there, and whether it returns only when its message is over.
+    functions: HashMap<(u32, u16), (u32, bool)>,
+    /// All but MPI_COMM_WORLD, which is 0.
+    comms: BTreeMap<&'a str, u32>,
+}
+
+impl<'a> Names<'a> {
+    fn new(job: &'a Job) -> Names<'a> {
+        let mut names = Names {
+            regions: BTreeMap::new(),
+            functions: HashMap::new(),
+            comms: BTreeMap::new(),
+        };
+        for rank in &job.ranks {
+            for call in &rank.calls {
+                let name = rank.function(call);
+                let next = names.regions.len() as u32;
+                let region = *names.regions.entry(name).or_insert(next);
+                let function = (rank.header.rank, call.function);
+                names
+                    .functions
+                    .insert(function, (region, is_blocking(name)));
+            }
+        }
+        let world = format!("{:016x}", comms::world());
+        for message in &job.messages {
+            let next = names.comms.len() as u32 + 1;
+            if message.communicator != world {
+                names.comms.entry(&message.communicator).or_insert(next);
+            }
+        }
+        names
+    }
+
+    fn comm(&self, message: &Message) -> u32 {
+        let number = self.comms.get(message.communicator.as_str());
+        number.copied().unwrap_or(0)
+    }
+}
+
+/// A function that sends or receives, and returns when that is over. Requests are of the others.
+fn is_blocking(function: &str) -> bool {
+    let name = function.strip_suffix("_c").unwrap_or(function);
+    let names = [
+        "MPI_Send",
+        "MPI_Ssend",
+        "MPI_Bsend",
+        "MPI_Rsend",
+        "MPI_Recv",
+        "MPI_Mrecv",
+        "MPI_Sendrecv",
+        "MPI_Sendrecv_replace",
+    ];
+    names.contains(&name)
+}
+
+fn role(function: &str) -> Role {
+    let has = |parts: &[&str]| parts.iter().any(|part| function.contains(part));
+    let with = |kind| match has(&["_init"]) {
+        true => Role::Function,
+        false => kind,
+    };
+    if has(&["arrier"]) {
+        with(Role::Barrier)
+    } else if has(&["llreduce", "llgather", "lltoall", "educe_scatter"]) {
+        with(Role::AllToAll)
+    } else if has(&["cast", "catter"]) {
+        with(Role::OneToAll)
+    } else if has(&["educe", "ather"]) && !has(&["Reduce_local"]) {
+        with(Role::AllToOne)
+    } else if has(&["scan", "Scan"]) {
+        with(Role::Collective)
+    } else if has(&[
+        "send", "Send", "recv", "Recv", "Wait", "Test", "robe", "_Start",
+    ]) {
+        with(Role::PointToPoint)
+    } else {
+        Role::Function
+    }
+}
+
+type Threads<'a> = BTreeMap<(u32, u64), Thread<'a>>;
+
+/// What each thread did, the first of each rank among them, and how many sides of messages are left out.
+fn threads<'a>(job: &'a Job, names: &Names, size: u32) -> (Threads<'a>, u64) {
+    let mut threads: Threads = (0..size)
+        .map(|rank| ((rank, 0), Thread::default()))
+        .collect();
+    for rank in &job.ranks {
+        for call in &rank.calls {
+            let key = (rank.header.rank, call.number >> 32);
+            threads.entry(key).or_default().calls.push(call);
+        }
+    }
+    let mut left_out = 0;
+    for message in &job.messages {
+        let (source, destination) = (message.source, message.destination);
+        for (half, own, peer, is_sender) in [
+            (&message.sender, source, destination, true),
+            (&message.receiver, destination, source, false),
+        ] {
+            let Some(half) = half else { continue };
+            let ranks = own.zip(peer).filter(|(own, peer)| *own.max(peer) < size);
+            let Some((own, peer)) = ranks else {
+                left_out += 1;
+                continue;
+            };
+            let traffic = Traffic {
+                peer,
+                comm: names.comm(message),
+                tag: message.tag as u32,
+                bytes: message.bytes,
+            };
+            let key = (own, half.call >> 32);
+            threads.entry(key).or_default().sides.push(Side {
+                half,
+                is_sender,
+                traffic,
+                request: message.number as u64 * 2 + u64::from(!is_sender),
+            });
+        }
+    }
+    (threads, left_out)
+}
+
+impl Thread<'_> {
+    /// All of it, in order.
+    fn events(&self, rank: u32, names: &Names) -> Vec<(u64, Event)> {
+        let (spans, by_number) = self.spans(rank, names);
+        let mut events: Vec<(Place, Event)> = Vec::new();
+        for (number, span) in spans.iter().enumerate() {
+            let slot = number * 2 + 1;
+            events.push(((slot, 0, span.begin), Event::Enter(span.region)));
+            events.push(((slot, 2, span.end), Event::Leave(span.region)));
+        }
+        for side in &self.sides {
+            let call = by_number.get(&side.half.call);
+            let call = call.map(|number| (*number, spans[*number]));
+            side.add(call, &spans, &mut events);
+        }
+        events.sort_by_key(|(place, _)| *place);
+        let mut last = 0;
+        let in_order = events.into_iter().map(|((.., at), event)| {
+            last = at.clamp(last, NO_TIME - 1);
+            (last, event)
+        });
+        in_order.collect()
+    }
+
+    /// Its calls, one after the other, and their places by their numbers.
+    fn spans(&self, rank: u32, names: &Names) -> (Vec<Span>, HashMap<u64, usize>) {
+        let mut calls = self.calls.clone();
+        calls.sort_by_key(|call| (call.begin, call.number));
+        let mut spans = Vec::with_capacity(calls.len());
+        let mut by_number = HashMap::new();
+        let mut last = 0;
+        for call in calls {
+            let begin = call.begin.max(last);
+            let end = call.end.max(begin);
+            last = end;
+            by_number.insert(call.number, spans.len());
+            let function = names.functions.get(&(rank, call.function));
+            let (region, is_blocking) = function.copied().unwrap_or_default();
+            spans.push(Span {
+                begin,
+                end,
+                region,
+                is_blocking,
+            });
+        }
+        (spans, by_number)
+    }
+}
+
+/// Where something is that happens at a time, in whatever call.
+fn place(spans: &[Span], at: u64) -> Place {
+    let begun = spans.partition_point(|span| span.begin <= at);
+    match begun.checked_sub(1) {
+        Some(last) if at <= spans[last].end => (last * 2 + 1, 1, at),
+        _ => (begun * 2, 1, at),
+    }
+}
+
+impl Side<'_> {
+    /// Its events: in the call that began it, where that is known, and those of its end at their time.
+    fn add(&self, call: Option<(usize, Span)>, spans: &[Span], events: &mut Vec<(Place, Event)>) {
+        let Side { half, traffic, .. } = *self;
+        let in_call = |at: u64| match call {
+            Some((number, span)) => (number * 2 + 1, 1, at.clamp(span.begin, span.end)),
+            None => place(spans, at),
+        };
+        let is_blocking = call.is_some_and(|(_, span)| span.is_blocking);
+        let arrived = half.landed_ns.or(half.done_ns);
+        if is_blocking {
+            let (at, event) = match self.is_sender {
+                true => (Some(half.at_ns), Event::Send(traffic)),
+                false => (arrived, Event::Receive(traffic)),
+            };
+            events.extend(at.map(|at| (in_call(at), event)));
+            return;
+        }
+        let request = self.request;
+        let (begin, over, events_of) = match self.is_sender {
+            true => (
+                half.at_ns,
+                half.done_ns.or(half.landed_ns),
+                (
+                    Event::Isend(traffic, request),
+                    Event::IsendComplete(request),
+                ),
+            ),
+            false => (
+                half.posted_ns.unwrap_or(half.at_ns),
+                arrived,
+                (Event::IrecvRequest(request), Event::Irecv(traffic, request)),
+            ),
+        };
+        let begin = in_call(begin);
+        events.push((begin, events_of.0));
+        // Not before its beginning, also where that was moved into its call.
+        let over = over.map(|at| place(spans, at.max(begin.2)).max(begin));
+        events.extend(over.map(|at| (at, events_of.1)));
+    }
+}
+
+/// Says what the numbers mean.
+fn define<'a>(
+    archive: &Archive,
+    job: &Job,
+    (names, size, span): (&Names, u32, u64),
+    threads: impl Iterator<Item = (&'a (u32, u64), u64)>,
+) -> Result<()> {
+    let mut out = archive.definitions()?;
+    let real = job.ranks.first().map_or(NO_TIME, |rank| {
+        let [opened, time_of_day] = rank.header.opened;
+        time_of_day.wrapping_add(job.begin_ns.wrapping_sub(opened))
+    });
+    out.clock(span, real)?;
+    for (name, number) in &names.regions {
+        out.region(*number, name, role(name))?;
+    }
+    out.node(0, "job", Domain::Machine, NONE)?;
+    let mut hosts: Vec<&str> = Vec::new();
+    let mut nodes = BTreeMap::new();
+    for rank in &job.ranks {
+        let host = rank.header.host.as_str();
+        let known = hosts.iter().position(|known| *known == host);
+        let number = known.unwrap_or(hosts.len());
+        if known.is_none() {
+            hosts.push(host);
+            out.node(number as u32 + 1, host, Domain::SharedMemory, 0)?;
+        }
+        nodes.insert(rank.header.rank, number as u32 + 1);
+    }
+    // Where ranks without a file are is not known.
+    for rank in 0..size {
+        out.rank(rank, nodes.get(&rank).copied().unwrap_or(0))?;
+    }
+    for ((rank, thread), events) in threads {
+        out.thread(location(*rank, *thread), *thread, events, *rank)?;
+    }
+    let first_threads: Vec<u64> = (0..size).map(|rank| location(rank, 0)).collect();
+    out.world(&first_threads)?;
+    out.communicator(0, "MPI_COMM_WORLD")?;
+    for (name, number) in &names.comms {
+        out.communicator(*number, format_args!("communicator {name}"))?;
+    }
+    Ok(())
+}
