@@ -340,6 +340,12 @@ impl Side<'_> {
     }
 }
 
+/// Numbers and their names. Readers want them to rise.
+fn in_order<'a>(numbers: &BTreeMap<&'a str, u32>) -> BTreeMap<u32, &'a str> {
+    let turned = numbers.iter().map(|(name, number)| (*number, *name));
+    turned.collect()
+}
+
 /// Says what the numbers mean.
 fn define<'a>(
     archive: &Archive,
@@ -353,8 +359,8 @@ fn define<'a>(
         time_of_day.wrapping_add(job.begin_ns.wrapping_sub(opened))
     });
     out.clock(span, real)?;
-    for (name, number) in &names.regions {
-        out.region(*number, name, role(name))?;
+    for (number, name) in in_order(&names.regions) {
+        out.region(number, name, role(name))?;
     }
     out.node(0, "job", Domain::Machine, NONE)?;
     let mut hosts: Vec<&str> = Vec::new();
@@ -379,8 +385,8 @@ fn define<'a>(
     let first_threads: Vec<u64> = (0..size).map(|rank| location(rank, 0)).collect();
     out.world(&first_threads)?;
     out.communicator(0, "MPI_COMM_WORLD")?;
-    for (name, number) in &names.comms {
-        out.communicator(*number, format_args!("communicator {name}"))?;
+    for (number, name) in in_order(&names.comms) {
+        out.communicator(number, format_args!("communicator {name}"))?;
     }
     Ok(())
 }
