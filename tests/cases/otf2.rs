@@ -99,14 +99,30 @@ fn recorded(message: &Value) -> (u64, u64, String, u64, u64) {
     (ends.0, ends.1, comm, number("tag"), number("bytes"))
 }
 
-/// Those with this side, which `is_there` says to be an event of the archive.
-fn with_side(report: &Value, side: &str, is_there: impl Fn(&Value) -> bool) -> Messages {
-    let messages = report["messages"].as_array().expect("messages").iter();
+/// Messages of which both sides were recorded, and how many sides have no other. Of those that the MPI library carries, each
+/// side is a message of the trace's.
+fn paired(report: &Value) -> (Messages, u64) {
+    let messages = report["messages"].as_array().expect("messages");
     let mut all = Messages::new();
-    for message in messages.filter(|message| is_there(&message[side])) {
-        *all.entry(recorded(message)).or_default() += 1;
+    let mut by_mpi: BTreeMap<_, [u32; 2]> = BTreeMap::new();
+    let mut sides = 0;
+    for message in messages {
+        let is_there = ["sender", "receiver"].map(|side| !message[side].is_null());
+        sides += is_there.map(u64::from).iter().sum::<u64>();
+        if is_there == [true, true] {
+            *all.entry(recorded(message)).or_default() += 1;
+        } else if message["is_by_mpi"] == true {
+            by_mpi.entry(recorded(message)).or_default()[usize::from(is_there[0])] += 1;
+        }
     }
-    all
+    for (key, [received, sent]) in by_mpi {
+        let count = received.min(sent);
+        if count > 0 {
+            *all.entry(key).or_default() += count;
+        }
+    }
+    let within: u32 = all.values().sum();
+    (all, sides - 2 * u64::from(within))
 }
 
 /// What a location has come to.
@@ -228,9 +244,9 @@ fn is_test(function: &str) -> bool {
         .any(|part| function.contains(part))
 }
 
-/// Traces a program, and writes an archive: `None` without `otf2-print`. The folder, the report, and what is printed of events
-/// and of definitions.
-fn archived(mpi: &Mpi, program: &str, ranks: usize) -> Option<(PathBuf, Value, [String; 2])> {
+/// Traces a program, and writes an archive: `None` without `otf2-print`. The folder, the report, and what is printed of events,
+/// of definitions and by the command.
+fn archived(mpi: &Mpi, program: &str, ranks: usize) -> Option<(PathBuf, Value, [String; 3])> {
     let folder = scratch_folder("otf2");
     let archive = folder.join("new/archive");
     job(mpi, ranks, program)
@@ -241,9 +257,9 @@ fn archived(mpi: &Mpi, program: &str, ranks: usize) -> Option<(PathBuf, Value, [
         .passes();
     let files = files(&folder, ranks);
     print(&folder, &["--version"])?;
-    let (code, _, err) = trace(&files, &["--otf2", &archive.display().to_string()]);
+    let (code, out, err) = trace(&files, &["--otf2", &archive.display().to_string()]);
     assert_eq!(code, 0, "{err}");
-    let printed = [print(&archive, &[])?, print(&archive, &["-G"])?];
+    let printed = [print(&archive, &[])?, print(&archive, &["-G"])?, out];
     Some((folder, json(&files), printed))
 }
 
@@ -253,19 +269,19 @@ fn archives_are_what_was_recorded() {
     on("openmpi", |mpi| {
         for (program, ranks) in [("p2p", 2), ("threads", 2), ("comms", 4)] {
             let archived = archived(mpi, program, ranks);
-            let Some((folder, report, [printed, definitions])) = archived else {
+            let Some((folder, report, [printed, definitions, text])) = archived else {
                 return;
             };
             let archive = Archive::read(&printed);
-            let sent = with_side(&report, "sender", |half| !half.is_null());
-            let received = with_side(&report, "receiver", |half| {
-                half["landed_ns"].is_u64() || half["done_ns"].is_u64()
-            });
-            assert!(!sent.is_empty(), "{program}");
-            assert_eq!(archive.sent, sent, "{program}");
-            assert_eq!(archive.received, received, "{program}");
-            // Each send has its receive.
-            assert_eq!(archive.sent, archive.received, "{program}");
+            let (messages, alone) = paired(&report);
+            assert!(messages.len() > 5, "{program}");
+            assert_eq!(archive.sent, messages, "{program}");
+            assert_eq!(archive.received, messages, "{program}");
+            let note = format!("{alone} sides of messages are not in the OTF2 archive");
+            assert!(
+                text.contains(&note) || alone == 0,
+                "{program}: {alone}: {text}"
+            );
             let calls = report["calls"].as_object().expect("calls");
             assert_eq!(calls.len(), archive.calls.len(), "{program}");
             for (function, of) in calls {
@@ -297,12 +313,14 @@ fn archives_of_what_is_left() {
         );
         assert!(code == 0 && out.contains("no file of rank 1"), "{err}");
         let printed = print(&half, &[]).expect("it was there before");
-        let of_first = |name: &'static str| {
-            let all = report["messages"].as_array().expect("messages").iter();
-            all.filter(|message| message[name] == 0).count() as u32
-        };
         let archive = Archive::read(&printed);
-        assert_eq!(archive.sent.values().sum::<u32>(), of_first("source"));
+        let all = report["messages"].as_array().expect("messages").iter();
+        let to_missing = all.filter(|it| !it["sender"].is_null() && it["destination"] == 1);
+        let sent = archive.sent.iter().filter(|(key, _)| key.1 == 1);
+        assert_eq!(
+            sent.map(|(_, count)| *count as usize).sum::<usize>(),
+            to_missing.count()
+        );
         assert!(archive
             .progress
             .keys()

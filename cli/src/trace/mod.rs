@@ -85,7 +85,7 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(folder) = &arguments.otf2 {
         let left_out = otf2::write(&job, folder)?;
         if left_out > 0 {
-            job.notes.push(format!("{left_out} sides of messages are not in the OTF2 archive, which names both: the other side of them is not known"));
+            job.notes.push(format!("{left_out} sides of messages are not in the OTF2 archive: their other sides were not recorded, as they are in host memory, or were cancelled"));
         }
     }
     if let Some(path) = &arguments.perfetto {

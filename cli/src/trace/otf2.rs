@@ -49,7 +49,7 @@ struct Thread<'a> {
 /// end; its time.
 type Place = (usize, u8, u64);
 
-/// Writes it, and says how many sides of messages are not in it, as nobody knows who the other side was.
+/// Writes it, and says how many sides of messages are not in it, as nothing is known of the other side.
 pub fn write(job: &Job, folder: &Path) -> Result<u64> {
     let size = job.ranks.iter().map(|rank| rank.header.size).max();
     let size = size.unwrap_or(0);
@@ -196,6 +196,39 @@ fn role(function: &str) -> Role {
     }
 }
 
+/// Whether each message is in the archive. Tools bring sends and receives together by their order, so that a send without a
+/// receive would be taken for that of another message. It stays where its receiver may just not have written it.
+fn kept(job: &Job) -> Vec<bool> {
+    let has_ended = |rank: u32| {
+        let ranks = &job.ranks;
+        let at = ranks.binary_search_by_key(&rank, |rank| rank.header.rank);
+        at.is_ok_and(|at| ranks[at].end.is_some())
+    };
+    let mut kept = vec![false; job.messages.len()];
+    // What the MPI library carries, received and sent, by all that is the same at both ends.
+    let mut halves: HashMap<_, [Vec<usize>; 2]> = HashMap::new();
+    for message in &job.messages {
+        let is_sent = message.sender.is_some();
+        let other = match is_sent {
+            true => message.destination,
+            false => message.source,
+        };
+        if is_sent && message.receiver.is_some() || !other.is_some_and(has_ended) {
+            kept[message.number] = true;
+        } else if message.is_by_mpi {
+            let ends = (message.source, message.destination);
+            let key = (ends, &message.communicator, message.tag, message.bytes);
+            halves.entry(key).or_default()[usize::from(is_sent)].push(message.number);
+        }
+    }
+    for [received, sent] in halves.into_values() {
+        for number in received.iter().zip(&sent).flat_map(|(a, b)| [*a, *b]) {
+            kept[number] = true;
+        }
+    }
+    kept
+}
+
 type Threads<'a> = BTreeMap<(u32, u64), Thread<'a>>;
 
 /// What each thread did, the first of each rank among them, and how many sides of messages are left out.
@@ -210,6 +243,7 @@ fn threads<'a>(job: &'a Job, names: &Names, size: u32) -> (Threads<'a>, u64) {
         }
     }
     let mut left_out = 0;
+    let is_kept = kept(job);
     for message in &job.messages {
         let (source, destination) = (message.source, message.destination);
         for (half, own, peer, is_sender) in [
@@ -217,8 +251,9 @@ fn threads<'a>(job: &'a Job, names: &Names, size: u32) -> (Threads<'a>, u64) {
             (&message.receiver, destination, source, false),
         ] {
             let Some(half) = half else { continue };
-            let ranks = own.zip(peer).filter(|(own, peer)| *own.max(peer) < size);
-            let Some((own, peer)) = ranks else {
+            let is_known = |(own, peer): &(u32, u32)| *own.max(peer) < size;
+            let ranks = own.zip(peer).filter(is_known);
+            let Some((own, peer)) = ranks.filter(|_| is_kept[message.number]) else {
                 left_out += 1;
                 continue;
             };
