@@ -27,7 +27,8 @@ struct Span {
     begin: u64,
     end: u64,
     region: u32,
-    is_blocking: bool,
+    /// See [`blocking`].
+    blocking: [bool; 2],
 }
 
 /// One side of a message.
@@ -115,8 +116,8 @@ fn location(rank: u32, thread: u64) -> u64 {
 /// Numbers of functions and of communicators.
 struct Names<'a> {
     regions: BTreeMap<&'a str, u32>,
-    /// The same by rank and by the function's number there, and whether it returns only when its message is over.
-    functions: HashMap<(u32, u16), (u32, bool)>,
+    /// The same by rank and by the function's number there, and [`blocking`].
+    functions: HashMap<(u32, u16), (u32, [bool; 2])>,
     /// All but MPI_COMM_WORLD, which is 0.
     comms: BTreeMap<&'a str, u32>,
 }
@@ -134,9 +135,7 @@ impl<'a> Names<'a> {
                 let next = names.regions.len() as u32;
                 let region = *names.regions.entry(name).or_insert(next);
                 let function = (rank.header.rank, call.function);
-                names
-                    .functions
-                    .insert(function, (region, is_blocking(name)));
+                names.functions.insert(function, (region, blocking(name)));
             }
         }
         let world = format!("{:016x}", comms::world());
@@ -155,20 +154,14 @@ impl<'a> Names<'a> {
     }
 }
 
-/// A function that sends or receives, and returns when that is over. Requests are of the others.
-fn is_blocking(function: &str) -> bool {
-    let name = function.strip_suffix("_c").unwrap_or(function);
-    let names = [
-        "MPI_Send",
-        "MPI_Ssend",
-        "MPI_Bsend",
-        "MPI_Rsend",
-        "MPI_Recv",
-        "MPI_Mrecv",
-        "MPI_Sendrecv",
-        "MPI_Sendrecv_replace",
-    ];
-    names.contains(&name)
+/// Which sides of messages are over when this function returns: received, sent. Others have requests.
+fn blocking(function: &str) -> [bool; 2] {
+    match function.strip_suffix("_c").unwrap_or(function) {
+        "MPI_Send" | "MPI_Ssend" | "MPI_Bsend" | "MPI_Rsend" => [false, true],
+        "MPI_Recv" | "MPI_Mrecv" => [true, false],
+        "MPI_Sendrecv" | "MPI_Sendrecv_replace" => [true, true],
+        _ => [false, false],
+    }
 }
 
 fn role(function: &str) -> Role {
@@ -312,12 +305,12 @@ impl Thread<'_> {
             last = end;
             by_number.insert(call.number, spans.len());
             let function = names.functions.get(&(rank, call.function));
-            let (region, is_blocking) = function.copied().unwrap_or_default();
+            let (region, blocking) = function.copied().unwrap_or_default();
             spans.push(Span {
                 begin,
                 end,
                 region,
-                is_blocking,
+                blocking,
             });
         }
         (spans, by_number)
@@ -341,7 +334,8 @@ impl Side<'_> {
             Some((number, span)) => (number * 2 + 1, 1, at.clamp(span.begin, span.end)),
             None => place(spans, at),
         };
-        let is_blocking = call.is_some_and(|(_, span)| span.is_blocking);
+        let is_sender = usize::from(self.is_sender);
+        let is_blocking = call.is_some_and(|(_, span)| span.blocking[is_sender]);
         let arrived = half.landed_ns.or(half.done_ns);
         if is_blocking {
             let (at, event) = match self.is_sender {
