@@ -18,11 +18,14 @@ struct Told {
     domains: Vec<String>,
     /// Names and payloads of ranges by their numbers, and how often each was ended.
     ranges: BTreeMap<u64, (String, u64, u32)>,
+    /// Ranges that had not been ended at a time, at most.
+    open_at_once: usize,
 }
 
 impl Told {
     fn read(text: &str) -> Told {
         let mut told = Told::default();
+        let mut open = 0;
         for line in text.lines() {
             let words: Vec<&str> = line.splitn(4, ' ').collect();
             let number = |at: usize| words[at].parse::<u64>().expect("a number");
@@ -31,8 +34,13 @@ impl Told {
                 "start" => {
                     let range = (words[3].to_owned(), number(2), 0);
                     assert!(told.ranges.insert(number(1), range).is_none(), "{line}");
+                    open += 1;
+                    told.open_at_once = told.open_at_once.max(open);
                 }
-                "end" => told.ranges.get_mut(&number(1)).expect("it was begun").2 += 1,
+                "end" => {
+                    told.ranges.get_mut(&number(1)).expect("it was begun").2 += 1;
+                    open -= 1;
+                }
                 _ => panic!("{line}"),
             }
         }
@@ -72,6 +80,8 @@ fn check(all: &[Told], ranks: usize, outcome: &Outcome) {
     assert_eq!(all.len(), ranks, "{outcome}");
     for told in all {
         assert_eq!(told.domains, ["Anabranch"], "{outcome}");
+        // They end when messages do, not with the program.
+        assert!(told.open_at_once * 2 < told.ranges.len(), "{outcome}");
         for (name, bytes, ended) in told.ranges.values() {
             assert_eq!(*ended, 1, "{name} of {bytes} bytes\n{outcome}");
         }
