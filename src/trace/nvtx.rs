@@ -333,13 +333,21 @@ pub(super) fn begin(id: u64, message: &Message) {
     if open.side == Side::Sender {
         open.range = Some(tool.start(&open, 0));
     }
-    keep(id, open);
+    keep(tool, id, open);
 }
 
-/// The tool is not called while the list is locked: it may take its time.
-fn keep(id: u64, open: Open) {
-    if let Some(all) = OPEN.lock().as_mut() {
-        all.insert(id, open);
+/// The tool is not called while the list is locked: it may take its time. Once the list is closed, the range ends.
+fn keep(tool: &Tool, id: u64, open: Open) {
+    let range = open.range;
+    let is_kept = match OPEN.lock().as_mut() {
+        Some(all) => {
+            all.insert(id, open);
+            true
+        }
+        None => false,
+    };
+    if let Some(range) = range.filter(|_| !is_kept) {
+        tool.end(range);
     }
 }
 
@@ -364,7 +372,7 @@ pub(super) fn change(id: u64, state: u8, protocol: u8) {
     match open.range {
         Some(range) if state == done => tool.end(range),
         _ if state == done => {}
-        _ => keep(id, open),
+        _ => keep(tool, id, open),
     }
 }
 

@@ -419,3 +419,66 @@ fn define<'a>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_have_roles() {
+        for (role_of, names) in [
+            (Role::Barrier, &["MPI_Barrier", "MPI_Ibarrier"][..]),
+            (Role::OneToAll, &["MPI_Ibcast", "MPI_Scatterv"]),
+            (Role::AllToOne, &["MPI_Reduce", "MPI_Igather_c"]),
+            (
+                Role::AllToAll,
+                &[
+                    "MPI_Allreduce",
+                    "MPI_Reduce_scatter",
+                    "MPI_Neighbor_alltoall",
+                ],
+            ),
+            (Role::Collective, &["MPI_Scan", "MPI_Iexscan"]),
+            (
+                Role::PointToPoint,
+                &["MPI_Isend", "MPI_Mrecv", "MPI_Waitall", "MPI_Startall"],
+            ),
+            (
+                Role::Function,
+                &[
+                    "MPI_Bcast_init",
+                    "MPI_Reduce_local",
+                    "MPI_Comm_dup",
+                    "MPI_Win_start",
+                ],
+            ),
+        ] {
+            for name in names {
+                assert_eq!(role(name), role_of, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn events_are_in_a_call_or_between_two() {
+        let span = |begin, end| Span {
+            begin,
+            end,
+            region: 0,
+            blocking: [false; 2],
+        };
+        let spans = [span(10, 20), span(20, 20), span(30, 40)];
+        for (at, slot) in [
+            (9, 0),
+            (10, 1),
+            (19, 1),
+            (20, 3),
+            (21, 4),
+            (30, 5),
+            (40, 5),
+            (41, 6),
+        ] {
+            assert_eq!(place(&spans, at), (slot, 1, at), "{at}");
+        }
+    }
+}
