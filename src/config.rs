@@ -128,6 +128,8 @@ options! {
         "write one summary at MPI_Finalize: 1 as text to stderr, or a file name for JSON";
     trace: Option<PathBuf> = File, "ANABRANCH_TRACE", "", User,
         "record calls and messages into a file of each rank, which `anabranch trace` reads: %r in its name is the rank, %h the host";
+    nvtx: bool = Switch, "ANABRANCH_NVTX", "off", User,
+        "on: each message is a range of NVTX in the domain Anabranch, which Nsight Systems shows";
     log: log::LevelFilter = Choice(LOG_LEVELS), "ANABRANCH_LOG", "warn", User,
         "how much the library reports on stderr: error is a message that was lost, warn what went wrong and was made good, or keeps this rank from taking part; a healthy run reports neither";
     mpi_cuda: MpiCuda = Choice(MPI_CUDA), "ANABRANCH_MPI_CUDA", "auto", User,

@@ -151,14 +151,18 @@ fn name(parent: u64, kind: Kind, ordinal: u64, members: &Members) -> u64 {
     members.mixed_into(mix(mix(mix(0, parent), kind as u64), ordinal))
 }
 
+/// Identity of MPI_COMM_WORLD, in every job.
+pub fn world() -> u64 {
+    name(0, Kind::World, 0, &Members::World)
+}
+
 /// Names MPI_COMM_WORLD and MPI_COMM_SELF; called once inside `MPI_Init`. Local calls only.
 pub fn start(abi: &Abi, world_rank: u32) -> bool {
     let Some(keyval) = Keyval::new(abi) else {
         return false;
     };
     let _ = KEYVAL.set(keyval);
-    let id = name(0, Kind::World, 0, &Members::World);
-    let world = Arc::new(Identity::new(id, Members::World));
+    let world = Arc::new(Identity::new(world(), Members::World));
     let _ = WORLD.set(world.clone());
     let members = Members::One(vec![world_rank]);
     let id = name(u64::from(world_rank), Kind::SelfComm, 0, &members);
@@ -184,6 +188,15 @@ impl Attribute for Identity {
 #[inline]
 pub fn identity(abi: &Abi, comm: Comm) -> Option<Arc<Identity>> {
     attached(abi, comm).filter(|found| !matches!(found.members, Members::Two(_)))
+}
+
+/// What [`identity`] knows, for one that only looks.
+#[inline]
+pub fn look<T>(abi: &Abi, comm: Comm, of: impl FnOnce(&Identity) -> T) -> Option<T> {
+    if abi.normalize(comm) == abi.normalize(abi.comm_world) {
+        return WORLD.get().map(|world| of(world));
+    }
+    identity(abi, comm).map(|identity| of(&identity))
 }
 
 /// Like [`identity`], but for naming communicators made of `comm`, which may be an intercommunicator.

@@ -1,7 +1,7 @@
 //! Begins and ends a rank's trace, and tells it world ranks and bytes (`src/trace/`).
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, OsString};
+use std::ffi::OsString;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config::Config;
@@ -11,14 +11,18 @@ use crate::mpi::guard::{self, Seen};
 use crate::mpi::{self, Abi, Function};
 use crate::node::{cpus, Launch};
 use crate::stats::{self, Reason};
+use crate::trace::nvtx::{self, States};
 use crate::trace::read::Header;
 use crate::trace::record::NO_PEER;
 use crate::trace::{self, file_of, Arguments};
 use crate::transfer::life::{Kind, Protocol};
 use crate::transfer::route::survey;
 
-/// Begins to record, if `ANABRANCH_TRACE` says so.
+/// Begins to record, if `ANABRANCH_TRACE` says so, and to make ranges, if `ANABRANCH_NVTX` does.
 pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawned): (u32, bool)) {
+    if config.nvtx {
+        begin_ranges();
+    }
     let Some(name) = &config.trace else { return };
     let mut size = 0;
     mpi::native::comm_size(abi.comm_world, mpi::Out::of(&mut size));
@@ -83,6 +87,18 @@ fn options() -> BTreeMap<String, String> {
         .collect()
 }
 
+/// Makes messages ranges of a tool's.
+fn begin_ranges() {
+    let states = States {
+        moving: Kind::Moving as u8,
+        landed: Kind::Landed as u8,
+        done: Kind::Done as u8,
+    };
+    if let Err(why) = nvtx::open(&Protocol::ALL.map(Protocol::name), states) {
+        log::warn!("ANABRANCH_NVTX has no effect: {why}");
+    }
+}
+
 fn describe(seen: &Seen) -> Arguments {
     let mut about = Arguments {
         comm: 0,
@@ -96,15 +112,16 @@ fn describe(seen: &Seen) -> Arguments {
         let info = types::info(abi, datatype);
         about.bytes = info.map_or(0, |info| info.bytes(seen.count));
     }
-    if let Some(identity) = seen.comm.and_then(|comm| comms::identity(abi, comm)) {
-        about.comm = identity.id;
-        let world = |rank: c_int| {
-            identity
-                .world_rank(rank)
-                .and_then(|rank| i32::try_from(rank).ok())
-        };
+    let of_comm = seen.comm.and_then(|comm| {
+        comms::look(abi, comm, |identity| {
+            let rank = identity.world_rank(seen.peer);
+            (identity.id, rank.and_then(|rank| i32::try_from(rank).ok()))
+        })
+    });
+    if let Some((id, peer)) = of_comm {
+        about.comm = id;
         if seen.peer >= 0 {
-            about.peer = world(seen.peer).unwrap_or(NO_PEER);
+            about.peer = peer.unwrap_or(NO_PEER);
         }
     }
     about

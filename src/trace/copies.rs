@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::clock::now;
 use super::record::{By, Copied, Place, Record, Way};
@@ -23,6 +24,8 @@ static DESCRIBE: OnceLock<fn(Uuid) -> Place> = OnceLock::new();
 thread_local! {
     /// The message that this thread makes copies for; 0: none.
     static COPIES_OF: Cell<u32> = const { Cell::new(0) };
+    /// Numbers of GPUs that this thread asked for last.
+    static KNOWN: Cell<[(Uuid, u16); 4]> = const { Cell::new([([0; 16], 0); 4]) };
     /// They are on their way over another GPU.
     static VIA_RELAY: Cell<bool> = const { Cell::new(false) };
     /// The number that copies were made under for a message that is not followed yet; 0: none.
@@ -147,6 +150,19 @@ impl Copying {
 }
 
 fn place_number(uuid: Uuid) -> u16 {
+    let mut known = KNOWN.get();
+    if let Some((_, number)) = known.iter().find(|(place, _)| *place == uuid) {
+        return *number;
+    }
+    let number = shared_number(uuid);
+    known.rotate_right(1);
+    known[0] = (uuid, number);
+    KNOWN.set(known);
+    number
+}
+
+#[cold]
+fn shared_number(uuid: Uuid) -> u16 {
     let mut places = PLACES.lock();
     let found = places.iter().position(|place| *place == uuid);
     let place = found.unwrap_or(places.len()).min(PLACES_MAX);
@@ -171,7 +187,7 @@ fn place_number(uuid: Uuid) -> u16 {
 /// Copies that were launched together, until they are over. Empty where nothing is recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Launched {
-    copies: Vec<Copying>,
+    copies: SmallVec<[Copying; 1]>,
     at: u64,
     by_graph: bool,
 }
@@ -180,7 +196,7 @@ impl Launched {
     /// They have just been launched.
     #[must_use]
     pub fn now(copies: impl Iterator<Item = Copying>) -> Launched {
-        let copies: Vec<Copying> = copies.collect();
+        let copies: SmallVec<[Copying; 1]> = copies.collect();
         Launched {
             at: if copies.is_empty() { 0 } else { now() },
             copies,

@@ -15,6 +15,7 @@
 mod clock;
 mod copies;
 mod layout;
+pub mod nvtx;
 mod open;
 pub mod read;
 pub mod record;
@@ -35,7 +36,7 @@ pub use copies::{
     Copying, Launched, ViaRelay,
 };
 pub use open::Followed;
-use record::{Call, Comm, Fallback, Message, Moment, Outcome, Planned, Record, NO_PEER};
+use record::{Call, Comm, Fallback, Message, Moment, Outcome, Planned, Record, Words, NO_PEER};
 use ring::Ring;
 pub use write::{close, flush, open};
 
@@ -73,7 +74,11 @@ struct Own {
 
 impl Own {
     fn push(&self, record: Record) {
-        if self.ring.push(&record.encode()) {
+        self.push_words(&record.encode());
+    }
+
+    fn push_words(&self, words: &Words) {
+        if self.ring.push(words) {
             write::wake();
         }
     }
@@ -104,9 +109,17 @@ pub fn forget() {
 
 /// Puts a record into this thread's ring, behind the tests before it.
 fn put(record: Record) {
+    put_words(&record.encode());
+}
+
+#[inline]
+fn put_words(words: &Words) {
+    if !write::has_file() {
+        return;
+    }
     with_own(|own| {
         own.push_tests();
-        own.push(record);
+        own.push_words(words);
     });
 }
 
@@ -274,8 +287,9 @@ pub fn message(about: Message, comm: u64) -> Followed {
         after,
         ..about
     });
-    if !followed.is_any() {
-        write::drop_one();
+    match followed.is_any() {
+        true => nvtx::begin(followed.id(), &about),
+        false => write::drop_one(),
     }
     followed
 }
@@ -303,33 +317,17 @@ fn comm_number(identity: u64) -> u16 {
 /// A message enters a state.
 #[cold]
 pub fn change(followed: Followed, state: u8, protocol: u8, moment: Option<Moment>) {
-    let at = now();
-    open::update(followed, |message| {
-        enter(message, at, (state, protocol), moment)
-    });
+    open::enter(followed, now(), (state, protocol), moment);
+    nvtx::change(followed.id(), state, protocol);
 }
 
 /// A message is over.
 #[cold]
 pub fn over(followed: Followed, state: u8, protocol: u8, outcome: Outcome) {
-    let at = now();
-    let ended = open::end(followed, |message| {
-        enter(message, at, (state, protocol), Some(Moment::Done));
-        message.outcome = outcome;
-    });
-    if let (Some(message), true) = (ended, on()) {
-        put(Record::Message(message));
-    }
-}
-
-fn enter(message: &mut Message, at: u64, (state, protocol): (u8, u8), moment: Option<Moment>) {
-    (message.state, message.protocol) = (state, protocol);
-    if let Some(moment) = moment {
-        let time = &mut message.after[moment as usize];
-        // Packed bytes land a second time, where they belong.
-        if time.is_none() || moment == Moment::Landed {
-            *time = Some(at.saturating_sub(message.begin));
-        }
+    nvtx::change(followed.id(), state, protocol);
+    let ended = open::end(followed, now(), (state, protocol), outcome);
+    if let (Some(words), true) = (ended, on()) {
+        put_words(&words);
     }
 }
 

@@ -8,13 +8,34 @@ use super::record::Words;
 /// Records that a thread may be ahead of the file: 2 MiB.
 pub(super) const CAPACITY: usize = 1 << 15;
 
+/// A record's place: a line of the processor's cache.
+#[derive(Default)]
+#[repr(align(64))]
+pub(super) struct Line(pub(super) [AtomicU64; 8]);
+
 pub(super) struct Ring {
-    records: Box<[[AtomicU64; 8]]>,
+    records: Box<[Line]>,
     filled: AtomicU64,
     emptied: AtomicU64,
     dropped: AtomicU64,
     /// The call that the thread is in, as a record; the first word is 0 if it is in none.
-    current: [AtomicU64; 8],
+    current: Line,
+}
+
+/// Records further on, whose place is fetched for writing: the thread that writes the file had it last, and a store to it would
+/// keep the next atomic operation of this thread waiting.
+const AHEAD: u64 = 4;
+
+#[inline]
+fn expect_write(place: &Line) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::{_mm_prefetch, _MM_HINT_ET0};
+        // SAFETY: a hint about memory that is there.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(place.0.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
 }
 
 impl Ring {
@@ -31,24 +52,24 @@ impl Ring {
     /// Its thread: makes a call.
     #[inline]
     pub(super) fn set_current(&self, words: &Words) {
-        for (to, from) in self.current.iter().zip(words).skip(1) {
+        for (to, from) in self.current.0.iter().zip(words).skip(1) {
             to.store(*from, Ordering::Relaxed);
         }
-        self.current[0].store(words[0], Ordering::Release);
+        self.current.0[0].store(words[0], Ordering::Release);
     }
 
     /// Its thread: the call returns.
     #[inline]
     pub(super) fn end_current(&self) {
-        self.current[0].store(0, Ordering::Relaxed);
+        self.current.0[0].store(0, Ordering::Relaxed);
     }
 
     /// The call that its thread is in. Another one may have been begun meanwhile: whoever asks twice and gets
     /// the same has a call of long.
     pub(super) fn current(&self) -> Option<Words> {
-        let first = self.current[0].load(Ordering::Acquire);
+        let first = self.current.0[0].load(Ordering::Acquire);
         (first != 0).then(|| {
-            let word = |at: usize| self.current[at].load(Ordering::Relaxed);
+            let word = |at: usize| self.current.0[at].load(Ordering::Relaxed);
             std::array::from_fn(|at| if at == 0 { first } else { word(at) })
         })
     }
@@ -64,9 +85,10 @@ impl Ring {
             return false;
         }
         let place = &self.records[(filled % capacity) as usize];
-        for (to, from) in place.iter().zip(words) {
+        for (to, from) in place.0.iter().zip(words) {
             to.store(*from, Ordering::Relaxed);
         }
+        expect_write(&self.records[((filled + AHEAD) % capacity) as usize]);
         self.filled.store(filled + 1, Ordering::Release);
         length + 1 == capacity / 2
     }
@@ -78,7 +100,7 @@ impl Ring {
         for number in emptied..filled {
             let place = &self.records[(number % self.records.len() as u64) as usize];
             take(&std::array::from_fn(|word| {
-                place[word].load(Ordering::Relaxed)
+                place.0[word].load(Ordering::Relaxed)
             }));
         }
         self.emptied.store(filled, Ordering::Release);

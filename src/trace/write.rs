@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::clock::{self, now};
 use super::record::{End, Message, Record, Sync, Words, RECORD_BYTES};
 use super::ring::Ring;
-use super::{open as under_way, ON};
+use super::{nvtx, open as under_way, ON};
 
 /// How often the rings are emptied.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -33,6 +33,8 @@ static OUT: Mutex<Option<Out>> = Mutex::new(None);
 static WRITER: OnceLock<Thread> = OnceLock::new();
 static JOIN: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 static STOPPED: AtomicBool = AtomicBool::new(false);
+/// There is a file.
+static HAS_FILE: AtomicBool = AtomicBool::new(false);
 /// Dropped without a ring.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
@@ -140,6 +142,12 @@ impl Out {
     }
 }
 
+/// Whether there is a file; without one, messages may still be ranges of a tool's.
+#[inline]
+pub(super) fn has_file() -> bool {
+    HAS_FILE.load(Ordering::Relaxed)
+}
+
 pub(super) fn add(ring: Arc<Ring>) {
     RINGS.lock().push(ring);
 }
@@ -198,6 +206,7 @@ pub fn open(path: &Path, header: &str, clock: Option<fn() -> u64>) -> io::Result
         .spawn(write_on)?;
     let _ = WRITER.set(writer.thread().clone());
     *JOIN.lock() = Some(writer);
+    HAS_FILE.store(true, Ordering::Relaxed);
     ON.store(true, Ordering::Relaxed);
     Ok(())
 }
@@ -242,6 +251,10 @@ pub fn flush() {
 /// is killed.
 pub fn close(is_finalized: bool) {
     if !ON.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    nvtx::close();
+    if !has_file() {
         return;
     }
     super::settle();

@@ -14,14 +14,14 @@ use xtask::mpi::Mpi;
 on_every_mpi!(recorded_as_counted,);
 
 /// The files of the ranks, by rank.
-fn files(folder: &Path, ranks: usize) -> Vec<PathBuf> {
+pub fn files(folder: &Path, ranks: usize) -> Vec<PathBuf> {
     (0..ranks)
         .map(|rank| folder.join(format!("trace.{rank}")))
         .collect()
 }
 
 /// `anabranch trace`: its status, and what it wrote to stdout and to stderr.
-fn trace(files: &[PathBuf], options: &[&str]) -> (i32, String, String) {
+pub fn trace(files: &[PathBuf], options: &[&str]) -> (i32, String, String) {
     let out = Command::new(&built().command)
         .arg("trace")
         .args(files)
@@ -36,14 +36,14 @@ fn trace(files: &[PathBuf], options: &[&str]) -> (i32, String, String) {
     )
 }
 
-fn json(files: &[PathBuf]) -> Value {
+pub fn json(files: &[PathBuf]) -> Value {
     let (code, out, err) = trace(files, &["--json", "-", "--messages"]);
     assert_eq!(code, 0, "{err}");
     serde_json::from_str(&out).expect("JSON")
 }
 
 /// Counters of received messages, by the protocols that they count.
-const RECEIVED: [(&str, &[&str]); 7] = [
+pub const RECEIVED: [(&str, &[&str]); 7] = [
     ("receives_direct", &["get", "put"]),
     ("receives_multipath", &["multipath", "one_owner"]),
     ("receives_eager", &["eager"]),

@@ -90,6 +90,8 @@ pub struct Plan {
 
 /// A job.
 pub struct Job {
+    /// The first record, by the clock of the files.
+    pub begin_ns: u64,
     pub ranks: Vec<Rank>,
     pub messages: Vec<Message>,
     pub places: Vec<Place>,
@@ -135,6 +137,7 @@ impl Job {
             .filter_map(|message| message.receiver.as_ref()?.done_ns());
         let span_ns = ends.chain(done).max().unwrap_or(0);
         Ok(Job {
+            begin_ns: begin,
             ranks,
             messages,
             places,

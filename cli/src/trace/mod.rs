@@ -8,6 +8,7 @@ mod job;
 mod links;
 mod message;
 mod names;
+mod otf2;
 mod perfetto;
 mod read;
 mod report;
@@ -52,6 +53,9 @@ pub struct Arguments {
     /// Write a page for a browser, complete in one file; - is stdout
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write an archive for Vampir and other tools that read OTF2 into a new folder; needs OTF2's library
+    #[arg(long, value_name = "FOLDER")]
+    otf2: Option<PathBuf>,
 
     /// Print all that is known of a message, by its number in --csv
     #[arg(long, value_name = "NUMBER", conflicts_with = "around")]
@@ -138,7 +142,13 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
             Failure::new(2, format!("--around {ms}: it is a time in ms, from 0 on")).into(),
         );
     }
-    let job = Job::read(&arguments.files)?;
+    let mut job = Job::read(&arguments.files)?;
+    if let Some(folder) = &arguments.otf2 {
+        let left_out = otf2::write(&job, folder)?;
+        if left_out > 0 {
+            job.notes.push(format!("{left_out} sides of messages are not in the OTF2 archive: their other sides were not recorded, as they are in host memory, or were cancelled"));
+        }
+    }
     if let Some(path) = &arguments.perfetto {
         let mut bytes = Vec::new();
         perfetto::write(&job, &mut bytes)?;
