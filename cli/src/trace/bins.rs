@@ -2,7 +2,7 @@
 //! ranks, functions, protocols and routes. Where there are too many sums, bins of time become wider, and then ranks are
 //! taken together.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Bins of time, at most.
 pub const BINS: u64 = 200;
@@ -154,7 +154,7 @@ impl Grid {
 /// Sums of one kind.
 #[derive(Default)]
 pub struct Cells {
-    pub by_key: HashMap<Key, Cell>,
+    pub by_key: FxHashMap<Key, Cell>,
     /// So many may be there.
     most: usize,
 }

@@ -54,7 +54,7 @@ struct Calls<'a> {
 impl Calls<'_> {
     fn find(&self, number: u64) -> Option<u16> {
         let after = match &self.order {
-            None => self.calls.partition_point(|call| call.number <= number),
+            None => self.after(number),
             Some(order) => order.partition_point(|at| self.calls[*at as usize].number <= number),
         };
         let last = after.checked_sub(1)?;
@@ -63,6 +63,18 @@ impl Calls<'_> {
         // Calls that are one record have the numbers from its own on.
         let is_it = number - call.number < u64::from(call.times.max(1));
         is_it.then(|| self.function(call))
+    }
+
+    /// How many calls have this number or a smaller one. They count up from the first: where each is a record, the place is known.
+    fn after(&self, number: u64) -> usize {
+        let first = self.calls.first().map_or(0, |call| call.number);
+        let most = number.saturating_sub(first).saturating_add(1);
+        let most = usize::try_from(most).map_or(self.calls.len(), |most| most.min(self.calls.len()));
+        let is_there = |most: usize| self.calls[most - 1].number == number;
+        if most > 0 && is_there(most) {
+            return most;
+        }
+        self.calls[..most].partition_point(|call| call.number <= number)
     }
 
     fn function(&self, call: &record::Call) -> u16 {
