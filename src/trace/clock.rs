@@ -10,7 +10,7 @@ static TICKS: AtomicBool = AtomicBool::new(false);
 static CLOCK: OnceLock<fn() -> u64> = OnceLock::new();
 
 /// Chooses the clock: the given one, which has nanoseconds, or the machine's.
-pub(super) fn choose(clock: Option<fn() -> u64>) {
+pub(crate) fn choose(clock: Option<fn() -> u64>) {
     match clock {
         Some(clock) => _ = CLOCK.set(clock),
         None => TICKS.store(are_even(), Ordering::Relaxed),
@@ -19,7 +19,7 @@ pub(super) fn choose(clock: Option<fn() -> u64>) {
 
 /// The time, in ticks or nanoseconds.
 #[inline]
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     if TICKS.load(Ordering::Relaxed) {
         ticks()
     } else {
@@ -28,7 +28,7 @@ pub(super) fn now() -> u64 {
 }
 
 /// Ticks and nanoseconds at the same time, where times are ticks.
-pub(super) fn pair() -> Option<(u64, u64)> {
+pub(crate) fn pair() -> Option<(u64, u64)> {
     if !TICKS.load(Ordering::Relaxed) {
         return None;
     }

@@ -9,7 +9,7 @@
 //! A file has a header, a JSON object that names what the records number, then records, and an [`record::End`] as
 //! the last one if the process ended in order.
 
-mod clock;
+pub(crate) mod clock;
 pub mod read;
 pub mod record;
 mod ring;

@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use super::fault;
 use super::story::Path;
 use crate::node::Message;
-use crate::stats::{self, Counter};
+use crate::stats::{self, Counter, Meter};
 use crate::trace::{self, record};
 
 /// How a payload comes to its receiver.
@@ -296,6 +296,8 @@ pub struct Life {
     protocol: Option<Protocol>,
     /// Its number in the trace; 0: none.
     traced: u64,
+    /// What the statistics know of it.
+    pub meter: Meter,
 }
 
 impl Life {
@@ -306,6 +308,7 @@ impl Life {
             state: State::Prepared,
             protocol: None,
             traced: 0,
+            meter: Meter::NONE,
         }
     }
 
@@ -323,6 +326,7 @@ impl Life {
             state: State::Matched,
             protocol: None,
             traced: 0,
+            meter: Meter::NONE,
         }
     }
 
@@ -442,6 +446,7 @@ impl Life {
         if let (Side::Receiver, Some((messages, of_bytes))) = (self.side, protocol.counters()) {
             stats::add(messages, 1);
             stats::add(of_bytes, bytes);
+            self.meter.arrived(protocol as u8, bytes);
         }
     }
 
