@@ -30,6 +30,7 @@ mod progress;
 mod repository;
 mod router;
 mod rtr;
+mod stats_details;
 mod stats_report;
 mod tracing;
 mod type_trees;
