@@ -22,6 +22,7 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, is_spawned: boo
     let is_simulated = cuda::is_simulated() && !config.trace_by_machine;
     let about = About {
         job: launch.hash.wrapping_add(u64::from(is_spawned)),
+        began_unix_ms: details::unix_ms(),
         size: u32::try_from(size).unwrap_or(0),
         host: trace::host(),
         is_simulated,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{json, Map, Value};
 
@@ -14,8 +15,10 @@ use crate::trace::clock;
 /// What the file says of the job, and names of what is counted by number.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// The job's identity: the same in all files of a run.
+    /// The job's identity on this node.
     pub job: u64,
+    /// Time of day of MPI_Init, ms since 1970: nodes have no identity of the job in common.
+    pub began_unix_ms: u64,
     /// Ranks in MPI_COMM_WORLD.
     pub size: u32,
     /// This host.
@@ -26,6 +29,12 @@ pub struct About {
     pub functions: Vec<&'static str>,
     /// Names of protocols, by number.
     pub protocols: Vec<&'static str>,
+}
+
+/// Time of day, ms since 1970.
+pub fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_millis() as u64
 }
 
 /// Set once counting has begun.
@@ -280,6 +289,7 @@ mod tests {
     fn names() -> About {
         About {
             job: 0xabc,
+            began_unix_ms: 0,
             size: 8,
             host: "node7".into(),
             is_simulated: false,

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{json, Map, Value};
 
+use super::details::unix_ms;
 use super::{About, Counter, Details, Reason, Snapshot, StatsTarget, FORMER};
 
 /// The paths by which payload arrives, each with its counters of messages and bytes. Their bytes
@@ -217,8 +218,9 @@ impl Summary {
         out
     }
 
-    /// The summary as JSON: `{"schema", "version", "job", "host", "size", "simulated", "ranks": [{"rank", "pid",
-    /// "counters", "fallbacks", "run_ns", "time_in_calls", "rates", "pairs"}], "totals": {"counters", "fallbacks"}}`,
+    /// The summary as JSON: `{"schema", "version", "job", "host", "began_unix_ms", "ended_unix_ms", "size", "simulated",
+    /// "ranks": [{"rank", "pid", "counters", "fallbacks", "run_ns", "time_in_calls", "rates", "pairs"}], "totals":
+    /// {"counters", "fallbacks"}}`,
     /// where `counters` maps each name to a number and `fallbacks` each reason to `{"messages", "bytes"}`. Renamed
     /// counters have their former names as well. A rank that has not got to MPI_Finalize lacks what its
     /// [`Details`] have.
@@ -245,6 +247,8 @@ impl Summary {
         if let Some(about) = self.about {
             summary.insert("job".into(), format!("{:016x}", about.job).into());
             summary.insert("host".into(), about.host.as_str().into());
+            summary.insert("began_unix_ms".into(), about.began_unix_ms.into());
+            summary.insert("ended_unix_ms".into(), unix_ms().into());
             summary.insert("size".into(), about.size.into());
             summary.insert("simulated".into(), about.is_simulated.into());
         }

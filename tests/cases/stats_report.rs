@@ -166,6 +166,7 @@ fn the_files_of_two_nodes_are_one_job() {
         job(mpi, 4, "counted")
             .args(&["ring"])
             .on_two_nodes()
+            .env("ANABRANCH_TRACE_BY_MACHINE", "on")
             .env(
                 "ANABRANCH_STATS",
                 &folder.join("s-%r.json").display().to_string(),

@@ -20,6 +20,10 @@ pub struct File {
     #[serde(default)]
     pub size: Option<u32>,
     #[serde(default)]
+    pub began_unix_ms: u64,
+    #[serde(default)]
+    pub ended_unix_ms: u64,
+    #[serde(default)]
     pub simulated: bool,
     pub ranks: Vec<Rank>,
     /// Where it was.
@@ -48,6 +52,22 @@ pub struct Rank {
     pub pairs_others: Option<Side>,
     #[serde(default)]
     pub pairs_unknown: Option<Side>,
+}
+
+/// Clocks of two hosts may be apart by this, ms.
+const APART_MS: u64 = 60_000;
+
+impl File {
+    /// Whether it may be of the same run. A job has an identity on each node; nodes have none in common, but were in it at
+    /// the same time.
+    pub fn may_go_with(&self, other: &File) -> bool {
+        let apart = if self.host == other.host { 0 } else { APART_MS };
+        let begins_before_end = |one: &File, other: &File| {
+            one.began_unix_ms <= other.ended_unix_ms.saturating_add(apart)
+        };
+        let at_once = begins_before_end(self, other) && begins_before_end(other, self);
+        self.size == other.size && (self.job == other.job || at_once)
+    }
 }
 
 /// Messages and bytes.
@@ -164,6 +184,35 @@ fn parse(bytes: &[u8]) -> Result<File, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_of_a_run_were_in_it_at_the_same_time() {
+        let file = |(job, host, size): (&str, &str, u32), (began, ended): (u64, u64)| File {
+            schema: 3,
+            version: String::new(),
+            job: Some(job.into()),
+            host: Some(host.into()),
+            size: Some(size),
+            began_unix_ms: began,
+            ended_unix_ms: ended,
+            simulated: false,
+            ranks: Vec::new(),
+            path: PathBuf::new(),
+        };
+        let first = file(("a", "n1", 4), (100_000, 200_000));
+        for (other, is_of_run) in [
+            (file(("a", "n1", 4), (100_001, 200_000)), true),
+            (file(("b", "n2", 4), (150_000, 250_000)), true),
+            (file(("b", "n2", 4), (250_000, 300_000)), true),
+            (file(("b", "n2", 4), (260_001, 300_000)), false),
+            (file(("b", "n2", 5), (150_000, 250_000)), false),
+            (file(("b", "n1", 4), (200_001, 300_000)), false),
+            (file(("b", "n1", 4), (150_000, 300_000)), true),
+        ] {
+            assert_eq!(first.may_go_with(&other), is_of_run, "{other:?}");
+            assert_eq!(other.may_go_with(&first), is_of_run, "{other:?}");
+        }
+    }
 
     #[test]
     fn what_is_wrong_with_a_file_is_said() {

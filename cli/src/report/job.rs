@@ -34,7 +34,7 @@ impl Job {
     fn refused(&self, file: &File) -> Option<String> {
         let first = self.files.first()?;
         let (path, of_first) = (file.path.display(), first.path.display());
-        if file.job != first.job || file.size != first.size {
+        if !file.may_go_with(first) {
             return Some(format!(
                 "{path}: it is of another run than {of_first}, and left out: name the files of one run"
             ));
