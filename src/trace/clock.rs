@@ -17,6 +17,11 @@ pub(crate) fn choose(clock: Option<fn() -> u64>) {
     }
 }
 
+/// Whether times are ticks.
+pub(crate) fn has_ticks() -> bool {
+    TICKS.load(Ordering::Relaxed)
+}
+
 /// The time, in ticks or nanoseconds.
 #[inline]
 pub(crate) fn now() -> u64 {
@@ -28,7 +33,7 @@ pub(crate) fn now() -> u64 {
 }
 
 /// Ticks and nanoseconds at the same time, where times are ticks.
-pub(crate) fn pair() -> Option<(u64, u64)> {
+pub(super) fn pair() -> Option<(u64, u64)> {
     if !TICKS.load(Ordering::Relaxed) {
         return None;
     }

@@ -110,6 +110,12 @@ impl Job {
         if let Some(list) = listed(folded.map(|(rank, _)| rank.rank)) {
             notes.push(format!("rank {list} has dealt with more than 4096 others: those beyond are not among the pairs"));
         }
+        let is_unknown = self
+            .ranks()
+            .filter(|(rank, _)| rank.pairs_unknown.is_some());
+        if let Some(list) = listed(is_unknown.map(|(rank, _)| rank.rank)) {
+            notes.push(format!("rank {list} has sent or received on communicators that the library does not know: these messages are not among the pairs"));
+        }
         notes
     }
 
