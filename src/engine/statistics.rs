@@ -13,9 +13,9 @@ use crate::transfer::life::Protocol;
 
 /// Begins to count calls and messages, if a file is wanted.
 pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, is_spawned: bool) {
-    let StatsTarget::File(_) = config.stats else {
+    if !config.stats_details || !matches!(config.stats, StatsTarget::File(_)) {
         return;
-    };
+    }
     let mut size = 0;
     mpi::native::comm_size(abi.comm_world, mpi::Out::of(&mut size));
     // The clock of a trace, which may be written beside the file.

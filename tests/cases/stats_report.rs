@@ -317,6 +317,26 @@ fn a_file_of_an_older_library() {
     });
 }
 
+/// Counters alone, where no more is wanted.
+#[test]
+fn counters_alone() {
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("stats");
+        let file = folder.join("s");
+        job(mpi, 2, "counted")
+            .args(&["late"])
+            .env("ANABRANCH_STATS", &file.display().to_string())
+            .env("ANABRANCH_STATS_DETAILS", "off")
+            .passes();
+        let value = json(&[&file]);
+        assert_eq!(value["calls"], Value::Array(vec![]), "{value:#}");
+        let note = value["notes"][0].as_str().unwrap_or_default();
+        assert!(note.contains("counters only"), "{value:#}");
+        assert_eq!(value["ranks"][1]["sent_bytes"], 100, "{value:#}");
+        let _ = fs::remove_dir_all(folder);
+    });
+}
+
 /// One command counts and reports.
 #[test]
 fn counted_and_reported_in_one_go() {

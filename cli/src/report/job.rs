@@ -80,6 +80,13 @@ impl Job {
                 file.version
             ));
         }
+        if self
+            .files
+            .iter()
+            .any(|file| file.schema >= 3 && file.job.is_none())
+        {
+            notes.push("ANABRANCH_STATS_DETAILS=off was set: there are counters only".into());
+        }
         if self.files.iter().any(|file| file.simulated) {
             notes.push("times are those of a simulated node: they tell little of host code, and nothing of a real GPU".into());
         }
@@ -96,7 +103,8 @@ impl Job {
         if let Some(list) = listed(missing) {
             notes.push(format!("no file has rank {list}: name the files of all nodes; ranks that run without the library have none"));
         }
-        let are_new = self.files.iter().filter(|file| file.schema >= 3);
+        // Without a job's identity nothing of this was wanted (ANABRANCH_STATS_DETAILS=off).
+        let are_new = self.files.iter().filter(|file| file.job.is_some());
         let mut silent: Vec<u32> = are_new
             .flat_map(|file| &file.ranks)
             .filter(|rank| rank.run_ns.is_none())
