@@ -125,7 +125,9 @@ options! {
     enabled: bool = Switch, "ANABRANCH", "on", User,
         "off: every call goes to the MPI library untouched, and nothing is printed";
     stats: StatsTarget = Statistics, "ANABRANCH_STATS", "off", User,
-        "write one summary at MPI_Finalize: 1 as text to stderr, or a file name for JSON";
+        "write one summary at MPI_Finalize: 1 as text to stderr, or a file name for JSON, which `anabranch report` reads: %r in it is the lowest rank of the node";
+    stats_details: bool = Switch, "ANABRANCH_STATS_DETAILS", "on", User,
+        "off: the file of ANABRANCH_STATS has counters only, which cost next to nothing, and no calls, rates and pairs";
     trace: Option<PathBuf> = File, "ANABRANCH_TRACE", "", User,
         "record calls and messages into a file of each rank, which `anabranch trace` reads: %r in its name is the rank, %h the host";
     nvtx: bool = Switch, "ANABRANCH_NVTX", "off", User,

@@ -3,9 +3,15 @@
 //!
 //! To add a counter or a reason, add one row to its table below.
 
+mod advice;
+pub mod calls;
+pub mod details;
+pub mod meter;
 mod summary;
 mod target;
 
+pub use details::{About, Details};
+pub use meter::{Meter, SentBy};
 pub use summary::{RankSnapshot, Summary};
 pub use target::{spawned, StatsTarget};
 

@@ -8,6 +8,7 @@ mod elf;
 mod exec;
 mod plan;
 mod preload;
+mod report;
 mod run;
 mod table;
 mod topo;
@@ -48,6 +49,8 @@ enum Command {
     Plan(plan::Arguments),
     /// Merge the traces of a job's ranks, and say what their calls and messages did
     Trace(trace::Arguments),
+    /// Merge the statistics of a job's nodes, and say what calls, paths and pairs of ranks did
+    Report(report::Arguments),
     /// Measure bandwidth or latency between ranks 0 and 1
     Bench(bench::Arguments),
     /// Measure what a plan of `compare` lists, in one launch
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
         Command::Topo(arguments) => topo::main(&arguments),
         Command::Plan(arguments) => plan::main(&arguments),
         Command::Trace(arguments) => trace::main(&arguments),
+        Command::Report(arguments) => report::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Suite(arguments) => bench::suite::main(&arguments),
         Command::Compare(arguments) => compare::main(&arguments),

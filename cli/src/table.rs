@@ -34,6 +34,22 @@ where
     text
 }
 
+/// A table with its title and heads of columns, behind an empty line; nothing if it has no rows.
+pub fn titled(
+    title: &str,
+    alignment: &str,
+    head: &[&str],
+    rows: impl Iterator<Item = Vec<String>>,
+) -> String {
+    let mut rows = rows.peekable();
+    if rows.peek().is_none() {
+        return String::new();
+    }
+    let head = head.iter().map(|word| (*word).to_owned()).collect();
+    let table = text(alignment, std::iter::once(head).chain(rows));
+    format!("\n{title}\n{table}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::text;

@@ -11,10 +11,11 @@ use crate::config::{Config, MpiCuda};
 use crate::engine::core::Entry;
 use crate::engine::rtr::Unseen;
 use crate::engine::tracing;
-use crate::engine::{comms, early, engine, helper, requests, types, Core, Engine, Env, ENGINE};
+use crate::engine::{comms, early, engine, helper, requests, statistics, types};
+use crate::engine::{Core, Engine, Env, ENGINE};
 use crate::mpi::{guard, native, tools, Abi, Family, Function, Out};
 use crate::node::{Launch, Node, NodeError, Options, Peer};
-use crate::stats::{self, Counter, Reason, Snapshot, StatsTarget, Summary};
+use crate::stats::{self, Counter, RankSnapshot, Reason, Snapshot, StatsTarget, Summary};
 use crate::transfer::{self, node_options};
 use crate::{cuda, logging, mpi};
 
@@ -108,6 +109,7 @@ fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
         return Err("no communicator attribute".into());
     }
     tracing::begin(abi, &config, &launch, (world_rank, is_spawned));
+    statistics::begin(abi, &config, &launch, is_spawned);
     inject_panic(&config);
     guard::trace_calls_if_logged();
     set_up(
@@ -350,6 +352,7 @@ fn say_out_of_reach(engine: &Engine) {
 
 fn publish(engine: &Engine) {
     stats::publish(engine.env.node.own().counters());
+    statistics::publish(engine.env.node.own());
 }
 
 /// Longest wait in `MPI_Finalize` for a peer's counters.
@@ -367,12 +370,14 @@ fn summarize(engine: &Engine, peers: &[Arc<Peer>]) {
         while !peer.published() && Instant::now() < deadline && peer.alive() {
             backoff.snooze();
         }
-        summary.add(
-            peer.world_rank(),
-            peer.pid(),
-            Snapshot::load(peer.counters()),
-        );
+        summary.add(RankSnapshot {
+            rank: peer.world_rank(),
+            pid: peer.pid(),
+            values: Snapshot::load(peer.counters()),
+            details: statistics::of(peer),
+        });
     }
+    summary.tell(stats::details::about());
     let target = engine.env.config.stats.of_rank(engine.env.world_rank);
     if let Err(error) = summary.write(&target) {
         match target {

@@ -32,6 +32,7 @@ pub mod rtr;
 mod scope;
 mod send;
 pub mod sendrecv;
+mod statistics;
 mod survey;
 pub mod tracing;
 pub mod types;

@@ -26,7 +26,7 @@ use crate::mpi::{Abi, Comm, Request, Slot};
 use crate::node::{rtr, RTS_BYTES};
 use crate::policy::decided_by;
 use crate::policy::send::{self as policy, Lies, Maker, MakerFacts};
-use crate::stats::{self, Counter, Reason};
+use crate::stats::{self, meter, Counter, Reason, SentBy};
 use crate::trace::{self, record};
 use crate::transfer::life::{Life, Outcome, Protocol, State};
 use crate::transfer::story::{self, Story};
@@ -495,6 +495,10 @@ impl MakerFacts for Call<'_> {
         if self.info.is_none() && cuda::is_device(self.args.buffer) {
             // Nobody knows how long the message is, nor where its first byte lies.
             stats::left_native(Reason::UnknownType, 0);
+            let args = self.args;
+            meter::sent(SentBy::Native, 0, || {
+                comms::receiver(abi, args.comm, args.dest).rank()
+            });
         }
         self.info.is_some()
     }

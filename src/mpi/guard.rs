@@ -5,6 +5,7 @@
 
 use super::owned::OwnErrhandler;
 use super::{native, Comm, Datatype, Function, Out, Slot};
+use crate::stats::calls;
 use crate::trace::record::NO_PEER;
 use crate::trace::{self, Arguments};
 use std::any::Any;
@@ -27,6 +28,8 @@ const ASIDE: u8 = 8;
 const TOOLS: u8 = 16;
 /// Every call is recorded: see [`trace`](crate::trace).
 const RECORD: u8 = 32;
+/// The time in every call is counted: see [`stats::calls`].
+const COUNT: u8 = 64;
 
 /// All that an exported function looks at before it does anything, in one byte.
 static GATE: AtomicU8 = AtomicU8::new(TOOLS);
@@ -38,7 +41,7 @@ static PANIC_IN: AtomicU16 = AtomicU16::new(0);
 const OUTSIDE: u8 = 0;
 /// This thread is inside an exported function.
 const WITHIN: u8 = 1;
-/// It is, and records the call and calls error handlers at the end of it.
+/// It is, and records and counts the call and calls error handlers at the end of it.
 const OWING: u8 = 2;
 /// This thread has been in none of our functions yet.
 const NEW: u8 = 3;
@@ -163,6 +166,7 @@ fn let_last_words_through(comm: Comm) {
 #[cold]
 #[inline(never)]
 fn call_handlers() {
+    calls::end();
     trace::end_call();
     // What handlers raise in calls of their own is theirs: the list is taken before the first is called.
     for (comm, code) in RAISED.try_with(Cell::take).unwrap_or_default() {
@@ -286,7 +290,7 @@ pub fn inside() -> bool {
 #[inline(always)]
 pub fn announce(function: Function, seen: impl FnOnce() -> Seen) {
     let gate = GATE.load(Ordering::Relaxed);
-    if gate & (TRACE | INJECT | RECORD) != 0 {
+    if gate & (TRACE | INJECT | RECORD | COUNT) != 0 {
         announce_slowly(function, gate, seen);
     }
 }
@@ -385,6 +389,11 @@ pub fn stop_recording_calls() {
     set(RECORD, false);
 }
 
+/// From now on the time in every call is counted.
+pub fn count_calls() {
+    set(COUNT, true);
+}
+
 /// It asks whether something has happened, and does not wait.
 fn is_test(function: Function) -> bool {
     matches!(
@@ -417,6 +426,12 @@ fn record(function: Function, seen: &Seen) {
 fn announce_slowly(function: Function, gate: u8, seen: impl FnOnce() -> Seen) {
     if gate & RECORD != 0 {
         record(function, &seen());
+    }
+    if gate & COUNT != 0 {
+        calls::begin(function as u16);
+        if inside() {
+            INSIDE.set(OWING);
+        }
     }
     if gate & TRACE != 0 {
         log::trace!("call of {}", function.name());

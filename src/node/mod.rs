@@ -11,6 +11,7 @@
 
 mod cells;
 pub mod cpus;
+pub mod details;
 pub mod directory;
 pub mod gpu_page;
 pub mod launch;
@@ -61,7 +62,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, RTS.
-pub const PROTOCOL_VERSION: u16 = 22;
+pub const PROTOCOL_VERSION: u16 = 23;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]

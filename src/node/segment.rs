@@ -1,6 +1,7 @@
 //! This rank's own segment: slots for its outbox, and staging memory.
 
 use super::cells::Cells;
+use super::details::DETAIL_WORDS;
 use super::gpu_page::{OwnGpuPage, GPU_PAGE_BYTES};
 use super::map::Mapping;
 use super::pool::Pool;
@@ -328,6 +329,18 @@ impl Segment {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));
         }
         self.reserve(layout.wide_offset(), layout.wide_block_bytes.into())
+    }
+
+    /// Says the details of this rank's statistics, which are final. What there is no room for is left out.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn publish_details(&self, words: &[u64]) -> io::Result<()> {
+        let words = &words[..words.len().min(DETAIL_WORDS)];
+        let offset = self.view.layout().details_offset();
+        self.reserve(offset, (size_of_val(words) as u64).max(1))?;
+        self.view.write_details(words);
+        Ok(())
     }
 
     /// Allocates memory for one more block of wide staging than there are.

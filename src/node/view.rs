@@ -1,12 +1,13 @@
 //! A rank's segment in shared memory, as its owner and its peers see it.
 //!
 //! ```text
-//! header (two pages) | eager cells | chunks for staging | slots | sheets | GPU page | wide staging
+//! header (two pages) | eager cells | chunks for staging | slots | sheets | GPU page | wide staging | details
 //! ```
 //!
 //! Nothing in it is believed: indices are checked against the layout that was verified when the segment was
 //! mapped, and all words are atomics.
 
+use super::details::{DetailWords, DETAILS_BYTES, DETAIL_WORDS};
 use super::gpu_page::{GpuPage, GPU_PAGE_BYTES};
 use super::map::{will_read_rest, will_write, Mapping};
 use super::ring::Entry;
@@ -82,6 +83,8 @@ struct Flags {
     gpu_page_ready: AtomicU32,
     wide_ready: AtomicU32,
     computing: AtomicU32,
+    /// Words of the details that are there.
+    details_ready: AtomicU32,
 }
 
 /// All words that a peer writes beside a message, and those that it reads for that, in one line: each line
@@ -187,10 +190,15 @@ impl Layout {
             .saturating_add((GPU_PAGE_BYTES as u64).next_multiple_of(PAGE))
     }
 
-    /// Size of the segment, bytes.
-    pub fn bytes(&self) -> u64 {
+    /// Where the details of the statistics start, bytes.
+    pub fn details_offset(&self) -> u64 {
         let wide = u64::from(self.wide_blocks) * u64::from(self.wide_block_bytes);
         self.wide_offset().saturating_add(wide)
+    }
+
+    /// Size of the segment, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.details_offset().saturating_add(DETAILS_BYTES)
     }
 
     /// True if the sizes are ones that an owner may choose.
@@ -712,6 +720,29 @@ impl View {
         let region = (offset, GPU_PAGE_BYTES as u32, 1);
         self.backed(0, region, &flags.gpu_page_ready, &self.gpu_page_seen)?;
         self.map.object(usize::try_from(offset).ok()?)
+    }
+
+    /// Room for the details of the owner's statistics, and how many words of it are backed by memory.
+    pub(super) fn detail_words(&self) -> Option<(&DetailWords, usize)> {
+        let offset = usize::try_from(self.layout.details_offset()).ok()?;
+        let ready = self.header().flags.details_ready.load(Ordering::Acquire) as usize;
+        let count = ready.min(DETAIL_WORDS);
+        if count == 0 || !self.map.populate(offset, count * size_of::<u64>()) {
+            return None;
+        }
+        Some((self.map.object(offset)?, count))
+    }
+
+    /// Owner: memory is there for these details, which are final.
+    pub(super) fn write_details(&self, words: &[u64]) {
+        let offset = usize::try_from(self.layout.details_offset());
+        let room: Option<&DetailWords> = offset.ok().and_then(|at| self.map.object(at));
+        let Some(room) = room else { return };
+        let count = room.write(words);
+        self.header()
+            .flags
+            .details_ready
+            .store(count as u32, Ordering::Release);
     }
 
     /// The block of wide staging that unit `unit` is in.

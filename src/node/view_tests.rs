@@ -51,7 +51,9 @@ fn regions_follow_each_other_on_pages() {
     assert_eq!(LAYOUT.gpu_page_offset(), gpu_page);
     assert_eq!(LAYOUT.wide_offset(), gpu_page + GPU_PAGE);
     // Two blocks of two units of 256 KiB.
-    assert_eq!(LAYOUT.bytes(), gpu_page + GPU_PAGE + (4 << 18));
+    assert_eq!(LAYOUT.details_offset(), gpu_page + GPU_PAGE + (4 << 18));
+    // Two MiB for details, which take memory once they are there.
+    assert_eq!(LAYOUT.bytes(), LAYOUT.details_offset() + (2 << 20));
     // As many sheets of 256 bytes as slots: three pages more.
     let with_sheets = Layout {
         sheets: 40,

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde_json::{json, Map, Value};
 
-use super::StatsTarget;
-use super::{Counter, Reason, Snapshot, FORMER};
+use super::details::unix_ms;
+use super::{About, Counter, Details, Reason, Snapshot, StatsTarget, FORMER};
 
 /// The paths by which payload arrives, each with its counters of messages and bytes. Their bytes
 /// add up to what the engine delivered.
@@ -118,19 +118,28 @@ pub struct RankSnapshot {
     pub pid: u32,
     /// Its values.
     pub values: Snapshot,
+    /// Its calls and messages one by one, if they are counted and it has got to MPI_Finalize.
+    pub details: Option<Details>,
 }
 
 /// The values of all ranks of a node that were collected.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     ranks: Vec<RankSnapshot>,
+    /// Of the job, if calls and messages are counted.
+    about: Option<&'static About>,
 }
 
 impl Summary {
     /// Adds a rank.
-    pub fn add(&mut self, rank: u32, pid: u32, values: Snapshot) {
-        self.ranks.push(RankSnapshot { rank, pid, values });
+    pub fn add(&mut self, rank: RankSnapshot) {
+        self.ranks.push(rank);
         self.ranks.sort_by_key(|entry| entry.rank);
+    }
+
+    /// What the file says of the job.
+    pub fn tell(&mut self, about: Option<&'static About>) {
+        self.about = about;
     }
 
     /// The sum over the ranks.
@@ -209,34 +218,49 @@ impl Summary {
         out
     }
 
-    /// The summary as JSON: `{"schema", "version", "ranks": [{"rank", "pid", "counters", "fallbacks"}],
-    /// "totals": {"counters", "fallbacks"}}`, where `counters` maps each name to a number and
-    /// `fallbacks` each reason to `{"messages", "bytes"}`. Renamed counters have their former names as well.
+    /// The summary as JSON: `{"schema", "version", "job", "host", "began_unix_ms", "ended_unix_ms", "size", "simulated",
+    /// "ranks": [{"rank", "pid", "counters", "fallbacks", "run_ns", "time_in_calls", "rates", "pairs"}], "totals":
+    /// {"counters", "fallbacks"}}`,
+    /// where `counters` maps each name to a number and `fallbacks` each reason to `{"messages", "bytes"}`. Renamed
+    /// counters have their former names as well. A rank that has not got to MPI_Finalize lacks what its
+    /// [`Details`] have.
     pub fn json(&self) -> Value {
         let ranks: Vec<Value> = self
             .ranks
             .iter()
             .map(|entry| {
-                json!({
-                    "rank": entry.rank,
-                    "pid": entry.pid,
-                    "counters": counters(&entry.values),
-                    "fallbacks": fallbacks(&entry.values),
-                })
+                let mut fields = Map::new();
+                fields.insert("rank".into(), entry.rank.into());
+                fields.insert("pid".into(), entry.pid.into());
+                fields.insert("counters".into(), counters(&entry.values));
+                fields.insert("fallbacks".into(), fallbacks(&entry.values));
+                if let (Some(details), Some(about)) = (&entry.details, self.about) {
+                    fields.extend(details.json(about));
+                }
+                Value::from(fields)
             })
             .collect();
         let totals = self.totals();
-        json!({
-            "schema": SCHEMA,
-            "version": env!("CARGO_PKG_VERSION"),
-            "ranks": ranks,
-            "totals": { "counters": counters(&totals), "fallbacks": fallbacks(&totals) },
-        })
+        let mut summary = Map::new();
+        summary.insert("schema".into(), SCHEMA.into());
+        summary.insert("version".into(), env!("CARGO_PKG_VERSION").into());
+        if let Some(about) = self.about {
+            summary.insert("job".into(), format!("{:016x}", about.job).into());
+            summary.insert("host".into(), about.host.as_str().into());
+            summary.insert("began_unix_ms".into(), about.began_unix_ms.into());
+            summary.insert("ended_unix_ms".into(), unix_ms().into());
+            summary.insert("size".into(), about.size.into());
+            summary.insert("simulated".into(), about.is_simulated.into());
+        }
+        summary.insert("ranks".into(), ranks.into());
+        let totals = json!({ "counters": counters(&totals), "fallbacks": fallbacks(&totals) });
+        summary.insert("totals".into(), totals);
+        summary.into()
     }
 }
 
-/// The form of the JSON: 1 had no such number, and the former names of counters only.
-const SCHEMA: u32 = 2;
+/// The form of the JSON: 1 had no such number, and the former names of counters only; 2 had no calls, rates and pairs.
+const SCHEMA: u32 = 3;
 
 /// A name with messages and bytes.
 type Line = (&'static str, u64, u64);
@@ -315,8 +339,14 @@ mod tests {
             .collect();
         let values = Snapshot::from_words(&words);
         let mut summary = Summary::default();
-        summary.add(1, 11, values.clone());
-        summary.add(0, 10, values);
+        for (rank, pid) in [(1, 11), (0, 10)] {
+            summary.add(RankSnapshot {
+                rank,
+                pid,
+                values: values.clone(),
+                details: None,
+            });
+        }
         summary
     }
 

@@ -10,16 +10,21 @@ static TICKS: AtomicBool = AtomicBool::new(false);
 static CLOCK: OnceLock<fn() -> u64> = OnceLock::new();
 
 /// Chooses the clock: the given one, which has nanoseconds, or the machine's.
-pub(super) fn choose(clock: Option<fn() -> u64>) {
+pub(crate) fn choose(clock: Option<fn() -> u64>) {
     match clock {
         Some(clock) => _ = CLOCK.set(clock),
         None => TICKS.store(are_even(), Ordering::Relaxed),
     }
 }
 
+/// Whether times are ticks.
+pub(crate) fn has_ticks() -> bool {
+    TICKS.load(Ordering::Relaxed)
+}
+
 /// The time, in ticks or nanoseconds.
 #[inline]
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     if TICKS.load(Ordering::Relaxed) {
         ticks()
     } else {

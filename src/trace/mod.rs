@@ -12,7 +12,7 @@
 //! A file has a header, a JSON object that names what the records number, then records, and an [`record::End`] as
 //! the last one if the process ended in order.
 
-mod clock;
+pub(crate) mod clock;
 mod copies;
 mod layout;
 pub mod nvtx;

@@ -276,6 +276,8 @@ impl Fetch {
         };
         let mut life = Life::matched();
         life.trace_message(&message, rts.nonce);
+        // Of what is written before it is matched nobody here knows when that began.
+        life.meter.begin(message.source, put.is_none());
         let _copies = life.copies();
         let mut fetch = Box::new(Fetch {
             claim: Claim {

@@ -10,7 +10,7 @@ use std::ffi::c_int;
 
 use super::fault;
 use super::story::Path;
-use crate::stats::{self, Counter};
+use crate::stats::{self, Counter, Meter};
 use crate::trace;
 
 /// How a payload comes to its receiver.
@@ -297,6 +297,8 @@ pub struct Life {
     protocol: Option<Protocol>,
     /// How the trace follows it.
     traced: trace::Followed,
+    /// What the statistics know of it.
+    pub meter: Meter,
 }
 
 impl Life {
@@ -307,6 +309,7 @@ impl Life {
             state: State::Prepared,
             protocol: None,
             traced: trace::Followed::NONE,
+            meter: Meter::NONE,
         }
     }
 
@@ -324,6 +327,7 @@ impl Life {
             state: State::Matched,
             protocol: None,
             traced: trace::Followed::NONE,
+            meter: Meter::NONE,
         }
     }
 
@@ -401,6 +405,7 @@ impl Life {
         if let (Side::Receiver, Some((messages, of_bytes))) = (self.side, protocol.counters()) {
             stats::add(messages, 1);
             stats::add(of_bytes, bytes);
+            self.meter.arrived(protocol as u8, bytes);
         }
     }
 

@@ -32,6 +32,8 @@ mod progress;
 mod repository;
 mod router;
 mod rtr;
+mod stats_details;
+mod stats_report;
 mod trace_page;
 mod tracing;
 mod tracing_cases;

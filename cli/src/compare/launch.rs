@@ -137,6 +137,10 @@ impl<'a> Launches<'a> {
         let mut variables = setting.variables.clone();
         if setting.preload {
             variables.insert("ANABRANCH_STATS".into(), stats.display().to_string());
+            // Counters are all that is read here, and the rest takes time in each call.
+            variables
+                .entry("ANABRANCH_STATS_DETAILS".into())
+                .or_insert_with(|| "off".into());
         }
         let mut program: Vec<OsString> = vec![self.arguments.jacobi.clone()];
         program.extend(

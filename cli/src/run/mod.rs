@@ -5,6 +5,7 @@ pub mod gpus;
 pub mod launcher;
 pub mod program;
 mod simulator;
+mod statistics;
 mod supervise;
 
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ use clap::Args;
 use crate::{preload, trace, Failure};
 use launcher::{Family, Launcher};
 use simulator::Simulation;
+use statistics::Statistics;
 
 /// Arguments of `anabranch run`.
 #[derive(Args)]
@@ -44,6 +46,9 @@ pub struct Arguments {
     /// of them
     #[arg(long, value_name = "FILE", conflicts_with = "vanilla")]
     trace: Option<PathBuf>,
+    /// Write statistics into a file of each node, as ANABRANCH_STATS=FILE does, and print on stderr what `anabranch report` says of them
+    #[arg(long, value_name = "FILE", conflicts_with = "vanilla")]
+    stats: Option<PathBuf>,
     /// A further argument for the launcher (may be given several times)
     #[arg(long = "mpirun-arg", value_name = "ARG", allow_hyphen_values = true)]
     extra: Vec<OsString>,
@@ -82,7 +87,19 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .as_deref()
         .map(|file| Traces::prepare(file, arguments.ranks))
         .transpose()?;
-    let mut command = command_line(arguments, &launcher, simulation.as_ref(), traces.as_ref())?;
+    let statistics = arguments
+        .stats
+        .as_deref()
+        .map(|file| Statistics::prepare(file, arguments.ranks))
+        .transpose()?;
+    let mut set: Vec<(String, OsString)> = Vec::new();
+    if let Some(traces) = &traces {
+        set.push(("ANABRANCH_TRACE".into(), traces.name.clone().into()));
+    }
+    if let Some(statistics) = &statistics {
+        set.push(("ANABRANCH_STATS".into(), statistics.name.clone().into()));
+    }
+    let mut command = command_line(arguments, &launcher, simulation.as_ref(), set)?;
     // `anabranch exec` sets each rank up. What ranks spawn gets the launcher's environment.
     let folder = simulation.as_ref().map(|simulation| &*simulation.folder);
     preload::set_up(&mut command, library.as_deref(), folder);
@@ -94,6 +111,9 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     drop(simulation);
     if let Some(traces) = traces {
         traces.report();
+    }
+    if let Some(statistics) = statistics {
+        statistics.report();
     }
     Ok(ExitCode::from(status))
 }
@@ -159,25 +179,21 @@ impl Traces {
     }
 }
 
-/// The launcher with its options, up to and including `anabranch exec` and its options.
+/// The launcher with its options, up to and including `anabranch exec` and its options. These variables are set, too.
 fn command_line(
     arguments: &Arguments,
     launcher: &Launcher,
     simulation: Option<&Simulation>,
-    traces: Option<&Traces>,
+    mut variables: Vec<(String, OsString)>,
 ) -> anyhow::Result<Command> {
     let mut command = launcher.command();
     command.arg("-np").arg(arguments.ranks.to_string());
-    let mut variables: Vec<(String, OsString)> = Vec::new();
     if let Some(simulation) = simulation {
         variables.extend(simulation.variables());
     }
     if let (Some(count), None) = (arguments.gpus, simulation) {
         let list: Vec<String> = (0..count).map(|gpu| gpu.to_string()).collect();
         variables.push(("CUDA_VISIBLE_DEVICES".into(), list.join(",").into()));
-    }
-    if let Some(traces) = traces {
-        variables.push(("ANABRANCH_TRACE".into(), traces.name.clone().into()));
     }
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     launcher.add_options(&mut command, arguments.ranks, &exported(&variables));

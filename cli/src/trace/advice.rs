@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use anabranch_engine::stats::Reason;
 use serde::Serialize;
 
 use super::job::{Job, Place, Rank};
@@ -43,35 +44,10 @@ pub fn advice(job: &Job, links: &[Link]) -> Vec<Advice> {
     all
 }
 
-/// What to try against a reason why the library did not carry a send.
-fn remedy(reason: &str) -> &'static str {
-    match reason {
-        "too_small" => "nothing, if they are few; else a smaller ANABRANCH_THRESHOLD",
-        "not_on_node" => "nothing: messages between nodes are the MPI library's",
-        "not_registered" => {
-            "start all ranks with the library; in containers share PID and IPC namespaces and /dev/shm; anabranch \
-             doctor tells which is missing"
-        }
-        "not_ready" => "nothing: only the first messages of a job are concerned",
-        "helper_off" => "unset ANABRANCH_HELPER",
-        "unknown_comm" | "intercomm" => "send over a communicator made of MPI_COMM_WORLD",
-        "unknown_type" | "non_contiguous" => {
-            "send contiguous memory, or pack on the GPU into a buffer that is kept"
-        }
-        "no_slot" => "a larger ANABRANCH_SLOTS, or a larger /dev/shm",
-        "no_cell" => "post receives earlier, or fewer sends at a time",
-        "not_exportable" | "mapping_failed" => {
-            "memory of cudaMalloc, or of pools whose handles can be exported; in \
-             containers the same GPUs visible to all ranks"
-        }
-        "mixed" => "buffers that lie in one allocation",
-        "buffered" => "MPI_Isend in place of MPI_Ibsend",
-        "replace" => "MPI_Sendrecv with two buffers",
-        "no_context" => "make the CUDA context of the buffer's device current before the first call",
-        "driver_error" => "ANABRANCH_LOG=warn, which tells the error",
-        "out_of_memory" => "leave memory free on the GPU and in /dev/shm",
-        _ => "anabranch doctor",
-    }
+/// What to try against a reason, which another version may have and this one not.
+fn remedy(reason: &str) -> String {
+    let known = Reason::ALL.iter().find(|known| known.name() == reason);
+    known.map_or_else(|| "anabranch doctor".into(), |known| known.advice().into())
 }
 
 fn not_carried(job: &Job, all: &mut Vec<Advice>) {
@@ -89,7 +65,7 @@ fn not_carried(job: &Job, all: &mut Vec<Advice>) {
         all.push(Advice {
             what: format!("sends of device buffers were left to the MPI library: {reason}"),
             evidence: format!("{messages} messages, {bytes} bytes"),
-            try_this: remedy(reason).to_owned(),
+            try_this: remedy(reason),
         });
     }
 }

@@ -69,7 +69,8 @@ impl Calls<'_> {
     fn after(&self, number: u64) -> usize {
         let first = self.calls.first().map_or(0, |call| call.number);
         let most = number.saturating_sub(first).saturating_add(1);
-        let most = usize::try_from(most).map_or(self.calls.len(), |most| most.min(self.calls.len()));
+        let most =
+            usize::try_from(most).map_or(self.calls.len(), |most| most.min(self.calls.len()));
         let is_there = |most: usize| self.calls[most - 1].number == number;
         if most > 0 && is_there(most) {
             return most;

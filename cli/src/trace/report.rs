@@ -304,12 +304,7 @@ fn part(
     head: &[&str],
     rows: impl Iterator<Item = Vec<String>>,
 ) {
-    let mut rows = rows.peekable();
-    if rows.peek().is_some() {
-        let head = head.iter().map(|word| (*word).to_owned()).collect();
-        let table = table::text(alignment, std::iter::once(head).chain(rows));
-        let _ = write!(text, "\n{title}\n{table}");
-    }
+    *text += &table::titled(title, alignment, head, rows);
 }
 
 fn named(groups: BTreeMap<&'static str, Group>) -> BTreeMap<String, Group> {

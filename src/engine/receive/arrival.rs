@@ -449,6 +449,7 @@ impl Core {
                 ..trace::about(record::Side::Receiver, bytes)
             });
             receive.life.trace_post(receive.post);
+            receive.life.meter.came_from(of.and_then(Of::rank));
         }
         receive.life.transition(State::Matched);
         if receive.is_for_device() {

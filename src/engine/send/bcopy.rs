@@ -18,7 +18,7 @@ use crate::engine::{Engine, Env};
 use crate::mpi::owned::OwnRequest;
 use crate::mpi::{Comm, Family};
 use crate::node::{Sums, RTS_BYTES};
-use crate::stats::{self, Counter, Reason};
+use crate::stats::{self, meter, Counter, Reason, SentBy};
 use crate::trace;
 use crate::transfer::fault::{self, Of, Path};
 use crate::transfer::life::{Life, Protocol, Side, State};
@@ -92,6 +92,7 @@ impl Engine {
         let request = unsafe { self.send_packed_counted(&mut core, args, &data) }?;
         stats::add(Counter::SendsBcopy, 1);
         stats::add(Counter::SendsBcopyBytes, bytes);
+        meter::sent(SentBy::Bcopy, bytes, || self.of(args).rank());
         // The program may use its buffer again.
         let complete = args.completes_alone(env, bytes);
         let story = Story {

@@ -15,7 +15,7 @@ use crate::mpi::owned::OwnRequest;
 use crate::node::{Message, Peer, Sums, RTS_BYTES};
 use crate::policy::decided_by;
 use crate::policy::send::{self as policy, Comm, RtsFacts, Whereabouts};
-use crate::stats::{self, Counter, Reason};
+use crate::stats::{self, meter, Counter, Reason, SentBy};
 use crate::transfer::export::describe;
 use crate::transfer::fetch::{flag, uses_host};
 use crate::transfer::history::LastSent;
@@ -165,6 +165,11 @@ impl Core {
         };
         stats::add(messages, 1);
         stats::add(of_bytes, bytes);
+        let way = match origin {
+            Origin::Device(_) => SentBy::Rts,
+            Origin::Host(_) => SentBy::HostRts,
+        };
+        meter::sent(way, bytes, || Some(peer.world_rank()));
         let is_exported = message.flags & (flag::EXPORTED | flag::HOST) != 0;
         if message.flags & flag::EXPORTED != 0 && env.puts(bytes) {
             self.history.exchanges.note_sent(peer.world_rank());

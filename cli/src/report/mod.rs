@@ -1,0 +1,73 @@
+//! `anabranch report`: what the ranks of a job have counted (`ANABRANCH_STATS=FILE`).
+
+mod file;
+mod job;
+mod remarks;
+mod sums;
+mod text;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+
+use job::Job;
+use sums::Report;
+
+use crate::Failure;
+
+/// Merges the files of a job's nodes, which ANABRANCH_STATS=FILE makes, and says what calls and messages did
+#[derive(Args)]
+pub struct Arguments {
+    /// The files of all nodes
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// Write the same as JSON; - is stdout, which then has no text
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub fn main(arguments: &Arguments) -> Result<ExitCode> {
+    let job = Job::read(&arguments.files);
+    for line in &job.left_out {
+        crate::complain(line);
+    }
+    if job.files.is_empty() {
+        return Ok(ExitCode::from(2));
+    }
+    let report = Report::new(&job);
+    if let Some(path) = &arguments.json {
+        let json = serde_json::to_string_pretty(&report)? + "\n";
+        write(path, &json)
+            .map_err(|error| Failure::new(2, format!("--json {}: {error}", path.display())))?;
+    }
+    if arguments.json.as_deref() != Some(Path::new("-")) {
+        write(Path::new("-"), &report.text())?;
+    }
+    // What there is is shown; a script learns that it is not all that was asked for.
+    Ok(ExitCode::from(u8::from(!job.left_out.is_empty())))
+}
+
+/// What the files say, for people, and what is wrong with some of them.
+pub fn text(files: &[PathBuf]) -> (String, Vec<String>) {
+    let job = Job::read(files);
+    let text = match job.files.is_empty() {
+        true => String::new(),
+        false => Report::new(&job).text(),
+    };
+    (text, job.left_out)
+}
+
+/// `-` is stdout, whose reader may have seen enough.
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    if path != Path::new("-") {
+        return std::fs::write(path, text);
+    }
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
+    }
+}
