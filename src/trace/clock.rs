@@ -51,7 +51,13 @@ pub(super) fn pair() -> Option<(u64, u64)> {
 
 /// The same clock in all processes of a machine, ns.
 pub fn machine_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // The system's library, and not another reader of the vdso: valgrind hides that.
+    // SAFETY: it is written to; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 

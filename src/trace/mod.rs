@@ -405,4 +405,49 @@ mod tests {
             assert_eq!(file_of(Path::new(name), 3, "node7"), Path::new(file));
         }
     }
+
+    /// What a message and its call cost: `cargo test --release --lib trace::tests::cost -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "a measurement"]
+    fn cost() {
+        let folder = tempfile::tempdir().expect("a folder");
+        open(&folder.path().join("t"), "{}", None).expect("a file");
+        let arguments = Arguments {
+            comm: 5,
+            peer: 1,
+            tag: 2,
+            count: 8,
+            bytes: 8,
+        };
+        const COUNT: u32 = 1_000_000;
+        let mut best = [f64::MAX; 3];
+        for _ in 0..5 {
+            let begun = std::time::Instant::now();
+            for _ in 0..COUNT {
+                begin_call(1, false, &arguments);
+                end_call();
+            }
+            let call = begun.elapsed().as_nanos() as f64 / f64::from(COUNT);
+            let begun = std::time::Instant::now();
+            for _ in 0..COUNT {
+                let followed = message(about(record::Side::Sender, 8), 5);
+                change(followed, 2, 0, Some(Moment::Matched));
+                change(followed, 4, 5, Some(Moment::Moving));
+                change(followed, 6, 5, Some(Moment::Landed));
+                over(followed, 7, 5, Outcome::Complete);
+            }
+            let of_message = begun.elapsed().as_nanos() as f64 / f64::from(COUNT);
+            let begun = std::time::Instant::now();
+            for _ in 0..COUNT {
+                let copying = Copying::new([Some([1; 16]), Some([2; 16])], 0, 8, 1);
+                Launched::now(copying.into_iter()).ended(0);
+            }
+            let copy = begun.elapsed().as_nanos() as f64 / f64::from(COUNT);
+            for (best, now) in best.iter_mut().zip([call, of_message, copy]) {
+                *best = best.min(now);
+            }
+        }
+        println!("ns for a call, a message, a copy: {best:.1?}");
+        close(true);
+    }
 }

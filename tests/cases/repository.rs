@@ -409,7 +409,7 @@ const UNSAFE: [(&str, usize); 8] = [
     ("exec", 16),
     ("mpi", 97),
     ("node", 41),
-    ("trace", 15),
+    ("trace", 17),
     ("transfer", 26),
 ];
 

@@ -51,8 +51,11 @@ fn traced(mpi: &Mpi, ranks: usize, case: &str, env: &[(&str, &str)]) -> Value {
     report
 }
 
+/// Messages and bytes by source and destination.
+type Matrix = BTreeMap<(u64, u64), (u64, u64)>;
+
 /// Messages and bytes that each rank sent to each.
-fn pairs(report: &Value) -> BTreeMap<(u64, u64), (u64, u64)> {
+fn pairs(report: &Value) -> Matrix {
     let pairs = report["pairs"].as_array().expect("pairs");
     let numbers = pairs.iter().map(|pair| {
         let number = |at: usize| pair[at].as_u64().expect("a number");
@@ -68,7 +71,7 @@ fn patterns_are_told_apart() {
     on("openmpi", |mpi| {
         let ends = |from: u64, by: u64| (from, (from + by) % RANKS);
         let all = || 0..RANKS;
-        let mut expected: Vec<(&str, BTreeMap<(u64, u64), (u64, u64)>)> = Vec::new();
+        let mut expected: Vec<(&str, Matrix)> = Vec::new();
         let ring = |messages: u64, bytes: u64| -> BTreeMap<_, _> {
             all()
                 .map(|from| (ends(from, 1), (messages, messages * bytes)))
@@ -89,7 +92,7 @@ fn patterns_are_told_apart() {
             "allreduce_doubling",
             partners.map(|ends| (ends, (1, BYTES))).collect(),
         ));
-        let mut scattered: BTreeMap<(u64, u64), (u64, u64)> = BTreeMap::new();
+        let mut scattered = Matrix::new();
         for step in 0..STEPS {
             for from in all().filter(|from| (from + step) % 3 != 0) {
                 let row = scattered.entry(ends(from, 1 + (step * step + 3 * step) % (RANKS - 1)));
@@ -135,13 +138,8 @@ fn eager_and_rendezvous_by_size() {
                     )
                 })
                 .collect();
-            // The first ones may go by bcopy: their receiver has not used a device before.
-            let known: Vec<_> = sizes
-                .iter()
-                .filter(|(_, protocol)| *protocol != "bcopy")
-                .collect();
-            assert!(known.len() >= 5, "{sizes:?}");
-            for (bytes, protocol) in known {
+            assert_eq!(sizes.len(), 9, "1 KiB to 256 KiB: {sizes:?}");
+            for (bytes, protocol) in &sizes {
                 assert_eq!(
                     *protocol == "eager",
                     *bytes <= eager,

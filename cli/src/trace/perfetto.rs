@@ -1,7 +1,7 @@
 //! A trace that Perfetto's viewer opens (ui.perfetto.dev): the messages of its protocol buffers that are needed, by their
 //! numbers in perfetto/trace/*.proto.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use prost::Message as _;
@@ -166,7 +166,79 @@ pub fn write(job: &Job, to: impl Write) -> io::Result<()> {
             }
         }
     }
+    write_copies(&mut out, job)?;
     out.to.flush()
+}
+
+/// Copies from one place to another on one kind of path, and the tracks that they need.
+struct LinkTracks {
+    first: u64,
+    busy: Vec<u64>,
+}
+
+/// Copies by link, each with the number of its message.
+fn write_copies<W: Write>(out: &mut Writer<W>, job: &Job) -> io::Result<()> {
+    const LINKS: u64 = 1 << 60;
+    if !job.copies.is_empty() {
+        out.track(Track {
+            uuid: LINKS,
+            process: Some(Process {
+                pid: 0,
+                name: "links".into(),
+            }),
+            ..Track::default()
+        })?;
+    }
+    let mut links: BTreeMap<(usize, usize, &str), LinkTracks> = BTreeMap::new();
+    for copy in &job.copies {
+        let first = LINKS + ((links.len() as u64 + 1) << 32);
+        let link = links
+            .entry((copy.from, copy.to, copy.path))
+            .or_insert(LinkTracks {
+                first,
+                busy: Vec::new(),
+            });
+        let span = (copy.launched_ns, copy.end_ns);
+        let known = link.busy.len();
+        let track = link.first + lane(&mut link.busy, span);
+        if link.busy.len() > known {
+            let name = |place: usize| job.places[place].name.as_str();
+            out.track(Track {
+                uuid: track,
+                name: Some(format!(
+                    "{} to {}, {}",
+                    name(copy.from),
+                    name(copy.to),
+                    copy.path
+                )),
+                parent: Some(LINKS),
+                ..Track::default()
+            })?;
+        }
+        let mut notes = vec![
+            note("bytes", copy.bytes),
+            note("hop", copy.hop.into()),
+            note("uncertain ns", copy.uncertain_ns),
+        ];
+        notes.extend(copy.message.map(|number| note("message", number as u64)));
+        let event = Event {
+            kind: BEGIN,
+            track,
+            name: Some(format!("{} by {}", copy.path, copy.by)),
+            notes,
+            flows: Vec::new(),
+        };
+        out.slice(span, event)?;
+    }
+    Ok(())
+}
+
+fn note(name: &str, number: u64) -> Note {
+    Note {
+        number: Some(number),
+        name: name.into(),
+        ..Note::default()
+    }
 }
 
 fn write_calls<W: Write>(out: &mut Writer<W>, rank: &Rank) -> io::Result<()> {
@@ -181,11 +253,6 @@ fn write_calls<W: Write>(out: &mut Writer<W>, rank: &Rank) -> io::Result<()> {
         })?;
     }
     for call in &rank.calls {
-        let note = |name: &str, number: u64| Note {
-            number: Some(number),
-            name: name.into(),
-            ..Note::default()
-        };
         let event = Event {
             kind: BEGIN,
             track: thread_track(number, call.number >> 32),
@@ -228,11 +295,6 @@ fn write_half<W: Write>(
             ..Track::default()
         })?;
     }
-    let note = |name: &str, number: u64| Note {
-        number: Some(number),
-        name: name.into(),
-        ..Note::default()
-    };
     let mut notes = vec![
         note("bytes", message.bytes),
         note("tag", u64::from(message.tag as u32)),
