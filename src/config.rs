@@ -192,6 +192,8 @@ options! {
         "how many CUDA graphs of split messages are kept, where one rank launches all (ANABRANCH_OWNER=one); 0: none is made";
     library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
         "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
+    aside: bool = Switch, "ANABRANCH_ASIDE", "off", Test,
+        "on: messages are the MPI library's from the start; calls are timed for ANABRANCH_STATS all the same (`anabranch run --ab`)";
     trace_by_machine: bool = Switch, "ANABRANCH_TRACE_BY_MACHINE", "off", Test,
         "times of a trace are by the machine's clock, also on a simulated node, whose ranks have clocks of their own";
     patience_us: u32 = Count { min: 0, max: 1 << 31 }, "ANABRANCH_PATIENCE_US", "500000", Test,

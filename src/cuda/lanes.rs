@@ -10,7 +10,7 @@ use super::error::Result;
 use super::measure::Timed;
 use super::queue::{Gathered, InFlight, Queue};
 use super::state::{ContextKey, Entered};
-use super::types::{Event, Uuid, EVENT_DISABLE_TIMING, STREAM_LEGACY, STREAM_PER_THREAD};
+use super::types::{Event, EVENT_DISABLE_TIMING, STREAM_LEGACY, STREAM_PER_THREAD};
 use super::Mapping;
 use std::sync::Arc;
 
@@ -385,10 +385,6 @@ impl Drop for Lanes {
 
 fn open(key: ContextKey) -> Result<ContextLanes> {
     let entered = Entered::enter_same(key)?;
-    // Only the trace asks which GPU it is: a driver that does not tell is good enough for copies.
-    let (mut device, mut gpu) = (0, Uuid::default());
-    let asked = entered.driver().ctx_get_device(&mut device);
-    let _ = asked.and_then(|()| entered.driver().device_get_uuid(&mut gpu, device));
     let mut lanes = ContextLanes {
         key,
         lanes: Default::default(),
@@ -397,7 +393,7 @@ fn open(key: ContextKey) -> Result<ContextLanes> {
     };
     for purpose in Purpose::ALL {
         for _ in 0..purpose.lanes() {
-            match Queue::open(&entered, key, (gpu, purpose)) {
+            match Queue::open(&entered, key, purpose) {
                 Ok(lane) => lanes.lanes[purpose as usize].push(lane),
                 Err(error) => {
                     close(lanes);

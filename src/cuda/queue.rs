@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Copies that one stream may have in flight, launched one by one.
 const IN_FLIGHT_MAX: usize = 1024;
@@ -36,8 +36,8 @@ pub(super) struct Queue {
     key: ContextKey,
     /// Number of the stream, in the order in which they were opened.
     number: u32,
-    /// The GPU, and what copies here are for: only the trace asks.
-    gpu: Uuid,
+    /// The GPU, and what copies here are for: only the trace asks, so that other programs need no driver that tells.
+    gpu: OnceLock<Uuid>,
     purpose: Purpose,
     stream: Stream,
     /// Number of the latest copy known to be done; all before it are as well.
@@ -185,11 +185,7 @@ enum End {
 
 impl Queue {
     /// Makes a stream in the context that is entered, which is that of the key.
-    pub(super) fn open(
-        entered: &Entered,
-        key: ContextKey,
-        (gpu, purpose): (Uuid, Purpose),
-    ) -> Result<Arc<Queue>> {
+    pub(super) fn open(entered: &Entered, key: ContextKey, purpose: Purpose) -> Result<Arc<Queue>> {
         let mut stream = Stream::NULL;
         entered
             .driver()
@@ -197,7 +193,7 @@ impl Queue {
         Ok(Arc::new(Queue {
             key,
             number: OPENED.fetch_add(1, Ordering::Relaxed),
-            gpu,
+            gpu: OnceLock::new(),
             purpose,
             stream,
             finished: AtomicU64::new(0),
@@ -328,7 +324,7 @@ impl Queue {
         if !trace::on() {
             return None;
         }
-        let own = Some(self.gpu);
+        let own = Some(*self.gpu.get_or_init(|| self.ask_gpu().unwrap_or_default()));
         let other = mapping.map_or(own, |mapping| Some(mapping.gpu()));
         let (from, to, hop) = match (self.purpose, copy) {
             (_, Copy::Up { .. }) | (Purpose::HostToDevice, _) => (None, own, 1),
@@ -338,6 +334,16 @@ impl Queue {
             (Purpose::DeviceToHost, _) => (other, None, 0),
         };
         Copying::new([from, to], hop, copy.bytes(), self.number)
+    }
+
+    /// The GPU of this stream's context.
+    #[cold]
+    fn ask_gpu(&self) -> Result<Uuid> {
+        let entered = Entered::ask(self.key)?;
+        let (mut device, mut gpu) = (0, Uuid::default());
+        entered.driver().ctx_get_device(&mut device)?;
+        entered.driver().device_get_uuid(&mut gpu, device)?;
+        Ok(gpu)
     }
 
     fn member(self: &Arc<Queue>, state: &mut State) -> (Member, InFlight) {

@@ -20,8 +20,6 @@ pub struct DeviceInfo {
     pub uuid: Uuid,
     /// Processes use it through MPS, at the same time; otherwise they take turns.
     pub is_mps: bool,
-    /// The NUMA node that is nearest to it, as the driver tells it; -1: it does not.
-    pub numa: i32,
     /// Its name, as the driver prints it.
     pub name: String,
 }
@@ -84,20 +82,28 @@ fn list_devices() -> Result<Vec<DeviceInfo>> {
             let named = unsafe { driver.device_get_name(name.as_mut_ptr().cast(), 255, device) };
             named.unwrap_or_default();
             let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-            // A driver that does not know an attribute leaves it.
-            let (mut mps, mut numa) = (0, -1);
+            // A driver that does not know the attribute leaves it.
+            let mut mps = 0;
             let _ = driver.device_get_attribute(&mut mps, DEVICE_MPS_ENABLED, device);
-            let _ = driver.device_get_attribute(&mut numa, DEVICE_HOST_NUMA, device);
             Ok(DeviceInfo {
                 ordinal,
                 device,
                 uuid,
                 is_mps: mps == 1,
-                numa,
                 name: String::from_utf8_lossy(name).into_owned(),
             })
         })
         .collect()
+}
+
+/// The NUMA node of the host that is nearest to a device, if the driver tells.
+pub fn host_numa(device: &DeviceInfo) -> Option<i32> {
+    let mut numa = -1;
+    let driver = required().ok()?;
+    driver
+        .device_get_attribute(&mut numa, DEVICE_HOST_NUMA, device.device)
+        .ok()?;
+    Some(numa)
 }
 
 /// The device of an ordinal.

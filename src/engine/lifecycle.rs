@@ -112,13 +112,18 @@ fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     statistics::begin(abi, &config, &launch, is_spawned);
     inject_panic(&config);
     guard::trace_calls_if_logged();
+    let is_aside = config.aside;
     set_up(
         abi,
         config,
         node,
         cuda_aware,
         provided == abi.thread_multiple,
-    )
+    )?;
+    if is_aside {
+        guard::set_aside(true);
+    }
+    Ok(())
 }
 
 /// Makes the engine. From now on calls are taken.

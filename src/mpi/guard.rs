@@ -256,11 +256,34 @@ pub fn enter_arming() -> Option<Guard> {
 static PASSED_ON: AtomicBool = AtomicBool::new(false);
 
 /// A call is passed on without a look at it, as this thread is inside another one, or the library is not armed or stands aside.
+/// What is returned is kept until the call returns: its time may be counted.
 #[inline(always)]
-pub fn pass_on(function: Function) {
+#[must_use = "the time of the call ends where it is dropped"]
+pub fn pass_on(function: Function) -> Option<Guard> {
     if is_taking() {
         note_passed_on(function);
     }
+    count_aside(function)
+}
+
+/// The same of a call that is no message.
+#[inline(always)]
+#[must_use = "the time of the call ends where it is dropped"]
+pub fn count_aside(function: Function) -> Option<Guard> {
+    let gate = GATE.load(Ordering::Relaxed);
+    if gate & (ASIDE | COUNT) == ASIDE | COUNT {
+        return begin_aside(function);
+    }
+    None
+}
+
+#[cold]
+#[inline(never)]
+fn begin_aside(function: Function) -> Option<Guard> {
+    let entered = enter_armed()?;
+    calls::begin(function as u16);
+    INSIDE.set(OWING);
+    Some(entered)
 }
 
 #[cold]

@@ -32,6 +32,7 @@ mod progress;
 mod repository;
 mod router;
 mod rtr;
+mod run_ab;
 mod stats_details;
 mod stats_report;
 mod trace_page;

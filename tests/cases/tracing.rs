@@ -2,6 +2,7 @@
 //! damaged, alone or of another job is said to be.
 
 use crate::support::{job, on, on_every_mpi};
+use anabranch_tests::nodes::nodes_permitted;
 use anabranch_tests::{built, run_bounded, scratch_folder};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -394,6 +395,48 @@ fn recorded_and_reported_in_one_go() {
             "{finished:?}"
         );
         assert!(finished.stderr.contains("MPI_Isend"), "{finished:?}");
+        let _ = fs::remove_dir_all(folder);
+    });
+}
+
+/// Files of two nodes, whose jobs have an identity on each, are one run; those of another run are not.
+#[test]
+fn two_nodes() {
+    if !nodes_permitted() {
+        return;
+    }
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("trace");
+        let record = |name: &str| {
+            let name = folder.join(name).display().to_string();
+            job(mpi, 4, "p2p")
+                .args(&["ring"])
+                .on_two_nodes()
+                .env("ANABRANCH_TRACE", &name)
+                .env("ANABRANCH_TRACE_BY_MACHINE", "on")
+                .run()
+                .check_passed();
+        };
+        record("trace");
+        let report = json(&files(&folder, 4));
+        let notes = report["notes"].as_array().expect("notes");
+        let about_hosts =
+            |note: &&Value| note.as_str().is_some_and(|text| text.contains("2 hosts"));
+        assert_eq!(notes.iter().filter(about_hosts).count(), 1, "{notes:?}");
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        assert_eq!(report["ranks"].as_array().map(Vec::len), Some(4));
+        assert_eq!(report["calls"]["MPI_Sendrecv"]["calls"], 4 * 20);
+        // Both began within the job: far less than the time since the machines were started.
+        assert!(
+            report["span_ms"].as_f64().is_some_and(|ms| ms < 300_000.0),
+            "{}",
+            report["span_ms"]
+        );
+        std::thread::sleep(Duration::from_millis(200));
+        record("other");
+        let mixed = [folder.join("trace.0"), folder.join("other.3")];
+        let (code, _, err) = trace(&mixed, &[]);
+        assert!(code == 2 && err.contains("are of different runs"), "{err}");
         let _ = fs::remove_dir_all(folder);
     });
 }

@@ -202,8 +202,9 @@ macro_rules! composed {
                 #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
                 #[allow(unused_unsafe, reason = "what has no bare pointer asks nothing of its caller")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
+                    let mut counted = None;
                     let inside = guard::enter_taking().or_else(|| {
-                        guard::pass_on(Function::$variant);
+                        counted = guard::pass_on(Function::$variant);
                         let lacks = entry::is_lacking(Function::$variant);
                         lacks.then(guard::enter_composing).flatten()
                     });
@@ -234,7 +235,7 @@ macro_rules! decided {
                 #[allow(unused_unsafe, reason = "what has no bare pointer asks nothing of its caller")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     let Some(_inside) = guard::$enter() else {
-                        guard::pass_on(Function::$variant);
+                        let _counted = guard::pass_on(Function::$variant);
                         // SAFETY: the arguments are the program's, passed on as they are.
                         return unsafe { native::$name($($argument),*) };
                     };
@@ -259,6 +260,7 @@ macro_rules! watched {
                 #[allow(unused_unsafe, reason = "what has no bare pointer asks nothing of its caller")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
                     let Some(_inside) = guard::enter_taking() else {
+                        let _counted = guard::count_aside(Function::$variant);
                         // SAFETY: the arguments are the program's, passed on as they are.
                         return unsafe { native::$name($($argument),*) };
                     };

@@ -61,6 +61,35 @@ pub fn text(files: &[PathBuf]) -> (String, Vec<String>) {
     (text, job.left_out)
 }
 
+/// What a comparison asks of a run.
+pub struct Brief {
+    /// Time of a rank in MPI calls, s; the mean of all ranks.
+    pub in_calls_s: f64,
+    /// Protocols by which messages were received: messages and bytes.
+    pub received: Vec<(String, u64, u64)>,
+    /// Messages and bytes that were not taken.
+    pub left: (u64, u64),
+}
+
+/// What the files say in brief; `None` if none can be read, or if no rank has timed its calls.
+pub fn brief(files: &[PathBuf]) -> Option<Brief> {
+    let report = Report::new(&Job::read(files));
+    let ranks = report.ranks.len();
+    if ranks == 0 || report.calls.is_empty() {
+        return None;
+    }
+    let in_calls_ms: f64 = report.ranks.iter().map(|rank| rank.in_calls_ms).sum();
+    let received = report.paths.into_iter();
+    let left = report.fallbacks.iter();
+    Some(Brief {
+        in_calls_s: in_calls_ms * 1e-3 / ranks as f64,
+        received: received
+            .map(|path| (path.path, path.all.messages, path.all.bytes))
+            .collect(),
+        left: left.fold((0, 0), |all, one| (all.0 + one.messages, all.1 + one.bytes)),
+    })
+}
+
 /// `-` is stdout, whose reader may have seen enough.
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
     if path != Path::new("-") {

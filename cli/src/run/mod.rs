@@ -1,6 +1,7 @@
 //! `anabranch run`: the MPI's own launcher with the library in every rank, on a simulated node if
 //! wanted.
 
+mod ab;
 pub mod gpus;
 pub mod launcher;
 pub mod program;
@@ -49,6 +50,10 @@ pub struct Arguments {
     /// Write statistics into a file of each node, as ANABRANCH_STATS=FILE does, and print on stderr what `anabranch report` says of them
     #[arg(long, value_name = "FILE", conflicts_with = "vanilla")]
     stats: Option<PathBuf>,
+    /// Launch it without and with the library in turns, three times each, and say how much faster it is with it: in all, and in
+    /// MPI calls
+    #[arg(long, conflicts_with_all = ["vanilla", "trace", "stats"])]
+    ab: bool,
     /// A further argument for the launcher (may be given several times)
     #[arg(long = "mpirun-arg", value_name = "ARG", allow_hyphen_values = true)]
     extra: Vec<OsString>,
@@ -65,7 +70,7 @@ pub struct Arguments {
 /// # Errors
 /// Something needed is missing; nothing has been started then.
 pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let Some((name, rest)) = arguments.command.split_first() else {
+    let Some(name) = arguments.command.first() else {
         return Err(Failure::new(127, "no command given").into());
     };
     // Found here once so that a missing library is one message, not one for each rank.
@@ -81,6 +86,16 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let simulation = arguments.sim.as_deref().map(prepare).transpose()?;
     if let Some(simulation) = &simulation {
         gpus::check(simulation, arguments.ranks, arguments.oversubscribe_gpus)?;
+    }
+    let setting = Setting {
+        arguments,
+        library,
+        launcher,
+        program,
+        simulation,
+    };
+    if arguments.ab {
+        return ab::main(&setting);
     }
     let traces = arguments
         .trace
@@ -99,16 +114,14 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(statistics) = &statistics {
         set.push(("ANABRANCH_STATS".into(), statistics.name.clone().into()));
     }
-    let mut command = command_line(arguments, &launcher, simulation.as_ref(), set)?;
-    // `anabranch exec` sets each rank up. What ranks spawn gets the launcher's environment.
-    let folder = simulation.as_ref().map(|simulation| &*simulation.folder);
-    preload::set_up(&mut command, library.as_deref(), folder);
-    command.arg("--").arg(&program.path).args(rest);
-    if arguments.verbose {
-        crate::complain(&format!("{command:?}"));
+    let status = setting.run(arguments.vanilla, set)?;
+    if arguments.vanilla && status != 0 && setting.simulation.is_some() {
+        crate::complain(
+            "without the library, an MPI that knows no CUDA reads device buffers as if they were its own memory, and crashes; \
+             SIMCUDA_HOST_ACCESS=1 lets the simulated node allow it",
+        );
     }
-    let status = supervise::run(&mut command, &launcher.path)?;
-    drop(simulation);
+    drop(setting);
     if let Some(traces) = traces {
         traces.report();
     }
@@ -116,6 +129,34 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         statistics.report();
     }
     Ok(ExitCode::from(status))
+}
+
+/// What is launched.
+struct Setting<'a> {
+    arguments: &'a Arguments,
+    library: Option<PathBuf>,
+    launcher: Launcher,
+    program: Program,
+    simulation: Option<Simulation>,
+}
+
+impl Setting<'_> {
+    /// Launches the program once, with these variables set, and returns its status.
+    fn run(&self, is_vanilla: bool, set: Vec<(String, OsString)>) -> anyhow::Result<u8> {
+        let simulation = self.simulation.as_ref();
+        let options = (self.arguments, is_vanilla);
+        let mut command = command_line(options, &self.launcher, simulation, set)?;
+        // `anabranch exec` sets each rank up. What ranks spawn gets the launcher's environment.
+        let folder = simulation.map(|simulation| &*simulation.folder);
+        let library = self.library.as_deref().filter(|_| !is_vanilla);
+        preload::set_up(&mut command, library, folder);
+        let rest = &self.arguments.command[1..];
+        command.arg("--").arg(&self.program.path).args(rest);
+        if self.arguments.verbose {
+            crate::complain(&format!("{command:?}"));
+        }
+        supervise::run(&mut command, &self.launcher.path)
+    }
 }
 
 /// Where the ranks' traces go.
@@ -181,7 +222,7 @@ impl Traces {
 
 /// The launcher with its options, up to and including `anabranch exec` and its options. These variables are set, too.
 fn command_line(
-    arguments: &Arguments,
+    (arguments, is_vanilla): (&Arguments, bool),
     launcher: &Launcher,
     simulation: Option<&Simulation>,
     mut variables: Vec<(String, OsString)>,
@@ -199,7 +240,7 @@ fn command_line(
     launcher.add_options(&mut command, arguments.ranks, &exported(&variables));
     command.args(&arguments.extra);
     command.arg(std::env::current_exe()?).arg("exec");
-    if arguments.vanilla {
+    if is_vanilla {
         command.arg("--vanilla");
     }
     if let Some(simulation) = simulation {

@@ -1,6 +1,6 @@
 //! What the ranks of a job have recorded: read from their files, both sides of each message brought together.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use anabranch_engine::trace::read::Header;
@@ -90,8 +90,8 @@ pub struct Plan {
 
 /// A job.
 pub struct Job {
-    /// The first record, by the clock of the files.
-    pub begin_ns: u64,
+    /// When the first thing happened, ns since 1970.
+    pub begun_unix_ns: u64,
     pub ranks: Vec<Rank>,
     pub messages: Vec<Message>,
     pub places: Vec<Place>,
@@ -123,7 +123,17 @@ impl Job {
         for read in &read {
             rank_notes(&read.rank, &mut notes);
         }
+        let hosts: BTreeSet<&str> = read.iter().map(|read| &*read.rank.header.host).collect();
+        let hosts_count = hosts.len();
+        if hosts_count > 1 {
+            notes.push(format!("times of {hosts_count} hosts are brought together by their clocks of the day: between hosts they are as right as these"));
+            read.iter_mut().for_each(Read::by_time_of_day);
+        }
         let begin = read.iter().map(Read::first_ns).min().unwrap_or(0);
+        let begun_unix_ns = match (hosts_count, read.first()) {
+            (1, Some(first)) => first.unix_ns(begin),
+            _ => begin,
+        };
         read.iter_mut().for_each(|read| read.set_begin(begin));
         let (places, numbers) = copies::places(&read);
         let (messages, of_ids) = message::join(&mut read);
@@ -137,7 +147,7 @@ impl Job {
             .filter_map(|message| message.receiver.as_ref()?.done_ns());
         let span_ns = ends.chain(done).max().unwrap_or(0);
         Ok(Job {
-            begin_ns: begin,
+            begun_unix_ns,
             ranks,
             messages,
             places,
@@ -157,14 +167,27 @@ impl Job {
     }
 }
 
+/// Whether two ranks may be of one run. On one host its identity says so; each host has its own, and then both must have run
+/// at the same time.
+fn are_of_one_run(one: &Read, other: &Read) -> bool {
+    let (first, second) = (&one.rank.header, &other.rank.header);
+    if first.host == second.host {
+        return first.job == second.job;
+    }
+    let (begin, end) = one.time_of_day();
+    let (other_begin, other_end) = other.time_of_day();
+    first.size == second.size && begin <= other_end && other_begin <= end
+}
+
 fn check_same_job(read: &[(Read, &PathBuf)]) -> Result<()> {
     for pair in read.windows(2) {
         let [(one, first), (other, second)] = pair else {
             continue;
         };
         let files = format!("{} and {}", first.display(), second.display());
+        let is_one_run = are_of_one_run(one, other);
         let (one, other) = (&one.rank.header, &other.rank.header);
-        if one.job != other.job {
+        if !is_one_run {
             let wrong = format!("{files} are of different runs: name the files of one");
             return Err(Failure::new(2, wrong).into());
         }

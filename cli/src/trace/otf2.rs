@@ -384,11 +384,7 @@ fn define<'a>(
     threads: impl Iterator<Item = (&'a (u32, u64), u64)>,
 ) -> Result<()> {
     let mut out = archive.definitions()?;
-    let real = job.ranks.first().map_or(NO_TIME, |rank| {
-        let [opened, time_of_day] = rank.header.opened;
-        time_of_day.wrapping_add(job.begin_ns.wrapping_sub(opened))
-    });
-    out.clock(span, real)?;
+    out.clock(span, job.begun_unix_ns)?;
     for (number, name) in in_order(&names.regions) {
         out.region(number, name, role(name))?;
     }

@@ -65,6 +65,31 @@ impl Read {
         calls.chain(sides).min().unwrap_or(u64::MAX)
     }
 
+    /// When it was begun and when the last thing happened in it, ns since 1970.
+    pub fn time_of_day(&self) -> (u64, u64) {
+        let [opened, begun] = self.rank.header.opened;
+        let calls = self.rank.calls.iter().map(|call| call.end);
+        let sides = self.sides.iter().map(|side| side.half.begin_ns());
+        let last = calls.chain(sides).max().unwrap_or(opened);
+        (begun, self.unix_ns(last))
+    }
+
+    /// A time of its clock, ns since 1970.
+    pub fn unix_ns(&self, at: u64) -> u64 {
+        let [opened, begun] = self.rank.header.opened;
+        begun.wrapping_add(at.wrapping_sub(opened))
+    }
+
+    /// Times are nanoseconds since 1970 from now on.
+    pub fn by_time_of_day(&mut self) {
+        let [opened, begun] = self.rank.header.opened;
+        let from = record::Sync {
+            ticks: opened,
+            ns: begun,
+        };
+        self.set_clock(&Clock { from, rate: 1.0 });
+    }
+
     /// Times are since then from now on.
     pub fn set_begin(&mut self, begin: u64) {
         for call in &mut self.rank.calls {

@@ -690,7 +690,7 @@ pub fn traced_place(uuid: Uuid) -> record::Place {
         numa: rates
             .numa
             .and_then(|numa| i32::try_from(numa).ok())
-            .or(device.map(|device| device.numa))
+            .or_else(|| reach::host_numa(device?))
             .unwrap_or(-1),
         pci: if rates.pci == u64::MAX { 0 } else { rates.pci },
         uuid,
