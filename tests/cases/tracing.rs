@@ -288,11 +288,17 @@ fn damaged_files() {
         ] {
             let file = folder.join("damaged");
             fs::write(&file, damaged).expect("it is written");
-            let (code, _, err) = trace(&[first.clone(), file], &[]);
+            let (code, out, err) = trace(&[first.clone(), file.clone()], &[]);
             assert!(
-                code == 2 && err.contains(said) && err.contains("damaged"),
+                code == 1 && err.contains(said) && err.contains("damaged"),
                 "{said}: {code} {err}"
             );
+            assert!(
+                out.contains("MPI_Sendrecv") && out.contains("no file of rank 1"),
+                "{said}: {out}"
+            );
+            let (code, out, err) = trace(&[file], &[]);
+            assert!(code == 2 && err.contains(said) && out.is_empty(), "{err}");
         }
         let twice = [first.clone(), second.clone(), second.clone()];
         let (code, _, err) = trace(&twice, &[]);

@@ -98,6 +98,8 @@ fn idle(job: &Job, paths: &[Path]) -> Option<String> {
         ("multipath_host_bytes", "through host memory"),
     ]
     .into_iter()
+    // Two ranks may have no other GPU beside theirs.
+    .filter(|(counter, _)| *counter != "multipath_relay_bytes" || job.ranks().count() > 2)
     .filter(|(counter, _)| all > 0 && job.counter(counter) == 0)
     .map(|(_, name)| name)
     .collect();

@@ -92,6 +92,8 @@ pub struct Plan {
 pub struct Job {
     /// When the first thing happened, ns since 1970.
     pub begun_unix_ns: u64,
+    /// Files that cannot be read, and why.
+    pub left_out: Vec<String>,
     pub ranks: Vec<Rank>,
     pub messages: Vec<Message>,
     pub places: Vec<Place>,
@@ -107,9 +109,15 @@ pub struct Job {
 impl Job {
     /// Reads the files of a job's ranks.
     pub fn read(files: &[PathBuf]) -> Result<Job> {
-        let mut read = Vec::new();
+        let (mut read, mut left_out) = (Vec::new(), Vec::new());
         for file in files {
-            read.push((read::file(file)?, file));
+            match read::file(file) {
+                Ok(one) => read.push((one, file)),
+                Err(error) => left_out.push(format!("{error:#}")),
+            }
+        }
+        if read.is_empty() {
+            return Err(Failure::new(2, left_out.join("; ")).into());
         }
         read.sort_by_key(|(read, _)| read.rank.header.rank);
         check_same_job(&read)?;
@@ -148,6 +156,7 @@ impl Job {
         let span_ns = ends.chain(done).max().unwrap_or(0);
         Ok(Job {
             begun_unix_ns,
+            left_out,
             ranks,
             messages,
             places,

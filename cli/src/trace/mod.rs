@@ -143,6 +143,9 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
         );
     }
     let mut job = Job::read(&arguments.files)?;
+    for line in &job.left_out {
+        crate::complain(&format!("{line}; it is left out"));
+    }
     if let Some(folder) = &arguments.otf2 {
         let left_out = otf2::write(&job, folder)?;
         if left_out > 0 {
@@ -187,7 +190,8 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
         report.text(&job.messages)
     };
     write(Path::new("-"), text.as_bytes())?;
-    Ok(ExitCode::SUCCESS)
+    // What there is is shown; a script learns that it is not all that was asked for.
+    Ok(ExitCode::from(u8::from(!job.left_out.is_empty())))
 }
 
 /// What the files say, for people.
