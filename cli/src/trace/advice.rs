@@ -70,10 +70,32 @@ fn not_carried(job: &Job, all: &mut Vec<Advice>) {
     }
 }
 
+/// Messages, their time from the first end to the arrival, and the part before the other end came, ns.
+type Waits = (usize, u64, u64);
+/// Source, destination, and whether the sender was the later one.
+type Late = (u32, u32, bool);
+type Pairs = HashMap<Late, Waits>;
+
+/// The pair whose messages waited longest for one end, if that was much of their time. Two that wait for each other in turns, as
+/// in a ping-pong, wait by their nature.
+fn latest(pairs: &Pairs, is_sender: bool) -> Option<((u32, u32), Waits)> {
+    let of_end = pairs.iter().filter(|((.., late), _)| *late == is_sender);
+    let is_much = |(_, (messages, time, waited)): &(_, &Waits)| {
+        *messages >= MESSAGES_MIN && *waited as f64 >= WAIT_SHARE * (*time).max(1) as f64
+    };
+    let is_one_way = |((source, destination, _), (.., waited)): &(&Late, &Waits)| {
+        let back = pairs.get(&(*destination, *source, is_sender));
+        back.is_none_or(|(.., back)| *back < *waited / 2)
+    };
+    let worst = of_end.filter(is_much).filter(is_one_way);
+    let worst = worst.max_by_key(|(_, (.., waited))| *waited)?;
+    let ((source, destination, _), numbers) = worst;
+    Some(((*source, *destination), *numbers))
+}
+
 /// Which end messages waited for, if that was much of their time.
 fn late_ends(job: &Job, all: &mut Vec<Advice>) {
-    // Of each pair: messages, their time from the first end to the arrival, and the part before the other end came.
-    let mut pairs: HashMap<(u32, u32, bool), (usize, u64, u64)> = HashMap::new();
+    let mut pairs = Pairs::new();
     for message in &job.messages {
         let (Some(source), Some(destination)) = (message.source, message.destination) else {
             continue;
@@ -94,15 +116,11 @@ fn late_ends(job: &Job, all: &mut Vec<Advice>) {
         row.2 = row.2.saturating_add(offered.abs_diff(posted));
     }
     for is_sender in [true, false] {
-        let of_end = pairs.iter().filter(|((.., late), _)| *late == is_sender);
-        let worst = of_end.max_by_key(|(_, (.., waited))| *waited);
-        let Some(((source, destination, _), (messages, time, waited))) = worst else {
+        let worst = latest(&pairs, is_sender).filter(|_| !job.ranks.iter().any(is_simulated));
+        let Some(((source, destination), (messages, time, waited))) = worst else {
             continue;
         };
-        let share = *waited as f64 / (*time).max(1) as f64;
-        if *messages < MESSAGES_MIN || share < WAIT_SHARE || job.ranks.iter().any(is_simulated) {
-            continue;
-        }
+        let share = waited as f64 / time.max(1) as f64;
         let (late, early, of) = match is_sender {
             true => ("sender", "receiver", source),
             false => ("receiver", "sender", destination),
@@ -113,7 +131,7 @@ fn late_ends(job: &Job, all: &mut Vec<Advice>) {
             ),
             evidence: format!(
                 "in {messages} messages the {early} waited {:.3} ms, {:.0} % of their time",
-                *waited as f64 * 1e-6,
+                waited as f64 * 1e-6,
                 share * 100.0
             ),
             try_this: match is_sender {
@@ -290,4 +308,31 @@ fn under_way(job: &Job, all: &mut Vec<Advice>) {
             "look at the last calls of both ranks: --message with its number shows what is known"
                 .into(),
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_sided_waits_are_told() {
+        let late = |rows: &[(Late, Waits)]| {
+            let pairs: Pairs = rows.iter().copied().collect();
+            latest(&pairs, true).map(|(ranks, _)| ranks)
+        };
+        let much = (200, 1000, 600);
+        assert_eq!(late(&[((0, 1, true), much)]), Some((0, 1)));
+        // The other end, too few, too short, and a ping-pong.
+        assert_eq!(late(&[((0, 1, false), much)]), None);
+        assert_eq!(late(&[((0, 1, true), (20, 1000, 600))]), None);
+        assert_eq!(late(&[((0, 1, true), (200, 1000, 100))]), None);
+        assert_eq!(
+            late(&[((0, 1, true), much), ((1, 0, true), (200, 1000, 500))]),
+            None
+        );
+        assert_eq!(
+            late(&[((0, 1, true), much), ((1, 0, true), (200, 1000, 200))]),
+            Some((0, 1))
+        );
+    }
 }

@@ -82,15 +82,14 @@ fn job(ranks: u32, messages: u64, span_ns: u64) -> Job {
                 outcome: record::Outcome::Complete,
                 state: 3,
                 protocol,
-                begin: at + u64::from(!is_sender),
+                begin: at,
                 peer: peer as i32,
                 tag: 3,
                 bytes,
                 comm: 7,
                 nonce,
                 call,
-                after: [1, took / 4, took, took + 1]
-                    .map(|after| Some(after - u64::from(!is_sender))),
+                after: [1, took / 4, took, took + 1].map(Some),
             }));
         }
     }
