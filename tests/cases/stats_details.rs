@@ -1,6 +1,7 @@
 //! Statistics by call, size class and pair of ranks: as the programs know them, and as the counters add up.
 
 use crate::support::{job, on, on_every_mpi};
+use crate::tracing::RECEIVED;
 use anabranch_tests::{scratch_folder, Outcome};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -137,17 +138,6 @@ fn rates(rank: &Value) -> impl Iterator<Item = (&String, &Vec<Value>)> {
     let rates = rank["rates"].as_object().expect("rates").iter();
     rates.map(|(name, rates)| (name, rates.as_array().expect("classes")))
 }
-
-/// Counters of received messages, by the protocols that they count.
-const RECEIVED: [(&str, &[&str]); 7] = [
-    ("receives_direct", &["get", "put"]),
-    ("receives_multipath", &["multipath", "one_owner"]),
-    ("receives_eager", &["eager"]),
-    ("receives_host_pipeline", &["host_pipeline"]),
-    ("receives_gpu_pipeline", &["gpu_pipeline"]),
-    ("receives_bcopy", &["bcopy"]),
-    ("receives_self", &["self"]),
-];
 
 /// Counters of sends, by the ways that they count.
 const SENT: [(&str, &str); 3] = [

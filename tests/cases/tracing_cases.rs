@@ -1,38 +1,17 @@
 //! What traces are for: patterns, protocols, links and bindings that a user wants to tell apart, found in the report's data.
 
 use crate::support::{job, on};
+use crate::tracing::{files, json};
 use anabranch_tests::{built, run_bounded, scratch_folder};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use xtask::mpi::Mpi;
 
 const BYTES: u64 = 256 << 10;
 const STEPS: u64 = 16;
-
-fn json(files: &[PathBuf], options: &[&str]) -> Value {
-    let out = Command::new(&built().command)
-        .arg("trace")
-        .args(files)
-        .args(["--json", "-"])
-        .args(options)
-        .output()
-        .expect("the command runs");
-    assert!(
-        out.status.success(),
-        "{}",
-        String::from_utf8_lossy(&out.stderr)
-    );
-    serde_json::from_slice(&out.stdout).expect("JSON")
-}
-
-fn files(folder: &Path, ranks: usize) -> Vec<PathBuf> {
-    (0..ranks)
-        .map(|rank| folder.join(format!("trace.{rank}")))
-        .collect()
-}
 
 /// A case of the program `patterns`, traced.
 fn traced(mpi: &Mpi, ranks: usize, case: &str, env: &[(&str, &str)]) -> Value {
@@ -46,7 +25,7 @@ fn traced(mpi: &Mpi, ranks: usize, case: &str, env: &[(&str, &str)]) -> Value {
         .iter()
         .fold(job, |job, (name, value)| job.env(name, value));
     job.passes();
-    let report = json(&files(&folder, ranks), &["--messages"]);
+    let report = json(&files(&folder, ranks));
     let _ = std::fs::remove_dir_all(folder);
     report
 }
@@ -170,7 +149,7 @@ fn bench(mpi: &Mpi, node: &str, visible: &str, env: &[(&str, &str)]) -> Value {
         .for_each(|(name, value)| _ = run.env(name, value));
     let finished = run_bounded(&mut run, &folder, Duration::from_secs(200));
     assert_eq!(finished.code, Some(0), "{finished:?}");
-    let report = json(&files(&folder, 2), &[]);
+    let report = json(&files(&folder, 2));
     let _ = std::fs::remove_dir_all(folder);
     report
 }
