@@ -72,11 +72,7 @@ impl Out {
         }
         self.seen = now;
         self.seen.truncate(LONG_MAX);
-        let calls: Vec<Words> = RINGS
-            .lock()
-            .iter()
-            .filter_map(|ring| ring.current())
-            .collect();
+        let calls = current_calls();
         let seen = std::mem::take(&mut self.calls_seen);
         self.calls_told.retain(|call| calls.contains(call));
         for call in calls.iter().filter(|call| seen.contains(call)) {
@@ -95,12 +91,7 @@ impl Out {
         for message in rest {
             self.add(&Record::Message(message).encode());
         }
-        let calls: Vec<Words> = RINGS
-            .lock()
-            .iter()
-            .filter_map(|ring| ring.current())
-            .collect();
-        for call in calls {
+        for call in current_calls() {
             self.add(&call);
         }
     }
@@ -146,6 +137,12 @@ impl Out {
 #[inline]
 pub(super) fn has_file() -> bool {
     HAS_FILE.load(Ordering::Relaxed)
+}
+
+/// The calls that threads are in.
+fn current_calls() -> Vec<Words> {
+    let rings = RINGS.lock();
+    rings.iter().filter_map(|ring| ring.current()).collect()
 }
 
 pub(super) fn add(ring: Arc<Ring>) {
