@@ -42,12 +42,14 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<Infallible> {
     let mut command = Command::new(program);
     command.args(rest);
     // Warnings of options are the library's to print, in each rank that arms it.
-    let find = || preload::find(Config::from_env().0.library.as_deref());
+    let config = Config::from_env().0;
+    let find = || preload::find(config.library.as_deref());
     let library = (!arguments.vanilla).then(find).transpose()?;
     preload::set_up(
         &mut command,
         library.as_deref(),
         arguments.library_path.as_deref(),
+        config.trace.is_some(),
     );
     let error = command.exec();
     let status = if error.kind() == io::ErrorKind::NotFound {

@@ -10,6 +10,8 @@ use crate::elf::{self, Elf};
 use crate::Failure;
 
 const LIBRARY: &str = "libanabranch.so";
+/// Beside it: what tells it of UCX's functions. Only a trace needs it, and without it that lacks them.
+const UCX_LIBRARY: &str = "libanabranch_ucx.so";
 
 /// Where the library may lie, from the folder of the command: a build tree, an installation, a
 /// distribution's private folder.
@@ -129,23 +131,30 @@ pub fn entries(value: &OsStr) -> impl Iterator<Item = &OsStr> {
         .map(OsStr::from_bytes)
 }
 
-/// `LD_PRELOAD` with the library behind what is there already: tools that wrap MPI functions are to be called first.
-fn append(library: &Path, present: Option<&OsStr>) -> OsString {
-    let mut list = OsString::new();
-    for entry in entries(present.unwrap_or_default()).filter(|entry| *entry != library) {
-        list.push(entry);
-        list.push(":");
-    }
-    list.push(library);
-    list
+/// `LD_PRELOAD` with libraries behind what is there already: tools that wrap MPI functions are to be called first.
+fn append(libraries: &[PathBuf], present: Option<&OsStr>) -> OsString {
+    let present = entries(present.unwrap_or_default());
+    let others = present.filter(|entry| !libraries.iter().any(|library| *entry == library));
+    let all: Vec<&OsStr> = others
+        .chain(libraries.iter().map(|library| library.as_os_str()))
+        .collect();
+    all.join(OsStr::new(":"))
 }
 
 /// Has a command preload the library, behind what is preloaded already, and search a folder for libraries
-/// first.
-pub fn set_up(command: &mut Command, library: Option<&Path>, folder: Option<&Path>) {
+/// first. With a trace, UCX's functions are told to the library.
+pub fn set_up(
+    command: &mut Command,
+    library: Option<&Path>,
+    folder: Option<&Path>,
+    has_trace: bool,
+) {
     if let Some(library) = library {
+        let ucx = library.with_file_name(UCX_LIBRARY);
+        let ucx = (has_trace && ucx.is_file()).then_some(ucx);
+        let libraries: Vec<PathBuf> = [library.to_path_buf()].into_iter().chain(ucx).collect();
         let present = std::env::var_os("LD_PRELOAD");
-        command.env("LD_PRELOAD", append(library, present.as_deref()));
+        command.env("LD_PRELOAD", append(&libraries, present.as_deref()));
     }
     if let Some(folder) = folder {
         command.env("LD_LIBRARY_PATH", prepend_folder(folder));
@@ -169,18 +178,26 @@ mod tests {
 
     #[test]
     fn the_library_comes_last_and_once() {
-        let library = Path::new("/l/libanabranch.so");
-        for (present, expected) in [
-            (None, "/l/libanabranch.so"),
-            (Some(""), "/l/libanabranch.so"),
-            (Some("/a.so"), "/a.so:/l/libanabranch.so"),
-            (Some("/a.so /b.so"), "/a.so:/b.so:/l/libanabranch.so"),
-            (Some("/l/libanabranch.so:/a.so"), "/a.so:/l/libanabranch.so"),
+        let one = ["/l/libanabranch.so"].map(PathBuf::from);
+        let both = ["/l/libanabranch.so", "/l/b.so"].map(PathBuf::from);
+        for (libraries, present, expected) in [
+            (&one[..], None, "/l/libanabranch.so"),
+            (&one, Some(""), "/l/libanabranch.so"),
+            (&one, Some("/a.so"), "/a.so:/l/libanabranch.so"),
+            (&one, Some("/a.so /b.so"), "/a.so:/b.so:/l/libanabranch.so"),
+            (
+                &one,
+                Some("/l/libanabranch.so:/a.so"),
+                "/a.so:/l/libanabranch.so",
+            ),
+            (
+                &both,
+                Some("/l/b.so:/a.so"),
+                "/a.so:/l/libanabranch.so:/l/b.so",
+            ),
         ] {
-            assert_eq!(
-                append(library, present.map(OsStr::new)),
-                OsStr::new(expected)
-            );
+            let list = append(libraries, present.map(OsStr::new));
+            assert_eq!(list, OsStr::new(expected));
         }
     }
 

@@ -60,6 +60,10 @@ pub(super) fn begin(abi: &Abi, config: &Config, launch: &Launch, (rank, is_spawn
         states: named(&Kind::ALL.map(Kind::name)),
         protocols: named(&Protocol::ALL.map(Protocol::name)),
         reasons: named(&reasons),
+        ucp: trace::ucp::FUNCTIONS
+            .iter()
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect(),
     };
     let begun = serde_json::to_string(&header)
         .map_err(std::io::Error::other)

@@ -22,13 +22,13 @@ pub(crate) fn has_ticks() -> bool {
     TICKS.load(Ordering::Relaxed)
 }
 
-/// The time, in ticks or nanoseconds.
+/// The time, in ticks or nanoseconds. It is never 0, which in records is no time: a simulated node's clock begins there.
 #[inline]
 pub(crate) fn now() -> u64 {
     if TICKS.load(Ordering::Relaxed) {
         ticks()
     } else {
-        CLOCK.get().map_or_else(machine_ns, |clock| clock())
+        CLOCK.get().map_or_else(machine_ns, |clock| clock()).max(1)
     }
 }
 

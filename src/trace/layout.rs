@@ -1,8 +1,8 @@
 //! Where a record's fields lie. What writes them and what reads them are side by side here.
 
 use super::record::{
-    pack_span, unpack_span, By, Call, Comm, Copied, End, Fallback, Message, Outcome, Place,
-    Planned, Record, Side, Sync, Way, Words,
+    pack_span, unpack_span, By, Call, Comm, Copied, End, Fallback, Lane, Message, Outcome, Place,
+    Planned, Record, Side, Sync, Ucp, UcpOutcome, Way, Words,
 };
 
 fn pair(low: i32, high: i32) -> u64 {
@@ -157,6 +157,69 @@ impl Place {
     }
 }
 
+impl Ucp {
+    fn encode(&self) -> Words {
+        [
+            12 | u64::from(self.function) << 8
+                | (self.outcome as u64) << 16
+                | u64::from(self.endpoint) << 32,
+            self.begin,
+            self.end,
+            self.bytes.unwrap_or(u64::MAX),
+            self.tag,
+            self.call,
+            0,
+            0,
+        ]
+    }
+
+    fn decode(words: &Words) -> Ucp {
+        let [first, begin, end, bytes, tag, call, ..] = *words;
+        Ucp {
+            function: (first >> 8) as u8,
+            outcome: match first >> 16 & 3 {
+                0 => UcpOutcome::Done,
+                1 => UcpOutcome::UnderWay,
+                _ => UcpOutcome::Failed,
+            },
+            endpoint: (first >> 32) as u32,
+            begin,
+            end,
+            bytes: Some(bytes).filter(|bytes| *bytes != u64::MAX),
+            tag,
+            call,
+        }
+    }
+}
+
+impl Lane {
+    fn encode(&self) -> Words {
+        let first = 13
+            | u64::from(self.lane) << 8
+            | u64::from(self.lanes) << 16
+            | u64::from(self.endpoint) << 32;
+        let mut words = [first; 8];
+        for (word, bytes) in words[1..].iter_mut().zip(self.text.chunks_exact(8)) {
+            *word = u64::from_le_bytes(std::array::from_fn(|at| bytes[at]));
+        }
+        words
+    }
+
+    fn decode(words: &Words) -> Lane {
+        let [first, text @ ..] = words;
+        let mut bytes = [0; Lane::TEXT];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(text) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        Lane {
+            endpoint: (first >> 32) as u32,
+            lane: (first >> 8) as u8,
+            lanes: (first >> 16) as u8,
+            text: bytes,
+        }
+    }
+}
+
 impl Record {
     /// As it lies in a file.
     #[inline]
@@ -200,6 +263,8 @@ impl Record {
                 0,
                 fallback.call,
             ],
+            Record::Ucp(ucp) => ucp.encode(),
+            Record::Lane(lane) => lane.encode(),
             Record::Sync(sync) => [7, sync.ticks, sync.ns, 0, 0, 0, 0, 0],
             Record::End(end) => [
                 6 | u64::from(end.is_finalized) << 8,
@@ -256,6 +321,8 @@ impl Record {
                 bytes,
                 call,
             }),
+            12 => Record::Ucp(Ucp::decode(words)),
+            13 => Record::Lane(Lane::decode(words)),
             6 => Record::End(End {
                 at,
                 recorded: second,
@@ -355,8 +422,31 @@ mod tests {
             Record::Call(call),
             Record::Call(tests),
             Record::Place(place),
+            Record::Lane(Lane {
+                endpoint: u32::MAX,
+                lane: 3,
+                lanes: 255,
+                text: std::array::from_fn(|at| at as u8),
+            }),
         ];
-        calls.into_iter().chain(messages).chain(copies).collect()
+        let ucp = Ucp {
+            function: 30,
+            outcome: UcpOutcome::UnderWay,
+            endpoint: 77,
+            begin: 5,
+            end: u64::MAX,
+            bytes: Some(1 << 40),
+            tag: u64::MAX,
+            call: 8,
+        };
+        let failed = Ucp {
+            outcome: UcpOutcome::Failed,
+            bytes: None,
+            ..ucp
+        };
+        let ucp = [Record::Ucp(ucp), Record::Ucp(failed)];
+        let calls = calls.into_iter().chain(ucp);
+        calls.chain(messages).chain(copies).collect()
     }
 
     #[test]

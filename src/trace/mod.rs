@@ -20,6 +20,7 @@ mod open;
 pub mod read;
 pub mod record;
 mod ring;
+pub mod ucp;
 mod write;
 
 use std::cell::{Cell, OnceCell};

@@ -8,7 +8,7 @@ use super::record::{Record, RECORD_BYTES};
 use super::write::MAGIC;
 
 /// Format of the files that this version writes and reads.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Ranks of a job, at most.
 const RANKS_MAX: u32 = 1 << 24;
@@ -46,6 +46,8 @@ pub struct Header {
     pub protocols: Vec<String>,
     /// Names of the reasons why a message is not carried.
     pub reasons: Vec<String>,
+    /// Names of UCX's functions.
+    pub ucp: Vec<String>,
 }
 
 /// Why a file cannot be read.

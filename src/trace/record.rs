@@ -207,6 +207,63 @@ pub struct Fallback {
     pub call: u64,
 }
 
+/// What a call of UCX's returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UcpOutcome {
+    /// There is nothing left to do.
+    Done,
+    /// A request is under way.
+    UnderWay,
+    /// An error.
+    Failed,
+}
+
+/// A call of one of UCX's `ucp_*` functions, made inside an MPI call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ucp {
+    /// Number of the function, by the names in the header.
+    pub function: u8,
+    /// What it returned.
+    pub outcome: UcpOutcome,
+    /// Number of the endpoint in this process ([`Lane`]), from 1 on; 0: the function names none.
+    pub endpoint: u32,
+    /// When it was made.
+    pub begin: u64,
+    /// When it returned.
+    pub end: u64,
+    /// Bytes, if they are known.
+    pub bytes: Option<u64>,
+    /// Tag, or the address in the other process.
+    pub tag: u64,
+    /// The MPI call that made it; 0: none that is recorded.
+    pub call: u64,
+}
+
+/// A transport over which an endpoint of UCX's may send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// The endpoint.
+    pub endpoint: u32,
+    /// Which of its lanes, from 0 on: lane 0 begins a list that replaces the one before.
+    pub lane: u8,
+    /// How many it has.
+    pub lanes: u8,
+    /// `TRANSPORT/DEVICE`, with zeros behind.
+    pub text: [u8; Lane::TEXT],
+}
+
+impl Lane {
+    /// Bytes of its text.
+    pub const TEXT: usize = 56;
+
+    /// Its text.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let bytes = self.text.split(|byte| *byte == 0).next();
+        String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
+    }
+}
+
 /// The end of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
@@ -246,6 +303,10 @@ pub enum Record {
     Planned(Planned),
     /// See [`Fallback`].
     Fallback(Fallback),
+    /// See [`Ucp`].
+    Ucp(Ucp),
+    /// See [`Lane`].
+    Lane(Lane),
     /// See [`End`].
     End(End),
     /// See [`Sync`].

@@ -1,6 +1,7 @@
 //! The page of a trace, in a browser: its sums are those of the messages under the same filter, it needs no network, and what
 //! goes wrong in it is seen.
 
+use crate::page_keys;
 use crate::support::{job, on};
 use anabranch_engine::trace::read::Reader;
 use anabranch_engine::trace::record::Record;
@@ -457,6 +458,7 @@ fn sums_of_a_page_are_those_of_the_messages() {
             if ranks == 2 {
                 check_errors(&page, &trace);
                 check_controls(&page);
+                page_keys::check(&browser, &page.file, &folder);
             }
             take_pictures(&page, program);
             let _ = fs::remove_dir_all(folder);

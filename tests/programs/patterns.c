@@ -100,8 +100,34 @@ static void sizes(void) {
     end();
 }
 
+// Rank 0 sends by MPI_Send what only the MPI library carries: host memory, and device memory with gaps, which is packed. What
+// goes by MPI_Sendrecv the library carries, but for what is sent before both ranks know each other.
+static void layers(void) {
+    begin();
+    static char host[3000001];
+    const size_t sizes[] = {8, 4000, 100000, sizeof host};
+    for (int i = 0; i < 4; i++) exchange(out, in, 0, BYTES, 1 - me, 1 - me, i);
+    for (int i = 0; i < 4; i++) {
+        if (me == 0) OK(MPI_Send(host, sizes[i], MPI_BYTE, 1, 10 + i, MPI_COMM_WORLD));
+        else OK(MPI_Recv(host, sizes[i], MPI_BYTE, 0, 10 + i, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    }
+    MPI_Datatype gaps;
+    OK(MPI_Type_vector(1000, 5, 9, MPI_BYTE, &gaps));
+    OK(MPI_Type_commit(&gaps));
+    if (me == 0) OK(MPI_Send(out.p, 1, gaps, 1, 20, MPI_COMM_WORLD));
+    else OK(MPI_Recv(in.p, 1, gaps, 0, 20, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    OK(MPI_Type_free(&gaps));
+    // These the library carries.
+    for (int i = 0; i < 3; i++) {
+        if (me == 0) OK(MPI_Send(out.p, BYTES, MPI_BYTE, 1, 30 + i, MPI_COMM_WORLD));
+        else OK(MPI_Recv(in.p, BYTES, MPI_BYTE, 0, 30 + i, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    }
+    BUF_CHECK(in, 1 - me, BYTES);
+    end();
+}
+
 static const struct test_case cases[] = {
     {"ring", ring}, {"alltoall", alltoall}, {"neighbour", neighbour}, {"scattered", scattered},
-    {"allreduce_ring", allreduce_ring}, {"allreduce_doubling", allreduce_doubling}, {"sizes", sizes}, {0},
+    {"allreduce_ring", allreduce_ring}, {"allreduce_doubling", allreduce_doubling}, {"sizes", sizes}, {"layers", layers}, {0},
 };
 int main(int argc, char **argv) { return run_cases(argc, argv, cases, MPI_THREAD_SINGLE); }

@@ -9,3 +9,4 @@ mod generated;
 mod interface;
 #[cfg(native_entries)]
 mod native_entries;
+mod ucx;

@@ -35,7 +35,12 @@ pub fn build(options: &Options) -> Result<Layout, String> {
     let sources = fingerprint::of_sources(&layout.root)
         .map_err(|e| format!("cannot read the sources: {e}"))?;
     let mut command = cargo("build", &layout, options, &layout.target);
-    for package in ["anabranch-preload", "anabranch-cli", "simcuda"] {
+    for package in [
+        "anabranch-preload",
+        "anabranch-ucx",
+        "anabranch-cli",
+        "simcuda",
+    ] {
         command.args(["--package", package]);
     }
     succeed(command, "cargo build")?;
@@ -252,9 +257,10 @@ fn matches_stamp(layout: &Layout, stamp: &Path, files: &[PathBuf]) -> bool {
     }
 }
 
-fn stamped(layout: &Layout) -> [PathBuf; 3] {
+fn stamped(layout: &Layout) -> [PathBuf; 4] {
     [
         layout.library(),
+        layout.ucx_library(),
         layout.command(),
         layout.simcuda().join("libcuda.so.1"),
     ]

@@ -47,6 +47,11 @@ impl Layout {
         self.folder().join("libanabranch.so")
     }
 
+    /// The library that tells the preload library of UCX's functions while a trace is made.
+    pub fn ucx_library(&self) -> PathBuf {
+        self.folder().join("libanabranch_ucx.so")
+    }
+
     /// The `anabranch` command.
     pub fn command(&self) -> PathBuf {
         self.folder().join("anabranch")

@@ -149,7 +149,8 @@ impl Setting<'_> {
         // `anabranch exec` sets each rank up. What ranks spawn gets the launcher's environment.
         let folder = simulation.map(|simulation| &*simulation.folder);
         let library = self.library.as_deref().filter(|_| !is_vanilla);
-        preload::set_up(&mut command, library, folder);
+        let has_trace = self.arguments.trace.is_some() || Config::from_env().0.trace.is_some();
+        preload::set_up(&mut command, library, folder, has_trace);
         let rest = &self.arguments.command[1..];
         command.arg("--").arg(&self.program.path).args(rest);
         if self.arguments.verbose {

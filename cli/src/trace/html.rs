@@ -13,6 +13,7 @@ use super::bins::{size_class, Cell, Cube, Grid, Item, Key, Kind, BINS, UNKNOWN};
 use super::job::{Job, Message, Place};
 use super::names::{Functions, Link, Names, Route, Ways};
 use super::report::Report;
+use super::ucp;
 
 /// The page is not larger: what a browser opens at once, and a mail carries.
 const BYTES_MAX: usize = 4_900_000;
@@ -62,6 +63,8 @@ struct Data<'a> {
     /// Copies of single messages that are not there.
     copies_left_out: usize,
     fallbacks: Value,
+    /// See [`ucp::page_rows`].
+    ucp: Value,
     notes: Vec<String>,
     advice: &'a [Advice],
 }
@@ -283,6 +286,7 @@ impl<'a> Sums<'a> {
             single_copies,
             copies_left_out,
             fallbacks: serde_json::to_value(&report.fallbacks)?,
+            ucp: ucp::page_rows(&report.ucp, &self.functions.names.all),
             notes: self.notes(job),
             advice: &report.advice,
         })

@@ -12,6 +12,7 @@ use super::copies;
 use super::message;
 pub use super::message::Message;
 use super::read::{self, Read};
+use super::ucp;
 use crate::Failure;
 
 /// What a rank has recorded, but for its messages.
@@ -21,6 +22,7 @@ pub struct Rank {
     /// Calls that had not returned when the process ended.
     pub inside: Vec<record::Call>,
     pub fallbacks: Vec<record::Fallback>,
+    pub ucp: ucp::Recorded,
     /// Records in the file.
     pub recorded: u64,
     /// The last record, if the process ended in order.

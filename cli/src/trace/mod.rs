@@ -12,6 +12,7 @@ mod otf2;
 mod perfetto;
 mod read;
 mod report;
+mod ucp;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -85,6 +86,9 @@ struct Whole<'a> {
     plan: Option<&'a Plan>,
     took_us: Option<f64>,
     copies: Vec<WholeCopy<'a>>,
+    /// Calls of UCX's functions in its two MPI calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ucp: Vec<ucp::OfMessage>,
 }
 
 /// A copy, with the names of its places.
@@ -105,6 +109,7 @@ impl Whole<'_> {
         let name = |place: usize| job.places[place].name.as_str();
         Whole {
             message,
+            ucp: ucp::of_message(job, message),
             plan: job.plans.get(&message.number),
             took_us: message.took_ns().map(|ns| ns as f64 * 1e-3),
             copies: copies

@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
+use anabranch_engine::trace::record;
 use prost::Message as _;
 
 use super::job::{Job, Rank};
 use super::message::{Half, Message};
+use super::ucp;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Packet {
@@ -152,6 +154,7 @@ pub fn write(job: &Job, to: impl Write) -> io::Result<()> {
             ..Track::default()
         })?;
         write_calls(&mut out, rank)?;
+        write_ucp(&mut out, rank)?;
     }
     let mut lanes: Vec<(u32, u64, Vec<u64>)> = Vec::new();
     for (flow, message) in job.messages.iter().enumerate() {
@@ -261,6 +264,42 @@ fn write_calls<W: Write>(out: &mut Writer<W>, rank: &Rank) -> io::Result<()> {
                 note("bytes", call.bytes),
                 note("calls", u64::from(call.times)),
             ],
+            flows: Vec::new(),
+        };
+        out.slice((call.begin, call.end), event)?;
+    }
+    Ok(())
+}
+
+/// Calls of UCX, below the thread that made them.
+fn write_ucp<W: Write>(out: &mut Writer<W>, rank: &Rank) -> io::Result<()> {
+    let number = rank.header.rank;
+    let track = |call: &record::Ucp| rank_track(number) + (3 << 36) + (call.call >> 32);
+    let threads: BTreeMap<u64, u64> = rank
+        .ucp
+        .calls
+        .iter()
+        .map(|call| (track(call), call.call >> 32))
+        .collect();
+    for (track, thread) in threads {
+        out.track(Track {
+            uuid: track,
+            name: Some(format!("UCX calls of thread {thread}")),
+            parent: Some(rank_track(number)),
+            ..Track::default()
+        })?;
+    }
+    for call in &rank.ucp.calls {
+        let transports = Note {
+            text: Some(rank.ucp.transports(call.endpoint)),
+            name: "transports".into(),
+            ..Note::default()
+        };
+        let event = Event {
+            kind: BEGIN,
+            track: track(call),
+            name: Some(ucp::function(rank, call)),
+            notes: vec![note("bytes", call.bytes.unwrap_or(0)), transports],
             flows: Vec::new(),
         };
         out.slice((call.begin, call.end), event)?;

@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 
 use super::job::Rank;
 use super::message::Side;
+use super::ucp;
 use crate::Failure;
 
 /// What a file has.
@@ -99,6 +100,10 @@ impl Read {
         for fallback in &mut self.rank.fallbacks {
             fallback.at = fallback.at.saturating_sub(begin);
         }
+        for call in &mut self.rank.ucp.calls {
+            call.begin = call.begin.saturating_sub(begin);
+            call.end = call.end.saturating_sub(begin);
+        }
         self.sides
             .iter_mut()
             .for_each(|side| side.half.set_begin(begin));
@@ -116,6 +121,9 @@ impl Read {
         }
         for fallback in &mut self.rank.fallbacks {
             fallback.at = clock.ns(fallback.at);
+        }
+        for call in &mut self.rank.ucp.calls {
+            (call.begin, call.end) = (clock.ns(call.begin), clock.ns(call.end));
         }
         self.sides
             .iter_mut()
@@ -138,6 +146,7 @@ pub fn file(file: &Path) -> Result<Read> {
             calls: Vec::new(),
             inside: Vec::new(),
             fallbacks: Vec::new(),
+            ucp: ucp::Recorded::default(),
             recorded: 0,
             end: None,
             torn: 0,
@@ -174,6 +183,8 @@ pub fn file(file: &Path) -> Result<Read> {
             Record::Place(place) => read.places.push(place),
             Record::Copied(copied) => read.copies.push(copied),
             Record::Planned(planned) => read.plans.push(planned),
+            Record::Ucp(call) => read.rank.ucp.calls.push(call),
+            Record::Lane(lane) => read.rank.ucp.add_lane(&lane),
             Record::End(last) => {
                 read.rank.end = Some(last);
                 read.rank.recorded -= 1;

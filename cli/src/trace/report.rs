@@ -9,6 +9,7 @@ use super::advice::{advice, Advice};
 use super::job::{Job, Place};
 use super::links::{links, Link};
 use super::message::{Half, Message};
+use super::ucp;
 use crate::table;
 
 /// Messages that the report names one by one.
@@ -86,6 +87,8 @@ pub struct Report {
     pub advice: Vec<Advice>,
     /// Sends of device buffers that did not go by the library's own ways, by reason: messages and bytes.
     pub fallbacks: BTreeMap<String, (u64, u64)>,
+    /// Calls of UCX's functions.
+    pub ucp: Vec<ucp::Row>,
 }
 
 /// A rank.
@@ -168,6 +171,7 @@ impl Report {
             advice: advice(job, &links),
             links,
             fallbacks,
+            ucp: ucp::rows(job),
         }
     }
 
@@ -210,6 +214,7 @@ impl Report {
             );
         }
         self.links_text(&mut text);
+        self.ucp_text(&mut text);
         let head = ["reason", "messages", "bytes"];
         let rows = self.fallbacks.iter().map(|(reason, (messages, bytes))| {
             vec![reason.clone(), messages.to_string(), bytes.to_string()]
@@ -275,6 +280,37 @@ impl Report {
         });
         let head = ["from", "to", "path", "copies", "bytes", "busy ms", "GB/s"];
         part(text, "Copies from place to place", "<<<>>>>", &head, rows);
+    }
+
+    fn ucp_text(&self, text: &mut String) {
+        let key = |row: &ucp::Row| {
+            (
+                row.call.clone(),
+                row.function.clone(),
+                row.transports.clone(),
+            )
+        };
+        let rows = ucp::merged(&self.ucp, key).into_iter().map(|row| {
+            vec![
+                row.call,
+                row.function,
+                row.calls.to_string(),
+                row.bytes.to_string(),
+                format!("{:.3}", row.inside_ns as f64 * 1e-6),
+                row.under_way.to_string(),
+                row.transports,
+            ]
+        });
+        let head = [
+            "MPI call",
+            "UCX call",
+            "calls",
+            "bytes",
+            "ms in them",
+            "left under way",
+            "transports",
+        ];
+        part(text, "Calls of UCX", "<<>>>><", &head, rows);
     }
 
     fn calls_text(&self, text: &mut String) {

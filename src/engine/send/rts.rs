@@ -16,6 +16,7 @@ use crate::node::{Message, Peer, Sums, RTS_BYTES};
 use crate::policy::decided_by;
 use crate::policy::send::{self as policy, Comm, RtsFacts, Whereabouts};
 use crate::stats::{self, meter, Counter, Reason, SentBy};
+use crate::trace;
 use crate::transfer::export::describe;
 use crate::transfer::fetch::{flag, uses_host};
 use crate::transfer::history::LastSent;
@@ -151,7 +152,7 @@ impl Core {
         });
         let peer = Arc::clone(out.transfer.peer());
         peer.will_ring();
-        let code = native_isend(&carrier, out.native.slot());
+        let code = trace::ucp::of_our_own(|| native_isend(&carrier, out.native.slot()));
         if code != env.abi.success {
             out.transfer.withdraw(env);
             return Err(Unsent::Code(code));

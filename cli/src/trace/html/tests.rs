@@ -28,6 +28,7 @@ fn file(folder: &tempfile::TempDir, (rank, size): (u32, u32), records: &[Record]
         states: names(&["matched", "moving", "landed", "done"]),
         protocols: names(&["get", "eager", "host_pipeline"]),
         reasons: names(&["too short"]),
+        ucp: names(&["ucp_put"]),
     };
     let header = serde_json::to_vec(&header).unwrap();
     let mut bytes = b"ANBTRACE".to_vec();

@@ -166,6 +166,14 @@ function callsPass(filter) {
     return pass;
 }
 
+// Calls of UCX. They are summed over the whole job, and have neither protocol nor path: they go by function, rank and size.
+const ucx = data.ucp.map(([rank, call, name, fn, transports, size, many, bytes, ns, underWay]) =>
+    ({ rank, call, name, fn, transports, size, count: many, bytes, ns, underWay }));
+const ucxPass = (filter) => ucx.filter((row) =>
+    (filter.call === undefined || row.call === filter.call) &&
+    (filter.rank === undefined || row.rank === null || groupOf(row.rank) === filter.rank) &&
+    row.size >= filter.least && row.size <= filter.most);
+
 // Sums of rows that pass, by a name for each.
 function sumBy(table, pass, filter, key) {
     const sums = new Map();

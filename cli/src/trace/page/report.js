@@ -89,6 +89,7 @@ function writeSums(look) {
         by_path: by((row) => routePath[messages.route[row]]),
         by_pair: by((row) => `${rankName(messages.from[row])}-${rankName(messages.to[row])}`),
         by_size: by((row) => leastOf(messages.size[row])),
+        ucx: ucxPass(filter).reduce(([many, bytes], row) => [many + row.count, bytes + row.bytes], [0, 0]),
         by_link: Object.fromEntries([...copied].map(([name, sum]) => [name, [sum.count, sum.bytes]])),
     };
     document.getElementById("sums").textContent = JSON.stringify(sums).replaceAll("<", "\\u003c");

@@ -230,6 +230,21 @@ function devices(look) {
         rows.length > 0 && table("Copies by link", ["from", "to", "path", ">hop", ">copies", ">bytes", ">mean time", ">while copying"], rows));
 }
 
+// What the MPI library did with what it carries.
+function ucxCalls(look) {
+    const sums = new Map();
+    for (const row of ucxPass(look.filter)) {
+        const name = [row.name, row.fn, row.transports].join("\n");
+        const sum = sums.get(name) ?? { ...row, count: 0, bytes: 0, ns: 0, underWay: 0 };
+        for (const part of ["count", "bytes", "ns", "underWay"]) sum[part] += row[part];
+        sums.set(name, sum);
+    }
+    const rows = [...sums.values()].sort((one, other) => other[look.by] - one[look.by]).slice(0, LISTED).map((sum) =>
+        [sum.name, sum.fn, count(sum.count), size(sum.bytes), time(sum.ns), count(sum.underWay), sum.transports || "not known"]);
+    return rows.length > 0 && table("Calls of UCX, by the MPI call that made them; filters of call, rank and size hold",
+        ["MPI call", "UCX call", ">calls", ">bytes", ">time in them", ">left under way", "transports of the endpoint"], rows);
+}
+
 function contenders(look) {
     const sums = sumBy(messages, look.pass, look.filter, (row) =>
         [data.functions[messages.call[row]], data.protocols[messages.protocol[row]], routePath[messages.route[row]]].join("\n"));
@@ -242,7 +257,7 @@ function contenders(look) {
     });
     return section("contenders", "Top contenders", "Times are from offer to arrival. Together they may be longer than the job, as many messages are under way at once.",
         table("Messages by call, protocol and path", ["call", "protocol", "path", ">of bytes", ">of messages", ">messages", ">bytes", ">time together", ">mean time"], rows),
-        functions(look));
+        functions(look), ucxCalls(look));
 }
 
 // All calls, also those that are of no message.
