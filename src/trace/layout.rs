@@ -422,14 +422,12 @@ mod tests {
             Record::Call(call),
             Record::Call(tests),
             Record::Place(place),
-            Record::Lane(Lane {
-                endpoint: u32::MAX,
-                lane: 3,
-                lanes: 255,
-                text: std::array::from_fn(|at| at as u8),
-            }),
         ];
-        let ucp = Ucp {
+        calls.into_iter().chain(messages).chain(copies).collect()
+    }
+
+    fn of_ucx() -> [Record; 3] {
+        let call = Ucp {
             function: 30,
             outcome: UcpOutcome::UnderWay,
             endpoint: 77,
@@ -442,11 +440,15 @@ mod tests {
         let failed = Ucp {
             outcome: UcpOutcome::Failed,
             bytes: None,
-            ..ucp
+            ..call
         };
-        let ucp = [Record::Ucp(ucp), Record::Ucp(failed)];
-        let calls = calls.into_iter().chain(ucp);
-        calls.chain(messages).chain(copies).collect()
+        let lane = Lane {
+            endpoint: u32::MAX,
+            lane: 3,
+            lanes: 255,
+            text: std::array::from_fn(|at| at as u8),
+        };
+        [Record::Ucp(call), Record::Ucp(failed), Record::Lane(lane)]
     }
 
     #[test]
@@ -474,7 +476,7 @@ mod tests {
                 is_finalized: true,
             }),
         ];
-        let records = records.into_iter().chain(samples());
+        let records = records.into_iter().chain(samples()).chain(of_ucx());
         let records = records.chain([Record::Sync(Sync { ticks: 1, ns: 2 })]);
         for record in records {
             assert_eq!(Record::decode(&record.encode()), Some(record));

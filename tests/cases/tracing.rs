@@ -405,6 +405,39 @@ fn recorded_and_reported_in_one_go() {
     });
 }
 
+/// By how many us the second host's clock was ahead, as a note says it, and how wrong that can be.
+fn ahead_of_first(note: &Value) -> (f64, f64) {
+    let text = note.as_str().expect("text");
+    let number = |before: &str, after: &str| -> f64 {
+        let rest = text
+            .split(before)
+            .nth(1)
+            .unwrap_or_else(|| panic!("{text}"));
+        let number = rest.split(after).next().expect("a number");
+        number.parse().unwrap_or_else(|_| panic!("{text}"))
+    };
+    let sign = if text.contains(" us behind ") {
+        -1.0
+    } else {
+        1.0
+    };
+    let ahead = sign * number("node2 was ", " us ");
+    (ahead, number("are right to ", " us"))
+}
+
+/// Has a file say that the time of day was later when it was opened.
+fn set_clock_ahead(file: &Path, by_ns: u64) {
+    let bytes = fs::read(file).expect("a trace");
+    let length = usize::from(bytes[12]) + (usize::from(bytes[13]) << 8);
+    let (header, records) = bytes[16..].split_at(length);
+    let mut header: Value = serde_json::from_slice(header).expect("a header");
+    let opened = header["opened"][1].as_u64().expect("a time");
+    header["opened"][1] = (opened + by_ns).into();
+    let header = header.to_string().into_bytes();
+    let length = (header.len() as u32).to_le_bytes();
+    fs::write(file, [&bytes[..12], &length, &header, records].concat()).expect("it is written");
+}
+
 /// Files of two nodes, whose jobs have an identity on each, are one run; those of another run are not.
 #[test]
 fn two_nodes() {
@@ -426,10 +459,27 @@ fn two_nodes() {
         record("trace");
         let report = json(&files(&folder, 4));
         let notes = report["notes"].as_array().expect("notes");
-        let about_hosts =
-            |note: &&Value| note.as_str().is_some_and(|text| text.contains("2 hosts"));
-        assert_eq!(notes.iter().filter(about_hosts).count(), 1, "{notes:?}");
         assert_eq!(notes.len(), 1, "{notes:?}");
+        // Both have the clock of this machine.
+        let (ahead, error) = ahead_of_first(&notes[0]);
+        assert!(ahead.abs() <= error + 5.0 && error < 100_000.0, "{notes:?}");
+        const SHIFT_NS: u64 = 20_000_000;
+        for rank in report["ranks"].as_array().expect("ranks") {
+            if rank["host"] == "node2" {
+                let file = format!("trace.{}", rank["rank"]);
+                set_clock_ahead(&folder.join(file), SHIFT_NS);
+            }
+        }
+        let shifted = json(&files(&folder, 4));
+        let (then, _) = ahead_of_first(&shifted["notes"][0]);
+        assert!(
+            (then - ahead - SHIFT_NS as f64 * 1e-3).abs() < 1.0,
+            "{}",
+            shifted["notes"]
+        );
+        // In all that is shown the shift is gone.
+        let spans = [&report, &shifted].map(|report| report["span_ms"].as_f64().expect("ms"));
+        assert!((spans[0] - spans[1]).abs() < 0.01, "{spans:?}");
         assert_eq!(report["ranks"].as_array().map(Vec::len), Some(4));
         assert_eq!(report["calls"]["MPI_Sendrecv"]["calls"], 4 * 20);
         // Both began within the job: far less than the time since the machines were started.

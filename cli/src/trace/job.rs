@@ -8,6 +8,7 @@ use anabranch_engine::trace::record::{self, NO_PEER};
 use anyhow::Result;
 use serde::Serialize;
 
+use super::clocks;
 use super::copies;
 use super::message;
 pub use super::message::Message;
@@ -136,8 +137,8 @@ impl Job {
         let hosts: BTreeSet<&str> = read.iter().map(|read| &*read.rank.header.host).collect();
         let hosts_count = hosts.len();
         if hosts_count > 1 {
-            notes.push(format!("times of {hosts_count} hosts are brought together by their clocks of the day: between hosts they are as right as these"));
             read.iter_mut().for_each(Read::by_time_of_day);
+            notes.extend(clocks::bring_together(&mut read));
         }
         let begin = read.iter().map(Read::first_ns).min().unwrap_or(0);
         let begun_unix_ns = match (hosts_count, read.first()) {

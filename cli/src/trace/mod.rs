@@ -2,6 +2,7 @@
 
 mod advice;
 mod bins;
+mod clocks;
 mod copies;
 mod html;
 mod job;

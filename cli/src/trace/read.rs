@@ -46,6 +46,12 @@ impl Clock {
         }
     }
 
+    /// It was `ns` at `from`, and goes at this rate.
+    pub fn at_rate(from: u64, ns: u64, rate: f64) -> Clock {
+        let from = record::Sync { ticks: from, ns };
+        Clock { from, rate }
+    }
+
     pub fn ns(&self, at: u64) -> u64 {
         let since = at.wrapping_sub(self.from.ticks) as i64;
         self.from
@@ -84,11 +90,7 @@ impl Read {
     /// Times are nanoseconds since 1970 from now on.
     pub fn by_time_of_day(&mut self) {
         let [opened, begun] = self.rank.header.opened;
-        let from = record::Sync {
-            ticks: opened,
-            ns: begun,
-        };
-        self.set_clock(&Clock { from, rate: 1.0 });
+        self.set_clock(&Clock::at_rate(opened, begun, 1.0));
     }
 
     /// Times are since then from now on.
@@ -114,7 +116,7 @@ impl Read {
     }
 
     /// Times are nanoseconds from now on.
-    fn set_clock(&mut self, clock: &Clock) {
+    pub fn set_clock(&mut self, clock: &Clock) {
         for call in &mut self.rank.calls {
             (call.begin, call.end) = (clock.ns(call.begin), clock.ns(call.end));
             call.inside = clock.span_ns(call.inside);

@@ -116,7 +116,7 @@ fn lanes(endpoint: *mut c_void) -> Vec<CString> {
     let query: unsafe extern "C" fn(*mut c_void, *mut Attributes) -> i32 =
         unsafe { std::mem::transmute(address) };
     // SAFETY: the program has just used the endpoint on this thread, and there is room for what is asked.
-    if unsafe { query(endpoint, &mut attributes) } != 0 {
+    if unsafe { query(endpoint, &raw mut attributes) } != 0 {
         return Vec::new();
     }
     let there = entries
