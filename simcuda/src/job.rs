@@ -234,14 +234,26 @@ fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |about| about.ino())
 }
 
+/// A file of this user's that no other user may open. Anybody may have laid another one there.
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
+    let shown = path.display();
+    let foreign =
+        format!("{shown} is not a private file of this user; remove it, or have its owner do so");
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let opened = options.mode(0o600).custom_flags(flags).open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(_) if path.symlink_metadata().is_ok() => return Err(io::Error::other(foreign)),
+        Err(error) => return Err(error),
+    };
+    let about = file.metadata()?;
+    let is_closed = about.is_file() && about.mode() & 0o077 == 0;
+    match is_closed && about.uid() == getuid().as_raw() {
+        true => Ok(file),
+        false => Err(io::Error::other(foreign)),
+    }
 }
 
 /// Serialises joining, leaving and reclaiming for this user.
@@ -281,6 +293,10 @@ fn join_in(
         }
     }
     flock(&file, FlockOperation::LockShared)?;
+    const OTHER: &str = "the node's file has another layout: another simcuda version is running";
+    if file.metadata()?.len() != size as u64 {
+        return Err(io::Error::other(OTHER));
+    }
     // SAFETY: a fresh shared mapping of a file of this size.
     let shared = unsafe { map_shared(file.as_raw_fd(), 0, size) }?.cast::<Shared>();
     // SAFETY: mapped above; only this process uses a fresh file while the global lock is held.
@@ -289,9 +305,7 @@ fn join_in(
         init(state, topology, backing);
     }
     if state.magic.load(Acquire) != MAGIC {
-        return Err(io::Error::other(
-            "the node's file has another layout: another simcuda version is running",
-        ));
+        return Err(io::Error::other(OTHER));
     }
     if state.topology.load(Relaxed) != topology {
         return Err(io::Error::other(
@@ -570,3 +584,7 @@ impl Body {
             .count()
     }
 }
+
+#[cfg(test)]
+#[path = "job_tests.rs"]
+mod tests;

@@ -314,7 +314,8 @@ pub fn told(words: &[u64], files: usize) -> Option<([u64; 2], Vec<Chunk>)> {
         chunk.bytes > 0 && is_aligned && end.is_some_and(|end| end <= size)
     };
     let is_sane = rest.len() == 2 * files && size % GRANULE == 0 && chunks.iter().all(fits);
-    is_sane.then_some(([base, number], chunks))
+    // A parcel without files would be remembered, and nothing would ever ask for it.
+    (is_sane && files > 0).then_some(([base, number], chunks))
 }
 
 #[cfg(test)]
@@ -349,6 +350,12 @@ mod tests {
             uuid: [3; 16],
         };
         assert_eq!(needs(&export), Some((3 << 20, 9 << 20)));
+        assert!(export.holds(6 << 20) && !export.holds((6 << 20) + 1));
+        // Where nothing is mapped.
+        for offset in [0, (3 << 20) - 1, 9 << 20, u64::MAX] {
+            let outside = Export { offset, ..export };
+            assert!(!outside.holds(1), "{offset}");
+        }
         let short = Export {
             size: 8 << 20,
             ..export
@@ -369,6 +376,7 @@ mod tests {
         assert_eq!(told(&good, 2), Some(expected));
         assert_eq!(told(&good, 1), None, "a file is missing");
         assert_eq!(told(&good[..5], 2), None, "cut off");
+        assert_eq!(told(&words(&export, &[]), 0), None, "no file");
         for bad in [
             chunk(6, 60),
             chunk(6, 0),

@@ -28,6 +28,8 @@ pub enum Error {
     AlreadyMapped,
     /// Attempts have shown that memory of that device of the peer's cannot be opened on this one.
     PairRefused,
+    /// An allocation of a peer's is shorter than the peer says.
+    Shorter,
     /// The context in which the object was made is gone.
     ContextLost,
     /// No context for this device exists, and none is made behind the user's back.
@@ -134,6 +136,10 @@ impl fmt::Display for Error {
             Error::NotExportable(why) => write!(f, "memory cannot be exported: {why}"),
             Error::AlreadyMapped => write!(f, "the handle is already open in this process"),
             Error::PairRefused => write!(f, "device memory of that peer cannot be mapped here"),
+            Error::Shorter => write!(
+                f,
+                "the memory of the peer's is shorter than its message says"
+            ),
             Error::ContextLost => write!(f, "the cuda context is gone"),
             Error::NoContext => write!(f, "no cuda context on the device"),
             Error::Exhausted(what) => write!(f, "bound reached: {what}"),

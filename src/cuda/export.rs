@@ -1,5 +1,6 @@
 //! Making an allocation of this process readable by its peers.
 
+use super::chunks;
 use super::driver::required;
 use super::error::{Error, NotExportable, Result};
 use super::pointer::{self, Allocation, Buffer};
@@ -28,11 +29,13 @@ pub struct Export {
 }
 
 impl Export {
-    /// Whether so many bytes from the start of the message lie in the allocation.
+    /// Whether so many bytes from the start of the message lie in the allocation; of one that is found by
+    /// files, in the part for which these are sent.
     #[must_use]
     pub fn holds(&self, bytes: u64) -> bool {
+        let (from, to) = chunks::needs(self).unwrap_or((0, self.size));
         let end = self.offset.checked_add(bytes);
-        end.is_some_and(|end| end <= self.size)
+        self.offset >= from && end.is_some_and(|end| end <= to)
     }
 }
 

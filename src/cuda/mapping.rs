@@ -13,9 +13,9 @@ use super::chunks::{self, Chunk};
 use super::error::{Error, Result};
 use super::export::Export;
 use super::mirror::Mirror;
-use super::reach;
 use super::state::{ContextKey, Entered};
 use super::types::{code, Uuid, IPC_LAZY_ENABLE_PEER_ACCESS};
+use super::{pointer, reach};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,9 +49,21 @@ impl Mapping {
     fn serves(&self, export: &Export) -> bool {
         match (&self.mirror, chunks::needs(export)) {
             (Some(mirror), Some(range)) => mirror.holds(range),
-            (None, None) => true,
+            // The peer may say another length each time.
+            (None, None) => export.size <= self.size,
             _ => false,
         }
+    }
+
+    /// Whether the driver has mapped as much as the peer says there is. On an H200 (driver 13.0) it gives the
+    /// exporter's own length, to the byte. If it does not answer, the peer is believed.
+    fn is_as_long_as_told(&self) -> bool {
+        let range = Entered::enter_same(self.key.context)
+            .and_then(|entered| pointer::address_range(entered.driver(), self.address));
+        let end = |(base, bytes): (u64, u64)| base.saturating_add(bytes);
+        range.map_or(true, |range| {
+            self.address.checked_add(self.size) <= Some(end(range)) && self.size <= range.1
+        })
     }
 
     /// Bytes that count: almost nothing of a reservation may be mapped.
@@ -267,7 +279,10 @@ impl Mappings {
                 if !mapping.serves(export) {
                     self.fill(&key, &mapping)?;
                     if !mapping.serves(export) {
-                        return Err(Error::Exhausted("chunks that have come"));
+                        return Err(match mapping.mirror {
+                            Some(_) => Error::Exhausted("chunks that have come"),
+                            None => Error::Shorter,
+                        });
                     }
                 }
                 self.stats.hits += 1;
@@ -404,13 +419,17 @@ impl Mappings {
             Ok(address) => {
                 self.stats.opened += 1;
                 self.open_bytes.fetch_add(export.size, Ordering::Relaxed);
-                Ok(Mapping {
+                let mapping = Mapping {
                     key,
                     size: export.size,
                     address,
                     mirror: None,
                     open_bytes: Arc::clone(&self.open_bytes),
-                })
+                };
+                match mapping.is_as_long_as_told() {
+                    true => Ok(mapping),
+                    false => Err(Error::Shorter),
+                }
             }
             Err(Error::AlreadyMapped) => {
                 self.stats.already_mapped += 1;

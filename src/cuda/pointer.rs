@@ -529,7 +529,8 @@ fn device_buffer(driver: &Driver, address: u64, answers: &Answers, level: usize)
     })
 }
 
-fn address_range(driver: &Driver, address: u64) -> Result<(u64, u64)> {
+/// The allocation that an address lies in: its base and its length.
+pub(super) fn address_range(driver: &Driver, address: u64) -> Result<(u64, u64)> {
     let (mut base, mut bytes) = (0, 0);
     driver.mem_get_address_range(&mut base, &mut bytes, address)?;
     u64::try_from(bytes)

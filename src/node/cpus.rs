@@ -12,7 +12,7 @@ use rustix::process::Pid;
 use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 
 /// Processors, by number.
-type Cpus = BTreeSet<usize>;
+pub(super) type Cpus = BTreeSet<usize>;
 
 /// The core that the process is bound to. `None` if it is bound to several or to none: then the scheduler
 /// finds room.
@@ -120,7 +120,7 @@ pub fn numa_nodes() -> Vec<i32> {
 }
 
 /// `0-3,8`, as the system writes it.
-fn parse(text: &str) -> Option<Cpus> {
+pub(super) fn parse(text: &str) -> Option<Cpus> {
     let mut cpus = Cpus::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

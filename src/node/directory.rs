@@ -178,10 +178,11 @@ impl Directory {
         {
             Ok(file) => OwnedFd::from(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if is_foreign(&error) => return Err(NodeError::Untrusted(path.to_owned())),
             Err(error) => return Err(failed(error)),
         };
         let stat = sys::file_stat(file.as_raw_fd()).map_err(failed)?;
-        if !is_private(stat.mode, stat.uid) {
+        if !stat.is_private() {
             return Err(NodeError::Untrusted(path.to_owned()));
         }
         if sys::try_lock(file.as_fd(), true).map_err(failed)? {
@@ -219,6 +220,12 @@ impl Directory {
 
     fn page(&self) -> &Page {
         page(&self.map)
+    }
+
+    /// What others may write to.
+    #[cfg(test)]
+    pub(super) fn map(&self) -> &Mapping {
+        &self.map
     }
 
     /// Claims a row and fills it. A row of a dead process is taken over. Refused if a living process has the
@@ -355,8 +362,19 @@ fn prefix() -> String {
     format!("anabranch-{}-", sys::user())
 }
 
-fn is_private(mode: u32, uid: u32) -> bool {
-    mode & libc::S_IFMT == libc::S_IFREG && mode & 0o077 == 0 && uid == sys::user()
+/// Whether the system says so of what is no file of this user's: another user's that is closed, a link, a
+/// folder, a socket.
+fn is_foreign(error: &io::Error) -> bool {
+    let codes = [
+        libc::EACCES,
+        libc::EPERM,
+        libc::ELOOP,
+        libc::EISDIR,
+        libc::ENXIO,
+    ];
+    error
+        .raw_os_error()
+        .is_some_and(|code| codes.contains(&code))
 }
 
 /// A file without a name, or (on file systems that have none) with a temporary one.
@@ -440,7 +458,7 @@ fn remove_if_dead(path: &Path) {
     let Ok(stat) = sys::file_stat(file.as_raw_fd()) else {
         return;
     };
-    if !is_private(stat.mode, stat.uid) || !sys::try_lock(file.as_fd(), true).unwrap_or(false) {
+    if !stat.is_private() || !sys::try_lock(file.as_fd(), true).unwrap_or(false) {
         return;
     }
     // If a program closes all file descriptors, its lock is gone while it lives. Its row still speaks for it.

@@ -179,7 +179,7 @@ fn names_that_others_could_have_laid_are_not_followed() {
     std::os::unix::fs::symlink(&victim, folder.name(1)).expect("a link");
     assert!(matches!(
         Directory::open(&folder.0, 1),
-        Err(NodeError::Directory { .. })
+        Err(NodeError::Untrusted(_))
     ));
     std::fs::remove_file(folder.name(1)).expect("removed");
 
@@ -208,6 +208,67 @@ fn names_that_others_could_have_laid_are_not_followed() {
         Err(NodeError::Untrusted(_))
     ));
     assert_eq!(std::fs::read(&victim).expect("read"), b"precious");
+}
+
+const MEETS: &str = "ANABRANCH_TEST_MEETS";
+
+/// Not a test of its own: what the test binary does as a process of another user.
+#[test]
+fn other_user() {
+    let Ok(folder) = std::env::var(MEETS) else {
+        return;
+    };
+    let folder = PathBuf::from(folder);
+    // A name that root has taken, closed and then open to all.
+    let taken = |job| match Directory::open(&folder, job) {
+        Err(error @ NodeError::Untrusted(_)) => error.to_string(),
+        other => format!("{other:?}"),
+    };
+    println!("@{}", taken(1));
+    println!("@{}", taken(2));
+    // One of its own, which root must not take.
+    let own = Directory::open(&folder, 3).expect("created");
+    println!("@there");
+    std::io::stdin()
+        .read_line(&mut String::new())
+        .expect("told");
+    own.leave();
+}
+
+/// Anybody may lay a file in /dev/shm under the name of another user's directory.
+#[test]
+fn a_directory_of_another_user_is_refused() {
+    use crate::node::other_user::OtherUser;
+    let folder = Folder::new();
+    std::fs::set_permissions(&folder.0, std::fs::Permissions::from_mode(0o1777)).expect("opened");
+    let name = |uid: u32, job: u64| folder.0.join(format!("anabranch-{uid}-{job:016x}"));
+    let uid = 65_534;
+    for (job, mode) in [(1, 0o600), (2, 0o666)] {
+        write_private(&name(uid, job), &[0; 4096]);
+        std::fs::set_permissions(name(uid, job), std::fs::Permissions::from_mode(mode))
+            .expect("permissions");
+    }
+    let place = folder.0.display();
+    let Some(mut other) = OtherUser::start(module_path!(), MEETS, &place) else {
+        return;
+    };
+    assert_eq!(other.uid(), uid);
+    for job in [1, 2] {
+        let path = name(uid, job);
+        let path = path.display();
+        let said = format!(
+            "{path} is not a private file of this user; remove it, or have its owner do so"
+        );
+        other.expect(&said);
+    }
+    other.expect("there");
+    // Root could open it all the same.
+    std::fs::hard_link(name(uid, 3), folder.name(3)).expect("a second name");
+    assert!(matches!(
+        Directory::open(&folder.0, 3),
+        Err(NodeError::Untrusted(_))
+    ));
+    other.tell();
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn pmi_proxy(get: &dyn Fn(&str) -> Option<String>) -> Option<(u32, u64)> {
     let peer = get("PMI_FD")
         .and_then(|fd| fd.parse().ok())
         .and_then(sys::socket_peer);
-    if let Some(pid) = peer {
+    if let Some(sys::SocketPeer { pid, .. }) = peer {
         // The number may have been closed and reused: only a known proxy or one of our ancestors is believed.
         let is_ancestor = ancestors.iter().any(|&(ancestor, _)| ancestor == pid);
         if let Some(stat) = proc::stat(pid).filter(|stat| is_ancestor || is_proxy(&stat.name)) {
@@ -182,7 +182,7 @@ fn slurm_local_size(get: &dyn Fn(&str) -> Option<String>) -> Option<u32> {
     tasks_on_node(&get("SLURM_STEP_TASKS_PER_NODE")?, node)
 }
 
-fn tasks_on_node(list: &str, node: u32) -> Option<u32> {
+pub(super) fn tasks_on_node(list: &str, node: u32) -> Option<u32> {
     let mut first = 0_u32;
     for item in list.split(',') {
         let (tasks, repeat) = match item.split_once("(x") {
@@ -288,7 +288,8 @@ mod tests {
         // Both ends of a pair of our own have this process as their peer: neither an ancestor nor a proxy.
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a socket pair");
         let fd = ours.as_raw_fd().to_string();
-        assert_eq!(sys::socket_peer(ours.as_raw_fd()), Some(std::process::id()));
+        let peer = sys::socket_peer(ours.as_raw_fd()).expect("this process");
+        assert_eq!((peer.pid, peer.uid), (std::process::id(), sys::user()));
         let launch = with(&[("PMI_FD", &fd), ("PMI_RANK", "0")]);
         assert!(launch.job.starts_with("self:"), "{}", launch.job);
         let launch = with(&[("PMI_FD", "999999"), ("PMI_RANK", "0")]);

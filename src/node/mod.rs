@@ -16,6 +16,8 @@ pub mod directory;
 pub mod gpu_page;
 pub mod launch;
 mod map;
+#[cfg(test)]
+mod other_user;
 mod parcels;
 pub mod peer;
 mod pool;
@@ -62,7 +64,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, RTS.
-pub const PROTOCOL_VERSION: u16 = 23;
+pub const PROTOCOL_VERSION: u16 = 24;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]

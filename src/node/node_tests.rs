@@ -419,6 +419,84 @@ fn a_rank_whose_descriptor_was_closed_is_not_a_peer() {
     }
 }
 
+const SHARES: &str = "ANABRANCH_TEST_SHARES";
+
+/// Not a test of its own: what the test binary does as a process of another user.
+#[test]
+fn other_user() {
+    let Ok(given) = std::env::var(SHARES) else {
+        return;
+    };
+    let own = Segment::create(owner_of(1), &Options::default()).expect("a segment");
+    println!("@{}", own.file_number());
+    let number = given.parse().expect("a number");
+    let (pid, start) = (std::os::unix::process::parent_id(), 0);
+    let start = proc::stat(pid).map_or(start, |stat| stat.start);
+    let refused = Peer::open(7, 0, pid, proc::low32(start), number).expect_err("root's");
+    println!("@{refused}");
+    std::io::stdin()
+        .read_line(&mut String::new())
+        .expect("told");
+}
+
+fn owner_of(world_rank: u32) -> Owner {
+    let (pid, start) = proc::own_identity();
+    Owner {
+        job: 7,
+        world_rank,
+        pid,
+        start,
+    }
+}
+
+/// Even if the directory named it: a segment is attached to only if it is this user's own.
+#[test]
+fn a_segment_of_another_user_is_refused() {
+    let own = Segment::create(owner_of(0), &Options::default()).expect("a segment");
+    let number = u16::try_from(own.file_number()).expect("a number");
+    let open = |pid: u32, number| {
+        let start = proc::stat(pid).map_or(0, |stat| stat.start);
+        let rank = u32::from(pid != std::process::id());
+        Peer::open(7, rank, pid, proc::low32(start), number)
+    };
+    open(std::process::id(), number).expect("this user's");
+    // Open to others: as if a program had changed its mode.
+    let set = |mode| {
+        let path = format!("/proc/self/fd/{number}");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(path, mode).expect("a mode");
+    };
+    set(0o640);
+    let refused = open(std::process::id(), number).expect_err("others may read it");
+    assert!(
+        matches!(refused, PeerError::Untrusted { mode: 0o640, .. }),
+        "{refused}"
+    );
+    set(0o600);
+
+    let Some(mut other) = other_user::OtherUser::start(module_path!(), SHARES, number) else {
+        return;
+    };
+    let theirs = other.hear().parse().expect("a number");
+    let refused = open(other.pid(), theirs).expect_err("another user's");
+    let said = format!(
+        "the segment of process {} belongs to user {} with mode 0600, and is not private to this user",
+        other.pid(),
+        other.uid()
+    );
+    // Root may come as far as the file, unless its rights were cut down.
+    let is_closed = matches!(&refused, PeerError::Open { error, .. } if error.kind() == io::ErrorKind::PermissionDenied);
+    assert!(
+        is_closed || refused.to_string().starts_with(&said),
+        "{refused}"
+    );
+    let said = other.hear();
+    let pid = std::process::id();
+    let expected = format!("the segment of process {pid} cannot be opened: Permission denied");
+    assert!(said.starts_with(&expected), "{said}");
+    other.tell();
+}
+
 #[test]
 fn a_rank_that_is_alone_meets_nobody_and_leaves_nothing() {
     let launch = Launch {

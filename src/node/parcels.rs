@@ -1,30 +1,40 @@
 //! Sends file descriptors from rank to rank, over a socket that each rank has once it uses a GPU.
 //!
 //! Nobody waits: what does not fit into the other's queue is not sent, and what has not come is not there.
-//! The kernel says who sent a parcel; parcels of other users are thrown away.
+//!
+//! The socket's name is no secret (`/proc/net/unix` lists it), and whoever is first has it. What is sent are
+//! the program's GPU buffers. So each parcel has a connection of its own, of which the kernel says who is at
+//! the other end: nothing is sent to, or taken from, a process of another user.
 
+use super::sys::{self, SocketPeer};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::net::sockopt::set_socket_passcred;
+use rustix::io::Errno;
 use rustix::net::{
-    bind, recvmsg, sendmsg_addr, socket_with, AddressFamily, RecvAncillaryBuffer,
-    RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with, AddressFamily,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 /// Files in one parcel at most: the kernel takes 253.
 pub const FILES_MAX: usize = 128;
 /// Words beside them at most.
 const WORDS_MAX: usize = 4 + 2 * FILES_MAX;
-/// Room for them, in 8-byte words so that it is aligned.
-const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(FILES_MAX), ScmCredentials(1));
+/// Room for the files.
+const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(FILES_MAX));
+/// Parcels that may wait for their receiver; the system may allow fewer.
+const QUEUE_MAX: i32 = 256;
+/// Senders that have connected and have not sent yet: each is about to. If there are more, the oldest is not
+/// waited for.
+const LATE_MAX: usize = 64;
 
 /// This rank's socket.
 #[derive(Debug)]
 pub struct Parcels {
     socket: OwnedFd,
+    late: Vec<(OwnedFd, u32)>,
 }
 
 /// What another rank has sent.
@@ -44,24 +54,27 @@ impl Parcels {
     /// # Errors
     /// The system has none to give, or another process has this name.
     pub fn open(job: u64, pid: u32) -> io::Result<Parcels> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        set_socket_passcred(&socket, true)?;
+        let socket = socket()?;
         bind(&socket, &address(job, pid)?)?;
-        Ok(Parcels { socket })
+        listen(&socket, QUEUE_MAX)?;
+        Ok(Parcels {
+            socket,
+            late: Vec::new(),
+        })
     }
 
     /// Sends files to a process of the job, of which `words` say what they are.
     ///
     /// # Errors
-    /// It has no socket, or its queue is full.
+    /// It has no socket, its queue is full, or another process has its name.
     pub fn send(
         &self,
         (job, pid): (u64, u32),
         words: &[u64],
         files: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
-        if files.len() > FILES_MAX || words.len() > WORDS_MAX {
+        // An empty one would look like the end of the connection.
+        if words.is_empty() || files.len() > FILES_MAX || words.len() > WORDS_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -70,15 +83,9 @@ impl Parcels {
         if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        let to = connected(job, pid)?;
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let to = address(job, pid)?;
-        sendmsg_addr(
-            &self.socket,
-            &to,
-            &[IoSlice::new(&bytes)],
-            &mut control,
-            flags,
-        )?;
+        sendmsg(&to, &[IoSlice::new(&bytes)], &mut control, flags)?;
         Ok(())
     }
 
@@ -86,45 +93,118 @@ impl Parcels {
     ///
     /// # Errors
     /// The system's.
-    pub fn receive(&self) -> io::Result<Option<Parcel>> {
-        // Bounded: a process that keeps sending parcels of other users keeps nobody busy for ever.
-        for _ in 0..FILES_MAX {
-            let mut bytes = [0u8; 8 * WORDS_MAX];
-            let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut into = [IoSliceMut::new(&mut bytes)];
-            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-            let came = match recvmsg(self.socket.as_fd(), &mut into, &mut control, flags) {
-                Ok(came) => came,
-                Err(rustix::io::Errno::AGAIN) => return Ok(None),
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            let (mut files, mut from) = (Vec::new(), None);
-            for message in control.drain() {
-                match message {
-                    RecvAncillaryMessage::ScmRights(some) => files.extend(some),
-                    RecvAncillaryMessage::ScmCredentials(credentials) => from = Some(credentials),
-                    _ => {}
+    pub fn receive(&mut self) -> io::Result<Option<Parcel>> {
+        for at in 0..self.late.len() {
+            let (from, pid) = &self.late[at];
+            match taken(from.as_fd(), *pid) {
+                Came::NotYet => {}
+                Came::Nothing => {
+                    self.late.remove(at);
+                    return self.receive();
+                }
+                Came::Parcel(parcel) => {
+                    self.late.remove(at);
+                    return Ok(Some(parcel));
                 }
             }
-            let is_whole = !came
-                .flags
-                .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-            let is_of_user = |user: rustix::process::Uid| user == rustix::process::geteuid();
-            let Some(from) = from.filter(|from| is_whole && is_of_user(from.uid)) else {
+        }
+        // Bounded: a process that keeps sending parcels of other users keeps nobody busy for ever.
+        for _ in 0..FILES_MAX {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let from = match accept_with(&self.socket, flags) {
+                Ok(from) => from,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let Some(peer) = sys::socket_peer(from.as_raw_fd()).filter(is_of_this_user) else {
                 continue;
             };
-            let words = bytes[..came.bytes.min(8 * WORDS_MAX)].chunks_exact(8);
-            let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
-            return Ok(Some(Parcel {
-                pid: from.pid.as_raw_nonzero().get().unsigned_abs(),
-                words: words.map(word).collect(),
-                files,
-            }));
+            match taken(from.as_fd(), peer.pid) {
+                Came::Parcel(parcel) => return Ok(Some(parcel)),
+                Came::Nothing => {}
+                Came::NotYet => {
+                    if self.late.len() >= LATE_MAX {
+                        self.late.remove(0);
+                    }
+                    self.late.push((from, peer.pid));
+                }
+            }
         }
         Ok(None)
     }
+}
+
+/// What a sender that has connected has sent.
+enum Came {
+    Parcel(Parcel),
+    /// It has gone without sending one, or sent what is none.
+    Nothing,
+    NotYet,
+}
+
+fn taken(from: BorrowedFd<'_>, pid: u32) -> Came {
+    let mut bytes = [0u8; 8 * WORDS_MAX];
+    let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut into = [IoSliceMut::new(&mut bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let came = match recvmsg(from, &mut into, &mut control, flags) {
+        Ok(came) => came,
+        Err(Errno::AGAIN | Errno::INTR) => return Came::NotYet,
+        Err(_) => return Came::Nothing,
+    };
+    let files: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(some) => Some(some),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let is_cut = ReturnFlags::TRUNC | ReturnFlags::CTRUNC;
+    if came.flags.intersects(is_cut) || came.bytes == 0 {
+        return Came::Nothing;
+    }
+    let words = bytes[..came.bytes.min(8 * WORDS_MAX)].chunks_exact(8);
+    let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+    Came::Parcel(Parcel {
+        pid,
+        words: words.map(word).collect(),
+        files,
+    })
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// A connection to the socket of a process of the job, which is seen to be at the other end.
+fn connected(job: u64, pid: u32) -> io::Result<OwnedFd> {
+    let to = socket()?;
+    connect(&to, &address(job, pid)?)?;
+    match sys::socket_peer(to.as_raw_fd()) {
+        Some(peer) if peer.pid == pid && is_of_this_user(&peer) => Ok(to),
+        other => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            match other {
+                Some(SocketPeer { pid: other, uid }) => format!(
+                    "the name of the socket of process {pid} is taken by process {other} of user {uid}"
+                ),
+                None => format!("the name of the socket of process {pid} is taken by another"),
+            },
+        )),
+    }
+}
+
+fn is_of_this_user(peer: &SocketPeer) -> bool {
+    peer.uid == sys::user()
 }
 
 /// A name that no file has: it goes with the socket.
@@ -139,15 +219,18 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Seek, Write};
 
-    /// Jobs of the tests' own; their sockets have pids that are none.
-    fn pair(job: u64) -> (Parcels, Parcels) {
-        let job = job << 32 | u64::from(std::process::id());
-        let open = |pid| Parcels::open(job, pid).expect("opened");
+    /// Two jobs of the test's own: this process has a socket in each.
+    fn pair(test: u64) -> (Parcels, Parcels) {
+        let open = |which| {
+            let (job, pid) = of(test, which);
+            Parcels::open(job, pid).expect("opened")
+        };
         (open(1), open(2))
     }
 
-    fn of(job: u64, pid: u32) -> (u64, u32) {
-        (job << 32 | u64::from(std::process::id()), pid)
+    fn of(test: u64, which: u64) -> (u64, u32) {
+        let pid = std::process::id();
+        ((test << 4 | which) << 32 | u64::from(pid), pid)
     }
 
     fn file(text: &str) -> File {
@@ -159,12 +242,13 @@ mod tests {
 
     #[test]
     fn files_come_with_what_is_said_of_them() {
-        let (one, two) = pair(1);
+        let (one, mut two) = pair(1);
         assert!(two.receive().expect("asked").is_none());
         let files = [file("first"), file("second")];
         let lent = files.each_ref().map(AsFd::as_fd);
         one.send(of(1, 2), &[7, u64::MAX], &lent).expect("sent");
-        one.send(of(1, 2), &[], &[]).expect("sent");
+        one.send(of(1, 2), &[9], &[]).expect("sent");
+        assert!(one.send(of(1, 2), &[], &lent).is_err());
         let parcel = two.receive().expect("asked").expect("one");
         assert_eq!(parcel.pid, std::process::id());
         assert_eq!(parcel.words, [7, u64::MAX]);
@@ -176,14 +260,14 @@ mod tests {
             text
         });
         assert!(texts.eq(["first", "second"]));
-        let empty = two.receive().expect("asked").expect("another");
-        assert!(empty.words.is_empty() && empty.files.is_empty());
+        let bare = two.receive().expect("asked").expect("another");
+        assert!(bare.words == [9] && bare.files.is_empty());
         assert!(two.receive().expect("asked").is_none());
     }
 
     #[test]
     fn nobody_waits() {
-        let (one, two) = pair(2);
+        let (one, mut two) = pair(2);
         assert!(
             one.send(of(2, 3), &[1], &[]).is_err(),
             "nobody has that name"
@@ -201,7 +285,7 @@ mod tests {
 
     #[test]
     fn no_parcel_has_more_than_the_kernel_takes() {
-        let (one, two) = pair(3);
+        let (one, mut two) = pair(3);
         let files: Vec<File> = (0..FILES_MAX + 1).map(|_| file("x")).collect();
         let lent: Vec<BorrowedFd> = files.iter().map(AsFd::as_fd).collect();
         let words = [0; WORDS_MAX];
@@ -215,6 +299,77 @@ mod tests {
         assert!(one.send(of(3, 2), &words, &lent).is_err());
         assert!(one.send(of(3, 2), &[0; WORDS_MAX + 1], &[]).is_err());
         // A name is one socket's.
-        assert!(Parcels::open(of(3, 2).0, 2).is_err());
+        assert!(Parcels::open(of(3, 2).0, of(3, 2).1).is_err());
+    }
+    #[test]
+    fn who_has_connected_and_not_sent_yet_is_heard_later() {
+        let (one, mut two) = pair(4);
+        let (job, pid) = of(4, 2);
+        let slow: Vec<OwnedFd> = (0..LATE_MAX + 1)
+            .map(|_| connected(job, pid).expect("connected"))
+            .collect();
+        assert!(two.receive().expect("asked").is_none());
+        assert_eq!(two.late.len(), LATE_MAX, "the oldest is not waited for");
+        one.send((job, pid), &[1], &[]).expect("sent");
+        assert_eq!(two.receive().expect("asked").expect("one").words, [1]);
+        let word = 2u64.to_ne_bytes();
+        rustix::net::send(&slow[2], &word, SendFlags::DONTWAIT).expect("sent");
+        assert_eq!(two.receive().expect("asked").expect("one").words, [2]);
+        drop(slow);
+        assert!(two.receive().expect("asked").is_none());
+        assert!(two.late.is_empty(), "they have gone");
+    }
+
+    const HAS_NAME: &str = "ANABRANCH_TEST_HAS_NAME";
+    const SENDS: &str = "ANABRANCH_TEST_SENDS";
+
+    /// Not a test of its own: what the test binary does as a process of another user.
+    #[test]
+    fn other_user() {
+        let number = |name| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
+        let pid = std::os::unix::process::parent_id();
+        if let Some(job) = number(HAS_NAME) {
+            let mut socket = Parcels::open(job, pid).expect("the name was free");
+            println!("@there");
+            std::io::stdin()
+                .read_line(&mut String::new())
+                .expect("told");
+            let came = socket.receive().expect("asked").is_some();
+            println!("@{}", if came { "got it" } else { "nothing" });
+        }
+        if let Some(job) = number(SENDS) {
+            let to = socket().expect("a socket");
+            let address = address(job, pid).expect("a name");
+            connect(&to, &address).expect("anybody may connect");
+            // Refused if the other end has gone already.
+            let _ = rustix::net::send(&to, &[7; 8], SendFlags::NOSIGNAL);
+            println!("@sent");
+        }
+    }
+
+    /// Whoever is first has the name of a socket, and anybody may connect to it.
+    #[test]
+    fn processes_of_another_user_get_and_give_nothing() {
+        use crate::node::other_user::OtherUser;
+        let (one, mut two) = pair(5);
+        let Some(mut thief) = OtherUser::start(module_path!(), HAS_NAME, of(5, 3).0) else {
+            return;
+        };
+        thief.expect("there");
+        let secret = file("secret");
+        let error = one
+            .send(of(5, 3), &[1], &[secret.as_fd()])
+            .expect_err("not to another user");
+        let said = format!("taken by process {} of user {}", thief.pid(), thief.uid());
+        assert!(error.to_string().ends_with(&said), "{error}");
+        thief.tell();
+        thief.expect("nothing");
+
+        let mut liar = OtherUser::start(module_path!(), SENDS, of(5, 2).0).expect("root");
+        liar.expect("sent");
+        assert!(two.receive().expect("asked").is_none());
+        assert!(two.late.is_empty());
+        one.send(of(5, 2), &[8], &[]).expect("sent");
+        assert_eq!(two.receive().expect("asked").expect("one").words, [8]);
     }
 }

@@ -28,6 +28,16 @@ pub enum PeerError {
     /// The file descriptor's number leads to something that is not a sealed segment.
     #[error("process {0} has something else in the place of its segment")]
     Foreign(u32),
+    /// Another user owns the segment, or may open it.
+    #[error("the segment of process {pid} belongs to user {uid} with mode {mode:04o}, and is not private to this user: ranks of a job run as one user")]
+    Untrusted {
+        /// Pid.
+        pid: u32,
+        /// Owner of the file.
+        uid: u32,
+        /// Permission bits.
+        mode: u32,
+    },
     /// The contents are not those of its segment.
     #[error("the segment of process {pid}: {error}")]
     Bad {
@@ -69,7 +79,11 @@ impl Peer {
         let fd = open_memfd(pid, number)?;
         let failed = |error| PeerError::Open { pid, error };
         let file = sys::file_stat(fd.as_raw_fd()).map_err(failed)?;
-        if file.uid != sys::user() || !sys::is_shrink_sealed(fd.as_fd()) {
+        if !file.is_private() {
+            let (uid, mode) = (file.uid, file.mode & 0o7777);
+            return Err(PeerError::Untrusted { pid, uid, mode });
+        }
+        if !sys::is_shrink_sealed(fd.as_fd()) {
             return Err(PeerError::Foreign(pid));
         }
         let map = Mapping::new(fd.as_fd(), file.size).map_err(failed)?;

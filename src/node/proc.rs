@@ -36,7 +36,7 @@ pub fn stat(pid: u32) -> Option<ProcessStat> {
 }
 
 /// The program's name may hold spaces and parentheses, so fields are counted from the last `)`.
-fn parse(text: &str) -> Option<ProcessStat> {
+pub(super) fn parse(text: &str) -> Option<ProcessStat> {
     let (before, after) = (text.find('(')?, text.rfind(')')?);
     let name = text.get(before + 1..after)?.to_owned();
     let mut fields = text.get(after + 1..)?.split_ascii_whitespace();

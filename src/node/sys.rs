@@ -43,6 +43,13 @@ pub struct FileStat {
     pub links: u64,
 }
 
+impl FileStat {
+    /// A file of this user's that no other user may open.
+    pub fn is_private(&self) -> bool {
+        self.mode & libc::S_IFMT == libc::S_IFREG && self.mode & 0o077 == 0 && self.uid == user()
+    }
+}
+
 /// `fstat` by number: for file descriptors that the program may have closed behind our back.
 pub fn file_stat(fd: RawFd) -> io::Result<FileStat> {
     // SAFETY: for fstat only, which reports a number that stands for no file as an error.
@@ -112,7 +119,10 @@ pub fn memfd(name: &CStr) -> io::Result<OwnedFd> {
     // From Linux 6.3 on: not executable; older kernels refuse the flag.
     let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| rustix::fs::memfd_create(name, flags));
-    Ok(fd?)
+    let fd = fd?;
+    // It has no name, and /proc shows it to processes of this user alone; but its mode would let in everybody.
+    rustix::fs::fchmod(&fd, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+    Ok(fd)
 }
 
 /// Allocates `length` bytes from `offset` on, so that touching them cannot raise SIGBUS. Sizes in bytes.
@@ -162,8 +172,18 @@ pub fn unlock(fd: BorrowedFd<'_>) {
     let _ = rustix::fs::flock(fd, FlockOperation::Unlock);
 }
 
-/// Pid of the process at the other end of a Unix socket, as it was when the socket was made.
-pub fn socket_peer(fd: RawFd) -> Option<u32> {
+/// The process at the other end of a Unix socket, as it was when the socket was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketPeer {
+    /// Pid, as this process sees it.
+    pub pid: u32,
+    /// Effective user.
+    pub uid: u32,
+}
+
+/// Who is at the other end of a Unix socket. `None`: it is no such socket, or a process of a pid namespace
+/// that this one does not see.
+pub fn socket_peer(fd: RawFd) -> Option<SocketPeer> {
     // SAFETY: all-zero is a valid ucred (plain integers).
     let mut peer: libc::ucred = unsafe { std::mem::zeroed() };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
@@ -174,10 +194,8 @@ pub fn socket_peer(fd: RawFd) -> Option<u32> {
         let to = (&raw mut peer).cast();
         libc::getsockopt(fd, libc::SOL_SOCKET, option, to, &raw mut length)
     };
-    (result == 0)
-        .then(|| u32::try_from(peer.pid).ok())
-        .flatten()
-        .filter(|&pid| pid > 0)
+    let pid = u32::try_from(peer.pid).ok().filter(|&pid| pid > 0)?;
+    (result == 0).then_some(SocketPeer { pid, uid: peer.uid })
 }
 
 /// Effective user id.

@@ -227,7 +227,9 @@ impl Gpu {
 
     /// Takes the files that have come.
     fn take_parcels(&mut self) {
-        let Some(parcels) = &self.parcels else { return };
+        let Some(parcels) = &mut self.parcels else {
+            return;
+        };
         for _ in 0..PARCELS_MAX {
             match parcels.receive() {
                 Ok(Some(Parcel { pid, words, files })) => {

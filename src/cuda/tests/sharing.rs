@@ -94,6 +94,24 @@ pub(super) fn exporter() {
     let _ = std::fs::remove_file(path());
 }
 
+/// A peer that is broken says that its allocation is longer than it is, at once or later.
+fn longer_than_it_is(bench: &Bench, export: &Export) {
+    let longer = Export {
+        size: export.size + 1,
+        ..*export
+    };
+    let mut mappings = Mappings::new(Limits {
+        count_max: 2,
+        bytes_max: 3 * BYTES as u64,
+    });
+    let mut open = |export| mappings.open(bench.key, PEER, export).map(drop);
+    assert_eq!(open(&longer), Err(Error::Shorter), "nothing is mapped");
+    assert_eq!(open(export), Ok(()));
+    assert_eq!(open(&longer), Err(Error::Shorter), "it is mapped");
+    assert_eq!(open(export), Ok(()));
+    assert_eq!(mappings.len(), 1);
+}
+
 pub(super) fn importer() {
     std::env::set_var("CUDA_VISIBLE_DEVICES", "1");
     let mut bench = Bench::new(use_device(0));
@@ -109,6 +127,7 @@ pub(super) fn importer() {
         "the exporter's device is hidden here"
     );
     let own = reach::device(0).unwrap().uuid;
+    longer_than_it_is(&bench, &first);
     let mapping = mappings.open(bench.key, PEER, &first).unwrap();
     assert_eq!(reach::reach(&own, &first.uuid), reach::Reach::HiddenPeer);
     let from = mapping.address_of(first.offset);
