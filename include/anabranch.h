@@ -21,16 +21,26 @@
 extern "C" {
 #endif
 
-/* A function of this file, or NULL where the library is not there. */
+/* A function of this file, or NULL where the library is not there. (ISO C lets no pointer to an object be cast to one to a
+ * function, but POSIX says of dlsym's that both look alike.) */
 #ifdef __cplusplus
 #define ANABRANCH_FUNCTION(name) (reinterpret_cast<decltype(&name)>(dlsym((void *)0, #name)))
 #else
-#define ANABRANCH_FUNCTION(name) ((__typeof__(&name))dlsym((void *)0, #name))
+#define ANABRANCH_FUNCTION(name) \
+    (((union { void *object; __typeof__(&name) function; }){dlsym((void *)0, #name)}).function)
 #endif
 
-/* The result of a function of this file, or `otherwise` where the library is not there. */
-#define ANABRANCH_CALL(otherwise, name, ...) \
-    (ANABRANCH_FUNCTION(name) ? ANABRANCH_FUNCTION(name)(__VA_ARGS__) : (otherwise))
+/* ANABRANCH_CALL(otherwise, name, ARGUMENTS...): the result of a function of this file, or `otherwise` where the library is not
+ * there. (One macro for each number of arguments: before C23 and C++20 `...` stands for one at least.) */
+#define ANABRANCH_CALL(...) \
+    ANABRANCH_CALL_OF(__VA_ARGS__, ANABRANCH_CALL3, ANABRANCH_CALL2, ANABRANCH_CALL1, ANABRANCH_CALL0, 0, 0)(__VA_ARGS__)
+#define ANABRANCH_CALL_OF(otherwise, name, a, b, c, call, ...) call
+#define ANABRANCH_CALL0(otherwise, name) (ANABRANCH_FUNCTION(name) ? ANABRANCH_FUNCTION(name)() : (otherwise))
+#define ANABRANCH_CALL1(otherwise, name, a) (ANABRANCH_FUNCTION(name) ? ANABRANCH_FUNCTION(name)(a) : (otherwise))
+#define ANABRANCH_CALL2(otherwise, name, a, b) \
+    (ANABRANCH_FUNCTION(name) ? ANABRANCH_FUNCTION(name)((a), (b)) : (otherwise))
+#define ANABRANCH_CALL3(otherwise, name, a, b, c) \
+    (ANABRANCH_FUNCTION(name) ? ANABRANCH_FUNCTION(name)((a), (b), (c)) : (otherwise))
 
 /* Version of the library, as in "0.1.0". */
 const char *anabranch_version(void);
@@ -112,6 +122,13 @@ int anabranch_last(anabranch_message *message, size_t size);
  * Returns 0, or -1 where nothing has changed: this is no such list, it has a path that ANABRANCH_PATHS leaves out, or the library
  * takes no messages (before MPI_Init, after MPI_Finalize, or where it is off). */
 int anabranch_paths(const char *list);
+
+/* ---- the clock of a simulated node ----------------------------------------------------------------------------------- */
+
+/* The time of the simulated node (`anabranch run --sim`), ns, as this process sees it: what a program reads before and after
+ * what it measures in place of a clock of the machine, which tells nothing there. It moves while copies move; 0 before cuInit.
+ * UINT64_MAX where no node is simulated: the driver is a GPU's, or none is loaded yet. */
+uint64_t anabranch_simulated_ns(void);
 
 /* ---- with and without, in one run -------------------------------------------------------------------------------------- */
 

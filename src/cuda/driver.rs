@@ -460,10 +460,28 @@ pub fn clock_ns() -> u64 {
     static OWN: OnceLock<Option<Clock>> = OnceLock::new();
     static START: OnceLock<Instant> = OnceLock::new();
     match OWN.get_or_init(find_clock) {
-        // SAFETY: takes nothing, and may be called at any time once the driver is loaded.
-        Some(own) => unsafe { own() },
+        Some(own) => read(*own),
         None => START.get_or_init(Instant::now).elapsed().as_nanos() as u64,
     }
+}
+
+/// The same of a driver in software. `None`: the driver is a GPU's, or none is loaded yet.
+#[must_use]
+pub fn simulated_ns() -> Option<u64> {
+    // Apart from the clock above, which is chosen once, when a driver is there.
+    static OWN: OnceLock<Clock> = OnceLock::new();
+    if FORKED.load(Ordering::Relaxed) {
+        return None;
+    }
+    if OWN.get().is_none() {
+        let _ = OWN.set(find_clock()?);
+    }
+    OWN.get().copied().map(read)
+}
+
+fn read(clock: Clock) -> u64 {
+    // SAFETY: takes nothing, and may be called at any time once the driver is loaded.
+    unsafe { clock() }
 }
 
 /// The clock of a driver in software.

@@ -41,7 +41,8 @@ pub(crate) mod tests;
 pub use chunks::Chunks;
 pub use copy::{overlap, Copy};
 pub use driver::{
-    arm, clock_ns, driver, is_simulated, look_again, pci_address, stay_away, version, Driver,
+    arm, clock_ns, driver, is_simulated, look_again, pci_address, simulated_ns, stay_away, version,
+    Driver,
 };
 pub use error::{Error, NotExportable, Result};
 pub use export::{Export, Exports};

@@ -31,3 +31,8 @@ pub fn of_request(request: Slot<'_, Request>) -> Option<Story> {
     let engine = engine().filter(|_| guard::armed())?;
     engine.story(request.read(engine.env.abi))
 }
+
+/// The clock of a simulated node, ns. `None` where there is none.
+pub fn simulated_ns() -> Option<u64> {
+    crate::cuda::simulated_ns()
+}

@@ -1,6 +1,8 @@
 //! `include/anabranch.h`: what a program is told of the library, of its counters and of each message.
 
 use crate::support::{job, knows_cuda, model, natively, on, on_every_mpi};
+use anabranch_tests::scratch_folder;
+use std::process::Command;
 use xtask::mpi::Mpi;
 
 on_every_mpi!(interface);
@@ -49,6 +51,65 @@ fn the_parts_of_messages_that_are_split() {
             }
         });
     }
+}
+
+/// A program that calls each function in each way that the header shows.
+const EACH: &str = r#"
+#include "anabranch.h"
+#include <stdio.h>
+int main(void) {
+    anabranch_message m;
+    int request = 0;
+    unsigned long sum = 0;
+    const char *(*by_number)(unsigned) = ANABRANCH_FUNCTION(anabranch_counter_name);
+    if (by_number) puts(by_number(0));
+    puts(ANABRANCH_CALL("none", anabranch_version));
+    if (ANABRANCH_CALL(0, anabranch_last, &m, sizeof m))
+        printf("%s: %s\n", ANABRANCH_CALL("", anabranch_path_name, m.path), m.reason ? m.reason : "taken");
+    sum += ANABRANCH_CALL(UINT64_MAX, anabranch_simulated_ns) == UINT64_MAX;
+    sum += ANABRANCH_CALL(UINT64_MAX, anabranch_counter, "sends_rts") == UINT64_MAX;
+    sum += ANABRANCH_CALL("", anabranch_counter_text, "sends_rts")[0] == 0;
+    sum += ANABRANCH_CALL("", anabranch_reason_name, 1000u)[0] == 0;
+    sum += ANABRANCH_CALL(0, anabranch_request, &request, &m, sizeof m) == 0;
+    sum += ANABRANCH_CALL(-1, anabranch_paths, "direct") == -1;
+    sum += ANABRANCH_CALL(0, anabranch_aside, 0) == 0;
+    return sum == 7 ? 0 : 1;
+}
+"#;
+
+/// Compilers that are asked for ISO C99 or C++11 and nothing beyond it find nothing to say, and the program runs without the
+/// library.
+#[test]
+fn the_header_is_standard_c_and_standard_cplusplus() {
+    let include = xtask::layout::repository_root().join("include");
+    let folder = scratch_folder("header");
+    for (compiler, standard, name) in [
+        ("gcc", "c99", "each.c"),
+        ("gcc", "c11", "each.c"),
+        ("g++", "c++11", "each.cpp"),
+        ("g++", "c++17", "each.cpp"),
+    ] {
+        let source = folder.join(name);
+        std::fs::write(&source, EACH).expect("written");
+        let program = folder.join("each");
+        let mut command = Command::new(compiler);
+        command.arg(format!("-std={standard}"));
+        command.args(["-Wall", "-Wextra", "-pedantic", "-Werror", "-I"]);
+        command.arg(&include).arg(&source).arg("-o").arg(&program);
+        let compiled = command
+            .arg("-ldl")
+            .output()
+            .expect("a compiler: run ci/setup");
+        let said = String::from_utf8_lossy(&compiled.stderr);
+        assert!(
+            compiled.status.success() && said.is_empty(),
+            "{compiler} -std={standard}: {said}"
+        );
+        let ran = Command::new(&program).output().expect("it starts");
+        assert!(ran.status.success(), "{compiler} -std={standard}: {ran:?}");
+        assert_eq!(String::from_utf8_lossy(&ran.stdout), "none\n");
+    }
+    let _ = std::fs::remove_dir_all(folder);
 }
 
 /// No path can be chosen that the library was started without, and what is refused is said.

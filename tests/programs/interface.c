@@ -314,6 +314,25 @@ static void paths(void) {
     EQUAL(choose(NULL), 0);
 }
 
+// The clock of the simulated node is the one that its driver shows; elsewhere there is none.
+static void simulated_clock(void) {
+    uint64_t (*own)(void);
+    *(void **)&own = dlsym(cu.library, "simcuda_clock_ns");
+    if (!own || !with_preload) { CHECK(ANABRANCH_CALL(UINT64_MAX, anabranch_simulated_ns) == UINT64_MAX, "no node is simulated"); return; }
+    buf a = buf_new(DEVICE, LARGE, 1), b = buf_new(DEVICE, LARGE, 3);
+    uint64_t before = own(), begun = ANABRANCH_CALL(UINT64_MAX, anabranch_simulated_ns);
+    OK(MPI_Sendrecv(a.p, LARGE, MPI_BYTE, peer, TAG, b.p, LARGE, MPI_BYTE, peer, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    uint64_t ended = ANABRANCH_CALL(UINT64_MAX, anabranch_simulated_ns), after = own();
+    CHECK(before <= begun && ended <= after, "%llu, %llu to %llu, %llu", (unsigned long long)before, (unsigned long long)begun,
+          (unsigned long long)ended, (unsigned long long)after);
+    // No node that is simulated carries 1000 GB/s.
+    CHECK(ended - begun > LARGE / 1000, "%llu ns", (unsigned long long)(ended - begun));
+    anabranch_message m;
+    last(&m);
+    buf_free(a);
+    buf_free(b);
+}
+
 static int is_stopped(int process) {
     char path[64], text[256] = {0};
     snprintf(path, sizeof path, "/proc/%d/status", process);
@@ -388,12 +407,13 @@ static void split(void) {
 static const struct test_case cases[] = {
     {"names", names}, {"warm_up", warm_up}, {"direct", direct}, {"eager", eager}, {"by_value", by_value}, {"to_self", to_self},
     {"host_ring", host_ring}, {"host", host}, {"persistent", persistent}, {"aside", aside},
-    {"paths", paths}, {"split", split}, {0},
+    {"paths", paths}, {"split", split}, {"simulated_clock", simulated_clock}, {0},
 };
 
 int main(int argc, char **argv) {
     anabranch_message m;
     if (last(&m)) return 9; // before MPI_Init
     if (ANABRANCH_CALL(-1, anabranch_paths, NULL) != -1) return 8;
+    if (ANABRANCH_CALL(UINT64_MAX, anabranch_simulated_ns) != UINT64_MAX) return 7; // no driver is loaded yet
     return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);
 }

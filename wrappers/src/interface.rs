@@ -154,6 +154,16 @@ pub unsafe extern "C" fn anabranch_last(message: *mut Message, size: usize) -> c
     unsafe { answer(story.ok().flatten(), message, size) }
 }
 
+/// What `anabranch_simulated_ns` gives where no node is simulated.
+const NOT_SIMULATED: u64 = u64::MAX;
+
+/// The clock of the simulated node, ns, or UINT64_MAX where no node is simulated.
+#[no_mangle]
+pub extern "C" fn anabranch_simulated_ns() -> u64 {
+    let now = catch_unwind(inquiry::simulated_ns);
+    now.ok().flatten().unwrap_or(NOT_SIMULATED)
+}
+
 /// Has this process's messages passed on to the MPI library (not 0), or taken again (0). Gives how many messages and requests
 /// are in the way, in which case nothing has changed.
 #[no_mangle]
