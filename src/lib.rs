@@ -5,6 +5,8 @@ pub mod cuda;
 pub mod engine;
 pub mod entry;
 pub mod exec;
+#[cfg(test)]
+mod fuzz;
 pub mod logging;
 pub mod model;
 pub mod mpi;

@@ -6,6 +6,8 @@ mod config;
 mod doctor;
 mod elf;
 mod exec;
+#[cfg(test)]
+mod fuzz;
 mod plan;
 mod preload;
 mod report;

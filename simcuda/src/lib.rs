@@ -52,6 +52,8 @@ pub mod driver;
 pub mod errors;
 mod event;
 mod fault;
+#[cfg(test)]
+mod fuzz;
 mod graph;
 mod host;
 mod ipc;

@@ -13,6 +13,8 @@ mod cells;
 pub mod cpus;
 pub mod details;
 pub mod directory;
+#[cfg(test)]
+mod fuzz;
 pub mod gpu_page;
 pub mod launch;
 mod map;

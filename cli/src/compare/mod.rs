@@ -5,7 +5,7 @@ mod first;
 mod launch;
 mod predicted;
 mod results;
-mod settings;
+pub mod settings;
 mod statistics;
 mod sweep;
 mod table;

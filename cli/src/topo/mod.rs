@@ -1,7 +1,7 @@
 //! `anabranch topo`: how the GPUs of a node are connected, and how fast.
 
 mod driver;
-mod file;
+pub mod file;
 mod measure;
 mod nvml;
 pub mod source;

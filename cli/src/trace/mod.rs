@@ -206,6 +206,26 @@ pub fn text(files: &[PathBuf]) -> Result<String> {
     Ok(Report::new(&job).text(&job.messages))
 }
 
+/// All that can be made of files, but an OTF2 archive.
+#[cfg(test)]
+pub fn all_outputs(files: &[PathBuf]) {
+    let Ok(job) = Job::read(files) else { return };
+    let report = Report::new(&job);
+    perfetto::write(&job, Vec::new()).expect("written");
+    html::page(&job, &report).expect("a page");
+    let json = Json {
+        report: &report,
+        messages: Some(&job.messages[..]),
+        copies: Some(&job.copies[..]),
+    };
+    serde_json::to_string(&json).expect("JSON");
+    for message in job.messages.iter().take(20) {
+        serde_json::to_string(&Whole::of(&job, message)).expect("JSON");
+    }
+    let _ = (report.text(&job.messages), report::csv(&job.messages));
+    let _ = around(&job, 1.0);
+}
+
 /// Messages that were offered before this time and had not arrived.
 fn around(job: &Job, ms: f64) -> Vec<&Message> {
     let at = (ms * 1e6) as u64;
