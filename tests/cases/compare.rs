@@ -31,8 +31,7 @@ fn compare(mpi: &Mpi, arguments: &[&str]) -> (Finished, Value, String) {
     let mut command = command(mpi, &folder);
     command
         .args(arguments)
-        .arg("--json")
-        .arg(&json)
+        .arg(format!("--json={}", json.display()))
         .arg("--csv")
         .arg(&csv);
     let finished = run_bounded(&mut command, &folder, Duration::from_secs(400));
@@ -589,8 +588,8 @@ fn a_signal_ends_it_with_what_there_is() {
         let json = folder.join("out.json");
         let child = command(mpi, &folder)
             .args(["--benches", "bw", "--sizes", "4K", "--windows", "1"])
-            .args(["--rounds", "999", "--json"])
-            .arg(&json)
+            .args(["--rounds", "999"])
+            .arg(format!("--json={}", json.display()))
             .stdout(Stdio::piped())
             .spawn()
             .expect("started");

@@ -4,6 +4,7 @@
 mod first;
 mod launch;
 mod predicted;
+mod progress;
 mod results;
 mod settings;
 mod statistics;
@@ -14,9 +15,10 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
 use serde_json::{json, Value};
 
@@ -25,13 +27,22 @@ use crate::bench::memory::Memory;
 use crate::bench::sizes::{self, Sizes};
 use crate::bench::suite::{Ask, Circumstances, Fixed, Measured, Turn};
 use crate::bench::Kind;
+use crate::json::{to_stdout, Json};
 use crate::topo::source;
-use crate::{complain, Failure};
+use crate::Failure;
 use launch::Launches;
 use predicted::Predictions;
+use progress::Progress;
 use results::{Results, What};
 use settings::{Setting, Variables, PATHS};
 use sweep::Sweep;
+
+/// As many sizes as a first look takes less than a minute for.
+const USUAL_SIZES: &str = "8,1K,16K,256K,4M,64M";
+/// The same on a simulated node, whose copies this machine's processors make.
+const SIM_SIZES: &str = "8,1K,16K,256K,4M";
+/// What a comparison may take of which neither rounds nor time are given, s.
+const USUAL_BUDGET: u64 = 45;
 
 /// What can be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -120,7 +131,7 @@ pub struct Arguments {
     pairs: Vec<[Place; 2]>,
     /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024. Up to 32G; from 2G on in whole
     /// multiples of 64 bytes
-    #[arg(overrides_with = "sizes", long, short = 'm', default_value = "1:64M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
+    #[arg(overrides_with = "sizes", long, short = 'm', default_value = USUAL_SIZES, default_value_ifs([("suite", ArgPredicate::IsPresent, "1:64M"), ("sim", ArgPredicate::IsPresent, SIM_SIZES)]), value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
     sizes: Sizes,
     /// Messages under way at once (all but latency); left out where those that arrive in host memory take more than 1G
     #[arg(overrides_with = "windows", long, short = 'W', value_delimiter = ',', default_value = "1,16", default_value_if("suite", "first", "1,16,64"), value_name = "N,N,...",
@@ -160,10 +171,11 @@ pub struct Arguments {
     /// same numbers, if they are to plan by them, too: ANABRANCH_MODEL
     #[arg(overrides_with = "predicted", long, value_name = "NAME|FILE")]
     predicted: Option<String>,
-    /// Rounds: in each every configuration is launched once, in turns
-    #[arg(overrides_with = "rounds", long, short = 'r', default_value = "5", default_value_if("suite", "first", "10"), value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
-    /// Begin no round that would not end within this time; the first is always made
+    /// Rounds: in each every configuration is launched once, in turns [default: 5, with --suite first 10]
+    #[arg(overrides_with = "rounds", long, short = 'r', value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Begin no round that would not end within this time; the first is always made [default: 45, without a limit with --rounds or
+    /// --suite]
     #[arg(overrides_with = "budget", long, value_name = "SECONDS")]
     budget: Option<u64>,
     /// Ranks of mbw-mr, ring, all-to-all and jacobi
@@ -238,9 +250,8 @@ pub struct Arguments {
     /// Write the tables to this file too, again after every round
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Write everything to this file as JSON, again after every round
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: Json,
     /// Write one line for each row and configuration to this file, again after every round
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -250,6 +261,20 @@ pub struct Arguments {
     /// Print every command line on stderr
     #[arg(long, short)]
     verbose: bool,
+}
+
+impl Arguments {
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(match self.suite {
+            Some(Suite::First) => 10,
+            None => 5,
+        })
+    }
+
+    fn budget(&self) -> Option<Duration> {
+        let usual = (self.rounds.is_none() && self.suite.is_none()).then_some(USUAL_BUDGET);
+        self.budget.or(usual).map(Duration::from_secs)
+    }
 }
 
 fn pair(text: &str) -> Result<[Place; 2], String> {
@@ -300,10 +325,8 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Err(Failure::new(2, "mbw-mr needs an even number of ranks: --np").into());
     }
     // Before the measurement, not after it, to find that these cannot be written.
-    for file in [&arguments.text, &arguments.json, &arguments.csv]
-        .into_iter()
-        .flatten()
-    {
+    arguments.json.try_out()?;
+    for file in [&arguments.text, &arguments.csv].into_iter().flatten() {
         write(file, "")?;
     }
     let (rows, groups) = grid(arguments);
@@ -315,15 +338,23 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     };
     let launches = Launches::new(arguments)?;
+    let has_solver = rows.iter().any(|row| matches!(row, What::Jacobi(_)));
+    let each = match arguments.turns {
+        true => groups.len(),
+        false => (groups.len() + usize::from(has_solver)) * settings.len(),
+    };
     let mut comparison = Comparison {
         arguments,
         launches,
+        progress: Progress::new(arguments.rounds(), each as u64, arguments.budget()),
         groups,
         results: Results::new(settings, baseline, rows, arguments.turns, predictions),
         circumstances: None,
         sweep: None,
         failures: Vec::new(),
         hashes: Vec::new(),
+        launches_of_round: 0,
+        is_partial: false,
         start: Instant::now(),
     };
     comparison.run()
@@ -435,14 +466,24 @@ fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
 /// Exit status after a signal, as shells have it for SIGINT.
 const STOPPED: u8 = 130;
 
+fn nothing_to_compare() -> anyhow::Error {
+    let text = "stopped by a signal before anything was measured: there is nothing to compare";
+    Failure::new(STOPPED, text).into()
+}
+
 struct Comparison<'a> {
     arguments: &'a Arguments,
     launches: Launches<'a>,
+    progress: Progress,
     groups: Vec<BenchRows>,
     results: Results,
     circumstances: Option<Circumstances>,
     sweep: Option<Sweep>,
     failures: Vec<String>,
+    /// Launches of the latest round that have ended well.
+    launches_of_round: usize,
+    /// The last round was stopped, after some of its launches.
+    is_partial: bool,
     /// The solver's fields, by configuration.
     hashes: Vec<(usize, String)>,
     start: Instant,
@@ -450,58 +491,29 @@ struct Comparison<'a> {
 
 impl Comparison<'_> {
     fn run(&mut self) -> anyhow::Result<ExitCode> {
-        if self
-            .results
-            .settings
-            .iter()
-            .any(|setting| setting.is_best())
-        {
+        self.check()?;
+        let is_best = |setting: &Setting| setting.is_best();
+        if self.results.settings.iter().any(is_best) {
             let candidates = match self.arguments.sweep.as_slice() {
                 [] => settings::ucx(),
                 given => given.to_vec(),
             };
-            let start = self.start;
-            let progress =
-                |text: &str| complain(&format!("{:5.0} s  {text}", start.elapsed().as_secs_f64()));
+            let progress = &self.progress;
             self.sweep = Some(Sweep::run(
                 &mut self.launches,
                 candidates,
                 &self.groups,
-                progress,
+                |text| progress.tell(text),
             ));
         }
-        let mut longest = 0.0;
-        for round in 0..self.arguments.rounds {
-            let begun = self.start.elapsed().as_secs_f64();
-            #[allow(clippy::cast_precision_loss)]
-            let over = self
-                .arguments
-                .budget
-                .is_some_and(|budget| begun + longest > budget as f64);
-            if round > 0 && over {
-                break;
-            }
-            let before = self.results.cells.clone();
-            if !self.round(round) {
-                // Not every configuration has had its turn.
-                self.results.cells = before;
-                break;
-            }
-            self.results.rounds += 1;
-            // The first also verifies, so those after it are rather shorter.
-            longest = self.start.elapsed().as_secs_f64() - begun;
-            self.write_files()?;
-            if self.circumstances.is_none() && self.hashes.is_empty() {
-                let text = self.failures.join("\n");
-                return Err(Failure::new(1, format!("no launch succeeded\n{text}")).into());
-            }
+        let rounds = self.rounds();
+        self.progress.clear();
+        rounds?;
+        if self.arguments.json.is_alone() {
+            self.arguments.json.write(&self.json())?;
+        } else {
+            to_stdout(&self.text())?;
         }
-        if self.results.rounds == 0 {
-            let text =
-                "stopped by a signal before the first round was over: there is nothing to compare";
-            return Err(Failure::new(STOPPED, text).into());
-        }
-        print!("{}", self.text());
         if self.launches.are_stopped() {
             return Ok(ExitCode::from(STOPPED));
         }
@@ -513,11 +525,72 @@ impl Comparison<'_> {
         })
     }
 
+    /// One short launch before all others: what would fail in each of them is told at once.
+    fn check(&mut self) -> anyhow::Result<()> {
+        let Some(group) = self.groups.first() else {
+            return Ok(());
+        };
+        let Some(ask) = group.rows.iter().min_by_key(|ask| ask.bytes) else {
+            return Ok(());
+        };
+        let with = self.results.settings.iter().find(|setting| setting.preload);
+        let mut setting = with.unwrap_or(&self.results.settings[0]).clone();
+        let turns = self.turns(&mut setting);
+        self.progress.tell("check: one short launch");
+        match (self.launches).suite(&setting, group.ranks, vec![ask.clone()], &turns, true) {
+            Ok(_) => Ok(()),
+            Err(_) if self.launches.are_stopped() => Err(nothing_to_compare()),
+            Err(error) => {
+                let text = format!("{error:#}");
+                let hint = match self.arguments.verbose {
+                    true => format!("\n{text}"),
+                    false => "; -v shows all that was said".to_owned(),
+                };
+                let (name, why) = (&setting.name, launch::gist(&text));
+                let text = format!("nothing was measured: a launch of {name} failed: {why}{hint}");
+                Err(Failure::new(1, text).into())
+            }
+        }
+    }
+
+    /// The rounds, as many as are wanted and as there is time for.
+    fn rounds(&mut self) -> anyhow::Result<()> {
+        let mut longest = Duration::ZERO;
+        for round in 0..self.arguments.rounds() {
+            let begun = self.start.elapsed();
+            let budget = self.arguments.budget();
+            if round > 0 && budget.is_some_and(|budget| begun + longest > budget) {
+                break;
+            }
+            if !self.round(round) {
+                // What was launched of it counts, though not every configuration has had its turn.
+                self.is_partial = self.launches_of_round > 0;
+                break;
+            }
+            self.results.rounds += 1;
+            // The first also verifies, so those after it are rather shorter.
+            longest = self.start.elapsed().saturating_sub(begun);
+            self.write_files()?;
+            if self.circumstances.is_none() && self.hashes.is_empty() {
+                let text = self.failures.join("\n");
+                return Err(Failure::new(1, format!("no launch succeeded\n{text}")).into());
+            }
+        }
+        if self.is_partial {
+            self.write_files()?;
+        }
+        match self.results.rounds == 0 && !self.is_partial {
+            true => Err(nothing_to_compare()),
+            false => Ok(()),
+        }
+    }
+
     /// Every configuration once, in turns. Each round begins with the next one: what was launched before leaves its mark on
     /// the machine (one H100, launches of 3 s, the same library as second and as third of three: 10.85 and 10.21 us).
     ///
     /// False if a signal has ended it before each had its turn.
     fn round(&mut self, round: u32) -> bool {
+        self.launches_of_round = 0;
         let verify = round == 0 && !self.arguments.no_check;
         let settings = self.results.settings.len();
         let turns = move || (0..settings).map(move |turn| (turn + round as usize) % settings);
@@ -554,26 +627,24 @@ impl Comparison<'_> {
     }
 
     fn progress(&self, round: u32, index: usize) {
-        let name = &self.results.settings[index].name;
-        let time = self.start.elapsed().as_secs_f64();
-        complain(&format!(
-            "{time:5.0} s  round {} of {}: {name}",
-            round + 1,
-            self.arguments.rounds
-        ));
+        self.progress
+            .begin(round, &self.results.settings[index].name);
+    }
+
+    /// What the turns of one launch are, and what all of them have set.
+    fn turns(&self, setting: &mut Setting) -> Vec<Turn> {
+        if !self.results.in_turns {
+            return Vec::new();
+        }
+        setting.variables = setting.without_paths();
+        turns(&self.results.settings)
     }
 
     /// The rows of a group in one configuration. False if a signal has ended it.
     fn launch(&mut self, group: usize, index: usize, verify: bool) -> bool {
         let mut setting = self.results.settings[index].clone();
         let ranks = self.groups[group].ranks;
-        let turns = match self.results.in_turns {
-            true => turns(&self.results.settings),
-            false => Vec::new(),
-        };
-        if !turns.is_empty() {
-            setting.variables = setting.without_paths();
-        }
+        let turns = self.turns(&mut setting);
         for (chosen, variables, rows) in self.parts(&setting, group) {
             let setting = Setting {
                 variables,
@@ -586,6 +657,7 @@ impl Comparison<'_> {
                         let index = if turns.is_empty() { index } else { row.turn };
                         self.add(row, index, chosen.as_deref());
                     }
+                    self.launches_of_round += 1;
                 }
                 Err(error) => {
                     if !self.fail(index, &error) {
@@ -594,6 +666,7 @@ impl Comparison<'_> {
                 }
             }
         }
+        self.progress.end();
         true
     }
 
@@ -627,6 +700,8 @@ impl Comparison<'_> {
                 let wrong = u64::from(self.hashes[0].1 != self.hashes[self.hashes.len() - 1].1);
                 let errors = &mut self.results.cells[row][index].errors;
                 *errors = Some(errors.unwrap_or(0) + wrong);
+                self.launches_of_round += 1;
+                self.progress.end();
                 true
             }
             Err(error) => self.fail(index, &error),
@@ -652,7 +727,7 @@ impl Comparison<'_> {
             return false;
         }
         let text = format!("{}: {error:#}", self.results.settings[index].name);
-        complain(&text);
+        self.progress.say(&text);
         self.failures.push(text);
         true
     }
@@ -699,9 +774,14 @@ impl Comparison<'_> {
         }
         let seconds = self.start.elapsed().as_secs_f64();
         lines.push(format!(
-            "# {} of {} rounds in {seconds:.0} s{}, {}; {}; ratios to {}",
+            "# {} of {} rounds in {seconds:.0} s{}{}, {}; {}; ratios to {}",
             self.results.rounds,
-            self.arguments.rounds,
+            self.arguments.rounds(),
+            if self.is_partial {
+                ", and part of one more"
+            } else {
+                ""
+            },
             if self.launches.are_stopped() {
                 ", then stopped by a signal"
             } else {
@@ -733,8 +813,8 @@ impl Comparison<'_> {
         if let Some(file) = &self.arguments.csv {
             write(file, &self.results.csv())?;
         }
-        if let Some(file) = &self.arguments.json {
-            write(file, &format!("{:#}\n", self.json()))?;
+        if self.arguments.json.file().is_some() {
+            self.arguments.json.write(&self.json())?;
         }
         Ok(())
     }
@@ -745,7 +825,8 @@ impl Comparison<'_> {
             "version": env!("CARGO_PKG_VERSION"),
             "circumstances": self.circumstances,
             "rounds": self.results.rounds,
-            "rounds_wanted": self.arguments.rounds,
+            "partial_round": self.is_partial,
+            "rounds_wanted": self.arguments.rounds(),
             "seconds": self.start.elapsed().as_secs_f64(),
             "turns": self.results.in_turns,
             "verified": !self.arguments.no_check,

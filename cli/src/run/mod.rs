@@ -5,7 +5,7 @@ mod ab;
 pub mod gpus;
 pub mod launcher;
 pub mod program;
-mod simulator;
+pub mod simulator;
 mod statistics;
 mod supervise;
 
