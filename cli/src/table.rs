@@ -40,6 +40,19 @@ fn lines(table: &Table) -> String {
     text
 }
 
+/// `1,234,567`
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.char_indices() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// How many columns the terminal has, if stdout is one.
 pub fn terminal_width() -> Option<u16> {
     let stdout = std::io::stdout();
@@ -104,7 +117,13 @@ pub fn titled(
 
 #[cfg(test)]
 mod tests {
-    use super::{text, wrapped};
+    use super::{grouped, text, wrapped};
+
+    #[test]
+    fn digits_stand_in_groups() {
+        let groups = [0, 999, 1000, 170_030_848].map(grouped);
+        assert_eq!(groups, ["0", "999", "1,000", "170,030,848"]);
+    }
 
     #[test]
     fn the_last_column_is_broken_into_lines() {

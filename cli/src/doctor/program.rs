@@ -217,9 +217,6 @@ impl Program {
         arguments: &[OsString],
     ) -> Result<PathBuf, String> {
         for _ in 0..INTERPRETERS_MAX {
-            if wrapper::is_python(&file) {
-                return Ok(file);
-            }
             let mut head = Vec::new();
             std::fs::File::open(&file)
                 .and_then(|open| open.take(SCRIPT_HEAD).read_to_end(&mut head))
@@ -240,6 +237,11 @@ impl Program {
                 return Err(format!(
                     "{file}: its interpreter {interpreter} is missing or not executable"
                 ));
+            }
+            // What stands before a Python in PATH to choose among several answers as that one does.
+            let chooses = wrapper::is_python(&file) && wrapper::is_shell(&interpreter);
+            if chooses && file.file_name().and_then(in_path).as_ref() == Some(&file) {
+                return Ok(file);
             }
             self.interpreter = Some(interpreter.clone());
             if wrapper::is_shell(&interpreter) {

@@ -65,6 +65,8 @@ impl Python {
     /// The MPI library that mpi4py has loaded.
     pub fn mpi(&self) -> Option<Mpi> {
         self.loaded.iter().find_map(|path| {
+            // Bindings for other languages have names like it.
+            crate::run::launcher::Family::of_library(path)?;
             let name = path.file_name()?.to_string_lossy();
             // The file behind the link has a longer name: libmpi.so.40.30.4.
             let ends = name

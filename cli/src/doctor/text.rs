@@ -116,7 +116,10 @@ fn program(found: &Program) -> Rows {
     );
     rows.add_known("starts", found.starts.as_ref().map(|path| path.display()));
     if let Some(python) = &found.python {
-        rows.add("Python", &python.version);
+        rows.add(
+            "Python",
+            format!("{}, {}", python.version, python.executable.display()),
+        );
         rows.add_known("mpi4py", python.mpi4py.as_ref());
         if !python.gpu_packages.is_empty() {
             rows.add("GPU packages", python.gpu_packages.join(", "));

@@ -352,7 +352,7 @@ fn render(source: &Source, asked: &Asked, plan: &Plan) -> String {
         "share",
         "bytes",
         "chunks",
-        "of",
+        "of bytes",
         "slots",
         "engines",
         "ends after",
@@ -367,15 +367,15 @@ fn render(source: &Source, asked: &Asked, plan: &Plan) -> String {
         rows.push(vec![
             path.path.to_string(),
             format!("{:.1} %", 100.0 * share(plan, path.bytes)),
-            path.bytes.to_string(),
-            path.chunks.to_string(),
-            path.chunk_bytes.to_string(),
+            table::grouped(path.bytes),
+            table::grouped(path.chunks.into()),
+            table::grouped(path.chunk_bytes),
             path.slots.to_string(),
             engines.join(" "),
             format!("{:.1} us", path.predicted_us),
         ]);
     }
-    out += &table::text("", rows);
+    out += &table::text("<>>>>><>", rows);
     let _ = writeln!(
         out,
         "\npredicted: {:.1} us, {:.1} GB/s",

@@ -220,6 +220,7 @@ fn carried(brief: &Brief) -> String {
         text += &format!(" {path} {messages} messages, {share:.0} % of the bytes;");
     }
     let (messages, bytes) = brief.left;
+    let bytes = table::grouped(bytes);
     text + &format!(" left to the MPI library: {messages} messages, {bytes} bytes\n")
 }
 

@@ -80,15 +80,14 @@ impl Simulation {
 
 /// The simulated driver is not where this command lies, in a build tree or an installation.
 fn missing(own: &Path) -> Failure {
-    let shown = own.display();
-    // Where an installation has it.
-    let file = match own.file_name() {
-        Some(name) if name == "bin" => own.join("../lib/anabranch/simcuda/libcuda.so.1"),
-        _ => own.join("simcuda/libcuda.so.1"),
-    };
-    let remedy = match own.ancestors().any(|folder| folder.join("Cargo.lock").is_file()) {
-        true => "run cargo xtask build".to_owned(),
-        false => format!("install the simulator there, too, or copy the folder simcuda of a build beside {shown}/anabranch"),
+    // Where an installation has it, and where a build.
+    let is_installed = own.file_name().is_some_and(|name| name == "bin");
+    let (file, remedy) = match is_installed {
+        true => (
+            own.with_file_name("lib/anabranch/simcuda/libcuda.so.1"),
+            "install it there, or copy the folder simcuda of a build to that place",
+        ),
+        false => (own.join("simcuda/libcuda.so.1"), "run cargo xtask build"),
     };
     Failure::new(
         127,

@@ -84,8 +84,13 @@ fn behind_a_script_stands_its_interpreter() {
         "{}",
         seen.text
     );
-    script("python", "#!/usr/bin/env python3\nimport mpi4py\n");
-    let seen = look(&installation, &["./python"]);
+    // The Python is asked, the script is not run.
+    script(
+        "python3",
+        "#!/usr/bin/env python3\nopen('ran', 'w').close()\n",
+    );
+    let seen = look(&installation, &["./python3"]);
+    assert!(!installation.path("ran").exists(), "{}", seen.text);
     let version = seen.json["program"]["python"]["version"].as_str();
     assert!(
         version.is_some_and(|version| version.starts_with("3.")),
