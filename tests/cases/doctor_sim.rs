@@ -93,10 +93,11 @@ fn what_is_wrong_is_said_first() {
             4,
         );
         // The ranks run, and no message can be taken.
-        let no_slots = |command: &mut Command, _: &Path| _ = command.env("ANABRANCH_SLOTS", "0");
+        let no_helper =
+            |command: &mut Command, _: &Path| _ = command.env("ANABRANCH_HELPER", "off");
         fails(
             &sim,
-            &no_slots,
+            &no_helper,
             "a message: the library carried none of 6 messages",
             5,
         );

@@ -21,7 +21,7 @@ use crate::table;
 
 /// Length of the messages: one that goes straight, and one of several pieces.
 const SIZES: &str = "64K,4M";
-/// Paths by which the library brings a payload to a GPU.
+/// Counts the messages that the library takes.
 const CARRIED: &str = "sends_rts";
 
 /// One check.
