@@ -23,13 +23,16 @@ use crate::stats::StatsTarget;
 /// Every variable of this library starts with these letters.
 pub const PREFIX: &str = "ANABRANCH";
 
-/// Who an option is meant for; only [`Audience::User`] options are listed by default.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Audience {
-    /// Listed by `anabranch config`.
-    User,
-    /// Known, but only listed on request: for the tests of this library.
-    Test,
+/// What an option is for. `anabranch config` lists options by groups, and those for tests only on request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Group {
+    /// Switches the library off and on, and has it say what it does.
+    Everyday,
+    /// Changes how messages move.
+    Tuning,
+    /// For the tests of this library.
+    Testing,
 }
 
 /// One option as it is printed.
@@ -45,9 +48,8 @@ pub struct Row {
     pub accepts: String,
     /// What the option does.
     pub doc: &'static str,
-    /// For the tests of this library only.
-    #[serde(skip)]
-    pub hidden: bool,
+    /// What the option is for.
+    pub group: Group,
 }
 
 /// A variable that was not understood. Its text is one line that names the variable, what is
@@ -62,7 +64,7 @@ impl fmt::Display for Warning {
 }
 
 macro_rules! options {
-    ($( $field:ident : $type:ty = $kind:expr, $name:literal, $default:literal, $audience:ident, $doc:literal; )*) => {
+    ($( $field:ident : $type:ty = $kind:expr, $name:literal, $default:literal, $group:ident, $doc:literal; )*) => {
         /// The effective options of this process.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
@@ -102,7 +104,7 @@ macro_rules! options {
                 (config, warnings)
             }
 
-            /// The table with the effective values, hidden rows included.
+            /// The table with the effective values, those for tests included.
             pub fn rows(&self) -> Vec<Row> {
                 vec![$( Row {
                     name: $name,
@@ -110,7 +112,7 @@ macro_rules! options {
                     effective: Kind::show(&$kind, &self.$field),
                     accepts: Kind::accepts(&$kind),
                     doc: $doc,
-                    hidden: Audience::$audience != Audience::User,
+                    group: Group::$group,
                 } ),*]
             }
         }
@@ -122,83 +124,83 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 options! {
-    enabled: bool = Switch, "ANABRANCH", "on", User,
+    enabled: bool = Switch, "ANABRANCH", "on", Everyday,
         "off: every call goes to the MPI library untouched, and nothing is printed";
-    stats: StatsTarget = Statistics, "ANABRANCH_STATS", "off", User,
+    stats: StatsTarget = Statistics, "ANABRANCH_STATS", "off", Everyday,
         "write one summary at MPI_Finalize: 1 as text to stderr, or a file name for JSON, which `anabranch report` reads: %r in it is the lowest rank of the node";
-    stats_details: bool = Switch, "ANABRANCH_STATS_DETAILS", "on", User,
+    stats_details: bool = Switch, "ANABRANCH_STATS_DETAILS", "on", Everyday,
         "off: the file of ANABRANCH_STATS has counters only, which cost next to nothing, and no calls, rates and pairs";
-    trace: Option<PathBuf> = File, "ANABRANCH_TRACE", "", User,
+    trace: Option<PathBuf> = File, "ANABRANCH_TRACE", "", Everyday,
         "record calls and messages into a file of each rank, which `anabranch trace` reads: %r in its name is the rank, %h the host";
-    nvtx: bool = Switch, "ANABRANCH_NVTX", "off", User,
+    nvtx: bool = Switch, "ANABRANCH_NVTX", "off", Everyday,
         "on: each message is a range of NVTX in the domain Anabranch, which Nsight Systems shows";
-    log: log::LevelFilter = Choice(LOG_LEVELS), "ANABRANCH_LOG", "warn", User,
+    log: log::LevelFilter = Choice(LOG_LEVELS), "ANABRANCH_LOG", "warn", Everyday,
         "how much the library reports on stderr: error is a message that was lost, warn what went wrong and was made good, or keeps this rank from taking part; a healthy run reports neither";
-    mpi_cuda: MpiCuda = Choice(MPI_CUDA), "ANABRANCH_MPI_CUDA", "auto", User,
+    mpi_cuda: MpiCuda = Choice(MPI_CUDA), "ANABRANCH_MPI_CUDA", "auto", Tuning,
         "whether the MPI library may be handed device pointers; auto asks it";
-    threshold: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_THRESHOLD", "0", User,
+    threshold: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_THRESHOLD", "0", Tuning,
         "messages on device buffers of less than this size go by value, copied to host memory first";
-    eager: u64 = Size { min: 0, max: 64 * MIB }, "ANABRANCH_EAGER", "16K", User,
+    eager: u64 = Size { min: 0, max: 64 * MIB }, "ANABRANCH_EAGER", "16K", Tuning,
         "a standard send of up to this size completes once its payload is in host memory, without waiting for the receiver";
-    staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_STAGING", "8M", User,
+    staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_STAGING", "8M", Tuning,
         "pinned staging memory of a rank, shared with the ranks of its node";
-    chunk: u64 = Size { min: 4 * KIB, max: GIB }, "ANABRANCH_CHUNK", "1M", User,
+    chunk: u64 = Size { min: 4 * KIB, max: GIB }, "ANABRANCH_CHUNK", "1M", Tuning,
         "size of the pieces in which a message moves through staging memory";
-    landing: u64 = Size { min: 0, max: 64 * GIB }, "ANABRANCH_LANDING", "64M", User,
+    landing: u64 = Size { min: 0, max: 64 * GIB }, "ANABRANCH_LANDING", "64M", Tuning,
         "host memory kept for messages that arrive by value in device buffers";
-    gpu_pipeline: bool = Switch, "ANABRANCH_GPU_PIPELINE", "on", User,
+    gpu_pipeline: bool = Switch, "ANABRANCH_GPU_PIPELINE", "on", Tuning,
         "off: messages of 64K and more from memory that CUDA IPC does not cover (pools, mapped memory) go through pinned host memory, not through staging on their sender's GPU, of which a rank takes ANABRANCH_RELAY_STAGING for them";
-    vmm: bool = Switch, "ANABRANCH_VMM", "on", User,
+    vmm: bool = Switch, "ANABRANCH_VMM", "on", Tuning,
         "on: peers map memory that programs have mapped themselves and allocated for file descriptors (frameworks' expandable segments), and read it where it is; off: it goes as other memory that CUDA IPC does not cover";
-    mappings: u64 = Size { min: 0, max: 1 << 50 }, "ANABRANCH_MAPPINGS", "16T", User,
+    mappings: u64 = Size { min: 0, max: 1 << 50 }, "ANABRANCH_MAPPINGS", "16T", Tuning,
         "how much device memory of other ranks stays mapped when unused";
-    mapping_count: u32 = Count { min: 1, max: 1 << 20 }, "ANABRANCH_MAPPING_COUNT", "1024", User,
+    mapping_count: u32 = Count { min: 1, max: 1 << 20 }, "ANABRANCH_MAPPING_COUNT", "1024", Tuning,
         "how many allocations of other ranks stay mapped when unused";
-    slots: u32 = Count { min: 0, max: 1 << 20 }, "ANABRANCH_SLOTS", "1048576", User,
+    slots: u32 = Count { min: 0, max: 1 << 20 }, "ANABRANCH_SLOTS", "1048576", Tuning,
         "how many messages of a rank may be under way at once; beyond that they go by value";
-    helper: bool = Switch, "ANABRANCH_HELPER", "on", User,
+    helper: bool = Switch, "ANABRANCH_HELPER", "on", Tuning,
         "off: no helper thread, so no peer sends this rank anything but plain messages";
-    verify: bool = Switch, "ANABRANCH_VERIFY", "off", User,
+    verify: bool = Switch, "ANABRANCH_VERIFY", "off", Everyday,
         "on: checksums of every message that this rank sends from device memory, compared where it has arrived; slow";
-    paths: Paths = PathList, "ANABRANCH_PATHS", "direct,relay,host", User,
+    paths: Paths = PathList, "ANABRANCH_PATHS", "direct,relay,host", Tuning,
         "which ways a long message between GPUs may be split over: the links between the two, other GPUs, pinned host memory; direct: never split";
-    multipath: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_MULTIPATH", "2M", User,
+    multipath: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_MULTIPATH", "2M", Tuning,
         "messages of less than this size take one path";
-    put: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_PUT", "32M", User,
+    put: u64 = Size { min: 0, max: 1 << 40 }, "ANABRANCH_PUT", "32M", Tuning,
         "messages of at least this size are written by their sender instead of being read by their receiver, where one goes the other way meanwhile; 0: none, nor any between ranks that share a GPU";
-    rtr: bool = Switch, "ANABRANCH_RTR", "on", User,
+    rtr: bool = Switch, "ANABRANCH_RTR", "on", Tuning,
         "off: no sender is told of a receive before it sends, so that its message is always read by its receiver, or written after it was matched";
-    early_match: bool = Switch, "ANABRANCH_EARLY_MATCH", "on", User,
+    early_match: bool = Switch, "ANABRANCH_EARLY_MATCH", "on", Tuning,
         "off: no message is fetched before the MPI library has brought its RTS, also where a receive is sure to take it";
-    relays: u32 = Count { min: 0, max: 8 }, "ANABRANCH_RELAYS", "8", User,
+    relays: u32 = Count { min: 0, max: 8 }, "ANABRANCH_RELAYS", "8", Tuning,
         "over how many other GPUs a message is split at most";
-    multipath_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_MULTIPATH_STAGING", "16M", User,
+    multipath_staging: u64 = Size { min: 0, max: 16 * GIB }, "ANABRANCH_MULTIPATH_STAGING", "16M", Tuning,
         "pinned memory of a rank for messages that are split over several paths, at most, beside ANABRANCH_STAGING; unless given, 48M with ANABRANCH_OWNER=one";
-    relay_staging: u64 = Size { min: MIB, max: 16 * GIB }, "ANABRANCH_RELAY_STAGING", "64M", User,
+    relay_staging: u64 = Size { min: MIB, max: 16 * GIB }, "ANABRANCH_RELAY_STAGING", "64M", Tuning,
         "memory that is taken on a GPU for messages that lead over it, at most: 60M for all ranks together; with ANABRANCH_OWNER=one, by each rank that makes such copies";
-    chunks: u32 = Count { min: 1, max: 1024 }, "ANABRANCH_CHUNKS", "1024", User,
+    chunks: u32 = Count { min: 1, max: 1024 }, "ANABRANCH_CHUNKS", "1024", Tuning,
         "in how many pieces a path's part of a message moves at most; more where staging memory is too small for so long ones: it holds three, in 16M at most";
-    launch_order: crate::plan::Order = Choice(ORDERS), "ANABRANCH_LAUNCH_ORDER", "direct-first", User,
+    launch_order: crate::plan::Order = Choice(ORDERS), "ANABRANCH_LAUNCH_ORDER", "direct-first", Tuning,
         "in what order the copies of a split message are launched, where one rank launches all (ANABRANCH_OWNER=one)";
-    model: Option<PathBuf> = File, "ANABRANCH_MODEL", "", User,
+    model: Option<PathBuf> = File, "ANABRANCH_MODEL", "", Everyday,
         "what `anabranch topo --measure --model FILE` wrote; empty: the one kept for this machine in the user's cache folder";
-    keep: Keep = Choice(KEEP), "ANABRANCH_KEEP", "auto", User,
+    keep: Keep = Choice(KEEP), "ANABRANCH_KEEP", "auto", Everyday,
         "whether what ranks measure of their links in passing is kept in the user's cache folder for a week, so that the next run knows it: on, off; auto: on a real node, but not on a simulated one";
-    owner: Owner = Choice(OWNERS), "ANABRANCH_OWNER", "two", User,
+    owner: Owner = Choice(OWNERS), "ANABRANCH_OWNER", "two", Tuning,
         "who makes the copies of a split message: two, each rank those of its own GPU; one, a rank that sees all GPUs involved makes all of them";
-    executor: ExecutorChoice = Choice(EXECUTORS), "ANABRANCH_EXECUTOR", "auto", User,
+    executor: ExecutorChoice = Choice(EXECUTORS), "ANABRANCH_EXECUTOR", "auto", Tuning,
         "how the copies of a split message are launched; auto takes what costs least by measurement. With ANABRANCH_OWNER=two it is streams, as each chunk is launched once the other rank has handed it over";
-    graphs: u32 = Count { min: 0, max: 1024 }, "ANABRANCH_GRAPHS", "32", User,
+    graphs: u32 = Count { min: 0, max: 1024 }, "ANABRANCH_GRAPHS", "32", Tuning,
         "how many CUDA graphs of split messages are kept, where one rank launches all (ANABRANCH_OWNER=one); 0: none is made";
-    library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", User,
+    library: Option<PathBuf> = File, "ANABRANCH_LIBRARY", "", Everyday,
         "libanabranch.so for `anabranch exec` and `run`; empty: found beside the command";
-    aside: bool = Switch, "ANABRANCH_ASIDE", "off", Test,
+    aside: bool = Switch, "ANABRANCH_ASIDE", "off", Testing,
         "on: messages are the MPI library's from the start; calls are timed for ANABRANCH_STATS all the same (`anabranch run --ab`)";
-    trace_by_machine: bool = Switch, "ANABRANCH_TRACE_BY_MACHINE", "off", Test,
+    trace_by_machine: bool = Switch, "ANABRANCH_TRACE_BY_MACHINE", "off", Testing,
         "times of a trace are by the machine's clock, also on a simulated node, whose ranks have clocks of their own";
-    patience_us: u32 = Count { min: 0, max: 1 << 31 }, "ANABRANCH_PATIENCE_US", "500000", Test,
+    patience_us: u32 = Count { min: 0, max: 1 << 31 }, "ANABRANCH_PATIENCE_US", "500000", Testing,
         "how long a sender may do nothing about the parts of a message that it has begun with, once all else is there, before its receiver pulls them itself";
-    inject_panic: Option<String> = Name, "ANABRANCH_INJECT_PANIC", "", Test,
+    inject_panic: Option<String> = Name, "ANABRANCH_INJECT_PANIC", "", Testing,
         "name of an MPI function whose wrapper panics when it is called";
 }
 

@@ -8,10 +8,14 @@ mod elf;
 mod exec;
 #[cfg(test)]
 mod fuzz;
+mod json;
+mod misuse;
 mod plan;
 mod preload;
 mod report;
 mod run;
+mod style;
+mod suggest;
 mod table;
 mod topo;
 mod trace;
@@ -105,9 +109,10 @@ fn complain(text: &str) {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(with_long_np(std::env::args_os().collect())) {
+    let words = json::with_equals(with_long_np(std::env::args_os().collect()));
+    let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
-        Err(error) => return misused(&error),
+        Err(error) => return misused(&misuse::with_hints(error, &words)),
     };
     let result = match cli.command {
         Command::Exec(arguments) => exec::main(&arguments).map(|never| match never {}),
@@ -133,8 +138,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// Help and version go to stdout; an error goes to stderr at once, as [`complain`] has it. On a terminal, which shows colours,
-/// nobody else writes between.
+/// Help and version go to stdout; an error goes to stderr at once, as [`complain`] has it. On a terminal, which
+/// shows colours, nobody else writes between.
 fn misused(error: &clap::Error) -> ExitCode {
     let _ = if error.use_stderr() && !std::io::stderr().is_terminal() {
         std::io::stderr().write_all(error.render().to_string().as_bytes())

@@ -143,8 +143,7 @@ impl Seen {
             stdout,
             stderr,
         } = command
-            .arg("--json")
-            .arg(&file)
+            .arg(format!("--json={}", file.display()))
             .args(program)
             .output()
             .expect("started");
@@ -172,9 +171,9 @@ impl Seen {
         match value {
             Value::String(fact) => {
                 let fact = match fact.as_str() {
-                    "wrong_data" => "IPC gives wrong data",
-                    "crash_or_hang" => "IPC crashes or hangs",
-                    "not_tried" => "IPC not tried",
+                    "wrong_data" => "CUDA IPC gives wrong data",
+                    "crash_or_hang" => "CUDA IPC crashes or hangs",
+                    "not_tried" => "?: not tried",
                     other => other,
                 };
                 assert!(
@@ -208,12 +207,21 @@ impl Seen {
                 reasons[0]
             );
         }
-        let line = self.text.lines().find(|line| line.starts_with("! because"));
-        assert!(
-            line.is_some_and(|line| line.ends_with(reasons[0])),
-            "{}",
-            self.text
-        );
+        // The first line is the answer.
+        let answer = format!("Nothing would be taken: {}", reasons[0]);
+        assert_eq!(self.text.lines().next(), Some(&*answer), "{}", self.text);
+    }
+
+    /// What the matrix has for two GPUs.
+    fn cell(&self, from: usize, to: usize) -> &str {
+        let (_, matrix) = (self.text.split_once("from the GPU of the row")).expect("a matrix");
+        let mut lines = matrix.lines().skip(1);
+        let heads: Vec<&str> = lines.next().expect("heads").split_whitespace().collect();
+        let at = heads.iter().position(|head| *head == format!("GPU{to}"));
+        let start = format!("  GPU{from} ");
+        let row = lines.find(|line| line.starts_with(&start)).expect("a row");
+        let mut cells = row.split_whitespace().skip(1);
+        cells.nth(at.expect("a column")).expect("a cell")
     }
 
     /// Outcome of each pair, as `0>1 works`.
@@ -304,17 +312,20 @@ fn bad_usage_has_a_status_of_its_own() {
     };
     assert_eq!(status(&["--no-such-option"]), Some(2));
     assert_eq!(status(&["--timeout", "0"]), Some(2));
-    assert_eq!(status(&["--json"]), Some(2));
     assert_eq!(
-        status(&["--no-gpu-test", "--json", "/no/such/folder/file"]),
+        status(&["--no-gpu-test", "--json=/no/such/folder/file"]),
         Some(2)
     );
-    let output = installation
-        .with_gpus()
-        .args(["--no-gpu-test", "--json", "-"])
-        .output()
-        .expect("started");
-    assert_eq!(output.status.code(), Some(0));
-    assert!(serde_json::from_slice::<Value>(&output.stdout)
-        .is_ok_and(|json| json["verdict"]["taken"] == true));
+    assert_eq!(status(&["--sim", "hgx-h200", "--no-gpu-test"]), Some(2));
+    for words in [&["--json=-"][..], &["--json"], &["--json", "-"]] {
+        let output = installation
+            .with_gpus()
+            .arg("--no-gpu-test")
+            .args(words)
+            .output()
+            .expect("started");
+        assert_eq!(output.status.code(), Some(0));
+        assert!(serde_json::from_slice::<Value>(&output.stdout)
+            .is_ok_and(|json| json["verdict"]["taken"] == true));
+    }
 }

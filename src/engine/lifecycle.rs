@@ -60,11 +60,23 @@ pub fn arm() {
     if !config.enabled {
         return;
     }
-    logging::report(&config, &warnings);
-    let Some(abi) = mpi::abi() else { return };
+    let abi = mpi::abi();
+    if abi.is_none_or(speaks_for_the_job) {
+        logging::report(&config, &warnings);
+    }
+    let Some(abi) = abi else { return };
     if let Err(why) = start(abi, config) {
         log::info!("not taking part: {why}");
     }
+}
+
+/// What concerns the whole job is said once, by rank 0 of the world that the launcher has started.
+fn speaks_for_the_job(abi: &'static Abi) -> bool {
+    let mut rank = 0;
+    if Function::CommRank.available() {
+        native::comm_rank(abi.comm_world, Out::of(&mut rank));
+    }
+    rank == 0 && !mpi::is_spawned(abi)
 }
 
 fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
@@ -73,7 +85,12 @@ fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     }
     check_tools()?;
     if let Some(absent) = NEEDED.iter().find(|function| !function.available()) {
-        log::warn!(
+        let level = match speaks_for_the_job(abi) {
+            true => log::Level::Warn,
+            false => log::Level::Info,
+        };
+        log::log!(
+            level,
             "the MPI library lacks P{}, without which no message can be taken: every message stays native; use another MPI \
              library, or ANABRANCH=off to silence this",
             absent.name()
@@ -245,7 +262,9 @@ pub fn after_init_of_tool() {
     let (config, warnings) = Config::from_env();
     logging::set_up(&config);
     if config.enabled && cuda::arm() {
-        logging::report(&config, &warnings);
+        if mpi::abi().is_none_or(speaks_for_the_job) {
+            logging::report(&config, &warnings);
+        }
         say_bypassed("a tool");
     }
 }

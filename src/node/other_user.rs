@@ -16,7 +16,7 @@ pub(in crate::node) struct OtherUser {
 /// `ci/test` repeats this in its closing lines.
 fn skipped(module: &str) {
     let line = format!("skipped: {module}: processes of another user: only root can start them\n");
-    eprint!("{line}");
+    let _ = std::io::stderr().write_all(line.as_bytes());
     let list = xtask::layout::Layout::new(false)
         .target
         .join("test-skipped.txt");

@@ -31,8 +31,7 @@ fn compare(mpi: &Mpi, arguments: &[&str]) -> (Finished, Value, String) {
     let mut command = command(mpi, &folder);
     command
         .args(arguments)
-        .arg("--json")
-        .arg(&json)
+        .arg(format!("--json={}", json.display()))
         .arg("--csv")
         .arg(&csv);
     let finished = run_bounded(&mut command, &folder, Duration::from_secs(400));
@@ -429,6 +428,27 @@ fn short_windows_in_one_launch() {
     }
 }
 
+/// What would fail in every launch is told after one, in a line that says why.
+#[test]
+fn a_launch_that_fails_is_told_at_once() {
+    on("openmpi", |mpi| {
+        let folder = scratch_folder("compare-fails");
+        let mut fails = command(mpi, &folder);
+        fails.args(["--mpirun-arg", "--no-such-option"]);
+        let finished = run_bounded(&mut fails, &folder, Duration::from_secs(60));
+        assert_eq!(finished.code, Some(1), "{finished:?}");
+        let lines: Vec<&str> = finished.stderr.lines().collect();
+        assert!(lines[0].ends_with("check: one short launch"), "{lines:?}");
+        let said = "anabranch: nothing was measured: a launch of anabranch failed: ";
+        assert!(lines.len() == 2 && lines[1].starts_with(said), "{lines:?}");
+        assert!(
+            lines[1].ends_with("; -v shows all that was said"),
+            "{lines:?}"
+        );
+        let _ = fs::remove_dir_all(folder);
+    });
+}
+
 /// Configurations that cannot take turns within one launch are refused, with what to do.
 #[test]
 fn no_turns_for_what_is_read_once() {
@@ -589,8 +609,8 @@ fn a_signal_ends_it_with_what_there_is() {
         let json = folder.join("out.json");
         let child = command(mpi, &folder)
             .args(["--benches", "bw", "--sizes", "4K", "--windows", "1"])
-            .args(["--rounds", "999", "--json"])
-            .arg(&json)
+            .args(["--rounds", "999"])
+            .arg(format!("--json={}", json.display()))
             .stdout(Stdio::piped())
             .spawn()
             .expect("started");
@@ -613,6 +633,22 @@ fn a_signal_ends_it_with_what_there_is() {
             assert!(said.contains(part), "{part}: {said}");
         }
         assert!(!said.contains("FAILED"), "{said}");
+        // What was launched of the last round counts, too.
+        let text = fs::read_to_string(&json).expect("JSON");
+        let json: Value = serde_json::from_str(&text).expect("JSON");
+        let launches = |name: &str| {
+            let cell = &json["rows"][0]["configurations"][name];
+            cell["launches"].as_array().map_or(0, Vec::len) as u64
+        };
+        let of_all = launches("anabranch") + launches("anabranch2");
+        let complete = 2 * json["rounds"].as_u64().expect("rounds");
+        let partly = u64::from(json["partial_round"] == true);
+        assert_eq!(of_all, complete + partly, "{json:#}");
+        assert_eq!(
+            said.contains(", and part of one more"),
+            partly == 1,
+            "{said}"
+        );
         let _ = fs::remove_dir_all(folder);
     });
 }

@@ -11,6 +11,7 @@ mod bindings;
 mod churn;
 mod compare;
 mod counts;
+mod doctor_sim;
 mod faults;
 mod habits;
 mod inert;

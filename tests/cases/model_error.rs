@@ -235,8 +235,8 @@ impl Question {
             // Short ones first: until both ranks have used a device and said so, messages go by value.
             .args(["bench", kind, "D", "D", "-m"])
             .arg(format!("1K,{}", sizes.join(",")))
-            .args(["-i", "6", "-x", "12", "--json"])
-            .arg(&json)
+            .args(["-i", "6", "-x", "12"])
+            .arg(format!("--json={}", json.display()))
             .args(match kind {
                 "bw" => vec!["-W".to_owned(), self.window.to_string()],
                 _ => Vec::new(),

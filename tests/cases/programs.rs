@@ -293,7 +293,7 @@ fn bench(mpi: &Mpi) {
                     "8",
                 ])
                 .args(&["--warmup", "2", "--iterations", "4"])
-                .args(&["--mpi", library, "--json", &path])
+                .args(&["--mpi", library, &format!("--json={path}")])
                 .roles(&format!("{first}{second}"))
                 .run();
             assert_eq!(outcome.finished.code, Some(0), "{outcome}");
@@ -331,7 +331,8 @@ fn transfers_beside_messages() {
                 let file = job.folder().with_extension("json");
                 let path = file.display().to_string();
                 let outcome = job
-                    .args(&["bench", kind, first, second, "--transfer", "--json", &path])
+                    .args(&["bench", kind, first, second, "--transfer"])
+                    .args(&[&format!("--json={path}")])
                     .args(&["--sizes", "8,4099,300001,4M", "--window", "8"])
                     .args(&["--warmup", "2", "--iterations", "4"])
                     .roles(&format!("{first}{second}"))

@@ -69,6 +69,18 @@ fn a_program_in_turns() {
     });
 }
 
+/// The one line that says why there is no ratio, the last one.
+fn no_ratio(finished: &Finished) -> &str {
+    let mut lines = finished.stderr.lines();
+    let last = lines.next_back().unwrap_or_default();
+    assert!(
+        last.starts_with("anabranch: --ab: no ratio: "),
+        "{finished:?}"
+    );
+    assert!(lines.all(|line| !line.contains("--ab: no")), "{finished:?}");
+    last
+}
+
 /// Where there is nothing to compare with, no ratio is told.
 #[test]
 fn a_program_that_fails() {
@@ -78,17 +90,27 @@ fn a_program_that_fails() {
         let finished = compared(mpi, &[&counted, "ring"], &[]);
         assert_eq!(finished.code, Some(1), "{finished:?}");
         for said in [
-            "so there is no ratio",
-            "SIMCUDA_HOST_ACCESS=1",
+            "without the library the program ended with status",
+            "set SIMCUDA_HOST_ACCESS=1",
             "it ran to its end",
         ] {
-            assert!(finished.stderr.contains(said), "{said}: {finished:?}");
+            assert!(no_ratio(&finished).contains(said), "{said}: {finished:?}");
         }
         assert!(!finished.stderr.contains("x in all"), "{finished:?}");
         let finished = compared(mpi, &["/bin/sh", "-c", "exit 3"], &[]);
         assert_eq!(finished.code, Some(3), "{finished:?}");
+        let said = no_ratio(&finished);
         assert!(
-            finished.stderr.contains("it ended with status 3"),
+            said.contains("it ended with status 3")
+                && said.contains("by anabranch run --sim hgx-h200 -np 2 -- /bin/sh -c exit 3"),
+            "{finished:?}"
+        );
+        // One that ends at once, and has no MPI.
+        let finished = compared(mpi, &["/bin/true"], &[]);
+        assert_eq!(finished.code, Some(1), "{finished:?}");
+        let said = no_ratio(&finished);
+        assert!(
+            said.contains("saw no MPI call") && said.contains("anabranch doctor /bin/true"),
             "{finished:?}"
         );
     });

@@ -23,7 +23,7 @@ fn report(files: &[&Path], options: &[&str]) -> Finished {
 }
 
 fn json(files: &[&Path]) -> Value {
-    let finished = report(files, &["--json", "-"]);
+    let finished = report(files, &["--json"]);
     assert_eq!(finished.code, Some(0), "{finished:?}");
     serde_json::from_str(&finished.stdout).expect("JSON")
 }
@@ -101,7 +101,7 @@ fn a_ring_is_reported() {
         assert_eq!(in_calls, by_rank);
         // To a file, and as text beside it.
         let to = folder.join("out.json");
-        let finished = report(&[&file], &["--json", &to.display().to_string()]);
+        let finished = report(&[&file], &[&format!("--json={}", to.display())]);
         assert!(
             finished.code == Some(0) && finished.stdout.contains("MPI_Send"),
             "{finished:?}"

@@ -110,7 +110,7 @@ struct Trace {
 }
 
 fn read(files: Vec<PathBuf>) -> Trace {
-    let out = anabranch(&files, &["--json", "-", "--messages"]);
+    let out = anabranch(&files, &["--json", "--messages"]);
     let json = serde_json::from_str(&out).expect("JSON");
     let mut functions = BTreeMap::new();
     for file in &files {

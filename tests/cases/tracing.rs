@@ -38,7 +38,7 @@ pub fn trace(files: &[PathBuf], options: &[&str]) -> (i32, String, String) {
 }
 
 pub fn json(files: &[PathBuf]) -> Value {
-    let (code, out, err) = trace(files, &["--json", "-", "--messages"]);
+    let (code, out, err) = trace(files, &["--json", "--messages"]);
     assert_eq!(code, 0, "{err}");
     serde_json::from_str(&out).expect("JSON")
 }

@@ -4,6 +4,8 @@
 #![allow(clippy::print_stderr)]
 
 mod codegen;
+mod columns;
+mod picture;
 mod report;
 
 use std::process::ExitCode;
@@ -25,6 +27,8 @@ usage: cargo xtask COMMAND
   counters FILE [--taken-but-for LIST]
             say what the library did in a run, from the file that ANABRANCH_STATS named; with a list, as in
             not_ready=32 or none, fail if a message from a device buffer was not taken for any other reason or more often
+  picture NAME=FILE NAME=FILE
+            draw two bandwidths that `anabranch bench --json=FILE` has measured as bars, with their ratios
   max-flow NAME|FILE FROM TO PATHS [--both-ways]
             print what a topology carries at most from one GPU to the other over these paths (direct,relay,host), GB/s
   fresh [--release]
@@ -44,6 +48,7 @@ fn main() -> ExitCode {
         "mpi" => list_mpi(),
         "report" => report::run(rest),
         "counters" => report::counters(rest),
+        "picture" => picture::run(rest),
         "max-flow" => max_flow(rest),
         "fresh" => fresh(rest),
         "help" | "--help" | "-h" => {
@@ -82,16 +87,13 @@ fn build_options(arguments: &[String]) -> Result<Options, String> {
 
 fn list_mpi() -> Result<(), String> {
     let layout = xtask::layout::Layout::new(false);
-    let mut list = String::new();
-    for mpi in xtask::mpi::find(&layout.wheels()) {
-        list += &format!(
-            "{:<12} {:<12} {} {}\n",
-            mpi.name,
-            format!("{:?}", mpi.family),
-            mpi.mpicc.display(),
-            mpi.mpirun.display()
-        );
-    }
+    let found = xtask::mpi::find(&layout.wheels());
+    let rows = found.iter().map(|mpi| {
+        let family = format!("{:?}", mpi.family);
+        let paths = [&mpi.mpicc, &mpi.mpirun].map(|path| path.display().to_string());
+        [vec![mpi.name.clone(), family], paths.to_vec()].concat()
+    });
+    let list = columns::table(4, rows.collect());
     // In one piece: a script that reads only its first line closes the pipe.
     print!("{list}");
     Ok(())

@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
+
+use crate::columns;
 
 /// Files to compare, as given on the command line.
 #[derive(Debug, Default)]
@@ -88,23 +89,40 @@ fn read(file: &str) -> Result<Value, String> {
 }
 
 fn table(runs: &[(&str, Value)]) -> String {
-    let mut text = format!(
-        "\n{:<22} {:>5} {:>18} {:>10} {:>9} {:>10}\n",
-        "run", "ranks", "hash of the field", "seconds", "exchange", "clock"
-    );
+    let heads = [
+        "run",
+        "ranks",
+        "hash of the field",
+        "seconds",
+        "ratio",
+        "exchange",
+        "clock",
+    ];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    let seconds = |run: &Value| run["seconds"]["total"].as_f64().unwrap_or(f64::NAN);
+    let mut is_virtual = false;
     for (name, run) in runs {
-        let seconds = run["seconds"]["total"].as_f64().unwrap_or(f64::NAN);
         let share = 100.0 * run["communication_share"].as_f64().unwrap_or(f64::NAN);
         let hash = run["hash"].as_str().unwrap_or("none");
-        let short: String = hash.chars().take(18).collect();
         let clock = run["clock"].as_str().unwrap_or("?");
-        let _ = writeln!(
-            text,
-            "{name:<22} {:>5} {short:>18} {seconds:>10.4} {share:>7.1} % {clock:>10}",
-            run["ranks"].to_string()
-        );
+        is_virtual |= clock == "virtual";
+        rows.push(vec![
+            (*name).to_owned(),
+            run["ranks"].to_string(),
+            hash.chars().take(18).collect(),
+            format!("{:.4}", seconds(run)),
+            format!("{:.2}x", seconds(&runs[0].1) / seconds(run)),
+            format!("{share:.1} %"),
+            clock.to_owned(),
+        ]);
     }
-    text
+    let note = if is_virtual {
+        "The clock is that of the simulated GPUs, on which what the MPI library copies itself takes no time: it tells one rank from\n\
+         four, and not plain MPI from the library.\n"
+    } else {
+        ""
+    };
+    format!("\n{}{note}", columns::table(1, rows))
 }
 
 /// The ways in which sends from device buffers go. Each goes in exactly one.
@@ -145,10 +163,11 @@ fn count(stats: &Value, name: &str) -> u64 {
 
 fn what_happened(stats: &Value) -> String {
     let totals = &stats["totals"];
-    let mut text = format!(
-        "\n{:<26} {:<22} {:>10} {:>16}\n",
-        "what the library did", "path", "messages", "bytes"
-    );
+    let heads = ["what the library did", "path", "messages", "bytes"];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    let mut add = |title: &str, path: &str, messages: String, bytes: String| {
+        rows.push(vec![title.to_owned(), path.to_owned(), messages, bytes]);
+    };
     for (row, (mut title, names)) in ROWS.into_iter().enumerate() {
         for name in names
             .iter()
@@ -160,11 +179,7 @@ fn what_happened(stats: &Value) -> String {
             let path = if row == 0 { "" } else { path };
             let bytes = totals["counters"][format!("{name}_bytes")].as_u64();
             let bytes = bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
-            let line = format!(
-                "{title:<26} {path:<22} {:>10} {bytes:>16}",
-                count(stats, name)
-            );
-            let _ = writeln!(text, "{}", line.trim_end());
+            add(title, path, count(stats, name).to_string(), bytes);
             title = "";
         }
     }
@@ -175,18 +190,14 @@ fn what_happened(stats: &Value) -> String {
         .flatten()
         .filter(|(_, entry)| entry["messages"] != 0)
     {
-        let _ = writeln!(
-            text,
-            "{title:<26} {reason:<22} {:>10} {:>16}",
-            entry["messages"].to_string(),
-            entry["bytes"].to_string()
-        );
+        let [messages, bytes] = ["messages", "bytes"].map(|unit| entry[unit].to_string());
+        add(title, reason, messages, bytes);
         title = "";
     }
     if title == "not taken, because" {
-        let _ = writeln!(text, "{title:<26} (none)");
+        add(title, "(none)", String::new(), String::new());
     }
-    text
+    format!("\n{}", columns::table(2, rows))
 }
 
 fn check(runs: &[(&str, Value)], stats: &Value) -> Result<(), String> {

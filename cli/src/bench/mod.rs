@@ -9,6 +9,7 @@ pub mod cuda;
 pub mod exchange;
 pub mod memory;
 mod mpi;
+mod progress;
 mod raw;
 pub mod report;
 pub mod sizes;
@@ -16,7 +17,6 @@ pub mod suite;
 mod transfer;
 
 use std::ffi::c_int;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Instant;
@@ -24,6 +24,7 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
+use crate::json::Json;
 use crate::{complain, Failure};
 use away::{Away, Pause};
 use buffer::{Buffer, Place};
@@ -32,6 +33,7 @@ use cuda::Driver;
 use exchange::{Pair, Spot};
 use memory::Memory;
 use mpi::{Mpi, Requests};
+use progress::Progress;
 use raw::Raw;
 use report::{Report, Row};
 
@@ -166,9 +168,8 @@ pub struct Arguments {
     /// The MPI library to load: openmpi, mpich, abi, or a file [default: by the launcher]
     #[arg(long, value_name = "NAME|FILE")]
     mpi: Option<String>,
-    /// Write the results to this file as JSON (rank 0)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: Json,
     /// Seed of the random data [default: another one each time]
     #[arg(long)]
     seed: Option<u64>,
@@ -565,13 +566,19 @@ impl<'a> Session<'a> {
             report.head()?;
         }
         let mut clean = true;
-        for bytes in self.arguments.sizes.0.clone() {
+        let sizes = self.arguments.sizes.0.clone();
+        let progress = first.then(|| Progress::begin(sizes.len()));
+        for (number, bytes) in sizes.into_iter().enumerate() {
+            if let Some(progress) = &progress {
+                progress.row(number, bytes);
+            }
             let row = self.measure(bytes)?;
             clean &= row.errors.unwrap_or(0) == 0;
             if first {
                 report.row(row)?;
             }
         }
+        drop(progress);
         if let Some(raw) = &mut self.raw {
             raw.unmap()?;
             // Memory that a peer has mapped must not be freed.

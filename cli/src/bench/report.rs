@@ -1,7 +1,6 @@
 //! What a measurement prints: the lines that users of the OSU micro-benchmarks and their scripts
 //! know, and JSON.
 
-use std::fs::File;
 use std::io::{self, Write};
 
 use anyhow::Context;
@@ -38,6 +37,12 @@ pub struct Row {
 }
 
 impl Row {
+    /// By which part of its time the row is late, where that is too much.
+    fn lateness(&self) -> Option<f64> {
+        self.late
+            .filter(|late| late.is_finite() && *late > LATE_FROM)
+    }
+
     /// Messages a second, where the value is a bandwidth.
     #[allow(clippy::cast_precision_loss)]
     fn rate(&self) -> Option<f64> {
@@ -47,6 +52,13 @@ impl Row {
             .map(|value| value * 1e6 / self.bytes as f64)
     }
 }
+
+/// A row is late from here on: as `compare` has it by default.
+const LATE_FROM: f64 = 0.02;
+
+/// What the mark means.
+const LATE: &str = "# late: so much of the time the ranks waited for a processor of this machine; the value is too low by \
+     about as much. Fewer ranks, or a machine with more cores, help\n";
 
 /// Bandwidth in MB/s (10^6 bytes), or latency in µs, from the time that all iterations took.
 /// `None` if it took none.
@@ -76,7 +88,6 @@ pub struct Report<'a> {
     meta: Map<String, Value>,
     comments: Vec<String>,
     rows: Vec<Row>,
-    file: Option<File>,
     /// How the driver's own copy was driven, if it was measured.
     pub raw: Option<&'static str>,
 }
@@ -112,9 +123,10 @@ impl<'a> Report<'a> {
         if arguments.kind == Kind::MbwMr {
             comments.push(format!("# [ pairs: {} ]", mpi.size / 2));
         }
-        if simulated {
-            comments.push("# Times are those of the simulated node, not of this machine; - where none passes there".into());
-        }
+        comments.push(match simulated {
+            true => "# Times are those of the simulated node, not of this machine; - where none passes there".into(),
+            false => "# Times are by this machine's clock, on rank 0".to_owned(),
+        });
         if arguments.check {
             comments.push(format!("# Every message checked, at odd addresses (--seed {seed}); the window shrinks to what fits in 1 GiB"));
         }
@@ -142,7 +154,6 @@ impl<'a> Report<'a> {
             meta,
             comments,
             rows: vec![],
-            file: None,
             raw: None,
         }
     }
@@ -152,12 +163,7 @@ impl<'a> Report<'a> {
     /// # Errors
     /// The output cannot be written.
     pub fn head(&mut self) -> anyhow::Result<()> {
-        if let Some(path) = &self.arguments.json {
-            // Before the measurement, not after it, to find that this cannot be written.
-            let file =
-                File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-            self.file = Some(file);
-        }
+        self.arguments.json.try_out()?;
         let mut lines = vec![
             format!(
                 "# Anabranch MPI-CUDA {} Test v{}",
@@ -183,7 +189,15 @@ impl<'a> Report<'a> {
             [self.raw.is_some(), self.arguments.transfer],
         );
         lines.push(columns(arguments.kind, more, arguments.check));
-        print(&(lines.join("\n") + "\n"))
+        self.print(&(lines.join("\n") + "\n"))
+    }
+
+    /// Prints, unless stdout is for JSON alone.
+    fn print(&self, text: &str) -> anyhow::Result<()> {
+        match self.arguments.json.is_alone() {
+            true => Ok(()),
+            false => print(text),
+        }
     }
 
     /// Prints and keeps one row.
@@ -192,7 +206,7 @@ impl<'a> Report<'a> {
     /// The output cannot be written.
     pub fn row(&mut self, row: Row) -> anyhow::Result<()> {
         let more = [self.raw.is_some(), self.arguments.transfer];
-        print(&line(self.arguments.kind, &row, more))?;
+        self.print(&line(self.arguments.kind, &row, more))?;
         self.rows.push(row);
         Ok(())
     }
@@ -204,12 +218,11 @@ impl<'a> Report<'a> {
     pub fn end(mut self) -> anyhow::Result<()> {
         let unit = unit(self.arguments.kind);
         let rows: Vec<Value> = self.rows.iter().map(|row| json_row(row, unit)).collect();
-        self.meta.insert("rows".into(), rows.into());
-        match &mut self.file {
-            Some(file) => writeln!(file, "{:#}", Value::Object(self.meta))
-                .context("cannot write the JSON file"),
-            None => Ok(()),
+        if self.rows.iter().any(|row| row.lateness().is_some()) {
+            self.print(LATE)?;
         }
+        self.meta.insert("rows".into(), rows.into());
+        self.arguments.json.write(&self.meta)
     }
 }
 
@@ -326,6 +339,9 @@ fn line(kind: Kind, row: &Row, [raw, transfer]: [bool; 2]) -> String {
     if let Some(errors) = row.errors {
         text += &format!("{:>20}", if errors == 0 { "Pass" } else { "Fail" });
     }
+    if let Some(late) = row.lateness() {
+        text += &format!("  late {:.0} %", 100.0 * late);
+    }
     text + "\n"
 }
 
@@ -388,6 +404,28 @@ mod tests {
             ),
             "1024                   1234.57          1205631.84\n"
         );
+    }
+
+    #[test]
+    fn late_rows_are_marked() {
+        let row = |late| Row {
+            bytes: 8,
+            window: 1,
+            iterations: 10,
+            value: Some(2.5),
+            raw: None,
+            transfer: None,
+            path: None,
+            errors: None,
+            percentiles: None,
+            late,
+        };
+        let shown = |late| line(Kind::Latency, &row(late), [false; 2]);
+        let plain = "8                         2.50\n";
+        for late in [None, Some(0.01), Some(f64::NAN)] {
+            assert_eq!(shown(late), plain);
+        }
+        assert_eq!(shown(Some(0.124)), plain.replace('\n', "  late 12 %\n"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use anabranch_engine::config::format_size;
 
 use super::results::Results;
 use super::statistics::median;
+use crate::table;
 
 /// A row takes longer if it takes more than so many times as long, by the medians of both halves of its
 /// launches.
@@ -41,12 +42,13 @@ fn of(results: &Results, setting: usize, name: &str) -> String {
         longer.len(),
         rows.len()
     );
-    for (what, [first, second]) in longer {
-        let size = what
-            .bytes()
-            .map_or(String::new(), |bytes| format_size(bytes as u64));
-        let _ = writeln!(text, "{first:.3} {second:.3}  {size:>5}  {}", what.title());
-    }
+    let longer = longer.into_iter().map(|(what, halves)| {
+        let size = what.bytes();
+        let size = size.map_or(String::new(), |bytes| format_size(bytes as u64));
+        let [first, second] = halves.map(|half| format!("{half:.3}"));
+        [first, second, size, what.title()]
+    });
+    text += &table::text(">>>", longer);
     let slow = |setting: usize| {
         let rows = results.rows.iter().zip(&results.cells);
         let long = rows.filter(|(what, _)| what.bytes().is_some_and(|bytes| bytes >= COUNTED_FROM));
@@ -125,7 +127,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("1.111 1.081     4M  bw D D, window 64, persistent, MB/s"),
+            text.contains("1.111  1.081  4M  bw D D, window 64, persistent, MB/s"),
             "{text}"
         );
         assert!(
@@ -138,12 +140,12 @@ mod tests {
         );
         assert!(super::text(&once).contains("0 of 1 rows"));
         let latency = results(Kind::Latency, [&[10.0, 10.0], &[10.3, 10.3]]);
-        assert!(super::text(&latency).contains("1.030 1.030"));
+        assert!(super::text(&latency).contains("1.030  1.030"));
     }
 
     #[test]
     fn what_was_measured_once_is_no_less_so() {
         let once = results(Kind::Latency, [&[10.0], &[11.0]]);
-        assert!(super::text(&once).contains("1.100 1.100"));
+        assert!(super::text(&once).contains("1.100  1.100"));
     }
 }

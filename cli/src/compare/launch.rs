@@ -292,6 +292,18 @@ fn wait(mut child: Child, limit: Duration, stop: &AtomicBool) -> anyhow::Result<
     }
 }
 
+/// Of all that a failed launch says, the line that tells why: one of this project's, or the first.
+pub fn gist(text: &str) -> &str {
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let is_ours = |line: &&str| line.starts_with("anabranch") || line.starts_with("simcuda");
+    let line = lines()
+        .find(is_ours)
+        .or_else(|| lines().nth(1))
+        .or_else(|| lines().next());
+    line.unwrap_or("it said nothing")
+        .trim_start_matches("anabranch: ")
+}
+
 /// The first and the last of many lines: launchers say much after the reason.
 fn ends<'l>(lines: &[&'l str]) -> Vec<&'l str> {
     const EACH: usize = 12;

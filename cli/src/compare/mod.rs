@@ -1,268 +1,39 @@
 //! `anabranch compare`: the MPI library alone and with this library in turns, in many launches, and the ratios of their
 //! medians beside what the same configuration differs from itself.
 
+mod arguments;
 mod first;
 mod launch;
 mod predicted;
+mod progress;
 mod results;
 pub mod settings;
 mod statistics;
 mod sweep;
 mod table;
 
-use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
 use serde_json::{json, Value};
 
 use crate::bench::buffer::Place;
-use crate::bench::memory::Memory;
-use crate::bench::sizes::{self, Sizes};
 use crate::bench::suite::{Ask, Circumstances, Fixed, Measured, Turn};
 use crate::bench::Kind;
+use crate::json::to_stdout;
 use crate::topo::source;
-use crate::{complain, Failure};
+use crate::Failure;
+pub use arguments::Arguments;
+use arguments::{Bench, RequestKind, Suite};
 use launch::Launches;
 use predicted::Predictions;
+use progress::Progress;
 use results::{Results, What};
 use settings::{Setting, Variables, PATHS};
 use sweep::Sweep;
-
-/// What can be compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Bench {
-    /// Rank 0 sends a window of messages to rank 1
-    Bw,
-    /// Both ranks send a window of messages at once
-    Bibw,
-    /// Half the time of a round trip
-    Latency,
-    /// As bw, by all pairs of ranks at once
-    MbwMr,
-    /// Every rank sends a window to the next one
-    Ring,
-    /// Every rank sends a window to every other
-    AllToAll,
-    /// The same, with rank 0 first
-    AllByNumber,
-    /// An iteration of the bundled solver
-    Jacobi,
-}
-
-impl Bench {
-    fn kind(self) -> Option<Kind> {
-        match self {
-            Bench::Bw => Some(Kind::Bw),
-            Bench::Bibw => Some(Kind::Bibw),
-            Bench::Latency => Some(Kind::Latency),
-            Bench::MbwMr => Some(Kind::MbwMr),
-            Bench::Ring => Some(Kind::Ring),
-            Bench::AllToAll => Some(Kind::AllToAll),
-            Bench::AllByNumber => Some(Kind::AllByNumber),
-            Bench::Jacobi => None,
-        }
-    }
-}
-
-/// How messages are sent and received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum RequestKind {
-    /// A request for each message
-    Fresh,
-    /// Persistent requests, made once for each row
-    Persistent,
-}
-
-/// Measurements that go together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Suite {
-    /// What users measure first, as they do: each benchmark in a launch of its own, sizes upwards, its first
-    /// messages included, few iterations, persistent requests too
-    First,
-}
-
-/// Arguments of `anabranch compare`.
-#[derive(Args)]
-pub struct Arguments {
-    /// What is measured
-    #[arg(
-        overrides_with = "benches",
-        long,
-        short = 'b',
-        value_enum,
-        value_delimiter = ',',
-        default_value = "latency,bw,bibw"
-    )]
-    benches: Vec<Bench>,
-    /// Measurements that go together; --benches, --pairs, --windows, --requests and --sizes choose among
-    /// them. The end says which rows take longer with the library in the first half of the rounds and in the
-    /// second
-    #[arg(overrides_with = "suite", long, value_enum, conflicts_with_all = ["turns", "blocks", "row_ms", "iterations", "predicted"])]
-    suite: Option<Suite>,
-    /// Requests by which messages are sent: each made anew, or persistent ones
-    #[arg(
-        overrides_with = "requests",
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "fresh",
-        default_value_if("suite", "first", "fresh,persistent")
-    )]
-    requests: Vec<RequestKind>,
-    /// Buffers of the first and the second of a pair: device (D) or host (H) memory; ring,
-    /// all-to-all and all-by-number have DD and HH only
-    #[arg(overrides_with = "pairs", long, value_delimiter = ',', default_value = "DD", default_value_if("suite", "first", "DD,HD,DH"), value_name = "DD,DH,HD,HH", value_parser = pair)]
-    pairs: Vec<[Place; 2]>,
-    /// Message sizes: powers of two from MIN to MAX, or a list; K, M, G are powers of 1024. Up to 32G; from 2G on in whole
-    /// multiples of 64 bytes
-    #[arg(overrides_with = "sizes", long, short = 'm', default_value = "1:64M", value_name = "MIN:MAX|A,B,...", value_parser = sizes::parse)]
-    sizes: Sizes,
-    /// Messages under way at once (all but latency); left out where those that arrive in host memory take more than 1G
-    #[arg(overrides_with = "windows", long, short = 'W', value_delimiter = ',', default_value = "1,16", default_value_if("suite", "first", "1,16,64"), value_name = "N,N,...",
-          value_parser = clap::value_parser!(u32).range(1..=65536))]
-    windows: Vec<u32>,
-    /// Configurations that take turns: vanilla (without the library), best (without it, the best of a sweep of UCX's
-    /// settings), anabranch; one (ANABRANCH_PATHS=direct), relays (ANABRANCH_PATHS=direct,relay), host
-    /// (ANABRANCH_PATHS=direct,host), all (ANABRANCH_PATHS=direct,relay,host), driven (as all, and ANABRANCH_OWNER=one);
-    /// those given by --with and --without; NAME2 is NAME once more [default:
-    /// vanilla,vanilla2,anabranch; with --sim anabranch,anabranch2, since there nothing but the library takes time]
-    #[arg(
-        overrides_with = "configs",
-        long,
-        value_delimiter = ',',
-        value_name = "NAME,NAME,..."
-    )]
-    configs: Option<Vec<String>>,
-    /// A further configuration with the library (may be given several times)
-    #[arg(long, value_name = "NAME=VAR=VALUE,VAR=VALUE", value_parser = settings::parse)]
-    with: Vec<(String, Variables)>,
-    /// A further configuration without the library (may be given several times)
-    #[arg(long, value_name = "NAME=VAR=VALUE,VAR=VALUE", value_parser = settings::parse)]
-    without: Vec<(String, Variables)>,
-    /// What `best` chooses from, instead of a list of UCX's settings; the first is the one to be beaten
-    #[arg(long, value_name = "NAME=VAR=VALUE,VAR=VALUE", value_parser = settings::parse)]
-    sweep: Vec<(String, Variables)>,
-    /// The configuration that ratios refer to [default: the first of --configs]; NAME2 of it is the measure of noise
-    #[arg(overrides_with = "baseline", long, value_name = "NAME")]
-    baseline: Option<String>,
-    /// Have configurations take turns within each launch, after every few messages: the library stands aside for those without
-    /// it. Tells differences apart that launches scatter more than. Configurations with the library may differ in ANABRANCH_PATHS
-    /// only, and those without it have the same variables
-    #[arg(overrides_with = "turns", long)]
-    turns: bool,
-    /// Beside what messages from device to device took, what plans by what is known of this node predict for them (latency, bw and
-    /// bibw, from 2M on): a file that `anabranch topo --measure --dump` has written, or the name of a node. Give the ranks the
-    /// same numbers, if they are to plan by them, too: ANABRANCH_MODEL
-    #[arg(overrides_with = "predicted", long, value_name = "NAME|FILE")]
-    predicted: Option<String>,
-    /// Rounds: in each every configuration is launched once, in turns
-    #[arg(overrides_with = "rounds", long, short = 'r', default_value = "5", default_value_if("suite", "first", "10"), value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
-    /// Begin no round that would not end within this time; the first is always made
-    #[arg(overrides_with = "budget", long, value_name = "SECONDS")]
-    budget: Option<u64>,
-    /// Ranks of mbw-mr, ring, all-to-all and jacobi
-    #[arg(overrides_with = "np", long, short = 'n', default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
-    np: u32,
-    /// About how long each row is measured in each launch
-    #[arg(
-        overrides_with = "row_ms",
-        long,
-        default_value_t = 10.0,
-        value_name = "MS"
-    )]
-    row_ms: f64,
-    /// Parts into which this time is divided; the launch's value is their median
-    #[arg(overrides_with = "blocks", long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
-    blocks: u8,
-    /// What device memory the buffers lie in
-    #[arg(overrides_with = "memory", long, value_enum, default_value_t = Memory::Plain)]
-    memory: Memory,
-    /// Iterations of each part, instead of as many as fit (on a simulated node: 1)
-    #[arg(overrides_with = "iterations", long, short = 'i', value_parser = clap::value_parser!(u32).range(1..))]
-    iterations: Option<u32>,
-    /// Do not verify the data (else every row is verified in each configuration's first launch)
-    #[arg(long)]
-    no_check: bool,
-    /// Program of the bench jacobi
-    #[arg(
-        overrides_with = "jacobi",
-        long,
-        default_value = "jacobi",
-        value_name = "PROGRAM"
-    )]
-    jacobi: OsString,
-    /// Its arguments
-    #[arg(
-        overrides_with = "jacobi_args",
-        long,
-        default_value = "--size 8192x8192 --iterations 200",
-        value_name = "ARGUMENTS",
-        allow_hyphen_values = true
-    )]
-    jacobi_args: String,
-    /// Run on a simulated node: the name of a topology, or a topology file
-    #[arg(overrides_with = "sim", long, value_name = "NAME|FILE")]
-    sim: Option<OsString>,
-    /// On a simulated node, a row whose programs have acted late by more than this part of its time is void: they had to
-    /// wait for a processor of this machine
-    #[arg(
-        overrides_with = "late_max",
-        long,
-        value_name = "PERCENT",
-        default_value_t = 2.0
-    )]
-    late_max: f64,
-    /// Allow more ranks than simulated GPUs
-    #[arg(long)]
-    oversubscribe_gpus: bool,
-    /// The MPI whose launcher to use, or the launcher, as `anabranch run` takes it [default: the one in PATH]
-    #[arg(overrides_with = "mpi", long, value_name = "openmpi|mpich|NAME|PATH")]
-    mpi: Option<OsString>,
-    /// A further argument for the launcher (may be given several times)
-    #[arg(long = "mpirun-arg", value_name = "ARG", allow_hyphen_values = true)]
-    extra: Vec<OsString>,
-    /// End a launch that takes longer
-    #[arg(
-        overrides_with = "launch_limit",
-        long,
-        default_value_t = 300,
-        value_name = "SECONDS"
-    )]
-    launch_limit: u64,
-    /// Write the tables to this file too, again after every round
-    #[arg(long, value_name = "FILE")]
-    text: Option<PathBuf>,
-    /// Write everything to this file as JSON, again after every round
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write one line for each row and configuration to this file, again after every round
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
-    /// Seed of the data
-    #[arg(long)]
-    seed: Option<u64>,
-    /// Print every command line on stderr
-    #[arg(long, short)]
-    verbose: bool,
-}
-
-fn pair(text: &str) -> Result<[Place; 2], String> {
-    let place = |letter| match letter {
-        'D' | 'd' => Some(Place::D),
-        'H' | 'h' => Some(Place::H),
-        _ => None,
-    };
-    let places: Option<Vec<Place>> = text.chars().map(place).collect();
-    places
-        .and_then(|places| places.try_into().ok())
-        .ok_or_else(|| format!("{text:?}: write DD, DH, HD or HH"))
-}
 
 /// Rows that one launch measures.
 struct BenchRows {
@@ -300,10 +71,8 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Err(Failure::new(2, "mbw-mr needs an even number of ranks: --np").into());
     }
     // Before the measurement, not after it, to find that these cannot be written.
-    for file in [&arguments.text, &arguments.json, &arguments.csv]
-        .into_iter()
-        .flatten()
-    {
+    arguments.json.try_out()?;
+    for file in [&arguments.text, &arguments.csv].into_iter().flatten() {
         write(file, "")?;
     }
     let (rows, groups) = grid(arguments);
@@ -315,15 +84,23 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     };
     let launches = Launches::new(arguments)?;
+    let has_solver = rows.iter().any(|row| matches!(row, What::Jacobi(_)));
+    let each = match arguments.turns {
+        true => groups.len(),
+        false => (groups.len() + usize::from(has_solver)) * settings.len(),
+    };
     let mut comparison = Comparison {
         arguments,
         launches,
+        progress: Progress::new(arguments.rounds(), each as u64, arguments.budget()),
         groups,
         results: Results::new(settings, baseline, rows, arguments.turns, predictions),
         circumstances: None,
         sweep: None,
         failures: Vec::new(),
         hashes: Vec::new(),
+        launches_of_round: 0,
+        is_partial: false,
         start: Instant::now(),
     };
     comparison.run()
@@ -435,14 +212,24 @@ fn grid(arguments: &Arguments) -> (Vec<What>, Vec<BenchRows>) {
 /// Exit status after a signal, as shells have it for SIGINT.
 const STOPPED: u8 = 130;
 
+fn nothing_to_compare() -> anyhow::Error {
+    let text = "stopped by a signal before anything was measured: there is nothing to compare";
+    Failure::new(STOPPED, text).into()
+}
+
 struct Comparison<'a> {
     arguments: &'a Arguments,
     launches: Launches<'a>,
+    progress: Progress,
     groups: Vec<BenchRows>,
     results: Results,
     circumstances: Option<Circumstances>,
     sweep: Option<Sweep>,
     failures: Vec<String>,
+    /// Launches of the latest round that have ended well.
+    launches_of_round: usize,
+    /// The last round was stopped, after some of its launches.
+    is_partial: bool,
     /// The solver's fields, by configuration.
     hashes: Vec<(usize, String)>,
     start: Instant,
@@ -450,58 +237,29 @@ struct Comparison<'a> {
 
 impl Comparison<'_> {
     fn run(&mut self) -> anyhow::Result<ExitCode> {
-        if self
-            .results
-            .settings
-            .iter()
-            .any(|setting| setting.is_best())
-        {
+        self.check()?;
+        let is_best = |setting: &Setting| setting.is_best();
+        if self.results.settings.iter().any(is_best) {
             let candidates = match self.arguments.sweep.as_slice() {
                 [] => settings::ucx(),
                 given => given.to_vec(),
             };
-            let start = self.start;
-            let progress =
-                |text: &str| complain(&format!("{:5.0} s  {text}", start.elapsed().as_secs_f64()));
+            let progress = &self.progress;
             self.sweep = Some(Sweep::run(
                 &mut self.launches,
                 candidates,
                 &self.groups,
-                progress,
+                |text| progress.tell(text),
             ));
         }
-        let mut longest = 0.0;
-        for round in 0..self.arguments.rounds {
-            let begun = self.start.elapsed().as_secs_f64();
-            #[allow(clippy::cast_precision_loss)]
-            let over = self
-                .arguments
-                .budget
-                .is_some_and(|budget| begun + longest > budget as f64);
-            if round > 0 && over {
-                break;
-            }
-            let before = self.results.cells.clone();
-            if !self.round(round) {
-                // Not every configuration has had its turn.
-                self.results.cells = before;
-                break;
-            }
-            self.results.rounds += 1;
-            // The first also verifies, so those after it are rather shorter.
-            longest = self.start.elapsed().as_secs_f64() - begun;
-            self.write_files()?;
-            if self.circumstances.is_none() && self.hashes.is_empty() {
-                let text = self.failures.join("\n");
-                return Err(Failure::new(1, format!("no launch succeeded\n{text}")).into());
-            }
+        let rounds = self.rounds();
+        self.progress.clear();
+        rounds?;
+        if self.arguments.json.is_alone() {
+            self.arguments.json.write(&self.json())?;
+        } else {
+            to_stdout(&self.text())?;
         }
-        if self.results.rounds == 0 {
-            let text =
-                "stopped by a signal before the first round was over: there is nothing to compare";
-            return Err(Failure::new(STOPPED, text).into());
-        }
-        print!("{}", self.text());
         if self.launches.are_stopped() {
             return Ok(ExitCode::from(STOPPED));
         }
@@ -513,11 +271,72 @@ impl Comparison<'_> {
         })
     }
 
+    /// One short launch before all others: what would fail in each of them is told at once.
+    fn check(&mut self) -> anyhow::Result<()> {
+        let Some(group) = self.groups.first() else {
+            return Ok(());
+        };
+        let Some(ask) = group.rows.iter().min_by_key(|ask| ask.bytes) else {
+            return Ok(());
+        };
+        let with = self.results.settings.iter().find(|setting| setting.preload);
+        let mut setting = with.unwrap_or(&self.results.settings[0]).clone();
+        let turns = self.turns(&mut setting);
+        self.progress.tell("check: one short launch");
+        match (self.launches).suite(&setting, group.ranks, vec![ask.clone()], &turns, true) {
+            Ok(_) => Ok(()),
+            Err(_) if self.launches.are_stopped() => Err(nothing_to_compare()),
+            Err(error) => {
+                let text = format!("{error:#}");
+                let hint = match self.arguments.verbose {
+                    true => format!("\n{text}"),
+                    false => "; -v shows all that was said".to_owned(),
+                };
+                let (name, why) = (&setting.name, launch::gist(&text));
+                let text = format!("nothing was measured: a launch of {name} failed: {why}{hint}");
+                Err(Failure::new(1, text).into())
+            }
+        }
+    }
+
+    /// The rounds, as many as are wanted and as there is time for.
+    fn rounds(&mut self) -> anyhow::Result<()> {
+        let mut longest = Duration::ZERO;
+        for round in 0..self.arguments.rounds() {
+            let begun = self.start.elapsed();
+            let budget = self.arguments.budget();
+            if round > 0 && budget.is_some_and(|budget| begun + longest > budget) {
+                break;
+            }
+            if !self.round(round) {
+                // What was launched of it counts, though not every configuration has had its turn.
+                self.is_partial = self.launches_of_round > 0;
+                break;
+            }
+            self.results.rounds += 1;
+            // The first also verifies, so those after it are rather shorter.
+            longest = self.start.elapsed().saturating_sub(begun);
+            self.write_files()?;
+            if self.circumstances.is_none() && self.hashes.is_empty() {
+                let text = self.failures.join("\n");
+                return Err(Failure::new(1, format!("no launch succeeded\n{text}")).into());
+            }
+        }
+        if self.is_partial {
+            self.write_files()?;
+        }
+        match self.results.rounds == 0 && !self.is_partial {
+            true => Err(nothing_to_compare()),
+            false => Ok(()),
+        }
+    }
+
     /// Every configuration once, in turns. Each round begins with the next one: what was launched before leaves its mark on
     /// the machine (one H100, launches of 3 s, the same library as second and as third of three: 10.85 and 10.21 us).
     ///
     /// False if a signal has ended it before each had its turn.
     fn round(&mut self, round: u32) -> bool {
+        self.launches_of_round = 0;
         let verify = round == 0 && !self.arguments.no_check;
         let settings = self.results.settings.len();
         let turns = move || (0..settings).map(move |turn| (turn + round as usize) % settings);
@@ -554,26 +373,24 @@ impl Comparison<'_> {
     }
 
     fn progress(&self, round: u32, index: usize) {
-        let name = &self.results.settings[index].name;
-        let time = self.start.elapsed().as_secs_f64();
-        complain(&format!(
-            "{time:5.0} s  round {} of {}: {name}",
-            round + 1,
-            self.arguments.rounds
-        ));
+        self.progress
+            .begin(round, &self.results.settings[index].name);
+    }
+
+    /// What the turns of one launch are, and what all of them have set.
+    fn turns(&self, setting: &mut Setting) -> Vec<Turn> {
+        if !self.results.in_turns {
+            return Vec::new();
+        }
+        setting.variables = setting.without_paths();
+        turns(&self.results.settings)
     }
 
     /// The rows of a group in one configuration. False if a signal has ended it.
     fn launch(&mut self, group: usize, index: usize, verify: bool) -> bool {
         let mut setting = self.results.settings[index].clone();
         let ranks = self.groups[group].ranks;
-        let turns = match self.results.in_turns {
-            true => turns(&self.results.settings),
-            false => Vec::new(),
-        };
-        if !turns.is_empty() {
-            setting.variables = setting.without_paths();
-        }
+        let turns = self.turns(&mut setting);
         for (chosen, variables, rows) in self.parts(&setting, group) {
             let setting = Setting {
                 variables,
@@ -586,6 +403,7 @@ impl Comparison<'_> {
                         let index = if turns.is_empty() { index } else { row.turn };
                         self.add(row, index, chosen.as_deref());
                     }
+                    self.launches_of_round += 1;
                 }
                 Err(error) => {
                     if !self.fail(index, &error) {
@@ -594,6 +412,7 @@ impl Comparison<'_> {
                 }
             }
         }
+        self.progress.end();
         true
     }
 
@@ -627,6 +446,8 @@ impl Comparison<'_> {
                 let wrong = u64::from(self.hashes[0].1 != self.hashes[self.hashes.len() - 1].1);
                 let errors = &mut self.results.cells[row][index].errors;
                 *errors = Some(errors.unwrap_or(0) + wrong);
+                self.launches_of_round += 1;
+                self.progress.end();
                 true
             }
             Err(error) => self.fail(index, &error),
@@ -652,7 +473,7 @@ impl Comparison<'_> {
             return false;
         }
         let text = format!("{}: {error:#}", self.results.settings[index].name);
-        complain(&text);
+        self.progress.say(&text);
         self.failures.push(text);
         true
     }
@@ -699,9 +520,14 @@ impl Comparison<'_> {
         }
         let seconds = self.start.elapsed().as_secs_f64();
         lines.push(format!(
-            "# {} of {} rounds in {seconds:.0} s{}, {}; {}; ratios to {}",
+            "# {} of {} rounds in {seconds:.0} s{}{}, {}; {}; ratios to {}",
             self.results.rounds,
-            self.arguments.rounds,
+            self.arguments.rounds(),
+            if self.is_partial {
+                ", and part of one more"
+            } else {
+                ""
+            },
             if self.launches.are_stopped() {
                 ", then stopped by a signal"
             } else {
@@ -720,7 +546,8 @@ impl Comparison<'_> {
             self.results.settings[self.results.baseline].name
         ));
         let names = self.results.settings.iter();
-        lines.extend(names.map(|setting| format!("# {:<10} {}", setting.name, setting.describe())));
+        let names = names.map(|setting| [format!("# {}", setting.name), setting.describe()]);
+        lines.extend(crate::table::text("", names).lines().map(str::to_owned));
         lines.push(String::new());
         lines.push(table::legend(self.results.in_turns));
         lines
@@ -733,8 +560,8 @@ impl Comparison<'_> {
         if let Some(file) = &self.arguments.csv {
             write(file, &self.results.csv())?;
         }
-        if let Some(file) = &self.arguments.json {
-            write(file, &format!("{:#}\n", self.json()))?;
+        if self.arguments.json.file().is_some() {
+            self.arguments.json.write(&self.json())?;
         }
         Ok(())
     }
@@ -745,7 +572,8 @@ impl Comparison<'_> {
             "version": env!("CARGO_PKG_VERSION"),
             "circumstances": self.circumstances,
             "rounds": self.results.rounds,
-            "rounds_wanted": self.arguments.rounds,
+            "partial_round": self.is_partial,
+            "rounds_wanted": self.arguments.rounds(),
             "seconds": self.start.elapsed().as_secs_f64(),
             "turns": self.results.in_turns,
             "verified": !self.arguments.no_check,

@@ -8,6 +8,7 @@ use super::statistics::median;
 use super::BenchRows;
 use crate::bench::suite::Ask;
 use crate::bench::Kind;
+use crate::table;
 
 /// Sizes that are tried, of those that are measured: the nearest.
 const SIZES: [usize; 8] = [
@@ -97,13 +98,14 @@ impl Sweep {
     /// What was tried and chosen, for people.
     pub fn text(&self) -> String {
         let mut text = String::from("\n== sweep of UCX's own settings; a setting is chosen where it is at least 2 % faster than UCX's own choice\n");
-        for (name, variables) in &self.candidates {
+        let rows = self.candidates.iter().map(|(name, variables)| {
+            let variables = variables.iter();
             let variables: Vec<String> = variables
-                .iter()
                 .map(|(name, value)| format!("{name}={value}"))
                 .collect();
-            text += &format!("{name:<12} {}\n", variables.join(" "));
-        }
+            [name.clone(), variables.join(" ")]
+        });
+        text += &table::text("", rows);
         for failed in &self.failed {
             text += &format!("not run: {failed}\n");
         }

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::child;
 use super::program::{abi_name, Mpi};
+use super::tools::{self, Tool};
 use crate::elf::Elf;
 use crate::run::launcher::{self, identify};
 use crate::run::program::in_path;
@@ -23,13 +24,18 @@ pub struct Installed {
     pub launcher: Option<PathBuf>,
     /// The library of its installation.
     pub mpi: Option<Mpi>,
+    /// Tools that are preloaded.
+    pub tools: Vec<Tool>,
     /// Why no more is known.
     pub note: Option<String>,
 }
 
 /// Looks for a launcher, asks it what it is, and looks for the library beside it.
 pub fn examine(limit: Duration) -> Installed {
-    let mut installed = Installed::default();
+    let mut installed = Installed {
+        tools: tools::preloaded(),
+        ..Installed::default()
+    };
     installed.note = installed.look(limit).err();
     installed
 }

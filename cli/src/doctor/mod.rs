@@ -12,12 +12,14 @@ mod loader;
 mod node;
 mod probe;
 mod program;
+mod python;
+mod sim;
 mod text;
+mod tools;
 mod verdict;
+mod wrapper;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,7 +27,8 @@ use anabranch_engine::config::Config;
 use clap::Args;
 use serde::Serialize;
 
-use crate::Failure;
+use crate::json::{to_stdout, Json};
+use crate::table;
 use gpus::Driver;
 use installed::Installed;
 use library::Library;
@@ -37,9 +40,12 @@ use verdict::Verdict;
 /// Arguments of `anabranch doctor`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Write the report as JSON too, to a file or, with -, to stdout instead of the text
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: Json,
+    /// Check the installation on a simulated node, which needs no GPU: the library, the simulator, the MPI library, and a
+    /// message between two ranks
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "no_gpu_test")]
+    sim: Option<OsString>,
     /// Do not try to copy between GPUs
     #[arg(long)]
     no_gpu_test: bool,
@@ -83,10 +89,14 @@ struct Report<'a> {
 /// The report cannot be written.
 pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let limit = Duration::from_secs(arguments.timeout.into());
+    if let Some(node) = &arguments.sim {
+        return sim::main(node, &arguments.program, &arguments.json, limit);
+    }
     let (config, warnings) = Config::from_env();
     let findings = Findings {
         library: library::examine(config.library.as_deref(), limit),
-        program: arguments.program.first().map(|name| program::examine(name)),
+        program: (!arguments.program.is_empty())
+            .then(|| program::examine(&arguments.program, limit)),
         installed_mpi: arguments
             .program
             .is_empty()
@@ -98,24 +108,12 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .collect(),
     };
     let verdict = verdict::judge(&findings, &config);
-    let mut out = text::render(&findings, &verdict);
-    if let Some(file) = &arguments.json {
-        let report = Report {
-            findings: &findings,
-            verdict: &verdict,
-        };
-        let json = format!("{}\n", serde_json::to_string_pretty(&report)?);
-        if file == Path::new("-") {
-            out = json;
-        } else {
-            std::fs::write(file, json)
-                .map_err(|error| Failure::new(2, format!("--json {}: {error}", file.display())))?;
-        }
-    }
-    match io::stdout().lock().write_all(out.as_bytes()) {
-        // The reader has seen enough; the status still tells.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        result => result?,
+    arguments.json.write(&Report {
+        findings: &findings,
+        verdict: &verdict,
+    })?;
+    if !arguments.json.is_alone() {
+        to_stdout(&text::render(&findings, &verdict, table::terminal_width()))?;
     }
     Ok(ExitCode::from(u8::from(!verdict.taken)))
 }

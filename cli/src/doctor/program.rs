@@ -1,17 +1,19 @@
 //! The program that is to run: whether the library can be preloaded onto it, and which MPI it uses.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anabranch_engine::mpi::{known_soname, Family};
 use serde::Serialize;
 
 use super::loader::{walk, Object, Surroundings};
-use crate::elf::{definitions, profiling, Elf};
-use crate::preload::entries;
+use super::python::{self, Python};
+use super::{tools, wrapper};
+use crate::elf::{definitions, Elf};
 use crate::run::program::{in_path, is_program};
 
 /// As many interpreters may stand behind each other as the kernel allows.
@@ -31,6 +33,13 @@ pub struct Program {
     pub path: Option<PathBuf>,
     /// The interpreter of a script, which is what is examined below.
     pub interpreter: Option<PathBuf>,
+    /// What a shell script starts, which is what is examined below.
+    pub starts: Option<PathBuf>,
+    /// What a Python would load.
+    pub python: Option<Python>,
+    /// The words that start it.
+    #[serde(skip)]
+    pub command: Vec<String>,
     /// Class and machine of the ELF file.
     pub kind: Option<String>,
     /// Whether it is linked dynamically.
@@ -40,7 +49,7 @@ pub struct Program {
     /// Whether MPI is linked into the program itself.
     pub has_static_mpi: bool,
     /// Tools that wrap MPI functions: preloaded, or linked with the program.
-    pub tools: Vec<Tool>,
+    pub tools: Vec<tools::Tool>,
     /// CUDA libraries that it is linked with.
     pub cuda: Vec<String>,
     /// Libraries that the loader would not find.
@@ -49,17 +58,6 @@ pub struct Program {
     pub problems: Vec<String>,
     /// What else is worth knowing.
     pub notes: Vec<String>,
-}
-
-/// A tool over MPI's profiling interface.
-#[derive(Serialize, Clone, PartialEq, Eq, Debug)]
-pub struct Tool {
-    /// Where it is.
-    pub path: PathBuf,
-    /// It is preloaded; if not, the program is linked with it.
-    pub is_preloaded: bool,
-    /// It goes on by `PMPI_X`.
-    pub uses_pmpi: bool,
 }
 
 /// The MPI library that a program is linked with.
@@ -84,25 +82,47 @@ pub fn abi_name(family: Family) -> &'static str {
     }
 }
 
-/// Looks at the program as `anabranch exec` would start it; it is not started.
-pub fn examine(name: &OsStr) -> Program {
+/// Looks at the program as `anabranch exec` would start it; it is not started. `words`: it, and its arguments. A
+/// Python that it needs may take `limit` to say what it would load.
+pub fn examine(words: &[OsString], limit: Duration) -> Program {
+    let words = wrapper::behind_prefixes(words);
+    let Some((name, arguments)) = words.split_first() else {
+        return Program::default();
+    };
     let mut program = Program {
         asked: name.to_string_lossy().into_owned(),
         ..Program::default()
     };
-    if let Err(problem) = program.look_at(name) {
+    program.command.push(program.asked.clone());
+    if let Err(problem) = program.look_at(name, arguments, limit) {
         program.problems.push(problem);
+    }
+    if let Some(how) = wrapper::container(name) {
+        let asked = &program.asked;
+        program.notes = vec![format!(
+            "what {asked} starts lies in a container, and is not seen from here: {how} anabranch doctor ./app"
+        )];
     }
     program
 }
 
 impl Program {
-    fn look_at(&mut self, name: &OsStr) -> Result<(), String> {
+    fn look_at(
+        &mut self,
+        name: &OsStr,
+        arguments: &[OsString],
+        limit: Duration,
+    ) -> Result<(), String> {
         let path = locate(name)?;
         self.path = Some(path.clone());
-        let file = self.behind_scripts(path)?;
+        let file = self.behind_scripts(path, arguments)?;
+        let file = self.behind_python(file, arguments, limit)?;
+        self.look_at_elf(&file)
+    }
+
+    fn look_at_elf(&mut self, file: &Path) -> Result<(), String> {
         let shown = file.display().to_string();
-        let elf = Elf::read(&file).map_err(|why| format!("{shown}: {why}"))?;
+        let elf = Elf::read(file).map_err(|why| format!("{shown}: {why}"))?;
         self.kind = Some(elf.kind());
         if !elf.is_native() {
             return Err(format!(
@@ -131,7 +151,7 @@ impl Program {
                 "{shown} uses the C library musl ({loader}); the library needs glibc"
             ));
         }
-        let privileges = privileges(&file);
+        let privileges = privileges(file);
         if let Privileges::Gained(what) = &privileges {
             let what = format!("{shown} {what}: the loader ignores LD_PRELOAD for it; run a copy without that (cp {shown} COPY)");
             self.problems.push(what);
@@ -139,13 +159,63 @@ impl Program {
             self.notes.push(format!("{shown} {what}"));
         }
         let secure = matches!(privileges, Privileges::Gained(_));
-        let objects = walk(&file, elf, &Surroundings::of_process(secure));
-        self.look_at_libraries(&file, &objects);
+        let objects = walk(file, elf, &Surroundings::of_process(secure));
+        self.look_at_libraries(file, &objects);
         Ok(())
     }
 
+    /// Asks the Python that would run what it would load.
+    fn behind_python(
+        &mut self,
+        file: PathBuf,
+        arguments: &[OsString],
+        limit: Duration,
+    ) -> Result<PathBuf, String> {
+        if !wrapper::is_python(&file) {
+            return Ok(file);
+        }
+        let found = python::ask(&file, limit)?;
+        if self.interpreter.is_none() {
+            // The script, with which the line that switches the library on ends.
+            let script = arguments
+                .first()
+                .filter(|word| !word.as_bytes().starts_with(b"-"));
+            self.command
+                .extend(script.map(|word| word.to_string_lossy().into_owned()));
+        }
+        self.notes.extend(found.note(&file));
+        let executable = found.executable.clone();
+        self.python = Some(found);
+        Ok(executable)
+    }
+
+    /// What a shell script starts: the first program of it that has to do with MPI.
+    fn behind_shell(&mut self, script: &Path, arguments: &[OsString]) -> Option<PathBuf> {
+        let said = wrapper::read(script, arguments);
+        if let Some(line) = said.drops_preload {
+            self.notes.push(format!(
+                "line {line} of {} takes the library out of LD_PRELOAD again: add :$LD_PRELOAD to what it sets",
+                script.display()
+            ));
+        }
+        let speaks_mpi = |path: &PathBuf| {
+            let links_mpi = |elf: Elf| {
+                let objects = walk(path, elf, &Surroundings::of_process(false));
+                objects[1..].iter().any(|object| mpi_of(object).is_some())
+            };
+            wrapper::is_python(path) || Elf::read(path).is_ok_and(links_mpi)
+        };
+        let found = said.programs.into_iter().find(speaks_mpi);
+        self.starts.clone_from(&found);
+        found
+    }
+
     /// Follows `#!` lines to the program that would really run.
-    fn behind_scripts(&mut self, mut file: PathBuf) -> Result<PathBuf, String> {
+    fn behind_scripts(
+        &mut self,
+        mut file: PathBuf,
+        arguments: &[OsString],
+    ) -> Result<PathBuf, String> {
         for _ in 0..INTERPRETERS_MAX {
             let mut head = Vec::new();
             std::fs::File::open(&file)
@@ -168,7 +238,17 @@ impl Program {
                     "{file}: its interpreter {interpreter} is missing or not executable"
                 ));
             }
+            // What stands before a Python in PATH to choose among several answers as that one does.
+            let chooses = wrapper::is_python(&file) && wrapper::is_shell(&interpreter);
+            if chooses && file.file_name().and_then(in_path).as_ref() == Some(&file) {
+                return Ok(file);
+            }
             self.interpreter = Some(interpreter.clone());
+            if wrapper::is_shell(&interpreter) {
+                if let Some(started) = self.behind_shell(&file, arguments) {
+                    return Ok(started);
+                }
+            }
             file = interpreter;
         }
         Err(format!(
@@ -179,29 +259,17 @@ impl Program {
 
     /// Tools between the program and the MPI library.
     fn look_at_tools(&mut self, objects: &[Object]) {
-        let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-        let preloaded = entries(&preloaded).map(|entry| (PathBuf::from(entry), true));
         let linked = objects[1..].iter().filter_map(|object| object.path.clone());
-        for (path, is_preloaded) in preloaded.chain(linked.map(|path| (path, false))) {
-            if self.tools.iter().any(|tool| tool.path == path) {
-                continue;
-            }
-            let Some(found) = profiling(&path).ok().filter(|found| found.wraps) else {
-                continue;
-            };
-            if !found.uses_pmpi && !is_preloaded {
-                self.problems.push(format!(
-                    "{0} wraps MPI functions and calls none of PMPI: its calls would bypass the library; preload it, too, in \
-                     front (LD_PRELOAD={0})",
-                    path.display()
-                ));
-            }
-            self.tools.push(Tool {
-                path,
-                is_preloaded,
-                uses_pmpi: found.uses_pmpi,
-            });
-        }
+        self.tools = tools::preloaded();
+        tools::add(&mut self.tools, linked, false);
+        let bypassing = (self.tools.iter()).filter(|tool| !tool.uses_pmpi && !tool.is_preloaded);
+        self.problems.extend(bypassing.map(|tool| {
+            format!(
+                "{0} wraps MPI functions and calls none of PMPI: its calls would bypass the library; preload it, too, in \
+                 front (LD_PRELOAD={0})",
+                tool.path.display()
+            )
+        }));
     }
 
     fn look_at_libraries(&mut self, file: &Path, objects: &[Object]) {
@@ -236,7 +304,8 @@ impl Program {
         if own.found.iter().any(|name| name.starts_with("cu")) {
             self.cuda.push("the CUDA runtime, statically".into());
         }
-        self.mpi = objects[1..].iter().find_map(mpi_of);
+        let linked = objects[1..].iter().find_map(mpi_of);
+        self.mpi = linked.or_else(|| self.python.as_ref()?.mpi());
         self.has_static_mpi =
             self.mpi.is_none() && own.found.iter().any(|name| name.ends_with("MPI_Send"));
         match &self.mpi {
@@ -249,6 +318,7 @@ impl Program {
                 "{} has MPI linked into it statically: its calls cannot be taken; link the shared MPI library",
                 file.display()
             )),
+            None if self.python.is_some() => {}
             None if self.interpreter.is_some() => self.notes.push(format!(
                 "{} links no MPI; what the script starts or loads (as mpi4py does) is not seen here, so give doctor the MPI program itself if there is one",
                 file.display()

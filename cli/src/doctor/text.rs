@@ -5,35 +5,42 @@ use std::fmt::Display;
 use super::gpus::{Ipc, Pair};
 use super::probe::NvLinks;
 use super::program::Mpi;
+use super::tools::Tool;
 use super::verdict::Verdict;
 use super::{Driver, Findings, Installed, Library, Node, Program};
+use crate::style::{paint, BAD, GOOD, HEAD};
 use crate::table;
 
 /// Rows of a label and a text, with a mark where something is wrong.
 #[derive(Default)]
-struct Rows {
+pub struct Rows {
     rows: Vec<(bool, String, String)>,
 }
 
 impl Rows {
-    fn add(&mut self, label: impl Into<String>, text: impl Display) {
+    pub fn add(&mut self, label: impl Into<String>, text: impl Display) {
         self.rows.push((false, label.into(), text.to_string()));
     }
 
-    fn add_known(&mut self, label: &str, text: Option<impl Display>) {
+    pub fn add_known(&mut self, label: &str, text: Option<impl Display>) {
         if let Some(text) = text {
             self.add(label, text);
         }
     }
 
-    fn add_bad(&mut self, label: impl Into<String>, text: impl Display) {
+    pub fn add_bad(&mut self, label: impl Into<String>, text: impl Display) {
         self.rows.push((true, label.into(), text.to_string()));
     }
 }
 
-/// The whole report.
-pub fn render(findings: &Findings, verdict: &Verdict) -> String {
-    let mut sections = vec![("the library", library(&findings.library))];
+/// The whole report, the answer first, in lines of this width; without one, each fact is one line.
+pub fn render(findings: &Findings, verdict: &Verdict, width: Option<u16>) -> String {
+    let mut out = answer(verdict) + "\n";
+    let mut sections = vec![("", conclusion(verdict, findings.driver.problem.is_some()))];
+    if verdict.taken {
+        sections.push(("what happens to messages", messages(verdict)));
+    }
+    sections.push(("the library", library(&findings.library)));
     if let Some(found) = &findings.program {
         sections.push(("the program", program(found)));
     }
@@ -42,22 +49,45 @@ pub fn render(findings: &Findings, verdict: &Verdict) -> String {
     }
     sections.push(("the node", node(&findings.node)));
     sections.push(("the driver", driver(&findings.driver)));
-    sections.push(("the verdict", conclusion(verdict)));
-    let rows = sections.iter().flat_map(|(_, section)| &section.rows);
-    let text = table::text(
-        "",
-        rows.map(|(is_bad, label, text)| {
-            let mark = if *is_bad { '!' } else { ' ' };
-            [format!("{mark} {label}"), text.clone()]
-        }),
-    );
-    let mut lines = text.lines();
+    out += &in_sections(&sections, width);
+    out + &matrix(&findings.driver.pairs)
+}
+
+/// One line: would messages be taken?
+fn answer(verdict: &Verdict) -> String {
+    if verdict.taken {
+        return paint(GOOD, "Messages would be taken.");
+    }
+    let text = match verdict.reasons.as_slice() {
+        [reason] => format!("Nothing would be taken: {reason}"),
+        reasons => format!("Nothing would be taken, for {} reasons.", reasons.len()),
+    };
+    paint(BAD, text)
+}
+
+/// Sections of rows, whose labels are all as wide as the widest.
+pub fn in_sections(sections: &[(&str, Rows)], width: Option<u16>) -> String {
+    let labels = sections.iter().flat_map(|(_, section)| &section.rows);
+    let widest = labels.map(|(_, label, _)| label.chars().count()).max();
+    let widest = widest.unwrap_or(0);
     let mut out = String::new();
-    for (title, section) in &sections {
-        out += &format!("{title}\n");
-        for line in lines.by_ref().take(section.rows.len()) {
-            out += line;
-            out.push('\n');
+    for (title, section) in sections
+        .iter()
+        .filter(|(_, section)| !section.rows.is_empty())
+    {
+        if !title.is_empty() {
+            out += &format!("{}\n", paint(HEAD, title));
+        }
+        let rows = section.rows.iter().map(|(is_bad, label, text)| {
+            let mark = if *is_bad { '!' } else { ' ' };
+            [format!("{mark} {label:<widest$}"), text.clone()]
+        });
+        let rows = table::wrapped(rows, width);
+        for line in rows.lines() {
+            match line.strip_prefix('!') {
+                Some(rest) => out += &format!("{}{rest}\n", paint(BAD, '!')),
+                None => out += &format!("{line}\n"),
+            }
         }
     }
     out
@@ -84,6 +114,17 @@ fn program(found: &Program) -> Rows {
         "interpreter",
         found.interpreter.as_ref().map(|path| path.display()),
     );
+    rows.add_known("starts", found.starts.as_ref().map(|path| path.display()));
+    if let Some(python) = &found.python {
+        rows.add(
+            "Python",
+            format!("{}, {}", python.version, python.executable.display()),
+        );
+        rows.add_known("mpi4py", python.mpi4py.as_ref());
+        if !python.gpu_packages.is_empty() {
+            rows.add("GPU packages", python.gpu_packages.join(", "));
+        }
+    }
     rows.add_known("kind", found.kind.as_ref());
     rows.add_known(
         "linked",
@@ -106,13 +147,7 @@ fn program(found: &Program) -> Rows {
         };
         rows.add("CUDA", cuda);
     }
-    for tool in &found.tools {
-        let place = match tool.is_preloaded {
-            true => "preloaded: it is called first",
-            false => "linked with the program: the library calls it first",
-        };
-        rows.add("tool", format!("{} ({place})", tool.path.display()));
-    }
+    add_tools(&mut rows, &found.tools);
     for name in &found.missing {
         rows.add_bad("not found", name);
     }
@@ -148,8 +183,20 @@ fn installed(found: &Installed) -> Rows {
             .map_or("none".into(), |path| path.display().to_string()),
     );
     rows.add_known("MPI", found.mpi.as_ref().map(mpi_text));
+    add_tools(&mut rows, &found.tools);
     rows.add_known("note", found.note.as_ref());
     rows
+}
+
+fn add_tools(rows: &mut Rows, tools: &[Tool]) {
+    for tool in tools {
+        let place = match tool.is_preloaded {
+            true => "preloaded: it is called first",
+            false => "linked with the program: the library calls it first",
+        };
+        let name = tool.name.map_or(String::new(), |name| format!("{name}, "));
+        rows.add("tool", format!("{name}{} ({place})", tool.path.display()));
+    }
 }
 
 /// `64.0 MiB`
@@ -224,9 +271,12 @@ fn driver(found: &Driver) -> Rows {
         rows.add(label, format!("{name}, {uuid}{links}{hidden}"));
     }
     for pair in &found.pairs {
-        let label = format!("GPU {} -> {}", pair.from, pair.to);
-        let bad = !matches!(pair.ipc, Ipc::Works | Ipc::NotTried);
-        rows.rows.push((bad, label, pair_text(pair)));
+        if let Some(reason) = &pair.reason {
+            let label = format!("GPU {} -> {}", pair.from, pair.to);
+            let bad = pair.ipc != Ipc::NotTried;
+            rows.rows
+                .push((bad, label, format!("{}: {reason}", ipc_text(pair.ipc))));
+        }
     }
     rows
 }
@@ -238,46 +288,102 @@ fn links_text(links: NvLinks) -> String {
         .collect()
 }
 
-fn pair_text(pair: &Pair) -> String {
-    let peer = match pair.peer_access {
-        Some(true) => "peer access yes",
-        Some(false) => "peer access no",
-        None => "same GPU",
-    };
-    let ipc = match pair.ipc {
-        Ipc::Works => "IPC works",
-        Ipc::Refused => "IPC refused",
-        Ipc::WrongData => "IPC gives wrong data",
-        Ipc::CrashOrHang => "IPC crashes or hangs",
-        Ipc::NotTried => "IPC not tried",
-    };
-    match &pair.reason {
-        Some(reason) => format!("{peer:15}  {ipc}: {reason}"),
-        None => format!("{peer:15}  {ipc}"),
+fn ipc_text(ipc: Ipc) -> &'static str {
+    match ipc {
+        Ipc::Works => "CUDA IPC works",
+        Ipc::Refused => "CUDA IPC is refused",
+        Ipc::WrongData => "CUDA IPC gives wrong data",
+        Ipc::CrashOrHang => "CUDA IPC crashes or hangs",
+        Ipc::NotTried => "CUDA IPC was not tried",
     }
 }
 
-fn conclusion(verdict: &Verdict) -> Rows {
-    let mut rows = Rows::default();
-    let answer = "messages";
-    if verdict.taken {
-        rows.add(answer, "would be taken");
+/// The same in a cell of the matrix.
+fn cell(pair: &Pair) -> String {
+    let ipc = match pair.ipc {
+        Ipc::Works => "works",
+        Ipc::Refused => "refused",
+        Ipc::WrongData => "WRONG",
+        Ipc::CrashOrHang => "HANGS",
+        Ipc::NotTried => "?",
+    };
+    let peer = if pair.peer_access == Some(false) {
+        "~"
     } else {
-        rows.add_bad(answer, "nothing would be taken");
+        ""
+    };
+    format!("{ipc}{peer}")
+}
+
+/// Pairs of GPUs as a matrix, with what its words mean.
+fn matrix(pairs: &[Pair]) -> String {
+    let mut gpus: Vec<u32> = pairs.iter().map(|pair| pair.from).collect();
+    gpus.dedup();
+    if gpus.is_empty() {
+        return String::new();
     }
-    verdict
-        .reasons
-        .iter()
-        .for_each(|reason| rows.add_bad("because", reason));
-    verdict
-        .messages
-        .iter()
-        .for_each(|fate| rows.add(fate.of, &fate.fate));
-    verdict
-        .warnings
-        .iter()
-        .for_each(|warning| rows.add("note", warning));
+    let names = gpus.iter().map(|gpu| format!("GPU{gpu}"));
+    let mut rows = vec![std::iter::once(String::new())
+        .chain(names.clone())
+        .collect::<Vec<_>>()];
+    for (from, name) in gpus.iter().zip(names) {
+        let find = |to: &u32| {
+            pairs
+                .iter()
+                .find(|pair| (pair.from, pair.to) == (*from, *to))
+        };
+        let cells = gpus.iter().map(|to| find(to).map_or("-".into(), cell));
+        rows.push(std::iter::once(format!("  {name}")).chain(cells).collect());
+    }
+    let title = paint(
+        HEAD,
+        "copies by CUDA IPC, from the GPU of the row to that of the column",
+    );
+    let mut out = format!("{title}\n{}", table::text("", rows));
+    let mut mean = |is_there: bool, text: &str| {
+        if is_there {
+            out += &format!("  {text}\n");
+        }
+    };
+    let is = |ipc: Ipc| pairs.iter().any(|pair| pair.ipc == ipc);
+    mean(is(Ipc::Refused), "refused: messages go through host memory");
+    mean(is(Ipc::WrongData), "WRONG: the copy brought other data");
+    mean(
+        is(Ipc::CrashOrHang),
+        "HANGS: a process crashed, or did not answer",
+    );
+    mean(is(Ipc::NotTried), "?: not tried");
+    mean(
+        pairs.iter().any(|pair| pair.peer_access == Some(false)),
+        "~: the driver reports no peer access",
+    );
+    out
+}
+
+/// Reasons, and what to do.
+fn conclusion(verdict: &Verdict, has_no_driver: bool) -> Rows {
+    let mut rows = Rows::default();
+    if verdict.reasons.len() > 1 {
+        let reasons = verdict.reasons.iter();
+        reasons.for_each(|reason| rows.add_bad("because", reason));
+    }
     rows.add_known("switch it on", verdict.switch_on.as_ref());
+    let warnings = verdict.warnings.iter();
+    warnings.for_each(|warning| rows.add("note", warning));
+    if has_no_driver {
+        let command = "anabranch doctor --sim hgx-h200";
+        rows.add(
+            "without a GPU",
+            format!("{command} checks the rest on a simulated node"),
+        );
+    }
+    rows
+}
+
+fn messages(verdict: &Verdict) -> Rows {
+    let mut rows = Rows::default();
+    let messages = verdict.messages.iter();
+    messages.for_each(|fate| rows.add(fate.of, &fate.fate));
     rows
 }
 

@@ -69,7 +69,9 @@ pub fn judge(findings: &Findings, config: &Config) -> Verdict {
     if let Some(problem) = &driver.problem {
         reasons.push(match driver.file {
             // What the loader says names the file that it did not find.
-            None if problem.contains("libcuda.so") => format!("no CUDA driver: {problem}"),
+            None if problem.contains("libcuda.so") => {
+                format!("no CUDA driver: {problem}{}", in_container(&findings.node))
+            }
             _ => format!("the CUDA driver cannot be used: {problem}"),
         });
     } else if driver.visible().is_empty() {
@@ -89,6 +91,9 @@ pub fn judge(findings: &Findings, config: &Config) -> Verdict {
             pairs_text(&bad)
         ));
     }
+    if matches!(findings.node.container, Some("docker" | "podman")) {
+        warnings.push("this is a container: it should hold all ranks of the node; ranks in several find each other with --ipc=host and --pid=host only".to_owned());
+    }
     let taken = reasons.is_empty();
     Verdict {
         taken,
@@ -100,6 +105,19 @@ pub fn judge(findings: &Findings, config: &Config) -> Verdict {
         },
         warnings,
         switch_on: taken.then(|| switch_on(findings)),
+    }
+}
+
+/// Where a driver comes from outside.
+fn in_container(node: &super::Node) -> &'static str {
+    match node.container {
+        Some("docker") => "; this is a container: start it with --gpus all",
+        Some("podman") => "; this is a container: start it with --device nvidia.com/gpu=all",
+        Some("apptainer") => "; this is a container: start it with --nv",
+        Some("kubernetes") => {
+            "; this is a container: ask for nvidia.com/gpu in the pod's resources"
+        }
+        _ => "",
     }
 }
 
@@ -244,8 +262,11 @@ fn switch_on(findings: &Findings) -> String {
         Some(Family::Mpich | Family::Standard) => "mpiexec -n N",
         _ => "mpirun -np N",
     };
-    let app = program.map_or("./app", |program| program.asked.as_str());
-    format!("{launcher} anabranch exec {}", quoted(app))
+    let words: Vec<String> = match program {
+        Some(program) => program.command.iter().map(|word| quoted(word)).collect(),
+        None => vec!["./app".to_owned()],
+    };
+    format!("{launcher} anabranch exec {}", words.join(" "))
 }
 
 /// The word as a shell wants it.
@@ -421,6 +442,7 @@ mod tests {
         );
         found.program = Some(Program {
             asked: "./my app".into(),
+            command: vec!["./my app".into()],
             mpi: Some(super::super::program::Mpi {
                 soname: "libmpi.so.12".into(),
                 path: None,

@@ -12,6 +12,7 @@ use anabranch_engine::plan::{
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::json::{to_stdout, Json};
 use crate::table;
 use crate::topo::source::{self, Source};
 use crate::Failure;
@@ -133,9 +134,8 @@ pub struct Arguments {
     /// Write the copies of the plan, and what they wait for, for Graphviz; - for stdout instead of the text
     #[arg(long, value_name = "FILE")]
     dot: Option<PathBuf>,
-    /// Print JSON, copies included
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// The message of which a plan is asked, and what it is in a program.
@@ -227,7 +227,7 @@ struct PathReport {
 /// There is no such node, or no such plan.
 pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let is_dot_alone = arguments.dot.as_deref() == Some(Path::new("-"));
-    if is_dot_alone && arguments.json {
+    if is_dot_alone && arguments.json.is_alone() {
         let text = "--dot - and --json both write to stdout: give --dot a file";
         return Err(Failure::new(2, text).into());
     }
@@ -251,23 +251,20 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let plan = asked
         .plan(&source, &arguments.options(&source.model))
         .map_err(|error| Failure::new(2, error.to_string()))?;
-    let text = if arguments.json {
-        format!(
-            "{}\n",
-            serde_json::to_string_pretty(&report(&source, &asked, &plan))?
-        )
-    } else {
-        render(&source, &asked, &plan)
-    };
+    arguments.json.write(&report(&source, &asked, &plan))?;
     if let Some(file) = &arguments.dot {
         let dot = plan.graph().dot(&plan);
         if is_dot_alone {
-            return crate::topo::print(&dot);
+            to_stdout(&dot)?;
+        } else {
+            std::fs::write(file, dot)
+                .map_err(|error| Failure::new(2, format!("--dot {}: {error}", file.display())))?;
         }
-        std::fs::write(file, dot)
-            .map_err(|error| Failure::new(2, format!("--dot {}: {error}", file.display())))?;
     }
-    crate::topo::print(&text)
+    if !is_dot_alone && !arguments.json.is_alone() {
+        to_stdout(&render(&source, &asked, &plan))?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Arguments {
@@ -355,7 +352,7 @@ fn render(source: &Source, asked: &Asked, plan: &Plan) -> String {
         "share",
         "bytes",
         "chunks",
-        "of",
+        "of bytes",
         "slots",
         "engines",
         "ends after",
@@ -370,15 +367,15 @@ fn render(source: &Source, asked: &Asked, plan: &Plan) -> String {
         rows.push(vec![
             path.path.to_string(),
             format!("{:.1} %", 100.0 * share(plan, path.bytes)),
-            path.bytes.to_string(),
-            path.chunks.to_string(),
-            path.chunk_bytes.to_string(),
+            table::grouped(path.bytes),
+            table::grouped(path.chunks.into()),
+            table::grouped(path.chunk_bytes),
             path.slots.to_string(),
             engines.join(" "),
             format!("{:.1} us", path.predicted_us),
         ]);
     }
-    out += &table::text("", rows);
+    out += &table::text("<>>>>><>", rows);
     let _ = writeln!(
         out,
         "\npredicted: {:.1} us, {:.1} GB/s",

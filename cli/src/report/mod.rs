@@ -25,8 +25,8 @@ pub struct Arguments {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Write the same as JSON; - is stdout, which then has no text
-    #[arg(long, value_name = "FILE")]
+    /// Write the same as JSON: to stdout in place of the text, or to a file beside the text
+    #[arg(long, value_name = "FILE|-", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 

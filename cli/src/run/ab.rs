@@ -77,8 +77,12 @@ pub fn main(setting: &Setting) -> anyhow::Result<ExitCode> {
         times[usize::from(!is_vanilla)]
             .0
             .push(began.elapsed().as_secs_f64());
-        if !is_vanilla {
-            with.extend(report::brief(&files(&file, setting.arguments.ranks)));
+        if is_vanilla {
+            continue;
+        }
+        with.extend(report::brief(&files(&file, setting.arguments.ranks)));
+        if with.is_empty() {
+            return Err(uncounted(setting, began.elapsed().as_secs_f64()));
         }
     }
     crate::complain(&format!(
@@ -120,30 +124,56 @@ fn stop(setting: &Setting, is_vanilla: bool, status: u8) -> anyhow::Result<ExitC
     } else {
         String::new()
     };
+    let command = again(setting);
     if !is_vanilla {
-        let text = format!("--ab: with the library the program ended with status {status}{signal}: nothing is compared");
+        let text = format!("--ab: no ratio: with the library the program ended with status {status}{signal}, without it it ran to its end: {command} shows that again");
         return Err(Failure::new(status, text).into());
     }
-    crate::complain(&format!(
-        "--ab: without the library the program ended with status {status}{signal}, so there is no ratio; an MPI that knows no CUDA \
-         ends so when it is given device memory{}",
-        match setting.simulation {
-            Some(_) => " (SIMCUDA_HOST_ACCESS=1 lets a simulated node allow it)",
-            None => "",
-        }
-    ));
     crate::complain("with the library:");
     let began = Instant::now();
-    let status = setting.run(false, Vec::new())?;
-    let ended = match status {
-        0 => "it ran to its end".to_owned(),
-        _ => format!("it ended with status {status}"),
+    let with = setting.run(false, Vec::new())?;
+    let seconds = began.elapsed().as_secs_f64();
+    let text = match (with, &setting.simulation) {
+        (0, Some(_)) => format!(
+            "--ab: no ratio: without the library the program ended with status {status}{signal}, with it it ran to its end in \
+             {seconds:.3} s; an MPI that knows no CUDA ends so when it is given device memory: set SIMCUDA_HOST_ACCESS=1, by \
+             which a simulated node allows it"
+        ),
+        (0, None) => format!(
+            "--ab: no ratio: without the library the program ended with status {status}{signal}, with it it ran to its end in \
+             {seconds:.3} s; an MPI that knows no CUDA ends so when it is given device memory: give it an MPI library that knows CUDA"
+        ),
+        _ => format!(
+            "--ab: no ratio: the program ended with status {status}{signal} without the library, and it ended with status {with} \
+             with it: have it run to its end first, by {command}"
+        ),
     };
-    crate::complain(&format!(
-        "--ab: with the library {ended}, in {:.3} s",
-        began.elapsed().as_secs_f64()
-    ));
-    Ok(ExitCode::from(if status == 0 { 1 } else { status }))
+    Err(Failure::new(if with == 0 { 1 } else { with }, text).into())
+}
+
+/// The command line without `--ab`.
+fn again(setting: &Setting) -> String {
+    let arguments = setting.arguments;
+    let sim = (arguments.sim.as_ref()).map_or(String::new(), |sim| {
+        format!(" --sim {}", sim.to_string_lossy())
+    });
+    let program: Vec<_> = arguments
+        .command
+        .iter()
+        .map(|word| word.to_string_lossy())
+        .collect();
+    let program = program.join(" ");
+    format!("anabranch run{sim} -np {} -- {program}", arguments.ranks)
+}
+
+/// The library has counted nothing in the first launch with it: more launches would tell nothing.
+fn uncounted(setting: &Setting, seconds: f64) -> anyhow::Error {
+    let program = setting.program.path.display();
+    let text = format!(
+        "--ab: no ratio: {program} ended after {seconds:.3} s, and the library saw no MPI call of it: name the MPI program itself; \
+         anabranch doctor {program} says what is seen of it"
+    );
+    Failure::new(1, text).into()
 }
 
 /// "1.21x in all, 1.95x in MPI calls", and what that is made of.
@@ -174,14 +204,9 @@ fn say([without, with]: &[Times; 2], briefs: &[Brief], aside: Option<&Brief>) {
     }
     let mut text = format!("{in_all:.2}x in all ({least:.2} to {most:.2} by pair){of_calls}\n");
     text += &table::text("<>>", rows);
-    match briefs.last() {
-        Some(brief) => text += &carried(brief),
-        None => {
-            text += "the library has counted nothing: does it take part? See `anabranch doctor`\n"
-        }
-    }
+    text += &briefs.last().map(carried).unwrap_or_default();
     if with.median().max(without.median()) < SHORT_S {
-        text += "so short a run is mostly the launcher's time: give it more to do\n";
+        text += "so short a run is mostly the launcher's time: give it more to do, or measure messages alone by anabranch compare\n";
     }
     crate::complain(text.trim_end());
 }
@@ -195,6 +220,7 @@ fn carried(brief: &Brief) -> String {
         text += &format!(" {path} {messages} messages, {share:.0} % of the bytes;");
     }
     let (messages, bytes) = brief.left;
+    let bytes = table::grouped(bytes);
     text + &format!(" left to the MPI library: {messages} messages, {bytes} bytes\n")
 }
 

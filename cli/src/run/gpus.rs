@@ -29,7 +29,11 @@ pub fn check(simulation: &Simulation, ranks: u32, oversubscribe: bool) -> anyhow
     Ok(())
 }
 
-fn count(simulation: &Simulation) -> anyhow::Result<u32> {
+/// How many GPUs the node has.
+///
+/// # Errors
+/// The driver does not accept the topology; one line.
+pub fn count(simulation: &Simulation) -> anyhow::Result<u32> {
     let output = Command::new(std::env::current_exe()?)
         .arg("count-gpus")
         .env("LD_LIBRARY_PATH", &simulation.folder)

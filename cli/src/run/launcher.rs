@@ -294,6 +294,12 @@ fn of_family(family: Family) -> Option<Launcher> {
     found.find(|launcher| family == Family::Standard || launcher.family == family)
 }
 
+/// The path of the launcher that lies in the installation of this library.
+pub fn beside(library: &Path) -> Option<PathBuf> {
+    let family = Family::of_library(library)?;
+    Some(beside_library(library, family)?.path)
+}
+
 /// The launcher in the installation that the library belongs to: in a `bin` beside one of the
 /// folders above it.
 fn beside_library(library: &Path, family: Family) -> Option<Launcher> {

@@ -5,7 +5,7 @@ mod ab;
 pub mod gpus;
 pub mod launcher;
 pub mod program;
-mod simulator;
+pub mod simulator;
 mod statistics;
 mod supervise;
 
@@ -160,6 +160,22 @@ impl Setting<'_> {
     }
 }
 
+/// Whether files can be made where this one is to be: tried before the ranks run, not after it.
+///
+/// # Errors
+/// They cannot; one line that names the folder.
+fn check_folder(option: &str, file: &Path) -> Result<(), Failure> {
+    let folder = file.parent().unwrap_or(Path::new("/"));
+    // The names of ranks and hosts in a path are not known here.
+    if folder.to_string_lossy().contains('%') {
+        return Ok(());
+    }
+    tempfile::tempfile_in(folder).map(drop).map_err(|error| {
+        let folder = folder.display();
+        Failure::new(2, format!("{option}: no file can be written in {folder} ({error}): name one in another folder"))
+    })
+}
+
 /// Where the ranks' traces go.
 struct Traces {
     name: PathBuf,
@@ -175,6 +191,7 @@ impl Traces {
         }
         // The ranks may run in another folder.
         let name = std::path::absolute(file)?;
+        check_folder("--trace", &name)?;
         let host = anabranch_engine::trace::host();
         let of_rank = |rank: u32| anabranch_engine::trace::file_of(&name, rank, &host);
         let files: Vec<PathBuf> = (0..ranks).map(of_rank).collect();

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::topo::file::{names, unknown};
 use crate::{preload, Failure};
 
 /// Where the simulated driver may lie, from the folder of the command.
@@ -37,17 +38,14 @@ impl Simulation {
             .iter()
             .map(|place| own.join(place))
             .find(driver)
-            .ok_or_else(|| {
-                let own = own.display();
-                Failure::new(
-                    127,
-                    format!(
-                        "--sim: no simcuda/libcuda.so.1 in {own}; run cargo xtask build --release"
-                    ),
-                )
-            })?;
+            .ok_or_else(|| missing(&own))?;
         let folder = folder.canonicalize().unwrap_or(folder);
         let file = Path::new(name);
+        let text = name.to_string_lossy();
+        if !file.exists() && !names().contains(&&*text) {
+            let why = unknown(&text, "no such topology or file");
+            return Err(Failure::new(2, format!("--sim {text}: {why}")));
+        }
         let topology = if file.is_file() {
             std::path::absolute(file).map_or_else(|_| name.into(), Into::into)
         } else {
@@ -78,6 +76,26 @@ impl Simulation {
         }
         variables
     }
+}
+
+/// The simulated driver is not where this command lies, in a build tree or an installation.
+fn missing(own: &Path) -> Failure {
+    // Where an installation has it, and where a build.
+    let is_installed = own.file_name().is_some_and(|name| name == "bin");
+    let (file, remedy) = match is_installed {
+        true => (
+            own.with_file_name("lib/anabranch/simcuda/libcuda.so.1"),
+            "install it there, or copy the folder simcuda of a build to that place",
+        ),
+        false => (own.join("simcuda/libcuda.so.1"), "run cargo xtask build"),
+    };
+    Failure::new(
+        127,
+        format!(
+            "--sim: the simulated driver {} is missing; {remedy}",
+            file.display()
+        ),
+    )
 }
 
 impl Drop for Simulation {

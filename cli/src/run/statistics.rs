@@ -26,6 +26,7 @@ impl Statistics {
         }
         // The ranks may run in another folder.
         let name = std::path::absolute(file)?;
+        super::check_folder("--stats", &name)?;
         let target = StatsTarget::File(name.clone());
         let of_rank = |rank| match target.of_rank(rank) {
             StatsTarget::File(path) => path,

@@ -7,6 +7,7 @@ use anabranch_engine::topology::Topology;
 use serde::{Deserialize, Serialize};
 
 use super::source::Source;
+use crate::suggest::nearest;
 use crate::Failure;
 
 #[path = "../../../simcuda/src/broken.rs"]
@@ -56,6 +57,20 @@ const SHIPPED: [(&str, &str); 4] = [
     ),
 ];
 
+/// Names of the nodes that come with the command.
+pub fn names() -> [&'static str; SHIPPED.len()] {
+    SHIPPED.map(|(name, _)| name)
+}
+
+/// What is said of a name that is none of these, and no file for this reason.
+pub fn unknown(which: &str, why: &str) -> String {
+    let give = format!("give a file or one of {}", names().join(", "));
+    match nearest(which, names()) {
+        Some(meant) => format!("{why}; did you mean {meant}? Or {give}"),
+        None => format!("{why}; {give}"),
+    }
+}
+
 /// Reads a topology that was named by an option on the command line, and what was measured of it if the file says so.
 ///
 /// # Errors
@@ -64,13 +79,8 @@ pub fn read(option: &str, which: &str) -> Result<(Topology, Option<Model>), Fail
     let failed = |why: String| Failure::new(2, format!("{option} {which}: {why}"));
     let text = match SHIPPED.iter().find(|(name, _)| *name == which) {
         Some((_, text)) => (*text).to_owned(),
-        None => std::fs::read_to_string(which).map_err(|error| {
-            let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
-            failed(format!(
-                "{error}; give a file or one of {}",
-                names.join(", ")
-            ))
-        })?,
+        None => std::fs::read_to_string(which)
+            .map_err(|error| failed(unknown(which, &error.to_string())))?,
     };
     let broken = |error: toml::de::Error| failed(broken::broken(&text, &error));
     let file: File = toml::from_str(&text).map_err(broken)?;

@@ -8,7 +8,6 @@ pub mod source;
 mod system;
 mod text;
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -18,6 +17,7 @@ use anabranch_engine::topology::{Gpu, HopKind, Place, Segment, Topology};
 use clap::Args;
 use serde::Serialize;
 
+use crate::json::{to_stdout, Json};
 use crate::Failure;
 
 /// Arguments of `anabranch topo`.
@@ -35,9 +35,8 @@ pub struct Arguments {
     /// Write the topology, and what was measured of it, to a file that --topology reads
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 #[derive(Serialize)]
@@ -82,25 +81,12 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         std::fs::write(file, file::text(&source)?)
             .map_err(|error| Failure::new(2, format!("--dump {}: {error}", file.display())))?;
     }
-    let out = if arguments.json {
-        let report = report(&source.topology, &source.model, source.measured);
-        format!("{}\n", serde_json::to_string_pretty(&report)?)
-    } else {
-        text::render(&source)
-    };
-    print(&out)
-}
-
-/// Writes to stdout.
-///
-/// # Errors
-/// It cannot be written.
-pub fn print(text: &str) -> anyhow::Result<ExitCode> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        // The reader has seen enough, as in `anabranch topo | head`.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        result => Ok(result.map(|()| ExitCode::SUCCESS)?),
+    let report = report(&source.topology, &source.model, source.measured);
+    arguments.json.write(&report)?;
+    if !arguments.json.is_alone() {
+        to_stdout(&text::render(&source))?;
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn report<'a>(topology: &'a Topology, model: &'a Model, measured: bool) -> Report<'a> {

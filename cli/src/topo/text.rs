@@ -219,5 +219,5 @@ fn by_pair(source: &Source, places: &[Place], number: fn(&Line) -> f64) -> Strin
                 .collect(),
         );
     }
-    table::text("", rows)
+    table::text(&format!("<{}", ">".repeat(places.len())), rows)
 }

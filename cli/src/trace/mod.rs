@@ -36,8 +36,8 @@ pub struct Arguments {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Write sums, and with --messages each message, as JSON; - is stdout
-    #[arg(long, value_name = "FILE")]
+    /// Write sums, and with --messages each message, as JSON: to stdout in place of the text, or to a file beside it
+    #[arg(long, value_name = "FILE|-", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     json: Option<PathBuf>,
 
     /// Each message, too, in --json

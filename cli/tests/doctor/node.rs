@@ -57,7 +57,15 @@ fn on_two_gpus_every_pair_is_tried() {
         "{}",
         seen.text
     );
-    assert!(seen.text.contains("GPU 1 -> 0"), "{}", seen.text);
+    for (from, to) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        assert_eq!(seen.cell(from, to), "works", "{}", seen.text);
+    }
+    assert!(
+        seen.text
+            .starts_with("Messages would be taken.\n  switch it on"),
+        "{}",
+        seen.text
+    );
 }
 
 /// An HGX H200 has 18 links a GPU, all to switches; a Beluga node two between each two of its four.
@@ -207,8 +215,8 @@ int cuInit(unsigned flags) {
 }
 "#;
 
-#[test]
-fn a_driver_that_crashes_hangs_or_lies_is_a_row() {
+/// Puts a driver that misbehaves as it is told before the simulated one.
+fn misbehaving() -> Installation {
     let installation = Installation::new();
     // The simulated driver under another name of the same length, so that ours can stand before it.
     let mut bytes = fs::read(installation.path("sim/libcuda.so.1")).expect("read");
@@ -231,8 +239,14 @@ fn a_driver_that_crashes_hangs_or_lies_is_a_row() {
         "-ldl",
     ];
     installation.gcc("sim/libcuda.so.1", MISBEHAVING, &flags);
+    installation
+}
+
+#[test]
+fn a_driver_that_crashes_hangs_or_lies_is_a_row() {
+    let installation = misbehaving();
     for (wish, outcome, words) in [
-        ("nothing", "works", "IPC works"),
+        ("nothing", "works", ""),
         ("crash", "crash_or_hang", "SIGABRT"),
         ("hang", "crash_or_hang", "no answer in 5 s"),
         ("lie", "wrong_data", "bytes differ"),
@@ -247,12 +261,23 @@ fn a_driver_that_crashes_hangs_or_lies_is_a_row() {
             format!("1>1 {outcome}"),
         ];
         assert_eq!(seen.pairs(), expected, "{}", seen.text);
+        let cell = match outcome {
+            "wrong_data" => "WRONG",
+            "crash_or_hang" => "HANGS",
+            other => other,
+        };
+        assert_eq!(
+            [seen.cell(0, 1), seen.cell(1, 0)],
+            [cell, "works"],
+            "{}",
+            seen.text
+        );
         let row = seen
             .text
             .lines()
-            .find(|line| line.contains("GPU 0 -> 1"))
-            .expect("a row");
-        assert!(row.contains(words), "{row}");
+            .find(|line| line.starts_with("! GPU 0 -> 1"));
+        assert_eq!(row.is_some(), wish != "nothing", "{}", seen.text);
+        assert!(row.is_none_or(|row| row.contains(words)), "{row:?}");
         assert_eq!(seen.status, 0, "{}", seen.text);
         assert_eq!(
             seen.text.contains("GPU 0 -> 1, 1 -> 1: leave"),

@@ -84,6 +84,19 @@ fn behind_a_script_stands_its_interpreter() {
         "{}",
         seen.text
     );
+    // The Python is asked, the script is not run.
+    script(
+        "python3",
+        "#!/usr/bin/env python3\nopen('ran', 'w').close()\n",
+    );
+    let seen = look(&installation, &["./python3"]);
+    assert!(!installation.path("ran").exists(), "{}", seen.text);
+    let version = seen.json["program"]["python"]["version"].as_str();
+    assert!(
+        version.is_some_and(|version| version.starts_with("3.")),
+        "{}",
+        seen.text
+    );
     script("lost", "#!/no/such/interpreter\n");
     look(&installation, &["./lost"])
         .assert_only_reason(&["interpreter /no/such/interpreter is missing"]);
@@ -93,6 +106,68 @@ fn behind_a_script_stands_its_interpreter() {
     let own = installation.path("round");
     script("round", &format!("#!{}\n", own.display()));
     look(&installation, &["./round"]).assert_only_reason(&["too many interpreters"]);
+}
+
+/// Behind a launcher, a shell script or both is the program that counts.
+#[test]
+fn behind_wrappers_stands_the_program() {
+    let installation = Installation::new();
+    let mpi = "int MPI_Send(void) { return 0; } int PMPI_Send(void) { return 0; }";
+    installation.gcc(
+        "libmpi.so.40",
+        mpi,
+        &["-shared", "-fPIC", "-Wl,-soname,libmpi.so.40"],
+    );
+    let flags = ["-Wl,--no-as-needed,-rpath,$ORIGIN", "./libmpi.so.40"];
+    installation.gcc("app", "int main(void) { return 0; }", &flags);
+    let script = |name: &str, text: &str| {
+        fs::write(installation.path(name), text).expect("written");
+        set_mode(&installation.path(name), 0o755);
+    };
+    script(
+        "wrap",
+        "#!/bin/sh\nexport CUDA_VISIBLE_DEVICES=$RANK\nexec \"$@\"\n",
+    );
+    script(
+        "own",
+        "#!/bin/bash\ncd /\nexec \"$(dirname \"$0\")/app\" 1 2\n",
+    );
+    script("drops", "#!/bin/sh\nexport LD_PRELOAD=/a.so\n./app\n");
+    for (words, program) in [
+        (&["mpirun", "-np", "2", "./app"][..], "./app"),
+        (&["./wrap", "./app", "x"], "./wrap"),
+        (&["./own"], "./own"),
+        (
+            &["srun", "-n", "2", "./wrap", "numactl", "-N", "0", "./app"],
+            "./wrap",
+        ),
+        (&["./drops"], "./drops"),
+    ] {
+        let seen = look(&installation, words);
+        let found = &seen.json["program"];
+        assert_eq!(
+            found["mpi"]["soname"], "libmpi.so.40",
+            "{words:?} {}",
+            seen.text
+        );
+        assert_eq!(found["asked"], program, "{}", seen.text);
+        assert_eq!(seen.status, 0, "{}", seen.text);
+        assert_eq!(
+            seen.text.contains("line 2 of") && seen.text.contains("add :$LD_PRELOAD"),
+            words == ["./drops"],
+            "{}",
+            seen.text
+        );
+    }
+    // What a container holds is not seen.
+    script("docker", "#!/bin/sh\nexit 0\n");
+    let seen = look(&installation, &["./docker", "run", "image", "./app"]);
+    assert!(
+        seen.text
+            .contains("docker run --gpus all --ipc=host IMAGE anabranch doctor ./app"),
+        "{}",
+        seen.text
+    );
 }
 
 /// Tools over MPI's profiling interface are named with their place; one that cannot work there is a reason.
@@ -132,6 +207,15 @@ fn tools_are_named_with_their_place() {
         "{}",
         seen.text
     );
+    // One that is in use goes by its name.
+    installation.gcc("libmpiP.so", wrapper, &["-shared", "-fPIC"]);
+    let seen = link("with_known", "-lmpiP");
+    assert_eq!(
+        seen.json["program"]["tools"][0]["name"], "mpiP",
+        "{}",
+        seen.text
+    );
+    assert!(seen.text.contains("mpiP, "), "{}", seen.text);
     link("with_bypass", "-lbypass").assert_only_reason(&[
         "libbypass.so",
         "calls none of PMPI",
