@@ -326,8 +326,9 @@ fn json_at(file: &Path) -> OsString {
 /// Of all that a failed launch says, the line of this project, or the last one.
 fn why(ended: &child::Ended) -> String {
     let lines = ended.stderr.lines().map(str::trim);
-    let ours = lines.filter(|line| line.starts_with("anabranch") || line.starts_with("simcuda"));
-    match ours.last() {
+    let mut ours =
+        lines.filter(|line| line.starts_with("anabranch") || line.starts_with("simcuda"));
+    match ours.next_back() {
         Some(line) => line.trim_start_matches("anabranch: ").to_owned(),
         None => ended.reason(),
     }
