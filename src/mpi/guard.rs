@@ -318,6 +318,12 @@ pub fn announce(function: Function, seen: impl FnOnce() -> Seen) {
     }
 }
 
+/// Whether anybody wants to know how long calls take.
+#[inline(always)]
+pub fn is_timed() -> bool {
+    GATE.load(Ordering::Relaxed) & (RECORD | COUNT) != 0
+}
+
 /// Arguments of a call that most functions have; what a function has not is as in [`Seen::NOTHING`].
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {

@@ -123,6 +123,13 @@ static void layers(void) {
         else OK(MPI_Recv(in.p, BYTES, MPI_BYTE, 0, 30 + i, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
     }
     BUF_CHECK(in, 1 - me, BYTES);
+    // One-sided, from host memory.
+    MPI_Win window;
+    OK(MPI_Win_create(host, sizeof host, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window));
+    OK(MPI_Win_fence(0, window));
+    if (me == 0) OK(MPI_Put(host, 700000, MPI_BYTE, 1, 1000000, 700000, MPI_BYTE, window));
+    OK(MPI_Win_fence(0, window));
+    OK(MPI_Win_free(&window));
     end();
 }
 

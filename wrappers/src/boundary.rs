@@ -289,10 +289,13 @@ macro_rules! checked {
                 #[allow(clippy::too_many_arguments, reason = "the parameters of MPI's own call")]
                 #[allow(unused_unsafe, reason = "what has no bare pointer asks nothing of its caller")]
                 pub(super) unsafe fn $name($($argument: $type),*) -> c_int {
-                    if let Some(_inside) = guard::enter_taking() {
+                    let inside = guard::enter_taking();
+                    if inside.is_some() {
                         let buffers: &[*const c_void] = &[$($buffer.cast()),*];
                         let _ = around(Function::$variant, move || seen!($($argument)*), || entry::look_at(Function::$variant, buffers));
                     }
+                    // Its time is that until it returns; where nobody wants it, the library is left before.
+                    let _inside = inside.filter(|_| guard::is_timed());
                     // SAFETY: the arguments are the program's, passed on as they are.
                     unsafe { native::$name($($argument),*) }
                 }
