@@ -4,6 +4,7 @@ use crate::sha256;
 use anabranch_dist::release::{Machine, Release};
 use anyhow::{Context, Result};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Writes both, for the packages that were made.
@@ -41,9 +42,12 @@ pub fn write(release: &Release, made: &[PathBuf], out: &Path) -> Result<Vec<Path
     ];
     let mut written = Vec::new();
     for (name, text) in texts {
-        let file = out.join(name);
+        let file = out.join(&name);
         fs::create_dir_all(file.parent().unwrap_or(out))?;
         fs::write(&file, text)?;
+        if name.ends_with("install") {
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+        }
         written.push(file);
     }
     Ok(written)

@@ -29,13 +29,21 @@ pub fn write(release: &Release, contents: &Contents, out: &Path) -> Result<PathB
         .description(
             "libanabranch.so is preloaded onto an unmodified MPI program, and sends its GPU buffers between the ranks of a node by \
              the GPUs' own copies. The command anabranch starts programs with it. A CUDA driver in software is for trying it out.",
-        )
-        .post_install_script("/sbin/ldconfig 2> /dev/null || :")
-        .post_uninstall_script("/sbin/ldconfig 2> /dev/null || :");
+        );
     for required in REQUIRED {
         builder = builder.requires(Dependency::any(required));
     }
-    for (path, entry) in contents.tree(Place::Rpm)?.entries() {
+    let tree = contents.tree(Place::Rpm)?;
+    // Folders of its own go with the package; the others are the system's.
+    let folders = tree.folders();
+    for folder in folders
+        .iter()
+        .filter(|folder| folder.contains("/anabranch"))
+    {
+        let options = FileOptions::new(format!("/usr/{folder}")).mode(FileMode::dir(0o755));
+        builder = builder.with_file_contents(Vec::new(), options)?;
+    }
+    for (path, entry) in tree.entries() {
         let options = FileOptions::new(format!("/usr/{path}"));
         builder = match entry {
             Entry::File(bytes, _) => {
