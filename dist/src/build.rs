@@ -142,7 +142,7 @@ impl Tools {
         command.env_remove("RUSTFLAGS");
         command.env(
             "CARGO_ENCODED_RUSTFLAGS",
-            without_paths(&release.root).join("\u{1f}"),
+            compiler_options(&release.root).join("\u{1f}"),
         );
         command.env("CARGO_INCREMENTAL", "0");
         command.env("SOURCE_DATE_EPOCH", release.epoch.to_string());
@@ -173,16 +173,21 @@ impl Tools {
     }
 }
 
-/// Options of the compiler that keep folders of this machine out of what it makes.
-fn without_paths(root: &Path) -> Vec<String> {
+/// Options of the compiler that keep folders of this machine out of what it makes, and the library below its limit
+/// (`LIBRARY_BYTES_MAX`): by LLVM's own number it inlines so much that the library has 3.4 MB.
+fn compiler_options(root: &Path) -> Vec<String> {
     let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     let cargo = env::var_os("CARGO_HOME").map_or_else(|| home.join(".cargo"), PathBuf::from);
     let rustup = env::var_os("RUSTUP_HOME").map_or_else(|| home.join(".rustup"), PathBuf::from);
-    [
+    let folders = [
         (root, "/anabranch"),
         (&cargo, "/cargo"),
         (&rustup, "/rustup"),
-    ]
-    .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
-    .to_vec()
+    ];
+    let mut options: Vec<String> = folders
+        .iter()
+        .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
+        .collect();
+    options.push("-Cllvm-args=-inline-threshold=50".to_owned());
+    options
 }

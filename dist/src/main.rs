@@ -126,7 +126,7 @@ fn make(options: &Options) -> Result<()> {
 }
 
 /// The most that the library may weigh: every rank of every job loads it.
-const LIBRARY_BYTES_MAX: u64 = 4 << 20;
+const LIBRARY_BYTES_MAX: u64 = 3 << 20;
 
 /// The SHA-256 sum, in hexadecimal digits.
 fn sha256(bytes: &[u8]) -> String {
