@@ -98,7 +98,7 @@ fn missing(own: &Path) -> Failure {
     let (file, remedy) = match is_installed {
         true => (
             own.with_file_name("lib/anabranch/simcuda/libcuda.so.1"),
-            "the package anabranch brings it: install that again, or copy the folder simcuda of a build to that place",
+            "install it there: the package anabranch brings it; or copy the folder simcuda of a build to that place",
         ),
         false => (own.join("simcuda/libcuda.so.1"), "run cargo xtask build"),
     };
