@@ -21,6 +21,7 @@ const NO_ALIAS: &[&str] = &[
 ];
 
 fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     println!("cargo:rerun-if-changed=src/api");
     println!("cargo:rerun-if-changed=symbols.txt");

@@ -9,6 +9,7 @@ pub mod details;
 pub mod meter;
 mod summary;
 mod target;
+pub mod version;
 
 pub use details::{About, Details};
 pub use meter::{Meter, SentBy};

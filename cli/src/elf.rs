@@ -1,6 +1,7 @@
 //! What an ELF file says of itself. Only the parts that are asked for are read, so that a library of
 //! gigabytes costs no more than a small one, and a damaged file is an error.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::path::Path;
 
@@ -122,6 +123,22 @@ impl std::fmt::Display for GlibcVersion {
     }
 }
 
+/// The version of glibc that this process runs with.
+pub fn own_glibc() -> GlibcVersion {
+    // SAFETY: takes nothing and returns a static string.
+    let version = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
+    GlibcVersion::parse(&version.to_string_lossy()).unwrap_or(GlibcVersion(0, 0, 0))
+}
+
+/// Why a library that needs this version of glibc does not load where there is that one.
+pub fn too_old(needed: Option<GlibcVersion>, has: GlibcVersion) -> Option<String> {
+    let needed = needed.filter(|needed| *needed > has)?;
+    Some(format!(
+        "the library needs glibc {needed}, here is {has}: take a package of Anabranch, which needs 2.28, or build it on this \
+         machine, with cargo xtask build --release"
+    ))
+}
+
 /// The `EM_*` of this command.
 pub fn own_machine() -> u16 {
     match std::env::consts::ARCH {
@@ -171,6 +188,47 @@ fn exports_of<H: FileHeader<Endian = Endianness>>(
                 .is_ok_and(|found| found == name.as_bytes())
     });
     Ok(is_found)
+}
+
+/// The text that a constant `name` holds, up to its first NUL: read from the file, which is not loaded.
+///
+/// # Errors
+/// As [`Elf::read`].
+pub fn constant(path: &Path, name: &str) -> Result<Option<String>, String> {
+    with_file(
+        path,
+        |data| constant_of::<elf::FileHeader32<_>>(data, name),
+        |data| constant_of::<elf::FileHeader64<_>>(data, name),
+    )
+}
+
+fn constant_of<H: FileHeader<Endian = Endianness>>(
+    data: &ReadCache<File>,
+    name: &str,
+) -> object::Result<Option<String>> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, data)?;
+    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
+    let wanted = symbols.iter().find(|symbol| {
+        let found = symbols.symbol_name(endian, symbol);
+        !symbol.is_undefined(endian) && found.is_ok_and(|found| found == name.as_bytes())
+    });
+    let Some(symbol) = wanted else {
+        return Ok(None);
+    };
+    let (address, size) = (
+        symbol.st_value(endian).into(),
+        symbol.st_size(endian).into(),
+    );
+    let segments = header.program_headers(endian, data)?;
+    for segment in segments {
+        if let Ok(Some(bytes)) = segment.data_range(endian, data, address, size) {
+            let end = bytes.iter().position(|byte| *byte == 0);
+            return Ok(Some(text(&bytes[..end.unwrap_or(bytes.len())])));
+        }
+    }
+    Ok(None)
 }
 
 /// What a file has to do with MPI's profiling interface.
@@ -387,6 +445,18 @@ mod tests {
             ("2.34".into(), "2.2.5".into())
         );
         assert_eq!(GlibcVersion::parse("PRIVATE"), None);
+    }
+
+    #[test]
+    fn an_older_c_library_is_refused() {
+        let version = |text| GlibcVersion::parse(text).expect(text);
+        let refused = |needed, has| too_old(Some(version(needed)), version(has));
+        assert_eq!(refused("2.34", "2.36"), None);
+        assert_eq!(refused("2.34", "2.34"), None);
+        assert_eq!(too_old(None, version("2.17")), None);
+        let why = refused("2.34", "2.17").expect("too old");
+        assert!(why.contains("needs glibc 2.34, here is 2.17"), "{why}");
+        assert!(own_glibc() > version("2.17"), "{}", own_glibc());
     }
 
     #[test]

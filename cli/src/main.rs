@@ -9,6 +9,7 @@ mod exec;
 #[cfg(test)]
 mod fuzz;
 mod json;
+mod manual;
 mod misuse;
 mod plan;
 mod preload;
@@ -30,7 +31,7 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(
     name = "anabranch",
-    version,
+    version = anabranch_engine::stats::version::long(),
     subcommand_required = true,
     arg_required_else_help = true
 )]
@@ -64,6 +65,11 @@ enum Command {
     Suite(bench::suite::Arguments),
     /// Measure without and with the library in turns, and print the ratios
     Compare(Box<compare::Arguments>),
+    /// Print the completion script of a shell: anabranch completions bash
+    Completions(manual::Completions),
+    /// Write the pages of the manual
+    #[command(hide = true)]
+    Manual(manual::Manual),
     /// Print how many GPUs the CUDA driver of this process reports
     #[command(hide = true)]
     CountGpus,
@@ -126,6 +132,8 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Suite(arguments) => bench::suite::main(&arguments),
         Command::Compare(arguments) => compare::main(&arguments),
+        Command::Completions(arguments) => manual::completions(&arguments),
+        Command::Manual(arguments) => manual::manual(&arguments),
         Command::CountGpus => run::gpus::print_count(),
         Command::Probe { probe } => doctor::probe(&probe),
     };

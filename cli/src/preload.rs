@@ -21,10 +21,21 @@ const PLACES: &[&str] = &[
     "../lib64",
     "../lib/anabranch",
     "../lib64/anabranch",
+    DEBIAN,
 ];
+
+/// Where Debian has libraries of this machine's kind.
+const DEBIAN: &str = if cfg!(target_arch = "aarch64") {
+    "../lib/aarch64-linux-gnu"
+} else {
+    "../lib/x86_64-linux-gnu"
+};
 
 /// What every build of the library exports, and nothing else does (`include/anabranch.h`).
 const MARK: &str = "anabranch_version";
+
+/// The constant in which the library keeps its version, for those who do not load it.
+const RELEASE: &str = "anabranch_release";
 
 /// The library to preload: `wanted` (the value of ANABRANCH_LIBRARY) or the one found beside this
 /// command.
@@ -42,7 +53,7 @@ pub fn find(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
             let path = beside_command()?;
             let path = path.canonicalize().unwrap_or(path);
             let named = path.display().to_string();
-            let remedy = "rebuild it with cargo xtask build --release".to_owned();
+            let remedy = "install the package anabranch again, or rebuild it with cargo xtask build --release".to_owned();
             (path, named, remedy)
         }
     };
@@ -65,7 +76,29 @@ pub fn find(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
         ));
     }
     check(&library).map_err(|why| bad(126, &why))?;
+    if wanted.is_none() {
+        same_version(&library).map_err(|why| Failure::new(126, format!("{named}: {why}")))?;
+    }
     Ok(library)
+}
+
+/// The library beside a command is the one that it was built with: what is left of another installation is not. A library that
+/// ANABRANCH_LIBRARY names is the user's choice.
+fn same_version(library: &Path) -> Result<(), String> {
+    let own = env!("CARGO_PKG_VERSION");
+    match elf::constant(library, RELEASE) {
+        Ok(Some(version)) if version != own => Err(format!(
+            "the library is version {version}, this command {own}: install both from one package, or set ANABRANCH_LIBRARY to a \
+             library of version {own}"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether nothing may be loaded from the file system where a file lies.
+pub fn is_noexec(file: &Path) -> bool {
+    let mount = rustix::fs::statvfs(file);
+    mount.is_ok_and(|mount| mount.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC))
 }
 
 /// Refuses what the dynamic loader would skip with a warning, and what it would load in place of the library: either leaves the
@@ -86,6 +119,12 @@ fn check(library: &Path) -> Result<(), String> {
     }
     if !elf.is_dynamic {
         return Err("not a shared library: it has nothing for the dynamic loader".into());
+    }
+    if let Some(why) = elf::too_old(elf.glibc(), elf::own_glibc()) {
+        return Err(why);
+    }
+    if is_noexec(library) {
+        return Err("it lies on a file system that is mounted noexec, from which nothing is loaded; copy it elsewhere".into());
     }
     match elf::exports(library, MARK) {
         Ok(true) => Ok(()),

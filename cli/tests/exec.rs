@@ -10,12 +10,17 @@ use common::Installation;
 impl Installation {
     /// Puts a stand-in for the library there: it is known by what it exports.
     fn library(&self, name: &str) -> PathBuf {
+        self.library_of(name, "")
+    }
+
+    /// The same with more code.
+    fn library_of(&self, name: &str, more: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().expect("a folder")).expect("created");
         let source = self.path("stand-in.c");
         fs::write(
             &source,
-            "const char *anabranch_version(void) { return \"0\"; }",
+            format!("const char *anabranch_version(void) {{ return \"0\"; }}\n{more}"),
         )
         .expect("written");
         let status = Command::new("gcc")
@@ -109,6 +114,8 @@ fn the_library_is_found_in_each_of_its_places() {
         "bin/libanabranch.so",
         "lib/libanabranch.so",
         "lib/anabranch/libanabranch.so",
+        #[cfg(target_arch = "x86_64")]
+        "lib/x86_64-linux-gnu/libanabranch.so",
     ] {
         let installation = Installation::bare();
         let library = installation.library(place);
@@ -191,6 +198,69 @@ fn a_missing_library_is_one_line_that_says_what_to_do() {
             .command()
             .args(["exec", "--vanilla", "echo", "started"]));
     assert_eq!((status, stdout.as_str()), (0, "started\n"));
+}
+
+#[test]
+fn the_library_beside_the_command_has_its_version() {
+    let own = env!("CARGO_PKG_VERSION");
+    let constant = |version| format!("const char anabranch_release[24] = \"{version}\";");
+    let installation = Installation::bare();
+    installation.library_of("lib/libanabranch.so", &constant(own));
+    let (status, stdout, stderr) = run(installation.command().args(["exec", "echo", "started"]));
+    assert_eq!(
+        (status, stdout.as_str(), stderr.as_str()),
+        (0, "started\n", "")
+    );
+    let other = installation.library_of("lib/libanabranch.so", &constant("9.8.7"));
+    let (status, stdout, stderr) = run(installation.command().args(["exec", "echo", "started"]));
+    assert_eq!((status, stdout.as_str()), (126, ""));
+    let named = format!("the library is version 9.8.7, this command {own}: install both");
+    assert_one_line(&stderr, &[other.to_str().expect("UTF-8"), &named]);
+    // One that is named is the user's choice.
+    let mut command = installation.command();
+    command
+        .args(["exec", "echo", "started"])
+        .env("ANABRANCH_LIBRARY", &other);
+    assert_eq!(run(&mut command), (0, "started\n".into(), String::new()));
+}
+
+#[test]
+fn a_missing_simulator_names_the_package_that_brings_it() {
+    let installation = Installation::bare();
+    installation.library("lib/libanabranch.so");
+    let mut command = installation.command();
+    let (status, stdout, stderr) =
+        run(command.args(["run", "--sim", "hgx-h200", "-np", "2", "--", "true"]));
+    assert_eq!((status, stdout.as_str()), (127, ""));
+    assert_one_line(
+        &stderr,
+        &["--sim", "libcuda.so.1", "the package anabranch brings it"],
+    );
+}
+
+#[test]
+fn versions_and_completions_are_printed() {
+    let installation = Installation::bare();
+    let (status, stdout, _) = run(installation.command().arg("--version"));
+    let named = format!("anabranch {} (", env!("CARGO_PKG_VERSION"));
+    assert!(
+        status == 0 && stdout.starts_with(&named) && stdout.lines().count() == 1,
+        "{stdout:?}"
+    );
+    for shell in ["bash", "zsh", "fish"] {
+        let (status, stdout, _) = run(installation.command().args(["completions", shell]));
+        assert_eq!(status, 0);
+        let (shown, hidden) = (stdout.contains("doctor"), stdout.contains("probe"));
+        assert!(shown && !hidden, "{shell}: {shown} {hidden}");
+    }
+    let pages = installation.path("pages");
+    fs::create_dir(&pages).expect("a folder");
+    assert_eq!(
+        run(installation.command().arg("manual").arg(&pages)),
+        (0, String::new(), String::new())
+    );
+    let page = fs::read_to_string(pages.join("anabranch-exec.1")).expect("a page");
+    assert!(page.contains("library"), "{page}");
 }
 
 #[test]

@@ -50,8 +50,13 @@ thread_local! {
 fn thread_id() -> u32 {
     THREAD.with(|t| {
         if t.get() == 0 {
-            // SAFETY: no preconditions.
-            t.set(unsafe { libc::gettid() } as u32);
+            // Not libc's, which glibc 2.28 lacks.
+            t.set(
+                rustix::thread::gettid()
+                    .as_raw_nonzero()
+                    .get()
+                    .unsigned_abs(),
+            );
         }
         t.get()
     })

@@ -60,6 +60,7 @@ pub fn arm() {
     if !config.enabled {
         return;
     }
+    log::info!("anabranch {}", stats::version::long());
     let abi = mpi::abi();
     if abi.is_none_or(speaks_for_the_job) {
         logging::report(&config, &warnings);

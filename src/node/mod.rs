@@ -83,7 +83,7 @@ pub enum NodeError {
     #[error("{0} is not a private file of this user; remove it, or have its owner do so")]
     Untrusted(PathBuf),
     /// The directory is in use by something that speaks another protocol, or is corrupt.
-    #[error("{0} is in use by another version of the library, or corrupt; end the job that uses it, or remove it")]
+    #[error("{0} is in use by another version of the library: preload the same version into all ranks, or, if no job runs, remove it")]
     Foreign(PathBuf),
     /// The directory has no row left.
     #[error("more than {} ranks of this job on this node", directory::ROWS)]

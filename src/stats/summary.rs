@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{json, Map, Value};
 
 use super::details::unix_ms;
-use super::{About, Counter, Details, Reason, Snapshot, StatsTarget, FORMER};
+use super::{version, About, Counter, Details, Reason, Snapshot, StatsTarget, FORMER};
 
 /// The paths by which payload arrives, each with its counters of messages and bytes. Their bytes
 /// add up to what the engine delivered.
@@ -218,7 +218,7 @@ impl Summary {
         out
     }
 
-    /// The summary as JSON: `{"schema", "version", "job", "host", "began_unix_ms", "ended_unix_ms", "size", "simulated",
+    /// The summary as JSON: `{"schema", "version", "commit", "build", "job", "host", "began_unix_ms", "ended_unix_ms", "size", "simulated",
     /// "ranks": [{"rank", "pid", "counters", "fallbacks", "run_ns", "time_in_calls", "rates", "pairs"}], "totals":
     /// {"counters", "fallbacks"}}`,
     /// where `counters` maps each name to a number and `fallbacks` each reason to `{"messages", "bytes"}`. Renamed
@@ -243,7 +243,9 @@ impl Summary {
         let totals = self.totals();
         let mut summary = Map::new();
         summary.insert("schema".into(), SCHEMA.into());
-        summary.insert("version".into(), env!("CARGO_PKG_VERSION").into());
+        summary.insert("version".into(), version::VERSION.into());
+        summary.insert("commit".into(), version::COMMIT.into());
+        summary.insert("build".into(), version::BUILD.into());
         if let Some(about) = self.about {
             summary.insert("job".into(), format!("{:016x}", about.job).into());
             summary.insert("host".into(), about.host.as_str().into());
@@ -354,6 +356,9 @@ mod tests {
     fn json_has_ranks_in_order_and_totals() {
         let json = two_ranks().json();
         assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+        assert!(["commit", "build"]
+            .iter()
+            .all(|of| json[of].as_str().is_some_and(|text| !text.is_empty())));
         assert_eq!(json["ranks"][0]["rank"], 0);
         assert_eq!(json["ranks"][1]["pid"], 11);
         assert_eq!(json["ranks"][1]["counters"]["receives_direct_bytes"], 1000);

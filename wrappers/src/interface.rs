@@ -11,6 +11,21 @@ use std::ptr::null;
 /// What `anabranch_counter` gives for a name that no counter has.
 const NO_SUCH_COUNTER: u64 = u64::MAX;
 
+/// The version again, which the command reads from the file without loading it: a library of another version is not preloaded.
+#[no_mangle]
+#[used]
+#[allow(non_upper_case_globals)]
+pub static anabranch_release: [u8; 24] = {
+    let version = stats::version::VERSION.as_bytes();
+    let mut text = [0; 24];
+    let mut at = 0;
+    while at < version.len() {
+        text[at] = version[at];
+        at += 1;
+    }
+    text
+};
+
 /// Version of the library, as in "0.1.0".
 #[no_mangle]
 pub extern "C" fn anabranch_version() -> *const c_char {

@@ -138,7 +138,8 @@ fn start_from_another(layout: &Layout, target: &Path) -> Result<(), String> {
     fs::remove_dir_all(&draft).map_err(describe)
 }
 
-fn program() -> OsString {
+/// Cargo, by which this was started.
+pub fn program() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
@@ -155,6 +156,10 @@ fn cargo(verb: &str, layout: &Layout, options: &Options, target: &Path) -> Comma
     }
     if options.release {
         command.arg("--release");
+        // Debug builds go without: each commit would compile everything again.
+        if let Ok((commit, _)) = crate::commit::of(&layout.root) {
+            command.env("ANABRANCH_COMMIT", commit);
+        }
     }
     // A build started from a test must not inherit what cargo set for the test's own package.
     for (name, _) in std::env::vars_os() {

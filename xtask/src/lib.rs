@@ -4,6 +4,7 @@
 //! A library, because the end-to-end tests build what they load through the very same code.
 
 pub mod build;
+pub mod commit;
 pub mod fingerprint;
 pub mod flow;
 pub mod layout;

@@ -31,6 +31,8 @@ usage: cargo xtask COMMAND
             draw two bandwidths that `anabranch bench --json=FILE` has measured as bars, with their ratios
   max-flow NAME|FILE FROM TO PATHS [--both-ways]
             print what a topology carries at most from one GPU to the other over these paths (direct,relay,host), GB/s
+  dist [--target x86_64|aarch64] [--out FOLDER] [--jobs N]
+            make packages: a tarball, .deb, .rpm, a Python wheel (docs/packages.md)
   fresh [--release]
             succeed if the layout was built from the present sources";
 
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         "counters" => report::counters(rest),
         "picture" => picture::run(rest),
         "max-flow" => max_flow(rest),
+        "dist" => dist(rest),
         "fresh" => fresh(rest),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");
@@ -126,6 +129,26 @@ fn max_flow(arguments: &[String]) -> Result<(), String> {
     let pairs = if is_both_ways { &pairs } else { &pairs[..1] };
     println!("{:.3}", rates.max_flow(pairs, Over::parse(paths)?));
     Ok(())
+}
+
+/// A program of its own, so that what it needs is compiled for it alone.
+fn dist(arguments: &[String]) -> Result<(), String> {
+    let mut command = std::process::Command::new(xtask::build::program());
+    command.args([
+        "run",
+        "--quiet",
+        "--package",
+        "anabranch-dist",
+        "--features",
+        "packages",
+        "--",
+    ]);
+    let status = command.args(arguments).status();
+    match status.map(|status| status.success()) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("no packages were made".to_owned()),
+        Err(error) => Err(format!("cargo cannot be started: {error}")),
+    }
 }
 
 fn fresh(arguments: &[String]) -> Result<(), String> {

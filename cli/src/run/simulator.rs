@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tempfile::TempDir;
+
 use crate::topo::file::{names, unknown};
 use crate::{preload, Failure};
 
@@ -20,6 +22,8 @@ pub struct Simulation {
     pub name: OsString,
     /// The folder that holds the simulated `libcuda.so.1`.
     pub folder: PathBuf,
+    /// Holds the folder where it was made for this run.
+    _links: Option<TempDir>,
     topology: OsString,
     job: String,
     /// How many of its GPUs are there, where not all.
@@ -40,6 +44,14 @@ impl Simulation {
             .find(driver)
             .ok_or_else(|| missing(&own))?;
         let folder = folder.canonicalize().unwrap_or(folder);
+        if preload::is_noexec(&folder) {
+            let text = format!(
+                "--sim: {} is on a file system that is mounted noexec, from which nothing is loaded; install Anabranch elsewhere",
+                folder.display()
+            );
+            return Err(Failure::new(126, text));
+        }
+        let (folder, links) = with_links(folder)?;
         let file = Path::new(name);
         let text = name.to_string_lossy();
         if !file.exists() && !names().contains(&&*text) {
@@ -59,6 +71,7 @@ impl Simulation {
         Ok(Simulation {
             name: name.into(),
             folder,
+            _links: links,
             topology,
             job,
             gpus,
@@ -85,7 +98,7 @@ fn missing(own: &Path) -> Failure {
     let (file, remedy) = match is_installed {
         true => (
             own.with_file_name("lib/anabranch/simcuda/libcuda.so.1"),
-            "install it there, or copy the folder simcuda of a build to that place",
+            "install it there: the package anabranch brings it; or copy the folder simcuda of a build to that place",
         ),
         false => (own.join("simcuda/libcuda.so.1"), "run cargo xtask build"),
     };
@@ -96,6 +109,33 @@ fn missing(own: &Path) -> Failure {
             file.display()
         ),
     )
+}
+
+/// The names by which programs ask for a driver.
+const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"];
+
+/// The driver under all its names: the folder itself, or one of links where it came without them, as in a Python wheel. They
+/// are links to one file, so that no process loads two drivers.
+fn with_links(folder: PathBuf) -> Result<(PathBuf, Option<TempDir>), Failure> {
+    if NAMES.iter().all(|name| folder.join(name).exists()) {
+        return Ok((folder, None));
+    }
+    let driver = folder.join(NAMES[0]);
+    let make = || {
+        let links = tempfile::Builder::new()
+            .prefix("anabranch-sim-")
+            .tempdir()?;
+        for name in NAMES {
+            std::os::unix::fs::symlink(&driver, links.path().join(name))?;
+        }
+        Ok(links)
+    };
+    let made: std::io::Result<TempDir> = make();
+    let links = made.map_err(|error| {
+        let text = format!("--sim: no links to {} can be made in {}: {error}; set TMPDIR to a folder that can be written", driver.display(), std::env::temp_dir().display());
+        Failure::new(126, text)
+    })?;
+    Ok((links.path().to_path_buf(), Some(links)))
 }
 
 impl Drop for Simulation {
@@ -125,6 +165,35 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_without_links_gets_them_for_one_run() {
+        let installed = tempfile::tempdir().expect("a folder");
+        std::fs::write(installed.path().join("libcuda.so.1"), "").expect("written");
+        let (folder, links) = with_links(installed.path().to_path_buf()).expect("links");
+        assert!(links.is_some() && folder != installed.path());
+        for name in NAMES {
+            let file = folder
+                .join(name)
+                .canonicalize()
+                .expect("a link that leads somewhere");
+            assert_eq!(
+                file,
+                installed
+                    .path()
+                    .join("libcuda.so.1")
+                    .canonicalize()
+                    .expect("a path")
+            );
+        }
+        drop(links);
+        assert!(!folder.exists());
+        for name in &NAMES[1..] {
+            std::fs::write(installed.path().join(name), "").expect("written");
+        }
+        let (folder, links) = with_links(installed.path().to_path_buf()).expect("links");
+        assert!(links.is_none() && folder == installed.path());
+    }
 
     #[test]
     fn the_hash_is_fnv1a() {
