@@ -13,6 +13,8 @@ pub struct Built {
     pub command: PathBuf,
     /// The library.
     pub library: PathBuf,
+    /// What tells the library of UCX's functions.
+    pub ucx: PathBuf,
     /// The simulated driver.
     pub simcuda: PathBuf,
     /// A folder with the pages of the manual.
@@ -36,7 +38,12 @@ const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// Builds what a release packs.
 pub fn build(release: &Release, options: &Options) -> Result<Built> {
     let tools = Tools::find(&release.root)?;
-    let packages = ["anabranch-preload", "anabranch-cli", "simcuda"];
+    let packages = [
+        "anabranch-preload",
+        "anabranch-ucx",
+        "anabranch-cli",
+        "simcuda",
+    ];
     let folder = tools.run(release, release.machine, &packages, options)?;
     let command = folder.join("anabranch");
     // Pages and completions are the same for all machines, and made by a command that runs here.
@@ -58,6 +65,7 @@ pub fn build(release: &Release, options: &Options) -> Result<Built> {
     Ok(Built {
         command,
         library: folder.join("libanabranch.so"),
+        ucx: folder.join("libanabranch_ucx.so"),
         simcuda: folder.join("libsimcuda.so"),
         manual,
         completions: [bash?, zsh?, fish?],

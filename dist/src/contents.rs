@@ -106,6 +106,7 @@ impl<'a> Contents<'a> {
             _ => "lib/anabranch/simcuda",
         };
         tree.add_copy(format!("{private}/libcuda.so.1"), &built.simcuda)?;
+        tree.add_copy(format!("{lib}/libanabranch_ucx.so"), &built.ucx)?;
         if place == Place::Python {
             return tree.add_copy(format!("{lib}/libanabranch.so"), &built.library);
         }

@@ -96,7 +96,7 @@ fn make(options: &Options) -> Result<()> {
     let root = repository_root();
     let release = Release::find(&root, options.machine)?;
     let built = build::build(&release, &options.build)?;
-    for file in [&built.command, &built.library, &built.simcuda] {
+    for file in [&built.command, &built.library, &built.ucx, &built.simcuda] {
         symbols::check(file, &root)?;
     }
     let size = fs::metadata(&built.library)?.len();

@@ -8,7 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 /// What is built.
-const ROOTS: [&str; 3] = ["anabranch-preload", "anabranch-cli", "simcuda"];
+const ROOTS: [&str; 4] = [
+    "anabranch-preload",
+    "anabranch-ucx",
+    "anabranch-cli",
+    "simcuda",
+];
 
 /// The document.
 pub fn make(release: &Release) -> Result<String> {
