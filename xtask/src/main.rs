@@ -7,6 +7,7 @@ mod codegen;
 mod columns;
 mod picture;
 mod report;
+mod site;
 
 use std::process::ExitCode;
 use xtask::build::{build, Options};
@@ -31,6 +32,7 @@ usage: cargo xtask COMMAND
             draw two bandwidths that `anabranch bench --json=FILE` has measured as bars, with their ratios
   max-flow NAME|FILE FROM TO PATHS [--both-ways]
             print what a topology carries at most from one GPU to the other over these paths (direct,relay,host), GB/s
+  site      stage the documents in target/site-staged for mdBook, and print that folder (ci/site builds the site)
   fresh [--release]
             succeed if the layout was built from the present sources";
 
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         "counters" => report::counters(rest),
         "picture" => picture::run(rest),
         "max-flow" => max_flow(rest),
+        "site" => site::run(rest),
         "fresh" => fresh(rest),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");
