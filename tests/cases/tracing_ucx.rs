@@ -32,6 +32,7 @@ fn layers(mpi: &Mpi, folder: &Path, is_told: bool) -> Value {
             ("pml", "ucx"),
             ("pml_ucx_tls", "any"),
             ("pml_ucx_devices", "any"),
+            ("osc", "ucx"),
         ] {
             job = job.env(&format!("OMPI_MCA_{name}"), value);
         }
@@ -100,6 +101,13 @@ fn calls_of_ucx_are_those_of_what_mpi_carries() {
                 };
                 assert!(sent.iter().all(is_named), "{sent:?}");
             }
+            // A one-sided call lasts until it returns, and what is done in it is its own.
+            let put = rows(&report, 0, "MPI_Put", "ucp_put");
+            let put: Vec<_> = put
+                .iter()
+                .map(|row| (&row["calls"], &row["bytes"]))
+                .collect();
+            assert_eq!(put, [(&1.into(), &700_000.into())], "{name}");
             of_one_message(&report, &files(&folder, 2));
             let text = trace(&files(&folder, 2), &[]).1;
             assert!(text.contains("Calls of UCX"), "{text}");

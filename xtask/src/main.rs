@@ -7,6 +7,7 @@ mod codegen;
 mod columns;
 mod picture;
 mod report;
+mod site;
 
 use std::process::ExitCode;
 use xtask::build::{build, Options};
@@ -33,6 +34,7 @@ usage: cargo xtask COMMAND
             print what a topology carries at most from one GPU to the other over these paths (direct,relay,host), GB/s
   dist [--target x86_64|aarch64] [--out FOLDER] [--jobs N]
             make packages: a tarball, .deb, .rpm, a Python wheel (docs/packages.md)
+  site      stage the documents in target/site-staged for mdBook, and print that folder (ci/site builds the site)
   fresh [--release]
             succeed if the layout was built from the present sources";
 
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         "picture" => picture::run(rest),
         "max-flow" => max_flow(rest),
         "dist" => dist(rest),
+        "site" => site::run(rest),
         "fresh" => fresh(rest),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");
