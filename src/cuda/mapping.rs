@@ -15,7 +15,8 @@ use super::export::Export;
 use super::mirror::Mirror;
 use super::state::{ContextKey, Entered};
 use super::types::{code, Uuid, IPC_LAZY_ENABLE_PEER_ACCESS};
-use super::{pointer, reach};
+use super::{driver::Driver, pointer, reach};
+use crate::stats::{self, Counter};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use std::os::fd::{AsFd, OwnedFd};
@@ -53,17 +54,6 @@ impl Mapping {
             (None, None) => export.size <= self.size,
             _ => false,
         }
-    }
-
-    /// Whether the driver has mapped as much as the peer says there is. On an H200 (driver 13.0) it gives the
-    /// exporter's own length, to the byte. If it does not answer, the peer is believed.
-    fn is_as_long_as_told(&self) -> bool {
-        let range = Entered::enter_same(self.key.context)
-            .and_then(|entered| pointer::address_range(entered.driver(), self.address));
-        let end = |(base, bytes): (u64, u64)| base.saturating_add(bytes);
-        range.map_or(true, |range| {
-            self.address.checked_add(self.size) <= Some(end(range)) && self.size <= range.1
-        })
     }
 
     /// Bytes that count: almost nothing of a reservation may be mapped.
@@ -412,6 +402,8 @@ impl Mappings {
         }
         let opened = open_in(key.context, export);
         let opened = opened.map_err(|error| told(error, || self.is_open_elsewhere(&key)));
+        let is_long = opened.as_ref().is_ok_and(|(_, is_long)| *is_long);
+        let opened = opened.map(|(address, _)| address);
         if opened.is_ok() || is_kept() {
             self.learn(&key, &opened);
         }
@@ -426,7 +418,7 @@ impl Mappings {
                     mirror: None,
                     open_bytes: Arc::clone(&self.open_bytes),
                 };
-                match mapping.is_as_long_as_told() {
+                match is_long {
                     true => Ok(mapping),
                     false => Err(Error::Shorter),
                 }
@@ -551,7 +543,8 @@ fn pair_of(key: &Key) -> Pair {
     (key.peer, key.uuid, key.context)
 }
 
-fn open_in(context: ContextKey, export: &Export) -> Result<u64> {
+/// The address, and whether as much is mapped there as the peer says.
+fn open_in(context: ContextKey, export: &Export) -> Result<(u64, bool)> {
     let entered = Entered::enter_same(context)?;
     let mut address = 0;
     let opened = entered.driver().ipc_open_mem_handle(
@@ -560,7 +553,19 @@ fn open_in(context: ContextKey, export: &Export) -> Result<u64> {
         IPC_LAZY_ENABLE_PEER_ACCESS,
     );
     remember(&entered, &export.uuid, &opened);
-    opened.map(|()| address)
+    opened.map(|()| (address, is_mapped(entered.driver(), address, export.size)))
+}
+
+/// Whether so many bytes are mapped from an address on. On an H200 (driver 13.0) the driver gives the exporter's own length, to
+/// the byte. If it does not answer when it is asked again, the peer is believed.
+fn is_mapped(driver: &Driver, address: u64, size: u64) -> bool {
+    let asked = pointer::address_range(driver, address).or_else(|_| {
+        stats::add(Counter::DriverRetries, 1);
+        pointer::address_range(driver, address)
+    });
+    asked.map_or(true, |(base, bytes)| {
+        address.checked_add(size) <= Some(base.saturating_add(bytes)) && size <= bytes
+    })
 }
 
 /// Remembers whether the pair of devices works, so that one that does not is tried only once.
