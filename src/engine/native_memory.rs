@@ -26,11 +26,11 @@ impl Engine {
         let said = &SAID[function as usize];
         let in_place = self.env.abi.in_place;
         let is_device =
-            |buffer: &&*const c_void| buffer.addr() != in_place && cuda::is_device(**buffer);
+            |buffer: &*const c_void| buffer.addr() != in_place && cuda::is_device(*buffer);
         if said.load(Ordering::Relaxed) {
             return;
         }
-        let Some(buffer) = buffers.iter().find(is_device) else {
+        let Some(buffer) = buffers.iter().copied().find(is_device) else {
             return;
         };
         if said.swap(true, Ordering::Relaxed) {

@@ -98,6 +98,16 @@ fn device_memory_elsewhere(mpi: &Mpi) {
     ] {
         assert_eq!(lines(function), 2, "{function}: {outcome}");
     }
+    // Each names the buffer that the program gave it.
+    let given = outcome
+        .finished
+        .stderr
+        .split("MPI_Bcast is given device memory (");
+    for rest in given.skip(1) {
+        let address = rest.split(')').next().unwrap_or_default();
+        let printed = format!("device memory at {address}\n");
+        assert!(outcome.finished.stdout.contains(&printed), "{outcome}");
+    }
     assert_eq!(
         outcome.finished.stderr.matches("warn").count(),
         16,

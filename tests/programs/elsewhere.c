@@ -13,6 +13,7 @@ static void all(void) {
     for (int i = 0; i < 3; i++) {
         OK(MPI_Allreduce(MPI_IN_PLACE, h.p, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD));
         OK(MPI_Alltoall(h.p, 1, MPI_INT, h.p + 1024, 1, MPI_INT, MPI_COMM_WORLD));
+        printf("device memory at %p\n", (void *)b.p);
         OK(MPI_Allreduce(b.p, c.p, 0, MPI_INT, MPI_SUM, MPI_COMM_WORLD));
         OK(MPI_Bcast(b.p, 0, MPI_INT, 0, MPI_COMM_WORLD));
         OK(MPI_Allgather(h.p, 0, MPI_INT, b.p, 0, MPI_INT, MPI_COMM_WORLD));
