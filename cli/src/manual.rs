@@ -24,9 +24,19 @@ pub struct Manual {
     folder: PathBuf,
 }
 
-/// The command line as documents show it: with the version alone, which no build changes.
+/// The command line as documents show it: with the version alone, which no build changes, and without hidden commands, which scripts
+/// for bash would have otherwise.
 fn described() -> Command {
-    Cli::command().version(version::VERSION)
+    let whole = Cli::command();
+    let shown = whole
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
+    let about = whole.get_about().cloned().unwrap_or_default();
+    Command::new("anabranch")
+        .about(about)
+        .version(version::VERSION)
+        .args(whole.get_arguments().cloned())
+        .subcommands(shown.cloned())
 }
 
 /// Prints the shell's completion script.
