@@ -13,8 +13,8 @@ fn interface(mpi: &Mpi) {
     let stats = outcome.stats();
     stats.check_complete();
     for (counter, messages) in [
-        // Two alone, two persistent ones, two of Sendrecv, and one after the library stood aside.
-        ("receives_direct", 7),
+        // Two alone, two persistent ones, two of Sendrecv, one after the library stood aside, and two by the simulated clock.
+        ("receives_direct", 9),
         ("receives_self", 2),
         // From pool memory, and into host memory.
         ("receives_gpu_pipeline", 1),
