@@ -10,17 +10,7 @@ pub fn text<R>(alignment: &str, rows: impl IntoIterator<Item = R>) -> String
 where
     R: IntoIterator<Item = String>,
 {
-    let mut table = Table::new();
-    table
-        .load_preset(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    for row in rows {
-        // What is found may hold anything; a row stays one line.
-        let cells = row
-            .into_iter()
-            .map(|cell| cell.replace(char::is_control, "?"));
-        table.add_row(cells);
-    }
+    let mut table = filled(rows, ContentArrangement::Disabled);
     let letters = alignment.chars().chain(std::iter::repeat('<'));
     for (column, letter) in table.column_iter_mut().zip(letters) {
         column.set_padding((0, 2));
@@ -29,6 +19,25 @@ where
         }
     }
     lines(&table)
+}
+
+/// A table without lines that has these rows.
+fn filled<R>(rows: impl IntoIterator<Item = R>, arrangement: ContentArrangement) -> Table
+where
+    R: IntoIterator<Item = String>,
+{
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_content_arrangement(arrangement);
+    for row in rows {
+        // What is found may hold anything; a row stays one line.
+        let cells = row
+            .into_iter()
+            .map(|cell| cell.replace(char::is_control, "?"));
+        table.add_row(cells);
+    }
+    table
 }
 
 fn lines(table: &Table) -> String {
@@ -68,16 +77,7 @@ where
     let Some(width) = width else {
         return text("", rows);
     };
-    let mut table = Table::new();
-    table
-        .load_preset(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic);
-    for row in rows {
-        let cells = row
-            .into_iter()
-            .map(|cell| cell.replace(char::is_control, "?"));
-        table.add_row(cells);
-    }
+    let mut table = filled(rows, ContentArrangement::Dynamic);
     let widths = table.column_max_content_widths();
     let Some((_, others)) = widths.split_last() else {
         return String::new();

@@ -1,5 +1,6 @@
 //! A browser that is driven through its own protocol, by keys alone: the page of a trace works without a mouse.
 
+use crate::trace_page::HEADLESS;
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -30,16 +31,8 @@ impl Driven {
         let mut child = Command::new("/bin/sh")
             .args(["-c", shell, "sh"])
             .arg(browser)
-            .args([
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--disable-background-networking",
-                "--no-first-run",
-                "--remote-debugging-pipe",
-                "--window-size=1300,900",
-            ])
+            .args(HEADLESS)
+            .args(["--remote-debugging-pipe", "--window-size=1300,900"])
             .arg(format!("--user-data-dir={}", folder.join("keys").display()))
             .env_remove("LD_PRELOAD")
             .stdin(Stdio::piped())

@@ -15,6 +15,16 @@ use std::process::Command;
 use std::time::Duration;
 use xtask::layout::Layout;
 
+/// A browser without a window, which asks nothing of a network by itself.
+pub const HEADLESS: [&str; 6] = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--no-first-run",
+];
+
 /// The browser, or None after saying how to get it.
 fn browser() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -41,14 +51,7 @@ impl Page {
     fn run(&self, hash: &str, options: &[&str]) -> String {
         let mut command = Command::new(&self.browser);
         command
-            .args([
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--disable-background-networking",
-                "--no-first-run",
-            ])
+            .args(HEADLESS)
             .arg(format!(
                 "--user-data-dir={}",
                 self.folder.join("profile").display()
