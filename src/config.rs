@@ -332,7 +332,7 @@ fn is_ours(name: &str) -> bool {
 }
 
 fn describe_unknown(name: &str) -> String {
-    match nearest(name) {
+    match nearest_option(name) {
         Some(known) => {
             format!("{name} is not an option: did you mean {known}? (`anabranch config` lists all)")
         }
@@ -341,19 +341,24 @@ fn describe_unknown(name: &str) -> String {
 }
 
 /// The option whose name is closest to `name`, if one is close enough to be meant.
-fn nearest(name: &str) -> Option<&'static str> {
-    let key = |full: &str| {
-        full[PREFIX.len()..]
-            .trim_start_matches('_')
-            .to_ascii_uppercase()
-    };
-    let wanted = key(name);
-    let (distance, known) = NAMES
-        .iter()
-        .map(|known| (strsim::damerau_levenshtein(&wanted, &key(known)), *known))
+fn nearest_option(name: &str) -> Option<&'static str> {
+    fn key(full: &str) -> &str {
+        full[PREFIX.len()..].trim_start_matches('_')
+    }
+    let found = nearest(key(name), NAMES.iter().map(|known| key(known)))?;
+    NAMES.iter().copied().find(|known| key(known) == found)
+}
+
+/// The known word that is nearest to `word`, if it is near enough to be meant.
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_ascii_lowercase();
+    let distance = |known: &str| strsim::damerau_levenshtein(&word, &known.to_ascii_lowercase());
+    let (distance, found) = known
+        .into_iter()
+        .map(|known| (distance(known), known))
         .min_by_key(|(distance, _)| *distance)?;
     // More than a third of the letters wrong is another word.
-    (distance * 3 <= wanted.len().max(3)).then_some(known)
+    (distance * 3 <= word.len().max(3)).then_some(found)
 }
 
 fn read<K: Kind>(
@@ -595,5 +600,15 @@ mod tests {
         });
         assert!(warnings.is_empty());
         assert_eq!(again, config);
+    }
+
+    #[test]
+    fn what_is_near_is_meant() {
+        let known = ["beluga", "narval", "dgx1-v100", "hgx-h200"];
+        assert_eq!(nearest("hgx-h20", known), Some("hgx-h200"));
+        assert_eq!(nearest("Belgua", known), Some("beluga"));
+        assert_eq!(nearest("dgx-v100", known), Some("dgx1-v100"));
+        assert_eq!(nearest("atlantis", known), None);
+        assert_eq!(nearest("", known), None);
     }
 }

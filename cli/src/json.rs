@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
-use crate::Failure;
+use crate::{output, Failure};
 
 /// Where JSON goes, if it is wanted.
 #[derive(Args, Clone, Debug, Default)]
@@ -76,10 +76,8 @@ fn refused(file: &Path, error: &io::Error) -> Failure {
 /// # Errors
 /// It cannot be written.
 pub fn to_stdout(text: &str) -> anyhow::Result<()> {
-    match anstream::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
-    }
+    let written = anstream::stdout().write_all(text.as_bytes());
+    Ok(output::unless_closed(written)?)
 }
 
 /// Commands in which `--json FILE` was written before `--json=FILE`.

@@ -1,6 +1,5 @@
 //! `anabranch completions` and the hidden `anabranch manual`: what is made of the command line's own description.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -8,7 +7,7 @@ use anabranch_engine::stats::version;
 use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 
-use crate::{Cli, Failure};
+use crate::{output, Cli, Failure};
 
 /// Arguments of `anabranch completions`.
 #[derive(Args)]
@@ -46,10 +45,8 @@ fn described() -> Command {
 pub fn completions(arguments: &Completions) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut described(), "anabranch", &mut script);
-    match io::stdout().lock().write_all(&script) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(ExitCode::SUCCESS),
-    }
+    output::to_stdout(&script)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Writes a page for the command and one for each of its subcommands.

@@ -103,7 +103,7 @@ fn start(abi: &'static Abi, mut config: Config) -> Result<(), String> {
     native::query_thread(Out::of(&mut provided));
     logging::set_rank(rank);
     let is_spawned = mpi::is_spawned(abi);
-    if rank == 0 && !is_spawned {
+    if speaks_for_the_job(abi) {
         if let Some(notice) = crate::config::notice() {
             log::warn!("{notice}");
         }

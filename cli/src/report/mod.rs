@@ -6,7 +6,6 @@ mod remarks;
 mod sums;
 mod text;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -16,7 +15,7 @@ use clap::Args;
 use job::Job;
 use sums::Report;
 
-use crate::Failure;
+use crate::{output, Failure};
 
 /// Merges the files of a job's nodes, which ANABRANCH_STATS=FILE makes, and says what calls and messages did
 #[derive(Args)]
@@ -41,11 +40,11 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
     let report = Report::new(&job);
     if let Some(path) = &arguments.json {
         let json = serde_json::to_string_pretty(&report)? + "\n";
-        write(path, &json)
+        output::write(path, json.as_bytes())
             .map_err(|error| Failure::new(2, format!("--json {}: {error}", path.display())))?;
     }
     if arguments.json.as_deref() != Some(Path::new("-")) {
-        write(Path::new("-"), &report.text())?;
+        output::to_stdout(report.text().as_bytes())?;
     }
     // What there is is shown; a script learns that it is not all that was asked for.
     Ok(ExitCode::from(u8::from(!job.left_out.is_empty())))
@@ -88,15 +87,4 @@ pub fn brief(files: &[PathBuf]) -> Option<Brief> {
             .collect(),
         left: left.fold((0, 0), |all, one| (all.0 + one.messages, all.1 + one.bytes)),
     })
-}
-
-/// `-` is stdout, whose reader may have seen enough.
-fn write(path: &Path, text: &str) -> std::io::Result<()> {
-    if path != Path::new("-") {
-        return std::fs::write(path, text);
-    }
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error),
-        _ => Ok(()),
-    }
 }

@@ -1,13 +1,13 @@
 //! Topology files: those that come with the command, by name, and others by path. One that was written from a measured node
 //! has its numbers, too.
 
+use anabranch_engine::config::nearest;
 use anabranch_engine::model::{Model, ASSUMED};
 use anabranch_engine::topology::file::File;
 use anabranch_engine::topology::Topology;
 use serde::{Deserialize, Serialize};
 
 use super::source::Source;
-use crate::suggest::nearest;
 use crate::Failure;
 
 #[path = "../../../simcuda/src/broken.rs"]

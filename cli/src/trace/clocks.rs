@@ -33,10 +33,10 @@ const SENDS: [&str; 5] = [
     "MPI_Isend",
     "MPI_Issend",
 ];
-/// A message has come when they return.
-const RECEIVES: [&str; 1] = ["MPI_Recv"];
-/// Those take messages, too, and nothing says when they came.
-const TAKES: [&str; 1] = ["MPI_Irecv"];
+/// A message has come when it returns.
+const RECEIVE: &str = "MPI_Recv";
+/// It takes a message, too, and nothing says when that came.
+const TAKE: &str = "MPI_Irecv";
 /// With these, which receive takes which message is not known from the calls.
 const UNCLEAR: [&str; 12] = [
     "MPI_Sendrecv",
@@ -283,7 +283,7 @@ fn bounds(read: &[Read], hosts: &[usize]) -> BTreeMap<(usize, usize), Bounds> {
                 let of_all = collectives.entry((call.comm, name)).or_default();
                 of_all.entry(at).or_default().push((call.begin, call.end));
             }
-            let takes = RECEIVES.contains(&name) || TAKES.contains(&name);
+            let takes = name == RECEIVE || name == TAKE;
             if UNCLEAR.contains(&name) || (takes && (call.peer < 0 || call.tag < 0)) {
                 unclear.insert((own, call.comm));
             }
@@ -294,7 +294,7 @@ fn bounds(read: &[Read], hosts: &[usize]) -> BTreeMap<(usize, usize), Bounds> {
                 let stream = streams.entry((own, peer, call.comm, call.tag));
                 stream.or_default().0.push(call.begin);
             } else if takes {
-                let end = RECEIVES.contains(&name).then_some(call.end);
+                let end = (name == RECEIVE).then_some(call.end);
                 let stream = streams.entry((peer, own, call.comm, call.tag));
                 stream.or_default().1.push(end);
             }

@@ -15,7 +15,6 @@ mod read;
 mod report;
 mod ucp;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -27,7 +26,7 @@ use job::{Copy, Job, Plan};
 use message::Message;
 use report::Report;
 
-use crate::Failure;
+use crate::{output, Failure};
 
 /// Merges the files of a job's ranks, which ANABRANCH_TRACE=FILE makes, and says what they did
 #[derive(Args)]
@@ -236,13 +235,10 @@ fn around(job: &Job, ms: f64) -> Vec<&Message> {
     job.messages.iter().filter(is_there).collect()
 }
 
-/// `-` is stdout, whose reader may have seen enough.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    if path != Path::new("-") {
-        return std::fs::write(path, bytes).with_context(|| path.display().to_string());
-    }
-    match std::io::stdout().write_all(bytes) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+    let written = output::write(path, bytes);
+    match path == Path::new("-") {
+        true => Ok(written?),
+        false => written.with_context(|| path.display().to_string()),
     }
 }

@@ -1,0 +1,31 @@
+//! Where a command's output goes: a file, or stdout, whose reader may have seen enough (`anabranch topo | head`).
+
+use std::io::{self, Write};
+use std::path::Path;
+
+/// A reader that has gone is no error.
+pub fn unless_closed(written: io::Result<()>) -> io::Result<()> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
+/// Writes bytes as they are to stdout.
+///
+/// # Errors
+/// It cannot be written.
+pub fn to_stdout(bytes: &[u8]) -> io::Result<()> {
+    unless_closed(io::stdout().write_all(bytes))
+}
+
+/// Writes bytes as they are to a file; `-` is stdout.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    match path == Path::new("-") {
+        true => to_stdout(bytes),
+        false => std::fs::write(path, bytes),
+    }
+}
