@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use anabranch_engine::config::{Config, Group, Row};
 use clap::Args;
 
-use crate::json::{to_stdout, Json};
+use crate::json::Json;
+use crate::output;
 use crate::style::{paint, HEAD};
 use crate::table;
 
@@ -41,7 +42,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .collect();
     arguments.json.write(&rows)?;
     if !arguments.json.is_alone() {
-        to_stdout(&text(&rows, table::terminal_width()))?;
+        output::text(&text(&rows, table::terminal_width()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,7 @@
 //! `--json[=FILE|-]`, which means the same in every command.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -58,7 +58,7 @@ impl Json {
         let text = serde_json::to_string_pretty(value)? + "\n";
         match self.file() {
             Some(file) => Ok(std::fs::write(file, text).map_err(|error| refused(file, &error))?),
-            None => to_stdout(&text),
+            None => Ok(output::text(&text)?),
         }
     }
 }
@@ -69,15 +69,6 @@ fn refused(file: &Path, error: &io::Error) -> Failure {
         2,
         format!("--json={file}: {error}; name a file that can be written"),
     )
-}
-
-/// Writes to stdout, whose reader may have seen enough, as in `anabranch topo | head`.
-///
-/// # Errors
-/// It cannot be written.
-pub fn to_stdout(text: &str) -> anyhow::Result<()> {
-    let written = anstream::stdout().write_all(text.as_bytes());
-    Ok(output::unless_closed(written)?)
 }
 
 /// Commands in which `--json FILE` was written before `--json=FILE`.

@@ -4,11 +4,19 @@ use std::io::{self, Write};
 use std::path::Path;
 
 /// A reader that has gone is no error.
-pub fn unless_closed(written: io::Result<()>) -> io::Result<()> {
+fn unless_closed(written: io::Result<()>) -> io::Result<()> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written,
     }
+}
+
+/// Writes text to stdout, without its colours where they are not wanted.
+///
+/// # Errors
+/// It cannot be written.
+pub fn text(text: &str) -> io::Result<()> {
+    unless_closed(anstream::stdout().write_all(text.as_bytes()))
 }
 
 /// Writes bytes as they are to stdout.

@@ -23,7 +23,7 @@ use serde_json::{json, Value};
 use crate::bench::buffer::Place;
 use crate::bench::suite::{Ask, Circumstances, Fixed, Measured, Turn};
 use crate::bench::Kind;
-use crate::json::to_stdout;
+use crate::output;
 use crate::topo::source;
 use crate::Failure;
 pub use arguments::Arguments;
@@ -258,7 +258,7 @@ impl Comparison<'_> {
         if self.arguments.json.is_alone() {
             self.arguments.json.write(&self.json())?;
         } else {
-            to_stdout(&self.text())?;
+            output::text(&self.text())?;
         }
         if self.launches.are_stopped() {
             return Ok(ExitCode::from(STOPPED));

@@ -27,7 +27,8 @@ use anabranch_engine::config::Config;
 use clap::Args;
 use serde::Serialize;
 
-use crate::json::{to_stdout, Json};
+use crate::json::Json;
+use crate::output;
 use crate::table;
 use gpus::Driver;
 use installed::Installed;
@@ -113,7 +114,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         verdict: &verdict,
     })?;
     if !arguments.json.is_alone() {
-        to_stdout(&text::render(&findings, &verdict, table::terminal_width()))?;
+        output::text(&text::render(&findings, &verdict, table::terminal_width()))?;
     }
     Ok(ExitCode::from(u8::from(!verdict.taken)))
 }

@@ -13,7 +13,8 @@ use serde_json::Value;
 use super::program::{Mpi, Program};
 use super::text::{in_sections, Rows};
 use super::{child, installed, library, node, program};
-use crate::json::{to_stdout, Json};
+use crate::json::Json;
+use crate::output;
 use crate::run::gpus;
 use crate::run::simulator::Simulation;
 use crate::style::{paint, BAD, GOOD};
@@ -72,7 +73,7 @@ pub fn main(
         next: next.as_deref(),
     })?;
     if !json.is_alone() {
-        to_stdout(&text(&shown, &outcome, &checks, next.as_deref()))?;
+        output::text(&text(&shown, &outcome, &checks, next.as_deref()))?;
     }
     Ok(ExitCode::from(u8::from(!is_well)))
 }

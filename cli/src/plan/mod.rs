@@ -12,7 +12,8 @@ use anabranch_engine::plan::{
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::json::{to_stdout, Json};
+use crate::json::Json;
+use crate::output;
 use crate::table;
 use crate::topo::source::{self, Source};
 use crate::Failure;
@@ -255,14 +256,14 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(file) = &arguments.dot {
         let dot = plan.graph().dot(&plan);
         if is_dot_alone {
-            to_stdout(&dot)?;
+            output::text(&dot)?;
         } else {
             std::fs::write(file, dot)
                 .map_err(|error| Failure::new(2, format!("--dot {}: {error}", file.display())))?;
         }
     }
     if !is_dot_alone && !arguments.json.is_alone() {
-        to_stdout(&render(&source, &asked, &plan))?;
+        output::text(&render(&source, &asked, &plan))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,7 +6,7 @@ mod remarks;
 mod sums;
 mod text;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -15,7 +15,7 @@ use clap::Args;
 use job::Job;
 use sums::Report;
 
-use crate::{output, Failure};
+use crate::{json::Json, output};
 
 /// Merges the files of a job's nodes, which ANABRANCH_STATS=FILE makes, and says what calls and messages did
 #[derive(Args)]
@@ -24,9 +24,8 @@ pub struct Arguments {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Write the same as JSON: to stdout in place of the text, or to a file beside the text
-    #[arg(long, value_name = "FILE|-", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: Json,
 }
 
 pub fn main(arguments: &Arguments) -> Result<ExitCode> {
@@ -38,13 +37,9 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
         return Ok(ExitCode::from(2));
     }
     let report = Report::new(&job);
-    if let Some(path) = &arguments.json {
-        let json = serde_json::to_string_pretty(&report)? + "\n";
-        output::write(path, json.as_bytes())
-            .map_err(|error| Failure::new(2, format!("--json {}: {error}", path.display())))?;
-    }
-    if arguments.json.as_deref() != Some(Path::new("-")) {
-        output::to_stdout(report.text().as_bytes())?;
+    arguments.json.write(&report)?;
+    if !arguments.json.is_alone() {
+        output::text(&report.text())?;
     }
     // What there is is shown; a script learns that it is not all that was asked for.
     Ok(ExitCode::from(u8::from(!job.left_out.is_empty())))

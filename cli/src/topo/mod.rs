@@ -17,7 +17,8 @@ use anabranch_engine::topology::{Gpu, HopKind, Place, Segment, Topology};
 use clap::Args;
 use serde::Serialize;
 
-use crate::json::{to_stdout, Json};
+use crate::json::Json;
+use crate::output;
 use crate::Failure;
 
 /// Arguments of `anabranch topo`.
@@ -84,7 +85,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let report = report(&source.topology, &source.model, source.measured);
     arguments.json.write(&report)?;
     if !arguments.json.is_alone() {
-        to_stdout(&text::render(&source))?;
+        output::text(&text::render(&source))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -26,7 +26,7 @@ use job::{Copy, Job, Plan};
 use message::Message;
 use report::Report;
 
-use crate::{output, Failure};
+use crate::{json::Json, output, Failure};
 
 /// Merges the files of a job's ranks, which ANABRANCH_TRACE=FILE makes, and says what they did
 #[derive(Args)]
@@ -35,9 +35,8 @@ pub struct Arguments {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Write sums, and with --messages each message, as JSON: to stdout in place of the text, or to a file beside it
-    #[arg(long, value_name = "FILE|-", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: Json,
 
     /// Each message, too, in --json
     #[arg(long, requires = "json")]
@@ -68,7 +67,7 @@ pub struct Arguments {
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct Sums<'a> {
     #[serde(flatten)]
     report: &'a Report,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -124,17 +123,12 @@ impl Whole<'_> {
 }
 
 pub fn main(arguments: &Arguments) -> Result<ExitCode> {
-    let files = [
-        &arguments.json,
-        &arguments.csv,
-        &arguments.perfetto,
-        &arguments.html,
-    ];
+    let files = [&arguments.csv, &arguments.perfetto, &arguments.html];
     let to_stdout = files
         .into_iter()
         .flatten()
         .filter(|path| **path == Path::new("-"));
-    let to_stdout = to_stdout.count();
+    let to_stdout = to_stdout.count() + usize::from(arguments.json.is_alone());
     if to_stdout > 1 {
         return Err(Failure::new(
             2,
@@ -169,15 +163,12 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(path) = &arguments.html {
         write(path, html::page(&job, &report)?.as_bytes())?;
     }
-    if let Some(path) = &arguments.json {
-        let messages = arguments.messages.then_some(&job.messages[..]);
-        let text = serde_json::to_string_pretty(&Json {
-            report: &report,
-            messages,
-            copies: messages.map(|_| &job.copies[..]),
-        })?;
-        write(path, format!("{text}\n").as_bytes())?;
-    }
+    let messages = arguments.messages.then_some(&job.messages[..]);
+    arguments.json.write(&Sums {
+        report: &report,
+        messages,
+        copies: messages.map(|_| &job.copies[..]),
+    })?;
     let text = if let Some(number) = arguments.message {
         let message = job.messages.get(number).ok_or_else(|| {
             let count = job.messages.len();
@@ -212,7 +203,7 @@ pub fn all_outputs(files: &[PathBuf]) {
     let report = Report::new(&job);
     perfetto::write(&job, Vec::new()).expect("written");
     html::page(&job, &report).expect("a page");
-    let json = Json {
+    let json = Sums {
         report: &report,
         messages: Some(&job.messages[..]),
         copies: Some(&job.copies[..]),
