@@ -6,12 +6,14 @@
 
 mod former;
 mod kinds;
+mod nearest;
 mod paths;
 
 pub use kinds::{
     format_size, parse_size, Choice, Count, File, Keep, Kind, MpiCuda, Name, Size, Statistics,
     Switch, KEEP, LOG_LEVELS, MPI_CUDA,
 };
+pub use nearest::nearest;
 pub use paths::{ExecutorChoice, Owner, PathList, Paths, EXECUTORS, ORDERS, OWNERS};
 
 use std::ffi::OsString;
@@ -349,18 +351,6 @@ fn nearest_option(name: &str) -> Option<&'static str> {
     NAMES.iter().copied().find(|known| key(known) == found)
 }
 
-/// The known word that is nearest to `word`, if it is near enough to be meant.
-pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let word = word.to_ascii_lowercase();
-    let distance = |known: &str| strsim::damerau_levenshtein(&word, &known.to_ascii_lowercase());
-    let (distance, found) = known
-        .into_iter()
-        .map(|known| (distance(known), known))
-        .min_by_key(|(distance, _)| *distance)?;
-    // More than a third of the letters wrong is another word.
-    (distance * 3 <= word.len().max(3)).then_some(found)
-}
-
 fn read<K: Kind>(
     kind: &K,
     name: &str,
@@ -600,15 +590,5 @@ mod tests {
         });
         assert!(warnings.is_empty());
         assert_eq!(again, config);
-    }
-
-    #[test]
-    fn what_is_near_is_meant() {
-        let known = ["beluga", "narval", "dgx1-v100", "hgx-h200"];
-        assert_eq!(nearest("hgx-h20", known), Some("hgx-h200"));
-        assert_eq!(nearest("Belgua", known), Some("beluga"));
-        assert_eq!(nearest("dgx-v100", known), Some("dgx1-v100"));
-        assert_eq!(nearest("atlantis", known), None);
-        assert_eq!(nearest("", known), None);
     }
 }
