@@ -168,6 +168,7 @@ impl Engine {
             Readiness::Long
         };
         if ready != core.ready && !core.counts_lost() {
+            self.env.node.meet();
             core.ready = ready;
             self.env.node.own().set_ready(ready);
             log::debug!("ready for RTSs: {ready:?}");

@@ -66,7 +66,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, RTS.
-pub const PROTOCOL_VERSION: u16 = 24;
+pub const PROTOCOL_VERSION: u16 = 25;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]
@@ -216,6 +216,8 @@ struct Known {
     peers: Vec<Arc<Peer>>,
     /// All ranks ever seen registered here, ourselves included, reachable or not.
     ranks: HashSet<u32>,
+    /// Those of them whose segments could not be opened.
+    refused: HashSet<u32>,
 }
 
 impl Known {
@@ -349,26 +351,35 @@ impl Node {
         self.directory.set_device_in_use();
     }
 
-    /// Another rank of this node (or this one, as its peers see it), if it is registered and its segment is
-    /// sound. A known peer costs a look-up; an unknown one a look at the directory, if that has changed.
+    /// Another rank of this node (or this one, as its peers see it), if it is registered, and each can open the
+    /// other's segment. A known peer costs a look-up; an unknown one a look at the directory, if that has changed.
     pub fn peer(&self, world_rank: u32) -> Option<Arc<Peer>> {
+        let is_mutual = |peer: &&Arc<Peer>| self.is_mutual(peer);
         if let Some(peer) = self.known.read().peer(world_rank) {
-            return Some(Arc::clone(peer));
+            return Some(peer).filter(is_mutual).map(Arc::clone);
         }
         // Looks also if it has not changed: another thread may have looked meanwhile.
-        self.scan_if_changed();
-        self.known.read().peer(world_rank).map(Arc::clone)
+        self.meet();
+        let known = self.known.read();
+        known.peer(world_rank).filter(is_mutual).map(Arc::clone)
     }
 
     /// All reachable ranks of this node, in the order of their ranks, this one included.
     pub fn peers(&self) -> Vec<Arc<Peer>> {
-        self.scan_if_changed();
-        self.known.read().peers.clone()
+        self.meet();
+        let known = self.known.read();
+        let peers = known.peers.iter().filter(|peer| self.is_mutual(peer));
+        peers.map(Arc::clone).collect()
+    }
+
+    /// A rank whose segment this one has open has this one's open, or will.
+    fn is_mutual(&self, peer: &Peer) -> bool {
+        !peer.refuses(self.row.world_rank)
     }
 
     /// Ranks of this node that were ever seen registered, this one included.
     pub fn local_size(&self) -> usize {
-        self.scan_if_changed();
+        self.meet();
         self.known.read().ranks.len()
     }
 
@@ -381,23 +392,26 @@ impl Node {
     /// How many ranks of this node the launcher has started, or have registered, and how many of them can be
     /// reached, this one included. `None` if all can.
     pub fn out_of_reach(&self) -> Option<(usize, usize)> {
-        self.scan_if_changed();
+        self.meet();
         let known = self.known.read();
         let launched = self.launch.local_size.map_or(0, |size| size as usize);
         let here = launched.max(known.ranks.len());
-        (known.peers.len() < here).then_some((here, known.peers.len()))
+        let met = known.peers.iter().filter(|peer| self.is_mutual(peer));
+        let met = met.count();
+        (met < here).then_some((here, met))
     }
 
     fn all_local_known(&self) -> bool {
-        self.scan_if_changed();
+        self.meet();
         let known = self.known.read().ranks.len();
         self.launch
             .local_size
             .is_some_and(|size| known >= size as usize)
     }
 
-    /// Reads the directory if it has changed since the last look.
-    fn scan_if_changed(&self) {
+    /// If the directory has changed since the last look, opens the segments of all ranks that are there, and lets
+    /// those know whose segments cannot be opened. Call it before RTS of theirs are welcome.
+    pub fn meet(&self) {
         let generation = self.directory.generation();
         if generation == self.scanned.load(Ordering::Acquire) {
             return;
@@ -406,6 +420,7 @@ impl Node {
         for row in self.directory.rows() {
             self.take_in(&mut known, row);
         }
+        self.own.set_refused(known.refused.iter().copied());
         self.scanned.store(generation, Ordering::Release);
     }
 
@@ -425,14 +440,19 @@ impl Node {
             row.start_low,
             row.memfd,
         ) {
-            Ok(peer) => match known.place(row.world_rank) {
-                Ok(place) => known.peers[place] = Arc::new(peer),
-                Err(place) => known.peers.insert(place, Arc::new(peer)),
-            },
-            Err(error) => log::info!(
-                "rank {} is left to the MPI library: {error}",
-                row.world_rank
-            ),
+            Ok(peer) => {
+                known.refused.remove(&row.world_rank);
+                match known.place(row.world_rank) {
+                    Ok(place) => known.peers[place] = Arc::new(peer),
+                    Err(place) => known.peers.insert(place, Arc::new(peer)),
+                }
+            }
+            Err(error) => {
+                let rank = row.world_rank;
+                if known.refused.insert(rank) {
+                    log::info!("rank {rank} is left to the MPI library: {error}");
+                }
+            }
         }
     }
 

@@ -124,6 +124,11 @@ impl Segment {
         self.view.set_ready(ready);
     }
 
+    /// Says whose segments this rank cannot open.
+    pub(super) fn set_refused(&self, ranks: impl Iterator<Item = u32>) {
+        self.view.set_refused(ranks);
+    }
+
     /// Says whether this rank has a wish: see [`View::wishes`].
     pub fn set_wish(&self, key: u64, wanted: bool) {
         self.view.set_wish(key, wanted);

@@ -85,6 +85,8 @@ struct Flags {
     computing: AtomicU32,
     /// Words of the details that are there.
     details_ready: AtomicU32,
+    /// Ranks, modulo 64, whose segments the owner cannot open.
+    refused: AtomicU64,
 }
 
 /// All words that a peer writes beside a message, and those that it reads for that, in one line: each line
@@ -261,6 +263,10 @@ pub enum Readiness {
     All,
 }
 
+const fn bit_of(rank: u32) -> u64 {
+    1 << (rank % 64)
+}
+
 /// A mapped and verified segment.
 #[derive(Debug)]
 pub struct View {
@@ -410,6 +416,17 @@ impl View {
     /// The same for messages of any length.
     pub fn ready_for_all(&self) -> bool {
         self.header().flags.ready.load(Ordering::Acquire) == Readiness::All as u32
+    }
+
+    /// Whether the owner cannot open the segment of a rank, so that no RTS of that rank would be understood. A rank
+    /// that has the number of such a one modulo 64 is taken for it.
+    pub fn refuses(&self, rank: u32) -> bool {
+        self.header().flags.refused.load(Ordering::Acquire) & bit_of(rank) != 0
+    }
+
+    pub(super) fn set_refused(&self, ranks: impl Iterator<Item = u32>) {
+        let bits = ranks.fold(0, |bits, rank| bits | bit_of(rank));
+        self.header().flags.refused.store(bits, Ordering::Release);
     }
 
     /// Whether the owner has the wish with this key. It is a guess of what suits it: either way its messages

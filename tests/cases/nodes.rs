@@ -3,12 +3,12 @@
 
 use crate::support::{self, job, on, on_every_mpi, over_an_mpi_that_knows_cuda};
 use anabranch_tests::nodes::{nodes_permitted, own_container, own_mounts, permitted};
-use anabranch_tests::{Job, Outcome};
+use anabranch_tests::{built, Job, Outcome};
 use std::process::Command;
 use std::thread;
 use xtask::mpi::{Family, Mpi};
 
-on_every_mpi!(hidden_gpus, refused_for_good);
+on_every_mpi!(hidden_gpus, one_sided_view, refused_for_good);
 
 /// The libraries that run well over TCP alone. MPICH 4.0.2 (over UCX) is not among them: without any library of ours,
 /// MPI_Finalize does not end in five of a hundred runs. Nor is MPICH 5 where there is no `/dev/shm`: it does not start.
@@ -128,6 +128,51 @@ fn two_nodes_over_an_mpi_that_knows_cuda() {
                 job.env("LD_AUDIT", &audit)
             });
         });
+    }
+}
+
+/// The kernel keeps the files of other processes from one rank, as it does where those are not dumpable.
+const KEPT_OUT: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+ssize_t readlink(const char *path, char *to, size_t bytes) {
+    static ssize_t (*next)(const char *, char *, size_t);
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
+    const char *rest = strncmp(path, "/proc/", 6) ? "" : strchr(path + 6, '/');
+    if (rank && rest && !strncmp(rest, "/fd/", 4) && atoi(path + 6) > 0 && atoi(path + 6) != getpid() && !strcmp(rank, getenv("KEPT_OUT"))) {
+        errno = EACCES;
+        return -1;
+    }
+    if (!next) next = dlsym(RTLD_NEXT, "readlink");
+    return next(path, to, bytes);
+}
+"#;
+
+/// A rank cannot open the other's segment, and the other can open its own: messages between them go by value both ways. Those of the
+/// other one were lost when it alone was asked.
+fn one_sided_view(mpi: &Mpi) {
+    for rank in ["0", "1"] {
+        let job = job(mpi, 2, "p2p").args(&["medium", "both_ways"]);
+        let kept_out = support::shared_object(job.folder(), "kept_out", KEPT_OUT);
+        let preload = format!("{kept_out}:{}", built().library.display());
+        let outcome = job
+            .env("LD_PRELOAD", &preload)
+            .env("KEPT_OUT", rank)
+            .passes();
+        outcome.stats().check_complete();
+        all_by_value(&outcome, "not_registered");
+        // Each by itself, as neither meets the other.
+        for rank in 0..2 {
+            let said = format!("anabranch[{rank}]: warn: of 2 ranks on this host only 1 can be");
+            assert!(outcome.finished.stderr.contains(&said), "{outcome}");
+        }
+        let lines = outcome.finished.stderr.matches("anabranch[").count();
+        assert_eq!(lines, 2, "{outcome}");
+        assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
     }
 }
 
