@@ -35,6 +35,11 @@ pub struct Options {
 /// Shells that completions are packed for.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
+/// A profile of cargo and its folder: of what is packed, and of what only runs here.
+type Profile = (&'static str, &'static str);
+const PACKED: Profile = ("dist", "dist");
+const ONLY_RUN: Profile = ("dev", "debug");
+
 /// Builds what a release packs.
 pub fn build(release: &Release, options: &Options) -> Result<Built> {
     let tools = Tools::find(&release.root)?;
@@ -44,7 +49,7 @@ pub fn build(release: &Release, options: &Options) -> Result<Built> {
         "anabranch-cli",
         "simcuda",
     ];
-    let folder = tools.run(release, release.machine, &packages, options)?;
+    let folder = tools.run(release, release.machine, PACKED, &packages, options)?;
     let command = folder.join("anabranch");
     // Pages and completions are the same for all machines, and made by a command that runs here.
     let here = Machine::parse(env::consts::ARCH)?;
@@ -52,7 +57,7 @@ pub fn build(release: &Release, options: &Options) -> Result<Built> {
         command.clone()
     } else {
         tools
-            .run(release, here, &["anabranch-cli"], options)?
+            .run(release, here, ONLY_RUN, &["anabranch-cli"], options)?
             .join("anabranch")
     };
     let manual = folder.join("manual");
@@ -107,6 +112,7 @@ impl Tools {
         &self,
         release: &Release,
         machine: Machine,
+        (profile, folder): Profile,
         packages: &[&str],
         options: &Options,
     ) -> Result<PathBuf> {
@@ -116,7 +122,7 @@ impl Tools {
             ..release.clone()
         };
         let target = machine.target();
-        let built = layout.target.join(&target).join("dist");
+        let built = layout.target.join(&target).join(folder);
         if options.is_built {
             return Ok(built);
         }
@@ -124,7 +130,7 @@ impl Tools {
         let (major, minor) = anabranch_dist::symbols::GLIBC;
         let mut command = Command::new("cargo");
         command.current_dir(&release.root).env("PATH", &self.path);
-        command.args(["zigbuild", "--locked", "--profile", "dist", "--target"]);
+        command.args(["zigbuild", "--locked", "--profile", profile, "--target"]);
         command.arg(format!("{target}.{major}.{minor}"));
         command.arg("--target-dir").arg(&layout.target);
         for package in packages {

@@ -483,7 +483,8 @@ impl Engine {
         if self.env.config.stats == StatsTarget::Off {
             return None;
         }
-        let peers = self.env.node.peers();
+        let mut peers = self.env.node.peers();
+        peers.retain(|peer| self.env.node.is_mutual(peer));
         (peers.first()?.world_rank() == self.env.world_rank).then_some(peers)
     }
 }

@@ -351,29 +351,31 @@ impl Node {
         self.directory.set_device_in_use();
     }
 
-    /// Another rank of this node (or this one, as its peers see it), if it is registered, and each can open the
-    /// other's segment. A known peer costs a look-up; an unknown one a look at the directory, if that has changed.
+    /// Another rank of this node (or this one, as its peers see it), if it is registered and its segment is
+    /// sound. A known peer costs a look-up; an unknown one a look at the directory, if that has changed.
     pub fn peer(&self, world_rank: u32) -> Option<Arc<Peer>> {
-        let is_mutual = |peer: &&Arc<Peer>| self.is_mutual(peer);
         if let Some(peer) = self.known.read().peer(world_rank) {
-            return Some(peer).filter(is_mutual).map(Arc::clone);
+            return Some(Arc::clone(peer));
         }
         // Looks also if it has not changed: another thread may have looked meanwhile.
         self.meet();
-        let known = self.known.read();
-        known.peer(world_rank).filter(is_mutual).map(Arc::clone)
+        self.known.read().peer(world_rank).map(Arc::clone)
+    }
+
+    /// The same, if that rank has not said that it cannot open this one's segment. To be asked before a message
+    /// is sent, and not while one is under way: a peer's word ends nothing.
+    pub fn destination(&self, world_rank: u32) -> Option<Arc<Peer>> {
+        self.peer(world_rank).filter(|peer| self.is_mutual(peer))
     }
 
     /// All reachable ranks of this node, in the order of their ranks, this one included.
     pub fn peers(&self) -> Vec<Arc<Peer>> {
         self.meet();
-        let known = self.known.read();
-        let peers = known.peers.iter().filter(|peer| self.is_mutual(peer));
-        peers.map(Arc::clone).collect()
+        self.known.read().peers.clone()
     }
 
-    /// A rank whose segment this one has open has this one's open, or will.
-    fn is_mutual(&self, peer: &Peer) -> bool {
+    /// Whether a rank whose segment this one has open has this one's open, or will.
+    pub fn is_mutual(&self, peer: &Peer) -> bool {
         !peer.refuses(self.row.world_rank)
     }
 

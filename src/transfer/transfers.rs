@@ -170,7 +170,7 @@ impl Transfers {
     ) -> Result<(Sending, Descriptor), NotOffered> {
         let LentMemory { start: from, bytes } = from;
         let Transfers { env, gpu, .. } = self;
-        let peer = env.node.peer(to).ok_or(NotOffered::NoPeer(to))?;
+        let peer = env.node.destination(to).ok_or(NotOffered::NoPeer(to))?;
         let mut message = Message {
             source: env.world_rank,
             destination: to,

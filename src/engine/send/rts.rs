@@ -392,7 +392,7 @@ impl RtsFacts for Leaving<'_> {
     fn peer(&mut self) -> Option<Whereabouts> {
         let identity = self.identity.as_ref()?;
         let world = identity.world_rank(self.args.dest)?;
-        self.peer = self.env.node.peer(world);
+        self.peer = self.env.node.destination(world);
         Some(match self.peer {
             Some(_) => Whereabouts::Here,
             None if self.env.node.proves_off_node(world) => Whereabouts::Elsewhere,
