@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use anyhow::Context;
+
 /// A reader that has gone is no error.
 fn unless_closed(written: io::Result<()>) -> io::Result<()> {
     match written {
@@ -30,10 +32,10 @@ pub fn to_stdout(bytes: &[u8]) -> io::Result<()> {
 /// Writes bytes as they are to a file; `-` is stdout.
 ///
 /// # Errors
-/// It cannot be written.
-pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// It cannot be written; a file is named.
+pub fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     match path == Path::new("-") {
-        true => to_stdout(bytes),
-        false => std::fs::write(path, bytes),
+        true => Ok(to_stdout(bytes)?),
+        false => std::fs::write(path, bytes).with_context(|| path.display().to_string()),
     }
 }

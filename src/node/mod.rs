@@ -362,8 +362,8 @@ impl Node {
         self.known.read().peer(world_rank).map(Arc::clone)
     }
 
-    /// The same, if that rank has not said that it cannot open this one's segment. To be asked before a message
-    /// is sent, and not while one is under way: a peer's word ends nothing.
+    /// The same, if that rank has not said that it cannot open this one's segment. Ask this before a message is
+    /// sent, and [`peer`](Self::peer) while it is under way: what a peer writes later must not end the message.
     pub fn destination(&self, world_rank: u32) -> Option<Arc<Peer>> {
         self.peer(world_rank).filter(|peer| self.is_mutual(peer))
     }

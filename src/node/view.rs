@@ -418,8 +418,8 @@ impl View {
         self.header().flags.ready.load(Ordering::Acquire) == Readiness::All as u32
     }
 
-    /// Whether the owner cannot open the segment of a rank, so that no RTS of that rank would be understood. A rank
-    /// that has the number of such a one modulo 64 is taken for it.
+    /// Whether the owner cannot open the segment of a rank, so that it would not understand an RTS of that rank. Ranks
+    /// whose numbers are the same modulo 64 share a bit: a rank that could be served may be left out, never the reverse.
     pub fn refuses(&self, rank: u32) -> bool {
         self.header().flags.refused.load(Ordering::Acquire) & bit_of(rank) != 0
     }

@@ -152,16 +152,16 @@ ssize_t readlink(const char *path, char *to, size_t bytes) {
 }
 "#;
 
-/// A rank cannot open the other's segment, and the other can open its own: messages between them go by value both ways. Those of the
-/// other one were lost when it alone was asked.
+/// One of two ranks cannot open the other's segment. The other can open the first one's, but its RTS would not be understood
+/// there: messages go by value both ways.
 fn one_sided_view(mpi: &Mpi) {
-    for rank in ["0", "1"] {
+    for without_view in ["0", "1"] {
         let job = job(mpi, 2, "p2p").args(&["medium", "both_ways"]);
         let kept_out = support::shared_object(job.folder(), "kept_out", KEPT_OUT);
         let preload = format!("{kept_out}:{}", built().library.display());
         let outcome = job
             .env("LD_PRELOAD", &preload)
-            .env("KEPT_OUT", rank)
+            .env("KEPT_OUT", without_view)
             .passes();
         outcome.stats().check_complete();
         all_by_value(&outcome, "not_registered");

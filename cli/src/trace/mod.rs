@@ -18,7 +18,7 @@ mod ucp;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
@@ -154,14 +154,14 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(path) = &arguments.perfetto {
         let mut bytes = Vec::new();
         perfetto::write(&job, &mut bytes)?;
-        write(path, &bytes)?;
+        output::write(path, &bytes)?;
     }
     if let Some(path) = &arguments.csv {
-        write(path, report::csv(&job.messages).as_bytes())?;
+        output::write(path, report::csv(&job.messages).as_bytes())?;
     }
     let report = Report::new(&job);
     if let Some(path) = &arguments.html {
-        write(path, html::page(&job, &report)?.as_bytes())?;
+        output::write(path, html::page(&job, &report)?.as_bytes())?;
     }
     let messages = arguments.messages.then_some(&job.messages[..]);
     arguments.json.write(&Sums {
@@ -185,7 +185,7 @@ pub fn main(arguments: &Arguments) -> Result<ExitCode> {
     } else {
         report.text(&job.messages)
     };
-    write(Path::new("-"), text.as_bytes())?;
+    output::to_stdout(text.as_bytes())?;
     // What there is is shown; a script learns that it is not all that was asked for.
     Ok(ExitCode::from(u8::from(!job.left_out.is_empty())))
 }
@@ -224,12 +224,4 @@ fn around(job: &Job, ms: f64) -> Vec<&Message> {
         begin <= at && message.took_ns().is_none_or(|took| at <= begin + took)
     };
     job.messages.iter().filter(is_there).collect()
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let written = output::write(path, bytes);
-    match path == Path::new("-") {
-        true => Ok(written?),
-        false => written.with_context(|| path.display().to_string()),
-    }
 }
