@@ -425,17 +425,13 @@ fn windows_are_planned_as_deep_as_the_one_before() {
 fn deep_windows_are_split_as_soon_as_they_can_be() {
     needs_simulator("SIMCUDA_TOPOLOGY=beluga");
     on("openmpi", |mpi| {
-        let outcome = Job::new(mpi, 2, &built().command)
-            .args(&["bench", "bw", "D", "D", "--sizes", "2M"])
-            .args(&["--window", "16", "--iterations", "30", "--warmup", "5"])
-            .args(&["--mpi", "openmpi"])
+        let outcome = job(mpi, 2, "paths")
+            .args(&["deep_windows"])
             .env("SIMCUDA_TOPOLOGY", "beluga")
-            .run();
-        // Unchecked, all of a window is in one place, and its first message is the only one that is planned by itself.
-        assert_eq!(outcome.finished.code, Some(0), "{outcome}");
-        let stats = outcome.stats();
-        stats.check_complete();
-        let split = stats.total("receives_multipath");
+            .env("BYTES", "2097152")
+            .passes();
+        check_bytes_in_one_place(&outcome);
+        let split = outcome.stats().total("receives_multipath");
         assert!(split >= 28 * 16, "{split}\n{outcome}");
     });
 }

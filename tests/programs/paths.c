@@ -131,6 +131,31 @@ static void one_place_early(void) {
 static void window(void) { window_to(0); }
 static void one_place(void) { window_to(1); }
 
+// Deep windows to one place while the links are not known yet, and after a pause in which they are found. The thread that asks the
+// system for them may be kept from its processor for longer than the first windows take.
+static void deep_windows(void) {
+    enum { WINDOW = 16, BEFORE = 5, AFTER = 30 };
+    if (me > 1) return;
+    size_t bytes = base_bytes();
+    buf b = buf_new(DEVICE, bytes, 0);
+    until_ready(b);
+    for (int round = 0; round < BEFORE + AFTER; round++) {
+        MPI_Request r[WINDOW];
+        char done = 0;
+        if (round == BEFORE) sleep(1);
+        if (me == 0) buf_fill(b, round);
+        for (int i = 0; i < WINDOW; i++)
+            if (me == 0) OK(MPI_Isend(b.p, bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &r[i]));
+            else OK(MPI_Irecv(b.p, bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &r[i]));
+        OK(MPI_Waitall(WINDOW, r, MPI_STATUSES_IGNORE));
+        BUF_CHECK(b, round, bytes);
+        // As bandwidth tests do: the next window begins when this one has arrived.
+        if (me == 0) OK(MPI_Recv(&done, 1, MPI_BYTE, 1, TAG + 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+        else OK(MPI_Send(&done, 1, MPI_BYTE, 0, TAG + 1, MPI_COMM_WORLD));
+    }
+    buf_free(b);
+}
+
 // The two ranks send to each other at once, one message at a time, from and to memory that nothing else has touched.
 static void exchange(void) {
     static const size_t more[] = {0, 1, 4095, 65537};
@@ -322,8 +347,8 @@ static void truncated(void) {
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"odd_sizes", odd_sizes}, {"window", window}, {"one_place", one_place}, {"one_place_early", one_place_early},
-        {"pool_in_between", pool_in_between}, {"host_in_between", host_in_between}, {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated},
-        {"exchange", exchange}, {"exchange_windows", exchange_windows}, {0},
+        {"deep_windows", deep_windows}, {"pool_in_between", pool_in_between}, {"host_in_between", host_in_between},
+        {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated}, {"exchange", exchange}, {"exchange_windows", exchange_windows}, {0},
     };
     return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);
 }
