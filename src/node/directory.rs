@@ -228,9 +228,9 @@ impl Directory {
         &self.map
     }
 
-    /// Claims a row and fills it. A row of a dead process is taken over. Refused if a living process has the
-    /// rank.
-    pub fn register(&self, row: Row) -> Result<(), NodeError> {
+    /// Claims a row and fills it. Returns the generation from which on others see it. A row of a dead process is
+    /// taken over. Refused if a living process has the rank.
+    pub fn register(&self, row: Row) -> Result<u32, NodeError> {
         let rows = &self.page().rows;
         let index = rows
             .iter()
@@ -242,7 +242,7 @@ impl Directory {
         let rival = self.rows().find(|other| {
             other.world_rank == row.world_rank && other.pid != row.pid && other.is_alive()
         });
-        self.page().generation.fetch_add(1, Ordering::AcqRel);
+        let before = self.page().generation.fetch_add(1, Ordering::AcqRel);
         if let Some(rival) = rival {
             self.unregister(row);
             return Err(NodeError::RankTaken {
@@ -250,7 +250,7 @@ impl Directory {
                 pid: rival.pid,
             });
         }
-        Ok(())
+        Ok(before.wrapping_add(1))
     }
 
     /// Gives the row back.

@@ -66,7 +66,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Version of everything that ranks share: directory, segments, RTS.
-pub const PROTOCOL_VERSION: u16 = 25;
+pub const PROTOCOL_VERSION: u16 = 26;
 
 /// Why a rank cannot register.
 #[derive(Debug, Error)]
@@ -205,6 +205,8 @@ pub struct Node {
     own: Arc<Segment>,
     row: Row,
     is_registered: AtomicBool,
+    /// Generation of the directory from which on others see this rank.
+    entered: u32,
     scanned: AtomicU32,
     known: RwLock<Known>,
 }
@@ -285,16 +287,14 @@ impl Node {
             version: PROTOCOL_VERSION,
         };
         let directory = open()?;
-        if let Err(error) = directory.register(row) {
-            directory.leave();
-            return Err(error);
-        }
+        let entered = directory.register(row).inspect_err(|_| directory.leave())?;
         let node = Self {
             launch: launch.clone(),
             scanned: AtomicU32::new(directory.generation().wrapping_sub(1)),
             directory,
             own: Arc::new(own),
             row,
+            entered,
             is_registered: AtomicBool::new(true),
             known: RwLock::default(),
         };
@@ -379,6 +379,12 @@ impl Node {
         !peer.refuses(self.row.world_rank)
     }
 
+    /// Whether a rank has tried to open this one's segment. Before it has, it may be ready for RTS of others, and
+    /// would take one of this rank's for a message that is lost.
+    pub fn is_met_by(&self, peer: &Peer) -> bool {
+        peer.has_met(self.entered)
+    }
+
     /// Ranks of this node that were ever seen registered, this one included.
     pub fn local_size(&self) -> usize {
         self.meet();
@@ -412,7 +418,8 @@ impl Node {
     }
 
     /// If the directory has changed since the last look, opens the segments of all ranks that are there, and lets
-    /// those know whose segments cannot be opened. Call it before RTS of theirs are welcome.
+    /// them know, also those whose segments cannot be opened. Call it before this rank says that it is ready, and
+    /// while it is: ranks that come later send it no RTS until then.
     pub fn meet(&self) {
         let generation = self.directory.generation();
         if generation == self.scanned.load(Ordering::Acquire) {
@@ -422,7 +429,7 @@ impl Node {
         for row in self.directory.rows() {
             self.take_in(&mut known, row);
         }
-        self.own.set_refused(known.refused.iter().copied());
+        self.own.set_met(generation, known.refused.iter().copied());
         self.scanned.store(generation, Ordering::Release);
     }
 
@@ -443,6 +450,10 @@ impl Node {
             row.memfd,
         ) {
             Ok(peer) => {
+                // This rank sends it no RTS before that, and it may have been ready for long.
+                if !self.is_met_by(&peer) {
+                    peer.ring_doorbell();
+                }
                 known.refused.remove(&row.world_rank);
                 match known.place(row.world_rank) {
                     Ok(place) => known.peers[place] = Arc::new(peer),

@@ -125,8 +125,8 @@ impl Segment {
     }
 
     /// Says whose segments this rank cannot open.
-    pub(super) fn set_refused(&self, ranks: impl Iterator<Item = u32>) {
-        self.view.set_refused(ranks);
+    pub(super) fn set_met(&self, generation: u32, refused: impl Iterator<Item = u32>) {
+        self.view.set_met(generation, refused);
     }
 
     /// Says whether this rank has a wish: see [`View::wishes`].

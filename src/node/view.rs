@@ -87,6 +87,8 @@ struct Flags {
     details_ready: AtomicU32,
     /// Ranks, modulo 64, whose segments the owner cannot open.
     refused: AtomicU64,
+    /// Generation of the directory up to which the owner has tried to open segments.
+    met: AtomicU32,
 }
 
 /// All words that a peer writes beside a message, and those that it reads for that, in one line: each line
@@ -424,9 +426,19 @@ impl View {
         self.header().flags.refused.load(Ordering::Acquire) & bit_of(rank) != 0
     }
 
-    pub(super) fn set_refused(&self, ranks: impl Iterator<Item = u32>) {
-        let bits = ranks.fold(0, |bits, rank| bits | bit_of(rank));
-        self.header().flags.refused.store(bits, Ordering::Release);
+    /// Whether the owner has tried to open the segment of a rank that entered the directory at a generation. Until
+    /// then [`refuses`](Self::refuses) says nothing of that rank.
+    pub fn has_met(&self, generation: u32) -> bool {
+        let met = self.header().flags.met.load(Ordering::Acquire);
+        met.wrapping_sub(generation) as i32 >= 0
+    }
+
+    /// The owner has tried to open all segments up to a generation, and could not open those of these ranks.
+    pub(super) fn set_met(&self, generation: u32, refused: impl Iterator<Item = u32>) {
+        let bits = refused.fold(0, |bits, rank| bits | bit_of(rank));
+        let flags = &self.header().flags;
+        flags.refused.store(bits, Ordering::Release);
+        flags.met.store(generation, Ordering::Release);
     }
 
     /// Whether the owner has the wish with this key. It is a guess of what suits it: either way its messages

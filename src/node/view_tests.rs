@@ -80,6 +80,16 @@ fn what_the_owner_wrote_is_what_a_peer_reads() {
     assert!(peer.ready() && !peer.ready_for_all() && peer.device_user());
     view.set_ready(Readiness::All);
     assert!(peer.ready() && peer.ready_for_all());
+    view.set_met(7, [3, 67, 9].into_iter());
+    assert!(peer.has_met(6) && peer.has_met(7) && !peer.has_met(8));
+    assert!(peer.refuses(3) && peer.refuses(9) && !peer.refuses(7));
+    view.set_met(u32::MAX, [].into_iter());
+    assert!(
+        !peer.has_met(0) && !peer.refuses(3),
+        "generations start over"
+    );
+    view.set_met(1, [].into_iter());
+    assert!(peer.has_met(u32::MAX));
     view.set_ready(Readiness::No);
     view.set_finalizing();
     view.set_published();

@@ -131,19 +131,32 @@ fn two_nodes_over_an_mpi_that_knows_cuda() {
     }
 }
 
-/// The kernel keeps the files of other processes from one rank, as it does where those are not dumpable.
+/// The kernel keeps the files of other processes from one rank, as it does where those are not dumpable. One rank is late to enter
+/// the directory of the node, by when the other has said that it is ready.
 const KEPT_OUT: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+static int is_rank(const char *name) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
+    return rank && getenv(name) && !strcmp(rank, getenv(name));
+}
+int ftruncate64(int fd, off64_t bytes) {
+    static int (*next)(int, off64_t);
+    char link[64], path[64] = {0};
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (is_rank("LATE") && readlink(link, path, sizeof path - 1) > 0 && strstr(path, "anabranch")) usleep(700000);
+    if (!next) next = dlsym(RTLD_NEXT, "ftruncate64");
+    return next(fd, bytes);
+}
 ssize_t readlink(const char *path, char *to, size_t bytes) {
     static ssize_t (*next)(const char *, char *, size_t);
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
     const char *rest = strncmp(path, "/proc/", 6) ? "" : strchr(path + 6, '/');
-    if (rank && rest && !strncmp(rest, "/fd/", 4) && atoi(path + 6) > 0 && atoi(path + 6) != getpid() && !strcmp(rank, getenv("KEPT_OUT"))) {
+    if (rest && !strncmp(rest, "/fd/", 4) && atoi(path + 6) > 0 && atoi(path + 6) != getpid() && is_rank("KEPT_OUT")) {
         errno = EACCES;
         return -1;
     }
@@ -153,27 +166,46 @@ ssize_t readlink(const char *path, char *to, size_t bytes) {
 "#;
 
 /// One of two ranks cannot open the other's segment. The other can open the first one's, but its RTS would not be understood
-/// there: messages go by value both ways.
+/// there: messages go by value both ways. So it is where the other comes when the first one is ready already.
 fn one_sided_view(mpi: &Mpi) {
     for without_view in ["0", "1"] {
-        let job = job(mpi, 2, "p2p").args(&["medium", "both_ways"]);
-        let kept_out = support::shared_object(job.folder(), "kept_out", KEPT_OUT);
-        let preload = format!("{kept_out}:{}", built().library.display());
-        let outcome = job
-            .env("LD_PRELOAD", &preload)
-            .env("KEPT_OUT", without_view)
-            .passes();
-        outcome.stats().check_complete();
-        all_by_value(&outcome, "not_registered");
-        // Each by itself, as neither meets the other.
-        for rank in 0..2 {
-            let said = format!("anabranch[{rank}]: warn: of 2 ranks on this host only 1 can be");
-            assert!(outcome.finished.stderr.contains(&said), "{outcome}");
+        let together = job(mpi, 2, "p2p").args(&["medium", "both_ways"]);
+        check_one_sided(kept_out(together, without_view, ""));
+        for late in ["0", "1"] {
+            let early = if late == "0" { "1" } else { "0" };
+            let newcomer = job(mpi, 2, "newcomer").env("EARLY", early);
+            check_one_sided(kept_out(newcomer, without_view, late));
         }
-        let lines = outcome.finished.stderr.matches("anabranch[").count();
-        assert_eq!(lines, 2, "{outcome}");
-        assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
     }
+    // Both can: then the one that is late is met, and taken in.
+    let newcomer = job(mpi, 2, "newcomer").env("EARLY", "1");
+    let outcome = quiet(kept_out(newcomer, "", "0"));
+    let stats = outcome.stats();
+    assert_eq!(stats.total("sends_device"), 40, "{outcome}");
+    assert!(stats.total("sends_rts") >= 37, "{outcome}");
+}
+
+fn kept_out(job: Job, without_view: &str, late: &str) -> Job {
+    let kept_out = support::shared_object(job.folder(), "kept_out", KEPT_OUT);
+    let preload = format!("{kept_out}:{}", built().library.display());
+    job.env("LD_PRELOAD", &preload)
+        .env("KEPT_OUT", without_view)
+        .env("LATE", late)
+}
+
+#[track_caller]
+fn check_one_sided(job: Job) {
+    let outcome = job.passes();
+    outcome.stats().check_complete();
+    all_by_value(&outcome, "not_registered");
+    // Each by itself, as neither meets the other.
+    for rank in 0..2 {
+        let said = format!("anabranch[{rank}]: warn: of 2 ranks on this host only 1 can be");
+        assert!(outcome.finished.stderr.contains(&said), "{outcome}");
+    }
+    let lines = outcome.finished.stderr.matches("anabranch[").count();
+    assert_eq!(lines, 2, "{outcome}");
+    assert_eq!(outcome.stats().ranks(), 2, "{outcome}");
 }
 
 /// Each rank sees its own GPU only, and maps the other's memory all the same.

@@ -196,10 +196,13 @@ impl Engine {
         post: impl FnOnce(&RecvArgs, Slot<'_, Request>) -> c_int,
     ) -> Result<usize, c_int> {
         self.note_activity();
+        self.env.node.meet();
         // Under the lock, so that no probe counts while this receive takes its message unseen.
         self.post_locked(&mut self.core.lock(), prepared, post)
     }
 
+    /// Call [`Node::meet`](crate::node::Node::meet) before: ranks that have come since this one was ready offer it
+    /// nothing until then.
     fn post_locked(
         &self,
         core: &mut Core,
@@ -254,6 +257,7 @@ impl Engine {
     /// As [`Engine::post_irecv`], and gives the program the request.
     pub fn irecv(&self, prepared: Box<Prepared>, request: Slot<'_, Request>) -> c_int {
         self.note_activity();
+        self.env.node.meet();
         let mut core = self.core.lock();
         match self.post_locked(&mut core, prepared, native_irecv) {
             Ok(id) => core.hand_out_receive(self.env.abi, id, request),

@@ -402,9 +402,12 @@ impl RtsFacts for Leaving<'_> {
 
     fn is_ready(&mut self) -> bool {
         let is_short = self.bytes < RTS_BYTES as u64;
-        self.peer.as_ref().is_some_and(|peer| match is_short {
-            true => peer.ready_for_all(),
-            false => peer.ready(),
+        self.peer.as_ref().is_some_and(|peer| {
+            let is_ready = match is_short {
+                true => peer.ready_for_all(),
+                false => peer.ready(),
+            };
+            is_ready && self.env.node.is_met_by(peer)
         })
     }
 }
