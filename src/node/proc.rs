@@ -27,14 +27,12 @@ impl ProcessStat {
     }
 }
 
-/// Reads `/proc/<pid>/stat`; `None` where there is no such process, or it is hidden from us.
+/// Reads what `/proc` says of a process; `None` where there is no such process, or it is hidden from us. All of it is the
+/// same for the process and its first thread. That thread is asked, because what a process reads of its own
+/// `/proc/<pid>/stat` an emulator may have made up (the user mode of qemu 7.2: another start time).
 pub fn stat(pid: u32) -> Option<ProcessStat> {
-    read(&format!("/proc/{pid}/stat"))
-}
-
-fn read(path: &str) -> Option<ProcessStat> {
     let mut text = [0_u8; 1024];
-    let mut file = std::fs::File::open(path).ok()?;
+    let mut file = std::fs::File::open(format!("/proc/{pid}/task/{pid}/stat")).ok()?;
     let bytes = file.read(&mut text).ok()?;
     parse(&String::from_utf8_lossy(&text[..bytes]))
 }
@@ -58,12 +56,10 @@ pub(super) fn parse(text: &str) -> Option<ProcessStat> {
     })
 }
 
-/// This process's pid and start time, as others read it: its first thread started when it did, and what a process reads of
-/// its own `stat` an emulator may have made up (the user mode of qemu 7.2: another start time).
+/// This process's pid and start time.
 pub fn own_identity() -> (u32, u64) {
     let pid = std::process::id();
-    let stat = read(&format!("/proc/{pid}/task/{pid}/stat"));
-    (pid, stat.map_or(0, |stat| stat.start))
+    (pid, stat(pid).map_or(0, |stat| stat.start))
 }
 
 /// True while the process of this pid and start time runs.
