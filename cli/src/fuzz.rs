@@ -9,12 +9,17 @@ use std::path::{Path, PathBuf};
 use anabranch_engine::trace::read::VERSION;
 use bytes::Bytes;
 
-/// A file in memory.
+/// A file in memory. libFuzzer ends the process without removing it, so `ci/fuzz` names a folder that it removes.
 fn file(name: &str) -> (tempfile::TempDir, PathBuf) {
-    let memory = tempfile::Builder::new()
-        .prefix("anabranch-test-")
-        .tempdir_in(Path::new("/dev/shm"));
-    let folder = memory.or_else(|_| tempfile::tempdir()).expect("a folder");
+    let folder = if std::env::var_os("BOLERO_LIBFUZZER_ARGS").is_some() {
+        tempfile::tempdir()
+    } else {
+        let memory = tempfile::Builder::new()
+            .prefix("anabranch-test-")
+            .tempdir_in(Path::new("/dev/shm"));
+        memory.or_else(|_| tempfile::tempdir())
+    };
+    let folder = folder.expect("a folder");
     let path = folder.path().join(name);
     (folder, path)
 }
