@@ -8,26 +8,11 @@
 //! inputs come past the first look at a magic number, too.
 
 mod bytes;
+mod folder;
 
 pub(crate) use bytes::Bytes;
-use std::path::Path;
-
-/// Whether the inputs are chosen by the code that they reach.
-pub(crate) fn is_guided() -> bool {
-    std::env::var_os("BOLERO_LIBFUZZER_ARGS").is_some()
-}
-
-/// A folder in memory. libFuzzer ends the process without removing it, so `ci/fuzz` names one that it removes.
-fn folder() -> tempfile::TempDir {
-    if is_guided() {
-        return tempfile::tempdir().expect("a folder");
-    }
-    let memory = Path::new("/dev/shm");
-    let made = tempfile::Builder::new()
-        .prefix("anabranch-test-")
-        .tempdir_in(memory);
-    made.or_else(|_| tempfile::tempdir()).expect("a folder")
-}
+use folder::folder;
+pub(crate) use folder::is_guided;
 
 #[test]
 fn options() {

@@ -3,23 +3,17 @@
 
 #[path = "../../src/fuzz/bytes.rs"]
 mod bytes;
+#[path = "../../src/fuzz/folder.rs"]
+mod folder;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anabranch_engine::trace::read::VERSION;
 use bytes::Bytes;
 
-/// A file in memory. libFuzzer ends the process without removing it, so `ci/fuzz` names a folder that it removes.
+/// A file in memory.
 fn file(name: &str) -> (tempfile::TempDir, PathBuf) {
-    let folder = if std::env::var_os("BOLERO_LIBFUZZER_ARGS").is_some() {
-        tempfile::tempdir()
-    } else {
-        let memory = tempfile::Builder::new()
-            .prefix("anabranch-test-")
-            .tempdir_in(Path::new("/dev/shm"));
-        memory.or_else(|_| tempfile::tempdir())
-    };
-    let folder = folder.expect("a folder");
+    let folder = folder::folder();
     let path = folder.path().join(name);
     (folder, path)
 }

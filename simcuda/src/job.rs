@@ -441,8 +441,8 @@ pub unsafe fn map_shared(fd: c_int, offset: u64, size: usize) -> io::Result<*mut
     Ok(p.cast())
 }
 
-/// Start time of a process in clock ticks, `None` when it is gone (a zombie is gone too). It is that of its first thread:
-/// what a process reads of its own `/proc/<pid>/stat` an emulator may have made up (the user mode of qemu 7.2).
+/// Start time of a process in clock ticks, `None` when it is gone (a zombie is gone too). It is read of its first
+/// thread: an emulator may show a process an invented `/proc/<pid>/stat` (the user mode of qemu 7.2 does).
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).ok()?;
     let rest = &stat[stat.rfind(')')? + 2..];

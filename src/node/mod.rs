@@ -450,7 +450,7 @@ impl Node {
             row.memfd,
         ) {
             Ok(peer) => {
-                // This rank sends it no RTS before that, and it may have been ready for long.
+                // A rank that is ready already need not look for new ones by itself, and gets no RTS until it has.
                 if !self.is_met_by(&peer) {
                     peer.ring_doorbell();
                 }

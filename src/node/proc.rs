@@ -27,9 +27,9 @@ impl ProcessStat {
     }
 }
 
-/// Reads what `/proc` says of a process; `None` where there is no such process, or it is hidden from us. All of it is the
-/// same for the process and its first thread. That thread is asked, because what a process reads of its own
-/// `/proc/<pid>/stat` an emulator may have made up (the user mode of qemu 7.2: another start time).
+/// Reads what `/proc` says of a process; `None` where there is no such process, or it is hidden from us. The entry of
+/// its first thread says the same, and is read instead of `/proc/<pid>/stat`: of that an emulator may show a process
+/// an invented one (the user mode of qemu 7.2 invents the start time).
 pub fn stat(pid: u32) -> Option<ProcessStat> {
     let mut text = [0_u8; 1024];
     let mut file = std::fs::File::open(format!("/proc/{pid}/task/{pid}/stat")).ok()?;

@@ -124,7 +124,7 @@ impl Segment {
         self.view.set_ready(ready);
     }
 
-    /// Says whose segments this rank cannot open.
+    /// Says which ranks this one has met, and whose segments it cannot open: see [`View::has_met`].
     pub(super) fn set_met(&self, generation: u32, refused: impl Iterator<Item = u32>) {
         self.view.set_met(generation, refused);
     }

@@ -1,11 +1,11 @@
-// Rank $EARLY receives on a device as soon as it has left MPI_Init, when the other one may not be in the directory of the node
-// yet. Then messages go both ways.
+// Rank $LATE is late to leave MPI_Init. The other rank leaves it before, and receives on a device at once. Then messages go
+// both ways.
 #include "sim.h"
 
 int main(int argc, char **argv) {
     enum { BYTES = 70001, ROUNDS = 20, TAG = 3 };
     start(&argc, &argv, MPI_THREAD_SINGLE);
-    int early = me == number_from("EARLY", 0);
+    int early = me != number_from("LATE", 0);
     buf b = buf_new(DEVICE, BYTES, 5);
     for (int message = 0; message < 2 * ROUNDS; message++) {
         MPI_Status s;

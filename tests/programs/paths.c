@@ -131,8 +131,8 @@ static void one_place_early(void) {
 static void window(void) { window_to(0); }
 static void one_place(void) { window_to(1); }
 
-// Deep windows to one place while the links are not known yet, and after a pause in which they are found. The thread that asks the
-// system for them may be kept from its processor for longer than the first windows take.
+// Deep windows to one place: some while the links are not known yet, then a pause in which they become known, then the others.
+// On a busy machine the thread that asks the system for the links may take longer than all windows would.
 static void deep_windows(void) {
     enum { WINDOW = 16, BEFORE = 5, AFTER = 30 };
     if (me > 1) return;
@@ -348,7 +348,8 @@ int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"odd_sizes", odd_sizes}, {"window", window}, {"one_place", one_place}, {"one_place_early", one_place_early},
         {"deep_windows", deep_windows}, {"pool_in_between", pool_in_between}, {"host_in_between", host_in_between},
-        {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated}, {"exchange", exchange}, {"exchange_windows", exchange_windows}, {0},
+        {"pressure", pressure}, {"everyone", everyone}, {"truncated", truncated}, {"exchange", exchange},
+        {"exchange_windows", exchange_windows}, {0},
     };
     return run_cases(argc, argv, cases, MPI_THREAD_SINGLE);
 }

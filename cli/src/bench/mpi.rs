@@ -11,6 +11,7 @@ use anabranch_engine::mpi::{
     abi, library_version, native, prefer_exported, several, Abi, Datatype, Out, Request, Slot,
     Slots, Win,
 };
+use anabranch_engine::node::proc;
 use anyhow::{anyhow, bail};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
@@ -534,23 +535,12 @@ fn launcher_folders() -> Vec<PathBuf> {
         if let Some(prefix) = launcher.ancestors().nth(2) {
             folders.extend(["lib", "lib64"].map(|folder| prefix.join(folder)));
         }
-        match parent_of(pid) {
-            Some(parent) if parent > 1 => pid = parent,
+        match proc::stat(pid) {
+            Some(stat) if stat.parent > 1 => pid = stat.parent,
             _ => break,
         }
     }
     folders
-}
-
-fn parent_of(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name, which is in parentheses and may hold anything: state, then the parent.
-    stat.rsplit_once(')')?
-        .1
-        .split_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()
 }
 
 fn open(path: &Path) -> Result<(), String> {
