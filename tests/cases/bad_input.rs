@@ -6,6 +6,7 @@ use anabranch_tests::{built, run_bounded, scratch_folder, solver, Finished};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -386,8 +387,8 @@ fn a_command_that_does_not_exist() {
     refused(&finished, "/no/such/program");
 }
 
-/// Directories of jobs in /dev/shm that no process has mapped. Those of jobs that begin while this looks are not meant: a file
-/// is there a moment before its job has mapped it.
+/// Directories of jobs in /dev/shm that no process has mapped or locked. Those of jobs that begin while this looks are not meant:
+/// a file is there a moment before its job has mapped it.
 pub(crate) fn abandoned() -> BTreeSet<PathBuf> {
     let before = unmapped();
     std::thread::sleep(Duration::from_millis(500));
@@ -410,7 +411,24 @@ fn unmapped() -> BTreeSet<PathBuf> {
             ours.retain(|path| !maps.contains(&path.display().to_string()));
         }
     }
+    // A killed rank gives its memory up first, which may take long, and its files after that.
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    ours.retain(|path| fs::metadata(path).is_ok_and(|about| !is_locked(&locks, about.ino())));
     ours
+}
+
+/// Whether some process holds a lock on the file with this inode. Lines are such as
+/// `1: FLOCK  ADVISORY  READ 4711 00:1c:42 0 EOF`.
+fn is_locked(locks: &str, inode: u64) -> bool {
+    let of = |line: &str| {
+        line.split_whitespace()
+            .nth(5)?
+            .rsplit(':')
+            .next()?
+            .parse()
+            .ok()
+    };
+    locks.lines().any(|line| of(line) == Some(inode))
 }
 
 /// Kills a job in which the first rank takes part, and the second does or does not. What they shared by then: how many
