@@ -430,8 +430,8 @@ impl Driver {
             .store(program_cpu(me, 0).unwrap_or(0), Relaxed);
         // Host code that looks sees time pass.
         self.learned(self.job.now());
-        // Time waits for a process that has not looked often enough: its core is not given away, which on a busy machine takes
-        // milliseconds each time.
+        // Time waits for a process that has not looked often enough, so it keeps its core: on a busy machine each yield takes
+        // milliseconds.
         if self.has_polled(me) {
             std::thread::yield_now();
         }

@@ -387,15 +387,15 @@ fn a_command_that_does_not_exist() {
     refused(&finished, "/no/such/program");
 }
 
-/// Directories of jobs in /dev/shm that no process has mapped or locked. Those of jobs that begin while this looks are not meant:
-/// a file is there a moment before its job has mapped it.
+/// Directories of jobs in /dev/shm that no process has mapped or locked. Those of jobs that begin while this looks are not
+/// meant: a file is there a moment before its job has mapped it.
 pub(crate) fn abandoned() -> BTreeSet<PathBuf> {
-    let before = unmapped();
+    let before = unheld();
     std::thread::sleep(Duration::from_millis(500));
-    unmapped().intersection(&before).cloned().collect()
+    unheld().intersection(&before).cloned().collect()
 }
 
-fn unmapped() -> BTreeSet<PathBuf> {
+fn unheld() -> BTreeSet<PathBuf> {
     let is_ours = |path: &PathBuf| {
         let name = path.file_name().map(|name| name.to_string_lossy());
         name.is_some_and(|name| name.starts_with("anabranch-"))
@@ -411,7 +411,7 @@ fn unmapped() -> BTreeSet<PathBuf> {
             ours.retain(|path| !maps.contains(&path.display().to_string()));
         }
     }
-    // A killed rank gives its memory up first, which may take long, and its files after that.
+    // A killed rank gives up its memory first, which may take long, and its files and their locks after that.
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     ours.retain(|path| fs::metadata(path).is_ok_and(|about| !is_locked(&locks, about.ino())));
     ours

@@ -290,7 +290,7 @@ static void short_ones(void) {
         if (me % 2 == 0) {
             pattern(image + start, n, i);
             memory_put(DEVICE, at, image, AREA);
-            // The last of each chunk is read by its receiver, also where that is late.
+            // A synchronous send: the receiver reads the last message of each chunk even where it comes late.
             int is_last = i % (MESSAGES / 2) == MESSAGES / 2 - 1;
             OK((is_last ? MPI_Ssend : MPI_Send)(at + start, n, MPI_BYTE, peer, i, MPI_COMM_WORLD));
         } else {
