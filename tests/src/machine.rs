@@ -84,7 +84,28 @@ pub fn mpi_or_skip(name: &str) -> Option<&'static Mpi> {
             .map_or("unknown", |(_, remedy)| remedy);
         skip(&format!("MPI library {name}"), remedy);
     }
+    if there.is_some_and(|mpi| mpi.family == Family::OpenMpi4) {
+        static KEPT: OnceLock<()> = OnceLock::new();
+        KEPT.get_or_init(keep_session_folder);
+    }
     there
+}
+
+/// All jobs of a user under Open MPI 4 share a folder. Each launcher makes it if it is not there, and removes it when it is
+/// empty: a job that starts just then fails ("A call to mkdir was unable to create the desired directory", open-mpi/ompi
+/// 8510). An empty folder in it keeps it.
+fn keep_session_folder() {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+    let host = host.trim().split('.').next().unwrap_or_default();
+    // SAFETY: it has no arguments and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let folder = std::env::temp_dir().join(format!("ompi.{host}.{user}"));
+    // Also made anew if the launcher of a moment ago has just removed the outer one.
+    let kept = folder.join("tests");
+    let made = (0..10).any(|_| fs::create_dir_all(&kept).is_ok() && kept.exists());
+    if !made {
+        eprintln!("{} cannot be made: jobs may fail", kept.display());
+    }
 }
 
 /// The libraries that `ci/gpu-test` carries; they need no compiler.
